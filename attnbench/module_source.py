@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from attnbench.errors import UsageError, did_you_mean, said
@@ -18,6 +19,8 @@ from attnbench.spec import POSITIONAL, parse_spec
 _HOLDERS = ("logits", "last_hidden_state", "hidden_states", "output")
 """Where models that return an object keep their output."""
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_MASKS = ("mask", "attn_mask", "attention_mask", "src_mask", "key_mask", "key_padding_mask", "src_key_padding_mask")
+"""Arguments of ``forward`` that hide tokens, which may be asked to hide none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +70,14 @@ class ModuleSource:
             return {"options": inspect.Parameter("options", inspect.Parameter.VAR_KEYWORD)}
 
     def make(self, given: Mapping[str, Any] | None = None) -> nn.Module:
-        """The module, with what torch's generator draws; the file must be loaded.
+        """The module, to be called with x or tokens alone, with what torch's generator draws; the file must be loaded.
 
         Args:
             given: further options; those in the text decide.
 
         Raises:
             UsageError: no such class, an unknown or a missing option, making it raises, it is no module, or its
-                ``forward`` needs more than one argument.
+                ``forward`` needs more than x and masks.
         """
         call, options = self._callable(), {**(given or {}), **self.options}
         self._hold_to_signature(options)
@@ -84,8 +87,8 @@ class ModuleSource:
             raise UsageError(f"{self.text}: making it raises {said(error)}") from error
         if not isinstance(module, nn.Module):
             raise UsageError(f"{self.text}: it makes a {type(module).__name__}, not a torch.nn.Module")
-        self._hold_to_one_argument(module)
-        return module
+        needs = self._needs(module)
+        return _Unmasked(module, needs) if needs else module
 
     def _callable(self) -> Any:
         inside = vars(sys.modules[module_name(Path(self.file))])
@@ -114,16 +117,51 @@ class ModuleSource:
                 f"or name a function in {self.file} that makes it"
             )
 
-    def _hold_to_one_argument(self, module: nn.Module) -> None:
+    def _needs(self, module: nn.Module) -> list[str]:
+        """The masks that its forward must be given."""
         parameters = list(inspect.signature(module.forward).parameters.values())
         kinds = (*_NAMED, inspect.Parameter.POSITIONAL_ONLY)
-        more = [one.name for one in parameters[1:] if one.default is one.empty and one.kind in kinds]
-        if more:
+        needs = [one.name for one in parameters[1:] if one.default is one.empty and one.kind in kinds]
+        if more := [name for name in needs if name not in _MASKS]:
             raise UsageError(
                 f"{self.text}: it is called with tokens or x alone, and its forward also needs {', '.join(more)}; "
                 f"name a class in {self.file} that gives it that: class Own({self.name}): "
                 f"def forward(self, x): return super().forward(x, {', '.join(f'{one}=...' for one in more)})"
             )
+        return needs
+
+
+class _Unmasked(nn.Module):
+    """A module whose forward must be given masks, with masks that hide nothing: the first of these that it takes."""
+
+    def __init__(self, inner: nn.Module, names: Sequence[str]) -> None:
+        super().__init__()
+        self.inner, self._names = inner, names
+        self._ways: tuple[Callable[[Tensor], Tensor] | None, ...] = (None, _of_tokens, _of_pairs)
+
+    def forward(self, x: Tensor) -> object:
+        *others, last = self._ways
+        for way in others:
+            try:
+                out = self.inner(x, **self._masks(way, x))
+            except Exception:  # somebody else's code, which says by it that this is no mask
+                continue
+            self._ways = (way,)
+            return out
+        return self.inner(x, **self._masks(last, x))
+
+    def _masks(self, way: Callable[[Tensor], Tensor] | None, x: Tensor) -> dict[str, Tensor | None]:
+        # PyTorch's own are True where something is hidden, those of most others where it is not.
+        hides = ("attn_mask", "src_mask", "key_padding_mask", "src_key_padding_mask")
+        return {name: way and (way(x) ^ (name in hides)) for name in self._names}
+
+
+def _of_tokens(x: Tensor) -> Tensor:
+    return x.new_ones(x.shape[:2], dtype=torch.bool)
+
+
+def _of_pairs(x: Tensor) -> Tensor:
+    return x.new_ones(x.shape[1], x.shape[1], dtype=torch.bool)
 
 
 def tensors(out: object) -> Iterator[Tensor]:
@@ -147,5 +185,5 @@ def widths(module: nn.Module) -> list[int]:
     for part in module.modules():
         sizes = [getattr(part, name, None) for name in ("embed_dim", "d_model", "input_size", "in_features")]
         sizes += [part.normalized_shape[-1]] if isinstance(part, nn.LayerNorm) else []
-        found += [size for size in sizes if isinstance(size, int)]
+        found += [size for size in sizes if isinstance(size, int) and size]
     return list(dict.fromkeys(found))

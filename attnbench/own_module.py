@@ -1,12 +1,14 @@
 """A module of the user's own as a variant: ``--plugin FILE.py:Class`` puts it into the table by the name of its class.
 
-It is a mixer, x ``(B, N, C)`` to ``(B, N, C)``. The options of its constructor are its options. Those that mean a size
-of the problem, such as ``dim``, ``heads`` or ``seq_len``, follow each cell where they are not given.
+It is a mixer, x ``(B, N, C)`` to ``(B, N, C)``; a batch with padding reaches it example by example, without padding.
+The options of its constructor are its options. Those that mean a size of the problem, such as ``dim``, ``heads`` or
+``seq_len``, follow each cell if they are not given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +16,8 @@ from typing import Annotated, Any
 import torch
 from pydantic import BaseModel, Field
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.nn.parameter import is_lazy
 
 from attnbench.errors import Unsupported, UsageError, said
 from attnbench.foreign import module_name
@@ -33,9 +36,8 @@ _SIZES = {
 }
 """Size of a :class:`~attnbench.shape.Shape` -> names under which constructors ask for it, and for nothing else: a
 ``block_size`` may be that of a block, a ``width`` that of a window, and to set them would time another method."""
-_ALONE = "it is called with x alone"
 _SMALL = 64
-"""Most tokens with which a module is tried where it is made, which takes as long as a call."""
+"""Most tokens with which a module is tried first where it is made, which takes as long as a few calls."""
 
 
 def register_module(text: str) -> None:
@@ -55,32 +57,55 @@ def register_module(text: str) -> None:
         def __init__(self, shape: Shape, **options: Scalar | None) -> None:
             super().__init__()
             sizes = {name: getattr(shape, size) for size, names in _SIZES.items() for name in names if name in asked}
+            given = sizes | {name: x for name, x in options.items() if x is not None}
             try:
-                self.inner = source.make(sizes | {name: x for name, x in options.items() if x is not None}).eval()
+                self.inner = source.make(given).eval()
             except UsageError as problem:
                 raise Unsupported(str(problem)) from problem
-            wide = widths(self.inner)
-            if wide and shape.C not in wide:
-                raise Unsupported(
-                    f"x of width {wide[0]}: {shape.H} heads of {shape.D} have {shape.C}; choose --heads and --head-dim"
-                )
-            if shape.N <= _SMALL:
-                self._try(torch.zeros(1, shape.N, shape.C))
+            self.tokens_first = False
+            with unset_fake_temporarily():  # whether its shapes depend on data is for others to find
+                self._try(source.make(given).eval(), shape)  # another one: a first call may leave something behind
+            if any(is_lazy(x) for x in self.inner.parameters()):
+                self(torch.zeros(1, shape.N, shape.C))  # has parameters from then on
 
         @torch.no_grad()
-        def _try(self, x: Tensor) -> None:
-            """Raise Unsupported where it does not take a small shape, as of the laws: 4 heads of a width of 2."""
-            if isinstance(x, FakeTensor):  # to look at it, and whether its shapes depend on data, is the caller's
+        def _try(self, other: nn.Module, shape: Shape) -> None:
+            """Learn which axis of x is its batch: one in which neither of two examples changes the other.
+
+            Raises:
+                Unsupported: it does not take the shape.
+            """
+            draws, wide = torch.Generator().manual_seed(0), widths(other)
+            for n in dict.fromkeys((min(shape.N, _SMALL), shape.N)):
+                x, y = (torch.randn(2, n, shape.C, generator=draws) for _ in range(2))
+                try:
+                    other(x[:1])
+                except Exception as error:  # somebody else's code
+                    if wide and shape.C not in wide:
+                        have = f"{shape.H} heads of {shape.D} have {shape.C}"
+                        raise Unsupported(f"x of width {wide[0]}: {have}; choose --heads and --head-dim") from error
+                    if n == shape.N:
+                        raise Unsupported(f"called with x {tuple(x[:1].shape)} it raises {said(error)}") from error
+                    continue
+                with suppress(Exception):  # likewise
+                    self.tokens_first = not _apart(other, x, y) and _apart(lambda x: _turned(other, x), x, y)
                 return
-            try:
-                self.inner(x)
-            except Exception as error:  # somebody else's code
-                raise Unsupported(f"called with x {tuple(x.shape)} it raises {said(error)}") from error
 
         def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-            if key_mask is not None:
-                raise Unsupported(f"key padding: {_ALONE}")
-            found = next((one for one in tensors(self.inner(x)) if one.shape == x.shape), None)
+            if key_mask is None:
+                return self._whole(x)
+            out = torch.zeros_like(x)
+            for i, real in enumerate(key_mask):  # without its padding, an example is alone: no other is as long
+                try:
+                    out[i, real] = self._whole(x[i : i + 1, real])[0]
+                except Exception as error:  # somebody else's code
+                    what = f"padding: called with the {int(real.sum())} tokens of an example alone it raises"
+                    raise Unsupported(f"{what} {said(error)}; let it take any length") from error
+            return out
+
+        def _whole(self, x: Tensor) -> Tensor:
+            out = _turned(self.inner, x) if self.tokens_first else self.inner(x)
+            found = next((one for one in tensors(out) if one.shape == x.shape), None)
             if found is None:
                 raise Unsupported(f"it gives no output of the shape of x, {tuple(x.shape)}")
             return found
@@ -100,14 +125,26 @@ def register_module(text: str) -> None:
         traits=Traits(
             target="other",
             causal=causal or No("its constructor has no option causal"),
-            cross=No(_ALONE),
-            key_padding=No(_ALONE),
+            cross=No("it is called with one sequence alone"),
             stochastic=True,
             rows_sum_to_one=False,
             permutable=None,
             longer=No("it may have been made for one length"),
         ),
     )(own)
+
+
+def _turned(module: nn.Module, x: Tensor) -> list[Tensor]:
+    """What a module that takes ``(N, B, C)`` gives for x ``(B, N, C)``."""
+    return [one.transpose(0, 1) for one in tensors(module(x.transpose(0, 1))) if one.ndim > 1]
+
+
+def _apart(call: Callable[[Tensor], object], x: Tensor, y: Tensor) -> bool:
+    """Whether of two examples neither changes the other; if only a later one does, a causal module may mix them."""
+    before, others = next(tensors(call(x))), (torch.stack((x[0], y[1])), torch.stack((y[0], x[1])))
+    return all(
+        torch.allclose(next(tensors(call(other)))[i], before[i], rtol=1e-4, atol=1e-5) for i, other in enumerate(others)
+    )
 
 
 def _options(source: ModuleSource) -> Iterator[Parameter]:

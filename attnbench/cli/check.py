@@ -189,7 +189,7 @@ def _one(report: Report, *, whole: bool) -> None:
     for name in dict.fromkeys(finding.law for finding in report.findings):
         found = report.of(name)
         worst = _worst(found)
-        verdict = "BROKEN" if not worst.held else "skipped" if name in report.skipped else "held"
+        verdict = "BROKEN" if not worst.held else "not asked" if name in report.skipped else "held"
         says = report.skipped.get(name, LAWS[name].sentence)
         rows.append([name, verdict, _number(worst.number), _number(worst.bound), says])
     cases = len({finding.case for finding in report.findings})
@@ -258,12 +258,18 @@ def _faults(reports: list[Report]) -> None:
 
 
 def _verdict(report: Report) -> str:
+    from attnbench.variant import VARIANTS
+
     laws = {finding.law for finding in report.findings} - report.skipped.keys()
+    left = f"; {_laws(len(report.skipped))} could not be asked" if report.skipped else ""
+    name, own = report.variant, hasattr(VARIANTS.get(report.variant).make, "source")  # which says nothing of itself
     if report.held:
-        return f"{report.variant} is what it says it is: {_laws(len(laws))} hold{'s' * (len(laws) == 1)}"
+        what = "keeps what any module keeps" if own else "is what it says it is"
+        return f"{name} {what}: {_laws(len(laws))} hold{'s' * (len(laws) == 1)}{left}"
     broken = {finding.law for finding in report.faults}
     few = "is" if len(broken) == 1 else "are"
-    return f"{report.variant} is not what it says it is: {len(broken)} of {_laws(len(laws))} {few} broken"
+    what = "breaks what any module keeps" if own else "is not what it says it is"
+    return f"{name} {what}: {len(broken)} of {_laws(len(laws))} {few} broken{left}"
 
 
 def _laws(count: int) -> str:

@@ -77,7 +77,8 @@ class HoldSetting(Request[Verdict]):
             return Verdict(HELD if int(answer["tried"]) else NOT_TRIED)
         fault = Finding(**answer["fault"])
         number = "" if fault.number is None else f" ({fault.number:.2g}, at most {fault.bound:.2g})"
-        return Verdict(fault.law, Status.ERROR, _in_words(fault.law, f"{number}: {one_line(fault.fault, _LONGEST)}"))
+        what = f"it breaks the law {fault.law!r}{number}: {one_line(fault.fault, _LONGEST)}"
+        return Verdict(fault.law, Status.ERROR, _in_words(what))
 
 
 class Gate:
@@ -139,8 +140,10 @@ class Gate:
             from attnbench.testing import gating_laws
 
             law = gating_laws()[at]
-            return Verdict(law, failed.status, _in_words(law, f": {failed.reason}"), failed.stderr)
+            return Verdict(
+                law, failed.status, _in_words(f"the law {law!r} could not be asked: {failed.reason}"), failed.stderr
+            )
 
 
-def _in_words(law: str, fault: str) -> str:
-    return one_line(f"it breaks the law {law!r}{fault}; --unchecked measures it all the same")
+def _in_words(what: str) -> str:
+    return one_line(f"{what}; --unchecked measures it all the same")

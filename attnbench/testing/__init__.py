@@ -58,8 +58,9 @@ class Report:
 
     @property
     def skipped(self) -> dict[str, str]:
-        """Laws that had nothing to hold the variant to, and why."""
-        return {finding.law: finding.skipped for finding in self.findings if finding.skipped}
+        """Laws that could not be asked in any setting, or had nothing to hold the variant to, and why."""
+        asked = {finding.law for finding in self.findings if not finding.skipped}
+        return {finding.law: finding.skipped for finding in self.findings if finding.law not in asked}
 
     def of(self, law: str) -> list[Finding]:
         """Findings of one law; empty where it does not apply."""
@@ -140,7 +141,8 @@ def laws_of(variant: Variant) -> list[str]:
 
 
 def _concerns(law: Law, case: Case) -> bool:
-    return (law.few_shapes or not case.traits.compiled) and law.applies(case)
+    asked = law.of_any if case.foreign else law.few_shapes or not case.traits.compiled
+    return asked and law.applies(case)
 
 
 def gating_laws() -> list[str]:
@@ -150,7 +152,7 @@ def gating_laws() -> list[str]:
 
 def setting_of(spec: Spec, *, causal: bool) -> Case:
     """A variant with these options alone. What laws ask of a variant's first setting is not asked of it."""
-    return Case(VARIANTS.get(spec.name), spec, causal, first=False)
+    return Case(VARIANTS.get(spec.name), spec, causal, first=False).fitted()
 
 
 def first_fault(case: Case, tell: Callable[[int, int], None]) -> tuple[int, Finding | None]:
@@ -185,9 +187,9 @@ def examine(law: str, variant: Variant) -> Iterator[Finding]:
         if _concerns(one, case):
             applied = True
             for finding in one.examine(case):
-                seen = True
+                seen = seen or not finding.skipped
                 yield finding
                 if finding.final:
                     return
-    if applied and not seen and claimed:
+    if applied and not seen and claimed and not case.foreign:
         yield Finding(law, "every setting", False, fault=f"claimed, and refused in every setting: {one.sentence}")

@@ -20,20 +20,20 @@ from attnbench.variant import build
 LENGTHS = (1, 2, 7, 12, 29)
 
 
-@law("build", few_shapes=True, vital=True)
+@law("build", few_shapes=True, vital=True, of_any=True)
 def builds(case: Case) -> Iterator[Measured]:
     """It can be built in every setting."""
-    case.module()
+    case.works(case.module)
     yield Measured(0, 0)
 
 
-@law("shape and type", few_shapes=True)
+@law("shape and type", few_shapes=True, of_any=True)
 def shape_and_type(case: Case) -> Iterator[Measured]:
     """Shape, dtype and device are kept, finite in every dtype that it claims."""
-    for name in case.traits.dtypes:
+    for name in case.dtypes:
         dtype = getattr(torch, name)
         inputs = case.draw(dtype=dtype)
-        out = case.module(dtype=dtype)(*inputs)
+        out = case.works(case.module(dtype=dtype), *inputs)
         like = inputs[0]
         if (out.shape, out.dtype, out.device) != (like.shape, like.dtype, like.device):
             got = f"{tuple(out.shape)} {out.dtype} on {out.device}"
@@ -48,7 +48,7 @@ def any_length(case: Case) -> Iterator[Measured]:
     for length in LENGTHS:
         shape = replace(case.shape, seq_len=length)
         inputs = case.draw(shape)
-        out = case.module(shape)(*inputs)
+        out = case.works(case.module(shape), *inputs)
         good = out.shape == inputs[0].shape and bool(out.isfinite().all())
         yield Measured(int(not good), 0, f"{length} tokens give shape {tuple(out.shape)}, or NaN")
 
@@ -61,7 +61,7 @@ def any_length(case: Case) -> Iterator[Measured]:
 def longer_sequences(case: Case) -> Iterator[Measured]:
     """A module that was made for fewer tokens takes them all, by the same formula."""
     module, inputs = case.module(replace(case.shape, seq_len=12)), case.draw()
-    out, oracle = module(*inputs), case.oracle(module)
+    out, oracle = case.works(module, *inputs), case.oracle(module)
     yield Measured(int(out.shape != inputs[0].shape), 0, f"{case.shape.N} tokens give shape {tuple(out.shape)}")
     if oracle is not None:
         far = gap(out, oracle(*inputs))
@@ -83,7 +83,7 @@ def cross_attention(case: Case) -> Iterator[Measured]:
         if not case.operator:
             yield from _asked(case, module, inputs[0], case.draw(replace(case.shape, seq_len=length), seed=1)[0])
             continue
-        out = module(*inputs)
+        out = case.works(module, *inputs)
         good = out.shape == inputs[0].shape and bool(out.isfinite().all())
         yield Measured(
             int(not good), 0, f"{case.shape.N} queries and {length} keys give shape {tuple(out.shape)}, or NaN"
@@ -99,7 +99,8 @@ def _asked(case: Case, module: nn.Module, x: Tensor, source: Tensor) -> Iterator
     padded, oracle = torch.arange(M) < torch.tensor([[M - 4], [M]]), case.oracle(module)
     leaves = [y.detach().requires_grad_() for y in (x, source)]
     for mask in (None, padded):
-        out, what = module(leaves[0], source=leaves[1], key_mask=mask), "" if mask is None else " and padding"
+        out = case.works(module, leaves[0], source=leaves[1], key_mask=mask)
+        what = "" if mask is None else " and padding"
         good = out.shape == x.shape and bool(out.isfinite().all())
         yield Measured(int(not good), 0, f"{N} tokens that ask {M} others give shape {tuple(out.shape)}, or NaN")
         if oracle is not None and good:
@@ -117,7 +118,7 @@ def _asked(case: Case, module: nn.Module, x: Tensor, source: Tensor) -> Iterator
     yield Measured(far, case.close, f"asking itself differs by {far:.2g} from asking nobody else")
 
 
-@law("strides")
+@law("strides", of_any=True)
 def strides(case: Case) -> Iterator[Measured]:
     """Inputs and the gradient of the output may be views of any strides."""
     for length in (case.shape.N, 24):  # the second is cut into blocks of 4 or 6 without any padding, that is, no copy
@@ -130,36 +131,36 @@ def strides(case: Case) -> Iterator[Measured]:
         turned = [x.mT.contiguous().mT for x in inputs]
         heads_inside = [x.transpose(1, -2).contiguous().transpose(1, -2) for x in inputs]
         for views in (of_one_product, turned, heads_inside):
-            out = module(*views)
+            out = case.works(module, *views)
             yield Measured(gap(out, expected), case.close, f"another output for the strides {views[0].stride()}")
             for mine, other in zip(gradients_along(out, inputs, direction), wanted, strict=True):
                 yield Measured(gap(mine, other), case.close, f"another gradient for the strides {views[0].stride()}")
 
 
-@law("inputs untouched", few_shapes=True)
+@law("inputs untouched", few_shapes=True, of_any=True)
 def inputs_untouched(case: Case) -> Iterator[Measured]:
     """Q, k and v are left as they were, with and without gradients."""
-    module, inputs = case.module(), case.draw()
+    inputs = case.draw()
     copies = [x.clone() for x in inputs]
     with torch.inference_mode():
-        module(*inputs)
-    module(*inputs)
+        case.works(case.module(), *inputs)  # what a first call leaves behind knows no gradients here
+    case.works(case.module(), *inputs)
     changed = sum(not torch.equal(x, copy) for x, copy in zip(inputs, copies, strict=True))
     yield Measured(changed, 0, f"{changed} of the inputs were changed in place")
 
 
-@law("gradient modes")
+@law("gradient modes", of_any=True)
 def gradient_modes(case: Case) -> Iterator[Measured]:
     """Without gradients, in no_grad and in inference_mode, the output is the same."""
-    module, inputs = case.module(), case.draw(grad=True)
+    inputs = case.draw(grad=True)
     masks = [None]
     if case.traits.key_padding:
         masks.append((torch.arange(case.shape.N) < 19).expand(2, -1))  # type: ignore[arg-type]  # a list of both
     for mask in masks:
-        expected = module(*inputs, key_mask=mask)
+        expected = case.module()(*inputs, key_mask=mask)
         for mode in (torch.no_grad, torch.inference_mode):
             with mode():
-                far = gap(module(*inputs, key_mask=mask), expected)
+                far = gap(case.works(case.module(), *inputs, key_mask=mask), expected)
             yield Measured(far, case.close, f"in {mode.__name__} the output differs by {far:.2g}")
 
 
@@ -171,7 +172,7 @@ def tracing(case: Case) -> Iterator[Measured]:
         # Not Module.to: torch remembers fake tensors by weak references for a while, and then refuses to swap them.
         module = move_fake(build(case.spec, case.shape, seed=0), torch.device("cpu"), case.common_dtype)
         try:
-            out = module(*inputs)
+            out = case.works(module, *inputs)
         except (DataDependentOutputException, DynamicOutputShapeException):
             return
     yield Measured(int(out.shape != inputs[0].shape), 0, f"traced to shape {tuple(out.shape)}")

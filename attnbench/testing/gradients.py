@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from attnbench.testing.laws import F64, Case, Measured, gap, law
+from attnbench.testing.laws import F64, Case, Measured, gap, gradients_along, law
 
 STEP = 1e-6
 """How far a difference looks to either side: what it cuts off and what it rounds are below 1e-9 of numbers around 1."""
@@ -34,11 +34,7 @@ def _slopes(function: Callable[..., Tensor], inputs: list[Tensor], padded: str) 
     out = function(*inputs)
     generator = torch.Generator().manual_seed(6)
     weight, *directions = (torch.randn(x.shape, dtype=F64, generator=generator) for x in (out, *inputs))
-    value = (out * weight).sum()
-    grads, again = (
-        torch.autograd.grad(value, inputs, retain_graph=True, allow_unused=True, materialize_grads=True)
-        for _ in range(2)
-    )
+    grads, again = (gradients_along(out, inputs, weight) for _ in range(2))
     for i, name in enumerate(_names(inputs)):
         ahead, behind = (
             function(*inputs[:i], inputs[i] + step * directions[i], *inputs[i + 1 :]) for step in (STEP, -STEP)
@@ -76,8 +72,7 @@ def _gradients(module: nn.Module, out: Tensor, inputs: list[Tensor]) -> dict[str
     wanted = dict(zip(_names(inputs), inputs, strict=True))
     wanted |= dict(module.named_parameters())
     weight = torch.randn(out.shape, dtype=F64, generator=torch.Generator().manual_seed(6))  # the same in every dtype
-    found = torch.autograd.grad((out * weight.to(out.dtype)).sum(), list(wanted.values()), allow_unused=True)
-    return {n: torch.zeros_like(x) if g is None else g for (n, x), g in zip(wanted.items(), found, strict=True)}
+    return dict(zip(wanted, gradients_along(out, list(wanted.values()), weight.to(out.dtype)), strict=True))
 
 
 @law("gradients reach", gates=False)
@@ -85,7 +80,8 @@ def gradients_reach(case: Case) -> Iterator[Measured]:
     """The values and every parameter have an effect."""
     module, inputs = case.module(), case.draw(grad=True)
     module(*inputs).square().sum().backward()
-    for name, tensor in {"the values" if case.operator else "x": inputs[-1], **dict(module.named_parameters())}.items():
+    trained = {name: x for name, x in module.named_parameters() if x.requires_grad}
+    for name, tensor in {"the values" if case.operator else "x": inputs[-1], **trained}.items():
         grad = tensor.grad
         size = 0.0 if grad is None else float(grad.abs().max())
         yield Measured(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from attnbench.capabilities import chooser
-from attnbench.testing.laws import Case, Measured, gap, law
+from attnbench.testing.laws import Case, DoesNotWork, Measured, gap, gradients_along, law
 
 SINGLE = 2e-5
 """How far two ways to the same numbers may be apart in float32."""
@@ -25,6 +25,7 @@ def _padded(case: Case) -> bool:
     few_shapes=True,
     applies=lambda case: case.causal,
     claim=lambda traits: bool(traits.causal),
+    of_any=True,
 )
 def causality(case: Case) -> Iterator[Measured]:
     """Tokens after t change no output up to t."""
@@ -42,7 +43,7 @@ def causality(case: Case) -> Iterator[Measured]:
         return
     for factor in (3, 30):
         yield _loud(case, case.dtype, factor, case.close)
-    if "float32" in case.traits.dtypes:
+    if "float32" in case.dtypes:
         for factor in (60, 3000):
             yield _loud(case, torch.float32, factor, SINGLE)
 
@@ -83,7 +84,7 @@ def _with_choice(case: Case, module: nn.Module, inputs: list[Tensor]) -> Callabl
         return module
     choosing = chooser(module)
     if choosing is None:
-        raise TypeError("reads_ahead: it has no select and attend, so that its choice cannot be held")
+        raise DoesNotWork("reads_ahead: it has no select and attend, so that its choice cannot be held")
     chosen = choosing.select(*inputs[:2])
     return lambda q, k, v: choosing.attend(q, k, v, chosen)
 
@@ -215,7 +216,7 @@ def _real_parts(case: Case, inputs: list[Tensor], mask: Tensor, real: Tensor) ->
     leaves = [x.detach().requires_grad_() for x in inputs]
     wanted = dict(zip("qkv" if case.operator else "x", leaves, strict=True)) | dict(module.named_parameters())
     out = torch.where(real, module(*leaves, key_mask=mask), 0.0)
-    grads = torch.autograd.grad(out.square().sum(), list(wanted.values()), allow_unused=True, materialize_grads=True)
+    grads = gradients_along(out, list(wanted.values()), 2 * out.detach())
     found = [torch.where(real, x, 0.0) for x in grads[: len(leaves)]] + list(grads[len(leaves) :])
     return {"the output": out.detach(), **{f"the gradient of {n}": x for n, x in zip(wanted, found, strict=True)}}
 
@@ -258,11 +259,11 @@ def hidden_weights(case: Case) -> Iterator[Measured]:
         mask = (torch.arange(case.shape.N) < case.shape.N - 6).expand(2, -1)
     seen = slice(0, case.shape.N - 6)
     before = module(*inputs, key_mask=mask)[..., seen, :]
-    wanted = list(module.parameters())
+    wanted = [x for x in module.parameters() if x.requires_grad]
     if not wanted:
         return
     weight = torch.randn(before.shape, generator=torch.Generator().manual_seed(6))
-    grads = torch.autograd.grad((before * weight).sum(), wanted, allow_unused=True, materialize_grads=True)
+    grads = gradients_along(before, wanted, weight)
     with torch.no_grad():
         for parameter, grad in zip(wanted, grads, strict=True):
             parameter[grad == 0] = 120.0
@@ -282,14 +283,16 @@ def blind_query(case: Case) -> Iterator[Measured]:
     yield Measured(int(not good), 0, "its gradient is NaN or infinite")
 
 
-@law("batch", few_shapes=True)
+@law("batch", few_shapes=True, of_any=True)
 def batch(case: Case) -> Iterator[Measured]:
     """An example does not depend on the others in its batch."""
     module, inputs = case.module(), case.draw()
     for x in inputs:
         x[1] *= 20
-    moved = gap(module(*inputs)[:1], module(*(x[:1] for x in inputs)))
-    yield Measured(moved, case.close, f"an example alone and the same in a batch differ by {moved:.2g}")
+    together = module(*inputs)
+    for i in range(2):
+        moved = gap(together[i : i + 1], module(*(x[i : i + 1] for x in inputs)))
+        yield Measured(moved, case.close, f"an example alone and the same in a batch differ by {moved:.2g}")
 
 
 @law("heads", few_shapes=True, applies=lambda case: case.operator and case.traits.heads_apart)

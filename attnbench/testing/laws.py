@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import product
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +25,7 @@ SHAPE = Shape(batch=2, heads=2, seq_len=23, head_dim=4)
 """Two examples, so that they can mix; a prime length, so that no block divides it."""
 
 F64 = torch.float64
+Given = TypeVar("Given")
 
 _CLOSE = {"float64": 1e-9, "float32": 2e-5, "float16": 2e-2, "bfloat16": 1e-1}
 """Dtype, the most precise first -> how far apart two ways to the same numbers may be."""
@@ -53,13 +57,17 @@ class Finding:
     bound: float | None = None
     fault: str = ""
     skipped: str = ""
-    """Why there was nothing to hold the variant to, where that is so."""
+    """Why the law could not be asked, or had nothing to hold the variant to; then nothing is held against it."""
     final: bool = False
     """Whether nothing more can be tried: it cannot be built, or ran out of memory."""
 
 
 class NothingClaimed(Exception):
     """Raised by a law that has nothing to hold a variant to, or cannot now; the message is the reason."""
+
+
+class DoesNotWork(Exception):
+    """Raised by a law where a call raises that it says works, or gives another shape; the message says what."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +81,8 @@ class Case:
     """Whether this is the first of the variant's settings."""
     length: int = SHAPE.N
     """Tokens of its shape."""
+    heads: int = SHAPE.H
+    head_dim: int = SHAPE.D
     single: bool = False
     """Whether it is held in float32 at most: some compute in float32 whatever they are given."""
 
@@ -89,9 +99,14 @@ class Case:
     def operator(self) -> bool:
         return self.variant.kind == "operator"
 
+    @property
+    def foreign(self) -> bool:
+        """Whether it is a module of somebody's file as it is, which claims nothing."""
+        return hasattr(self.variant.make, "source")
+
     @cached_property
     def shape(self) -> Shape:
-        return replace(SHAPE, seq_len=self.length, causal=self.causal)
+        return replace(SHAPE, heads=self.heads, head_dim=self.head_dim, seq_len=self.length, causal=self.causal)
 
     @property
     def allowed(self) -> bool:
@@ -106,17 +121,66 @@ class Case:
             return False
         return True
 
+    def fitted(self) -> Case:
+        """Itself; with the first sizes that it takes, if it is somebody's module and takes only some."""
+        for heads, head_dim, length in (
+            product((2, 4, 8), (4, 8, 16, 32, 64), (SHAPE.N, 64, 128)) if self.foreign else ()
+        ):
+            other = replace(self, heads=heads, head_dim=head_dim, length=length)
+            with suppress(Unsupported):
+                other.module()
+                return other
+        return self
+
+    @cached_property
+    def dtypes(self) -> tuple[str, ...]:
+        """The dtypes that the variant claims; of float32 and float64 those that a module takes which claims nothing."""
+        if not self.foreign:
+            return self.traits.dtypes
+        return tuple(name for name in ("float32", "float64") if self._takes(getattr(torch, name)))
+
+    @torch.no_grad()
+    def _takes(self, dtype: torch.dtype) -> bool:
+        try:
+            return bool(self.module(dtype=dtype)(*self.draw(dtype=dtype)).dtype == dtype)
+        except Unsupported:  # of the shape, which each law meets by itself
+            return True
+        except Exception:  # somebody else's code
+            return False
+
+    @torch.no_grad()
+    def repeats(self) -> bool:
+        """Whether two calls on the same input agree, and leave torch's generator alone."""
+        module, before = self.module(), torch.get_rng_state()
+        first, second = (module(*self.draw()) for _ in range(2))
+        return torch.equal(first, second) and torch.equal(before, torch.get_rng_state())
+
+    def works(self, call: Callable[..., Given], *given: Any, **options: Any) -> Given:
+        """What a call gives of which a law says that it works.
+
+        Raises:
+            DoesNotWork: it raises, though the variant claims that it can be called so.
+        """
+        try:
+            return call(*given, **options)
+        except (Unsupported, NothingClaimed):
+            raise
+        except (Exception, SystemExit) as error:  # a variant under test may raise anything
+            if self.foreign:
+                raise
+            raise DoesNotWork(_in_a_line(error)) from error
+
     @property
     def dtype(self) -> torch.dtype:
         """The dtype in which the laws are held: the most precise that the variant takes."""
-        every = [name for name in _CLOSE if name in self.traits.dtypes and not (self.single and name == "float64")]
+        every = [name for name in _CLOSE if name in self.dtypes and not (self.single and name == "float64")]
         dtype: torch.dtype = getattr(torch, every[0] if every else "float32")
         return dtype
 
     @property
     def common_dtype(self) -> torch.dtype:
         """The dtype in which its cost is looked at: float32 where the variant takes it."""
-        return torch.float32 if "float32" in self.traits.dtypes else self.dtype
+        return torch.float32 if "float32" in self.dtypes else self.dtype
 
     @property
     def close(self) -> float:
@@ -170,7 +234,7 @@ class Law:
     name: str
     sentence: str
     holds: Holds
-    applies: Callable[[Case], bool]
+    applies: Callable[[Case], bool] = field(default=lambda case: True)
     needs_time: bool = False
     """Measures time, which takes seconds and a quiet machine."""
     few_shapes: bool = False
@@ -182,9 +246,28 @@ class Law:
     gates: bool = True
     """A run holds a setting to it before it measures it: it takes little time, and is true however few tokens there are
     for the options."""
+    of_any: bool = False
+    """Also asked of a module that claims nothing: true of whatever computes the same function of each example."""
 
     def examine(self, case: Case) -> list[Finding]:
-        """Every number that the law measures in this case; none where the mathematics does not allow the case."""
+        """Every number that the law measures in this case; none where the mathematics does not allow the case.
+
+        A law holds, is broken, or could not be asked. It is broken by a counterexample that repeats: one of two askings
+        with modules made anew, and in float32 if the module is somebody's own, which may compute in it. Whatever else
+        is raised while it is asked says nothing of the variant.
+        """
+        found = self._ask(case)
+        if all(one.held for one in found) or any(one.final for one in found):
+            return found
+        second = self._ask(replace(case, single=case.single or case.foreign))
+        if not all(one.held for one in second) and case.foreign and not case.repeats():
+            return [Finding(self.name, str(case), True, skipped="two calls on the same input differ")]
+        if case.foreign or not all(one.held for one in second):
+            return second
+        fault = next(one.fault for one in found if not one.held)
+        return [Finding(self.name, str(case), True, skipped=f"broken once, and held when asked again: {fault}")]
+
+    def _ask(self, case: Case) -> list[Finding]:
         found: list[Finding] = []
         try:
             for one in self.holds(case):
@@ -195,32 +278,25 @@ class Law:
         except NothingClaimed as reason:
             found.append(Finding(self.name, str(case), True, skipped=str(reason)))
         except (Exception, SystemExit) as error:
-            # A variant under test may raise anything; that is a finding, not a failure of the examination.
-            memory = out_of_memory(error)
-            fault = f"out of memory: {memory}" if memory else said(error).partition("\n")[0].rstrip(": ")
-            final = self.vital or memory is not None
-            found.append(Finding(self.name, str(case), False, fault=fault, final=final))
+            final, told = out_of_memory(error) is not None, _in_a_line(error)
+            if isinstance(error, DoesNotWork | SystemExit):  # who asks does not end Python
+                found.append(Finding(self.name, str(case), False, fault=told, final=final or self.vital))
+            else:
+                found.append(Finding(self.name, str(case), True, skipped=f"asking it raises {told}", final=final))
         return found
 
 
 LAWS: dict[str, Law] = {}
 
 
-def law(
-    name: str,
-    *,
-    applies: Callable[[Case], bool] = lambda case: True,
-    needs_time: bool = False,
-    few_shapes: bool = False,
-    claim: Callable[[Traits], bool] = lambda traits: False,
-    vital: bool = False,
-    gates: bool = True,
-) -> Callable[[Holds], Holds]:
-    """Decorator: put a law into the table, in the order in which laws are shown; its docstring is the sentence."""
+def law(name: str, **facts: Any) -> Callable[[Holds], Holds]:
+    """Decorator: put a law with these facts of :class:`Law` into the table, in the order in which laws are shown.
+
+    Its docstring is the sentence.
+    """
 
     def add(holds: Holds) -> Holds:
-        sentence = (holds.__doc__ or "").strip()
-        LAWS[name] = Law(name, sentence, holds, applies, needs_time, few_shapes, claim, vital, gates)
+        LAWS[name] = Law(name, (holds.__doc__ or "").strip(), holds, **facts)
         return holds
 
     return add
@@ -233,13 +309,20 @@ def cases(variant: Variant) -> Iterator[Case]:
         for causal in (False, True):
             case = Case(variant, spec, causal, first=index == 0)
             if case.allowed:
-                yield case
+                yield case.fitted()
+
+
+def _in_a_line(error: BaseException) -> str:
+    if isinstance(error, DoesNotWork):
+        return str(error)
+    memory = out_of_memory(error)
+    return f"out of memory: {memory}" if memory else said(error).partition("\n")[0].rstrip(": ")
 
 
 def gap(a: Tensor, b: Tensor) -> float:
     """Largest difference of two tensors, in units of the larger of 1 and the largest entry of b."""
     if a.shape != b.shape:
-        raise ValueError(f"shapes {tuple(a.shape)} and {tuple(b.shape)} differ")
+        raise DoesNotWork(f"shapes {tuple(a.shape)} and {tuple(b.shape)} differ")
     a, b = a.detach(), b.detach()
     if not a.numel():
         return 0.0
@@ -249,16 +332,24 @@ def gap(a: Tensor, b: Tensor) -> float:
 
 
 def gradients_along(out: Tensor, wanted: Sequence[Tensor], direction: Tensor) -> Sequence[Tensor]:
-    """The gradients of out·direction, 0 where there is none.
+    """The gradients of out·direction for leaves, 0 where there is none, as a step of training takes them.
 
-    ``torch.autograd.grad`` takes a direction as well, but then imports what a compiler needs: half a second in each new
-    process.
+    ``torch.autograd.grad`` refuses what is frozen and what is computed again in the backward pass, and where it takes a
+    direction it imports what a compiler needs: half a second in each new process.
     """
+    if not out.requires_grad:
+        return [torch.zeros_like(x) for x in wanted]
     handle = out.register_hook(lambda _: direction)  # type: ignore[no-untyped-call]  # torch leaves it so
+    before = [x.grad for x in wanted]
     try:
-        return torch.autograd.grad(out.sum(), wanted, allow_unused=True, materialize_grads=True)
+        for x in wanted:
+            x.grad = None
+        out.sum().backward(retain_graph=True)  # type: ignore[no-untyped-call]  # likewise
+        return [torch.zeros_like(x) if x.grad is None else x.grad for x in wanted]
     finally:
         handle.remove()
+        for x, grad in zip(wanted, before, strict=True):
+            x.grad = grad
 
 
 def worst_place(a: Tensor, b: Tensor) -> list[int]:

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnbench.capabilities import Decoding, Roomy
 from attnbench.compiled import without_compiler
-from attnbench.testing.laws import Case, Measured, law
+from attnbench.testing.laws import Case, Measured, gradients_along, law
 
 _UNWRITTEN = {
     getattr(torch.ops.aten, name)
@@ -51,7 +51,7 @@ def _clear(x: Tensor) -> None:
     x.zero_()
 
 
-@law("unwritten memory")
+@law("unwritten memory", of_any=True)
 def unwritten_memory(case: Case) -> Iterator[Measured]:
     """NaN in memory that nothing was written to, a state's room included, changes no result."""
     # The room is what a state has for tokens to come, as far as its parts are Roomy.
@@ -80,24 +80,25 @@ def unwritten_memory(case: Case) -> Iterator[Measured]:
 
 def _calls(case: Case, mask: Tensor | None) -> dict[str, Callable[[], list[Tensor]]]:
     """What is called, by the words for it, and what of its results must not depend on such memory."""
-    module, shape = case.module(), case.shape
+    shape = case.shape
+    untrained, trained = case.module(), case.module()  # a first call without gradients may leave what has none
     real = torch.ones(shape.B, shape.N, dtype=torch.bool) if mask is None else mask
-    inputs = case.draw(grad=True)
-    kept = real.view(shape.B, *[1] * (inputs[0].ndim - 3), shape.N, 1)
+    kept = real.view(shape.B, *[1] * case.operator, shape.N, 1)
 
     def forward() -> list[Tensor]:
         with torch.inference_mode():
-            return [torch.where(kept, module(*(x.detach() for x in inputs), key_mask=mask), 0.0)]
+            return [torch.where(kept, untrained(*case.draw(), key_mask=mask), 0.0)]
 
     def training() -> list[Tensor]:
-        wanted = [*inputs, *module.parameters()]
-        out = torch.where(kept, module(*inputs, key_mask=mask), 0.0)
-        grads = torch.autograd.grad(out.square().sum(), wanted, allow_unused=True, materialize_grads=True)
+        inputs = case.draw(grad=True)
+        wanted = [*inputs, *trained.parameters()]
+        out = torch.where(kept, trained(*inputs, key_mask=mask), 0.0)
+        grads = gradients_along(out, wanted, 2 * out.detach())
         return [out.detach(), *grads]
 
     calls = {"a call without gradients": forward, "a training step": training}
     if case.causal and case.traits.decode and mask is None:
-        calls["decoding"] = lambda: _decoded(module, [x.detach() for x in inputs], shape.N // 2)
+        calls["decoding"] = lambda: _decoded(untrained, case.draw(), shape.N // 2)
     return calls
 
 

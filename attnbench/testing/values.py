@@ -15,7 +15,7 @@ from attnbench.position_bias import position_bias
 from attnbench.reference import exact_attention
 from attnbench.shape import Shape
 from attnbench.spec import parse_spec
-from attnbench.testing.laws import SHAPE, Case, Measured, gap, law, worst_place
+from attnbench.testing.laws import SHAPE, Case, DoesNotWork, Measured, gap, gradients_along, law, worst_place
 from attnbench.visible import Visible
 
 
@@ -277,10 +277,7 @@ def shared_heads(case: Case) -> Iterator[Measured]:
 def _apart(inputs: list[Tensor], found: Tensor, expected: Tensor) -> dict[str, float]:
     """How far the gradients of q, k and v through one output are from those through another."""
     direction = torch.randn(found.shape, dtype=found.dtype, generator=torch.Generator().manual_seed(5))
-    one, other = (
-        torch.autograd.grad((y * direction).sum(), inputs, allow_unused=True, materialize_grads=True)
-        for y in (found, expected)
-    )
+    one, other = (gradients_along(y, inputs, direction) for y in (found, expected))
     names = ("q", "k", "v", "the sink")[: len(inputs)]
     return {name: gap(a, b) for name, a, b in zip(names, one, other, strict=True)}
 
@@ -425,7 +422,7 @@ def _decoded(case: Case, inputs: list[Tensor], prompt: int, bound: float, shape:
 def _worst_token(found: Tensor, expected: Tensor) -> tuple[float, int]:
     """The largest gap of one token's outputs, NaN if there is any, and which token has it."""
     if found.shape != expected.shape:
-        raise ValueError(f"shapes {tuple(found.shape)} and {tuple(expected.shape)} differ")
+        raise DoesNotWork(f"shapes {tuple(found.shape)} and {tuple(expected.shape)} differ")
     numbers = [axis for axis in range(found.ndim) if axis != found.ndim - 2]
     far = (found.double() - expected.double()).abs().amax(numbers)
     far = far / expected.double().abs().amax(numbers).clamp(min=1.0)

@@ -86,10 +86,7 @@ def test_json_holds_every_answer() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            (f"{MODULES}:Masked",),
-            "it is called with tokens or x alone, and its forward also needs mask; name a class in",
-        ),
+        ((f"{MODULES}:Crossed",), "it is called with tokens or x alone, and its forward also needs memory"),
         ((f"{MODULES}:Pooled", "softmax", "--call", "x"), "one FILE.py:Class at a time"),
         (("softmax", "--call", "x"), "--call belongs to a module of a file"),
         ((f"{MODULES}:Pooled", "--call", "x", "--as", "perfomer"), "unknown variant 'perfomer'; did you mean"),

@@ -21,7 +21,7 @@ from attnbench.plots.agreement import ROUNDING
 from attnbench.plots.error_lines import ORACLES
 from attnbench.plots.peers import Pair, pairs
 from attnbench.units import format_bytes, format_seconds
-from tests.docs import error_rate_rows, headline_rows, recall_rows, score_rows, selection_rows, swap_rows  # noqa: F401  # they add theirs to ROWS
+from tests.docs import error_rate_rows, headline_rows, package_rows, recall_rows, score_rows, selection_rows, swap_rows  # noqa: F401  # they add theirs to ROWS
 from tests.docs.making import HERE, MARK, PAGES, ROWS, digits, points, rows, run, table
 
 ARENA = ("softmax", "sdpa", "identity", "local", "linformer", "linear", "performer", "reformer", "sinkhorn", "bigbird")

@@ -173,13 +173,13 @@ class Guessing(nn.Module):
         return y
 
 
-class Masked(nn.Module):
+class Crossed(nn.Module):
     def __init__(self, dim: int = 16) -> None:
         super().__init__()
         self.linear = nn.Linear(dim, dim)
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        y: Tensor = self.linear(x) * mask
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        y: Tensor = self.linear(x) * memory
         return y
 
 

@@ -245,7 +245,12 @@ def test_what_takes_float32_only_is_looked_at_in_float32() -> None:
         (f"{MODULES}:Pooled", "tokens", "has no embedding to read tokens with; use --call x"),
         (f"{MODULES}:PerformerLM", "x", "called with x .* it raises"),
         (f"{MODULES}:Needs", "x", r"or name a function in .*modules.py that makes it"),
-        (f"{MODULES}:Masked", "x", "called with tokens or x alone, and its forward also needs mask; name a class in"),
+        (
+            f"{MODULES}:Crossed",
+            "x",
+            "called with tokens or x alone, and its forward also needs memory; name a class in",
+        ),
+        (f"{MODULES}:Guessing", "x", "two calls on the same input differ, by random numbers that are not torch's"),
         (f"{MODULES}:not_a_module", "x", "makes a int, not a torch.nn.Module"),
     ],
 )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from attnbench.cell import Cell
 from attnbench.engines.masks import emptied
@@ -17,7 +20,7 @@ from attnbench.run.gate import HoldSetting
 from attnbench.shape import Shape
 from attnbench.spec import Spec
 from attnbench.testing import LAWS, check_variant
-from attnbench.testing.laws import Case
+from attnbench.testing.laws import Case, DoesNotWork, Measured
 from attnbench.variant import VARIANTS, No, Traits, Variant
 
 
@@ -67,6 +70,56 @@ def test_no_law_asks_for_what_the_traits_refuse(refused: dict[str, Any], monkeyp
     traits = Traits(exact=True, permutable=True, **refused)
     report = check_variant(variant(monkeypatch, traits, time_exponent=2.0, memory_exponent=2.0), time=False)
     assert report.held, [f"{finding.law}, {finding.case}: {finding.fault}" for finding in report.faults]
+
+
+def test_a_frozen_parameter_and_what_is_computed_again_break_no_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Frozen(Strict):
+        def __init__(self, shape: Shape) -> None:
+            super().__init__(shape)
+            self.one = nn.Parameter(torch.ones(()), requires_grad=False)
+
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+            def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+                return super(Frozen, self).forward(q, k, v, key_mask=key_mask) * self.one
+
+            if not torch.is_grad_enabled() or not q.requires_grad:
+                return attend(q, k, v)
+            out: Tensor = checkpoint(attend, q, k, v, use_reentrant=True)
+            return out
+
+    entry = variant(monkeypatch, Traits(exact=True, permutable=True), time_exponent=2.0, memory_exponent=2.0)
+    report = check_variant(replace(entry, make=type("Strict", (Frozen,), {"claimed": entry.traits})), time=False)
+    assert report.held, [f"{finding.law}, {finding.case}: {finding.fault}" for finding in report.faults]
+    asked = {finding.law for finding in report.findings if not finding.skipped}
+    assert {"strides", "finite differences", "formula's gradients", "gradients reach", "unwritten memory"} <= asked
+
+
+@pytest.mark.parametrize(
+    ("laws", "held", "skipped"),
+    [
+        ([[0.0]], True, ""),
+        ([[2.0], [2.0]], False, ""),
+        ([[2.0], [0.0]], True, "broken once, and held when asked again: it is 2"),
+        ([RuntimeError("no /proc")], True, "asking it raises RuntimeError: no /proc"),
+        ([DoesNotWork("TypeError: no"), DoesNotWork("TypeError: no")], False, ""),
+    ],
+)
+def test_a_law_holds_is_broken_twice_or_could_not_be_asked(
+    laws: list[Any], held: bool, skipped: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = iter(laws)
+
+    def holds(case: Case) -> Iterator[Measured]:
+        found = next(asked)
+        if isinstance(found, Exception):
+            raise found
+        yield from (Measured(number, 1.0, f"it is {number:g}") for number in found)
+
+    case = Case(variant(monkeypatch, Traits()), Spec("strict"))
+    (finding,) = replace(LAWS["batch"], holds=holds).examine(case)
+    assert (finding.held, finding.skipped) == (held, skipped)
+    assert finding.held or finding.fault
+    assert next(asked, None) is None
 
 
 def test_where_no_growth_is_claimed_none_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
