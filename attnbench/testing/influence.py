@@ -275,6 +275,21 @@ def batch(case: Case) -> Iterator[Measured]:
         x[1] *= 20
     moved = gap(module(*inputs)[:1], module(*(x[:1] for x in inputs)))
     yield Measured(moved, case.close, f"an example alone and the same in a batch differ by {moved:.2g}")
+    for lost in (0, 1):
+        spoilt = [x.index_fill(0, torch.tensor(lost), math.nan) for x in inputs]
+        expected, found = (_of_example(case, given, 1 - lost) for given in (inputs, spoilt))
+        for name, one, other in zip(("the output", "the gradient of an input"), expected, found, strict=False):
+            yield Measured(gap(other, one), case.close, f"NaN in example {lost} reaches {name} of the other")
+
+
+def _of_example(case: Case, inputs: list[Tensor], example: int) -> list[Tensor]:
+    """The output of one example, and what it makes of the gradients of its inputs, side by side."""
+    leaves = [x.detach().requires_grad_(not case.traits.compiled) for x in inputs]
+    out = case.module()(*leaves)[example]
+    if not out.requires_grad:
+        return [out]
+    grads = torch.autograd.grad(out.square().sum(), leaves, allow_unused=True, materialize_grads=True)
+    return [out.detach(), torch.cat([x[example].flatten() for x in grads])]
 
 
 @law("heads", few_shapes=True, applies=lambda case: case.operator and case.traits.heads_apart)
