@@ -88,6 +88,12 @@ class Variant(Entry, Facts):
         own: Callable[[Traits, Mapping[str, Scalar]], Traits] | None = getattr(self.make, "claims", None)
         return traits if own is None else own(traits, options)
 
+    @property
+    def own_form(self) -> bool:
+        """Whether it is a form of its own with its defaults, causal or not: where either is the source's, it is not."""
+        forms = (False, True) if self.traits.causal else (False,)
+        return all(self.claims(Spec(self.name), causal=causal).own_form for causal in forms)
+
     def target(self, spec: Spec) -> Target:
         """What an error number of this variant means with the options of ``spec``."""
         return self.claims(spec).target

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from attnbench.engines.decoding.kv_cache import CachedDecoding
-from attnbench.engines.masks import added_to_logits, emptied, seeing
+from attnbench.engines.masks import added_to_logits, seeing
 from attnbench.engines.precision import accumulator
 from attnbench.position_bias import position_bias
 from attnbench.shape import Shape
@@ -32,6 +32,8 @@ from attnbench.visible import masked
         sink=True,
         shares="by itself",
         permutable=True,
+        baseline="two products and a softmax that overwrites the logits; softmax(q @ k.mT / d**0.5) @ v, as a textbook "
+        "has it, writes a matrix in each step and takes longer",
     ),
 )
 class Softmax(CachedDecoding, nn.Module):
@@ -42,8 +44,8 @@ class Softmax(CachedDecoding, nn.Module):
     no gradient is wanted, the softmax overwrites the logits, so that one matrix is held, not two. A bias of the
     positions takes up to H × N × M more numbers. A mask saves neither time nor memory here.
 
-    Differs from the paper: a padded key has the lowest logit of the dtype instead of -∞, and a query that sees no key
-    gives 0.
+    Differs from the paper: a padded key has the lowest logit of the dtype added to its own instead of -∞, and what it
+    holds must be finite; a query that sees no key gives 0.
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -52,7 +54,6 @@ class Softmax(CachedDecoding, nn.Module):
         self.position_bias, self.sink = position_bias(shape), sink_of(shape)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        k, v = emptied(key_mask, k, v)
         B, H, N, D = q.shape
         K, M, E = *k.shape[1:3], v.shape[3]
         rows = H // K * N

@@ -107,7 +107,7 @@ FAULTS = [
     ("AddedQuarterOfTheRange", "softmax", "hidden pairs", "a later key with a large logit"),
     ("LogitOfItsOwnForPadding", "softmax", "hidden pairs", "a padded key with a large logit"),
     ("ScaledByTheFuture", "softmax", "causality", "in float32"),
-    ("MaskedByWeights", "softmax", "anything in padding", "nan in padded tokens"),
+    ("MaskedByWeights", "local:window=3", "anything in padding", "nan in padded tokens"),
     ("MultipliedProjections", "additive:hidden=3", "formula", "differs from the formula"),
     ("TransposedForm", "bilinear", "implied matrix", "the weight"),
     ("LocationByContent", "location", "formula", "differs from the formula"),

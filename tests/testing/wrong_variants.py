@@ -850,11 +850,11 @@ class ScaledByTheFuture(Softmax):
         return torch.matmul(weights / weights.sum(-1, keepdim=True), v)
 
 
-class MaskedByWeights(Softmax):
+class MaskedByWeights(Local):
     """A weight of 0 for padded keys, and NaN times 0 is NaN."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
-        return masked_attention(q, k, v, allowed_keys(q, k, self.causal, key_mask))
+        return self.dense(q, k, v, key_mask=key_mask)
 
 
 # Scores and kernels
