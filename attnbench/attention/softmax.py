@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from attnbench.engines.decoding.kv_cache import CachedDecoding
-from attnbench.engines.masks import added_to_logits, seeing
-from attnbench.engines.precision import accumulator
+from attnbench.engines.masks import seeing
+from attnbench.engines.precision import accumulator, hidden
 from attnbench.position_bias import position_bias
 from attnbench.shape import Shape
 from attnbench.sink import sink_of
@@ -44,8 +44,8 @@ class Softmax(CachedDecoding, nn.Module):
     no gradient is wanted, the softmax overwrites the logits, so that one matrix is held, not two. A bias of the
     positions takes up to H × N × M more numbers. A mask saves neither time nor memory here.
 
-    Differs from the paper: a padded key has the lowest logit of the dtype added to its own instead of -∞, and what it
-    holds must be finite; a query that sees no key gives 0.
+    Differs from the paper: a padded key has the lowest logit of the dtype instead of -∞, and what it holds must be
+    finite; a query that sees no key gives 0.
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -71,7 +71,7 @@ class Softmax(CachedDecoding, nn.Module):
         elif self.causal:
             logits += torch.full((N, M), -torch.inf, dtype=q.dtype, device=q.device).triu(1)
         if key_mask is not None:
-            logits += added_to_logits(key_mask, q.dtype).repeat_interleave(H, 0)[:, None]
+            logits.masked_fill_(~key_mask.repeat_interleave(H, 0)[:, None], hidden(q.dtype))
         top = None if self.sink is None else logits.amax(-1, keepdim=True)
         weights = logits.softmax(-1) if logits.requires_grad else torch.softmax(logits, -1, out=logits)
         output = torch.bmm(weights.view(B * K, rows, M), v.reshape(B * K, M, E)).view(B, H, N, E)
