@@ -234,7 +234,7 @@ class _Tiles:
                 log_sums[heads, :, queries] = torch.unflatten(total, 1, (self.G, -1))
         if self.unseen is not None:
             output.masked_fill_(self.unseen, 0)
-            log_sums.masked_fill_(self.unseen, 0)  # so that their probabilities are 0 when computed again
+            log_sums.masked_fill_(self.unseen, torch.inf)  # so that their probabilities are 0 when computed again
         return output.view(*self.q.shape[:3], -1), log_sums if keep_log_sums else None
 
     def gradients(self, grad: Tensor, output: Tensor, log_sums: Tensor) -> tuple[Tensor | None, ...]:
