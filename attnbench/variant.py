@@ -40,6 +40,7 @@ from functools import partial
 from string import Formatter
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from attnbench.capabilities import Decoding
 from attnbench.contract import FAMILIES as FAMILIES
 from attnbench.contract import Facts, broken_class, broken_fact, broken_option
 from attnbench.cost import power_of_n
@@ -245,8 +246,8 @@ def _refuse_what_it_would_ignore(module: nn.Module, claims: Traits, shape: Shape
     if not claims.key_padding:
         module.register_forward_pre_hook(partial(_unpadded, f"key padding: {claims.key_padding}"), with_kwargs=True)
     mask = mask_of(shape.mask)
-    if mask.kind == "prefix" and hasattr(module, "begin"):
-        module.begin = partial(_begun, module.begin, mask.sizes[0])
+    if mask.kind == "prefix" and isinstance(module, Decoding):
+        vars(module)["begin"] = partial(_begun, module.begin, mask.sizes[0])
 
 
 def _unpadded(reason: str, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:

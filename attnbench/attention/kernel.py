@@ -188,7 +188,7 @@ class Kernel(nn.Module):
 
     def _logits(self, q: Tensor, k: Tensor, first: Tensor) -> Tensor:
         """The logarithm of the kernel, up to a number for each query; ``first`` is a key that all see."""
-        scale = q.shape[-1] ** -0.5
+        scale: float = q.shape[-1] ** -0.5
         if self.sim != "gaussian":
             return (q * scale) @ k.mT
         # Differences alone count; the squares of what all keys share would drown these.
