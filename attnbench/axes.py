@@ -16,7 +16,7 @@ from attnbench.spec import Spec
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 ARCHITECTURES = ("encoder", "decoder", "encoder-decoder")
-POSITIONS = ("none", "learned", "sinusoid", "rotary")
+POSITIONS = ("none", "learned", "trained-sinusoid", "sinusoid", "rotary")
 
 
 class _Values:
@@ -355,8 +355,8 @@ _TABLE = (
         "positions",
         Words(POSITIONS),
         "cell",
-        "where tokens have their places from: none or rotary in a layer, also learned or sinusoid in a model",
-        "none, learned, sinusoid or rotary",
+        "where tokens have their places from: none or rotary in a layer, also the others in a model",
+        "none, learned, trained-sinusoid, sinusoid or rotary",
         only="layer",
         added=True,
         usual="learned",

@@ -27,9 +27,10 @@ UNTOUCHED = "none"
 Architecture = Literal["encoder", "decoder", "encoder-decoder"]
 """encoder: reads a sequence. decoder: answers each token with the next one. encoder-decoder: a decoder that also reads
 what an encoder makes of another sequence."""
-Positions = Literal["learned", "sinusoid", "rotary", "none"]
-"""``learned`` and ``sinusoid``: a position embedding that starts from N(0, 0.02²) or from sinusoids of unit size, and
-that training changes. ``rotary``: q and k of every layer are turned by their places. ``none``: no positions."""
+Positions = Literal["learned", "trained-sinusoid", "sinusoid", "rotary", "none"]
+"""``learned`` and ``trained-sinusoid``: a position embedding that starts from N(0, 0.02²) or from sinusoids of unit
+size, and that training changes. ``sinusoid``: sinusoids that stay as they are (Vaswani et al. 2017). ``rotary``: q and
+k of every layer are turned by their places. ``none``: no positions."""
 
 METHOD_VERSION = 5
 """Incremented when a change in how we measure may change a number; rows of two methods are never mixed."""

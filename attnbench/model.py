@@ -146,9 +146,10 @@ class Encoder(nn.Module):
     """The encoder of the Long Range Arena: tokens to logits, for the sequence or for each token.
 
     From Tay et al. 2021, arXiv:2011.04006. By default the sizes are those of the released text configuration: 4 layers
-    and a feed-forward width of 1024; its width 256 and 4 heads come from ``shape``. The model adds a learned position
-    embedding, which starts from N(0, 0.02²) or from sinusoids of unit size, to a token embedding from N(0, 1); with
-    rotary positions q and k of each layer are turned instead. Each block is ``x + layer(LayerNorm(x))`` then
+    and a feed-forward width of 1024; its width 256 and 4 heads come from ``shape``. To a token embedding from N(0, 1)
+    the model adds a position embedding: a learned one, which starts from N(0, 0.02²) or from sinusoids of unit size, or
+    fixed sinusoids. With rotary positions q and k of each layer are turned instead. Each block is
+    ``x + layer(LayerNorm(x))`` then
     ``x + FFN(LayerNorm(x))`` with GELU (erf form). A final LayerNorm follows, then the mean over the real tokens,
     unless each token has an answer, then a hidden ReLU layer as wide as the FFN and the logits. Where a token has
     several parts, their embeddings are concatenated. Where an answer is about two sequences, so are their means.
@@ -185,6 +186,7 @@ class Encoder(nn.Module):
         if self.form.per_token and shape.query_stride > 1:
             raise Unsupported("query_stride: each token has an answer, and there are fewer outputs than tokens")
         own, *of_layers = seeds(seed, 1 + size.layers)
+        self.position: Tensor | None
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(own)
             widths = _shares(shape.C, len(self.form.vocab))
@@ -192,9 +194,13 @@ class Encoder(nn.Module):
                 nn.Embedding(ids, width) for ids, width in zip(self.form.vocab, widths, strict=True)
             )
             start = 0.02 * torch.randn(shape.N, shape.C)  # drawn in any case: all other weights stay the same
-            if size.positions == "sinusoid":
+            if size.positions in ("sinusoid", "trained-sinusoid"):
                 start = sinusoids(shape.N, shape.C)
-            self.position = nn.Parameter(start) if size.positions in ("learned", "sinusoid") else None
+            if size.positions == "sinusoid":
+                self.register_buffer("position", start, persistent=False)
+            else:
+                learned = size.positions in ("learned", "trained-sinusoid")
+                self.register_parameter("position", nn.Parameter(start) if learned else None)
             rotary, lengths = size.positions == "rotary", [shape]
             while len(lengths) < size.layers:
                 lengths.append(replace(shape, seq_len=lengths[-1].outputs, kv_len=None))
@@ -257,7 +263,7 @@ class Encoder(nn.Module):
 
     def placed(self, x: Tensor, first: int = 0) -> Tensor:
         """Add their positions to embedded tokens ``(B, n, C)``, which stand at ``first`` and after it."""
-        return x if self.position is None else x + self.position[first : first + x.shape[1]]
+        return x if self.position is None else x + self.position[first : first + x.shape[1]].to(x.dtype)
 
 
 def in_turn(variant: str | Spec | Sequence[str | Spec], layers: int) -> list[Spec]:

@@ -283,8 +283,9 @@ class Record:
     ffn: int | None = None
     """Width of the model's feed-forward layer."""
     positions: str = ""
-    """What the model's position embedding starts from, ``learned`` (noise) or ``sinusoid``; ``rotary`` or ``none``.
-    Empty for attention alone, and for a layer that is not ``rotary``."""
+    """``sinusoid``, ``rotary`` or ``none``; or what a position embedding that learns starts from: ``learned``, from
+    noise, or ``trained-sinusoid``, which was once called ``sinusoid``. Empty for attention alone, and for a layer that
+    is not ``rotary``."""
     score_kind: str | None = None
     """``accuracy`` over sequences, or ``token accuracy`` over the tokens that have a label."""
     score: float | None = None

@@ -127,6 +127,9 @@ class Traits:
     """Where it is causal: one sentence on what its choice of pairs takes from tokens behind a query. Weights and values
     are of earlier tokens alone, but which of them count is then known when a prompt is read, and not when it is
     written. Empty where no output depends on a later token."""
+    baseline: str = ""
+    """One sentence on what a user would write in its place, where it is what others are held against. It computes no
+    more than that: NaN in padded tokens is what such a call makes of it. Empty where it is no baseline."""
     own_form: str = ""
     """One sentence on where this variant is not the method that its source describes; tables and figures then mark its
     name with a dagger. Empty where it is that method."""
@@ -255,6 +258,7 @@ _RULES: dict[str, tuple[Callable[[object], bool], str]] = {
     "converges_with": (_is_line, "give the name of an option"),
     "knob": (_is_knob, "give Knob('the option'), with step=1 for what counts rounds or blocks, or None"),
     "reads_ahead": _LINE,
+    "baseline": _LINE,
     "own_form": _LINE,
     "cost": _LINE,
     "given": (_are_claims, "give a tuple of pairs: (('kernel=relu', {'target': 'other'}),)"),

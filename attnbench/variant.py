@@ -40,10 +40,12 @@ from functools import partial
 from string import Formatter
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from attnbench.capabilities import Decoding
 from attnbench.contract import FAMILIES as FAMILIES
 from attnbench.contract import Facts, broken_class, broken_fact, broken_option
 from attnbench.cost import power_of_n
 from attnbench.errors import Unsupported, UsageError
+from attnbench.mask import mask_of
 from attnbench.reasons import with_reasons
 from attnbench.registry import Entry, Registry
 from attnbench.shape import Shape
@@ -56,7 +58,7 @@ from attnbench.traits import Target as Target
 from attnbench.traits import Traits as Traits
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,12 @@ class Variant(Entry, Facts):
                 traits = replace(traits, **instead)
         own: Callable[[Traits, Mapping[str, Scalar]], Traits] | None = getattr(self.make, "claims", None)
         return traits if own is None else own(traits, options)
+
+    @property
+    def own_form(self) -> bool:
+        """Whether it is a form of its own with its defaults, causal or not: where either is the source's, it is not."""
+        forms = (False, True) if self.traits.causal else (False,)
+        return all(self.claims(Spec(self.name), causal=causal).own_form for causal in forms)
 
     def target(self, spec: Spec) -> Target:
         """What an error number of this variant means with the options of ``spec``."""
@@ -226,10 +234,35 @@ def build(variant: str | Spec, shape: Shape, *, seed: int = 0, **options: Any) -
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         module = _made(entry, wanted, shape)
+    _refuse_what_it_would_ignore(module, entry.claims(wanted, causal=shape.causal), shape)
     if type(module).extra_repr is torch.nn.Module.extra_repr:
         shown = ", ".join(f"{option}={format_scalar(value)}" for option, value in entry.complete(wanted).options)
         module.extra_repr = partial(str, shown)  # type: ignore[method-assign]  # what repr prints
     return module.eval()
+
+
+def _refuse_what_it_would_ignore(module: nn.Module, claims: Traits, shape: Shape) -> None:
+    """Let no call pass a key mask that the variant does not read, or a prompt that ends within a prefix."""
+    if not claims.key_padding:
+        module.register_forward_pre_hook(partial(_unpadded, f"key padding: {claims.key_padding}"), with_kwargs=True)
+    mask = mask_of(shape.mask)
+    if mask.kind == "prefix" and isinstance(module, Decoding):
+        vars(module)["begin"] = partial(_begun, module.begin, mask.sizes[0])
+
+
+def _unpadded(reason: str, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+    if named.get("key_mask") is not None:
+        raise Unsupported(reason)
+
+
+def _begun(begin: Callable[..., Any], prefix: int, *prompt: Tensor) -> Any:
+    """The state after a prompt that holds all of the prefix: each of its tokens sees the others, also later ones."""
+    if (n := prompt[0].shape[-2]) < prefix:
+        raise Unsupported(
+            f"decode: with mask prefix:{prefix} a token of the prefix sees all of it, and a prompt of {n} tokens ends "
+            f"within; give a prompt of {prefix} tokens or more"
+        )
+    return begin(*prompt)
 
 
 def _made(entry: Variant, spec: Spec, shape: Shape) -> nn.Module:

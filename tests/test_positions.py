@@ -7,12 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from attnbench.axes import POSITIONS
 from attnbench.cell import Cell, ModelSize, Positions
 from attnbench.decision.words import address as address_of_row
 from attnbench.errors import SuiteError, UsageError
 from attnbench.measure.time import TimingRules
+from attnbench.model import Encoder, sinusoids
 from attnbench.plots.captions import in_words, is_expected
 from attnbench.record import Record
 from attnbench.run.execute import run_cell
@@ -63,7 +65,7 @@ def test_a_matrix_and_the_sizes_of_the_model_say_the_same(kind: str) -> None:
 def test_one_sweep_has_several_and_each_is_another_cell() -> None:
     cells = expand(suite(positions=list(POSITIONS)))
     assert positions_of(cells) == list(POSITIONS)
-    assert len({cell.cell_id for cell in cells}) == 4
+    assert len({cell.cell_id for cell in cells}) == len(POSITIONS)
     layers = expand(suite("layer", positions=["none", "rotary"]))
     assert positions_of(layers) == [None, "rotary"]
     assert layers[0] == expand(suite("layer"))[0]
@@ -145,3 +147,15 @@ def test_a_model_that_is_given_another_size_has_its_positions() -> None:
     cell = Cell("s", "w", Spec("softmax"), SHAPE, level="model", positions="rotary")
     assert cell.model == ModelSize(positions="rotary")
     assert replace(cell, model=ModelSize(layers=2)).at("positions") == "learned"
+
+
+def test_sinusoids_stay_as_they_are_unless_they_are_called_learned() -> None:
+    tokens, table = torch.randint(9, (2, 7)), sinusoids(7, 8)
+    for kind, learns in (("sinusoid", False), ("trained-sinusoid", True), ("learned", True)):
+        model = Encoder("softmax", Shape(2, 2, 7, 4), ModelSize(1, 8, 9, positions=kind))  # type: ignore[arg-type]
+        assert torch.equal(model.position, table) == (kind != "learned")
+        optimiser = torch.optim.SGD(model.parameters(), lr=1.0)
+        model(tokens).square().sum().backward()
+        optimiser.step()
+        assert torch.equal(model.position, table) == (kind == "sinusoid")
+        assert ("position" in dict(model.named_parameters())) == learns

@@ -35,6 +35,7 @@ WRONG: dict[str, list[Any]] = {
     "converges_with": [None, ("features",)],
     "knob": ["features", Knob("two\nlines"), Knob("features", step=0), Knob("features", step=True)],
     "reads_ahead": [None, "two\nlines"],
+    "baseline": [None, "two\nlines"],
     "own_form": [None, "two\nlines"],
     "cost": [None, 2, "two\nlines"],
     "given": [{"kernel=relu": {}}, ("kernel=relu",), (("kernel=relu", "other"),)],

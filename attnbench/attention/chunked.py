@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from attnbench.engines.decoding.kv_cache import Cache, CachedDecoding
-from attnbench.engines.masks import added_to_logits, emptied, seeing
+from attnbench.engines.masks import added_to_logits, seeing
 from attnbench.engines.precision import accumulator, hidden, softmax_and_log_sum
 from attnbench.engines.tiling import budget, large_steps, threads
 from attnbench.position_bias import PositionBias, position_bias
@@ -39,6 +39,7 @@ from attnbench.visible import Visible, masked
         sink=True,
         shares="by itself",
         permutable=True,
+        baseline="softmax attention in tiles of plain products, where the matrix of all weights takes too much memory",
     ),
     settings=("query_chunk=5,key_chunk=7",),
 )
@@ -50,6 +51,8 @@ class Chunked(CachedDecoding, nn.Module):
     merged. Where heads share keys and values, the rows of a tile are the same queries in each of these heads.
     Causal or with a mask: keys that no query of a chunk sees are never touched. Statistics and sums are float32
     (float64 for float64). A query that sees no key gives 0. A bias of the positions is made tile by tile as well.
+
+    What padded tokens hold must be finite.
 
     Differs from the paper: the backward pass is algorithm 4 of FlashAttention (q, k, v, the output and one L per query
     are kept, tiles are computed again) instead of checkpointing; heads are taken a few at a time, in tiles of
@@ -70,7 +73,6 @@ class Chunked(CachedDecoding, nn.Module):
         self.key_chunk = key_chunk
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        k, v = emptied(key_mask, k, v)
         chunks = (self.query_chunk, self.key_chunk)
         how = _How(self.visible or self.causal, chunks, self.position_bias, self.sink, key_mask)
         learned = (q, k, v, *self.parameters())
@@ -232,7 +234,7 @@ class _Tiles:
                 log_sums[heads, :, queries] = torch.unflatten(total, 1, (self.G, -1))
         if self.unseen is not None:
             output.masked_fill_(self.unseen, 0)
-            log_sums.masked_fill_(self.unseen, 0)  # so that their probabilities are 0 when computed again
+            log_sums.masked_fill_(self.unseen, torch.inf)  # so that their probabilities are 0 when computed again
         return output.view(*self.q.shape[:3], -1), log_sums if keep_log_sums else None
 
     def gradients(self, grad: Tensor, output: Tensor, log_sums: Tensor) -> tuple[Tensor | None, ...]:

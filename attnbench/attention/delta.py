@@ -8,10 +8,10 @@ from typing import Annotated
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.functional import normalize, pad, silu, softplus
+from torch.nn.functional import pad, silu, softplus
 
 from attnbench.engines.masks import emptied
-from attnbench.engines.precision import LOG2E, accumulator
+from attnbench.engines.precision import LOG2E, accumulator, unit
 from attnbench.engines.recurrent.decayed_sums import drawn_step_sizes
 from attnbench.engines.recurrent.erase_and_write import erase_and_write
 from attnbench.engines.recurrent.stretches import by_heads
@@ -178,7 +178,7 @@ class Delta(nn.Module):
 
 
 def _unit(x: Tensor) -> Tensor:
-    return normalize(silu(x), dim=-1)
+    return unit(silu(x))
 
 
 def _both_ways(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, *log_decay: Tensor, causal: bool, chunk: int) -> Tensor:

@@ -63,7 +63,7 @@ class DeltaFormer(nn.Module):
     form.
 
     Differs from the authors' code: β goes through a sigmoid, without which u may grow with every
-    token; there the key reads in the first step, and q and k are turned by their places.
+    token; there q and k are turned by their places.
     """
 
     def __init__(

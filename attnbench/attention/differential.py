@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from attnbench.engines.decoding.kv_cache import Cache, CachedDecoding, attend
+from attnbench.engines.masks import emptied
 from attnbench.engines.precision import accumulator
 from attnbench.errors import Unsupported
 from attnbench.reference import masked_attention, of_query_heads
@@ -100,6 +101,7 @@ class Differential(CachedDecoding, nn.Module):
         return y / (y.square().mean(-1, keepdim=True) + _EPS).sqrt() * self.scale * (1 - self.lambda_init)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        k, v = emptied(key_mask, k, v)
         first, second = (self.attend(half, k, v, key_mask=key_mask) for half in _halves(q))
         return self._difference(first, second)
 

@@ -69,8 +69,8 @@ class Hyena(nn.Module):
     left after 1.5 and after 0.3 of the length. Padded tokens count as 0. Decoding keeps u of all tokens and costs O(n)
     for each new one.
 
-    Not causal: later tokens have a kernel by a network of their own, and the short convolution is centred; the paper
-    defines the causal form.
+    Not causal: later tokens have a kernel by a second network, which doubles the parameters of the kernel and has the
+    same rates, and the short convolution is centred; the paper defines the causal form.
 
     Differs from the authors' code: projections and short convolutions have no bias; neither the input of the network
     nor the rates are learned.

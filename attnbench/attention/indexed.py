@@ -184,7 +184,7 @@ class IndexedAttention(nn.Module):
         if self.index is None:
             scores = logits.masked_fill(~seen, -torch.inf).softmax(-1).nan_to_num(0).sum(1, keepdim=True)
         else:
-            a, b, w = self.index(q.detach(), k.detach())
+            a, b, w, _ = self.index(q.detach(), k.detach())
             each = torch.einsum("bnid,bmd->bnim", a, b).clamp(min=0)
             scores = (each if w is None else each * w[..., None]).sum(2)[:, None]
         # A stable order from the last key back: of equal indices the latest comes first.

@@ -186,16 +186,20 @@ class Kernel(nn.Module):
             return (q @ k.mT).square()
         return self.of_queries(q) @ self.of_keys(k).mT
 
-    def _logits(self, q: Tensor, k: Tensor) -> Tensor:
-        """The logarithm of the kernel, up to a number for each query."""
-        scale = q.shape[-1] ** -0.5
-        logits: Tensor = (q * scale) @ k.mT
-        if self.sim == "gaussian":
-            logits = logits - k.square().sum(-1)[:, :, None] * (scale / 2)
-        return logits
+    def _logits(self, q: Tensor, k: Tensor, first: Tensor) -> Tensor:
+        """The logarithm of the kernel, up to a number for each query; ``first`` is a key that all see."""
+        scale: float = q.shape[-1] ** -0.5
+        if self.sim != "gaussian":
+            return (q * scale) @ k.mT
+        # Differences alone count; the squares of what all keys share would drown these.
+        q, k = q - first.detach(), k - first.detach()
+        return (q * scale) @ k.mT - k.square().sum(-1)[:, :, None] * (scale / 2)
 
     def _softmax(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
-        logits = self._logits(q, k)
+        first = k[:, :, :1]
+        if key_mask is not None:
+            first = k[torch.arange(len(k), device=k.device), :, key_mask.int().argmax(1)].unsqueeze(2)
+        logits = self._logits(q, k, first)
         if self._hides:
             logits = logits.masked_fill(~self._seen(q, k), hidden(q.dtype))
         if key_mask is None:
@@ -231,7 +235,7 @@ class Kernel(nn.Module):
         first = self.visible.span(state.length - 1, state.length)[0]
         (q, keys), values = self._prepared(q, state.keys[:, :, first:]), state.values[:, :, first:].to(dtype)
         if self.sim in ("exp", "gaussian"):
-            return (self._logits(q, keys).softmax(-1) @ values).to(out), state
+            return (self._logits(q, keys, keys[:, :, :1]).softmax(-1) @ values).to(out), state
         return quotient(self._weights(q, keys) @ with_ones(values)).to(out), state
 
 

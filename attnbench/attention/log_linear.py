@@ -9,10 +9,10 @@ from typing import Annotated, Literal, NamedTuple
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.functional import normalize, pad, silu, softplus
+from torch.nn.functional import pad, silu, softplus
 
 from attnbench.engines.masks import emptied
-from attnbench.engines.precision import LOG2E, accumulator
+from attnbench.engines.precision import LOG2E, accumulator, unit
 from attnbench.engines.recurrent.decayed_sums import HalvedChunk, check_halved, drawn_step_sizes
 from attnbench.engines.recurrent.erase_and_write import erase_and_write
 from attnbench.engines.recurrent.levels import carried, levelled_attention, levelled_delta_rule
@@ -164,7 +164,7 @@ class LogLinear(nn.Module):
             values = values * size[..., None]
         else:
             query, key = (torch.unflatten(x, -1, (self.heads, -1)).transpose(1, 2) for x in (query, key))
-            query, key = (normalize(silu(x), dim=-1) for x in (query, key))
+            query, key = (unit(silu(x)) for x in (query, key))
             query, rates = query * query.shape[-1] ** -0.5, [torch.sigmoid(self.beta(u).to(dtype)).mT]
         weights = softplus(torch.unflatten(self.weight(u).to(dtype), -1, (self.heads, -1)) * self.slope.to(dtype))
         log_decay = size * (self.log_A.to(dtype).exp() * -LOG2E)

@@ -11,10 +11,10 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import logsigmoid, normalize, silu, softplus
+from torch.nn.functional import logsigmoid, silu, softplus
 
 from attnbench.engines.masks import emptied
-from attnbench.engines.precision import LOG2E, accumulator
+from attnbench.engines.precision import LOG2E, accumulator, unit
 from attnbench.engines.recurrent.decayed_sums import Chunk, last_state, states_before
 from attnbench.engines.recurrent.fading import faded
 from attnbench.engines.recurrent.real_tokens import alone, both_ways
@@ -115,7 +115,7 @@ class Mesa(nn.Module):
         """q, k, v ``(B, H, N, D)``, β and log2(γ) ``(B, H, N, 1)``, and Λ ``(B, H, 1, D)``; float32 at least."""
         dtype = accumulator(x.dtype)
         q, k, v = (torch.unflatten(y, 2, (self.heads, -1)).transpose(1, 2) for y in self.qkv(x).to(dtype).chunk(3, -1))
-        q, k = (normalize(silu(y), dim=-1) for y in (q, k))
+        q, k = (unit(silu(y)) for y in (q, k))
         beta, gamma = self.gates(x).to(dtype).mT[..., None].chunk(2, 1)
         penalty = softplus(self.penalty.to(dtype)) + _LEAST
         return q, k, v, torch.sigmoid(beta), logsigmoid(gamma) * LOG2E, penalty[:, None].expand(len(x), -1, -1, -1)

@@ -31,7 +31,14 @@ from attnbench.variant import No, Traits, register
         stochastic=True,
         decode=True,
         bias=No("the distance from the window's centre is a bias already"),
-        given=(("centre=diagonal", {"stochastic": False}),),
+        own_form="reads no key: a softmax of the window alone; the paper multiplies weights of q·k by the window",
+        given=(
+            ("centre=diagonal", {"stochastic": False}),
+            (
+                "content=true",
+                {"own_form": "adds the window to the logits; the paper multiplies the weights of q·k by it"},
+            ),
+        ),
     ),
     settings=("sigma=2.0,chunk=5", "sigma=3.0,content=true,chunk=5", "centre=diagonal,sigma=2.0,content=true,chunk=7"),
 )

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, NamedTuple
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.functional import layer_norm, linear, pad
+from torch.nn.functional import layer_norm, linear, pad, rms_norm
 
 from attnbench.engines.blocks.module import BlockSelecting
 from attnbench.engines.blocks.selection import BlockSelection, Pairs
@@ -16,14 +16,16 @@ from attnbench.engines.gathered.chosen import answer_from_chosen, best
 from attnbench.engines.gathered.index import Index, lesson, probabilities, taught
 from attnbench.engines.masks import emptied, visible_pairs
 from attnbench.engines.precision import accumulator
+from attnbench.engines.rotation import angles, rotate
 from attnbench.engines.tiling import budget, tiles
+from attnbench.errors import Unsupported, UsageError
 from attnbench.reference import of_query_heads
 from attnbench.shape import Shape
 from attnbench.variant import Knob, No, Traits, register
 
 
 class Ranking(NamedTuple):
-    """What keys are ranked by for each head of keys and all that read it: Σ_i w_ti·relu(a_ti·b_j)."""
+    """What keys are ranked by for each head of keys and all that read it: a_t·b_j, or Σ_i w_ti·relu(a_ti·b_j)."""
 
     a: Tensor
     """``(B, K, N, I, d)``."""
@@ -31,52 +33,74 @@ class Ranking(NamedTuple):
     """``(B, K or 1, M, d)``."""
     w: Tensor | None
     """``(B, K, N, I)``; None: 1."""
+    plain: bool = False
 
     def groups(self) -> list[Index]:
         """One index for each head of keys."""
         K, S = self.a.shape[1], self.b.shape[1]
-        return [Index(self.a[:, g], self.b[:, g % S], None if self.w is None else self.w[:, g]) for g in range(K)]
+        w = [None] * K if self.w is None else self.w.unbind(1)
+        return [Index(self.a[:, g], self.b[:, g % S], w[g], self.plain) for g in range(K)]
+
+
+def _at_its_place(x: Tensor, first: int, norm: nn.RMSNorm | None = None) -> Tensor:
+    """x ``(B, K, n, I, d)`` or ``(B, K, n, d)``, normed, and turned by the places from ``first`` on."""
+    x = rms_norm(x, x.shape[-1:], None if norm is None else norm.weight.to(x.dtype), _EPS)
+    rows = x if x.ndim == 5 else x.unsqueeze(3)
+    cos, sin = (part[:, None] for part in angles(first, x.shape[2], rows[:, :, :, 0]))
+    return rotate(rows, cos, sin).view_as(x)
+
+
+_EPS = 1e-6
 
 
 class Random(nn.Module):
     """A ranking that learns nothing: queries and keys through one random projection.
 
     A product of projections estimates a logit (Johnson and Lindenstrauss 1984); an index head stands for every I-th
-    head of queries that reads a head of keys, and has the sum of their estimates.
+    head of queries that reads a head of keys, and has the sum of their estimates. With ``plain`` there is one.
     """
 
     projection: Tensor
 
-    def __init__(self, shape: Shape, heads: int, width: int) -> None:
+    def __init__(self, shape: Shape, heads: int, width: int, *, plain: bool) -> None:
         super().__init__()
-        self.heads = min(heads, shape.G)
+        self.heads, self.plain = min(heads, shape.G), plain
         self.register_buffer("projection", torch.randn(width, shape.D) * width**-0.5)
 
-    def forward(self, q: Tensor, k: Tensor) -> Ranking:
-        """q ``(B, H, n, D)``, k ``(B, K, m, D)``, in the dtype of sums."""
+    def forward(self, q: Tensor, k: Tensor, first: int = 0) -> Ranking:
+        """q ``(B, H, n, D)``, k ``(B, K, n, D)``, in the dtype of sums, of tokens from place ``first`` on."""
         a, b = (linear(x, self.projection.to(x.dtype)) for x in (q, k))
         of_group = torch.unflatten(a, 1, (k.shape[1], -1))
         parts = [of_group[:, :, i :: self.heads].sum(2) for i in range(self.heads)]
-        return Ranking(torch.stack(parts, 3), b, None)
+        a = torch.stack(parts, 3)
+        return (
+            Ranking(_at_its_place(a, first), _at_its_place(b, first), None, True) if self.plain else Ranking(a, b, None)
+        )
 
 
 class Learned(nn.Module):
-    """Learned projections to I queries for each head of keys, to one key, which is normalised, and to weights."""
+    """Learned projections to I queries for each head of keys and to one key, which are normed; else also to weights."""
 
-    def __init__(self, shape: Shape, heads: int, width: int) -> None:
+    def __init__(self, shape: Shape, heads: int, width: int, *, plain: bool) -> None:
         super().__init__()
         C = shape.H * shape.D
         self.of_queries = nn.Linear(C, shape.K * heads * width, bias=False)
         self.of_keys = nn.Linear(shape.K * shape.D, width, bias=False)
-        self.norm = nn.LayerNorm(width)
-        self.weights = nn.Linear(C, shape.K * heads, bias=False)
-        self.sizes, self.scale = (shape.K, heads, width), float((heads * width) ** -0.5)
+        self.sizes, self.scale, self.plain = (shape.K, heads, width), float((heads * width) ** -0.5), plain
+        if plain:
+            self.q_norm, self.k_norm = (nn.RMSNorm(width, eps=_EPS) for _ in range(2))
+        else:
+            self.norm, self.weights = nn.LayerNorm(width), nn.Linear(C, shape.K * heads, bias=False)
 
-    def forward(self, q: Tensor, k: Tensor) -> Ranking:
-        """q ``(B, H, n, D)``, k ``(B, K, m, D)``, in the dtype of sums."""
+    def forward(self, q: Tensor, k: Tensor, first: int = 0) -> Ranking:
+        """q ``(B, H, n, D)``, k ``(B, K, n, D)``, in the dtype of sums, of tokens from place ``first`` on."""
         x, y = (one.transpose(1, 2).flatten(2) for one in (q, k))
-        a, w = (linear(x, one.weight.to(x.dtype)) for one in (self.of_queries, self.weights))
-        b, norm = linear(y, self.of_keys.weight.to(y.dtype)), self.norm
+        a, b = linear(x, self.of_queries.weight.to(x.dtype)), linear(y, self.of_keys.weight.to(y.dtype))
+        if self.plain:
+            a = torch.unflatten(a, 2, self.sizes).transpose(1, 2)
+            a, b = _at_its_place(a, first, self.q_norm), _at_its_place(b[:, None], first, self.k_norm)
+            return Ranking(a * self.scale, b, None, True)
+        w, norm = linear(x, self.weights.weight.to(x.dtype)), self.norm
         b = layer_norm(b, norm.normalized_shape, norm.weight.to(b.dtype), norm.bias.to(b.dtype), norm.eps)
         a, w = torch.unflatten(a, 2, self.sizes), torch.unflatten(w, 2, self.sizes[:2])
         return Ranking(a.transpose(1, 2), b[:, None], w.transpose(1, 2) * self.scale)
@@ -93,8 +117,8 @@ class Kept(NamedTuple):
 @register(
     "msa",
     family="learned pattern",
-    source="MiniMax 2026, arXiv:2606.13392; index of DeepSeek-AI 2025, arXiv:2512.02556, section 2.1",
-    formula="softmax over the blocks Tᵢ: the own one and the t - 1 others of largest max_{j∈J} Σ_h wᵢ_h·relu(aᵢ_h·bⱼ)",
+    source="MiniMax 2026, arXiv:2606.13392, as in transformers; DeepSeek-AI 2025, arXiv:2512.02556, section 2.1",
+    formula="softmax over the blocks Tᵢ: the own one and the t - 1 others of largest max_{j∈J} (Rᵢ·aᵢ)·(Rⱼ·bⱼ)",
     cost="O(n²·d)",
     time_exponent=2.0,
     memory_exponent=1.0,
@@ -125,12 +149,18 @@ class Kept(NamedTuple):
                     "input",
                 },
             ),
+            (
+                "score=relu",
+                {"own_form": "ranks by weights times relu(a·b), DeepSeek's index; the paper by the product alone"},
+            ),
         ),
     ),
     settings=(
-        "block=3,blocks=3,index_heads=1,index_dim=3",
+        "block=3,blocks=3,index_dim=4",
         "block=4,blocks=2,indexer=exact",
-        "block=5,blocks=2,index_heads=2,index_dim=3,indexer=learned",
+        "block=5,blocks=2,index_dim=4,indexer=learned",
+        "block=3,blocks=3,index_heads=1,index_dim=3,score=relu",
+        "block=5,blocks=2,index_heads=2,index_dim=3,indexer=learned,score=relu",
     ),
 )
 class MSA(BlockSelecting):
@@ -138,47 +168,66 @@ class MSA(BlockSelecting):
 
     MiniMax 2026, arXiv:2606.13392. q ``(B, H, N, D)``, k ``(B, K, N, D)`` and v ``(B, K, N, E)`` -> ``(B, H, N, E)``.
     Tokens are cut into blocks of ``block``; the last may be shorter. An index gives each key j a number for query i,
-    Σ_h w_ih·relu(a_ih·b_j), by a few heads of width ``index_dim``. A block has the largest number of its keys that the
-    query sees. The query takes one softmax over the keys of ``blocks`` blocks: its own, and the others of the largest
-    numbers. The heads of queries that share a head of keys make one choice; each head of keys has a choice of its own.
+    the product a_i·b_j of an index query and an index key ``index_dim`` wide. Both are normed by their mean square and
+    turned by their places, as rotary positions are. A block has the largest number of its keys that the query sees. The
+    query takes one softmax over the keys of ``blocks`` blocks: its own, and the others of the largest numbers. The
+    heads of queries that share a head of keys have one index query, and make one choice; each head of keys has a choice
+    of its own.
 
-    ``indexer`` says what ranks the keys. ``random`` learns nothing: each index head sums estimates of the logits, from
-    a random projection, over the heads of queries it stands for. ``exact`` takes the probabilities themselves, summed
-    over these heads: the best that an index can know, at the price of all of attention. ``learned`` has projections
-    with a loss of their own, the cross entropy of the index's softmax over the keys kept with the mean of the heads'
-    weights; its gradient reaches the projections alone, beside whatever the model learns from.
+    ``score=relu`` is the index of DeepSeek-AI 2025, arXiv:2512.02556, section 2.1: Σ_h w_ih·relu(a_ih·b_j), with
+    ``index_heads`` index queries for each head of keys, layer norm for the index keys alone, and no places.
+
+    ``indexer`` says what ranks the keys. ``random`` learns nothing: an index query is the sum of one random projection
+    over the heads of queries that it stands for, and an index key is a key's. ``exact`` takes the probabilities
+    themselves, summed over these heads: the best that an index can know, at the price of all of attention. ``learned``
+    has projections with a loss of their own, the cross entropy of the index's softmax over the keys kept with the mean
+    of the heads' weights; its gradient reaches the projections alone, beside whatever the model learns from.
 
     As many blocks as there are give exact attention. The index costs N² products of ``index_dim`` numbers for each of
     its heads, some queries at a time: memory is O(n·d). Numbers are compared in float32; of equal ones the later block
     is taken. Decoding keeps all keys and values and the index's keys, and reads the blocks that a query chooses. The
-    defaults are this project's.
+    number of blocks is this project's.
 
     Without causality all blocks compete; the paper is causal.
 
-    Differs from the authors' code: written from a summary of the paper; how many heads an index has, and from what and
-    on what loss it is trained, is as in ``indexed``; the index has no rotary part and no 8-bit numbers.
+    Differs from the authors' code: that makes index queries and keys of the layer's input, chooses once for all heads
+    of keys, by the largest of their numbers, and keeps its own block beside the chosen ones.
+
+    Raises:
+        Unsupported: an odd ``index_dim``, unless nothing is turned.
+        UsageError: several ``index_heads`` without ``score=relu``.
     """
 
     def __init__(
         self,
         shape: Shape,
         *,
-        block: Annotated[int, Field(ge=1, description="tokens per block")] = 64,
+        block: Annotated[int, Field(ge=1, description="tokens per block")] = 128,
         blocks: Annotated[int, Field(ge=1, description="blocks that a query attends to, its own included")] = 4,
-        index_heads: Annotated[int, Field(ge=1, description="index heads of a head of keys; random: at most G")] = 1,
+        index_heads: Annotated[
+            int, Field(ge=1, description="with score=relu, index heads of a head of keys; random: at most G")
+        ] = 1,
         index_dim: Annotated[int, Field(ge=1, description="width of a head of the index")] = 64,
         indexer: Annotated[
             Literal["random", "exact", "learned"], Field(description="what the keys are ranked by")
         ] = "random",
+        score: Annotated[
+            Literal["product", "relu"], Field(description="a·b of normed and turned a and b, or Σ w·relu(a·b)")
+        ] = "product",
     ) -> None:
         super().__init__()
+        plain = score == "product"
+        if plain and index_heads != 1:
+            raise UsageError("msa: option index_heads needs score=relu; with score=product a head of keys has one")
+        if plain and indexer != "exact" and index_dim % 2:
+            raise Unsupported(f"index queries and keys are turned in pairs of channels: index_dim {index_dim} is odd")
         self.sink = None
         self.causal, self.capacity, self.block, self.blocks = shape.causal, shape.M, block, blocks
         self.index: Random | Learned | None = None
         if indexer == "random":
-            self.index = Random(shape, index_heads, index_dim)
+            self.index = Random(shape, index_heads, index_dim, plain=plain)
         elif indexer == "learned":
-            self.index = Learned(shape, index_heads, index_dim)
+            self.index = Learned(shape, index_heads, index_dim, plain=plain)
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """The numbers of all keys as N × N matrices; of each row the blocks whose largest rank below ``blocks``."""
@@ -190,8 +239,9 @@ class MSA(BlockSelecting):
             weights = logits.masked_fill(~seen, -torch.inf).softmax(-1).nan_to_num(0)
             scores = torch.unflatten(weights, 1, (K, -1)).sum(2)
         else:
-            a, b, w = self.index(q.detach(), k.detach())
-            each = torch.einsum("bknid,bkmd->bknim", a, b.expand(-1, K, -1, -1)).clamp(min=0)
+            a, b, w, plain = self.index(q.detach(), k.detach())
+            each = torch.einsum("bknid,bkmd->bknim", a, b.expand(-1, K, -1, -1))
+            each = each if plain else each.clamp(min=0)
             scores = (each if w is None else each * w[..., None]).sum(3)
         i = torch.arange(N, device=q.device)
         places, own = torch.arange(-(-N // self.block), device=q.device), i[:, None] // self.block
@@ -282,12 +332,13 @@ class MSA(BlockSelecting):
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Kept:
         """q ``(B, H, n, D)``, k and v ``(B, K, n, ·)``, n >= 0."""
-        b = self._index_keys(q, k)
+        b = self._index_keys(q, k, 0)
         return Kept(Cache.of(k, v, self.capacity), Cache.of(b, b[..., :0], self.capacity))
 
     def step(self, state: Kept, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Kept]:
         """q ``(B, H, 1, D)``, k and v ``(B, K, 1, ·)``."""
-        b = self._index_keys(q, k)
+        place = state.cache.length
+        b = self._index_keys(q, k, place)
         state = Kept(state.cache.append(k, v), state.ranking.append(b, b[..., :0]))
         keys, n, dtype = state.cache.keys, state.cache.length, accumulator(q.dtype)
         with torch.no_grad():
@@ -295,19 +346,19 @@ class MSA(BlockSelecting):
                 unseen = torch.zeros(1, 1, n, dtype=torch.bool, device=q.device)
                 scores = probabilities(q, keys, unseen, k.shape[1])
             else:
-                own: Ranking = self.index(q.to(dtype), k.to(dtype))
+                own: Ranking = self.index(q.to(dtype), k.to(dtype), place)
                 groups = own._replace(b=state.ranking.keys).groups()
                 scores = torch.stack([one.scores(slice(None), slice(None), n) for one in groups], 1)
             chosen = self._best(scores, torch.full((1,), (n - 1) // self.block, device=q.device))
         return answer_from_chosen(q, keys, state.cache.values, chosen, self.block), state
 
     @torch.no_grad()
-    def _index_keys(self, q: Tensor, k: Tensor) -> Tensor:
+    def _index_keys(self, q: Tensor, k: Tensor, first: int) -> Tensor:
         """What the index keeps of tokens, ``(B, K or 1, n, index_dim)``, in as many digits as they are ranked with."""
         if self.index is None:
             return k.new_zeros(*k.shape[:3], 0)
         dtype = accumulator(q.dtype)
-        ranking: Ranking = self.index(q.to(dtype), k.to(dtype))
+        ranking: Ranking = self.index(q.to(dtype), k.to(dtype), first)
         return ranking.b
 
     @staticmethod

@@ -94,7 +94,9 @@ class OracleLowRank(nn.Module):
         if key_mask is not None:
             seen = key_mask.any(1, keepdim=True) if self.cross else key_mask
             matrix = matrix.masked_fill(~seen[:, None, :, None], 0)
-        v64 = v.double()
+        # A decomposition of what is not finite raises, and the other heads are as they are.
+        lost = ~matrix.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
+        matrix, v64 = matrix.masked_fill(lost, 0), v.double().masked_fill(lost, torch.nan)
         if self.rank >= min(matrix.shape[-2:]):
             return torch.matmul(matrix, v64).to(v.dtype)
         if matrix.requires_grad:

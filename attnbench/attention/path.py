@@ -8,11 +8,11 @@ from typing import Annotated, NamedTuple
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.functional import conv1d, normalize, pad
+from torch.nn.functional import conv1d, pad
 
 from attnbench.engines.decoding.kv_cache import Cache, attend
 from attnbench.engines.masks import emptied
-from attnbench.engines.precision import accumulator, hidden
+from attnbench.engines.precision import accumulator, hidden, unit
 from attnbench.engines.recurrent.stretches import by_heads, chunked, rows_in_turn
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
@@ -154,7 +154,7 @@ class PaTH(nn.Module):
         """w ``(B, H, n, D)``, float32 at least, of windows of the tokens ``(B, n + 2, C)``."""
         dtype = accumulator(given.dtype)
         w = conv1d(given.mT.to(dtype), self.kernel.to(dtype)[:, None], groups=len(self.kernel)).mT
-        return normalize(torch.unflatten(w, -1, (self.heads, -1)).transpose(1, 2), dim=-1)
+        return unit(torch.unflatten(w, -1, (self.heads, -1)).transpose(1, 2))
 
     def _beta(self, x: Tensor) -> Tensor:
         """β ``(B, H, n, 1)``, float32 at least."""

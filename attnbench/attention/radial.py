@@ -54,8 +54,11 @@ class Radial(nn.Module):
     give exact attention. Scores exist for some blocks at a time, forward and backward: memory is O(n·d), and a few
     numbers for each pair of blocks.
 
-    Differs from the authors' code: a frame begins with a block, and is filled up with gaps where blocks do not divide
-    it (there blocks run on over the borders of frames); what is kept of a block, is kept whole; nothing is trained
+    Differs from the authors' code: there a band is |x - y| <= s'/2r, s' the power of two above s, if that is a block or
+    more, and a block wide otherwise, and Wan's neighbouring frames have half a frame; a block is kept there if more
+    than 60 % of its columns that a band touches are covered to a third, and here if a band touches it. A frame begins
+    with a block, and is filled up with gaps where blocks do not divide it (there blocks run on over the borders of
+    frames); nothing is trained
     along with it (there models learn the pattern for longer videos by low-rank updates), and no steps or layers of a
     model are left dense; blocks are 32 long, there 128.
     """

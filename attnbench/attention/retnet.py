@@ -17,6 +17,7 @@ from attnbench.engines.recurrent.stretches import by_heads
 from attnbench.engines.rotation import angles, frequencies, rotate
 from attnbench.errors import Unsupported
 from attnbench.position_bias import Alibi
+from attnbench.reference import of_query_heads
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 
@@ -35,7 +36,7 @@ class Retained(NamedTuple):
     """What is kept of the keys so far."""
 
     state: Tensor
-    """Σ γ^(t-j) (R_j k_j) v_jᵀ, ``(B, H, D, D)``, float32 at least."""
+    """Σ γ^(t-j) (R_j k_j) v_jᵀ, ``(B, H, D, E)``, float32 at least."""
     length: int
     fixed: Fixed
 
@@ -55,6 +56,7 @@ Decay = Literal["retnet", "lightning", "lightning-linear"]
         bias=No("there are no logits: the decay is what depends on the distance"),
         decode=True,
         rows_sum_to_one=False,
+        shares="by itself",
         own_form_both_ways="weights fade with the distance in both directions; the paper defines the causal form only",
     ),
     settings=("chunk=5", "chunk=7,rotation=false", "chunk=5,decay=lightning", "chunk=5,decay=lightning-linear"),
@@ -64,7 +66,8 @@ class RetNet(nn.Module):
 
     Sun et al. 2023, "Retentive Network", section 2.1. Head h = 0, 1, ... keeps γ_h = 1 - 2^(-5-h) of its state at each
     step, S_t = γ S_{t-1} + k_t v_tᵀ, and o_t = q_tᵀ S_t / √D: a product with the matrix (q_i·k_j) γ^(i-j), j <= i.
-    There is no softmax and no denominator. q ``(B, H, N, D)``, k and v ``(B, H, M, D)``; computed chunk by chunk.
+    There is no softmax and no denominator. q ``(B, H, N, D)``, k ``(B, K, M, D)`` and v ``(B, K, M, E)``; computed
+    chunk by chunk. Heads of queries that share keys and values have a rate and a state each.
 
     ``rotation`` turns q and k by the angles i·θ, θ_c = 10000^(-2c/D), in the planes of the channels c and c + D/2, as
     the paper's complex decay γ·exp(iθ) does. A padded key is left out; the positions of the others stay.
@@ -103,6 +106,7 @@ class RetNet(nn.Module):
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """The N × M matrix of scores times the powers of γ, in complex numbers if q and k are rotated."""
         H, D = q.shape[1], q.shape[3]
+        k, v = (of_query_heads(x, H) for x in (k, v))
         i, j = (torch.arange(x.shape[2], dtype=torch.float64, device=q.device) for x in (q, k))
         apart = i[:, None] - j
         if self.rotation:
@@ -129,30 +133,34 @@ class RetNet(nn.Module):
         return (weights @ v.double()).to(v.dtype)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        B, H, N = q.shape[:3]
+        (B, H, N), K = q.shape[:3], k.shape[1]
         k, v = emptied(key_mask, k, v)
         longest = max(N, k.shape[2])
         if k.shape[2] != N:  # pairs of a missing query or key are zero
             q, k, v = (nn.functional.pad(x, (0, 0, 0, longest - x.shape[2])) for x in (q, k, v))
         turns = angles(0, longest, q) if self.rotation else None
         compute = partial(_retain, turns=turns, causal=self.causal, chunk=self.chunk)
-        return by_heads(compute, q, k, v, log2_gamma(q, self.decay).expand(B, H, 1))[:, :, :N]
+        each = torch.unflatten(log2_gamma(q, self.decay), 0, (K, -1)).expand(B, K, H // K, 1)
+        of_group = torch.unflatten(q, 1, (K, -1))
+        outputs = [by_heads(compute, of_group[:, :, g], k, v, each[:, :, g])[:, :, :N] for g in range(H // K)]
+        return outputs[0] if H == K else torch.stack(outputs, 2).flatten(1, 2)
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Retained:
-        """q, k, v ``(B, H, n, D)``, n >= 0."""
+        """q ``(B, H, n, D)``, k and v ``(B, K, n, ·)``, n >= 0."""
         n, dtype = k.shape[2], accumulator(k.dtype)
         position = torch.arange(n, device=k.device)
         k = k.to(dtype)
         if self.rotation:
             k = rotate(k, *angles(0, n, k))
-        fading = log2_gamma(k, self.decay)[..., None] * (n - 1 - position[:, None]).to(dtype)
-        fixed = Fixed(log2_gamma(k, self.decay)[..., None].exp2(), frequencies(k)[None])
-        return Retained((k * fading.exp2()).mT @ v.to(dtype), n, fixed)
+        k, v = (of_query_heads(x, q.shape[1]) for x in (k, v))
+        rates = log2_gamma(k, self.decay)[..., None]
+        fading = rates * (n - 1 - position[:, None]).to(dtype)
+        return Retained((k * fading.exp2()).mT @ v.to(dtype), n, Fixed(rates.exp2(), frequencies(k)[None]))
 
     def step(self, state: Retained, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Retained]:
-        """q, k, v ``(B, H, 1, D)``."""
-        dtype = state.state.dtype
-        a, b, values = (x.to(dtype) for x in (q, k, v))
+        """q ``(B, H, 1, D)``, k and v ``(B, K, 1, ·)``."""
+        dtype, H = state.state.dtype, q.shape[1]
+        a, b, values = (of_query_heads(x.to(dtype), H) for x in (q, k, v))
         if self.rotation:
             turn = state.fixed.theta * state.length
             a, b = rotate(torch.stack((a, b)), turn.cos().to(dtype), turn.sin().to(dtype)).unbind()

@@ -16,9 +16,8 @@ from attnbench.engines.linear.random_maps import (
     ReluFeatures,
     Temperature,
     draw_projection,
-    unit,
 )
-from attnbench.engines.precision import accumulator
+from attnbench.engines.precision import accumulator, unit
 from attnbench.errors import UsageError
 from attnbench.shape import Shape
 from attnbench.variant import Knob, Traits, register
@@ -98,7 +97,7 @@ class RandomFeatureAttention(FeatureAttention):
     def prepare(self, x: Tensor, *parameters: Tensor) -> Tensor:
         """x̂, with the σ given, else with that of the module."""
         (sigma,) = parameters or (self.sigma,)
-        return unit(x) * (sigma / self.temperature)
+        return unit(x.to(accumulator(x.dtype))) * (sigma / self.temperature)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         return self.attend_prepared(q, k, v, key_mask, (self.sigma.expand(q.shape[0], -1, -1, -1),))

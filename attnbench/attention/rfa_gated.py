@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
-from attnbench.engines.linear.random_maps import Features, Kernel, ReluFeatures, Temperature, draw_projection, unit
+from attnbench.engines.linear.random_maps import Features, Kernel, ReluFeatures, Temperature, draw_projection
 from attnbench.engines.masks import emptied
-from attnbench.engines.precision import LOG2E, accumulator
+from attnbench.engines.precision import LOG2E, accumulator, unit
 from attnbench.engines.recurrent.decayed_sums import Chunk, decayed_attention, last_state
 from attnbench.engines.recurrent.feature_sums import quotient
 from attnbench.engines.recurrent.stretches import by_heads
@@ -156,7 +156,7 @@ class GatedRandomFeatureAttention(nn.Module):
         return out
 
     def _features(self, x: Tensor, scale: Tensor) -> Tensor:
-        u = unit(x) * scale @ self.projection.to(accumulator(x.dtype)).mT
+        u = unit(x.to(accumulator(x.dtype))) * scale @ self.projection.to(accumulator(x.dtype)).mT
         return torch.cat([u.cos(), u.sin()], -1) if self.gaussian else u.relu() + ReluFeatures.floor
 
     def _written(self, k: Tensor, v: Tensor, gate: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -10,10 +10,10 @@ from typing import Annotated, NamedTuple
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.functional import layer_norm, normalize, pad
+from torch.nn.functional import layer_norm, pad
 
 from attnbench.engines.masks import emptied
-from attnbench.engines.precision import LOG2E, accumulator
+from attnbench.engines.precision import LOG2E, accumulator, unit
 from attnbench.engines.recurrent.decayed_sums import HalvedChunk, check_halved
 from attnbench.engines.recurrent.erase_and_write import erase_and_write
 from attnbench.engines.recurrent.real_tokens import alone, both_ways
@@ -203,7 +203,7 @@ class RWKV7(nn.Module):
         """x ``(B, 1, C)``."""
         parts, gate = self._parts(x, state.last)
         r, k, v, kappa, a, log_decay = (part.to(state.state.dtype) for part in parts)
-        kappa = normalize(kappa, dim=-1)
+        kappa = unit(kappa)
         kept = state.state * log_decay.mT.exp2()
         kept.addcmul_((a * kappa).mT, kappa @ state.state, value=-1).addcmul_(k.mT, v)
         out: Tensor = self.out(self._finish((r @ kept).to(x.dtype), parts, gate))
@@ -223,5 +223,5 @@ def _evolve(
     r: Tensor, k: Tensor, v: Tensor, kappa: Tensor, a: Tensor, log_decay: Tensor, *, chunk: int
 ) -> tuple[Tensor, Tensor]:
     """Outputs and last state; κ before the decay is κ / w after it."""
-    kappa = normalize(kappa, dim=-1)
+    kappa = unit(kappa)
     return erase_and_write(r, k, v, kappa * (-log_decay).exp2(), log_decay, along=a * kappa, chunk=chunk)

@@ -12,8 +12,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from attnbench.engines.decoding.kv_cache import Cache, CachedDecoding, last_row
-from attnbench.engines.fused import EXTRA, with_mask_columns
-from attnbench.engines.masks import emptied, seeing
+from attnbench.engines.fused import EXTRA
+from attnbench.engines.masks import seeing
 from attnbench.engines.tiling import row_blocks
 from attnbench.errors import Unsupported
 from attnbench.position_bias import PositionBias, position_bias
@@ -50,6 +50,7 @@ _ROWS = 512
         sink=True,
         shares="by itself",
         permutable=True,
+        baseline="one call of scaled_dot_product_attention, which with padding gets a boolean mask and not is_causal",
     ),
     settings=("", "backend=math"),
 )
@@ -60,11 +61,9 @@ class Sdpa(CachedDecoding, nn.Module):
     kernels and O(n²) in ``math``. With ``auto`` PyTorch chooses; the results name what ran. On a CPU no fused kernel
     takes values of another width than keys.
 
-    PyTorch refuses a mask together with ``is_causal``: it wants the N × M mask written out, which costs O(n²) memory.
-    Flash on a GPU takes no mask at all. In both cases the key mask becomes extra columns instead: a large number in
-    every query, its negative in every hidden key. That keeps O(n) memory, with D + 8 columns instead of D. A bias of
-    the positions has no such form: with one, memory is O(n²), and a CPU trains a learned one only in ``math``. A query
-    that sees no key gives 0.
+    A key mask becomes PyTorch's boolean mask, ``(B, 1, 1, M)``. PyTorch refuses one together with ``is_causal``: it
+    wants all pairs written out, ``(B, 1, N, M)``, which costs O(n²) memory; flash on a GPU takes no mask at all. A bias
+    of the positions costs as much, and a CPU trains a learned one only in ``math``. A query that sees no key gives 0.
 
     Where heads share keys and values, a GPU is told so by ``enable_gqa``. Elsewhere that repeats keys and values in
     memory: a call without causality gets the queries of such heads as one sequence instead, and a causal one answers
@@ -78,8 +77,8 @@ class Sdpa(CachedDecoding, nn.Module):
     causal, a query that nobody asks for stands before the others, so that all of them see it. A decoding step with a
     sink is made of plain products.
 
-    Differs from PyTorch's own call: a key mask may stand beside causality, and in every back end a query that sees no
-    key gives 0.
+    Differs from PyTorch's own call: without a bias, a mask of places or a sink in nothing. As there, what padded tokens
+    hold must be finite: a weight of 0 makes NaN of NaN.
 
     Raises:
         Unsupported: in ``forward``, the chosen ``backend`` cannot run on this device, dtype or shape; nothing else
@@ -99,10 +98,8 @@ class Sdpa(CachedDecoding, nn.Module):
         self.causal, self.capacity, self.visible = shape.causal, shape.M, masked(shape)
         self.position_bias, self.sink = position_bias(shape), sink_of(shape)
         self.backend = backend
-        self.columns = self.causal or backend == "flash"
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        k, v = emptied(key_mask, k, v)
         if self.visible is None:
             return self._whole(q, k, v, key_mask)
         if self.visible.mask.kind != "document" or self.visible.start:
@@ -141,14 +138,10 @@ class Sdpa(CachedDecoding, nn.Module):
             return self._with_bias(self.position_bias, q, k, v, key_mask)
         if key_mask is None:
             return self._attend(q, k, v, causal=self.causal)
-        seen = seeing(key_mask, self.causal)
-        if self.columns:
-            D, E = q.shape[-1], v.shape[-1]
-            output = self._attend(*with_mask_columns(q, k, v, key_mask), causal=self.causal, scale=D**-0.5)[..., :E]
-        else:
-            # Queries without a key see all of them instead, so that no kernel meets an empty row and makes NaN of it.
-            output = self._attend(q, k, v, key_mask[:, None, None] | ~seen, causal=self.causal)
-        return output.masked_fill(~seen, 0)
+        seen = key_mask[:, None, None]
+        if self.causal:
+            seen = seen & torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
+        return self._attend(q, k, v, seen, causal=False)
 
     def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Cache]:
         """q ``(B, H, 1, D)``, k and v ``(B, K, 1, D)``."""
@@ -187,12 +180,11 @@ class Sdpa(CachedDecoding, nn.Module):
         mask: Tensor | None = None,
         *,
         causal: bool,
-        scale: float | None = None,
     ) -> Tensor:
         """The mask is ``(1 or B, 1 or H, 1 or N, M)``."""
         if self.sink is None:
-            return self._unsunk(q, k, v, mask, causal=causal, scale=scale)
-        (D, E), scale = (q.shape[3], v.shape[3]), q.shape[3] ** -0.5 if scale is None else scale
+            return self._unsunk(q, k, v, mask, causal=causal)
+        (D, E), scale = (q.shape[3], v.shape[3]), q.shape[3] ** -0.5
         columns = self.sink.logit.to(q.dtype)[:, None, None] / scale
         q = torch.cat((q, columns.expand(*q.shape[:3], 1), q.new_zeros(*q.shape[:3], EXTRA - 1)), -1)
         first = torch.zeros_like(k[:, :, :1])
@@ -206,7 +198,7 @@ class Sdpa(CachedDecoding, nn.Module):
         return self._unsunk(q, k, v, mask, causal=causal, scale=scale)[:, :, int(causal) :, :E]
 
     def _unsunk(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool, scale: float | None
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool, scale: float | None = None
     ) -> Tensor:
         (B, H, N, D), K = q.shape, k.shape[1]
         if H == K or q.is_cuda:

@@ -125,9 +125,12 @@ class Skyformer(nn.Module):
         k, v = emptied(key_mask, k, v)
         X, filled = self._sample(q, k, key_mask)
         X = X.to(accumulate)
+        # The kernel knows differences alone; the squares of what all points share would drown these.
+        origin = X[:, :, :1].detach()
+        X = X - origin
         sums = X.new_zeros(*X.shape[:3], v.shape[3])
         for K, V in zip(torch.split(k, _ROWS, 2), torch.split(v, _ROWS, 2), strict=True):
-            sums = sums + _gaussian(X, K.to(accumulate)) @ V.to(accumulate)
+            sums = sums + _gaussian(X, K.to(accumulate) - origin) @ V.to(accumulate)
         gram = _gaussian(X, X)
         if filled is not None:
             # Points that are not there become rows of the identity, and pass nothing on.
@@ -141,7 +144,9 @@ class Skyformer(nn.Module):
             root = gram.sum(-1, keepdim=True).rsqrt()
             one = torch.eye(gram.shape[-1], dtype=accumulate, device=gram.device)
             values = root * (newton(root * gram * root.mT, one, self.iterations) @ (root * sums))
-        return torch.cat([(_gaussian(Q.to(accumulate), X) @ values).to(q.dtype) for Q in torch.split(q, _ROWS, 2)], 2)
+        return torch.cat(
+            [(_gaussian(Q.to(accumulate) - origin, X) @ values).to(q.dtype) for Q in torch.split(q, _ROWS, 2)], 2
+        )
 
     def _sample(self, q: Tensor, k: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The landmarks ``(B, H, R, D)`` and, with a mask, which of them are there, ``(B, R)``."""

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from attnbench.engines.decoding.kv_cache import CachedDecoding
-from attnbench.engines.masks import added_to_logits, emptied, seeing
-from attnbench.engines.precision import accumulator
+from attnbench.engines.masks import seeing
+from attnbench.engines.precision import accumulator, hidden
 from attnbench.position_bias import position_bias
 from attnbench.shape import Shape
 from attnbench.sink import sink_of
@@ -32,6 +32,8 @@ from attnbench.visible import masked
         sink=True,
         shares="by itself",
         permutable=True,
+        baseline="two products and a softmax that overwrites the logits; softmax(q @ k.mT / d**0.5) @ v, as a textbook "
+        "has it, writes a matrix in each step and takes longer",
     ),
 )
 class Softmax(CachedDecoding, nn.Module):
@@ -42,8 +44,8 @@ class Softmax(CachedDecoding, nn.Module):
     no gradient is wanted, the softmax overwrites the logits, so that one matrix is held, not two. A bias of the
     positions takes up to H × N × M more numbers. A mask saves neither time nor memory here.
 
-    Differs from the paper: a padded key has the lowest logit of the dtype instead of -∞, and a query that sees no key
-    gives 0.
+    Differs from the paper: a padded key has the lowest logit of the dtype instead of -∞, and what it holds must be
+    finite; a query that sees no key gives 0.
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -52,7 +54,6 @@ class Softmax(CachedDecoding, nn.Module):
         self.position_bias, self.sink = position_bias(shape), sink_of(shape)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        k, v = emptied(key_mask, k, v)
         B, H, N, D = q.shape
         K, M, E = *k.shape[1:3], v.shape[3]
         rows = H // K * N
@@ -70,7 +71,7 @@ class Softmax(CachedDecoding, nn.Module):
         elif self.causal:
             logits += torch.full((N, M), -torch.inf, dtype=q.dtype, device=q.device).triu(1)
         if key_mask is not None:
-            logits += added_to_logits(key_mask, q.dtype).repeat_interleave(H, 0)[:, None]
+            logits.masked_fill_(~key_mask.repeat_interleave(H, 0)[:, None], hidden(q.dtype))
         top = None if self.sink is None else logits.amax(-1, keepdim=True)
         weights = logits.softmax(-1) if logits.requires_grad else torch.softmax(logits, -1, out=logits)
         output = torch.bmm(weights.view(B * K, rows, M), v.reshape(B * K, M, E)).view(B, H, N, E)

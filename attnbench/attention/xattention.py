@@ -53,9 +53,9 @@ class XAttention(BlockSelecting):
     for each pair of blocks.
 
     Differs from the authors' code: tiles on the diagonal are summed over the pairs alone that are seen; the first
-    block and the own one are kept in any case, and theirs keeps them if causal; the share is one for all heads, and
-    theirs can be tuned for each; their stride is 16 for long prompts. As in their code, the mass of these two blocks
-    counts.
+    block and the own one are kept in any case, and theirs keeps them if causal alone; the share is one for all heads,
+    and theirs can be tuned for each; their stride is 16 for long prompts. As in their code, the mass of these two
+    blocks counts.
 
     Raises:
         UsageError: ``stride`` does not divide ``block``.

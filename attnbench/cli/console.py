@@ -234,8 +234,8 @@ def name_text(record: Record) -> str:
     return record.label + DAGGER * bool(record.own_form)
 
 
-def own_form_note(forms: Iterable[str]) -> None:
-    """Print what the dagger means, if one was used."""
+def own_form_note(forms: Iterable[object]) -> None:
+    """Print what the dagger means, if one was used: the form of a row's setting, or of all defaults of a variant."""
     if any(forms):
         note("† not the form that the source describes; attnbench show NAME says what differs")
 

@@ -102,7 +102,6 @@ def _with_options(what: str, entries: Iterable[Entry], as_json: bool) -> None:
 
 def _variants(as_json: bool) -> None:
     from attnbench.cli.show import as_data
-    from attnbench.spec import Spec
     from attnbench.variant import FAMILIES, VARIANTS
 
     entries = sorted(VARIANTS, key=lambda entry: FAMILIES.index(entry.family))
@@ -110,7 +109,7 @@ def _variants(as_json: bool) -> None:
         console.data([as_data(entry) for entry in entries])
         return
     rows = []
-    forms: list[str] = []
+    forms: list[bool] = []
     family = ""
     for entry in entries:
         traits = entry.traits
@@ -119,9 +118,8 @@ def _variants(as_json: bool) -> None:
             rows.append([family.upper(), *[""] * 7])
         sign = "=" if traits.exact else "" if traits.longer else "≤"
         marks = ["yes" if yes else "-" for yes in (traits.causal, traits.cross, traits.key_padding, traits.decode)]
-        own = [entry.claims(Spec(entry.name), causal=causal).own_form for causal in (False, bool(traits.causal))]
-        forms += own
-        name, cost = f" {entry.name}{console.DAGGER * any(own)}", entry.cost.replace(" + ", "+")
+        forms.append(entry.own_form)
+        name, cost = f" {entry.name}{console.DAGGER * entry.own_form}", entry.cost.replace(" + ", "+")
         rows.append([name, cost, traits.target, sign, *marks])
     console.table(["variant", "cost", "target", "", "causal", "cross", "pad", "decode"], rows)
     console.own_form_note(forms)

@@ -136,6 +136,7 @@ def as_data(entry: Variant) -> dict[str, Any]:
         "claimed_time_exponent": entry.time_exponent,
         "claimed_memory_exponent": entry.memory_exponent,
         "target": traits.target,
+        "baseline": traits.baseline,
         "own_form": traits.own_form,
         "reads_ahead": traits.reads_ahead,
         "given": {condition: _plain(instead) for condition, instead in traits.given},
@@ -210,6 +211,8 @@ def _facts(data: dict[str, Any]) -> list[tuple[str, str]]:
     facts.append(("target", target))
     facts += _instead(data, "target", _TARGETS)
     facts += _instead(data, "exact", _EXACT)
+    if data["baseline"]:
+        facts.append(("baseline", data["baseline"]))
     facts += _own_form(data)
     for key in ABILITIES:
         facts.append((key.partition("_")[2] or key, _ability(data, key)))

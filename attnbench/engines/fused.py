@@ -29,7 +29,7 @@ def fused_attention(
     """
     H, E = q.shape[1], v.shape[3]
     if key_mask is not None:
-        q, k, v = with_mask_columns(q, k, v, key_mask)
+        q, k, v = _with_mask_columns(q, k, v, key_mask, seeing(key_mask, causal))
     if v.shape[3] < k.shape[3]:
         v = pad(v, (0, k.shape[3] - v.shape[3]))
     if k.shape[1] != H:
@@ -38,11 +38,17 @@ def fused_attention(
     return out if key_mask is None else out.masked_fill(~seeing(key_mask, causal), 0)
 
 
-def with_mask_columns(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v with :data:`EXTRA` more columns, which give hidden keys a logit far below all others."""
+def _with_mask_columns(
+    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor, seen: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v with :data:`EXTRA` more columns, which give hidden keys a logit far below all others.
+
+    Queries that are not ``seen`` to see a key get zeros: a row of nothing but such logits makes NaN of gradients.
+    """
     # The kernels multiply in float32 at least, where every product and their sum must stay finite.
     far = min(torch.finfo(k.dtype).max, torch.finfo(torch.float32).max ** 0.5 / EXTRA)
-    q = pad(q, (0, EXTRA), value=far)
+    of_queries = torch.zeros_like(seen, dtype=q.dtype).masked_fill_(seen, far)
+    q = torch.cat([q, of_queries.expand(*q.shape[:3], EXTRA)], -1)
     columns = torch.zeros_like(key_mask, dtype=k.dtype).masked_fill_(~key_mask, -far)
     k = torch.cat([k, columns[:, None, :, None].expand(*k.shape[:3], EXTRA)], -1)
     return q, k, pad(v, (0, EXTRA))

@@ -23,6 +23,15 @@ def hidden(dtype: torch.dtype) -> float:
     return max(torch.finfo(dtype).min, torch.finfo(torch.float32).min / 4)
 
 
+def unit(x: Tensor) -> Tensor:
+    """x ``(..., d)`` divided by its length, which is taken in float32 at least; zeros stay zeros.
+
+    torch's own divides zeros by 1e-12, which float16 rounds to 0, and multiplies the gradient of zeros by 1e12.
+    """
+    size = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=accumulator(x.dtype))
+    return (x / torch.where(size > 0, size, 1.0)).to(x.dtype)
+
+
 def softmax_and_log_sum(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Softmax over the last axis, in the memory of ``logits``, and log Σ exp(logits), ``(..., 1)``.
 

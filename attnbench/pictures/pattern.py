@@ -100,7 +100,7 @@ def _pattern(spec: Spec, n: int, forms: Sequence[bool], *, must: bool) -> Patter
             refusal = reason
     if must and not shares and refusal is not None:
         raise Unsupported(f"{spec.label}: {refusal}") from None
-    own = any(entry.claims(spec, causal=causal).own_form for causal in shares)
+    own = all(entry.claims(spec, causal=causal).own_form for causal in shares)
     return Pattern(spec, entry.family, own, shares)
 
 

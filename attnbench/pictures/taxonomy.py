@@ -18,7 +18,6 @@ from attnbench.plots.captions import OWN_FORM, own_form_note
 from attnbench.plots.page import new_page, only_on_a_page, shorten
 from attnbench.plots.palette import palette
 from attnbench.plots.style import SMALL_SIZE, in_style
-from attnbench.spec import Spec
 from attnbench.variant import FAMILIES, HOME, VARIANTS, Variant
 
 TITLE = "The families as sets, and what is claimed"
@@ -76,23 +75,18 @@ def _numbers(entries: Sequence[Variant]) -> pd.DataFrame:
                 "causal": bool(entry.traits.causal),
                 "decode": bool(entry.traits.decode),
                 "longer": bool(entry.traits.longer),
-                "own_form": _own_form(entry),
+                "own_form": entry.own_form,
             }
             for entry in entries
         ]
     ).astype({"year": "Int64"})
 
 
-def _own_form(entry: Variant) -> bool:
-    forms = (False, True) if entry.traits.causal else (False,)
-    return any(entry.claims(Spec(entry.name), causal=causal).own_form for causal in forms)
-
-
 @in_style
 def _draw(entries: Sequence[Variant]) -> Figure:
     only_on_a_page("taxonomy")
     families = [one for one in FAMILIES if spans(entries, one)]
-    names = {entry.name: entry.name + OWN_FORM * _own_form(entry) for entry in entries}
+    names = {entry.name: entry.name + OWN_FORM * entry.own_form for entry in entries}
     notes = [
         "A bar covers the variants that belong to a family; a thin line joins its parts. Families after figure 2 of "
         "Tay et al. 2020, arXiv:2009.06732. Cost: what the source claims, for n tokens of width d; R features, rank or "

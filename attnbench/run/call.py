@@ -226,7 +226,7 @@ def _operator(cell: Cell, draw: Draw) -> tuple[nn.Module, list[Windows]]:
 
 
 def _layer(cell: Cell) -> tuple[nn.Module, list[Windows]]:
-    if cell.positions in ("learned", "sinusoid"):
+    if cell.positions in ("learned", "trained-sinusoid", "sinusoid"):
         raise Unsupported(
             f"positions: a model adds {cell.positions} ones to its tokens, and a layer reads what it gets"
         )

@@ -108,7 +108,8 @@ class Size(Strict):
     ffn: int = Field(default=1024, ge=1, le=2**20, description="width of the feed-forward layer")
     vocab: int = Field(default=256, ge=1, le=2**24, description="number of different tokens, if no task sets it")
     positions: Positions = Field(
-        default="learned", description="an embedding that starts from noise or sinusoids; rotary: q and k are turned"
+        default="learned",
+        description="a learned embedding, from noise or sinusoids, or fixed sinusoids; rotary: q and k are turned",
     )
     dropout: float = Field(default=0.0, ge=0, lt=1, description="share of the numbers that is dropped after each layer")
 

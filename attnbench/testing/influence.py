@@ -191,20 +191,21 @@ def hidden_keys(case: Case) -> Iterator[Measured]:
 
 @law("anything in padding", applies=_padded)
 def anything_in_padding(case: Case) -> Iterator[Measured]:
-    """What stands in padded tokens, NaN included, reaches no output or gradient of real ones."""
+    """What stands in padded tokens, NaN included but for baselines, reaches no output or gradient of real ones."""
     mask = torch.ones(2, case.shape.N, dtype=torch.bool)
     mask[0, 15:] = mask[0, 3] = mask[1, 0] = mask[1, 9] = False
     inputs = case.draw()
     real = mask.view(2, *[1] * (inputs[0].ndim - 3), case.shape.N, 1)
     expected = _real_parts(case, inputs, mask, real)
-    for value in (float("nan"), float("inf"), 1e30):
+    # A baseline multiplies what padded tokens hold by 0, as a user's own call does; NaN times 0 is NaN.
+    for value in (1e30,) if case.traits.baseline else (float("nan"), float("inf"), 1e30):
         # A padded query may spoil its own output; keys, values and the tokens of a mixer are seen by others.
         kept = inputs[:-2] if case.operator else []
         found = _real_parts(case, [*kept, *(torch.where(real, x, value) for x in inputs[len(kept) :])], mask, real)
         moved = {name: gap(mine, expected[name]) for name, mine in found.items()}
         name = max(moved, key=lambda name: math.inf if math.isnan(moved[name]) else moved[name])
         yield Measured(moved[name], case.close, f"{value} in padded tokens moves {name} by {moved[name]:.2g}")
-    if case.operator:
+    if case.operator and not case.traits.baseline:
         out = case.module()(*(torch.where(real, x, float("nan")) for x in inputs), key_mask=mask)
         far = gap(torch.where(real, out, 0.0), expected["the output"])
         yield Measured(far, case.close, f"NaN in padded queries moves the output by {far:.2g}")
@@ -293,6 +294,22 @@ def batch(case: Case) -> Iterator[Measured]:
     for i in range(2):
         moved = gap(together[i : i + 1], module(*(x[i : i + 1] for x in inputs)))
         yield Measured(moved, case.close, f"an example alone and the same in a batch differ by {moved:.2g}")
+    for lost in (0, 1):
+        spoilt = [x.index_fill(0, torch.tensor(lost), math.nan) for x in inputs]
+        expected, found = (_of_example(case, given, 1 - lost) for given in (inputs, spoilt))
+        for name, one, other in zip(("the output", "the gradient of an input"), expected, found, strict=False):
+            yield Measured(gap(other, one), case.close, f"NaN in example {lost} reaches {name} of the other")
+
+
+def _of_example(case: Case, inputs: list[Tensor], example: int) -> list[Tensor]:
+    """The output of one example, and what it makes of the gradients of its inputs, side by side."""
+    leaves = [x.detach().requires_grad_(not case.traits.compiled) for x in inputs]
+    out = case.module()(*leaves)[example]
+    if not out.requires_grad:
+        return [out]
+    out.square().sum().backward()
+    grads = [torch.zeros_like(x) if x.grad is None else x.grad for x in leaves]
+    return [out.detach(), torch.cat([x[example].flatten() for x in grads])]
 
 
 @law("heads", few_shapes=True, applies=lambda case: case.operator and case.traits.heads_apart)

@@ -8,11 +8,11 @@ from time import process_time
 from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attnbench.capabilities import Decoding, Prompted
 from attnbench.position_bias import position_bias
-from attnbench.reference import exact_attention
+from attnbench.reference import exact_attention, of_query_heads
 from attnbench.shape import Shape
 from attnbench.spec import parse_spec
 from attnbench.testing.laws import SHAPE, Case, DoesNotWork, Measured, gap, gradients_along, law, worst_place
@@ -251,12 +251,11 @@ def shared_heads(case: Case) -> Iterator[Measured]:
             what = f"with {shape.K} heads of keys for {shape.H} of queries it differs by {far:.2g} from its formula"
             yield Measured(far, case.close, what)
         return
-    together, alone = case.module(shape), case.module()
+    together, apart = case.module(shape), _repeated if _fixed(case) else _in_turn
+    alone = case.module(replace(shape, kv_heads=None) if _fixed(case) else None)
     inputs = case.draw(shape, grad=True)
     q, k, v = inputs
-    out = together(q, k, v)
-    of_group = torch.unflatten(q, 1, (shape.K, shape.G))
-    expected = torch.stack([alone(of_group[:, :, g], k, v) for g in range(shape.G)], 2).flatten(1, 2)
+    out, expected = together(q, k, v), apart(alone, q, k, v)
     _, head, *_ = worst_place(out, expected)
     far = gap(out, expected)
     what = f"with {shape.K} heads of keys for {shape.H} of queries, head {head} differs by {far:.2g} from itself alone"
@@ -267,11 +266,28 @@ def shared_heads(case: Case) -> Iterator[Measured]:
         mask = torch.arange(shape.N) < torch.tensor([[shape.N - 5], [shape.N]])
         real = mask[:, None, :, None]
         out = together(q, k, v, key_mask=mask) * real
-        parts = [alone(of_group[:, :, g], k, v, key_mask=mask) * real for g in range(shape.G)]
-        far = gap(out, torch.stack(parts, 2).flatten(1, 2))
+        far = gap(out, apart(alone, q, k, v, key_mask=mask) * real)
         yield Measured(far, case.close, f"with padding it differs by {far:.2g} from its heads alone")
     if case.causal and case.traits.decode:
         yield _decoded(case, [x.detach() for x in inputs], 9, case.close, shape)
+
+
+def _fixed(case: Case) -> bool:
+    """Whether nothing in it was drawn or learns, so that a module for more heads has the same numbers in each."""
+    return not case.traits.stochastic and not any(True for _ in case.module().parameters())
+
+
+def _repeated(whole: nn.Module, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+    """What a module without shared heads gives each head of queries, whose keys and values are its own."""
+    k, v = (of_query_heads(x, q.shape[1]) for x in (k, v))
+    out: Tensor = whole(q, k, v, key_mask=key_mask)
+    return out
+
+
+def _in_turn(alone: nn.Module, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+    """What a module with as many heads as keys gives one head of queries of each group after another."""
+    of_group = torch.unflatten(q, 1, (k.shape[1], -1)).unbind(2)
+    return torch.stack([alone(one, k, v, key_mask=key_mask) for one in of_group], 2).flatten(1, 2)
 
 
 def _apart(inputs: list[Tensor], found: Tensor, expected: Tensor) -> dict[str, float]:

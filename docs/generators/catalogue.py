@@ -10,7 +10,7 @@ import yaml
 
 from attnbench.cli.show import _EXACT, _ORDER, _RANDOM, _TARGETS, _WEIGHTS, _where, as_data, knob_text, options_of
 from attnbench.registry import Entry
-from attnbench.spec import Spec, format_scalar
+from attnbench.spec import format_scalar
 from attnbench.variant import FAMILIES, VARIANTS, Variant
 from generators.law_numbers import of_variant as of_laws
 from generators.markdown import code, formula, page, prose, source, table, text
@@ -58,7 +58,7 @@ def _overview(entries: list[Variant]) -> str:
         "*Target* says what an error number means. *softmax* approximates softmax attention of the same q, k and v, "
         "and *= softmax* equals it. *learned* approximates it after fitting. *other* is another operator, whose "
         "difference is no error. *longer* says whether a module takes longer sequences than it was made for. A dagger "
-        "(†) marks a form that is not quite the one that the source describes.",
+        "(†) marks a variant whose default form, causal or not, is not quite the one that the source describes.",
         "[What is not here, and why](../not-here.md) names the methods that are missing.",
     ]
     for family in FAMILIES:
@@ -77,18 +77,19 @@ def _line(entry: Variant) -> list[str]:
     abilities = (traits.causal, traits.cross, traits.key_padding, traits.decode, traits.longer)
     marks = ["yes" if able else "no" for able in abilities]
     target = "=\N{NO-BREAK SPACE}softmax" if traits.exact else traits.target
-    return [f"[{entry.name}]({entry.name}.md){_dagger(entry)}", text(entry.summary), text(entry.cost), target, *marks]
-
-
-def _dagger(entry: Variant) -> str:
-    forms = (entry.claims(Spec(entry.name), causal=causal).own_form for causal in (False, bool(entry.traits.causal)))
-    return "†" * any(forms)
+    return [
+        f"[{entry.name}]({entry.name}.md){'†' * entry.own_form}",
+        text(entry.summary),
+        text(entry.cost),
+        target,
+        *marks,
+    ]
 
 
 def _page(entry: Variant) -> str:
     data = as_data(entry)
     return page(
-        f"# {entry.name}{_dagger(entry)}",
+        f"# {entry.name}{'†' * entry.own_form}",
         text(entry.summary),
         formula(FORMULAS[entry.name], entry.formula),
         table(["", ""], _facts(data)),
@@ -142,6 +143,7 @@ def _ability(data: dict[str, Any], key: str) -> list[str]:
 def _claims(entry: Variant, data: dict[str, Any]) -> list[list[str]]:
     target = "equals softmax attention of the same q, k, v" if data["exact"] else _TARGETS[data["target"]]
     rows = [["Target", text(target)], *_instead(data, "target", _TARGETS), *_instead(data, "exact", _EXACT)]
+    rows += [["Baseline", text(data["baseline"])]] if data["baseline"] else []
     own = {"": data["own_form"]} if data["own_form"] else {}
     own |= {condition: instead["own_form"] for condition, instead in data["given"].items() if "own_form" in instead}
     for condition, form in own.items():

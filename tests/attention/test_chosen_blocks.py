@@ -24,16 +24,19 @@ F64 = torch.float64
 CHOOSING = [
     "moba:block=5,blocks=2",
     "oracle-blocks:block=5,blocks=2",
-    "msa:block=5,blocks=2,index_dim=3",
+    "msa:block=5,blocks=2,index_dim=4",
     "msa:block=5,blocks=2,indexer=exact",
     "xattention:block=6,stride=3,threshold=0.5",
     "flexprefill:block=4,mass=0.5,least=0,distance=0",
     "flexprefill:block=4,mass=0.5,least=0,distance=1",
     "minference:block=4,vertical=4,first=1,slash=3,recent=1,last=3",
     "minference:pattern=a-shape,block=4,sink=3,window=6",
-    "sparge:queries=4,keys=2,similarity=0.3,threshold=0.5",
+    "sparge:queries=4,keys=2,similarity=0.3,threshold=0.5,rule=holding,smooth_k=false",
 ]
-BY_BLOCK = {"xattention:block=6,stride=3,threshold=0.5": 6, "sparge:queries=4,keys=2,similarity=0.3,threshold=0.5": 4}
+BY_BLOCK = {
+    "xattention:block=6,stride=3,threshold=0.5": 6,
+    "sparge:queries=4,keys=2,similarity=0.3,threshold=0.5,rule=holding,smooth_k=false": 4,
+}
 """Those whose choice is one for a block of queries, and the queries of a block."""
 BY_QUERY = ["moba:block=5,blocks=2", "oracle-blocks:block=5,blocks=2", CHOOSING[8], *CHOOSING[2:4]]
 
@@ -105,7 +108,7 @@ def test_what_says_that_it_reads_ahead_does(text: str) -> None:
     [
         ("moba:block=5", "blocks", [1, 2, 4, 9]),
         ("oracle-blocks:block=5", "blocks", [1, 2, 4, 9]),
-        ("msa:block=5,index_dim=3", "blocks", [1, 2, 4, 9]),
+        ("msa:block=5,index_dim=4", "blocks", [1, 2, 4, 9]),
         ("xattention:block=6,stride=3", "threshold", [0.1, 0.4, 0.7, 1.0]),
         ("flexprefill:block=4,least=0,distance=0", "mass", [0.1, 0.4, 0.7, 1.0]),
         ("flexprefill:block=4,least=0,distance=1", "mass", [0.1, 0.4, 0.7, 1.0]),
@@ -175,7 +178,7 @@ def test_minference_meets_a_planted_column_and_a_planted_diagonal() -> None:
 
 def test_sparge_computes_whatever_does_not_stand_for_its_tokens() -> None:
     n = 64
-    module = made("sparge:queries=8,keys=8,similarity=0.6,threshold=0.01", n=n)
+    module = made("sparge:queries=8,keys=8,similarity=0.6,threshold=0.01,smooth_k=false", n=n)
     q, k = torch.ones(1, 1, n, D, dtype=F64), torch.ones(1, 1, n, D, dtype=F64)
     k[:, :, 8:16] *= (-1.0) ** torch.arange(8, dtype=F64)[:, None]
     seen = module.select(q, k).pairs(slice(0, n))[0, 0]
@@ -249,3 +252,32 @@ def test_the_first_and_the_own_block_count_among_those_that_hold_the_share() -> 
     assert isinstance(module, BlockSelecting)
     dropped = 6 * 64 * 64 / (1024 * 1025 / 2)
     assert kept(module.select(q, k), q, k, causal=True).pairs == pytest.approx(1 - dropped, abs=1e-9)
+
+
+@pytest.mark.parametrize("offset", [0.0, 30.0])
+def test_sparge_asks_whether_keys_are_alike_without_what_all_keys_share(offset: float) -> None:
+    q, k = torch.ones(1, 1, 64, D, dtype=F64), torch.randn(1, 1, 64, D, dtype=F64)
+    text = "sparge:queries=8,keys=8,similarity=0.6,threshold=0.5"
+    found = [
+        made(f"{text},smooth_k={one}", False, n=64).select(q, k + offset).pairs(slice(0, 64))
+        for one in ("true", "false")
+    ]
+    assert bool(found[0].all())  # no eight Gaussian keys are alike
+    assert bool(found[1].all()) == (offset == 0)
+
+
+def test_sparge_stays_within_its_share_and_keeps_no_block_for_its_place() -> None:
+    """Eight blocks of four equal keys, whose masses for every query are 1/2, 1/4 and less: two are within 0.8."""
+    masses = torch.tensor([1 / 64, 1 / 2, 1 / 64, 1 / 4, 1 / 8, 1 / 32, 1 / 32, 1 / 32], dtype=F64)
+    q, k = torch.zeros(1, 1, 32, D, dtype=F64), torch.zeros(1, 1, 32, D, dtype=F64)
+    q[..., 0], k[..., 0] = 1.0, (masses.log() * D**0.5).repeat_interleave(4)
+    text = "sparge:queries=4,keys=4,similarity=0,threshold=0.8"
+    within, holding = (
+        made(f"{text},rule={rule}", False, n=32).select(q, k).pairs(slice(0, 32))[0, 0, ::4, ::4]
+        for rule in ("within", "holding")
+    )
+    assert [row.nonzero()[:, 0].tolist() for row in within] == [[1, 3]] * 8
+    assert [row.nonzero()[:, 0].tolist() for row in holding] == [
+        sorted({1, 3, own, *extra})
+        for own, extra in ((0, [4]), (1, [4]), (2, [4]), (3, [4]), (4, []), (5, [4]), (6, [4]), (7, [4]))
+    ]

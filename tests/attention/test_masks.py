@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,7 @@ from attnbench.errors import Unsupported
 from attnbench.measure.error import mean_of_visible, measure_error
 from attnbench.measure.flops import count
 from attnbench.measure.memory import peak_tensor_bytes
+from attnbench.model import as_layer
 from attnbench.qkv import INPUTS, draw_qkv
 from attnbench.reference import exact_attention
 from attnbench.run.call import prepare
@@ -97,6 +99,23 @@ def test_token_by_token_it_gives_what_the_whole_sequence_gives(text: str, mask: 
 
 
 LONG = Shape(batch=1, heads=1, seq_len=4096, head_dim=16)
+
+
+@pytest.mark.parametrize("name", [one.name for one in VARIANTS if one.traits.decode and one.traits.mask])
+def test_a_prompt_that_ends_within_a_prefix_is_refused(name: str) -> None:
+    shape = replace(SHAPE, mask="prefix:9")
+    if VARIANTS.get(name).kind == "mixer":
+        prompt: list[Tensor] = [torch.randn(2, 23, shape.C)]
+    else:
+        prompt = list(qkv(shape, torch.float32))
+    module = copy.deepcopy(build(f"{name}:order=dense" if name == "kernel" else name, shape))
+    for n in (0, 8):
+        with pytest.raises(Unsupported, match=f"a prompt of {n} tokens ends within; give a prompt of 9 tokens or more"):
+            module.begin(*(x[..., :n, :] for x in prompt))
+    module.begin(*(x[..., :9, :] for x in prompt))
+    layer = as_layer(f"{name}:order=dense" if name == "kernel" else name, shape)
+    with pytest.raises(Unsupported, match="ends within"):
+        layer.begin(torch.randn(2, 8, shape.C))
 
 
 @pytest.mark.parametrize("mask", ["sliding:64", "document:64"])

@@ -20,7 +20,7 @@ F64 = torch.float64
 N = 19
 HOLES = torch.arange(N) % 5 != torch.tensor([[1], [3]])
 both = pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
-each = pytest.mark.parametrize("indexer", ["random", "exact", "learned"])
+each = pytest.mark.parametrize("indexer", ["random", "exact", "learned", "random-relu", "learned-relu"])
 
 
 def shape_of(causal: bool, kv_heads: int = 2) -> Shape:
@@ -28,8 +28,11 @@ def shape_of(causal: bool, kv_heads: int = 2) -> Shape:
 
 
 def make(shape: Shape, indexer: str, **options: Any) -> MSA:
-    chosen = {"block": 4, "blocks": 3, "index_heads": 2, "index_dim": 6, **options}
-    module = build("msa", shape, indexer=indexer, **chosen).double()
+    indexer, relu, _ = indexer.partition("-relu")
+    more = {"index_heads": 2, "score": "relu"} if relu else {}
+    module = build(
+        "msa", shape, indexer=indexer, **{"block": 4, "blocks": 3, "index_dim": 6, **more, **options}
+    ).double()
     assert isinstance(module, MSA)
     return module
 
@@ -47,12 +50,27 @@ def numbers(m: MSA, q: Tensor, k: Tensor, g: int, t: int, seen: list[int]) -> di
     """The number of each key that query t of one example sees, for the heads that read head g of keys."""
     G = len(q) // len(k)
     heads = range(g * G, (g + 1) * G)
+
+    def turned(x: Tensor, place: int) -> Tensor:
+        """x over the root of its mean square, as three complex numbers, each turned by its angle."""
+        x = x / (x.square().mean() + 1e-6).sqrt()
+        return torch.complex(x[:3], x[3:]) * torch.polar(
+            torch.ones(3, dtype=F64), place * 10000 ** -(torch.arange(3, dtype=F64) / 3)
+        )
+
     if m.index is None:
         rows = torch.stack([(q[h, t] @ k[g, seen].mT / 2).softmax(-1) for h in heads])
         return dict(zip(seen, rows.sum(0).tolist(), strict=True))
     found = {}
     for s in seen:
-        if isinstance(m.index, Random):
+        if m.index.plain:
+            if isinstance(m.index, Random):
+                a, b = (m.index.projection @ x for x in (sum(q[h, t] for h in heads), k[g, s]))
+            else:
+                a = (m.index.of_queries.weight @ q[:, t].flatten()).view(len(k), 6)[g]
+                b = m.index.of_keys.weight @ k[:, s].flatten()
+            found[s] = float((turned(a, t) * turned(b, s).conj()).real.sum())
+        elif isinstance(m.index, Random):
             P, I = m.index.projection, m.index.heads
             asked = [sum(P @ q[h, t] for h in heads if (h - g * G) % I == i) for i in range(I)]
             found[s] = sum(max(0.0, float(a @ (P @ k[g, s]))) for a in asked)
@@ -149,7 +167,7 @@ def test_decoding_gives_what_the_whole_sequence_gives(indexer: str, prompt: int)
 @each
 def test_memory_grows_with_the_length_and_not_with_its_square(indexer: str) -> None:
     def peak(n: int) -> int:
-        module = build("msa", Shape(1, 2, n, 8, causal=True), block=16, blocks=2, index_dim=4, indexer=indexer)
+        module = make(Shape(1, 2, n, 8, causal=True), indexer, block=16, blocks=2, index_dim=4).float()
         inputs = [torch.randn(1, 2, n, 8, requires_grad=True) for _ in "qkv"]
         found = peak_tensor_bytes(lambda: module(*inputs).sum().backward())
         assert found is not None

@@ -199,3 +199,6 @@ def test_a_video_is_not_read_from_left_to_right_and_not_padded(name: str) -> Non
         build(name, Shape(1, 1, 8, 4, causal=True))
     with pytest.raises(Unsupported, match=r"one video|the same video"):
         build(name, Shape(1, 1, 8, 4, kv_len=9))
+    video = build(name, Shape(2, 1, 8, 4))
+    with pytest.raises(Unsupported, match="key padding"):
+        video(*torch.randn(3, 2, 1, 8, 4), key_mask=torch.ones(2, 8, dtype=torch.bool))

@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from attnbench.attention.sdpa import BACKENDS, Sdpa
-from attnbench.engines.fused import with_mask_columns
 from attnbench.errors import Unsupported, UsageError
 from attnbench.measure.flops import count
 from attnbench.measure.memory import peak_tensor_bytes
@@ -80,8 +79,7 @@ def test_a_query_that_sees_no_key_gives_zero_and_its_gradient_is_finite(causal: 
     assert all(grad[2].count_nonzero() == 0 for grad in grads)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(("causal", "masked"), [(False, False), (False, True), (True, False)])  # both: all pairs
 @pytest.mark.parametrize("backward", [False, True])
 def test_memory_grows_linearly_also_with_a_key_mask(causal: bool, masked: bool, backward: bool) -> None:
     def peak(n: int) -> int:
@@ -178,11 +176,27 @@ def test_math_and_a_bias_take_memory_with_the_square_of_the_length(
     assert peak(512) >= 12 * peak(128)
 
 
-def test_a_key_mask_beside_causality_is_eight_more_columns() -> None:
-    q, k, v = draw()
-    wider = with_mask_columns(q, k, v, some_keys())
-    assert [x.shape[-1] for x in wider] == [D + 8] * 3
-    weights = (wider[0] @ wider[1].mT * D**-0.5).softmax(-1)
-    torch.testing.assert_close(
-        weights[:2], (q @ k.mT * D**-0.5).masked_fill(~some_keys()[:, None, None], float("-inf")).softmax(-1)[:2]
-    )
+@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
+def test_padding_is_what_a_user_would_write(causal: bool) -> None:
+    q, k, v = torch.randn(3, 2, 4, 256, 32)
+    real = torch.arange(256) < torch.tensor([[100], [256]])
+    module = build("sdpa", Shape(2, 4, 256, 32, causal=causal))
+
+    def bare() -> Tensor:
+        mask = real[:, None, None]
+        if causal:
+            mask = mask & torch.ones(256, 256, dtype=torch.bool).tril()
+        return scaled_dot_product_attention(q, k, v, mask)
+
+    assert torch.equal(module(q, k, v, key_mask=real), bare())
+    ours, theirs = (peak_tensor_bytes(one) or 0 for one in (lambda: module(q, k, v, key_mask=real), bare))
+    assert 0 < ours <= 1.01 * theirs
+
+
+@pytest.mark.parametrize("name", ["sdpa", "softmax", "chunked", "flex"])
+def test_a_baseline_says_what_a_user_would_write(name: str) -> None:
+    assert VARIANTS.get(name).traits.baseline
+    assert [one.name for one in VARIANTS if one.traits.baseline and one.name not in BASELINES] == []
+
+
+BASELINES = ("sdpa", "softmax", "chunked", "flex")

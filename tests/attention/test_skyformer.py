@@ -165,3 +165,18 @@ def test_dividing_by_the_sums_of_rows_brings_the_eigenvalues_into_reach_of_the_i
     assert values.min() > 0
     assert 0.5 < values.max() <= 1 + 1e-12
     assert torch.linalg.eigvalsh(gram).max() > 5
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("text", ["skyformer:landmarks=7,sampling=strided", "kernel:sim=gaussian,order=dense"])
+def test_what_all_points_share_is_no_part_of_a_kernel_of_differences(text: str, padded: bool) -> None:
+    q, k, v = (torch.randn(2, 2, 40, 32) for _ in range(3))
+    mask = torch.arange(40) >= torch.tensor([[7], [0]]) if padded else None
+    module = build(text, Shape(2, 2, 40, 32))
+    q, k = q + 256, k + 256  # to rows of float32 that float64 holds as they are
+    out, exact = (
+        module(q, k, v, key_mask=mask),
+        module.double().dense(q.double(), k.double(), v.double(), key_mask=mask),
+    )
+    real = torch.ones(2, 1, 40, 1) if mask is None else mask[:, None, :, None]
+    assert float(((out - exact) * real).norm() / (exact * real).norm()) < 1e-4

@@ -85,7 +85,26 @@ def test_the_chart_and_the_rows_of_a_comparison_have_it(folder: Path) -> None:
 
 def test_the_list_and_what_is_shown_mark_it(folder: Path) -> None:
     listed = attnbench("list", where=folder)
-    assert " retnet† " in listed.stdout
+    assert " retnet " in listed.stdout  # its causal form is the paper's
+    assert all(f" {name}† " in listed.stdout for name in ("perceiver", "monotonic", "h2o", "tova", "msa"))
+    marked = {
+        line.split()[0].rstrip("†") for line in listed.stdout.splitlines() if "† " in line and line.startswith(" ")
+    }
+    whole = (
+        "gated-delta",
+        "kda",
+        "mamba2",
+        "rwkv7",
+        "delta",
+        "gla",
+        "ssd",
+        "path",
+        "moba",
+        "streaming",
+        "hyena",
+        "csa",
+    )
+    assert not marked & set(whole)
     assert " softmax " in listed.stdout
     assert NOTE in listed.stderr
     shown = attnbench("show", "retnet", where=folder).stdout

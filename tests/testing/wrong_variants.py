@@ -399,6 +399,43 @@ class InterleavedHeads(Softmax):
         return super().forward(q, k, v, key_mask=key_mask)
 
 
+class RatesOfTheKeys(RetNet):
+    """Gives the heads of queries that share keys the rate of their head of keys."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        of_group = torch.unflatten(q, 1, (k.shape[1], -1)).unbind(2)
+        return torch.stack(
+            [super(RatesOfTheKeys, self).forward(x, k, v, key_mask=key_mask) for x in of_group], 2
+        ).flatten(1, 2)
+
+
+class SpoiltByAnother(Softmax):
+    """Weighs the values of the first example by 0 in all others."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        return super().forward(q, k, v, key_mask=key_mask) + 0 * v[:1].mean(2, keepdim=True)
+
+
+class SpoiltBackwards(Softmax):
+    """Lets the gradient of each example's keys pass by the keys of the first one, with a weight of 0."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        return super().forward(q, Fetched.apply(k), v, key_mask=key_mask)
+
+
+class Fetched(torch.autograd.Function):
+    """Keys as they are; what flows back has 0 times the first example's in it."""
+
+    @staticmethod
+    def forward(ctx: Any, k: Tensor) -> Tensor:
+        ctx.save_for_backward(k)
+        return k.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad + 0 * ctx.saved_tensors[0][:1]
+
+
 class CopiedHeads(Sdpa):
     """Copies shared keys and values for each head of queries that reads them: right, and as dear as without sharing."""
 
@@ -813,11 +850,11 @@ class ScaledByTheFuture(Softmax):
         return torch.matmul(weights / weights.sum(-1, keepdim=True), v)
 
 
-class MaskedByWeights(Softmax):
+class MaskedByWeights(Local):
     """A weight of 0 for padded keys, and NaN times 0 is NaN."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
-        return masked_attention(q, k, v, allowed_keys(q, k, self.causal, key_mask))
+        return self.dense(q, k, v, key_mask=key_mask)
 
 
 # Scores and kernels

@@ -25,7 +25,6 @@ from attnbench.engines.flex.kernel import (
     everything,
     sink_at,
 )
-from attnbench.engines.masks import emptied
 from attnbench.engines.precision import accumulator
 from attnbench.errors import Unsupported, UsageError
 from attnbench.position_bias import position_bias
@@ -64,6 +63,7 @@ _FORWARD_ONLY: dict[str, Any] = (
         permutable=True,
         dtypes=DTYPES,
         compiled=True,
+        baseline="one call of flex_attention, compiled, with a block mask, and with padding a function of the key",
         given=(
             (
                 "window",
@@ -85,7 +85,8 @@ class Flex(CachedDecoding, nn.Module):
     q ``(B, H, N, D)``, k ``(B, K, M, D)`` and v ``(B, K, M, E)`` -> ``(B, H, N, E)``. Causality is a block mask: blocks
     of 128 × 128 above the diagonal are skipped, and those below it are computed without a mask. A key mask and a bias
     are functions of a pair, compiled into the kernel; a key mask is asked in every block that is computed. Memory is
-    O(n). A query that sees no key gives 0. A decoding step reads only the blocks of the cache that are filled.
+    O(n). A query that sees no key gives 0; what padded tokens hold must be finite. A decoding step reads only the
+    blocks of the cache that are filled.
 
     A sink is one more key behind the others, with a value of 0, whose logit is a function of its place: code for a CPU
     gives no sums of exponentials from which its share could be taken. In a cache it is the first key.
@@ -147,7 +148,6 @@ class Flex(CachedDecoding, nn.Module):
         return masked_attention(q, k, v, allowed, added, sink)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        k, v = emptied(key_mask, k, v)
         (N, M), visible, sink = (q.shape[2], k.shape[2]), self.visible, self.sink is not None
         start = 0 if visible is None else visible.start
         full, asked = _ranges(N, M, causal=self.causal, asking=key_mask is not None)

@@ -42,8 +42,9 @@ class ExpectedAttention(Evicting):
 
     A whole sequence is a prompt, unless ``prompt`` says where that ends. Without causality it always is.
 
-    Differs from the authors' code: queries have no rotary positions here, over which it averages those to come; the
-    first four tokens do not stay whatever they are worth, and nothing is added to the shares.
+    Differs from the authors' code: that turns mean and covariance by the mean rotation of the 512 places to come, and
+    queries have no rotary positions here; there the first four tokens always stay, and count neither in mean and
+    covariance nor in the shares.
     """
 
     def __init__(self, shape: Shape, *, budget: Budget = None, ratio: Ratio = None, prompt: Prompt = None) -> None:

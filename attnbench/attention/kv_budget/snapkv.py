@@ -41,8 +41,9 @@ class SnapKV(Evicting):
 
     A whole sequence is a prompt, unless ``prompt`` says where that ends. Without causality it always is.
 
-    Differs from the paper: heads that share keys choose together, by the mean of their probabilities; scores are pooled
-    by a mean, which the paper tries beside a maximum.
+    Differs from the authors' code: heads that share keys choose together, by the mean of their probabilities, where
+    theirs repeats the keys, and each head chooses. The mean over ``pool`` scores, in which what lies outside counts as
+    0, is the default there; their published runs take the maximum of seven.
 
     Raises:
         UsageError: ``pool`` is even, or ``budget`` and ``ratio`` are both given.

@@ -20,7 +20,12 @@ from attnbench.variant import register
     cost="O(n²·d)",
     time_exponent=2.0,
     memory_exponent=1.0,
-    traits=replace(OF_ALL, heads_apart=False, exact_with=("prompt=5,budget={n}", "prompt=9,ratio=0.0")),
+    traits=replace(
+        OF_ALL,
+        heads_apart=False,
+        exact_with=("prompt=5,budget={n}", "prompt=9,ratio=0.0"),
+        own_form="evicts keys once, at the end of the prompt; the paper does so again after each further token",
+    ),
     settings=("prompt=9,budget=5", "prompt=14,ratio=0.5", "budget=4"),
 )
 class Tova(Evicting):

@@ -60,6 +60,23 @@ class Plan:
         chunks = len(slots) // chunk - self.back
         return slots.as_strided((chunks, chunk * (1 + self.back), width), (chunk * width, width, 1))
 
+    def sources(self, slots: Tensor) -> Tensor:
+        """The token that each slot of whole chunks fetches; an empty one, which nobody sees, the first of its chunk."""
+        chunks = slots.view(-1, self.chunk)
+        return torch.where(chunks < self.tokens, chunks, chunks[:, :1]).flatten().clamp(max=self.tokens - 1)
+
+    def firsts(self, a: int) -> slice:
+        """The chunks from ``a`` on that are the first of a head: before them stand tokens of another."""
+        return slice(-a % self.chunks, None, self.chunks)
+
+    def weighed(self, weights: Tensor, a: int, x: Tensor) -> Tensor:
+        """Weights ``(g, chunk, (1 + back)·chunk)`` of the chunks from ``a`` on times windows of x, head by head."""
+        out = bmm(weights, self.windows(x))
+        if self.back:
+            own = x[self.skip :].view(len(weights), self.chunk, -1)[self.firsts(a)]
+            out[self.firsts(a)] = bmm(weights[self.firsts(a), :, self.chunk :], own)
+        return out
+
     def mask(self, logits: Tensor, r: int, first: int, slots: Tensor) -> None:
         """Push every pair that does not count in round ``r`` out of reach, by arithmetic: comparisons are slower."""
 
@@ -80,7 +97,7 @@ class Plan:
         if self.hidden is not None:
             logits.sub_(self.windows(self.hidden[slots].to(logits.dtype).unsqueeze(1)).transpose(1, 2))
         if self.back:
-            logits[-first % self.chunks :: self.chunks, :, : self.chunk] = -APART
+            logits[self.firsts(first), :, : self.chunk] = -APART
         # SELF in one round only: sums of several logits this low lose digits.
         logits[:, :, self.skip :].diagonal(dim1=1, dim2=2).fill_(-APART if r else SELF)
 
@@ -98,7 +115,7 @@ class Attend(torch.autograd.Function):
         lse = q.new_empty(plan.tokens + 1, dtype=dtype)
         for r, a, b in plan.tiles():
             slots, _, _, values, weights, here = _tile(q, v, inverse, plan, r, a, b)
-            part = bmm(weights, plan.windows(values)).view(-1, v.shape[1])
+            part = plan.weighed(weights, a, values).view(-1, v.shape[1])
             own = slots[plan.skip :]
             if r:
                 before = lse[own]
@@ -123,7 +140,9 @@ class Attend(torch.autograd.Function):
         dq = q.new_zeros((plan.tokens + 1, q.shape[1]), dtype=lse.dtype)
         dv = q.new_zeros((plan.tokens + 1, v.shape[1]), dtype=lse.dtype)
 
-        def to_slots(windows: Tensor) -> Tensor:
+        def to_slots(windows: Tensor, a: int) -> Tensor:
+            if plan.back:
+                windows[plan.firsts(a), : plan.chunk] = 0
             summed = windows.new_zeros((len(windows) + plan.back) * plan.chunk, windows.shape[2])
             summed[plan.skip :] = windows[:, plan.skip :].reshape(-1, windows.shape[2])
             if plan.back:
@@ -132,17 +151,19 @@ class Attend(torch.autograd.Function):
 
         for r, a, b in plan.tiles():
             slots, queries, keys, values, weights, here = _tile(q, v, inverse, plan, r, a, b)
-            source = slots.clamp(max=plan.tokens - 1)
+            source = plan.sources(slots)
             share = (here - lse[slots[plan.skip :]]).exp_().unsqueeze(1)
             dout = grad.index_select(0, source[plan.skip :]).to(lse.dtype).mul_(share).view(b - a, plan.chunk, -1)
-            dvalues = to_slots(torch.bmm(weights.transpose(1, 2), dout))
+            dvalues = to_slots(torch.bmm(weights.transpose(1, 2), dout), a)
             dlogits = bmm(dout, plan.windows(values).transpose(1, 2))
             dlogits.sub_((dot[source[plan.skip :]].unsqueeze(1) * share).view(b - a, -1, 1)).mul_(weights)
             dlogits[:, :, plan.skip :].diagonal(dim1=1, dim2=2).zero_()
-            dkeys = to_slots(torch.bmm(dlogits.transpose(1, 2), queries))
+            if plan.back:
+                dlogits[plan.firsts(a), :, : plan.chunk] = 0
+            dkeys = to_slots(torch.bmm(dlogits.transpose(1, 2), queries), a)
             dkeys.addcmul_(keys, torch.linalg.vecdot(keys, dkeys).unsqueeze(1), value=-1)
             dkeys.mul_(inverse[source].unsqueeze(1))
-            dkeys[plan.skip :] += bmm(dlogits, plan.windows(keys)).view(-1, q.shape[1])
+            dkeys[plan.skip :] += plan.weighed(dlogits, a, keys).view(-1, q.shape[1])
             # A token has one slot per tile, so that copying the sum back amounts to adding.
             dq.index_copy_(0, slots, dkeys.add_(dq.index_select(0, slots)))
             dv.index_copy_(0, slots, dvalues.add_(dv.index_select(0, slots)))
@@ -152,7 +173,7 @@ class Attend(torch.autograd.Function):
 def _tile(q: Tensor, v: Tensor, inverse: Tensor, plan: Plan, r: int, a: int, b: int) -> tuple[Tensor, ...]:
     """Slots, queries, unit keys, values, weights and log-sum-exp of the chunks a to b of round r."""
     slots = plan.order[r, a * plan.chunk : (b + plan.back) * plan.chunk]
-    source = slots.clamp(max=plan.tokens - 1)
+    source = plan.sources(slots)
     x = q.index_select(0, source).to(inverse.dtype)
     keys = x * inverse[source].unsqueeze(1)
     values = v.index_select(0, source).to(inverse.dtype)

@@ -30,8 +30,8 @@ class Tile:
 
     @property
     def keys(self) -> Tensor:
-        """``(T·W,)``, for fetching; where there is no block, the first one, of which nothing is seen."""
-        return self.blocks.clamp(min=0).flatten()
+        """``(T·W,)``, for fetching; where there is no block, the tile's first, of the same example: nothing is seen."""
+        return torch.where(self.blocks < 0, self.blocks[:, :1], self.blocks).flatten()
 
     def places(self, first: int, last: int) -> Tensor:
         """``(T·U,)``: places of its blocks of queries among those from ``first`` to ``last``, which is for no block."""
@@ -39,8 +39,8 @@ class Tile:
 
     @property
     def queries(self) -> Tensor:
-        """``(T·U,)``, for fetching; where there is no block, the first one."""
-        return self.units.clamp(min=0).flatten()
+        """``(T·U,)``, for fetching; where there is no block, the tile's first, whose example reads the same keys."""
+        return torch.where(self.units < 0, self.units[:, :1], self.units).flatten()
 
 
 @dataclass(frozen=True, slots=True)

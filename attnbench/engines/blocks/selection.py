@@ -129,6 +129,17 @@ def heaviest(masses: Tensor, share: float, *, allowed: Tensor, forced: Tensor, l
     return (torch.zeros_like(forced).scatter(-1, order, wanted) | forced) & allowed
 
 
+def within(masses: Tensor, share: float, *, allowed: Tensor) -> Tensor:
+    """The allowed entries of each row ``(..., J)`` that, the largest first, add up to no more than ``share``; bool.
+
+    All that is allowed where the share is 1, whatever sums of rounded masses are.
+    """
+    if share >= 1:
+        return allowed.expand(masses.shape)
+    ordered, order = masses.masked_fill(~allowed, 0.0).sort(dim=-1, descending=True, stable=True)
+    return torch.zeros_like(masses, dtype=torch.bool).scatter(-1, order, ordered.cumsum(-1) <= share) & allowed
+
+
 def in_blocks(x: Tensor, size: int, dim: int = -1) -> Tensor:
     """x with one axis cut into blocks, ``(..., blocks, size, ...)``; the last one is filled up with zeros, or False."""
     dim %= x.ndim

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ _LESSON_ROWS = 64
 
 
 class Index(NamedTuple):
-    """What keys are ranked by: key j has Σ_i w_ti·relu(a_ti·b_j) for query t."""
+    """What keys are ranked by: key j has Σ_i w_ti·relu(a_ti·b_j) for query t, or Σ_i a_ti·b_j if ``plain``."""
 
     a: Tensor
     """``(B, N, I, d)``."""
@@ -24,11 +25,13 @@ class Index(NamedTuple):
     """``(B, M, d)``, one head."""
     w: Tensor | None
     """``(B, N, I)``; None: 1."""
+    plain: bool = False
 
     def scores(self, examples: slice, rows: slice, last: int) -> Tensor:
         """Scores of some queries with the keys before ``last``, ``(n, rows, last)``."""
         a, b = self.a[examples, rows], self.b[examples, :last]
-        products = torch.unflatten(torch.matmul(a.flatten(1, 2), b.mT).relu_(), 1, a.shape[1:3])
+        products = torch.unflatten(torch.matmul(a.flatten(1, 2), b.mT), 1, a.shape[1:3])
+        products = products if self.plain else products.relu_()
         if self.w is None:
             return products.sum(2)
         return torch.matmul(self.w[examples, rows][:, :, None], products)[:, :, 0]
@@ -59,26 +62,29 @@ def lesson(index: Index, chosen: Tensor, q: Tensor, k: Tensor, key_mask: Tensor 
     The mean over all real queries. Attention learns nothing from it: q and k are taken as they are.
 
     Args:
-        index: with weights, of N queries and M keys.
+        index: of N queries and M keys.
         chosen: ``(B, N, T)``, the keys that each query keeps; below 0 for none.
         q: ``(B, H, N, D)``; k: ``(B, K, M, D)``.
         key_mask: ``(B, N)`` bool, True where a token is real.
     """
-    assert index.w is not None
+    w = torch.ones_like(index.a[..., 0]) if index.w is None else index.w
     q, k = q.detach(), k.detach()
     (B, K, _, D), T = k.shape, max(1, chosen.shape[2])
     most = max(_LESSON_ROWS, budget("gathered.listed", q.device) // (B * K * T * D))
     total = index.b.new_zeros(())
     sizes = [block.stop - block.start for block in row_blocks(q.shape[2], most)]
-    cut = [torch.split(x, sizes, 1) for x in (q.transpose(1, 2), index.a, index.w, chosen)]
+    cut = [torch.split(x, sizes, 1) for x in (q.transpose(1, 2), index.a, w, chosen)]
     masks = [None] * len(sizes) if key_mask is None else torch.split(key_mask, sizes, 1)
     for *rows, real in zip(*cut, masks, strict=True):
-        total = total + checkpoint(_surprise, k, index.b, *rows, real, use_reentrant=False, preserve_rng_state=False)
+        each = partial(_surprise, k, index.b, plain=index.plain)
+        total = total + checkpoint(each, *rows, real, use_reentrant=False, preserve_rng_state=False)
     count = B * q.shape[2] if key_mask is None else key_mask.sum()
     return total / count
 
 
-def _surprise(k: Tensor, b: Tensor, q: Tensor, a: Tensor, w: Tensor, chosen: Tensor, real: Tensor | None) -> Tensor:
+def _surprise(
+    k: Tensor, b: Tensor, q: Tensor, a: Tensor, w: Tensor, chosen: Tensor, real: Tensor | None, *, plain: bool
+) -> Tensor:
     """-Σ p log softmax(index) over the keys that some queries keep, p the mean of the heads' weights.
 
     Args:
@@ -95,7 +101,8 @@ def _surprise(k: Tensor, b: Tensor, q: Tensor, a: Tensor, w: Tensor, chosen: Ten
         logits = torch.einsum("bnkgd,bkntd->bkgnt", rows, keys).masked_fill(~seen[:, None, None], -torch.inf)
         p = logits.softmax(-1).nan_to_num(0.0).mean((1, 2))
     own = torch.unflatten(b.gather(1, at[..., None].expand(-1, -1, b.shape[2])), 1, chosen.shape[1:])
-    scores = torch.matmul(w[:, :, None], torch.matmul(a, own.mT).relu())[:, :, 0]
+    products = torch.matmul(a, own.mT)
+    scores = torch.matmul(w[:, :, None], products if plain else products.relu())[:, :, 0]
     each = -(p * scores.masked_fill(~seen, hidden(dtype)).log_softmax(-1)).sum(-1)
     return each.sum() if real is None else (each * real).sum()
 

@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
+
+from attnbench.engines.precision import unit
 
 Map = Callable[[Tensor], Tensor]
 
@@ -26,7 +27,7 @@ def squared_relu(x: Tensor) -> Tensor:
 
 def unit_and_one(x: Tensor) -> Tensor:
     """[1, x/‖x‖]: products are 1 plus the cosine of the angle; 0 stays 0."""
-    return torch.cat([torch.ones_like(x[..., :1]), normalize(x, dim=-1)], -1)
+    return torch.cat([torch.ones_like(x[..., :1]), unit(x)], -1)
 
 
 def second_power(x: Tensor) -> Tensor:

@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from attnbench.engines.linear.feature_map import FeatureMap
-from attnbench.engines.precision import LOG2E, accumulator
+from attnbench.engines.precision import LOG2E
 from attnbench.engines.tiling import fill
 
 
@@ -173,11 +173,6 @@ Kernel = Annotated[Literal["gaussian", "arccos"], Field(description="which kerne
 Temperature = Annotated[
     float, Field(gt=0, description="τ: queries and keys have length 1/τ, the largest logit is 1/τ²")
 ]
-
-
-def unit(x: Tensor) -> Tensor:
-    """x / ‖x‖ in float32 at least; 0 stays 0."""
-    return nn.functional.normalize(x.to(accumulator(x.dtype)), dim=-1)
 
 
 Projection = Annotated[

@@ -8,10 +8,10 @@ from typing import Annotated, NamedTuple
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.functional import normalize, silu
+from torch.nn.functional import silu
 
 from attnbench.engines.masks import emptied
-from attnbench.engines.precision import accumulator
+from attnbench.engines.precision import accumulator, unit
 from attnbench.engines.recurrent.erase_and_write import BeforeDecay, erase_and_write
 from attnbench.engines.recurrent.real_tokens import both_ways
 from attnbench.engines.recurrent.short_convolution import ShortConvolution
@@ -181,10 +181,10 @@ class ErasingLayer(nn.Module):
         """What :func:`activated` gives for one token ``(B, 1, ·)``, in half as many calls: they take the time here."""
         B, H, (D, _, E) = len(token), self.heads, self.sizes
         both, v = torch.split(silu(token), [2 * H * D, H * E], -1)
-        q, k = normalize(both.view(B, 2, H, 1, D), dim=-1).unbind(1)
+        q, k = unit(both.view(B, 2, H, 1, D)).unbind(1)
         return q * D**-0.5, k, v.view(B, H, 1, E)
 
 
 def activated(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """q of length 1/√D, k of length 1, and v."""
-    return normalize(silu(q), dim=-1) * q.shape[-1] ** -0.5, normalize(silu(k), dim=-1), silu(v)
+    return unit(silu(q)) * q.shape[-1] ** -0.5, unit(silu(k)), silu(v)
