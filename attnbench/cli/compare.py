@@ -36,9 +36,10 @@ from attnbench.cli.options import (
 )
 from attnbench.cli.outputs import draw, refuse_files, write_rows
 from attnbench.errors import Exit
+from attnbench.marks import error_text, name_text
 from attnbench.printable import without_empty
 from attnbench.shape import Bias, Sink
-from attnbench.units import format_bytes, format_seconds
+from attnbench.units import format_bytes, with_interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -203,7 +204,7 @@ def _printer(form: Literal["table", "markdown", "latex"]) -> Printer:
 
 def _print(comparison: Comparison, table: Printer) -> None:
     records = [side.record for rows in comparison.rows.values() for row in rows for side in (row.a, row.b)]
-    shown = {record.label: console.name_text(record) for record in records}
+    shown = {record.label: name_text(record.label, record.own_form) for record in records}
     for (a, b), rows in comparison.rows.items():
         first, second = _broken(shown[a]), _broken(shown[b])
         title = f"time of {a} / time of {b}"
@@ -224,8 +225,7 @@ def _print(comparison: Comparison, table: Printer) -> None:
     )
     if comparison.without_error:
         console.line(f"no errors from n = {comparison.without_error[0]} on: exact attention in float64 takes too long")
-    console.error_notes({record.error_kind for record in records})
-    console.own_form_note(record.own_form for record in records)
+    console.mark_notes([*shown.values(), *(error_text(one.rel_error, one.error_kind) for one in records)])
     console.unchecked_note(record.laws for record in records)
     console.fused_note(records)
     console.replaced_note(records)
@@ -261,8 +261,7 @@ def _explain(rows: Sequence[Row]) -> None:
 def _time(side: Side) -> str:
     if side.time is None:
         return str(side.record.status)
-    spread = f" ±{(side.interval[1] - side.interval[0]) / 2 / side.time:.0%}" if side.interval else ""
-    return format_seconds(side.time) + spread
+    return with_interval(side.time, *(side.interval or (None, None)))
 
 
 def _side_rows(comparison: Comparison) -> list[list[str]]:
@@ -271,11 +270,11 @@ def _side_rows(comparison: Comparison) -> list[list[str]]:
         for row in rows:
             for side in (row.a, row.b):
                 r = side.record
-                error = console.error_text(r)
+                error = error_text(r.rel_error, r.error_kind)
                 trivial = "-" if r.trivial_error is None else f"{r.trivial_error:.2g}"
                 note = r.reason or (r.kernel or "")
                 sizes = [format_bytes(r.peak_bytes), format_bytes(r.state_bytes)]
-                seen[row.n, r.label] = [str(row.n), console.name_text(r), *sizes, error, trivial, note]
+                seen[row.n, r.label] = [str(row.n), name_text(r.label, r.own_form), *sizes, error, trivial, note]
     return [seen[key] for key in sorted(seen, key=lambda k: (k[0], comparison.labels.index(k[1])))]
 
 

@@ -110,7 +110,6 @@ def _variants(as_json: bool) -> None:
         console.data([as_data(entry) for entry in entries])
         return
     rows = []
-    forms: list[str] = []
     family = ""
     for entry in entries:
         traits = entry.traits
@@ -120,11 +119,10 @@ def _variants(as_json: bool) -> None:
         sign = "=" if traits.exact else "" if traits.longer else "≤"
         marks = ["yes" if yes else "-" for yes in (traits.causal, traits.cross, traits.key_padding, traits.decode)]
         own = [entry.claims(Spec(entry.name), causal=causal).own_form for causal in (False, bool(traits.causal))]
-        forms += own
         name, cost = f" {entry.name}{console.DAGGER * any(own)}", entry.cost.replace(" + ", "+")
         rows.append([name, cost, traits.target, sign, *marks])
     console.table(["variant", "cost", "target", "", "causal", "cross", "pad", "decode"], rows)
-    console.own_form_note(forms)
+    console.mark_notes(row[0] for row in rows)
     console.note(
         "target: softmax approximates softmax attention (= equals it), learned does so\n"
         "after fitting, other is another operator, whose difference is no error\n"

@@ -13,11 +13,12 @@ import torch
 from matplotlib.figure import Figure
 
 from attnbench.errors import Unsupported, UsageError
+from attnbench.marks import OWN_FORM
 from attnbench.pictures.heads import Head, heads_of, softmax_matrix
 from attnbench.pictures.implied import formula_of, implied
 from attnbench.pictures.matrix import DECADES_BELOW, by_size, draw_matrix, draw_ramp, positive
 from attnbench.pictures.picture import Picture
-from attnbench.plots.captions import OWN_FORM, own_form_note
+from attnbench.plots.captions import own_form_note
 from attnbench.plots.page import Page, narrow, new_page, shorten
 from attnbench.plots.palette import palette
 from attnbench.plots.style import SMALL_SIZE, in_style

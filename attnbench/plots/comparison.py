@@ -11,7 +11,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from attnbench.plots.captions import OWN_FORM, own_form_note
+from attnbench.marks import OWN_FORM
+from attnbench.plots.captions import own_form_note
 from attnbench.plots.keys import KEY, wrapped_height, write_wrapped
 from attnbench.plots.page import NothingToDraw, narrow, new_page, wrap
 from attnbench.plots.palette import palette

@@ -69,14 +69,13 @@ def tasks_of_both(frame: pd.DataFrame, rows: pd.DataFrame) -> set[str]:
     return (set(rows["task"].dropna()) & set(trainings.loc[trainings["score"].notna(), "task"])) - {""}
 
 
-def match(frame: pd.DataFrame, speed: Setting, n: int) -> Match | None:
+def match(every: Sequence[Problem], speed: Setting, n: int) -> Match | None:
     """The scores of the model most like the timed one; None if there are no scores.
 
     Args:
-        frame: the rows of the run that ``speed`` belongs to.
+        every: the problems of the run that ``speed`` belongs to.
         n: the length that was timed.
     """
-    every = problems(frame)
     found = [one for one in every if one.parts]
     if not found:
         return None

@@ -12,7 +12,7 @@ from attnbench.plots.captions import short_names
 from attnbench.plots.contenders import Contenders, contenders
 from attnbench.plots.scored import Problem
 from attnbench.plots.ticks import plain
-from attnbench.report.numbers import BASELINE, Relative, baseline_at, relative, times, tokens
+from attnbench.report.numbers import BASELINE, Relative, relative, times, tokens
 from attnbench.report.views import View
 from attnbench.scores import MEAN, learnt
 from attnbench.units import format_seconds
@@ -53,8 +53,9 @@ def answer(frame: pd.DataFrame, views: Sequence[View], problems: Sequence[Proble
 class _Speaker:
     def __init__(self, frame: pd.DataFrame, view: View) -> None:
         self.frame, self.view = frame, view
-        with_base = [n for n, one in view.at.items() if baseline_at(_ok(one)) is not None]
-        with_exact = [n for n, one in view.at.items() if (_ok(one)["family"] == "exact").any()]
+        timed = view.setting.ok[view.setting.ok["time_median_s"] > 0]
+        with_base = {*timed.loc[timed["variant"] == BASELINE, "seq_len"]} & view.at.keys()
+        with_exact = {*timed.loc[timed["family"] == "exact", "seq_len"]} & view.at.keys()
         self.n = max(with_base or with_exact or view.at)
         self.found = view.at[self.n]
         self.rows = _ok(self.found).sort_values("time_median_s", kind="stable")

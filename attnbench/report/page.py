@@ -15,7 +15,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from attnbench import __version__
 from attnbench.errors import UsageError
-from attnbench.plots.captions import in_words, own_form_note, short_names
+from attnbench.marks import notes
+from attnbench.plots.captions import in_words, short_names
 from attnbench.plots.page import NothingToDraw
 from attnbench.plots.palette import DARK, LIGHT
 from attnbench.plots.scored import family_of
@@ -136,7 +137,7 @@ def _section(
         "tasks": len(scored),
         "how": tasks.how(rows, scored) if scored else "",
         "notes": [line for line in tasks.notes(rows, scored) if line] if scored else [],
-        "own": own_form_note(names.values()),
+        "marks": notes(text for row in data["rows"] for text in row if isinstance(text, str)),
         "failed": failed(rows),
         "warnings": facts.warnings(rows),
         "runs": [

@@ -65,10 +65,8 @@ function aboutCell(cell, row) {
 
 function timeCell(cell, row) {
   if (row.time === null) return;
-  cell.textContent = seconds(row.time);
-  if (row.time_low === null || row.time_high === null) return;
-  const half = Math.sqrt(row.time_high / row.time_low) - 1;
-  add(cell, "span", { class: "ends", title: ends(row.time_low, row.time_high, seconds) }, ` ±${Math.max(1, Math.round(100 * half))}%`);
+  cell.textContent = row.time_text;
+  if (row.spread) add(cell, "span", { class: "ends", title: ends(row.time_low, row.time_high, seconds) }, ` ${row.spread}`);
 }
 
 function ratioCell(cell, row) {
@@ -79,14 +77,10 @@ function ratioCell(cell, row) {
 }
 
 function errorCell(cell, row) {
-  if (row.error_kind === "learned") {
-    write(cell, "learned").title = KIND_WORDS.learned;
-    return;
-  }
-  if (row.error === null) return;
-  cell.textContent = plain(Number(row.error.toPrecision(2))) + (row.error_kind === "distance" ? " *" : "");
-  if (row.error_kind === "distance") cell.title = "distance from softmax: another operator, no error";
-  if (row.error_std && row.error > 1e-5) add(cell, "span", { class: "ends" }, ` ±${plain(Number(row.error_std.toPrecision(1)))}`);
+  if (!row.error_text) return;
+  cell.textContent = row.error_text;
+  if (KIND_WORDS[row.error_kind]) cell.title = errorText(row);
+  if (row.error_std && row.error > 1e-5) add(cell, "span", { class: "ends" }, ` sd ${plain(Number(row.error_std.toPrecision(1)))}`);
 }
 
 function changeCell(cell, row) {

@@ -81,7 +81,7 @@ function aboutRow(row) {
 const KIND_WORDS = { distance: " from softmax: another operator, no error", learned: "means nothing before fitting" };
 function errorText(row) {
   if (row.error_kind === "learned") return KIND_WORDS.learned;
-  const spread = row.error_std ? ` ± ${plain(Number(row.error_std.toPrecision(2)))}` : "";
+  const spread = row.error_std ? ` (standard deviation ${plain(Number(row.error_std.toPrecision(2)))})` : "";
   return `${plain(Number(row.error.toPrecision(2)))}${spread}${KIND_WORDS[row.error_kind] || ""}`;
 }
 
