@@ -217,6 +217,9 @@ def _measure(plan: Plan, worker: Worker, engine: Engine | None, *, as_json: bool
         console.line(f"figures: {shlex.join(['attnbench', 'plot', *(str(folder.path) for folder, _ in runs)])}")
 
 
+_RATES = ("examples/s", "first token", "per token")
+
+
 def _print_records(records: list[Record]) -> None:
     """Print a table for each sweep, with its longest measured length; the CSV has the other lengths."""
     from attnbench.axes import IN_ROWS
@@ -230,7 +233,7 @@ def _print_records(records: list[Record]) -> None:
         shown = [record for record in mine if record.seq_len == longest]
         axes = [axis for axis in COLUMNS if axis in IN_ROWS and len({getattr(record, axis) for record in shown}) > 1]
         inputs = list(dict.fromkeys(record.inputs for record in shown))
-        columns = ["variant", *axes, "time", "95 %", "examples/s", "peak", "state", "error", "loss", "features", "note"]
+        columns = ["variant", *axes, "time", "95 %", *_RATES, "peak", "state", "error", "loss", "features", "note"]
         rows = [_result_row(record, axes) for record in shown]
         title = f"\n{sweep}, n = {longest}"
         if len(inputs) == 1 and any(record.error_kind for record in shown):
@@ -239,7 +242,7 @@ def _print_records(records: list[Record]) -> None:
             title += f" ({len(mine)} rows in all)"
         console.table(
             *without_empty(columns, rows),
-            right=["time", "95 %", "examples/s", "peak", "state", "error", "loss", "features"],
+            right=["time", "95 %", *_RATES, "peak", "state", "error", "loss", "features"],
             title=title,
         )
     if trainings:
@@ -281,6 +284,8 @@ def _result_row(record: Record, axes: list[str]) -> list[str]:
         format_seconds(record.time_median_s),
         format_interval(record.time_median_s, record.time_ci_low_s, record.time_ci_high_s),
         rate,
+        format_seconds(record.first_token_s),
+        format_seconds(record.token_s),
         format_bytes(record.peak_bytes),
         format_bytes(record.state_bytes),
         _error(record),

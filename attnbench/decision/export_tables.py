@@ -22,7 +22,7 @@ _AXES = (
     *("learning_rate", "seed"),
 )
 """Columns that are shown where they differ between the rows of one sweep."""
-_NUMBERS = ("n", "time", "95 %", "peak", "state", "error", "score", "score 95 %", "seeds")
+_NUMBERS = ("n", "time", "95 %", "first token", "per token", "peak", "state", "error", "score", "score 95 %", "seeds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +123,8 @@ def _numbers(record: Record) -> list[str]:
         str(record.seq_len),
         format_seconds(record.time_median_s),
         format_interval(record.time_median_s, record.time_ci_low_s, record.time_ci_high_s) or "-",
+        format_seconds(record.first_token_s),
+        format_seconds(record.token_s),
         format_bytes(record.peak_bytes),
         format_bytes(record.state_bytes),
         marks.error_text(record.rel_error, record.error_kind),

@@ -132,6 +132,18 @@ def where(rows: pd.DataFrame, n: int | None = None) -> list[str]:
     return [" · ".join(part for part in line if part) for line in ([*first, *said([*rest, "level", "pass"])], on)]
 
 
+def configuration(row: pd.Series[Any]) -> str:
+    """What a sentence about one row has to say beside its length: ``float32, 8 heads × 64, batch 8, 2 threads``."""
+    rest = [axis for axis in ALIKE if axis not in ("dtype", "heads", "head_dim", "batch", "seed", "inputs")]
+    said = [
+        str(row["dtype"]),
+        f"{in_words('heads', row['heads'])} × {row['head_dim']}",
+        in_words("batch", row["batch"]),
+    ]
+    said += [in_words(name, row[name]) for name in (*rest, "threads", "process") if _worth_saying(name, row)]
+    return ", ".join(said)
+
+
 def _large(rows: pd.DataFrame) -> str:
     """Which rows only their size had measured with an allocator that returns memory after each call, in words."""
     found = rows[rows["large"].astype(bool)] if "large" in rows else rows[:0]

@@ -23,13 +23,14 @@ COLUMNS = (
     *("time_text", "spread", "error_text"),
     *("time", "time_low", "time_high", "speed", "ratio", "ratio_low", "ratio_high", "peak", "memory"),
     *("error_kind", "error", "error_std", "score", "score_low", "score_high"),
+    *("first_token", "per_token", "state"),
     *("loss", "loss_delta", "loss_low", "loss_high", "features"),
     *("change", "change_low", "change_high", "verdict"),
 )
-"""What a row holds, in order: the texts of a time, its interval and an error are those of every other table,
-``speed`` in examples per second, ``ratio`` and ``memory`` beside softmax, ``loss_delta``
-and its ends over the untouched model's loss, ``features`` the error of a model's last features, ``change`` as its time
-over that of an older run."""
+"""What a row holds, in order: the texts of a time, its interval and an error are those of every other table, ``speed``
+in examples per second, ``ratio`` and ``memory`` beside softmax, ``first_token`` and ``per_token`` in seconds, ``state``
+in bytes, ``loss_delta`` and its ends over the loss of the untouched model, ``features`` the error of the last features,
+``change`` as its time over that of an older run."""
 
 _RULES = (
     *(name for name, axis in AXES.items() if axis.only == "score"),
@@ -103,6 +104,7 @@ def _row(
         compact(beside.memory if beside else None),
         *(row["error_kind"], compact(row["rel_error"]), compact(row["rel_error_std"])),
         *(compact(row[name]) for name in ("score", "score_low", "score_high")),
+        *map(compact, (row["first_token_s"], row["token_s"], row["state_bytes"])),
         *(compact(row[name]) for name in ("loss", "loss_delta", "loss_delta_low", "loss_delta_high", "hidden_error")),
         *((*map(compact, (change.ratio, change.low, change.high)), change.verdict) if change else ()),
     ]

@@ -8,6 +8,9 @@ const TABLE = [
   { key: "n", title: "n", number: NUMBER, value: (row) => row.n, cell: (cell, row) => write(cell, String(row.n)) },
   { key: "time", title: "time", number: NUMBER, value: (row) => failedLast(row, row.time), cell: timeCell, bar: timeBar },
   { key: "ratio", title: "vs softmax", number: NUMBER, value: (row) => row.ratio, cell: ratioCell, bar: ratioBar },
+  { key: "first_token", title: "first token", number: NUMBER, value: (row) => row.first_token, cell: secondsCell("first_token") },
+  { key: "per_token", title: "per token", number: NUMBER, value: (row) => row.per_token, cell: secondsCell("per_token") },
+  { key: "state", title: "cache or state", number: NUMBER, value: (row) => row.state, cell: (cell, row) => write(cell, row.state === null ? "" : bytes(row.state)) },
   { key: "peak", title: "peak memory", number: NUMBER, value: (row) => row.peak, cell: (cell, row) => write(cell, row.peak === null ? "" : bytes(row.peak)) },
   { key: "error", title: "error", number: NUMBER, value: (row) => row.error, cell: errorCell },
   { key: "score", title: "score", number: NUMBER, value: (row) => row.score, cell: scoreCell, bar: scoreBar },
@@ -18,6 +21,10 @@ const TABLE = [
   { key: "about", title: "measured", value: (row) => row.about || null, cell: aboutCell },
   { key: "status", title: "status", value: (row) => (row.status === "ok" ? null : row.status), cell: statusCell },
 ];
+
+function secondsCell(key) {
+  return (cell, row) => write(cell, row[key] === null ? "" : seconds(row[key]));
+}
 
 function buildTable(section) {
   const table = byId(`table-${section.id}`);
