@@ -111,8 +111,9 @@ def longest_of_most(setting: Setting, x: str) -> int | None:
 
 def _with_speed(setting: Setting, x: str) -> pd.DataFrame:
     columns = ["label", "variant", "family", "target", "seq_len", "peak_bytes", *_TIMES]
-    rows: pd.DataFrame = setting.ok[list(dict.fromkeys([*columns, x]))]
-    return rows[np.isfinite(rows[x]) & (rows[x] > 0)]
+    rows = setting.ok[list(dict.fromkeys([*columns, x]))]
+    measured: pd.DataFrame = rows[np.isfinite(rows[x]) & (rows[x] > 0)]
+    return measured
 
 
 def at_lengths(

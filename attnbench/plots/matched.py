@@ -9,7 +9,7 @@ import pandas as pd
 
 from attnbench.axes import AXES, OF_MODEL
 from attnbench.plots.captions import in_words
-from attnbench.plots.scored import Problem, hidden_options, left_out, means, problems
+from attnbench.plots.scored import Problem, hidden_options, left_out, means, problems, seeds_of
 from attnbench.plots.setting import RUN, Setting, scored
 from attnbench.scores import MEAN, learnt
 
@@ -135,6 +135,5 @@ def _how(one: Problem) -> str:
         parts.append(in_words("steps", setting["steps"]))
     rates = "best rate by validation" if setting.get("protocol") == "sweep" else "one fixed rate"
     rates = "" if one.task == MEAN else rates  # rates may differ from task to task
-    most = max(len(part.by_seed) for part in one.parts)
-    parts += [rates, f"{most} seed{'s' * (most != 1)}", f"run {setting[RUN]}" if RUN in setting else ""]
+    parts += [rates, seeds_of([one]), f"run {setting[RUN]}" if RUN in setting else ""]
     return " · ".join(part for part in parts if part)

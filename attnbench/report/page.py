@@ -150,8 +150,8 @@ def _section(
     return shown, data
 
 
-def _figures(machine: Machine) -> list[tuple[str, str]]:
-    """The name and a data URL of each figure that ``attnbench plot`` draws of these rows."""
+def _figures(machine: Machine) -> list[tuple[str, str, list[str]]]:
+    """Name, data URL and notes without room in its caption, of each figure that ``attnbench plot`` draws."""
     from tempfile import TemporaryDirectory
 
     from attnbench.plots import draw_all
@@ -162,7 +162,12 @@ def _figures(machine: Machine) -> list[tuple[str, str]]:
             files = draw_all(rows, Path(folder), ("svg",))
         except (NothingToDraw, UsageError):
             return []
-        return [(file.stem, f"data:image/svg+xml;base64,{b64encode(file.read_bytes()).decode()}") for file in files]
+        notes = {file.stem: file.read_text("utf-8").splitlines() for file in files if file.suffix == ".txt"}
+        return [
+            (file.stem, f"data:image/svg+xml;base64,{b64encode(file.read_bytes()).decode()}", notes.get(file.stem, []))
+            for file in files
+            if file.suffix == ".svg"
+        ]
 
 
 @dataclass(frozen=True)
