@@ -212,7 +212,9 @@ def linformer() -> pd.DataFrame:
 
 def text_of(figure: Figure) -> str:
     """Everything written in a figure or in the file beside it, line breaks as spaces."""
-    said = [*(text.get_text() for text in texts(figure)), *notes_of(figure)]
+    said = [text.get_text() for text in texts(figure)]
+    drawn = "\n".join(said)
+    said += [note for note in notes_of(figure) if note[:25] not in drawn]
     return "\n".join(text.replace("\n", " ") for text in said if text)
 
 
