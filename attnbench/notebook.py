@@ -33,11 +33,14 @@ class Figures(dict[str, "Figure"]):
     """Figures by name; a notebook shows them one below the other."""
 
     def _repr_html_(self) -> str:
+        from attnbench.plots.style import notes_of
+
         images = []
         for figure in self.values():
             file = BytesIO()
             figure.savefig(file, format="png")
             images.append(f'<img src="data:image/png;base64,{b64encode(file.getvalue()).decode()}">')
+            images += [f"<small>{escape(note)}</small><br>" for note in notes_of(figure)]
         return "\n".join(images)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _DECIMAL = ("", "k", "M", "G", "T", "P", "E")
@@ -59,6 +60,42 @@ def format_count(count: float | None) -> str:
 def format_number(value: float) -> str:
     """``0.86``, ``64.2``, ``4008``: three significant digits, and all that stand before the point."""
     return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
+
+
+_NEAR = 0.2
+"""Distance from a value, over that value, up to which an interval may be told by one number."""
+
+
+def format_interval(
+    value: float | None,
+    low: float | None,
+    high: float | None,
+    text: Callable[[float | None], str] = format_seconds,
+) -> str:
+    """``±4%`` if both ends are about as far from the value, else the ends: ``0.9 to 2.6 ms``; empty for no interval.
+
+    The percentage is the distance of the farther end over the value, 1 at least and 20 at most. Everything that prints
+    an interval in this way prints it by this function.
+    """
+    if not value or low is None or high is None or not all(map(math.isfinite, (value, low, high))):
+        return ""
+    down, up = ((value - low) / abs(value), (high - value) / abs(value))
+    if -0.005 <= min(down, up) <= max(down, up) <= _NEAR and abs(round(100 * down) - round(100 * up)) <= 1:
+        return f"±{max(1, round(100 * max(down, up)))}%"
+    first, last = text(low), text(high)
+    unit = last.partition(" ")[2]
+    return f"{first.removesuffix(f' {unit}') if unit else first} to {last}"
+
+
+def with_interval(
+    value: float | None,
+    low: float | None,
+    high: float | None,
+    text: Callable[[float | None], str] = format_seconds,
+) -> str:
+    """``12.3 ms ±4%`` or ``1.2 ms (0.9 to 2.6 ms)``."""
+    said = format_interval(value, low, high, text)
+    return f"{text(value)} {said if said.startswith('±') else f'({said})'}" if said else text(value)
 
 
 def parse_bytes(text: str) -> int:

@@ -12,7 +12,7 @@ import attnbench
 
 ROOT = Path(attnbench.__file__).parent
 LAYERS = {
-    0: "units printable",
+    0: "units printable marks",
     1: "cgroup shape axes reference position_bias compiled status padding errors spec registry cost foreign "
     "capabilities mask visible sink",
     2: "traits reasons contract variant plugins sources module_source own_module qkv task cell record files journal "

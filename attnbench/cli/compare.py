@@ -36,9 +36,10 @@ from attnbench.cli.options import (
 )
 from attnbench.cli.outputs import draw, refuse_files, write_rows
 from attnbench.errors import Exit
+from attnbench.marks import error_text, name_text
 from attnbench.printable import without_empty
 from attnbench.shape import Bias, Sink
-from attnbench.units import format_bytes, format_number, format_seconds
+from attnbench.units import format_bytes, format_number, format_seconds, with_interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -241,8 +242,8 @@ def _print(comparison: Comparison, table: Printer) -> None:
     )
     if comparison.without_error:
         console.paragraph(_without_error(comparison.without_error[0], records[0]))
-    console.error_notes({record.error_kind for record in records})
-    console.own_form_note(record.own_form for record in records)
+    named = [name_text(record.label, record.own_form) for record in records]
+    console.mark_notes([*named, *(error_text(one.rel_error, one.error_kind) for one in records)])
     console.unchecked_note(record.laws for record in records)
     console.fused_note(records)
     console.replaced_note(records)
@@ -253,13 +254,14 @@ def _time_rows(comparison: Comparison, shown: Sequence[Row]) -> list[list[str]]:
     lines = []
     for n in dict.fromkeys(row.n for row in shown):
         here = [row for row in shown if row.n == n]
-        lines.append([str(n), console.name_text(here[0].a.record), _time(here[0].a), "", "", ""])
+        first = here[0].a.record
+        lines.append([str(n), name_text(first.label, first.own_form), _time(here[0].a), "", "", ""])
         for row in here if len(comparison.labels) > 1 else ():
             cells, word = ["-", "-"], _MIRROR.get(row.verdict, row.verdict) + row.word.removeprefix(row.verdict)
             if row.shown is not None:
                 ends = [format_number(1 / end) if end else "-" for end in (row.shown.high, row.shown.low)]
                 cells = [format_number(1 / row.shown.estimate), " to ".join(ends)]
-            lines.append([str(n), console.name_text(row.b.record), _time(row.b), *cells, word])
+            lines.append([str(n), name_text(row.b.record.label, row.b.record.own_form), _time(row.b), *cells, word])
     return lines
 
 
@@ -300,8 +302,7 @@ def _explain(rows: Sequence[Row]) -> None:
 def _time(side: Side) -> str:
     if side.time is None:
         return str(side.record.status)
-    spread = f" ±{(side.interval[1] - side.interval[0]) / 2 / side.time:.0%}" if side.interval else ""
-    return format_seconds(side.time) + spread
+    return with_interval(side.time, *(side.interval or (None, None)))
 
 
 def _side_rows(comparison: Comparison) -> list[list[str]]:
@@ -310,11 +311,11 @@ def _side_rows(comparison: Comparison) -> list[list[str]]:
         for row in rows:
             for side in (row.a, row.b):
                 r = side.record
-                error = console.error_text(r)
+                error = error_text(r.rel_error, r.error_kind)
                 trivial = "-" if r.trivial_error is None else f"{r.trivial_error:.2g}"
                 note = r.reason or (r.kernel or "")
                 sizes = [format_bytes(r.peak_bytes), format_bytes(r.state_bytes)]
-                seen[row.n, r.label] = [str(row.n), console.name_text(r), *sizes, error, trivial, note]
+                seen[row.n, r.label] = [str(row.n), name_text(r.label, r.own_form), *sizes, error, trivial, note]
     return [seen[key] for key in sorted(seen, key=lambda k: (k[0], comparison.labels.index(k[1])))]
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from attnbench import marks
 from attnbench.cli.streams import Lasting
 from attnbench.printable import printable
 
@@ -225,19 +226,13 @@ def progress(total: int, *, wanted: bool = True) -> Iterator[Progress]:
             over.set()
 
 
-DAGGER = "†"
-"""Mark after the name of a variant that is not the method as its source describes it."""
+DAGGER = marks.OWN_FORM
 
 
-def name_text(record: Record) -> str:
-    """A row's label, marked if the variant is not the form that its source describes."""
-    return record.label + DAGGER * bool(record.own_form)
-
-
-def own_form_note(forms: Iterable[object]) -> None:
-    """Print what the dagger means, if one was used: the form of a row's setting, or of all defaults of a variant."""
-    if any(forms):
-        note("† not the form that the source describes; attnbench show NAME says what differs")
+def mark_notes(cells: Iterable[str]) -> None:
+    """Print what the marks in these cells mean, where the cells went: a file with the one has the other."""
+    for said in marks.notes(cells):
+        line(said)
 
 
 def unchecked_note(laws: Iterable[str]) -> None:
@@ -294,23 +289,6 @@ def _takes(spec: Spec, record: Record) -> bool:
     except Unsupported:
         return False
     return True
-
-
-def error_text(record: Record) -> str:
-    """A row's error, marked if the number is not an error."""
-    if record.error_kind == "learned":
-        return "learned"
-    if record.rel_error is None:
-        return "-"
-    return f"{record.rel_error:.2g}" + (" *" if record.error_kind == "distance" else "")
-
-
-def error_notes(kinds: set[str | None]) -> None:
-    """Print what the marks of :func:`error_text` mean, if they were used."""
-    if "distance" in kinds:
-        note("* another operator: its distance from softmax attention is not an error")
-    if "learned" in kinds:
-        note("learned: an error means nothing before the projections are fitted")
 
 
 GAPS = (2, 1)

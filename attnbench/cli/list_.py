@@ -10,6 +10,7 @@ import typer
 from attnbench.cli import console
 from attnbench.cli.options import AsJson, Plugins
 from attnbench.errors import UsageError
+from attnbench.marks import name_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -109,7 +110,6 @@ def _variants(as_json: bool) -> None:
         console.data([as_data(entry) for entry in entries])
         return
     rows = []
-    forms: list[bool] = []
     family = ""
     for entry in entries:
         traits = entry.traits
@@ -118,11 +118,10 @@ def _variants(as_json: bool) -> None:
             rows.append([family.upper(), *[""] * 7])
         sign = "=" if traits.exact else "" if traits.longer else "≤"
         marks = ["yes" if yes else "-" for yes in (traits.causal, traits.cross, traits.key_padding, traits.decode)]
-        forms.append(entry.own_form)
-        name, cost = f" {entry.name}{console.DAGGER * entry.own_form}", entry.cost.replace(" + ", "+")
+        name, cost = f" {name_text(entry.name, entry.own_form)}", entry.cost.replace(" + ", "+")
         rows.append([name, cost, traits.target, sign, *marks])
     console.table(["variant", "cost", "target", "", "causal", "cross", "pad", "decode"], rows)
-    console.own_form_note(forms)
+    console.mark_notes(row[0] for row in rows)
     console.note(
         "target: softmax approximates softmax attention (= equals it), learned does so\n"
         "after fitting, other is another operator, whose difference is no error\n"

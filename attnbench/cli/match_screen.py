@@ -7,9 +7,10 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from attnbench.cli import console
+from attnbench.marks import error_text, name_text
 from attnbench.printable import without_empty
 from attnbench.run.runner import Watcher
-from attnbench.units import format_bytes, format_seconds
+from attnbench.units import format_bytes, with_interval
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -95,8 +96,7 @@ def print_match(answer: Match, how: str) -> None:
     """
     console.line(answer.about)
     console.line(how)
-    times = {label: side.time for label, side in answer.sides().items()}
-    columns, rows = without_empty(_COLUMNS, [_row(answer, one, times) for one in answer.found])
+    columns, rows = without_empty(_COLUMNS, [_row(answer, one) for one in answer.found])
     console.table(
         columns,
         rows,
@@ -110,25 +110,25 @@ def print_match(answer: Match, how: str) -> None:
     if answer.kept is not None:
         console.line(f"trainings: {answer.kept / 'results.csv'}")
     points = [point for one in answer.found for point in one.tries]
-    console.error_notes({point.error_kind for point in points})
-    console.own_form_note(point.own_form for point in points)
+    console.mark_notes(
+        [*(cell for row in rows for cell in row), *(error_text(one.error, one.error_kind) for one in points)]
+    )
 
 
-def _row(answer: Match, one: Found, times: dict[str, float | None]) -> list[str]:
+def _row(answer: Match, one: Found) -> list[str]:
     """The chosen setting, else what comes nearest to the budget, else the last try."""
     point = one.chosen or one.best(answer.budget) or (one.tries[-1] if one.tries else None)
     label = _in_parts(one.variant)
     if point is None:
         return [label, one.knob, "-", "-", "-", "-", "-", "-", "0", "not measured"]
-    time = times.get(point.label) if one.chosen else None
     return [
-        label + console.DAGGER * bool(point.own_form),
+        name_text(label, point.own_form),
         one.knob,
         "-" if point.value is None else str(point.value),
-        _error(point),
+        error_text(point.error, point.error_kind),
         "-" if point.score is None else f"{point.score:.3g}",
         _between(point),
-        format_seconds(time or point.time),
+        with_interval(point.time, point.time_low, point.time_high),
         format_bytes(point.memory),
         str(len(one.tries)),
         "met" if one.chosen else "not measured" if point.lacks(answer.budget) else "not met",
@@ -138,12 +138,6 @@ def _row(answer: Match, one: Found, times: dict[str, float | None]) -> list[str]
 def _in_parts(label: str) -> str:
     """A long label with each option on a line of its own, so that no word is broken."""
     return label if len(label) <= 24 else label.replace(":", ":\n").replace(",", ",\n")
-
-
-def _error(point: Point) -> str:
-    if point.error_kind == "learned":
-        return "learned"
-    return "-" if point.error is None else f"{point.error:.2g}" + " *" * (point.error_kind == "distance")
 
 
 def _between(point: Point) -> str:

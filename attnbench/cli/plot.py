@@ -13,6 +13,7 @@ from attnbench.cell import Pass
 from attnbench.cli import completion, console
 from attnbench.errors import CannotCreate, UsageError, did_you_mean
 from attnbench.pictures import PICTURES
+from attnbench.units import format_interval
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -248,7 +249,7 @@ def plot(
 def _print_pairs(frame: pd.DataFrame) -> None:
     from attnbench.plots.peers import PASSES, left_out, pairs
 
-    numbers = ["n", "time", "±", "least", "limit", "peak", "×floor"]
+    numbers = ["n", "time", "95 %", "least", "limit", "peak", "×floor"]
     found = [one for one in pairs(frame) if not math.isnan(one.time) or not math.isnan(one.peak)]
     names = list(dict.fromkeys(one.names for one in found))
     for name, words in PASSES.items():
@@ -258,7 +259,7 @@ def _print_pairs(frame: pd.DataFrame) -> None:
             [
                 "" if last and last.names == one.names else " / ".join(one.names),
                 *(str(one.n), _ratio(one.time)),
-                "-" if math.isnan(one.low) else f"{math.sqrt(one.high / one.low) - 1:.0%}",
+                format_interval(one.time, one.low, one.high, _ratio) or "-",
                 *map(_ratio, (one.least, one.limit, one.peak, one.above_floor)),
             ]
             for last, one in zip([None, *part], part, strict=False)
@@ -268,12 +269,12 @@ def _print_pairs(frame: pd.DataFrame) -> None:
             console.table(["variant / package", *numbers], rows, right=numbers, title=title)
     if found:
         console.note(
-            "All are ratios. time: of medians, ± half the 95 % interval; least: of the shortest times; limit: of time "
+            "All are ratios. time: of medians, with its 95 % interval; least: of the shortest times; limit: of time "
             "if the variant ran at the machine's full rates; peak: of peak memory; ×floor: time over limit"
         )
         for line in left_out(frame):
             console.note(line)
 
 
-def _ratio(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.2g}"
+def _ratio(value: float | None) -> str:
+    return "-" if value is None or math.isnan(value) else f"{value:.2g}"

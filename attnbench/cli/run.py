@@ -26,9 +26,10 @@ from attnbench.cli.options import (
 from attnbench.cli.plan import predict, print_heading
 from attnbench.cli.startup import importing, worker_ahead
 from attnbench.errors import NothingMeasured, UsageError
+from attnbench.marks import error_text, name_text
 from attnbench.printable import without_empty
 from attnbench.suite.shard import parse_shard
-from attnbench.units import format_bytes, format_number, format_seconds
+from attnbench.units import format_bytes, format_interval, format_number, format_seconds
 
 if TYPE_CHECKING:
     from attnbench.record import Record
@@ -240,6 +241,9 @@ def _measure(plan: Plan, worker: Worker, engine: Engine | None, *, as_json: bool
         console.line(f"figures: {shlex.join(['attnbench', 'plot', *(str(folder.path) for folder, _ in runs)])}")
 
 
+_RATES = ("examples/s", "first token", "per token")
+
+
 def _print_records(records: list[Record]) -> None:
     """Print a table for each sweep, with its longest measured length; the CSV has the other lengths."""
     from attnbench.axes import IN_ROWS
@@ -253,7 +257,7 @@ def _print_records(records: list[Record]) -> None:
         shown = [record for record in mine if record.seq_len == longest]
         axes = [axis for axis in COLUMNS if axis in IN_ROWS and len({getattr(record, axis) for record in shown}) > 1]
         inputs = list(dict.fromkeys(record.inputs for record in shown))
-        columns = ["variant", *axes, "time", "±", "examples/s", "peak", "state", "error", "loss", "features", "note"]
+        columns = ["variant", *axes, "time", "95 %", *_RATES, "peak", "state", "error", "loss", "features", "note"]
         rows = [_result_row(record, axes) for record in shown]
         title = f"\n{sweep}, n = {longest}"
         if len(inputs) == 1 and any(record.error_kind for record in shown):
@@ -262,22 +266,29 @@ def _print_records(records: list[Record]) -> None:
             title += f" ({len(mine)} rows in all)"
         console.table(
             *without_empty(columns, rows),
-            right=["time", "±", "examples/s", "peak", "state", "error", "loss", "features"],
+            right=["time", "95 %", *_RATES, "peak", "state", "error", "loss", "features"],
             title=title,
         )
     if trainings:
         from attnbench.cli.score_tables import print_scores
 
-        print_scores(trainings, {record.label: console.name_text(record) for record in trainings})
+        print_scores(trainings, {record.label: _name(record) for record in trainings})
     if any(record.loss is not None for record in records):
         console.note("loss: in nats, with the median over windows of what it is above the untouched model's")
     elif any(record.hidden_error is not None for record in records):
         console.note("features: relative error of the last features against the untouched model's")
-    console.error_notes({record.error_kind for record in records})
-    console.own_form_note(record.own_form for record in [*records, *trainings])
+    console.mark_notes(cell for record in records for cell in (_name(record), _error(record)))
     console.unchecked_note(record.laws for record in [*records, *trainings])
     console.fused_note(records)
     console.replaced_note(records)
+
+
+def _name(record: Record) -> str:
+    return name_text(record.label, record.own_form)
+
+
+def _error(record: Record) -> str:
+    return error_text(record.rel_error, record.error_kind)
 
 
 def _axis_text(record: Record, axis: str) -> str:
@@ -289,20 +300,19 @@ def _axis_text(record: Record, axis: str) -> str:
 
 
 def _result_row(record: Record, axes: list[str]) -> list[str]:
-    spread = "-"
-    if record.time_ci_low_s and record.time_ci_high_s and record.time_median_s:
-        spread = f"{(record.time_ci_high_s - record.time_ci_low_s) / 2 / record.time_median_s:.0%}"
     note = "" if record.status == "ok" else f"{record.status}: {record.reason}"
     rate = "-" if record.examples_per_s is None else format_number(record.examples_per_s)
     return [
-        console.name_text(record),
+        _name(record),
         *(_axis_text(record, axis) for axis in axes),
         format_seconds(record.time_median_s),
-        spread,
+        format_interval(record.time_median_s, record.time_ci_low_s, record.time_ci_high_s),
         rate,
+        format_seconds(record.first_token_s),
+        format_seconds(record.token_s),
         format_bytes(record.peak_bytes),
         format_bytes(record.state_bytes),
-        console.error_text(record),
+        _error(record),
         "-" if record.loss is None or record.loss_delta is None else f"{record.loss:.3f} ({record.loss_delta:+.3f})",
         "-" if record.hidden_error is None or record.loss is not None else f"{record.hidden_error:.2g}",
         note,

@@ -25,6 +25,7 @@ from attnbench.cli.options import (
     Unchecked,
 )
 from attnbench.errors import NothingMeasured, UsageError
+from attnbench.marks import name_text
 
 if TYPE_CHECKING:
     from attnbench.run.plan import Plan
@@ -138,8 +139,7 @@ def _train(plan: Plan, *, as_json: bool) -> None:
         if size is not None:
             what = f"{size.layers} layers, {shape.H} × {shape.D}, feed-forward {size.ffn}, batches of {shape.B}"
             console.line(f"encoder: {what}, on {plan.settings.device}")
-        print_scores(records, {record.label: console.name_text(record) for record in records})
-        console.own_form_note(record.own_form for record in records)
+        print_scores(records, {record.label: name_text(record.label, record.own_form) for record in records})
         console.unchecked_note(record.laws for record in records)
         console.line(f"results: {folder.path / 'results.csv'}")
     if not any(record.status == "ok" for record in records):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from attnbench.axes import AXES
 from attnbench.cli import console
+from attnbench.marks import score_text
 from attnbench.trained import ALIKE
 from attnbench.units import format_seconds
 
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 
 _UNTITLED = tuple(name for name in ALIKE if name not in ("seq_len", "steps", "guide"))
 """What tells models apart, and stands in a title only where it does so."""
-NO_BETTER = "°"
-"""Mark after the score of a variant that is not shown to have learnt to look at other tokens."""
 
 
 def print_scores(records: Sequence[Record], shown: dict[str, str] | None = None) -> None:
@@ -81,7 +80,7 @@ def _print_problem(
     rows, lines = [], []
     for one in there:
         other = None if reference in (None, one) else difference(one, reference, family)
-        score = f"{one.over_seeds.mean:.3f}" + ("" if learnt(one, floor) else NO_BETTER)
+        score = score_text(one.over_seeds.mean, learnt=learnt(one, floor))
         ends = "-" if one.ends is None else f"{one.ends[0]:.2f} to {one.ends[1]:.2f}"
         rate = "-" if one.rate is None else f"{one.rate:g}"
         verdict = {"no difference found": "unsure"}.get(other.verdict, other.verdict) if other else "-"
@@ -116,20 +115,15 @@ def _print_problem(
         console.line(line)
     chance = next((one.chance for one in there if one.chance is not None), None)
     if chance is not None:
-        mark = (
-            f"; {NO_BETTER} not shown to be better than without mixing"
-            if any(NO_BETTER in row[1] for row in rows)
-            else ""
-        )
-        console.line(f"always the same answer: {chance:.3f}{mark}")
+        console.line(f"always the same answer: {chance:.3f}")
+    console.mark_notes(cell for row in rows for cell in row[:2])
 
 
 def _between(other: Difference | None) -> list[str]:
     if other is None or other.of is None:
         return ["-"]
-    if other.of.low is None or other.of.high is None:
-        return [f"{other.of.mean:+.3f}"]
-    return [f"{other.of.mean:+.3f} ±{(other.of.high - other.of.low) / 2:.2f}"]
+    ends = "" if other.of.low is None or other.of.high is None else f" ({other.of.low:+.2f} to {other.of.high:+.2f})"
+    return [f"{other.of.mean:+.3f}{ends}"]
 
 
 def _seconds(one: Summary, records: Sequence[Record]) -> str:

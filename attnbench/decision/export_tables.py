@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from attnbench import marks
 from attnbench.axes import FOLLOWING, IN_ROWS
 from attnbench.printable import not_live, without_empty
-from attnbench.record import COLUMNS, Record
+from attnbench.record import COLUMNS, UNCHECKED, Record
+from attnbench.scores import floor_of, learnt, summary
 from attnbench.status import Status
-from attnbench.units import format_bytes, format_seconds
+from attnbench.trained import choose, trained
+from attnbench.units import format_bytes, format_interval, format_seconds
 
 Format = Literal["markdown", "latex"]
 _AXES = (
@@ -19,28 +22,52 @@ _AXES = (
     *("learning_rate", "seed"),
 )
 """Columns that are shown where they differ between the rows of one sweep."""
-_NUMBERS = ("n", "time", "±", "peak", "state", "error", "score")
+_NUMBERS = ("n", "time", "95 %", "first token", "per token", "peak", "state", "error", "score", "score 95 %", "seeds")
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table as text; ``right`` names the columns that hold numbers."""
+    """A table as text; ``right`` names the columns that hold numbers, ``notes`` stand beneath it.
+
+    What the marks in its cells mean stands beneath it too.
+    """
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     right: Sequence[str] = ()
+    notes: Sequence[str] = ()
+
+    @property
+    def beneath(self) -> list[str]:
+        """The notes, and what the marks in the cells mean."""
+        return [*self.notes, *marks.notes(cell for row in [self.columns, *self.rows] for cell in row)]
 
 
 def tables_of(records: Sequence[Record]) -> list[Table]:
-    """A table for each sweep, with a line for each row and only the columns that say something."""
+    """A table for each sweep, with a line for each row and only the columns that say something.
+
+    Trainings that differ in nothing but their seed share a line: the mean and its interval over seeds.
+    """
     sweeps: dict[str, list[Record]] = {}
     for record in records:
         sweeps.setdefault(record.sweep, []).append(record)
     return [_of_sweep(name, mine) for name, mine in sweeps.items()]
 
 
-def _of_sweep(name: str, records: Sequence[Record]) -> Table:
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """One line of a table: a row, or the trainings at the chosen rate, of which ``row`` is one."""
+
+    row: Record
+    scores: tuple[str, str, str] = ("-", "-", "-")
+    """Score, its interval, and the number of seeds."""
+    note: str = ""
+
+
+def _of_sweep(name: str, every: Sequence[Record]) -> Table:
+    lines = [*(_Line(one, note=_note(one)) for one in every if not _is_training(one)), *_trainings(every)]
+    records = [line.row for line in lines]
     axes = [axis for axis in _AXES if len({getattr(record, axis) for record in records}) > 1]
     same = {
         axis
@@ -50,24 +77,57 @@ def _of_sweep(name: str, records: Sequence[Record]) -> Table:
     axes = [axis for axis in axes if axis not in same]
     columns = ["variant", *(axis.rstrip("_") for axis in axes), *_NUMBERS, "note"]
     rows = [
-        [record.label, *(str(getattr(record, axis)) for axis in axes), *_numbers(record), _note(record)]
-        for record in records
+        [
+            marks.name_text(line.row.label, line.row.own_form),
+            *(str(getattr(line.row, axis)) for axis in axes),
+            *_numbers(line.row),
+            *line.scores,
+            line.note,
+        ]
+        for line in lines
     ]
-    return Table(f"{records[0].suite}: {name}", *without_empty(columns, rows), _NUMBERS)
+    notes = ["score: mean over seeds; its 95 % over seeds, with one seed over test examples"] * any(
+        line.scores[0] != "-" for line in lines
+    )
+    notes += ["no variant was held to its laws first: --unchecked"] * any(one.laws == UNCHECKED for one in every)
+    return Table(f"{records[0].suite}: {name}", *without_empty(columns, rows), _NUMBERS, notes)
+
+
+def _is_training(record: Record) -> bool:
+    return record.steps is not None
+
+
+def _trainings(records: Sequence[Record]) -> Iterator[_Line]:
+    """The trainings of one label on one problem as one line, with what became of those that failed."""
+    rows = {record.cell_id: record for record in records}
+    choices = choose(trained(record for record in records if _is_training(record)))
+    floors: dict[object, float | None] = {}
+    for problem in {choice.problem for choice in choices}:
+        floors[problem] = floor_of(
+            one for choice in choices if choice.problem == problem and (one := summary(choice)) is not None
+        )
+    for choice in choices:
+        one = summary(choice)
+        if one is None:
+            yield from (_Line(rows[row.cell_id], note=_note(rows[row.cell_id])) for row in choice.rows[:1])
+            continue
+        first = next(row for row in choice.rows if row.ok)
+        ends = "-" if one.ends is None else f"{one.ends[0]:.3f} to {one.ends[1]:.3f}"
+        score = marks.score_text(one.over_seeds.mean, learnt=learnt(one, floors[choice.problem]))
+        failed = f"{one.failed} of {len(choice.rows)} trainings failed" if one.failed else ""
+        yield _Line(rows[first.cell_id], (score, ends, str(len(one.by_seed))), failed)
 
 
 def _numbers(record: Record) -> list[str]:
-    spread = "-"
-    if record.time_ci_low_s and record.time_ci_high_s and record.time_median_s:
-        spread = f"{(record.time_ci_high_s - record.time_ci_low_s) / 2 / record.time_median_s:.0%}"
     return [
         str(record.seq_len),
         format_seconds(record.time_median_s),
-        spread,
+        format_interval(record.time_median_s, record.time_ci_low_s, record.time_ci_high_s) or "-",
+        format_seconds(record.first_token_s),
+        format_seconds(record.token_s),
         format_bytes(record.peak_bytes),
         format_bytes(record.state_bytes),
-        "-" if record.rel_error is None or record.error_kind == "learned" else f"{record.rel_error:.2g}",
-        "-" if record.score is None else f"{record.score:.3f}",
+        marks.error_text(record.rel_error, record.error_kind),
     ]
 
 
@@ -84,7 +144,8 @@ def _markdown(table: Table) -> str:
     sides = ["---:" if column in table.right else "---" for column in table.columns]
     lines = [_words(table.columns, _in_markdown), sides, *(_words(row, _in_markdown) for row in table.rows)]
     title = [f"**{_in_markdown(table.title)}**", ""] if table.title else []
-    return "\n".join([*title, *(f"| {' | '.join(line)} |" for line in lines)]) + "\n"
+    notes = [part for said in table.beneath for part in ("", _in_markdown(said))]
+    return "\n".join([*title, *(f"| {' | '.join(line)} |" for line in lines), *notes]) + "\n"
 
 
 def _latex(table: Table) -> str:
@@ -93,7 +154,8 @@ def _latex(table: Table) -> str:
     head, *body = (f"  {' & '.join(_words(row, _in_latex))} \\\\" for row in [table.columns, *table.rows])
     caption = [f"\\caption{{{_in_latex(table.title)}}}"] if table.title else []
     inside = [f"\\begin{{tabular}}{{{sides}}}", "  \\toprule", head, "  \\midrule", *body, "  \\bottomrule"]
-    return "\n".join(["\\begin{table}", *caption, *inside, "\\end{tabular}", "\\end{table}"]) + "\n"
+    notes = [f"\\par\\footnotesize {_in_latex(said)}" for said in table.beneath]
+    return "\n".join(["\\begin{table}", *caption, *inside, "\\end{tabular}", *notes, "\\end{table}"]) + "\n"
 
 
 def _words(row: Sequence[str], escape: Callable[[str], str]) -> list[str]:
@@ -117,6 +179,7 @@ _LATEX = {
     "·": r"$\cdot$",
     "√": r"$\surd$",
     "†": r"$\dagger$",
+    "°": r"$^\circ$",
     "µ": r"\textmu{}",
     "≥": r"$\geq$",
     "≤": r"$\leq$",

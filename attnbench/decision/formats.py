@@ -13,6 +13,7 @@ from attnbench.decision.decide import Decision
 from attnbench.decision.judge import Finding, Measure
 from attnbench.decision.table import verdict_line
 from attnbench.printable import printable
+from attnbench.units import format_interval
 
 SCHEMA = 1
 """Version of :func:`to_json`; incremented when a reader has to know."""
@@ -173,8 +174,8 @@ def to_action(decision: Decision) -> list[dict[str, Any]]:
 
 
 def _range(one: Finding) -> str:
-    """Half the interval of the new value, as ``± 0.0012``; empty where it has none."""
+    """The interval of the new value, as :func:`format_interval` tells it; empty where it has none."""
     row = one.pair.new
-    if one.measure != "time" or row is None or row.time_ci_low_s is None or row.time_ci_high_s is None:
+    if one.measure != "time" or row is None:
         return ""
-    return f"± {(row.time_ci_high_s - row.time_ci_low_s) / 2:.3g}"
+    return format_interval(row.time_median_s, row.time_ci_low_s, row.time_ci_high_s)

@@ -135,6 +135,7 @@ class Prepared:
         match = Match(self.budget, found, self.about, dict(self.same), [*self.warnings, *trained], environment)
         match.comparison = self._turns(found)
         if match.comparison:
+            match.found = [one.in_turns(match.sides()) for one in found]
             match.warnings += match.comparison.warnings
         if self.trainings:
             match.kept = self.trainings.folder

@@ -8,6 +8,7 @@ from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
+from attnbench import marks
 from attnbench.decision.budget import Budget, Point
 from attnbench.decision.search import Found
 from attnbench.run.compare import Comparison, Row, Side
@@ -127,7 +128,8 @@ def _of_one(budget: Budget, one: Found) -> str:
         return _missed(budget, one)
     if budget.bounds_cost:
         end = f"; no more expensive {one.knob} is tried" if one.at_end else ""
-        return f"{chosen.label} fits into {budget}: {amount_text(chosen, budget)}{end}"
+        verb = "fits into" if chosen.within(budget) else "was found for"  # the turns may say what the search did not
+        return f"{chosen.label} {verb} {budget}: {amount_text(chosen, budget)}{end}"
     end = f"; already at the smallest {one.knob} that is tried" if one.at_end else ""
     return f"{chosen.label} reaches {budget}: {amount_text(chosen, budget)}{end}"
 
@@ -174,13 +176,10 @@ def amount_text(point: Point, budget: Budget) -> str:
 
 def error_text(point: Point) -> str:
     """``0.095 (0.092 to 0.099)``; marked where the number is no error."""
-    if point.error_kind == "learned":
-        return "learned"
-    if point.error is None:
-        return "-"
-    mark = " *" if point.error_kind == "distance" else ""
-    between = f" ({point.spread[0]:.3g} to {point.spread[1]:.3g})" if point.spread else ""
-    return f"{point.error:.3g}{mark}{between}"
+    known = point.spread if point.error is not None and point.error_kind != marks.LEARNED else None
+    return marks.error_text(point.error, point.error_kind, 3) + (
+        f" ({known[0]:.3g} to {known[1]:.3g})" if known else ""
+    )
 
 
 def _over_budget(match: Match) -> Iterator[str]:

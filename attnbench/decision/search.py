@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from attnbench.decision.budget import Budget, Point
 from attnbench.decision.knobs import Ladder
+from attnbench.run.compare import Side
 from attnbench.status import Status
 
 
@@ -34,6 +35,23 @@ class Found:
     def label(self) -> str:
         """Label of the chosen setting, else of the variant."""
         return self.chosen.label if self.chosen else self.variant
+
+    def in_turns(self, sides: Mapping[str, Side]) -> Found:
+        """The same with the times that the turns gave, for every table, figure and file that tells of it.
+
+        Args:
+            sides: label -> what the turns gave.
+        """
+
+        def told(point: Point) -> Point:
+            side = sides.get(point.label)
+            if side is None or side.time is None:
+                return point
+            low, high = side.interval or (None, None)
+            return replace(point, time=side.time, time_low=low, time_high=high)
+
+        chosen = None if self.chosen is None else told(self.chosen)
+        return replace(self, tries=tuple(map(told, self.tries)), chosen=chosen)
 
     def best(self, budget: Budget) -> Point | None:
         """The measured setting that comes nearest to the budget."""

@@ -10,10 +10,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from attnbench.errors import Unsupported, UsageError
+from attnbench.marks import OWN_FORM
 from attnbench.pictures.implied import random_weights, share_of_largest, small_setting
 from attnbench.pictures.matrix import LEVELS, by_share, draw_matrix
 from attnbench.pictures.picture import Picture
-from attnbench.plots.captions import OWN_FORM, own_form_note
+from attnbench.plots.captions import own_form_note
 from attnbench.plots.page import NothingToDraw, Page, narrow, new_page, shorten, text_width, wrap
 from attnbench.plots.palette import palette
 from attnbench.plots.style import SMALL_SIZE, in_style

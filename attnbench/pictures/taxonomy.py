@@ -13,8 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
+from attnbench.marks import OWN_FORM
 from attnbench.pictures.picture import Picture
-from attnbench.plots.captions import OWN_FORM, own_form_note
+from attnbench.plots.captions import own_form_note
 from attnbench.plots.page import new_page, only_on_a_page, shorten
 from attnbench.plots.palette import palette
 from attnbench.plots.style import SMALL_SIZE, in_style

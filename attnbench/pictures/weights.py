@@ -13,11 +13,12 @@ import torch
 from matplotlib.figure import Figure
 
 from attnbench.errors import Unsupported, UsageError
+from attnbench.marks import OWN_FORM
 from attnbench.pictures.heads import Head, heads_of, softmax_matrix
 from attnbench.pictures.implied import formula_of, implied
 from attnbench.pictures.matrix import DECADES_BELOW, by_size, draw_matrix, draw_ramp, positive
 from attnbench.pictures.picture import Picture
-from attnbench.plots.captions import OWN_FORM, own_form_note
+from attnbench.plots.captions import own_form_note
 from attnbench.plots.page import Page, narrow, new_page, shorten
 from attnbench.plots.palette import palette
 from attnbench.plots.style import SMALL_SIZE, in_style
@@ -75,8 +76,14 @@ def draw_weights(
     exact = softmax_matrix(one, causal=causal)
     matrices = [Weights("softmax", exact.numpy(), 0.0)]
     for text in variants:
-        matrix = variant_matrix(parse_spec(text), one, causal=causal)
-        matrices.append(Weights(_name(parse_spec(text), causal), matrix.numpy(), relative_error(matrix, exact)))
+        spec = parse_spec(text)
+        matrix = variant_matrix(spec, one, causal=causal)
+        knob = VARIANTS.get(spec.name).traits.knob
+        if knob and not knob.falling and not spec.options and relative_error(matrix, exact) < 1e-9:
+            # Its default reaches all of so few tokens: the picture would show softmax.
+            spec = Spec.of(spec.name, {knob.option: max(1, n // 8)})
+            matrix = variant_matrix(spec, one, causal=causal)
+        matrices.append(Weights(_name(spec, causal), matrix.numpy(), relative_error(matrix, exact)))
     about = f"inputs {label} · {one.name} · first {n} tokens" + " · causal" * causal
     return Picture(_draw(matrices, about), _numbers(matrices))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pandas as pd
@@ -12,6 +12,7 @@ from attnbench.axes import OF_MODEL
 from attnbench.plots.captions import in_words
 from attnbench.plots.matched import match, notes
 from attnbench.plots.options import pick_inputs
+from attnbench.plots.scored import Problem, problems
 from attnbench.plots.setting import RUN, Setting, compared, settings
 from attnbench.status import Status
 
@@ -57,39 +58,50 @@ class Agreement:
     """Notes on which labels have no score, and why."""
 
 
-def agreement(frame: pd.DataFrame, column: str, inputs: str | None, speed: Setting, n: int) -> Agreement:
-    """The values of ``column`` on the problem most like the timed one.
+def agreement(frame: pd.DataFrame, column: str, inputs: str | None, speed: Setting) -> Callable[[int], Agreement]:
+    """The values of ``column`` on the problem most like the timed one, by length.
 
     Args:
         inputs: label or name of the inputs; by default those of the timed rows if their sweep has several, else
             ``listops``, else the first in the table.
-        n: the wanted length; if it has no value, the longest length that has one is taken.
+
+    Returns:
+        A function of the wanted length; if that has no value, the longest length that has one is taken.
 
     Raises:
         UsageError: no row has these inputs.
     """
     if column == "score":
-        return _scores(same_run(frame, speed), speed, n)
+        every = problems(same_run(frame, speed))
+        return lambda n: _scores(same_run(frame, speed), every, speed, n)
     if column in OF_TRAINED:
-        return _of_trained(speed, n, column)
+        return lambda n: _of_trained(speed, n, column)
     rows = compared(same_run(frame, speed), column)
     if rows.empty:
-        return _nothing(column)
+        return lambda n: _nothing(column)
     own = _own(frame, speed) if inputs is None else None
     chosen = _inputs(list(dict.fromkeys(rows["inputs"])), inputs, own)
     rows = rows[rows["inputs"] == chosen]
     rows = alike(rows, speed).rows
     rows = rows[rows["status"] == Status.OK]
-    lengths = rows.loc[rows[column].notna(), "seq_len"]
-    at = n if lengths.empty or (lengths == n).any() else int(lengths.max())
-    rows = rows[rows["seq_len"] == at]
+    by_length = {int(str(n)): part for n, part in rows.groupby("seq_len")}
+    known = {n for n, part in by_length.items() if part[column].notna().any()}
+
+    def at_length(n: int) -> Agreement:
+        at = n if not known or n in known else max(known)
+        on = "the timed inputs" if chosen == own else f"inputs {chosen}"
+        return _errors(by_length.get(at, rows[:0]), column, _said(by_length.get(at, rows[:0]), at, n, on), chosen)
+
+    return at_length
+
+
+def _errors(rows: pd.DataFrame, column: str, said: str, inputs: str) -> Agreement:
     values = pd.DataFrame(
         {"label": rows["label"], "family": rows["family"], "error_kind": rows["error_kind"], "y": rows[column]}
     )
     values["y_std"] = rows["rel_error_std"] if column == "rel_error" else math.nan
     trivial = rows["trivial_error"].dropna() if column == "rel_error" else pd.Series(dtype=float)
-    said = _said(rows, at, n, "the timed inputs" if chosen == own else f"inputs {chosen}")
-    return Agreement(values, column, said, float(trivial.median()) if len(trivial) else math.nan, chosen)
+    return Agreement(values, column, said, float(trivial.median()) if len(trivial) else math.nan, inputs)
 
 
 def of_trained(rows: pd.DataFrame) -> str | None:
@@ -124,12 +136,12 @@ def _inputs(known: list[str], wanted: str | None, own: str | None) -> str:
     return next((label for label in known if label.partition(":")[0] == "listops"), known[0])
 
 
-def _scores(frame: pd.DataFrame, speed: Setting, n: int) -> Agreement:
+def _scores(frame: pd.DataFrame, every: Sequence[Problem], speed: Setting, n: int) -> Agreement:
     """The scores of the timed model, or of the one most like it."""
-    found = match(frame, speed, n)
+    found = match(every, speed, n)
     if found is None:
         return _nothing("score")
-    timed = list(speed.rows.loc[speed.rows["seq_len"] == n, "label"])
+    timed = list(speed.by_length[n]["label"])
     rows = found.rows.assign(error_kind="", y_std=math.nan)
     left_out = tuple(notes(frame, found, timed))
     return Agreement(rows, "score", found.said, math.nan, "", found.lines, found.band, left_out)

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from attnbench.axes import ALIKE, AXES, FOLLOWING, exists
+from attnbench.marks import OWN_FORM, notes
 from attnbench.record import UNCHECKED
 from attnbench.status import Status
 
@@ -26,8 +27,6 @@ _PASSES = {
     "generate": "prompt and new tokens",
 }
 _MOST = 20
-OWN_FORM = "†"
-"""Mark after a label: the variant is this project's own form of a paper's method."""
 
 
 def _several(count: float, thing: str) -> str:
@@ -133,6 +132,18 @@ def where(rows: pd.DataFrame, n: int | None = None) -> list[str]:
     return [" · ".join(part for part in line if part) for line in ([*first, *said([*rest, "level", "pass"])], on)]
 
 
+def configuration(row: pd.Series[Any]) -> str:
+    """What a sentence about one row has to say beside its length: ``float32, 8 heads × 64, batch 8, 2 threads``."""
+    rest = [axis for axis in ALIKE if axis not in ("dtype", "heads", "head_dim", "batch", "seed", "inputs")]
+    said = [
+        str(row["dtype"]),
+        f"{in_words('heads', row['heads'])} × {row['head_dim']}",
+        in_words("batch", row["batch"]),
+    ]
+    said += [in_words(name, row[name]) for name in (*rest, "threads", "process") if _worth_saying(name, row)]
+    return ", ".join(said)
+
+
 def _large(rows: pd.DataFrame) -> str:
     """Which rows only their size had measured with an allocator that returns memory after each call, in words."""
     found = rows[rows["large"].astype(bool)] if "large" in rows else rows[:0]
@@ -183,7 +194,7 @@ def is_off(value: Any) -> bool:
 def failures(rows: pd.DataFrame, *, at_n: bool = True) -> list[str]:
     """One line for each status but ok: the labels (and lengths), and the first reason."""
     lines = []
-    for status in Status:
+    for status in () if (rows["status"] == Status.OK).all() else Status:
         failed = rows[rows["status"] == status]
         if status is Status.OK or failed.empty:
             continue
@@ -224,5 +235,4 @@ def short_names(rows: pd.DataFrame) -> tuple[dict[str, str], str]:
 
 def own_form_note(labels: Iterable[str]) -> str:
     """The meaning of the mark of an own form; empty if no label has the mark."""
-    marked = any(label.endswith(OWN_FORM) for label in labels)
-    return f"{OWN_FORM} not the form that the source describes; attnbench show NAME says what differs" if marked else ""
+    return " ".join(notes(label[-1:] for label in labels))

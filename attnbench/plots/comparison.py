@@ -11,15 +11,14 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from attnbench.plots.captions import OWN_FORM, own_form_note
+from attnbench.marks import OWN_FORM
+from attnbench.plots.captions import own_form_note
 from attnbench.plots.keys import KEY, wrapped_height, write_wrapped
-from attnbench.plots.page import NothingToDraw, narrow, new_page, wrap
+from attnbench.plots.page import NARROW_ROOM, NothingToDraw, narrow, new_page, wrap
 from attnbench.plots.palette import palette
 from attnbench.plots.style import TEXT_SIZE, Look, in_style, look
 from attnbench.plots.ticks import halves, length, log_axis, padded, plain, trimmed
 from attnbench.units import format_seconds
-
-TITLE = "Paired comparison"
 
 
 @in_style
@@ -50,7 +49,9 @@ def draw_comparison(frame: pd.DataFrame, *, crossovers: Sequence[Mapping[str, An
         notes.append("Upright strips: intervals of the lengths from which on the other one is faster.")
     said = {label: f"crosses at {plain(round(one['seq_len']))}" for label, one in crossed.items()}
     key = wrapped_height(labels, said) if narrow() else 0.0
-    whole = new_page(TITLE, [about] if about else [], notes, room=3.6 + key)
+    whole = new_page(
+        _title(frame, base, crossed), [about] if about else [], notes, room=(NARROW_ROOM if narrow() else 3.6) + key
+    )
     page, under = whole.split(key)
     tall = (page.top - page.bottom - 0.45 - 0.2) / 2
     over = wrap(f"time over that of {base}", tall, TEXT_SIZE)
@@ -76,6 +77,23 @@ def draw_comparison(frame: pd.DataFrame, *, crossovers: Sequence[Mapping[str, An
     lower.set_xlabel("length n (log2 scale)")
     write_wrapped(under if narrow() else replace(page, left=right + 0.15), hows, said)
     return page.figure
+
+
+def _title(frame: pd.DataFrame, base: str, crossed: Mapping[str, Mapping[str, Any]]) -> str:
+    """``softmax is faster than performer, slower than linear``: what the verdicts at all lengths say."""
+    said: dict[str, list[str]] = {}
+    for label, rows in frame[frame["a"] == base].groupby("b", sort=False):
+        verdicts = set(rows["verdict"])
+        if str(label) in crossed:
+            words = f"overtaken from n = {plain(round(crossed[str(label)]['seq_len']))} on by"
+        elif len(verdicts) == 1 and verdicts <= {"faster", "slower"}:
+            words = f"{verdicts.pop()} than"
+        elif verdicts & {"faster", "slower"}:
+            words = "at some lengths " + " or ".join(sorted(verdicts & {"faster", "slower"})) + " than"
+        else:
+            words = "not told apart from"
+        said.setdefault(words, []).append(str(label))
+    return f"{base} is " + ", ".join(f"{words} {', '.join(labels)}" for words, labels in said.items())
 
 
 def _names(frame: pd.DataFrame) -> dict[str, str]:

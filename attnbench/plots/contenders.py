@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
@@ -15,6 +16,7 @@ from attnbench.plots.captions import failures, named_as
 from attnbench.plots.setting import Setting, fullest
 
 TRIVIAL = "answering mean(V)"
+_TIMES = ("time_median_s", "time_ci_low_s", "time_ci_high_s")
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,9 @@ class Contenders:
     @property
     def rows(self) -> pd.DataFrame:
         """The setting's rows at this length."""
-        return self.setting.rows[self.setting.rows["seq_len"] == self.n]
+        return self.setting.by_length[self.n]
 
-    @property
+    @cached_property
     def competing(self) -> pd.DataFrame:
         """Points with both a speed and an error, without references and those that are no better than mean(V).
 
@@ -55,7 +57,7 @@ class Contenders:
             fair = fair[(fair["kind"] == "exact") | (fair["y"] < self.agreed.trivial)]
         return fair[fair["learnt"] == True] if self.agreed.column == "score" else fair  # noqa: E712  # NaN if unscored
 
-    @property
+    @cached_property
     def front(self) -> pd.DataFrame:
         """The competing points on the Pareto front, fastest first."""
         fair = self.competing
@@ -63,7 +65,7 @@ class Contenders:
         goodness = (-fair["y"] if self.down else fair["y"]).where(fair["kind"] != "exact", math.inf)
         return fair.iloc[pareto(list(-fair["x"] if self.fast_low else fair["x"]), list(goodness))]
 
-    @property
+    @cached_property
     def lines(self) -> dict[str, float]:
         """Name -> error of what has no speed, answering mean(V) and the oracles; or score of chance and no mixing."""
         if self.agreed.column == "score":
@@ -79,9 +81,10 @@ class Contenders:
     @property
     def left_out(self) -> list[str]:
         """Why labels have no point, one line for each reason."""
-        here = self.rows
+        here = self.rows[["label", "variant", "seq_len", "status", "reason"]]
         failed = failures(here[~here["label"].isin(self.points["label"])], at_n=False)
-        absent = [one for one in dict.fromkeys(self.setting.rows["label"]) if one not in set(here["label"])]
+        known = set(here["label"])
+        absent = [one for one in self.setting.labels if one not in known]
         failed += [f"not in the table at this n: {', '.join(absent)}"] if absent else []
         of = f" ({self.setting.name})" if self.setting.name else ""
         return [*(f"Left out at n = {self.n}{of} — {line}" for line in failed), *self.agreed.left_out]
@@ -96,13 +99,33 @@ def contenders(
         frame: the whole table, for the errors.
         n: the length; by default the longest of those at which most labels were measured.
     """
-    measured = setting.ok[np.isfinite(setting.ok[x]) & (setting.ok[x] > 0)]
-    if n is None and len(measured):
-        n = fullest(measured.groupby("seq_len")["label"].nunique())
-    here = measured[measured["seq_len"] == n]
-    if here.empty or n is None:
-        return None
-    agreed = agreement(frame, y, inputs, setting, n)
+    n = longest_of_most(setting, x) if n is None else n
+    return None if n is None else at_lengths(frame, setting, [n], x, y, inputs).get(n)
+
+
+def longest_of_most(setting: Setting, x: str) -> int | None:
+    """The longest of the lengths at which most labels have a speed; None if none has."""
+    measured = _with_speed(setting, x)
+    return fullest(measured.groupby("seq_len")["label"].nunique()) if len(measured) else None
+
+
+def _with_speed(setting: Setting, x: str) -> pd.DataFrame:
+    columns = ["label", "variant", "family", "target", "seq_len", "peak_bytes", *_TIMES]
+    rows = setting.ok[list(dict.fromkeys([*columns, x]))]
+    measured: pd.DataFrame = rows[np.isfinite(rows[x]) & (rows[x] > 0)]
+    return measured
+
+
+def at_lengths(
+    frame: pd.DataFrame, setting: Setting, lengths: Iterable[int], x: str, y: str, inputs: str | None
+) -> dict[int, Contenders]:
+    """Length -> its points, for those at which something has a speed; the whole table is looked through once."""
+    here = {int(str(n)): rows for n, rows in _with_speed(setting, x).groupby("seq_len")}
+    known = agreement(frame, y, inputs, setting)
+    return {n: _at_length(setting, n, here[n], x, known(n)) for n in lengths if n in here}
+
+
+def _at_length(setting: Setting, n: int, here: pd.DataFrame, x: str, agreed: Agreement) -> Contenders:
     points = here[["label", "variant", "family", "target"]].assign(x=here[x], memory=here["peak_bytes"])
     for end, other in (("low", "high"), ("high", "low")):
         ratio = here[f"time_ci_{end if x == 'time_median_s' else other}_s"] / here["time_median_s"]

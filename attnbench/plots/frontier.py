@@ -10,11 +10,12 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from attnbench.marks import OWN_FORM
 from attnbench.plots.agreement import ROUNDING
 from attnbench.plots.bubbles import pareto
-from attnbench.plots.captions import OWN_FORM, own_form_note
+from attnbench.plots.captions import own_form_note
 from attnbench.plots.keys import KEY, wrapped_height, write_wrapped
-from attnbench.plots.page import NothingToDraw, narrow, new_page
+from attnbench.plots.page import NARROW_ROOM, NothingToDraw, narrow, new_page
 from attnbench.plots.palette import palette
 from attnbench.plots.style import Look, in_style, look
 from attnbench.plots.ticks import linear_ticks, log_axis, padded, plain, trimmed
@@ -72,7 +73,7 @@ def draw_frontier(frame: pd.DataFrame, *, about: str = "") -> Figure:
     notes += _not_drawn(frame, drawn, up)
     notes += [own_form_note(name.removesuffix(DISTANCE) for name in names), *_failures(frame)]
     key = wrapped_height(names, said) if narrow() else 0.0
-    whole = new_page(TITLE[up], [about] if about else [], notes, room=3.6 + key)
+    whole = new_page(TITLE[up], [about] if about else [], notes, room=(NARROW_ROOM if narrow() else 3.6) + key)
     page, under = whole.split(key)
     left, right = page.left + 0.6, page.right - (0.1 if narrow() else KEY)
     ax = page.axes(left, page.bottom + 0.45, right - left, page.top - page.bottom - 0.5)

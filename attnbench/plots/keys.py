@@ -8,8 +8,9 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from attnbench.plots.page import COLUMN, Page, shorten, wrap
+from attnbench.plots.page import Page, shorten, wrap
 from attnbench.plots.palette import palette
+from attnbench.plots.sheets import COLUMN
 from attnbench.plots.style import SMALL_SIZE, Look
 
 KEY = 1.9

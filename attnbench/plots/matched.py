@@ -9,7 +9,7 @@ import pandas as pd
 
 from attnbench.axes import AXES, OF_MODEL
 from attnbench.plots.captions import in_words
-from attnbench.plots.scored import Problem, hidden_options, left_out, means, problems
+from attnbench.plots.scored import Problem, hidden_options, left_out, means, problems, seeds_of
 from attnbench.plots.setting import RUN, Setting, scored
 from attnbench.scores import MEAN, learnt
 
@@ -69,14 +69,13 @@ def tasks_of_both(frame: pd.DataFrame, rows: pd.DataFrame) -> set[str]:
     return (set(rows["task"].dropna()) & set(trainings.loc[trainings["score"].notna(), "task"])) - {""}
 
 
-def match(frame: pd.DataFrame, speed: Setting, n: int) -> Match | None:
+def match(every: Sequence[Problem], speed: Setting, n: int) -> Match | None:
     """The scores of the model most like the timed one; None if there are no scores.
 
     Args:
-        frame: the rows of the run that ``speed`` belongs to.
+        every: the problems of the run that ``speed`` belongs to.
         n: the length that was timed.
     """
-    every = problems(frame)
     found = [one for one in every if one.parts]
     if not found:
         return None
@@ -136,6 +135,5 @@ def _how(one: Problem) -> str:
         parts.append(in_words("steps", setting["steps"]))
     rates = "best rate by validation" if setting.get("protocol") == "sweep" else "one fixed rate"
     rates = "" if one.task == MEAN else rates  # rates may differ from task to task
-    most = max(len(part.by_seed) for part in one.parts)
-    parts += [rates, f"{most} seed{'s' * (most != 1)}", f"run {setting[RUN]}" if RUN in setting else ""]
+    parts += [rates, seeds_of([one]), f"run {setting[RUN]}" if RUN in setting else ""]
     return " · ".join(part for part in parts if part)

@@ -18,7 +18,8 @@ from matplotlib.font_manager import FontProperties
 
 from attnbench.errors import ResultsError, UsageError, did_you_mean
 from attnbench.plots.palette import palette
-from attnbench.plots.style import SMALL_SIZE, TEXT_SIZE, TITLE_SIZE
+from attnbench.plots.sheets import COLUMN
+from attnbench.plots.style import BESIDE, SMALL_SIZE, TEXT_SIZE, TITLE_SIZE, keep_notes
 from attnbench.record import one_line
 
 _MARGIN = 0.14
@@ -27,8 +28,12 @@ _HEADING, _LINE, _GAP = 0.3, 0.15, 0.16
 _BOLD = 0.88
 """Width of normal letters divided by that of bold ones."""
 WIDTHS = ("page", "column")
-COLUMN = 3.3
-"""Width of one column in a two-column paper, in inches."""
+NARROW_ROOM = 2.5
+"""Height of a panel in a figure for one column, without its key: with the title it is no taller than a sheet."""
+_NARROW_HEAD = 2
+"""Most lines of a subtitle in a figure for one column; its notes have all."""
+_CAPTION = 3
+"""Most lines of footnotes in a figure."""
 _WIDTH: ContextVar[str] = ContextVar("width", default="page")
 
 
@@ -136,25 +141,26 @@ def new_page(
     width: float = 8.0,
     height: float = 6.0,
     room: float = 0.0,
-    most: int = 9,
 ) -> Page:
     """Start a figure: title, grey subtitle and footnotes, wrapped to the width.
+
+    The caption has three lines at most. The first notes stand there as far as they have room;
+    the text file beside the figure has all.
 
     Args:
         width, height: inches; the page grows in height if heading and notes would leave less than ``room``. A column
             has a width of its own, and only the height that it needs.
         room: inches of height that must be left for the panels.
-        most: most lines of footnotes on a page.
     """
     if narrow():
         width, height = COLUMN, 0.0
     inside = width - 2 * _MARGIN
     head = [line for text in subtitle for line in wrap(text, inside, TEXT_SIZE)]
-    foot = [line for text in notes for line in wrap(text, inside, SMALL_SIZE)]
-    most = max(24, 2 * most) if narrow() else most
-    if len(foot) > most:
-        more = f"… and {len(foot) - most + 1} more lines; results.csv has every row and its reason"
-        foot = [*foot[: most - 1], *wrap(more, inside, SMALL_SIZE)]
+    notes = [text for text in notes if text]
+    if narrow() and len(head) > _NARROW_HEAD:
+        notes += [text for text in subtitle if text]
+        head = [*head[: _NARROW_HEAD - 1], shorten(f"{head[_NARROW_HEAD - 1]} …", inside, TEXT_SIZE)]
+    foot = _caption([wrap(text, inside, SMALL_SIZE) for text in notes])
     head_step, foot_step = TEXT_SIZE * 1.35 / 72, SMALL_SIZE * 1.35 / 72
     size = TITLE_SIZE - 2.5 * narrow()
     title = _fitted(title, inside, size, 1 + narrow())
@@ -164,6 +170,7 @@ def new_page(
     height = max(height, above + below + room)
     figure = Figure(figsize=(width, height))
     FigureCanvasAgg(figure)
+    keep_notes(figure, notes)
 
     def write(text: str, y: float, **how: Any) -> None:
         figure.text(_MARGIN / width, y / height, text, ha="left", va="top", **how)
@@ -174,6 +181,17 @@ def new_page(
     for row, line in enumerate(foot):
         write(line, 0.08 + foot_step * (len(foot) - row) - 0.02, fontsize=SMALL_SIZE, color=palette().faint)
     return Page(figure, _MARGIN, below, width - _MARGIN, height - above)
+
+
+def _caption(notes: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of the notes, or of the first of them and where the rest stands."""
+    if sum(map(len, notes)) <= _CAPTION:
+        return [line for lines in notes for line in lines]
+    shown = 0
+    while sum(map(len, notes[: shown + 1])) < _CAPTION:
+        shown += 1
+    more = f"{len(notes) - shown} {'more ' * (shown > 0)}note{'s' * (len(notes) - shown > 1)}"
+    return [*(line for lines in notes[:shown] for line in lines), f"… {more}: {BESIDE}"]
 
 
 def retitle(figure: Figure, title: str) -> None:

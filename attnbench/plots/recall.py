@@ -8,7 +8,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from attnbench.plots.captions import OWN_FORM, own_form_note
+from attnbench.marks import OWN_FORM
+from attnbench.plots.captions import own_form_note
 from attnbench.plots.page import NothingToDraw
 from attnbench.plots.score_lines import Line, Panel, draw_lines
 from attnbench.plots.scored import Problem, about, hidden_options, left_out, problems

@@ -16,7 +16,17 @@ from matplotlib.lines import Line2D
 
 from attnbench.plots.captions import failures, own_form_note, short_names, where
 from attnbench.plots.keys import on_all, write_entry
-from attnbench.plots.page import NothingToDraw, Page, narrow, new_page, only_on_a_page, shorten, stacked, text_width
+from attnbench.plots.page import (
+    NARROW_ROOM,
+    NothingToDraw,
+    Page,
+    narrow,
+    new_page,
+    only_on_a_page,
+    shorten,
+    stacked,
+    text_width,
+)
 from attnbench.plots.palette import palette
 from attnbench.plots.points import read_points
 from attnbench.plots.published import NYSTROMFORMER, OWN_ROOM, WIDE, draw_lines
@@ -26,7 +36,6 @@ from attnbench.plots.style import SMALL_SIZE, in_style
 from attnbench.plots.ticks import length, log_axis, padded, trimmed
 from attnbench.units import format_bytes, format_seconds
 
-TITLE = "Time and peak memory against length"
 NEEDS = "times at two lengths"
 _POWERS = 2.0
 """Width of the two columns of powers, in inches."""
@@ -83,14 +92,27 @@ def draw_scaling(
         *(f"Not drawn — {line}" for line in failures(shown)),
         without_room(found),
     ]
-    rooms = [3.6 + _table_height(drawn) if narrow() else max(4.2, 0.5 + 0.16 * len(drawn)) for _, drawn in panels]
+    rooms = [
+        NARROW_ROOM + _table_height(drawn) if narrow() else max(4.2, 0.5 + 0.16 * len(drawn)) for _, drawn in panels
+    ]
     headings = [heading for heading, _ in panels]
-    page = new_page(TITLE, where(shown), notes, width=WIDE if points else 8.0, room=stacked(rooms, headings))
+    page = new_page(_title(lines), where(shown), notes, width=WIDE if points else 8.0, room=stacked(rooms, headings))
     for place, (part, (_, drawn)) in enumerate(zip(page.parts(headings, rooms), panels, strict=True)):
         _block(replace(part, right=part.left + OWN_ROOM) if points else part, drawn)
         if points and place == 0:
             draw_lines(part, part.left + OWN_ROOM + 0.4, points)
     return page.figure
+
+
+def _title(lines: Sequence[Series]) -> str:
+    """``Fastest at n = 64k: linear; least memory: local``, of all but references; without lines, what is drawn."""
+    every = [(line.name, line.rows.iloc[-1]) for line in lines if line.rows["family"].iloc[0] != "reference"]
+    longest = max((int(row["seq_len"]) for _, row in every), default=0)
+    said = []
+    for column, words in (("time_median_s", f"Fastest at n = {length(longest)}"), ("peak_bytes", "least memory")):
+        here = [(row[column], name) for name, row in every if row["seq_len"] == longest and row[column] > 0]
+        said += [f"{words}: {min(here)[1]}"] if len(here) > 1 else []
+    return "; ".join(said) or "Time and peak memory against length"
 
 
 _COLUMNS = (
@@ -128,7 +150,7 @@ def _block(page: Page, drawn: Sequence[Series]) -> None:
         share = min(0.5, _ROW * (len(stops) + 0.5) / tall) if stops else 0.0
         top = math.exp(math.log(limits[0]) + math.log(limits[1] / limits[0]) / (1 - share))
         log_axis(ax, "x", padded(lengths, share=0.04), at=lengths, text=length, most=6)
-        log_axis(ax, "y", (limits[0], top), base=base, text=text, most=6)
+        log_axis(ax, "y", (limits[0], top), base=base, text=text, most=4 if narrow() else 6)
         ax.set_ylabel(name)
         ax.grid(axis="both")
         for line in drawn:

@@ -70,7 +70,7 @@ def draw_lines(
         for panel, key in zip(panels, below, strict=True)
     ]
     headings = [panel.heading for panel in panels]
-    page = new_page(title, about, notes, height=2.0, room=stacked(rooms, headings), most=14)
+    page = new_page(title, about, notes, height=2.0, room=stacked(rooms, headings))
     every = [value for panel in panels for line in panel.lines for value in (*line.low, *line.high, *line.y)]
     every += [value for panel in panels for line in panel.lines for _, y in line.single for value in y]
     every += [value for panel in panels for _, value in panel.levels]

@@ -178,8 +178,7 @@ def about(frame: pd.DataFrame, found: Sequence[Problem]) -> list[str]:
     if "sweep" in protocols and len(rates) > 1:
         of_several = "" if protocols == {"sweep"} else "where a task has several "
         how = f"of the rates {rate} {of_several}the best by mean validation score"
-    most = max((len(part.by_seed) for one in found for part in one.parts), default=0)
-    seeds = f"{most} seed{'s' * (most != 1)}" if most else ""
+    seeds = seeds_of(found)
     second = [*said("steps"), how * bool(rates), f"protocol {' and '.join(sorted(protocols))}", seeds]
     if same.get("pretrain_steps"):
         second.append(in_words("pretrain_steps", same["pretrain_steps"]))
@@ -187,6 +186,12 @@ def about(frame: pd.DataFrame, found: Sequence[Problem]) -> list[str]:
         second.append(in_words("guide", same["guide"]))
     where_ = where(rows, None)
     return [" · ".join(part for part in line if part) for line in (first, second)] + where_[1:]
+
+
+def seeds_of(found: Sequence[Problem]) -> str:
+    """``5 seeds``, or ``2 to 5 seeds`` where not all scores have as many; empty for no score."""
+    counts = sorted({len(part.by_seed) for one in found for part in one.parts})
+    return f"{' to '.join(map(str, counts[:1] + counts[1:][-1:]))} seed{'s' * (counts != [1])}" if counts else ""
 
 
 def left_out(frame: pd.DataFrame, found: Sequence[Problem]) -> list[str]:

@@ -78,9 +78,7 @@ def draw_scores(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None
     lines = [drawn[at : at + across] for at in range(0, len(drawn), across)]
     rooms = [_HEAD + _AXIS + _ROW * max(len(one.parts) for one in line) for line in lines]
     below = rescored_height() + 0.3 if overlay else 0.0
-    page = new_page(
-        TITLE, about(frame, found), notes, height=2.0, most=14, room=sum(rooms) + _GAP * (len(rooms) - 1) + below
-    )
+    page = new_page(TITLE, about(frame, found), notes, height=2.0, room=sum(rooms) + _GAP * (len(rooms) - 1) + below)
     limits, top = _limits(drawn), page.top
     wide = (page.right - page.left - _GAP * (across - 1)) / across
     for line, room in zip(lines, rooms, strict=True):

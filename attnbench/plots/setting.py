@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import compress
 from typing import Any
 
@@ -12,7 +13,8 @@ import pandas as pd
 
 from attnbench.axes import ALIKE, FOLLOWING
 from attnbench.errors import ResultsError, UsageError
-from attnbench.plots.captions import OWN_FORM, as_typed, difference
+from attnbench.marks import OWN_FORM
+from attnbench.plots.captions import as_typed, difference
 from attnbench.record import COLUMNS
 from attnbench.status import Status
 
@@ -40,9 +42,19 @@ class Setting:
     about: str = ""
     """Everything in which it differs from them."""
 
-    @property
+    @cached_property
     def ok(self) -> pd.DataFrame:
         return self.rows[self.rows["status"] == Status.OK]
+
+    @cached_property
+    def labels(self) -> list[str]:
+        """Every label once, in the order of the table."""
+        return list(dict.fromkeys(self.rows["label"]))
+
+    @cached_property
+    def by_length(self) -> Mapping[int, pd.DataFrame]:
+        """Length -> its rows."""
+        return {int(str(n)): part for n, part in self.rows.groupby("seq_len")}
 
 
 def check_columns(frame: pd.DataFrame) -> None:

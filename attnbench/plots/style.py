@@ -7,21 +7,27 @@ import io
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec
+from weakref import WeakKeyDictionary
 
 from matplotlib import style as mpl_style
 from matplotlib.artist import Artist
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from matplotlib.transforms import Bbox
 
 from attnbench.errors import CannotCreate, UsageError, cannot_write
 from attnbench.files import replace_file
 from attnbench.plots.palette import Palette, palette
+from attnbench.plots.sheets import only, sheets
 
+BESIDE = "in the text file beside this figure"
+"""Words of a caption that has not all notes."""
+_NOTES: WeakKeyDictionary[Figure, Sequence[str]] = WeakKeyDictionary()
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
 DASHES: tuple[Any, ...] = ("-", (0, (7, 1.5)), (0, (3.5, 1.5)), (0, (6, 1.5, 1, 1.5)), (0, (1.2, 1.2)))
 """Their number has no divisor in common with that of the markers, so that 60 lines of one colour all differ."""
@@ -134,10 +140,32 @@ def texts(artist: Artist) -> Iterator[Text]:
         yield from texts(part)
 
 
+def keep_notes(figure: Figure, notes: Sequence[str]) -> None:
+    """Remember all notes of a figure, also those for which its caption has no room."""
+    _NOTES[figure] = notes
+
+
+def notes_of(figure: Figure) -> list[str]:
+    """All notes of a figure; empty for one that has none."""
+    return list(_NOTES.get(figure, ()))
+
+
+def _write(path: Path, content: bytes) -> None:
+    if path.is_symlink():
+        raise CannotCreate(f"{path} is a link, and figures are never written through one; remove it")
+    try:
+        replace_file(path, content)
+    except OSError as error:
+        raise cannot_write(path, error) from None
+
+
 def save(
     figure: Figure, path_stem: str | Path, formats: Sequence[str] = ("svg", "png"), *, dpi: float | None = None
 ) -> list[Path]:
     """Write ``path_stem.svg`` and so on; the same figure gives the same bytes.
+
+    If its caption has not room for all notes, they stand in ``path_stem.txt``, a line each. A figure for one column
+    that is too tall becomes several sheets, ``path_stem-2.svg`` and so on (:func:`attnbench.plots.sheets.sheets`).
 
     Args:
         dpi: dots per inch of a png; 100 by default.
@@ -157,15 +185,19 @@ def save(
         raise cannot_write(stem.parent, error) from None
     for text in texts(figure):
         text.set_text(_NOT_IN_XML.sub("\N{REPLACEMENT CHARACTER}", text.get_text()))
-    paths = [stem.with_name(f"{stem.name}.{name}") for name in formats]
-    for name, path in zip(formats, paths, strict=True):
-        if path.is_symlink():
-            raise CannotCreate(f"{path} is a link, and figures are never written through one; remove it")
-        try:
-            drawn = io.BytesIO()
-            with _styled():
-                figure.savefig(drawn, format=name, metadata=_METADATA[name], dpi=dpi or 100)
-            replace_file(path, drawn.getvalue())
-        except OSError as error:
-            raise cannot_write(path, error) from None
+    parts: Sequence[Bbox | None] = sheets(figure) or [None]
+    files = [
+        (stem.with_name(f"{stem.name}{f'-{turn}' * (turn > 1)}.{name}"), name, part)
+        for turn, part in enumerate(parts, start=1)
+        for name in formats
+    ]
+    for path, name, part in files:
+        drawn = io.BytesIO()
+        with _styled(), only(figure, part) if part else nullcontext():
+            figure.savefig(drawn, format=name, metadata=_METADATA[name], dpi=dpi or 100, bbox_inches=part)
+        _write(path, drawn.getvalue())
+    paths = [path for path, _, _ in files]
+    if any(BESIDE in text.get_text() for text in texts(figure)):
+        paths.append(stem.with_name(f"{stem.name}.txt"))
+        _write(paths[-1], "".join(f"{note}\n" for note in notes_of(figure)).encode())
     return paths

@@ -26,7 +26,7 @@ from attnbench.plots.catalogue import applies as too_many_to_name
 from attnbench.plots.contenders import TRIVIAL, Contenders, contenders, spread
 from attnbench.plots.labels import place_labels, write_along
 from attnbench.plots.matched import CHANCE, NO_MIXING, tasks_of_both
-from attnbench.plots.page import NothingToDraw, Page, narrow, new_page, only_on_a_page, shorten, stacked
+from attnbench.plots.page import NARROW_ROOM, NothingToDraw, Page, narrow, new_page, only_on_a_page, shorten, stacked
 from attnbench.plots.palette import palette
 from attnbench.plots.published import draw_published
 from attnbench.plots.setting import PANELS, check_length, compared, restrict, settings, timed, without_room
@@ -125,9 +125,19 @@ def draw_tradeoff(
     if not found:
         raise NothingToDraw("; ".join(failures(rows)) or "no row holds a time")
     what = {"score": "score", "loss_delta": "loss of a trained model", "hidden_error": "agreement with a trained model"}
-    title = f"Speed, memory and {what.get(y, 'agreement with exact attention')}"
+    title = _title(found[0], what.get(y, "agreement with exact attention"))
     rest = " ".join(part for part in (rest, without_room([one.setting for one in found])) if part)
     return _draw(found[:PANELS], title, x, overlay, rest)
+
+
+def _title(one: Contenders, agreement: str) -> str:
+    """``Unbeaten in speed and score: linear, softmax``, or the fastest of those that all agree."""
+    names, _ = short_names(one.points)
+    if (one.points["kind"] == "exact").all():
+        fastest = one.points.iloc[int((one.points["x"] * (-1 if one.fast_low else 1)).argmax())]
+        return f"{names[fastest['label']]} is the fastest of {len(one.points)} exact methods"
+    front = [names[label] for label in one.front["label"]]
+    return f"Unbeaten in speed and {agreement}: {', '.join(front)}" if front else f"Speed, memory and {agreement}"
 
 
 def _draw(found: Sequence[Contenders], title: str, x: str, overlay: str | None, rest: str) -> Figure:
@@ -139,7 +149,7 @@ def _draw(found: Sequence[Contenders], title: str, x: str, overlay: str | None, 
     keys = keys_height(list(points["family"])) if narrow() else 0.0
     rooms = [4.3 + 0.13 * max(0, len(one.points) - 24) for one in found]
     if narrow():
-        rooms = [3.6 + 0.1 * len(one.points) for one in found]
+        rooms = [NARROW_ROOM + 0.4 + 0.02 * len(one.points) for one in found]
     headings = [_heading(one, with_n=len(lengths) > 1, with_error=len(said) > 1) for one in found]
     page = new_page(
         title,
@@ -147,7 +157,6 @@ def _draw(found: Sequence[Contenders], title: str, x: str, overlay: str | None, 
         [*_notes(found, points), hidden, own_form_note(names), rest],
         width=13.6 if overlay else 8.0,
         room=stacked(rooms, headings) + keys,
-        most=14 if any(one.agreed.column == "score" for one in found) else 9,
     )
     page, under = page.split(keys)
     largest, limits = float(points["memory"].max()), spread(list(found))
@@ -250,6 +259,8 @@ def _mark_spread(ax: Axes, layout: Layout) -> None:
 
 def _notes(found: Sequence[Contenders], points: pd.DataFrame) -> list[str]:
     notes = []
+    if any((one.points["kind"] == "exact").all() for one in found):
+        notes.append("All are exact: their heights only keep the circles apart.")
     if any(len(one.front) > 1 for one in found):
         every = [one.setting.rows for one in found]
         of = sum(rows.loc[rows["family"] != "reference", "label"].nunique() for rows in every)

@@ -8,15 +8,18 @@ from typing import Any
 
 import pandas as pd
 
-from attnbench.plots.captions import short_names
+from attnbench.plots.captions import configuration, short_names
 from attnbench.plots.contenders import Contenders, contenders
 from attnbench.plots.scored import Problem
 from attnbench.plots.ticks import plain
-from attnbench.report.numbers import BASELINE, Relative, baseline_at, relative, times, tokens
+from attnbench.report.numbers import BASELINE, Relative, relative, times, tokens
 from attnbench.report.views import View
 from attnbench.scores import MEAN, learnt
-from attnbench.units import format_seconds
+from attnbench.status import Status
+from attnbench.units import format_bytes, format_seconds
 
+FEW_CLEAN = "too few clean ones"
+"""Words of the warning of a row whose disturbed samples count."""
 CLOSE = 0.1
 """Relative error, or nats of loss, up to which an approximation is called close."""
 _WITHIN = {
@@ -53,8 +56,9 @@ def answer(frame: pd.DataFrame, views: Sequence[View], problems: Sequence[Proble
 class _Speaker:
     def __init__(self, frame: pd.DataFrame, view: View) -> None:
         self.frame, self.view = frame, view
-        with_base = [n for n, one in view.at.items() if baseline_at(_ok(one)) is not None]
-        with_exact = [n for n, one in view.at.items() if (_ok(one)["family"] == "exact").any()]
+        timed = view.setting.ok[view.setting.ok["time_median_s"] > 0]
+        with_base = {*timed.loc[timed["variant"] == BASELINE, "seq_len"]} & view.at.keys()
+        with_exact = {*timed.loc[timed["family"] == "exact", "seq_len"]} & view.at.keys()
         self.n = max(with_base or with_exact or view.at)
         self.found = view.at[self.n]
         self.rows = _ok(self.found).sort_values("time_median_s", kind="stable")
@@ -69,6 +73,7 @@ class _Speaker:
         fair = self.fair.assign(**{name: self.fair["label"].map(points[name].to_dict()) for name in ("kind", "y")})
         exact = fair[(fair["family"] == "exact") | (fair["kind"] == "exact")]
         yield self._exact(exact)
+        yield from self._busy()
         near = fair[fair["kind"] == "measured"]
         if len(near):
             yield self._near(near, exact, errors)
@@ -84,6 +89,7 @@ class _Speaker:
                 self._speed(row)
                 if row.name in self.beside
                 else (f" with {format_seconds(row['time_median_s'])}", False),
+                (_decoding(row), False),
                 (".", False),
             ]
 
@@ -104,9 +110,20 @@ class _Speaker:
             others = others[others["variant"] != BASELINE]  # said beside its speed
         tied = [self._name(row) for _, row in others.iterrows() if not row["time_ci_low_s"] > best["time_ci_high_s"]]
         one = "the fastest exact attention" if len(exact) > 1 else "the only exact attention measured"
-        what = f" is {one}: {format_seconds(best['time_median_s'])} for {self.view.what}"
+        what = f" is {one}: {format_seconds(best['time_median_s'])} for {self.view.what} ({configuration(best)})"
+        what += _decoding(best)
         end = f"; {_listed(tied[:3])} cannot be told apart from it." if tied else "."
         return [(start, False), (self._name(best), True), (what, False), self._speed(best), (end, False)]
+
+    def _busy(self) -> Iterator[Sentence]:
+        """That the machine was busy, if these times show it."""
+        here = self.view.setting.by_length[self.n]
+        without = int((here["status"] == Status.DISTURBED).sum())
+        few = int(here["warnings"].str.contains(FEW_CLEAN, regex=False).sum())
+        if without or few:
+            lost = f", {without} of them without a time" if without else ""
+            said = f"The machine was busy: {few + without} of {len(here)} rows here are of disturbed samples{lost}; "
+            yield [(f"{said}their times may be wrong by a factor.", False)]
 
     def _near(self, near: pd.DataFrame, exact: pd.DataFrame, found: Contenders | None) -> Sentence:
         close = near[near["y"] <= CLOSE]
@@ -162,20 +179,28 @@ class _Speaker:
         return (f", {beside_softmax(found)}" if found else "", False)
 
 
+def _decoding(row: pd.Series[Any]) -> str:
+    """Time to the first token, per token and the cache of a decoder; empty for what does not decode."""
+    seconds = {"first_token_s": "to the first token", "token_s": "per token"}
+    said = [f"{format_seconds(row[name])} {words}" for name, words in seconds.items() if row[name] > 0]
+    said += [f"{format_bytes(row['state_bytes'])} of cache or state"] if said and row["state_bytes"] >= 0 else []
+    return f", {', '.join(said)}" if said else ""
+
+
 def _ok(found: Contenders) -> pd.DataFrame:
     rows = found.rows
     return rows[(rows["status"] == "ok") & (rows["time_median_s"] > 0)]
 
 
 def beside_softmax(one: Relative) -> str:
-    """``3.6 times as fast as softmax (3.3 to 3.9), with 16 % of its memory``."""
+    """``3.6 times as fast as softmax (3.3 to 3.9), with 16 % of its peak memory``."""
     if one.low is None or one.high is None:
         said = f"{times(one.speed)} times as fast as softmax (without an interval)"
     elif one.verdict == "unsure":
         said = f"not told apart from softmax ({times(one.low)} to {times(one.high)} times as fast)"
     else:
         said = f"{times(one.speed)} times as fast as softmax ({times(one.low)} to {times(one.high)})"
-    return said + (f", with {share(one.memory)} its memory" if one.memory else "")
+    return said + (f", with {share(one.memory)} its peak memory" if one.memory else "")
 
 
 def share(ratio: float) -> str:

@@ -47,13 +47,28 @@ def heading(machine: Machine) -> list[Fact]:
         ("GPU", one_line(str(gpu), 80) if gpu else ""),
         ("Machine", ", ".join(processor)),
         ("System", ", ".join(one_line(str(known[name]), 60) for name in ("system",) if known.get(name))),
-        ("Threads", ", ".join(one.split(" ")[0] for one in _values(rows, "threads"))),
-        ("Process", ", ".join(one.removeprefix("process ") for one in _values(rows, "process"))),
+        ("Threads", _by_kind(rows, "threads", " threads", " thread")),
+        ("Process", _by_kind(rows, "process", "process ")),
         ("torch", ", ".join(one.removeprefix("torch ") for one in _values(rows, "torch_version"))),
         ("Measured", days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}" if days else ""),
         ("Rows", f"{len(rows)}, {int((rows['status'] == 'ok').sum())} of them with numbers"),
     ]
     return [(name, said) for name, said in facts if said]
+
+
+def _by_kind(rows: pd.DataFrame, name: str, *words: str) -> str:
+    """Every value of a column without these words; of trainings apart where theirs are others."""
+    trained = rows["protocol"] != ""
+    said = []
+    for part in (rows[~trained], rows[trained]):
+        values = _values(part, name)
+        for word in words:
+            values = [one.replace(word, "") for one in values]
+        said.append(", ".join(values))
+    timed, of_trainings = said
+    if not timed or not of_trainings or timed == of_trainings:
+        return timed or of_trainings
+    return f"{timed}; of trainings {of_trainings}"
 
 
 def _environment(machine: Machine) -> Mapping[str, Any]:

@@ -38,6 +38,7 @@ def tokens(n: int) -> str:
 
 
 BASELINE = "softmax"
+_TIMES = ("median", "ci_low", "ci_high")
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,8 @@ def baseline_at(rows: pd.DataFrame) -> pd.Series[Any] | None:
 def relative(setting: Setting) -> dict[Hashable, Relative]:
     """Row's index -> how it stands beside softmax; without softmax itself."""
     found: dict[Hashable, Relative] = {}
-    for _, rows in setting.ok.groupby(["seq_len", "kv_len"]):
+    columns = ["label", "variant", "seq_len", "kv_len", *(f"time_{what}_s" for what in _TIMES), "peak_bytes"]
+    for _, rows in setting.ok[columns].groupby(["seq_len", "kv_len"]):
         base = baseline_at(rows)
         if base is not None:
             timed = rows[(rows["time_median_s"] > 0) & (rows.index != base.name)]

@@ -15,7 +15,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from attnbench import __version__
 from attnbench.errors import UsageError
-from attnbench.plots.captions import in_words, own_form_note, short_names
+from attnbench.marks import notes
+from attnbench.plots.captions import in_words, short_names
 from attnbench.plots.page import NothingToDraw
 from attnbench.plots.palette import DARK, LIGHT
 from attnbench.plots.scored import family_of
@@ -136,7 +137,7 @@ def _section(
         "tasks": len(scored),
         "how": tasks.how(rows, scored) if scored else "",
         "notes": [line for line in tasks.notes(rows, scored) if line] if scored else [],
-        "own": own_form_note(names.values()),
+        "marks": notes(text for row in data["rows"] for text in row if isinstance(text, str)),
         "failed": failed(rows),
         "warnings": facts.warnings(rows),
         "runs": [
@@ -149,8 +150,8 @@ def _section(
     return shown, data
 
 
-def _figures(machine: Machine) -> list[tuple[str, str]]:
-    """The name and a data URL of each figure that ``attnbench plot`` draws of these rows."""
+def _figures(machine: Machine) -> list[tuple[str, str, list[str]]]:
+    """Name, data URL and notes without room in its caption, of each figure that ``attnbench plot`` draws."""
     from tempfile import TemporaryDirectory
 
     from attnbench.plots import draw_all
@@ -161,7 +162,12 @@ def _figures(machine: Machine) -> list[tuple[str, str]]:
             files = draw_all(rows, Path(folder), ("svg",))
         except (NothingToDraw, UsageError):
             return []
-        return [(file.stem, f"data:image/svg+xml;base64,{b64encode(file.read_bytes()).decode()}") for file in files]
+        notes = {file.stem: file.read_text("utf-8").splitlines() for file in files if file.suffix == ".txt"}
+        return [
+            (file.stem, f"data:image/svg+xml;base64,{b64encode(file.read_bytes()).decode()}", notes.get(file.stem, []))
+            for file in files
+            if file.suffix == ".svg"
+        ]
 
 
 @dataclass(frozen=True)

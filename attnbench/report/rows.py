@@ -8,24 +8,29 @@ from typing import Any
 import pandas as pd
 
 from attnbench.axes import AXES, IN_ROWS
-from attnbench.plots.captions import OWN_FORM, in_words
+from attnbench.marks import error_text, name_text
+from attnbench.plots.captions import in_words
 from attnbench.plots.scored import short_tasks
 from attnbench.plots.setting import RUN
 from attnbench.printable import printable
 from attnbench.record import UNCHECKED
 from attnbench.report.against import Change
 from attnbench.report.numbers import Relative, compact
+from attnbench.units import format_interval, format_seconds
 
 COLUMNS = (
     *("label", "family", "about", "n", "status", "reason", "warnings"),
+    *("time_text", "spread", "error_text"),
     *("time", "time_low", "time_high", "speed", "ratio", "ratio_low", "ratio_high", "peak", "memory"),
     *("error_kind", "error", "error_std", "score", "score_low", "score_high"),
+    *("first_token", "per_token", "state"),
     *("loss", "loss_delta", "loss_low", "loss_high", "features"),
     *("change", "change_low", "change_high", "verdict"),
 )
-"""What a row holds, in order: ``speed`` in examples per second, ``ratio`` and ``memory`` beside softmax, ``loss_delta``
-and its ends over the untouched model's loss, ``features`` the error of a model's last features, ``change`` as its time
-over that of an older run."""
+"""What a row holds, in order: the texts of a time, its interval and an error are those of every other table, ``speed``
+in examples per second, ``ratio`` and ``memory`` beside softmax, ``first_token`` and ``per_token`` in seconds, ``state``
+in bytes, ``loss_delta`` and its ends over the loss of the untouched model, ``features`` the error of the last features,
+``change`` as its time over that of an older run."""
 
 _RULES = (
     *(name for name, axis in AXES.items() if axis.only == "score"),
@@ -58,8 +63,7 @@ def marked(frame: pd.DataFrame) -> pd.DataFrame:
     frame = frame.assign(**text)
     more = frame["warnings"].where(frame["warnings"] == "", frame["warnings"] + "; ") + _UNCHECKED
     frame = frame.assign(warnings=frame["warnings"].mask(frame["laws"] == UNCHECKED, more))
-    own = frame["own_form"] != ""
-    return frame.assign(label=frame["label"].mask(own, frame["label"].str.removesuffix(OWN_FORM) + OWN_FORM))
+    return frame.assign(label=list(map(name_text, frame["label"], frame["own_form"])))
 
 
 def table(
@@ -91,12 +95,16 @@ def _row(
     ratios = (beside.speed, beside.low, beside.high) if beside else (None, None, None)
     values = [
         *(row["label"], family, about, int(row["seq_len"]), row["status"], row["reason"], row["warnings"]),
+        format_seconds(row["time_median_s"]).removeprefix("-"),
+        format_interval(*(row[name] for name in numbers[:3])),
+        error_text(row["rel_error"], row["error_kind"]).removeprefix("-"),
         *(compact(row[name]) for name in numbers),
         *map(compact, ratios),
         compact(row["peak_bytes"]),
         compact(beside.memory if beside else None),
         *(row["error_kind"], compact(row["rel_error"]), compact(row["rel_error_std"])),
         *(compact(row[name]) for name in ("score", "score_low", "score_high")),
+        *map(compact, (row["first_token_s"], row["token_s"], row["state_bytes"])),
         *(compact(row[name]) for name in ("loss", "loss_delta", "loss_delta_low", "loss_delta_high", "hidden_error")),
         *((*map(compact, (change.ratio, change.low, change.high)), change.verdict) if change else ()),
     ]

@@ -11,7 +11,7 @@ import pandas as pd
 
 from attnbench.plots.agreement import KINDS, Y_AXES, of_trained
 from attnbench.plots.captions import LEVELS, in_words, short_names
-from attnbench.plots.contenders import TRIVIAL, Contenders, contenders
+from attnbench.plots.contenders import TRIVIAL, Contenders, at_lengths, longest_of_most
 from attnbench.plots.matched import tasks_of_both
 from attnbench.plots.series import Series, series_of
 from attnbench.plots.setting import Setting, settings, timed
@@ -70,13 +70,11 @@ def views(frame: pd.DataFrame) -> list[View]:
 
 def _view(frame: pd.DataFrame, setting: Setting) -> View | None:
     column = of_trained(setting.rows) or ("score" if tasks_of_both(frame, setting.rows) else "rel_error")
-    first = contenders(frame, setting, None, "examples_per_s", column, None)
+    first = longest_of_most(setting, "examples_per_s")
     if first is None:
         return None
-    lengths = sorted(int(n) for n in set(setting.ok["seq_len"]))
-    every = {n: contenders(frame, setting, n, "examples_per_s", column, None) for n in lengths if n != first.n}
-    at = {n: one for n, one in {**every, first.n: first}.items() if one is not None}
-    return View(setting, dict(sorted(at.items())), first.n, _lines(setting) if len(at) > 1 else [])
+    at = at_lengths(frame, setting, sorted(setting.by_length), "examples_per_s", column, None)
+    return View(setting, at, first, _lines(setting) if len(at) > 1 else [])
 
 
 def _lines(setting: Setting) -> list[Series]:
@@ -104,8 +102,8 @@ def as_data(view: View) -> dict[str, Any]:
 
 
 def _points(found: Contenders) -> dict[str, Any]:
-    rows = found.rows[found.rows["status"] == "ok"].drop_duplicates("label", keep="last")
-    index = dict(zip(rows["label"], rows.index, strict=True))
+    rows = found.rows[["label", "status"]]
+    index = {label: number for number, label, status in rows.itertuples() if status == "ok"}
     points = [
         [_number(index[one["label"]]), KINDS.index(one["kind"]), compact(one["y"]), *map(compact, _ends(one))]
         for one in found.points.to_dict("records")

@@ -51,7 +51,7 @@ def test_the_table_of_a_run_marks_the_causality_that_is_meant(run: subprocess.Co
     assert ["retnet†", "False"] in cells
     assert ["retnet", "True"] in cells
     assert ["softmax", "False"] in cells
-    assert run.stderr.count(NOTE) == 1
+    assert run.stdout.count(NOTE) == 1
 
 
 def test_the_csv_has_the_sentence(run: subprocess.CompletedProcess[str], folder: Path) -> None:
@@ -66,7 +66,7 @@ def test_a_comparison_marks_it_in_every_table(folder: Path) -> None:
     words = ("compare", "retnet", "softmax", *SMALL)
     not_causal, causal = (attnbench(*words, *more, where=folder) for more in ((), ("--causal",)))
     assert not_causal.stdout.count("retnet†") == 2  # above the times, and beside the memory
-    assert not_causal.stderr.count(NOTE) == 1
+    assert not_causal.stdout.count(NOTE) == 1
     assert "†" not in causal.stdout + causal.stderr
 
 
@@ -106,7 +106,7 @@ def test_the_list_and_what_is_shown_mark_it(folder: Path) -> None:
     )
     assert not marked & set(whole)
     assert " softmax " in listed.stdout
-    assert NOTE in listed.stderr
+    assert NOTE in listed.stdout
     shown = attnbench("show", "retnet", where=folder).stdout
     assert "own form†   not causal: weights fade with the distance in both directions" in shown
     assert "own form" not in attnbench("show", "softmax", where=folder).stdout

@@ -50,7 +50,7 @@ def test_the_lines_below_say_how_many_comparisons_hold_together_and_what_the_mar
     print_scores(RunFolder(RUNS / "score-cpu").in_order())
     said = capsys.readouterr().out
     assert re.search(r"^minus softmax: joint 95 % over \d\d comparisons; unsure: it holds 0; ", said, re.MULTILINE)
-    assert "; ° not shown to be better than without mixing" in said
+    assert "\n° not shown to be better than without mixing\n" in said
     assert "no better than" not in said
 
 

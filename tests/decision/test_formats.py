@@ -179,7 +179,7 @@ def test_an_action_gets_name_unit_and_value_of_each_number_of_the_new_run(decisi
     times = {one["name"]: one for one in data if one["unit"] == "s"}
     assert set(times) == {f"{cell} time" for cell in ("softmax n=64", "softmax n=256", "softmax n=512", "linear n=64")}
     assert times["softmax n=64 time"]["value"] == pytest.approx(1.3e-3, rel=0.05)
-    assert times["softmax n=64 time"]["range"].startswith("± ")
+    assert times["softmax n=64 time"]["range"].startswith("±")
     assert {one["unit"] for one in data} == {"s", "bytes", "relative error"}
 
 

@@ -12,6 +12,7 @@ from attnbench.pictures import draw
 from attnbench.pictures.heads import heads_of, softmax_matrix
 from attnbench.pictures.matrix import by_size
 from attnbench.pictures.weights import draw_weights, variant_matrix
+from attnbench.plots.style import texts
 from attnbench.qkv import draw_qkv
 from attnbench.shape import Shape
 from attnbench.spec import parse_spec
@@ -88,3 +89,12 @@ def test_every_word_can_be_read(width: str, faults: Callable[..., list[str]]) ->
 def test_what_cannot_be_drawn_is_said(options: dict[str, object], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message.replace("?", r"\?")):
         draw_weights(**{"n": 16, **options})  # type: ignore[arg-type]
+
+
+def test_a_window_that_reaches_all_tokens_is_narrowed_and_named() -> None:
+    picture = draw_weights(["local", "sdpa"], inputs="gaussian", n=64)
+    said = " ".join(text.get_text() for text in texts(picture.figure))
+    assert "local:window=8" in said
+    errors = picture.numbers.groupby("variant")["rel_error"].first()
+    assert errors["local:window=8"] > 0.1
+    assert errors["sdpa"] < 1e-9

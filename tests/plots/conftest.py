@@ -15,7 +15,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
-from attnbench.plots.style import texts
+from attnbench.plots.style import notes_of, texts
 from attnbench.record import COLUMNS, SCHEMA_VERSION
 
 Rows = list[dict[str, Any]]
@@ -211,8 +211,10 @@ def linformer() -> pd.DataFrame:
 
 
 def text_of(figure: Figure) -> str:
-    """Everything written in a figure, line breaks as spaces."""
+    """Everything written in a figure or in the file beside it, line breaks as spaces."""
     said = [text.get_text() for text in texts(figure)]
+    drawn = "\n".join(said)
+    said += [note for note in notes_of(figure) if note[:25] not in drawn]
     return "\n".join(text.replace("\n", " ") for text in said if text)
 
 

@@ -187,7 +187,7 @@ def test_a_sweep_timed_on_several_inputs_has_the_error_of_each(run: Any, words: 
     table = run.table(rows)
     found = {one.rows["inputs"].iloc[0]: one for one in settings(timed(table), also_same=("inputs",))}
     for inputs, error in (("listops", 0.11), ("gaussian:logit_std=2", 0.22)):
-        agreed = agreement(table, "rel_error", None, found[inputs], rows[0]["seq_len"])
+        agreed = agreement(table, "rel_error", None, found[inputs])(rows[0]["seq_len"])
         assert (agreed.inputs, set(agreed.rows["y"])) == (inputs, {error})
     assert "the timed inputs · 1 draw" in words(draw_tradeoff(table))
 
@@ -198,7 +198,7 @@ def test_inputs_choose_the_error_row(lra: pd.DataFrame) -> None:
     frame.loc[other, "rel_error"] = 0.123
     speed = settings(timed(frame))[0]
     for inputs, wanted in ((None, 0.33), ("listops", 0.33), ("gaussian", 0.123), ("gaussian:logit_std=2", 0.123)):
-        rows = agreement(frame, "rel_error", inputs, speed, 1024).rows.set_index("label")
+        rows = agreement(frame, "rel_error", inputs, speed)(1024).rows.set_index("label")
         assert rows.loc["performer", "y"] == wanted
 
 

@@ -88,7 +88,7 @@ def test_chance_and_identity_are_lines_and_softmax_is_a_band(frame: pd.DataFrame
 
 
 def test_error_bars_are_intervals_over_seeds(frame: pd.DataFrame) -> None:
-    agreed = agreement(frame, "score", None, settings(timed(frame))[0], 64)
+    agreed = agreement(frame, "score", None, settings(timed(frame))[0])(64)
     (one,) = problems(frame)
     ends = {part.label: part.ends for part in one.parts}
     for label, low, high in agreed.rows[["label", "y_low", "y_high"]].itertuples(index=False):
@@ -136,7 +136,7 @@ def test_without_a_task_of_its_own_a_speed_stands_beside_the_mean_over_tasks(mak
     labels = ["softmax", "linear"]
     rows = [*suite_rows(labels), *(step(label, 0.1, 1e6, task=None) for label in labels)]
     frame = make(rows)
-    agreed = agreement(frame, "score", None, settings(timed(frame))[0], 64)
+    agreed = agreement(frame, "score", None, settings(timed(frame))[0])(64)
     scores = {label: [] for label in labels}
     for one in problems(frame):
         for part in one.parts:
@@ -148,7 +148,7 @@ def test_without_a_task_of_its_own_a_speed_stands_beside_the_mean_over_tasks(mak
 
 def test_a_table_without_scores_says_so(run: Any) -> None:
     frame = run.table([run.row("softmax", time_median_s=0.1, peak_bytes=1e6)])
-    assert agreement(frame, "score", None, settings(timed(frame))[0], 1024).said == "no score measured"
+    assert agreement(frame, "score", None, settings(timed(frame))[0])(1024).said == "no score measured"
 
 
 @pytest.mark.parametrize("task", [RECALL, None])

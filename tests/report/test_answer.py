@@ -5,13 +5,17 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
+from attnbench.plots import agreement
+from attnbench.plots.load import read_results
 from attnbench.plots.setting import settings, timed
 from attnbench.report.answer import answer, beside_softmax, share
 from attnbench.report.numbers import Relative, relative
+from attnbench.report.page import make_page
 from attnbench.report.rows import marked
+from attnbench.report.sources import of_frame
 from attnbench.report.tasks import found_in
 from attnbench.report.views import views
-from tests.report.reading import rows_of
+from tests.report.reading import REFERENCE, Read, rows_of
 
 
 def said(frame: pd.DataFrame) -> list[str]:
@@ -112,8 +116,11 @@ def test_the_ratio_takes_the_far_ends_of_both_intervals(lra: pd.DataFrame) -> No
 @pytest.mark.parametrize(
     ("one", "words"),
     [
-        (Relative(3.61, 3.3, 3.9, 0.158), "3.6 times as fast as softmax (3.3 to 3.9), with 16 % of its memory"),
-        (Relative(0.9, 0.85, 0.95, 1.31), "0.90 times as fast as softmax (0.85 to 0.95), with 1.3 times its memory"),
+        (Relative(3.61, 3.3, 3.9, 0.158), "3.6 times as fast as softmax (3.3 to 3.9), with 16 % of its peak memory"),
+        (
+            Relative(0.9, 0.85, 0.95, 1.31),
+            "0.90 times as fast as softmax (0.85 to 0.95), with 1.3 times its peak memory",
+        ),
         (Relative(1.02, 0.97, 1.05, None), "not told apart from softmax (0.97 to 1.05 times as fast)"),
         (Relative(1.006, 1.004, 1.008, None), "not told apart from softmax (1.00 to 1.01 times as fast)"),
         (Relative(140.2, None, None, None), "140 times as fast as softmax (without an interval)"),
@@ -131,3 +138,21 @@ def test_a_share_of_memory_is_in_per_cent_until_it_is_more() -> None:
         "1.5 times",
         "12 times",
     ]
+
+
+def test_the_answer_names_what_was_measured_how_a_decoder_does_and_that_the_machine_was_busy() -> None:
+    said = Read(make_page(of_frame(read_results(REFERENCE / "generate-cpu")))).text
+    assert "(float32, 32 heads × 128, batch 1, causal, 32 new tokens, 8 heads of keys and values, 2 threads" in said
+    assert "259 ms to the first token, 975 µs per token, 16.2 MiB of cache or state" in said
+    assert "The machine was busy: 10 of 11 rows here are of disturbed samples" in said
+
+
+def test_the_rows_of_a_table_are_looked_through_once_however_many_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = read_results(REFERENCE / "long-cpu")
+    first = frame[frame["status"] == "ok"].drop_duplicates("label").head(3)
+    every = pd.concat([first.assign(seq_len=n, kv_len=n, cell_id=f"{n}") for n in range(64, 104)], ignore_index=True)
+    looked = []
+    compared = agreement.compared
+    monkeypatch.setattr(agreement, "compared", lambda *given: looked.append(1) or compared(*given))
+    make_page(of_frame(every))
+    assert 1 <= len(looked) <= 3

@@ -8,6 +8,9 @@ const TABLE = [
   { key: "n", title: "n", number: NUMBER, value: (row) => row.n, cell: (cell, row) => write(cell, String(row.n)) },
   { key: "time", title: "time", number: NUMBER, value: (row) => failedLast(row, row.time), cell: timeCell, bar: timeBar },
   { key: "ratio", title: "vs softmax", number: NUMBER, value: (row) => row.ratio, cell: ratioCell, bar: ratioBar },
+  { key: "first_token", title: "first token", number: NUMBER, value: (row) => row.first_token, cell: secondsCell("first_token") },
+  { key: "per_token", title: "per token", number: NUMBER, value: (row) => row.per_token, cell: secondsCell("per_token") },
+  { key: "state", title: "cache or state", number: NUMBER, value: (row) => row.state, cell: (cell, row) => write(cell, row.state === null ? "" : bytes(row.state)) },
   { key: "peak", title: "peak memory", number: NUMBER, value: (row) => row.peak, cell: (cell, row) => write(cell, row.peak === null ? "" : bytes(row.peak)) },
   { key: "error", title: "error", number: NUMBER, value: (row) => row.error, cell: errorCell },
   { key: "score", title: "score", number: NUMBER, value: (row) => row.score, cell: scoreCell, bar: scoreBar },
@@ -18,6 +21,10 @@ const TABLE = [
   { key: "about", title: "measured", value: (row) => row.about || null, cell: aboutCell },
   { key: "status", title: "status", value: (row) => (row.status === "ok" ? null : row.status), cell: statusCell },
 ];
+
+function secondsCell(key) {
+  return (cell, row) => write(cell, row[key] === null ? "" : seconds(row[key]));
+}
 
 function buildTable(section) {
   const table = byId(`table-${section.id}`);
@@ -65,10 +72,8 @@ function aboutCell(cell, row) {
 
 function timeCell(cell, row) {
   if (row.time === null) return;
-  cell.textContent = seconds(row.time);
-  if (row.time_low === null || row.time_high === null) return;
-  const half = Math.sqrt(row.time_high / row.time_low) - 1;
-  add(cell, "span", { class: "ends", title: ends(row.time_low, row.time_high, seconds) }, ` ±${Math.max(1, Math.round(100 * half))}%`);
+  cell.textContent = row.time_text;
+  if (row.spread) add(cell, "span", { class: "ends", title: ends(row.time_low, row.time_high, seconds) }, ` ${row.spread}`);
 }
 
 function ratioCell(cell, row) {
@@ -79,14 +84,10 @@ function ratioCell(cell, row) {
 }
 
 function errorCell(cell, row) {
-  if (row.error_kind === "learned") {
-    write(cell, "learned").title = KIND_WORDS.learned;
-    return;
-  }
-  if (row.error === null) return;
-  cell.textContent = plain(Number(row.error.toPrecision(2))) + (row.error_kind === "distance" ? " *" : "");
-  if (row.error_kind === "distance") cell.title = "distance from softmax: another operator, no error";
-  if (row.error_std && row.error > 1e-5) add(cell, "span", { class: "ends" }, ` ±${plain(Number(row.error_std.toPrecision(1)))}`);
+  if (!row.error_text) return;
+  cell.textContent = row.error_text;
+  if (KIND_WORDS[row.error_kind]) cell.title = errorText(row);
+  if (row.error_std && row.error > 1e-5) add(cell, "span", { class: "ends" }, ` sd ${plain(Number(row.error_std.toPrecision(1)))}`);
 }
 
 function changeCell(cell, row) {

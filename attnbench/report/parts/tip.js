@@ -61,6 +61,9 @@ function aboutRow(row) {
     const said = ends(row.ratio_low, row.ratio_high, speedup);
     lines.push(["beside softmax", `${speedup(row.ratio)} as fast${said && ` (${said})`}`]);
   }
+  if (row.first_token !== null) lines.push(["first token", seconds(row.first_token)]);
+  if (row.per_token !== null) lines.push(["per token", seconds(row.per_token)]);
+  if (row.state !== null) lines.push(["cache or state", bytes(row.state)]);
   if (row.peak !== null) {
     const share = row.memory === null ? "" : `, ${plain(Number((100 * row.memory).toPrecision(2)))} % of softmax's`;
     lines.push(["peak memory", bytes(row.peak) + share]);
@@ -81,7 +84,7 @@ function aboutRow(row) {
 const KIND_WORDS = { distance: " from softmax: another operator, no error", learned: "means nothing before fitting" };
 function errorText(row) {
   if (row.error_kind === "learned") return KIND_WORDS.learned;
-  const spread = row.error_std ? ` ± ${plain(Number(row.error_std.toPrecision(2)))}` : "";
+  const spread = row.error_std ? ` (standard deviation ${plain(Number(row.error_std.toPrecision(2)))})` : "";
   return `${plain(Number(row.error.toPrecision(2)))}${spread}${KIND_WORDS[row.error_kind] || ""}`;
 }
 

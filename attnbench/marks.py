@@ -1,0 +1,47 @@
+"""The text of a row's cells with their marks, and what the marks mean: the same on a terminal, in Markdown, in LaTeX
+and in a report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+OWN_FORM = "†"
+"""Mark after a label: the variant is this project's own form of a paper's method."""
+NO_ERROR = " *"
+"""Mark after a distance from softmax attention, which another operator has."""
+NOT_SHOWN = "°"
+"""Mark after the score of a variant that is not shown to have learnt to look at other tokens."""
+LEARNED = "learned"
+
+
+def name_text(label: str, own_form: object) -> str:
+    """A label, marked if the variant is not the form that its source describes; marked once, however often asked."""
+    return label.removesuffix(OWN_FORM) + OWN_FORM * bool(own_form)
+
+
+def error_text(error: float | None, kind: str | None, digits: int = 2) -> str:
+    """``0.061``, ``1.2 *`` for what is no error, ``learned``; ``-`` for none."""
+    if kind == LEARNED:
+        return LEARNED
+    return "-" if error is None or error != error else f"{error:.{digits}g}" + NO_ERROR * (kind == "distance")
+
+
+def score_text(score: float, *, learnt: bool) -> str:
+    """``0.871``, or ``0.512°``."""
+    return f"{score:.3f}" + NOT_SHOWN * (not learnt)
+
+
+def notes(cells: Iterable[str]) -> list[str]:
+    """What the marks in these cells mean, one line each; nothing for marks that none of them has."""
+    texts = set(cells)
+    meanings = {
+        "* another operator: its distance from softmax attention is not an error": any(
+            text.endswith(NO_ERROR) for text in texts
+        ),
+        "learned: an error means nothing before the projections are fitted": LEARNED in texts,
+        f"{NOT_SHOWN} not shown to be better than without mixing": any(text.endswith(NOT_SHOWN) for text in texts),
+        f"{OWN_FORM} not the form that the source describes; attnbench show NAME says what differs": any(
+            OWN_FORM in text for text in texts
+        ),
+    }
+    return [said for said, used in meanings.items() if used]

@@ -1,0 +1,80 @@
+"""Sheets of a figure for one column: cut where nothing is drawn, so that none is much taller than it is wide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
+
+COLUMN = 3.3
+"""Width of one column in a two-column paper, in inches."""
+_REST = 0.3
+"""Inches for which no sheet of its own is made: a line of the caption."""
+TALLEST = 1.2
+"""Largest height of a sheet over its width, unless one panel alone is taller."""
+
+
+def sheets(figure: Figure) -> list[Bbox]:
+    """The parts of a figure from top to bottom, in inches; none for one that is not too tall, or not for one column."""
+    width, height = figure.get_size_inches()
+    most = TALLEST * width
+    if height <= most or width > COLUMN + 0.01:
+        return []
+    cuts = _gaps([(box.y0, box.y1) for _, box in _drawn(figure)], float(height))
+    found, top = [], float(height)
+    while top > most + _REST:
+        below = [cut for cut in cuts if cut < top - 0.05]
+        if not below:
+            break
+        near = [cut for cut in below if cut >= top - most]
+        bottom = min(near) if near else max(below)
+        found.append(Bbox.from_extents(0, bottom, width, top))
+        top = bottom
+    return [*found, *([Bbox.from_extents(0, 0, width, top)] if top > 0.05 else [])]
+
+
+@contextmanager
+def only(figure: Figure, sheet: Bbox) -> Iterator[None]:
+    """Show nothing but what is on one sheet: what lies outside would still be in the file, unseen."""
+    others = [artist for artist, box in _drawn(figure) if box.y1 <= sheet.y0 or box.y0 >= sheet.y1]
+    for artist in others:
+        artist.set_visible(False)
+    try:
+        yield
+    finally:
+        for artist in others:
+            artist.set_visible(True)
+
+
+def _drawn(figure: Figure) -> list[tuple[Artist, Bbox]]:
+    """What may not be cut, with its box in inches: panels with their ticks and titles, and each piece of a key."""
+    figure.draw_without_rendering()
+    pieces: list[Artist] = [*figure.texts]
+    for ax in figure.axes:
+        pieces += [ax] if ax.axison else [one for one in ax.get_children() if one not in (ax.patch, ax.title)]
+    boxes = [(piece, piece.get_tightbbox()) for piece in pieces if piece.get_visible()]
+    scale = figure.dpi
+    return [
+        (piece, Bbox.from_extents(box.x0 / scale, box.y0 / scale - _shared(piece), box.x1 / scale, box.y1 / scale))
+        for piece, box in boxes
+        if box is not None and (box.width > 0 or box.height > 0) and box.height < 0.98 * figure.bbox.height
+    ]
+
+
+def _shared(piece: Artist) -> float:
+    """Inches that a panel reaches into the one below it, whose scale across it shares."""
+    return 0.3 if isinstance(piece, Axes) and piece.xaxis.get_tick_params().get("labelbottom") is False else 0.0
+
+
+def _gaps(spans: list[tuple[float, float]], top: float) -> list[float]:
+    """Heights at which nothing is, in the middle of each gap."""
+    found, low = [], top
+    for bottom, up in sorted(spans, key=lambda span: -span[1]):
+        if up < low - 0.02 and low < top:
+            found.append((up + low) / 2)
+        low = min(low, bottom)
+    return found
