@@ -162,7 +162,7 @@ class Prepared:
     def _look(self, worker: Worker, cell: Cell) -> Record:
         rules = replace(TimingRules.lasting(min(_LOOK, self.rules.min_time), 5), min_samples=6)
         try:
-            record = VisitCell(cell, rules).ask(worker, self.timeout).record
+            record = VisitCell(cell, rules, unchecked=self.unchecked).ask(worker, self.timeout).record
         except CellFailed as failed:
             if failed.status is not Status.TIMEOUT or self.budget.target == "error" or "error" not in cell.measure:
                 remedy = "; raise --timeout" if failed.status is Status.TIMEOUT else ""

@@ -17,7 +17,7 @@ from attnbench.capabilities import Budgeted, Decoding, answered, chooser
 from attnbench.cell import OF_TOKENS, STEPS, UNTOUCHED, Cell, ModelSize
 from attnbench.compiled import whole
 from attnbench.decoder import Decoder, EncoderDecoder
-from attnbench.errors import Unsupported, UsageError
+from attnbench.errors import AttnbenchError, Unsupported, UsageError
 from attnbench.fewer_queries import remaining
 from attnbench.measure.error import hold_rows
 from attnbench.measure.laps import Laps
@@ -197,14 +197,20 @@ def _holding(
                 hold_rows(module, given, cell.shape, key_mask=mask, output=output, backward=backward)
                 return ""
             operator, caught = chance.choice(inside), list[Any]()
-            catch = operator.register_forward_pre_hook(lambda _, given: caught.append(given))
+            catch = operator.register_forward_pre_hook(
+                lambda _, given, by: caught.append((given, by)), with_kwargs=True
+            )
             with torch.inference_mode():
                 module(*(windows.at(number) for windows in inputs), **({} if mask is None else {"key_mask": mask}))
             catch.remove()
             if caught:
+                (found, named), *_ = caught
                 with torch.inference_mode(mode=False):
-                    given = [x.clone() for x in caught[0]]
-                hold_rows(operator, given, cell.shape, key_mask=mask, backward=backward)
+                    given = [x.clone() for x in found]
+                    seen = None if (seen := named.get("key_mask")) is None else seen.clone()
+                # The operator's own length and padding: tokens may have been added, and two towers are one batch.
+                own = replace(cell.shape, seq_len=given[0].shape[2], kv_len=None, added_tokens=0)
+                hold_rows(operator, given, own, key_mask=seen, backward=backward)
         except Exception as error:
             if out_of_memory(error) is None:
                 raise
@@ -212,6 +218,23 @@ def _holding(
         return ""
 
     return hold
+
+
+def held_to_formula(call: Call, *, unchecked: bool) -> str:
+    """Hold random rows of the call to the formula; what kept it from that, in words.
+
+    Args:
+        unchecked: give in words also that they are off.
+
+    Raises:
+        AttnbenchError: they are off by more than rounding can be.
+    """
+    try:
+        return "" if call.hold is None else call.hold()
+    except AttnbenchError as off:
+        if not unchecked:
+            raise
+        return str(off)
 
 
 def _operator(cell: Cell, draw: Draw) -> tuple[nn.Module, list[Windows]]:

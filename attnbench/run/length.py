@@ -50,6 +50,8 @@ class Length:
     unchecked: list[tuple[int, str]] = field(default_factory=list)
     """What could not be checked about the calls of a variant."""
     with_error: bool = True
+    even_if_off: bool = False
+    """Whether a variant that claims to be exact and is not is measured all the same, with a warning."""
     unsure: set[int] = field(default_factory=set)
     """Variants that ran out of time, perhaps through the fault of another: they are still tried at longer lengths."""
     traces: str = ""
@@ -68,6 +70,7 @@ def measure_length(
     *,
     timeout: float,
     known: Mapping[int, Record],
+    unchecked: bool = False,
     clock: Callable[[], float] = time.monotonic,
 ) -> Length:
     """Look at each cell alone, then let those that are ``ok`` take turns. A failure is a record and stops no other.
@@ -78,9 +81,11 @@ def measure_length(
         timeout: seconds for all of it, retries included. Not counted: the start of a new process where one died, and
             any time for which this process was stopped.
         known: the records of cells that are not even tried.
+        unchecked: measure also a variant that claims to be exact and is not.
     """
     visit = _Visit(worker, cells, rules, timeout, clock)
     visit.found.records |= known
+    visit.found.even_if_off = unchecked
     visit.look()
     visit.take_turns()
     return visit.found
@@ -104,6 +109,7 @@ def measure_again(
     """
     visit = _Visit(worker, cells, rules, timeout, time.monotonic, process)
     visit.found.records, visit.found.seconds = {i: found.records[i] for i in which}, found.seconds
+    visit.found.even_if_off = found.even_if_off
     visit.take_turns()
     more = visit.found
     found.times += more.times
@@ -161,7 +167,7 @@ class _Visit:
         return record
 
     def _look(self, i: int, cell: Cell, limit: float) -> Record:
-        visited = self._ask(VisitCell(cell, replace(self.rules, quick=True)), limit)
+        visited = self._ask(VisitCell(cell, replace(self.rules, quick=True), unchecked=self.found.even_if_off), limit)
         record, seconds = visited.record, visited.record.time_median_s
         if record.status is Status.DISTURBED:  # of the time all that counts is how many turns will fit
             record = replace(record, status=Status.OK, reason="")
@@ -212,7 +218,8 @@ class _Visit:
     def _turns(self, positions: Sequence[int], limit: float) -> Pairs:
         warm_up = sum(WARM_UP_CALLS * self.found.seconds[i] + self.rules.warmup_time for i in positions)
         rules = replace(self.rules, max_time=min(self.rules.max_time, max(0.0, 0.9 * limit - warm_up)))
-        pairs = self._ask(TakeTurns([self.cells[i] for i in positions], rules, TURNS, self.process), limit)
+        cells = [self.cells[i] for i in positions]
+        pairs = self._ask(TakeTurns(cells, rules, TURNS, self.process, self.found.even_if_off), limit)
         self.found.traces = self.found.traces or self.worker.traces
         return pairs
 

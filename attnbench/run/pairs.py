@@ -19,7 +19,7 @@ from attnbench.measure.glances import Glances
 from attnbench.measure.statistics import FEWEST, expected_half_width, median, noise_floor
 from attnbench.measure.stopwatch import Stopwatch
 from attnbench.measure.time import REST, Sampler, Timing, TimingRules, garbage_collection_off, measure_time
-from attnbench.run.call import Call, always_compiled, prepare
+from attnbench.run.call import Call, always_compiled, held_to_formula, prepare
 from attnbench.run.execute import stopwatch
 from attnbench.run.outcome import status_of
 from attnbench.run.turns import SEEN
@@ -75,11 +75,16 @@ class Pairs:
     """Position of a cell, and what could not be checked about its calls."""
 
 
-def measure_pairs(cells: Sequence[Cell], rules: TimingRules, fewest: int, process: int = 0) -> Pairs:
+def measure_pairs(
+    cells: Sequence[Cell], rules: TimingRules, fewest: int, process: int = 0, *, unchecked: bool = False
+) -> Pairs:
     """Time the cells in turn until every ratio is narrow or the budget is spent, but at least ``fewest`` times each.
 
     Where things lie in memory can favour one cell for as long as the process lives. So the cells are built in reversed
     order in every other ``process``, and before each of them memory of a random size is taken and held.
+
+    Args:
+        unchecked: time also a variant that claims to be exact and is not, with a warning.
     """
     place, held = random.Random(f"{cells[0].seed} {cells[0].shape.N} {process}"), list[torch.Tensor]()
     watch = stopwatch(cells[0].device)
@@ -95,7 +100,7 @@ def measure_pairs(cells: Sequence[Cell], rules: TimingRules, fewest: int, proces
     for position, cell in list(enumerate(cells))[:: -1 if process % 2 else 1]:
         try:
             held.append(torch.empty(64 * place.randrange(*_HELD), dtype=torch.uint8, device=cell.device))
-            ready[position] = _Ready.of(cell, watch, rules)
+            ready[position] = _Ready.of(cell, watch, rules, unchecked=unchecked)
         except Exception as error:
             leave_out(position, error)
     ready = dict(sorted(ready.items()))
@@ -126,14 +131,15 @@ class _Ready:
     warm: Timing
     glances: Glances[Look]
     """What it gives meanwhile."""
+    off: str
+    """What is wrong with its rows, or kept them from being held to the formula."""
 
     @classmethod
-    def of(cls, cell: Cell, watch: Stopwatch, rules: TimingRules) -> _Ready:
+    def of(cls, cell: Cell, watch: Stopwatch, rules: TimingRules, *, unchecked: bool) -> _Ready:
         call = prepare(cell)
         looks = [look(call.on(number)()) for number in range(SEEN)]
-        if call.hold is not None:
-            call.hold()
-        return cls(cell, call, looks, _warm(watch, call.run, rules), Glances(look))
+        off = held_to_formula(call, unchecked=unchecked)
+        return cls(cell, call, looks, _warm(watch, call.run, rules), Glances(look), off)
 
     @property
     def entrant(self) -> Entrant:
@@ -150,7 +156,7 @@ class _Ready:
         unchecked = hold_to_glances(call, seen, self.looks, cell)
         number, unseen, undecided = hold_to_unseen(cell, call, watch, seconds, self.looks)
         again = call if always_compiled(cell) else prepare(replace(cell, compile=False))
-        said = (unchecked, undecided, hold_to(unseen, again.on(number), cell))
+        said = (self.off, unchecked, undecided, hold_to(unseen, again.on(number), cell))
         return list(dict.fromkeys(filter(None, said)))
 
 

@@ -112,6 +112,8 @@ class VisitCell(Request[Visited]):
     """Samples of each earlier round."""
     previous: Record | None = None
     """The record of the round before, which later rounds refine."""
+    unchecked: bool = False
+    """Whether a variant that claims to be exact and is not is measured all the same, with a warning."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -120,13 +122,14 @@ class VisitCell(Request[Visited]):
             "round": self.round,
             "earlier": list(self.earlier),
             "previous": self.previous.to_json() if self.previous else None,
+            "unchecked": self.unchecked,
         }
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
         previous = Record.from_json(data["previous"]) if data["previous"] else None
         cell, rules = Cell.from_json(data["cell"]), TimingRules(**data["rules"])
-        return cls(cell, rules, data["round"], data["earlier"], previous)
+        return cls(cell, rules, data["round"], data["earlier"], previous, data["unchecked"])
 
     def earlier_samples(self) -> list[list[Sample]]:
         """The samples of each earlier round."""
@@ -181,6 +184,8 @@ class TakeTurns(Request[Pairs]):
     fewest: int
     process: int = 0
     """How many processes have timed them before this one."""
+    unchecked: bool = False
+    """As in :class:`VisitCell`."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -188,12 +193,13 @@ class TakeTurns(Request[Pairs]):
             "rules": asdict(self.rules),
             "fewest": self.fewest,
             "process": self.process,
+            "unchecked": self.unchecked,
         }
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
         cells, rules = [Cell.from_json(cell) for cell in data["cells"]], TimingRules(**data["rules"])
-        return cls(cells, rules, data["fewest"], data["process"])
+        return cls(cells, rules, data["fewest"], data["process"], data["unchecked"])
 
     def answered(self, answer: dict[str, Any]) -> Pairs:
         return checked_pairs(Pairs(**answer), len(self.cells))

@@ -107,7 +107,8 @@ class Rows:
     def request(self, cell: Cell, round_: int) -> VisitCell:
         """What this round asks the process that measures."""
         earlier = [taken for r, taken in sorted(self.samples.get(cell.cell_id, {}).items()) if r < round_]
-        return VisitCell(cell, self.plan.rules, round_, earlier, self.records.get(cell.cell_id))
+        previous, unchecked = self.records.get(cell.cell_id), self.plan.options.unchecked
+        return VisitCell(cell, self.plan.rules, round_, earlier, previous, unchecked)
 
     def settle(self, cell: Cell, round_: int, outcome: Outcome) -> str:
         """Keep the samples of a visit, and the numbers of earlier rounds where a later one failed.

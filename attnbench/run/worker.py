@@ -189,7 +189,8 @@ class Served:
 def _take_turns(request: TakeTurns) -> dict[str, Any]:
     from attnbench.run.pairs import measure_pairs
 
-    return asdict(measure_pairs(request.cells, request.rules, request.fewest, request.process))
+    pairs = measure_pairs(request.cells, request.rules, request.fewest, request.process, unchecked=request.unchecked)
+    return asdict(pairs)
 
 
 def _hold_to_law(request: HoldToLaw) -> dict[str, Any]:
