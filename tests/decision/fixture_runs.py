@@ -162,7 +162,7 @@ def _add_time(folder: RunFolder, record: Record, row: Row, how: _Visits) -> None
 
 
 def copy_with(old: Path, new: Path, variant: str, factor: float) -> Path:
-    """A copy of the run ``old``, in which every call of ``variant`` took ``factor`` times as long."""
+    """A copy of the run ``old``, in which every call of ``variant`` took ``factor`` times as long, with the rates of such times."""
     before = RunFolder(old)
     folder = RunFolder.create(new, environment=before.environment, suite_text=(old / "suite.yaml").read_text())
     records = before.records()
@@ -176,6 +176,9 @@ def copy_with(old: Path, new: Path, variant: str, factor: float) -> Path:
             if record.variant == variant and record.time_median_s is not None:
                 for name in ("time_median_s", "time_ci_low_s", "time_ci_high_s", "time_iqr_s", "time_min_s"):
                     setattr(record, name, getattr(record, name) * factor)
+                for name in ("examples_per_s", "tokens_per_s", "flops_per_s", "bytes_per_s", "peak_fraction"):
+                    if (rate := getattr(record, name)) is not None:
+                        setattr(record, name, rate / factor)
             folder.add(record)
         folder.write_csv(list(records.values()))
     return new
