@@ -162,7 +162,7 @@ def _add_time(folder: RunFolder, record: Record, row: Row, how: _Visits) -> None
 
 
 def copy_with(old: Path, new: Path, variant: str, factor: float) -> Path:
-    """A copy of the run ``old``, in which every call of ``variant`` took ``factor`` times as long, with the rates of such times."""
+    """A copy of the run ``old``, in which every call of ``variant`` took ``factor`` times as long."""
     before = RunFolder(old)
     folder = RunFolder.create(new, environment=before.environment, suite_text=(old / "suite.yaml").read_text())
     records = before.records()
