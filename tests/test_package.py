@@ -8,6 +8,7 @@ import re
 import runpy
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,10 +25,19 @@ def name_of(requirement: str) -> str:
     return re.split(r"[>=<;\[ ]", requirement)[0].lower().replace("_", "-")
 
 
+ASKS_PACKAGES = HERE / "tests/benchmarks/packages.py"
+"""What its functions import is what it asks about, and whoever runs it installs that: its page says how."""
+
+
+def nodes(path: Path) -> Iterator[ast.AST]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return iter(tree.body) if path == ASKS_PACKAGES else ast.walk(tree)
+
+
 def imported(folder: str = "attnbench") -> set[str]:
     found: set[str] = set()
     for path in (HERE / folder).rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes(path):
             if isinstance(node, ast.Import):
                 found |= {one.name.partition(".")[0] for one in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:

@@ -127,7 +127,8 @@ def _follow(cell: Cell) -> Prediction:
         if one.too_long:
             return replace(one, reason=_TOO_LONG)
         if cell.variant.name == UNTOUCHED and cell.shape.causal and one.peak_bytes is not None:
-            return replace(one, reason="about: the model's own attention may skip pairs that causality hides")
+            about = "about: the model's own attention may skip pairs that causality hides"
+            return replace(one, reason="; ".join(filter(None, [about, one.reason])))
         return one
     except Exception as error:
         return Prediction(None, None, one_line("{}: {}".format(*status_of(error))))

@@ -19,9 +19,11 @@ import pytest
 import yaml
 
 from attnbench.cli.app import main
+from attnbench.errors import Exit
 from attnbench.measure import flops
 from attnbench.pictures import PICTURES
 from attnbench.run import estimate
+from tests.decision.fixture_runs import copy_with
 from tests.docs.making import written_pages
 
 ROOT = Path(__file__).parents[2]
@@ -46,6 +48,7 @@ ELSEWHERE_TRIED = {
     "ray": "it needs a cluster; tests/run/many makes one",
     "file": "it stands for a file of the reader's; tests/inputs has some",
     "tests/probing/modules.py": "its exit code is 1, as tests/cli/test_check_module.py asks",
+    "tests.benchmarks.packages": "it asks packages that no test installs, and rewrites a table of docs/data",
     "model.py": "it stands for a file of the reader's; tests/probing has some",
 }
 """Words of commands that need what is not here -> what tries them."""
@@ -121,9 +124,15 @@ def fresh(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str
     )
 
 
+@pytest.fixture(scope="module")
+def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of ``lra`` in which performer took longer: a run and its own copy are refused."""
+    return copy_with(ROOT / "results/reference/lra-cpu", tmp_path_factory.mktemp("runs") / "good", "performer", 1.3)
+
+
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Where a reader stands who has followed the page so far: the files that it shows, and a run of ``lra``, twice."""
+def folder(tmp_path: Path, older: Path) -> Path:
+    """Where a reader stands who has followed the page so far: its files, a run of ``lra``, an older one."""
     for block in BLOCKS:
         name = re.match(r"# (\w+\.py)\n", block.text)
         if name:
@@ -131,8 +140,8 @@ def folder(tmp_path: Path) -> Path:
         elif block in SUITES:
             title = re.search(r"^name: (\S+)", block.text, re.MULTILINE)
             (tmp_path / f"{title[1] if title else 'suite'}.yaml").write_text(block.text, encoding="utf-8")
-    for place in ("results/lra/20261120T114606Z-cpu", "good"):
-        shutil.copytree(ROOT / "results/reference/lra-cpu", tmp_path / place)
+    shutil.copytree(ROOT / "results/reference/lra-cpu", tmp_path / "results/lra/20261120T114606Z-cpu")
+    shutil.copytree(older, tmp_path / "good")
     return tmp_path
 
 
@@ -196,6 +205,18 @@ def test_commands_run(where: str, command: str, folder: Path) -> None:
         words = ["-m", "attnbench", *(STANDS_FOR.get(word, word) for word in words), *more]
     done = fresh(words, folder)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.usefixtures("forks")
+def test_the_first_gate_can_be_typed_as_its_page_shows_it(tmp_path: Path) -> None:
+    """Measure, copy, measure again, gate. The verdict is the machine's; that the runs can be compared is ours."""
+    run = ["-m", "attnbench", "run", "quick", "--rounds", "2", *SMALLER["run"]]
+    assert fresh(run, tmp_path).returncode == 0
+    (first,) = (tmp_path / "results/quick").glob("*-cpu")
+    shutil.copytree(first, tmp_path / "good")
+    assert fresh([*run, "--fresh"], tmp_path).returncode == 0
+    done = fresh(["-m", "attnbench", "gate", "results/quick", "--against", "good"], tmp_path)
+    assert done.returncode in (Exit.OK, Exit.FAILED), done.stderr
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

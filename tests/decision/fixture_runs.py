@@ -176,6 +176,9 @@ def copy_with(old: Path, new: Path, variant: str, factor: float) -> Path:
             if record.variant == variant and record.time_median_s is not None:
                 for name in ("time_median_s", "time_ci_low_s", "time_ci_high_s", "time_iqr_s", "time_min_s"):
                     setattr(record, name, getattr(record, name) * factor)
+                for name in ("examples_per_s", "tokens_per_s", "flops_per_s", "bytes_per_s", "peak_fraction"):
+                    if (rate := getattr(record, name)) is not None:
+                        setattr(record, name, rate / factor)
             folder.add(record)
         folder.write_csv(list(records.values()))
     return new

@@ -20,13 +20,11 @@ Weights = dict[str, torch.Tensor]
 
 def saved(model: Any, folder: Path, *, words: int = 61) -> Path:
     """A tiny model with a tokenizer of so many words, and a text."""
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from tokenizers.pre_tokenizers import Whitespace
-
+    tokenizers = pytest.importorskip("tokenizers")
+    word_level = pytest.importorskip("tokenizers.models").WordLevel
     model.save_pretrained(folder)
-    tokenizer = Tokenizer(WordLevel({"?": 0} | {f"w{i}": i for i in range(1, words)}, unk_token="?"))
-    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer = tokenizers.Tokenizer(word_level({"?": 0} | {f"w{i}": i for i in range(1, words)}, unk_token="?"))
+    tokenizer.pre_tokenizer = pytest.importorskip("tokenizers.pre_tokenizers").Whitespace()
     transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?").save_pretrained(folder)
     (folder / "text").write_text(" ".join(f"w{1 + (7 * i + i * i) % (words - 2)}" for i in range(1000)))
     return folder

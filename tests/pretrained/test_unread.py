@@ -34,7 +34,7 @@ def test_the_shipped_model_is_foreseen_as_it_runs(variant: str, pass_: str) -> N
     asked = cell(variant, "listops", Shape(batch=3, heads=2, seq_len=N, head_dim=32), pass_)
     ((_, found),) = estimate([asked], 1)
     real = prepare(asked)
-    assert found.reason == ""
+    assert found.reason == ("without what flash_cpu holds inside" if variant == UNTOUCHED else "")
     assert found.matmul_flops == count(real.run).matmul_flops
     assert found.peak_bytes == pytest.approx(peak_tensor_bytes(real.run), rel=0.05)
 
@@ -73,7 +73,8 @@ def test_a_model_of_the_library_is_foreseen_from_its_configuration(
     swapped = Swapped(subject, operators_of(asked, subject))
     with torch.inference_mode():
         counted = count(lambda: swapped(torch.ones(2, N, dtype=torch.int64)))
-    assert found.reason == ""
+    keeps_its_own = any(one.kept for one in subject.layers)  # some layers still call torch's fused attention
+    assert found.reason == ("without what flash_cpu holds inside" if keeps_its_own else "")
     assert found.matmul_flops == counted.matmul_flops
     ((_, own),) = estimate([cell(UNTOUCHED, str(tmp_path), shape, "forward")], 1)
     assert own.reason.startswith("about: ") is subject.causal

@@ -19,10 +19,15 @@ PLUGIN = """
 import sys, torch
 from attnbench.errors import Unsupported
 class Mine(torch.nn.Module):
+    calls = 0
     def forward(self, x):
-        print("I am in", __file__, file=sys.stderr)
-        raise ValueError("I am in " + __file__)
+        self.calls += 1
+        if self.calls > 1:
+            print("I am in", __file__, file=sys.stderr)
+            raise ValueError("I am in " + __file__)
+        return x
 """
+"""A module that raises at its first call is unsupported; one that raises later has failed, and what it said is kept."""
 SUITE = """
 name: s
 description: d
@@ -38,7 +43,9 @@ def test_reasons_names_of_files_and_variables_are_without_a_home(
     file = tmp_path / "mine.py"
     file.write_text("")
     assert one_line(f"no {file}") == "no ~/mine.py"
-    assert list(provenance([str(file)]))[:1] == ["~/mine.py"]
+    named = provenance([str(file)])
+    assert "mine.py" in named
+    assert not any(tmp_path.name in name for name in named)
     secret = dict.fromkeys(("PYTORCH_API_TOKEN", "TORCH_HUB_TOKEN", "MKL_LICENSE_KEY", "OMP_PASSWORD"), "secret")
     assert variables({**secret, "LD_PRELOAD": f"{file}", "MKL_CBWR": "AVX"}) == {
         "LD_PRELOAD": "~/mine.py",
@@ -61,7 +68,7 @@ def test_what_a_run_a_report_and_env_write_holds_no_home_and_no_secret(tmp_path:
     assert ran.returncode == Exit.FAILED, ran.stderr
     (folder,) = (tmp_path / "out/s").glob("*-cpu")
     assert "~/mine.py" in (folder / "records.jsonl").read_text()
-    assert "~/mine.py" in json.dumps(json.loads((folder / "environment.json").read_text())["plugins"])
+    assert list(json.loads((folder / "environment.json").read_text())["plugins"]) == ["mine.py"]
     reported, told = done("report", str(folder), "--out", str(tmp_path / "r.html")), done("env", "--json")
     assert (reported.returncode, told.returncode) == (Exit.OK, Exit.OK), reported.stderr
     written = {file.name: file.read_text() for file in folder.iterdir() if file.is_file()}
