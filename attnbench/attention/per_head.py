@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from attnbench.engines.head_groups import HeadGroups
+from attnbench.engines.masks import emptied
 from attnbench.errors import Unsupported, UsageError
 from attnbench.position_bias import position_bias
 from attnbench.reference import exact_attention
@@ -187,6 +188,7 @@ class PerHead(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         if key_mask is not None:
             self._require(key_mask=True)
+        k, v = emptied(key_mask, k, v)  # some parts leave that to who calls them
         out: Tensor = self.groups(q, k, v, key_mask=key_mask)
         return out
 

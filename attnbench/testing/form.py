@@ -171,8 +171,15 @@ def tracing(case: Case) -> Iterator[Measured]:
         inputs = case.draw(dtype=case.common_dtype)
         # Not Module.to: torch remembers fake tensors by weak references for a while, and then refuses to swap them.
         module = move_fake(build(case.spec, case.shape, seed=0), torch.device("cpu"), case.common_dtype)
-        try:
-            out = case.works(module, *inputs)
-        except (DataDependentOutputException, DynamicOutputShapeException):
-            return
-    yield Measured(int(out.shape != inputs[0].shape), 0, f"traced to shape {tuple(out.shape)}")
+        out = case.works(_traced, module, inputs)
+    if out is not None:
+        yield Measured(int(out.shape != inputs[0].shape), 0, f"traced to shape {tuple(out.shape)}")
+
+
+def _traced(module: nn.Module, inputs: list[Tensor]) -> Tensor | None:
+    """What a module makes of tensors without numbers; None if it needs their numbers."""
+    try:
+        out: Tensor = module(*inputs)
+    except (DataDependentOutputException, DynamicOutputShapeException):
+        return None
+    return out
