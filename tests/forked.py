@@ -211,6 +211,8 @@ def _begin(asked: dict[str, Any]) -> None:
     for name in [*plugins._modules, *_of_plugins()]:
         sys.modules.pop(name, None)
     plugins._modules.clear()
+    if asked := sys.modules.get("attnbench.probing.subject"):
+        asked.subject_of.cache_clear()  # of modules that are gone now
     torch.set_num_threads(1)
     gc.freeze()  # else the first collection looks through all that pytest holds
 

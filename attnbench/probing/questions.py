@@ -458,7 +458,13 @@ def _series(
         lengths.append(n)
         bytes_now, bytes_before = values[-1][-1], values[-2][-1] if len(values) > 1 else values[-1][-1]
         spent = process_time() - began
-        if len(values) >= 3 and (3 * spent > SECONDS or bytes_now**2 / max(1, bytes_before) > MOST_BYTES):
+        # Of two lengths at equal cost the shorter was filled up to the longer: they do not tell how the cost grows.
+        filled = len(values) >= 3 and any(a == b for a, b in zip(values[-3], values[-2], strict=True))
+        if (
+            len(values) >= 3
+            and not filled
+            and (3 * spent > SECONDS or bytes_now**2 / max(1, bytes_before) > MOST_BYTES)
+        ):
             break
         n *= 2
     series = dict(zip(names, zip(*values, strict=True), strict=True))

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnbench.errors import Unsupported, UsageError, said
 from attnbench.module_source import ModuleSource, tensors, widths
@@ -54,6 +55,24 @@ def subject_of(wanted: Wanted) -> Subject:
             raise refused from None
 
 
+class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped in torch
+    """Notes whether a call rounds numbers of float64 to fewer digits: a module that computes in float32 within."""
+
+    seen = False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._to_copy.default and args[0].dtype == torch.float64 and args[0].numel() > 1:
+            self.seen |= out.is_floating_point() and out.dtype != torch.float64
+        return out
+
+
+_UNITS = (16, 32, 64, 128, 256, 512)
+"""Lengths of blocks that are looked for."""
+
+
 class Subject:
     """A module in float64, in eval mode, that maps tokens ``(B, n)`` or x ``(B, n, C)`` to ``(B, n, E)``.
 
@@ -90,6 +109,8 @@ class Subject:
         self.unit = next((n for n in range(1, self.shortest + 1) if self._steps_by(n)), 0)
         """All lengths that it takes are multiples of it; 0: it takes one length only."""
         self.longest = self._longest()
+        if self.unit and not self._takes(self.longest - self.unit):  # only short sequences have any length
+            self.unit = next((n for n in _UNITS if n < self.longest and self._takes(self.longest - n)), 0)
 
     def _made(self) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
@@ -136,13 +157,14 @@ class Subject:
                 for self.dtype in (torch.float64, torch.float32):
                     self.module = self._made()  # what a call that failed has left must not decide
                     try:
-                        out, self.per_token = self._output(self.run(self.draw(self.shortest)), 1, self.shortest)
+                        with _Rounding() as rounding:
+                            out, self.per_token = self._output(self.run(self.draw(self.shortest)), 1, self.shortest)
                     except (UsageError, Unsupported):
                         raise
                     except Exception as error:  # somebody else's code
                         refused = refused or error
                     else:
-                        if out.dtype == self.dtype or self.dtype == torch.float32:
+                        if (out.dtype == self.dtype and not rounding.seen) or self.dtype == torch.float32:
                             return
         given = f"x (1, 8, {wide[0]})" if self.wanted.call == "x" else "tokens (1, 8)"
         remedy = "; give --width, or --call tokens" if self.wanted.call == "x" else ""

@@ -129,6 +129,8 @@ def _reads(found: Found) -> str:
         return f"each output depends only on its own token{seen}"
     if reads.everything and reads.future is None:
         return f"each output depends on its token and all earlier ones{seen}"
+    if reads.future is None and all(one.own and (one.faint or one.after == n - 1 - one.token) for one in exchanged):
+        return f"each output depends on its token and all earlier ones, more and more faintly{seen}"
     if all(one.own and one.before + one.after == n - 1 for one in exchanged):
         return f"each output depends on every token{seen}"
     if reads.reach:
