@@ -137,7 +137,7 @@ def test_a_plot_gives_figures_and_writes_them_only_when_asked(folder: Path) -> N
         attnbench.plot({str(reference)!r}, figures=["scaling"])
         assert sorted(pathlib.Path().iterdir()) == before
         attnbench.plot({str(reference)!r}, figures=["scaling"], save="drawn", formats=["svg"])
-        assert [file.name for file in pathlib.Path("drawn").iterdir()] == ["scaling.svg"]
+        assert [file.name for file in sorted(pathlib.Path("drawn").iterdir())] == ["scaling.svg", "scaling.txt"]
         """,
         folder,
     )

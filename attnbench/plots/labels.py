@@ -31,6 +31,8 @@ _BLOCKED, _LEADER, _CROSSING = 1e4, 12.0, 10.0
 _AT_ONCE = 1000
 _ALONG = 60.0
 """One pixel away from the line that is named costs as much as this many pixels to the right."""
+_LEADS = (0.5, 0.1, 0.9)
+"""Where the words above or below a level line have the line to it, as shares of their width: the first is preferred."""
 _SIDES = np.array([(0, 1), (1, 1), (-1, 1), (0, -1), (1, -1), (-1, -1), (1, 0), (-1, 0)], dtype=float)
 _CORNER = np.where(np.abs(_SIDES).sum(axis=1, keepdims=True) == 2, 0.72, 1.0)
 """Share of the radius that a name keeps from the centre along each axis; at a corner it may come nearer."""
@@ -113,15 +115,19 @@ def write_along(ax: Axes, words: str, y: float) -> None:
     bottoms = np.concatenate([at + gaps, at - gaps - size[1]])
     bottoms = bottoms[(bottoms >= taken.frame[1]) & (bottoms + size[1] <= taken.frame[3])]
     corners = np.stack(np.meshgrid(lefts, bottoms), axis=-1).reshape(-1, 2)
+    leads = np.repeat(_LEADS, len(corners)) * size[0] + np.tile(corners[:, 0], len(_LEADS))
+    corners = np.tile(corners, (len(_LEADS), 1))
     boxes = np.column_stack([corners, corners + size])
     gap = np.maximum(corners[:, 1] - at, at - corners[:, 1] - size[1])
     below = corners[:, 1] < at
-    best = _cheapest(taken, boxes, _ALONG * (gap + below), corners[:, 0] - taken.frame[0])
+    near = np.clip(at, boxes[:, 1] - _CLEAR, boxes[:, 3] + _CLEAR)
+    leaders = np.column_stack([leads, np.full(len(leads), at), leads, near])
+    on_words = _blocked(length_inside(leaders[:, None], taken.boxes).sum(axis=1)) * (gap > _TOUCHING)
+    best = _cheapest(taken, boxes, _ALONG * (gap + below), corners[:, 0] - taken.frame[0], on_words)
     to_data = ax.transData.inverted()
     text.set_position(tuple(to_data.transform(corners[best])))
     if gap[best] > _TOUCHING:
-        x, near = corners[best, 0] + size[0] / 2, np.clip(at, boxes[best, 1] - _CLEAR, boxes[best, 3] + _CLEAR)
-        _draw_leader(ax, to_data.transform([(x, at), (x, near)]))
+        _draw_leader(ax, to_data.transform(leaders[best].reshape(2, 2)))
 
 
 def _cheapest(taken: _Taken, boxes: np.ndarray, *costs: np.ndarray) -> int:

@@ -16,6 +16,8 @@ from attnbench.plots.style import SMALL_SIZE
 
 _BETWEEN = 0.03
 """Least inches between the texts of two ticks."""
+_TALL = SMALL_SIZE / 72
+"""Inches that the text of a tick is high."""
 
 
 def plain(value: float) -> str:
@@ -93,16 +95,23 @@ def linear_ticks(low: float, high: float, most: int = 6) -> list[float]:
     return [tick for tick in rounded if low <= tick <= high]
 
 
-def _apart(ax: Axes, ticks: Sequence[float], limits: tuple[float, float], text: Callable[[float], str]) -> list[float]:
-    """Those ticks, from the left, whose texts do not touch the one before."""
+def _apart(
+    ax: Axes,
+    which: Literal["x", "y"],
+    ticks: Sequence[float],
+    limits: tuple[float, float],
+    text: Callable[[float], str],
+) -> list[float]:
+    """Those ticks, from the left or from below, whose texts do not touch the one before."""
     figure = ax.get_figure(root=True)
     assert figure is not None
-    wide = ax.get_position().width * figure.get_size_inches()[0]
+    page, box = figure.get_size_inches(), ax.get_position()
+    wide = box.width * page[0] if which == "x" else box.height * page[1]
     kept: list[float] = []
     end = -math.inf
     for tick in sorted(ticks, reverse=limits[0] > limits[1]):
         at = math.log(tick / limits[0]) / math.log(limits[1] / limits[0]) * wide
-        half = text_width(text(tick), SMALL_SIZE) / 2
+        half = (text_width(text(tick), SMALL_SIZE) if which == "x" else _TALL) / 2
         if at - half > end:
             kept.append(tick)
             end = at + half + _BETWEEN
@@ -126,8 +135,7 @@ def log_axis(
     if at is not None and len(at) > most:
         at = list(at)[:: -(-len(at) // most)]
     ticks = power_ticks(min(limits), max(limits), base, most) if at is None else list(at)
-    if which == "x":
-        ticks = _apart(ax, ticks, limits, text)
+    ticks = _apart(ax, which, ticks, limits, text)
     axis.set_major_locator(FixedLocator(ticks))
     axis.set_major_formatter(FixedFormatter([text(tick) for tick in ticks]))
     axis.set_minor_locator(NullLocator())

@@ -149,7 +149,7 @@ def _draw(found: Sequence[Contenders], title: str, x: str, overlay: str | None, 
     keys = keys_height(list(points["family"])) if narrow() else 0.0
     rooms = [4.3 + 0.13 * max(0, len(one.points) - 24) for one in found]
     if narrow():
-        rooms = [NARROW_ROOM + 0.4 + 0.02 * len(one.points) for one in found]
+        rooms = [NARROW_ROOM + 0.4 + 0.06 * len(one.points) for one in found]
     headings = [_heading(one, with_n=len(lengths) > 1, with_error=len(said) > 1) for one in found]
     page = new_page(
         title,

@@ -21,7 +21,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_picture_is_written_with_the_numbers_that_are_in_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plot", "pattern", "local:window=1", "--n", "5", "--no-causal", "--format", "svg"]) == 0
-    assert {path.name for path in Path("plots").iterdir()} == {"pattern.svg", "pattern.csv"}
+    assert {path.name for path in Path("plots").iterdir()} == {"pattern.svg", "pattern.txt", "pattern.csv"}
     table = pd.read_csv("plots/pattern.csv")
     assert list(table["causal"]) == [False] * 5
     assert (table["key_4"] > 0).tolist() == [False, False, False, True, True]

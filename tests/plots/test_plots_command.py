@@ -33,7 +33,7 @@ def test_two_runs_are_drawn_together_in_one_set_of_figures(tmp_path: Path) -> No
     runs = [REFERENCE / "long-cpu", REFERENCE / "long-cpu-again" / "results.csv"]
     done = plot(*runs, "--level", "layer", "--format", "svg", "--title", "Twice", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert [path.name for path in (tmp_path / "plots").iterdir()] == ["scaling.svg"]
+    assert [path.name for path in sorted((tmp_path / "plots").iterdir())] == ["scaling.svg", "scaling.txt"]
     svg = (tmp_path / "plots" / "scaling.svg").read_text()
     for name in ("gla (long-cpu)", "gla (long-cpu-again)", ">Twice<", ">64k<", ">1M<"):
         assert name in svg

@@ -158,8 +158,8 @@ def test_the_terminal_shows_each_measured_pair_once_for_each_length(run: Any, mo
     )
     failed = run.failed("unsupported", "no GPU", "peer.linear.fla", suite="peers")
     _print_pairs(run.table([*both(run, **{"pass": "training"}), *both(run), *both(run, seq_len=2048), failed]))
-    columns = ["variant / package", "n", "time", "±", "least", "limit", "peak", "×floor"]
-    ratios = ["0.5", "5%", "0.4", "0.12", "0.25", "4"]
+    columns = ["variant / package", "n", "time", "95 %", "least", "limit", "peak", "×floor"]
+    ratios = ["0.5", "±5%", "0.4", "0.12", "0.25", "4"]
     assert shown == [
         *("variant over package, forward", columns),
         *(["linear / peer.linear.einsum", "1024", *ratios], ["", "2048", *ratios]),

@@ -157,5 +157,5 @@ def test_the_command_says_it_in_one_line_and_writes_nothing(
 def test_the_command_draws_the_figure_with_the_points_alone(points: Callable[[str], Path], tmp_path: Path) -> None:
     file, out = points(f"{ABOUT}model,n,time_ms\n{SLOPE}"), tmp_path / "out"
     assert main(["plot", str(RUN), "--overlay", str(file), "--out", str(out), "--format", "svg"]) == 0
-    assert [path.name for path in out.iterdir()] == ["scaling.svg"]
+    assert [path.name for path in sorted(out.iterdir())] == ["scaling.svg", "scaling.txt"]
     assert "Nobody 2099, figure 9" in (out / "scaling.svg").read_text(encoding="utf-8")

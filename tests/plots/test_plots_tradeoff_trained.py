@@ -35,7 +35,7 @@ def test_speed_stands_over_the_loss_of_the_same_rows(words: Words) -> None:
     assert found["linear"].get_sizes()[0] / found["local"].get_sizes()[0] == pytest.approx(6 / 3), "the area is memory"
     said = words(figure)
     for part in (
-        "Speed, memory and loss of a trained model",
+        "Unbeaten in speed and loss of a trained model: better, sdpa",
         "loss over the untouched model's",
         "folder",
         "16 windows",
