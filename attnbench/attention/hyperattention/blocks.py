@@ -83,6 +83,9 @@ def _tile(tensors: tuple[Tensor, ...], tile: Tile) -> tuple[Tensor, Tensor, Tens
     rows, own = asked[tile].flatten(), own[tile]
     seen = torch.cat([own, sampled[tile[0]].unsqueeze(1).expand(-1, own.shape[1], -1)], 2)
     queries = _rows(q, rows.clamp(max=len(q) - 1), bias).mul_(q.shape[1] ** -0.5)
+    queries.masked_fill_(
+        (rows == len(q)).view(*queries.shape[:2], 1), 0.0
+    )  # the last row may hold NaN, and 0·NaN is it
     keys, values = (_rows(x, seen.flatten(), queries) for x in (k, v))
     weights = torch.baddbmm(bias, queries, keys.mT)
     return rows, seen, queries, keys, values, torch.softmax(weights, -1, out=weights)

@@ -178,7 +178,8 @@ class Attend(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, lse, result = ctx.saved_tensors
         (T, D), dtype = q.shape, lse.dtype
-        dot = torch.linalg.vecdot(grad.to(dtype), result.to(dtype))
+        dot = torch.zeros(T + 1, dtype=dtype, device=q.device)
+        dot[:T] = torch.linalg.vecdot(grad.to(dtype), result.to(dtype))
         dq, dk, dv = (torch.zeros(T + 1, D, dtype=dtype, device=q.device) for _ in range(3))
         for part in ctx.plan.parts():
             (blocks, b), (G, S) = part.own.shape, part.sample.shape
@@ -187,8 +188,9 @@ class Attend(torch.autograd.Function):
             for rows, block, queries, keys, values, weights, here in _tiles(part, q, k, v):
                 source, share = rows.clamp(max=T - 1), (here - lse[rows]).exp_()
                 dout = (grad.index_select(0, source) * share.unsqueeze(1)).view_as(queries)
+                dout.masked_fill_((rows == T).view(*dout.shape[:2], 1), 0.0)
                 dvalues = torch.bmm(weights.mT, dout)
-                dlogits = torch.bmm(dout, values.mT).sub_((dot[source] * share).view(*dout.shape[:2], 1)).mul_(weights)
+                dlogits = torch.bmm(dout, values.mT).sub_((dot[rows] * share).view(*dout.shape[:2], 1)).mul_(weights)
                 dkeys = torch.bmm(dlogits.mT, queries)
                 for both, to_own, to_sample in zip((dkeys, dvalues), own, sample, strict=True):
                     to_own.index_add_(0, block, both[:, :b].flatten(1))
@@ -216,6 +218,7 @@ def _tiles(part: _Part, q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[Tenso
         columns = torch.cat([part.own[block], part.sample[block // (blocks // G)]], 1)
         rows = asked.reshape(-1)
         queries = q.index_select(0, rows.clamp(max=len(q) - 1)).to(dtype).mul_(D**-0.5).view(-1, r, D)
+        queries.masked_fill_((asked == len(q)).unsqueeze(2), 0.0)  # the last row may hold NaN, and 0·NaN is it
         keys, values = (x.index_select(0, columns.view(-1)).to(dtype).view(-1, b + S, D) for x in (k, v))
         logits = torch.bmm(queries, keys.mT)
         if S:
