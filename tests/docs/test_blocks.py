@@ -1,4 +1,7 @@
-"""Each command and each piece of Python in the pages works as a reader meets it: in a process and an own folder."""
+"""Each command and each piece of Python in the pages works as a reader meets it: in a process and an own folder.
+
+``tests/cli/test_readme.py`` tries the same commands made small; here they are run as they are typed, in their order.
+"""
 
 from __future__ import annotations
 
@@ -143,6 +146,7 @@ def with_lines(long: bool) -> list[Any]:
     return [pytest.param(page, id=str(page.relative_to(HERE))) for page in PAGES if runs(page, long)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", with_lines(long=False))
 def test_the_commands_of_a_page_work(page: Path, folder: Callable[[Path], Path]) -> None:
     follow(folder(page), runs(page, long=False))
@@ -176,6 +180,7 @@ def test_a_command_that_is_none_is_found() -> None:
         read("compare softmax sdpa --no-such 1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if any(block.language == "python" for block in blocks(page))])
 def test_the_python_of_a_page_works(page: Path, folder: Callable[[Path], Path]) -> None:
     """Blocks that are a file were written as that file."""
@@ -193,6 +198,7 @@ def indented(text: str) -> str:
     return "".join(f"    {line}\n" if line else "\n" for line in text.splitlines())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("page", "name"),
     [
