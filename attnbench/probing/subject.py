@@ -157,7 +157,7 @@ class Subject:
                 for self.dtype in (torch.float64, torch.float32):
                     self.module = self._made()  # what a call that failed has left must not decide
                     try:
-                        with _Rounding() as rounding:
+                        with _Rounding() as rounding:  # type: ignore[no-untyped-call]  # untyped in torch
                             out, self.per_token = self._output(self.run(self.draw(self.shortest)), 1, self.shortest)
                     except (UsageError, Unsupported):
                         raise

@@ -303,8 +303,9 @@ class Contest:
             known = {i: inferred(here[i], r.seq_len, r.status) for i, r in ran_out.items() if r.seq_len < n}
             known |= {i: verdict.row(here[i]) for i, verdict in broken.items()}
             load = OtherLoad(worker.seconds_used)
-            times = {"timeout": self.timeout, "known": known, "unchecked": self.unchecked}
-            visit = measure_length(worker, here, self._share, **times)
+            visit = measure_length(
+                worker, here, self._share, timeout=self.timeout, known=known, unchecked=self.unchecked
+            )
             if not visit.pairs:  # no turns were taken, which would have measured it
                 visit.others = load.cores()
             if any("error" in cell.measure for cell in self.cells) and not visit.with_error:
