@@ -45,6 +45,7 @@ SMALLER = {
 
 ELSEWHERE_TRIED = {
     "merge": "it needs shards of a suite; tests/decision/test_merge.py makes and merges them",
+    "--run": "it measures whole suites; tests/decision/test_claims.py measures a small one",
     "ray": "it needs a cluster; tests/run/many makes one",
     "file": "it stands for a file of the reader's; tests/inputs has some",
     "tests/probing/modules.py": "its exit code is 1, as tests/cli/test_check_module.py asks",
