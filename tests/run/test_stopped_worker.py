@@ -71,6 +71,7 @@ def test_calls_in_a_worker_that_is_stopped_for_far_longer_take_what_they_take(
         "round": 0,
         "earlier": [],
         "previous": None,
+        "unchecked": False,
     }
     at_call = 4  # after the first look, the first call and a sample
     stopper = threading.Thread(target=stop_for_a_while, args=(calls, at_call), daemon=True)
