@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from attnbench import plugins
 from attnbench.api import run
 from attnbench.plugins import load
 from attnbench.record import Record
@@ -232,6 +233,7 @@ def test_a_stopped_run_keeps_its_rows_leaves_no_process_and_goes_on(
         assert time.monotonic() < deadline
         time.sleep(0.02)
     monkeypatch.setenv("SECONDS_OF_BAD_SLOW", "0")  # nothing is to happen in them any more
+    monkeypatch.setattr(plugins, "_modules", {})  # a command's process has loaded no plug-ins of other tests
     folder, records = execute(make_plan(path, options(tmp_path, plugins=(PLUGIN,))))
     assert [run.name for run in folder.path.parent.iterdir()] == [folder.path.name]
     assert [record.status for record in records] == [Status.OK] * 10
