@@ -21,6 +21,7 @@ from attnbench.cli.options import (
     Dtype,
     HeadDim,
     Heads,
+    LaunchOption,
     LevelOption,
     MemoryLimit,
     MinTime,
@@ -110,6 +111,7 @@ def compare(
         ),
     ] = None,
     compile_: Compile = False,
+    launch: LaunchOption = "auto",
     inputs: Annotated[
         str,
         typer.Option(

@@ -17,6 +17,7 @@ from attnbench.cli.options import (
     MemoryLimit,
     On,
     Out,
+    OverrideLaunch,
     Plugins,
     ProcessState,
     Threads,
@@ -52,6 +53,7 @@ def run(
     dtype: Annotated[
         str | None, typer.Option(metavar="DTYPE", help="Override the data type: float32, bfloat16 ...")
     ] = None,
+    launch: OverrideLaunch = None,
     set_: Annotated[
         list[str] | None,
         typer.Option(
@@ -122,7 +124,7 @@ def run(
 
     from attnbench.suite.load import refuse_early
 
-    of_all = {"dtype": dtype, "seed": None if seed is None else str(seed)}
+    of_all = {"dtype": dtype, "launch": launch, "seed": None if seed is None else str(seed)}
     given_to_all = {axis: one for axis, one in of_all.items() if one is not None}
     named = {axis: f"--{axis}" for axis in given_to_all}
     refuse_early(suite, device=device, overrides=overrides | given_to_all, options=named)
@@ -150,6 +152,7 @@ def run(
             options = Options(
                 device=device,
                 dtype=dtype,
+                launch=launch,
                 overrides=overrides,
                 select=select,
                 shard=wanted,
