@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from torch.autograd import DeviceType
+from torch._C._autograd import DeviceType
 from torch.autograd.profiler import profile
 
 from attnbench.measure.memory import profiled
