@@ -120,9 +120,11 @@ def run_cell(
                     record.process = "as-shipped"
                 watch, first = stopwatch(cell.device), list[Look]()
                 glances = Glances(look) if round_ == 0 else None
-                begins("its timed calls")
+                if cell.device.startswith("cuda"):
+                    begins("its capture as a CUDA graph")
                 timed = launch(cell, call, before=None if round_ == 0 else record)
                 record.launched, record.launch_note = timed.launched, timed.note
+                begins("its timed calls")
                 throttled = throttled_periods()
                 with freed_memory_returned(large):
                     timing = measure_time(

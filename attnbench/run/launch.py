@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import cycle
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from attnbench.measure.stopwatch import Stopwatch
 from attnbench.record import Record, one_line
 from attnbench.run.call import Call
 from attnbench.run.turns import SEEN
-from attnbench.run.unseen import agree, look, tensors
+from attnbench.run.unseen import Look, agree, look, tensors
 
 EAGER = "launched by the host"
 """Start of a warning about a call that is no graph, with the reason."""
@@ -34,6 +35,8 @@ _NO_GRAPH = {
 """Passes that are not captured, and why."""
 _LISTS = "a trained model takes its attention call by call"
 _OTHER = "a replay gives other numbers than the call"
+_LONG = 5.0
+"""Seconds. A call that takes longer is made too often by a capture to be worth it."""
 _DRAWS = "its numbers change from call to call, so that no replay could be held to them"
 
 
@@ -71,7 +74,7 @@ def launch(
     """
     if not cell.device.startswith("cuda"):
         return Launch(call.run)
-    if cell.launch == "eager" or (before is not None and before.launched == "eager"):
+    if cell.launch == "eager" or (before is not None and before.launched != "graph"):
         return Launch(call.run, "eager", before.launch_note if before else "")
     note = _NO_GRAPH.get(cell.pass_, "") or _LISTS * (cell.level == "pretrained")
     if not note:
@@ -80,7 +83,7 @@ def launch(
             return Launch(lambda: next(turns)(), "graph")
         except (NotCaptured, torch.OutOfMemoryError) as why:
             note = one_line(str(why).partition("\n")[0])
-    if before is not None and before.launched == "graph":
+    if before is not None:
         raise AttnbenchError(f"it was a CUDA graph in the first round, and is none now: {note}")
     return Launch(call.run, "eager", note)
 
@@ -89,10 +92,15 @@ def _graphs(cell: Cell, call: Call, recorder: Recorder) -> list[Replay]:
     """A replay for each of the inputs that take turns, held to the call itself.
 
     Raises:
-        NotCaptured: there are none, or they give other numbers.
+        NotCaptured: there are none, they give other numbers, or the call takes too long to try.
     """
-    wanted = [call.on(number)() for number in range(SEEN)]
-    seen = [look(one) for one in wanted]
+    wanted, seen, ends = list[Any](), list[Look](), [perf_counter()]
+    for number in range(SEEN):
+        wanted.append(call.on(number)())
+        seen.append(look(wanted[number]))
+        ends.append(perf_counter())
+    if (last := ends[-1] - ends[-2]) > _LONG:
+        raise NotCaptured(f"a call takes {last:.0f} s, which is too long to capture it")
     replays = captured([call.on(number) for number in range(SEEN)], recorder)
     for number, replay in enumerate(replays):
         _spoil(replay.output, wanted[number])
@@ -110,7 +118,7 @@ def _spoil(output: Any, other: Any) -> None:
     for one, beside in zip(tensors(output), tensors(other), strict=True):
         storage = one.untyped_storage()
         if one.is_floating_point() and storage.data_ptr() != beside.untyped_storage().data_ptr():
-            one.new_empty(0, dtype=torch.uint8).set_(storage).fill_(0xFF)  # type: ignore[call-overload]  # NaN in any type
+            one.new_empty(0, dtype=torch.uint8).set_(storage).fill_(0xFF)  # NaN in any type
 
 
 def note_work(record: Record, run: Callable[[], Any], watch: Stopwatch, seconds: float) -> None:

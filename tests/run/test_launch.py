@@ -20,6 +20,7 @@ from attnbench.run.call import Call, prepare
 from attnbench.run.execute import run_cell
 from attnbench.run.launch import Launch, host_share, launch
 from attnbench.run.protocol import VisitCell
+from attnbench.run.turns import SEEN
 from attnbench.shape import Shape
 from attnbench.spec import Spec
 from attnbench.status import Status
@@ -200,3 +201,29 @@ def test_on_a_gpu_a_graph_has_the_kernels_of_the_call_and_waits_less_for_the_hos
     assert graph.host_share < eager.host_share
     assert graph.kernels
     assert graph.kernels == pytest.approx(eager.kernels, abs=2)
+
+
+def test_a_call_that_takes_long_is_not_made_again_and_again_to_be_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = iter([0.0, 90.0, 96.0])  # the first may compile
+    monkeypatch.setattr("attnbench.run.launch.perf_counter", ticks.__next__)
+    assert launched(cell(), Recorder())[1].note == "a call takes 6 s, which is too long to capture it"
+
+
+def test_what_is_timed_of_a_cell_are_its_graphs_and_what_is_checked_is_the_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A replay takes no time to start, so that a call of unseen inputs would seem to compute what graphs remember."""
+    replays = list[int]()
+
+    def made_up(asked: Cell, call: Call, *, before: Record | None = None) -> Launch:
+        outputs = [call.on(number)() for number in range(SEEN)]
+        return Launch(lambda: outputs[(replays.append(1), len(replays) - 1)[1] % SEEN], "graph", "")
+
+    monkeypatch.setattr("attnbench.run.execute.launch", made_up)
+    asked = replace(cell(), shape=Shape(heads=4, seq_len=512, head_dim=32))
+    record, samples = run_cell(VisitCell(asked, TimingRules(min_time=0.01, max_time=0.05)))
+    assert (record.status, record.launched) == (Status.OK, "graph"), record.reason
+    assert samples is not None
+    assert len(replays) > 100
+    assert record.time_median_s is not None
+    assert record.time_median_s < 1e-4
