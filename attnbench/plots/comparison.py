@@ -127,7 +127,7 @@ def _launches(frame: pd.DataFrame) -> list[str]:
     ]
     rows = pd.concat(sides).drop_duplicates(["n", "label"]).astype({"share": float})
     rows = rows[rows["launched"].isin(["graph", "eager"])]
-    lines = [f"{how}: {', '.join(dict.fromkeys(part['label']))}." for how, part in rows.groupby("launched")]
+    lines = [f"{how}: {', '.join(dict.fromkeys(part['label']))}." for how, part in rows.groupby("launched", sort=False)]
     most = rows.sort_values("share", ascending=False).drop_duplicates("label")
     said = [by_host(*one[1:]) + f" at n = {one[0]}." for one in most[["n", *names]].to_numpy() if by_host(*one[1:])]
     return [*(f"Launch {line}" for line in lines), *said]
