@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from attnbench.cell import Architecture, Level, Pass, Positions
+from attnbench.cell import Architecture, Launch, Level, Pass, Positions
 from attnbench.cli import console
 from attnbench.errors import UsageError
 from attnbench.notebook import Compared, Figures, Matched, Page, Replaced
@@ -142,6 +142,7 @@ def compare(
     architecture: Architecture = "encoder",
     positions: Positions | None = None,
     compile: bool = False,
+    launch: Launch = "auto",
     inputs: str = "gaussian",
     error: bool = True,
     seed: int = 0,
@@ -174,6 +175,7 @@ def compare(
             many tokens as it writes.
         positions: ``"rotary"`` or ``"none"``, at level ``layer`` or ``model``; in a model also ``"learned"``, which it
             has by default, or ``"sinusoid"``.
+        launch: on CUDA ``"eager"``, or ``"graph"``, a CUDA graph of the call; ``"auto"``: a graph if that is possible.
         inputs: where q, k and v come from, such as ``"gaussian:logit_std=2"``; ``attnbench list inputs`` names them.
         error: measure the error against exact attention as well, at level ``operator``.
         timeout: time limit in seconds for each length in each process.

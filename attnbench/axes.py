@@ -16,6 +16,7 @@ from attnbench.spec import Spec
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 ARCHITECTURES = ("encoder", "decoder", "encoder-decoder")
+LAUNCHES = ("auto", "eager", "graph")
 POSITIONS = ("none", "learned", "trained-sinusoid", "sinusoid", "rotary")
 
 
@@ -284,6 +285,17 @@ _TABLE = (
         added=True,
         of_model=False,
         words=lambda on: "compiled" if on else "not compiled",
+    ),
+    Axis(
+        "launch",
+        Words(LAUNCHES),
+        "cell",
+        "on CUDA: eager, from Python, or graph, all kernels at once; auto: graph where that is possible",
+        "auto, eager or graph",
+        default="auto",
+        added=True,
+        of_model=False,
+        words=lambda how: f"launch: {how}",
     ),
     Axis(
         "padding",

@@ -32,6 +32,9 @@ Positions = Literal["learned", "trained-sinusoid", "sinusoid", "rotary", "none"]
 size, and that training changes. ``sinusoid``: sinusoids that stay as they are (Vaswani et al. 2017). ``rotary``: q and
 k of every layer are turned by their places. ``none``: no positions."""
 
+Launch = Literal["auto", "eager", "graph"]
+"""How timed calls reach a GPU (see :mod:`attnbench.run.launch`)."""
+
 METHOD_VERSION = 5
 """Incremented when a change in how we measure may change a number; rows of two methods are never mixed."""
 
@@ -104,6 +107,9 @@ class Cell:
     :mod:`attnbench.measure.error`)."""
     compile: bool = False
     """Whether ``torch.compile`` compiles it, all of it or nothing (see :mod:`attnbench.compiled`)."""
+    launch: Launch = "auto"
+    """``eager``: Python starts each kernel. ``graph``: a CUDA graph holds all of them. ``auto``: a graph on CUDA where
+    that is possible."""
     padding: float = 0.0
     """Share of the batch's tokens that are padding (see :mod:`attnbench.padding`)."""
     new_tokens: int = 0

@@ -128,6 +128,12 @@ def resolve_device(name: str) -> str:
     return name
 
 
+def refuse_graph(launch: str, device: str) -> None:
+    """Raise UsageError if CUDA graphs are asked for on a device that has none."""
+    if launch == "graph" and not device.startswith("cuda"):
+        raise UsageError(f"--launch graph: {device} has no CUDA graphs; leave it out, or add --device cuda")
+
+
 @cache
 def describe(device: str) -> dict[str, Any]:
     """Processor or GPU, memory, system and versions: what goes to ``environment.json``."""

@@ -45,3 +45,14 @@ def notes(cells: Iterable[str]) -> list[str]:
         ),
     }
     return [said for said, used in meanings.items() if used]
+
+
+HOST_SHARE = 0.2
+"""Share of a time that may be the host's before a sentence about the time says so."""
+
+
+def by_host(label: str, launched: str, share: float | None) -> str:
+    """``eager: 88 % of performer's time is the host``; empty if little of it is, or if that is not known."""
+    if share is None or not share > HOST_SHARE:
+        return ""
+    return f"{launched}: {100 * share:.0f} % of {label}'s time is the host"

@@ -41,6 +41,11 @@ ADDED: dict[str, Any] = {
     "rel_error_last": None,
     "rel_error_steps": "",
     "fit_steps": None,
+    "launched": "",
+    "launch_note": "",
+    "device_s": None,
+    "kernels": None,
+    "host_share": None,
     "select_s": None,
     "kept_pairs": None,
     "bytes_per_s": None,
@@ -150,6 +155,8 @@ class Record:
     """A logit without a key beside those of the keys: ``none`` or ``learned``."""
     compile: bool
     """Whether ``torch.compile`` was asked for; ``compiled`` says what came of it."""
+    launch: str
+    """How calls were to reach a GPU: ``auto``, ``eager`` or ``graph``; ``launched`` says what came of it."""
     padding: float
     """Share of the batch's tokens that are padding."""
     new_tokens: int
@@ -191,6 +198,18 @@ class Record:
     """Number of shuffled rounds over the whole suite that took samples."""
     first_call_s: float | None = None
     """Time of the first call, with everything that is prepared once, such as compiling."""
+    launched: str = ""
+    """How the timed calls reached a GPU: ``eager``, kernel after kernel, or ``graph``, as a CUDA graph that was
+    captured once and replayed. Empty on other devices, and in older rows, which were all ``eager``."""
+    launch_note: str = ""
+    """Why the calls were not captured; empty where they were, or where the launch was to be ``eager``."""
+    device_s: float | None = None
+    """Sum of the times of all kernels, copies and fills of one timed call on a GPU, by torch's profiler."""
+    kernels: int | None = None
+    """Number of these kernels, copies and fills."""
+    host_share: float | None = None
+    """Share of time_median_s in which no kernel ran, since the GPU waited for the host: 1 - device_s / time_median_s,
+    not below 0."""
     select_s: float | None = None
     """Median time of the choice alone, for a variant that chooses which pairs count before it attends to them; it is a
     part of time_median_s. None for the others, and where attention stands in a layer."""

@@ -146,3 +146,8 @@ def unit_of(column: str) -> str:
     """Unit of the numbers in a column of ``results.csv``: ``seconds``; empty where they have none."""
     ends = {"_s": "seconds", "_bytes": "bytes"}
     return _UNITS.get(column) or next((what for end, what in ends.items() if column.endswith(end)), "")
+
+
+def format_share(share: float | None) -> str:
+    """``88 %``; a dash if it is not known."""
+    return "-" if share is None else f"{100 * share:.0f} %"

@@ -21,6 +21,7 @@ from attnbench.cli.options import (
     Dtype,
     HeadDim,
     Heads,
+    LaunchOption,
     LevelOption,
     MemoryLimit,
     MinTime,
@@ -39,7 +40,7 @@ from attnbench.errors import Exit
 from attnbench.marks import error_text, name_text
 from attnbench.printable import without_empty
 from attnbench.shape import Bias, Sink
-from attnbench.units import format_bytes, format_number, format_seconds, with_interval
+from attnbench.units import format_bytes, format_number, format_seconds, format_share, with_interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -110,6 +111,7 @@ def compare(
         ),
     ] = None,
     compile_: Compile = False,
+    launch: LaunchOption = "auto",
     inputs: Annotated[
         str,
         typer.Option(
@@ -226,10 +228,10 @@ def _print(comparison: Comparison, table: Printer) -> None:
     records = [side.record for rows in comparison.rows.values() for row in rows for side in (row.a, row.b)]
     first, others = comparison.labels[0], len(comparison.labels) - 1
     shown = [row for (a, _), rows in comparison.rows.items() if a == first for row in rows]
-    columns = ["n", "variant", "time", "ratio", "95 % interval", "it is"]
+    columns = ["n", "variant", "time", "launch", "host", "ratio", "95 % interval", "it is"]
     table(
         *without_empty(columns, _time_rows(comparison, shown)),
-        right=["n", "time", "ratio", "95 % interval"],
+        right=["n", "time", "host", "ratio", "95 % interval"],
         title="\n" + (f"ratio: time / time of {first}" if others else "time"),
     )
     _print_crossovers({b: one for (a, b), one in comparison.crossovers.items() if a == first and len(shown) > others})
@@ -255,13 +257,13 @@ def _time_rows(comparison: Comparison, shown: Sequence[Row]) -> list[list[str]]:
     for n in dict.fromkeys(row.n for row in shown):
         here = [row for row in shown if row.n == n]
         first = here[0].a.record
-        lines.append([str(n), name_text(first.label, first.own_form), _time(here[0].a), "", "", ""])
+        lines.append([str(n), name_text(first.label, first.own_form), *_time(here[0].a), "", "", ""])
         for row in here if len(comparison.labels) > 1 else ():
             cells, word = ["-", "-"], _MIRROR.get(row.verdict, row.verdict) + row.word.removeprefix(row.verdict)
             if row.shown is not None:
                 ends = [format_number(1 / end) if end else "-" for end in (row.shown.high, row.shown.low)]
                 cells = [format_number(1 / row.shown.estimate), " to ".join(ends)]
-            lines.append([str(n), name_text(row.b.record.label, row.b.record.own_form), _time(row.b), *cells, word])
+            lines.append([str(n), name_text(row.b.record.label, row.b.record.own_form), *_time(row.b), *cells, word])
     return lines
 
 
@@ -299,10 +301,15 @@ def _explain(rows: Sequence[Row]) -> None:
         console.paragraph(line)
 
 
-def _time(side: Side) -> str:
+def _time(side: Side) -> list[str]:
+    """The time, how it was launched and the host's share of it; the last two are empty but on a GPU."""
     if side.time is None:
-        return str(side.record.status)
-    return with_interval(side.time, *(side.interval or (None, None)))
+        return [str(side.record.status), "", ""]
+    return [
+        with_interval(side.time, *(side.interval or (None, None))),
+        side.record.launched,
+        format_share(side.host_share),
+    ]
 
 
 def _side_rows(comparison: Comparison) -> list[list[str]]:
@@ -313,7 +320,7 @@ def _side_rows(comparison: Comparison) -> list[list[str]]:
                 r = side.record
                 error = error_text(r.rel_error, r.error_kind)
                 trivial = "-" if r.trivial_error is None else f"{r.trivial_error:.2g}"
-                note = r.reason or (r.kernel or "")
+                note = r.reason or "; ".join(filter(None, (r.kernel, r.launch_note)))
                 sizes = [format_bytes(r.peak_bytes), format_bytes(r.state_bytes)]
                 seen[row.n, r.label] = [str(row.n), name_text(r.label, r.own_form), *sizes, error, trivial, note]
     return [seen[key] for key in sorted(seen, key=lambda k: (k[0], comparison.labels.index(k[1])))]

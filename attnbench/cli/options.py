@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from attnbench.cell import Architecture, Pass
+from attnbench.cell import Architecture, Launch, Pass
 from attnbench.errors import UsageError
 
 Device = Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, cuda:1 or mps.")]
@@ -52,6 +52,9 @@ ArchitectureOption = Annotated[
     Architecture, typer.Option(help="Kind of model, at --level model; an encoder-decoder reads n tokens and writes n.")
 ]
 Compile = Annotated[bool, typer.Option("--compile", help="Compile each variant by torch.compile, as a whole.")]
+_LAUNCH = "On CUDA: eager, or graph, a CUDA graph of the call; auto: graph if possible."
+LaunchOption = Annotated[Launch, typer.Option("--launch", help=_LAUNCH)]
+OverrideLaunch = Annotated[Launch | None, typer.Option("--launch", help=_LAUNCH)]
 Seed = Annotated[int, typer.Option(min=0, metavar="N", help="Seed of inputs and projections.")]
 MinTime = Annotated[
     float, typer.Option(min=0.001, max=3600, metavar="SECONDS", help="Least seconds spent on samples at each length.")

@@ -17,6 +17,7 @@ from attnbench.cli.options import (
     MemoryLimit,
     On,
     Out,
+    OverrideLaunch,
     Plugins,
     ProcessState,
     Threads,
@@ -29,7 +30,7 @@ from attnbench.errors import NothingMeasured, UsageError
 from attnbench.marks import error_text, name_text
 from attnbench.printable import without_empty
 from attnbench.suite.shard import parse_shard
-from attnbench.units import format_bytes, format_interval, format_number, format_seconds
+from attnbench.units import format_bytes, format_interval, format_number, format_seconds, format_share
 
 if TYPE_CHECKING:
     from attnbench.record import Record
@@ -52,6 +53,7 @@ def run(
     dtype: Annotated[
         str | None, typer.Option(metavar="DTYPE", help="Override the data type: float32, bfloat16 ...")
     ] = None,
+    launch: OverrideLaunch = None,
     set_: Annotated[
         list[str] | None,
         typer.Option(
@@ -122,7 +124,7 @@ def run(
 
     from attnbench.suite.load import refuse_early
 
-    of_all = {"dtype": dtype, "seed": None if seed is None else str(seed)}
+    of_all = {"dtype": dtype, "launch": launch, "seed": None if seed is None else str(seed)}
     given_to_all = {axis: one for axis, one in of_all.items() if one is not None}
     named = {axis: f"--{axis}" for axis in given_to_all}
     refuse_early(suite, device=device, overrides=overrides | given_to_all, options=named)
@@ -150,6 +152,7 @@ def run(
             options = Options(
                 device=device,
                 dtype=dtype,
+                launch=launch,
                 overrides=overrides,
                 select=select,
                 shard=wanted,
@@ -241,6 +244,8 @@ def _measure(plan: Plan, worker: Worker, engine: Engine | None, *, as_json: bool
         console.line(f"figures: {shlex.join(['attnbench', 'plot', *(str(folder.path) for folder, _ in runs)])}")
 
 
+_LAUNCH = ("launch", "device", "host")
+"""Columns of a GPU."""
 _RATES = ("examples/s", "first token", "per token")
 
 
@@ -257,7 +262,20 @@ def _print_records(records: list[Record]) -> None:
         shown = [record for record in mine if record.seq_len == longest]
         axes = [axis for axis in COLUMNS if axis in IN_ROWS and len({getattr(record, axis) for record in shown}) > 1]
         inputs = list(dict.fromkeys(record.inputs for record in shown))
-        columns = ["variant", *axes, "time", "95 %", *_RATES, "peak", "state", "error", "loss", "features", "note"]
+        columns = [
+            "variant",
+            *axes,
+            "time",
+            "95 %",
+            *_LAUNCH,
+            *_RATES,
+            "peak",
+            "state",
+            "error",
+            "loss",
+            "features",
+            "note",
+        ]
         rows = [_result_row(record, axes) for record in shown]
         title = f"\n{sweep}, n = {longest}"
         if len(inputs) == 1 and any(record.error_kind for record in shown):
@@ -266,7 +284,7 @@ def _print_records(records: list[Record]) -> None:
             title += f" ({len(mine)} rows in all)"
         console.table(
             *without_empty(columns, rows),
-            right=["time", "95 %", *_RATES, "peak", "state", "error", "loss", "features"],
+            right=["time", "95 %", *_LAUNCH[1:], *_RATES, "peak", "state", "error", "loss", "features"],
             title=title,
         )
     if trainings:
@@ -300,13 +318,16 @@ def _axis_text(record: Record, axis: str) -> str:
 
 
 def _result_row(record: Record, axes: list[str]) -> list[str]:
-    note = "" if record.status == "ok" else f"{record.status}: {record.reason}"
+    note = record.launch_note if record.status == "ok" else f"{record.status}: {record.reason}"
     rate = "-" if record.examples_per_s is None else format_number(record.examples_per_s)
     return [
         _name(record),
         *(_axis_text(record, axis) for axis in axes),
         format_seconds(record.time_median_s),
         format_interval(record.time_median_s, record.time_ci_low_s, record.time_ci_high_s),
+        record.launched,
+        format_seconds(record.device_s),
+        format_share(record.host_share),
         rate,
         format_seconds(record.first_token_s),
         format_seconds(record.token_s),

@@ -127,7 +127,7 @@ def where(rows: pd.DataFrame, n: int | None = None) -> list[str]:
     first += said(["kv_heads", "v_dim"])
     days = sorted({str(at)[:10] for at in rows["started_at"] if at})
     on = said(["device", "machine_id", "threads", "process", "torch_version", "compile", "quick"])
-    on += [_large(rows), unheld(rows)]
+    on += [launched(rows), _large(rows), unheld(rows)]
     on.append(days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}" if days else "")
     return [" · ".join(part for part in line if part) for line in ([*first, *said([*rest, "level", "pass"])], on)]
 
@@ -149,6 +149,20 @@ def _large(rows: pd.DataFrame) -> str:
     found = rows[rows["large"].astype(bool)] if "large" in rows else rows[:0]
     names = [_named(str(variant), part, True) for variant, part in found.groupby("variant", sort=False)]
     return f"allocator as shipped for large cells: {', '.join(names)}" if names else ""
+
+
+def launched(rows: pd.DataFrame) -> str:
+    """How the calls of a GPU were launched, in words, and which of them otherwise; empty if no row says."""
+    if "launched" not in rows:
+        return ""
+    ways = {str(how): part for how, part in rows[rows["launched"] != ""].groupby("launched", sort=False)}
+    if len(ways) < 2:
+        return "".join(_LAUNCHED[how] for how in ways)
+    names = [_named(str(variant), part, True) for variant, part in ways["eager"].groupby("variant", sort=False)]
+    return f"{_LAUNCHED['graph']}, but by the host: {', '.join(names)}"
+
+
+_LAUNCHED = {"graph": "as CUDA graphs", "eager": "launched by the host"}
 
 
 def unheld(rows: pd.DataFrame) -> str:

@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from attnbench.marks import OWN_FORM
+from attnbench.marks import OWN_FORM, by_host
 from attnbench.plots.captions import own_form_note
 from attnbench.plots.keys import KEY, wrapped_height, write_wrapped
 from attnbench.plots.page import NARROW_ROOM, NothingToDraw, narrow, new_page, wrap
@@ -45,6 +45,7 @@ def draw_comparison(frame: pd.DataFrame, *, crossovers: Sequence[Mapping[str, An
     crossed = {names[one["b"]]: one for one in crossovers if names[one["a"]] == base and one["seq_len"] is not None}
     notes = [f"Bars and bands: 95 % intervals. Below the line at 1 a variant is faster than {base}."]
     notes += [own_form_note(names.values()), *_failures(frame), *_withheld(frame)]
+    notes += _launches(frame)
     if crossed:
         notes.append("Upright strips: intervals of the lengths from which on the other one is faster.")
     said = {label: f"crosses at {plain(round(one['seq_len']))}" for label, one in crossed.items()}
@@ -115,6 +116,21 @@ def _failures(frame: pd.DataFrame) -> list[str]:
         for (label, status), part in failed.groupby(["label", "status"], sort=False)
         for reason in [part["reason"].iloc[0]]
     ]
+
+
+def _launches(frame: pd.DataFrame) -> list[str]:
+    """How the calls of a GPU were launched, and at which lengths a variant's time is mostly the host's."""
+    columns = ("", "_launched", "_host_share")
+    names = ["label", "launched", "share"]
+    sides = [
+        frame[["seq_len", *(f"{side}{name}" for name in columns)]].set_axis(["n", *names], axis=1) for side in "ab"
+    ]
+    rows = pd.concat(sides).drop_duplicates(["n", "label"]).astype({"share": float})
+    rows = rows[rows["launched"].isin(["graph", "eager"])]
+    lines = [f"{how}: {', '.join(dict.fromkeys(part['label']))}." for how, part in rows.groupby("launched", sort=False)]
+    most = rows.sort_values("share", ascending=False).drop_duplicates("label")
+    said = [by_host(*one[1:]) + f" at n = {one[0]}." for one in most[["n", *names]].to_numpy() if by_host(*one[1:])]
+    return [*(f"Launch {line}" for line in lines), *said]
 
 
 def _withheld(frame: pd.DataFrame) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from attnbench.marks import by_host
 from attnbench.plots.captions import configuration, short_names
 from attnbench.plots.contenders import Contenders, contenders
 from attnbench.plots.scored import Problem
@@ -176,7 +177,11 @@ class _Speaker:
 
     def _speed(self, row: pd.Series[Any]) -> Part:
         found = self.beside.get(row.name)
-        return (f", {beside_softmax(found)}" if found else "", False)
+        if found is None:
+            return ("", False)
+        both = [row, *(one for _, one in self.rows[self.rows["variant"] == BASELINE].iterrows())]
+        said = [by_host(self._name(one), one["launched"], one["host_share"]) for one in both]
+        return ("; ".join(dict.fromkeys(filter(None, [f", {beside_softmax(found)}", *said]))), False)
 
 
 def _decoding(row: pd.Series[Any]) -> str:

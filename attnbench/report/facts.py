@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from attnbench.plots.captions import in_words
+from attnbench.plots.captions import in_words, launched
 from attnbench.record import one_line
 from attnbench.report.sources import Machine
 from attnbench.units import format_bytes, format_count, format_seconds
@@ -48,6 +48,7 @@ def heading(machine: Machine) -> list[Fact]:
         ("Machine", ", ".join(processor)),
         ("System", ", ".join(one_line(str(known[name]), 60) for name in ("system",) if known.get(name))),
         ("Threads", _by_kind(rows, "threads", " threads", " thread")),
+        ("Launch", launched(rows)),
         ("Process", _by_kind(rows, "process", "process ")),
         ("torch", ", ".join(one.removeprefix("torch ") for one in _values(rows, "torch_version"))),
         ("Measured", days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}" if days else ""),

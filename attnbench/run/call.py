@@ -115,6 +115,8 @@ def prepare(
         UsageError: unknown names or options.
     """
     _allow_cost(cell)
+    if cell.launch == "graph" and not cell.device.startswith("cuda"):
+        raise Unsupported(f"launch: {cell.device} has no CUDA graphs; write launch: auto, or measure on cuda")
     device, dtype = torch.device(cell.device), getattr(torch, cell.dtype)
     choose_products(of_one_row=cell.pass_ in STEPS)
     mask = key_mask(cell.shape, cell.padding)

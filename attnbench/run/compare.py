@@ -12,6 +12,7 @@ from attnbench.axes import ALIKE, AXES, IN_ROWS
 from attnbench.cell import Cell
 from attnbench.cgroup import throttled_periods
 from attnbench.machine import OtherLoad, thread_warnings, throttling_warning, variables
+from attnbench.marks import by_host
 from attnbench.measure.crossover import Crossover, crossover
 from attnbench.measure.statistics import LOOKS, Ratio, Said, interval_over_rounds, judged, median, paired_ratio
 from attnbench.measure.time import TimingRules
@@ -21,6 +22,7 @@ from attnbench.run.different import refuse_equal
 from attnbench.run.doubt import Doubts, contradicted
 from attnbench.run.gate import Gate
 from attnbench.run.isolation import Settings, Worker, WorkerFailed
+from attnbench.run.launch import host_share
 from attnbench.run.length import Length, measure_again, measure_length, without_error
 from attnbench.run.process import environment_for
 from attnbench.status import STOPPING, Status
@@ -41,6 +43,16 @@ class Side:
     record: Record
     time: float | None
     interval: tuple[float, float] | None
+
+    @property
+    def host_share(self) -> float | None:
+        """As the column of that name, of the time in turns."""
+        return host_share(self.record.device_s, self.time)
+
+    @property
+    def by_host(self) -> str:
+        """That much of its time is the host's; empty if it is not."""
+        return by_host(self.record.label, self.record.launched, self.host_share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +96,14 @@ class Row:
 
     @property
     def word(self) -> str:
-        """The verdict with its mark."""
-        return self.verdict + f" ({self.busy})" * bool(self.busy)
+        """The verdict with its mark, and whose time is the host's."""
+        said = [self.verdict + f" ({self.busy})" * bool(self.busy), *(self.by_host if self.shown else ())]
+        return "; ".join(said)
+
+    @property
+    def by_host(self) -> list[str]:
+        """Which of the two has a time that is mostly the host's, and how much of it."""
+        return [side.by_host for side in (self.a, self.b) if side.by_host]
 
     @property
     def shown(self) -> Ratio | None:
@@ -164,6 +182,11 @@ class Comparison:
                         f"{name}_rel_error": side.record.rel_error,
                         f"{name}_trivial_error": side.record.trivial_error,
                         f"{name}_kernel": side.record.kernel,
+                        f"{name}_launched": side.record.launched,
+                        f"{name}_launch_note": side.record.launch_note,
+                        f"{name}_device_s": side.record.device_s,
+                        f"{name}_kernels": side.record.kernels,
+                        f"{name}_host_share": side.host_share,
                     }
                 joint_low, joint_high = (ratio.joint if ratio else None) or (None, None)
                 flat |= {"joint_ci_low": joint_low, "joint_ci_high": joint_high, "withheld": row.withheld}
@@ -282,7 +305,9 @@ class Contest:
                 rows.append(Row(n, a, b, ratio, verdict, disturbed, stopped, len(of_a)))
             if i != j:
                 claims = [row.shown for row in rows]
-                result.crossovers[labels[i], labels[j]] = crossover(lengths, claims, names=(labels[i], labels[j]))
+                found = crossover(lengths, claims, names=(labels[i], labels[j]))
+                shares = [one for side in ("a", "b") if (one := _most_by_host([getattr(row, side) for row in rows]))]
+                result.crossovers[labels[i], labels[j]] = replace(found, note="; ".join([found.note, *shares]))
 
     def _visit_all(self, worker: Worker, visits: list[Length], on_length: OnLength, result: Comparison) -> None:
         """Visit each length in the first process, with laws, errors and memory.
@@ -365,6 +390,13 @@ class Contest:
         more |= {"E": shape.E} if shape.E != shape.D else {}
         sizes = " ".join(f"{name}={size}" for name, size in ({"B": shape.B, "H": shape.H, "D": shape.D} | more).items())
         return f"{form}, {sizes}, {cell.dtype}, {cell.inputs}, on {cell.device}"
+
+
+def _most_by_host(sides: Sequence[Side]) -> str:
+    """What is said of one variant at the length at which most of its time is the host's."""
+    sides = [side for side in sides if side.by_host]
+    most = max(sides, key=lambda side: side.host_share or 0.0, default=None)
+    return "" if most is None else f"{most.by_host} at n = {most.record.seq_len}"
 
 
 def _side(visit: Length, i: int, times: Sequence[Sequence[float]] | None) -> Side:

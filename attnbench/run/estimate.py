@@ -109,7 +109,8 @@ def _follow(cell: Cell) -> Prediction:
     gc.freeze()  # to look through what was imported, and through earlier cells, would take longer than to follow one
     try:
         # Fake tensors carry any device; the CPU is the one that every machine has.
-        cell = replace(cell, device="cpu", compile=False)
+        on_gpu = cell.device.startswith("cuda")
+        cell = replace(cell, device="cpu", compile=False, launch="auto" if on_gpu else cell.launch)
         layers, trained = 1, None
         if cell.level == "pretrained":
             from attnbench.pretrained.unread import described  # only trained models need it

@@ -36,6 +36,7 @@ from attnbench.qkv import doubt
 from attnbench.record import REPLACED, Record, one_line
 from attnbench.reference import relative_error
 from attnbench.run.call import Call, always_compiled, held_to_formula, prepare
+from attnbench.run.launch import host_share, launch, note_work
 from attnbench.run.outcome import Nonfinite, failed
 from attnbench.run.unseen import (
     Look,
@@ -119,11 +120,15 @@ def run_cell(
                     record.process = "as-shipped"
                 watch, first = stopwatch(cell.device), list[Look]()
                 glances = Glances(look) if round_ == 0 else None
+                if cell.device.startswith("cuda"):
+                    begins("its capture as a CUDA graph")
+                timed = launch(cell, call, before=None if round_ == 0 else record)
+                record.launched, record.launch_note = timed.launched, timed.note
                 begins("its timed calls")
                 throttled = throttled_periods()
                 with freed_memory_returned(large):
                     timing = measure_time(
-                        call.run,
+                        timed.run,
                         rules,
                         stopwatch=watch,
                         pace=Yardstick() if cell.device == "cpu" and not rules.quick else None,
@@ -144,6 +149,10 @@ def run_cell(
                 record.time_rounds = round_ + 1
                 add_warning(record, throttling_warning(throttled_periods() - throttled))
                 begins("the checks of its timed calls")
+                seconds = median([sample.seconds for sample in timing.samples])
+                if round_ == 0:
+                    note_work(record, timed.run, watch, seconds)
+                timed = timed.without_graphs(call)
                 if round_ == 0 and call.select is not None:
                     with suppress(Disturbed):
                         chosen = measure_time(call.select, rules, stopwatch=watch)
@@ -151,11 +160,11 @@ def run_cell(
                 if glances:
                     add_warning(record, hold_to_first(call, first[0], looks[0], cell))
                     add_warning(record, hold_to_glances(call, glances.seen, looks, cell))
-                    seconds = median([sample.seconds for sample in timing.samples])
+                    seconds = timed.seconds_by_host(watch, seconds)
                     number, unseen, undecided = hold_to_unseen(cell, call, watch, seconds, looks)
                     add_warning(record, undecided)
                     if not always_compiled(cell):
-                        del call  # first, since there may be memory for only one
+                        del call, timed  # first, since there may be memory for only one
                         call = prepare(replace(cell, compile=False))
                     add_warning(record, hold_to(unseen, call.on(number), cell))
                 _add_time(record, cell, [*earlier, timing.samples], limits)
@@ -333,6 +342,7 @@ def _add_time(record: Record, cell: Cell, rounds: Sequence[Sequence[Sample]], li
     record.time_iqr_s = None if record.quick else summary.iqr
     record.time_ci_low_s, record.time_ci_high_s = summary.interval or (None, None)
     record.time_samples = summary.used
+    record.host_share = host_share(record.device_s, summary.median)
     record.examples_per_s = cell.shape.B / summary.median
     tokens = _real_queries(cell)
     if cell.pass_ in ("decode", "generate"):

@@ -12,6 +12,7 @@ from attnbench.measure.error import error_kind
 from attnbench.measure.time import TimingRules
 from attnbench.record import Record
 from attnbench.run.isolation import CellFailed, Worker
+from attnbench.run.launch import EAGER
 from attnbench.run.pairs import Pairs
 from attnbench.run.protocol import Answer, Request, TakeTurns, VisitCell
 from attnbench.status import Status
@@ -25,7 +26,7 @@ _OF_ONE_CALL: dict[str, Any] = dict.fromkeys(
     (
         *("time_median_s", "time_min_s", "time_samples", "time_rounds", "first_call_s"),
         *("examples_per_s", "tokens_per_s", "flops_per_s", "bytes_per_s", "peak_fraction"),
-        *("first_token_s", "token_s"),
+        *("first_token_s", "token_s", "host_share"),
     )
 )
 """Columns that the first look fills, but for which one call is not enough."""
@@ -189,7 +190,9 @@ class _Visit:
                 self.found.pairs.append(pairs)
                 for place, status, reason in pairs.left_out:
                     self.found.records[alive[place]] = Record.of(self.cells[alive[place]], Status(status), reason)
-                self.found.unchecked = [(alive[place], warning) for place, warning in pairs.warnings]
+                said = ((alive[place], warning) for place, warning in pairs.warnings)
+                known = {i: f"{EAGER}: {record.launch_note}" for i, record in self.found.records.items()}
+                self.found.unchecked = [(i, warning) for i, warning in said if warning != known[i]]
                 columns = zip(*pairs.blocks, strict=True)
                 self.found.times.append(
                     {alive[place]: list(one) for place, one in zip(pairs.ran, columns, strict=True)}

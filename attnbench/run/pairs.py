@@ -21,6 +21,7 @@ from attnbench.measure.stopwatch import Stopwatch
 from attnbench.measure.time import REST, Sampler, Timing, TimingRules, garbage_collection_off, measure_time
 from attnbench.run.call import Call, always_compiled, held_to_formula, prepare
 from attnbench.run.execute import stopwatch
+from attnbench.run.launch import EAGER, Launch, launch
 from attnbench.run.outcome import status_of
 from attnbench.run.turns import SEEN
 from attnbench.run.unseen import Look, hold_to, hold_to_glances, hold_to_unseen, look
@@ -109,7 +110,10 @@ def measure_pairs(
         entrants = [one.entrant for one in ready.values()]
         with garbage_collection_off():
             turns = take_turns(watch, entrants, rules, seed=place.randrange(2**32), fewest=fewest)
+        del entrants
     busy = others.cores()
+    for one in ready.values():
+        one.timed = one.timed.without_graphs(one.call)
     for column, (position, one) in enumerate(ready.items()):
         try:
             said = one.unchecked(watch, median([block[column] for block in turns.blocks]))
@@ -122,12 +126,14 @@ def measure_pairs(
     return Pairs(list(ran), blocks, left_out, turns.disturbed, turns.taken, turns.stopped, busy, warnings)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Ready:
     cell: Cell
     call: Call
     looks: list[Look]
     """What it gives before anything is timed."""
+    timed: Launch
+    """What takes turns."""
     warm: Timing
     glances: Glances[Look]
     """What it gives meanwhile."""
@@ -139,11 +145,12 @@ class _Ready:
         call = prepare(cell)
         looks = [look(call.on(number)()) for number in range(SEEN)]
         off = held_to_formula(call, unchecked=unchecked)
-        return cls(cell, call, looks, _warm(watch, call.run, rules), Glances(look), off)
+        timed = launch(cell, call)
+        return cls(cell, call, looks, timed, _warm(watch, timed.run, rules), Glances(look), off)
 
     @property
     def entrant(self) -> Entrant:
-        return Entrant(self.call.run, self.warm.samples[0].calls, self.glances)
+        return Entrant(self.timed.run, self.warm.samples[0].calls, self.glances)
 
     def unchecked(self, watch: Stopwatch, seconds: float) -> list[str]:
         """What could not be checked about its calls, which took ``seconds``.
@@ -154,9 +161,11 @@ class _Ready:
         cell, call = self.cell, self.call
         seen = [(self.warm.made + place, one) for place, one in self.glances.seen]
         unchecked = hold_to_glances(call, seen, self.looks, cell)
+        seconds = self.timed.seconds_by_host(watch, seconds)
         number, unseen, undecided = hold_to_unseen(cell, call, watch, seconds, self.looks)
+        by_host = f"{EAGER}: {self.timed.note}" if self.timed.note else ""
         again = call if always_compiled(cell) else prepare(replace(cell, compile=False))
-        said = (self.off, unchecked, undecided, hold_to(unseen, again.on(number), cell))
+        said = (self.off, by_host, unchecked, undecided, hold_to(unseen, again.on(number), cell))
         return list(dict.fromkeys(filter(None, said)))
 
 

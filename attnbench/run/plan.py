@@ -11,7 +11,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from attnbench.cell import Cell
-from attnbench.machine import default_threads, resolve_device
+from attnbench.machine import default_threads, refuse_graph, resolve_device
 from attnbench.measure.time import TimingRules
 from attnbench.qkv import look_at
 from attnbench.run.isolation import Settings
@@ -31,6 +31,7 @@ class Options:
 
     device: str = "auto"
     dtype: str | None = None
+    launch: str | None = None
     overrides: Mapping[str, Override] = field(default_factory=dict)
     """Axis -> values, as after ``--set``."""
     select: str | None = None
@@ -90,7 +91,12 @@ def make_plan(suite: Suite | str | Path, options: Options) -> Plan:
     """
     # Each of many machines looks for itself.
     device = resolve_device(options.device) if options.on is None else options.device
-    own = {"dtype": options.dtype, "seed": None if options.seed is None else str(options.seed)}
+    refuse_graph(options.launch or "auto", device)
+    own = {
+        "dtype": options.dtype,
+        "launch": options.launch,
+        "seed": None if options.seed is None else str(options.seed),
+    }
     """Axes with an option of their own."""
     of_their_own = {axis: value for axis, value in own.items() if value is not None}
     overrides: dict[str, Override] = {**options.overrides, **of_their_own}

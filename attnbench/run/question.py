@@ -9,7 +9,7 @@ from typing import Any, Self
 from attnbench.axes import AXES, defaults, names_of, shortened
 from attnbench.cell import STEPS, Cell, Level, Pass
 from attnbench.errors import UsageError
-from attnbench.machine import default_threads, resolve_device
+from attnbench.machine import default_threads, refuse_graph, resolve_device
 from attnbench.measure.time import TimingRules
 from attnbench.padding import checked
 from attnbench.plugins import with_modules
@@ -91,6 +91,7 @@ class Question:
         if self.level == "operator" and (modules := plugins[len(self.plugins) :]):
             raise UsageError(f"{modules[0]}: it takes x, and not q, k and v; add --level layer")
         device = resolve_device(self.device)
+        refuse_graph(at["launch"], device)
         written = [spec for text in names for spec in parse_specs(text)]
         specs = [VARIANTS.get(spec.name).normalise(spec) for spec in written]
         refuse_equal([spec.label for spec in specs], [spec.label for spec in written])

@@ -38,7 +38,7 @@ GRACE = 0.05
 
 _POOLED = concurrent.futures.thread._worker.__code__
 _TORCH = str(Path(torch.__file__).parent)
-_OWN_VARIABLES = ("TORCHINDUCTOR_", "KINETO_", "TRITON_", "PYTORCH_", "CUDA_MODULE_LOADING")
+_OWN_VARIABLES = ("TORCHINDUCTOR_", "KINETO_", "TEARDOWN_CUPTI", "TRITON_", "PYTORCH_", "CUDA_MODULE_LOADING")
 """How names of variables begin that torch sets for itself when a part of it is first used."""
 
 
@@ -150,6 +150,7 @@ def _resident(device: str) -> int:
     What is kept for the next cell on purpose does not count, nor do the pages of libraries that were read.
     """
     if device.startswith("cuda"):
+        torch._C._cuda_clearCublasWorkspaces()  # those of a stream on which a graph was captured, say
         return int(torch.cuda.memory_allocated(torch.device(device))) - Recent.held("cuda")
     with suppress(OSError), open("/proc/self/statm") as file:  # noqa: PTH123  # a kernel interface, not a file of ours
         _, resident, shared, *_ = map(int, file.read().split())

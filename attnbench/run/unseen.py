@@ -75,7 +75,7 @@ def _places(shape: torch.Size, device: torch.device, *, flat: bool) -> tuple[Ten
 
 def hold_to_first(call: Call, timed: Look, first: Look, cell: Cell) -> str | None:
     """Hold what a timed call gave for the first inputs to an earlier look; if they differ, do as :func:`hold_to`."""
-    return None if _agree(timed, first, cell) else hold_to(timed, call.on(0), cell)
+    return None if agree(timed, first, cell) else hold_to(timed, call.on(0), cell)
 
 
 def hold_to_glances(call: Call, seen: Sequence[tuple[int, Look]], before: Sequence[Look], cell: Cell) -> str | None:
@@ -90,7 +90,7 @@ def hold_to_glances(call: Call, seen: Sequence[tuple[int, Look]], before: Sequen
     """
     for place, timed in seen:
         number = place % SEEN
-        if not _agree(timed, before[number], cell):
+        if not agree(timed, before[number], cell):
             if torch.equal(*(look(call.on(one)()) for one in range(SEEN))) and not torch.equal(*before):
                 raise BrokenContract(_NOT_EACH)  # by now it does not compute at all
             if warning := hold_to(timed, call.on(number), cell):
@@ -108,14 +108,15 @@ def hold_to(timed: Look, otherwise: Callable[[], Any], cell: Cell) -> str | None
         BrokenContract: they differ.
     """
     wanted = look(otherwise())
-    if _agree(timed, wanted, cell):
+    if agree(timed, wanted, cell):
         return None
-    if not _agree(wanted, look(otherwise()), cell):
+    if not agree(wanted, look(otherwise()), cell):
         return "its numbers change from call to call, so that those of timed calls could not be checked"
     raise BrokenContract(_NOT_EACH)
 
 
-def _agree(one: Look, other: Look, cell: Cell) -> bool:
+def agree(one: Look, other: Look, cell: Cell) -> bool:
+    """Whether two looks saw the same numbers, to half the digits of the cell's dtype."""
     norm, eps = torch.linalg.vector_norm, torch.finfo(getattr(torch, cell.dtype)).eps
     return one.shape == other.shape and bool(norm(one - other) <= eps**0.5 * norm(other))
 

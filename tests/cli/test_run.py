@@ -109,3 +109,23 @@ def test_a_dry_run_shows_the_shard_and_its_cells_alone(folder: Path) -> None:
     assert "small: 2 cells on cpu, shard 0/2 of 4 cells" in done.stdout
     plan = json.loads(run(folder, "--dry-run", "--json", "--shard", "1/2").stdout)
     assert (plan["shard"], len({cell["causal"] for cell in plan["cells"]}), len(plan["cells"])) == ("1/2", 1, 2)
+
+
+def test_graphs_on_a_cpu_are_refused_in_one_line_before_anything_is_written(folder: Path) -> None:
+    done = run(folder, "--launch", "graph")
+    assert done.returncode == 2
+    assert done.stderr == "error: --launch graph: cpu has no CUDA graphs; leave it out, or add --device cuda\n"
+    assert not (folder / "results").exists()
+
+
+def test_a_suite_may_ask_for_graphs_everywhere_and_gets_a_row_with_the_reason_where_there_are_none(
+    folder: Path,
+) -> None:
+    done = run(folder, "--json", "--quick", "-k", "causal and linear", "--set", "launch=eager,graph")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert [(row["launch"], row["status"], row["launched"]) for row in rows] == [
+        ("eager", "ok", ""),
+        ("graph", "unsupported", ""),
+    ]
+    assert rows[1]["reason"] == "launch: cpu has no CUDA graphs; write launch: auto, or measure on cuda"

@@ -26,7 +26,7 @@ def compared(seconds: dict[str, Callable[[int], float | None]]) -> pd.DataFrame:
             times = seconds[a](n), seconds[b](n)
             for side, time in zip("ab", times, strict=True):
                 row |= {f"{side}_status": "ok" if time else "oom", f"{side}_reason": "" if time else "needs 9 GiB"}
-                row[f"{side}_own_form"] = ""
+                row |= {f"{side}_own_form": "", f"{side}_launched": "", f"{side}_host_share": None}
                 ends = (0.9 * time, 1.1 * time) if time else (None, None)
                 names = [f"{side}_time_{name}_s" for name in ("median", "ci_low", "ci_high")]
                 row |= dict(zip(names, (time, *ends), strict=True))
@@ -135,3 +135,18 @@ def test_the_first_one_is_named_whole_beside_the_ratios_in_a_column(words: Words
         figure = draw_comparison(frame, crossovers=[])
     assert "time over that of softmax" in words(figure)
     assert {"1/4", "1", "4"} <= {tick.get_text() for tick in figure.axes[1].get_yticklabels()}
+
+
+def test_the_notes_say_how_a_gpu_was_launched_and_how_much_of_a_time_is_the_host(words: Words) -> None:
+    frame = compared({"sdpa": power(1, 1), "performer": power(2, 1), "mesa": power(2, 1)})
+    for side in "ab":
+        frame[f"{side}_launched"] = np.where(frame[side] == "mesa", "eager", "graph")
+        share = {"sdpa": 0.1, "performer": 0.3, "mesa": 0.88}
+        frame[f"{side}_host_share"] = frame[side].map(share) - 0.05 * (frame["seq_len"] > 1024)
+    said = words(draw_comparison(frame, crossovers=[]))
+    assert "Launch graph: sdpa, performer." in said
+    assert "Launch eager: mesa." in said
+    assert "eager: 88 % of mesa's time is the host at n = 1024." in said
+    assert "graph: 30 % of performer's time is the host at n = 1024." in said
+    assert "of sdpa's time" not in said
+    assert "aunch" not in words(draw_comparison(compared({"a": power(1, 1), "b": power(2, 1)}), crossovers=[]))

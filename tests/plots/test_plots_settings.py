@@ -67,6 +67,20 @@ def test_the_subtitle_says_only_what_is_true_of_all_that_is_drawn(run: Any) -> N
     assert "50% padding" in where(run.table(two(run, padding=0.5)[1:]))[0]
 
 
+@pytest.mark.parametrize(
+    ("ways", "said"),
+    [
+        ("gg", "as CUDA graphs"),
+        ("ee", "launched by the host"),
+        ("ge", "as CUDA graphs, but by the host: linear (n = 1024)"),
+    ],
+)
+def test_the_subtitle_says_how_a_gpu_was_launched(run: Any, ways: str, said: str) -> None:
+    launched = [{"g": "graph", "e": "eager"}[way] for way in ways]
+    rows = [run.row(name, device="cuda", launched=one) for name, one in zip(("local", "linear"), launched, strict=True)]
+    assert f" · {said} · 2026-11-20" in where(run.table(rows))[1]
+
+
 def test_a_cell_too_large_for_the_tuned_allocator_stays_in_its_line_and_the_subtitle_names_it(
     run: Any, words: Words, linformer: pd.DataFrame
 ) -> None:

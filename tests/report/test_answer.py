@@ -52,6 +52,16 @@ def test_the_fastest_exact_attention_is_named_with_its_time_at_the_longest_lengt
     assert "2.5 times as fast as softmax (2.4 to 2.6)" in first
 
 
+def test_a_speed_on_a_gpu_says_whose_time_is_the_host(lra: pd.DataFrame) -> None:
+    frame = lra.assign(launched="graph", host_share=0.05)
+    at = (lra["variant"] == "performer") | (lra["label"] == "performer:features=256")
+    frame = frame.assign(launched=frame["launched"].mask(at, "eager"), host_share=frame["host_share"].mask(at, 0.88))
+    near = frame.assign(rel_error=lra["rel_error"].mask(at, 0.05))
+    (found,) = [one for one in said(near) if "performer, error 0.05" in one]
+    assert "; eager: 88 % of performer's time is the host" in found
+    assert not any("the host" in one for one in said(lra))
+
+
 def test_times_whose_intervals_overlap_are_not_told_apart(lra: pd.DataFrame) -> None:
     same = timings(lra, "sdpa", 4096, time_median_s=1.05, time_ci_low_s=0.95, time_ci_high_s=1.2)
     assert "sdpa cannot be told apart from it" in said(same)[0]

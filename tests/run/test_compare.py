@@ -14,6 +14,8 @@ import pytest
 
 from attnbench import machine
 from attnbench.cell import Cell
+from attnbench.cli import compare as command
+from attnbench.cli import console
 from attnbench.cli.app import main
 from attnbench.errors import Exit, UsageError
 from attnbench.measure.time import TimingRules
@@ -67,6 +69,9 @@ class MadeUp:
     faults: ClassVar[dict[str, Any]] = {}
     """Variant -> the law that it breaks."""
 
+    launched: ClassVar[dict[str, dict[str, Any]]] = {}
+    """Variant -> columns of a GPU."""
+
     def seconds(self, cell: Cell) -> float:
         return (cell.shape.N / 1500) ** SLOPE[cell.variant.name]
 
@@ -78,7 +83,8 @@ class MadeUp:
         return self.turns([Cell.from_json(cell) for cell in request["cells"]], timeout)
 
     def look(self, cell: Cell, timeout: float) -> dict[str, Any]:
-        record = Record.of(cell, Status.OK, time_median_s=1e-3 * self.seconds(cell), quick=True)
+        more = self.launched.get(cell.variant.name, {})
+        record = Record.of(cell, Status.OK, time_median_s=1e-3 * self.seconds(cell), quick=True, **more)
         return {"record": record.to_json(), "samples": None}
 
     def turns(self, cells: list[Cell], timeout: float) -> dict[str, Any]:
@@ -540,3 +546,38 @@ def test_a_first_look_that_makes_no_sense_is_garbage_too(
     found = of("softmax", "linear")
     assert {row.a.record.reason for row in found.rows["softmax", "linear"]} == {"garbage"}
     assert not found.ok
+
+
+def test_a_verdict_and_a_crossover_say_where_a_time_is_that_of_the_host(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The time that counts is that in turns, which is 1 s at 1500 tokens here."""
+    of_host = {"launched": "eager", "device_s": 0.2, "kernels": 300, "host_share": 0.1, "launch_note": "it asks"}
+    captured = {"launched": "graph", "device_s": 0.1, "kernels": 2}
+    monkeypatch.setattr(MadeUp, "launched", {"linear": of_host, "softmax": captured})
+    found = of("softmax", "linear")
+    rows = found.rows["softmax", "linear"]
+    assert [row.word.partition("; ")[0] for row in rows] == ["faster", "faster", "slower", "slower"]
+    shares = [1 - 0.2 / (row.b.time or 0.0) for row in rows]
+    assert [row.b.host_share for row in rows] == [max(0.0, share) for share in shares]
+    said = [f"eager: {100 * share:.0f} % of linear's time is the host" for share in shares]
+    assert [row.word.endswith(one) for row, one in zip(rows, said, strict=True)] == [True] * 4
+    assert ("softmax's time is the host" in rows[0].word, "softmax's time is the host" in rows[3].word) == (False, True)
+    note = found.crossovers["softmax", "linear"].note
+    assert note.endswith(f"; {said[-1]} at n = 4096")
+    flat = found.to_rows()[-1]
+    assert (flat["a_launched"], flat["b_launched"], flat["b_kernels"]) == ("graph", "eager", 300)
+    assert flat["b_host_share"] == rows[-1].b.host_share
+    command._print(found, console.table)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"slower; {said[0]}" in shown
+    assert "it asks" in shown
+
+
+def test_on_a_cpu_no_table_and_no_row_speaks_of_launches(capsys: pytest.CaptureFixture[str]) -> None:
+    found = of("softmax", "linear")
+    assert {row.word for row in found.rows["softmax", "linear"]} == {"faster", "slower"}
+    command._print(found, console.table)
+    shown = capsys.readouterr().out
+    assert "launch" not in shown
+    assert "host" not in shown

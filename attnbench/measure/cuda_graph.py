@@ -1,0 +1,131 @@
+"""A call as a CUDA graph: the device runs all of its kernels again without waiting for the host to start each.
+
+What it uses of torch is bound before anything foreign is imported, as in :mod:`stopwatch`.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch.cuda import CUDAGraph, Stream, current_stream, graph, set_stream, stream, synchronize
+
+_TORCH = str(Path(torch.__file__).parent)
+Call = Callable[[], Any]
+
+
+class NotCaptured(Exception):
+    """A call cannot be captured; the message says why in one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A call that was captured."""
+
+    again: Callable[[], object]
+    """Runs its kernels."""
+    output: Any
+    """The tensors into which they write."""
+
+    def __call__(self) -> Any:
+        self.again()
+        return self.output
+
+
+class Recorder(Protocol):
+    """Makes graphs of calls: a CUDA device, or what stands in for one."""
+
+    def warm(self, call: Call) -> None:
+        """Make the call where it will be captured, so that all that it prepares once is there."""
+
+    def capture(self, call: Call) -> Replay:
+        """Record what the call has the device do."""
+
+    def recover(self) -> None:
+        """Put the device back in order after a capture that failed.
+
+        Raises:
+            RuntimeError: the device is lost.
+        """
+
+
+@cache
+def _side_stream(device: torch.device) -> Stream:
+    """One for all cells: torch keeps memory for each stream that multiplied something."""
+    return Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it so
+
+
+class CudaRecorder:
+    """Captures on a side stream of one device, with one pool of memory for all of its graphs."""
+
+    def __init__(self, device: str) -> None:
+        self._device = torch.device(device)
+        self._outer, self._side = current_stream(self._device), _side_stream(self._device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def warm(self, call: Call) -> None:
+        self._side.wait_stream(self._outer)
+        with stream(self._side):
+            call()
+        self._outer.wait_stream(self._side)
+        synchronize(self._device)
+
+    def capture(self, call: Call) -> Replay:
+        made = CUDAGraph()
+        with torch.cuda.device(self._device), graph(made, pool=self._pool, stream=self._side):
+            output = call()
+        return Replay(made.replay, output)
+
+    def recover(self) -> None:
+        set_stream(self._outer)  # torch leaves the side stream current where a capture cannot be ended
+        index = self._outer.device_index
+        # So does it leave the allocator in the pool of the graph, the pool in use, and random numbers in the capture.
+        for step in (
+            lambda: torch._C._cuda_endAllocateToPool(index, self._pool),
+            lambda: torch._C._cuda_releasePool(index, self._pool),
+            lambda: torch.cuda.default_generators[index].graphsafe_set_state(
+                torch.cuda.default_generators[index].clone_state()
+            ),
+        ):
+            with suppress(Exception):  # it was in order
+                step()
+        synchronize(self._device)
+        torch.cuda.empty_cache()
+
+
+def captured(calls: Sequence[Call], recorder: Recorder) -> list[Replay]:
+    """The calls as graphs, each of which writes into the same tensors whenever it is replayed.
+
+    Raises:
+        NotCaptured: one of the calls cannot be captured; the device is as it was.
+        RuntimeError: the device is lost.
+    """
+    replays, why = list[Replay](), ""
+    try:
+        for call in calls:
+            recorder.warm(call)
+        for call in calls:
+            replays.append(recorder.capture(call))
+    except Exception as error:
+        why = _reason(error)
+    if why:
+        replays.clear()
+        recorder.recover()
+        raise NotCaptured(why)
+    return replays
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of what led to an error, and the line of code outside torch that it came from."""
+    while error.__context__ is not None:  # ending a capture that is broken raises once more
+        error = error.__context__
+    text = (str(error).strip() or type(error).__name__).splitlines()[0]
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(_TORCH)]
+    own = [one for one in frames if one.filename != __file__]
+    return text + (f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else "")
