@@ -45,6 +45,7 @@ def run(
     rounds: int | None = None,
     min_time: float | None = None,
     cell_timeout: float = 60.0,
+    first_call_timeout: float = 600.0,
     memory_limit: int | str | None = None,
     process: Process = "tuned",
     like: str | Path | None = None,
@@ -68,6 +69,8 @@ def run(
         rounds: shuffled visits of each cell; None: as many as the suite says.
         min_time: least time in seconds that is spent on samples of a cell; None: what the suite says.
         cell_timeout: time limit in seconds for one visit of a cell.
+        first_call_timeout: time limit in seconds for first calls that may compile, on a GPU and of compiled cells; the
+            other limit leaves them out.
         memory_limit: bytes, or text such as ``"8GiB"``; None: most of the free memory.
         process: ``tuned``, or ``as-shipped``: allocator and matmul library as torch ships them.
         like: a run whose libraries multiply the float32 matrices; None: those of the suite's last run on such a
@@ -101,6 +104,7 @@ def run(
         plugins=tuple(plugins),
         threads=threads,
         cell_timeout=cell_timeout,
+        first_call_timeout=first_call_timeout,
         memory_limit=_bytes(memory_limit),
         min_time=min_time,
         process=process,
@@ -148,6 +152,7 @@ def compare(
     seed: int = 0,
     threads: int | None = None,
     timeout: float = 120.0,
+    first_call_timeout: float = 600.0,
     min_time: float = 1.0,
     memory_limit: int | str | None = None,
     process: Process = "tuned",
@@ -180,7 +185,7 @@ def compare(
         error: measure the error against exact attention as well, at level ``operator``.
         timeout: time limit in seconds for each length in each process.
         min_time: least time in seconds that is spent on samples at each length, in three processes together.
-        device, threads, memory_limit, process, plugins, unchecked, progress: as for :func:`run`.
+        device, threads, first_call_timeout, memory_limit, process, plugins, unchecked, progress: as for :func:`run`.
 
     Raises:
         UsageError: a variant or an option is wrong, or one variant is there twice.
@@ -228,6 +233,7 @@ def match(
     fresh: bool = False,
     threads: int | None = None,
     timeout: float = 60.0,
+    first_call_timeout: float = 600.0,
     min_time: float = 1.0,
     memory_limit: int | str | None = None,
     process: Process = "tuned",
@@ -260,8 +266,8 @@ def match(
             task None: ``recall``.
         out: the results folder, in which the trainings are kept; the same call again resumes them.
         fresh: train anew.
-        heads, head_dim, batch, dtype, level, causal, padding, compile, seed, device, threads, memory_limit,
-        process, plugins, unchecked, progress: as for :func:`compare`.
+        heads, head_dim, batch, dtype, level, causal, padding, compile, seed, device, threads, first_call_timeout,
+        memory_limit, process, plugins, unchecked, progress: as for :func:`compare`.
 
     Raises:
         UsageError: a variant or an option is wrong, there is no budget or more than one, or nothing has a knob.

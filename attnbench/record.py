@@ -540,6 +540,10 @@ def inferred(cell: Cell, n: int, status: Status, *, quick: bool = False) -> Reco
     return Record.of(cell, status, f"inferred: {status} at n={n} already, so not run", quick=quick)
 
 
+FIRST_CALL = "raise --first-call-timeout"
+"""What the reason of a row says whose first call took too long. Longer lengths of the same cell may be faster."""
+
+
 REPLACED = "torch.compile put PyTorch's attention"
 """Start of a warning that the row is not of the algorithm on its label."""
 

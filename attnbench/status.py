@@ -34,7 +34,7 @@ _MEANING = {
     Status.OK: "measured",
     Status.UNSUPPORTED: "the variant's mathematics does not allow it; the reason says why",
     Status.OOM: "needs more memory than the limit",
-    Status.TIMEOUT: "took longer than --cell-timeout",
+    Status.TIMEOUT: "took longer than --cell-timeout, or in its first call than --first-call-timeout",
     Status.CRASH: "killed the process it ran in",
     Status.NONFINITE: "output holds NaN or infinity, so it was not timed",
     Status.ERROR: "raised an exception",

@@ -15,6 +15,7 @@ class Instant:
 
     traces = ""
     served = 0
+    compiled = 0.0
     state: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, settings: object = None) -> None:

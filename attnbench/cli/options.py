@@ -22,6 +22,9 @@ Plugins = Annotated[
 ]
 Threads = Annotated[int | None, typer.Option(min=1, metavar="N", help="CPU threads; default: all cores.")]
 MemoryLimit = Annotated[str | None, typer.Option(metavar="SIZE", help="8GiB, say; default: 85 % of free memory.")]
+FirstCallTimeout = Annotated[
+    float, typer.Option(min=1, max=1e6, metavar="SECONDS", help="Limit for first calls that may compile, as on a GPU.")
+]
 ProcessState = Annotated[
     Literal["tuned", "as-shipped"], typer.Option(help="Allocator and matmul library: tuned, or as torch ships them.")
 ]

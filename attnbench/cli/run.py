@@ -13,6 +13,7 @@ import typer
 from attnbench.cli import completion, console
 from attnbench.cli.options import (
     Device,
+    FirstCallTimeout,
     Fresh,
     MemoryLimit,
     On,
@@ -80,6 +81,7 @@ def run(
     cell_timeout: Annotated[
         float, typer.Option(min=1, max=1e6, metavar="SECONDS", help="Time limit for one visit of a cell.")
     ] = 60.0,
+    first_call_timeout: FirstCallTimeout = 600.0,
     memory_limit: MemoryLimit = None,
     min_time: Annotated[
         float | None,
@@ -162,6 +164,7 @@ def run(
                 threads=threads,
                 seed=seed,
                 cell_timeout=cell_timeout,
+                first_call_timeout=first_call_timeout,
                 memory_limit=limit,
                 min_time=min_time,
                 process=process,

@@ -13,6 +13,7 @@ from attnbench.cli.options import (
     Causal,
     Device,
     Ffn,
+    FirstCallTimeout,
     Fresh,
     HeadDim,
     Heads,
@@ -70,6 +71,7 @@ def score(
     cell_timeout: Annotated[
         float, typer.Option(min=1, max=1e6, metavar="SECONDS", help="Longest time without progress of a training.")
     ] = 60.0,
+    first_call_timeout: FirstCallTimeout = 600.0,
     quick: Annotated[bool, typer.Option("--quick", help="One seed, one learning rate.")] = False,
     fresh: Fresh = False,
     unchecked: Unchecked = False,
@@ -111,6 +113,7 @@ def score(
         plugins=tuple(plugins),
         threads=threads,
         cell_timeout=cell_timeout,
+        first_call_timeout=first_call_timeout,
         quick=quick,
         fresh=fresh,
         unchecked=unchecked,

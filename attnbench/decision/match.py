@@ -164,8 +164,8 @@ class Prepared:
         try:
             record = VisitCell(cell, rules, unchecked=self.unchecked).ask(worker, self.timeout).record
         except CellFailed as failed:
-            if failed.status is not Status.TIMEOUT or self.budget.target == "error" or "error" not in cell.measure:
-                remedy = "; raise --timeout" if failed.status is Status.TIMEOUT else ""
+            if not failed.late or self.budget.target == "error" or "error" not in cell.measure:
+                remedy = "; raise --timeout" if failed.late else ""
                 record = Record.of(cell, failed.status, failed.reason + remedy)
             else:  # perhaps it was exact attention that took so long
                 record = self._look(worker, without_error(cell))

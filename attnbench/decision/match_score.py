@@ -106,6 +106,7 @@ def score_match(given: Mapping[str, Any]) -> ScoreMatch:
         plugins=tuple(given["plugins"]),
         threads=given["threads"],
         cell_timeout=given["timeout"],
+        first_call_timeout=given["first_call_timeout"],
         memory_limit=given["memory_limit"],
         process=given["process"],
         fresh=given["fresh"],

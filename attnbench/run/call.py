@@ -394,6 +394,11 @@ def always_compiled(cell: Cell) -> bool:
     )
 
 
+def may_compile(cell: Cell) -> bool:
+    """Whether the first call of a cell may take long because it compiles: each on a GPU, where kernels are tuned."""
+    return cell.device != "cpu" or cell.compile or always_compiled(cell)
+
+
 @dataclass(frozen=True, slots=True)
 class _Made:
     turn: Callable[[int], Any]

@@ -9,9 +9,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import count as count_from
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from attnbench.cell import Cell
 from attnbench.cgroup import throttled_periods
@@ -35,7 +37,7 @@ from attnbench.padding import real_tokens
 from attnbench.qkv import doubt
 from attnbench.record import REPLACED, Record, one_line
 from attnbench.reference import relative_error
-from attnbench.run.call import Call, always_compiled, held_to_formula, prepare
+from attnbench.run.call import Call, always_compiled, held_to_formula, may_compile, prepare
 from attnbench.run.launch import host_share, launch, note_work
 from attnbench.run.outcome import Nonfinite, failed
 from attnbench.run.unseen import (
@@ -79,7 +81,7 @@ def run_cell(
     resident: bool = False,
     limits: Limits = NOT_MEASURED,
     memory_limit: int | None = None,
-    begins: Callable[[str], None] = lambda part: None,
+    begins: Callable[..., None] = lambda part, first=False: None,
 ) -> tuple[Record, dict[str, Any] | None]:
     """Measure one round of a cell: everything in round 0, more time samples in later rounds.
 
@@ -88,7 +90,8 @@ def run_cell(
         limits: what this machine can do in the cell's dtype, for ``peak_fraction`` and ``floor_s``.
         memory_limit: bytes. On a CPU a cell of the tuned process that needs more than a third of it is measured with
             the allocator as shipped, and its row says so.
-        begins: called with the name of each part of the visit when it begins.
+        begins: called with the name of each part of the visit when it begins, and with ``first`` if that holds a first
+            call that may compile.
 
     Returns:
         The record, and the raw samples of this round as a JSON row (None where none were taken).
@@ -98,16 +101,17 @@ def run_cell(
     record = replace(record, status=Status.OK, reason="")  # a round before may have been disturbed
     samples_row: dict[str, Any] | None = None
     try:
+        slow = may_compile(cell)
         if round_ == 0 and "error" in cell.measure:
-            begins("its error")
-            _add_error(record, cell, unchecked=visit.unchecked)
+            begins("its error", first=slow and bool(cell.fit))
+            _add_error(record, cell, begins, unchecked=visit.unchecked)
             if record.rel_error is not None and not math.isfinite(record.rel_error):
                 raise Nonfinite("the output holds NaN or infinity")
         if round_ == 0 and cell.pretrained is not None:
-            begins("its trained model")
+            begins("its trained model", first=slow)
             _add_trained(record, cell)
         if "time" in cell.measure or "memory" in cell.measure:
-            begins("its first calls")
+            begins("its first calls", first=slow)
             compiles = round_ == 0 and (cell.compile or always_compiled(cell))
             call = _compile(record, cell) if compiles else prepare(cell)
             looks = _first_look(record, cell, call, resident) if round_ == 0 else []
@@ -121,10 +125,17 @@ def run_cell(
                 watch, first = stopwatch(cell.device), list[Look]()
                 glances = Glances(look) if round_ == 0 else None
                 if cell.device.startswith("cuda"):
-                    begins("its capture as a CUDA graph")
+                    begins("its capture as a CUDA graph", first=slow)
                 timed = launch(cell, call, before=None if round_ == 0 else record)
                 record.launched, record.launch_note = timed.launched, timed.note
-                begins("its timed calls")
+
+                def on_first(output: Any) -> None:
+                    if slow:
+                        begins("its timed calls")
+                    first.append(look(output))
+
+                if not slow:  # else the first of them may compile, where an earlier round was in another process
+                    begins("its timed calls")
                 throttled = throttled_periods()
                 with freed_memory_returned(large):
                     timing = measure_time(
@@ -132,7 +143,7 @@ def run_cell(
                         rules,
                         stopwatch=watch,
                         pace=Yardstick() if cell.device == "cpu" and not rules.quick else None,
-                        on_first=lambda output: first.append(look(output)),
+                        on_first=on_first,
                         glances=glances,
                     )
                 if call.laps is not None:
@@ -181,8 +192,15 @@ def run_cell(
     return record, samples_row
 
 
-def _add_error(record: Record, cell: Cell, *, unchecked: bool) -> None:
-    result = measure_error(cell, adapt=whole if cell.compile and not always_compiled(cell) else None)
+def _add_error(record: Record, cell: Cell, begins: Callable[..., None], *, unchecked: bool) -> None:
+    """Fill in the error. The exact answer comes before the first call, and is no part of it."""
+    own, draws = cell.compile and not always_compiled(cell), count_from(0)
+
+    def adapt(module: nn.Module) -> nn.Module:
+        begins("its error", first=next(draws) == 0)
+        return whole(module) if own else module
+
+    result = measure_error(cell, adapt=adapt if may_compile(cell) else None)
     record.error_kind = result.kind
     record.rel_error, record.rel_error_std = result.rel_error, result.rel_error_std
     record.rel_error_first, record.rel_error_last = result.first, result.last

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from attnbench.cgroup import oom_kills
 from attnbench.errors import AttnbenchError, Exit
 from attnbench.machine import CORES
-from attnbench.record import one_line
+from attnbench.record import FIRST_CALL, one_line
 from attnbench.run.descendants import end_all, end_left_behind, seconds_used
 from attnbench.run.process import Process, Products, environment_for
 from attnbench.run.replies import Replies
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 START_TIMEOUT = 120.0
 _STARTS = 3
 """Attempts to start a process: one that was killed while it set itself up has lost nothing."""
+SOON = 2.0
+"""Seconds of a first call after which its progress says that it compiles."""
 PATIENCE = 5.0
 """Seconds that a process may take to end when asked, when killed, and by itself once it has closed its output; one
 with much memory takes a while."""
@@ -60,6 +62,8 @@ class Settings:
     """Files that cells are given."""
     products: Products | None = None
     """The libraries that multiply in the tuned process; None for those that a probe finds faster."""
+    first_call_timeout: float = 600.0
+    """Seconds for a part of a request with a first call that may compile. The limits of the request leave it out."""
 
 
 class CellFailed(Exception):  # an outcome of the cell, not an error of ours
@@ -70,6 +74,11 @@ class CellFailed(Exception):  # an outcome of the cell, not an error of ours
         self.status, self.reason, self.stderr = status, reason, list(stderr)
         self.killed = killed
         """Whether a signal ended it that can come from outside: from the system short of memory, from a scheduler."""
+
+    @property
+    def late(self) -> bool:
+        """Whether it took longer than the limit of the request, which is not that of first calls."""
+        return self.status is Status.TIMEOUT and FIRST_CALL not in self.reason
 
 
 class Worker:
@@ -87,6 +96,8 @@ class Worker:
         """How many requests the process that runs now has got."""
         self._oom_kills = 0
         """As it stood before the last request."""
+        self.compiled = 0.0
+        """Seconds of the last request in its first calls, as far as they may compile."""
         self.traces = ""
         """What the last request left behind in its process, which was ended for that; empty for nothing."""
         self.warn: Callable[[str], None] = lambda message: warnings.warn(message, RuntimeWarning, stacklevel=2)
@@ -164,13 +175,14 @@ class Worker:
         """Send one request and wait for its answer; end what it left running.
 
         Args:
-            timeout: seconds for the answer; with ``told``, for each message.
+            timeout: seconds for the answer; with ``told``, for each message. A message with ``first`` begins a first
+                call that may compile, which has :attr:`Settings.first_call_timeout` until the next message.
             told: called with each message on how far it is.
             meanwhile: called as soon as the request is sent. A few milliseconds in it cost nothing, since the process
                 first builds what it is to measure.
 
         Raises:
-            CellFailed: no message for ``timeout`` seconds, or the process died or lost its device; it is thrown away.
+            CellFailed: no message for so many seconds, or the process died or lost its device; it is thrown away.
         """
         self.start()
         self._replies.forget()
@@ -213,15 +225,22 @@ class Worker:
         except OSError:
             raise self._death() from None
         meanwhile()
-        at, left = "", timeout
+        at, left, self.compiled = "", timeout, 0.0
+        first: dict[str, Any] = {}
+        """The message by which a first call began."""
         while True:
             began = monotonic()
             try:
-                line = self._replies.answer(left)
+                line = self._first_line(first, told) if first else self._replies.answer(left)
             except TimeoutError:
                 self.stop()
-                spent = f" {'for' if told else 'in all, at last for'} {at}" if at else ""
-                raise CellFailed(Status.TIMEOUT, f"no answer within {timeout:g} s{spent}", self._replies.tail) from None
+                spent = f" {'for' if told or first else 'in all, at last for'} {at}" if at else ""
+                late = f"no answer within {self.settings.first_call_timeout if first else timeout:g} s{spent}"
+                late += f", which may compile; {FIRST_CALL}" * bool(first)
+                raise CellFailed(Status.TIMEOUT, late, self._replies.tail) from None
+            finally:
+                took = monotonic() - began
+                self.compiled += took * bool(first)
             answer = self._read(line)
             if "changed" in answer:
                 self.stop()
@@ -232,10 +251,21 @@ class Worker:
                 at = str(answer["progress"].get("at", ""))
                 if told:
                     told(answer["progress"])
-                else:
-                    left = max(0.0, left - (monotonic() - began))
+                elif not first:
+                    left = max(0.0, left - took)
+                first = answer["progress"] if answer["progress"].get("first") else {}
             except (AttributeError, KeyError, TypeError, ValueError):
                 raise self.garbage() from None
+
+    def _first_line(self, first: dict[str, Any], told: Callable[[dict[str, Any]], None] | None) -> str | None:
+        """The line that ends a first call; ``told`` hears after :data:`SOON` that it compiles."""
+        left = self.settings.first_call_timeout
+        if told and left > SOON:
+            with suppress(TimeoutError):
+                return self._replies.answer(SOON)
+            told({**first, "at": f"{first.get('at', '')}, compiling"})
+            left -= SOON
+        return self._replies.answer(left)
 
     def _read(self, line: str | None) -> dict[str, Any]:
         """A line of the process, which may be a message on how far it is."""

@@ -10,7 +10,7 @@ from typing import Any
 from attnbench.cell import Cell
 from attnbench.measure.error import error_kind
 from attnbench.measure.time import TimingRules
-from attnbench.record import Record
+from attnbench.record import FIRST_CALL, Record
 from attnbench.run.isolation import CellFailed, Worker
 from attnbench.run.launch import EAGER
 from attnbench.run.pairs import Pairs
@@ -154,13 +154,13 @@ class _Visit:
             try:
                 return self._look(i, with_error, self.left / shares / 2)
             except CellFailed as failed:
-                if failed.status is not Status.TIMEOUT:
-                    return Record.of(with_error, failed.status, failed.reason)
+                if not failed.late:
+                    return self._failed(i, failed)
         try:
             record = self._look(i, bare, self.left / shares)
         except CellFailed as failed:
             reason = f"its share of {self.timeout:g} s is too little for a few calls; raise --timeout"
-            return Record.of(bare, failed.status, reason if failed.status is Status.TIMEOUT else failed.reason)
+            return Record.of(bare, failed.status, reason) if failed.late else self._failed(i, failed)
         if learned:
             return replace(record, error_kind="learned") if record.status is Status.OK else record
         # It was the exact answer that took too long, as it would for the others.
@@ -229,29 +229,35 @@ class _Visit:
     def _culprits(self, alive: Sequence[int], together: CellFailed) -> dict[int, Record]:
         """The cells that also fail when they are timed alone; all of them where none does, or the time is over."""
         failed: dict[int, CellFailed] = {}
-        if together.status is not Status.TIMEOUT:
+        if not together.late:
             for place, i in enumerate(alive):
                 try:
                     self._turns([i], self.left / (len(alive) - place + 1))
                 except CellFailed as alone:
                     failed[i] = alone
-        if together.status is Status.TIMEOUT:
+        else:
             reason = f"did not finish its turns within {self.timeout:g} s; raise --timeout"
             together = CellFailed(Status.TIMEOUT, reason)
             self.found.unsure |= set(alive)
         failed = failed or dict.fromkeys(alive, together)
-        return {i: Record.of(self.cells[i], one.status, one.reason) for i, one in failed.items()}
+        return {i: self._failed(i, one) for i, one in failed.items()}
+
+    def _failed(self, i: int, failed: CellFailed) -> Record:
+        """The row of a cell that failed; longer lengths are tried if it was its first call that took too long."""
+        self.found.unsure |= {i} if FIRST_CALL in failed.reason else set()
+        return Record.of(self.cells[i], failed.status, failed.reason)
 
     def _ask(self, request: Request[Answer], limit: float) -> Answer:
         """The answer to a request, which gets ``limit`` seconds of the time that is left.
 
-        Time beyond them does not count: a new process had to start, or this one was stopped.
+        Time beyond them does not count: a new process had to start, or this one was stopped. Nor do first calls that
+        may compile, which have a limit of their own.
         """
         start = self._clock()
         try:
             return request.ask(self.worker, limit)
         finally:
-            self.left -= min(limit, self._clock() - start)
+            self.left -= min(limit, max(0.0, self._clock() - start - self.worker.compiled))
 
 
 def without_error(cell: Cell) -> Cell:

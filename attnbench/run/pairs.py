@@ -19,7 +19,7 @@ from attnbench.measure.glances import Glances
 from attnbench.measure.statistics import FEWEST, expected_half_width, median, noise_floor
 from attnbench.measure.stopwatch import Stopwatch
 from attnbench.measure.time import REST, Sampler, Timing, TimingRules, garbage_collection_off, measure_time
-from attnbench.run.call import Call, always_compiled, held_to_formula, prepare
+from attnbench.run.call import Call, always_compiled, held_to_formula, may_compile, prepare
 from attnbench.run.execute import stopwatch
 from attnbench.run.launch import EAGER, Launch, launch
 from attnbench.run.outcome import status_of
@@ -77,7 +77,13 @@ class Pairs:
 
 
 def measure_pairs(
-    cells: Sequence[Cell], rules: TimingRules, fewest: int, process: int = 0, *, unchecked: bool = False
+    cells: Sequence[Cell],
+    rules: TimingRules,
+    fewest: int,
+    process: int = 0,
+    *,
+    unchecked: bool = False,
+    begins: Callable[..., None] = lambda part, first=False: None,
 ) -> Pairs:
     """Time the cells in turn until every ratio is narrow or the budget is spent, but at least ``fewest`` times each.
 
@@ -86,13 +92,14 @@ def measure_pairs(
 
     Args:
         unchecked: time also a variant that claims to be exact and is not, with a warning.
+        begins: called with the first calls of each cell that may compile, and ``first``; and with what follows them.
     """
     place, held = random.Random(f"{cells[0].seed} {cells[0].shape.N} {process}"), list[torch.Tensor]()
     watch = stopwatch(cells[0].device)
     ready: dict[int, _Ready] = {}
     ran: dict[int, int] = {}
     """Position of each cell that has times, and its column in the blocks."""
-    left_out, warnings = list[tuple[int, str, str]](), list[tuple[int, str]]()
+    left_out, warnings, slow = list[tuple[int, str, str]](), list[tuple[int, str]](), False
 
     def leave_out(position: int, error: Exception) -> None:
         status, reason = status_of(error)
@@ -100,11 +107,16 @@ def measure_pairs(
 
     for position, cell in list(enumerate(cells))[:: -1 if process % 2 else 1]:
         try:
+            if may_compile(cell):
+                slow = True
+                begins(f"the first calls of {cell.variant.label}", first=True)
             held.append(torch.empty(64 * place.randrange(*_HELD), dtype=torch.uint8, device=cell.device))
             ready[position] = _Ready.of(cell, watch, rules, unchecked=unchecked)
         except Exception as error:
             leave_out(position, error)
     ready = dict(sorted(ready.items()))
+    if slow:
+        begins("the turns")
     others, turns = OtherLoad(), Turns([], 0, 0, 0)
     if ready:
         entrants = [one.entrant for one in ready.values()]

@@ -45,6 +45,7 @@ class Options:
     threads: int | None = None
     seed: int | None = None
     cell_timeout: float = 60.0
+    first_call_timeout: float = 600.0
     memory_limit: int | None = None
     min_time: float | None = None
     """None: what the suite says."""
@@ -127,6 +128,7 @@ def make_plan(suite: Suite | str | Path, options: Options) -> Plan:
         dtypes=tuple(sorted({cell.dtype for cell in cells})),
         files=tuple(files_named(cells)),
         models=tuple(dict.fromkeys(cell.pretrained.name for cell in cells if cell.pretrained is not None)),
+        first_call_timeout=options.first_call_timeout,
         products=None if options.like is None else products_like(options.like, device=device, process=options.process),
     )
     min_time = suite.min_time if options.min_time is None else options.min_time

@@ -50,12 +50,16 @@ _TOO_LITTLE = f"torch itself needs {format_bytes(LEAST_MEMORY)}"
 
 
 def environment_for(threads: int) -> dict[str, str]:
-    """Variables that must be set before torch is imported; those that change arithmetic stay as the user set them."""
+    """Variables that must be set before torch is imported; those that change arithmetic stay as the user set them.
+
+    Triton keeps on disk which of several kernels it found fastest, unless the user says otherwise. Compiled code lies
+    there anyway. So a process that follows another does not try all kernels again.
+    """
     # With these, fewer threads would work than torch and the row say.
     inherited = {name: text for name, text in os.environ.items() if name not in ("OMP_THREAD_LIMIT", "OMP_DYNAMIC")}
     # The worker finds what this process finds, and nothing that just happens to lie in the current folder (-P).
     path = os.pathsep.join(entry for entry in sys.path if entry)
-    return {**inherited, **dict.fromkeys(THREADS, str(threads)), "PYTHONPATH": path}
+    return {"TRITON_CACHE_AUTOTUNING": "1", **inherited, **dict.fromkeys(THREADS, str(threads)), "PYTHONPATH": path}
 
 
 def apply(

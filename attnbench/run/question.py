@@ -25,7 +25,10 @@ from attnbench.spec import parse_spec, parse_specs
 from attnbench.suite.ranges import parse_range
 from attnbench.variant import VARIANTS
 
-_HOW = ("device", "level", "pass_", "threads", "timeout", "min_time", "memory_limit", "process", "plugins")
+_HOW = (
+    *("device", "level", "pass_", "threads", "memory_limit", "process", "plugins"),
+    *("timeout", "first_call_timeout", "min_time"),
+)
 """Fields of every question that is measured in turns."""
 
 
@@ -43,6 +46,7 @@ class Question:
     error: bool = True
     threads: int | None = None
     timeout: float = 120.0
+    first_call_timeout: float = 600.0
     min_time: float = 1.0
     memory_limit: int | None = None
     process: Process = "tuned"
@@ -106,6 +110,7 @@ class Question:
             plugins=tuple(plugins),
             dtypes=(at["dtype"],),
             rates=False,
+            first_call_timeout=self.first_call_timeout,
         )
         cells = tuple(self._cell({**at, "variant": spec, "seq_len": lengths[0]}, device) for spec in specs)
         if not alone:

@@ -27,7 +27,7 @@ def command_of(plan: Plan) -> str:
     for name, option in (("select", "-k"), ("shard", "--shard"), ("cell_timeout", "--cell-timeout")):
         if (value := getattr(options, name)) != getattr(usual, name):
             words += [option, str(value)]
-    for name in ("memory_limit", "min_time", "rounds", "process"):
+    for name in ("first_call_timeout", "memory_limit", "min_time", "rounds", "process"):
         if (value := getattr(options, name)) != getattr(usual, name):
             words += [f"--{name.replace('_', '-')}", str(value)]
     words += [f"--{name}" for name in ("quick", "unchecked") if getattr(options, name)]

@@ -11,7 +11,7 @@ from typing import Any
 from attnbench import __version__
 from attnbench.cell import Cell
 from attnbench.errors import CannotCreate, CorruptResults
-from attnbench.record import Record, has_lost_round, inferred, with_lost_round, without_lost_rounds
+from attnbench.record import FIRST_CALL, Record, has_lost_round, inferred, with_lost_round, without_lost_rounds
 from attnbench.run.identity import run_key
 from attnbench.run.plan import Plan, family
 from attnbench.run.protocol import Ready, VisitCell
@@ -54,9 +54,11 @@ class Rows:
         if plan.options.retry_failed:
             ok = (record for record in self.records.values() if record.status is Status.OK)
             self.records = {record.cell_id: without_lost_rounds(record) for record in ok}
-        late = {k: r.reason for k, r in self.records.items() if r.status is Status.TIMEOUT}
-        if any(float(one) < plan.options.cell_timeout for why in late.values() for one in _LATE.findall(why)):
-            self.forget(cell for cell in plan.cells if cell.cell_id in late)
+        for first, limit in ((False, plan.options.cell_timeout), (True, plan.options.first_call_timeout)):
+            timeouts = {k: r.reason for k, r in self.records.items() if r.status is Status.TIMEOUT}
+            late = {k: why for k, why in timeouts.items() if (FIRST_CALL in why) is first}
+            if any(float(one) < limit for why in late.values() for one in _LATE.findall(why)):
+                self.forget(cell for cell in plan.cells if cell.cell_id in late)
         self.records = {k: r for k, r in self.records.items() if r.status not in UNFINISHED}
         for cell in plan.cells:
             if cell.cell_id in self.records:
@@ -137,7 +139,7 @@ class Rows:
         self.records[record.cell_id] = record
 
     def _note_failure(self, cell: Cell, record: Record) -> None:
-        if record.status in STOPPING:
+        if record.status in STOPPING and FIRST_CALL not in record.reason:
             known = self._stopped.get(family(cell))
             if known is None or known[0] > cell.shape.N:
                 self._stopped[family(cell)] = (cell.shape.N, record.status)

@@ -154,7 +154,7 @@ class Visitor:
         try:
             record, samples = measure()
         except CellFailed as failed:
-            remedy = "; raise --cell-timeout" if failed.status is Status.TIMEOUT else ""
+            remedy = "; raise --cell-timeout" if failed.late else ""
             record = Record.of(cell, failed.status, failed.reason + remedy, quick=self._rules.quick)
             return Outcome(record, None, record, failed.stderr, failed.killed)
         failed_inside = record.status not in (Status.OK, Status.UNSUPPORTED, Status.DISTURBED)

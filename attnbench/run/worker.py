@@ -62,8 +62,9 @@ def _serve(requests: TextIO, answers: TextIO, served: Served) -> None:
     from attnbench.run.canary import Canary
     from attnbench.run.traces import Snapshot
 
-    def tell(done: int, of: int, at: str = "") -> None:
-        _answer(answers, {"progress": {"done": done, "of": of, **({"at": at} if at else {})}})
+    def tell(done: int, of: int, at: str = "", *, first: bool = False) -> None:
+        more = {**({"at": at} if at else {}), **({"first": True} if first else {})}
+        _answer(answers, {"progress": {"done": done, "of": of, **more}})
 
     device = served.settings["device"]
     first, canary = Snapshot.take(device), Canary()
@@ -96,11 +97,12 @@ class Served:
     def __init__(self, settings: dict[str, Any], state: dict[str, Any], notes: Sequence[str], watch: Watch) -> None:
         self.settings, self.state, self.notes, self.watch = settings, state, notes, watch
 
-    def answer(self, request: dict[str, Any], tell: Callable[[int, int], None]) -> dict[str, Any]:
+    def answer(self, request: dict[str, Any], tell: Callable[..., None]) -> dict[str, Any]:
         """The answer to one request; ``lost`` where this process cannot go on.
 
         Args:
-            tell: called with the steps done and all steps of a training.
+            tell: called with the steps done and all steps of a training, with the part of a visit that begins (``at``),
+                and whether that holds a first call that may compile (``first``).
         """
         try:
             answer = self._done(request.pop("do"), request, tell)
@@ -110,7 +112,7 @@ class Served:
         lost = _why_lost(self.settings["device"])
         return {"failed": f"the device was lost: {lost}", "lost": True} if lost else answer
 
-    def _done(self, do: str, data: dict[str, Any], tell: Callable[[int, int], None]) -> dict[str, Any]:
+    def _done(self, do: str, data: dict[str, Any], tell: Callable[..., None]) -> dict[str, Any]:
         from attnbench.run import protocol
 
         if do == protocol.VisitCell.do:
@@ -118,7 +120,7 @@ class Served:
         if do == protocol.Train.do:
             return self._train(protocol.Train.from_json(data), tell)
         if do == protocol.TakeTurns.do:
-            return _take_turns(protocol.TakeTurns.from_json(data))
+            return _take_turns(protocol.TakeTurns.from_json(data), tell)
         if do == "laws":
             from attnbench.run.laws import HoldToLaw  # the laws take a while to import
 
@@ -143,17 +145,23 @@ class Served:
             resident=self.state["process"] == "as-shipped",
             limits=self._limits_of(request.cell),
             memory_limit=self.state["memory_limit_bytes"],
-            begins=lambda part: tell(0, 0, part),
+            begins=lambda part, first=False: tell(0, 0, part, first=first),
         )
         return {"record": self._told(record).to_json(), "samples": samples}
 
-    def _train(self, request: Train, tell: Callable[[int, int], None]) -> dict[str, Any]:
+    def _train(self, request: Train, tell: Callable[..., None]) -> dict[str, Any]:
+        from attnbench.run.call import may_compile
         from attnbench.run.outcome import score_cell
 
+        def told(done: int, of: int) -> None:
+            tell(done, of, "its first step" * (not done), first=not done and may_compile(request.cell))
+
+        if may_compile(request.cell) and request.cell.training is not None:
+            told(0, request.cell.training.pretrain_steps + request.cell.training.steps)
         record, points = score_cell(
             request.cell,
             folder=request.folder,
-            tell=tell,
+            tell=told,
             memory_limit=self.state["memory_limit_bytes"],
             quick=request.quick,
             alone=self.settings["alone"],
@@ -186,10 +194,17 @@ class Served:
         return Limits(matmul, exp, self.state["copy_rates"])
 
 
-def _take_turns(request: TakeTurns) -> dict[str, Any]:
+def _take_turns(request: TakeTurns, tell: Callable[..., None]) -> dict[str, Any]:
     from attnbench.run.pairs import measure_pairs
 
-    pairs = measure_pairs(request.cells, request.rules, request.fewest, request.process, unchecked=request.unchecked)
+    pairs = measure_pairs(
+        request.cells,
+        request.rules,
+        request.fewest,
+        request.process,
+        unchecked=request.unchecked,
+        begins=lambda part, first=False: tell(0, 0, part, first=first),
+    )
     return asdict(pairs)
 
 

@@ -10,6 +10,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -184,4 +185,17 @@ class Known(Bad):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         with Path(os.environ["PIDS_OF_BAD_VARIANTS"]).open("a") as file:
             file.write(f"{os.getpid()}\n")
+        return v + 0
+
+
+@bad("first")
+class First(Bad):
+    """Takes long in the first call for a length in each process, like one whose kernels are compiled."""
+
+    seen: ClassVar[set[int]] = set()
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        if q.shape[2] not in self.seen:
+            self.seen.add(q.shape[2])
+            time.sleep(1.6)
         return v + 0

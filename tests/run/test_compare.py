@@ -40,6 +40,7 @@ class MadeUp:
     failing: ClassVar[CellFailed | None] = None
     traces = ""
     served = 0
+    compiled = 0.0
     process = 0
     """How many processes have been ended."""
 

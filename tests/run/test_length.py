@@ -23,6 +23,7 @@ class Slow:
 
     traces = ""
     served = 0
+    compiled = 0.0
 
     def __init__(self, *, hangs: tuple[str, ...] = (), dies: tuple[str, ...] = (), error: float = 0, **calls: float):
         self.now = 0.0

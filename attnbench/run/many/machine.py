@@ -125,6 +125,7 @@ class Machine:
             dtypes=tuple(wanted["dtypes"]),
             models=tuple(wanted["models"]),
             products=Products(*wanted["products"]) if wanted["products"] else None,
+            first_call_timeout=wanted["first_call_timeout"],
         )
         rules, timeout = TimingRules(**message["rules"]), message["cell_timeout"]
         self._visitor = Visitor(settings, rules, timeout, unchecked=message["unchecked"])

@@ -45,6 +45,7 @@ class Order:
             "products": plan.settings.products and list(plan.settings.products),
             "dtypes": list(plan.settings.dtypes),
             "models": list(plan.settings.models),
+            "first_call_timeout": plan.settings.first_call_timeout,
         }
         how = {"cell_timeout": plan.options.cell_timeout, "unchecked": plan.options.unchecked}
         return cls(hello, settings, {"rules": asdict(plan.rules), **how})

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from attnbench.cell import Cell
 from attnbench.record import Record, one_line
+from attnbench.run.call import may_compile
 from attnbench.run.isolation import START_TIMEOUT
 from attnbench.run.many.kinds import Kind
 from attnbench.run.many.queue import Group, Queue
@@ -76,15 +77,16 @@ class Work:
             self.finish(member, cell, Outcome(known), started_at)
             return
         request = rows.request(cell, round_)
-        answer = yield Call("visit", {"request": request.to_json()}, self._most(), [cell], started_at)
+        answer = yield Call("visit", {"request": request.to_json()}, self._most([cell]), [cell], started_at)
         outcome = outcome_of(answer, cell, member, request)
         if lost := rows.settle(cell, round_, outcome):
             self._watcher.warned(lost)
         self.finish(member, cell, outcome, started_at)
 
-    def _most(self) -> float:
+    def _most(self, cells: Sequence[Cell]) -> float:
         """Seconds that a visit may take: it may be tried twice, the second time in a fresh process."""
-        return 2 * self._plan.options.cell_timeout + START_TIMEOUT
+        options = self._plan.options
+        return 2 * (options.cell_timeout + any(map(may_compile, cells)) * options.first_call_timeout) + START_TIMEOUT
 
     def finish(self, member: Member, cell: Cell, outcome: Outcome, started_at: str) -> None:
         """Store the row of a visit.
@@ -141,12 +143,14 @@ class Work:
         started = dict[str, str]()
         at_once = member.kind.plan.settings.threads
         at_work = list(due.values())[:at_once]
-        answer = yield Call("train", {"cells": [cell.to_json() for cell in due.values()]}, self._most(), at_work, now())
+        answer = yield Call(
+            "train", {"cells": [cell.to_json() for cell in due.values()]}, self._most(at_work), at_work, now()
+        )
         while not answer.get("over"):
             if why := failure(answer):
                 raise Lost(why)
             at_work = [cell for cell in due.values() if cell.cell_id not in rows.records][:at_once]
-            answer = yield Call("more", {}, self._most(), at_work, now())
+            answer = yield Call("more", {}, self._most(at_work), at_work, now())
             for event in answer.get("events", ()):
                 self._hear_of_training(member, due, started, event)
 
