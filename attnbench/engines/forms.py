@@ -42,8 +42,8 @@ _verdicts: dict[Key, str] = {}
 _passed_over: list[str] = []
 
 
-def require(name: str, form: str, fast: Collection[str]) -> None:
-    """Do nothing if ``form`` can run here, as far as is known before any tensor is.
+def require(name: str, form: str, fast: Collection[str]) -> str:
+    """The form, if it can run here, as far as is known before any tensor is.
 
     Args:
         name: of the variant, for the message.
@@ -53,7 +53,7 @@ def require(name: str, form: str, fast: Collection[str]) -> None:
         Unsupported: the form was named, and there is no such form, package or device; the message names the remedy.
     """
     if form in ("auto", "torch"):
-        return
+        return form
     if form not in fast:
         raise Unsupported(f"{name}: form={form} has no kernel for these options, causal or not; form=torch takes them")
     package, what = _PACKAGES.get(form, ("torch", ""))
@@ -61,6 +61,7 @@ def require(name: str, form: str, fast: Collection[str]) -> None:
         raise Unsupported(f"form={form} needs {what}")
     if not a_device():
         raise Unsupported(f"form={form} needs a CUDA device, and there is none")
+    return form
 
 
 def attend(
