@@ -118,7 +118,8 @@ class Booked:
     """Work that the dispatcher did not see."""
 
     kernel: str
-    matmul_flops: int
+    matmul_flops: int | None
+    """None where nobody knows; then nobody knows those of the whole call."""
     exponentials: int
 
 
@@ -131,7 +132,7 @@ def out_of_sight(
     *,
     like: Tensor,
     kernel: str,
-    matmul_flops: int,
+    matmul_flops: int | None,
     backward_flops: int = 0,
     exponentials: int = 0,
 ) -> Tensor:
@@ -141,11 +142,11 @@ def out_of_sight(
         call: runs the code.
         like: a tensor with the shape and type of the output; if it is a fake tensor, nothing runs.
         kernel: the code's name in the results.
-        matmul_flops: FLOPs of its matrix products, all of which are out of sight.
+        matmul_flops: FLOPs of its matrix products, all of which are out of sight; None where they are not known.
         backward_flops: the same for its backward pass, booked each time it runs.
         exponentials: how many exponentials the forward pass takes; the backward pass takes as many again.
     """
-    _book(Booked(kernel, matmul_flops, exponentials))
+    book(Booked(kernel, matmul_flops, exponentials))
     if isinstance(like, FakeTensor):
         return torch.empty_like(like)
     if not _booked:
@@ -153,13 +154,14 @@ def out_of_sight(
     else:
         with _disable_current_modes():
             output = call()
-    if backward_flops and output.requires_grad:
-        back = Booked(kernel, backward_flops, exponentials)
-        output.register_hook(lambda _: _book(back))  # type: ignore[no-untyped-call]  # torch leaves it so
+    if (backward_flops or matmul_flops is None) and output.requires_grad:
+        back = Booked(kernel, None if matmul_flops is None else backward_flops, exponentials)
+        output.register_hook(lambda _: book(back))  # type: ignore[no-untyped-call]  # torch leaves it so
     return output
 
 
-def _book(what: Booked) -> None:
+def book(what: Booked) -> None:
+    """Tell each count or prediction in progress."""
     for entries in _booked:
         entries.append(what)
 
@@ -173,3 +175,14 @@ def books() -> Iterator[list[Booked]]:
         yield entries
     finally:
         _booked.pop()
+
+
+@contextmanager
+def apart() -> Iterator[None]:
+    """What is called inside belongs to no count and no prediction: a trial, say."""
+    held, _booked[:] = _booked[:], []
+    try:
+        with _disable_current_modes():
+            yield
+    finally:
+        _booked[:] = held

@@ -73,10 +73,13 @@ class Entry:
         return {name: getattr(model, name) for name in given}
 
     def complete(self, spec: Spec) -> Spec:
-        """The spec with every option that has a value, given or by default; options that are None are left out."""
+        """The spec with every option that has a value, given or by default; options that are None are left out.
+
+        So is ``form=auto``: what it comes to depends on the machine, and the column ``kernel`` tells it.
+        """
         values = {name: field.default for name, field in self.options.items() if not field.is_required()}
         values |= self.check(dict(spec.options))
-        return Spec.of(self.name, {name: value for name, value in values.items() if value is not None})
+        return Spec.of(self.name, {k: v for k, v in values.items() if v is not None and (k, v) != ("form", "auto")})
 
     def normalise(self, spec: Spec) -> Spec:
         """The spec with positional values named and options that repeat the default dropped."""

@@ -14,7 +14,7 @@ from attnbench.axes import ALIKE
 from attnbench.decision.budget import Budget, Point
 from attnbench.decision.knobs import knob_of
 from attnbench.decision.search import Found
-from attnbench.record import COLUMNS
+from attnbench.record import COLUMNS, options_of
 from attnbench.spec import Scalar, Spec, parse_spec, parse_specs
 from attnbench.status import Status
 from attnbench.traits import Knob
@@ -36,7 +36,7 @@ Measured = dict[Key, Point]
 def key_of(row: Mapping[Any, Any]) -> Key:
     """The setting of a row."""
     try:
-        options = json.loads(row["options"] or "{}")
+        options = json.loads(options_of(row) or "{}")
     except ValueError:
         options = {}
     return row["variant"], Spec.of(row["variant"], options if isinstance(options, dict) else {}).options

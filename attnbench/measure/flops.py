@@ -6,7 +6,7 @@ import collections
 import gc
 import re
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -69,13 +69,15 @@ class Counted:
     """What one call did."""
 
     output: Any
-    matmul_flops: int
-    """Multiplications and additions inside matrix products; FFT, exp and softmax are not counted."""
-    exponentials: int
-    """Numbers of which an exponential was taken, one for each pair inside a fused kernel."""
+    matmul_flops: int | None
+    """Multiplications and additions inside matrix products; FFT, exp and softmax are not counted. None where a kernel
+    ran that does not say how many it takes."""
+    exponentials: int | None
+    """Numbers of which an exponential was taken, one for each pair inside a fused kernel; None as above."""
     kernel: str | None
     """What PyTorch's attention ran on, forward or backward: ``flash_cpu``, ``efficient``, ``cudnn`` or ``math`` (which
-    cannot be told in a backward pass alone); ``flex`` if compiled. None where it was not called."""
+    cannot be told in a backward pass alone); ``flex`` if compiled. What has several forms on a GPU: the one that ran,
+    ``fla`` or ``torch``. None where there was no choice."""
     put: str = ""
     """The kernels that torch's compiler put in the place of other operations."""
 
@@ -170,13 +172,24 @@ def count(call: Callable[[], Any], compiled: Callable[[], Any] | None = None) ->
     told = counter.kernels
     # The compiler makes ordinary loops of the math back end, so that nothing else would tell of it.
     kernels = told if ran is None else ran or {"math"} & told.keys()
+    flops = _sum(counter.matmul_flops, (one.matmul_flops for one in booked))
     return Counted(
         output,
-        counter.matmul_flops + sum(one.matmul_flops for one in booked),
-        counter.exponentials + sum(one.exponentials for one in booked),
+        flops,
+        None if flops is None else counter.exponentials + sum(one.exponentials for one in booked),
         "+".join(sorted({*kernels, *(one.kernel for one in booked)})) or None,
         "+".join(sorted(ran - told)) if ran else "",
     )
+
+
+def _sum(seen: int, booked: Iterable[int | None]) -> int | None:
+    """None if nobody knows a part."""
+    total = seen
+    for one in booked:
+        if one is None:
+            return None
+        total += one
+    return total
 
 
 def _kernels(call: Callable[[], Any]) -> collections.Counter[str]:
@@ -276,7 +289,7 @@ def predict(make_call: Callable[[], Callable[[], object]], *, most: int | None =
             with books() as booked, live, _Counter() as counter, patience:
                 result = call()
             del result
-            flops = counter.matmul_flops + sum(one.matmul_flops for one in booked)
+            flops = _sum(counter.matmul_flops, (one.matmul_flops for one in booked))
             fused = "+".join(sorted(counter.kernels.keys() - {"math"}))
             return Prediction(
                 flops, live.peak, f"without what {fused} holds inside" * bool(fused), steps=patience.steps

@@ -475,7 +475,7 @@ def _costs(subject: Subject) -> dict[str, Any]:
     @torch.no_grad()
     def cost(new: Subject, given: Tensor) -> tuple[int, ...]:
         with _Numbers() as numbers:
-            flops = count(lambda: new.run(given)).matmul_flops
+            flops = count(lambda: new.run(given)).matmul_flops or 0
         again = new.fresh()
         return flops, numbers.written, peak_tensor_bytes(lambda: again.run(given)) or 0
 
@@ -488,7 +488,7 @@ def _training(subject: Subject) -> dict[str, Any]:
         out = new(given)
         if not out.requires_grad:
             raise Unsupported("no gradient reaches x or a parameter")
-        flops = count(lambda: torch.autograd.backward(out.sum())).matmul_flops
+        flops = count(lambda: torch.autograd.backward(out.sum())).matmul_flops or 0
         again, given = new.fresh(), given.detach().requires_grad_(given.is_floating_point())
         return flops, peak_tensor_bytes(lambda: torch.autograd.backward(again(given).sum())) or 0
 

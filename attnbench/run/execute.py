@@ -18,6 +18,7 @@ from torch import nn
 from attnbench.cell import Cell
 from attnbench.cgroup import throttled_periods
 from attnbench.compiled import compiling, find_instructions, whole
+from attnbench.engines.forms import passed_over
 from attnbench.errors import AttnbenchError, BrokenContract
 from attnbench.machine import throttling_warning
 from attnbench.measure.allocator import freed_memory_returned, return_freed_memory
@@ -303,6 +304,8 @@ def _first_look(record: Record, cell: Cell, call: Call, resident: bool) -> list[
     record.tokens_kept = call.tokens_kept
     record.matmul_flops, record.exponentials = counted.matmul_flops, counted.exponentials
     record.kernel = counted.kernel
+    for why in passed_over():
+        add_warning(record, why)
     if counted.put:
         add_warning(record, f"{REPLACED} ({counted.put}) in the place of its softmax, so this is sdpa's algorithm")
         if cell.pass_ != "forward" or cell.shape.causal:  # else a fused kernel takes as many for each pair

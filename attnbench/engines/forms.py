@@ -1,0 +1,190 @@
+"""One computation in several forms: PyTorch's operations, and fused kernels for a GPU that gave the same numbers.
+
+``form=auto`` takes the first fused form that is installed, takes these dtypes and widths, and gave what the operations
+give: the first call for each of them tries it on a few tokens of what it was given. On a processor it is always the
+operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from importlib.util import find_spec
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from attnbench.compiled import Booked, apart, book
+from attnbench.errors import Unsupported, said
+
+WHICH = "PyTorch's operations, or fused kernels on a CUDA device; auto: the first of those that gives their numbers"
+Fla = Annotated[Literal["auto", "torch", "fla"], Field(description=WHICH)]
+"""The option of a variant whose kernel is one of :mod:`attnbench.engines.fla`."""
+
+_PACKAGES = {
+    "fla": ("fla", "flash-linear-attention's kernels, and they are not installed; pip install 'attnbench[gpu]'"),
+    "triton": ("triton", "triton, which comes with torch for CUDA and is not installed here"),
+}
+"""Form -> the package that it needs, and how to get that."""
+
+TOKENS, HEADS, EXAMPLES = 200, 2, 2
+"""How much of what a call was given a form is tried on: more than three chunks of 64 tokens, and no whole number."""
+
+BOUNDS = {torch.bfloat16: 0.03, torch.float16: 0.004, torch.float32: 1e-4}
+"""How far the output may be off, ‖a - b‖ / ‖b‖, by the dtype of what was given; a gradient twice as far. Float32 leaves
+no room for products in TF32, which are off by about 4e-4."""
+
+Key = tuple[object, ...]
+_verdicts: dict[Key, str] = {}
+"""What was found of a form: why it is not used, or an empty text if it is."""
+_passed_over: list[str] = []
+
+
+def require(name: str, form: str, fast: Collection[str]) -> str:
+    """The form, if it can run here, as far as is known before any tensor is.
+
+    Args:
+        name: of the variant, for the message.
+        fast: the fused forms that it has with its options.
+
+    Raises:
+        Unsupported: the form was named, and there is no such form, package or device; the message names the remedy.
+    """
+    if form in ("auto", "torch"):
+        return form
+    if form not in fast:
+        raise Unsupported(f"{name}: form={form} has no kernel for these options, causal or not; form=torch takes them")
+    package, what = _PACKAGES.get(form, ("torch", ""))
+    if find_spec(package) is None:
+        raise Unsupported(f"form={form} needs {what}")
+    if not a_device():
+        raise Unsupported(f"form={form} needs a CUDA device, and there is none")
+    return form
+
+
+def attend(
+    name: str, form: str, plain: Callable[..., Tensor], *given: Tensor, fast: Mapping[str, Callable[..., Tensor]]
+) -> Tensor:
+    """``plain(*given)``, or what a fused form makes of the same.
+
+    What ``plain`` and a fused form compute may depend on the tensors given and on nothing else that has a dtype.
+
+    Args:
+        name: of the computation, options and causality included: verdicts are remembered under it.
+        form: ``auto``, ``torch`` for ``plain``, or a name in ``fast``.
+        plain: PyTorch's operations; it takes ``given`` in float64 as well.
+        given: ``(batch, heads, tokens, ...)``, or ``(batch, tokens)`` for a mask of bool.
+        fast: form -> a function of the same tensors with the same result, the one to prefer first. One that cannot
+            take them may raise any exception. It books what it runs by :func:`attnbench.compiled.out_of_sight`.
+
+    Raises:
+        Unsupported: the form was named, and it cannot run on this device or in float64.
+    """
+    first = given[0]
+    if form == "torch" or (form == "auto" and not fast) or isinstance(first, FakeTensor):
+        return _operations(plain, given)
+    if form == "auto" and (torch.compiler.is_compiling() or first.dtype == torch.float64 or not on_device(first)):
+        return _operations(plain, given)
+    if form != "auto":
+        if not on_device(first):
+            raise Unsupported(f"form={form} runs on a CUDA device, not on {first.device.type}")
+        if first.dtype == torch.float64:
+            raise Unsupported(f"form={form} sums in float32, and float64 inputs expect more; form=torch takes them")
+        return fast[form](*given)
+    gradients = torch.is_grad_enabled() and any(x.requires_grad for x in given)
+    widths = tuple((x.dtype, x.shape[3:], x.shape[1] if x.ndim > 2 else 0) for x in given)
+    for one, compute in fast.items():
+        key = (name, one, widths, gradients, first.device)
+        if key not in _verdicts:
+            if _capturing(first):
+                continue
+            _verdicts[key] = fault = _tried(plain, compute, given, gradients)
+            if fault:
+                _passed_over.append(f"{name}: form={one} is not used: {fault}")
+        if not _verdicts[key]:
+            return compute(*given)
+    return _operations(plain, given)
+
+
+def passed_over() -> list[str]:
+    """Why fused forms were not used, one line each, since this was last asked."""
+    told = list(_passed_over)
+    _passed_over.clear()
+    return told
+
+
+def forget() -> None:
+    """Try every form anew."""
+    _verdicts.clear()
+    _passed_over.clear()
+
+
+def a_device() -> bool:
+    """Whether there is a CUDA device. Tests put their own answer in its place."""
+    return torch.cuda.is_available()
+
+
+def on_device(x: Tensor) -> bool:
+    """Whether a tensor is where fused kernels run. Tests put their own answer in its place."""
+    return x.is_cuda
+
+
+def _capturing(x: Tensor) -> bool:
+    """Whether a CUDA graph is being made, in which nothing can be compared."""
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def _operations(plain: Callable[..., Tensor], given: tuple[Tensor, ...]) -> Tensor:
+    if not torch.compiler.is_compiling() and on_device(given[0]):
+        book(Booked("torch", 0, 0))
+    return plain(*given)
+
+
+def _tried(
+    plain: Callable[..., Tensor], compute: Callable[..., Tensor], given: tuple[Tensor, ...], gradients: bool
+) -> str:
+    """Why a form is not to be used for such tensors, or an empty text."""
+    few = _few(given)
+    bound = BOUNDS[given[0].dtype]
+    wanted = [gradients and x.requires_grad for x in given]
+    with apart():
+        expected = _results(plain, [x.double() if x.is_floating_point() else x for x in few], wanted)
+        try:
+            got = _results(compute, few, wanted)
+        except Exception as error:  # whatever a kernel raises, there is another form
+            return said(error).partition("\n")[0]
+        for place, (one, other) in enumerate(zip(got, expected, strict=True)):
+            if one.shape != other.shape:
+                return f"it gives {tuple(one.shape)} where {tuple(other.shape)} is wanted"
+            off = float((one.double() - other).norm() / other.norm().clamp(min=torch.finfo(torch.float32).tiny))
+            if not off <= bound * (2 if place else 1):  # NaN is not
+                what = "its output" if not place else "a gradient"
+                return f"{what} is off by {off:.1g} of its norm"
+    return ""
+
+
+def _few(given: tuple[Tensor, ...]) -> list[Tensor]:
+    """A few tokens of a few heads, as views; heads that others share are kept with all of those."""
+    least = min(x.shape[1] for x in given if x.ndim > 2)
+    few = []
+    for x in given:
+        heads = x.shape[1] // least * min(least, HEADS)
+        part = x.detach()[:EXAMPLES, :TOKENS] if x.ndim == 2 else x.detach()[:EXAMPLES, :heads, :TOKENS]
+        few.append(part)
+    return few
+
+
+def _results(compute: Callable[..., Tensor], given: list[Tensor], wanted: list[bool]) -> list[Tensor]:
+    """The output, and the gradients of a fixed random sum of it by what is ``wanted`` of ``given``."""
+    if not any(wanted):
+        with torch.no_grad():
+            return [compute(*given)]
+    with torch.enable_grad():
+        leaves = [x.detach().requires_grad_(want) for x, want in zip(given, wanted, strict=True)]
+        out = compute(*leaves)
+        weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(0)).to(out)
+        by = [x for x in leaves if x.requires_grad]
+        grads = torch.autograd.grad(out, by, weight, allow_unused=True, materialize_grads=True)
+    return [out.detach(), *grads]
