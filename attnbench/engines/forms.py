@@ -19,8 +19,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from attnbench.compiled import Booked, apart, book
 from attnbench.errors import Unsupported, said
 
-_WHICH = "PyTorch's operations, or fused kernels on a CUDA device; auto: the first of those that gives their numbers"
-Fla = Annotated[Literal["auto", "torch", "fla"], Field(description=_WHICH)]
+WHICH = "PyTorch's operations, or fused kernels on a CUDA device; auto: the first of those that gives their numbers"
+Fla = Annotated[Literal["auto", "torch", "fla"], Field(description=WHICH)]
 """The option of a variant whose kernel is one of :mod:`attnbench.engines.fla`."""
 
 _PACKAGES = {
