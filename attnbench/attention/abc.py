@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
+from attnbench.engines import fla, forms
 from attnbench.engines.masks import added_to_logits, emptied, seeing
 from attnbench.engines.precision import LOG2E, accumulator, hidden
 from attnbench.engines.recurrent.decayed_sums import STRONGEST, HalvedChunk, check_halved
@@ -77,10 +78,13 @@ class ABC(nn.Module):
         *,
         slots: Annotated[int, Field(ge=1, description="keys and values that a head keeps")] = 64,
         chunk: HalvedChunk = 64,
+        form: forms.Fla = "auto",
     ) -> None:
         super().__init__()
         check_halved("abc", chunk)
-        C = shape.C
+        self.fused = {"fla": partial(fla.run, "abc")} if shape.causal and chunk == 64 else {}
+        forms.require("abc", form, self.fused)
+        C, self.form = shape.C, form
         self.heads, self.causal, self.chunk = shape.H, shape.causal, chunk
         self.qkv = nn.Linear(C, 3 * C, bias=False)
         self.control = nn.Linear(C, shape.H * slots, bias=False)
@@ -101,12 +105,14 @@ class ABC(nn.Module):
         out: Tensor = self.out(torch.stack(rows))
         return out
 
+    def _projected(self, x: Tensor) -> list[Tensor]:
+        """q, k and v ``(B, H, N, D)``, and s ``(B, H, N, slots)``."""
+        parts = *self.qkv(x).chunk(3, -1), self.control(x)
+        return [torch.unflatten(y, 2, (self.heads, -1)).transpose(1, 2) for y in parts]
+
     def _parts(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """q over √D, k and v ``(B, H, N, D)``, and s ``(B, H, N, slots)``; float32 at least."""
-        dtype = accumulator(x.dtype)
-        q, k, v = (torch.unflatten(y, 2, (self.heads, -1)).transpose(1, 2) for y in self.qkv(x).to(dtype).chunk(3, -1))
-        s = torch.unflatten(self.control(x).to(dtype), 2, (self.heads, -1)).transpose(1, 2)
-        return q * q.shape[-1] ** -0.5, k, v, s
+        """The same with q over √D, float32 at least."""
+        return _scaled(*self._projected(x))
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real."""
@@ -117,9 +123,12 @@ class ABC(nn.Module):
 
     def _run(self, x: Tensor, _: int) -> Tensor:
         """Causal o ``(B, N, C)``."""
-        q, k, v, s = self._parts(x)
-        y = by_heads(partial(slot_attention, chunk=self.chunk), q, k, v, self._log_decay(s))
+        y = forms.attend("abc", self.form, self._by_chunks, *self._projected(x), fast=self.fused)
         return y.transpose(1, 2).flatten(2)
+
+    def _by_chunks(self, q: Tensor, k: Tensor, v: Tensor, s: Tensor) -> Tensor:
+        q, k, v, s = _scaled(q, k, v, s)
+        return by_heads(partial(slot_attention, chunk=self.chunk), q, k, v, self._log_decay(s))
 
     def _log_decay(self, s: Tensor) -> Tensor:
         """log2(α) of each token; the first fills empty slots."""
@@ -158,6 +167,11 @@ class ABC(nn.Module):
         y = (q @ keys.mT).softmax(-1) @ values
         out: Tensor = self.out(y.transpose(1, 2).flatten(2).to(x.dtype))
         return out, Slots(filled, torch.logaddexp(state.total, s))
+
+
+def _scaled(q: Tensor, k: Tensor, v: Tensor, s: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    q, k, v, s = (y.to(accumulator(y.dtype)) for y in (q, k, v, s))
+    return q * q.shape[-1] ** -0.5, k, v, s
 
 
 def _kept(total: Tensor, s: Tensor) -> Tensor:

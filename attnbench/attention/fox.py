@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
+from attnbench.engines import fla, forms
 from attnbench.engines.decoding.kv_cache import Cache, attend
 from attnbench.engines.masks import emptied, visible_pairs
 from attnbench.engines.pair_scores import Chunk, Score, attend_by_score
@@ -45,7 +47,7 @@ class Remembered(NamedTuple):
         decode=True,
         stochastic=True,
         rows_sum_to_one=False,
-        given=(("causal=false", {"own_form": _BOTH_WAYS}),),
+        given=(("causal=false", {"own_form": _BOTH_WAYS}), ("form=fla", {"key_padding": No(fla.NO_MASK)})),
     ),
     settings=("chunk=5", "chunk=7"),
 )
@@ -71,9 +73,11 @@ class ForgettingAttention(nn.Module):
     shift of k and v of its "Pro" form; tiles whose gates leave nothing are computed all the same.
     """
 
-    def __init__(self, shape: Shape, *, chunk: Chunk = None) -> None:
+    def __init__(self, shape: Shape, *, chunk: Chunk = None, form: forms.Fla = "auto") -> None:
         super().__init__()
-        C = shape.C
+        self.fused = {"fla": partial(fla.run, "fox")} if shape.causal and chunk is None else {}
+        forms.require("fox", form, self.fused)
+        C, self.form = shape.C, form
         self.heads, self.causal, self.capacity, self.chunk = shape.H, shape.causal, shape.N, chunk
         self.qkv = nn.Linear(C, 3 * C, bias=False)
         self.forget = nn.Linear(C, shape.H)
@@ -95,12 +99,16 @@ class ForgettingAttention(nn.Module):
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real."""
         (x,) = emptied(key_mask, x)
-        q, k, v, log_f = self._parts(x, key_mask)
+        fast = self.fused if key_mask is None else {}
+        tiles = partial(self._by_tiles, key_mask=key_mask)
+        return self._joined(forms.attend("fox", self.form, tiles, *self._parts(x, key_mask), fast=fast))
+
+    def _by_tiles(self, q: Tensor, k: Tensor, v: Tensor, log_f: Tensor, *, key_mask: Tensor | None) -> Tensor:
+        """The heads' outputs of what :meth:`_parts` gives."""
         total = log_f.double().cumsum(-1)  # with dtype=, torch would add the gradients up in float32
         score = Score(forgetful if self.causal else forgetful_both_ways, totals=total)
         q = q.to(log_f.dtype) * q.shape[-1] ** -0.5
-        y = attend_by_score(score, q, k, v, causal=self.causal, key_mask=key_mask, chunk=self.chunk)
-        return self._joined(y)
+        return attend_by_score(score, q, k, v, causal=self.causal, key_mask=key_mask, chunk=self.chunk)
 
     def _parts(self, x: Tensor, key_mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """q, k, v ``(B, H, N, D)`` and log f ``(B, H, N)``, float32 at least."""

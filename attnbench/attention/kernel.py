@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm
 
+from attnbench.engines import fla, forms
 from attnbench.engines.decoding.kv_cache import Cache
 from attnbench.engines.linear.maps import Map, elu_plus_one, products, second_power, squared_relu, unit_and_one
 from attnbench.engines.masks import added_to_logits, emptied
@@ -46,6 +47,7 @@ _NO_SINK = No("not built here: the sum that divides its weights has no term besi
             ("key_map", {"rows_sum_to_one": False}),
             ("sim=exp", {"target": "softmax", "exact": True}),
             ("order=dense", {"cost": "O(n²·d)", "meets": "all keys", "mask": True, "q_start": True, "sink": _NO_SINK}),
+            ("form=fla", {"key_padding": No(fla.NO_MASK)}),
         ),
     ),
     settings=(
@@ -83,7 +85,8 @@ class Kernel(nn.Module):
 
     q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` -> ``(B, H, N, D)``; a padded key is left out. A row without any
     positive weight gives 0. Decoding keeps the sums, or with ``order=dense`` all keys and values. Only ``order=dense``,
-    which has a weight for each pair, takes a mask or later queries.
+    which has a weight for each pair, takes a mask or later queries. ``form=fla`` is causal, for ``sim=rebased`` with
+    ``order=dense``: no pairs exist outside its kernel.
 
     Differs from the papers: the Gaussian is of q and k over D^¼, as s is; nothing is added to the denominator. In the
     code of flash-linear-attention, rebased.py, queries and keys share γ and β, q and k have 16 channels, and only the
@@ -113,6 +116,7 @@ class Kernel(nn.Module):
             int | None, Field(ge=2, le=8, multiple_of=2, description="power p of sim=poly; none: 2")
         ] = None,
         chunk: Chunk = 64,
+        form: forms.Fla = "auto",
     ) -> None:
         super().__init__()
         if key_map is not None and sim not in _MAPS:
@@ -122,7 +126,10 @@ class Kernel(nn.Module):
         if order == "associated" and (sim in ("exp", "gaussian") or (degree or 2) > 2):
             what = f"(1 + s)^{degree} has D^{degree}" if sim == "poly" else f"{sim} has infinitely many"
             raise Unsupported(f"{what} features, too many to be summed first; write order=dense")
-        self.sim, self.order, self.degree = sim, order, degree or 2
+        self.sim, self.order, self.degree, self.form = sim, order, degree or 2, form
+        square = (sim, order, shape.causal, shape.mask, shape.q_start) == ("rebased", "dense", True, "none", 0)
+        self.fused = {"fla": self._fused} if square and not shape.cross and shape.D <= 128 else {}
+        forms.require("kernel", form, self.fused)
         more: dict[str, Map] = {"poly": second_power, "cosine": unit_and_one, "rebased": products}
         self.of_queries: Map = {**_MAPS, **more}.get(sim, torch.relu)
         self.of_keys: Map = self.of_queries if key_map is None else _MAPS[key_map]
@@ -157,6 +164,16 @@ class Kernel(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         k, v = emptied(key_mask, k, v)
+        operations = partial(self._operations, key_mask=key_mask)
+        return forms.attend(
+            "kernel:sim=rebased", self.form, operations, q, k, v, fast=self.fused if key_mask is None else {}
+        )
+
+    def _fused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        x, y = (x.to(v.dtype) for x in self._prepared(q, k))
+        return fla.run("rebased", x, y, v)
+
+    def _operations(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None) -> Tensor:
         dtype, out = accumulator(q.dtype), q.dtype
         (q, k), v = self._prepared(q, k), v.to(dtype)
         if self.sim in ("exp", "gaussian"):

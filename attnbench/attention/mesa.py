@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import logsigmoid, silu, softplus
 
+from attnbench.engines import fla, forms
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import LOG2E, accumulator, unit
 from attnbench.engines.recurrent.decayed_sums import Chunk, last_state, states_before
@@ -24,6 +25,8 @@ from attnbench.variant import RECURRENCE, register
 
 _LEAST = 0.25
 """Lowest entry of Λ."""
+_MOST = 128
+"""Widest head that flash-linear-attention's kernel takes."""
 
 Solve = Callable[[Tensor], Tensor]
 
@@ -59,7 +62,8 @@ class Mesa(nn.Module):
     The system of every token is solved by its Cholesky factors, those of a chunk at a time: O(D³) a token. With
     ``steps`` it is solved by so many steps of conjugate gradients for all tokens at once, which need no matrix of a
     token, only those in front of chunks. Gradients are those of the exact solution, from one more solve; the factors or
-    steps are not kept. Decoding keeps H and G.
+    steps are not kept. Decoding keeps H and G. ``form=fla`` takes steps of conjugate gradients, D of them if ``steps``
+    is not given, which solve the system but for rounding and the 1e-5 that it adds to denominators.
 
     Not causal: a second recurrence runs over the turned sequence, and what both give is added; the paper defines the
     causal form.
@@ -76,9 +80,13 @@ class Mesa(nn.Module):
             int | None, Field(ge=1, description="steps of conjugate gradients; none: solve exactly")
         ] = None,
         chunk: Chunk = 64,
+        form: forms.Fla = "auto",
     ) -> None:
         super().__init__()
-        C = shape.C
+        fused = partial(fla.run, "mesa", max_CG_iteration=steps or shape.D)  # as many steps as channels are exact
+        self.fused = {"fla": fused} if shape.D <= _MOST and chunk == 64 else {}
+        forms.require("mesa", form, self.fused)
+        C, self.form = shape.C, form
         self.heads, self.causal, self.chunk, self.steps = shape.H, shape.causal, chunk, steps
         self.qkv = nn.Linear(C, 3 * C, bias=False)
         self.gates = nn.Linear(C, 2 * shape.H)
@@ -111,14 +119,17 @@ class Mesa(nn.Module):
         out: Tensor = self.out(y.flatten(1))
         return out
 
-    def _parts(self, x: Tensor) -> tuple[Tensor, ...]:
-        """q, k, v ``(B, H, N, D)``, β and log2(γ) ``(B, H, N, 1)``, and Λ ``(B, H, 1, D)``; float32 at least."""
+    def _projected(self, x: Tensor) -> tuple[Tensor, ...]:
+        """q, k and v ``(B, H, N, D)``; β and log2(γ) ``(B, H, N, 1)`` and Λ ``(1, H, 1, D)``, float32 at least."""
         dtype = accumulator(x.dtype)
-        q, k, v = (torch.unflatten(y, 2, (self.heads, -1)).transpose(1, 2) for y in self.qkv(x).to(dtype).chunk(3, -1))
-        q, k = (unit(silu(y)) for y in (q, k))
+        q, k, v = (torch.unflatten(y, 2, (self.heads, -1)).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
         beta, gamma = self.gates(x).to(dtype).mT[..., None].chunk(2, 1)
         penalty = softplus(self.penalty.to(dtype)) + _LEAST
-        return q, k, v, torch.sigmoid(beta), logsigmoid(gamma) * LOG2E, penalty[:, None].expand(len(x), -1, -1, -1)
+        return q, k, v, torch.sigmoid(beta), logsigmoid(gamma) * LOG2E, penalty[None, :, None]
+
+    def _parts(self, x: Tensor) -> tuple[Tensor, ...]:
+        """The same with q and k of length 1, float32 at least, and Λ of each example."""
+        return _ready(*self._projected(x))
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real."""
@@ -127,8 +138,12 @@ class Mesa(nn.Module):
 
     def _run(self, x: Tensor, _: int) -> Tensor:
         """o ``(B, N, C)``, float32 at least."""
-        y = by_heads(partial(mesa_attention, chunk=self.chunk, steps=self.steps), *self._parts(x))
+        name = f"mesa:steps={self.steps}"
+        y = forms.attend(name, self.form, self._by_chunks, *self._projected(x), fast=self.fused)
         return y.transpose(1, 2).flatten(2)
+
+    def _by_chunks(self, *projected: Tensor) -> Tensor:
+        return by_heads(partial(mesa_attention, chunk=self.chunk, steps=self.steps), *_ready(*projected))
 
     def _finish(self, y: Tensor, dtype: torch.dtype) -> Tensor:
         y = torch.unflatten(y.to(dtype), 2, (self.heads, -1))
@@ -153,6 +168,12 @@ class Mesa(nn.Module):
         else:
             solved = conjugate_gradients(lambda y: y @ system, q, self.steps)
         return self._finish((solved @ values).transpose(1, 2).flatten(2), x.dtype), state
+
+
+def _ready(q: Tensor, k: Tensor, v: Tensor, *gates: Tensor) -> tuple[Tensor, ...]:
+    q, k, v = (y.to(accumulator(y.dtype)) for y in (q, k, v))
+    *rates, penalty = gates
+    return unit(silu(q)), unit(silu(k)), v, *rates, penalty.expand(len(q), -1, -1, -1)
 
 
 def mesa_attention(

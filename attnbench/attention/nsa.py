@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Literal, NamedTuple
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
+from attnbench.engines import fla, forms
 from attnbench.engines.decoding import kv_cache
 from attnbench.engines.decoding.kv_cache import Cache
 from attnbench.engines.gathered.choice import Choice
@@ -59,6 +61,7 @@ class Kept(NamedTuple):
         own_form="three branches on the same keys and values, pooled by a learned average; the paper has keys and "
         "values for each, pooled by an MLP",
         given=(
+            ("form=fla", {"key_padding": No(fla.NO_MASK)}),
             ("branch=compressed", {"stochastic": False, "knob": None}),
             (
                 "branch=selected",
@@ -108,7 +111,8 @@ class NSA(nn.Module):
 
     Time is quadratic in the pooled scores, N² / stride of them, which exist for a tile of queries at a time. Of the
     selected keys those of some queries are gathered at a time: memory is O(n). All defaults are
-    the paper's.
+    the paper's. ``form=fla`` has the selected keys by the authors' way, a block for all heads of a group, which are 16,
+    32, 64 and so on.
 
     Without causality all pooled blocks count, the block behind a query's own is always selected as well, and the window
     reaches as far behind as before; the paper is causal.
@@ -135,8 +139,14 @@ class NSA(nn.Module):
         branch: Annotated[
             Literal["all", "compressed", "selected", "window"], Field(description="all, or one alone, without a gate")
         ] = "all",
+        form: forms.Fla = "auto",
     ) -> None:
         super().__init__()
+        # Its heads of queries that share keys are the rows of a product, a power of two of them.
+        fits = shape.causal and shape.G >= 16 and shape.G.bit_count() == 1 and branch in ("all", "selected")
+        self.fused = {"fla": partial(fla.run, "nsa", block_size=block)} if fits else {}
+        forms.require("nsa", form, self.fused)
+        self.form = form
         for option, value in (("length", length), ("block", block)):
             if value % stride:
                 raise UsageError(f"nsa: option {option}={value} must be a multiple of stride={stride}")
@@ -206,8 +216,9 @@ class NSA(nn.Module):
             if self.branch != "selected":
                 outputs.append(of_pooled)
             if self.branch != "compressed":
-                attended = attend_to_chosen(q, k, v, chosen, size=self.block, causal=self.causal, key_mask=key_mask)
-                outputs.append(attended)
+                rows = partial(attend_to_chosen, size=self.block, causal=self.causal, key_mask=key_mask)
+                fast = self.fused if key_mask is None else {}
+                outputs.append(forms.attend(f"nsa:block={self.block}", self.form, rows, q, k, v, chosen, fast=fast))
         if self.branch in ("all", "window"):
             outputs.append(self._near(q, k, v, key_mask))
         return self._gated(q, outputs).to(v.dtype)

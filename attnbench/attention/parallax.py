@@ -7,6 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from attnbench.engines import fla, forms
 from attnbench.engines.decoding.kv_cache import Cache, CachedDecoding
 from attnbench.engines.masks import added_to_logits, emptied, seeing, visible_pairs
 from attnbench.engines.precision import accumulator, hidden
@@ -36,6 +37,7 @@ _ROWS = 64
         bias=No("the paper adds nothing to its logits, and knows no positions"),
         mask=No("it hides later tokens and padding alone"),
         sink=No("with a sink the weights sum to less than one, and the covariance is no longer one"),
+        given=(("form=fla", {"key_padding": No(fla.NO_MASK), "dtypes": ("bfloat16", "float16")}),),
     ),
 )
 class Parallax(CachedDecoding, nn.Module):
@@ -55,9 +57,11 @@ class Parallax(CachedDecoding, nn.Module):
     out.
     """
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, *, form: forms.Fla = "auto") -> None:
         super().__init__()
-        self.causal, self.capacity = shape.causal, shape.M
+        self.fused = {"fla": partial(fla.run, "parallax")} if shape.causal and shape.E == shape.D else {}
+        forms.require("parallax", form, self.fused)
+        self.causal, self.capacity, self.form = shape.causal, shape.M, form
         self.W = nn.Parameter(torch.randn(shape.H, shape.D, shape.D) / shape.D)
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
@@ -73,13 +77,17 @@ class Parallax(CachedDecoding, nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         k, v = emptied(key_mask, k, v)
+        rows = partial(self._by_rows, key_mask=key_mask)
+        fast = self.fused if key_mask is None and q.shape[2] == k.shape[2] else {}
+        y = forms.attend("parallax", self.form, rows, q, k, v, self._second(q), fast=fast)
+        return y if key_mask is None else y.masked_fill(~seeing(key_mask, self.causal), 0)
+
+    def _by_rows(self, q: Tensor, k: Tensor, v: Tensor, r: Tensor, *, key_mask: Tensor | None) -> Tensor:
         B, H, M = k.shape[:3]
         dtype = accumulator(q.dtype)
         added = k.new_zeros(B, M, dtype=dtype) if key_mask is None else added_to_logits(key_mask, dtype)
         added = added[:, None, :, None].expand(-1, H, -1, -1)
-        compute = partial(_attend, causal=self.causal)
-        y = by_heads(compute, q, k, v, self._second(q), added)
-        return y if key_mask is None else y.masked_fill(~seeing(key_mask, self.causal), 0)
+        return by_heads(partial(_attend, causal=self.causal), q, k, v, r, added)
 
     def _second(self, q: Tensor) -> Tensor:
         """r, float32 at least."""

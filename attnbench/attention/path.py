@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import conv1d, pad
 
+from attnbench.engines import fla, forms
 from attnbench.engines.decoding.kv_cache import Cache, attend
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import accumulator, hidden, unit
@@ -19,6 +20,8 @@ from attnbench.variant import No, Traits, register
 
 _WIDTH = 3
 """Tokens under the convolution of w, as in the authors' code."""
+_OF_FLA = (16, 32, 64, 128)
+"""Widths that flash-linear-attention's kernel takes."""
 
 
 class Reflected(NamedTuple):
@@ -51,6 +54,7 @@ class Reflected(NamedTuple):
         rows_sum_to_one=False,
         own_form_both_ways="a later key is reflected from the other end, as if the sequence were turned round; "
         "the paper is causal",
+        given=(("form=fla", {"key_padding": No(fla.NO_MASK)}),),
     ),
     settings=("rank=3,chunk=5", "rank=3,chunk=64"),
 )
@@ -85,9 +89,12 @@ class PaTH(nn.Module):
         *,
         rank: Annotated[int, Field(ge=1, description="width in the middle of the projection that gives w")] = 32,
         chunk: Annotated[int, Field(ge=1, description="tokens gathered by one solve. Moves time and memory only")] = 64,
+        form: forms.Fla = "auto",
     ) -> None:
         super().__init__()
-        C = shape.C
+        self.fused = {"fla": partial(fla.run, "path")} if shape.causal and shape.D in _OF_FLA and chunk == 64 else {}
+        forms.require("path", form, self.fused)
+        C, self.form = shape.C, form
         self.heads, self.causal, self.capacity, self.chunk = shape.H, shape.causal, shape.N, chunk
         self.qkv = nn.Linear(C, 3 * C, bias=False)
         self.direction = nn.Sequential(nn.Linear(C, rank, bias=False), nn.Linear(rank, C, bias=False))
@@ -137,12 +144,18 @@ class PaTH(nn.Module):
         before = _WIDTH - 1 if self.causal else _WIDTH // 2
         w = self._convolved(pad(self.direction(x), (0, 0, before, _WIDTH - 1 - before)))
         beta = self._beta(x)
+        if key_mask is not None:
+            beta = beta.masked_fill(~key_mask[:, None, :, None], 0.0)
+        fast, chunks = self.fused if key_mask is None else {}, partial(self._by_chunks, key_mask=key_mask)
+        return self._joined(forms.attend("path", self.form, chunks, *self._projected(x), w, beta, fast=fast))
+
+    def _by_chunks(
+        self, q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, *, key_mask: Tensor | None
+    ) -> Tensor:
         real = torch.ones_like(beta)
         if key_mask is not None:
-            padded = ~key_mask[:, None, :, None]
-            beta, real = beta.masked_fill(padded, 0.0), real.masked_fill(padded, 0.0)
-        compute = partial(_attend, causal=self.causal, chunk=self.chunk)
-        return self._joined(by_heads(compute, *self._projected(x), w, beta, real))
+            real = real.masked_fill(~key_mask[:, None, :, None], 0.0)
+        return by_heads(partial(_attend, causal=self.causal, chunk=self.chunk), q, k, v, w, beta, real)
 
     def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v ``(B, H, n, D)``."""

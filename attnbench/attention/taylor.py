@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from attnbench.engines import fla, forms
 from attnbench.engines.linear.feature_map import FeatureMap
 from attnbench.engines.linear.module import Chunk, FeatureAttention
 from attnbench.shape import Shape
-from attnbench.variant import Traits, register
+from attnbench.variant import No, Traits, register
 
 
 class TaylorFeatures(FeatureMap):
@@ -73,6 +75,7 @@ class TaylorFeatures(FeatureMap):
         permutable=True,
         own_form="the series is taken of all channels of q and k; Based projects them to 16 first and adds a "
         "sliding window",
+        given=(("form=fla", {"key_padding": No(fla.NO_MASK)}),),
     ),
     settings=("chunk=5",),
 )
@@ -83,14 +86,24 @@ class Taylor(FeatureAttention):
     tradeoff": exp(s) is replaced by 1 + s + s²/2 with s = q·k/√D, which is at least 1/2, so that every row of weights
     is positive and sums to 1. It is close to softmax attention where |s| is small, and grows as s² where it is not.
     Nothing is random and nothing is learned. q ``(B, H, N, D)``, k and v ``(B, H, M, D)``; the sums of a head have
-    about D²/2 features, so that time is O(n·D³).
+    about D²/2 features, so that time is O(n·D³). ``form=fla`` is causal and forms the weights of all pairs, for
+    O(n²·D), if D is above 16; on a GPU ``form=auto`` takes it for n <= D².
 
     Differs from the paper: Based projects q and k to 16 channels first and mixes in sliding-window attention; here
     the map is applied to all D channels of q and k as they are.
     """
 
-    def __init__(self, shape: Shape, *, chunk: Chunk = None) -> None:
+    def __init__(self, shape: Shape, *, chunk: Chunk = None, form: forms.Fla = "auto") -> None:
         super().__init__(shape, chunk)
+        alone = shape.causal and not shape.cross and shape.D <= 128 and chunk is None
+        self.fused = {"fla": partial(fla.run, "based" if shape.D > 16 else "based-sums")} if alone else {}
+        forms.require("taylor", form, self.fused)
+        self.form = form
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        D, N = self.head_dim, q.shape[2]
+        fast = self.fused if key_mask is None and (self.form == "fla" or D <= 16 or N <= D**2) else {}
+        return forms.attend("taylor", self.form, partial(self.attend, key_mask=key_mask), q, k, v, fast=fast)
 
     def pair_weights(self, q: Tensor, k: Tensor, allowed: Tensor) -> Tensor:
         s = q @ k.mT / q.shape[-1] ** 0.5

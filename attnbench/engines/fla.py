@@ -1,8 +1,8 @@
 """The kernels of flash-linear-attention (fla-core 0.6.0), each as a function of tensors in the layout used here.
 
-Given are ``(B, H, N, ...)``, a decay as its logarithm to the base of 2; a kernel takes ``(B, N, H, ...)`` and natural
-logarithms. Turning one into the other copies nothing that leaves a projection of tokens. All kernels are causal, and
-sum in float32. The package is imported by the first call.
+Given are ``(B, H, N, ...)``, a decay as its logarithm to the base of 2, fox's to that of e; a kernel takes
+``(B, N, H, ...)`` and natural logarithms. Turning one into the other copies nothing that leaves a projection of tokens.
+All kernels are causal, and sum in float32. The package is imported by the first call.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import pad, silu
 
 from attnbench.compiled import out_of_sight
 
 LN2 = log(2.0)
+NO_MASK = "flash-linear-attention's kernel takes no mask; form=torch takes one"
+"""Why a form takes no padding."""
 Kernel = Callable[..., Tensor]
 """Maps tensors ``(B, H, N, ...)``, the third of them values, to ``(B, H, N, E)``."""
 
@@ -78,6 +80,28 @@ def _log_linear(f: Kernel, q: Tensor, k: Tensor, v: Tensor, g: Tensor, weights: 
     return f(q, k, v.to(q.dtype), g * LN2, weights, scale=1.0)
 
 
+def _mesa(f: Kernel, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor, penalty: Tensor, **named: Any) -> Any:
+    gates = g.squeeze(-1) * LN2, beta.squeeze(-1), penalty[0, 0]
+    return f(silu(q), silu(k), v, *gates, use_qk_l2norm_in_kernel=True, **named)
+
+
+def _path(f: Kernel, q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor) -> Any:
+    return f(q, k, v, w.float(), beta.squeeze(-1).float())
+
+
+def _rebased(f: Kernel, q: Tensor, k: Tensor, v: Tensor) -> Any:
+    # The scale cancels in the quotient; with it, sums of squares stay within float16.
+    q = q * (q.shape[3] ** -0.5 * q.shape[1] ** -0.25)
+    above, below = f(q, k, v, use_scale=False, use_normalize=False, return_both=True)
+    return (above / below.masked_fill(below == 0, 1.0)[..., None]).transpose(1, 2)
+
+
+def _nsa(f: Kernel, q: Tensor, k: Tensor, v: Tensor, chosen: Tensor, **named: Any) -> Any:
+    few = chosen.shape[3]
+    chosen = pad(chosen, (0, (1 << (few - 1).bit_length()) - few), value=-1)  # it takes a power of two; -1 is none
+    return f(q, k, v, block_indices=chosen, block_counts=chosen.shape[3], **named)
+
+
 KERNELS = {
     "gla": Row("gla", "chunk_gla", _gla),
     "simple-gla": Row("simple_gla", "chunk_simple_gla", _simple),
@@ -90,6 +114,15 @@ KERNELS = {
     "rwkv7": Row("rwkv7", "chunk_rwkv7", _rwkv7),
     "gsa": Row("gsa", "chunk_gsa", _gsa),
     "log-linear": Row("log_linear_attn", "chunk_log_linear_attn", _log_linear),
+    "mesa": Row("mesa_net", "chunk_mesa_net", _mesa),
+    "path": Row("path_attn", "parallel_path_attn", _path),
+    "fox": Row("forgetting_attn", "parallel_forgetting_attn", lambda f, q, k, v, log_f: f(q, k, v, log_f.float())),
+    "abc": Row("abc", "chunk_abc", lambda f, q, k, v, s: f(q, k, v, s)),
+    "parallax": Row("parallax", "parallel_parallax", lambda f, q, k, v, r: f(q, r.to(q.dtype), k, v)),
+    "rebased": Row("rebased", "parallel_rebased", _rebased),
+    "based": Row("based", "parallel_based", lambda f, q, k, v: f(q, k, v)),
+    "based-sums": Row("based", "fused_chunk_based", lambda f, q, k, v: f(q, k, v)),
+    "nsa": Row("nsa", "parallel_nsa", _nsa),
 }
 
 
