@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
+from attnbench.engines import forms
 from attnbench.engines.precision import LOG2E, accumulator
 from attnbench.engines.recurrent.decayed_sums import Chunk, drawn_step_sizes
 from attnbench.engines.recurrent.erase_and_write import BeforeDecay
@@ -63,6 +64,8 @@ class Comba(ErasingLayer):
     no part in what is erased; linear layers start as PyTorch's.
     """
 
+    kernel = "comba"
+
     def __init__(
         self,
         shape: Shape,
@@ -71,8 +74,10 @@ class Comba(ErasingLayer):
         correction: Annotated[float, Field(ge=0, description="where p, the keys' share in the queries, starts")] = 1.0,
         width: Width = 4,
         chunk: Chunk = 64,
+        form: forms.Fla = "auto",
     ) -> None:
         super().__init__(shape, expand=expand, width=width, chunk=chunk, gates=2 * shape.H)
+        self.takes_form(form)
         self.gate = nn.Linear(shape.C, shape.H * expand * shape.D, bias=False)
         self.log_A = nn.Parameter((16 * (1 - torch.rand(shape.H))).log())  # torch.rand may give 0, and never 1
         self.step_bias = nn.Parameter(drawn_step_sizes(shape.H))
@@ -117,6 +122,11 @@ class Comba(ErasingLayer):
     def rule(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> Rule:
         beta, log_decay, b, p = (rate[..., None] if i != 1 else rate for i, rate in enumerate(rates))
         return Rule(q - p * q.shape[-1] ** -0.5 * k, k, beta * v, BeforeDecay(b * beta * k), log_decay)
+
+    def given(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> tuple[Tensor, ...]:
+        beta, log_decay, b, p = rates
+        b, p = (part[..., None].to(k.dtype) for part in (b, p))
+        return q - p * q.shape[-1] ** -0.5 * k, k, v, b * k, beta, log_decay
 
     def opened(self, x: Tensor) -> Tensor:
         return torch.sigmoid(self.gate(x))

@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import pad, silu, softplus
 
+from attnbench.engines import fla, forms
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import LOG2E, accumulator, unit
 from attnbench.engines.recurrent.decayed_sums import drawn_step_sizes
@@ -71,11 +72,15 @@ class Delta(nn.Module):
         negative: Annotated[bool, Field(description="β = 2σ(·): a step may turn a value round")] = False,
         decay: Annotated[bool, Field(description="the state fades once before the steps of a token")] = False,
         chunk: Annotated[int, Field(ge=1, description="steps gathered by one solve. Moves time and memory only")] = 64,
+        form: forms.Fla = "auto",
     ) -> None:
         super().__init__()
         C = shape.C
         self.heads, self.causal, self.chunk = shape.H, shape.causal, chunk
         self.steps, self.negative = steps, negative
+        fits = steps == 1 and not decay and chunk == 64
+        self.fast = {"fla": partial(_fused, causal=shape.causal)} if fits else {}
+        self.form = forms.require("delta", form, self.fast)
         self.qkv = nn.Linear(C, (1 + 2 * steps) * C, bias=False)
         self.beta = nn.Linear(C, steps * shape.H, bias=False)
         self.norm = nn.RMSNorm(shape.D, eps=1e-6)
@@ -146,8 +151,9 @@ class Delta(nn.Module):
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real."""
         (x,) = emptied(key_mask, x)
-        compute = partial(_both_ways, causal=self.causal, chunk=self.chunk)
-        return self._finish(by_heads(compute, *self._parts(x, key_mask)))
+        plain = partial(by_heads, partial(_both_ways, causal=self.causal, chunk=self.chunk))
+        parts, name = self._parts(x, key_mask), f"delta, causal={self.causal}"
+        return self._finish(forms.attend(name, self.form, plain, *parts, fast=self.fast))
 
     def begin(self, x: Tensor) -> Tensor:
         """The state ``(B, H, D, D)`` after x ``(B, n, C)``, n >= 0, float32 at least."""
@@ -193,6 +199,12 @@ def _both_ways(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, *log_decay: Tensor
     turned = (torch.unflatten(x, 1, (-1, steps)).flip(1).flatten(1, 2) for x in (q, k, v, beta, *log_decay))
     later, _ = delta_rule(*turned, chunk=chunk, strict=True)
     return out + later[:, ::steps].flip(1)
+
+
+def _fused(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, *, causal: bool) -> Tensor:
+    parts, kernel = (_unit(q), _unit(k), v, beta), partial(fla.run, "delta")
+    out = kernel(*parts)
+    return out if causal else out + fla.before(kernel, *(x.flip(2) for x in parts)).flip(2)
 
 
 def delta_rule(

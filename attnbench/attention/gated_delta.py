@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import silu, softplus
 
+from attnbench.engines import forms
 from attnbench.engines.precision import LOG2E, accumulator
 from attnbench.engines.recurrent.decayed_sums import Chunk, drawn_step_sizes
 from attnbench.engines.recurrent.erasing_layer import ErasingLayer, Groups
@@ -60,6 +61,8 @@ class GatedDelta(ErasingLayer):
     Differs from the authors' code: linear layers start as PyTorch's.
     """
 
+    kernel = "gated-delta"
+
     def __init__(
         self,
         shape: Shape,
@@ -69,9 +72,11 @@ class GatedDelta(ErasingLayer):
         negative: Annotated[bool, Field(description="β = 2σ(·): a step may turn a value round")] = False,
         width: Width = 4,
         chunk: Chunk = 64,
+        form: forms.Fla = "auto",
     ) -> None:
         H = shape.H * value_groups
         super().__init__(shape, expand=expand, width=width, chunk=chunk, gates=2 * H, groups=value_groups)
+        self.takes_form(form)
         self.strongest = 2.0 if negative else 1.0
         self.gate = nn.Linear(shape.C, H * expand * shape.D, bias=False)
         self.log_A = nn.Parameter((16 * (1 - torch.rand(H))).log())  # torch.rand may give 0, and never 1

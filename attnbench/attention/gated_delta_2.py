@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
+from attnbench.engines import forms
 from attnbench.engines.precision import LOG2E, accumulator
 from attnbench.engines.recurrent.decayed_sums import HalvedChunk, check_halved, drawn_step_sizes
 from attnbench.engines.recurrent.erasing_layer import ErasingLayer, Rule
@@ -61,6 +62,8 @@ class GatedDelta2(ErasingLayer):
         UsageError: ``chunk`` is not a power of two.
     """
 
+    kernel = "gated-delta-2"
+
     def __init__(
         self,
         shape: Shape,
@@ -68,10 +71,12 @@ class GatedDelta2(ErasingLayer):
         negative: Annotated[bool, Field(description="b = 2σ(·): what is erased may change its sign")] = False,
         width: Width = 4,
         chunk: HalvedChunk = 64,
+        form: forms.Fla = "auto",
     ) -> None:
         check_halved("gated-delta-2", chunk)
         H, D = shape.H, shape.D
         super().__init__(shape, expand=1, width=width, chunk=chunk, gates=2 * H * D + D)
+        self.takes_form(form)
         self.strongest = 2.0 if negative else 1.0
         self.decay = nn.Linear(D, H * D, bias=False)
         self.gate = nn.Sequential(nn.Linear(shape.C, D, bias=False), nn.Linear(D, H * D))

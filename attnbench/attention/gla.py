@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, silu
 
+from attnbench.engines import fla, forms
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import LOG2E, LayerNorm, accumulator
 from attnbench.engines.recurrent.decayed_sums import HalvedChunk, check_halved, last_state, states_before
@@ -68,12 +69,17 @@ class GLA(nn.Module):
         temperature: Annotated[float, Field(gt=0, description="τ: α = σ(·)^(1/τ)")] = 16.0,
         tied_keys: Annotated[bool, Field(description="k = 1 - α instead of a projection")] = False,
         chunk: HalvedChunk = 64,
+        form: forms.Fla = "auto",
     ) -> None:
         super().__init__()
         check_halved("gla", chunk)
         C = shape.C
         self.heads, self.causal, self.chunk = shape.H, shape.causal, chunk
         self.temperature, self.tied_keys = temperature, tied_keys
+        kernel = partial(fla.run, "gla")
+        both = partial(fla.from_both_ends, kernel, scale=shape.D**-0.5)
+        self.fast = {"fla": kernel if shape.causal else both} if chunk == 64 else {}
+        self.form = forms.require("gla", form, self.fast)
         self.qkv = nn.Linear(C, (2 if tied_keys else 3) * C, bias=False)
         self.decay = nn.Sequential(nn.Linear(C, rank, bias=False), nn.Linear(rank, C))
         self.gate = nn.Linear(C, C)
@@ -125,7 +131,8 @@ class GLA(nn.Module):
         return self._finish(x, self._mix(*self._parts(x, key_mask)))
 
     def _mix(self, *parts: Tensor) -> Tensor:
-        return by_heads(partial(gated_attention, causal=self.causal, chunk=self.chunk), *parts)
+        plain = partial(by_heads, partial(gated_attention, causal=self.causal, chunk=self.chunk))
+        return forms.attend(f"gla, causal={self.causal}", self.form, plain, *parts, fast=self.fast)
 
     def prompted(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x ``(B, n, C)``, projected once for the outputs and the state."""

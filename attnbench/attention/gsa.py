@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, silu
 
+from attnbench.engines import fla, forms
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import LOG2E, accumulator
 from attnbench.engines.recurrent.decayed_sums import HalvedChunk, check_halved, last_state
@@ -72,11 +73,14 @@ class GSA(nn.Module):
         slots: Annotated[int, Field(ge=1, description="keys and values that a head keeps")] = 64,
         temperature: Annotated[float, Field(gt=0, description="τ: α = σ(·)^(1/τ)")] = 8.0,
         chunk: HalvedChunk = 64,
+        form: forms.Fla = "auto",
     ) -> None:
         super().__init__()
         check_halved("gsa", chunk)
         C = shape.C
         self.heads, self.causal, self.chunk, self.temperature = shape.H, shape.causal, chunk, temperature
+        self.fast = {"fla": _fused} if chunk == 64 else {}
+        self.form = forms.require("gsa", form, self.fast)
         self.qkv = nn.Linear(C, 3 * C, bias=False)
         self.decay = nn.Linear(C, shape.H * slots, bias=False)
         self.norm = nn.RMSNorm(C, eps=1e-5)
@@ -119,7 +123,8 @@ class GSA(nn.Module):
 
     def _run(self, x: Tensor, _: int) -> Tensor:
         """o ``(B, N, C)``."""
-        y = by_heads(partial(slot_attention, chunk=self.chunk), *self._parts(x))
+        plain = partial(by_heads, partial(slot_attention, chunk=self.chunk))
+        y = forms.attend("gsa", self.form, plain, *self._parts(x), fast=self.fast)
         return y.transpose(1, 2).flatten(2)
 
     def _finish(self, y: Tensor) -> Tensor:
@@ -139,3 +144,7 @@ class GSA(nn.Module):
         keys, values = state.chunk(2, -1)
         y = torch.softmax(q.to(state.dtype) @ keys.mT, -1) @ values
         return self._finish(y.transpose(1, 2).flatten(2).to(x.dtype)), state
+
+
+def _fused(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor) -> Tensor:
+    return fla.run("gsa", q, k, v, written_share(log_decay), log_decay)

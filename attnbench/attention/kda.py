@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
+from attnbench.engines import forms
 from attnbench.engines.precision import LOG2E, accumulator
 from attnbench.engines.recurrent.decayed_sums import HalvedChunk, check_halved, drawn_step_sizes
 from attnbench.engines.recurrent.erasing_layer import ErasingLayer, Groups
@@ -70,6 +71,8 @@ class KimiDeltaAttention(ErasingLayer):
         UsageError: ``chunk`` is not a power of two.
     """
 
+    kernel = "kda"
+
     def __init__(
         self,
         shape: Shape,
@@ -81,10 +84,12 @@ class KimiDeltaAttention(ErasingLayer):
         negative: Annotated[bool, Field(description="β = 2σ(·): a step may turn a value round")] = False,
         width: Width = 4,
         chunk: HalvedChunk = 64,
+        form: forms.Fla = "auto",
     ) -> None:
         check_halved("kda", chunk)
         H, D = shape.H * value_groups, shape.D
         super().__init__(shape, expand=1, width=width, chunk=chunk, gates=H + D, groups=value_groups)
+        self.takes_form(form)
         self.bounded, self.strongest = decay == "bounded", 2.0 if negative else 1.0
         self.decay = nn.Linear(D, H * D, bias=False)
         self.gate = nn.Sequential(nn.Linear(shape.C, D, bias=False), nn.Linear(D, H * D))

@@ -9,6 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from attnbench.engines import fla, forms
 from attnbench.engines.linear import fused
 from attnbench.engines.linear.feature_map import FeatureMap
 from attnbench.engines.linear.maps import elu_plus_one
@@ -95,7 +96,7 @@ class Linear(FeatureAttention):
     padded key has φ(k) = 0 (masking k itself would give φ(0) = 1); causal attention by prefix sums, chunk by chunk.
 
     ``form=triton`` is the same in a few fused kernels (:mod:`attnbench.engines.linear.fused`) for a GPU. On an H100 its
-    outputs and gradients are those of the formula.
+    outputs and gradients are those of the formula. ``form=fla`` sums over flash-linear-attention's kernel, causal only.
 
     However negative q is, each row of weights sums to 1: a factor of a whole query cancels and is taken out. A key
     feature below 2^-120, where an entry of k is below -83, is raised to 2^-120. Beside a key above -66 in the same
@@ -110,9 +111,9 @@ class Linear(FeatureAttention):
     Differs from the authors' code: nothing is added to the denominator (they add 1e-6).
 
     Raises:
-        Unsupported: ``form=triton`` without triton or a CUDA device, in float64, in decoding, or for D > 128;
-            ``rotary`` with an odd D.
-        UsageError: ``chunk`` or ``rotary`` with ``form=triton``, which has chunks of its own and no positions.
+        Unsupported: a fused form without its package or a CUDA device, or in float64; ``form=triton`` in decoding, or
+            for D > 128; ``form=fla`` that is not causal; ``rotary`` with an odd D.
+        UsageError: ``chunk`` or ``rotary`` with a fused form, which has chunks of its own and no positions.
     """
 
     def __init__(
@@ -120,23 +121,24 @@ class Linear(FeatureAttention):
         shape: Shape,
         *,
         chunk: Chunk = None,
-        form: Annotated[
-            Literal["torch", "triton"], Field(description="PyTorch's operations, or fused kernels on a CUDA device")
-        ] = "torch",
+        form: Annotated[Literal["auto", "torch", "triton", "fla"], Field(description=forms.WHICH)] = "auto",
         rotary: Annotated[bool, Field(description="turn features by their positions, in the numerator only")] = False,
     ) -> None:
         super().__init__(shape, chunk)
-        self.form, self.rotary = form, rotary
+        self.form, self.rotary, self.whole = form, rotary, shape.E == shape.D
         if rotary and shape.D % 2:
             raise Unsupported(f"rotary pairs the channels: head_dim {shape.D} must be even")
-        if rotary and form == "triton":
-            raise UsageError("linear: rotary belongs to form=torch; the kernels of form=triton know no positions")
-        if form == "triton":
+        if form in ("triton", "fla"):
+            if rotary:
+                raise UsageError(f"linear: rotary belongs to form=torch; the kernels of form={form} know no positions")
             if chunk is not None:
-                raise UsageError("linear: chunk belongs to form=torch; the kernels of form=triton have their own")
-            if shape.E != shape.D:
+                raise UsageError(f"linear: chunk belongs to form=torch; the kernels of form={form} have their own")
+        if form == "triton":
+            if not self.whole:
                 raise Unsupported(_ONE_WIDTH)
             fused.require_triton(shape.D)
+        else:
+            forms.require("linear", form, self._fast())
 
     def pair_weights(self, q: Tensor, k: Tensor, allowed: Tensor) -> Tensor:
         phi_q, phi_k = (torch.where(x > 0, x + 1, x.clamp(max=0).exp()) for x in (q, k))
@@ -161,7 +163,21 @@ class Linear(FeatureAttention):
             return self._turned(q, k, v, key_mask)
         if self.form == "triton":
             return fused.attend(q, k, v, causal=self.causal, key_mask=key_mask)
+        given = (q, k, v) if key_mask is None else (q, k, v, key_mask)
+        name = f"linear, causal={self.causal}"
+        return forms.attend(name, self.form, self._plain, *given, fast=self._fast())
+
+    def _plain(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None) -> Tensor:
         return super().attend(q, k, v, key_mask)
+
+    def _fast(self) -> dict[str, fla.Kernel]:
+        if self.chunk is not None or self.rotary:
+            return {}
+        one_width: dict[str, fla.Kernel] = {"triton": self._triton} if self.whole else {}
+        return {**one_width, "fla": _fla} if self.causal else one_width
+
+    def _triton(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None) -> Tensor:
+        return fused.attend(q, k, v, causal=self.causal, key_mask=key_mask)
 
     def feature_map(self, dtype: torch.dtype) -> FeatureMap:
         if self.form == "triton":  # asked for in decoding only
@@ -211,6 +227,13 @@ class Linear(FeatureAttention):
 def _positive(x: Tensor) -> Tensor:
     """elu(x) + 1, as :class:`EluPlusOne` computes it."""
     return torch.ops.aten.elu_backward(x.clamp(min=0.0).add_(1.0), 1.0, 1.0, 1.0, False, x)  # type: ignore[no-any-return]
+
+
+def _fla(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None) -> Tensor:
+    phi_q, phi_k = elu_plus_one(q), elu_plus_one(k)
+    if key_mask is not None:
+        phi_k, v = (x.masked_fill(~key_mask[:, None, :, None], 0.0) for x in (phi_k, v))
+    return fla.run("linear", phi_q, phi_k, v)
 
 
 def _as_it_is(x: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import pad, silu, softplus
 
+from attnbench.engines import fla, forms
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import LOG2E, accumulator, unit
 from attnbench.engines.recurrent.decayed_sums import HalvedChunk, check_halved, drawn_step_sizes
@@ -99,6 +100,7 @@ class LogLinear(nn.Module):
             int | None, Field(ge=1, description="weights of a head; none: as many as the length needs")
         ] = None,
         chunk: HalvedChunk = 64,
+        form: forms.Fla = "auto",
     ) -> None:
         super().__init__()
         check_halved("log-linear", chunk)
@@ -107,6 +109,8 @@ class LogLinear(nn.Module):
         self.levels = levels or 1 + (shape.N - 1).bit_length()
         self.value = nn.Linear(C, C, bias=False)
         self.erases = base == "gated-delta"
+        self.fast = {"fla": partial(fla.run, "log-linear")} if chunk == 64 and not self.erases else {}
+        self.form = forms.require("log-linear", form, self.fast)
         self.key_query = nn.Linear(C, 2 * state * (H if self.erases else 1), bias=False)
         self.beta = nn.Linear(C, H, bias=False) if self.erases else None
         self.step_size = nn.Linear(C, H)
@@ -178,9 +182,16 @@ class LogLinear(nn.Module):
 
     def _run(self, u: Tensor, _: int) -> Tensor:
         """y ``(B, N, C)``."""
-        compute = levelled_delta_rule if self.erases else levelled_attention
-        y = by_heads(partial(compute, chunk=self.chunk), *self._parts(u))
+        query, key, *others = self._parts(u)
+        if not self.erases:  # all heads share them
+            query, key = query[:, :1], key[:, :1]
+        y = forms.attend("log-linear", self.form, self._plain, query, key, *others, fast=self.fast)
         return y.transpose(1, 2).flatten(2)
+
+    def _plain(self, query: Tensor, key: Tensor, values: Tensor, *others: Tensor) -> Tensor:
+        compute = levelled_delta_rule if self.erases else levelled_attention
+        query, key = (x.expand(-1, values.shape[1], -1, -1) for x in (query, key))
+        return by_heads(partial(compute, chunk=self.chunk), query, key, values, *others)
 
     def begin(self, u: Tensor) -> Subtrees:
         """u ``(B, n, C)``, n >= 0."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, NamedTuple
 
 import torch
@@ -10,6 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import pad, rms_norm, silu, softplus
 
+from attnbench.engines import fla, forms
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import LOG2E, accumulator
 from attnbench.engines.recurrent.decayed_sums import (
@@ -84,11 +86,14 @@ class Mamba2(nn.Module):
         groups: KeyGroups = 1,
         width: Width = 4,
         chunk: Chunk = 64,
+        form: forms.Fla = "auto",
     ) -> None:
         super().__init__()
         H, inner = expand * shape.H, expand * shape.C
         divided(H, groups, "mamba2")
         self.heads, self.groups, self.causal, self.chunk = H, groups, shape.causal, chunk
+        self.fast = {"fla": partial(fla.run, "simple-gla")} if chunk == 64 else {}
+        self.form = forms.require("mamba2", form, self.fast)
         self.sizes = [inner, groups * state, groups * state]
         self.project = nn.Linear(shape.C, inner + sum(self.sizes) + H, bias=False)
         self.short = ShortConvolution(sum(self.sizes), width, bias=True)
@@ -143,7 +148,8 @@ class Mamba2(nn.Module):
         return self._skipped(self._mix(query, key, values, log_decay), x)
 
     def _mix(self, *parts: Tensor) -> Tensor:
-        return attended_in_groups(*parts, causal=True, chunk=self.chunk)
+        plain = partial(attended_in_groups, causal=True, chunk=self.chunk)
+        return forms.attend("mamba2", self.form, plain, *parts, fast=self.fast)
 
     def prompted(self, u: Tensor) -> tuple[Tensor, Spaces]:
         """u ``(B, n, C)``, n >= 1, projected and convolved once for the outputs and the state."""

@@ -10,6 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from attnbench.engines import fla, forms
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import LOG2E, accumulator
 from attnbench.engines.recurrent.decayed_sums import Chunk, decayed_attention
@@ -95,6 +96,7 @@ class RetNet(nn.Module):
         rotation: Annotated[bool, Field(description="turn q and k by an angle that grows with the position")] = True,
         decay: Annotated[Decay, Field(description="the table of the heads' γ")] = "retnet",
         chunk: Chunk = 64,
+        form: forms.Fla = "auto",
     ) -> None:
         super().__init__()
         if rotation and shape.D % 2:
@@ -102,6 +104,7 @@ class RetNet(nn.Module):
                 f"rotation pairs the channels: head_dim must be even, not {shape.D}; or set rotation=false"
             )
         self.causal, self.rotation, self.decay, self.chunk = shape.causal, rotation, decay, chunk
+        self.form = forms.require("retnet", form, self._fast())
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """The N × M matrix of scores times the powers of γ, in complex numbers if q and k are rotated."""
@@ -133,16 +136,33 @@ class RetNet(nn.Module):
         return (weights @ v.double()).to(v.dtype)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        (B, H, N), K = q.shape[:3], k.shape[1]
         k, v = emptied(key_mask, k, v)
-        longest = max(N, k.shape[2])
+        N = q.shape[2]
         if k.shape[2] != N:  # pairs of a missing query or key are zero
+            longest = max(N, k.shape[2])
             q, k, v = (nn.functional.pad(x, (0, 0, 0, longest - x.shape[2])) for x in (q, k, v))
-        turns = angles(0, longest, q) if self.rotation else None
+        name = f"retnet, causal={self.causal}, rotation={self.rotation}, decay={self.decay}"
+        return forms.attend(name, self.form, self._plain, q, k, v, fast=self._fast())[:, :, :N]
+
+    def _fast(self) -> dict[str, fla.Kernel]:
+        return {"fla": self._fused} if self.chunk == 64 else {}
+
+    def _fused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k, v = (of_query_heads(x, q.shape[1]) for x in (k, v))
+        if self.rotation:
+            turns = angles(0, q.shape[2], q)
+            q, k = (rotate(x, *turns).to(v.dtype) for x in (q, k))
+        gamma, scale = log2_gamma(q, self.decay)[:, 0] * fla.LN2, q.shape[-1] ** -0.5
+        kernel = partial(fla.run, "simple-gla", g_gamma=gamma, scale=scale)
+        return kernel(q, k, v) if self.causal else fla.from_both_ends(kernel, q, k, v, scale=scale)
+
+    def _plain(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        B, H, K = *q.shape[:2], k.shape[1]
+        turns = angles(0, q.shape[2], q) if self.rotation else None
         compute = partial(_retain, turns=turns, causal=self.causal, chunk=self.chunk)
         each = torch.unflatten(log2_gamma(q, self.decay), 0, (K, -1)).expand(B, K, H // K, 1)
         of_group = torch.unflatten(q, 1, (K, -1))
-        outputs = [by_heads(compute, of_group[:, :, g], k, v, each[:, :, g])[:, :, :N] for g in range(H // K)]
+        outputs = [by_heads(compute, of_group[:, :, g], k, v, each[:, :, g]) for g in range(H // K)]
         return outputs[0] if H == K else torch.stack(outputs, 2).flatten(1, 2)
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Retained:

@@ -12,6 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm, pad
 
+from attnbench.engines import fla, forms
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import LOG2E, accumulator, unit
 from attnbench.engines.recurrent.decayed_sums import HalvedChunk, check_halved
@@ -87,11 +88,14 @@ class RWKV7(nn.Module):
             int | None, Field(ge=1, description="columns of w's and a's first matrix; none: 2.5·√C in steps of 32")
         ] = None,
         chunk: HalvedChunk = 64,
+        form: forms.Fla = "auto",
     ) -> None:
         super().__init__()
         check_halved("rwkv7", chunk)
         H, D, C = shape.H, shape.D, shape.C
         self.heads, self.causal, self.chunk, self.eps = H, shape.causal, chunk, 1e-5 * D
+        self.fast = {"fla": _fused} if chunk == 64 else {}
+        self.form = forms.require("rwkv7", form, self.fast)
         narrow, wide = (rank, 2 * rank) if rank else (_in_steps(2.5 * C**0.5), _in_steps(5 * C**0.5))
         self.receptance, self.key, self.value, self.out = (nn.Linear(C, C, bias=False) for _ in range(4))
         decay, share = nn.Linear(narrow, C), nn.Linear(narrow, C)
@@ -159,7 +163,8 @@ class RWKV7(nn.Module):
     def _run(self, x: Tensor, _: int) -> Tensor:
         """What tokens ``(B, N, C)`` get from themselves and those before them, up to the output projection."""
         parts, gate = self._parts(x, pad(x[:, :-1], (0, 0, 1, 0)))
-        y = by_heads(partial(_read, chunk=self.chunk), *parts)
+        plain = partial(by_heads, partial(_read, chunk=self.chunk))
+        y = forms.attend("rwkv7", self.form, plain, *parts, fast=self.fast)
         return self._finish(y, parts, gate)
 
     def _parts(self, x: Tensor, before: Tensor) -> tuple[list[Tensor], Tensor]:
@@ -213,6 +218,10 @@ class RWKV7(nn.Module):
 def _in_steps(width: float) -> int:
     """The next multiple of 32, and 32 at least."""
     return max(32, 32 * round(width / 32))
+
+
+def _fused(r: Tensor, k: Tensor, v: Tensor, kappa: Tensor, a: Tensor, log_decay: Tensor) -> Tensor:
+    return fla.run("rwkv7", r, k, v, unit(kappa), a, log_decay)
 
 
 def _read(r: Tensor, k: Tensor, v: Tensor, kappa: Tensor, a: Tensor, log_decay: Tensor, *, chunk: int) -> Tensor:

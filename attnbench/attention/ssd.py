@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Annotated
 
 import torch
@@ -10,6 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
+from attnbench.engines import fla, forms
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import LOG2E, accumulator
 from attnbench.engines.recurrent.decayed_sums import (
@@ -71,11 +73,15 @@ class SSD(nn.Module):
         state: Annotated[int, Field(ge=1, description="width of B and C, rows of the state")] = 64,
         groups: KeyGroups = 1,
         chunk: Chunk = 64,
+        form: forms.Fla = "auto",
     ) -> None:
         super().__init__()
         H, C = shape.H, shape.C
         divided(H, groups, "ssd")
         self.heads, self.groups, self.causal, self.chunk = H, groups, shape.causal, chunk
+        kernel = partial(fla.run, "simple-gla")
+        self.fast = {"fla": kernel if shape.causal else partial(fla.from_both_ends, kernel)} if chunk == 64 else {}
+        self.form = forms.require("ssd", form, self.fast)
         self.value = nn.Linear(C, C, bias=False)
         self.key_query = nn.Linear(C, 2 * groups * state, bias=False)
         self.step_size = nn.Linear(C, H)
@@ -119,7 +125,8 @@ class SSD(nn.Module):
         return self._join(self._mix(*self._parts(u, key_mask)))
 
     def _mix(self, *parts: Tensor) -> Tensor:
-        return attended_in_groups(*parts, causal=self.causal, chunk=self.chunk)
+        plain = partial(attended_in_groups, causal=self.causal, chunk=self.chunk)
+        return forms.attend(f"ssd, causal={self.causal}", self.form, plain, *parts, fast=self.fast)
 
     def prompted(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """u ``(B, n, C)``, projected once for the outputs and the state."""

@@ -19,8 +19,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from attnbench.compiled import Booked, apart, book
 from attnbench.errors import Unsupported, said
 
-_WHICH = "PyTorch's operations, or fused kernels on a CUDA device; auto: the first of those that gives their numbers"
-Fla = Annotated[Literal["auto", "torch", "fla"], Field(description=_WHICH)]
+WHICH = "PyTorch's operations, or fused kernels on a CUDA device; auto: the first of those that gives their numbers"
+Fla = Annotated[Literal["auto", "torch", "fla"], Field(description=WHICH)]
 """The option of a variant whose kernel is one of :mod:`attnbench.engines.fla`."""
 
 _PACKAGES = {
@@ -42,8 +42,8 @@ _verdicts: dict[Key, str] = {}
 _passed_over: list[str] = []
 
 
-def require(name: str, form: str, fast: Collection[str]) -> None:
-    """Do nothing if ``form`` can run here, as far as is known before any tensor is.
+def require(name: str, form: str, fast: Collection[str]) -> str:
+    """The form, if it can run here, as far as is known before any tensor is.
 
     Args:
         name: of the variant, for the message.
@@ -53,7 +53,7 @@ def require(name: str, form: str, fast: Collection[str]) -> None:
         Unsupported: the form was named, and there is no such form, package or device; the message names the remedy.
     """
     if form in ("auto", "torch"):
-        return
+        return form
     if form not in fast:
         raise Unsupported(f"{name}: form={form} has no kernel for these options, causal or not; form=torch takes them")
     package, what = _PACKAGES.get(form, ("torch", ""))
@@ -61,6 +61,7 @@ def require(name: str, form: str, fast: Collection[str]) -> None:
         raise Unsupported(f"form={form} needs {what}")
     if not a_device():
         raise Unsupported(f"form={form} needs a CUDA device, and there is none")
+    return form
 
 
 def attend(

@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
+from attnbench.engines import fla, forms
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import accumulator, unit
 from attnbench.engines.recurrent.erase_and_write import BeforeDecay, erase_and_write
@@ -54,7 +55,13 @@ class ErasingLayer(nn.Module):
     With ``groups`` above 1 each head of q and k serves as many heads of values, with a state and rates of their own:
     head h of the H·groups heads of values reads head h // groups. Below, they stand side by side in the columns of
     v ``(..., groups·E)``. No q or k is copied: the groups take turns, and gradients of q and k add up.
+
+    On a GPU the recurrence is the kernel of :mod:`attnbench.engines.fla` that a subclass names, as :meth:`takes_form`
+    says.
     """
+
+    kernel: str
+    form = "torch"
 
     def __init__(self, shape: Shape, *, expand: int, width: int, chunk: int, gates: int, groups: int = 1) -> None:
         super().__init__()
@@ -82,6 +89,18 @@ class ErasingLayer(nn.Module):
         """The output's gate, ``(B, N, H·E)``."""
         raise NotImplementedError
 
+    def takes_form(self, form: str) -> None:
+        """Choose the form of the recurrence, for the constructor of a subclass.
+
+        Raises:
+            Unsupported: it was named, and there is none for these options, or no device or package for it.
+        """
+        self.form = forms.require(self.kernel, form, self._fast(strict=not self.causal))
+
+    def given(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> tuple[Tensor, ...]:
+        """What the kernel takes of :func:`activated` tokens and of their rates: q first, the decay last."""
+        return q, k, v, *rates
+
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """x ``(B, N, C)`` of any length; ``key_mask`` ``(B, N)``, True where a token is real."""
         (x,) = emptied(key_mask, x)
@@ -90,14 +109,29 @@ class ErasingLayer(nn.Module):
     def _run(self, projected: Tensor, direction: int) -> Tensor:
         """What tokens read of those before them, and of themselves if ``direction`` is 0, ``(B, N, H·E)``."""
         tokens, gates = self._split(projected)
-        compute = partial(self._read, strict=direction == 1)
-        read = [by_heads(compute, *parts) for parts in self._in_turn(tokens, gates)]
-        return self._side_by_side(read).transpose(1, 2).flatten(2)
+        strict = direction == 1
+        parts, plain = (*self._heads(self.short(tokens)), *self.rates(gates)), partial(self._plain, strict=strict)
+        name = f"{self.kernel}, strict={strict}, groups={self.groups}"
+        y = forms.attend(name, self.form, plain, *parts, fast=self._fast(strict=strict))
+        return y.transpose(1, 2).flatten(2)
 
-    def _in_turn(self, tokens: Tensor, gates: Tensor) -> list[tuple[Tensor, ...]]:
+    def _plain(self, *parts: Tensor, strict: bool) -> Tensor:
+        compute = partial(self._read, strict=strict)
+        return self._side_by_side([by_heads(compute, *turn) for turn in self._in_turn(*parts)])
+
+    def _fast(self, *, strict: bool) -> dict[str, fla.Kernel]:
+        fits = self.chunk == 64 and not (strict and self.groups > 1)
+        return {"fla": partial(self._fused, strict=strict)} if fits else {}
+
+    def _fused(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor, strict: bool) -> Tensor:
+        q, k, v = activated(q, k, v)
+        if self.groups > 1:
+            v = torch.unflatten(v, 3, (self.groups, -1)).transpose(2, 3).flatten(1, 2)
+        parts, kernel = self.given(q, k, v, *rates), partial(fla.run, self.kernel)
+        return fla.before(kernel, *parts, log_decay=parts[-1]) if strict else kernel(*parts)
+
+    def _in_turn(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> list[tuple[Tensor, ...]]:
         """q, k, v and the rates, all with H heads, for the first head of values of each group, then for the next."""
-        q, k, v = self._heads(self.short(tokens))
-        rates = self.rates(gates)
         if self.groups == 1:
             return [(q, k, v, *rates)]
         values = torch.unflatten(v, 3, (self.groups, -1)).unbind(3)
@@ -146,7 +180,7 @@ class ErasingLayer(nn.Module):
     def _pass(self, tokens: Tensor, gates: Tensor) -> tuple[Tensor, Tensor]:
         """The outputs of the heads ``(B, H·groups, n, E)`` and the last state, in the dtype of sums."""
         outputs, states = [], []
-        for parts in self._in_turn(tokens, gates):
+        for parts in self._in_turn(*self._heads(self.short(tokens)), *self.rates(gates)):
             q, k, v, *rates = (part.flatten(0, 1).to(accumulator(tokens.dtype)) for part in parts)
             read = erase_and_write(*self.rule(*activated(q, k, v), *rates), chunk=self.chunk)
             y, state = (torch.unflatten(z, 0, (len(tokens), self.heads)) for z in read)

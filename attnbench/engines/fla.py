@@ -1,0 +1,142 @@
+"""The kernels of flash-linear-attention (fla-core 0.6.0), each as a function of tensors in the layout used here.
+
+Given are ``(B, H, N, ...)``, a decay as its logarithm to the base of 2; a kernel takes ``(B, N, H, ...)`` and natural
+logarithms. Turning one into the other copies nothing that leaves a projection of tokens. All kernels are causal, and
+sum in float32. The package is imported by the first call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from math import log
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from attnbench.compiled import out_of_sight
+
+LN2 = log(2.0)
+Kernel = Callable[..., Tensor]
+"""Maps tensors ``(B, H, N, ...)``, the third of them values, to ``(B, H, N, E)``."""
+
+
+class Row(NamedTuple):
+    """Where a kernel is, and how it is called."""
+
+    module: str
+    """Below ``fla.ops``."""
+    function: str
+    call: Callable[..., Any]
+    """Calls it with tensors ``(B, N, H, ...)``: what it gives is the output, or a tuple that begins with it."""
+
+
+def _gla(f: Kernel, q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Any:
+    return f(q, k.to(q.dtype), v, g * LN2)  # over √D, as it does by default
+
+
+def _simple(f: Kernel, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = None, **named: Any) -> Any:
+    q, k = (_of_heads(x, v.shape[2]) for x in (q, k))
+    return f(q, k, v.to(q.dtype), None if g is None else g * LN2, **{"scale": 1.0, **named})
+
+
+def _delta(f: Kernel, q: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Any:
+    return f(q, k, v, beta.to(q.dtype), scale=1.0)
+
+
+def _gated_delta(f: Kernel, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor) -> Any:
+    return f(q, k, v, g=g.squeeze(-1) * LN2, beta=beta.to(q.dtype), scale=1.0)
+
+
+def _kda(f: Kernel, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor) -> Any:
+    return f(q, k, v, g=g * LN2, beta=beta.to(q.dtype), scale=1.0)
+
+
+def _gdn2(f: Kernel, q: Tensor, k: Tensor, v: Tensor, erase: Tensor, write: Tensor, g: Tensor) -> Any:
+    return f(q, k, v, g=g * LN2, b=erase.to(q.dtype), w=write.to(q.dtype), scale=1.0)
+
+
+def _comba(f: Kernel, q: Tensor, k: Tensor, v: Tensor, erase: Tensor, beta: Tensor, g: Tensor) -> Any:
+    return f(q, k, v, erase, g=g.squeeze(-1) * LN2, beta=beta.to(q.dtype), scale=1.0)
+
+
+def _rwkv7(f: Kernel, r: Tensor, k: Tensor, v: Tensor, kappa: Tensor, a: Tensor, g: Tensor) -> Any:
+    # No decay is stronger than exp(-1/√e): the kernel may then put as many as 64 tokens in a chunk.
+    return f(r, g * LN2, k, v, -kappa, a * kappa, scale=1.0, lower_bound=-0.61)
+
+
+def _gsa(f: Kernel, q: Tensor, k: Tensor, v: Tensor, written: Tensor, g: Tensor) -> Any:
+    return f(q, k, v, written.to(q.dtype), g * LN2, scale=1.0)
+
+
+def _log_linear(f: Kernel, q: Tensor, k: Tensor, v: Tensor, g: Tensor, weights: Tensor) -> Any:
+    missing = max(7, 1 + (q.shape[1] - 1).bit_length()) - weights.shape[3]  # 7: those within a chunk of 64
+    if missing > 0:  # levels above the last share its weight
+        weights = torch.cat([weights, weights[..., -1:].expand(-1, -1, -1, missing)], 3)
+    return f(q, k, v.to(q.dtype), g * LN2, weights, scale=1.0)
+
+
+KERNELS = {
+    "gla": Row("gla", "chunk_gla", _gla),
+    "simple-gla": Row("simple_gla", "chunk_simple_gla", _simple),
+    "linear": Row("linear_attn", "chunk_linear_attn", lambda f, q, k, v: f(q, k, v, scale=1.0, normalize=True)),
+    "delta": Row("delta_rule", "chunk_delta_rule", _delta),
+    "gated-delta": Row("gated_delta_rule", "chunk_gated_delta_rule", _gated_delta),
+    "kda": Row("kda", "chunk_kda", _kda),
+    "gated-delta-2": Row("gdn2", "chunk_gdn2", _gdn2),
+    "comba": Row("comba", "chunk_comba", _comba),
+    "rwkv7": Row("rwkv7", "chunk_rwkv7", _rwkv7),
+    "gsa": Row("gsa", "chunk_gsa", _gsa),
+    "log-linear": Row("log_linear_attn", "chunk_log_linear_attn", _log_linear),
+}
+
+
+def run(name: str, *given: Tensor, **named: Any) -> Tensor:
+    """What a kernel of :data:`KERNELS` makes of ``(B, H, N, ...)``: ``(B, H, N, E)``.
+
+    Args:
+        named: what goes to the kernel as it is.
+
+    Raises:
+        ImportError: the package is missing.
+    """
+    row = KERNELS[name]
+    function = getattr(import_module(f"fla.ops.{row.module}"), row.function)
+
+    def call() -> Tensor:
+        got = row.call(function, *(x.transpose(1, 2) for x in given), **named)
+        out: Tensor = got[0] if isinstance(got, tuple) else got
+        return out.transpose(1, 2)
+
+    return out_of_sight(call, like=given[2], kernel="fla", matmul_flops=None)
+
+
+def before(compute: Kernel, q: Tensor, *others: Tensor, log_decay: Tensor | None = None) -> Tensor:
+    """What q reads of the tokens before its own: the kernel is asked by each token for the one behind it.
+
+    Args:
+        log_decay: what the state fades by at the token itself, before it is read; ``(B, H, N, 1)`` or as q.
+    """
+    if log_decay is not None:
+        q = (q * log_decay.exp2()).to(q.dtype)
+    return pad(compute(pad(q[:, :, 1:], (0, 0, 0, 1)), *others)[:, :, :-1], (0, 0, 1, 0))
+
+
+def from_both_ends(compute: Kernel, q: Tensor, k: Tensor, v: Tensor, *log_decay: Tensor, scale: float = 1.0) -> Tensor:
+    """Σ_j (q_i·k_j) v_j over all tokens, faded by what lies between, of a causal kernel: each token counts itself once.
+
+    Args:
+        log_decay: ``(B, H, N)`` or as q; going back, the decay between tokens t + 1 and t is that of t + 1.
+        scale: of the kernel's own scores.
+    """
+    back = compute(*(x.flip(2) for x in (q, k, v)), *(x.roll(-1, 2).flip(2) for x in log_decay)).flip(2)
+    q, k = (_of_heads(x, v.shape[1], 1) for x in (q, k))
+    own = (q * k * scale).sum(-1, keepdim=True) * v
+    return (compute(q, k, v, *log_decay) + back - own).to(q.dtype)
+
+
+def _of_heads(x: Tensor, heads: int, axis: int = 2) -> Tensor:
+    """Each head beside itself for all that share it."""
+    return x if x.shape[axis] == heads else x.repeat_interleave(heads // x.shape[axis], axis)
