@@ -5,13 +5,15 @@ grow with the sequence. A first kernel adds up φ(k) (v, 1)ᵀ over each segment
 (not causal: with those over all segments). A second kernel goes through the segment chunk by chunk: each query reads
 the sums so far and the triangle of its chunk's own pairs, and the chunk joins the sums. The backward pass does the same
 twice: forward in time for q, whose denominators are computed again, and backward in time for k and v.
+
+:func:`sums` is the same for features of any width that are there already, and :func:`of_map` for a feature map.
 """
 
 from __future__ import annotations
 
 import os
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +21,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 
 from attnbench.compiled import out_of_sight
+from attnbench.engines.linear.feature_map import FeatureMap
+from attnbench.engines.precision import accumulator, hidden
 from attnbench.errors import Unsupported
 
 TILES = {("tf32", 64): (32, 4), ("tf32", 128): (32, 8), ("ieee", 64): (16, 4), ("ieee", 128): (16, 16)}
@@ -79,14 +83,18 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, key_mask: Tensor | 
         raise Unsupported("form=triton sums in float32, and float64 inputs expect more")
     if not (q.is_cuda or _interpreted() or isinstance(q, FakeTensor)):
         raise Unsupported(f"form=triton runs on a CUDA device, not on {q.device.type}")
-    first = None
-    if key_mask is not None:
-        some = key_mask.any(1)
-        start = key_mask.int().argmax(1) if causal else torch.zeros_like(some, dtype=torch.long)
-        first = start.masked_fill(~some, q.shape[2]).int()
-        key_mask = key_mask.contiguous().view(torch.uint8)
+    key_mask, first = _first_keys(key_mask, causal, q.shape[2])
     out: Tensor = _Attend.apply(q, k, v, key_mask, first, causal)  # type: ignore[no-untyped-call]  # untyped in torch
     return out
+
+
+def _first_keys(key_mask: Tensor | None, causal: bool, queries: int) -> tuple[Tensor | None, Tensor | None]:
+    """The mask as the kernels read it, and the first query of each example that sees a key, ``(B,)``."""
+    if key_mask is None:
+        return None, None
+    some = key_mask.any(1)
+    start = key_mask.int().argmax(1) if causal else torch.zeros_like(some, dtype=torch.long)
+    return key_mask.contiguous().view(torch.uint8), start.masked_fill(~some, queries).int()
 
 
 class _Attend(torch.autograd.Function):
@@ -138,7 +146,7 @@ class _Kernels:
     ) -> None:
         self.q, self.k, self.v, self.mask, self.first, self.causal = q, k, v, mask, first, causal
         self.heads, self.D, self.pairs = q.shape[1], q.shape[3], q.shape[0] * q.shape[1]
-        width = max(16, 1 << (self.D - 1).bit_length())
+        width = _power(self.D)
         precision = "ieee" if q.dtype == torch.float32 else "tf32"
         self.rows, warps = TILES[precision, max(64, width)]
         self.how: dict[str, Any] = {"D": self.D, "WIDTH": width, "ROWS": self.rows, "PRECISION": precision}
@@ -218,7 +226,7 @@ class _Kernels:
         features: int,
         across: int,
         within: int = 0,
-        **constants: bool,
+        **constants: Any,
     ) -> None:
         """Run a kernel on each segment of each pair.
 
@@ -230,18 +238,307 @@ class _Kernels:
         """
         whole, rest = divmod(tokens, self.rows)
         products = 2 * self.D * (tokens * self.D * across + (whole * self.rows**2 + rest**2) * within)
-        done: Tensor = arguments[0].new_empty(0)  # kernels return nothing: they write into their arguments
+        constants |= self.how
+        exponentials = self.pairs * tokens * self.D * features
+        _run(name, (self.pairs, segments), arguments, constants, self.pairs * products, exponentials)
 
-        def call() -> Tensor:
-            with torch.cuda.device_of(done):  # type: ignore[no-untyped-call]  # untyped in torch
-                _kernel(name)[self.pairs, segments](*arguments, **constants, **self.how)
-            return done
 
-        run_by = "triton_interpreter" if _interpreted() else "triton"
-        out_of_sight(
-            call,
-            like=done,
-            kernel=run_by,
-            matmul_flops=self.pairs * products,
-            exponentials=self.pairs * tokens * self.D * features,
+def _run(
+    name: str,
+    grid: tuple[int, ...],
+    arguments: tuple[Any, ...],
+    constants: dict[str, Any],
+    matmul_flops: int,
+    exponentials: int = 0,
+) -> None:
+    """Run a kernel, and book what it does."""
+    done: Tensor = arguments[0].new_empty(0)  # kernels return nothing: they write into their arguments
+
+    def call() -> Tensor:
+        with torch.cuda.device_of(done):  # type: ignore[no-untyped-call]  # untyped in torch
+            _kernel(name)[grid](*arguments, **constants)
+        return done
+
+    run_by = "triton_interpreter" if _interpreted() else "triton"
+    out_of_sight(call, like=done, kernel=run_by, matmul_flops=matmul_flops, exponentials=exponentials)
+
+
+# Ready features
+
+FEATURE_TILES = {
+    ("tf32", 64): (64, 64, 4),
+    ("tf32", 128): (64, 64, 8),
+    ("tf32x3", 64): (32, 32, 4),
+    ("tf32x3", 128): (32, 32, 8),
+}
+"""Tokens in a chunk, features in a block and warps in a program, by the precision of products and the most values that
+a program takes. Not timed: chosen so that nothing spills and two programs fit on a multiprocessor of an H100."""
+
+FEATURE_PROGRAMS, STATE_BYTES = 256, 1 << 29
+"""Programs that share the tokens, two per multiprocessor, and how much memory the states of all may take."""
+
+
+class Keys(NamedTuple):
+    """Which keys count, and how much."""
+
+    causal: bool
+    mask: Tensor | None = None
+    """``(B, M)`` bool, True where a key is real."""
+    levels: Tensor | None = None
+    """``(B, H, M)``: each key counts 2^level times its features. No gradient reaches it."""
+    lenient: bool = False
+    """Whether a denominator of 0 gives 0; else only a query without a key does, and others give NaN."""
+
+
+def sums(phi_q: Tensor, phi_k: Tensor, v: Tensor, keys: Keys) -> Tensor:
+    """φ(q)ᵀ Σ φ(k)vᵀ / φ(q)ᵀ Σ φ(k) of ready features, over all keys or over those up to the query's own.
+
+    Sums and normaliser are float32. Products are in TF32 if v has half precision, else three products in TF32 make one
+    that is nearly float32.
+
+    Args:
+        phi_q: ``(B, H, N, F)``; phi_k: ``(B, H, M, F)``; v: ``(B, H, M, E)``.
+
+    Returns:
+        ``(B, H, N, E)`` in v's dtype.
+    """
+    out: Tensor = _OfFeatures.apply(phi_q, phi_k, v, keys)  # type: ignore[no-untyped-call]  # untyped in torch
+    return out
+
+
+def of_map(features: FeatureMap, q: Tensor, k: Tensor, v: Tensor, keys: Keys) -> Tensor:
+    """:func:`sums` of the features of q ``(B, H, N, D)`` and k ``(B, H, M, D)``, ``(B, H, N, E)`` in q's dtype.
+
+    The backward pass computes the features again, so that none are kept for it.
+    """
+    out: Tensor = _OfMap.apply(q, k, v, features, keys)  # type: ignore[no-untyped-call]  # untyped in torch
+    return out.to(q.dtype)
+
+
+class _OfFeatures(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, phi_q: Tensor, phi_k: Tensor, v: Tensor, keys: Keys) -> Tensor:
+        out, inverses = _FeatureKernels(phi_q, phi_k, v, keys).outputs()
+        ctx.save_for_backward(phi_q, phi_k, v, out, inverses)
+        ctx.keys = keys
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        phi_q, phi_k, v, out, inverses = ctx.saved_tensors
+        return *_FeatureKernels(phi_q, phi_k, v, ctx.keys).gradients(out, inverses, grad), None
+
+
+class _OfMap(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, features: FeatureMap, keys: Keys) -> Tensor:
+        (_, phi_q), (_, phi_k), keys = _featured(features, q, k, keys)
+        out, inverses = _FeatureKernels(phi_q, phi_k, v, keys).outputs()
+        ctx.save_for_backward(q, k, v, out, inverses)
+        ctx.features, ctx.keys = features, keys
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, inverses = ctx.saved_tensors
+        (x, phi_q), (y, phi_k), keys = _featured(ctx.features, q, k, ctx.keys)
+        d_phi_q, d_phi_k, dv = _FeatureKernels(phi_q, phi_k, v, keys).gradients(out, inverses, grad)
+        of_q, of_k = ([one.flatten(0, 1) for one in pair] for pair in ((phi_q, d_phi_q), (phi_k, d_phi_k)))
+        dq, dk = ctx.features.queries_grad(x, *of_q), ctx.features.keys_grad(y, *of_k)
+        return dq.view_as(q).to(q.dtype), dk.view_as(k).to(k.dtype), dv, None, None
+
+
+Featured = tuple[Tensor, Tensor]
+"""What a feature map takes, ``(BH, N, D)``, and its features, ``(B, H, N, F)``."""
+
+
+def _featured(features: FeatureMap, q: Tensor, k: Tensor, keys: Keys) -> tuple[Featured, Featured, Keys]:
+    """Features of queries and keys, and the keys with their levels."""
+    padded = None if keys.mask is None else ~keys.mask[:, None, :, None]
+    if padded is not None:
+        k = k.masked_fill(padded, 0.0)
+    x, y = (one.flatten(0, 1).to(accumulator(one.dtype)) for one in (q, k))
+    phi_q, phi_k = (one.new_empty(*one.shape[:2], features.width) for one in (x, y))
+    levels = features.keys(y, phi_k)
+    if features.by_feature:
+        if padded is not None:
+            phi_k.view(*k.shape[:3], -1).masked_fill_(padded, hidden(phi_k.dtype))
+        top = phi_k.amax(1, keepdim=True)
+        phi_k.sub_(top).exp2_()
+        features, levels = features.at(top), None
+    features.queries(x, phi_q)
+    keys = keys._replace(levels=None if levels is None else levels.view(k.shape[:3]))
+    return (x, phi_q.view(*q.shape[:3], -1)), (y, phi_k.view(*k.shape[:3], -1)), keys
+
+
+class _FeatureKernels:
+    """The kernels for ready features, with what all their launches share."""
+
+    def __init__(self, phi_q: Tensor, phi_k: Tensor, v: Tensor, keys: Keys) -> None:
+        self.q, self.k, self.v = map(_in_rows, (phi_q, phi_k, v))
+        self.causal, self.lenient = keys.causal, keys.lenient
+        (B, self.heads, M, self.F), self.E = phi_k.shape, v.shape[3]
+        self.pairs = B * self.heads
+        self.mask, self.first = _first_keys(keys.mask, keys.causal, phi_q.shape[2])
+        precision, most = "tf32x3" if v.dtype == torch.float32 else "tf32", 64 if self.E <= 64 else 128
+        self.rows, features, warps = FEATURE_TILES[precision, most]
+        self.BF, self.BE = min(features, _power(self.F)), min(most, _power(self.E))
+        self.blocks, self.parts = -(-self.F // self.BF), -(-self.E // self.BE)
+        self.how: dict[str, Any] = {"ROWS": self.rows, "BF": self.BF, "BE": self.BE, "PRECISION": precision}
+        self.how |= {"num_warps": warps, "num_stages": 1}
+        self.levels = self.tops = None
+        if keys.levels is not None:
+            levels = keys.levels.float()
+            if keys.mask is not None:
+                levels = levels.masked_fill(~keys.mask[:, None], hidden(levels.dtype))
+            self.levels = levels.reshape(self.pairs, M)
+            largest = self.levels.amax(1, keepdim=True).expand(-1, M).contiguous()
+            self.tops = self.levels.cummax(1).values if keys.causal else largest
+
+    def outputs(self) -> tuple[Tensor, Tensor]:
+        """The output, and 1 / denominator, ``(B, H, N)``."""
+        out = self.v.new_empty(*self.q.shape[:3], self.E)
+        inverses = out.new_empty(self.q.shape[:3], dtype=torch.float32)
+        states = self._states()
+        self._through(
+            "attend_features",
+            *_placed(self.q, self.k, self.v, out),
+            *(self.mask, self.first, self.levels, self.tops, states, inverses),
+            of=self.q,
+            states=states,
+            products=1,
+            LENIENT=self.lenient,
         )
+        return out, inverses
+
+    def gradients(self, out: Tensor, inverses: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Those of both features and of the values."""
+        grad = _in_rows(grad)
+        slopes = (grad.float() * out).sum(-1).mul_(inverses).neg_()  # of denominators
+        dq, dk = (x.new_empty(self.parts, *x.shape) for x in (self.q, self.k))
+        dv = torch.empty_like(self.v, memory_format=torch.contiguous_format)
+        states = self._states()
+        self._through(
+            "query_feature_gradients",
+            *(*_placed(self.k, self.v, grad, dq[0]), dq.stride(0)),
+            *(self.mask, self.levels, self.tops, states, inverses, slopes),
+            of=self.q,
+            states=states,
+            products=1,
+        )
+        states = self._states((grad, inverses, slopes))
+        self._through(
+            "key_feature_gradients",
+            *(*_placed(self.q, self.k, self.v, grad, dk[0]), dk.stride(0), *_placed(dv)),
+            *(self.mask, self.levels, self.tops, states, inverses, slopes),
+            of=self.k,
+            states=states,
+            products=2,
+        )
+        return (*(x[0] if self.parts == 1 else x.sum(0) for x in (dq, dk)), dv)
+
+    def _segments(self, tokens: int) -> tuple[int, int]:
+        """How many segments there are, and how many chunks a segment has."""
+        chunks, each = -(-tokens // self.rows), self.pairs * self.parts
+        most = min(-(-FEATURE_PROGRAMS // each), max(1, STATE_BYTES // (4 * each * self._width)))
+        length = -(-chunks // min(chunks, most))
+        return -(-chunks // length), length
+
+    @property
+    def _width(self) -> int:
+        """Numbers in the state of a program."""
+        return self.blocks * self.BF * (self.BE + 1)
+
+    def _states(self, of_queries: tuple[Tensor, Tensor, Tensor] | None = None) -> Tensor:
+        """What a segment begins with, ``(pairs, segments, ·)``: Σ φ(k) (v, 1)ᵀ over those before it.
+
+        With the gradient of the output, 1 / denominators and ``slopes``, the gradients of these sums over those after
+        it, from the last segment to the first. If not causal, over all, ``(pairs, 1, ·)``.
+        """
+        reverse, x, y, mask, scales = of_queries is not None, self.k, self.v, self.mask, None
+        if of_queries is not None:
+            x, mask, (y, *scales) = self.q, None, of_queries
+        tokens = x.shape[2]
+        segments, chunks = self._segments(tokens)
+        reference, relative = self._relative(chunks * self.rows, tokens, reverse=reverse)
+        if relative is not None:
+            scales = [relative, relative] if scales is None else [one.view_as(relative) * relative for one in scales]
+        states = x.new_empty(self.pairs, segments, self.parts * self._width, dtype=torch.float32)
+        if self.causal:
+            states[:, 0].zero_()
+        if segments > self.causal:
+            without = min(tokens, chunks * self.rows) if reverse else tokens - (segments - 1) * chunks * self.rows
+            self._launch(
+                "sum_features",
+                (segments - self.causal, self.blocks * self.parts),
+                *(*_placed(x, y), mask, *(scales or (None, None)), states, tokens, self.heads, chunks, segments),
+                tokens=tokens - without * self.causal,
+                across=1,
+                MASKED=mask is not None,
+                SCALED=scales is not None,
+                REVERSED=reverse and self.causal,
+            )
+        if not self.causal:
+            return states.sum(1, keepdim=True)
+        if reference is None:
+            return states.cumsum_(1)
+        return torch.bmm((reference[:, None] - reference[..., None]).exp2_().tril_(), states)
+
+    def _relative(self, segment: int, tokens: int, *, reverse: bool) -> tuple[Tensor | None, Tensor | None]:
+        """The level of each segment's state, negative if ``reverse``, and what each token counts for in its sum."""
+        if self.levels is None or self.tops is None or (reverse and not self.causal):
+            return None, None
+        ends = torch.cat([self.tops[:, segment - 1 :: segment], self.tops[:, -1:]], 1)[:, : -(-tokens // segment)]
+        begins = torch.cat([self.tops[:, :1], ends[:, :-1]], 1)
+        level = (begins if reverse else ends)[..., None].expand(-1, -1, segment).flatten(1)[:, :tokens]
+        if reverse:
+            return -ends.flip(1), (level - self.tops).exp2_()
+        return begins, (self.levels - level).exp2_()
+
+    def _through(
+        self, name: str, *arguments: Any, of: Tensor, states: Tensor, products: int, **constants: bool
+    ) -> None:
+        """Run a kernel on all segments of the tokens of ``of``, for all values."""
+        segments, chunks = self._segments(of.shape[2])
+        self._launch(
+            name,
+            (segments, self.parts),
+            *(*arguments, of.shape[2], self.heads, chunks, states.shape[1]),
+            tokens=of.shape[2],
+            across=products + self.causal,
+            within=products * self.causal,
+            MASKED=self.mask is not None,
+            LEVELS=self.levels is not None,
+            **constants,
+        )
+
+    def _launch(
+        self,
+        name: str,
+        grid: tuple[int, int],
+        *arguments: Any,
+        tokens: int,
+        across: int,
+        within: int = 0,
+        **constants: Any,
+    ) -> None:
+        """Run a kernel.
+
+        Args:
+            tokens: how many tokens all segments of a pair have together.
+            across: number of products of ``(tokens, F)`` and ``(F, E)``, to count FLOPs.
+            within: number of products of ``(c, F)`` and ``(F, c)``, and of ``(c, c)`` and ``(c, E)``, in each chunk of
+                c tokens.
+        """
+        whole, rest = divmod(tokens, self.rows)
+        squares = (whole * self.rows**2 + rest**2) * within
+        flops = 2 * self.pairs * (tokens * self.F * self.E * across + squares * (self.parts * self.F + self.E))
+        constants |= {"CAUSAL": self.causal, **self.how}
+        _run(name, (self.pairs, *grid), (*arguments, self.F, self.E), constants, flops)
+
+
+def _power(width: int) -> int:
+    """The power of 2 from 16 on that holds so many numbers."""
+    return max(16, 1 << (width - 1).bit_length())
