@@ -18,11 +18,10 @@ DEVICE=${DEVICE:-cuda}
 mkdir -p "$OUT"
 OUT=$(cd "$OUT" && pwd)
 site=$(mktemp -d)
-for wheel in "${WHEELS:-.whl}"/*.whl; do
-    [ -e "$wheel" ] || continue
-    python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade --target "$site" "$wheel" ||
-        echo "not installed: $wheel"
-done
+if ls "${WHEELS:-.whl}"/*.whl >/dev/null 2>&1; then
+    python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target "$site" "${WHEELS:-.whl}"/*.whl ||
+        echo "wheels were not installed"
+fi
 export PYTHONPATH="$site:$PWD:$PWD/plugins/peers${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 case $DEVICE in cpu) tiny="--n 64 128 --heads 2 --head-dim 16 --dtype float32 --only sdpa,linear,gla" ;; *) tiny="" ;; esac
 
