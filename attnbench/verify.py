@@ -175,4 +175,8 @@ def foreign_to_samples(record: Record, rounds: Iterable[list[dict[str, Any]]]) -
         amount = round(each) if amount is None else amount
         if each and not math.isclose(each, amount, rel_tol=1e-6):
             return f"{name} is {getattr(record, name)}, which is not {amount} in time_median_s"
+    if record.host_share is not None:
+        wanted = max(0.0, 1 - (record.device_s or 0.0) / middle)
+        if not math.isclose(record.host_share, wanted, abs_tol=1e-6):
+            return f"host_share is {record.host_share}, but {wanted:.6g} by device_s and time_median_s"
     return ""

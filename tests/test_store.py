@@ -800,6 +800,7 @@ def test_a_line_that_stands_twice_in_a_table_is_told(folder: RunFolder) -> None:
         ({"time_min_s": 0.0639}, "time_min_s is 0.0639, but no sample took so long"),
         ({"examples_per_s": 7.0}, "examples_per_s is 7.0, which is not 1 in time_median_s"),
         ({"matmul_flops": 128, "flops_per_s": 1e9}, "flops_per_s is 1000000000.0, which is not 128 in time_median_s"),
+        ({"device_s": 0.016, "host_share": 0.5}, "host_share is 0.5, but 0.75 by device_s and time_median_s"),
         ({"tokens_per_s": 1007.0}, "tokens_per_s is 1007.0, which is not 64 in time_median_s"),
     ],
 )

@@ -85,16 +85,10 @@ class CudaRecorder:
     def recover(self) -> None:
         set_stream(self._outer)  # torch leaves the side stream current where a capture cannot be ended
         index = self._outer.device_index
-        # So does it leave the allocator in the pool of the graph, the pool in use, and random numbers in the capture.
-        for step in (
-            lambda: torch._C._cuda_endAllocateToPool(index, self._pool),
-            lambda: torch._C._cuda_releasePool(index, self._pool),
-            lambda: torch.cuda.default_generators[index].graphsafe_set_state(
-                torch.cuda.default_generators[index].clone_state()
-            ),
-        ):
-            with suppress(Exception):  # it was in order
-                step()
+        with suppress(Exception):  # newer versions of torch have done it
+            torch._C._cuda_endAllocateToPool(index, self._pool)
+        numbers = torch.cuda.default_generators[index]
+        numbers.graphsafe_set_state(numbers.clone_state())  # a capture that cannot be ended would keep the old state
         synchronize(self._device)
         torch.cuda.empty_cache()
 

@@ -582,3 +582,8 @@ def test_on_a_cpu_no_table_and_no_row_speaks_of_launches(capsys: pytest.CaptureF
     shown = capsys.readouterr().out
     assert "launch" not in shown
     assert "host" not in shown
+
+
+def test_graphs_are_refused_in_one_line_on_a_device_that_has_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "softmax", "linear", "--launch", "graph", "--device", "cpu"]) == Exit.USAGE
+    assert capsys.readouterr().err.startswith("error: --launch graph: cpu has no CUDA graphs; leave it out")
