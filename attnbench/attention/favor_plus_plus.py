@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attnbench.engines.linear import expectations
 from attnbench.engines.linear.feature_map import FeatureMap
-from attnbench.engines.linear.module import Chunk, FeatureAttention
+from attnbench.engines.linear.module import Chunk, FeatureAttention, Form
 from attnbench.engines.linear.random_maps import ExponentialFeatures, Projection, draw_projection
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import accumulator
@@ -63,8 +63,9 @@ class FavorPlusPlus(FeatureAttention):
             Field(ge=0, description="mean of ‖q+k‖²/√D to tune for; none: from the data, 2√D if causal"),
         ] = None,
         chunk: Chunk = None,
+        form: Form = "auto",
     ) -> None:
-        super().__init__(shape, chunk)
+        super().__init__(shape, chunk, form)
         self.independent = projection == "iid"
         self.spread = 2 * shape.D**0.5 if spread is None and shape.causal else spread
         self.projection: Tensor

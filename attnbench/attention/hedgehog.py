@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from attnbench.engines.linear.feature_map import FeatureMap
 from attnbench.engines.linear.key_sums import KeySums
-from attnbench.engines.linear.module import Chunk, FeatureAttention
+from attnbench.engines.linear.module import Chunk, FeatureAttention, Form
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import LOG2E
 from attnbench.engines.tiling import fill
@@ -66,8 +66,8 @@ class Hedgehog(FeatureAttention):
     the denominator.
     """
 
-    def __init__(self, shape: Shape, *, chunk: Chunk = None) -> None:
-        super().__init__(shape, chunk)
+    def __init__(self, shape: Shape, *, chunk: Chunk = None, form: Form = "auto") -> None:
+        super().__init__(shape, chunk, form)
         self.W_q = nn.Parameter(torch.eye(shape.D).repeat(shape.H, 1, 1))
         self.W_k = nn.Parameter(torch.eye(shape.D).repeat(shape.H, 1, 1))
 

@@ -13,7 +13,7 @@ from attnbench.engines.linear import expectations
 from attnbench.engines.linear.feature_map import FeatureMap
 from attnbench.engines.linear.general_form import GeneralForm, Shift
 from attnbench.engines.linear.key_sums import KeySums
-from attnbench.engines.linear.module import Chunk, FeatureAttention
+from attnbench.engines.linear.module import Chunk, FeatureAttention, Form
 from attnbench.engines.linear.random_maps import (
     HyperbolicFeatures,
     Norms,
@@ -121,15 +121,16 @@ class Performer(FeatureAttention):
             Shift, Field(description="vectors taken off queries and keys, and made up for: none, or their means")
         ] = "none",
         chunk: Chunk = None,
+        form: Form = "auto",
     ) -> None:
-        super().__init__(shape, chunk)
+        super().__init__(shape, chunk, form)
         general = gamma != 1.0 or shift != "none"
         if general and (kernel == "relu" or norms != "chi"):
             raise Unsupported("gamma and shift keep the mean of exponentials of a normal ω: no relu, no other norms")
         if shift == "mean" and shape.causal:
             raise Unsupported(f"shift=mean: {_ALL_TOKENS}")
         self.kernel_name, self.beta = kernel, beta
-        self.form = GeneralForm(kernel, gamma, shift) if general else None
+        self.general = GeneralForm(kernel, gamma, shift) if general else None
         self.drawn: tuple[Projection, Norms] = projection, norms
         self.projection: Tensor
         self.register_buffer("projection", draw_projection(features, shape.D, *self.drawn))
@@ -145,8 +146,8 @@ class Performer(FeatureAttention):
 
     def feature_map(self, dtype: torch.dtype) -> FeatureMap:
         """φ for inputs of this dtype."""
-        if self.form is not None:
-            return self.form.feature_map(self.projection.to(accumulator(dtype)), by_feature=not self.causal)
+        if self.general is not None:
+            return self.general.feature_map(self.projection.to(accumulator(dtype)), by_feature=not self.causal)
         weight = (self.projection.to(accumulator(dtype)) * self.projection.shape[1] ** -0.25).t().contiguous()
         match self.kernel_name:
             case "positive":
@@ -158,8 +159,10 @@ class Performer(FeatureAttention):
             case "relu":
                 return ReluFeatures(weight)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
-        return super().attend(*self._ready(q, k, key_mask), v, key_mask).to(q.dtype)
+    def attend_as_it_is(
+        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, *, by_triton: bool = False
+    ) -> Tensor:
+        return super().attend_as_it_is(*self._ready(q, k, key_mask), v, key_mask, by_triton=by_triton).to(q.dtype)
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> KeySums:
         """q, k, v ``(B, H, n, D)``, n >= 0."""
@@ -172,11 +175,11 @@ class Performer(FeatureAttention):
 
     def _ready(self, q: Tensor, k: Tensor, key_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """What φ takes: β q and k/β, or what the general form makes of them."""
-        if self.form is None:
+        if self.general is None:
             return self._balanced(q, k)
         dtype = accumulator(q.dtype)
         x, y = self.scaled(q.to(dtype), k.to(dtype))
-        return self.form.inputs(x, y, key_mask)
+        return self.general.inputs(x, y, key_mask)
 
     def _balanced(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """β q and k/β."""
@@ -191,7 +194,7 @@ class Performer(FeatureAttention):
         return self._kernel(q, k, None)
 
     def _kernel(self, q: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
-        omega, gamma, D = self.projection.to(q.dtype), 1.0 if self.form is None else self.form.gamma, q.shape[-1]
+        omega, gamma, D = self.projection.to(q.dtype), 1.0 if self.general is None else self.general.gamma, q.shape[-1]
         growth = (1 - gamma**2) / 4 * omega.square().sum(-1)[..., None, :] + D / 2 * log(gamma)
         x, y = self.scaled(q, k)
         sides, logs = self.shifted(x, y, allowed)
@@ -214,7 +217,7 @@ class Performer(FeatureAttention):
         self, x: Tensor, y: Tensor, allowed: Tensor | None
     ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """x - a and y - b, and the logarithms of what makes up for it: b·x and a·y - a·b, ``(B, H, n, 1)``."""
-        if self.form is None or self.form.shift == "none":
+        if self.general is None or self.general.shift == "none":
             return (x, y), (x.new_zeros(1, 1), x.new_zeros(1, 1))
         keys = torch.ones_like(y[..., :1]) if allowed is None else allowed[:, :, -1, :, None].to(y.dtype)
         queries = keys if x.shape[2] == y.shape[2] else torch.ones_like(x[..., :1])
@@ -250,9 +253,9 @@ class Performer(FeatureAttention):
         if self.drawn != ("iid", "chi"):
             return None
         (x, y), features = self.scaled(q, k), self.projection.shape[0]
-        if self.form is not None:
+        if self.general is not None:
             (x, y), (of_x, of_y) = self.shifted(x, y, None)
-            second = expectations.general_second_moment(self.kernel_name, self.form.gamma, x, y)
+            second = expectations.general_second_moment(self.kernel_name, self.general.gamma, x, y)
             both = 2 * (of_x + of_y.mT)
             return (second - (2 * x @ y.mT).exp()) * both.exp() / features
         match self.kernel_name:

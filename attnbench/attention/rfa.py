@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from attnbench.engines.linear import expectations
 from attnbench.engines.linear.feature_map import FeatureMap
-from attnbench.engines.linear.module import Chunk, FeatureAttention
+from attnbench.engines.linear.module import Chunk, FeatureAttention, Form
 from attnbench.engines.linear.random_maps import (
     CosineSineFeatures,
     Features,
@@ -78,8 +78,9 @@ class RandomFeatureAttention(FeatureAttention):
         temperature: Temperature = 1.0,
         projection: Projection = "iid",
         chunk: Chunk = None,
+        form: Form = "auto",
     ) -> None:
-        super().__init__(shape, chunk)
+        super().__init__(shape, chunk, form)
         if kernel == "arccos" and temperature != 1.0:
             raise UsageError("rfa: temperature scales all arccos features alike, and the quotient cancels it")
         self.gaussian, self.temperature, self.independent = kernel == "gaussian", temperature, projection == "iid"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from functools import cached_property, partial
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from attnbench.engines import forms
+from attnbench.engines.linear import fused
 from attnbench.engines.linear.all_keys import add_keys, attend_all
 from attnbench.engines.linear.causal import attend_causally
 from attnbench.engines.linear.feature_map import FeatureMap, Prepared, Tiles
@@ -20,14 +24,20 @@ Chunk = Annotated[
     int | None, Field(ge=1, description="tokens taken at a time; none: what is fast. Moves time and memory only")
 ]
 """The option of all linear attention with a feature map."""
+Form = Annotated[
+    Literal["auto", "torch", "triton"],
+    Field(description="PyTorch's operations, or sums by fused kernels on a CUDA device; auto: these if they are right"),
+]
+"""The option of those whose features go to :func:`attnbench.engines.linear.fused.of_map`."""
 
 
 class FeatureAttention(nn.Module):
     """Σ_j φ(q_i)·φ(k_j) v_j / Σ_j φ(q_i)·φ(k_j); a subclass says what φ and the weights are."""
 
-    def __init__(self, shape: Shape, chunk: int | None) -> None:
+    def __init__(self, shape: Shape, chunk: int | None, form: str = "torch") -> None:
         super().__init__()
         self.causal, self.chunk, self.head_dim = shape.causal, chunk, shape.D
+        self.summed_by = forms.require("these sums", form, ("triton",) if chunk is None else ())
 
     def feature_map(self, dtype: torch.dtype) -> FeatureMap:
         """φ for inputs of this dtype."""
@@ -54,10 +64,7 @@ class FeatureAttention(nn.Module):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
         """:meth:`forward` for queries and keys that φ takes as they are."""
-        features = self.feature_map(q.dtype)
-        if self.causal:
-            return attend_causally(q, k, v, features, key_mask=key_mask, chunk=self.chunk)
-        return attend_all(q, k, v, features, key_mask=key_mask, rows=self.chunk)
+        return self._in_form(self.attend_as_it_is, q, k, v, key_mask)
 
     def attend_prepared(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, parameters: tuple[Tensor, ...]
@@ -67,9 +74,44 @@ class FeatureAttention(nn.Module):
         Args:
             parameters: those of :meth:`prepare`, ``(B, H, ...)``; gradients reach them.
         """
-        if self.causal or torch.is_grad_enabled():
+        return self._in_form(self._prepared, q, k, v, key_mask, *parameters)
+
+    def _in_form(
+        self, compute: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, *others: Tensor
+    ) -> Tensor:
+        masks = () if key_mask is None else (key_mask,)
+
+        def run(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor, by_triton: bool = False) -> Tensor:
+            mask = rest[0] if masks else None
+            return compute(q, k, v, mask, *rest[len(masks) :], by_triton=by_triton)
+
+        fast = {"triton": partial(run, by_triton=True)} if self.chunk is None else {}
+        return forms.attend(self._computation, self.summed_by, run, q, k, v, *masks, *others, fast=fast)
+
+    @cached_property
+    def _computation(self) -> str:
+        features = self.feature_map(torch.float32)
+        of = f"{features.width} of {type(features).__name__}"
+        return f"{type(self).__name__.lower()}, {of}, causal={self.causal}"
+
+    def attend_as_it_is(
+        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, *, by_triton: bool = False
+    ) -> Tensor:
+        """:meth:`attend` in one of its two forms."""
+        features = self.feature_map(q.dtype)
+        if by_triton:
+            return fused.of_map(features, q, k, v, fused.Keys(self.causal, key_mask))
+        if self.causal:
+            return attend_causally(q, k, v, features, key_mask=key_mask, chunk=self.chunk)
+        return attend_all(q, k, v, features, key_mask=key_mask, rows=self.chunk)
+
+    def _prepared(
+        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, *parameters: Tensor, by_triton: bool
+    ) -> Tensor:
+        if self.causal or by_triton or torch.is_grad_enabled():
             (k,) = emptied(key_mask, k)
-            return self.attend(self.prepare(q, *parameters), self.prepare(k, *parameters), v, key_mask).to(q.dtype)
+            x, y = self.prepare(q, *parameters), self.prepare(k, *parameters)
+            return self.attend_as_it_is(x, y, v, key_mask, by_triton=by_triton).to(q.dtype)
         # Tile by tile only without gradients, which would take longer through every tile than all at once.
         features = Prepared(self.feature_map(q.dtype), self.prepare, parameters)
         return attend_all(q, k, v, features, key_mask=key_mask, rows=self.chunk)
