@@ -60,6 +60,8 @@ class Options:
     """Id of the run that this one repeats."""
     unchecked: bool = False
     """Measure variants whatever laws they break."""
+    dry: bool = False
+    """Nothing will run: the device may be that of another machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ def make_plan(suite: Suite | str | Path, options: Options) -> Plan:
         SuiteError: the suite file; UsageError: options, devices, an empty selection, an input file that cannot be read.
     """
     # Each of many machines looks for itself.
-    device = resolve_device(options.device) if options.on is None else options.device
+    device = options.device if options.on else resolve_device(options.device, elsewhere=options.dry)
     own = {"dtype": options.dtype, "seed": None if options.seed is None else str(options.seed)}
     """Axes with an option of their own."""
     of_their_own = {axis: value for axis, value in own.items() if value is not None}
