@@ -79,7 +79,7 @@ def test_the_published_suite_has_the_shapes_of_its_tables() -> None:
 
 def test_the_gpu_suite_has_24_variants_beside_the_exact_kernel_in_each_sweep() -> None:
     cells = expand(load_suite("gpu"), device="cuda")
-    assert len({cell.variant.name for cell in cells} - {"sdpa"}) == 24
+    assert len({cell.variant.name for cell in cells} - {"sdpa", "identity"}) == 24
     for sweep in {cell.sweep for cell in cells}:
         assert {cell.shape.N for cell in cells if cell.sweep == sweep and cell.variant.name == "sdpa"} == {
             4096,
