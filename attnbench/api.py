@@ -125,6 +125,7 @@ def run(
 def compare(
     *variants: str,
     lengths: str | int | Sequence[int] = (1024, 2048, 4096),
+    shape: str | None = None,
     heads: int = 8,
     kv_heads: int | None = None,
     head_dim: int = 64,
@@ -166,6 +167,8 @@ def compare(
         variants: one or more, with options in the text: ``"performer:features=512"``; at level ``layer`` or ``model``
             also a module of x, ``"model.py:Attention"``.
         lengths: numbers, or text such as ``"1024..16384"`` (doubling).
+        shape: name of a published shape, ``"llama3-8b"``: its heads, widths and causality; an argument that is not its
+            default wins.
         heads, head_dim, batch: H, D and B of q, k and v ``(B, H, N, D)``.
         kv_heads: heads of k and v, a divisor of ``heads``; None: as many.
         v_dim: width of v and of the output; None: that of k.

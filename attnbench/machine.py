@@ -114,8 +114,11 @@ def devices() -> list[str]:
     return there
 
 
-def resolve_device(name: str) -> str:
+def resolve_device(name: str, *, elsewhere: bool = False) -> str:
     """``auto`` -> the fastest device there is; otherwise the name, if torch has it.
+
+    Args:
+        elsewhere: nothing runs here, so that a named device need not be there.
 
     Raises:
         UsageError: there is no such device; the message lists those there are.
@@ -123,7 +126,7 @@ def resolve_device(name: str) -> str:
     there = devices()
     if name == "auto":
         return there[0]
-    if name not in there:
+    if name not in there and not elsewhere:
         raise UsageError(f"no device {name!r} on this machine; there is {', '.join(there)}")
     return name
 

@@ -76,6 +76,14 @@ def compare(
     n: Annotated[
         str, typer.Option("--n", metavar="LENGTHS", help="Lengths: 1k..16k doubles, 1024..4096+1024 goes in steps.")
     ] = "1024..4096",
+    shape: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Heads, widths and causal of a published shape: llama3-8b; an option beside it wins.",
+            autocompletion=completion.shapes,
+        ),
+    ] = None,
     heads: Heads = 8,
     kv_heads: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Heads of keys and values; default: as many as --heads.")

@@ -55,6 +55,13 @@ def axes(incomplete: str) -> list[str]:
     return _rest(incomplete, whole)
 
 
+def shapes(incomplete: str) -> list[str]:
+    """Named shapes with this beginning."""
+    from attnbench.suite.named_shapes import NAMED
+
+    return [name for name in NAMED if name.startswith(incomplete)]
+
+
 def suites(incomplete: str) -> list[str]:
     """Shipped suites with this beginning; for anything else the shell completes file names."""
     return [name for name in shipped_suites() if name.startswith(incomplete)]

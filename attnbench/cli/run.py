@@ -174,6 +174,7 @@ def run(
                 fresh=fresh,
                 retry_failed=retry_failed,
                 unchecked=unchecked,
+                dry=dry_run,
                 repeats=context.obj,
             )
             plan = make_plan(suite, options)

@@ -14,7 +14,7 @@ import torch
 
 from attnbench.cell import UNTOUCHED, Cell, ModelSize
 from attnbench.errors import AttnbenchError
-from attnbench.machine import machine_id
+from attnbench.machine import devices, machine_id
 from attnbench.measure.flops import STEPS, Prediction, move_fake, predict
 from attnbench.qkv import draw_sizes
 from attnbench.record import one_line
@@ -73,6 +73,8 @@ def duration(plan: Plan) -> Duration:
     """The time that a run will take if each first visit lasts as long as in earlier runs, and later ones no longer."""
     visits = {cell: plan.rules.rounds if "time" in cell.measure else 1 for cell in plan.cells}
     least = 0.0 if plan.rules.quick else plan.rules.min_time * sum("time" in cell.measure for cell in plan.cells)
+    if plan.settings.device not in devices():
+        return Duration(None, least, f"how long is unknown: this machine has no {plan.settings.device}")
     here, known = machine_id(plan.settings.device), dict[str, float]()
     for folder in find_runs(plan.options.out / plan.suite.name):
         with suppress(AttnbenchError, OSError, ValueError):

@@ -62,6 +62,8 @@ class Options:
     """Id of the run that this one repeats."""
     unchecked: bool = False
     """Measure variants whatever laws they break."""
+    dry: bool = False
+    """Nothing will run: the device may be that of another machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,7 @@ def make_plan(suite: Suite | str | Path, options: Options) -> Plan:
         SuiteError: the suite file; UsageError: options, devices, an empty selection, an input file that cannot be read.
     """
     # Each of many machines looks for itself.
-    device = resolve_device(options.device) if options.on is None else options.device
+    device = options.device if options.on else resolve_device(options.device, elsewhere=options.dry)
     refuse_graph(options.launch or "auto", device)
     own = {
         "dtype": options.dtype,

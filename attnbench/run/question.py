@@ -22,6 +22,7 @@ from attnbench.run.process import memory_limit as limit_for
 from attnbench.run.trial import load_all
 from attnbench.shape import Shape
 from attnbench.spec import parse_spec, parse_specs
+from attnbench.suite.named_shapes import spelled_out
 from attnbench.suite.ranges import parse_range
 from attnbench.variant import VARIANTS
 
@@ -60,10 +61,16 @@ class Question:
         """The question in the arguments of a function or a command.
 
         Args:
-            given: argument -> value, among them the axes; one that is None has its default.
+            given: argument -> value, among them the axes; one that is None has its default. A ``shape`` is the name of
+                one: an axis that has its default has the value of that shape.
             more: fields that are not in ``given`` under their own names, or as something else.
+
+        Raises:
+            UsageError: an unknown shape.
         """
         axes = {axis: given[axis] for axis in AXES if given.get(axis) is not None}
+        named = spelled_out({"shape": given.get("shape")})
+        axes |= {axis: value for axis, value in named.items() if axes.get(axis) in (None, AXES[axis].default)}
         return cls(variants, lengths, axes, **{name: given[name] for name in _HOW if name not in more}, **more)
 
     def prepare(self, *, alone: bool = False) -> Contest:

@@ -19,6 +19,7 @@ from attnbench.shape import Shape
 from attnbench.spec import Scalar, Spec, comma_separated, parse_scalar
 from attnbench.suite.axes import DEVICES, Reading
 from attnbench.suite.messages import pick, shown
+from attnbench.suite.named_shapes import spelled_out
 from attnbench.suite.schema import Exclude, Suite, first_problem
 from attnbench.suite.sweep import Axes, Rules, Sweep
 
@@ -98,6 +99,11 @@ def apply_overrides(
         UsageError: an unknown axis, or values that it does not take.
     """
     data = copy.deepcopy(suite.data)
+    for owner in (data, *data["sweeps"]):  # what an override takes away must not come back by the name of a shape
+        for kind, profile in owner.get("profiles", {}).items():
+            owner["profiles"][kind] = spelled_out(profile)
+    if "include" in data:
+        data["include"] = [spelled_out(row) for row in data["include"]]
     # Whether kv_len means anything depends on the architecture.
     for axis, value in sorted(overrides.items(), key=lambda one: one[0] == "kv_len"):
         if axis not in AXES:

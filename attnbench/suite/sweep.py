@@ -25,8 +25,10 @@ from pydantic_core.core_schema import no_info_wrap_validator_function
 
 from attnbench.axes import AXES, OF_PRETRAINED
 from attnbench.cell import STEPS, Level, Measure, Pass, Positions
+from attnbench.errors import UsageError
 from attnbench.suite import axes
 from attnbench.suite.messages import shown, wrong
+from attnbench.suite.named_shapes import NAMED, known, spelled_out
 
 MEASURES: tuple[Measure, ...] = get_args(Measure)
 
@@ -81,12 +83,25 @@ _REQUIRED: dict[str, Any] = {
 }
 
 
+def _known(name: object) -> str:
+    try:
+        return known(str(name))
+    except UsageError as error:
+        wrong(str(error))
+
+
+ShapeName = Annotated[str | None, BeforeValidator(_known), WithJsonSchema({"enum": list(NAMED)})]
+
+
 class Axes(create_model("_Values", __base__=Strict, **_VALUES)):  # type: ignore[misc]  # its fields are in a table
     """Values by axis; an empty list means that the axis is not mentioned."""
 
+    shape: ShapeName = Field(default=None, description="heads, widths and causal of a published shape: llama3-8b")
+
     def given(self) -> dict[str, list[Any]]:
-        """Axis -> values, only axes that are mentioned, in the order written."""
-        return {axis: getattr(self, axis) for axis in self.data if axis in AXES and getattr(self, axis)}
+        """Axis -> values, only axes that are mentioned or in the named shape, in the order written."""
+        named = {axis: [value] for axis, value in spelled_out({"shape": self.shape}).items()}
+        return named | {axis: getattr(self, axis) for axis in self.data if axis in AXES and getattr(self, axis)}
 
 
 class Matrix(create_model("_Required", __base__=Axes, **_REQUIRED)):  # type: ignore[misc]

@@ -35,6 +35,7 @@ ELSEWHERE = {
     " OLD": "two runs of one machine",
     "verify RUN": "a damaged run",
     "many-machines.md": "a cluster",
+    "gpu.md": "a GPU",
 }
 """Commands that need more than a machine, by a part of the line or the page: only their words are read."""
 NEEDS = {"--parquet": "pyarrow", "import wandb": "wandb"}

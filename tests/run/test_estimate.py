@@ -11,6 +11,7 @@ import attnbench.attention
 import attnbench.inputs
 import attnbench.tasks  # noqa: F401  # these fill their tables
 from attnbench.cell import Cell, Measure, ModelSize, Pass, Training
+from attnbench.errors import UsageError
 from attnbench.machine import machine_id
 from attnbench.measure.flops import Prediction, count
 from attnbench.measure.memory import peak_tensor_bytes
@@ -161,6 +162,18 @@ def test_a_run_lasts_as_earlier_ones_on_this_machine_did_or_nobody_knows(
     monkeypatch.setattr("attnbench.run.estimate.find_runs", lambda _: [Earlier(machine_id("cpu"))])
     visits = sum(plan.rules.rounds if "time" in cell.measure else 1 for cell in plan.cells)
     assert duration(plan).seconds == pytest.approx(20 * visits)
+
+
+def test_a_plan_for_a_device_of_another_machine_needs_none_here(tmp_path: Path) -> None:
+    plan = make_plan("gpu", Options(device="cuda:7", out=tmp_path, dry=True))
+    assert {(cell.device, cell.shape.N, cell.dtype) for cell in plan.cells} == {
+        ("cuda:7", n, "bfloat16") for n in (4096, 16384, 65536)
+    }
+    assert duration(plan).ground == "how long is unknown: this machine has no cuda:7"
+    with pytest.raises(UsageError, match="no device 'cuda:7' on this machine"):
+        make_plan("gpu", Options(device="cuda:7", out=tmp_path))
+    with pytest.raises(UsageError, match="unknown device 'tpu'"):
+        make_plan("gpu", Options(device="tpu", out=tmp_path, dry=True))
 
 
 SMOLLM2 = Shape(heads=9, kv_heads=3, seq_len=1024, head_dim=64, causal=True)
