@@ -80,9 +80,9 @@ def listed(full: Tensor, some: Tensor, mod: Mod, lengths: tuple[int, int], block
         full, some: ``(B or 1, H or 1, Q, K)`` bool.
         lengths: of queries and keys.
     """
-    ends = [numbers for blocks in (some & ~full, full) for numbers in _numbers(blocks)]
     # Blocks seen in full are given even where there are none: the code made for a CPU relies on it.
-    return BlockMask.from_kv_blocks(*ends, BLOCK_SIZE=block, mask_mod=mod, seq_lengths=lengths)
+    asked, whole = _numbers(some & ~full), _numbers(full)
+    return BlockMask.from_kv_blocks(*asked, *whole, BLOCK_SIZE=block, mask_mod=mod, seq_lengths=lengths)
 
 
 def _numbers(blocks: Tensor) -> tuple[Tensor, Tensor]:

@@ -119,17 +119,12 @@ def _attend(
     options: dict[str, Any] | None,
     sink: Tensor | None,
 ) -> Tensor:
-    shared, asked = q.shape[1] != k.shape[1], None if sink is None else AuxRequest(lse=True)
-    found: Any = flex_attention(
-        q,
-        k,
-        v,
-        score_mod,
-        block_mask,
-        enable_gqa=shared,
-        kernel_options=options,
-        return_aux=asked,  # type: ignore[arg-type]
-    )
+    more: Any = {
+        "enable_gqa": q.shape[1] != k.shape[1],
+        "kernel_options": options,
+        "return_aux": None if sink is None else AuxRequest(lse=True),
+    }
+    found = flex_attention(q, k, v, score_mod, block_mask, **more)
     if sink is None:
         output: Tensor = found
         return output
