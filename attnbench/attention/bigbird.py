@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import BlockMask
 
-from attnbench.engines.flex.kernel import DTYPES, FlexKernel, added_by_distance, everything
+from attnbench.engines.flex.blocks import Seen
+from attnbench.engines.flex.kernel import DTYPES
+from attnbench.engines.flex.pattern import FlexPattern, Form
 from attnbench.engines.patterns.attend import attend
 from attnbench.engines.patterns.bands import blocks_per_tile, full_rows
 from attnbench.engines.patterns.keys import Gathered, Shared
 from attnbench.engines.patterns.tiles import Blocks, Keys, Tile, batches
 from attnbench.errors import Unsupported
-from attnbench.position_bias import PositionBias, position_bias
+from attnbench.position_bias import position_bias
 from attnbench.reference import masked_attention
 from attnbench.shape import Shape
 from attnbench.variant import Knob, No, Traits, register
@@ -85,13 +85,13 @@ class BigBird(nn.Module):
         *,
         block: Annotated[int, Field(ge=1, description="tokens per block")] = 64,
         random_blocks: Annotated[int, Field(ge=0, description="random blocks that a query block sees")] = 3,
-        form: Annotated[
-            Literal["torch", "flex"], Field(description="PyTorch's operations, or one kernel of FlexAttention")
-        ] = "torch",
+        form: Form = "auto",
     ) -> None:
         super().__init__()
         self.block = block
-        self.fused = FusedBlocks(block) if form == "flex" else None
+        if form == "flex" and block % 16:
+            raise Unsupported(f"form=flex needs blocks that are a multiple of 16 tokens, not {block}")
+        self.flex = FlexPattern(f"bigbird, block={block}, {random_blocks}", form, fits=block % 16 == 0)
         self.position_bias = position_bias(shape)
         # Blocks first: with the same seed a shorter shape draws the same numbers for the blocks that it has.
         self.register_buffer("draws", torch.randint(2**53, (-(-shape.N // block), shape.H, random_blocks)))
@@ -116,10 +116,20 @@ class BigBird(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         if -(-q.shape[2] // self.block) > len(self.draws):
             raise Unsupported(f"random blocks were drawn for {len(self.draws) * self.block} tokens, not {q.shape[2]}")
-        if self.fused is not None:
-            if key_mask is not None:
-                raise Unsupported(_ONE_LENGTH)
-            return self.fused.attend(q, k, v, self.draws, self.position_bias)
+        if key_mask is None:
+            draws, bias = self.draws, self.position_bias
+            known = draws.data_ptr(), 0 if draws.is_inference() else draws._version
+            return self.flex.attend(self._plain, self._seen, q, k, v, bias=bias, known=known)
+        if self.flex.form == "flex":
+            raise Unsupported(_ONE_LENGTH)
+        return self._plain(q, k, v, key_mask)
+
+    def _seen(self, q: Tensor) -> Seen:
+        n, size = q.shape[2], self.block
+        seen = seen_blocks(self.draws[: -(-n // size), : q.shape[1]])
+        return Seen(seen[None], seen[None], lambda b, h, i, j: seen[h, i // size, j // size], n, size)
+
+    def _plain(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None) -> Tensor:
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()  # blocks are gathered whole
         if key_mask is None:
             return attend(q, k, v, self._tiles(q), position_bias=self.position_bias)
@@ -161,7 +171,7 @@ class BigBird(nn.Module):
             yield from full_rows(q, Blocks(last, n - last))
         else:
             yield from full_rows(q, Blocks(0, size, 2, last))
-        chosen = random_blocks(self.draws[:total])
+        chosen = random_blocks(self.draws[:total, : q.shape[1]])
         here = torch.arange(total, device=q.device)
         columns = [here - 1, here, here + 1, here * 0, *(() if short else (here * 0 + total - 1,))]
         seen = torch.stack(columns, 1)[:, None].expand(-1, chosen.shape[1], -1)
@@ -218,76 +228,3 @@ def seen_blocks(draws: Tensor) -> Tensor:
         for I in {1, total - 2}:
             seen[:, I].scatter_(1, chosen[:, I], True)
     return seen
-
-
-@lru_cache(maxsize=8)
-def seen_pairs(n: int, block: int, wanted: int) -> int:
-    """Number of pairs of n tokens that one head sees with ``wanted`` random blocks, whichever blocks these are."""
-    total = -(-n // block)
-    last = n - (total - 1) * block
-    pairs = 0
-    for I in range(total):
-        fixed = {0, I - 1, I, I + 1, total - 1} & set(range(total)) if 0 < I < total - 1 else range(total)
-        blocks = min(total, len(fixed) + wanted)
-        pairs += (last if total - 1 == I else block) * ((blocks - 1) * block + last)
-    return pairs
-
-
-class FusedBlocks:
-    """BigBird in one kernel of FlexAttention."""
-
-    def __init__(self, block: int) -> None:
-        if block % 16:
-            raise Unsupported(f"form=flex needs blocks that are a multiple of 16 tokens, not {block}")
-        self.block, self.kernel = block, FlexKernel(block)
-        self.side = next(size for size in (64, 32, 16) if block % size == 0)
-        """Side of the squares into which a GPU divides a block."""
-        self._kept: tuple[tuple[object, ...], BlockMask] | None = None
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, draws: Tensor, position_bias: PositionBias | None) -> Tensor:
-        """``(B, H, N, D)`` from q, k, v ``(B, H, N, D)`` and draws for as many blocks as there are, or more.
-
-        Raises:
-            Unsupported: gradients in half precision on a GPU for blocks that are no multiple of 32; see also
-                :meth:`FlexKernel.__call__`.
-        """
-        n = q.shape[2]
-        inputs, score_mod = [q, k, v], None
-        if position_bias is not None:
-            inputs.append(position_bias.along(torch.arange(1 - n, n, device=q.device), torch.float32))
-            score_mod = added_by_distance(inputs[-1], n - 1)
-        learned = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-        if learned and q.is_cuda and self.block % 32 and q.dtype != torch.float32:
-            raise Unsupported(
-                "on a GPU the backward pass of form=flex takes half precision in blocks of 32, 64 ... tokens"
-            )
-        return self.kernel(
-            q,
-            k,
-            v,
-            lambda: self._mask(n, draws),
-            pairs=q.shape[1] * seen_pairs(n, self.block, draws.shape[2]),
-            learned=learned,
-            score_mod=score_mod,
-            options={"fwd_BLOCK_M": self.side, "fwd_BLOCK_N": self.side},
-        )
-
-    def _mask(self, n: int, draws: Tensor) -> BlockMask:
-        """The block mask of n tokens, kept as long as length and draws stay the same."""
-        known = (n, draws.device, draws.data_ptr(), 0 if draws.is_inference() else draws._version)
-        if self._kept is None or self._kept[0] != known:
-            with torch.inference_mode(False):  # gradients may be wanted next time
-                seen = seen_blocks(draws[: -(-n // self.block)])
-                count, index = seen.sum(2).int()[None], (~seen).byte().argsort(dim=2, stable=True).int()[None]
-                # Blocks to be asked about are given even where there are none, as a copy: code for a CPU relies on it.
-                mask = BlockMask.from_kv_blocks(
-                    torch.zeros_like(count),
-                    index.clone(),
-                    count,
-                    index,
-                    BLOCK_SIZE=self.block,
-                    mask_mod=everything,
-                    seq_lengths=(n, n),
-                )
-            self._kept = known, mask
-        return self._kept[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Annotated
 
 import torch
@@ -11,6 +12,9 @@ from torch import Tensor, nn
 
 from attnbench.engines.decoding import kv_cache
 from attnbench.engines.decoding.ring import Ring
+from attnbench.engines.flex.blocks import by_places
+from attnbench.engines.flex.kernel import DTYPES
+from attnbench.engines.flex.pattern import FlexPattern, Form
 from attnbench.engines.patterns.attend import attend
 from attnbench.engines.patterns.bands import ROWS, band, blocks_per_tile, triangle
 from attnbench.engines.patterns.keys import Window
@@ -42,7 +46,10 @@ _WINDOW = 128
         sink=True,
         exact_with=("window={n}", "block={n}", "block=3,look_around={n}"),
         knob=Knob("window"),
-        given=(("block", {"knob": Knob("look_around", step=1)}),),
+        given=(
+            ("block", {"knob": Knob("look_around", step=1)}),
+            ("form=flex", {"compiled": True, "dtypes": DTYPES}),
+        ),
     ),
     settings=("window=3", "block=5,look_around=1", "window=2,dilation=3", "block=4"),
 )
@@ -76,6 +83,7 @@ class Local(nn.Module):
         block: Annotated[int | None, Field(ge=1, description="block length instead of a window")] = None,
         look_around: Annotated[int, Field(ge=0, description="neighbour blocks seen on each side; causal: before")] = 0,
         dilation: Annotated[int, Field(ge=1, description="distance between the window's tokens")] = 1,
+        form: Form = "auto",
     ) -> None:
         super().__init__()
         if block is not None and window != _WINDOW:
@@ -90,6 +98,8 @@ class Local(nn.Module):
         self.look_around = look_around
         self.dilation = dilation
         self.room = shape.N
+        near = f"window={window}*{dilation}" if block is None else f"block={block}*{look_around}"
+        self.flex = FlexPattern(f"local, {near}, causal={shape.causal}", form)
         self.position_bias, self.sink = position_bias(shape), sink_of(shape)
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
@@ -113,6 +123,10 @@ class Local(nn.Module):
         return Rule(self._sees, keys, device) if self.position_bias is None else None
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        seen, bias, sink = partial(by_places, self._sees), self.position_bias, self.sink
+        return self.flex.attend(self._plain, seen, q, k, v, key_mask=key_mask, bias=bias, sink=sink)
+
+    def _plain(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None) -> Tensor:
         if self.block is None:
             tiles = _windows(q, self.window, self.dilation, self.causal)
         else:

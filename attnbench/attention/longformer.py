@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from attnbench.engines.flex.blocks import by_places
+from attnbench.engines.flex.kernel import DTYPES
+from attnbench.engines.flex.pattern import FlexPattern, Form
 from attnbench.engines.patterns.attend import attend
 from attnbench.engines.patterns.bands import around_global
 from attnbench.errors import Unsupported
@@ -36,7 +40,7 @@ _ONE_WIDTH = "own projections map values to themselves, head by head, as wide as
         sink=True,
         exact_with=("window={n}", "window={n},global_tokens=0", "window=1,global_tokens={n}"),
         knob=Knob("window"),
-        given=(("projections=own", {"v_dim": No(_ONE_WIDTH)}),),
+        given=(("projections=own", {"v_dim": No(_ONE_WIDTH)}), ("form=flex", {"compiled": True, "dtypes": DTYPES})),
     ),
     settings=("window=2,global_tokens=2", "window=1,dilation=2,projections=own"),
 )
@@ -73,11 +77,13 @@ class Longformer(nn.Module):
             Literal["tied", "own"],
             Field(description="tied: global rows take q, k, v as they are; own: learned maps of them"),
         ] = "tied",
+        form: Form = "auto",
     ) -> None:
         super().__init__()
         self.window = window
         self.global_tokens = global_tokens
         self.dilation = dilation
+        self.flex = FlexPattern(f"longformer, window={window}*{dilation}, global_tokens={global_tokens}", form)
         self.position_bias, self.sink = position_bias(shape), sink_of(shape)
         self.maps: nn.ParameterList | None = None
         if projections == "own":
@@ -89,8 +95,7 @@ class Longformer(nn.Module):
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """:meth:`forward` with an N × N mask, and the global rows computed apart."""
         i, j = torch.arange(q.shape[2], device=q.device)[:, None], torch.arange(q.shape[2], device=q.device)
-        near = ((i - j).abs() <= self.window * self.dilation) & ((i - j) % self.dilation == 0)
-        allowed = near | (i < self.global_tokens) | (j < self.global_tokens)
+        allowed = self._sees(i, j)
         allowed = allowed if key_mask is None else allowed & key_mask[:, None, None]
         n, bias = q.shape[2], self.position_bias
         added = None if bias is None else bias(slice(0, n), slice(0, n), q.dtype)
@@ -101,13 +106,24 @@ class Longformer(nn.Module):
         q, k, v = (x @ m.to(x.dtype) for x, m in zip((q, k, v), self.maps, strict=True))
         return torch.where(i < self.global_tokens, masked_attention(q, k, v, allowed, added, sink), out)
 
+    def _sees(self, i: Tensor, j: Tensor) -> Tensor:
+        near = ((i - j).abs() <= self.window * self.dilation) & ((i - j) % self.dilation == 0)
+        return near | (i < self.global_tokens) | (j < self.global_tokens)
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         g = min(self.global_tokens, q.shape[2])
-        tiles = around_global(q, g, self.window, self.dilation)
         if self.maps is None or g == 0:
-            return attend(q, k, v, tiles, key_mask=key_mask, position_bias=self.position_bias, sink=self.sink)
+            return self._attend(q, k, v, key_mask)
         map_q, map_k, map_v = (m.to(q.dtype) for m in self.maps)
         # (q Wq)(k Wk)ᵀ = (q Wq Wkᵀ) kᵀ and P (v Wv) = (P v) Wv: only the g rows are mapped, never all keys.
         q = torch.cat([q[:, :, :g] @ map_q @ map_k.transpose(1, 2), q[:, :, g:]], 2)
-        out = attend(q, k, v, tiles, key_mask=key_mask, position_bias=self.position_bias, sink=self.sink)
+        out = self._attend(q, k, v, key_mask)
         return torch.cat([out[:, :, :g] @ map_v, out[:, :, g:]], 2)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
+        seen, bias, sink = partial(by_places, self._sees), self.position_bias, self.sink
+        return self.flex.attend(self._plain, seen, q, k, v, key_mask=key_mask, bias=bias, sink=sink)
+
+    def _plain(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None) -> Tensor:
+        tiles = around_global(q, min(self.global_tokens, q.shape[2]), self.window, self.dilation)
+        return attend(q, k, v, tiles, key_mask=key_mask, position_bias=self.position_bias, sink=self.sink)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, NamedTuple
 
 import torch
@@ -13,6 +14,9 @@ from torch import Tensor, nn
 from attnbench.engines.decoding import kv_cache
 from attnbench.engines.decoding.kv_cache import Cache
 from attnbench.engines.decoding.ring import Ring
+from attnbench.engines.flex.blocks import by_places
+from attnbench.engines.flex.kernel import DTYPES
+from attnbench.engines.flex.pattern import FlexPattern, Form
 from attnbench.engines.masks import emptied
 from attnbench.engines.patterns.attend import attend
 from attnbench.engines.patterns.bands import with_first
@@ -47,7 +51,7 @@ class Streamed(NamedTuple):
         exact_with=("window={n}", "window=1,sinks={n}"),
         knob=Knob("window"),
         own_form_both_ways="the window lies on both sides of a token; the paper is causal",
-        given=(("rotary=true", {"target": "other"}),),
+        given=(("rotary=true", {"target": "other"}), ("form=flex", {"compiled": True, "dtypes": DTYPES})),
     ),
     settings=("window=3,sinks=2", "window=4,sinks=3,rotary=true", "window=2,sinks=0"),
 )
@@ -75,7 +79,7 @@ class Streaming(nn.Module):
     the text, and what is too much is taken off the first ones in each step.
 
     Raises:
-        Unsupported: ``rotary`` with an odd D.
+        Unsupported: ``rotary`` with an odd D, or with ``form=flex``.
     """
 
     def __init__(
@@ -85,11 +89,14 @@ class Streaming(nn.Module):
         window: Annotated[int, Field(ge=1, description="last tokens seen, w, the token itself included")] = 252,
         sinks: Annotated[int, Field(ge=0, description="first tokens that are always seen, a")] = 4,
         rotary: Annotated[bool, Field(description="turn q and k by their places in the cache")] = False,
+        form: Form = "auto",
     ) -> None:
         super().__init__()
         if rotary and shape.D % 2:
             raise Unsupported(f"rotary pairs the channels: head_dim {shape.D} must be even")
         self.causal, self.window, self.sinks, self.rotary, self.room = shape.causal, window, sinks, rotary, shape.N
+        name = f"streaming, window={window}, sinks={sinks}, causal={shape.causal}"
+        self.flex = FlexPattern(name, form, fits=not rotary)
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """:meth:`forward` with an N × N mask; with ``rotary``, in complex numbers that turn with the distance."""
@@ -115,6 +122,9 @@ class Streaming(nn.Module):
         return None if self.rotary else Rule(self._sees, keys, device)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        return self.flex.attend(self._plain, partial(by_places, self._sees), q, k, v, key_mask=key_mask)
+
+    def _plain(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None) -> Tensor:
         n = q.shape[2]
         a = min(self.sinks, n)
         tiles = with_first(q, a, self.window - 1, causal=self.causal)

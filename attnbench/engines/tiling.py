@@ -46,6 +46,7 @@ TUNED = {
     "blocks.scores": Tuned(1 << 18, 1, 1 << 24, "guessed"),
     "chunked.logits": Tuned(1 << 19, 1, 1 << 24, "2026-11-20"),  # on a CPU its options say how many
     "clustered.products": Tuned(1 << 18, 1, 1 << 26, "2026-11-20"),
+    "flex.places": Tuned(1 << 20, 1, 1 << 24, "guessed"),
     "gathered.listed": Tuned(1 << 18, 1, 1 << 24, "guessed"),
     "hyperattention.weights": Tuned(1 << 18, 1, 1 << 26, "2026-11-20"),
     "kv_budget.received": Tuned(1 << 22, None, 1 << 24, "guessed"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from math import isqrt
 from typing import Annotated, Any, Literal
 
@@ -15,6 +16,9 @@ from attnbench.attention.local import Local
 from attnbench.attention.sparse.fixed import Fixed, Summary
 from attnbench.attention.sparse.strided import Stride, Strided
 from attnbench.engines.decoding import kv_cache
+from attnbench.engines.flex.blocks import by_places
+from attnbench.engines.flex.kernel import DTYPES
+from attnbench.engines.flex.pattern import FlexPattern, Form
 from attnbench.engines.head_groups import HeadGroups
 from attnbench.engines.patterns.attend import attend
 from attnbench.engines.precision import accumulator
@@ -44,6 +48,7 @@ _SUMMARY = 8
             ("causal=false", {"own_form": "the mask is symmetrised; the paper's patterns are causal"}),
             ("pattern=fixed", {"knob": Knob("summary")}),
             ("pattern=summary", {"knob": Knob("summary")}),
+            ("form=flex", {"compiled": True, "dtypes": DTYPES}),
         ),
     ),
     settings=(
@@ -97,6 +102,7 @@ class Sparse(nn.Module):
             Literal["merged", "split"],
             Field(description="merged: every head takes both parts; split: half the heads each"),
         ] = "merged",
+        form: Form = "auto",
     ) -> None:
         super().__init__()
         strided = pattern in ("strided", "stride")
@@ -113,12 +119,15 @@ class Sparse(nn.Module):
         self.far: Stride | Summary = Stride(self.length) if strided else Summary(self.length, summary)
         if pattern in ("stride", "summary"):
             self.pattern = self.far
+        self.flex = FlexPattern(f"sparse, {pattern}, length={self.length}, {summary}, causal={shape.causal}", form)
         self.groups: HeadGroups | None = None
         if heads == "split":
             sizes = [size for size in (shape.H - shape.H // 2, shape.H // 2) if size]
             first, *others = (replace(shape, heads=size) for size in sizes)
-            near = Local(first, window=self.length) if strided else Local(first, block=self.length)
+            of_near: dict[str, Any] = {"window" if strided else "block": self.length}
+            near = Local(first, form=form, **of_near)
             alone: dict[str, Any] = {"pattern": "stride"} if strided else {"pattern": "summary", "summary": summary}
+            alone["form"] = form
             self.groups = HeadGroups([near, *(Sparse(one, length=self.length, **alone) for one in others)], sizes)
             if self.position_bias is not None:
                 self.groups.share(self.position_bias)
@@ -143,6 +152,15 @@ class Sparse(nn.Module):
         if self.groups is not None:
             out: Tensor = self.groups(q, k, v, key_mask=key_mask)
             return out
+        seen, bias = partial(by_places, self._sees), self.position_bias
+        return self.flex.attend(self._plain, seen, q, k, v, key_mask=key_mask, bias=bias)
+
+    def _sees(self, i: Tensor, j: Tensor) -> Tensor:
+        if self.causal:
+            return self.pattern.sees(i, j) & (j <= i)
+        return self.pattern.sees(torch.maximum(i, j), torch.minimum(i, j))
+
+    def _plain(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None) -> Tensor:
         if missing := self.pattern.padding(q.shape[2], self.causal):
             k, v = pad(k, (0, 0, 0, missing)), pad(v, (0, 0, 0, missing))
             key_mask = None if key_mask is None else pad(key_mask, (0, missing))

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from attnbench.compiled import out_of_sight
 from attnbench.errors import Unsupported
@@ -45,6 +45,7 @@ class FlexKernel:
         pairs: int,
         learned: bool,
         score_mod: Mod | None = None,
+        sink: Tensor | None = None,
         options: dict[str, Any] | None = None,
     ) -> Tensor:
         """``(B, H, N, E)``, from q ``(B, H, N, D)``, k ``(B, K, M, D)`` and v ``(B, K, M, E)``.
@@ -54,18 +55,21 @@ class FlexKernel:
             pairs: how many pairs of query and key the computed blocks hold, over all heads of one example.
             learned: whether gradients are wanted.
             score_mod: changes scores.
+            sink: logits ``(H,)`` without a key.
             options: the kernel's options on a GPU.
 
         Raises:
-            Unsupported: float64 or gradients on a CPU, which PyTorch does not compile there, or no C++ compiler.
+            Unsupported: float64, gradients or a sink on a CPU, where PyTorch compiles none of them, or no C++ compiler.
         """
+        if q.device.type == "cpu" and sink is not None:
+            raise Unsupported("FlexAttention gives no sums of exponentials on a CPU, of which a sink takes its share")
         if q.device.type == "cpu" and (learned or q.dtype == torch.float64):
             raise Unsupported(f"FlexAttention has no {'backward pass' if learned else 'float64'} on a CPU")
 
         def call() -> Tensor:
             try:
                 compiled, given = (self._for_a_gpu, options) if q.is_cuda else (self._compiled, None)
-                output: Tensor = compiled(q, k, v, score_mod, blocks(), given)
+                output: Tensor = compiled(q, k, v, score_mod, blocks(), given, sink)
             except RuntimeError as error:
                 if "C++ compiler" not in str(error):
                     raise
@@ -107,8 +111,22 @@ def everything(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
 
 
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, score_mod: Mod | None, block_mask: BlockMask, options: dict[str, Any] | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    score_mod: Mod | None,
+    block_mask: BlockMask,
+    options: dict[str, Any] | None,
+    sink: Tensor | None,
 ) -> Tensor:
-    shared = q.shape[1] != k.shape[1]
-    output: Tensor = flex_attention(q, k, v, score_mod, block_mask, enable_gqa=shared, kernel_options=options)  # type: ignore[arg-type]
-    return output
+    more: Any = {
+        "enable_gqa": q.shape[1] != k.shape[1],
+        "kernel_options": options,
+        "return_aux": None if sink is None else AuxRequest(lse=True),
+    }
+    found = flex_attention(q, k, v, score_mod, block_mask, **more)
+    if sink is None:
+        output: Tensor = found
+        return output
+    output, others = found
+    return (output * torch.sigmoid(others.lse - sink[:, None])[..., None]).to(output.dtype)

@@ -39,8 +39,8 @@ def attend(
         tiles: every row of q is in exactly one tile, and sees every key at most once.
         key_mask: ``(B, M)`` bool, True where the key is real.
         labelled: ``(B, H, N, labels)``, what each row adds to the scores of its pairs with a label, unscaled.
-        position_bias: added to the scores.
-        sink: a logit of each head without a key.
+        position_bias: added to the scores; that of its first heads, if it has more than q.
+        sink: a logit of each head without a key; the same.
 
     Returns:
         ``(B, H, N, E)`` in q's dtype, accumulated in float32, or float64 for float64. Rows that see no key give 0.
@@ -56,8 +56,8 @@ def attend(
     line = None
     if position_bias is not None:
         n = max(q.shape[2], k.shape[2])
-        line = position_bias.along(torch.arange(1 - n, n, device=q.device), accumulator(q.dtype))
-    logit = None if sink is None else sink.logit.to(accumulator(q.dtype))
+        line = position_bias.along(torch.arange(1 - n, n, device=q.device), accumulator(q.dtype))[: q.shape[1]]
+    logit = None if sink is None else sink.logit.to(accumulator(q.dtype))[: q.shape[1]]
     out: Tensor = _BlockSparse.apply(*flat, bias, labelled, line, logit, tuple(tiles))  # type: ignore[no-untyped-call]  # torch leaves it so
     return out.view(*q.shape[:3], v.shape[3])
 

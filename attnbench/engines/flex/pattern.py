@@ -1,0 +1,137 @@
+"""Softmax over a pattern of pairs, as PyTorch's operations or as one kernel of FlexAttention."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Hashable
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.attention.flex_attention import BlockMask
+
+from attnbench.compiled import apart
+from attnbench.engines import forms
+from attnbench.engines.flex.blocks import Seen, asking
+from attnbench.engines.flex.kernel import FlexKernel, Mod, added_by_distance
+from attnbench.engines.masks import emptied
+from attnbench.errors import Unsupported
+from attnbench.position_bias import PositionBias
+from attnbench.sink import Sink
+
+Form = Annotated[
+    Literal["auto", "torch", "flex"],
+    Field(description="PyTorch's operations, or one kernel of FlexAttention; auto: on a CUDA device, if it is right"),
+]
+
+_KEPT = 4
+"""Block masks that a module keeps: of two lengths, with padding and without."""
+
+
+class FlexPattern:
+    """The form that a variant with a pattern runs in, and the kernel with the block masks that it keeps.
+
+    The kernel is compiled at the first call for each shape and type. ``auto`` takes it on a CUDA device alone.
+    """
+
+    def __init__(self, name: str, form: str, *, fits: bool = True) -> None:
+        """The arguments say what the module will run.
+
+        Args:
+            name: of the variant with its options, for the memory of what was tried.
+            fits: whether its options leave a softmax over pairs, which the kernel is.
+
+        Raises:
+            Unsupported: the kernel was asked for by name, and it does not fit.
+        """
+        if not fits:
+            forms.require(name, form, ())
+        self.name, self.form, self.fits = name, form, fits
+        self._kernel: FlexKernel | None = None
+        self._kept: dict[Hashable, tuple[BlockMask, int, Mod]] = {}
+
+    def attend(
+        self,
+        plain: Callable[..., Tensor],
+        seen: Callable[[Tensor], Seen],
+        *given: Tensor,
+        key_mask: Tensor | None = None,
+        bias: PositionBias | None = None,
+        sink: Sink | None = None,
+        known: Hashable = (),
+    ) -> Tensor:
+        """``(B, H, N, E)``.
+
+        Args:
+            plain: PyTorch's operations on q, k, v and the key mask, if there is one. Of a bias and a sink it takes the
+                first heads, if q has fewer.
+            seen: the pairs of q ``(B, H, N, D)`` that count.
+            given: q ``(B, H, N, D)``, k ``(B, K, N, D)`` and v ``(B, K, N, E)``.
+            known: what the pairs depend on beside the number of tokens; a block mask is kept while that is the same.
+        """
+
+        if key_mask is not None:
+            given = *given, key_mask
+
+        def fused(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None) -> Tensor:
+            mask, pairs = self._mask(seen, q, key_mask, known)
+            return self._run(q, *emptied(key_mask, k, v), mask=mask, pairs=pairs, bias=bias, sink=sink)
+
+        if self.form == "flex" and not (isinstance(given[0], FakeTensor) or forms.on_device(given[0])):
+            return fused(*given)  # compiled for a CPU, without gradients
+        name = f"{self.name}, bias={bias is not None}, sink={sink is not None}"
+        return forms.attend(name, self.form, plain, *given, fast={"flex": fused} if self.fits else {})
+
+    def _mask(
+        self, seen: Callable[[Tensor], Seen], q: Tensor, key_mask: Tensor | None, known: Hashable
+    ) -> tuple[BlockMask, int]:
+        """A block mask, and how many pairs it holds over all heads of an example."""
+        key = q.shape[1], q.shape[2], q.device, key_mask is None, known
+        if key not in self._kept:
+            with apart(), torch.inference_mode(False), torch.no_grad():  # kept, and gradients may be wanted next time
+                found = seen(q)
+                none = None if key_mask is None else torch.ones_like(key_mask)
+                made = found.mask(none), found.pairs(q.shape[1]), found.mod
+            while len(self._kept) >= _KEPT:
+                del self._kept[next(iter(self._kept))]
+            self._kept[key] = made
+        mask, pairs, mod = self._kept[key]
+        if key_mask is not None:
+            mask = copy.copy(mask)
+            mask.mask_mod = asking(key_mask, mod)
+        return mask, pairs
+
+    def _run(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        mask: BlockMask,
+        pairs: int,
+        bias: PositionBias | None,
+        sink: Sink | None,
+    ) -> Tensor:
+        block = mask.BLOCK_SIZE[0]
+        if self._kernel is None:
+            self._kernel = FlexKernel(block)
+        (H, n), score_mod, logit = q.shape[1:3], None, None
+        inputs = [q, k, v]
+        if bias is not None:
+            inputs.append(bias.along(torch.arange(1 - n, n, device=q.device), torch.float32)[:H])
+            score_mod = added_by_distance(inputs[-1], n - 1)
+        if sink is not None:
+            logit = sink.logit.float()[:H]
+            inputs.append(logit)
+        learned = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+        if learned and q.is_cuda and block % 32 and q.dtype != torch.float32:
+            raise Unsupported(
+                "on a GPU the backward pass of form=flex takes half precision in blocks of 32, 64 ... tokens"
+            )
+        side = block & -block  # of the squares into which a GPU divides a block
+        options = None if block % 128 == 0 else {"fwd_BLOCK_M": min(64, side), "fwd_BLOCK_N": min(64, side)}
+        return self._kernel(
+            q, k, v, lambda: mask, pairs=pairs, learned=learned, score_mod=score_mod, sink=logit, options=options
+        )
