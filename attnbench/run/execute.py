@@ -19,6 +19,7 @@ from attnbench.compiled import compiling, find_instructions, whole
 from attnbench.errors import AttnbenchError, BrokenContract
 from attnbench.machine import throttling_warning
 from attnbench.measure.allocator import freed_memory_returned, return_freed_memory
+from attnbench.measure.card import Card
 from attnbench.measure.cuda_events import CudaEvents
 from attnbench.measure.error import beyond_rounding, measure_error
 from attnbench.measure.flops import Counted, count
@@ -30,7 +31,7 @@ from attnbench.measure.standstill import Moment, Standstill
 from attnbench.measure.statistics import median
 from attnbench.measure.stopwatch import Stopwatch, WallClock
 from attnbench.measure.time import Disturbed, Kept, Sample, measure_time, summarise
-from attnbench.measure.yardstick import Yardstick
+from attnbench.measure.yardstick import Pace, Yardstick
 from attnbench.padding import real_tokens
 from attnbench.qkv import doubt
 from attnbench.record import REPLACED, Record, one_line
@@ -121,12 +122,13 @@ def run_cell(
                 glances = Glances(look) if round_ == 0 else None
                 begins("its timed calls")
                 throttled = throttled_periods()
+                pace: Pace | None = None if rules.quick else Yardstick() if on_cpu else Card.of(cell.device)
                 with freed_memory_returned(large):
                     timing = measure_time(
                         call.run,
                         rules,
                         stopwatch=watch,
-                        pace=Yardstick() if cell.device == "cpu" and not rules.quick else None,
+                        pace=pace,
                         on_first=lambda output: first.append(look(output)),
                         glances=glances,
                     )
@@ -159,6 +161,8 @@ def run_cell(
                         call = prepare(replace(cell, compile=False))
                     add_warning(record, hold_to(unseen, call.on(number), cell))
                 _add_time(record, cell, [*earlier, timing.samples], limits)
+                if isinstance(pace, Card):
+                    _add_energy(record, pace.watts(), round_)
         if "error" in cell.measure:
             add_warning(record, doubt(cell.inputs, cell.shape))
         if cell.pretrained is not None:
@@ -342,11 +346,16 @@ def _add_time(record: Record, cell: Cell, rounds: Sequence[Sequence[Sample]], li
         add_warning(record, "first call unknown: the process was stopped or waited for a core")
     for warning in summary.warnings:
         add_warning(record, warning)
-    if record.matmul_flops:
-        record.flops_per_s = record.matmul_flops / summary.median
-    moved = moved_bytes(record)
-    record.bytes_per_s = moved / summary.median if moved else None
+    add_rates(record)
     hold_to_limits(record, limits)
+
+
+def add_rates(record: Record) -> None:
+    """Fill in how many products and bytes a second a row is that has a time."""
+    if record.time_median_s is not None:
+        flops, moved = record.matmul_flops, moved_bytes(record)
+        record.flops_per_s = flops / record.time_median_s if flops else None
+        record.bytes_per_s = moved / record.time_median_s if moved else None
 
 
 def _add_parts(record: Record, cell: Cell, parts: Parts | None, round_: int) -> None:
@@ -356,6 +365,13 @@ def _add_parts(record: Record, cell: Cell, parts: Parts | None, round_: int) -> 
     for column, now in (("first_token_s", parts.first), ("token_s", parts.rest / cell.new_tokens)):
         before = getattr(record, column) if round_ else None
         setattr(record, column, now if before is None else (round_ * before + now) / (round_ + 1))
+
+
+def _add_energy(record: Record, watts: float | None, round_: int) -> None:
+    """Fill in the joules of a call: what this round says, and the mean of the rounds that tell."""
+    now = None if watts is None or record.time_median_s is None else watts * record.time_median_s
+    before = record.energy_j if round_ else None
+    record.energy_j = now if before is None else before if now is None else (round_ * before + now) / (round_ + 1)
 
 
 def hold_to_limits(record: Record, limits: Limits) -> None:

@@ -48,6 +48,7 @@ class Question:
     process: Process = "tuned"
     plugins: Sequence[str] = ()
     unchecked: bool = False
+    rates: bool = False
 
     @classmethod
     def of(
@@ -104,7 +105,7 @@ class Question:
             memory_limit=limit_for(device, self.memory_limit),
             plugins=tuple(plugins),
             dtypes=(at["dtype"],),
-            rates=False,
+            rates=self.rates or device.startswith("cuda"),
         )
         cells = tuple(self._cell({**at, "variant": spec, "seq_len": lengths[0]}, device) for spec in specs)
         if not alone:
