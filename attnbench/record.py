@@ -329,7 +329,7 @@ class Record:
     target_s: float | None = None
     """Part of train_s until the validation score was nine tenths of the way from chance to 1; None if it never was."""
     energy_j: float | None = None
-    """Of a call on an NVIDIA GPU: its board's mean power while samples were taken, by the card's counter, times
+    """Joules of a call on an NVIDIA GPU: its board's mean power while samples were taken, by the card's counter, times
     time_median_s; the mean over the rounds. None if calls fill less than nine tenths of that time, which is too short
     for the counter. Of a training: what the processor's packages, or the GPU's board, took from the first step to the
     last, without evaluations, by a counter of the machine. The counter includes all that runs there, so this is None where several
