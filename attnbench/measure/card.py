@@ -58,20 +58,12 @@ class Board:
         except Exception:  # no package, library, driver or such card: each has an error of its own
             return None
 
-    def ask(self, name: str, *given: Any, **named: Any) -> Any:
-        """What a function of NVML tells of this card; None if it cannot."""
+    def ask(self, name: str, *given: Any) -> Any:
+        """What a function of NVML tells of this card, or of the machine; None if it cannot."""
         try:
-            return getattr(self.nvml, name)(self.handle, *given, **named)
+            return getattr(self.nvml, name)(*([] if "System" in name else [self.handle]), *given)
         except Exception:  # NVMLError, or an older package without the function
             return None
-
-    def driver(self) -> str | None:
-        """Version of the driver."""
-        try:
-            told = self.nvml.nvmlSystemGetDriverVersion()
-        except Exception:  # as above
-            return None
-        return told.decode() if isinstance(told, bytes) else str(told)
 
     def throttles(self) -> int:
         """NVML's bits of why the card throttles now, without those that are no throttling."""
@@ -87,7 +79,7 @@ def facts(device: str) -> dict[str, Any]:
         return {}
     limit = board.ask("nvmlDeviceGetEnforcedPowerLimit")
     told = {
-        "driver": board.driver(),
+        "driver": board.ask("nvmlSystemGetDriverVersion"),
         "power_limit_w": None if limit is None else round(limit / 1e3, 1),
         "highest_sm_clock_mhz": board.ask("nvmlDeviceGetMaxClockInfo", _SM),
         "highest_memory_clock_mhz": board.ask("nvmlDeviceGetMaxClockInfo", _MEMORY),
@@ -153,7 +145,7 @@ def warning(device: str) -> str | None:
         except ImportError:
             return NOT_TOLD if device.startswith("cuda") and torch.version.cuda else None
         return None
-    told = board.ask("nvmlDeviceGetMemoryInfo", version=getattr(board.nvml, "nvmlMemory_v2", None))
+    told = board.ask("nvmlDeviceGetMemoryInfo", getattr(board.nvml, "nvmlMemory_v2", None))
     told = board.ask("nvmlDeviceGetMemoryInfo") if told is None else told
     rates = board.ask("nvmlDeviceGetUtilizationRates")
     held, busy = getattr(told, "used", 0), getattr(rates, "gpu", 0)
@@ -188,6 +180,7 @@ class Card:
         """When the counter of energy was seen to have changed: the clock, joules, and seconds of samples until then.
         The first of them is the first look, which sees no change."""
         self._reads = 0
+        self.read(0.0)
         start = perf_counter()
         self.read(0.0)
         self.apart = max(EVERY, PATIENT * (perf_counter() - start))

@@ -394,7 +394,7 @@ def _side(
         times = [one[i] for one in visit.times if i in one]
     every, record = [second for one in times for second in one], visit.records[i]
     time = median(every) if every else None
-    if time and machine:
+    if time and machine and "copy_rates" in machine:
         record = _reached(record, time, machine)
     return Side(record, time, interval_over_rounds(times))
 

@@ -249,13 +249,12 @@ def _set_up(settings: dict[str, Any]) -> tuple[dict[str, Any], list[str], Watch]
     from attnbench.plugins import GROUP
 
     notice_stops()
-    known = settings["known"]
+    known, device = settings["known"], settings["device"]
+    # Before anything is on the card: whatever is there now is of others.
+    of_the_card, told = (known.get("card", {}), None) if known else (card.facts(device), card.warning(device))
     watch = Watch(
         known.get("sources", {}), settings["files"], listens=bool(settings["plugins"] or entry_points(group=GROUP))
     )
-    device = settings["device"]
-    # Before anything is on the card: whatever is there now is of others.
-    of_the_card, told = (known.get("card", {}), None) if known else (card.facts(device), card.warning(device))
     # torch's compiler makes a progress bar, whose thread would be left behind.
     torch.hub.tqdm.monitor_interval = 0  # type: ignore[attr-defined]  # where torch keeps the class, or a stand-in
     replaced, changed = _load_plugins(settings["plugins"], undo=settings["process"] == "tuned")

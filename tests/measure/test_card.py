@@ -42,7 +42,7 @@ class Nvml(ModuleType):
         self.told("init", None)
 
     def nvmlSystemGetDriverVersion(self) -> Any:
-        return self.told("driver", b"580.95.05")
+        return self.told("driver", "580.95.05")
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
         return str(self.told("handle", uuid))
