@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import chain, repeat
+from itertools import chain, count, repeat
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from attnbench import machine
 from attnbench.cell import Cell
-from attnbench.cli import console
+from attnbench.cli import console, env
 from attnbench.cli import run as run_command
+from attnbench.measure import card
 from attnbench.measure.card import Clocked
 from attnbench.measure.stopwatch import WallClock
 from attnbench.measure.time import EVERY, Sample, Sampler, TimingRules
@@ -21,7 +24,9 @@ from attnbench.run.execute import _add_energy
 from attnbench.run.isolation import CellFailed, Settings, Worker
 from attnbench.run.length import Length
 from attnbench.run.pairs import Entrant, Pairs, take_turns
+from attnbench.run.plan import Options, make_plan
 from attnbench.run.protocol import checked_pairs
+from attnbench.run.runner import execute
 from attnbench.shape import Shape
 from attnbench.spec import Spec
 from attnbench.status import Status
@@ -119,6 +124,45 @@ def test_a_look_that_makes_no_sense_is_garbage(look: Any, monkeypatch: pytest.Mo
     worker.ask({}, 1.0)
     with pytest.raises(CellFailed, match="garbage"):
         worker.ask({}, 1.0)
+
+
+@pytest.mark.usefixtures("forks")
+def test_how_a_card_ran_stands_in_the_folder_of_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    temperatures = count(40)
+    exchange = Worker._exchange
+
+    def with_a_card(worker: Worker, request: dict[str, Any], *given: Any) -> dict[str, Any]:
+        answer = exchange(worker, request, *given)
+        known = request.get("known")
+        if known is None:
+            return {**answer, "card": {"temperature_c": next(temperatures), "throttled": ""}}
+        return {**answer, "card": known.get("card", {"driver": "1", "before": {"temperature_c": 30}})}
+
+    monkeypatch.setattr(Worker, "_exchange", with_a_card)
+    shape = "variant: [identity, mean-value], seq_len: 8, heads: 1, head_dim: 4"
+    suite = tmp_path / "s.yaml"
+    suite.write_text(f"name: s\nsweeps:\n  - name: w\n    measure: [time]\n    matrix: {{{shape}}}\n")
+    options = Options(device="cpu", out=tmp_path / "results", min_time=0.001, threads=1, rounds=2, unchecked=True)
+    folder, rows = execute(make_plan(suite, options))
+    told = folder.environment["card"]
+    assert (told["driver"], told["before"], {row.status for row in rows}) == ("1", {"temperature_c": 30}, {"ok"})
+    first, last = told["during"]["temperature_c"]
+    assert (first, last - first, told["after"]["temperature_c"]) == (40, 3, last)  # two cells, each in two processes
+    assert folder.doubts() == []
+
+
+def test_the_command_env_has_a_line_for_each_state_of_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {"driver": "1", "power_limit_w": 700.0, "before": {"temperature_c": 30}}
+    monkeypatch.setattr(machine, "describe", lambda device: {"gpu": "H", "cudnn": 91002, "triton": "3.6"})
+    monkeypatch.setattr(card, "facts", lambda device: told)
+    of_one = env._card("cuda:0")
+    assert env._rows({"cards": {"cuda:0": of_one}}) == [
+        ("cuda:0", "cudnn 91002, triton 3.6, driver 1, power limit 700.0 W"),
+        ("cuda:0 before", "temperature 30 °C"),
+    ]
+    monkeypatch.setattr(card, "facts", lambda device: {})
+    monkeypatch.setattr(card, "warning", lambda device: card.NOT_TOLD)
+    assert env._rows({"cards": {"cuda:0": env._card("cuda:0")}})[0][1].endswith(f"not told {card.NOT_TOLD}")
 
 
 def timed(**columns: Any) -> Record:
