@@ -159,6 +159,7 @@ def compare(
     process: Process = "tuned",
     plugins: Sequence[str] = (),
     unchecked: bool = False,
+    rates: bool = False,
     progress: bool = True,
 ) -> Compared:
     """Time variants in turn at each length, in three processes or more, as ``attnbench compare`` does.
@@ -188,6 +189,7 @@ def compare(
         error: measure the error against exact attention as well, at level ``operator``.
         timeout: time limit in seconds for each length in each process.
         min_time: least time in seconds that is spent on samples at each length, in three processes together.
+        rates: also measure what the machine can do, and tell how close to it each variant is; a GPU always is.
         device, threads, first_call_timeout, memory_limit, process, plugins, unchecked, progress: as for :func:`run`.
 
     Raises:
@@ -196,7 +198,7 @@ def compare(
     given = dict(locals())
     from attnbench.cli.compare import watching
 
-    own = {"error": error, "memory_limit": _bytes(memory_limit), "unchecked": unchecked}
+    own = {"error": error, "memory_limit": _bytes(memory_limit), "unchecked": unchecked, "rates": rates}
     question = Question.of(variants, lengths, given, **own).prepare()
     _must_be_importable(cell.variant for cell in question.cells)
     with console.progress(len(question.lengths), wanted=progress) as bar:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,10 @@ def describe(device: str) -> dict[str, Any]:
         facts["gpu"] = properties.name
         facts["gpu_memory_bytes"] = properties.total_memory
         facts["cuda"] = torch.version.cuda
+        with suppress(RuntimeError):  # another cuDNN than torch was built with
+            facts["cudnn"] = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]  # torch leaves it so
+        with suppress(PackageNotFoundError):
+            facts["triton"] = version("triton")
     return facts
 
 

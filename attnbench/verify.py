@@ -101,7 +101,7 @@ def _is_sample(one: object) -> bool:
 
 
 _OF_ALL_SAMPLES = frozenset({"seconds", "calls"})
-_OF_A_SAMPLE = _OF_ALL_SAMPLES | {"switches", "stopped", "yardstick", "waited"}
+_OF_A_SAMPLE = _OF_ALL_SAMPLES | {"switches", "stopped", "yardstick", "waited", "sm_mhz", "throttled"}
 
 
 def are_points(value: object) -> bool:

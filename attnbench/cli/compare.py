@@ -26,6 +26,7 @@ from attnbench.cli.options import (
     LevelOption,
     MemoryLimit,
     MinTime,
+    OfLimits,
     Padding,
     PassOption,
     Plugins,
@@ -140,6 +141,7 @@ def compare(
     process: ProcessState = "tuned",
     plugin: Plugins = None,
     unchecked: Unchecked = False,
+    rates: OfLimits = False,
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the rows to this file.")] = None,
     as_json: AsJson = False,
     format_: Annotated[
@@ -167,7 +169,7 @@ def compare(
     from attnbench.run.question import Question
 
     own = {"pass_": pass_, "memory_limit": bytes_of(memory_limit), "plugins": tuple(plugin or ())}
-    own["unchecked"] = unchecked
+    own |= {"unchecked": unchecked, "rates": rates}
     question = Question.of(variants, n, given, error=error, **own).prepare()
     lengths = question.lengths
     with console.progress(total=len(lengths)) as bar:
@@ -252,6 +254,9 @@ def _print(comparison: Comparison, table: Printer) -> None:
         right=["n", "peak memory", "state", "error", "answering mean(V)"],
         title="\nmemory and error against exact attention",
     )
+    if comparison.rated and comparison.ok:
+        columns = ["n", "variant", *console.REACHED]
+        table(columns, _rate_rows(comparison), right=["n", *console.REACHED], title="\nrates; of the machine's limits")
     if comparison.without_error:
         console.paragraph(_without_error(comparison.without_error[0], records[0]))
     named = [name_text(record.label, record.own_form) for record in records]
@@ -323,17 +328,29 @@ def _time(side: Side) -> list[str]:
 
 
 def _side_rows(comparison: Comparison) -> list[list[str]]:
-    seen: dict[tuple[int, str], list[str]] = {}
-    for rows in comparison.rows.values():
-        for row in rows:
-            for side in (row.a, row.b):
-                r = side.record
-                error = error_text(r.rel_error, r.error_kind)
-                trivial = "-" if r.trivial_error is None else f"{r.trivial_error:.2g}"
-                note = r.reason or "; ".join(filter(None, (r.kernel, r.launch_note)))
-                sizes = [format_bytes(r.peak_bytes), format_bytes(r.state_bytes)]
-                seen[row.n, r.label] = [str(row.n), name_text(r.label, r.own_form), *sizes, error, trivial, note]
-    return [seen[key] for key in sorted(seen, key=lambda k: (k[0], comparison.labels.index(k[1])))]
+    lines = []
+    for n, r in _each(comparison):
+        error = error_text(r.rel_error, r.error_kind)
+        trivial = "-" if r.trivial_error is None else f"{r.trivial_error:.2g}"
+        note = r.reason or "; ".join(filter(None, (r.kernel, r.launch_note)))
+        sizes = [format_bytes(r.peak_bytes), format_bytes(r.state_bytes)]
+        lines.append([str(n), name_text(r.label, r.own_form), *sizes, error, trivial, note])
+    return lines
+
+
+def _rate_rows(comparison: Comparison) -> list[list[str]]:
+    return [[str(n), name_text(r.label, r.own_form), *console.reached(r)] for n, r in _each(comparison)]
+
+
+def _each(comparison: Comparison) -> list[tuple[int, Record]]:
+    """The record of each variant at each length, in that order."""
+    seen = {
+        (row.n, side.record.label): side.record
+        for rows in comparison.rows.values()
+        for row in rows
+        for side in (row.a, row.b)
+    }
+    return [(key[0], seen[key]) for key in sorted(seen, key=lambda k: (k[0], comparison.labels.index(k[1])))]
 
 
 def _print_crossovers(found: Mapping[str, Crossover]) -> None:

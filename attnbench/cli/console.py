@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from attnbench import marks
 from attnbench.cli.streams import Lasting
 from attnbench.printable import printable
+from attnbench.units import format_number
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -258,6 +259,20 @@ def fused_note(records: Iterable[Record]) -> None:
                 names[f"{fused.label} is {record.label}"] = None
     if names:
         note(f"the same in fused kernels, made for a GPU: {'; '.join(names)}")
+
+
+REACHED = ("TFLOP/s", "GB/s", "of limits")
+"""Columns of a table of rates."""
+
+
+def reached(record: Record) -> list[str]:
+    """The rates of a row and its share of the machine's limits, in the columns :data:`REACHED`."""
+    flops, moved, share = record.flops_per_s, record.bytes_per_s, record.peak_fraction
+    return [
+        "-" if flops is None else format_number(flops / 1e12),
+        "-" if moved is None else format_number(moved / 1e9),
+        "-" if share is None else f"{share:.0%}",
+    ]
 
 
 def replaced_note(records: Iterable[Record]) -> None:

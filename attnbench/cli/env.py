@@ -77,9 +77,21 @@ def _machine() -> dict[str, Any]:
         facts["instructions"] = instructions()
         facts["torch_threads"] = torch.get_num_threads()
         facts["devices"] = {name: describe(name).get("gpu", "") for name in devices() if name != "cuda"}
+        if cards := {name: _card(name) for name in facts["devices"] if name.startswith("cuda")}:
+            facts["cards"] = cards
     except Exception as error:
         facts["torch_error"] = said(error)
     return facts
+
+
+def _card(device: str) -> dict[str, Any]:
+    """What torch and NVML tell of a card; why NVML tells nothing, if it does not."""
+    from attnbench.machine import describe
+    from attnbench.measure import card
+
+    known = {name: one for name, one in describe(device).items() if name in ("cuda", "cudnn", "triton")}
+    told = card.facts(device)
+    return known | (told or {"not_told": card.warning(device) or "NVML knows no such card"})
 
 
 def _plugins() -> dict[str, str]:
@@ -112,6 +124,10 @@ def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
             rows.append((words, format_bytes(value)))
         elif value is None:
             rows.append((words, "-"))
+        elif name == "cards":
+            from attnbench.measure.card import in_words
+
+            rows += [said for device, card in value.items() for said in in_words(device, card)]
         elif isinstance(value, dict):
             lines = [_line(name, key, one) for key, one in value.items()] or ["none"]
             rows += [(words, lines[0]), *(("", line) for line in lines[1:])]

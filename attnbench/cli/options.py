@@ -73,6 +73,9 @@ Steps = Annotated[int, typer.Option(min=1, metavar="N", help="Steps of each trai
 Seeds = Annotated[
     int, typer.Option(min=1, max=100, metavar="N", help="Number of seeds; each is a training of its own.")
 ]
+OfLimits = Annotated[
+    bool, typer.Option("--rates", help="On a CPU as well, tell how close to its measured limits each variant is.")
+]
 Rates = Annotated[str, typer.Option(metavar="RATES", help="Learning rates; the best on validation data counts.")]
 Layers = Annotated[int, typer.Option(min=1, metavar="N", help="Layers of the encoder.")]
 Ffn = Annotated[int, typer.Option(min=1, metavar="N", help="Width of the feed-forward layer.")]

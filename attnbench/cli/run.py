@@ -16,6 +16,7 @@ from attnbench.cli.options import (
     FirstCallTimeout,
     Fresh,
     MemoryLimit,
+    OfLimits,
     On,
     Out,
     OverrideLaunch,
@@ -105,6 +106,7 @@ def run(
     fresh: Fresh = False,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Measure failed cells again.")] = False,
     unchecked: Unchecked = False,
+    rates: OfLimits = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Predict FLOPs, memory and time; run nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Rows, or the prediction, as JSON on stdout.")] = False,
 ) -> None:
@@ -188,7 +190,7 @@ def run(
             else:
                 console.line(f"shard {wanted} has no cells; nothing was run or written")
         else:
-            _measure(plan, worker, engine, as_json=as_json)
+            _measure(plan, worker, engine, as_json=as_json, rates=rates or plan.settings.device.startswith("cuda"))
 
 
 def _repeated(context: typer.Context, suite: str) -> dict[str, Any]:
@@ -229,7 +231,7 @@ def _axes(texts: Sequence[str]) -> dict[str, str]:
     return axes
 
 
-def _measure(plan: Plan, worker: Worker, engine: Engine | None, *, as_json: bool) -> None:
+def _measure(plan: Plan, worker: Worker, engine: Engine | None, *, as_json: bool, rates: bool) -> None:
     console.only_repeats()
     from attnbench.cli.screen import measured
     from attnbench.store import TABLE
@@ -239,7 +241,7 @@ def _measure(plan: Plan, worker: Worker, engine: Engine | None, *, as_json: bool
         console.data([record.to_json() for _, records in runs for record in records])
     else:
         for folder, records in runs:
-            _print_records(records)
+            _print_records(records, rates=rates)
             console.line(f"results: {folder.path / TABLE}")
     if not any(record.status == "ok" for _, records in runs for record in records):
         reasons = ", ".join(str(folder.path / TABLE) for folder, _ in runs)
@@ -250,10 +252,10 @@ def _measure(plan: Plan, worker: Worker, engine: Engine | None, *, as_json: bool
 
 _LAUNCH = ("launch", "device", "host")
 """Columns of a GPU."""
-_RATES = ("examples/s", "first token", "per token")
+_RATES = ("examples/s", "first token", "per token", *console.REACHED)
 
 
-def _print_records(records: list[Record]) -> None:
+def _print_records(records: list[Record], *, rates: bool = False) -> None:
     """Print a table for each sweep, with its longest measured length; the CSV has the other lengths."""
     from attnbench.axes import IN_ROWS
     from attnbench.record import COLUMNS
@@ -266,21 +268,9 @@ def _print_records(records: list[Record]) -> None:
         shown = [record for record in mine if record.seq_len == longest]
         axes = [axis for axis in COLUMNS if axis in IN_ROWS and len({getattr(record, axis) for record in shown}) > 1]
         inputs = list(dict.fromkeys(record.inputs for record in shown))
-        columns = [
-            "variant",
-            *axes,
-            "time",
-            "95 %",
-            *_LAUNCH,
-            *_RATES,
-            "peak",
-            "state",
-            "error",
-            "loss",
-            "features",
-            "note",
-        ]
-        rows = [_result_row(record, axes) for record in shown]
+        columns = ["variant", *axes, "time", "95 %", *_LAUNCH, *_RATES]
+        columns += ["peak", "state", "error", "loss", "features", "note"]
+        rows = [_result_row(record, axes, rates=rates) for record in shown]
         title = f"\n{sweep}, n = {longest}"
         if len(inputs) == 1 and any(record.error_kind for record in shown):
             title += f", {inputs[0]}"
@@ -321,7 +311,7 @@ def _axis_text(record: Record, axis: str) -> str:
     return str(getattr(record, axis))
 
 
-def _result_row(record: Record, axes: list[str]) -> list[str]:
+def _result_row(record: Record, axes: list[str], *, rates: bool) -> list[str]:
     note = record.launch_note if record.status == "ok" else f"{record.status}: {record.reason}"
     rate = "-" if record.examples_per_s is None else format_number(record.examples_per_s)
     return [
@@ -335,6 +325,7 @@ def _result_row(record: Record, axes: list[str]) -> list[str]:
         rate,
         format_seconds(record.first_token_s),
         format_seconds(record.token_s),
+        *(console.reached(record) if rates else "-" * len(console.REACHED)),
         format_bytes(record.peak_bytes),
         format_bytes(record.state_bytes),
         _error(record),

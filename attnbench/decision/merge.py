@@ -37,7 +37,7 @@ from attnbench.units import format_bytes, format_count
 
 _OF_A_MACHINE = (
     *("machine_id", "environment", "memory_limit_bytes", "process_notes"),
-    *("matmul_rate", "exp_rate", "copy_rates", "timer_cost_s", "noise_floor"),
+    *("matmul_rate", "exp_rate", "copy_rates", "timer_cost_s", "noise_floor", "card"),
     *("attnbench", "run_id", "run_key", "folder", "shard", "started_at"),
 )
 """Facts of ``environment.json`` that a merged run keeps for each run that it is made of."""

@@ -17,10 +17,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 
-import torch
+from attnbench.measure.card import Board
 
 POWERCAP = Path("/sys/class/powercap")
 _TOP_ZONE = re.compile(r"intel-rapl:\d+")
@@ -117,22 +116,13 @@ def _joules_in(file: Path) -> float:
 
 
 def _board(device: str) -> tuple[Counter, ...]:
-    try:
-        nvml = import_module("pynvml")
-    except ImportError:
-        return ()
-    try:
-        nvml.nvmlInit()
-        # Not by its number: CUDA counts only the boards that it may see, and in an order of its own.
-        board = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(torch.device(device)).uuid}")
-    except nvml.NVMLError:
-        return ()
+    board = Board.of(device)
 
     def read() -> float:
-        try:
-            return float(nvml.nvmlDeviceGetTotalEnergyConsumption(board)) / 1e3
-        except nvml.NVMLError as error:
-            raise OSError(str(error)) from None
+        told = board.ask("nvmlDeviceGetTotalEnergyConsumption") if board else None
+        if told is None:
+            raise OSError("the card does not tell its energy")
+        return float(told) / 1e3
 
     counter = Counter(read)
     return () if math.isnan(_read(counter)) else (counter,)

@@ -16,7 +16,7 @@ from attnbench.measure.statistics import FEWEST, interquartile_range, interval_o
 from attnbench.measure.stopwatch import ClockError, Stopwatch, WallClock
 
 if TYPE_CHECKING:  # decisions summarise samples, and need no torch for it
-    from attnbench.measure.yardstick import Pace
+    from attnbench.measure.yardstick import Mark, Pace
 
 EVERY = 0.005
 """Seconds of samples between readings at least."""
@@ -37,6 +37,10 @@ ENOUGH = 3
 OVERHEAD = 5e-4
 """Largest share of a sample that looking at the clock may take: half a thousandth, since batches are sized by times
 that include the looking."""
+FELL = 0.03
+"""Share by which a card's clock may stand below the highest beside the samples of a cell."""
+THROTTLES = {0x4: "power cap", 0x8: "slowdown by hardware", 0x20: "heat", 0x40: "heat", 0x80: "power brake"}
+"""Bits in which NVML says why a card throttles, and their words. An idle card and chosen clocks are not among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,10 @@ class Sample:
     """Seconds of the two pieces of work of :mod:`attnbench.measure.yardstick` beside it; None where none was read."""
     waited: float | None = None
     """Seconds for which threads of the process waited for a core, all together; None in samples of older versions."""
+    sm_mhz: int | None = None
+    """Clock of the card's multiprocessors beside it; None where none was read."""
+    throttled: int = 0
+    """NVML's bits of why the card throttled meanwhile, of :data:`THROTTLES`."""
 
     @property
     def clean(self) -> bool:
@@ -91,6 +99,10 @@ class Sample:
             row["waited"] = float(f"{self.waited:.4g}")
         if self.yardstick is not None:
             row["yardstick"] = [float(f"{one:.4g}") for one in self.yardstick]
+        if self.sm_mhz is not None:
+            row["sm_mhz"] = self.sm_mhz
+        if self.throttled:
+            row["throttled"] = self.throttled
         return {**row, "stopped": 1} if self.stopped else row
 
 
@@ -119,32 +131,35 @@ class Kept:
 
 
 class Paced:
-    """Gives samples the mean of the two readings of a yardstick between which they were taken."""
+    """Gives samples what the two readings say between which they were taken."""
 
     def __init__(self, pace: Pace | None) -> None:
         self._pace = pace
-        self._before = pace.read(0.0) if pace else None
+        self._before: Mark | None = pace.read(0.0) if pace else None
         self._since = 0.0
         """Seconds of samples since the last reading."""
         self._read = 0
         """How many samples have theirs."""
         self.samples: list[Sample] = []
         """All samples until now; those since the last reading do not have theirs yet."""
+        self.of_a_card = False
+        """Whether a card's clock stands beside them."""
 
     def add(self, sample: Sample) -> None:
-        """Take a sample; reads the yardstick where the last reading is long ago."""
+        """Take a sample; reads where the last reading is long ago."""
         self.samples.append(sample)
         self._since += sample.seconds * sample.calls
-        if self._since >= EVERY:
+        if self._pace is not None and self._since >= self._pace.apart:
             self.close()
 
     def close(self) -> None:
-        """Read the yardstick, for the samples that wait for it."""
+        """Read, for the samples that wait for it."""
         if self._pace is None or self._before is None or not self._since:
             return
         after = self._pace.read(self._since)
-        beside = (self._before.products + after.products) / 2, (self._before.calls + after.calls) / 2
-        self.samples[self._read :] = [replace(sample, yardstick=beside) for sample in self.samples[self._read :]]
+        beside = self._before.until(after)
+        self.samples[self._read :] = [replace(sample, **beside) for sample in self.samples[self._read :]]
+        self.of_a_card = "throttled" in beside
         self._before, self._since, self._read = after, 0.0, len(self.samples)
 
 
@@ -230,7 +245,7 @@ def measure_time(
             paced.add(sample)
             if sample.clean:
                 clean.append(sample)
-            stopped = _stop(clean, rules)
+            stopped = _stop(unslowed([one for one in paced.samples if one.clean]) if paced.of_a_card else clean, rules)
             if not sample.clean and not sample.stopped:
                 disturbed, lost = disturbed + 1, lost + sample.seconds * sample.calls + REST
                 if not stopped and disturbed >= FEWEST and lost > LONGEST_WAIT:
@@ -261,6 +276,37 @@ def _warm_up(watch: Stopwatch, sampler: Sampler, rules: TimingRules, first: Samp
     if math.isinf(quickest):
         quickest = first.seconds
     return max(1, math.ceil(shortest / quickest))
+
+
+def slowed(samples: Sequence[Sample]) -> list[bool]:
+    """Which samples the card slowed: it throttled meanwhile, or its clock was :data:`FELL` below the highest of all."""
+    highest = max((one.sm_mhz or 0 for one in samples), default=0)
+    return [bool(one.throttled) or (one.sm_mhz or highest) < (1 - FELL) * highest for one in samples]
+
+
+def unslowed(samples: Sequence[Sample]) -> list[Sample]:
+    """The samples that the card did not slow; all if it slowed most: that is its speed under this load."""
+    free = [one for one, slow in zip(samples, slowed(samples), strict=True) if not slow]
+    return free if 2 * len(free) >= len(samples) else list(samples)
+
+
+def why_throttled(bits: int) -> str:
+    """Why a card throttled, in words: ``power cap, heat``; empty if it did not."""
+    return ", ".join(dict.fromkeys(word for bit, word in THROTTLES.items() if bits & bit))
+
+
+def slowed_warning(samples: Sequence[Sample]) -> str | None:
+    """The warning about samples that the card slowed; None if they are no more than :data:`TOLD`."""
+    slow, bits = sum(slowed(samples)), 0
+    if slow <= TOLD * len(samples):
+        return None
+    for one in samples:
+        bits |= one.throttled
+    clocks = [one.sm_mhz for one in samples if one.sm_mhz is not None]
+    fell = f"the clock of the card fell to {min(clocks, default=0)} of {max(clocks, default=0)} MHz"
+    why = f"the card throttled: {why_throttled(bits)}" if bits else fell
+    counts = "left out" if len(unslowed(samples)) < len(samples) else "which count: so fast is it under this load"
+    return f"{why} ({slow} of {len(samples)} samples, {counts})"
 
 
 def _stop(samples: Sequence[Sample], rules: TimingRules) -> str:
@@ -335,12 +381,17 @@ def summarise(rounds: Sequence[Sequence[Sample]], *, quick: bool = False) -> Tim
             f"its threads waited for a core in {contaminated} of {total} samples, for {waited:.2g} s in {whole:.2g} s; "
             "close other programs and give the same command again, or measure with fewer --threads"
         )
-    used = [[sample.seconds for sample in samples if sample.clean or not drop] for samples in rounds]
+    rounds = [[sample for sample in samples if sample.clean or not drop] for samples in rounds]
+    own = [sample for samples in rounds for sample in samples]
+    by_card, free = slowed_warning(own), set(map(id, unslowed(own)))
+    used = [[sample.seconds for sample in samples if id(sample) in free] for samples in rounds]
     seconds = [one for samples in used for one in samples]
     middle, spread = median(seconds), interquartile_range(seconds)
     warnings = []
     if stopped:
         warnings.append(f"{stopped} of {total + stopped} samples left out: the process was stopped meanwhile")
+    if by_card:
+        warnings.append(by_card)
     if not quick:
         if spread > 0.25 * middle:
             warnings.append(f"unstable: IQR {spread / middle:.0%} of the median; close other programs")
@@ -355,6 +406,6 @@ def summarise(rounds: Sequence[Sequence[Sample]], *, quick: bool = False) -> Tim
         iqr=spread,
         minimum=min(seconds),
         used=len(seconds),
-        contaminated=contaminated,
+        contaminated=contaminated + len(own) - len(seconds),
         warnings=tuple(warnings),
     )

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import math
 from time import perf_counter
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import exp, mm, no_grad
 
 from attnbench.measure.standstill import Moment
-from attnbench.measure.time import WAITED
+from attnbench.measure.time import EVERY, WAITED
 
 SHARE = 0.06
 """Share of the time since the last reading that a reading takes: one go is too short a look at a machine that changes
@@ -38,12 +38,26 @@ class Reading(NamedTuple):
     products: float
     calls: float
 
+    def until(self, later: Reading) -> dict[str, Any]:
+        """Fields of the samples between two readings: the mean of both."""
+        return {"yardstick": ((self.products + later.products) / 2, (self.calls + later.calls) / 2)}
+
+
+class Mark(Protocol):
+    """How fast the machine was at one moment."""
+
+    def until(self, later: Any) -> dict[str, Any]:
+        """Fields of the samples that were taken between this moment and a later one."""
+
 
 class Pace(Protocol):
     """Something that tells how fast the machine is."""
 
-    def read(self, since: float) -> Reading:
-        """How long the two pieces of work take now; ``since`` is how many seconds the last reading is ago."""
+    apart: float
+    """Seconds of samples between readings, at least."""
+
+    def read(self, since: float) -> Mark:
+        """How fast it is now; ``since`` is how many seconds of samples the last reading is ago."""
 
 
 class Yardstick:
@@ -51,6 +65,8 @@ class Yardstick:
 
     It holds half a mebibyte for each thread and draws no random number.
     """
+
+    apart = EVERY
 
     def __init__(self) -> None:
         threads = torch.get_num_threads()

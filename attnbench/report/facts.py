@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from attnbench.measure.card import in_words as in_words_of_card
 from attnbench.plots.captions import in_words, launched
 from attnbench.record import one_line
 from attnbench.report.sources import Machine
@@ -16,7 +17,17 @@ from attnbench.units import format_bytes, format_count, format_seconds
 Fact = tuple[str, str]
 _MOST = 12
 """Most kinds of warnings that are listed."""
-_SHORT = {"environment", "rules", "variables", "matmul_rate", "exp_rate", "copy_rates", "process_notes", "plugins"}
+_SHORT = {
+    "card",
+    "environment",
+    "rules",
+    "variables",
+    "matmul_rate",
+    "exp_rate",
+    "copy_rates",
+    "process_notes",
+    "plugins",
+}
 _NOT_SAID = {"run_key", "cells", "suite_digest", "schema_version", "seal", "input_files", "machine_id", "device"}
 _NOT_SAID |= {"run_id", "opening", "ends", "products", "machines"}  # the rows say which machine measured them
 _NOT_SAID |= {"together", "sources", "repeats"}
@@ -106,6 +117,8 @@ def _lines(facts: Mapping[str, Any]) -> Iterator[Fact]:
     copies = facts.get("copy_rates")
     if isinstance(copies, Sequence) and all(isinstance(one, Sequence) and len(one) == 2 for one in copies):
         yield "copy_rates", ", ".join(f"{_bytes(size)} at {_bytes(rate)}/s" for size, rate in copies)
+    card = facts.get("card")
+    yield from in_words_of_card("card", card) if isinstance(card, Mapping) else ()
     for name in ("rules", "variables", "plugins"):
         values = facts.get(name)
         if isinstance(values, Mapping):

@@ -14,12 +14,14 @@ from attnbench.cgroup import throttled_periods
 from attnbench.machine import OtherLoad, thread_warnings, throttling_warning, variables
 from attnbench.marks import by_host
 from attnbench.measure.crossover import Crossover, crossover
+from attnbench.measure.limits import Limits
 from attnbench.measure.statistics import LOOKS, Ratio, Said, interval_over_rounds, judged, median, paired_ratio
 from attnbench.measure.time import TimingRules
 from attnbench.qkv import doubt
 from attnbench.record import COLUMNS, Record, inferred
 from attnbench.run.different import refuse_equal
 from attnbench.run.doubt import Doubts, contradicted
+from attnbench.run.execute import add_rates, hold_to_limits
 from attnbench.run.gate import Gate
 from attnbench.run.isolation import Settings, Worker, WorkerFailed
 from attnbench.run.launch import host_share
@@ -32,6 +34,8 @@ LONGEST_ERROR = 2**31
 
 _ASKED = tuple(name for name in COLUMNS if name in {"level", "pass", "device", *IN_ROWS} - {"kv_len"})
 """Columns that all rows of a comparison share, so that the table itself says what was compared."""
+RATES = ("flops_per_s", "bytes_per_s", "peak_fraction")
+"""Columns of rows that are held to the measured rates of the machine: on a GPU, and if they were asked for."""
 _TOLD = ("batch", "heads", "kv_heads", "head_dim", "v_dim", "dtype", "seed")
 """Axes that the line above a comparison always tells, or never."""
 
@@ -126,6 +130,8 @@ class Comparison:
 
     family: int = 1
     """How many ratios the verdicts hold for together."""
+    rated: bool = False
+    """Whether times are held to the measured rates of the machine."""
 
     def ratio(self, visit: Length, i: int, j: int) -> Ratio | None:
         """Time of one variant over that of another, by position; None if they never took turns."""
@@ -188,6 +194,8 @@ class Comparison:
                         f"{name}_kernels": side.record.kernels,
                         f"{name}_host_share": side.host_share,
                     }
+                    if self.rated:
+                        flat |= {f"{name}_{one}": getattr(side.record, one) for one in RATES}
                 joint_low, joint_high = (ratio.joint if ratio else None) or (None, None)
                 flat |= {"joint_ci_low": joint_low, "joint_ci_high": joint_high, "withheld": row.withheld}
                 flat |= {"disturbed": row.disturbed, "stopped": row.stopped, "busy": row.busy}
@@ -257,7 +265,8 @@ class Contest:
         labels = [cell.variant.label for cell in self.cells]
         if not against_itself:
             refuse_equal(labels, labels)
-        result = Comparison(labels, family=math.comb(len(labels), 2) * len(self.lengths))
+        family = math.comb(len(labels), 2) * len(self.lengths)
+        result = Comparison(labels, family=family, rated=self.settings.rates)
         visits, throttled = list[Length](), throttled_periods()
         stopped: KeyboardInterrupt | None = None
         try:
@@ -268,6 +277,8 @@ class Contest:
             if not visits:
                 raise
             stopped = pressed
+        if "card" in worker.state:
+            result.environment["card"] = worker.state["card"]
         held_back = throttling_warning(throttled_periods() - throttled)
         result.warnings += [held_back] if held_back else []
         self._conclude(visits, result)
@@ -288,6 +299,8 @@ class Contest:
             result.warnings += [f"n = {n}: {labels[i]}: {warning}" for i, warning in visit.unchecked]
             for i, record in visit.lost:
                 result.warnings.append(f"n = {n}: {labels[i]}: {record.status} in a later process: {record.reason}")
+            slow = dict.fromkeys(pairs.slowed for pairs in visit.pairs if pairs.slowed)
+            result.warnings += [f"n = {n}: {said}" for said in slow]
             if visit.traces:
                 said = f"n = {n}: a variant {visit.traces} while they took turns; do not trust the times"
                 result.warnings.append(said)
@@ -296,7 +309,9 @@ class Contest:
             for place, (n, visit) in enumerate(zip(lengths, visits, strict=True)):
                 of_a, of_b = visit.of_both(i, j)
                 ratio = None if i == j else result.ratio(visit, i, j)
-                a, b = (_side(visit, one, times if ratio else None) for one, times in ((i, of_a), (j, of_b)))
+                both = ((i, of_a), (j, of_b))
+                machine = result.environment if result.rated else {}
+                a, b = (_side(visit, one, times if ratio else None, machine) for one, times in both)
                 b, verdict = a if i == j else b, Said("withheld")
                 if ratio and a.time and b.time:
                     against = doubts.at(place, (i, j)) or contradicted(ratio, a.time, b.time)
@@ -399,9 +414,27 @@ def _most_by_host(sides: Sequence[Side]) -> str:
     return "" if most is None else f"{most.by_host} at n = {most.record.seq_len}"
 
 
-def _side(visit: Length, i: int, times: Sequence[Sequence[float]] | None) -> Side:
-    """One side, from the ``times`` of the pairs by process, or from all of its own where there are no pairs."""
+def _side(
+    visit: Length, i: int, times: Sequence[Sequence[float]] | None, machine: Mapping[str, Any] | None = None
+) -> Side:
+    """One side, from the ``times`` of the pairs by process, or from all of its own where there are no pairs.
+
+    Args:
+        machine: the environment of the comparison; with its rates the record says how close to them its time is.
+    """
     if times is None:
         times = [one[i] for one in visit.times if i in one]
-    every = [second for one in times for second in one]
-    return Side(visit.records[i], median(every) if every else None, interval_over_rounds(times))
+    every, record = [second for one in times for second in one], visit.records[i]
+    time = median(every) if every else None
+    if time and machine and "copy_rates" in machine:
+        record = _reached(record, time, machine)
+    return Side(record, time, interval_over_rounds(times))
+
+
+def _reached(record: Record, time: float, machine: Mapping[str, Any]) -> Record:
+    """The record with the rates of a call that takes ``time`` seconds, held to those of the machine."""
+    timed = replace(record, time_median_s=time)
+    add_rates(timed)
+    matmul, exp = (machine[name].get(record.dtype) for name in ("matmul_rate", "exp_rate"))
+    hold_to_limits(timed, Limits(matmul, exp, machine["copy_rates"]))
+    return replace(timed, time_median_s=None)

@@ -22,6 +22,7 @@ from attnbench.engines.forms import passed_over
 from attnbench.errors import AttnbenchError, BrokenContract
 from attnbench.machine import throttling_warning
 from attnbench.measure.allocator import freed_memory_returned, return_freed_memory
+from attnbench.measure.card import Card
 from attnbench.measure.cuda_events import CudaEvents
 from attnbench.measure.error import beyond_rounding, measure_error
 from attnbench.measure.flops import Counted, count
@@ -33,7 +34,7 @@ from attnbench.measure.standstill import Moment, Standstill
 from attnbench.measure.statistics import median
 from attnbench.measure.stopwatch import Stopwatch, WallClock
 from attnbench.measure.time import Disturbed, Kept, Sample, measure_time, summarise
-from attnbench.measure.yardstick import Yardstick
+from attnbench.measure.yardstick import Pace, Yardstick
 from attnbench.padding import real_tokens
 from attnbench.qkv import doubt
 from attnbench.record import REPLACED, Record, one_line
@@ -138,12 +139,13 @@ def run_cell(
                 if not slow:  # else the first of them may compile, where an earlier round was in another process
                     begins("its timed calls")
                 throttled = throttled_periods()
+                pace: Pace | None = None if rules.quick else Yardstick() if on_cpu else Card.of(cell.device)
                 with freed_memory_returned(large):
                     timing = measure_time(
                         timed.run,
                         rules,
                         stopwatch=watch,
-                        pace=Yardstick() if cell.device == "cpu" and not rules.quick else None,
+                        pace=pace,
                         on_first=on_first,
                         glances=glances,
                     )
@@ -180,6 +182,8 @@ def run_cell(
                         call = prepare(replace(cell, compile=False))
                     add_warning(record, hold_to(unseen, call.on(number), cell))
                 _add_time(record, cell, [*earlier, timing.samples], limits)
+                if isinstance(pace, Card):
+                    _add_energy(record, pace.watts(), round_)
         if "error" in cell.measure:
             add_warning(record, doubt(cell.inputs, cell.shape))
         if cell.pretrained is not None:
@@ -373,11 +377,16 @@ def _add_time(record: Record, cell: Cell, rounds: Sequence[Sequence[Sample]], li
         add_warning(record, "first call unknown: the process was stopped or waited for a core")
     for warning in summary.warnings:
         add_warning(record, warning)
-    if record.matmul_flops:
-        record.flops_per_s = record.matmul_flops / summary.median
-    moved = moved_bytes(record)
-    record.bytes_per_s = moved / summary.median if moved else None
+    add_rates(record)
     hold_to_limits(record, limits)
+
+
+def add_rates(record: Record) -> None:
+    """Fill in how many products and bytes a second a row is that has a time."""
+    if record.time_median_s is not None:
+        flops, moved = record.matmul_flops, moved_bytes(record)
+        record.flops_per_s = flops / record.time_median_s if flops else None
+        record.bytes_per_s = moved / record.time_median_s if moved else None
 
 
 def _add_parts(record: Record, cell: Cell, parts: Parts | None, round_: int) -> None:
@@ -387,6 +396,13 @@ def _add_parts(record: Record, cell: Cell, parts: Parts | None, round_: int) -> 
     for column, now in (("first_token_s", parts.first), ("token_s", parts.rest / cell.new_tokens)):
         before = getattr(record, column) if round_ else None
         setattr(record, column, now if before is None else (round_ * before + now) / (round_ + 1))
+
+
+def _add_energy(record: Record, watts: float | None, round_: int) -> None:
+    """Fill in the joules of a call: what this round says, and the mean of the rounds that tell."""
+    now = None if watts is None or record.time_median_s is None else watts * record.time_median_s
+    before = record.energy_j if round_ else None
+    record.energy_j = now if before is None else before if now is None else (round_ * before + now) / (round_ + 1)
 
 
 def hold_to_limits(record: Record, limits: Limits) -> None:

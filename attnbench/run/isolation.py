@@ -193,6 +193,13 @@ class Worker:
             status = Status.CRASH if answer.get("lost") else Status.ERROR
             raise CellFailed(status, one_line(answer["failed"]), self._replies.tail)
         cast("dict[str, Any]", self.state).setdefault("sources", {}).update(answer.pop("sources", {}))
+        if "card" in answer:
+            from attnbench.measure.card import after  # brings numpy, which a start on a CPU need not wait for
+
+            try:
+                self.state["card"] = after(self.state.get("card", {}), answer.pop("card"))
+            except (AttributeError, TypeError, ValueError):
+                raise self.garbage() from None
         assert self._process is not None
         left = end_left_behind(self._process.pid)
         traces = [str(answer.pop("traces", "")), f"left {left} process{'es' * (left > 1)} behind" if left else ""]

@@ -26,7 +26,7 @@ _OF_ONE_CALL: dict[str, Any] = dict.fromkeys(
     (
         *("time_median_s", "time_min_s", "time_samples", "time_rounds", "first_call_s"),
         *("examples_per_s", "tokens_per_s", "flops_per_s", "bytes_per_s", "peak_fraction"),
-        *("first_token_s", "token_s", "host_share"),
+        *("first_token_s", "token_s", "host_share", "energy_j"),
     )
 )
 """Columns that the first look fills, but for which one call is not enough."""

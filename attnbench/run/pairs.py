@@ -15,10 +15,23 @@ import torch
 
 from attnbench.cell import Cell
 from attnbench.machine import NOISY, OtherLoad
+from attnbench.measure.card import Card
 from attnbench.measure.glances import Glances
 from attnbench.measure.statistics import FEWEST, expected_half_width, median, noise_floor
 from attnbench.measure.stopwatch import Stopwatch
-from attnbench.measure.time import REST, Sampler, Timing, TimingRules, garbage_collection_off, measure_time
+from attnbench.measure.time import (
+    REST,
+    Paced,
+    Sample,
+    Sampler,
+    Timing,
+    TimingRules,
+    garbage_collection_off,
+    measure_time,
+    slowed_warning,
+    unslowed,
+)
+from attnbench.measure.yardstick import Pace
 from attnbench.run.call import Call, always_compiled, held_to_formula, may_compile, prepare
 from attnbench.run.execute import stopwatch
 from attnbench.run.launch import EAGER, Launch, launch
@@ -44,6 +57,8 @@ class Turns(NamedTuple):
     """All blocks, disturbed ones included."""
     stopped: int
     """Blocks in which this process stood still. They give no times, and count as none of the above."""
+    slowed: str = ""
+    """What the card did to the blocks, if it slowed some; those count as disturbed, unless they are most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +89,8 @@ class Pairs:
     """Cores that other programs kept busy meanwhile; None where the kernel does not tell."""
     warnings: list[tuple[int, str]] = field(default_factory=list)
     """Position of a cell, and what could not be checked about its calls."""
+    slowed: str = ""
+    """As in :class:`Turns`."""
 
 
 def measure_pairs(
@@ -121,7 +138,8 @@ def measure_pairs(
     if ready:
         entrants = [one.entrant for one in ready.values()]
         with garbage_collection_off():
-            turns = take_turns(watch, entrants, rules, seed=place.randrange(2**32), fewest=fewest)
+            pace = Card.of(cells[0].device)
+            turns = take_turns(watch, entrants, rules, seed=place.randrange(2**32), fewest=fewest, pace=pace)
         del entrants
     busy = others.cores()
     for one in ready.values():
@@ -135,7 +153,7 @@ def measure_pairs(
             warnings += [(position, warning) for warning in said]
             ran[position] = column
     blocks = [[block[column] for column in ran.values()] for block in turns.blocks]
-    return Pairs(list(ran), blocks, left_out, turns.disturbed, turns.taken, turns.stopped, busy, warnings)
+    return Pairs(list(ran), blocks, left_out, turns.disturbed, turns.taken, turns.stopped, busy, warnings, turns.slowed)
 
 
 @dataclass(slots=True)
@@ -222,6 +240,7 @@ def take_turns(
     seed: int,
     fewest: int = FEWEST,
     clock: Callable[[], float] = time.monotonic,
+    pace: Pace | None = None,
 ) -> Turns:
     """Take blocks of one sample of each call. A random order is followed by its reverse, so as to favour no position.
 
@@ -229,6 +248,7 @@ def take_turns(
         entrants: what to time; blocks hold their times in this order.
         fewest: blocks to be taken even if the budget is spent.
         clock: seconds, for the budget.
+        pace: tells between blocks how fast the card runs.
 
     Raises:
         ClockError: a duration of zero, below zero or not finite, or the process is stopped again and again.
@@ -240,7 +260,7 @@ def take_turns(
     clean: list[list[float]] = []
     disturbed: list[list[float]] = []
     order: list[int] = []
-    wanted = 0
+    wanted, paced = 0, Paced(pace)
     start = clock()
     while True:
         if order:
@@ -257,6 +277,7 @@ def take_turns(
         row = [samples[place].seconds for place in places]
         undisturbed = all(sample.clean for sample in samples.values())
         (clean if undisturbed else disturbed).append(row)
+        paced.add(Sample(sum(one.seconds * one.calls for one in samples.values()), 1, stopped=not undisturbed))
         seconds = clock() - start
         taken = len(clean) + len(disturbed)
         if rules.quick or taken >= rules.max_samples:
@@ -269,7 +290,13 @@ def take_turns(
             break
         if not undisturbed:
             sleep(REST)
-    return Turns(clean if len(clean) >= fewest else clean + disturbed, len(disturbed), taken, stopped)
+    paced.close()
+    by_card = [sample for sample in paced.samples if not sample.stopped]
+    free = set(map(id, unslowed(by_card)))
+    disturbed += [row for row, sample in zip(clean, by_card, strict=True) if id(sample) not in free]
+    clean = [row for row, sample in zip(clean, by_card, strict=True) if id(sample) in free]
+    said = slowed_warning(by_card) or ""
+    return Turns(clean if len(clean) >= fewest else clean + disturbed, len(disturbed), taken, stopped, said)
 
 
 def _blocks_needed(blocks: list[list[float]], width: float) -> int:

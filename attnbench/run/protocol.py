@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NotRequired, Self, TypedDict, TypeVar
 
 from attnbench.cell import METHOD_VERSION, Cell
 from attnbench.measure.time import Sample, TimingRules
@@ -45,6 +45,8 @@ class Ready(TypedDict):
     noise_floor: float | None
     sources: dict[str, list[str]]
     """Code and data that it used up to now (:data:`attnbench.sources.Seen`)."""
+    card: NotRequired[dict[str, Any]]
+    """What NVML tells of the card, with how it ran up to now (:mod:`attnbench.measure.card`)."""
 
 
 class Request(ABC, Generic[Answer]):
@@ -272,6 +274,8 @@ def checked_pairs(pairs: Pairs, cells: int) -> Pairs:
     for position, warning in pairs.warnings:
         if position not in range(cells) or not isinstance(warning, str):
             raise ValueError("a warning about no cell")
+    if not isinstance(pairs.slowed, str):
+        raise TypeError("a warning about the card that is no text")
     if pairs.others is not None and not (type(pairs.others) in (int, float) and 0 <= pairs.others < math.inf):
         raise ValueError("an impossible load")
     return pairs

@@ -53,6 +53,7 @@ class Question:
     process: Process = "tuned"
     plugins: Sequence[str] = ()
     unchecked: bool = False
+    rates: bool = False
 
     @classmethod
     def of(
@@ -116,7 +117,7 @@ class Question:
             memory_limit=limit_for(device, self.memory_limit),
             plugins=tuple(plugins),
             dtypes=(at["dtype"],),
-            rates=False,
+            rates=self.rates or device.startswith("cuda"),
             first_call_timeout=self.first_call_timeout,
         )
         cells = tuple(self._cell({**at, "variant": spec, "seq_len": lengths[0]}, device) for spec in specs)

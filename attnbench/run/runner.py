@@ -150,6 +150,8 @@ class _Run:
             self._train(phases(rows.trainings())[0])
             self._train(at_chosen_rates(rows.trainings(), rows.records))
             rows.doubt_tasks(self.watcher.warned)
+            if "during" in (card := self.worker.state.get("card", {})):
+                self.folder.correct({"card": card})
             self.folder.refuse_changes()
         except BaseException:
             with suppress(StoreError):  # what stopped the run is told, not that the table failed as well

@@ -59,6 +59,7 @@ def main() -> None:
 
 
 def _serve(requests: TextIO, answers: TextIO, served: Served) -> None:
+    from attnbench.measure.card import Board, look
     from attnbench.run.canary import Canary
     from attnbench.run.traces import Snapshot
 
@@ -67,11 +68,14 @@ def _serve(requests: TextIO, answers: TextIO, served: Served) -> None:
         _answer(answers, {"progress": {"done": done, "of": of, **more}})
 
     device = served.settings["device"]
+    board = Board.of(device)
     first, canary = Snapshot.take(device), Canary()
     before = first
     _answer(answers, served.state)
     for line in requests:
         answer = served.answer(loads(line), tell)
+        if board is not None:
+            answer["card"] = look(board)
         try:
             answer["sources"] = served.watch.news()
         except Changed as error:
@@ -255,11 +259,14 @@ def _set_up(settings: dict[str, Any]) -> tuple[dict[str, Any], list[str], Watch]
     import torch
 
     from attnbench.machine import describe, machine_class, machine_id
+    from attnbench.measure import card
     from attnbench.measure.standstill import notice_stops
     from attnbench.plugins import GROUP
 
     notice_stops()
-    known = settings["known"]
+    known, device = settings["known"], settings["device"]
+    # Before anything is on the card: whatever is there now is of others.
+    of_the_card, told = (known.get("card", {}), None) if known else (card.facts(device), card.warning(device))
     watch = Watch(
         known.get("sources", {}), settings["files"], listens=bool(settings["plugins"] or entry_points(group=GROUP))
     )
@@ -272,7 +279,6 @@ def _set_up(settings: dict[str, Any]) -> tuple[dict[str, Any], list[str], Watch]
         make_ready(settings["models"])
     sys.setrecursionlimit(max(2000, sys.getrecursionlimit()))  # as torch.compile does when it is first used
     gc.freeze()  # what was imported is no garbage, and looking through it before measuring takes a tenth of a second
-    device = settings["device"]
     chosen = [known[name] for name in Products._fields] if known else settings["products"]
     libraries = Products(*chosen) if chosen else None
     process, products, notes = apply(
@@ -285,7 +291,7 @@ def _set_up(settings: dict[str, Any]) -> tuple[dict[str, Any], list[str], Watch]
     limits = {name: known.get(name) for name in _LIMITS}
     if not known:
         limits, warning = _limits(settings)
-        notes += [warning] if warning else []
+        notes += [one for one in (told, warning) if one]
     return_freed_memory()
     memory = settings["memory_limit"]
     if device == "cpu":
@@ -301,6 +307,7 @@ def _set_up(settings: dict[str, Any]) -> tuple[dict[str, Any], list[str], Watch]
         "process_notes": notes,
         "memory_limit_bytes": memory,
         **limits,
+        **({"card": of_the_card} if of_the_card else {}),
         "sources": watch.seen,
     }
     watch.news()

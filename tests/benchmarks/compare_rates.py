@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import patch
 
 import numpy as np
@@ -81,6 +81,7 @@ def table(
     class Simulated:
         traces = ""
         served = 0
+        state: ClassVar[dict[str, Any]] = {}
 
         def __init__(self, settings: Settings) -> None:
             self.stop()

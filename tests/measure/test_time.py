@@ -12,7 +12,7 @@ import torch
 from attnbench.measure.cuda_events import CudaEvents
 from attnbench.measure.statistics import median_interval
 from attnbench.measure.stopwatch import ClockError, WallClock
-from attnbench.measure.time import Sample, TimingRules, measure_time, summarise
+from attnbench.measure.time import EVERY, Sample, TimingRules, measure_time, summarise
 from attnbench.measure.yardstick import MOST, Reading, Yardstick
 
 
@@ -68,6 +68,7 @@ class FakePace:
 
     readings: list[float]
     asked: list[float] = field(default_factory=list)
+    apart: float = EVERY
 
     def read(self, since: float) -> Reading:
         self.asked.append(since)

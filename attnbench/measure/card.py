@@ -1,0 +1,220 @@
+"""An NVIDIA card as its driver's library NVML tells of it: what it is, how fast it runs now, and who else uses it.
+
+NVML is reached by the module ``pynvml`` (package nvidia-ml-py). What it does not tell is absent: no driver, a GPU of
+another maker, a part of a card (MIG), a field that this card or driver does not have.
+
+Source: NVIDIA, "NVML API Reference Guide", device queries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from time import perf_counter  # bound before anything foreign is imported
+from typing import Any, NamedTuple, Self
+
+from attnbench.measure.time import EVERY, THROTTLES, why_throttled
+from attnbench.units import format_bytes
+
+NOT_TOLD = (
+    "driver, clocks, temperature and energy of the card are not told, nor whether it throttles: "
+    "pip install nvidia-ml-py, which 'attnbench[gpu]' brings"
+)
+"""The one line about a card of NVIDIA's on a machine without the package."""
+PATIENT = 10
+"""Samples between two readings take this many times as long as a reading, so that the card hardly idles."""
+ALONE = 1 << 30, 10
+"""Bytes and percent of the time that a card may seem used before we begin: of a screen, or of the driver itself."""
+TICK = 0.1
+"""Seconds after which the counter of energy has changed, at most."""
+OWN = 0.9
+"""Share of the time that calls must fill, or its energy is not theirs: the rest flushes caches, or waits."""
+_SM, _MEMORY = 1, 2
+"""NVML's numbers of clocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """One card."""
+
+    nvml: Any
+    """The module ``pynvml``, or one that stands in for it."""
+    handle: Any
+
+    @classmethod
+    def of(cls, device: str) -> Self | None:
+        """The card of a CUDA device; None if NVML does not know it."""
+        if not device.startswith("cuda"):
+            return None
+        import torch
+
+        try:
+            nvml = import_module("pynvml")
+            nvml.nvmlInit()
+            # Not by its number: CUDA counts only the boards that it may see, and in an order of its own.
+            uuid = torch.cuda.get_device_properties(torch.device(device)).uuid
+            return cls(nvml, nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"))
+        except Exception:  # no package, library, driver or such card: each has an error of its own
+            return None
+
+    def ask(self, name: str, *given: Any) -> Any:
+        """What a function of NVML tells of this card, or of the machine; None if it cannot."""
+        try:
+            return getattr(self.nvml, name)(*([] if "System" in name else [self.handle]), *given)
+        except Exception:  # NVMLError, or an older package without the function
+            return None
+
+    def throttles(self) -> int:
+        """NVML's bits of why the card throttles now, without those that are no throttling."""
+        told = self.ask("nvmlDeviceGetCurrentClocksEventReasons")
+        told = self.ask("nvmlDeviceGetCurrentClocksThrottleReasons") if told is None else told
+        return int(told or 0) & sum(THROTTLES)
+
+
+def facts(device: str) -> dict[str, Any]:
+    """What the card is, and how it runs before anything is measured; empty if it is not told."""
+    board = Board.of(device)
+    if board is None:
+        return {}
+    limit = board.ask("nvmlDeviceGetEnforcedPowerLimit")
+    told = {
+        "driver": board.ask("nvmlSystemGetDriverVersion"),
+        "power_limit_w": None if limit is None else round(limit / 1e3, 1),
+        "highest_sm_clock_mhz": board.ask("nvmlDeviceGetMaxClockInfo", _SM),
+        "highest_memory_clock_mhz": board.ask("nvmlDeviceGetMaxClockInfo", _MEMORY),
+    }
+    return {**{name: one for name, one in told.items() if one is not None}, "before": look(board)}
+
+
+def look(board: Board) -> dict[str, Any]:
+    """How the card runs now."""
+    power = board.ask("nvmlDeviceGetPowerUsage")
+    told = {
+        "sm_clock_mhz": board.ask("nvmlDeviceGetClockInfo", _SM),
+        "memory_clock_mhz": board.ask("nvmlDeviceGetClockInfo", _MEMORY),
+        "temperature_c": board.ask("nvmlDeviceGetTemperature", 0),
+        "power_w": None if power is None else round(power / 1e3, 1),
+        "throttled": why_throttled(board.throttles()),
+    }
+    return {name: one for name, one in told.items() if one is not None}
+
+
+def after(card: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts with one more look: ``after`` is the last one, ``during`` the lowest and highest of all."""
+    during = dict(card.get("during", {}))
+    for name, one in now.items():
+        if name == "throttled":
+            words = filter(None, [*str(during.get(name, "")).split(", "), *str(one).split(", ")])
+            during[name] = ", ".join(dict.fromkeys(words))
+        else:
+            low, high = during.get(name, (one, one))
+            during[name] = [min(low, one), max(high, one)]
+    return {**card, "during": during, "after": dict(now)}
+
+
+_UNITS = {"_mhz": "MHz", "_w": "W", "_c": "°C"}
+"""Ends of the names above, and their units."""
+
+
+def in_words(name: str, told: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Facts as names with text: a line for what the card is, and one for how it ran before, during and after."""
+    said, more = list[str](), list[tuple[str, str]]()
+    for key, one in told.items():
+        if isinstance(one, Mapping):
+            more += in_words(f"{name} {key}", one)
+        elif one not in (None, ""):
+            end = next((end for end in _UNITS if key.endswith(end)), "")
+            ends = dict.fromkeys(map(str, one if isinstance(one, list) else [one]))
+            words = key.removesuffix(end).replace("_", " "), " to ".join(ends), _UNITS.get(end, "")
+            said.append(" ".join(filter(None, words)))
+    return [(name, ", ".join(said)), *more]
+
+
+def warning(device: str) -> str | None:
+    """What a process that has not used the card yet says of it: that others use it, or that NVML tells nothing of it.
+
+    None if there is nothing to say, or the card is of another maker.
+    """
+    board = Board.of(device)
+    if board is None:
+        import torch
+
+        try:
+            import_module("pynvml")
+        except ImportError:
+            return NOT_TOLD if device.startswith("cuda") and torch.version.cuda else None
+        return None
+    told = board.ask("nvmlDeviceGetMemoryInfo", getattr(board.nvml, "nvmlMemory_v2", None))
+    told = board.ask("nvmlDeviceGetMemoryInfo") if told is None else told
+    rates = board.ask("nvmlDeviceGetUtilizationRates")
+    held, busy = getattr(told, "used", 0), getattr(rates, "gpu", 0)
+    if held < ALONE[0] and busy < ALONE[1]:
+        return None
+    return (
+        f"the card is shared: others hold {format_bytes(held)} of its memory and keep it busy {busy} % of the time; "
+        "close them or expect wide intervals"
+    )
+
+
+class Clocked(NamedTuple):
+    """How fast the card ran at one moment, and NVML's bits of why it throttled."""
+
+    sm_mhz: int | None
+    throttled: int
+
+    def until(self, later: Self) -> dict[str, Any]:
+        """What is known of samples between two such moments: the worse of both."""
+        clocks = [one for one in (self.sm_mhz, later.sm_mhz) if one is not None]
+        return {"sm_mhz": min(clocks, default=None), "throttled": self.throttled | later.throttled}
+
+
+class Card:
+    """Reads a card's clock, throttling and energy between samples, as seldom as keeps it busy."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._own = 0.0
+        """Seconds of samples until now."""
+        self._ticks = list[tuple[float, float, float]]()
+        """When the counter of energy was seen to have changed: the clock, joules, and seconds of samples until then.
+        The first of them is the first look, which sees no change."""
+        self._reads = 0
+        self.read(0.0)
+        start = perf_counter()
+        self.read(0.0)
+        self.apart = max(EVERY, PATIENT * (perf_counter() - start))
+        """Seconds of samples between two readings, at least."""
+
+    @classmethod
+    def of(cls, device: str) -> Self | None:
+        """The one of a device; None if NVML does not know it."""
+        board = Board.of(device)
+        return None if board is None else cls(board)
+
+    def read(self, since: float) -> Clocked:
+        """The clock and throttling now; ``since`` are the seconds of samples since the last reading, 0 before all."""
+        if not since:
+            self._ticks.clear()
+            self._reads = 0
+        self._own += since
+        self._reads += 1
+        joules = self._board.ask("nvmlDeviceGetTotalEnergyConsumption")
+        if joules is not None and (not self._ticks or joules / 1e3 != self._ticks[-1][1]):
+            self._ticks.append((perf_counter(), joules / 1e3, self._own))
+        return Clocked(self._board.ask("nvmlDeviceGetClockInfo", _SM), self._board.throttles())
+
+    def watts(self) -> float | None:
+        """Mean power while calls ran, from one change of the counter to another.
+
+        None if there is no counter, calls filled too little of that time, or it is not ten times as long as a change
+        may go unseen.
+        """
+        if len(self._ticks) < 3:
+            return None
+        (begun, before, own_before), (ended, after, own_after) = self._ticks[1], self._ticks[-1]
+        unseen = min(TICK, (ended - self._ticks[0][0]) / self._reads)
+        own = own_after - own_before
+        if after < before or own < 10 * unseen or own < OWN * (ended - begun):
+            return None
+        return (after - before) / own
