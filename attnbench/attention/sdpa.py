@@ -63,7 +63,8 @@ class Sdpa(CachedDecoding, nn.Module):
 
     A key mask becomes PyTorch's boolean mask, ``(B, 1, 1, M)``. PyTorch refuses one together with ``is_causal``: it
     wants all pairs written out, ``(B, 1, N, M)``, which costs O(n²) memory; flash on a GPU takes no mask at all. A bias
-    of the positions costs as much, and a CPU trains a learned one only in ``math``. A query that sees no key gives 0.
+    of the positions costs as much, and a CPU trains a learned one only in ``math``. A query that sees no key gives 0 on
+    a CPU, and on a GPU what PyTorch's kernel makes of it.
 
     Where heads share keys and values, a GPU is told so by ``enable_gqa``. Elsewhere that repeats keys and values in
     memory: a call without causality gets the queries of such heads as one sequence instead, and a causal one answers
