@@ -154,9 +154,8 @@ def _resident(device: str) -> int:
         torch.cuda.empty_cache()
         parts = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]  # torch leaves it so
         # Older versions of torch never free the pool of a capture that failed.
-        lost = sum(
-            one["total_size"] - one["allocated_size"] for one in parts if tuple(one["segment_pool_id"]) != (0, 0)
-        )
+        pools = [one for one in parts if one.get("segment_pool_id", (0, 0)) != (0, 0)]
+        lost = sum(int(one["total_size"] - one["allocated_size"]) for one in pools)
         return int(torch.cuda.memory_allocated(torch.device(device))) + lost - Recent.held("cuda")
     with suppress(OSError), open("/proc/self/statm") as file:  # noqa: PTH123  # a kernel interface, not a file of ours
         _, resident, shared, *_ = map(int, file.read().split())
