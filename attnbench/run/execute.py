@@ -36,7 +36,7 @@ from attnbench.qkv import doubt
 from attnbench.record import REPLACED, Record, one_line
 from attnbench.reference import relative_error
 from attnbench.run.call import Call, always_compiled, held_to_formula, prepare
-from attnbench.run.launch import host_share, launch, launch_part, note_work
+from attnbench.run.launch import host_share, launch, note_work
 from attnbench.run.outcome import Nonfinite, failed
 from attnbench.run.unseen import (
     Look,
@@ -155,7 +155,7 @@ def run_cell(
                 timed = timed.without_graphs(call)
                 if round_ == 0 and call.select is not None:
                     with suppress(Disturbed):
-                        chosen = measure_time(launch_part(call.select, cell, timed), rules, stopwatch=watch)
+                        chosen = measure_time(timed.of_part(call.select, cell.device), rules, stopwatch=watch)
                         record.select_s = summarise([chosen.samples], quick=rules.quick).median
                 if glances:
                     add_warning(record, hold_to_first(call, first[0], looks[0], cell))

@@ -59,22 +59,17 @@ class Launch:
         """What one call of :meth:`without_graphs` takes, if a timed one takes ``seconds``."""
         return watch.time(self.run, SEEN)[0] / SEEN if self.launched == "graph" else seconds
 
-
-def launch_part(
-    part: Callable[[], Any], cell: Cell, timed: Launch, recorder: Callable[[str], Recorder] = CudaRecorder
-) -> Callable[[], Any]:
-    """A part of the call, such as its choice of pairs, as a graph where the call is one; else the part as it is.
-
-    Args:
-        part: takes the inputs in turn, as the call does.
-    """
-    if timed.launched != "graph":
-        return part
-    try:
-        turns = cycle(captured([part] * SEEN, recorder(cell.device)))
-    except NotCaptured:
-        return part
-    return lambda: next(turns)()
+    def of_part(
+        self, part: Callable[[], Any], device: str, recorder: Callable[[str], Recorder] = CudaRecorder
+    ) -> Callable[[], Any]:
+        """A part of the call, which takes the inputs in turn, as a graph if the call is one and the part can be."""
+        if self.launched != "graph":
+            return part
+        try:
+            turns = cycle(captured([part] * SEEN, recorder(device)))
+        except NotCaptured:
+            return part
+        return lambda: next(turns)()
 
 
 def launch(

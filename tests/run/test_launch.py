@@ -19,7 +19,7 @@ from attnbench.measure.time import TimingRules
 from attnbench.record import Record
 from attnbench.run.call import Call, prepare
 from attnbench.run.execute import run_cell
-from attnbench.run.launch import Launch, host_share, launch, launch_part
+from attnbench.run.launch import Launch, host_share, launch
 from attnbench.run.protocol import VisitCell
 from attnbench.run.turns import SEEN
 from attnbench.shape import Shape
@@ -138,10 +138,10 @@ def test_a_part_of_a_call_is_a_graph_where_the_call_is_one_and_can_be() -> None:
     turns = count()
     part = lambda: torch.tensor(next(turns) % SEEN)  # noqa: E731  # as a choice takes its inputs in turn
     graph = Launch(part, "graph")
-    again = launch_part(part, cell(), graph, lambda device: Recorder(lambda call, output: None))
+    again = graph.of_part(part, "cuda", lambda device: Recorder(lambda call, output: None))
     assert [int(again()) for _ in range(4)] == [0, 1, 0, 1]
-    assert launch_part(part, cell(), graph, lambda device: Broken()) is part
-    assert launch_part(part, cell(), Launch(part, "eager")) is part
+    assert graph.of_part(part, "cuda", lambda device: Broken()) is part
+    assert Launch(part, "eager").of_part(part, "cuda") is part
 
 
 def test_the_share_of_the_host_is_the_time_without_a_kernel() -> None:
