@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -264,7 +263,7 @@ def _first_look(record: Record, cell: Cell, call: Call, resident: bool) -> list[
     first = Kept([lambda: count(call.uncompiled(), call.on(0)) if call.uncompiled else count(call.on(0))])
     held = Kept([partial(tensor_bytes, first, cell.device)])
     rise: int | None = None
-    start = perf_counter()
+    start = Moment.now()
     if "memory" in cell.measure and not call.uncompiled:  # which has had its first call
         return_freed_memory()
         rise = peak_resident_bytes(held)
@@ -272,7 +271,7 @@ def _first_look(record: Record, cell: Cell, call: Call, resident: bool) -> list[
         first()
     if cell.device.startswith("cuda") and not record.compiled:  # the first timed call may be that of a graph
         torch.cuda.synchronize(cell.device)
-        record.first_call_s = perf_counter() - start
+        record.first_call_s = Moment.now().passed - start.passed
     counted: Counted = first.output
     tensors(counted.output)
     if call.like is not None and (counted.output.shape, counted.output.dtype) != (call.like.shape, call.like.dtype):
