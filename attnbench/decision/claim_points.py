@@ -17,10 +17,12 @@ from attnbench.decision.claim_rows import (
     is_spec,
     lines_of,
     names_of,
+    of_variant,
     select,
     with_followers,
 )
 from attnbench.decision.claims import Ability, Claim, Crossover, Growth, Ratio, Score, Value
+from attnbench.marks import by_host
 from attnbench.plots.setting import RUN
 from attnbench.scores import Summary, difference, summary
 from attnbench.spec import parse_spec
@@ -46,10 +48,13 @@ class Point:
     """The value in words, where a number is not enough."""
     what: str = ""
     """What the number is: ``time ratio``, ``power of n in time``."""
+    host: str = ""
+    """Which of its times are mostly the host's."""
 
     def __str__(self) -> str:
         value, low, high = map(format_number, (self.value, self.low, self.high))
         number = self.said or f"{self.what} {value}".strip() + f" ({low} to {high})" * (self.low != self.high)
+        number += f"; {self.host}" * bool(self.host)
         return f"{self.at}: {number}" if self.at else number
 
 
@@ -66,14 +71,24 @@ def points_of(claim: Claim, frame: pd.DataFrame | None) -> Iterator[Point]:
         return
     measured = frame[(frame["suite"] == claim.suite) & (frame["status"] == Status.OK)]
     rows = having(measured, test.where)
+    host = _by_host(test, rows) if isinstance(test, Ratio | Crossover) and test.of == "time_median_s" else ""
     if isinstance(test, Ratio):
-        yield from _ratios(test, rows, having(measured, {**test.where, **test.bottom_where}))
+        below = having(measured, {**test.where, **test.bottom_where})
+        yield from (replace(one, host=host) for one in _ratios(test, rows, below))
     elif isinstance(test, Growth):
         yield from _growths(test, rows)
     elif isinstance(test, Crossover):
-        yield from _crossovers(test, rows)
+        yield from (replace(one, host=host) for one in _crossovers(test, rows))
     elif isinstance(test, Score):
         yield from _scores(test, rows, having(measured, {**test.where, **test.bottom_where}))
+
+
+def _by_host(test: Ratio | Crossover, rows: pd.DataFrame) -> str:
+    """How much of a variant's time is the host's, at the length at which most of it is."""
+    timed = rows[rows["host_share"].notna()] if "host_share" in rows else rows[:0]
+    parts = [of_variant(timed, label) for label in (test.top, test.bottom) if label is not None]
+    most = [part.iloc[int(part["host_share"].argmax())] for part in parts if len(part)]
+    return "; ".join(filter(None, (by_host(one["label"], one["launched"], one["host_share"]) for one in most)))
 
 
 def _ability(test: Ability) -> Point:

@@ -29,15 +29,21 @@ class Pair:
     def times(self) -> tuple[float, float] | None:
         """The old time and the new one, of which the ratio is that of a finding; None where a side has none.
 
-        It is the geometric mean over visits, and over old runs.
+        It is the geometric mean over visits, and over old runs. A CUDA graph and a call of the host have no ratio.
         """
-        if not (self.old_visits and self.new_visits):
+        if not (self.old_visits and self.new_visits) or self.relaunched:
             return None
         old, new = (
             math.exp(fmean(fmean(map(math.log, one.seconds.values())) for one in side))
             for side in (self.old_visits, self.new_visits)
         )
         return old, new
+
+    @property
+    def relaunched(self) -> str:
+        """How each row's calls reached a GPU, if not both in one way; else empty."""
+        old, new = (row.launched or "eager" if row else "" for row in (self.old, self.new))
+        return f"{old} before, {new} now: times of two things" if self.old and self.new and old != new else ""
 
     @property
     def rounds(self) -> int:

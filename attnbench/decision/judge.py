@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args
 from attnbench.decision.join import Pair, ratios_of_times
 from attnbench.decision.key import Key
 from attnbench.decision.measured import Visits
+from attnbench.marks import by_host
 from attnbench.measure.statistics import BETWEEN_RUNS, FEWEST_VISITS, OverVisits, Visited, ratios_over_visits
 from attnbench.record import Record, options_of
 from attnbench.status import Status
@@ -135,6 +136,8 @@ def judge(pair: Pair, measures: Sequence[Measure], limits: Limits, times: Times)
     if old.status is new.status is Status.OK:
         if "time" in measures and pair.times:
             found.append(_of_time(pair, *pair.times, limits.time, times))
+        elif "time" in measures and pair.relaunched:
+            found.append(Finding(pair, "time", "unsure", note=pair.relaunched))
         judged = [_JUDGES[measure](pair, old, new, limits) for measure in _JUDGES if measure in measures]
         found += [one for one in judged if one is not None]
     said = _changed_options(old, new)
@@ -159,7 +162,9 @@ def _of_time(pair: Pair, before: float, now: float, limit: float, times: Times) 
         bare, now / before / times.drift / down, now / before / times.drift * up, limit, "slower", "faster"
     )
     if found.verdict != "unsure":
-        return found
+        rows = [row for row in (pair.old, pair.new) if row]
+        shares = [by_host(row.label, row.launched or "eager", row.host_share) for row in rows]
+        return replace(found, note="; ".join(dict.fromkeys(filter(None, shares))))
     fixed = math.log1p(BETWEEN_RUNS) if times.between is None else 0.0
     return replace(found, more_rounds=_more_rounds(found, limit, pair.rounds, fixed))
 

@@ -5,6 +5,7 @@ What it uses of torch is bound before anything foreign is imported, as in :mod:`
 
 from __future__ import annotations
 
+import gc
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -90,7 +91,16 @@ class CudaRecorder:
         numbers = torch.cuda.default_generators[index]
         numbers.graphsafe_set_state(numbers.clone_state())  # a capture that cannot be ended would keep the old state
         synchronize(self._device)
+        gc.collect()
         torch.cuda.empty_cache()
+        if self._keeps_memory():  # older versions of torch never release the pool of such a capture
+            torch._C._cuda_releasePool(index, self._pool)
+            torch.cuda.empty_cache()
+
+    def _keeps_memory(self) -> bool:
+        """Whether the pool holds on to memory that no tensor is in, as one that can be freed does not."""
+        parts = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]  # torch leaves it so
+        return any(one.get("segment_pool_id") == self._pool and not one["active_size"] for one in parts)
 
 
 def captured(calls: Sequence[Call], recorder: Recorder) -> list[Replay]:

@@ -151,7 +151,7 @@ def run_cell(
                     )
                 if call.laps is not None:
                     _add_parts(record, cell, parts_of(call.laps, timing.samples), round_)
-                if round_ == 0 and not compiles:
+                if round_ == 0 and not compiles and not cell.device.startswith("cuda"):
                     record.first_call_s = timing.first_call_s
                 samples_row = {
                     "cell_id": cell.cell_id,
@@ -169,7 +169,7 @@ def run_cell(
                 timed = timed.without_graphs(call)
                 if round_ == 0 and call.select is not None:
                     with suppress(Disturbed):
-                        chosen = measure_time(call.select, rules, stopwatch=watch)
+                        chosen = measure_time(timed.of_part(call.select, cell.device), rules, stopwatch=watch)
                         record.select_s = summarise([chosen.samples], quick=rules.quick).median
                 if glances:
                     add_warning(record, hold_to_first(call, first[0], looks[0], cell))
@@ -286,11 +286,15 @@ def _first_look(record: Record, cell: Cell, call: Call, resident: bool) -> list[
     first = Kept([lambda: count(call.uncompiled(), call.on(0)) if call.uncompiled else count(call.on(0))])
     held = Kept([partial(tensor_bytes, first, cell.device)])
     rise: int | None = None
+    start = Moment.now()
     if "memory" in cell.measure and not call.uncompiled:  # which has had its first call
         return_freed_memory()
         rise = peak_resident_bytes(held)
     else:
         first()
+    if cell.device.startswith("cuda") and not record.compiled:  # the first timed call may be that of a graph
+        torch.cuda.synchronize(cell.device)
+        record.first_call_s = Moment.now().passed - start.passed
     counted: Counted = first.output
     tensors(counted.output)
     if call.like is not None and (counted.output.shape, counted.output.dtype) != (call.like.shape, call.like.dtype):

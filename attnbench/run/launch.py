@@ -59,6 +59,18 @@ class Launch:
         """What one call of :meth:`without_graphs` takes, if a timed one takes ``seconds``."""
         return watch.time(self.run, SEEN)[0] / SEEN if self.launched == "graph" else seconds
 
+    def of_part(
+        self, part: Callable[[], Any], device: str, recorder: Callable[[str], Recorder] = CudaRecorder
+    ) -> Callable[[], Any]:
+        """A part of the call, which takes the inputs in turn, as a graph if the call is one and the part can be."""
+        if self.launched != "graph":
+            return part
+        try:
+            turns = cycle(captured([part] * SEEN, recorder(device)))
+        except NotCaptured:
+            return part
+        return lambda: next(turns)()
+
 
 def launch(
     cell: Cell, call: Call, *, before: Record | None = None, recorder: Callable[[str], Recorder] = CudaRecorder

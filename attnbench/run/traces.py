@@ -151,13 +151,7 @@ def _resident(device: str) -> int:
     """
     if device.startswith("cuda"):
         torch._C._cuda_clearCublasWorkspaces()  # those of a stream on which a graph was captured, say
-        torch.cuda.empty_cache()
-        parts = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]  # torch leaves it so
-        # Older versions of torch never free the pool of a capture that failed.
-        lost = sum(
-            one["total_size"] - one["allocated_size"] for one in parts if tuple(one["segment_pool_id"]) != (0, 0)
-        )
-        return int(torch.cuda.memory_allocated(torch.device(device))) + lost - Recent.held("cuda")
+        return int(torch.cuda.memory_allocated(torch.device(device))) - Recent.held("cuda")
     with suppress(OSError), open("/proc/self/statm") as file:  # noqa: PTH123  # a kernel interface, not a file of ours
         _, resident, shared, *_ = map(int, file.read().split())
         return (resident - shared) * os.sysconf("SC_PAGE_SIZE") - Recent.held("cpu")

@@ -10,6 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from attnbench.cell import Cell
+from attnbench.cli.run import _print_records
+from attnbench.record import Record
+from attnbench.shape import Shape
+from attnbench.spec import Spec
+from attnbench.status import Status
 from tests.forked import forks
 
 SUITE = """
@@ -129,3 +135,17 @@ def test_a_suite_may_ask_for_graphs_everywhere_and_gets_a_row_with_the_reason_wh
         ("graph", "unsupported", ""),
     ]
     assert rows[1]["reason"] == "launch: cpu has no CUDA graphs; write launch: auto, or measure on cuda"
+
+
+def test_the_table_of_a_gpu_says_how_each_row_was_launched_and_how_much_of_its_time_is_the_host(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    graph = {"launched": "graph", "time_median_s": 1e-3, "device_s": 9.5e-4, "kernels": 3, "host_share": 0.05}
+    eager = {"launched": "eager", "time_median_s": 8e-3, "device_s": 9.6e-4, "kernels": 300, "host_share": 0.88}
+    rows = [("linear", graph), ("softmax", {**eager, "launch_note": "it asks the device"})]
+    cells = [(Cell("s", "w", Spec(name), Shape(seq_len=64), device="cuda"), columns) for name, columns in rows]
+    _print_records([Record.of(cell, Status.OK, **columns) for cell, columns in cells])
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[2].split() == ["variant", "time", "launch", "device", "host", "note"]
+    assert shown[3].split() == ["linear", "1.00", "ms", "graph", "950", "µs", "5", "%"]
+    assert shown[4].split() == ["softmax", "8.00", "ms", "eager", "960", "µs", "88", "%", "it", "asks", "the", "device"]

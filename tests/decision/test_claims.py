@@ -180,6 +180,15 @@ def test_a_crossover_lies_between_two_measured_lengths(
     assert (found.verdict, found.points[0].said) == (expected, said)
 
 
+def test_a_crossover_of_times_that_are_the_hosts_says_so(tmp_path: Path) -> None:
+    host = {"launched": "eager", "device_s": 0.1, "host_share": 0.88}
+    rows = [timed("softmax", n, 1.0, launched="graph", device_s=1.0, host_share=0.0) for n in (512, 4096)]
+    rows += [timed("linear", n, seconds, **host) for n, seconds in ((512, 2.0), (4096, 0.8))]
+    test = {"kind": "crossover", "of": "time_median_s", "top": "linear", "bottom": "softmax"}
+    found = verdict(rows, tmp_path, **test, lowest=100, highest=10000)
+    assert found.evidence.endswith("faster from n=4096 on; eager: 88 % of linear's time is the host")
+
+
 @pytest.mark.parametrize(
     ("scores", "above", "expected"),
     [

@@ -100,6 +100,32 @@ def test_one_variant_that_takes_another_time_is_found_and_no_other(
     assert all(one.low < one.ratio < one.high for one in decision.findings[:3])  # type: ignore[operator]
 
 
+def test_a_graph_is_never_held_against_a_call_of_the_host(tmp_path: Path) -> None:
+    """Older rows, which do not say how they were launched, were launched by the host."""
+
+    def run(name: str, seconds: float, **columns: Any) -> Path:
+        return write_run(tmp_path / name, [Row("linear", seconds=seconds, columns=columns)])
+
+    older, graph = run("older", 1e-3), run("graph", 5e-4, launched="graph")
+    eager = run("eager", 1e-3, launched="eager", launch_note="it asks")
+    found = only(decided(older, graph), "time")
+    assert (found.verdict, found.at_risk, found.ratio) == ("unsure", False, None)
+    assert found.note == "eager before, graph now: times of two things"
+    assert decided(graph, eager).passed
+    assert only(decided(older, eager), "time").verdict == "same"
+
+
+def test_a_verdict_on_a_time_that_is_the_hosts_says_so(tmp_path: Path) -> None:
+    def run(name: str, seconds: float) -> Path:
+        columns = {"launched": "eager", "device_s": 2.5e-4, "host_share": 1 - 2.5e-4 / seconds}
+        return write_run(tmp_path / name, [Row("linear", visits=(seconds,) * 5, columns=columns)])
+
+    found = only(decided(run("before", 1e-3), run("now", 2e-3)), "time")
+    assert found.verdict == "slower"
+    said = "eager: {} % of linear's time is the host"
+    assert found.note == f"{said.format(75)}; {said.format(88)}"
+
+
 def test_the_limit_decides_and_not_the_middle(old: Path, tmp_path: Path) -> None:
     """A time 6 % longer with an interval from 4 to 8 % is no failure at 5 %, and one at 3 %."""
     new = write_run(tmp_path / "new", [replace(row, seconds=1.06e-3, noise=0.02, drift=0.01) for row in ROWS], seed=1)

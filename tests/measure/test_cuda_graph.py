@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from attnbench.measure import cuda_graph
 from attnbench.measure.cuda_graph import CudaRecorder, NotCaptured, Replay, captured
 
 
@@ -64,6 +67,29 @@ def test_what_keeps_a_call_from_being_captured_holds_none_of_its_memory() -> Non
     assert found.value.__context__ is None
 
 
+@pytest.mark.parametrize(("active", "released"), [(0, True), (512, False), (None, False)])
+def test_a_pool_is_released_only_where_torch_keeps_it_though_no_tensor_is_in_it(
+    monkeypatch: pytest.MonkeyPatch, active: int | None, released: bool
+) -> None:
+    """To release once more what torch has released breaks its allocator."""
+    log, recorder = list[Any](), CudaRecorder.__new__(CudaRecorder)
+    recorder._device, recorder._outer, recorder._pool = torch.device("cuda"), SimpleNamespace(device_index=0), (0, 7)
+    parts = [{"segment_pool_id": (0, 0), "active_size": 0}]
+    parts += [] if active is None else [{"segment_pool_id": (0, 7), "active_size": active}]
+    generator = SimpleNamespace(clone_state=lambda: "clone", graphsafe_set_state=log.append)
+    for module, name, stub in (
+        (cuda_graph, "set_stream", log.append),
+        (cuda_graph, "synchronize", lambda device: log.append("wait")),
+        (torch.cuda, "empty_cache", lambda: None),
+        (torch.cuda, "memory_snapshot", lambda: parts),
+        (torch.cuda, "default_generators", [generator]),
+        (torch._C, "_cuda_releasePool", lambda *pool: log.append(pool)),
+    ):
+        monkeypatch.setattr(module, name, stub, raising=False)
+    recorder.recover()
+    assert log == [recorder._outer, "clone", "wait", *[(0, (0, 7))] * released]
+
+
 @pytest.mark.cuda
 def test_a_replay_computes_from_what_its_inputs_hold_by_then() -> None:
     x = torch.arange(4.0, device="cuda")
@@ -88,6 +114,8 @@ def test_after_a_capture_that_fails_a_gpu_has_its_memory_its_stream_and_its_rand
         with pytest.raises(NotCaptured):
             captured([call], CudaRecorder("cuda"))
         assert torch.cuda.current_stream() == stream
+        gc.collect()
+        torch.cuda.empty_cache()
         assert torch.cuda.memory_reserved() <= before + 2**25
         assert 0 < float(torch.rand(100, device="cuda").mean()) < 1
     (replay,) = captured([lambda: x * 3], CudaRecorder("cuda"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -131,6 +132,16 @@ def test_later_rounds_are_launched_as_the_first_one_was() -> None:
     assert launched(cell(), Recorder(), by_host)[1].note == "it may not"
     with pytest.raises(AttnbenchError, match="was a CUDA graph in the first round, and is none now: operation not"):
         launched(cell(), Broken(), Record.of(cell(), Status.OK, launched="graph"))
+
+
+def test_a_part_of_a_call_is_a_graph_where_the_call_is_one_and_can_be() -> None:
+    turns = count()
+    part = lambda: torch.tensor(next(turns) % SEEN)  # noqa: E731  # as a choice takes its inputs in turn
+    graph = Launch(part, "graph")
+    again = graph.of_part(part, "cuda", lambda device: Recorder(lambda call, output: None))
+    assert [int(again()) for _ in range(4)] == [0, 1, 0, 1]
+    assert graph.of_part(part, "cuda", lambda device: Broken()) is part
+    assert Launch(part, "eager").of_part(part, "cuda") is part
 
 
 def test_the_share_of_the_host_is_the_time_without_a_kernel() -> None:
