@@ -243,3 +243,13 @@ def test_without_a_driver_a_gpu_is_no_device_of_the_machine(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UsageError, match=r"^no device 'cuda' on this machine; there is cpu$"):
         make_plan(small_suite, Options("cuda", out=tmp_path))
+
+
+@pytest.mark.cuda
+def test_on_a_gpu_a_first_call_may_take_longer_than_a_cell(tmp_path: Path) -> None:
+    load(PLUGIN)
+    suite = tmp_path / "s.yaml"
+    suite.write_text("name: s\nsweeps: [{name: w, matrix: {variant: bad-first, seq_len: 8}}]\n")
+    options = Options("cuda", out=tmp_path / "out", plugins=(PLUGIN,), quick=True, unchecked=True, cell_timeout=1.0)
+    _, (record,) = execute(make_plan(suite, options))
+    assert (record.status, record.reason) == (Status.OK, "")
