@@ -164,7 +164,7 @@ class Mesa(nn.Module):
         keys, values = torch.split(state, [k.shape[-1], v.shape[-1]], -1)
         system = keys + torch.diag_embed(penalty[:, :, 0])
         if self.steps is None:
-            solved = torch.cholesky_solve(q.mT, torch.linalg.cholesky(system)).mT
+            solved = _solved(system, q.mT).mT
         else:
             solved = conjugate_gradients(lambda y: y @ system, q, self.steps)
         return self._finish((solved @ values).transpose(1, 2).flatten(2), x.dtype), state
@@ -227,7 +227,7 @@ def _stretch(
             outer = (written[:, i, :, :, None] * k[:, i, :, None]).flatten(2)
             matrices = torch.unflatten(pairs[:, i] @ outer, 2, (k.shape[-1], -1))
             matrices = matrices + begun[:, i, :, :, None] * keys[:, i, None] + torch.diag_embed(penalty[:, 0])
-            chunks.append(torch.cholesky_solve(b[:, i, :, :, None], torch.linalg.cholesky(matrices))[..., 0])
+            chunks.append(_solved(matrices, b[:, i, :, :, None])[..., 0])
         return torch.stack(chunks, 1)
 
     solve: Solve = exactly if steps is None else partial(conjugate_gradients, system, steps=steps)
@@ -237,6 +237,12 @@ def _stretch(
     x = x + following(q - system(x), solve)  # type: ignore[no-untyped-call]  # untyped in torch
     out = (x @ written.mT * pairs) @ v + (x * begun) @ values
     return out.flatten(1, 2), state
+
+
+def _solved(systems: Tensor, b: Tensor) -> Tensor:
+    """The solution of each positive system; NaN for one that is not positive, without waiting for the device to say."""
+    factors, failed = torch.linalg.cholesky_ex(systems)
+    return torch.cholesky_solve(b, factors).masked_fill(failed[..., None, None] != 0, torch.nan)
 
 
 def conjugate_gradients(system: Solve, b: Tensor, steps: int) -> Tensor:

@@ -17,7 +17,6 @@ from attnbench.engines.recurrent.decayed_sums import Chunk, decayed_attention
 from attnbench.engines.recurrent.stretches import by_heads
 from attnbench.engines.rotation import angles, frequencies, rotate
 from attnbench.errors import Unsupported
-from attnbench.position_bias import Alibi
 from attnbench.reference import of_query_heads
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
@@ -207,8 +206,8 @@ def log2_gamma(like: Tensor, decay: Decay) -> Tensor:
     if decay == "retnet":
         logs = torch.log1p(-torch.exp2(-5.0 - h))
     elif decay == "lightning":
-        alibi = Alibi(Shape(heads=H))
-        logs = -torch.exp2(alibi.steps.to(h) * alibi.step)
+        power = 1 << (H.bit_length() - 1)  # as in Alibi, whose numbers would have to be copied to a GPU in each call
+        logs = -torch.exp2(torch.where(h < power, 2 * h + 2, 2 * (h - power) + 1) * (-4 / power))
     else:
         logs = h * (-8 / H)
     return (logs * LOG2E).to(accumulator(like.dtype))[:, None]

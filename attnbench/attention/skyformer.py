@@ -139,7 +139,8 @@ class Skyformer(nn.Module):
             sums = sums.masked_fill(~there, 0.0)
         gram = gram + self.ridge * torch.eye(gram.shape[-1], dtype=accumulate, device=gram.device)
         if self.inverse == "exact":
-            values = torch.linalg.solve(gram, sums)
+            values, failed = torch.linalg.solve_ex(gram, sums)  # does not wait for the device to say that it failed
+            values = values.masked_fill(failed[..., None, None] != 0, torch.nan)
         else:
             root = gram.sum(-1, keepdim=True).rsqrt()
             one = torch.eye(gram.shape[-1], dtype=accumulate, device=gram.device)

@@ -158,9 +158,11 @@ class Served:
         from attnbench.run.outcome import score_cell
 
         def told(done: int, of: int) -> None:
-            tell(done, of, "its first step" * (not done), first=not done and may_compile(request.cell))
+            first = slow and not done
+            tell(done, of, "its first step" * first, first=first)
 
-        if may_compile(request.cell) and request.cell.training is not None:
+        slow = may_compile(request.cell)
+        if slow and request.cell.training is not None:
             told(0, request.cell.training.pretrain_steps + request.cell.training.steps)
         record, points = score_cell(
             request.cell,

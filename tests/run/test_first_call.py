@@ -10,22 +10,25 @@ from typing import Any
 import pytest
 import torch
 
-from attnbench.cell import Cell
+from attnbench.cell import Cell, Training
 from attnbench.errors import UsageError
 from attnbench.measure.time import TimingRules
 from attnbench.plugins import load
 from attnbench.record import Record
 from attnbench.run import execute as visits
 from attnbench.run import isolation, pairs, replies
+from attnbench.run import outcome as outcomes
 from attnbench.run.call import may_compile
 from attnbench.run.isolation import CellFailed, Settings, Worker
 from attnbench.run.length import measure_length
 from attnbench.run.plan import Options, make_plan
 from attnbench.run.process import environment_for
-from attnbench.run.protocol import VisitCell
+from attnbench.run.protocol import Train, VisitCell
 from attnbench.run.repeat import command_of
 from attnbench.run.runner import Watcher, execute
+from attnbench.run.worker import Served
 from attnbench.shape import Shape
+from attnbench.sources import Watch
 from attnbench.spec import Spec, parse_spec
 from attnbench.status import Status
 from tests.run.test_isolation import GUARDED, stand_in
@@ -187,6 +190,27 @@ def test_turns_tell_of_the_first_calls_of_each_cell_that_may_compile(monkeypatch
     assert told == [("the first calls of linear", True), ("the turns", False)]
 
 
+def test_a_training_may_compile_until_its_first_step_is_done(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def score_cell(cell: Cell, *, tell: Callable[[int, int], None], **_: Any) -> tuple[Record, list[Any]]:
+        tell(0, 40)
+        tell(7, 40)
+        return Record.of(cell, Status.OK), []
+
+    monkeypatch.setattr(outcomes, "score_cell", score_cell)
+    served = Served({"alone": True}, {"memory_limit_bytes": None}, [], Watch({}, [], listens=False))
+    cell = Cell("s", "w", parse_spec("softmax"), Shape(seq_len=8), training=Training(steps=40, learning_rate=0.01))
+    told: list[tuple[int, int, str, bool]] = []
+
+    def tell(done: int, of: int, at: str, *, first: bool) -> None:
+        told.append((done, of, at, first))
+
+    served._train(Train(cell, tmp_path, quick=True), tell)
+    assert told == [(0, 40, "", False), (7, 40, "", False)]
+    told.clear()
+    served._train(Train(replace(cell, device="cuda"), tmp_path, quick=True), tell)
+    assert told == [(0, 40, "its first step", True)] * 2 + [(7, 40, "", False)]
+
+
 def test_a_first_call_may_compile_on_a_gpu_and_where_torch_compiles() -> None:
     cell = Cell("s", "w", parse_spec("softmax"), Shape(seq_len=8))
     assert not may_compile(cell)
@@ -243,3 +267,13 @@ def test_without_a_driver_a_gpu_is_no_device_of_the_machine(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UsageError, match=r"^no device 'cuda' on this machine; there is cpu$"):
         make_plan(small_suite, Options("cuda", out=tmp_path))
+
+
+@pytest.mark.cuda
+def test_on_a_gpu_a_first_call_may_take_longer_than_a_cell(tmp_path: Path) -> None:
+    load(PLUGIN)
+    suite = tmp_path / "s.yaml"
+    suite.write_text("name: s\nsweeps: [{name: w, matrix: {variant: bad-first, seq_len: 8}}]\n")
+    options = Options("cuda", out=tmp_path / "out", plugins=(PLUGIN,), quick=True, unchecked=True, cell_timeout=1.0)
+    _, (record,) = execute(make_plan(suite, options))
+    assert (record.status, record.reason) == (Status.OK, "")
