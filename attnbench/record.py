@@ -348,12 +348,11 @@ class Record:
     target_s: float | None = None
     """Part of train_s until the validation score was nine tenths of the way from chance to 1; None if it never was."""
     energy_j: float | None = None
-    """Joules of a call on an NVIDIA GPU: its board's mean power while samples were taken, by the card's counter, times
-    time_median_s; the mean over the rounds. None for calls that fill less than nine tenths of that time, or take too
-    short a time for the counter. Of a training: what the processor's packages, or the GPU's board, took from the first
-    step to the last, without evaluations, by a counter of the machine. The counter includes all that runs there, so
-    this is None where several trainings ran at once, as they do on a CPU of several cores, and where no counter can be
-    read. Work lost before a resume is not counted."""
+    """Joules of a call on an NVIDIA GPU, whose board has a counter: the mean of calls that followed one another for a
+    fifth of a second or more, before the samples of the first round. Of a training: what the processor's packages, or
+    the GPU's board, took from the first step to the last, without evaluations, by a counter of the machine. The counter
+    includes all that runs there, so this is None where several trainings ran at once, as they do on a CPU of several
+    cores, and where no counter can be read. Work lost before a resume is not counted."""
     data_digest: str | None = None
     """Digest of the task's data, or of its generator; the same digest means the same examples."""
 

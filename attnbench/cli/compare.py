@@ -256,7 +256,12 @@ def _print(comparison: Comparison, table: Printer) -> None:
     )
     if comparison.rated and comparison.ok:
         columns = ["n", "variant", *console.REACHED]
-        table(columns, _rate_rows(comparison), right=["n", *console.REACHED], title="\nrates; of the machine's limits")
+        table(
+            columns,
+            _rate_rows(comparison),
+            right=["n", *console.REACHED],
+            title="\nrates, and their share of the machine's limits",
+        )
     if comparison.without_error:
         console.paragraph(_without_error(comparison.without_error[0], records[0]))
     named = [name_text(record.label, record.own_form) for record in records]

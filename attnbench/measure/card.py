@@ -8,8 +8,9 @@ Source: NVIDIA, "NVML API Reference Guide", device queries.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from time import perf_counter  # bound before anything foreign is imported
 from typing import Any, NamedTuple, Self
@@ -28,8 +29,8 @@ ALONE = 1 << 30, 10
 """Bytes and percent of the time that a card may seem used before we begin: of a screen, or of the driver itself."""
 TICK = 0.1
 """Seconds after which the counter of energy has changed, at most."""
-OWN = 0.9
-"""Share of the time that calls must fill, or its energy is not theirs: the rest flushes caches, or waits."""
+COUNTED = 0.2
+"""Seconds between the two changes of that counter between which calls are counted, at least."""
 _SM, _MEMORY = 1, 2
 """NVML's numbers of clocks."""
 
@@ -170,16 +171,18 @@ class Clocked(NamedTuple):
 
 
 class Card:
-    """Reads a card's clock, throttling and energy between samples, as seldom as keeps it busy."""
+    """Reads a card's clock and throttling between samples, as seldom as keeps it busy; and the energy of a call."""
 
-    def __init__(self, board: Board) -> None:
-        self._board = board
-        self._own = 0.0
-        """Seconds of samples until now."""
-        self._ticks = list[tuple[float, float, float]]()
-        """When the counter of energy was seen to have changed: the clock, joules, and seconds of samples until then.
-        The first of them is the first look, which sees no change."""
-        self._reads = 0
+    def __init__(self, board: Board, wait: Callable[[], None], *, energy: bool = False) -> None:
+        """Look once.
+
+        Args:
+            wait: waits for the device.
+            energy: whether to count it before the samples.
+        """
+        self._board, self._wait, self._energy = board, wait, energy
+        self.joules: float | None = None
+        """Energy of a call; None if it was not counted, or the card has no counter that moves."""
         self.read(0.0)
         start = perf_counter()
         self.read(0.0)
@@ -187,34 +190,47 @@ class Card:
         """Seconds of samples between two readings, at least."""
 
     @classmethod
-    def of(cls, device: str) -> Self | None:
+    def of(cls, device: str, *, energy: bool = False) -> Self | None:
         """The one of a device; None if NVML does not know it."""
         board = Board.of(device)
-        return None if board is None else cls(board)
+        if board is None:
+            return None
+        import torch
+
+        return cls(board, partial(torch.cuda.synchronize, torch.device(device)), energy=energy)
 
     def read(self, since: float) -> Clocked:
-        """The clock and throttling now; ``since`` are the seconds of samples since the last reading, 0 before all."""
-        if not since:
-            self._ticks.clear()
-            self._reads = 0
-        self._own += since
-        self._reads += 1
-        joules = self._board.ask("nvmlDeviceGetTotalEnergyConsumption")
-        if joules is not None and (not self._ticks or joules / 1e3 != self._ticks[-1][1]):
-            self._ticks.append((perf_counter(), joules / 1e3, self._own))
+        """The clock and throttling now."""
         return Clocked(self._board.ask("nvmlDeviceGetClockInfo", _SM), self._board.throttles())
 
-    def watts(self) -> float | None:
-        """Mean power while calls ran, from one change of the counter to another.
+    def begin(self, call: Callable[[], object], calls: int) -> int:
+        """Count the energy of calls that follow one another, between two changes of the card's counter.
 
-        None if there is no counter, calls filled too little of that time, or it is not ten times as long as a change
-        may go unseen.
+        Args:
+            calls: how many take a millisecond or more.
+
+        Returns:
+            How many calls were made.
         """
-        if len(self._ticks) < 3:
-            return None
-        (begun, before, own_before), (ended, after, own_after) = self._ticks[1], self._ticks[-1]
-        unseen = min(TICK, (ended - self._ticks[0][0]) / self._reads)
-        own = own_after - own_before
-        if after < before or own < 10 * unseen or own < OWN * (ended - begun):
-            return None
-        return (after - before) / own
+        changes, made, begun = [(self._millijoules(), 0, perf_counter())], 0, perf_counter()
+        while self._energy and changes[0][0] is not None:
+            start = perf_counter()
+            for _ in range(calls):
+                call()
+            self._wait()
+            now, made = perf_counter(), made + calls
+            if (millijoules := self._millijoules()) != changes[-1][0]:
+                changes.append((millijoules, made, now))
+            (first, before, since), (last, after, until) = changes[min(1, len(changes) - 1)], changes[-1]
+            if until - since >= max(COUNTED, 10 * min(TICK, now - start)):
+                grown = (last or 0) - (first or 0)
+                self.joules = grown / 1e3 / (after - before) if grown > 0 else None
+                break
+            if now - begun > max(10 * COUNTED, 4 * (now - start)):
+                break
+            calls *= 1 + (now - start < EVERY)
+        return made
+
+    def _millijoules(self) -> int | None:
+        told = self._board.ask("nvmlDeviceGetTotalEnergyConsumption")
+        return None if told is None else int(told)

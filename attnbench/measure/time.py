@@ -238,6 +238,7 @@ def measure_time(
         is_own = not first.stopped and (first.waited or 0.0) <= WAITED_FIRST * first.seconds
         first_call_s = first.seconds if is_own else None
         calls = 1 if rules.quick else _warm_up(watch, sampler, rules, first)
+        sampler.made += pace.begin(call, calls) if pace else 0
         sampler.glances = glances
         paced, clean, disturbed, lost = Paced(pace), list[Sample](), 0, 0.0
         while True:

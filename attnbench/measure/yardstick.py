@@ -10,6 +10,7 @@ All of it is bound here, when this module is imported, which is before anything 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
@@ -56,6 +57,9 @@ class Pace(Protocol):
     apart: float
     """Seconds of samples between readings, at least."""
 
+    def begin(self, call: Callable[[], object], calls: int) -> int:
+        """Look at a call before its samples, of which each makes it ``calls`` times; how often it was made for that."""
+
     def read(self, since: float) -> Mark:
         """How fast it is now; ``since`` is how many seconds of samples the last reading is ago."""
 
@@ -80,6 +84,10 @@ class Yardstick:
         self._quickest = math.inf
         self._last = Reading(math.inf, math.inf)
         self.read(0.0)
+
+    def begin(self, call: Callable[[], object], calls: int) -> int:
+        """Make none of the calls."""
+        return 0
 
     def read(self, since: float) -> Reading:
         """The mean of some goes in which no thread waited for a core; the reading before if threads waited in all.

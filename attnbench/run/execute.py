@@ -139,7 +139,9 @@ def run_cell(
                 if not slow:  # else the first of them may compile, where an earlier round was in another process
                     begins("its timed calls")
                 throttled = throttled_periods()
-                pace: Pace | None = None if rules.quick else Yardstick() if on_cpu else Card.of(cell.device)
+                pace: Pace | None = None
+                if not rules.quick:
+                    pace = Yardstick() if on_cpu else Card.of(cell.device, energy=round_ == 0)
                 with freed_memory_returned(large):
                     timing = measure_time(
                         timed.run,
@@ -182,8 +184,8 @@ def run_cell(
                         call = prepare(replace(cell, compile=False))
                     add_warning(record, hold_to(unseen, call.on(number), cell))
                 _add_time(record, cell, [*earlier, timing.samples], limits)
-                if isinstance(pace, Card):
-                    _add_energy(record, pace.watts(), round_)
+                if isinstance(pace, Card) and round_ == 0:
+                    record.energy_j = pace.joules
         if "error" in cell.measure:
             add_warning(record, doubt(cell.inputs, cell.shape))
         if cell.pretrained is not None:
@@ -400,13 +402,6 @@ def _add_parts(record: Record, cell: Cell, parts: Parts | None, round_: int) -> 
     for column, now in (("first_token_s", parts.first), ("token_s", parts.rest / cell.new_tokens)):
         before = getattr(record, column) if round_ else None
         setattr(record, column, now if before is None else (round_ * before + now) / (round_ + 1))
-
-
-def _add_energy(record: Record, watts: float | None, round_: int) -> None:
-    """Fill in the joules of a call: what this round says, and the mean of the rounds that tell."""
-    now = None if watts is None or record.time_median_s is None else watts * record.time_median_s
-    before = record.energy_j if round_ else None
-    record.energy_j = now if before is None else before if now is None else (round_ * before + now) / (round_ + 1)
 
 
 def hold_to_limits(record: Record, limits: Limits) -> None:

@@ -79,6 +79,7 @@ class Nvml(ModuleType):
 def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
     module = Nvml()
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="board"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setitem(sys.modules, "pynvml", module)
     return module
@@ -216,6 +217,9 @@ class Scripted(Card):
     def __init__(self, *readings: tuple[int, int], apart: float = EVERY) -> None:
         self.readings, self.apart, self.since = list(readings), apart, list[float]()
 
+    def begin(self, call: Callable[[], object], calls: int) -> int:
+        return 0
+
     def read(self, since: float) -> Clocked:
         self.since.append(since)
         return Clocked(*(self.readings.pop(0) if len(self.readings) > 1 else self.readings[0]))
@@ -254,74 +258,74 @@ def test_for_samples_that_the_card_slowed_others_are_taken() -> None:
 # Energy
 
 
-def watched(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> tuple[Card, Callable[..., None]]:
-    """A card, and what lets it work: seconds of the clock, seconds of samples and watts; the counter ticks at once."""
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds that the clock shows."""
     now = [0.0]
     monkeypatch.setattr(card, "perf_counter", lambda: now[0])
-    found = Card.of("cuda:0")
-    assert found is not None
-    found.read(0.0)
-
-    def works(seconds: float, own: float, watts: float) -> None:
-        now[0] += seconds
-        nvml.millijoules += round(1e3 * watts * seconds)
-        found.read(own)
-
-    return found, works
+    return now
 
 
-def test_power_is_that_between_two_changes_of_the_counter(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
-    found, works = watched(nvml, monkeypatch)
-    works(0.5, 0.5, 5000.0)  # when the counter began this stretch nobody knows
-    for _ in range(20):
-        works(0.01, 0.0099, 0.0)
-        works(0.01, 0.0099, 0.0)
-        works(0.01, 0.0099, 990.0)
-    nvml.millijoules += 0
-    assert found.watts() == pytest.approx(9.9 * 20 / (60 * 0.0099))
-
-
-@pytest.mark.parametrize(
-    ("ticks", "own", "why"), [(1, 1.0, "one change"), (5, 1.0, "too short"), (50, 0.8, "calls fill too little of it")]
-)
-def test_where_energy_is_not_that_of_calls_there_is_none(
-    ticks: int, own: float, why: str, nvml: Nvml, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("seconds", [3e-5, 2e-3, 0.03, 0.7, 6.0])
+@pytest.mark.parametrize("tick", [0.02, 0.1])
+def test_the_energy_of_a_call_is_known_to_a_tenth_however_long_it_is(
+    seconds: float, tick: float, nvml: Nvml, clock: list[float]
 ) -> None:
-    found, works = watched(nvml, monkeypatch)
-    for _ in range(ticks):
-        works(0.01, own * 0.01, 500.0)
-    assert found.watts() is None, why
-    for _ in range(50):
-        works(0.01, 0.01, 500.0)
-    if own == 1.0:
-        assert found.watts() == pytest.approx(500, rel=0.01)
-    nvml.silent = {"energy"}
-    silent, works = watched(nvml, monkeypatch)
-    works(1.0, 1.0, 500.0)
-    assert silent.watts() is None
+    made, found = [0], Card.of("cuda:0", energy=True)
+    assert found is not None
+    nvml.millijoules = round(500e3 * 0.01)
+
+    def call() -> None:
+        made[0] += 1
+        clock[0] += seconds
+        nvml.millijoules = round(500e3 * (0.01 + clock[0] // tick * tick))
+
+    assert found.begin(call, max(1, round(1e-3 / seconds))) == made[0]
+    assert found.joules == pytest.approx(500 * seconds, rel=0.1)
+    assert clock[0] < max(0.5, 4 * seconds + 1.2)
 
 
-def test_a_counter_that_began_anew_gives_no_power(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
-    nvml.millijoules = 10**9
-    found, works = watched(nvml, monkeypatch)
-    for _ in range(40):
-        works(0.01, 0.01, 500.0)
-    assert found.watts() is not None
-    nvml.millijoules = 5
-    works(0.01, 0.01, 500.0)
-    assert found.watts() is None
+@pytest.mark.parametrize("why", ["not asked for", "no counter", "it stands still", "it goes away"])
+def test_without_a_counter_that_moves_a_call_has_no_energy(why: str, nvml: Nvml, clock: list[float]) -> None:
+    found = Card.of("cuda:0", energy=why != "not asked for")
+    assert found is not None
+    if why == "no counter":
+        nvml.silent = {"energy"}
+
+    def call() -> None:
+        clock[0] += 0.01
+        if why != "it stands still":
+            nvml.millijoules += 5
+        if why == "it goes away" and clock[0] > 0.1:
+            nvml.silent = {"energy"}
+
+    made = found.begin(call, 1)
+    assert found.joules is None
+    assert (made > 0) == (why in ("it stands still", "it goes away"))
+    assert clock[0] < 2.1
 
 
-def test_a_slow_nvml_is_read_seldom(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr(card, "perf_counter", lambda: now[0])
+def test_calls_for_the_energy_come_before_the_samples_and_count_as_made(nvml: Nvml, clock: list[float]) -> None:
+    class Counts(Scripted):
+        def begin(self, call: Callable[[], object], calls: int) -> int:
+            assert calls == 1
+            seen.append("energy")
+            return 7
+
+    seen: list[str] = []
+    rules = TimingRules(min_time=0.05, min_samples=5, max_samples=5, warmup_time=0, warmup_calls=0)
+    timing = measure_time(nothing, rules, stopwatch=FakeClock(), pace=Counts((1980, 0)))
+    assert (seen, timing.made) == (["energy"], 1 + 7 + 5)
+
+
+def test_a_slow_nvml_is_read_seldom(nvml: Nvml, clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     quick = Card.of("cuda:0")
 
     def slow(self: Nvml, board: str) -> int:
-        now[0] += 0.004
+        clock[0] += 0.004
         return 0
 
-    monkeypatch.setattr(Nvml, "nvmlDeviceGetTotalEnergyConsumption", slow)
+    monkeypatch.setattr(Nvml, "nvmlDeviceGetCurrentClocksEventReasons", slow)
     late = Card.of("cuda:0")
     assert quick is not None
     assert late is not None
@@ -335,7 +339,7 @@ def test_a_card_at_work_tells_its_clock_and_its_power() -> None:
     found = facts("cuda")
     assert found["driver"]
     assert 0 < found["before"]["sm_clock_mhz"] <= found["highest_sm_clock_mhz"]
-    watching = Card.of("cuda")
+    watching = Card.of("cuda", energy=True)
     assert watching is not None
     x = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
     from attnbench.measure.cuda_events import CudaEvents
@@ -343,6 +347,6 @@ def test_a_card_at_work_tells_its_clock_and_its_power() -> None:
     rules = TimingRules(min_time=1.0, max_time=2.0)
     timing = measure_time(lambda: x @ x, rules, stopwatch=CudaEvents("cuda"), pace=watching)
     assert all(sample.sm_mhz for sample in timing.samples)
-    watts, limit = watching.watts(), found["power_limit_w"]
-    assert watts is not None
-    assert 0.2 * limit < watts < 1.2 * limit
+    assert watching.joules is not None
+    watts = watching.joules / summarise([timing.samples]).median
+    assert 0.2 < watts / found["power_limit_w"] < 1.3

@@ -70,6 +70,9 @@ class FakePace:
     asked: list[float] = field(default_factory=list)
     apart: float = EVERY
 
+    def begin(self, call: object, calls: int) -> int:
+        return 0
+
     def read(self, since: float) -> Reading:
         self.asked.append(since)
         return Reading(self.readings[0], 10 * self.readings.pop(0))

@@ -20,7 +20,6 @@ from attnbench.measure.time import EVERY, Sample, Sampler, TimingRules
 from attnbench.record import Record
 from attnbench.report import facts
 from attnbench.run import compare, pairs
-from attnbench.run.execute import _add_energy
 from attnbench.run.isolation import CellFailed, Settings, Worker
 from attnbench.run.length import Length
 from attnbench.run.pairs import Entrant, Pairs, take_turns
@@ -39,6 +38,9 @@ class Paces:
     """A card that throttled at some of the readings."""
 
     apart = EVERY
+
+    def begin(self, call: object, calls: int) -> int:
+        return 0
 
     def __init__(self, *throttled: int) -> None:
         self.told = chain(throttled, repeat(0))
@@ -71,19 +73,6 @@ def test_an_answer_about_turns_says_of_the_card_what_is_text() -> None:
     assert checked_pairs(good, 1) is good
     with pytest.raises(TypeError, match="about the card"):
         checked_pairs(replace(good, slowed=3), 1)  # type: ignore[arg-type]  # as foreign code may write it
-
-
-@pytest.mark.parametrize(
-    ("rounds", "joules"), [([5.0, None, 8.0], 6.0), ([None, 4.0], 4.0), ([None, None], None), ([2.0, 4.0], 3.0)]
-)
-def test_joules_of_a_call_are_the_mean_of_the_rounds_that_tell(rounds: list[float | None], joules: float) -> None:
-    record = Record.of(CELL, Status.OK, time_median_s=0.5)
-    for round_, one in enumerate(rounds):
-        _add_energy(record, None if one is None else 2 * one, round_)
-    assert record.energy_j == joules
-    record.time_median_s = None
-    _add_energy(record, 100.0, 0)
-    assert record.energy_j is None
 
 
 def told(answers: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Worker:
