@@ -126,7 +126,8 @@ def _follow(cell: Cell) -> Prediction:
             return Prediction(None, None, f"{cell.measure[0]} only")
         examples = _examples(cell) if cell.task else first_examples
         make = lambda: prepare(cell, move_fake, draw_sizes, examples, trained).run  # noqa: E731
-        one = predict(make, most=STEPS * layers)
+        with torch.enable_grad():  # what is broken off may leave gradients switched off
+            one = predict(make, most=STEPS * layers)
         if one.too_long:
             return replace(one, reason=_TOO_LONG)
         if cell.variant.name == UNTOUCHED and cell.shape.causal and one.peak_bytes is not None:

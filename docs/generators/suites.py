@@ -83,7 +83,7 @@ def _keys(model: type[BaseModel], schema: dict[str, Any]) -> Iterator[list[str]]
         if model is Exclude and name != "sweep":
             value = "a condition, or a list"
         default = _default(field)
-        if model is Matrix and not AXES[name].required:
+        if model is Matrix and name in AXES and not AXES[name].required:
             unset = AXES[name].default
             default = (
                 "none" if unset is None else code(unset.label if isinstance(unset, Spec) else format_scalar(unset))

@@ -6,7 +6,8 @@
 # Without names it takes these four steps; the name of any other suite is a step as well. Each step gets a share of the
 # minutes that are left and is interrupted when they are over: what was measured until then stays. Wheels are those of
 # WHEELS (default: .whl). OUT (default: build/on-gpu) gets a log of each step, the rows, and runs.tar.gz, which holds
-# the rows and runs, with samples where they are small. DEVICE=cpu tries all of it with tiny shapes.
+# the rows and runs, with samples where they are small. TESTS names tests in place of all that need a GPU, and ONLY is
+# for suites what -k of attnbench run is. DEVICE=cpu tries all of it with tiny shapes.
 set -u
 cd "$(dirname "$0")/../.." || exit
 minutes=${1:?minutes}
@@ -47,6 +48,7 @@ step() {
 
 {
     nvidia-smi
+    python3 -m pip list 2>/dev/null | grep -iE '^(torch|triton|fla|numpy|nvidia-(cudnn|ml)|pytest)'
     python3 -m attnbench env
 } >"$OUT/machine.txt" 2>&1
 tail -n 60 "$OUT/machine.txt" | cut -c 1-160
@@ -57,10 +59,12 @@ for what in "$@"; do
     case $what in
     tests)
         # Only files that have such a test: to collect all of them takes longer than to run these.
-        # shellcheck disable=SC2046  # names without spaces
-        step tests "$share" python3 -m pytest -v -m cuda -n $((($(nproc) + 1) / 2)) --timeout 120 -p no:cacheprovider -rfEs --tb=short \
-            --continue-on-collection-errors --junitxml "$OUT/tests.xml" -W ignore::DeprecationWarning \
-            -W ignore::FutureWarning $(grep -rl 'mark\.cuda' tests plugins/peers/tests --include='*.py' | grep -v conftest)
+        # shellcheck disable=SC2046,SC2086  # names without spaces
+        step tests "$share" python3 -m pytest -v -m cuda -n $((($(nproc) + 1) / 2)) --timeout 120 --tb=short -rE \
+            -p no:cacheprovider -p no:benchmark -p tests.benchmarks.at_once --continue-on-collection-errors \
+            -W ignore::DeprecationWarning -W ignore::FutureWarning \
+            ${TESTS:-$(grep -rl 'mark\.cuda' tests plugins/peers/tests --include='*.py' | grep -v conftest)}
+        grep -E '^\[.*(FAILED|ERROR)|^(FAILED|ERROR) ' "$OUT/tests.log" | cut -c 1-200 | sort -u >"$OUT/failed.txt"
         ;;
     sweep)
         seconds=$(($(left) * share / 100))
@@ -73,7 +77,7 @@ for what in "$@"; do
             step "$what" "$share" python3 -m attnbench run "$what" --device cpu --out "$OUT/runs" --quick \
                 --set seq_len=64 --set batch=1 --dtype float32 -k 'sdpa and forward'
         else
-            step "$what" "$share" python3 -m attnbench run "$what" --device cuda --out "$OUT/runs"
+            step "$what" "$share" python3 -m attnbench run "$what" --device cuda --out "$OUT/runs" ${ONLY:+-k "$ONLY"}
         fi
         ;;
     esac

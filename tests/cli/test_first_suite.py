@@ -93,7 +93,7 @@ def test_the_schema_has_every_key_with_its_meaning(capsys: pytest.CaptureFixture
     found = schema(capsys)
     definitions = found["$defs"]
     assert isinstance(definitions, dict)
-    assert set(definitions["Matrix"]["properties"]) == set(AXES)
+    assert set(definitions["Matrix"]["properties"]) == {*AXES, "shape"}
     for model in (found, *definitions.values()):
         lacking = [key for key, value in model["properties"].items() if not value.get("description")]
         assert lacking == []

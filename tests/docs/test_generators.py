@@ -10,7 +10,6 @@ from types import ModuleType
 
 import pytest
 
-from attnbench.axes import AXES
 from attnbench.cli.app import main
 from attnbench.cli.usage import COMMANDS
 from attnbench.decision.claim_runs import read_rows
@@ -19,7 +18,7 @@ from attnbench.decision.judging import judge_all_rows
 from attnbench.errors import Exit
 from attnbench.qkv import INPUTS
 from attnbench.record import COLUMNS
-from attnbench.suite.schema import Exclude, Include, Matrix, Profiles, Rules, Size, Suite, Sweep
+from attnbench.suite.schema import Axes, Exclude, Include, Matrix, Profiles, Rules, Size, Suite, Sweep
 from attnbench.task import TASKS
 from attnbench.testing import LAWS
 from attnbench.units import unit_of
@@ -116,7 +115,7 @@ def test_every_key_of_a_suite_has_a_meaning(model: type) -> None:
     schema = Suite.model_json_schema()
     rows = list(generator("suites")._keys(model, schema))
     own = {info.alias or name for name, info in model.model_fields.items()}  # type: ignore[attr-defined]
-    assert {row[0].strip("`") for row in rows} == (own - set(AXES) if model is Include else own)
+    assert {row[0].strip("`") for row in rows} == (own - set(Axes.model_fields) if model is Include else own)
     assert [row[0] for row in rows if not row[3] or not row[1]] == []
 
 

@@ -131,6 +131,14 @@ def test_a_plan_follows_so_many_steps_in_all_and_no_more(monkeypatch: pytest.Mon
     assert {one.reason for one in others} == {"unknown: the plan is too long to follow it all; choose cells by -k"}
 
 
+def test_what_is_broken_off_leaves_gradients_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = Cell("s", "w", Spec("nsa"), Shape(heads=2, seq_len=64, head_dim=8, causal=True), pass_="training")
+    for steps in (60, 80, 100):
+        monkeypatch.setattr("attnbench.run.estimate.STEPS", steps)
+        list(estimate([cell], 1))
+        assert torch.is_grad_enabled()
+
+
 def test_what_a_fused_kernel_holds_inside_is_said_to_be_missing() -> None:
     shape = Shape(heads=2, seq_len=64, head_dim=8)
     (_, fused), (_, plain) = estimate([Cell("s", "w", Spec(name), shape) for name in ("sdpa", "softmax")], 1)

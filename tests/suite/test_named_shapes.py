@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import attnbench.api
 from attnbench.errors import SuiteError, UsageError
 from attnbench.run.question import Question
 from attnbench.shape import Shape
@@ -54,13 +56,13 @@ def test_an_unknown_name_is_one_line_with_the_nearest() -> None:
 
 
 def question(**given: Any) -> Question:
-    plain = {"device": "cpu", "level": "operator", "threads": 1, "timeout": 9.0, "min_time": 1.0, "process": "tuned"}
-    own = {"pass_": "forward", "memory_limit": None, "plugins": ()}
-    return Question.of(["sdpa", "softmax"], 64, {**plain, "heads": 8, "head_dim": 64, "causal": False, **given}, **own)
+    usual = {name: one.default for name, one in inspect.signature(attnbench.api.compare).parameters.items()}
+    return Question.of(["sdpa", "softmax"], 64, usual | given)
 
 
 def test_compare_takes_a_shape_and_options_beside_it() -> None:
-    assert dict(question(shape="llama3-8b").axes) == {"heads": 32, "kv_heads": 8, "head_dim": 128, "causal": True}
+    named = question(shape="llama3-8b").axes
+    assert {axis: named[axis] for axis in ("heads", "kv_heads", "head_dim", "causal")} == NAMED["llama3-8b"]
     assert question(shape="llama3-8b", heads=16).axes["heads"] == 16
     assert question().axes["heads"] == 8
 
