@@ -131,6 +131,7 @@ def test_a_later_level_however_high_changes_no_earlier_output(device: str, monke
     assert after.isfinite().all()
 
 
+@pytest.mark.filterwarnings("ignore:(divide by zero|invalid value):RuntimeWarning")
 def test_a_denominator_of_zero_gives_zero_only_if_asked_for(device: str) -> None:
     phi_q, phi_k, v = drawn(3, 3, 5, 3, device)
     phi_q[:, :, 1] = 0.0
@@ -141,33 +142,47 @@ def test_a_denominator_of_zero_gives_zero_only_if_asked_for(device: str) -> None
 # The variants
 
 
-VARIANTS = [
-    "performer:features=40",
-    "performer:features=20,kernel=hyperbolic,gamma=1.1",
-    "performer:features=20,kernel=trig,beta=0.9",
-    "performer:features=20,kernel=relu",
-    "hedgehog",
-    "rfa:features=20,temperature=1.5",
-    "rfa:features=20,kernel=arccos",
-    "favor-plus-plus:features=20",
+SETTINGS = [
+    ("performer:features=40", 2e-6),
+    ("performer:features=20,kernel=hyperbolic,gamma=1.1", 2e-6),
+    ("performer:features=20,kernel=trig,beta=0.9", 2e-3),  # some denominators are nearly 0
+    ("performer:features=20,kernel=relu", 2e-6),
+    ("hedgehog", 2e-6),
+    ("rfa:features=20,temperature=1.5", 2e-6),
+    ("rfa:features=20,kernel=arccos", 2e-6),
+    ("favor-plus-plus:features=20", 2e-6),
+    ("cosformer", 2e-6),
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("spec", VARIANTS)
-def test_a_variant_by_the_kernels_gives_what_its_operations_give(spec: str, causal: bool, device: str) -> None:
-    shape = Shape(2, 2, 70, 16, causal=causal)
-    torch.manual_seed(0)
-    by_triton = build(f"{spec}{',' if ':' in spec else ':'}form=triton", shape).to(device)
-    torch.manual_seed(0)
-    plain = build(f"{spec}{',' if ':' in spec else ':'}form=torch", shape).to(device)
-    mask = torch.rand(2, 70) < 0.7
+@pytest.mark.parametrize(("spec", "close"), SETTINGS)
+def test_a_variant_by_the_kernels_gives_what_its_operations_give(
+    spec: str, close: float, causal: bool, device: str
+) -> None:
+    agree(spec, close, causal, device)
+
+
+@pytest.mark.parametrize(
+    ("spec", "causal"), [("performer:features=20", True), ("favor-plus-plus:features=20", False), ("efficient", False)]
+)
+def test_stabilisers_of_keys_and_of_features_are_right(spec: str, causal: bool, device: str) -> None:
+    agree(spec, 2e-6, causal, device)
+
+
+def agree(spec: str, close: float, causal: bool, device: str) -> None:
+    shape, made = Shape(2, 2, 40, 16, causal=causal), []
+    for form in ("triton", "torch"):
+        torch.manual_seed(0)
+        made.append(build(f"{spec}{',' if ':' in spec else ':'}form={form}", shape).to(device))
+    mask = torch.rand(2, 40) < 0.7
     mask[0, :3], mask[1] = False, False
-    inputs, grad = [torch.randn(2, 2, 70, 16).to(device) for _ in range(3)], torch.randn(2, 2, 70, 16).to(device)
+    inputs, grad = [torch.randn(2, 2, 40, 16).to(device) for _ in range(3)], torch.randn(2, 2, 40, 16).to(device)
     for key_mask in (None, mask.to(device)):
-        got, want = (everything(partial(each, key_mask=key_mask), inputs, grad) for each in (by_triton, plain))
+        got, want = (everything(partial(each, key_mask=key_mask), inputs, grad) for each in made)
         for one, other in zip(got, want, strict=True):
-            assert relative_error(one, other) < 2e-5
+            assert relative_error(one, other) < close
 
 
 def test_auto_takes_the_kernels_after_a_trial_and_tells_it(device: str) -> None:
@@ -205,6 +220,8 @@ def test_memory_grows_with_the_tokens_and_not_with_their_pairs() -> None:
     assert large < 4 * small  # pairs would take 16 times as much, and the sums take the same
 
 
-def test_asked_for_with_a_chunk_it_says_so(device: str) -> None:
+def test_asked_for_with_a_chunk_or_where_it_has_no_sums_it_says_so(device: str) -> None:
     with pytest.raises(Unsupported, match="form=triton has no kernel for these options"):
         build("performer:chunk=5,form=triton", Shape())
+    with pytest.raises(Unsupported, match="form=triton has no kernel for these options, causal or not"):
+        build("efficient:form=triton", Shape(causal=True))
