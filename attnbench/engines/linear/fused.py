@@ -437,7 +437,8 @@ class _FeatureKernels:
             states=states,
             products=2,
         )
-        return (*(x[0] if self.parts == 1 else x.sum(0) for x in (dq, dk)), dv)
+        dq, dk = (x[0] if self.parts == 1 else x.sum(0) for x in (dq, dk))
+        return dq, dk, dv
 
     def _segments(self, tokens: int) -> tuple[int, int]:
         """How many segments there are, and how many chunks a segment has."""
