@@ -15,7 +15,7 @@ from attnbench.engines import forms
 from attnbench.engines.linear import fused
 from attnbench.engines.linear.fused import Keys
 from attnbench.errors import Unsupported
-from attnbench.measure.flops import count
+from attnbench.measure.flops import count, predict
 from attnbench.reference import relative_error
 from attnbench.shape import Shape
 from attnbench.variant import build
@@ -137,6 +137,45 @@ def test_a_denominator_of_zero_gives_zero_only_if_asked_for(device: str) -> None
     phi_q[:, :, 1] = 0.0
     assert fused.sums(phi_q, phi_k, v, Keys(True))[:, :, 1].isnan().all()
     assert (fused.sums(phi_q, phi_k, v, Keys(True, lenient=True))[:, :, 1] == 0).all()
+
+
+# What it costs
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_flops_are_those_that_the_kernels_take(causal: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if device == "cuda":
+        pytest.skip("only the interpreter lets its products be counted")
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    taken, dot = [0], InterpreterBuilder.create_dot
+
+    def counted_dot(self: Any, a: Any, b: Any, *others: Any) -> Any:
+        taken[0] += 2 * a.data.size * b.data.shape[-1]
+        return dot(self, a, b, *others)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", counted_dot)
+    monkeypatch.setattr(fused, "FEATURE_PROGRAMS", 8)  # two segments of one chunk, in two parts
+    q, k, v = (x.requires_grad_() for x in drawn(64, 64, 64, 256, device))
+    counted = count(lambda: torch.autograd.grad(fused.sums(q, k, v, Keys(causal)).sum(), (q, k, v)))
+    assert (counted.kernel, counted.matmul_flops) == ("triton_interpreter", taken[0])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_memory_grows_with_inputs_and_gradients_only(causal: bool) -> None:
+    def peak(N: int) -> int:
+        def make() -> Any:
+            q, k = (torch.empty(1, 2, N, 256).requires_grad_() for _ in range(2))
+            v = torch.empty(1, 2, N, 64, dtype=torch.bfloat16).requires_grad_()
+            grad = torch.empty_like(v)
+            return lambda: torch.autograd.grad(fused.sums(q, k, v, Keys(causal)), (q, k, v), grad)
+
+        predicted = predict(make).peak_bytes
+        assert predicted is not None
+        return predicted
+
+    token = 2 * (2 * 256 * 4 + 2 * 64 * 2 + 2 * 4)  # of two heads: gradients, output, and two numbers in float32
+    assert peak(2**20) - peak(2**18) == token * (2**20 - 2**18)
 
 
 # The variants
