@@ -12,6 +12,8 @@ twice: forward in time for q, whose denominators are computed again, and backwar
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -333,7 +335,8 @@ class _OfFeatures(torch.autograd.Function):
 class _OfMap(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, features: FeatureMap, keys: Keys) -> Tensor:
-        (_, phi_q), (_, phi_k), keys = _featured(features, q, k, keys)
+        with _rounded_like(v):
+            (_, phi_q), (_, phi_k), keys = _featured(features, q, k, keys)
         out, inverses = _FeatureKernels(phi_q, phi_k, v, keys).outputs()
         ctx.save_for_backward(q, k, v, out, inverses)
         ctx.features, ctx.keys = features, keys
@@ -343,11 +346,26 @@ class _OfMap(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, inverses = ctx.saved_tensors
-        (x, phi_q), (y, phi_k), keys = _featured(ctx.features, q, k, ctx.keys)
+        with _rounded_like(v):
+            (x, phi_q), (y, phi_k), keys = _featured(ctx.features, q, k, ctx.keys)
         d_phi_q, d_phi_k, dv = _FeatureKernels(phi_q, phi_k, v, keys).gradients(out, inverses, grad)
         of_q, of_k = ([one.flatten(0, 1) for one in pair] for pair in ((phi_q, d_phi_q), (phi_k, d_phi_k)))
-        dq, dk = ctx.features.queries_grad(x, *of_q), ctx.features.keys_grad(y, *of_k)
+        with _rounded_like(v):
+            dq, dk = ctx.features.queries_grad(x, *of_q), ctx.features.keys_grad(y, *of_k)
         return dq.view_as(q).to(q.dtype), dk.view_as(k).to(k.dtype), dv, None, None
+
+
+@contextmanager
+def _rounded_like(v: Tensor) -> Iterator[None]:
+    """Products of float32 inside are in TF32, as in the kernels, if v has half precision and is on a GPU."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    if v.is_cuda and v.dtype != torch.float32:
+        torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        yield
+    finally:
+        if torch.backends.cuda.matmul.allow_tf32 != before:
+            torch.backends.cuda.matmul.allow_tf32 = before
 
 
 Featured = tuple[Tensor, Tensor]
