@@ -155,7 +155,7 @@ def test_flops_are_those_that_the_kernels_take(causal: bool, device: str, monkey
         return dot(self, a, b, *others)
 
     monkeypatch.setattr(InterpreterBuilder, "create_dot", counted_dot)
-    monkeypatch.setattr(fused, "FEATURE_PROGRAMS", 8)  # two segments of one chunk, in two parts
+    monkeypatch.setattr(fused, "FEATURE_PROGRAMS", 8)  # two segments, in two parts
     q, k, v = (x.requires_grad_() for x in drawn(64, 64, 64, 256, device))
     counted = count(lambda: torch.autograd.grad(fused.sums(q, k, v, Keys(causal)).sum(), (q, k, v)))
     assert (counted.kernel, counted.matmul_flops) == ("triton_interpreter", taken[0])
@@ -243,6 +243,19 @@ def test_auto_is_the_kernels_at_the_usual_size(dtype: torch.dtype, causal: bool)
     inputs = [torch.randn(1, 4, 1000, 128, dtype=dtype, device="cuda").requires_grad_() for _ in range(3)]
     counted = count(lambda: torch.autograd.grad(module(*inputs).sum(), inputs))
     assert (counted.kernel, forms.passed_over()) == ("triton", [])
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("levels", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_segment_of_many_chunks_gives_what_the_formula_gives(
+    dtype: torch.dtype, levels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused, "FEATURE_PROGRAMS", 1)
+    inputs = drawn(1000, 1000, 256, 128, "cuda")
+    inputs[2] = inputs[2].to(dtype)
+    keys = Keys(True, None, torch.randn(1, 2, 1000).cuda() * 3 if levels else None)
+    assert max(errors(inputs, keys)) < (1e-4 if dtype == torch.float32 else 0.03)
 
 
 @pytest.mark.cuda

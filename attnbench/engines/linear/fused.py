@@ -268,16 +268,17 @@ def _run(
 # Ready features
 
 FEATURE_TILES = {
-    ("tf32", 64): (64, 64, 4),
-    ("tf32", 128): (64, 64, 8),
-    ("tf32x3", 64): (32, 32, 4),
-    ("tf32x3", 128): (32, 32, 8),
+    ("tf32", 64): (64, 64, 4, 3),
+    ("tf32", 128): (64, 64, 8, 3),
+    ("tf32x3", 64): (32, 32, 4, 2),
+    ("tf32x3", 128): (16, 32, 8, 2),
 }
-"""Tokens in a chunk, features in a block and warps in a program, by the precision of products and the most values that
-a program takes. Not timed: chosen so that nothing spills and two programs fit on a multiprocessor of an H100."""
+"""Tokens in a chunk, features in a block, warps and stages, by the precision of products and the most values that a
+program takes. Compiled and counted, not timed: with 64 tokens and features the matrix units of an H100 have whole tiles
+and shared memory holds three stages; what spills is least with 8 warps for 128 values."""
 
 FEATURE_PROGRAMS, STATE_BYTES = 256, 1 << 29
-"""Programs that share the tokens, two per multiprocessor, and how much memory the states of all may take."""
+"""Programs that share the tokens, two per multiprocessor, and how much memory the states of all may take at most."""
 
 
 class Keys(NamedTuple):
@@ -401,11 +402,11 @@ class _FeatureKernels:
         self.pairs = B * self.heads
         self.mask, self.first = _first_keys(keys.mask, keys.causal, phi_q.shape[2])
         precision, most = "tf32x3" if v.dtype == torch.float32 else "tf32", 64 if self.E <= 64 else 128
-        self.rows, features, warps = FEATURE_TILES[precision, most]
+        self.rows, features, warps, stages = FEATURE_TILES[precision, most]
         self.BF, self.BE = min(features, _power(self.F)), min(most, _power(self.E))
         self.blocks, self.parts = -(-self.F // self.BF), -(-self.E // self.BE)
         self.how: dict[str, Any] = {"ROWS": self.rows, "BF": self.BF, "BE": self.BE, "PRECISION": precision}
-        self.how |= {"num_warps": warps, "num_stages": 1}
+        self.how |= {"num_warps": warps, "num_stages": stages}
         self.levels = self.tops = None
         if keys.levels is not None:
             levels = keys.levels.float()
@@ -462,7 +463,8 @@ class _FeatureKernels:
         """How many segments there are, and how many chunks a segment has."""
         chunks, each = -(-tokens // self.rows), self.pairs * self.parts
         most = min(-(-FEATURE_PROGRAMS // each), max(1, STATE_BYTES // (4 * each * self._width)))
-        length = -(-chunks // min(chunks, most))
+        # Two at least, so that a trial of few tokens goes the way of many.
+        length = min(chunks, max(2, -(-chunks // min(chunks, most))))
         return -(-chunks // length), length
 
     @property

@@ -301,7 +301,7 @@ def attend_features(
         numerator = tl.zeros((ROWS, BE), tl.float32)
         denominator = tl.zeros((ROWS,), tl.float32)
         if CAUSAL:
-            tl.debug_barrier()  # threads read what others of this program wrote
+            tl.debug_barrier()  # states are read by other threads than wrote them
             real = _real(mask, pair, heads, rows, length, MASKED)
             values = _load(_block(v, vb, vh, vn, pair, heads, at, ROWS, BE) + place * BE, real[:, None] & wide[None, :])
             carried, taken, kept = _scales(levels, tops, pair, length, at, ROWS, LEVELS)
@@ -322,7 +322,6 @@ def attend_features(
                 )
                 scores += _dot(phi_q, tl.trans(phi_k), PRECISION)
                 phi_k *= taken[:, None]
-                tl.debug_barrier()
                 tl.store(S_at, S * kept[:, None] + _dot(tl.trans(phi_k), values, PRECISION))
                 tl.store(z_at, z * kept + tl.sum(phi_k, 0))
         if CAUSAL:
@@ -361,7 +360,7 @@ def query_feature_gradients(
         upper *= inverse[:, None]
         slope = tl.load(slopes + pair * length + rows, mask=rows < tl.where(place == 0, length, 0), other=0.0)
         if CAUSAL:
-            tl.debug_barrier()  # threads read what others of this program wrote
+            tl.debug_barrier()  # states are read by other threads than wrote them
             real = _real(mask, pair, heads, rows, length, MASKED)
             values = _load(_block(v, vb, vh, vn, pair, heads, at, ROWS, BE) + place * BE, real[:, None] & wide[None, :])
             carried, taken, kept = _scales(levels, tops, pair, length, at, ROWS, LEVELS)
@@ -380,7 +379,6 @@ def query_feature_gradients(
                 )
                 d_phi += _dot(d_scores, phi_k, PRECISION)
                 phi_k *= taken[:, None]
-                tl.debug_barrier()
                 tl.store(S_at, S * kept[:, None] + _dot(tl.trans(phi_k), values, PRECISION))
                 tl.store(z_at, z * kept + tl.sum(phi_k, 0))
             target = _block(dq + place.to(tl.int64) * dqe, dqb, dqh, dqn, pair, heads, at, ROWS, BF) + block * BF
@@ -412,7 +410,7 @@ def key_feature_gradients(
         once = tl.where(place == 0, 1.0, 0.0)
         d_values = tl.zeros((ROWS, BE), tl.float32)
         if CAUSAL:
-            tl.debug_barrier()  # threads read what others of this program wrote
+            tl.debug_barrier()  # states are read by other threads than wrote them
             inverse = tl.load(inverses + pair * length + rows, mask=inside, other=0.0)
             upper = _load(
                 _block(grad, gb, gh, gn, pair, heads, at, ROWS, BE) + place * BE, inside[:, None] & wide[None, :]
@@ -437,7 +435,6 @@ def key_feature_gradients(
                 scores += _dot(phi_q, tl.trans(phi_k), PRECISION)
                 d_phi += _dot(tl.trans(d_scores), phi_q, PRECISION)
                 phi_q *= carried[:, None]
-                tl.debug_barrier()
                 tl.store(S_at, S * kept[:, None] + _dot(tl.trans(phi_q), upper, PRECISION))
                 tl.store(z_at, z * kept + tl.sum(phi_q * slope[:, None], 0))
             d_phi = tl.where(real[:, None], d_phi, 0.0)
