@@ -10,6 +10,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from attnbench.engines import forms
+from attnbench.engines.linear import fused
+from attnbench.engines.linear.module import Form
 from attnbench.engines.masks import emptied, visible_pairs
 from attnbench.engines.precision import accumulator
 from attnbench.engines.recurrent.feature_sums import quotient, with_ones
@@ -73,8 +76,11 @@ class CosFormer(nn.Module):
         chunk: Annotated[
             int, Field(ge=1, description="causal: tokens whose pairs are formed. Moves time and memory only")
         ] = 64,
+        form: Form = "auto",
     ) -> None:
         super().__init__()
+        self.fast = {"triton": self._triton} if chunk == 64 else {}
+        self.form = forms.require("cosformer", form, self.fast)
         longest = max(shape.N, shape.M)
         if horizon is not None and horizon < longest:
             raise UsageError(f"cosformer: option horizon={horizon} must be at least the {longest} tokens")
@@ -90,8 +96,16 @@ class CosFormer(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         k, v = emptied(key_mask, k, v)
+        name = f"cosformer, causal={self.causal}"
+        return forms.attend(name, self.form, self._plain, q, k, v, fast=self.fast)
+
+    def _plain(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         turns = tuple(self._turns(0, x.shape[2], x) for x in (q, k))
         return by_heads(partial(_attend, turns=turns, chunk=self.chunk if self.causal else None), q, k, v)
+
+    def _triton(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        phi_q, phi_k = (_features(x.to(accumulator(x.dtype)), *self._turns(0, x.shape[2], x)) for x in (q, k))
+        return fused.sums(phi_q, phi_k, v, fused.Keys(self.causal, lenient=True))
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> CosineSums:
         """q, k, v ``(B, H, n, D)``, n >= 0."""

@@ -9,6 +9,9 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from attnbench.engines import forms
+from attnbench.engines.linear import fused
+from attnbench.engines.linear.module import Form
 from attnbench.engines.masks import emptied, seeing, visible_pairs
 from attnbench.engines.precision import LOG2E, accumulator, hidden
 from attnbench.engines.products import bmm
@@ -74,9 +77,13 @@ class Efficient(nn.Module):
             int,
             Field(ge=1, description="tokens taken at a time, up to the next power of two. Moves time and memory only"),
         ] = 64,
+        form: Form = "auto",
     ) -> None:
         super().__init__()
         self.causal = shape.causal
+        # Causal sums relative to the border between two halves are not those of ready features.
+        self.fast = {} if shape.causal or chunk != 64 else {"triton": _by_triton}
+        self.form = forms.require("efficient", form, self.fast)
         self.chunk = 1 << (min(chunk, shape.N) - 1).bit_length()
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
@@ -87,11 +94,17 @@ class Efficient(nn.Module):
         return torch.einsum("bhnc,bhnmc,bhme->bhne", q.softmax(-1), shares, v)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        B, H, N, _ = q.shape
-        dtype = accumulator(q.dtype)
         if key_mask is not None:
             (v,) = emptied(key_mask, v)
+            dtype = accumulator(q.dtype)
             k = k.to(dtype).masked_fill(~key_mask[:, None, :, None], hidden(dtype))
+        name = f"efficient, causal={self.causal}"
+        out = forms.attend(name, self.form, self._plain, q, k, v, fast=self.fast)
+        return out if key_mask is None else out.masked_fill(~seeing(key_mask, self.causal), 0.0)
+
+    def _plain(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        B, H, N, _ = q.shape
+        dtype = accumulator(q.dtype)
         learned = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
         if learned or self.causal:
             queries, keys, values = (x.reshape(B * H, x.shape[2], -1).to(dtype) for x in (q, k, v))
@@ -99,10 +112,8 @@ class Efficient(nn.Module):
                 out = self._causal(queries, keys, values)
             else:
                 out = torch.bmm(queries.softmax(-1), _context(keys.softmax(1), values))
-            out = out.to(q.dtype).view(B, H, N, -1)
-        else:
-            out = _by_tiles(q, k, v)
-        return out if key_mask is None else out.masked_fill(~seeing(key_mask, self.causal), 0.0)
+            return out.to(q.dtype).view(B, H, N, -1)
+        return _by_tiles(q, k, v)
 
     def _causal(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         state = _empty(q.shape[0], q.shape[2], v)
@@ -131,6 +142,12 @@ class Efficient(nn.Module):
         query, key, value = (x.flatten(0, 1).to(state.context.dtype) for x in (q, k, v))
         state = state.then(key, value, torch.logaddexp(state.log_total, key))
         return bmm(query.softmax(-1), state.context).to(q.dtype).view_as(v), state
+
+
+def _by_triton(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Not causal: both softmaxes make features of which each row's weights sum to 1."""
+    phi_q, phi_k = (x.to(accumulator(x.dtype)).softmax(axis) for x, axis in ((q, -1), (k, 2)))
+    return fused.sums(phi_q, phi_k, v, fused.Keys(causal=False))
 
 
 def _context(shares: Tensor, values: Tensor) -> Tensor:

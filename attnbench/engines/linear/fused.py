@@ -12,6 +12,8 @@ twice: forward in time for q, whose denominators are computed again, and backwar
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -266,16 +268,17 @@ def _run(
 # Ready features
 
 FEATURE_TILES = {
-    ("tf32", 64): (64, 64, 4),
-    ("tf32", 128): (64, 64, 8),
-    ("tf32x3", 64): (32, 32, 4),
-    ("tf32x3", 128): (32, 32, 8),
+    ("tf32", 64): (64, 64, 4, 3),
+    ("tf32", 128): (64, 64, 8, 3),
+    ("tf32x3", 64): (32, 32, 4, 2),
+    ("tf32x3", 128): (16, 32, 8, 2),
 }
-"""Tokens in a chunk, features in a block and warps in a program, by the precision of products and the most values that
-a program takes. Not timed: chosen so that nothing spills and two programs fit on a multiprocessor of an H100."""
+"""Tokens in a chunk, features in a block, warps and stages, by the precision of products and the most values that a
+program takes. Compiled and counted, not timed: with 64 tokens and features the matrix units of an H100 have whole tiles
+and shared memory holds three stages; what spills is least with 8 warps for 128 values."""
 
 FEATURE_PROGRAMS, STATE_BYTES = 256, 1 << 29
-"""Programs that share the tokens, two per multiprocessor, and how much memory the states of all may take."""
+"""Programs that share the tokens, two per multiprocessor, and how much memory the states of all may take at most."""
 
 
 class Keys(NamedTuple):
@@ -333,7 +336,8 @@ class _OfFeatures(torch.autograd.Function):
 class _OfMap(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, features: FeatureMap, keys: Keys) -> Tensor:
-        (_, phi_q), (_, phi_k), keys = _featured(features, q, k, keys)
+        with _rounded_like(v):
+            (_, phi_q), (_, phi_k), keys = _featured(features, q, k, keys)
         out, inverses = _FeatureKernels(phi_q, phi_k, v, keys).outputs()
         ctx.save_for_backward(q, k, v, out, inverses)
         ctx.features, ctx.keys = features, keys
@@ -343,11 +347,26 @@ class _OfMap(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, inverses = ctx.saved_tensors
-        (x, phi_q), (y, phi_k), keys = _featured(ctx.features, q, k, ctx.keys)
+        with _rounded_like(v):
+            (x, phi_q), (y, phi_k), keys = _featured(ctx.features, q, k, ctx.keys)
         d_phi_q, d_phi_k, dv = _FeatureKernels(phi_q, phi_k, v, keys).gradients(out, inverses, grad)
         of_q, of_k = ([one.flatten(0, 1) for one in pair] for pair in ((phi_q, d_phi_q), (phi_k, d_phi_k)))
-        dq, dk = ctx.features.queries_grad(x, *of_q), ctx.features.keys_grad(y, *of_k)
+        with _rounded_like(v):
+            dq, dk = ctx.features.queries_grad(x, *of_q), ctx.features.keys_grad(y, *of_k)
         return dq.view_as(q).to(q.dtype), dk.view_as(k).to(k.dtype), dv, None, None
+
+
+@contextmanager
+def _rounded_like(v: Tensor) -> Iterator[None]:
+    """Products of float32 inside are in TF32, as in the kernels, if v has half precision and is on a GPU."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    if v.is_cuda and v.dtype != torch.float32:
+        torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        yield
+    finally:
+        if torch.backends.cuda.matmul.allow_tf32 != before:
+            torch.backends.cuda.matmul.allow_tf32 = before
 
 
 Featured = tuple[Tensor, Tensor]
@@ -383,11 +402,11 @@ class _FeatureKernels:
         self.pairs = B * self.heads
         self.mask, self.first = _first_keys(keys.mask, keys.causal, phi_q.shape[2])
         precision, most = "tf32x3" if v.dtype == torch.float32 else "tf32", 64 if self.E <= 64 else 128
-        self.rows, features, warps = FEATURE_TILES[precision, most]
+        self.rows, features, warps, stages = FEATURE_TILES[precision, most]
         self.BF, self.BE = min(features, _power(self.F)), min(most, _power(self.E))
         self.blocks, self.parts = -(-self.F // self.BF), -(-self.E // self.BE)
         self.how: dict[str, Any] = {"ROWS": self.rows, "BF": self.BF, "BE": self.BE, "PRECISION": precision}
-        self.how |= {"num_warps": warps, "num_stages": 1}
+        self.how |= {"num_warps": warps, "num_stages": stages}
         self.levels = self.tops = None
         if keys.levels is not None:
             levels = keys.levels.float()
@@ -437,13 +456,15 @@ class _FeatureKernels:
             states=states,
             products=2,
         )
-        return (*(x[0] if self.parts == 1 else x.sum(0) for x in (dq, dk)), dv)
+        dq, dk = (x[0] if self.parts == 1 else x.sum(0) for x in (dq, dk))
+        return dq, dk, dv
 
     def _segments(self, tokens: int) -> tuple[int, int]:
         """How many segments there are, and how many chunks a segment has."""
         chunks, each = -(-tokens // self.rows), self.pairs * self.parts
         most = min(-(-FEATURE_PROGRAMS // each), max(1, STATE_BYTES // (4 * each * self._width)))
-        length = -(-chunks // min(chunks, most))
+        # Two at least, so that a trial of few tokens goes the way of many.
+        length = min(chunks, max(2, -(-chunks // min(chunks, most))))
         return -(-chunks // length), length
 
     @property

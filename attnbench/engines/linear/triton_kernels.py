@@ -215,11 +215,9 @@ def _own_state(states, pair, count, index, width):
 
 @triton.jit
 def _scales(levels, tops, pair, length, at, ROWS: tl.constexpr, LEVELS: tl.constexpr):
-    """What the sums before a chunk count for in each row, each key in the sums after it, and the former in the latter.
-
-    Last, what each key (second axis) counts for in each row (first axis)."""
+    """What the sums before a chunk count for in each row, each key in those after it, and the former in the latter."""
     carried, taken = tl.full((ROWS,), 1.0, tl.float32), tl.full((ROWS,), 1.0, tl.float32)
-    kept, pairs = tl.full((1,), 1.0, tl.float32), tl.full((ROWS, ROWS), 1.0, tl.float32)
+    kept = tl.full((1,), 1.0, tl.float32)
     if LEVELS:
         rows = at + tl.arange(0, ROWS)
         level = tl.load(levels + pair * length + rows, mask=rows < length, other=float("-inf"))
@@ -228,8 +226,19 @@ def _scales(levels, tops, pair, length, at, ROWS: tl.constexpr, LEVELS: tl.const
         before = tl.load(last + tl.minimum(tl.maximum(at, 1), length) - 1)
         after = tl.load(last + tl.minimum(at + ROWS, length) - 1)
         carried, taken, kept = tl.exp2(before - top), tl.exp2(level - after), tl.exp2(before - after)
-        pairs = tl.exp2(tl.minimum(level[None, :] - top[:, None], 0.0))  # of later keys nothing is used
-    return carried, taken, kept, pairs
+    return carried, taken, kept
+
+
+@triton.jit
+def _seen(pairs, levels, tops, pair, length, at, ROWS: tl.constexpr, LEVELS: tl.constexpr):
+    """Numbers of the pairs of a chunk ``(ROWS, ROWS)``, each times what the key counts for; 0 for later keys."""
+    rows = at + tl.arange(0, ROWS)
+    seen = rows[:, None] >= rows[None, :]
+    if LEVELS:
+        level = tl.load(levels + pair * length + rows, mask=rows < length, other=float("-inf"))
+        top = tl.load(tops + pair * length + rows, mask=rows < length, other=float("inf"))
+        pairs *= tl.exp2(tl.minimum(level[None, :] - top[:, None], 0.0))  # those of later keys may be large
+    return tl.where(seen, pairs, 0.0)
 
 
 @triton.jit
@@ -292,10 +301,10 @@ def attend_features(
         numerator = tl.zeros((ROWS, BE), tl.float32)
         denominator = tl.zeros((ROWS,), tl.float32)
         if CAUSAL:
-            tl.debug_barrier()  # threads read what others of this program wrote
+            tl.debug_barrier()  # states are read by other threads than wrote them
             real = _real(mask, pair, heads, rows, length, MASKED)
             values = _load(_block(v, vb, vh, vn, pair, heads, at, ROWS, BE) + place * BE, real[:, None] & wide[None, :])
-            carried, taken, kept, pairs = _scales(levels, tops, pair, length, at, ROWS, LEVELS)
+            carried, taken, kept = _scales(levels, tops, pair, length, at, ROWS, LEVELS)
             scores = tl.zeros((ROWS, ROWS), tl.float32)
         for block in range(blocks):
             features, there = _columns(block * BF, F, BF)
@@ -313,12 +322,10 @@ def attend_features(
                 )
                 scores += _dot(phi_q, tl.trans(phi_k), PRECISION)
                 phi_k *= taken[:, None]
-                tl.debug_barrier()
                 tl.store(S_at, S * kept[:, None] + _dot(tl.trans(phi_k), values, PRECISION))
                 tl.store(z_at, z * kept + tl.sum(phi_k, 0))
         if CAUSAL:
-            seen = rows[:, None] >= rows[None, :]
-            weights = tl.where(seen, scores * pairs, 0.0)
+            weights = _seen(scores, levels, tops, pair, length, at, ROWS, LEVELS)
             numerator = numerator * carried[:, None] + _dot(weights, values, PRECISION)
             denominator = denominator * carried + tl.sum(weights, 1)
         some = inside
@@ -353,12 +360,12 @@ def query_feature_gradients(
         upper *= inverse[:, None]
         slope = tl.load(slopes + pair * length + rows, mask=rows < tl.where(place == 0, length, 0), other=0.0)
         if CAUSAL:
-            tl.debug_barrier()  # threads read what others of this program wrote
+            tl.debug_barrier()  # states are read by other threads than wrote them
             real = _real(mask, pair, heads, rows, length, MASKED)
             values = _load(_block(v, vb, vh, vn, pair, heads, at, ROWS, BE) + place * BE, real[:, None] & wide[None, :])
-            carried, taken, kept, pairs = _scales(levels, tops, pair, length, at, ROWS, LEVELS)
-            seen = rows[:, None] >= rows[None, :]
-            d_scores = tl.where(seen, (_dot(upper, tl.trans(values), PRECISION) + slope[:, None]) * pairs, 0.0)
+            carried, taken, kept = _scales(levels, tops, pair, length, at, ROWS, LEVELS)
+            d_scores = _dot(upper, tl.trans(values), PRECISION) + slope[:, None]
+            d_scores = _seen(d_scores, levels, tops, pair, length, at, ROWS, LEVELS)
         for block in range(blocks):
             features, there = _columns(block * BF, F, BF)
             S_at = start + features[:, None] * BE + columns[None, :]
@@ -372,10 +379,9 @@ def query_feature_gradients(
                 )
                 d_phi += _dot(d_scores, phi_k, PRECISION)
                 phi_k *= taken[:, None]
-                tl.debug_barrier()
                 tl.store(S_at, S * kept[:, None] + _dot(tl.trans(phi_k), values, PRECISION))
                 tl.store(z_at, z * kept + tl.sum(phi_k, 0))
-            target = _block(dq + place * dqe, dqb, dqh, dqn, pair, heads, at, ROWS, BF) + block * BF
+            target = _block(dq + place.to(tl.int64) * dqe, dqb, dqh, dqn, pair, heads, at, ROWS, BF) + block * BF
             tl.store(target, d_phi.to(dq.dtype.element_ty), mask=inside[:, None] & there[None, :])
 
 
@@ -400,19 +406,19 @@ def key_feature_gradients(
         inside = rows < length
         real = _real(mask, pair, heads, rows, length, MASKED)
         values = _load(_block(v, vb, vh, vn, pair, heads, at, ROWS, BE) + place * BE, real[:, None] & wide[None, :])
-        carried, taken, kept, pairs = _scales(levels, tops, pair, length, at, ROWS, LEVELS)
+        carried, taken, kept = _scales(levels, tops, pair, length, at, ROWS, LEVELS)
         once = tl.where(place == 0, 1.0, 0.0)
         d_values = tl.zeros((ROWS, BE), tl.float32)
         if CAUSAL:
-            tl.debug_barrier()  # threads read what others of this program wrote
+            tl.debug_barrier()  # states are read by other threads than wrote them
             inverse = tl.load(inverses + pair * length + rows, mask=inside, other=0.0)
             upper = _load(
                 _block(grad, gb, gh, gn, pair, heads, at, ROWS, BE) + place * BE, inside[:, None] & wide[None, :]
             )
             upper *= inverse[:, None]
             slope = tl.load(slopes + pair * length + rows, mask=rows < tl.where(place == 0, length, 0), other=0.0)
-            seen = rows[:, None] >= rows[None, :]
-            d_scores = tl.where(seen, (_dot(upper, tl.trans(values), PRECISION) + slope[:, None]) * pairs, 0.0)
+            d_scores = _dot(upper, tl.trans(values), PRECISION) + slope[:, None]
+            d_scores = _seen(d_scores, levels, tops, pair, length, at, ROWS, LEVELS)
             scores = tl.zeros((ROWS, ROWS), tl.float32)
         for block in range(blocks):
             features, there = _columns(block * BF, F, BF)
@@ -429,14 +435,14 @@ def key_feature_gradients(
                 scores += _dot(phi_q, tl.trans(phi_k), PRECISION)
                 d_phi += _dot(tl.trans(d_scores), phi_q, PRECISION)
                 phi_q *= carried[:, None]
-                tl.debug_barrier()
                 tl.store(S_at, S * kept[:, None] + _dot(tl.trans(phi_q), upper, PRECISION))
                 tl.store(z_at, z * kept + tl.sum(phi_q * slope[:, None], 0))
             d_phi = tl.where(real[:, None], d_phi, 0.0)
-            target = _block(dk + place * dke, dkb, dkh, dkn, pair, heads, at, ROWS, BF) + block * BF
+            target = _block(dk + place.to(tl.int64) * dke, dkb, dkh, dkn, pair, heads, at, ROWS, BF) + block * BF
             tl.store(target, d_phi.to(dk.dtype.element_ty), mask=inside[:, None] & there[None, :])
         d_values *= taken[:, None]
         if CAUSAL:
-            d_values += _dot(tl.trans(tl.where(seen, scores * pairs, 0.0)), upper, PRECISION)
+            weights = _seen(scores, levels, tops, pair, length, at, ROWS, LEVELS)
+            d_values += _dot(tl.trans(weights), upper, PRECISION)
         target = _block(dv, dvb, dvh, dvn, pair, heads, at, ROWS, BE) + place * BE
         tl.store(target, d_values.to(dv.dtype.element_ty), mask=inside[:, None] & wide[None, :])
