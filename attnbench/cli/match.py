@@ -224,8 +224,7 @@ def _scores(given: Mapping[str, Any], typed: Mapping[str, str]) -> Prepared:
 
 def _of_run(run: Path, budget: Budget, given: Mapping[str, Any], typed: Mapping[str, str]) -> Match:
     from attnbench.decision.match import one_length
-    from attnbench.decision.match_run import match_run
-    from attnbench.decision.match_run_scores import match_scores
+    from attnbench.decision.match_run import match_run, match_scores
     from attnbench.plots.load import read_results
     from attnbench.run.trial import load_all
 

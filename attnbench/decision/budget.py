@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from attnbench.axes import IN_ROWS
@@ -15,6 +16,8 @@ from attnbench.units import format_bytes, format_number, format_seconds, parse_b
 
 Target = Literal["error", "memory", "time", "score"]
 CONFIDENCE = 0.95
+COLUMN = {"time": "time_median_s", "time_low": "time_ci_low_s", "time_high": "time_ci_high_s", "memory": "peak_bytes"}
+"""Field of :class:`Point` -> its column, if that has another name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +111,12 @@ class Point:
     """Value of the knob; None for a variant that takes part as it stands."""
     status: Status = Status.OK
     reason: str = ""
+    error_kind: str | None = None
     error: float | None = None
     """Median over the draws."""
     error_low: float | None = None
     error_high: float | None = None
     """Ends of the 95 % interval; the error itself where all draws are one."""
-    error_kind: str | None = None
     time: float | None = None
     time_low: float | None = None
     time_high: float | None = None
@@ -123,29 +126,23 @@ class Point:
     score_low: float | None = None
     score_high: float | None = None
     """Ends of the 95 % interval over seeds; with one seed, over test examples."""
-    own_form: str = ""
     family: str = ""
+    own_form: str = ""
 
     @classmethod
-    def of(cls, record: Record, value: int | None = None) -> Point:
-        """What a row says about a setting."""
-        low, high = error_interval(record.rel_error, record.rel_error_std, record.error_draws)
-        return cls(
-            label=record.label,
-            value=value,
-            status=record.status,
-            reason=record.reason,
-            error=record.rel_error,
-            error_low=low,
-            error_high=high,
-            error_kind=record.error_kind,
-            time=record.time_median_s,
-            time_low=record.time_ci_low_s,
-            time_high=record.time_ci_high_s,
-            memory=record.peak_bytes,
-            own_form=record.own_form,
-            family=record.family,
-        )
+    def of(cls, row: Mapping[Any, Any], value: int | None = None) -> Point:
+        """What a row of ``results.csv`` says about a setting; its score is for :mod:`attnbench.trained` to say."""
+        told = {name: _number(row[column]) for name, column in COLUMN.items()}
+        draws = _number(row["error_draws"])
+        error = _number(row["rel_error"])
+        low, high = error_interval(error, _number(row["rel_error_std"]), None if draws is None else int(draws))
+        words = {name: row[name] for name in ("label", "reason", "error_kind", "family", "own_form")}
+        ends = {"error": error, "error_low": low, "error_high": high}
+        return cls(value=value, status=Status(row["status"]), **words, **told, **ends)
+
+    def columns(self) -> dict[str, Any]:
+        """Column of ``match.csv`` -> its value."""
+        return {COLUMN.get(name, name): value for name, value in asdict(self).items()}
 
     @property
     def spread(self) -> tuple[float, float] | None:
@@ -171,6 +168,11 @@ class Point:
             return self.score_low is not None and self.score_low >= budget.limit
         amount = self.error_high if budget.target == "error" else self.amount(budget)
         return amount is not None and amount <= budget.limit
+
+
+def _number(value: Any) -> float | None:
+    """A number of a table; None for an empty cell."""
+    return None if value is None or not math.isfinite(value) else float(value)
 
 
 def error_interval(

@@ -148,7 +148,7 @@ class Prepared:
             return Found(label, knob, (), None, entrant.hopeless)
 
         def measure(spec: Spec, value: int | None = None) -> Point:
-            point = Point.of(self._look(worker, replace(self.cell, variant=spec)), value)
+            point = Point.of(self._look(worker, replace(self.cell, variant=spec)).to_json(), value)
             if self.trainings is not None and point.status is Status.OK:
                 point = self.trainings.score(worker, spec, point)
             on_try(label, point)
