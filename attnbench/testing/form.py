@@ -53,11 +53,7 @@ def any_length(case: Case) -> Iterator[Measured]:
         yield Measured(int(not good), 0, f"{length} tokens give shape {tuple(out.shape)}, or NaN")
 
 
-@law(
-    "longer sequences",
-    applies=lambda case: bool(case.traits.longer),
-    claim=lambda traits: bool(traits.longer),
-)
+@law("longer sequences", claim="longer")
 def longer_sequences(case: Case) -> Iterator[Measured]:
     """A module that was made for fewer tokens takes them all, by the same formula."""
     module, inputs = case.module(replace(case.shape, seq_len=12)), case.draw()
@@ -69,12 +65,7 @@ def longer_sequences(case: Case) -> Iterator[Measured]:
         yield Measured(far, case.close, what)
 
 
-@law(
-    "cross-attention",
-    few_shapes=True,
-    applies=lambda case: bool(case.traits.cross) and not case.causal,
-    claim=lambda traits: bool(traits.cross),
-)
+@law("cross-attention", few_shapes=True, claim="cross", applies=lambda case: not case.causal)
 def cross_attention(case: Case) -> Iterator[Measured]:
     """Keys may come from a sequence of another length."""
     for length in (9, 31):

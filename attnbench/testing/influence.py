@@ -20,13 +20,7 @@ def _padded(case: Case) -> bool:
     return bool(case.traits.key_padding)
 
 
-@law(
-    "causality",
-    few_shapes=True,
-    applies=lambda case: case.causal,
-    claim=lambda traits: bool(traits.causal),
-    of_any=True,
-)
+@law("causality", few_shapes=True, claim="causal", applies=lambda case: case.causal, of_any=True)
 def causality(case: Case) -> Iterator[Measured]:
     """Tokens after t change no output up to t."""
     before = case.draw()
@@ -102,11 +96,7 @@ def _loud(case: Case, dtype: torch.dtype, factor: float, bound: float) -> Measur
     )
 
 
-@law(
-    "receptive field",
-    few_shapes=True,
-    applies=lambda case: case.first or case.operator,
-)
+@law("receptive field", few_shapes=True, applies=lambda case: case.first or case.operator)
 def receptive_field(case: Case) -> Iterator[Measured]:
     """The tokens that reach an output are those of the formula."""
     module = case.module()
@@ -145,11 +135,7 @@ def _listed(tokens: list[int]) -> str:
     return ", ".join(map(str, tokens[:8])) + (" ..." if len(tokens) > 8 else "") or "none"
 
 
-@law(
-    "padding",
-    applies=_padded,
-    claim=lambda traits: bool(traits.key_padding),
-)
+@law("padding", claim="key_padding")
 def padding(case: Case) -> Iterator[Measured]:
     """Padded input gives what the shorter input gives."""
     module = case.module()
@@ -323,10 +309,7 @@ def heads(case: Case) -> Iterator[Measured]:
     yield Measured(moved, case.close, f"other inputs of head 1 moved head 0 by {moved:.2g}")
 
 
-@law(
-    "permutation",
-    applies=lambda case: not case.causal and case.traits.permutable is not None,
-)
+@law("permutation", applies=lambda case: not case.causal and case.traits.permutable is not None)
 def permutation(case: Case) -> Iterator[Measured]:
     """Permuting the tokens permutes the output, where claimed and only there."""
     module, inputs = case.module(), case.draw()

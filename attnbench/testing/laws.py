@@ -239,8 +239,8 @@ class Law:
     """Measures time, which takes seconds and a quiet machine."""
     few_shapes: bool = False
     """Also for variants that are compiled for each shape, in seconds; they are spared laws that use many shapes."""
-    claim: Callable[[Traits], bool] = field(default=lambda traits: False)
-    """Whether traits claim what this law proves: a variant that claims it must offer a case in which it can be seen."""
+    claim: str = ""
+    """The trait that this law proves, which is asked of it alone: whatever claims it must offer a case to see it in."""
     vital: bool = False
     """Nothing else can be tried where it is broken."""
     gates: bool = True
@@ -248,6 +248,15 @@ class Law:
     for the options."""
     of_any: bool = False
     """Also asked of a module that claims nothing: true of whatever computes the same function of each example."""
+
+    def claimed(self, traits: Traits) -> bool:
+        """Whether they claim what this law proves."""
+        return bool(self.claim and getattr(traits, self.claim))
+
+    def concerns(self, case: Case) -> bool:
+        """Whether the case is held to it."""
+        asked = self.of_any if case.foreign else self.few_shapes or not case.traits.compiled
+        return asked and (not self.claim or self.claimed(case.traits)) and self.applies(case)
 
     def examine(self, case: Case) -> list[Finding]:
         """Every number that the law measures in this case; none where the mathematics does not allow the case.

@@ -64,11 +64,7 @@ def _in_float32(case: Case) -> Measured:
     return Measured(far, _FLOAT32, f"in float32 a row differs from the formula by {far:.2g}: products lose precision")
 
 
-@law(
-    "implied matrix",
-    few_shapes=True,
-    applies=lambda case: case.operator,
-)
+@law("implied matrix", few_shapes=True, applies=lambda case: case.operator)
 def implied_matrix(case: Case) -> Iterator[Measured]:
     """V = I gives the matrix of the formula, weight by weight."""
     n = 11
@@ -86,12 +82,7 @@ def implied_matrix(case: Case) -> Iterator[Measured]:
     )
 
 
-@law(
-    "average",
-    few_shapes=True,
-    applies=lambda case: case.operator and case.traits.rows_sum_to_one,
-    claim=lambda traits: traits.rows_sum_to_one,
-)
+@law("average", few_shapes=True, claim="rows_sum_to_one", applies=lambda case: case.operator)
 def average(case: Case) -> Iterator[Measured]:
     """The weights of a row sum to one: V = 1 gives 1."""
     q, k, v = case.draw()
@@ -115,11 +106,7 @@ def exact(case: Case) -> Iterator[Measured]:
         yield Measured(far, case.rounding, f"it differs from softmax attention by {far:.2g}")
 
 
-@law(
-    "bias",
-    applies=lambda case: bool(case.traits.bias),
-    claim=lambda traits: bool(traits.bias),
-)
+@law("bias", claim="bias")
 def bias(case: Case) -> Iterator[Measured]:
     """A bias of each pair of positions is added to the logits."""
     for kind in ("alibi", "relative"):
@@ -142,12 +129,7 @@ def bias(case: Case) -> Iterator[Measured]:
 MASKS = ("prefix:9", "document:4+9", "sliding:6")
 
 
-@law(
-    "masks",
-    few_shapes=True,
-    applies=lambda case: bool(case.traits.mask),
-    claim=lambda traits: bool(traits.mask),
-)
+@law("masks", few_shapes=True, claim="mask")
 def masks(case: Case) -> Iterator[Measured]:
     """Where a mask hides pairs, output and gradients are those of attention to the others."""
     for text in MASKS[2:] if case.traits.compiled else MASKS:
@@ -156,12 +138,7 @@ def masks(case: Case) -> Iterator[Measured]:
             yield from _hidden(case, shape, f"with mask {text}")
 
 
-@law(
-    "later queries",
-    few_shapes=True,
-    applies=lambda case: case.operator and bool(case.traits.q_start) and case.causal,
-    claim=lambda traits: bool(traits.q_start),
-)
+@law("later queries", few_shapes=True, claim="q_start", applies=lambda case: case.operator and case.causal)
 def later_queries(case: Case) -> Iterator[Measured]:
     """The last queries alone, against all keys, get what the whole sequence gives them."""
     shape = replace(case.shape, seq_len=7, q_start=16)
@@ -196,11 +173,7 @@ def _hidden(case: Case, shape: Shape, what: str) -> Iterator[Measured]:
         yield _decoded(case, [x.detach() for x in inputs], 9, case.close, shape)
 
 
-@law(
-    "sink",
-    applies=lambda case: bool(case.traits.sink),
-    claim=lambda traits: bool(traits.sink),
-)
+@law("sink", claim="sink")
 def sink(case: Case) -> Iterator[Measured]:
     """A sink takes its part of the weight of the keys that a query meets, and learns."""
     for more in ("none", "document:4+9", "sliding:6") if case.traits.mask else ("none",):
@@ -323,11 +296,7 @@ def value_width(case: Case) -> Iterator[Measured]:
         yield _decoded(case, [x.detach() for x in inputs], 9, case.close, shape)
 
 
-@law(
-    "limit to exact",
-    applies=lambda case: case.first and bool(case.traits.exact_with),
-    claim=lambda traits: bool(traits.exact_with),
-)
+@law("limit to exact", claim="exact_with", applies=lambda case: case.first)
 def limit_to_exact(case: Case) -> Iterator[Measured]:
     """Options that leave nothing out give softmax attention."""
     for template in case.traits.exact_with:
@@ -353,12 +322,7 @@ def large_inputs(case: Case) -> Iterator[Measured]:
         yield Measured(wrong, 0, f"{what} give {wrong} outputs that are NaN or infinite")
 
 
-@law(
-    "decoding",
-    few_shapes=True,
-    applies=lambda case: case.causal and bool(case.traits.decode),
-    claim=lambda traits: bool(traits.decode),
-)
+@law("decoding", few_shapes=True, claim="decode", applies=lambda case: case.causal)
 def decoding(case: Case) -> Iterator[Measured]:
     """Token by token it gives what the whole sequence gives."""
     for prompt in (0, 9, case.shape.N - 1):
