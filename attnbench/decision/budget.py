@@ -132,13 +132,11 @@ class Point:
     @classmethod
     def of(cls, row: Mapping[Any, Any], value: int | None = None) -> Point:
         """What a row of ``results.csv`` says about a setting; its score is for :mod:`attnbench.trained` to say."""
-        told = {name: _number(row[column]) for name, column in COLUMN.items()}
-        draws = _number(row["error_draws"])
-        error = _number(row["rel_error"])
+        told: dict[str, Any] = {name: _number(row[column]) for name, column in COLUMN.items()}
+        told |= {name: row[name] for name in ("label", "reason", "error_kind", "family", "own_form")}
+        draws, error = _number(row["error_draws"]), _number(row["rel_error"])
         low, high = error_interval(error, _number(row["rel_error_std"]), None if draws is None else int(draws))
-        words = {name: row[name] for name in ("label", "reason", "error_kind", "family", "own_form")}
-        ends = {"error": error, "error_low": low, "error_high": high}
-        return cls(value=value, status=Status(row["status"]), **words, **told, **ends)
+        return cls(value=value, status=Status(row["status"]), error=error, error_low=low, error_high=high, **told)
 
     def columns(self) -> dict[str, Any]:
         """Column of ``match.csv`` -> its value."""

@@ -128,8 +128,10 @@ def _with_errors(found: _Measured, errors: pd.DataFrame) -> _Measured:
     """The settings, and those that only have an error, with their errors."""
     for row in errors.drop_duplicates("label").to_dict("records"):
         one = Point.of({**row, **dict.fromkeys(_COSTS)})
-        known, ends = found.setdefault(_key_of(row), one), {"error_low": one.error_low, "error_high": one.error_high}
-        found[_key_of(row)] = replace(known, error=one.error, error_kind=one.error_kind, **ends)
+        known = found.get(_key_of(row), one)
+        found[_key_of(row)] = replace(
+            known, error=one.error, error_low=one.error_low, error_high=one.error_high, error_kind=one.error_kind
+        )
     return found
 
 

@@ -11,12 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from attnbench.capabilities import Decoding, Prompted
-from attnbench.position_bias import position_bias
 from attnbench.reference import exact_attention, of_query_heads
 from attnbench.shape import Shape
 from attnbench.spec import parse_spec
-from attnbench.testing.laws import SHAPE, Case, DoesNotWork, Measured, gap, gradients_along, law, worst_place
-from attnbench.visible import Visible
+from attnbench.testing.laws import SHAPE, Case, DoesNotWork, Measured, apart, gap, gradients_along, law, worst_place
 
 
 @law("formula", few_shapes=True)
@@ -102,8 +100,8 @@ def exact(case: Case) -> Iterator[Measured]:
         masks.append(torch.rand(2, case.shape.N, generator=torch.Generator().manual_seed(2)) < 0.6)  # type: ignore[arg-type]  # a list of both
     for key_mask in masks:
         expected = exact_attention(*inputs, causal=case.causal, key_mask=key_mask)
-        far = gap(module(*inputs, key_mask=key_mask), expected)
-        yield Measured(far, case.rounding, f"it differs from softmax attention by {far:.2g}")
+        out = module(*inputs, key_mask=key_mask)
+        yield apart(out, expected, case.rounding, "it differs from softmax attention")
 
 
 @law("bias", claim="bias")
@@ -112,16 +110,10 @@ def bias(case: Case) -> Iterator[Measured]:
     for kind in ("alibi", "relative"):
         shape = replace(case.shape, bias=kind)
         module, inputs = case.module(shape), case.draw(shape)
-        added = position_bias(shape)
-        dense = case.oracle(module)
-        if case.traits.exact:
-            expected = exact_attention(*inputs, causal=case.causal, bias=added)
-        elif dense is not None:
-            expected = dense(*inputs)
-        else:
+        expected = case.expected(module, inputs, shape)
+        if expected is None:
             return
-        far = gap(module(*inputs), expected)
-        yield Measured(far, case.close, f"with {kind} it differs from the formula by {far:.2g}")
+        yield apart(module(*inputs), expected, case.close, f"with {kind} it differs from the formula")
         moved = gap(module(*inputs), case.module()(*inputs))
         yield Measured(-moved, -1e-4, f"{kind} changes nothing")
 
@@ -143,34 +135,28 @@ def later_queries(case: Case) -> Iterator[Measured]:
     """The last queries alone, against all keys, get what the whole sequence gives them."""
     shape = replace(case.shape, seq_len=7, q_start=16)
     q, k, v = case.draw()
-    far = gap(case.module(shape)(q[:, :, 16:], k, v), case.module()(q, k, v)[:, :, 16:])
-    yield Measured(far, case.close, f"the last 7 queries alone differ by {far:.2g}")
+    alone, whole = case.module(shape)(q[:, :, 16:], k, v), case.module()(q, k, v)
+    yield apart(alone, whole[:, :, 16:], case.close, "the last 7 queries alone differ")
     for mask in ("none", "document:10", "sliding:5")[: 1 if case.traits.compiled else 3]:
         yield from _hidden(case, replace(shape, mask=mask), f"with the last 7 queries alone and mask {mask}")
 
 
 def _hidden(case: Case, shape: Shape, what: str) -> Iterator[Measured]:
-    """How far a shape that hides pairs is from exact attention, or from the variant's formula."""
+    """How far a shape that hides pairs or has a sink is from the formula, and its gradients and decoding are."""
     module, inputs = case.module(shape), case.draw(shape, grad=case.dtype == torch.float64)
-    masks: list[Tensor | None] = [None]
-    if case.traits.key_padding and not shape.q_start:
-        masks.append(torch.arange(shape.M) < torch.tensor([[shape.M - 8], [shape.M]]))
-    for key_mask in masks:
-        dense, padded = case.oracle(module), "" if key_mask is None else ", padded"
-        if case.traits.exact:
-            expected = exact_attention(*inputs, causal=Visible.of(shape), key_mask=key_mask)
-        elif dense is not None:
-            expected = dense(*inputs, key_mask=key_mask)
-        else:
+    own = [x for name, x in module.named_parameters() if name.endswith("sink.logit")]
+    for key_mask in case.key_masks()[: 1 if shape.q_start else 2]:
+        expected, padded = case.expected(module, inputs, shape, key_mask), ", padded" * (key_mask is not None)
+        if expected is None:
             return
         out = module(*inputs, key_mask=key_mask)
-        far = gap(out, expected)
-        yield Measured(far, case.close, f"{what}{padded} it differs from the formula by {far:.2g}")
+        if own and key_mask is not None:  # what a padded token gets may be anything
+            out, expected = out * case.real(key_mask), expected * case.real(key_mask)
+        yield apart(out, expected, case.close, f"{what}{padded} it differs from the formula")
         if inputs[0].requires_grad:
-            for name, off in _apart(inputs, out, expected).items():
-                yield Measured(off, 10 * case.close, f"{what}{padded} the gradient of {name} differs by {off:.2g}")
-    if case.causal and case.traits.decode and not shape.q_start and not case.traits.compiled:
-        yield _decoded(case, [x.detach() for x in inputs], 9, case.close, shape)
+            yield from _gradients([*inputs, *own], out, expected, 10 * case.close, f"{what}{padded} ")
+    if not shape.q_start and not case.traits.compiled:
+        yield from _decoded_too(case, inputs, shape)
 
 
 @law("sink", claim="sink")
@@ -178,33 +164,10 @@ def sink(case: Case) -> Iterator[Measured]:
     """A sink takes its part of the weight of the keys that a query meets, and learns."""
     for more in ("none", "document:4+9", "sliding:6") if case.traits.mask else ("none",):
         shape = replace(case.shape, sink="learned", mask=more)
-        module, inputs = case.module(shape), case.draw(shape, grad=case.dtype == torch.float64)
-        own = next(x for name, x in module.named_parameters() if name.endswith("sink.logit"))
-        masks: list[Tensor | None] = [None]
-        if case.traits.key_padding:
-            masks.append(torch.arange(shape.N) < torch.tensor([[shape.N - 8], [shape.N]]))
-        for key_mask in masks:
-            dense = case.oracle(module)
-            if case.traits.exact:
-                expected = exact_attention(*inputs, causal=Visible.of(shape), key_mask=key_mask, sink=own)
-            elif dense is not None:
-                expected = dense(*inputs, key_mask=key_mask)
-            else:
-                return
-            out, what = module(*inputs, key_mask=key_mask), f"with a sink and mask {more}"
-            if key_mask is not None:  # what a padded token gets may be anything
-                real = key_mask.view(shape.B, *[1] * (out.ndim - 3), shape.N, 1)
-                out, expected = out * real, expected * real
-            far = gap(out, expected)
-            yield Measured(far, case.close, f"{what} it differs from the formula by {far:.2g}")
-            if not inputs[0].requires_grad:
-                continue
-            for name, off in _apart([*inputs, own], out, expected).items():
-                yield Measured(off, 10 * case.close, f"{what} the gradient of {name} differs by {off:.2g}")
-        moved = gap(module(*inputs), case.module(replace(shape, sink="none"))(*inputs))
+        yield from _hidden(case, shape, f"with a sink and mask {more}")
+        inputs = case.draw(shape)
+        moved = gap(case.module(shape)(*inputs), case.module(replace(shape, sink="none"))(*inputs))
         yield Measured(-moved, -1e-4, f"with mask {more} a sink changes nothing")
-        if case.causal and case.traits.decode and not case.traits.compiled:
-            yield _decoded(case, [x.detach() for x in inputs], 9, case.close, shape)
 
 
 @law(
@@ -220,29 +183,23 @@ def shared_heads(case: Case) -> Iterator[Measured]:
         module, inputs = case.module(shape), case.draw(shape)
         oracle = case.oracle(module)
         if oracle is not None:
-            far = gap(module(*inputs), oracle(*inputs))
-            what = f"with {shape.K} heads of keys for {shape.H} of queries it differs by {far:.2g} from its formula"
-            yield Measured(far, case.close, what)
+            what = f"with {shape.K} heads of keys for {shape.H} of queries it differs from its formula"
+            yield apart(module(*inputs), oracle(*inputs), case.close, what)
         return
-    together, apart = case.module(shape), _repeated if _fixed(case) else _in_turn
+    together, each = case.module(shape), _repeated if _fixed(case) else _in_turn
     alone = case.module(replace(shape, kv_heads=None) if _fixed(case) else None)
     inputs = case.draw(shape, grad=True)
     q, k, v = inputs
-    out, expected = together(q, k, v), apart(alone, q, k, v)
+    out, expected = together(q, k, v), each(alone, q, k, v)
     _, head, *_ = worst_place(out, expected)
     far = gap(out, expected)
     what = f"with {shape.K} heads of keys for {shape.H} of queries, head {head} differs by {far:.2g} from itself alone"
     yield Measured(far, case.close, what)
-    for name, far in _apart(inputs, out, expected).items():
-        yield Measured(far, case.close, f"the gradient of {name} is not the sum over the heads that share it")
-    if case.traits.key_padding:
-        mask = torch.arange(shape.N) < torch.tensor([[shape.N - 5], [shape.N]])
-        real = mask[:, None, :, None]
-        out = together(q, k, v, key_mask=mask) * real
-        far = gap(out, apart(alone, q, k, v, key_mask=mask) * real)
-        yield Measured(far, case.close, f"with padding it differs by {far:.2g} from its heads alone")
-    if case.causal and case.traits.decode:
-        yield _decoded(case, [x.detach() for x in inputs], 9, case.close, shape)
+    yield from _gradients(inputs, out, expected, case.close, "summed over the heads that share it, ")
+    for mask in filter(torch.is_tensor, case.key_masks(5)):
+        out, expected = together(q, k, v, key_mask=mask), each(alone, q, k, v, key_mask=mask)
+        yield apart(out * case.real(mask), expected * case.real(mask), case.close, "padded, it differs from its heads")
+    yield from _decoded_too(case, inputs, shape)
 
 
 def _fixed(case: Case) -> bool:
@@ -263,12 +220,19 @@ def _in_turn(alone: nn.Module, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Ten
     return torch.stack([alone(one, k, v, key_mask=key_mask) for one in of_group], 2).flatten(1, 2)
 
 
-def _apart(inputs: list[Tensor], found: Tensor, expected: Tensor) -> dict[str, float]:
-    """How far the gradients of q, k and v through one output are from those through another."""
+def _gradients(
+    inputs: list[Tensor], found: Tensor, expected: Tensor, bound: float, what: str = ""
+) -> Iterator[Measured]:
+    """How far the gradients of q, k, v and a sink through one output are from those through another."""
     direction = torch.randn(found.shape, dtype=found.dtype, generator=torch.Generator().manual_seed(5))
     one, other = (gradients_along(y, inputs, direction) for y in (found, expected))
-    names = ("q", "k", "v", "the sink")[: len(inputs)]
-    return {name: gap(a, b) for name, a, b in zip(names, one, other, strict=True)}
+    for name, a, b in zip(("q", "k", "v", "the sink"), one, other, strict=False):
+        yield apart(a, b, bound, f"{what}the gradient of {name} differs")
+
+
+def _decoded_too(case: Case, inputs: list[Tensor], shape: Shape) -> Iterator[Measured]:
+    if case.causal and case.traits.decode:
+        yield _decoded(case, [x.detach() for x in inputs], 9, case.close, shape)
 
 
 @law("value width", applies=lambda case: case.operator and bool(case.traits.v_dim))
@@ -281,19 +245,16 @@ def value_width(case: Case) -> Iterator[Measured]:
     alone, wide = case.module(), case.module(shape)
     expected = torch.cat([alone(q, k, v[..., :D]), alone(q, k, v[..., -D:])[..., -more:]], -1)
     out = wide(q, k, v)
-    far = gap(out, expected)
-    yield Measured(far, case.close, f"with values {D + more} wide the output differs by {far:.2g}")
-    for name, far in _apart(inputs, out, expected).items():
-        yield Measured(far, case.close, f"with values {D + more} wide the gradient of {name} differs by {far:.2g}")
-    far = gap(case.module(replace(case.shape, v_dim=1))(q, k, v[..., :1]), expected[..., :1])
-    yield Measured(far, case.close, f"with values 1 wide the output differs by {far:.2g}")
-    if case.traits.key_padding:
-        mask = torch.arange(shape.N) < torch.tensor([[shape.N - 5], [shape.N]])
-        real = mask[:, None, :, None]
-        far = gap(wide(q, k, v, key_mask=mask)[..., :D] * real, alone(q, k, v[..., :D], key_mask=mask) * real)
-        yield Measured(far, case.close, f"with values {D + more} wide and padding the output differs by {far:.2g}")
-    if case.causal and case.traits.decode:
-        yield _decoded(case, [x.detach() for x in inputs], 9, case.close, shape)
+    what = f"with values {D + more} wide"
+    yield apart(out, expected, case.close, f"{what} the output differs")
+    yield from _gradients(inputs, out, expected, case.close, f"{what} ")
+    narrow = case.module(replace(case.shape, v_dim=1))(q, k, v[..., :1])
+    yield apart(narrow, expected[..., :1], case.close, "with values 1 wide the output differs")
+    for mask in filter(torch.is_tensor, case.key_masks(5)):
+        out, expected = wide(q, k, v, key_mask=mask)[..., :D], alone(q, k, v[..., :D], key_mask=mask)
+        real = case.real(mask)
+        yield apart(out * real, expected * real, case.close, f"{what} and padding the output differs")
+    yield from _decoded_too(case, inputs, shape)
 
 
 @law("limit to exact", claim="exact_with", applies=lambda case: case.first)
@@ -305,8 +266,9 @@ def limit_to_exact(case: Case) -> Iterator[Measured]:
             limit = replace(case, spec=parse_spec(f"{case.variant.name}:{text}"))
             shape = replace(case.shape, seq_len=n)
             inputs = case.draw(shape)
-            far = gap(limit.module(shape)(*inputs), exact_attention(*inputs, causal=case.causal))
-            yield Measured(far, case.close, f"with {text} at n = {n} it differs from softmax attention by {far:.2g}")
+            expected = exact_attention(*inputs, causal=case.causal)
+            what = f"with {text} at n = {n} it differs from softmax attention"
+            yield apart(limit.module(shape)(*inputs), expected, case.close, what)
 
 
 @law("large inputs", few_shapes=True)
