@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -64,42 +63,36 @@ def budget_of(
     Raises:
         UsageError: none or several are given, or one is not a positive amount.
     """
-    all_ = {"error": error, "memory": memory, "time": time, "score": score}
-    given = [name for name, value in all_.items() if value is not None]
+    amounts: dict[Target, float | str | None] = {"error": error, "memory": memory, "time": time, "score": score}
+    given = {target: amount for target, amount in amounts.items() if amount is not None}
     if len(given) != 1:
         said = "match needs a budget" if not given else f"match takes one budget, not {' and '.join(given)}"
         raise UsageError(f"{said}; give --error 0.1, --memory 64MiB, --time 10ms or --score 0.9")
-    if error is not None:
-        return Budget("error", _error(error))
-    if score is not None:
-        return Budget("score", _score(score))
+    ((target, written),) = given.items()
+    kind = f"{written!r} is not a {_KINDS[target]}"
     try:
-        if memory is not None:
-            return Budget("memory", parse_bytes(memory) if isinstance(memory, str) else _positive(memory, "bytes"))
-        assert time is not None
-        return Budget("time", parse_seconds(time) if isinstance(time, str) else _positive(time, "seconds"))
+        limit = _limit(target, written)
     except ValueError as problem:
-        raise UsageError(f"--{'time' if memory is None else 'memory'}: {problem}") from None
+        raise UsageError(f"--{target}: {kind if target in ('error', 'score') else problem}") from None
+    if not 0 < limit < (1 if target == "score" else math.inf):
+        raise UsageError(f"--{target}: {kind}")
+    return Budget(target, limit)
 
 
-def _score(written: float | str) -> float:
-    with suppress(ValueError):
-        if 0 < float(written) < 1:
-            return float(written)
-    raise UsageError(f"--score: {written!r} is not a score between 0 and 1 such as 0.9")
+_KINDS: dict[Target, str] = {
+    "error": "relative error above 0 such as 0.1",
+    "memory": "number of bytes above 0",
+    "time": "number of seconds above 0",
+    "score": "score between 0 and 1 such as 0.9",
+}
 
 
-def _error(written: float | str) -> float:
-    try:
-        return _positive(float(written), "")
-    except ValueError:
-        raise UsageError(f"--error: {written!r} is not a relative error above 0 such as 0.1") from None
-
-
-def _positive(amount: float, unit: str) -> float:
-    if not (math.isfinite(amount) and amount > 0):
-        raise ValueError(f"{amount!r} is not a number of {unit} above 0")
-    return amount
+def _limit(target: Target, written: float | str) -> float:
+    if not isinstance(written, str):
+        return written
+    return (
+        parse_bytes(written) if target == "memory" else parse_seconds(written) if target == "time" else float(written)
+    )
 
 
 @dataclass(frozen=True, slots=True)

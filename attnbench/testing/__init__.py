@@ -17,7 +17,7 @@ from attnbench.spec import Spec, parse_spec
 from attnbench.testing.laws import LAWS, Case, Finding, Law, cases
 from attnbench.variant import VARIANTS, Variant
 
-from attnbench.testing import form, influence, values, choice, chance, gradients, rounding  # isort: skip  # noqa: F401
+from attnbench.testing import form, influence, values, chance, gradients, rounding  # isort: skip  # noqa: F401
 from attnbench.testing import unwritten, growth  # isort: skip  # noqa: F401
 # ^ each fills the table of laws, in the order shown
 
