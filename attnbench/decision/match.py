@@ -10,9 +10,8 @@ from typing import Any
 from attnbench.axes import defaults
 from attnbench.cell import STEPS, Cell, ModelSize, Pass
 from attnbench.decision.budget import Budget, Point, budget_of, circumstances
-from attnbench.decision.knobs import Entrant, entrants_of
 from attnbench.decision.matched import Match
-from attnbench.decision.search import Found, most_tries, search
+from attnbench.decision.search import Entrant, Found, entrants_of, most_tries, search
 from attnbench.decision.trainings import Trainings
 from attnbench.errors import UsageError
 from attnbench.measure.time import TimingRules

@@ -12,9 +12,8 @@ import pandas as pd
 from attnbench.axes import ALIKE
 from attnbench.decision.budget import COLUMN, Budget, Point
 from attnbench.decision.judge import options_before
-from attnbench.decision.knobs import knob_of
 from attnbench.decision.matched import Match
-from attnbench.decision.search import Found
+from attnbench.decision.search import Found, knob_of
 from attnbench.decision.trainings import scored
 from attnbench.errors import ResultsError, UsageError
 from attnbench.plots.captions import in_words
