@@ -248,9 +248,13 @@ def _changed_options(old: Record, new: Record) -> str:
     if old.options == new.options:
         return ""
     try:
-        before, now = json.loads(old.options), json.loads(new.options)
-        changed = [name for name in dict.fromkeys([*before, *now]) if before.get(name) != now.get(name)]
+        said = options_before(json.loads(old.options), json.loads(new.options))
     except (ValueError, AttributeError, TypeError):
         return "with other options"
-    said = [f"{name}={before[name]}" if name in before else f"no {name}" for name in changed]
-    return f"before: {', '.join(said)}" if said else ""
+    return f"before: {said}" if said else ""
+
+
+def options_before(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """``no beta, kernel=relu``: what the options were that have other values now."""
+    changed = [name for name in dict.fromkeys([*then, *now]) if then.get(name) != now.get(name)]
+    return ", ".join(f"{name}={then[name]}" if name in then else f"no {name}" for name in changed)
