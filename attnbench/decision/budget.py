@@ -127,6 +127,7 @@ class Point:
         """What a row of ``results.csv`` says about a setting; its score is for :mod:`attnbench.trained` to say."""
         told: dict[str, Any] = {name: _number(row[column]) for name, column in COLUMN.items()}
         told |= {name: row[name] for name in ("label", "reason", "error_kind", "family", "own_form")}
+        told["memory"] = None if told["memory"] is None else int(told["memory"])
         draws, error = _number(row["error_draws"]), _number(row["rel_error"])
         low, high = error_interval(error, _number(row["rel_error_std"]), None if draws is None else int(draws))
         return cls(value=value, status=Status(row["status"]), error=error, error_low=low, error_high=high, **told)
