@@ -282,10 +282,8 @@ def match(
     if score is None and task is not None:
         raise UsageError(f"task={task!r} says what is trained, and nothing is without a score; give score as well")
     from attnbench.decision.budget import budget_of
-    from attnbench.decision.match import MatchQuestion, one_length
-    from attnbench.decision.match_run import match_run
-    from attnbench.decision.match_run_scores import match_scores
-    from attnbench.decision.match_score import score_match
+    from attnbench.decision.match import MatchQuestion, one_length, score_match
+    from attnbench.decision.match_run import match_run, match_scores
 
     budget, limit = budget_of(error=error, memory=memory, time=time, score=score), _bytes(memory_limit)
     load_all(plugins)

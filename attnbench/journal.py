@@ -12,8 +12,7 @@ import json
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from attnbench.errors import CorruptResults, StoreError
 from attnbench.record import SEAL, one_line
 
 _REMEDY = "restore it or start with --fresh"
+_CHANGED = "this line was changed, or one before it was removed"
 GONE = "the folder is gone, and the rows in it; run the same command again"
 
 
@@ -36,6 +36,8 @@ class Page:
     """Bytes of all whole lines."""
     torn: str = ""
     """Place of a last line that is not whole, as file and line number; empty where there is none."""
+    damage: dict[int, str] = field(default_factory=dict)
+    """Number of each line that is not as it was written -> what it is."""
 
 
 class Journal:
@@ -55,36 +57,46 @@ class Journal:
             is_sealed: whether the run has seals, which is a fact of the run (:func:`attnbench.manifest.is_sealed`).
         """
         self.path, self._is_sealed = path, is_sealed
-        self._first = None if opening is None else first_seal(path, opening)
+        # The file's name is a part of it, so that a sample cannot pass for a record.
+        self._first = None if opening is None else opening + path.name
         self._handle: int | None = None
         self._is_open = False
         self._seal, self._size, self._lines = self._first or path.name, 0, 0
 
     def read(self) -> Page:
         """All whole lines, after checking each of them."""
+        page = self.look()
+        for number, what in page.damage.items():
+            raise CorruptResults(f"{self.path}:{number}: {what}; {_REMEDY}")
+        return page
+
+    def look(self) -> Page:
+        """All whole lines that can be read, and which are not as they were written."""
+        data = b""
         try:
-            data = self.path.read_bytes()
-        except FileNotFoundError:
-            return Page([], self._first or self.path.name, 0)
+            with suppress(FileNotFoundError):
+                data = self.path.read_bytes()
         except OSError as error:
             raise StoreError(f"cannot read {self.path}: {error.strerror}; check its permissions") from error
         whole, newline, torn = data.rpartition(b"\n")
         lines = whole.split(b"\n") if newline else []
-        seal, rows = self._first, []
+        before, rows, damage = self._first, [], dict[int, str]()
         for number, text in enumerate(lines, start=1):
             try:
-                line = Line.of(text)
-                if self._is_sealed != bool(line.seal) or not (not line.seal or seal is None or line.follows(seal)):
-                    raise ValueError("with a seal of another run" if line.seal else "without a seal")
+                row = json.loads(text, parse_constant=_refuse)
+                if not isinstance(row, dict):
+                    raise ValueError("not an object")
+                seal = row.pop(SEAL, None)
+                if self._is_sealed != isinstance(seal, str):
+                    raise ValueError("with a seal of another run" if seal else "without a seal")
+                if self._is_sealed and before is not None and not _follows(row, seal, before):
+                    damage[number] = _CHANGED
+                before = seal or before
+                rows.append(row | ({SEAL: seal} if seal else {}))
             except (ValueError, RecursionError) as error:
-                what = "this line was changed, or one before it was removed"
-                what = what if self._is_sealed else f"damaged line: {one_line(str(error))}"
-                raise CorruptResults(f"{self.path}:{number}: {what}; {_REMEDY}") from None
-            seal = line.seal or seal
-            rows.append(line.row | ({SEAL: line.seal} if line.seal else {}))
-        return Page(
-            rows, seal or self.path.name, len(whole) + len(newline), f"{self.path}:{len(lines) + 1}" if torn else ""
-        )
+                damage[number] = _CHANGED if self._is_sealed else f"damaged line: {one_line(str(error))}"
+        place = f"{self.path}:{len(lines) + 1}" if torn else ""
+        return Page(rows, before or self.path.name, len(whole) + len(newline), place, damage)
 
     def open(self) -> Page:
         """Prepare for appending: read what is there, cut off a torn last line, and keep this very file open."""
@@ -118,7 +130,7 @@ class Journal:
         seals: list[str] = []
         lines: list[str] = []
         for row in rows:
-            seals.append(next_seal(seals[-1] if seals else self._seal, _digested(row)))
+            seals.append(_next_seal(seals[-1] if seals else self._seal, _digested(row)))
             lines.append(json.dumps(row | {SEAL: seals[-1]}, allow_nan=False) + "\n")
         data = "".join(lines).encode()
         try:
@@ -172,52 +184,18 @@ class Journal:
             raise
 
 
-def first_seal(path: Path, opening: str) -> str:
-    """Start of the chain of seals: the run, and the file's name, so that a sample cannot pass for a record."""
-    return opening + path.name
+def _follows(row: dict[str, Any], seal: str, before: str) -> bool:
+    """Whether a row has this seal after a line with the seal ``before``."""
+    as_it_stands = json.dumps(row)[:-1].encode()  # older versions digested the columns in the order they wrote
+    return seal == _next_seal(before, _digested(row)) or seal == _next_seal(before, as_it_stands)
 
 
-def next_seal(seal: str, body: bytes) -> str:
-    """The seal of a line, by the seal of the line before it."""
-    return hashlib.sha256(seal.encode() + body).hexdigest()[:16]
-
-
-@dataclass(frozen=True)
-class Line:
-    """A line of such a file: what it says counts, and not how the JSON is written."""
-
-    row: dict[str, Any]
-    """Without the seal."""
-    seal: str
-    """Empty if it has none."""
-
-    @classmethod
-    def of(cls, text: bytes) -> Line:
-        """Read a line.
-
-        Raises:
-            ValueError, RecursionError: it is no JSON object, or its seal is no text.
-        """
-        row = json.loads(text, parse_constant=_refuse)
-        if not isinstance(row, dict) or not isinstance(seal := row.pop(SEAL, ""), str):
-            raise ValueError("not an object")
-        return cls(row, seal)
-
-    def follows(self, seal: str) -> bool:
-        """Whether this line was written after the one with this seal."""
-        return self.seal in (next_seal(seal, self._digested), next_seal(seal, self._as_it_stands))
-
-    @cached_property
-    def _digested(self) -> bytes:
-        return _digested(self.row)
-
-    @cached_property
-    def _as_it_stands(self) -> bytes:  # older versions digested the columns in the order in which they wrote them
-        return json.dumps(self.row)[:-1].encode()
+def _next_seal(before: str, body: bytes) -> str:
+    return hashlib.sha256(before.encode() + body).hexdigest()[:16]
 
 
 def _digested(row: dict[str, Any]) -> bytes:
-    return json.dumps(row, sort_keys=True)[:-1].encode()
+    return json.dumps(row, sort_keys=True)[:-1].encode()  # what a line says counts, and not how its JSON is written
 
 
 def _refuse(constant: str) -> None:

@@ -71,7 +71,7 @@ def once(out: Path, arguments: Mapping[str, object]) -> Iterator[None]:
         Locked: the same command is at work already.
         CannotCreate: ``out`` cannot be made or written.
     """
-    missing = [folder for folder in (out, *out.parents) if not _is_there(folder)]
+    missing = [folder for folder in (out, *out.parents) if not os.path.exists(folder)]  # noqa: PTH110  # which is no error either if it cannot be told
     make_folder(out)
     name = f".{_invocation(arguments)}."
     try:
@@ -85,13 +85,6 @@ def once(out: Path, arguments: Mapping[str, object]) -> Iterator[None]:
         for folder in missing:
             with suppress(OSError):  # results are in it
                 folder.rmdir()
-
-
-def _is_there(folder: Path) -> bool:
-    try:
-        return folder.exists()
-    except OSError:
-        return True
 
 
 def _invocation(arguments: Mapping[str, object]) -> str:

@@ -83,8 +83,10 @@ def doubts(folder: Path, facts: Mapping[str, Any], names: Iterable[str]) -> list
         file, wanted = folder / name, ends.get(name, {}).get("lines", 0)
         lines = file.read_bytes().count(b"\n") if file.is_file() else 0
         if lines != wanted:
-            what = "lines at its end are lost" if lines < wanted else "lines were added after the run was complete"
-            said.append(f"{file}: {what}; restore it")
+            count = f"{abs(wanted - lines)} line{'s' * (abs(wanted - lines) > 1)}"
+            said.append(
+                f"{file}: {count} {'lost' if lines < wanted else 'added after the run was complete'}; restore it"
+            )
     return said
 
 

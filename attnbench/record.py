@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache
-from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from attnbench.axes import AXES, FOLLOWING, before, filled
 from attnbench.cell import METHOD_VERSION, OF_TOKENS, UNTOUCHED, Cell
@@ -25,75 +24,6 @@ READABLE = (1, 2)
 SEAL = "seal"
 HELD, UNCHECKED, NOT_TRIED = "held", "unchecked", "not tried"
 """What the column ``laws`` may say beside the name of a law."""
-
-ADDED: dict[str, Any] = {
-    **before("shape"),
-    **before("cell"),
-    "state_bytes": None,
-    "state_bytes_per_token": None,
-    "kv_bytes_per_token": None,
-    "density": None,
-    "first_token_s": None,
-    "token_s": None,
-    "tokens_kept": None,
-    "kept_mass": None,
-    "rel_error_first": None,
-    "rel_error_last": None,
-    "rel_error_steps": "",
-    "fit_steps": None,
-    "launched": "",
-    "launch_note": "",
-    "device_s": None,
-    "kernels": None,
-    "host_share": None,
-    "select_s": None,
-    "kept_pairs": None,
-    "bytes_per_s": None,
-    "exponentials": None,
-    "floor_s": None,
-    "layers": None,
-    "ffn": None,
-    "positions": "",
-    "score_kind": None,
-    "score_low": None,
-    "score_high": None,
-    "chance_score": None,
-    "val_score": None,
-    "train_loss": None,
-    "test_loss": None,
-    "train_examples": None,
-    "test_examples": None,
-    "steps": None,
-    "best_step": None,
-    "learning_rate": None,
-    "protocol": None,
-    "pretrain_steps": None,
-    "guide": None,
-    "trainable_params": None,
-    "params_ratio": None,
-    "train_s": None,
-    "target_s": None,
-    "energy_j": None,
-    "data_digest": None,
-    "model": "",
-    "model_digest": "",
-    "text": "",
-    "text_digest": "",
-    "windows": None,
-    "loss": None,
-    "loss_base": None,
-    "loss_delta": None,
-    "loss_delta_low": None,
-    "loss_delta_high": None,
-    "top1_agreement": None,
-    "kl": None,
-    "hidden_error": None,
-    "own_form": "",
-    "laws": "",
-    "host": "",
-    "seal": "",
-}
-"""Columns that rows of this schema may lack -> the values that they then have."""
 
 
 @dataclass(slots=True)
@@ -448,7 +378,7 @@ class Record:
             "status": status,
             "reason": one_line(reason),
             **(_of_pairs(cell, known) if known else {}),
-            **_of_model(cell),
+            **({"layers": cell.model.layers, "ffn": cell.model.ffn} if cell.model else {}),
             **_of_pretrained(cell),
             **_of_training(cell),
         }
@@ -456,8 +386,7 @@ class Record:
 
     def to_json(self) -> dict[str, Any]:
         """Column name -> value, with ``pass`` for ``pass_``; without the seal, which is added to a stored line."""
-        columns, values_of = _stored()
-        return dict(zip(columns, values_of(self), strict=True))
+        return {_column(one.name): getattr(self, one.name) for one in fields(self) if one.name != SEAL}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Record:
@@ -471,10 +400,7 @@ class Record:
         if "pass" in data:
             data["pass_"] = data.pop("pass")
         older = {axis: data[other] for axis, other in FOLLOWING.items() if other in data}
-        data = {**ADDED, **older, **data, "status": Status(data["status"])}
-        names, values_of = _in_order()
-        # Python looks for each of a hundred names among all of them: by place it takes a fraction of the time.
-        return cls(*values_of(data)) if data.keys() == names else cls(**data)
+        return cls(**{**ADDED, **older, **data, "status": Status(data["status"])})
 
 
 def options_of(options: str, label: str) -> str:
@@ -482,20 +408,6 @@ def options_of(options: str, label: str) -> str:
     if '"form": "torch"' not in str(options) or "form=" in label:
         return options
     return json.dumps({name: value for name, value in json.loads(options).items() if name != "form"})
-
-
-@cache
-def _in_order() -> tuple[frozenset[str], Callable[[dict[str, Any]], tuple[Any, ...]]]:
-    """The names of all fields of a record, and what gives their values in the order of the fields."""
-    names = [one.name for one in fields(Record)]
-    return frozenset(names), itemgetter(*names)
-
-
-@cache
-def _stored() -> tuple[tuple[str, ...], Callable[[Record], tuple[Any, ...]]]:
-    """The column of each field of a record but the seal, and what gives the values of all."""
-    names = [one.name for one in fields(Record) if one.name != SEAL]
-    return tuple(map(_column, names)), attrgetter(*names)
 
 
 def _task(cell: Cell) -> str | None:
@@ -523,11 +435,6 @@ def _of_pairs(cell: Cell, variant: Variant) -> dict[str, Any]:
         "kv_bytes_per_token": variant.cached_bytes(cell.variant, cell.shape, width),
         "density": cell.shape.density if variant.kind == "operator" else None,
     }
-
-
-def _of_model(cell: Cell) -> dict[str, Any]:
-    size = cell.model
-    return {"layers": size.layers, "ffn": size.ffn} if size else {}
 
 
 def _of_pretrained(cell: Cell) -> dict[str, Any]:
@@ -593,3 +500,26 @@ def _column(field_name: str) -> str:
 
 COLUMNS: tuple[str, ...] = tuple(_column(f.name) for f in fields(Record))
 """The columns of ``results.csv``, in order."""
+
+_IN_ALL = (
+    *("reason", "time_median_s", "time_ci_low_s", "time_ci_high_s", "time_iqr_s", "time_min_s", "time_samples"),
+    *("time_rounds", "first_call_s", "examples_per_s", "tokens_per_s", "peak_bytes", "input_bytes", "param_bytes"),
+    *("output_bytes", "peak_rss_bytes", "matmul_flops", "flops_per_s", "peak_fraction", "error_kind", "rel_error"),
+    *("rel_error_std", "max_abs_error", "cosine", "trivial_error", "error_draws", "score", "score_std", "kernel"),
+    *("compiled", "process", "quick", "warnings", "machine_id", "torch_version", "threads", "method_version"),
+    *("schema_version", "started_at"),
+)
+"""Columns that all rows have, although a record may be made without them."""
+ADDED: dict[str, Any] = {
+    **before("shape"),
+    **before("cell"),
+    **{one.name: one.default for one in fields(Record) if one.default is not MISSING and one.name not in _IN_ALL},
+}
+"""Columns that older rows may lack -> the values that they then have."""
+
+
+@cache
+def kinds() -> Mapping[str, tuple[type, ...]]:
+    """Field of a record -> the types that its values have."""
+    hints = get_type_hints(Record)
+    return {one.name: get_args(hints[one.name]) or (hints[one.name],) for one in fields(Record)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 import time
@@ -13,11 +12,12 @@ from typing import Any
 
 from attnbench import plugins
 from attnbench.errors import Exit, UsageError
+from attnbench.manifest import digest
 
 OURS = "attnbench"
 """Stands for all files of this package that may decide a number."""
 _PACKAGE = Path(__file__).parent
-_SHOWS = {"cli", "plots", "report", "decision", "pictures", "__pycache__"}
+_SHOWS = {"cli", "plots", "report", "decision", "pictures"}
 """Folders of this package that measure nothing."""
 _MOST_BYTES = 2**28
 """A larger file is known by its size and time of last change; reading it would take longer than a second."""
@@ -43,29 +43,19 @@ def _look(name: str, before: Sequence[str]) -> list[str]:
     try:
         files = _ours() if name == OURS else [Path(name).expanduser()]
         facts = [file.stat() for file in files]
-        stamp = _digest(repr([(fact.st_size, fact.st_mtime_ns) for fact in facts]).encode())
+        stamp = digest(repr([(fact.st_size, fact.st_mtime_ns) for fact in facts]))
         if stamp == before[1]:
             return list(before)
         if sum(fact.st_size for fact in facts) > _MOST_BYTES:
             return [stamp, stamp]
-        return [_digest(b"".join(b"%d " % fact.st_size for fact in facts), *(one.read_bytes() for one in files)), stamp]
+        sizes = b"".join(b"%d " % fact.st_size for fact in facts)
+        return [digest(sizes + b"".join(one.read_bytes() for one in files)), stamp]
     except OSError:
         return ["", ""]
 
 
 def _ours() -> list[Path]:
-    found = list[Path]()
-    for folder, folders, names in os.walk(_PACKAGE):
-        folders[:] = sorted(set(folders) - _SHOWS)
-        found += [Path(folder, name) for name in sorted(names) if name.endswith(".py")]
-    return found
-
-
-def _digest(*contents: bytes) -> str:
-    whole = hashlib.sha256()
-    for content in contents:
-        whole.update(content)
-    return whole.hexdigest()[:16]
+    return sorted(file for file in _PACKAGE.rglob("*.py") if file.relative_to(_PACKAGE).parts[0] not in _SHOWS)
 
 
 def changed(before: Seen) -> list[str]:

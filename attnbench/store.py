@@ -234,6 +234,12 @@ class RunFolder:
             self.repairs.append(f"{page.torn}: the last line is cut short; it is left out")
         return page.rows
 
+    def damage(self, name: str) -> list[str]:
+        """Lines of a JSON-lines file of the run that are not as they were written, each with its place."""
+        page = self._journal(name).look()
+        found = [f"{self.path / name}:{number}: {what}" for number, what in page.damage.items()]
+        return [*found, f"{page.torn}: cut short"] if page.torn else found
+
     def records(self) -> dict[str, Record]:
         """The last row of every cell, in the order in which cells first appeared."""
         return {record.cell_id: record for record in self.history()}

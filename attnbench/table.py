@@ -6,7 +6,6 @@ import csv
 import io
 import re
 from collections.abc import Iterable, Mapping, Reversible, Sequence
-from functools import lru_cache
 
 from attnbench.printable import printable
 from attnbench.record import COLUMNS, SEAL, Record
@@ -84,10 +83,5 @@ def _cell(value: object) -> str:
     if isinstance(value, float):
         return repr(value)
     if isinstance(value, str):
-        return _text(value)
+        return no_formula(printable(value))
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-@lru_cache(maxsize=4096)
-def _text(value: str) -> str:  # most rows of a table have the same few words in common
-    return no_formula(printable(value))

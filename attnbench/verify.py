@@ -3,41 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import math
-import operator
 import sys
-import types
-import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from attnbench.cell import Cell
-from attnbench.record import Record, one_line, options_of
+from attnbench.record import Record, kinds, one_line, options_of
 from attnbench.status import Status
 
 _MAY_BE_NEGATIVE = ("cosine", "loss_delta", "loss_delta_low", "loss_delta_high", "kl")
 """``kl`` by rounding alone."""
 _OF_THE_REGISTRY = ["options", "family", "target", "cost", "claimed_time_exponent", "claimed_memory_exponent", "inputs"]
 """Identity columns that depend on which variants and inputs are installed."""
-_FIELDS = [field.name for field in dataclasses.fields(Record)]
+_FIELDS = list(kinds())
 _OF_THE_CELL = [name for name in _FIELDS[: _FIELDS.index("status")] if name not in _OF_THE_REGISTRY]
 """Columns that depend on the cell alone."""
 
 _LARGEST = sys.float_info.max
-
-
-@functools.cache
-def _kinds() -> dict[str, tuple[type, ...]]:
-    kinds = {}
-    for name, hint in typing.get_type_hints(Record).items():
-        members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-        kinds[name] = (*members, int) if float in members else members
-    return {name: kinds[name] for name in _FIELDS}
-
-
-_values = operator.attrgetter(*_FIELDS)
 
 
 def checked(record: Record) -> Record:
@@ -47,37 +31,34 @@ def checked(record: Record) -> Record:
         ValueError: a field has the wrong type, an infinite number, half a character or a negative number, or an
             interval is not around its median or score.
     """
-    for (name, kinds), value in zip(_kinds().items(), _values(record), strict=True):  # runs have thousands of rows
-        if type(value) not in kinds:  # not isinstance: True is no number
+    for name, known in kinds().items():
+        value = getattr(record, name)
+        if type(value) not in known and not (type(value) is int and float in known):  # True is no number
             raise ValueError(f"{name} is {one_line(repr(value), 40)}")
-        if value is None:
-            continue
         if isinstance(value, str):
             value.encode()  # half a character, say, raises a ValueError
-        elif not 0 <= value <= _LARGEST:
-            if not abs(value) <= _LARGEST:
-                raise ValueError(f"{name} is too large")
-            if name not in _MAY_BE_NEGATIVE:
-                raise ValueError(f"{name} is {value}, below 0")
-    for below, above in _ORDERED:
-        low, high = getattr(record, below), getattr(record, above)
-        if low is not None and high is not None and low > high:
-            raise ValueError(f"{below} is above {above}")
-    deltas = ("loss_delta_low", "loss_delta", "loss_delta_high")
-    known = [value for name in deltas if (value := getattr(record, name)) is not None]
-    if known != sorted(known):
-        raise ValueError(f"loss_delta is {record.loss_delta}, outside its interval")
-    shares = ("score_low", "score", "score_high")
-    ends = [value for name in shares if (value := getattr(record, name)) is not None]
-    if ends != sorted(ends) or (ends and ends[-1] > 1):
-        raise ValueError(f"score is {record.score}, its interval {record.score_low} to {record.score_high}")
+        elif value is not None and not abs(value) <= _LARGEST:
+            raise ValueError(f"{name} is too large")
+        elif value is not None and value < 0 and name not in _MAY_BE_NEGATIVE:
+            raise ValueError(f"{name} is {value}, below 0")
+    for names in _ORDERED:
+        ends = [(name, number) for name in names if (number := getattr(record, name)) is not None]
+        for (below, low), (above, high) in itertools.pairwise(ends):
+            if low > high:
+                raise ValueError(f"{below} is above {above}")
+    if max(record.score or 0, record.score_high or 0) > 1:
+        raise ValueError(f"score is {record.score}, its upper end {record.score_high}, above 1")
     if record.cosine is not None and abs(record.cosine) > 1.001:  # rounding may go a little beyond 1
         raise ValueError(f"cosine is {record.cosine}, beyond 1")
     return record
 
 
-_ORDERED = [(name, "time_median_s") for name in ("time_min_s", "time_ci_low_s")]
-_ORDERED += [(name, "time_ci_high_s") for name in ("time_min_s", "time_ci_low_s", "time_median_s")]
+_ORDERED = (
+    ("time_ci_low_s", "time_median_s", "time_ci_high_s"),
+    ("time_min_s", "time_median_s", "time_ci_high_s"),
+    ("loss_delta_low", "loss_delta", "loss_delta_high"),
+    ("score_low", "score", "score_high"),
+)
 
 
 def are_samples(value: object) -> bool:
@@ -122,22 +103,15 @@ def are_points(value: object) -> bool:
 def foreign_to_run(record: Record, environment: Mapping[str, Any]) -> str:
     """How a row differs from the run that this ``environment.json`` belongs to; empty where it does not."""
     machine = environment.get("environment")
-    is_of_a_merged_run = record.machine_id in _machines(environment)
+    machines = environment.get("machines")  # of a merged run
+    known = [one.get("machine_id") for one in machines if isinstance(one, dict)] if isinstance(machines, list) else []
     wanted = {
-        "machine_id": record.machine_id if is_of_a_merged_run else environment.get("machine_id"),
+        "machine_id": record.machine_id if record.machine_id in known else environment.get("machine_id"),
         "torch_version": machine.get("torch") if isinstance(machine, dict) else None,
         "threads": 1 if record.steps is not None and record.device == "cpu" else environment.get("threads"),
         "method_version": environment.get("method_version"),
     }
     return _difference(record, {name: value for name, value in wanted.items() if value is not None}, "this run")
-
-
-def _machines(environment: Mapping[str, Any]) -> list[str]:
-    """Ids of the machines of a merged run; none where one machine measured all of it."""
-    machines = environment.get("machines")
-    return (
-        [str(one.get("machine_id")) for one in machines if isinstance(one, dict)] if isinstance(machines, list) else []
-    )
 
 
 def foreign_to_cell(record: Record, cell: Cell) -> str:

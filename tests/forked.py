@@ -48,7 +48,7 @@ _LATE = (
     *("attnbench.attention", "attnbench.inputs", "attnbench.plots", "attnbench.tasks", "attnbench.training.score"),
     *("attnbench.api", "attnbench.decision.match", "attnbench.testing", "pandas", "rich.progress", "rich.table"),
     *("attnbench.plots.catalogue", "attnbench.plots.load", "attnbench.plots.page", "matplotlib.backends.backend_svg"),
-    *("attnbench.pictures.picture", "attnbench.probing", "attnbench.lock", "matplotlib.style.core"),
+    *("attnbench.pictures.picture", "attnbench.probing.verdict", "attnbench.lock", "matplotlib.style.core"),
     *("pyarrow.pandas_compat", "scipy.special", "attnbench.report", "attnbench.pictures.matrix"),
 )
 """What commands and measuring processes import when they need it."""

@@ -18,7 +18,7 @@ from attnbench.record import Record
 from attnbench.shape import Shape
 from attnbench.spec import Spec, parse_scalar, parse_spec
 from attnbench.status import Status
-from attnbench.testing import LAWS, _concerns, check_variant
+from attnbench.testing import LAWS, check_variant
 from attnbench.testing.laws import SHAPE, Case, cases, gap
 from attnbench.variant import VARIANTS, No, Variant, build
 from tests.compilers import needs_compiler
@@ -89,7 +89,7 @@ def some_of(entry: Variant, law: str) -> list[Case]:
     first = OTHERS.index(law) + PACKAGE.index(entry)  # or all variants would be causal in the same laws
     by_setting: dict[Spec, list[Case]] = {}
     for case in cases_of(entry.name):
-        if _concerns(LAWS[law], case):
+        if LAWS[law].concerns(case):
             by_setting.setdefault(case.spec, []).append(case)
     chosen = [both[place % len(both)] for place, both in enumerate(by_setting.values(), first)]
     at = first % max(1, len(chosen))
@@ -144,7 +144,7 @@ def test_a_law_looks_at_each_setting_that_claims_what_it_proves(entry: Variant) 
         for name, law in LAWS.items()
         for spec, both in settings.items()
         if name not in ELSEWHERE
-        if any(law.claim(case.traits) for case in both) and not any(_concerns(law, case) for case in both)
+        if any(law.claimed(case.traits) for case in both) and not any(law.concerns(case) for case in both)
     ]
     assert unseen == []
 

@@ -13,7 +13,8 @@ from attnbench.cli.options import AsJson, MemoryLimit, Threads, bytes_of
 from attnbench.errors import Exit, Unsupported, UsageError
 
 if TYPE_CHECKING:
-    from attnbench.probing import Found, Wanted
+    from attnbench.probing.questions import Found
+    from attnbench.probing.subject import Wanted
     from attnbench.run.isolation import Settings
     from attnbench.testing import Finding, Report
 
@@ -85,7 +86,7 @@ def check(
     cores = threads or available_cores()
     modules = [one for one in variants or [] if ".py:" in one]
     if modules:
-        from attnbench.probing import Wanted
+        from attnbench.probing.subject import Wanted
 
         refuse_mixture(list(variants or []))
         wanted = Wanted(modules[0], call, vocab, width)
@@ -289,7 +290,7 @@ def _as_data(report: Report) -> dict[str, Any]:
 
 def check_module(wanted: Wanted, settings: Settings, *, label: str | None, timeout: float, as_json: bool) -> None:
     """Probe and print; exit code 1 if the module breaks what ``label`` or its options, not its name, claim."""
-    from attnbench.probing import conclusion, contradictions, lines, named_after
+    from attnbench.probing.verdict import conclusion, contradictions, lines, named_after
     from attnbench.run.isolation import Worker
     from attnbench.run.module import examine_module
     from attnbench.variant import VARIANTS
@@ -326,7 +327,7 @@ def check_module(wanted: Wanted, settings: Settings, *, label: str | None, timeo
 
 
 def _answers_of(wanted: Wanted, found: Found, broken: list[str]) -> dict[str, Any]:
-    from attnbench.probing import conclusion, lines
+    from attnbench.probing.verdict import conclusion, lines
 
     answers = {line.question: line.answer for line in lines(found)} | {"cost": conclusion(found)}
     return {"module": wanted.source, "held": not broken, "broken": broken, "answers": answers, "found": asdict(found)}

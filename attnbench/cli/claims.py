@@ -157,7 +157,7 @@ def _print_rest(judged: list[Judgement]) -> None:
 
 
 def _as_data(judged: Judgement, table: pd.DataFrame | None) -> dict[str, object]:
-    from attnbench.decision.claim_cells import needed_by, rows_by_run, rows_of
+    from attnbench.decision.judging import needed_by, rows_by_run, rows_of
 
     claim = judged.claim
     read = None if table is None else rows_of(table, needed_by(claim, table))

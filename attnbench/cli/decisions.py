@@ -106,9 +106,9 @@ def show(decision: Decision, format_: Format, out: Path | None) -> None:
     if out is not None or format_ == "table":
         _print(decision)
     elif format_ in ("json", "action"):
-        from attnbench.decision import formats
+        from attnbench.decision import table
 
-        console.data(formats.to_json(decision) if format_ == "json" else formats.to_action(decision))
+        console.data(table.to_json(decision) if format_ == "json" else table.to_action(decision))
     else:
         console.line(text_of(decision, format_).rstrip("\n"))
 
@@ -117,14 +117,14 @@ def text_of(decision: Decision, format_: Format) -> str:
     """A decision as the text of a file."""
     import json
 
-    from attnbench.decision import formats, table
+    from attnbench.decision import table
 
     if format_ == "json":
-        return json.dumps(formats.to_json(decision), indent=2, allow_nan=False) + "\n"
+        return json.dumps(table.to_json(decision), indent=2, allow_nan=False) + "\n"
     if format_ == "action":
-        return json.dumps(formats.to_action(decision), indent=2, allow_nan=False) + "\n"
+        return json.dumps(table.to_action(decision), indent=2, allow_nan=False) + "\n"
     if format_ == "junit":
-        return formats.to_junit(decision)
+        return table.to_junit(decision)
     return table.to_markdown(decision) if format_ == "markdown" else table.to_text(decision)
 
 

@@ -107,7 +107,7 @@ def _confirmed(
     Raises:
         UsageError: the rounds are too few for an interval of their own.
     """
-    from attnbench.decision.confirm import confirm, doubtful
+    from attnbench.decision.decide import confirm, doubtful
     from attnbench.measure.statistics import FEWEST_VISITS
     from attnbench.run.runner import Watcher
 

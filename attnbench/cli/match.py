@@ -217,7 +217,7 @@ def _costs(given: Mapping[str, Any], budget: Budget) -> Prepared:
 
 def _scores(given: Mapping[str, Any], typed: Mapping[str, str]) -> Prepared:
     """The question after ``--score``: sizes that were not typed are those of ``attnbench score``."""
-    from attnbench.decision.match_score import score_match
+    from attnbench.decision.match import score_match
 
     own = {name: given[name] if name in typed else None for name in ("batch", "heads", "head_dim")}
     pass_ = given["pass"] if "pass_" in typed else None
@@ -226,8 +226,7 @@ def _scores(given: Mapping[str, Any], typed: Mapping[str, str]) -> Prepared:
 
 def _of_run(run: Path, budget: Budget, given: Mapping[str, Any], typed: Mapping[str, str]) -> Match:
     from attnbench.decision.match import one_length
-    from attnbench.decision.match_run import match_run
-    from attnbench.decision.match_run_scores import match_scores
+    from attnbench.decision.match_run import match_run, match_scores
     from attnbench.plots.load import read_results
     from attnbench.run.trial import load_all
 

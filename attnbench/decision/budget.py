@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from attnbench.axes import IN_ROWS
@@ -15,6 +15,8 @@ from attnbench.units import format_bytes, format_number, format_seconds, parse_b
 
 Target = Literal["error", "memory", "time", "score"]
 CONFIDENCE = 0.95
+COLUMN = {"time": "time_median_s", "time_low": "time_ci_low_s", "time_high": "time_ci_high_s", "memory": "peak_bytes"}
+"""Field of :class:`Point` -> its column, if that has another name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,42 +63,36 @@ def budget_of(
     Raises:
         UsageError: none or several are given, or one is not a positive amount.
     """
-    all_ = {"error": error, "memory": memory, "time": time, "score": score}
-    given = [name for name, value in all_.items() if value is not None]
+    amounts: dict[Target, float | str | None] = {"error": error, "memory": memory, "time": time, "score": score}
+    given = {target: amount for target, amount in amounts.items() if amount is not None}
     if len(given) != 1:
         said = "match needs a budget" if not given else f"match takes one budget, not {' and '.join(given)}"
         raise UsageError(f"{said}; give --error 0.1, --memory 64MiB, --time 10ms or --score 0.9")
-    if error is not None:
-        return Budget("error", _error(error))
-    if score is not None:
-        return Budget("score", _score(score))
+    ((target, written),) = given.items()
+    kind = f"{written!r} is not a {_KINDS[target]}"
     try:
-        if memory is not None:
-            return Budget("memory", parse_bytes(memory) if isinstance(memory, str) else _positive(memory, "bytes"))
-        assert time is not None
-        return Budget("time", parse_seconds(time) if isinstance(time, str) else _positive(time, "seconds"))
+        limit = _limit(target, written)
     except ValueError as problem:
-        raise UsageError(f"--{'time' if memory is None else 'memory'}: {problem}") from None
+        raise UsageError(f"--{target}: {kind if target in ('error', 'score') else problem}") from None
+    if not 0 < limit < (1 if target == "score" else math.inf):
+        raise UsageError(f"--{target}: {kind}")
+    return Budget(target, limit)
 
 
-def _score(written: float | str) -> float:
-    with suppress(ValueError):
-        if 0 < float(written) < 1:
-            return float(written)
-    raise UsageError(f"--score: {written!r} is not a score between 0 and 1 such as 0.9")
+_KINDS: dict[Target, str] = {
+    "error": "relative error above 0 such as 0.1",
+    "memory": "number of bytes above 0",
+    "time": "number of seconds above 0",
+    "score": "score between 0 and 1 such as 0.9",
+}
 
 
-def _error(written: float | str) -> float:
-    try:
-        return _positive(float(written), "")
-    except ValueError:
-        raise UsageError(f"--error: {written!r} is not a relative error above 0 such as 0.1") from None
-
-
-def _positive(amount: float, unit: str) -> float:
-    if not (math.isfinite(amount) and amount > 0):
-        raise ValueError(f"{amount!r} is not a number of {unit} above 0")
-    return amount
+def _limit(target: Target, written: float | str) -> float:
+    if not isinstance(written, str):
+        return written
+    return (
+        parse_bytes(written) if target == "memory" else parse_seconds(written) if target == "time" else float(written)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +104,12 @@ class Point:
     """Value of the knob; None for a variant that takes part as it stands."""
     status: Status = Status.OK
     reason: str = ""
+    error_kind: str | None = None
     error: float | None = None
     """Median over the draws."""
     error_low: float | None = None
     error_high: float | None = None
     """Ends of the 95 % interval; the error itself where all draws are one."""
-    error_kind: str | None = None
     time: float | None = None
     time_low: float | None = None
     time_high: float | None = None
@@ -123,29 +119,22 @@ class Point:
     score_low: float | None = None
     score_high: float | None = None
     """Ends of the 95 % interval over seeds; with one seed, over test examples."""
-    own_form: str = ""
     family: str = ""
+    own_form: str = ""
 
     @classmethod
-    def of(cls, record: Record, value: int | None = None) -> Point:
-        """What a row says about a setting."""
-        low, high = error_interval(record.rel_error, record.rel_error_std, record.error_draws)
-        return cls(
-            label=record.label,
-            value=value,
-            status=record.status,
-            reason=record.reason,
-            error=record.rel_error,
-            error_low=low,
-            error_high=high,
-            error_kind=record.error_kind,
-            time=record.time_median_s,
-            time_low=record.time_ci_low_s,
-            time_high=record.time_ci_high_s,
-            memory=record.peak_bytes,
-            own_form=record.own_form,
-            family=record.family,
-        )
+    def of(cls, row: Mapping[Any, Any], value: int | None = None) -> Point:
+        """What a row of ``results.csv`` says about a setting; its score is for :mod:`attnbench.trained` to say."""
+        told: dict[str, Any] = {name: _number(row[column]) for name, column in COLUMN.items()}
+        told |= {name: row[name] for name in ("label", "reason", "error_kind", "family", "own_form")}
+        told["memory"] = None if told["memory"] is None else int(told["memory"])
+        draws, error = _number(row["error_draws"]), _number(row["rel_error"])
+        low, high = error_interval(error, _number(row["rel_error_std"]), None if draws is None else int(draws))
+        return cls(value=value, status=Status(row["status"]), error=error, error_low=low, error_high=high, **told)
+
+    def columns(self) -> dict[str, Any]:
+        """Column of ``match.csv`` -> its value."""
+        return {COLUMN.get(name, name): value for name, value in asdict(self).items()}
 
     @property
     def spread(self) -> tuple[float, float] | None:
@@ -171,6 +160,11 @@ class Point:
             return self.score_low is not None and self.score_low >= budget.limit
         amount = self.error_high if budget.target == "error" else self.amount(budget)
         return amount is not None and amount <= budget.limit
+
+
+def _number(value: Any) -> float | None:
+    """A number of a table; None for an empty cell."""
+    return None if value is None or not math.isfinite(value) else float(value)
 
 
 def error_interval(

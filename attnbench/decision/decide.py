@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from attnbench.decision.join import Pair, join, ratios_of_times
 from attnbench.decision.judge import ENOUGH_ROUNDS, VERDICTS, Finding, Limits, Measure, Verdict, judge, times_of
@@ -21,6 +21,9 @@ from attnbench.machine import PRODUCTS
 from attnbench.record import Record
 from attnbench.status import Status
 from attnbench.suite.select import matches
+
+if TYPE_CHECKING:
+    from attnbench.run.runner import Watcher
 
 REFERENCE = "softmax"
 """What times are divided by on another machine, unless another variant is named."""
@@ -293,3 +296,57 @@ def _over(one: Visits, by: Visits) -> Visits:
     seconds = {round_: time / by.seconds[round_] for round_, time in one.seconds.items() if round_ in by.seconds}
     without = {0: median(one.seconds.values()) / median(by.seconds.values())}  # one visit has no interval
     return Visits(seconds or without, one.slower - by.slower, one.doubt + by.doubt)
+
+
+def doubtful(decision: Decision) -> list[str]:
+    """Ids of the new run's cells whose time fails: more rounds may show that it was chance."""
+    failed = [one.pair.new for one in decision.failures if one.measure == "time"]
+    return list(dict.fromkeys(row.cell_id for row in failed if row is not None))
+
+
+def confirm(
+    first: Decision,
+    new: MeasuredRun,
+    olds: Sequence[MeasuredRun],
+    rounds: int,
+    *,
+    plugins: Sequence[str] = (),
+    watcher: Watcher | None = None,
+) -> Decision:
+    """Measure ``rounds`` more rounds of ``cells`` in the new run's folder, and judge their times by these alone.
+
+    Raises:
+        UsageError: the run cannot go on here (see :func:`attnbench.run.again.more_rounds`).
+        StoreError and its kinds: its folder cannot be written or is locked.
+        CorruptResults: it is damaged.
+    """
+    from attnbench.run.again import more_rounds
+
+    cells = doubtful(first)
+    more_rounds(new.path, cells, rounds, plugins=plugins, watcher=watcher)
+    again = _only_new(load(new.path), new, cells, first.question.relative_to or REFERENCE)
+    second = decide(again, olds, replace(first.question, measures=("time",), missing="ignore"))
+    looks = {one.pair.key: one for one in second.findings if one.measure == "time"}
+    findings = [_of_both(one, looks.get(one.pair.key)) for one in first.findings]
+    return replace(first, findings=ordered(findings))
+
+
+def _only_new(again: MeasuredRun, before: MeasuredRun, cells: Sequence[str], reference: str) -> MeasuredRun:
+    """The run with ``cells`` in their new rounds alone, and with what times may be divided by."""
+    rows = {
+        key: row for key, row in again.rows.items() if row.cell_id in cells or reference in (row.variant, row.label)
+    }
+    samples = {
+        cell_id: {round_: taken for round_, taken in rounds.items() if round_ not in before.samples.get(cell_id, {})}
+        for cell_id, rounds in again.samples.items()
+        if cell_id in cells
+    }
+    return replace(again, rows=rows, samples={**again.samples, **samples})
+
+
+def _of_both(first: Finding, second: Finding | None) -> Finding:
+    """The second look at a time that seemed slower; the first at all else."""
+    if second is None or first.measure != "time" or not first.is_worse:
+        return first
+    said = "seemed slower, and is in new rounds" if second.is_worse else "seemed slower, and is not in new rounds"
+    return replace(second, note="; ".join(filter(None, [said, second.note])))

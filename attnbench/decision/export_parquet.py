@@ -70,18 +70,16 @@ def write_samples(folder: RunFolder, path: Path) -> int:
         for round_, samples in sorted(rounds.items())
         for position, one in enumerate(samples)
     ]
-    texts, numbers = ("cell_id", "label"), ("seq_len", "round", "position", "calls", "switches")
     kinds = {
-        **dict.fromkeys(texts, arrow.string()),
-        **dict.fromkeys(numbers, arrow.int64()),
+        **dict.fromkeys(("cell_id", "label"), arrow.string()),
+        **dict.fromkeys(("seq_len", "round", "position"), arrow.int64()),
         "seconds": arrow.float64(),
+        **dict.fromkeys(("calls", "switches"), arrow.int64()),
         "waited": arrow.float64(),
         "yardstick": arrow.list_(arrow.float64()),
         "stopped": arrow.bool_(),
     }
-    after = ("seconds", "calls", "switches", "waited", "yardstick", "stopped")
-    order = ("cell_id", "label", "seq_len", "round", "position", *after)
-    fields = [_field(arrow, name, kinds[name], _SAMPLE_UNITS.get(name, "")) for name in order]
+    fields = [_field(arrow, name, kind, _SAMPLE_UNITS.get(name, "")) for name, kind in kinds.items()]
     _write(arrow, rows, fields, folder, path)
     return len(rows)
 

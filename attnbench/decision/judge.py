@@ -254,9 +254,13 @@ def _changed_options(old: Record, new: Record) -> str:
     if older == newer:
         return ""
     try:
-        before, now = json.loads(older), json.loads(newer)
-        changed = [name for name in dict.fromkeys([*before, *now]) if before.get(name) != now.get(name)]
+        said = options_before(json.loads(older), json.loads(newer))
     except (ValueError, AttributeError, TypeError):
         return "with other options"
-    said = [f"{name}={before[name]}" if name in before else f"no {name}" for name in changed]
-    return f"before: {', '.join(said)}" if said else ""
+    return f"before: {said}" if said else ""
+
+
+def options_before(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """``no beta, kernel=relu``: what the options were that have other values now."""
+    changed = [name for name in dict.fromkeys([*then, *now]) if then.get(name) != now.get(name)]
+    return ", ".join(f"{name}={then[name]}" if name in then else f"no {name}" for name in changed)

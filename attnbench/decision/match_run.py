@@ -1,31 +1,47 @@
-"""``match --from RUN``: hold what a finished run measured to a budget; nothing is searched."""
+"""``match --from RUN``: hold what a finished run measured or trained to a budget; nothing is measured anew."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pandas as pd
 
-from attnbench.decision.budget import Budget, Point, error_interval
+from attnbench.axes import ALIKE
+from attnbench.decision.budget import COLUMN, Budget, Point
+from attnbench.decision.judge import options_before
 from attnbench.decision.matched import Match
-from attnbench.decision.points_of_run import (
-    CELL,
-    SHAPE,
-    Measured,
-    alike,
-    fitting,
-    hold,
-    key_of,
-    number,
-    plain,
-    timed_kinds,
-    timed_points,
-    timed_rows,
-)
+from attnbench.decision.search import Found, knob_of
+from attnbench.decision.trainings import scored
 from attnbench.errors import ResultsError, UsageError
+from attnbench.plots.captions import in_words
+from attnbench.plots.matched import SAME
 from attnbench.plots.options import pick_inputs
+from attnbench.plots.scored import short_tasks
+from attnbench.plots.setting import RUN
+from attnbench.record import COLUMNS, options_of
+from attnbench.spec import Scalar, Spec, parse_spec, parse_specs
 from attnbench.status import Status
+from attnbench.trained import Choice, choose, trained
+from attnbench.traits import Knob
+from attnbench.variant import VARIANTS
+
+_CELL = [*(name for name in COLUMNS if name in ALIKE and name != "seed"), "device"]
+"""Columns in which the cells of one match agree."""
+_ALIKE = [*_CELL, "process", "threads"]
+"""Columns in which times and memory that are compared must agree."""
+_SHAPE = ["dtype", "causal", "mask", "bias", "sink", "padding", "q_start", "heads", "kv_heads", "head_dim", "v_dim"]
+"""Columns in which the error of the attention and the time of what holds it agree; a batch changes no error."""
+
+_Key = tuple[str, tuple[tuple[str, Scalar], ...]]
+"""Name and options, those at their defaults included."""
+_Measured = dict[_Key, Point]
+"""Each setting with what is known of it."""
+_Problem = tuple[str, tuple[tuple[str, object], ...]]
+"""A task, and how the models were trained on it, by column."""
+_COSTS = ("time_median_s", "time_ci_low_s", "time_ci_high_s", "peak_bytes")
 
 
 def match_run(
@@ -54,42 +70,39 @@ def match_run(
         UsageError: an unknown variant, or a length or input that was not measured.
         ResultsError: the run has nothing that the budget is about.
     """
-    speed, errors = timed_rows(frame, level, pass_), frame[frame["error_kind"] != ""]
-    about = errors if budget.target == "error" else speed[speed[_COLUMN[budget.target]].notna()]
+    speed, errors = _timed_rows(frame, level, pass_), frame[frame["error_kind"] != ""]
+    about = errors if budget.target == "error" else speed[speed[COLUMN[budget.target]].notna()]
     if about.empty:
         what = "error" if budget.target == "error" else f"{budget.target} of {level} {pass_}"
-        known = timed_kinds(frame) or "measure it: attnbench match without --from"
+        known = _timed_kinds(frame) or "measure it: attnbench match without --from"
         raise ResultsError(f"the run has no {what}; {known}")
     n = _length(about, n)
     errors, speed = errors[errors["seq_len"] == n], speed[speed["seq_len"] == n]
     warnings = []
     if budget.target == "error":
-        errors = alike(_of_inputs(errors, inputs), SHAPE)
-        timed, speed = speed, alike(fitting(speed, errors))
+        errors = _alike(_of_inputs(errors, inputs), _SHAPE)
+        timed, speed = speed, _alike(_fitting(speed, errors))
         if speed.empty and not timed.empty:
             warnings.append(f"the times at n = {n} are of another shape than the errors, and are left out")
     else:
-        speed = alike(speed)
-        erred, errors = errors, fitting(errors, speed)
-        errors = alike(_of_inputs(errors, inputs), SHAPE)
+        speed = _alike(speed)
+        erred, errors = errors, _fitting(errors, speed)
+        errors = _alike(_of_inputs(errors, inputs), _SHAPE)
         if errors.empty and not erred.empty:
             warnings.append(f"the errors at n = {n} are of another shape than the {budget.target}, and are left out")
-    found = hold(budget, variants, _with_errors(timed_points(speed), errors))
+    found = _hold(budget, variants, _with_errors(_timed_points(speed), errors))
     if warnings:
         here = f"the run has no {budget.target} of it at this shape"
         found = [one if one.tries else replace(one, note=here) for one in found]
     first = (speed if not speed.empty else errors).iloc[0]
-    same = {name: first[name] for name in ("level", "pass", *CELL)} | {"seq_len": n}
+    same = {name: first[name] for name in ("level", "pass", *_CELL)} | {"seq_len": n}
     same["inputs"] = errors["inputs"].iloc[0] if not errors.empty else ""
     where = f"B={first['batch']} H={first['heads']} D={first['head_dim']}, {first['dtype']}, on {first['device']}"
     said = f"n = {n}, {level} {pass_}, {where}" + (f", errors of {same['inputs']}" if same["inputs"] else "")
-    others = timed_kinds(frame)
+    others = _timed_kinds(frame)
     if speed.empty and others and not warnings:
         warnings.append(f"no times of {level} {pass_} at n = {n}; {others}")
-    return Match(budget, found, said, plain(same), warnings)
-
-
-_COLUMN = {"memory": "peak_bytes", "time": "time_median_s"}
+    return Match(budget, found, said, _plain(same), warnings)
 
 
 def _of_inputs(errors: pd.DataFrame, wanted: str | None) -> pd.DataFrame:
@@ -110,15 +123,259 @@ def _length(rows: pd.DataFrame, wanted: int | None) -> int:
     return wanted
 
 
-def _with_errors(found: Measured, errors: pd.DataFrame) -> Measured:
+def _with_errors(found: _Measured, errors: pd.DataFrame) -> _Measured:
     """The settings, and those that only have an error, with their errors."""
     for row in errors.drop_duplicates("label").to_dict("records"):
-        draws = number(row["error_draws"])
-        error, deviation = number(row["rel_error"]), number(row["rel_error_std"])
-        low, high = error_interval(error, deviation, None if draws is None else int(draws))
-        key = key_of(row)
-        base = found.get(key) or Point(
-            row["label"], None, Status(row["status"]), row["reason"], own_form=row["own_form"], family=row["family"]
+        one = Point.of({**row, **dict.fromkeys(_COSTS)})
+        known = found.get(_key_of(row), one)
+        found[_key_of(row)] = replace(
+            known, error=one.error, error_low=one.error_low, error_high=one.error_high, error_kind=one.error_kind
         )
-        found[key] = replace(base, error=error, error_low=low, error_high=high, error_kind=row["error_kind"])
     return found
+
+
+def match_scores(
+    frame: pd.DataFrame,
+    variants: Sequence[str],
+    budget: Budget,
+    *,
+    n: int | None = None,
+    task: str | None = None,
+    pass_: str = "training",
+) -> Match:
+    """Choose among the settings that a run trained.
+
+    Scores are those at the learning rate that validation chose, over seeds. Times and memory are those of the same
+    model, of the circumstances in which most was measured.
+
+    Args:
+        frame: rows as :func:`attnbench.plots.load.read_results` gives them.
+        variants: names with options; empty for everything that was trained. A value of the knob that is given stays.
+        n: the length; by default that of the task and length with the most settings, and the longest of these.
+        task: by label or name.
+        pass_: whose times and memory are told.
+
+    Raises:
+        UsageError: an unknown variant, or a length or task that was not trained.
+        ResultsError: the run has no score.
+    """
+    rows = [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
+    problems: dict[_Problem, list[Choice]] = {}
+    for choice in choose(trained(rows, also_alike=[RUN] if RUN in frame else [])):
+        problems.setdefault(choice.problem, []).append(choice)
+    if not problems:
+        raise ResultsError("the run has no score; train first: attnbench match --score without --from, or score")
+    (name, setting), choices = _wanted(problems, n, task)
+    facts = {**dict(setting), "task": name, "level": "model"}
+    known = {row["label"]: row for row in rows}
+    timed = _timed_rows(frame, "model", pass_)
+    speed = _alike(timed[_of_the_model(timed, facts)])
+    times, points = _timed_points(speed), _Measured()
+    for choice in choices:
+        row = known[choice.label]
+        bare = Point(choice.label, own_form=row["own_form"], family=row["family"])
+        base = replace(times.get(_key_of(row), bare), status=Status.OK, reason="")
+        points[_key_of(row)] = scored(base, choice)
+    found = _hold(budget, variants, points)
+    same = {
+        "level": "model",
+        "pass": pass_,
+        **facts,
+        "seeds": len({row.seed for choice in choices for row in choice.rows}),
+    }
+    warnings = [f"{choice.label} {note}" for choice in choices for note in choice.notes]
+    if speed.empty:
+        others = _timed_kinds(frame)
+        warnings.append(f"no times of model {pass_} of these models" + (f"; {others}" if others else ""))
+    return Match(budget, found, _about(facts, pass_), _plain(same), warnings)
+
+
+def _wanted(
+    problems: Mapping[_Problem, list[Choice]], n: int | None, task: str | None
+) -> tuple[_Problem, list[Choice]]:
+    """The problem that was asked for; of several the one with the most settings, and of these the longest."""
+    left = dict(problems)
+    if task is not None:
+        left = {one: choices for one, choices in left.items() if task in (one[0], parse_spec(one[0]).name)}
+        if not left:
+            known = ", ".join(sorted(short_tasks({name for name, _ in problems}).values()))
+            raise UsageError(f"--task {task}: nothing was trained on it; there are: {known}")
+    if n is not None:
+        lengths = sorted({_length_of(one) for one in left})
+        left = {one: choices for one, choices in left.items() if _length_of(one) == n}
+        if not left:
+            raise UsageError(f"no trainings at n = {n}; there are: {', '.join(map(str, lengths))}")
+    best = max(left, key=lambda one: (len(left[one]), _length_of(one)))
+    return best, left[best]
+
+
+def _length_of(problem: _Problem) -> int:
+    return int(float(str(dict(problem[1])["seq_len"])))
+
+
+def _of_the_model(rows: pd.DataFrame, facts: Mapping[str, object]) -> pd.Series[bool]:
+    """Which timed rows are of the model that was trained; it may have been timed with another batch."""
+    same = pd.Series(True, index=rows.index)
+    for name in SAME:
+        if facts.get(name) is not None:
+            same &= rows[name] == facts[name]
+    return same
+
+
+def _about(facts: Mapping[str, object], pass_: str) -> str:
+    task = str(facts["task"])
+    model = [in_words(name, facts[name]) for name in ("layers", "heads", "head_dim", "ffn", "steps") if facts.get(name)]
+    return ", ".join([short_tasks({task})[task], f"n = {facts['seq_len']}", *model, f"times of {pass_}"])
+
+
+def _key_of(row: Mapping[Any, Any]) -> _Key:
+    """The setting of a row."""
+    try:
+        options = json.loads(options_of(row["options"], row["label"]) or "{}")
+    except ValueError:
+        options = {}
+    return row["variant"], Spec.of(row["variant"], options if isinstance(options, dict) else {}).options
+
+
+def _timed_rows(frame: pd.DataFrame, level: str, pass_: str) -> pd.DataFrame:
+    """Rows of one level and pass with a time or a peak, or with how the cell failed; without trainings for a score."""
+    rows = frame[(frame["level"] == level) & (frame["pass"] == pass_) & (frame["protocol"].fillna("") == "")]
+    return rows[rows["time_median_s"].notna() | rows["peak_bytes"].notna() | (rows["status"] != Status.OK)]
+
+
+def _timed_kinds(frame: pd.DataFrame) -> str:
+    """What the run did time, as options; empty for nothing."""
+    rows = frame[frame["time_median_s"].notna() | frame["peak_bytes"].notna()]
+    kinds = rows[["level", "pass"]].drop_duplicates().itertuples(index=False)
+    what = " or ".join(f"--level {level} --pass {pass_}" for level, pass_ in kinds)
+    return f"it has {what}" if what else ""
+
+
+def _fitting(rows: pd.DataFrame, to: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the same shape as the first of ``to``; all of them if there is none."""
+    if to.empty:
+        return rows
+    shape = to[_SHAPE].iloc[0]
+    return rows[[all(row[name] == shape[name] for name in _SHAPE) for row in rows[_SHAPE].to_dict("records")]]
+
+
+def _alike(rows: pd.DataFrame, columns: Sequence[str] = _ALIKE) -> pd.DataFrame:
+    """The rows of the circumstances with the most labels, one row for each label."""
+    if rows.empty:
+        return rows
+    groups = rows.groupby([*columns], sort=False, dropna=False)
+    most = max(groups, key=lambda group: group[1]["label"].nunique())[1]
+    return most.drop_duplicates("label")
+
+
+def _timed_points(rows: pd.DataFrame) -> _Measured:
+    """Each setting with its time and memory."""
+    found = [{**row, "rel_error": None, "error_kind": None} for row in rows.to_dict("records")]
+    return {_key_of(row): Point.of(row) for row in found}
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values as JSON and CSV take them."""
+    return {name: value.item() if hasattr(value, "item") else value for name, value in values.items()}
+
+
+def _hold(budget: Budget, variants: Sequence[str], points: _Measured) -> list[Found]:
+    """What became of each variant that was asked for, or of each that was measured where none is named.
+
+    Raises:
+        UsageError: an unknown variant or option.
+    """
+    return [_choose(budget, *group, points) for group in _groups(variants, points)]
+
+
+_Group = tuple[str, Spec, Knob | None, str]
+"""Label, all options that must agree, knob, and why it takes part as it stands; the knob's option is left out."""
+
+
+def _groups(variants: Sequence[str], points: _Measured) -> list[_Group]:
+    groups: dict[str, _Group] = {}
+    if variants:
+        for spec in (spec for text in variants for spec in parse_specs(text)):
+            entry = VARIANTS.get(spec.name)
+            given, normal = entry.check(dict(spec.options)), entry.normalise(spec)
+            knob = knob_of(normal)
+            fixed = "it has no knob" if knob is None else f"its {knob.option} is given" if knob.option in given else ""
+            whole = entry.complete(normal)
+            turned = None if fixed else knob
+            label = spec.label if fixed else normal.label
+            groups[label] = (label, whole if turned is None else _without(whole, turned), turned, fixed)
+        return list(groups.values())
+    for (name, options), point in points.items():
+        whole = Spec(name, options)
+        knob = knob_of(_known(whole)) if name in VARIANTS else None
+        if knob is None:
+            groups[point.label] = (point.label, whole, None, "it has no knob")
+        else:
+            rest = _without(whole, knob)
+            label = VARIANTS.get(name).normalise(_known(rest)).label
+            groups.setdefault(label, (label, rest, knob, ""))
+    return list(groups.values())
+
+
+def _known(spec: Spec) -> Spec:
+    """The spec without options that this version of the variant does not have."""
+    options = VARIANTS.get(spec.name).options
+    return Spec.of(spec.name, {option: value for option, value in spec.options if option in options})
+
+
+def _without(spec: Spec, knob: Knob) -> Spec:
+    return Spec.of(spec.name, {option: value for option, value in spec.options if option != knob.option})
+
+
+def _choose(budget: Budget, label: str, rest: Spec, knob: Knob | None, note: str, points: _Measured) -> Found:
+    mine, before = _rows_of(label, rest, knob, points)
+    if not mine:
+        return Found(label, knob.option if knob else "", (), None, "the run has no row of it")
+    if knob is None:
+        return _as_it_stands(budget, label, mine, note, before)
+    by_value: dict[int, Point] = {}
+    for (_, options), point in mine.items():
+        value = dict(options).get(knob.option)
+        if isinstance(value, int) and not isinstance(value, bool):
+            by_value[value] = replace(point, value=value, label=_with_value(point.label, knob, value))
+    if not by_value:  # rows of a time before the knob, or whose value was left to the variant
+        return _as_it_stands(budget, label, mine, f"its row says nothing of {knob.option}", before)
+    rising = [by_value[value] for value in sorted(by_value, reverse=knob.falling)]
+    within = [point for point in rising if point.within(budget)]
+    chosen = within[-1 if budget.bounds_cost else 0] if within else None
+    return Found(label, knob.option, tuple(rising), chosen, before=before)
+
+
+def _as_it_stands(budget: Budget, label: str, mine: _Measured, note: str, before: str) -> Found:
+    point = next(iter(mine.values()))
+    return Found(label, "", (point,), point if point.within(budget) else None, note, before)
+
+
+def _rows_of(label: str, rest: Spec, knob: Knob | None, points: _Measured) -> tuple[_Measured, str]:
+    """The settings of a variant, and in which options they differ from what this version calls so.
+
+    A variant that got an option since, or another default, is the same variant if it is written the same: where no row
+    has the very same options, those with the same label are taken.
+    """
+
+    def bare(spec: Spec) -> Spec:
+        return spec if knob is None else _without(spec, knob)
+
+    same = {key: point for key, point in points.items() if bare(Spec(*key)) == rest}
+    if same:
+        return same, ""
+    written = _written(parse_spec(label))
+    alike = {key: point for key, point in points.items() if _written(bare(parse_spec(point.label))) == written}
+    then = [dict(bare(Spec(*key)).options) for key in alike]
+    return alike, "; ".join(dict.fromkeys(options_before(one, dict(rest.options)) for one in then))
+
+
+def _written(spec: Spec) -> str:
+    """The label without options that are at their defaults."""
+    return VARIANTS.get(spec.name).normalise(_known(spec)).label if spec.name in VARIANTS else spec.label
+
+
+def _with_value(label: str, knob: Knob, value: int) -> str:
+    """The label with the value of the knob, which a run leaves out where it is the default."""
+    spec = parse_spec(label)
+    return Spec.of(spec.name, {**dict(spec.options), knob.option: value}).label

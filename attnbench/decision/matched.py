@@ -70,35 +70,11 @@ def rows_of(budget: Budget, found: Iterable[Found], same: Mapping[str, Any]) -> 
     for one in found:
         nothing = Point(one.variant, None, Status.UNSUPPORTED, one.note)
         for point in one.tries or (nothing,):
-            rows.append(
-                {
-                    "target": budget.target,
-                    "budget": budget.limit,
-                    "variant": one.variant,
-                    "knob": one.knob,
-                    "value": point.value,
-                    "label": point.label,
-                    "status": str(point.status),
-                    "reason": point.reason,
-                    "error_kind": point.error_kind,
-                    "error": point.error,
-                    "error_low": point.error_low,
-                    "error_high": point.error_high,
-                    "time_median_s": point.time,
-                    "time_ci_low_s": point.time_low,
-                    "time_ci_high_s": point.time_high,
-                    "peak_bytes": point.memory,
-                    "score": point.score,
-                    "score_low": point.score_low,
-                    "score_high": point.score_high,
-                    "reached": point.within(budget),
-                    "chosen": point == one.chosen,
-                    "tries": len(one.tries),
-                    "family": point.family,
-                    "own_form": point.own_form,
-                    **same,
-                }
-            )
+            told = point.columns()
+            last = {name: told.pop(name) for name in ("family", "own_form")}
+            asked = {"target": budget.target, "budget": budget.limit, "variant": one.variant, "knob": one.knob}
+            held = {"reached": point.within(budget), "chosen": point == one.chosen, "tries": len(one.tries)}
+            rows.append({**asked, "value": point.value, **told, **held, **last, **same})
     return rows
 
 

@@ -103,7 +103,12 @@ def merge(paths: Iterable[Path], out: Path, *, rates_within: float = RATES_WITHI
     sources = [_read(path) for path in paths]
     refuse_copies((source.path, source.records.values()) for source in sources)
     refuse_unlike([(source.path, source.environment, source.machines) for source in sources], rates_within)
-    _refuse_two_suites(sources)
+    for source in sources[1:]:
+        if source.suite != sources[0].suite:
+            raise UsageError(
+                f"{source.path / SUITE} is not {sources[0].path / SUITE}: only runs of one suite, with the same "
+                "--set, become one run; attnbench plot takes several runs as they are"
+            )
     kept, notes = _choose(sources)
     notes += [*_missing_shards(sources), *_ratios_between_machines(kept)]
     folder = _write(out, kept)
@@ -168,16 +173,6 @@ def _worth(record: Record) -> tuple[object, ...]:
     return ended, record.status is Status.OK, record.time_rounds or 0, record.time_samples or 0, record.started_at
 
 
-def _refuse_two_suites(sources: Sequence[Source]) -> None:
-    first = sources[0]
-    for source in sources[1:]:
-        if source.suite != first.suite:
-            raise UsageError(
-                f"{source.path / SUITE} is not {first.path / SUITE}: only runs of one suite, with the same "
-                "--set, become one run; attnbench plot takes several runs as they are"
-            )
-
-
 def _missing_shards(sources: Sequence[Source]) -> list[str]:
     """One line where some shards of the suite are not there."""
     given = {machine["shard"] for source in sources for machine in source.machines if "shard" in machine}
@@ -216,7 +211,8 @@ def _write(out: Path, kept: Kept) -> RunFolder:
                 for name in (FAILURES, SAMPLES, CURVES):
                     rows = [row for row in source.folder.rows(name) if row["cell_id"] in records]
                     if rows:
-                        folder.append(name, [_without_seal(row) for row in rows])
+                        bare = [{key: value for key, value in row.items() if key != SEAL} for row in rows]
+                        folder.append(name, bare)
             merged = _in_order([record for _, records in kept for record in records.values()])
             seals = folder.append(RECORDS, [record.to_json() for record in merged])
             folder.write_csv([replace(record, seal=seal) for record, seal in zip(merged, seals, strict=True)])
@@ -232,10 +228,6 @@ def _in_order(records: Sequence[Record]) -> list[Record]:
     sweeps = list(dict.fromkeys(record.sweep for record in records))
     labels = list(dict.fromkeys(record.label for record in records))
     return sorted(records, key=lambda one: (sweeps.index(one.sweep), labels.index(one.label), one.seq_len))
-
-
-def _without_seal(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if name != SEAL}
 
 
 def _environment(kept: Kept, out: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Turn a knob until a budget is met: by doubling, then by bisection. Whoever calls it measures."""
+"""Who takes part in a match, the values of a knob that are worth trying, and the search for the one that fits."""
 
 from __future__ import annotations
 
@@ -7,9 +7,149 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from attnbench.decision.budget import Budget, Point
-from attnbench.decision.knobs import Ladder
+from attnbench.errors import UsageError
+from attnbench.measure.error import error_kind
+from attnbench.registry import Entry
 from attnbench.run.compare import Side
+from attnbench.spec import Spec, parse_specs
 from attnbench.status import Status
+from attnbench.traits import Knob
+from attnbench.variant import VARIANTS
+
+MOST_COUNTED = 256
+"""Rounds, blocks and steps beyond this many are not tried unless asked for."""
+_ANY = 2**31
+"""More than any option is set to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ladder:
+    """Settings of one variant, the cheapest first."""
+
+    spec: Spec
+    """The variant without a value of its knob."""
+    knob: Knob
+    values: range
+    """Values of the knob, the cheapest first; never empty."""
+
+    def at(self, value: int) -> Spec:
+        """The variant with this value of its knob, which the label shows even where it is the default."""
+        return Spec.of(self.spec.name, {**dict(self.spec.options), self.knob.option: value})
+
+    def climb(self) -> list[int]:
+        """Places in ``values``: the cheapest, then twice the value (half of a falling one) each time, then the last."""
+        places, last = [0], len(self.values) - 1
+        while places[-1] < last:
+            here = self.values[places[-1]]
+            ahead = range(places[-1] + 1, last)
+            places.append(next((place for place in ahead if self._far_from(here, self.values[place])), last))
+        return places
+
+    def _far_from(self, here: int, value: int) -> bool:
+        return value <= here // 2 if self.knob.falling else value >= 2 * here
+
+
+def knob_of(spec: Spec, *, causal: bool = False) -> Knob | None:
+    """What trades the variant's accuracy for cost; None where nothing does.
+
+    Raises:
+        UsageError: an unknown variant or option.
+    """
+    return VARIANTS.get(spec.name).claims(spec, causal=causal).knob
+
+
+def ladder_of(spec: Spec, knob: Knob, n: int, *, most: int | None = None) -> Ladder:
+    """The settings to try at length ``n``: multiples of the knob's step that its option takes, at most ``n``.
+
+    With n features or landmarks a method costs what exact attention costs. Where ``n`` is less than one step, every
+    value is tried. Only where single rounds or blocks are counted, 0 is an amount; ``factors=0`` is a switch.
+
+    Args:
+        most: the largest value, instead of ``n``.
+
+    Raises:
+        UsageError: the option takes no value up to ``most``.
+    """
+    low, high, unit = _bounds(VARIANTS.get(spec.name), knob.option)
+    counts = knob.step == 1 and not knob.falling
+    top = min(high, most or (min(n, MOST_COUNTED) if counts else n))
+    step = math.lcm(knob.step, unit)
+    if step > top:
+        step = unit
+    first = -(-max(low, 1 if knob.step > 1 else low) // step) * step
+    values = range(first, top + 1, step)
+    if not values:
+        raise UsageError(
+            f"{spec.name}: {knob.option} must be at least {first}, and at most {top} is tried; raise --most"
+        )
+    rest = {option: value for option, value in spec.options if option != knob.option}
+    return Ladder(Spec.of(spec.name, rest), knob, values[::-1] if knob.falling else values)
+
+
+def _bounds(entry: Entry, option: str) -> tuple[int, int, int]:
+    """The least and the largest value that an option takes, and the number of which it takes multiples."""
+    rules = entry.options[option].metadata
+    low = max([rule.ge for rule in rules if hasattr(rule, "ge")] or [1])
+    high = min([rule.le for rule in rules if hasattr(rule, "le")] or [_ANY])
+    unit = math.lcm(*(rule.multiple_of for rule in rules if hasattr(rule, "multiple_of")))
+    return low, high, unit
+
+
+NEEDS_ONE = "match needs a variant; for example: attnbench match performer local --error 0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Entrant:
+    """One of the variants that were asked for."""
+
+    spec: Spec
+    ladder: Ladder | None
+    """The settings to search; None for a variant that takes part as it stands."""
+    note: str = ""
+    """Why it takes part as it stands."""
+    hopeless: str = ""
+    """Why it can never be held to the budget, and is not measured."""
+
+    def settings(self) -> list[Spec]:
+        """All that may be tried, the cheapest first."""
+        return [self.ladder.at(value) for value in self.ladder.values] if self.ladder else [self.spec]
+
+
+def entrants_of(
+    written: Sequence[str], budget: Budget, n: int, *, causal: bool = False, most: int | None = None
+) -> list[Entrant]:
+    """What each text stands for, and what can be turned.
+
+    Raises:
+        UsageError: an unknown name or option, one thing twice, or nothing that can be turned.
+    """
+    entrants: dict[str, Entrant] = {}
+    for spec in (spec for text in written for spec in parse_specs(text)):
+        entry = VARIANTS.get(spec.name)
+        given, normal = entry.check(dict(spec.options)), entry.normalise(spec)
+        knob = knob_of(normal, causal=causal)
+        hopeless = ""
+        if budget.target == "error" and entry.kind == "mixer":
+            hopeless = "a mixer has no q, k and v, and so no error; give --memory or --time with --level layer"
+        elif budget.target == "error" and error_kind(entry, normal) == "learned":
+            hopeless = "its error means nothing before it is fitted; give --memory or --time"
+        if knob is None:
+            one = Entrant(normal, None, "it has no knob", hopeless)
+        elif knob.option in given:
+            one = Entrant(Spec.of(spec.name, given), None, f"its {knob.option} is given", hopeless)
+        else:
+            one = Entrant(normal, ladder_of(normal, knob, n, most=most), "", hopeless)
+        if one.spec.label in entrants:
+            raise UsageError(f"{one.spec.label} is given twice; name each variant once")
+        entrants[one.spec.label] = one
+    if not entrants:
+        raise UsageError(NEEDS_ONE)
+    if not any(one.ladder for one in entrants.values()):
+        who = ", ".join(f"{label}: {one.note}" for label, one in entrants.items())
+        raise UsageError(f"there is no knob to turn ({who}); name a variant that has one: attnbench match performer")
+    if all(one.hopeless for one in entrants.values()):
+        raise UsageError("; ".join(f"{label}: {one.hopeless}" for label, one in entrants.items()))
+    return list(entrants.values())
 
 
 @dataclass(frozen=True, slots=True)

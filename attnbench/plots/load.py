@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import csv
 import functools
 import io
-import types
+import math
+import re
 import typing
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from attnbench.axes import FOLLOWING
 from attnbench.errors import ResultsError
-from attnbench.record import ADDED, COLUMNS, READABLE, Record
+from attnbench.record import ADDED, COLUMNS, READABLE, kinds
 from attnbench.runs import by_age, suites_of
 from attnbench.status import Status
 from attnbench.store import CURVES, ENVIRONMENT, RECORDS, RunFolder
@@ -136,7 +137,11 @@ def _is_in_run(file: Path) -> bool:
 def _alone(file: Path, warn: Callable[[str], None]) -> pd.DataFrame:
     if file.name == FILE and (file.parent / ENVIRONMENT).exists():
         warn(f"{file.parent}: {RECORDS} is missing, so nothing vouches for {FILE}")
-    return _read(file, file)
+    try:
+        text = file.read_bytes().decode("utf-8-sig")
+    except (ValueError, OSError) as error:
+        raise _no_table(file, f" ({error.strerror})" if isinstance(error, OSError) else "") from None
+    return _read(text, file)
 
 
 def _of_run(file: Path, warn: Callable[[str], None]) -> pd.DataFrame:
@@ -155,7 +160,7 @@ def _of_run(file: Path, warn: Callable[[str], None]) -> pd.DataFrame:
     elif missing:
         warn(f"{file} lacks {missing} of {len(records)} rows; those of {RECORDS} are used")
     rows = [records[cell_id] for cell_id in dict.fromkeys([*order, *records]) if cell_id in records]
-    frame = _read(io.StringIO(csv_text(rows)), file)
+    frame = _read(csv_text(rows), file)
     return _as_one_machine(frame, folder)
 
 
@@ -165,86 +170,74 @@ def _as_one_machine(frame: pd.DataFrame, folder: RunFolder) -> pd.DataFrame:
     return frame.assign(machine_id=str(environment["machine_id"])) if environment.get("machines") else frame
 
 
-def _read(source: Path | io.StringIO, file: Path) -> pd.DataFrame:
+def _read(table: str, file: Path) -> pd.DataFrame:
     """The rows of a table; messages call it ``file``."""
+    reader = csv.DictReader(io.StringIO(table), restval="", strict=True)
     try:
-        # An empty cell is the only "not measured": a variant may be called NA.
-        text = pd.read_csv(source, dtype=object, keep_default_na=False, na_values=[""], encoding="utf-8")
-    except pd.errors.EmptyDataError:
-        raise ResultsError(f"{file}: empty file; measure again with: attnbench run SUITE") from None
-    except (ValueError, OSError) as error:
-        why = f" ({error.strerror})" if isinstance(error, OSError) else ""
-        raise ResultsError(f"{file}: not a CSV table{why}; give a results.csv of attnbench run") from None
-    older = {axis: text[other] for axis, other in FOLLOWING.items() if axis not in text and other in text}
-    added = {name: None if value is None else str(value) for name, value in ADDED.items()} | older
-    lacking = {name: value for name, value in added.items() if name not in text.columns}
-    text = pd.concat([text, pd.DataFrame(lacking, index=text.index, dtype=object)], axis=1)
-    missing = [name for name in COLUMNS if name not in text.columns]
+        rows = list(reader)
+    except csv.Error:
+        raise _no_table(file) from None
+    if not reader.fieldnames:
+        raise ResultsError(f"{file}: empty file; measure again with: attnbench run SUITE")
+    if any(None in row for row in rows):
+        raise _no_table(file)
+    older = {axis: other for axis, other in FOLLOWING.items() if axis not in reader.fieldnames}
+    missing = [name for name in COLUMNS if name not in {*reader.fieldnames, *ADDED}]
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise ResultsError(
             f"{file}: not a results table of this version: column {', '.join(missing[:3])}{more} missing; "
             "measure again, or use the attnbench that wrote it"
         )
-    versions = sorted(set(text["schema_version"].dropna()) - set(map(str, READABLE)))
+    versions = sorted({row["schema_version"] for row in rows} - {"", *map(str, READABLE)})
     if versions:
         raise ResultsError(
             f"{file}: schema_version {versions[0]}, this attnbench reads {READABLE[0]} to {READABLE[-1]}; "
             "measure again, or use the attnbench that wrote it"
         )
-    frame = pd.DataFrame({name: _typed(text[name], kind, name, file) for name, kind in _kinds().items()})
-    unknown = sorted(set(frame["status"]) - {str(status) for status in Status})
+    columns: dict[str, list[object]] = {name: [] for name in COLUMNS}
+    for number, row in enumerate(rows, start=2):
+        full = {**_BEFORE, **{axis: row[other] for axis, other in older.items() if other in row}, **row}
+        for name, kind in _kinds().items():
+            try:
+                columns[name].append(_value(full[name], kind))
+            except (ValueError, KeyError):
+                wanted = {bool: "True or False", int: "a whole number", float: "a number"}[kind]
+                raise ResultsError(f"{file}:{number}: {name} is {full[name]!r}, not {wanted}") from None
+    unknown = sorted({row["status"] for row in rows} - {str(status) for status in Status})
     if unknown:
         raise ResultsError(f"{file}: status {unknown[0]!r} does not exist; was the file edited?")
-    return frame
+    dtypes = {name: object if kind is str else kind for name, kind in _kinds().items()}
+    return pd.DataFrame({name: pd.Series(values, dtype=dtypes[name]) for name, values in columns.items()})
+
+
+def _no_table(file: Path, why: str = "") -> ResultsError:
+    return ResultsError(f"{file}: not a CSV table{why}; give a results.csv of attnbench run")
+
+
+_BEFORE = {name: "" if value is None else str(value) for name, value in ADDED.items()}
 
 
 @functools.cache
 def _kinds() -> Mapping[str, type]:
     """Column -> str, bool, int or float; a number that may be missing is float."""
-    kinds: dict[str, type] = {}
-    for field_name, hint in typing.get_type_hints(Record).items():
-        members = set(typing.get_args(hint)) if isinstance(hint, types.UnionType) else {hint}
-        optional = types.NoneType in members
-        (kind,) = members - {types.NoneType}
-        kind = str if issubclass(kind, str) else float if optional else kind
-        kinds["pass" if field_name == "pass_" else field_name] = kind
-    return {name: kinds[name] for name in COLUMNS}
+    found = {}
+    for column, (kind, *others) in zip(COLUMNS, kinds().values(), strict=True):
+        found[column] = str if issubclass(kind, str) else float if others else kind
+    return found
 
 
-def _typed(column: pd.Series[str], kind: type, name: str, file: Path) -> pd.Series[typing.Any]:
-    try:
-        if kind is str:
-            text = column.fillna("").astype(object)
-            # The writer puts ' before what a spreadsheet would run as a formula.
-            if any(one.startswith("'") for one in text.unique()):
-                text = text.str.replace(rf"^'(?={FORMULA})", "", regex=True)
-            return text
-        if kind is bool:
-            flags = column.map({"True": True, "False": False, "true": True, "false": False})
-            if flags.isna().any():
-                raise ValueError
-            return flags.astype(np.bool_)
-        numbers = column.astype(np.float64)
-        if kind is float:
-            return numbers
-        if not (np.isfinite(numbers) & (numbers % 1 == 0)).all():
-            raise ValueError
-        return numbers.astype(np.int64)
-    except (ValueError, TypeError):
-        wanted = {bool: "True or False", int: "a whole number", float: "a number"}[kind]
-        fits = column.map(lambda cell: _fits(cell, kind))
-        line = int(np.flatnonzero(~fits.to_numpy())[0]) + 2
-        raise ResultsError(f"{file}:{line}: {name} is {column.iloc[line - 2]!r}, not {wanted}") from None
+def _value(text: str, kind: type) -> object:
+    """What a cell says.
 
-
-def _fits(cell: object, kind: type) -> bool:
-    if not isinstance(cell, str):
-        return kind is float
+    Raises:
+        ValueError, KeyError: it is none of this kind.
+    """
+    if kind is str:  # the writer puts ' before what a spreadsheet would run as a formula
+        return re.sub(rf"^'(?={FORMULA})", "", text)
     if kind is bool:
-        return cell in ("True", "False", "true", "false")
-    try:
-        value = float(cell)
-    except ValueError:
-        return False
-    return kind is float or (np.isfinite(value) and value == int(value))
+        return {"true": True, "false": False}[text.lower()]
+    number = float(text) if text or kind is int else math.nan
+    if kind is int and not (number.is_integer() and abs(number) < 2**63):
+        raise ValueError(text)
+    return number

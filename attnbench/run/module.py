@@ -7,14 +7,15 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from attnbench.errors import Unsupported, UsageError
-from attnbench.probing import QUESTIONS, Found, Wanted, answer, basics, collected, subject_of
+from attnbench.probing.questions import QUESTIONS, Found, answer, basics, collected
+from attnbench.probing.subject import Wanted, subject_of
 from attnbench.run.isolation import CellFailed, Worker
 from attnbench.run.protocol import Request
 
 
 @dataclass(frozen=True, slots=True)
 class AskModule(Request[dict[str, Any]]):
-    """Ask a module one question (:data:`attnbench.probing.QUESTIONS`), or how it can be called."""
+    """Ask a module one question (:data:`attnbench.probing.questions.QUESTIONS`), or how it can be called."""
 
     do = "probe"
     wanted: Wanted

@@ -17,7 +17,7 @@ from attnbench.spec import Spec, parse_spec
 from attnbench.testing.laws import LAWS, Case, Finding, Law, cases
 from attnbench.variant import VARIANTS, Variant
 
-from attnbench.testing import form, influence, values, choice, chance, gradients, rounding  # isort: skip  # noqa: F401
+from attnbench.testing import form, influence, values, chance, gradients, rounding  # isort: skip  # noqa: F401
 from attnbench.testing import unwritten, growth  # isort: skip  # noqa: F401
 # ^ each fills the table of laws, in the order shown
 
@@ -137,12 +137,7 @@ def laws_named(names: Collection[str] | None, *, time: bool = True) -> list[str]
 def laws_of(variant: Variant) -> list[str]:
     """Names of the laws that a variant is held to, by its claims and settings, in the order shown."""
     known = list(cases(variant))
-    return [name for name, law in LAWS.items() if any(_concerns(law, case) for case in known)]
-
-
-def _concerns(law: Law, case: Case) -> bool:
-    asked = law.of_any if case.foreign else law.few_shapes or not case.traits.compiled
-    return asked and law.applies(case)
+    return [name for name, law in LAWS.items() if any(map(law.concerns, known))]
 
 
 def gating_laws() -> list[str]:
@@ -171,7 +166,7 @@ def first_fault(case: Case, tell: Callable[[int, int], None]) -> tuple[int, Find
         tell(place, len(names))
         # What its blocks or windows do shows only where there is more than one of them.
         sizes = (case, replace(case, length=_LONGER)) if name == "formula" else (case,)
-        for one in sizes if _concerns(LAWS[name], case) else ():
+        for one in sizes if LAWS[name].concerns(case) else ():
             for finding in LAWS[name].examine(one):
                 if not finding.held:
                     return tried, finding
@@ -183,8 +178,8 @@ def examine(law: str, variant: Variant) -> Iterator[Finding]:
     """What one law of :data:`LAWS` finds in each case of a variant."""
     one, applied, seen, claimed = LAWS[law], False, False, False
     for case in cases(variant):
-        claimed = claimed or one.claim(case.traits)
-        if _concerns(one, case):
+        claimed = claimed or one.claimed(case.traits)
+        if one.concerns(case):
             applied = True
             for finding in one.examine(case):
                 seen = seen or not finding.skipped

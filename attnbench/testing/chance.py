@@ -92,12 +92,7 @@ def unbiased(case: Case) -> Iterator[Measured]:
         yield Measured(off, 0.05 + chance, f"the variance is {off:.0%} from its closed form")
 
 
-@law(
-    "rate",
-    applies=lambda case: case.operator and not case.causal and bool(case.traits.converges_with),
-    claim=lambda traits: bool(traits.converges_with),
-    gates=False,
-)
+@law("rate", claim="converges_with", applies=lambda case: case.operator and not case.causal, gates=False)
 def rate(case: Case) -> Iterator[Measured]:
     """The squared error falls as 1 / features."""
     if case.variant.target(case.spec) != "softmax" and not hasattr(case.variant.make, "kernel_mean"):

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from attnbench.testing.laws import F64, Case, Measured, gap, gradients_along, law
+from attnbench.testing.laws import F64, Case, Measured, apart, gradients_along, law
 
 STEP = 1e-6
 """How far a difference looks to either side: what it cuts off and what it rounds are below 1e-9 of numbers around 1."""
@@ -46,8 +46,7 @@ def _slopes(function: Callable[..., Tensor], inputs: list[Tensor], padded: str) 
             1e-6,
             f"{padded}the gradient of {name} says a slope of {says:.3g}, the difference {slope:.3g}",
         )
-        far = gap(again[i], grads[i])
-        yield Measured(far, 0, f"{padded}a second backward pass gives {name} a gradient that differs by {far:.2g}")
+        yield apart(again[i], grads[i], 0, f"{padded}a second backward pass gives {name} a gradient that differs")
 
 
 def _names(inputs: list[Tensor]) -> tuple[str, ...]:
@@ -64,8 +63,7 @@ def formula_gradients(case: Case) -> Iterator[Measured]:
     inputs = case.draw(grad=True)
     ours, theirs = (_gradients(module, function(*inputs), inputs) for function in (module, oracle))
     for name, expected in theirs.items():
-        far = gap(ours[name], expected)
-        yield Measured(far, 10 * case.close, f"the gradient of {name} differs from the formula's by {far:.2g}")
+        yield apart(ours[name], expected, 10 * case.close, f"the gradient of {name} differs from the formula's")
 
 
 def _gradients(module: nn.Module, out: Tensor, inputs: list[Tensor]) -> dict[str, Tensor]:

@@ -120,11 +120,7 @@ def _peak(case: Case, shape: Shape, training: bool) -> int:
     return peak
 
 
-@law(
-    "time",
-    applies=lambda case: case.first and not case.causal,
-    needs_time=True,
-)
+@law("time", applies=lambda case: case.first and not case.causal, needs_time=True)
 def time_(case: Case) -> Iterator[Measured]:
     """Time grows with the power of n that is claimed, or less."""
     case, claimed = _with_defaults(case), case.variant.time_exponent

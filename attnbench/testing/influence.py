@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from attnbench.capabilities import chooser
-from attnbench.testing.laws import Case, DoesNotWork, Measured, gap, gradients_along, law
+from attnbench.testing.laws import Case, DoesNotWork, Measured, apart, gap, gradients_along, law
 
 SINGLE = 2e-5
 """How far two ways to the same numbers may be apart in float32."""
@@ -20,13 +20,7 @@ def _padded(case: Case) -> bool:
     return bool(case.traits.key_padding)
 
 
-@law(
-    "causality",
-    few_shapes=True,
-    applies=lambda case: case.causal,
-    claim=lambda traits: bool(traits.causal),
-    of_any=True,
-)
+@law("causality", few_shapes=True, claim="causal", applies=lambda case: case.causal, of_any=True)
 def causality(case: Case) -> Iterator[Measured]:
     """Tokens after t change no output up to t."""
     before = case.draw()
@@ -102,11 +96,7 @@ def _loud(case: Case, dtype: torch.dtype, factor: float, bound: float) -> Measur
     )
 
 
-@law(
-    "receptive field",
-    few_shapes=True,
-    applies=lambda case: case.first or case.operator,
-)
+@law("receptive field", few_shapes=True, applies=lambda case: case.first or case.operator)
 def receptive_field(case: Case) -> Iterator[Measured]:
     """The tokens that reach an output are those of the formula."""
     module = case.module()
@@ -145,11 +135,7 @@ def _listed(tokens: list[int]) -> str:
     return ", ".join(map(str, tokens[:8])) + (" ..." if len(tokens) > 8 else "") or "none"
 
 
-@law(
-    "padding",
-    applies=_padded,
-    claim=lambda traits: bool(traits.key_padding),
-)
+@law("padding", claim="key_padding")
 def padding(case: Case) -> Iterator[Measured]:
     """Padded input gives what the shorter input gives."""
     module = case.module()
@@ -171,11 +157,11 @@ def hidden_keys(case: Case) -> Iterator[Measured]:
     """What padded keys and values hold changes nothing."""
     module, inputs = case.module(), case.draw()
     mask = torch.rand(2, case.shape.N, generator=torch.Generator().manual_seed(2)) < 0.6
-    real = mask.view(2, *[1] * (inputs[0].ndim - 3), case.shape.N, 1)
+    real = case.real(mask)
     expected = module(*inputs, key_mask=mask) * real
     others = [torch.where(real, x, 10 * y) for x, y in zip(inputs, case.draw(seed=1), strict=True)]
-    moved = gap(module(*others, key_mask=mask) * real, expected)
-    yield Measured(moved, case.close, f"other values at the padded positions moved the output by {moved:.2g}")
+    moved = module(*others, key_mask=mask) * real
+    yield apart(moved, expected, case.close, "other values at the padded positions moved the output")
     oracle = case.oracle(module)
     if oracle is not None:
         yield Measured(gap(expected, oracle(*inputs, key_mask=mask) * real), case.close, "not the formula with a mask")
@@ -184,9 +170,8 @@ def hidden_keys(case: Case) -> Iterator[Measured]:
         module, (q, k, v) = case.module(shape), case.draw(shape)
         mask = torch.arange(17) < torch.tensor([[11], [17]])
         short = module(q[:1], k[:1, :, :11], v[:1, :, :11])
-        yield Measured(
-            gap(module(q, k, v, key_mask=mask)[:1], short), case.close, "padding of another sequence is seen"
-        )
+        out = module(q, k, v, key_mask=mask)
+        yield apart(out[:1], short, case.close, "padding of another sequence moves the output")
 
 
 @law("anything in padding", applies=_padded)
@@ -195,7 +180,7 @@ def anything_in_padding(case: Case) -> Iterator[Measured]:
     mask = torch.ones(2, case.shape.N, dtype=torch.bool)
     mask[0, 15:] = mask[0, 3] = mask[1, 0] = mask[1, 9] = False
     inputs = case.draw()
-    real = mask.view(2, *[1] * (inputs[0].ndim - 3), case.shape.N, 1)
+    real = case.real(mask)
     expected = _real_parts(case, inputs, mask, real)
     # A baseline multiplies what padded tokens hold by 0, as a user's own call does; NaN times 0 is NaN.
     for value in (1e30,) if case.traits.baseline else (float("nan"), float("inf"), 1e30):
@@ -207,8 +192,8 @@ def anything_in_padding(case: Case) -> Iterator[Measured]:
         yield Measured(moved[name], case.close, f"{value} in padded tokens moves {name} by {moved[name]:.2g}")
     if case.operator and not case.traits.baseline:
         out = case.module()(*(torch.where(real, x, float("nan")) for x in inputs), key_mask=mask)
-        far = gap(torch.where(real, out, 0.0), expected["the output"])
-        yield Measured(far, case.close, f"NaN in padded queries moves the output by {far:.2g}")
+        out = torch.where(real, out, 0.0)
+        yield apart(out, expected["the output"], case.close, "NaN in padded queries moves the output")
 
 
 def _real_parts(case: Case, inputs: list[Tensor], mask: Tensor, real: Tensor) -> dict[str, Tensor]:
@@ -268,8 +253,8 @@ def hidden_weights(case: Case) -> Iterator[Measured]:
     with torch.no_grad():
         for parameter, grad in zip(wanted, grads, strict=True):
             parameter[grad == 0] = 120.0
-        moved = gap(module(*inputs, key_mask=mask)[..., seen, :], before)
-    yield Measured(moved, SINGLE, f"parameters that no visible pair uses, set to 120, move the output by {moved:.2g}")
+        after = module(*inputs, key_mask=mask)[..., seen, :]
+    yield apart(after, before, SINGLE, "parameters that no visible pair uses, set to 120, move the output")
 
 
 @law("blind query", few_shapes=True, applies=lambda case: case.operator and _padded(case))
@@ -292,8 +277,8 @@ def batch(case: Case) -> Iterator[Measured]:
         x[1] *= 20
     together = module(*inputs)
     for i in range(2):
-        moved = gap(together[i : i + 1], module(*(x[i : i + 1] for x in inputs)))
-        yield Measured(moved, case.close, f"an example alone and the same in a batch differ by {moved:.2g}")
+        alone = module(*(x[i : i + 1] for x in inputs))
+        yield apart(together[i : i + 1], alone, case.close, "an example alone and the same in a batch differ")
     for lost in (0, 1):
         spoilt = [x.index_fill(0, torch.tensor(lost), math.nan) for x in inputs]
         expected, found = (_of_example(case, given, 1 - lost) for given in (inputs, spoilt))
@@ -319,14 +304,10 @@ def heads(case: Case) -> Iterator[Measured]:
     expected = module(*inputs)[:, 0]
     for x, other in zip(inputs, case.draw(seed=1), strict=True):
         x[:, 1] = 5 * other[:, 1]
-    moved = gap(module(*inputs)[:, 0], expected)
-    yield Measured(moved, case.close, f"other inputs of head 1 moved head 0 by {moved:.2g}")
+    yield apart(module(*inputs)[:, 0], expected, case.close, "other inputs of head 1 moved head 0")
 
 
-@law(
-    "permutation",
-    applies=lambda case: not case.causal and case.traits.permutable is not None,
-)
+@law("permutation", applies=lambda case: not case.causal and case.traits.permutable is not None)
 def permutation(case: Case) -> Iterator[Measured]:
     """Permuting the tokens permutes the output, where claimed and only there."""
     module, inputs = case.module(), case.draw()

@@ -16,10 +16,12 @@ from torch import Tensor, nn
 from attnbench.capabilities import Dense
 from attnbench.errors import Unsupported, said
 from attnbench.measure.memory import out_of_memory
+from attnbench.position_bias import position_bias
 from attnbench.reference import exact_attention
 from attnbench.shape import Shape
 from attnbench.spec import Scalar, Spec, parse_spec
 from attnbench.variant import Traits, Variant, build
+from attnbench.visible import Visible
 
 SHAPE = Shape(batch=2, heads=2, seq_len=23, head_dim=4)
 """Two examples, so that they can mix; a prime length, so that no block divides it."""
@@ -223,6 +225,25 @@ class Case:
             return lambda q, k, v, key_mask=None: exact_attention(q, k, v, causal=causal, key_mask=key_mask)
         return module.dense if isinstance(module, Dense) else None
 
+    def expected(
+        self, module: nn.Module, inputs: Sequence[Tensor], shape: Shape, key_mask: Tensor | None = None
+    ) -> Tensor | None:
+        """What the documented formula makes of inputs of any shape; None if there is none."""
+        if not self.traits.exact:
+            return module.dense(*inputs, key_mask=key_mask) if isinstance(module, Dense) else None
+        sink = next((x for name, x in module.named_parameters() if name.endswith("sink.logit")), None)
+        how: dict[str, Any] = {"causal": Visible.of(shape), "bias": position_bias(shape), "sink": sink}
+        return exact_attention(*inputs, key_mask=key_mask, **how)
+
+    def key_masks(self, hidden: int = 8) -> list[Tensor | None]:
+        """None, and if it takes padding, a mask that hides the last tokens of the first example."""
+        N = self.shape.N
+        return [None, *([torch.arange(N) < torch.tensor([[N - hidden], [N]])] if self.traits.key_padding else [])]
+
+    def real(self, key_mask: Tensor) -> Tensor:
+        """The mask, shaped as an output."""
+        return key_mask.view(len(key_mask), *[1] * self.operator, -1, 1)
+
 
 Holds = Callable[[Case], Iterable[Measured]]
 
@@ -239,8 +260,8 @@ class Law:
     """Measures time, which takes seconds and a quiet machine."""
     few_shapes: bool = False
     """Also for variants that are compiled for each shape, in seconds; they are spared laws that use many shapes."""
-    claim: Callable[[Traits], bool] = field(default=lambda traits: False)
-    """Whether traits claim what this law proves: a variant that claims it must offer a case in which it can be seen."""
+    claim: str = ""
+    """The trait that this law proves, which is asked of it alone: whatever claims it must offer a case to see it in."""
     vital: bool = False
     """Nothing else can be tried where it is broken."""
     gates: bool = True
@@ -248,6 +269,15 @@ class Law:
     for the options."""
     of_any: bool = False
     """Also asked of a module that claims nothing: true of whatever computes the same function of each example."""
+
+    def claimed(self, traits: Traits) -> bool:
+        """Whether they claim what this law proves."""
+        return bool(self.claim and getattr(traits, self.claim))
+
+    def concerns(self, case: Case) -> bool:
+        """Whether the case is held to it."""
+        asked = self.of_any if case.foreign else self.few_shapes or not case.traits.compiled
+        return asked and (not self.claim or self.claimed(case.traits)) and self.applies(case)
 
     def examine(self, case: Case) -> list[Finding]:
         """Every number that the law measures in this case; none where the mathematics does not allow the case.
@@ -350,6 +380,12 @@ def gradients_along(out: Tensor, wanted: Sequence[Tensor], direction: Tensor) ->
         handle.remove()
         for x, grad in zip(wanted, before, strict=True):
             x.grad = grad
+
+
+def apart(found: Tensor, expected: Tensor, bound: float, what: str) -> Measured:
+    """The gap of two tensors against a bound; the fault is ``what`` and by how much: ``the output differs by 0.1``."""
+    far = gap(found, expected)
+    return Measured(far, bound, f"{what} by {far:.2g}")
 
 
 def worst_place(a: Tensor, b: Tensor) -> list[int]:

@@ -137,11 +137,7 @@ WORSE = 0.2
 """The error without an offset in units of that with it, at most, where what keys share is rounded with them."""
 
 
-@law(
-    "rounding in blocks",
-    applies=lambda case: case.operator and not case.causal and case.traits.rounds is not None,
-    claim=lambda traits: traits.rounds is not None,
-)
+@law("rounding in blocks", claim="rounds", applies=lambda case: case.operator and not case.causal)
 def rounding_in_blocks(case: Case) -> Iterator[Measured]:
     """Smaller blocks round less. What keys share moves an output unless it is taken off first."""
     rounds, shape = case.traits.rounds, Shape(1, 2, 512, 256)

@@ -55,10 +55,7 @@ def _clear(x: Tensor) -> None:
 def unwritten_memory(case: Case) -> Iterator[Measured]:
     """NaN in memory that nothing was written to, a state's room included, changes no result."""
     # The room is what a state has for tokens to come, as far as its parts are Roomy.
-    masks: list[Tensor | None] = [None]
-    if case.traits.key_padding:
-        masks.append(torch.arange(case.shape.N) < torch.tensor([[case.shape.N - 8], [case.shape.N]]))
-    for mask in masks:
+    for mask in case.key_masks():
         for what, call in _calls(case, mask).items():
             # What is left there by chance may be NaN as well, and then nothing would differ.
             with Unwritten(poisoned=False):
@@ -83,7 +80,7 @@ def _calls(case: Case, mask: Tensor | None) -> dict[str, Callable[[], list[Tenso
     shape = case.shape
     untrained, trained = case.module(), case.module()  # a first call without gradients may leave what has none
     real = torch.ones(shape.B, shape.N, dtype=torch.bool) if mask is None else mask
-    kept = real.view(shape.B, *[1] * case.operator, shape.N, 1)
+    kept = case.real(real)
 
     def forward() -> list[Tensor]:
         with torch.inference_mode():

@@ -1,7 +1,8 @@
-"""Laws about the numbers: the documented formula, its matrix, its limits, and decoding."""
+"""Laws about the numbers: the documented formula, its matrix, its limits, decoding, and a choice of pairs."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from time import process_time
@@ -10,12 +11,11 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from attnbench.capabilities import Decoding, Prompted
-from attnbench.position_bias import position_bias
-from attnbench.reference import exact_attention, of_query_heads
+from attnbench.capabilities import Decoding, Prompted, Selecting, chooser
+from attnbench.reference import exact_attention, masked_attention, of_query_heads
 from attnbench.shape import Shape
 from attnbench.spec import parse_spec
-from attnbench.testing.laws import SHAPE, Case, DoesNotWork, Measured, gap, gradients_along, law, worst_place
+from attnbench.testing.laws import SHAPE, Case, DoesNotWork, Measured, apart, gap, gradients_along, law, worst_place
 from attnbench.visible import Visible
 
 
@@ -64,11 +64,7 @@ def _in_float32(case: Case) -> Measured:
     return Measured(far, _FLOAT32, f"in float32 a row differs from the formula by {far:.2g}: products lose precision")
 
 
-@law(
-    "implied matrix",
-    few_shapes=True,
-    applies=lambda case: case.operator,
-)
+@law("implied matrix", few_shapes=True, applies=lambda case: case.operator)
 def implied_matrix(case: Case) -> Iterator[Measured]:
     """V = I gives the matrix of the formula, weight by weight."""
     n = 11
@@ -86,12 +82,7 @@ def implied_matrix(case: Case) -> Iterator[Measured]:
     )
 
 
-@law(
-    "average",
-    few_shapes=True,
-    applies=lambda case: case.operator and case.traits.rows_sum_to_one,
-    claim=lambda traits: traits.rows_sum_to_one,
-)
+@law("average", few_shapes=True, claim="rows_sum_to_one", applies=lambda case: case.operator)
 def average(case: Case) -> Iterator[Measured]:
     """The weights of a row sum to one: V = 1 gives 1."""
     q, k, v = case.draw()
@@ -111,30 +102,20 @@ def exact(case: Case) -> Iterator[Measured]:
         masks.append(torch.rand(2, case.shape.N, generator=torch.Generator().manual_seed(2)) < 0.6)  # type: ignore[arg-type]  # a list of both
     for key_mask in masks:
         expected = exact_attention(*inputs, causal=case.causal, key_mask=key_mask)
-        far = gap(module(*inputs, key_mask=key_mask), expected)
-        yield Measured(far, case.rounding, f"it differs from softmax attention by {far:.2g}")
+        out = module(*inputs, key_mask=key_mask)
+        yield apart(out, expected, case.rounding, "it differs from softmax attention")
 
 
-@law(
-    "bias",
-    applies=lambda case: bool(case.traits.bias),
-    claim=lambda traits: bool(traits.bias),
-)
+@law("bias", claim="bias")
 def bias(case: Case) -> Iterator[Measured]:
     """A bias of each pair of positions is added to the logits."""
     for kind in ("alibi", "relative"):
         shape = replace(case.shape, bias=kind)
         module, inputs = case.module(shape), case.draw(shape)
-        added = position_bias(shape)
-        dense = case.oracle(module)
-        if case.traits.exact:
-            expected = exact_attention(*inputs, causal=case.causal, bias=added)
-        elif dense is not None:
-            expected = dense(*inputs)
-        else:
+        expected = case.expected(module, inputs, shape)
+        if expected is None:
             return
-        far = gap(module(*inputs), expected)
-        yield Measured(far, case.close, f"with {kind} it differs from the formula by {far:.2g}")
+        yield apart(module(*inputs), expected, case.close, f"with {kind} it differs from the formula")
         moved = gap(module(*inputs), case.module()(*inputs))
         yield Measured(-moved, -1e-4, f"{kind} changes nothing")
 
@@ -142,12 +123,7 @@ def bias(case: Case) -> Iterator[Measured]:
 MASKS = ("prefix:9", "document:4+9", "sliding:6")
 
 
-@law(
-    "masks",
-    few_shapes=True,
-    applies=lambda case: bool(case.traits.mask),
-    claim=lambda traits: bool(traits.mask),
-)
+@law("masks", few_shapes=True, claim="mask")
 def masks(case: Case) -> Iterator[Measured]:
     """Where a mask hides pairs, output and gradients are those of attention to the others."""
     for text in MASKS[2:] if case.traits.compiled else MASKS:
@@ -156,82 +132,44 @@ def masks(case: Case) -> Iterator[Measured]:
             yield from _hidden(case, shape, f"with mask {text}")
 
 
-@law(
-    "later queries",
-    few_shapes=True,
-    applies=lambda case: case.operator and bool(case.traits.q_start) and case.causal,
-    claim=lambda traits: bool(traits.q_start),
-)
+@law("later queries", few_shapes=True, claim="q_start", applies=lambda case: case.operator and case.causal)
 def later_queries(case: Case) -> Iterator[Measured]:
     """The last queries alone, against all keys, get what the whole sequence gives them."""
     shape = replace(case.shape, seq_len=7, q_start=16)
     q, k, v = case.draw()
-    far = gap(case.module(shape)(q[:, :, 16:], k, v), case.module()(q, k, v)[:, :, 16:])
-    yield Measured(far, case.close, f"the last 7 queries alone differ by {far:.2g}")
+    alone, whole = case.module(shape)(q[:, :, 16:], k, v), case.module()(q, k, v)
+    yield apart(alone, whole[:, :, 16:], case.close, "the last 7 queries alone differ")
     for mask in ("none", "document:10", "sliding:5")[: 1 if case.traits.compiled else 3]:
         yield from _hidden(case, replace(shape, mask=mask), f"with the last 7 queries alone and mask {mask}")
 
 
 def _hidden(case: Case, shape: Shape, what: str) -> Iterator[Measured]:
-    """How far a shape that hides pairs is from exact attention, or from the variant's formula."""
+    """How far a shape that hides pairs or has a sink is from the formula, and its gradients and decoding are."""
     module, inputs = case.module(shape), case.draw(shape, grad=case.dtype == torch.float64)
-    masks: list[Tensor | None] = [None]
-    if case.traits.key_padding and not shape.q_start:
-        masks.append(torch.arange(shape.M) < torch.tensor([[shape.M - 8], [shape.M]]))
-    for key_mask in masks:
-        dense, padded = case.oracle(module), "" if key_mask is None else ", padded"
-        if case.traits.exact:
-            expected = exact_attention(*inputs, causal=Visible.of(shape), key_mask=key_mask)
-        elif dense is not None:
-            expected = dense(*inputs, key_mask=key_mask)
-        else:
+    own = [x for name, x in module.named_parameters() if name.endswith("sink.logit")]
+    for key_mask in case.key_masks()[: 1 if shape.q_start else 2]:
+        expected, padded = case.expected(module, inputs, shape, key_mask), ", padded" * (key_mask is not None)
+        if expected is None:
             return
         out = module(*inputs, key_mask=key_mask)
-        far = gap(out, expected)
-        yield Measured(far, case.close, f"{what}{padded} it differs from the formula by {far:.2g}")
+        if own and key_mask is not None:  # what a padded token gets may be anything
+            out, expected = out * case.real(key_mask), expected * case.real(key_mask)
+        yield apart(out, expected, case.close, f"{what}{padded} it differs from the formula")
         if inputs[0].requires_grad:
-            for name, off in _apart(inputs, out, expected).items():
-                yield Measured(off, 10 * case.close, f"{what}{padded} the gradient of {name} differs by {off:.2g}")
-    if case.causal and case.traits.decode and not shape.q_start and not case.traits.compiled:
-        yield _decoded(case, [x.detach() for x in inputs], 9, case.close, shape)
+            yield from _gradients([*inputs, *own], out, expected, 10 * case.close, f"{what}{padded} ")
+    if not shape.q_start and not case.traits.compiled:
+        yield from _decoded_too(case, inputs, shape)
 
 
-@law(
-    "sink",
-    applies=lambda case: bool(case.traits.sink),
-    claim=lambda traits: bool(traits.sink),
-)
+@law("sink", claim="sink")
 def sink(case: Case) -> Iterator[Measured]:
     """A sink takes its part of the weight of the keys that a query meets, and learns."""
     for more in ("none", "document:4+9", "sliding:6") if case.traits.mask else ("none",):
         shape = replace(case.shape, sink="learned", mask=more)
-        module, inputs = case.module(shape), case.draw(shape, grad=case.dtype == torch.float64)
-        own = next(x for name, x in module.named_parameters() if name.endswith("sink.logit"))
-        masks: list[Tensor | None] = [None]
-        if case.traits.key_padding:
-            masks.append(torch.arange(shape.N) < torch.tensor([[shape.N - 8], [shape.N]]))
-        for key_mask in masks:
-            dense = case.oracle(module)
-            if case.traits.exact:
-                expected = exact_attention(*inputs, causal=Visible.of(shape), key_mask=key_mask, sink=own)
-            elif dense is not None:
-                expected = dense(*inputs, key_mask=key_mask)
-            else:
-                return
-            out, what = module(*inputs, key_mask=key_mask), f"with a sink and mask {more}"
-            if key_mask is not None:  # what a padded token gets may be anything
-                real = key_mask.view(shape.B, *[1] * (out.ndim - 3), shape.N, 1)
-                out, expected = out * real, expected * real
-            far = gap(out, expected)
-            yield Measured(far, case.close, f"{what} it differs from the formula by {far:.2g}")
-            if not inputs[0].requires_grad:
-                continue
-            for name, off in _apart([*inputs, own], out, expected).items():
-                yield Measured(off, 10 * case.close, f"{what} the gradient of {name} differs by {off:.2g}")
-        moved = gap(module(*inputs), case.module(replace(shape, sink="none"))(*inputs))
+        yield from _hidden(case, shape, f"with a sink and mask {more}")
+        inputs = case.draw(shape)
+        moved = gap(case.module(shape)(*inputs), case.module(replace(shape, sink="none"))(*inputs))
         yield Measured(-moved, -1e-4, f"with mask {more} a sink changes nothing")
-        if case.causal and case.traits.decode and not case.traits.compiled:
-            yield _decoded(case, [x.detach() for x in inputs], 9, case.close, shape)
 
 
 @law(
@@ -247,29 +185,23 @@ def shared_heads(case: Case) -> Iterator[Measured]:
         module, inputs = case.module(shape), case.draw(shape)
         oracle = case.oracle(module)
         if oracle is not None:
-            far = gap(module(*inputs), oracle(*inputs))
-            what = f"with {shape.K} heads of keys for {shape.H} of queries it differs by {far:.2g} from its formula"
-            yield Measured(far, case.close, what)
+            what = f"with {shape.K} heads of keys for {shape.H} of queries it differs from its formula"
+            yield apart(module(*inputs), oracle(*inputs), case.close, what)
         return
-    together, apart = case.module(shape), _repeated if _fixed(case) else _in_turn
+    together, each = case.module(shape), _repeated if _fixed(case) else _in_turn
     alone = case.module(replace(shape, kv_heads=None) if _fixed(case) else None)
     inputs = case.draw(shape, grad=True)
     q, k, v = inputs
-    out, expected = together(q, k, v), apart(alone, q, k, v)
+    out, expected = together(q, k, v), each(alone, q, k, v)
     _, head, *_ = worst_place(out, expected)
     far = gap(out, expected)
     what = f"with {shape.K} heads of keys for {shape.H} of queries, head {head} differs by {far:.2g} from itself alone"
     yield Measured(far, case.close, what)
-    for name, far in _apart(inputs, out, expected).items():
-        yield Measured(far, case.close, f"the gradient of {name} is not the sum over the heads that share it")
-    if case.traits.key_padding:
-        mask = torch.arange(shape.N) < torch.tensor([[shape.N - 5], [shape.N]])
-        real = mask[:, None, :, None]
-        out = together(q, k, v, key_mask=mask) * real
-        far = gap(out, apart(alone, q, k, v, key_mask=mask) * real)
-        yield Measured(far, case.close, f"with padding it differs by {far:.2g} from its heads alone")
-    if case.causal and case.traits.decode:
-        yield _decoded(case, [x.detach() for x in inputs], 9, case.close, shape)
+    yield from _gradients(inputs, out, expected, case.close, "summed over the heads that share it, ")
+    for mask in filter(torch.is_tensor, case.key_masks(5)):
+        out, expected = together(q, k, v, key_mask=mask), each(alone, q, k, v, key_mask=mask)
+        yield apart(out * case.real(mask), expected * case.real(mask), case.close, "padded, it differs from its heads")
+    yield from _decoded_too(case, inputs, shape)
 
 
 def _fixed(case: Case) -> bool:
@@ -290,12 +222,19 @@ def _in_turn(alone: nn.Module, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Ten
     return torch.stack([alone(one, k, v, key_mask=key_mask) for one in of_group], 2).flatten(1, 2)
 
 
-def _apart(inputs: list[Tensor], found: Tensor, expected: Tensor) -> dict[str, float]:
-    """How far the gradients of q, k and v through one output are from those through another."""
+def _gradients(
+    inputs: list[Tensor], found: Tensor, expected: Tensor, bound: float, what: str = ""
+) -> Iterator[Measured]:
+    """How far the gradients of q, k, v and a sink through one output are from those through another."""
     direction = torch.randn(found.shape, dtype=found.dtype, generator=torch.Generator().manual_seed(5))
     one, other = (gradients_along(y, inputs, direction) for y in (found, expected))
-    names = ("q", "k", "v", "the sink")[: len(inputs)]
-    return {name: gap(a, b) for name, a, b in zip(names, one, other, strict=True)}
+    for name, a, b in zip(("q", "k", "v", "the sink"), one, other, strict=False):
+        yield apart(a, b, bound, f"{what}the gradient of {name} differs")
+
+
+def _decoded_too(case: Case, inputs: list[Tensor], shape: Shape) -> Iterator[Measured]:
+    if case.causal and case.traits.decode:
+        yield _decoded(case, [x.detach() for x in inputs], 9, case.close, shape)
 
 
 @law("value width", applies=lambda case: case.operator and bool(case.traits.v_dim))
@@ -308,26 +247,19 @@ def value_width(case: Case) -> Iterator[Measured]:
     alone, wide = case.module(), case.module(shape)
     expected = torch.cat([alone(q, k, v[..., :D]), alone(q, k, v[..., -D:])[..., -more:]], -1)
     out = wide(q, k, v)
-    far = gap(out, expected)
-    yield Measured(far, case.close, f"with values {D + more} wide the output differs by {far:.2g}")
-    for name, far in _apart(inputs, out, expected).items():
-        yield Measured(far, case.close, f"with values {D + more} wide the gradient of {name} differs by {far:.2g}")
-    far = gap(case.module(replace(case.shape, v_dim=1))(q, k, v[..., :1]), expected[..., :1])
-    yield Measured(far, case.close, f"with values 1 wide the output differs by {far:.2g}")
-    if case.traits.key_padding:
-        mask = torch.arange(shape.N) < torch.tensor([[shape.N - 5], [shape.N]])
-        real = mask[:, None, :, None]
-        far = gap(wide(q, k, v, key_mask=mask)[..., :D] * real, alone(q, k, v[..., :D], key_mask=mask) * real)
-        yield Measured(far, case.close, f"with values {D + more} wide and padding the output differs by {far:.2g}")
-    if case.causal and case.traits.decode:
-        yield _decoded(case, [x.detach() for x in inputs], 9, case.close, shape)
+    what = f"with values {D + more} wide"
+    yield apart(out, expected, case.close, f"{what} the output differs")
+    yield from _gradients(inputs, out, expected, case.close, f"{what} ")
+    narrow = case.module(replace(case.shape, v_dim=1))(q, k, v[..., :1])
+    yield apart(narrow, expected[..., :1], case.close, "with values 1 wide the output differs")
+    for mask in filter(torch.is_tensor, case.key_masks(5)):
+        out, expected = wide(q, k, v, key_mask=mask)[..., :D], alone(q, k, v[..., :D], key_mask=mask)
+        real = case.real(mask)
+        yield apart(out * real, expected * real, case.close, f"{what} and padding the output differs")
+    yield from _decoded_too(case, inputs, shape)
 
 
-@law(
-    "limit to exact",
-    applies=lambda case: case.first and bool(case.traits.exact_with),
-    claim=lambda traits: bool(traits.exact_with),
-)
+@law("limit to exact", claim="exact_with", applies=lambda case: case.first)
 def limit_to_exact(case: Case) -> Iterator[Measured]:
     """Options that leave nothing out give softmax attention."""
     for template in case.traits.exact_with:
@@ -336,8 +268,9 @@ def limit_to_exact(case: Case) -> Iterator[Measured]:
             limit = replace(case, spec=parse_spec(f"{case.variant.name}:{text}"))
             shape = replace(case.shape, seq_len=n)
             inputs = case.draw(shape)
-            far = gap(limit.module(shape)(*inputs), exact_attention(*inputs, causal=case.causal))
-            yield Measured(far, case.close, f"with {text} at n = {n} it differs from softmax attention by {far:.2g}")
+            expected = exact_attention(*inputs, causal=case.causal)
+            what = f"with {text} at n = {n} it differs from softmax attention"
+            yield apart(limit.module(shape)(*inputs), expected, case.close, what)
 
 
 @law("large inputs", few_shapes=True)
@@ -353,12 +286,7 @@ def large_inputs(case: Case) -> Iterator[Measured]:
         yield Measured(wrong, 0, f"{what} give {wrong} outputs that are NaN or infinite")
 
 
-@law(
-    "decoding",
-    few_shapes=True,
-    applies=lambda case: case.causal and bool(case.traits.decode),
-    claim=lambda traits: bool(traits.decode),
-)
+@law("decoding", few_shapes=True, claim="decode", applies=lambda case: case.causal)
 def decoding(case: Case) -> Iterator[Measured]:
     """Token by token it gives what the whole sequence gives."""
     for prompt in (0, 9, case.shape.N - 1):
@@ -444,3 +372,61 @@ def _worst_token(found: Tensor, expected: Tensor) -> tuple[float, int]:
     far = far / expected.double().abs().amax(numbers).clamp(min=1.0)
     at = int(far.argmax())
     return float(far[at]), at
+
+
+def _chooses(case: Case) -> bool:
+    return issubclass(case.variant.make, Selecting) if isinstance(case.variant.make, type) else False
+
+
+@law("choice", applies=lambda case: case.operator and _chooses(case))
+def choice(case: Case) -> Iterator[Measured]:
+    """It attends to what it chose, its error is the mass left out, and ties take no more keys."""
+    shape = case.shape
+    module, (q, k, v) = case.module(), case.draw()
+    choosing = chooser(module)
+    if choosing is None:
+        return  # with these options it does not
+    selection = choosing.select(q, k)
+    chosen = selection.pairs(slice(0, shape.N))
+    visible = Visible.of(shape).pairs(slice(0, shape.N), slice(0, shape.M), shape.M, q.device)
+    hidden = int((chosen & ~visible).sum())
+    yield Measured(hidden, 0, f"it chooses {hidden} pairs that are hidden")
+    out = module(q, k, v)
+    # Ties may fall either way, so that only the choice that was used can be held against the output.
+    own, values = of_query_heads(k, shape.H), of_query_heads(v, shape.H)
+    far = gap(out, masked_attention(q, own, values, chosen))
+    yield Measured(far, case.close, f"its output is {far:.2g} off that of the pairs that it says it chose")
+    # o - ô = (1 - m)(ō - ô): the mass m of what is kept, ô its average, ō the average of the rest.
+    weights = (q @ own.mT * shape.D**-0.5).masked_fill(~visible, -torch.inf).softmax(-1)
+    mass = (weights * chosen).sum(-1, keepdim=True)
+    rest = (weights * ~chosen) @ values  # (1 - m)·ō
+    far = gap((weights @ values) - out, rest - (1 - mass) * out)
+    yield Measured(far, case.close, f"its error is {far:.2g} off that of the mass that its choice leaves out")
+    yield from _attention_to_a_choice(case, module, choosing)
+    oracle = case.oracle(module)
+    if oracle is not None and case.traits.shares == "by itself":
+        equal, every = k[:, :, :1].expand_as(k), torch.eye(shape.M, dtype=v.dtype).expand(*v.shape[:2], -1, -1)
+        taken = int(choosing.select(q, equal).pairs(slice(0, shape.N)).sum(-1).max())
+        most = int((oracle(q, equal, every) > 0).sum(-1).max())
+        yield Measured(max(0, taken - most), 0, f"of keys that are all equal it takes {taken}; its formula {most}")
+    if case.causal and not case.traits.reads_ahead:
+        for t, factor in ((3, 3), (11, 3), (11, -30), (16, -30)):
+            others = [torch.where(torch.arange(shape.M)[:, None] > t, factor * x, x) for x in (q, k)]
+            moved = int((choosing.select(*others).pairs(slice(0, t + 1)) ^ chosen[:, :, : t + 1]).sum())
+            what = f"tokens after {t} times {factor} change {moved} of the pairs chosen for queries up to {t}"
+            yield Measured(moved, 0, what)
+
+
+def _attention_to_a_choice(case: Case, module: nn.Module, choosing: Selecting) -> Iterator[Measured]:
+    """Choosing first and attending then is the whole, and NaN at padded tokens reaches nothing."""
+    q, k, v = case.draw()
+    far = gap(choosing.attend(q, k, v, choosing.select(q, k)), module(q, k, v))
+    yield Measured(far, case.close, f"attention to what it chose before is {far:.2g} off its output")
+    if not case.traits.key_padding:
+        return
+    real = torch.ones(2, case.shape.N, dtype=torch.bool)
+    real[0, :2] = real[0, -3:] = False  # the first as well: where nothing was chosen, an engine may read those
+    q, k, v = (x.masked_fill(~real[:, None, :, None], math.nan) for x in (q, k, v))
+    found = choosing.attend(q, k, v, choosing.select(q, k, key_mask=real)), module(q, k, v, key_mask=real)
+    far = gap(*(x.transpose(1, 2)[real] for x in found))
+    yield Measured(far, case.close, f"with NaN at padded tokens, attention to what it chose is {far:.2g} off the whole")

@@ -20,8 +20,7 @@ from attnbench.cli.match import match as match_command
 from attnbench.cli.match_screen import _in_parts
 from attnbench.cli.score import score
 from attnbench.decision.budget import Point
-from attnbench.decision.match import Prepared
-from attnbench.decision.match_score import ScoreMatch
+from attnbench.decision.match import Prepared, ScoreMatch
 from attnbench.errors import Exit, UsageError
 from attnbench.run.score_question import ScoreQuestion
 from tests.forked import forks

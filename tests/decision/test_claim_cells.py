@@ -11,10 +11,9 @@ import pandas as pd
 import pytest
 
 from attnbench.cli.app import main
-from attnbench.decision.claim_cells import Needed, missing_of, needed_by, rows_by_run, rows_of
 from attnbench.decision.claim_runs import read_rows
 from attnbench.decision.claims import Claim, claims
-from attnbench.decision.judging import judge, judge_all_rows
+from attnbench.decision.judging import Needed, judge, judge_all_rows, missing_of, needed_by, rows_by_run, rows_of
 from attnbench.plots.load import read_results
 from attnbench.record import Record
 from attnbench.status import Status

@@ -11,9 +11,17 @@ import pytest
 
 from attnbench.decision.decide import Decision, Question, decide
 from attnbench.decision.export_tables import as_text, tables_of
-from attnbench.decision.formats import judged, to_action, to_json, to_junit
 from attnbench.decision.measured import load
-from attnbench.decision.table import MOST_CHARACTERS, table_of, to_markdown, to_text
+from attnbench.decision.table import (
+    MOST_CHARACTERS,
+    judged,
+    table_of,
+    to_action,
+    to_json,
+    to_junit,
+    to_markdown,
+    to_text,
+)
 from attnbench.status import Status
 from tests.decision.fixture_runs import Row, environment, write_run
 

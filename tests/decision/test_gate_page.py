@@ -10,9 +10,9 @@ import pytest
 
 from attnbench.cli.app import main
 from attnbench.decision.decide import Question, decide
-from attnbench.decision.formats import to_json, to_junit
 from attnbench.decision.judge import VERDICTS, Limits
 from attnbench.decision.measured import load
+from attnbench.decision.table import to_json, to_junit
 from attnbench.errors import Exit
 from tests.decision.fixture_runs import Row, copy_with, write_run
 

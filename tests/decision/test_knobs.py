@@ -8,7 +8,7 @@ import attnbench.attention
 import attnbench.inputs  # noqa: F401  # these fill their tables
 from attnbench.cell import Cell
 from attnbench.contract import broken_option
-from attnbench.decision.knobs import MOST_COUNTED, knob_of, ladder_of
+from attnbench.decision.search import MOST_COUNTED, knob_of, ladder_of
 from attnbench.errors import UsageError
 from attnbench.measure.flops import count
 from attnbench.measure.memory import peak_tensor_bytes

@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnbench.decision.budget import Budget, Point, budget_of, error_interval
-from attnbench.decision.knobs import Ladder, entrants_of, knob_of, ladder_of
 from attnbench.decision.match import one_length
 from attnbench.decision.matched import Match, answers, rows_of
-from attnbench.decision.search import Found, boundary, search
+from attnbench.decision.search import Found, Ladder, boundary, entrants_of, knob_of, ladder_of, search
 from attnbench.decision.search import most_tries as most_of
 from attnbench.errors import UsageError
 from attnbench.spec import Spec, parse_spec

@@ -11,7 +11,7 @@ import pytest
 import attnbench.attention  # noqa: F401  # fills the table of variants
 from attnbench.cell import Cell, ModelSize, Training
 from attnbench.decision.budget import Budget
-from attnbench.decision.match_run_scores import match_scores
+from attnbench.decision.match_run import match_scores
 from attnbench.decision.matched import answers
 from attnbench.errors import ResultsError, UsageError
 from attnbench.record import COLUMNS, Record

@@ -14,8 +14,7 @@ from attnbench.cell import Cell
 from attnbench.cli.app import main
 from attnbench.decision import match as matching
 from attnbench.decision import trainings
-from attnbench.decision.match import Prepared
-from attnbench.decision.match_score import ScoreMatch
+from attnbench.decision.match import Prepared, ScoreMatch
 from attnbench.decision.matched import Match, answers
 from attnbench.errors import UsageError
 from attnbench.record import Record

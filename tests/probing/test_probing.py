@@ -12,22 +12,10 @@ import pytest
 import torch
 
 from attnbench.errors import Unsupported, UsageError
-from attnbench.probing import (
-    QUESTIONS,
-    Found,
-    Subject,
-    Wanted,
-    answer,
-    basics,
-    collected,
-    conclusion,
-    contradictions,
-    lines,
-    named_after,
-    probe,
-    questions,
-)
-from attnbench.probing.questions import Growth
+from attnbench.probing import questions
+from attnbench.probing.questions import QUESTIONS, Found, Growth, answer, basics, collected, probe
+from attnbench.probing.subject import Subject, Wanted
+from attnbench.probing.verdict import conclusion, contradictions, lines, named_after
 from attnbench.run.isolation import Settings, Worker
 from attnbench.run.module import AskModule, examine_module
 

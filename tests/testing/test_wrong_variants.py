@@ -62,7 +62,7 @@ FAULTS = [
     ("SpoiltByAnother", "softmax", "batch", "NaN in example 0 reaches the output"),
     ("SpoiltBackwards", "softmax", "batch", "NaN in example 0 reaches the gradient"),
     ("CopiedHeads", "sdpa", "memory", "times the memory where 4 heads share one of keys"),
-    ("UnsharedGradients", "softmax", "shared heads", "the gradient of k is not the sum"),
+    ("UnsharedGradients", "softmax", "shared heads", "the gradient of k differs"),
     ("NarrowValues", "softmax", "value width", "with values 7 wide"),
     ("TableOfPositions", "softmax", "longer sequences", "RuntimeError"),
     ("PrefixFromBelow", "softmax", "masks", "with mask prefix:9 it differs"),
