@@ -19,6 +19,7 @@ from torch.nn.functional import one_hot
 from attnbench.engines import fla, forms
 from attnbench.errors import Unsupported
 from attnbench.measure.flops import count
+from attnbench.record import options_of
 from attnbench.shape import Shape
 from attnbench.spec import parse_spec
 from attnbench.variant import VARIANTS, build
@@ -280,3 +281,7 @@ def test_auto_stands_in_no_label_id_or_options() -> None:
         assert "form" not in dict(entry.complete(parse_spec(name)).options)
         assert entry.normalise(parse_spec(f"{name}:form=auto")).label == name
         assert dict(entry.complete(parse_spec(f"{name}:form=torch")).options)["form"] == "torch"
+    # Rows of when torch was the default name a form that nobody chose.
+    assert options_of('{"chunk": 5, "form": "torch"}', "linear:chunk=5") == '{"chunk": 5}'
+    for options, label in (('{"form": "torch"}', "linear:form=torch"), ('{"form": "triton"}', "linear:form=triton")):
+        assert options_of(options, label) == options
