@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from attnbench.compiled import out_of_sight
 from attnbench.errors import Unsupported, UsageError
-from attnbench.plugins import HUB
 from attnbench.shape import Shape
 from attnbench.variant import VARIANTS, No, Traits, build, register
 
@@ -25,8 +24,8 @@ LOCK = "kernels.lock"
 _FUNCTION = "flash_attn_func"
 
 
-def register_kernel(source: str) -> tuple[str, str]:
-    """Register the kernel of ``hub:OWNER/NAME@VERSION``; a second call does nothing.
+def register_kernel(text: str) -> tuple[str, str]:
+    """Register the kernel of ``OWNER/NAME@VERSION``; a second call does nothing.
 
     Returns:
         The repository, and the commit or the build that is loaded.
@@ -34,7 +33,7 @@ def register_kernel(source: str) -> tuple[str, str]:
     Raises:
         UsageError: the package is missing, the text is no repository, or it has no such function.
     """
-    repository, _, version = source.removeprefix(HUB).partition("@")
+    repository, _, version = text.partition("@")
     name = f"peer.sdpa.{repository.rpartition('/')[2]}"
     if repository.count("/") != 1 or not all(repository.split("/")):
         raise UsageError("write hub:OWNER/NAME@VERSION, such as hub:kernels-community/flash-attn3@1")
@@ -48,7 +47,7 @@ def register_kernel(source: str) -> tuple[str, str]:
     elif Path(LOCK).is_file():
         module = kernels.get_locked_kernel(repository, lockfile=Path(LOCK))
     else:
-        raise UsageError(f"no version; write {source}@1, or name it in {LOCK} by 'kernels lock'")
+        raise UsageError(f"no version; write hub:{text}@1, or name it in {LOCK} by 'kernels lock'")
     attend = getattr(module, _FUNCTION, None)
     if attend is None:
         has = ", ".join(one for one in dir(module) if not one.startswith("_")) or "nothing"

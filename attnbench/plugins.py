@@ -132,7 +132,7 @@ def load(source: str) -> None:
         from attnbench.hub import register_kernel  # it needs torch
 
         with told(source):
-            name, build = register_kernel(source)
+            name, build = register_kernel(source.removeprefix(HUB))
         _packages[name] = build
         return
     if source != (file := file_of(source)):
