@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -85,7 +86,7 @@ def comba(q: Tensor, k: Tensor, v: Tensor, p: Tensor, g: Tensor, beta: Tensor, s
     return recurrence(q, k, b * v, g[..., None], scale=scale, erased=b * p, early=True)
 
 
-def rwkv7(r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, scale: float, lower_bound: float):  # type: ignore[no-untyped-def]  # a stand-in
+def rwkv7(r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, scale: float, lower_bound: float = -100.0):  # type: ignore[no-untyped-def]  # a stand-in
     assert bool((w > lower_bound).all())
     return recurrence(r, k, v, w, scale=scale, erased=-a, along=b, early=True)
 
@@ -137,6 +138,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setitem(sys.modules, "fla", ModuleType("fla"))
     monkeypatch.setitem(sys.modules, "fla.ops", ModuleType("fla.ops"))
+    monkeypatch.setattr(fla, "refused", lambda: False)
     monkeypatch.setattr(forms, "find_spec", lambda name: name)
     monkeypatch.setattr(forms, "on_device", lambda x: True)
     monkeypatch.setattr(forms, "a_device", lambda: True)
@@ -197,6 +199,36 @@ def test_the_layer_around_the_kernel_has_the_layers_formula(text: str, causal: b
         assert count(lambda: modules["auto"](*inputs)).kernel == "fla"
         assert forms.passed_over() == []
     assert count(lambda: modules["torch"](*inputs)).kernel == "torch"
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(
+    "text", ["gated-delta", "comba", "ssd", "ssd:groups=2", "mamba2", "gated-delta:value_groups=2"]
+)
+def test_where_gradients_of_a_heads_decay_are_refused_each_channel_has_it(
+    text: str, causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = []
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError("incorrect results for gated chunk_bwd_dqkwg")
+
+    for name in ("simple-gla", "gated-delta", "comba"):
+        row = fla.KERNELS[name]
+        monkeypatch.setattr(sys.modules[f"fla.ops.{row.module}"], row.function, refuse)
+    monkeypatch.setattr(fla, "refused", lambda: called.append(1) or True)
+    if "value_groups" in text and not causal:
+        return
+    shape, x = Shape(2, 2, 11, 8, causal=causal), torch.randn(2, 11, 16)
+    results = []
+    for form in ("torch", "fla"):
+        leaf = x.clone().requires_grad_()
+        out = build(text, shape, seed=3, form=form)(leaf)
+        results.append([out.detach(), *torch.autograd.grad(out.square().sum(), leaf)])
+    assert called
+    for got, expected in zip(*reversed(results), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.usefixtures("kernels")
