@@ -112,7 +112,7 @@ def _rebased(f: Kernel, q: Tensor, k: Tensor, v: Tensor) -> Any:
     q = q * (q.shape[3] ** -0.5 * q.shape[1] ** -0.25)
     above, below = f(q, k, v, use_scale=False, use_normalize=False, return_both=True)
     out = (above / below.masked_fill(below == 0, 1.0)[..., None]).transpose(1, 2)
-    # The first token has a weight of 1, whatever its square: a small one would divide what rounding leaves of gradients.
+    # The first token has a weight of 1, whatever its square: a small one divides what rounding leaves of gradients.
     return torch.cat([v[:, :1] * (below.mT[:, :1, :, None] > 0), out[:, 1:]], 1)
 
 
