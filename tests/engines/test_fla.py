@@ -19,6 +19,7 @@ from torch.nn.functional import one_hot
 from attnbench.engines import fla, forms
 from attnbench.errors import Unsupported
 from attnbench.measure.flops import count
+from attnbench.record import options_of
 from attnbench.shape import Shape
 from attnbench.spec import parse_spec
 from attnbench.variant import VARIANTS, build
@@ -202,14 +203,25 @@ def test_the_layer_around_the_kernel_has_the_layers_formula(text: str, causal: b
 
 
 @pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(
-    "text", ["gated-delta", "comba", "ssd", "ssd:groups=2", "mamba2", "gated-delta:value_groups=2"]
+    ("text", "causal"),
+    [
+        *(
+            (text, causal)
+            for text in ("gated-delta", "comba", "ssd", "ssd:groups=2", "mamba2")
+            for causal in (True, False)
+        ),
+        ("gated-delta:value_groups=2", True),
+    ],
 )
 def test_where_gradients_of_a_heads_decay_are_refused_each_channel_has_it(
     text: str, causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    called = []
+    asked = []
+
+    def refused() -> bool:
+        asked.append(True)
+        return True
 
     def refuse(*_: Any, **__: Any) -> None:
         raise RuntimeError("incorrect results for gated chunk_bwd_dqkwg")
@@ -217,16 +229,14 @@ def test_where_gradients_of_a_heads_decay_are_refused_each_channel_has_it(
     for name in ("simple-gla", "gated-delta", "comba"):
         row = fla.KERNELS[name]
         monkeypatch.setattr(sys.modules[f"fla.ops.{row.module}"], row.function, refuse)
-    monkeypatch.setattr(fla, "refused", lambda: called.append(1) or True)
-    if "value_groups" in text and not causal:
-        return
+    monkeypatch.setattr(fla, "refused", refused)
     shape, x = Shape(2, 2, 11, 8, causal=causal), torch.randn(2, 11, 16)
     results = []
     for form in ("torch", "fla"):
         leaf = x.clone().requires_grad_()
         out = build(text, shape, seed=3, form=form)(leaf)
         results.append([out.detach(), *torch.autograd.grad(out.square().sum(), leaf)])
-    assert called
+    assert asked
     for got, expected in zip(*reversed(results), strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-4)
 
@@ -271,3 +281,7 @@ def test_auto_stands_in_no_label_id_or_options() -> None:
         assert "form" not in dict(entry.complete(parse_spec(name)).options)
         assert entry.normalise(parse_spec(f"{name}:form=auto")).label == name
         assert dict(entry.complete(parse_spec(f"{name}:form=torch")).options)["form"] == "torch"
+    # Rows of when torch was the default name a form that nobody chose.
+    assert options_of('{"chunk": 5, "form": "torch"}', "linear:chunk=5") == '{"chunk": 5}'
+    for options, label in (('{"form": "torch"}', "linear:form=torch"), ('{"form": "triton"}', "linear:form=triton")):
+        assert options_of(options, label) == options
