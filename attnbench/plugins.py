@@ -20,7 +20,7 @@ from pathlib import Path
 from attnbench.errors import UsageError
 from attnbench.foreign import home_of, module_name, told
 
-GROUP = "attnbench.variants"
+GROUP, HUB = "attnbench.variants", "hub:"
 
 _INSTALLED = ("site-packages", "dist-packages")
 _OF_PYTHON = (Path(sysconfig.get_path("stdlib")), Path(__file__).parent)
@@ -122,11 +122,19 @@ def load(source: str) -> None:
     """Import ``FILE.py`` or a module, so that its ``@register`` lines take effect; a second call does nothing.
 
     ``FILE.py:Class`` makes a variant of the class as it is: :mod:`attnbench.own_module`. A file may import those that
-    lie beside it, or below the package that it belongs to.
+    lie beside it, or below the package that it belongs to. ``hub:OWNER/NAME@VERSION`` is a kernel of the Hugging Face
+    hub: :mod:`attnbench.hub`.
 
     Raises:
-        UsageError: there is no such file, module or class, or importing it raises or ends Python.
+        UsageError: there is no such file, module, class or kernel, or importing it raises or ends Python.
     """
+    if source.startswith(HUB):
+        from attnbench.hub import register_kernel  # it needs torch
+
+        with told(source):
+            name, build = register_kernel(source.removeprefix(HUB))
+        _packages[name] = build
+        return
     if source != (file := file_of(source)):
         from attnbench.own_module import register_module  # it needs torch
 

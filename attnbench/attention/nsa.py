@@ -111,8 +111,8 @@ class NSA(nn.Module):
 
     Time is quadratic in the pooled scores, N² / stride of them, which exist for a tile of queries at a time. Of the
     selected keys those of some queries are gathered at a time: memory is O(n). All defaults are
-    the paper's. ``form=fla`` has the selected keys by the authors' way, a block for all heads of a group, which are 16,
-    32, 64 and so on.
+    the paper's. ``form=fla`` has the selected keys by the authors' way, a block for all heads of a group; a group of
+    fewer than 16 heads costs as much as one of 16.
 
     Without causality all pooled blocks count, the block behind a query's own is always selected as well, and the window
     reaches as far behind as before; the paper is causal.
@@ -142,8 +142,8 @@ class NSA(nn.Module):
         form: forms.Fla = "auto",
     ) -> None:
         super().__init__()
-        # Its heads of queries that share keys are the rows of a product, a power of two of them.
-        fits = shape.causal and shape.G >= 16 and shape.G.bit_count() == 1 and branch in ("all", "selected")
+        # The tokens of a block are the columns of a product in its kernel.
+        fits = shape.causal and block >= 16 and block.bit_count() == 1 and branch in ("all", "selected")
         self.fused = {"fla": partial(fla.run, "nsa", block_size=block)} if fits else {}
         forms.require("nsa", form, self.fused)
         self.form = form

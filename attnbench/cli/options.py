@@ -18,7 +18,8 @@ On = Annotated[
     typer.Option("--on", metavar="ENGINE", help="Let machines share the cells: ray, or ray:ADDRESS of a cluster."),
 ]
 Plugins = Annotated[
-    list[str] | None, typer.Option(metavar="PLUGIN", help="FILE.py, FILE.py:Class or module with more variants.")
+    list[str] | None,
+    typer.Option(metavar="PLUGIN", help="FILE.py, FILE.py:Class, module or hub:OWNER/NAME@1 with more variants."),
 ]
 Threads = Annotated[int | None, typer.Option(min=1, metavar="N", help="CPU threads; default: all cores.")]
 MemoryLimit = Annotated[str | None, typer.Option(metavar="SIZE", help="8GiB, say; default: 85 % of free memory.")]

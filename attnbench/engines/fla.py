@@ -7,6 +7,7 @@ All kernels are causal, and sum in float32. The package is imported by the first
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from importlib import import_module
 from math import log
@@ -98,8 +99,8 @@ def _log_linear(f: Kernel, q: Tensor, k: Tensor, v: Tensor, g: Tensor, weights: 
 
 
 def _mesa(f: Kernel, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor, penalty: Tensor, **named: Any) -> Any:
-    gates = g.squeeze(-1) * LN2, beta.squeeze(-1), penalty[0, 0]
-    return f(silu(q), silu(k), v, *gates, use_qk_l2norm_in_kernel=True, **named)
+    given, joined = _of_any_size(silu(q), silu(k), v, g.squeeze(-1) * LN2, beta.squeeze(-1), penalty[0, 0])
+    return joined(f(*given, use_qk_l2norm_in_kernel=True, **named)[0])
 
 
 def _path(f: Kernel, q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor) -> Any:
@@ -110,13 +111,22 @@ def _rebased(f: Kernel, q: Tensor, k: Tensor, v: Tensor) -> Any:
     # The scale cancels in the quotient; with it, sums of squares stay within float16.
     q = q * (q.shape[3] ** -0.5 * q.shape[1] ** -0.25)
     above, below = f(q, k, v, use_scale=False, use_normalize=False, return_both=True)
-    return (above / below.masked_fill(below == 0, 1.0)[..., None]).transpose(1, 2)
+    out = (above / below.masked_fill(below == 0, 1.0)[..., None]).transpose(1, 2)
+    # The first token has a weight of 1, whatever its square: a small one divides what rounding leaves of gradients.
+    return torch.cat([v[:, :1] * (below.mT[:, :1, :, None] > 0), out[:, 1:]], 1)
 
 
 def _nsa(f: Kernel, q: Tensor, k: Tensor, v: Tensor, chosen: Tensor, **named: Any) -> Any:
-    few = chosen.shape[3]
-    chosen = pad(chosen, (0, (1 << (few - 1).bit_length()) - few), value=-1)  # it takes a power of two; -1 is none
-    return f(q, k, v, block_indices=chosen, block_counts=chosen.shape[3], **named)
+    few, heads = chosen.shape[3], q.shape[2] // k.shape[2]
+    chosen = pad(chosen, (0, _power_of_two(few) - few), value=-1)  # -1 is none
+    # The heads that share keys are rows of a product, which has 16 or more.
+    rows = pad(torch.unflatten(q, 2, (k.shape[2], heads)), (0, 0, 0, max(16, _power_of_two(heads)) - heads))
+    out = f(rows.flatten(2, 3), k, v, block_indices=chosen, block_counts=chosen.shape[3], **named)
+    return torch.unflatten(out, 2, rows.shape[2:4])[:, :, :, :heads].flatten(2, 3)
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << (least - 1).bit_length()
 
 
 KERNELS = {
@@ -157,7 +167,9 @@ def run(name: str, *given: Tensor, **named: Any) -> Tensor:
     row = KERNELS[name]
     if row.by_channel and not named and torch.is_grad_enabled() and any(x.requires_grad for x in given) and refused():
         row = KERNELS[row.by_channel]
-    function = getattr(import_module(f"fla.ops.{row.module}"), row.function)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what the package says of others that it lacks, when it is imported
+        function = getattr(import_module(f"fla.ops.{row.module}"), row.function)
 
     def call() -> Tensor:
         got = row.call(function, *(x.transpose(1, 2) for x in given), **named)
@@ -174,6 +186,31 @@ def refused() -> bool:
         bool(getattr(state, name, False)) for name in ("IS_NVIDIA_HOPPER", "TRITON_ABOVE_3_4_0", "TRITON_ABOVE_3_7_1")
     )
     return hopper and since and not mended
+
+
+class _Measured(torch.autograd.Function):
+    """What it is given; backwards times or over the size that a gradient has at the output."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, size: list[Tensor], at_the_output: bool) -> Tensor:
+        ctx.size, ctx.at_the_output = size, at_the_output
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        if not ctx.at_the_output:
+            return (grad * ctx.size[0]).to(grad.dtype), None, None
+        size = grad.float().square().mean().sqrt()
+        ctx.size[:] = [size]
+        return (grad / torch.where(size > 0, size, 1.0)).to(grad.dtype), None, None
+
+
+def _of_any_size(*given: Tensor) -> tuple[list[Tensor], Callable[[Tensor], Tensor]]:
+    """Inputs and a function of the output, between which gradients are of size 1, for a kernel that adds to them."""
+    size: list[Tensor] = []
+    measured = _Measured.apply
+    inputs = [measured(x, size, False) for x in given]  # type: ignore[no-untyped-call]  # untyped in torch
+    return inputs, lambda out: measured(out, size, True)  # type: ignore[no-untyped-call]  # untyped in torch
 
 
 def before(compute: Kernel, q: Tensor, *others: Tensor, log_decay: Tensor | None = None) -> Tensor:

@@ -10,14 +10,15 @@ from collections.abc import Sequence
 from tempfile import TemporaryFile
 
 from attnbench.errors import UsageError
-from attnbench.plugins import file_of, load
+from attnbench.plugins import HUB, file_of, load
 from attnbench.record import one_line
 from attnbench.run.descendants import end_all, guard
 from attnbench.run.isolation import signal_name
 from attnbench.run.process import environment_for
 
 LIMIT = 120.0
-"""Seconds in which all plug-ins of a command are imported and Python ends."""
+"""Seconds in which all plug-ins of a command are imported and Python ends; ten times as many for a kernel of the hub,
+which may have to be fetched."""
 _LOADED = "loaded"
 _tried = set[str]()
 
@@ -36,7 +37,7 @@ def load_all(sources: Sequence[str]) -> None:
 
 
 def _try(files: Sequence[str]) -> None:
-    named = f"plug-in {', '.join(files)}"
+    named, limit = f"plug-in {', '.join(files)}", LIMIT * (10 if any(one.startswith(HUB) for one in files) else 1)
     with TemporaryFile("w+") as answer, TemporaryFile("w+", errors="replace") as printed:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "attnbench.run.trial", *files],
@@ -47,7 +48,7 @@ def _try(files: Sequence[str]) -> None:
             start_new_session=True,  # Ctrl-C reaches this process only, which ends the other
         )
         try:
-            code = process.wait(LIMIT)
+            code = process.wait(limit)
         except subprocess.TimeoutExpired:
             code = None
         finally:
@@ -58,7 +59,7 @@ def _try(files: Sequence[str]) -> None:
         told, last = answer.read(), one_line(printed.read().strip().rpartition("\n")[2])
     doing = "Python ended after it was imported" if told == _LOADED else "it was imported"
     if code is None:
-        raise UsageError(f"{named}: {LIMIT:.0f} s passed before {doing}; make its import short, and end its threads")
+        raise UsageError(f"{named}: {limit:.0f} s passed before {doing}; make its import short, and end its threads")
     if told not in (_LOADED, ""):
         raise UsageError(told)
     if code or not told:

@@ -6,6 +6,7 @@ They need an NVIDIA GPU and take float16 and bfloat16. Their layout is ``(B, N, 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from torch import Tensor, nn
@@ -23,23 +24,35 @@ _CLAIMS: dict[str, Any] = {
 }
 
 
+_LATENT = ((192,), (128,))
+"""Widths of keys and of values with which DeepSeek's models attend."""
+Apart = tuple[Collection[int], Collection[int]]
+"""Widths of keys, and those of values that may stand beside any of them where the two differ."""
+
+
 def _traits(**more: Any) -> Traits:
     claims = {"exact": True, "shares": "by itself", "permutable": True, "dtypes": (), **more}
-    return Traits(key_padding=_NO_MASK, v_dim=No("this adapter gives values the width of keys"), **claims)
+    return Traits(key_padding=_NO_MASK, **claims)
 
 
 class _Exact(nn.Module):
     """What the adapters have in common: ``attend`` of the package, its name and the widths that it takes."""
 
-    def __init__(self, shape: Shape, package: str, widths: tuple[int, ...]) -> None:
+    def __init__(self, shape: Shape, package: str, widths: tuple[int, ...], *apart: Apart) -> None:
         super().__init__()
-        if shape.D not in widths:
+        if shape.E != shape.D and not any(shape.D in keys and shape.E in values for keys, values in apart):
+            raise Unsupported(f"{package} has no kernel for head_dim {shape.D} and v_dim {shape.E}")
+        if shape.E == shape.D and shape.D not in widths:
             raise Unsupported(f"{package} takes head_dim {_listed(widths)}, not {shape.D}")
         self.shape, self.causal, self.package = shape, shape.causal, package
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        out: Tensor = build("softmax", self.shape).dense(q, k, v)  # type: ignore[operator]  # it is a Softmax
+        out: Tensor = build("softmax", self.shape)(q, k, v)
         return out
+
+
+_TO_128 = tuple(range(8, 129, 8))
+_OF_FLASH3: tuple[Apart, ...] = ((range(8, 65, 8), range(8, 513, 8)), (range(136, 193, 8), range(104, 129, 8)))
 
 
 def _listed(widths: tuple[int, ...]) -> str:
@@ -57,11 +70,12 @@ class PeerFlash3(_Exact):
     """FlashAttention-3: flash_attn_func of the package flash_attn_3.
 
     Written for 3.0.0, which is built from the folder hopper of the repository. Compute capability 9.0 (H100, H200);
-    widths to 256, a multiple of 8. Heads of queries may share a head of keys: query head h reads h // (H / K).
+    widths to 256, a multiple of 8. Values may be of another width: up to 512 beside keys up to 64, and from 104 to 128
+    beside keys from 136 to 192. Heads of queries may share a head of keys: query head h reads h // (H / K).
     """
 
     def __init__(self, shape: Shape) -> None:
-        super().__init__(shape, "flash_attn_3", tuple(range(8, 257, 8)))
+        super().__init__(shape, "flash_attn_3", tuple(range(8, 257, 8)), *_OF_FLASH3)
         a_gpu(self.package, 9)
         how = "build it from the folder hopper of github.com/Dao-AILab/flash-attention"
         self.attend = function("flash_attn_interface", "flash_attn_func", how)
@@ -81,12 +95,13 @@ class PeerFlash3(_Exact):
 class PeerFlash4(_Exact):
     """FlashAttention-4: flash_attn_func of flash_attn.cute, compiled on its first call.
 
-    Written for flash-attn-4 4.0.0b36. Compute capability 9.0, 10.0 or 12.0; widths to 128, a multiple of 8. Heads of
-    queries may share a head of keys: query head h reads h // (H / K).
+    Written for flash-attn-4 4.0.0b36. Compute capability 9.0, 10.0 or 12.0; widths to 128, a multiple of 8, of keys
+    and of values, and 192 with values of 128. Heads of queries may share a head of keys: query head h reads
+    h // (H / K).
     """
 
     def __init__(self, shape: Shape) -> None:
-        super().__init__(shape, "flash-attn-4", tuple(range(8, 129, 8)))
+        super().__init__(shape, "flash-attn-4", _TO_128, (_TO_128, _TO_128), _LATENT)
         a_gpu(self.package, 9, 10, 11, 12)
         self.attend = function("flash_attn.cute", "flash_attn_func", "pip install --no-deps flash-attn-4==4.0.0b36")
 
@@ -106,11 +121,12 @@ class PeerFlashInfer(_Exact):
     """FlashInfer: single_prefill_with_kv_cache, for one sequence and without gradients.
 
     Written for flashinfer-python 0.7.2, whose kernels may be compiled on the first call. It takes one sequence, so
-    batch is 1, and widths 64, 128 and 256. Heads of queries may share a head of keys: query head h reads h // (H / K).
+    batch is 1, and widths 64, 128 and 256, or 192 with values of 128. Heads of queries may share a head of keys: query
+    head h reads h // (H / K).
     """
 
     def __init__(self, shape: Shape) -> None:
-        super().__init__(shape, "flashinfer", (64, 128, 256))
+        super().__init__(shape, "flashinfer", (64, 128, 256), _LATENT)
         if shape.B > 1:
             raise Unsupported(f"single_prefill_with_kv_cache takes one sequence: set batch to 1, not {shape.B}")
         a_gpu(self.package)
@@ -127,7 +143,7 @@ class PeerFlashInfer(_Exact):
 @register(
     "peer.sdpa.sage",
     source="sageattention (thu-ml), sageattn; Zhang et al. 2024, arXiv:2410.02367",
-    traits=_traits(exact=False),
+    traits=_traits(exact=False, v_dim=No("its kernel gives values the width of keys")),
     **_CLAIMS,
 )
 class PeerSage(_Exact):

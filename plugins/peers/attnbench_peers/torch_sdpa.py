@@ -33,5 +33,5 @@ class PeerSdpa(nn.Module):
         return scaled_dot_product_attention(q, k, v, is_causal=self.causal)
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        out: Tensor = build("softmax", self.shape).dense(q, k, v)  # type: ignore[operator]  # it is a Softmax
+        out: Tensor = build("softmax", self.shape)(q, k, v)
         return out

@@ -91,6 +91,18 @@ def test_a_kernel_gets_its_layout_and_its_shared_heads(name: str, fake: Fake) ->
     assert not torch.allclose(build(name, whole)(*inputs), expected, rtol=2e-2, atol=2e-2)  # causal reaches it
 
 
+@pytest.mark.parametrize("name", ["peer.sdpa.flash3", "peer.sdpa.flash4", "peer.sdpa.flashinfer", "peer.sdpa"])
+def test_values_may_be_narrower_than_keys(name: str, fake: Fake) -> None:
+    if name in KERNELS:
+        fake(*KERNELS[name])
+    shape = Shape(heads=4, seq_len=23, head_dim=192, v_dim=128, causal=True)
+    draws = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 4, 23, width, generator=draws).bfloat16() for width in (192, 192, 128))
+    module: Any = build(name, shape)
+    expected = module.dense(*(x.float() for x in (q, k, v)))
+    torch.testing.assert_close(module(q, k, v).float(), expected, rtol=2e-2, atol=2e-2)
+
+
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_kernel_takes_half_precision_alone(name: str, fake: Fake) -> None:
     fake(*KERNELS[name])
@@ -135,6 +147,9 @@ def test_an_older_gpu_is_refused_by_its_capability(fake: Fake, monkeypatch: pyte
     ("name", "shape", "reason"),
     [
         ("peer.sdpa.flash3", Shape(head_dim=12), "head_dim 8 to 256 in steps of 8, not 12"),
+        ("peer.sdpa.flash3", Shape(head_dim=128, v_dim=64), "no kernel for head_dim 128 and v_dim 64"),
+        ("peer.sdpa.flashinfer", Shape(head_dim=128, v_dim=64), "no kernel for head_dim 128 and v_dim 64"),
+        ("peer.sdpa.sage", Shape(head_dim=128, v_dim=64), "v_dim: its kernel gives values the width of keys"),
         ("peer.sdpa.flash4", Shape(head_dim=192), "head_dim 8 to 128 in steps of 8, not 192"),
         ("peer.sdpa.flashinfer", Shape(head_dim=64, batch=2), "takes one sequence: set batch to 1, not 2"),
         ("peer.sdpa.sage", Shape(head_dim=96), "head_dim 64, 128, not 96"),
