@@ -15,8 +15,11 @@ from attnbench.engines.masks import emptied, seeing, visible_pairs
 from attnbench.engines.precision import LOG2E, accumulator, hidden
 from attnbench.engines.products import bmm
 from attnbench.engines.tiling import cut, head_groups, put_product, row_blocks
+from attnbench.errors import Unsupported
 from attnbench.shape import Shape
-from attnbench.variant import Traits, register
+from attnbench.variant import No, Traits, register
+
+_NO_MASK = "form=fla takes no mask: sums may fade by more than the kernel can tell; form=torch takes one"
 
 
 class Averages(NamedTuple):
@@ -46,7 +49,10 @@ class Averages(NamedTuple):
         decode=True,
         shares="query by query",
         permutable=True,
-        given=(("causal=true", {"own_form": "a channel averages the keys so far; the paper has no causal form"}),),
+        given=(
+            ("causal=true", {"own_form": "a channel averages the keys so far; the paper has no causal form"}),
+            ("form=fla", {"key_padding": No(_NO_MASK)}),
+        ),
     ),
     settings=("chunk=4",),
 )
@@ -102,7 +108,9 @@ class Efficient(nn.Module):
             dtype = accumulator(q.dtype)
             k = k.to(dtype).masked_fill(~key_mask[:, None, :, None], hidden(dtype))
         # With padding, sums may fade by more than flash-linear-attention's kernel can tell.
-        fast = self.fast if key_mask is None or self.form == "fla" or not self.causal else {}
+        fast = {} if "fla" in self.fast and key_mask is not None else self.fast
+        if self.form == "fla" and not fast:
+            raise Unsupported(_NO_MASK)
         out = forms.attend(f"efficient, causal={self.causal}", self.form, self._plain, q, k, v, fast=fast)
         return out if key_mask is None else out.masked_fill(~seeing(key_mask, self.causal), 0.0)
 
