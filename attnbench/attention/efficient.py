@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from attnbench.engines import forms
+from attnbench.engines import fla, forms
 from attnbench.engines.linear import fused
-from attnbench.engines.linear.module import Form
 from attnbench.engines.masks import emptied, seeing, visible_pairs
 from attnbench.engines.precision import LOG2E, accumulator, hidden
 from attnbench.engines.products import bmm
 from attnbench.engines.tiling import cut, head_groups, put_product, row_blocks
+from attnbench.errors import Unsupported
 from attnbench.shape import Shape
-from attnbench.variant import Traits, register
+from attnbench.variant import No, Traits, register
+
+_NO_MASK = "form=fla takes no mask: sums may fade by more than the kernel can tell; form=torch takes one"
 
 
 class Averages(NamedTuple):
@@ -47,7 +49,10 @@ class Averages(NamedTuple):
         decode=True,
         shares="query by query",
         permutable=True,
-        given=(("causal=true", {"own_form": "a channel averages the keys so far; the paper has no causal form"}),),
+        given=(
+            ("causal=true", {"own_form": "a channel averages the keys so far; the paper has no causal form"}),
+            ("form=fla", {"key_padding": No(_NO_MASK)}),
+        ),
     ),
     settings=("chunk=4",),
 )
@@ -65,6 +70,9 @@ class Efficient(nn.Module):
     from an earlier one is taken relative to log Σ exp at the border between them, so that no exponent is positive,
     whatever the keys are. Decoding keeps D averages and D sums. Padded keys get a logit of -∞.
 
+    ``form=triton``, not causal, sums by fused kernels; ``form=fla``, causal, by flash-linear-attention's for decays of
+    each channel: averages fade by what a channel's total grows. Without padding only.
+
     Differs from the authors' code: heads as everywhere here, no convolutions, no residual; the causal form is this
     project's.
     """
@@ -77,12 +85,13 @@ class Efficient(nn.Module):
             int,
             Field(ge=1, description="tokens taken at a time, up to the next power of two. Moves time and memory only"),
         ] = 64,
-        form: Form = "auto",
+        form: Annotated[Literal["auto", "torch", "triton", "fla"], Field(description=forms.WHICH)] = "auto",
     ) -> None:
         super().__init__()
         self.causal = shape.causal
-        # Causal sums relative to the border between two halves are not those of ready features.
-        self.fast = {} if shape.causal or chunk != 64 else {"triton": _by_triton}
+        self.fast: dict[str, fla.Kernel] = {"fla": _by_fla} if shape.causal else {"triton": _by_triton}
+        if chunk != 64:
+            self.fast = {}
         self.form = forms.require("efficient", form, self.fast)
         self.chunk = 1 << (min(chunk, shape.N) - 1).bit_length()
 
@@ -98,8 +107,11 @@ class Efficient(nn.Module):
             (v,) = emptied(key_mask, v)
             dtype = accumulator(q.dtype)
             k = k.to(dtype).masked_fill(~key_mask[:, None, :, None], hidden(dtype))
-        name = f"efficient, causal={self.causal}"
-        out = forms.attend(name, self.form, self._plain, q, k, v, fast=self.fast)
+        # With padding, sums may fade by more than flash-linear-attention's kernel can tell.
+        fast = {} if "fla" in self.fast and key_mask is not None else self.fast
+        if self.form == "fla" and not fast:
+            raise Unsupported(_NO_MASK)
+        out = forms.attend(f"efficient, causal={self.causal}", self.form, self._plain, q, k, v, fast=fast)
         return out if key_mask is None else out.masked_fill(~seeing(key_mask, self.causal), 0.0)
 
     def _plain(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -148,6 +160,14 @@ def _by_triton(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Not causal: both softmaxes make features of which each row's weights sum to 1."""
     phi_q, phi_k = (x.to(accumulator(x.dtype)).softmax(axis) for x, axis in ((q, -1), (k, 2)))
     return fused.sums(phi_q, phi_k, v, fused.Keys(causal=False))
+
+
+def _by_fla(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal: each channel's average fades by what its total grows, and takes a share of each value."""
+    log_total = k.double().logcumsumexp(2)
+    faded = pad(log_total[:, :, :-1] - log_total[:, :, 1:], (0, 0, 1, 0)).to(accumulator(k.dtype)) * LOG2E
+    of_query = q.softmax(-1, accumulator(q.dtype)) * q.shape[-1] ** 0.5  # the kernel divides by that
+    return fla.run("gla", of_query.to(q.dtype), (k - log_total).exp().to(q.dtype), v, faded)
 
 
 def _context(shares: Tensor, values: Tensor) -> Tensor:

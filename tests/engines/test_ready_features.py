@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import attnbench.attention
-from attnbench.engines import forms
+from attnbench.engines import fla, forms
 from attnbench.engines.linear import fused
 from attnbench.engines.linear.fused import Keys
 from attnbench.errors import Unsupported
@@ -67,7 +67,7 @@ def drawn(N: int, M: int, F: int, E: int, device: str, B: int = 1) -> list[Tenso
 
 
 def errors(inputs: list[Tensor], keys: Keys) -> list[float]:
-    """Of output and gradients against the dense formula in float64."""
+    """Output and gradients against the dense formula in float64."""
     grad = torch.randn(*inputs[0].shape[:3], inputs[2].shape[3]).to(inputs[2])
     got = everything(lambda *x: fused.sums(*x, keys), inputs, grad)
     want = everything(lambda *x: dense(*x, keys), [x.double() for x in inputs], grad)
@@ -208,6 +208,25 @@ def test_a_variant_by_the_kernels_gives_what_its_operations_give(
 )
 def test_stabilisers_of_keys_and_of_features_are_right(spec: str, causal: bool, device: str) -> None:
     agree(spec, 2e-6, causal, device)
+
+
+def test_causal_averages_are_those_of_fading_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel replaced by its formula."""
+    monkeypatch.setattr(forms, "on_device", lambda x: True)
+    monkeypatch.setattr(forms, "a_device", lambda: True)
+    monkeypatch.setattr(forms, "find_spec", lambda name: name)
+
+    def recurrent(name: str, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor) -> Tensor:
+        state, out = torch.zeros(*k.shape[:2], k.shape[3], v.shape[3]), []
+        for t in range(k.shape[2]):
+            state = state * log_decay[:, :, t, :, None].exp2() + k[:, :, t, :, None] * v[:, :, t, None]
+            out.append(q[:, :, t, None] @ state * q.shape[3] ** -0.5)
+        return torch.cat(out, 2)
+
+    monkeypatch.setattr(fla, "run", recurrent)
+    module = build("efficient:form=fla", Shape(2, 2, 40, 16, causal=True))
+    inputs = [3 * torch.randn(2, 2, 40, 16) for _ in range(3)]
+    assert relative_error(module(*inputs), module.dense(*inputs)) < 2e-6  # type: ignore[operator]  # an Efficient
 
 
 def agree(spec: str, close: float, causal: bool, device: str) -> None:
