@@ -11,6 +11,8 @@ from torch.nn.functional import normalize
 
 from attnbench.engines.blocks.module import BlockSelecting
 from attnbench.engines.blocks.selection import Pairs, heaviest, in_blocks, means, own_blocks, products, within
+from attnbench.engines.flex.kernel import DTYPES
+from attnbench.engines.flex.pattern import FlexPattern, Form
 from attnbench.errors import UsageError
 from attnbench.reference import of_query_heads
 from attnbench.shape import Shape
@@ -36,6 +38,7 @@ from attnbench.variant import No, Traits, register
         reads_ahead="the queries of a block share a choice, to which the later ones of them contribute",
         exact_with=("threshold=1",),
         given=(
+            ("form=flex", {"compiled": True, "dtypes": DTYPES}),
             (
                 "smooth_k=false",
                 {"own_form": "compares keys as they are; the authors' code takes the mean of all keys off them first"},
@@ -97,8 +100,10 @@ class Sparge(BlockSelecting):
             Field(description="blocks whose masses stay within the share, or own ones and the fewest that hold it"),
         ] = "within",
         smooth_k: Annotated[bool, Field(description="take the mean of all keys off them before cosines")] = True,
+        form: Form = "auto",
     ) -> None:
         super().__init__()
+        self.flex = FlexPattern(f"sparge, queries={queries}, keys={keys}, causal={shape.causal}", form)
         self.sink = sink_of(shape)
         if queries % keys:
             raise UsageError(f"sparge: option keys={keys} must divide queries={queries}; try keys={queries}")

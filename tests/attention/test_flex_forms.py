@@ -10,6 +10,7 @@ import torch
 import torch.nn.attention.flex_attention as of_torch
 from torch import Tensor, nn
 
+from attnbench.capabilities import chooser
 from attnbench.compiled import out_of_sight
 from attnbench.engines import forms
 from attnbench.engines.flex import kernel
@@ -43,6 +44,23 @@ PATTERNS = [
     ("sparse:pattern=stride,length=130", True, False, "none", "none"),
     ("sparse:length=17,heads=split", False, True, "alibi", "none"),
     ("bigbird:block=16,random_blocks=2", False, False, "relative", "none"),
+]
+
+
+CHOICES = [
+    # options, causal, padding, sink, heads of queries for one of keys
+    ("moba:block=16,blocks=3", True, False, "none", 1),
+    ("moba:block=100,blocks=2", False, True, "learned", 2),
+    ("oracle-blocks:block=3,blocks=20", True, True, "none", 1),
+    ("xattention:block=64,stride=8,threshold=0.5", True, False, "learned", 2),
+    ("xattention:block=256,stride=8,threshold=0.5", False, False, "none", 1),
+    ("flexprefill:block=32,mass=0.5,least=0,distance=0", True, True, "none", 1),
+    ("minference:block=16,vertical=9,first=3,slash=9,recent=2,last=20", True, False, "none", 1),
+    ("minference:pattern=a-shape,block=32,sink=3,window=40", True, False, "none", 2),
+    ("sparge:queries=64,keys=16,similarity=0,threshold=0.5", True, True, "none", 1),
+    ("msa:block=16,blocks=3,index_dim=4", True, False, "none", 1),
+    ("sta:frame=4x6,tile=2x2x3,window=3x1x2,text=9", False, False, "learned", 2),
+    ("radial:frame=20,block=8,text=5", False, False, "none", 1),
 ]
 
 
@@ -132,6 +150,46 @@ def test_a_pattern_in_one_kernel_equals_its_formula_with_gradients(
             holds_the_pairs(uncompiled.masks[-1], module.dense(zeros, zeros, values, key_mask=mask) > 0)
 
 
+@pytest.mark.parametrize(("text", "causal", "padded", "sink", "groups"), CHOICES)
+def test_a_choice_in_one_kernel_equals_the_operations_with_gradients(
+    text: str,
+    causal: bool,
+    padded: bool,
+    sink: str,
+    groups: int,
+    uncompiled: Uncompiled,
+) -> None:
+    module: Any = made(text, causal, "none", sink, groups)
+    mask = some_keys() if padded else None
+    generator = torch.Generator().manual_seed(1)
+    inputs = [torch.randn(B, heads, N, D, generator=generator) for heads in (H, H // groups, H // groups)]
+    inputs = [x.requires_grad_() for x in inputs]
+    grad = torch.randn(B, H, N, D, generator=generator)
+
+    def computed() -> tuple[Tensor, ...]:
+        out = module(*inputs, key_mask=mask)
+        return out, *torch.autograd.grad(out, inputs, grad)
+
+    got = computed()
+    assert forms.passed_over() == []
+    last = uncompiled.masks[-1]
+    if chooser(module) is not None:
+        with torch.no_grad():
+            holds_the_pairs(last, module.select(*inputs[:2], key_mask=mask).pairs(slice(0, N)).expand(B, H, N, N))
+    module.flex.form = "torch"
+    for one, other in zip(got, computed(), strict=True):
+        assert relative_error(one, other) < 2e-6
+    assert uncompiled.masks[-1] is last
+
+
+def test_block_masks_of_choices_are_made_with_the_choice(uncompiled: Uncompiled) -> None:
+    module: Any = made("moba:block=16,blocks=3", causal=True, bias="none", sink="none")
+    q, k, v = torch.randn(3, B, H, N, D)
+    selection = module.select(q, k)
+    module.attend(q, k, v, selection)
+    assert uncompiled.masks[-1] is selection.block_mask[0]
+
+
 @pytest.mark.usefixtures("uncompiled")
 def test_block_masks_are_kept_and_padding_is_that_of_the_call(uncompiled: Uncompiled) -> None:
     module: Any = made("local:window=9", causal=True, bias="none", sink="none")
@@ -178,6 +236,9 @@ def test_on_a_processor_the_operations_run_unless_the_kernel_is_named() -> None:
         ("streaming", True, False, "none", "none"),
         ("sparse", True, False, "none", "none"),
         ("bigbird", False, False, "none", "none"),
+        ("moba", True, False, "none", "none"),
+        ("xattention:threshold=0.5", True, False, "none", "none"),
+        ("sta", False, False, "none", "none"),
     ],
 )
 def test_on_a_gpu_the_kernel_is_the_default_and_right(

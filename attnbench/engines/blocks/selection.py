@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
 from torch.nn.functional import pad
 
+from attnbench.engines.flex.blocks import BLOCK, Seen
 from attnbench.engines.tiling import budget
 
 
@@ -27,7 +30,7 @@ class Pairs:
     """``(P,)``, numbers of blocks of keys within that head of that example."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BlockSelection:
     """The pairs of query and key whose scores are computed, as lists of pairs of blocks.
 
@@ -63,6 +66,86 @@ class BlockSelection:
             seen &= torch.arange(N, device=like.device) <= i[:, None]
         seen = seen.view(B, H, stop - start, N)
         return seen if self.real is None else seen & self.real[:, None, None]
+
+    def of(self, B: int, H: int, N: int) -> BlockSelection:
+        """The same for the first of examples, heads and tokens."""
+        if self.size == (B, H, N):
+            return self
+        heads, tokens = self.size[1:]
+        parts = []
+        for part in self.parts:
+            total, fewer = -(-tokens // part.rows), -(-N // part.rows)
+            head, at = part.queries // total, part.queries % total
+            b, h = head // heads, head % heads
+            kept = (b < B) & (h < H) & (at < fewer) & (part.keys * part.columns < N)
+            parts.append(Pairs(part.rows, part.columns, ((b * H + h) * fewer + at)[kept], part.keys[kept]))
+        return BlockSelection((B, H, N), self.causal, tuple(parts), None if self.real is None else self.real[:B, :N])
+
+    def repeated(self, B: int, H: int) -> BlockSelection:
+        """The same in each head of each example, from that of one head of one example."""
+        if self.size[:2] == (B, H):
+            return self
+        parts, device = [], self.parts[0].queries.device
+        for part in self.parts:
+            heads = torch.arange(B * H, device=device)[:, None] * -(-self.size[2] // part.rows)
+            queries, keys = (heads + part.queries).flatten(), part.keys.repeat(B * H)
+            parts.append(Pairs(part.rows, part.columns, queries, keys))
+        real = None if self.real is None else self.real.expand(B, -1)
+        return BlockSelection((B, H, self.size[2]), self.causal, tuple(parts), real)
+
+    @cached_property
+    def block_mask(self) -> tuple[BlockMask, int]:
+        """The block mask for FlexAttention, and how many pairs its blocks hold over all heads of an example."""
+        seen = self._seen()
+        return seen.mask(self.real), seen.pairs(self.size[1])
+
+    def _seen(self) -> Seen:
+        """Blocks by how many of their pairs are kept; a bit for each kept pair of blocks says which these are."""
+        B, H, N = self.size
+        total, device = -(-N // BLOCK), self.parts[0].queries.device
+        held = torch.zeros(B * H * total * total, dtype=torch.int32, device=device)
+        kept: list[tuple[Tensor, int, int]] = []
+        for part in self.parts:
+            units = -(-N // part.rows)
+            line, rows = part.queries // units * total, list(_touched(part.queries % units, part.rows, N))
+            for unit, many in rows:
+                for block, columns in _touched(part.keys, part.columns, N):
+                    held.index_add_(0, (line + unit) * total + block, (many * columns).int())
+            words = -(-N // (part.columns * 32))
+            bits = torch.ones_like(part.keys, dtype=torch.int32) << (part.keys % 32).int()
+            table = torch.zeros(B * H * units * words, dtype=torch.int32, device=device)
+            table.index_add_(0, part.queries * words + part.keys // 32, bits)
+            kept.append((table.view(B, H, units, words), part.rows, part.columns))
+        ends = torch.arange(0, N + BLOCK, BLOCK, device=device)[: total + 1].clamp(max=N)
+        blocks = held.view(B, H, total, total)
+        sizes, causal = ends.diff(), self.causal
+        full, some = blocks == sizes[:, None] * sizes, blocks > 0
+
+        def sees(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            seen = i < 0
+            for table, rows, columns in kept:
+                unit, block = i // rows, j // columns
+                seen = seen | ((table[b % B, h % H, unit, block // 32] >> (block % 32)) & 1 > 0)
+            return seen & (j <= i) if causal else seen
+
+        if causal:
+            full, some = full.tril(-1), some.tril()
+        return Seen(full, some, sees, N)
+
+
+def _touched(numbers: Tensor, size: int, N: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The blocks of FlexAttention that blocks of ``size`` of N tokens reach into, and with how many tokens.
+
+    They come in turn: all the first ones, then the next. Where there is no further one, it is with none.
+    """
+    first, stop = numbers * size, ((numbers + 1) * size).clamp(max=N)
+    many = (size + BLOCK - 2) // BLOCK + 1
+    if size % BLOCK == 0 or BLOCK % size == 0:
+        many = max(1, size // BLOCK)
+    for turn in range(many):
+        block = (first // BLOCK + turn).clamp(max=-(-N // BLOCK) - 1)
+        here = torch.minimum(stop, (block + 1) * BLOCK) - torch.maximum(first, (first // BLOCK + turn) * BLOCK)
+        yield block, here.clamp(min=0)
 
 
 def listed(total: int, width: int, choose: Callable[[slice], Tensor], q: Tensor) -> tuple[Tensor, Tensor]:

@@ -45,7 +45,9 @@ class Seen(NamedTuple):
 
 
 def asking(key_mask: Tensor, mod: Mod) -> Mod:
-    """The same pairs, without those of padded keys."""
+    """The same pairs, without those of padded keys; ``key_mask`` is ``(B, n)``, or ``(1, n)`` for all examples."""
+    if len(key_mask) == 1:
+        return lambda b, h, i, j: key_mask[0, j] & mod(b, h, i, j)
     return lambda b, h, i, j: key_mask[b, j] & mod(b, h, i, j)
 
 
