@@ -23,6 +23,7 @@ from attnbench.variant import build
 pytestmark = [
     # Loading the compiler imports a part of torch that uses another, deprecated one.
     pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning"),
     # It asks each tensor that a function of a pair reads for its gradient, a learned bias's line too.
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
 ]
@@ -43,6 +44,7 @@ PATTERNS = [
     ("sparse:pattern=fixed,length=17,summary=3", False, False, "none", "none"),
     ("sparse:pattern=stride,length=130", True, False, "none", "none"),
     ("sparse:length=17,heads=split", False, True, "alibi", "none"),
+    ("etc:window=20,global_tokens=5,max_distance=3", False, True, "none", "none"),
     ("bigbird:block=16,random_blocks=2", False, False, "relative", "none"),
 ]
 
@@ -59,6 +61,9 @@ CHOICES = [
     ("minference:pattern=a-shape,block=32,sink=3,window=40", True, False, "none", 2),
     ("sparge:queries=64,keys=16,similarity=0,threshold=0.5", True, True, "none", 1),
     ("msa:block=16,blocks=3,index_dim=4", True, False, "none", 1),
+    ("nsa:block=16,length=8,stride=4,top_n=4,window=20", True, True, "none", 2),
+    ("nsa:block=16,length=8,stride=4,top_n=4,branch=selected", False, False, "none", 2),
+    ("nsa:branch=window,window=140", True, False, "none", 2),
     ("sta:frame=4x6,tile=2x2x3,window=3x1x2,text=9", False, False, "learned", 2),
     ("radial:frame=20,block=8,text=5", False, False, "none", 1),
 ]
@@ -127,8 +132,10 @@ def made(text: str, causal: bool, bias: str, sink: str, groups: int = 1) -> nn.M
 
 @pytest.mark.parametrize(("text", "causal", "padded", "bias", "sink"), PATTERNS)
 def test_a_pattern_in_one_kernel_equals_its_formula_with_gradients(
-    text: str, causal: bool, padded: bool, bias: str, sink: str, uncompiled: Uncompiled
+    text: str, causal: bool, padded: bool, bias: str, sink: str, uncompiled: Uncompiled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Untraced code gives no gradient to what a function of a pair reads; tracing takes seconds.
+    monkeypatch.setattr(of_torch, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", not text.startswith("etc"))
     module: Any = made(text, causal, bias, sink)
     mask = some_keys() if padded else None
     generator = torch.Generator().manual_seed(1)
@@ -176,7 +183,8 @@ def test_a_choice_in_one_kernel_equals_the_operations_with_gradients(
     if chooser(module) is not None:
         with torch.no_grad():
             holds_the_pairs(last, module.select(*inputs[:2], key_mask=mask).pairs(slice(0, N)).expand(B, H, N, N))
-    module.flex.form = "torch"
+    for flex in (module.flex, getattr(module, "flex_near", module.flex)):
+        flex.form = "torch"
     for one, other in zip(got, computed(), strict=True):
         assert relative_error(one, other) < 2e-6
     assert uncompiled.masks[-1] is last

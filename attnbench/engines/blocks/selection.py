@@ -96,10 +96,10 @@ class BlockSelection:
     @cached_property
     def block_mask(self) -> tuple[BlockMask, int]:
         """The block mask for FlexAttention, and how many pairs its blocks hold over all heads of an example."""
-        seen = self._seen()
+        seen = self.seen()
         return seen.mask(self.real), seen.pairs(self.size[1])
 
-    def _seen(self) -> Seen:
+    def seen(self) -> Seen:
         """Blocks by how many of their pairs are kept; a bit for each kept pair of blocks says which these are."""
         B, H, N = self.size
         total, device = -(-N // BLOCK), self.parts[0].queries.device

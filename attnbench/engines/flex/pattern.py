@@ -27,6 +27,9 @@ Form = Annotated[
     Field(description="PyTorch's operations, or one kernel of FlexAttention; auto: on a CUDA device, if it is right"),
 ]
 
+Added = PositionBias | Callable[[Tensor], tuple[Tensor, Mod]]
+"""What is added to scores: a bias, or from q a tensor that may be learned, and the function that adds what it reads."""
+
 _Made = TypeVar("_Made")
 
 _KEPT = 4
@@ -61,7 +64,7 @@ class FlexPattern:
         seen: Callable[[Tensor], Seen],
         *given: Tensor,
         key_mask: Tensor | None = None,
-        bias: PositionBias | None = None,
+        bias: Added | None = None,
         sink: Sink | None = None,
         known: Hashable = (),
     ) -> Tensor:
@@ -83,7 +86,7 @@ class FlexPattern:
         masks: Callable[[Tensor, Tensor | None], tuple[BlockMask, int]],
         *given: Tensor,
         key_mask: Tensor | None = None,
-        bias: PositionBias | None = None,
+        bias: Added | None = None,
         sink: Sink | None = None,
         same_tokens: bool = False,
     ) -> Tensor:
@@ -149,7 +152,7 @@ class FlexPattern:
         *,
         mask: BlockMask,
         pairs: int,
-        bias: PositionBias | None,
+        bias: Added | None,
         sink: Sink | None,
     ) -> Tensor:
         block = mask.BLOCK_SIZE[0]
@@ -158,8 +161,13 @@ class FlexPattern:
         (H, n), score_mod, logit = q.shape[1:3], None, None
         inputs = [q, k, v]
         if bias is not None:
-            inputs.append(bias.along(torch.arange(1 - n, n, device=q.device), torch.float32)[:H])
-            score_mod = added_by_distance(inputs[-1], n - 1)
+            if isinstance(bias, PositionBias):
+                line = bias.along(torch.arange(1 - n, n, device=q.device), torch.float32)[:H]
+                added = line, added_by_distance(line, n - 1)
+            else:
+                added = bias(q)
+            score_mod = added[1]
+            inputs.append(added[0])
         if sink is not None:
             logit = sink.logit.float()[:H]
             inputs.append(logit)
