@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any, TypeVar, cast
 
@@ -119,12 +120,16 @@ class Booked:
 
     kernel: str
     matmul_flops: int | None
-    """None where nobody knows; then nobody knows those of the whole call."""
+    """None where the code does not tell."""
     exponentials: int
+    same: Callable[[], Callable[[], object]] | None = None
+    """Makes, of tensors of its own, a call that does the same in operations that can be counted."""
 
 
 _booked: list[list[Booked]] = []
 """The entries of each count or prediction in progress."""
+_same: list[Callable[[bool], Callable[[], object]]] = []
+"""What does the same as the code that runs now, forward or, if True, backward; see :class:`Booked`."""
 
 
 def out_of_sight(
@@ -146,7 +151,8 @@ def out_of_sight(
         backward_flops: the same for its backward pass, booked each time it runs.
         exponentials: how many exponentials the forward pass takes; the backward pass takes as many again.
     """
-    book(Booked(kernel, matmul_flops, exponentials))
+    same = _same[-1] if _same and matmul_flops is None else None
+    book(Booked(kernel, matmul_flops, exponentials, same and partial(same, False)))
     if isinstance(like, FakeTensor):
         return torch.empty_like(like)
     if not _booked:
@@ -155,7 +161,8 @@ def out_of_sight(
         with _disable_current_modes():
             output = call()
     if (backward_flops or matmul_flops is None) and output.requires_grad:
-        back = Booked(kernel, None if matmul_flops is None else backward_flops, exponentials)
+        flops = None if matmul_flops is None else backward_flops
+        back = Booked(kernel, flops, exponentials, same and partial(same, True))
         output.register_hook(lambda _: book(back))  # type: ignore[no-untyped-call]  # torch leaves it so
     return output
 
@@ -175,6 +182,16 @@ def books() -> Iterator[list[Booked]]:
         yield entries
     finally:
         _booked.pop()
+
+
+@contextmanager
+def does_the_same(same: Callable[[bool], Callable[[], object]]) -> Iterator[None]:
+    """Have what runs inside and does not tell its FLOPs counted by what does the same; see :class:`Booked`."""
+    _same.append(same)
+    try:
+        yield
+    finally:
+        _same.pop()
 
 
 @contextmanager

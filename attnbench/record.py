@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from operator import attrgetter, itemgetter
@@ -450,8 +450,6 @@ class Record:
         data = dict(data)
         if "pass" in data:
             data["pass_"] = data.pop("pass")
-        if "label" in data and "options" in data:
-            data["options"] = options_of(data)
         older = {axis: data[other] for axis, other in FOLLOWING.items() if other in data}
         data = {**ADDED, **older, **data, "status": Status(data["status"])}
         names, values_of = _in_order()
@@ -459,10 +457,9 @@ class Record:
         return cls(*values_of(data)) if data.keys() == names else cls(**data)
 
 
-def options_of(row: Mapping[Any, Any]) -> str:
+def options_of(options: str, label: str) -> str:
     """The column ``options`` without a form that nobody chose, which rows name of when ``torch`` was the default."""
-    options: str = row["options"]
-    if '"form": "torch"' not in str(options) or "form=" in row["label"]:
+    if '"form": "torch"' not in str(options) or "form=" in label:
         return options
     return json.dumps({name: value for name, value in json.loads(options).items() if name != "form"})
 

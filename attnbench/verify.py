@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from attnbench.cell import Cell
-from attnbench.record import Record, one_line
+from attnbench.record import Record, one_line, options_of
 from attnbench.status import Status
 
 _MAY_BE_NEGATIVE = ("cosine", "loss_delta", "loss_delta_low", "loss_delta_high", "kl")
@@ -143,6 +143,7 @@ def _machines(environment: Mapping[str, Any]) -> list[str]:
 def foreign_to_cell(record: Record, cell: Cell) -> str:
     """How a row differs from the cell that its id stands for; empty where it does not."""
     identity = Record.of(cell, Status.OK)
+    record = dataclasses.replace(record, options=options_of(record.options, record.label))
     return _difference(record, {name: getattr(identity, name) for name in _OF_THE_CELL}, "the cell of its id")
 
 

@@ -18,7 +18,7 @@ from attnbench.decision.join import Pair, ratios_of_times
 from attnbench.decision.key import Key
 from attnbench.decision.measured import Visits
 from attnbench.measure.statistics import BETWEEN_RUNS, FEWEST_VISITS, OverVisits, Visited, ratios_over_visits
-from attnbench.record import Record
+from attnbench.record import Record, options_of
 from attnbench.status import Status
 
 Measure = Literal["time", "memory", "error", "score", "status"]
@@ -245,10 +245,11 @@ def _more_rounds(found: Finding, limit: float, rounds: int, fixed: float) -> int
 
 
 def _changed_options(old: Record, new: Record) -> str:
-    if old.options == new.options:
+    older, newer = (options_of(one.options, one.label) for one in (old, new))
+    if older == newer:
         return ""
     try:
-        before, now = json.loads(old.options), json.loads(new.options)
+        before, now = json.loads(older), json.loads(newer)
         changed = [name for name in dict.fromkeys([*before, *now]) if before.get(name) != now.get(name)]
     except (ValueError, AttributeError, TypeError):
         return "with other options"

@@ -10,7 +10,7 @@ import json
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from attnbench.record import Record
+from attnbench.record import Record, options_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ _NAMES = tuple(field.name for field in fields(Key))
 def key_of(record: Record) -> Key:
     """The key of a row."""
     columns = {name: getattr(record, name) for name in _NAMES}
-    return Key(**{**columns, "options": _sorted(record.options)})
+    return Key(**{**columns, "options": _sorted(options_of(record.options, record.label))})
 
 
 def _sorted(options: str) -> str:

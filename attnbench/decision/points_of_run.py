@@ -36,7 +36,7 @@ Measured = dict[Key, Point]
 def key_of(row: Mapping[Any, Any]) -> Key:
     """The setting of a row."""
     try:
-        options = json.loads(options_of(row) or "{}")
+        options = json.loads(options_of(row["options"], row["label"]) or "{}")
     except ValueError:
         options = {}
     return row["variant"], Spec.of(row["variant"], options if isinstance(options, dict) else {}).options

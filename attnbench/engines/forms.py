@@ -8,6 +8,7 @@ operations.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from importlib.util import find_spec
 from typing import Annotated, Literal
 
@@ -16,7 +17,7 @@ from pydantic import Field
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from attnbench.compiled import Booked, apart, book
+from attnbench.compiled import Booked, apart, book, does_the_same
 from attnbench.errors import Unsupported, said
 
 WHICH = "PyTorch's operations, or fused kernels on a CUDA device; auto: the first of those that gives their numbers"
@@ -36,6 +37,8 @@ BOUNDS = {torch.bfloat16: 0.03, torch.float16: 0.004, torch.float32: 1e-4}
 """How far the output may be off, ‖a - b‖ / ‖b‖, by the dtype of what was given; a gradient twice as far. Float32 leaves
 no room for products in TF32, which are off by about 4e-4."""
 
+_Like = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device, bool]
+"""Shape, strides, dtype, device, and whether gradients are wanted."""
 Key = tuple[object, ...]
 _verdicts: dict[Key, str] = {}
 """What was found of a form: why it is not used, or an empty text if it is."""
@@ -92,7 +95,7 @@ def attend(
             raise Unsupported(f"form={form} runs on a CUDA device, not on {first.device.type}")
         if first.dtype == torch.float64:
             raise Unsupported(f"form={form} sums in float32, and float64 inputs expect more; form=torch takes them")
-        return fast[form](*given)
+        return _fused(plain, fast[form], given)
     gradients = torch.is_grad_enabled() and any(x.requires_grad for x in given)
     widths = tuple((x.dtype, x.shape[3:], x.shape[1] if x.ndim > 2 else 0) for x in given)
     for one, compute in fast.items():
@@ -104,7 +107,7 @@ def attend(
             if fault:
                 _passed_over.append(f"{name}: form={one} is not used: {fault}")
         if not _verdicts[key]:
-            return compute(*given)
+            return _fused(plain, compute, given)
     return _operations(plain, given)
 
 
@@ -134,6 +137,27 @@ def on_device(x: Tensor) -> bool:
 def _capturing(x: Tensor) -> bool:
     """Whether a CUDA graph is being made, in which nothing can be compared."""
     return x.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def _fused(plain: Callable[..., Tensor], compute: Callable[..., Tensor], given: tuple[Tensor, ...]) -> Tensor:
+    if torch.compiler.is_compiling():
+        return compute(*given)
+    like = [(x.shape, x.stride(), x.dtype, x.device, x.requires_grad) for x in given]
+    with does_the_same(partial(_again, plain, like)):
+        return compute(*given)
+
+
+def _again(plain: Callable[..., Tensor], like: list[_Like], backward: bool) -> Callable[[], object]:
+    """A call of ``plain``, or of its backward pass, on tensors like those given."""
+    given = [
+        torch.empty_strided(shape, stride, dtype=dtype, device=device).requires_grad_(wanted and backward)
+        for shape, stride, dtype, device, wanted in like
+    ]
+    if not backward:
+        return partial(plain, *given)
+    with torch.enable_grad():
+        out = plain(*given)
+    return partial(torch.autograd.grad, out, [x for x in given if x.requires_grad], torch.empty_like(out))
 
 
 def _operations(plain: Callable[..., Tensor], given: tuple[Tensor, ...]) -> Tensor:

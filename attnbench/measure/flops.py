@@ -7,6 +7,7 @@ import gc
 import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -26,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry
 
-from attnbench.compiled import books, without_compiler
+from attnbench.compiled import Booked, books, without_compiler
 from attnbench.measure.memory import profiled
 
 Formula = Callable[..., int]
@@ -53,6 +54,8 @@ _PRODUCTS: dict[Any, Formula] = {
 STEPS = 800
 """Calls of torch that a prediction follows for each layer, unless it is told another number. They are counted and not
 timed, so that a busy machine foresees what a quiet one does."""
+SAME_STEPS = 20_000
+"""The same where operations stand for a kernel that does not tell its FLOPs, some 10 seconds."""
 _FUSED = re.compile(r"_scaled_dot_product_(?:fused_)?(\w+?)(?:_attention)?(_for_cpu)?(?:_backward)?$")
 _EXPONENTIALS = {
     *("exp", "exp2", "expm1", "logsumexp", "logaddexp", "softmax", "safe_softmax", "log_softmax"),
@@ -70,10 +73,10 @@ class Counted:
 
     output: Any
     matmul_flops: int | None
-    """Multiplications and additions inside matrix products; FFT, exp and softmax are not counted. None where a kernel
-    ran that does not say how many it takes."""
+    """Multiplications and additions inside matrix products; FFT, exp and softmax are not counted. For a kernel that
+    does not tell, those of the same in torch's operations; None where they are not known either."""
     exponentials: int | None
-    """Numbers of which an exponential was taken, one for each pair inside a fused kernel; None as above."""
+    """Numbers of which an exponential was taken, one for each pair inside a fused kernel; None if one does not tell."""
     kernel: str | None
     """What PyTorch's attention ran on, forward or backward: ``flash_cpu``, ``efficient``, ``cudnn`` or ``math`` (which
     cannot be told in a backward pass alone); ``flex`` if compiled. What has several forms on a GPU: the one that ran,
@@ -172,14 +175,22 @@ def count(call: Callable[[], Any], compiled: Callable[[], Any] | None = None) ->
     told = counter.kernels
     # The compiler makes ordinary loops of the math back end, so that nothing else would tell of it.
     kernels = told if ran is None else ran or {"math"} & told.keys()
-    flops = _sum(counter.matmul_flops, (one.matmul_flops for one in booked))
+    silent = any(one.matmul_flops is None for one in booked)
     return Counted(
         output,
-        flops,
-        None if flops is None else counter.exponentials + sum(one.exponentials for one in booked),
+        _sum(counter.matmul_flops, map(_flops, booked)),
+        None if silent else counter.exponentials + sum(one.exponentials for one in booked),
         "+".join(sorted({*kernels, *(one.kernel for one in booked)})) or None,
         "+".join(sorted(ran - told)) if ran else "",
     )
+
+
+def _flops(one: Booked) -> int | None:
+    if one.matmul_flops is not None or one.same is None:
+        return one.matmul_flops
+    with suppress(Exception):  # of what does the same: then they are not known
+        return predict(one.same, most=SAME_STEPS).matmul_flops
+    return None
 
 
 def _sum(seen: int, booked: Iterable[int | None]) -> int | None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from attnbench.compiled import out_of_sight
+from attnbench.compiled import apart, out_of_sight
 from attnbench.engines import forms
 from attnbench.errors import Unsupported
+from attnbench.measure import flops
 from attnbench.measure.flops import count
 
 Compute = Callable[..., Tensor]
@@ -22,14 +25,23 @@ def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (q @ k.mT).tril() @ v
 
 
+class Opaque(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        ctx.save_for_backward(q, k, v)
+        return plain(q, k, v)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        leaves = [x.detach().requires_grad_() for x in ctx.saved_tensors]
+        with apart(), torch.enable_grad():
+            return torch.autograd.grad(plain(*leaves), leaves, grad)
+
+
 def right(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The same numbers, as a kernel that torch does not see into."""
-    return out_of_sight(
-        lambda: torch.einsum("bhij,bhje->bhie", torch.einsum("bhid,bhjd->bhij", q, k).tril(), v),
-        like=v,
-        kernel="fla",
-        matmul_flops=None,
-    )
+    opaque: Compute = Opaque.apply
+    return out_of_sight(lambda: opaque(q, k, v), like=v, kernel="fla", matmul_flops=None)
 
 
 def wrong(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -86,7 +98,8 @@ def test_the_first_form_that_gives_the_same_numbers_runs_and_the_row_names_it() 
     q, k, v = given()
     counted = count(lambda: forms.attend("it", "auto", plain, q, k, v, fast={"triton": wrong, "fla": right}))
     assert counted.kernel == "fla"
-    assert counted.matmul_flops is None  # nobody knows them
+    assert counted.matmul_flops == count(lambda: plain(q, k, v)).matmul_flops  # what the operations would take
+    assert counted.exponentials is None
     assert torch.allclose(counted.output, plain(q, k, v), atol=1e-4)
     assert forms.passed_over() == ["it: form=triton is not used: its output is off by 0.01 of its norm"]
     assert forms.passed_over() == []
@@ -191,6 +204,25 @@ def test_a_form_that_is_named_runs_untried() -> None:
     with pytest.raises(RuntimeError, match="no such width"):
         forms.attend("it", "fla", plain, q, k, v, fast={"fla": broken})
     assert kernel("torch", {"fla": right}, q, k, v) == "torch"
+
+
+@pytest.mark.usefixtures("gpu")
+def test_products_of_a_kernel_are_those_of_the_operations_backwards_as_well() -> None:
+    fast = {"fla": right}
+    for dtype in (torch.float32, torch.bfloat16):
+        inputs = [x.requires_grad_() for x in given(tokens=70, dtype=dtype)]
+        numbers = []
+        for form in ("auto", "torch"):
+            total = forms.attend("it", form, plain, *inputs, fast=fast).sum()
+            counted = count(partial(torch.autograd.grad, total, inputs))
+            numbers.append((counted.matmul_flops, counted.kernel))
+        assert numbers[0] == (numbers[1][0], "fla")
+
+
+@pytest.mark.usefixtures("gpu")
+def test_products_are_not_known_where_the_operations_do_not_tell_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flops, "SAME_STEPS", 1)
+    assert count(lambda: forms.attend("it", "auto", plain, *given(), fast={"fla": right})).matmul_flops is None
 
 
 @pytest.mark.usefixtures("gpu")
