@@ -45,7 +45,7 @@ PATTERNS = [
     ("sparse:pattern=stride,length=130", True, False, "none", "none"),
     ("sparse:length=17,heads=split", False, True, "alibi", "none"),
     ("etc:window=20,global_tokens=5,max_distance=3", False, True, "none", "none"),
-    ("bigbird:block=16,random_blocks=2", False, False, "relative", "none"),
+    ("bigbird:block=20,random_blocks=2", False, False, "relative", "none"),
 ]
 
 
@@ -78,7 +78,7 @@ class Uncompiled:
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, blocks: Callable[[], Any], **given: Any) -> Tensor:
         self.masks.append(blocks())
         return out_of_sight(
-            lambda: kernel._attend(q, k, v, given["score_mod"], self.masks[-1], None, given["sink"]),
+            lambda: kernel._attend(q, k, v, given["score_mod"], self.masks[-1], given["sink"]),
             like=v,
             kernel="flex",
             matmul_flops=0,

@@ -26,14 +26,10 @@ class FlexKernel:
     Only compiled code ever runs. The FLOPs recorded are those of the blocks that it computes.
     """
 
-    def __init__(self, block: int = 128) -> None:
-        """``block``: queries and keys in a block of the block mask."""
+    def __init__(self) -> None:
         # Each module gets code of its own: torch.compile gives up after a few shapes of one piece of code.
         own = FunctionType(_attend.__code__.replace(), _attend.__globals__)
         self._compiled = torch.compile(own, dynamic=False, fullgraph=True)
-        # A GPU's usual backward pass has tiles of 128: for smaller blocks the compiler must look for others.
-        search: Any = {"max_autotune": True} if block % 128 else None
-        self._for_a_gpu = torch.compile(own, dynamic=False, fullgraph=True, options=search)
 
     def __call__(
         self,
@@ -46,7 +42,6 @@ class FlexKernel:
         learned: bool,
         score_mod: Mod | None = None,
         sink: Tensor | None = None,
-        options: dict[str, Any] | None = None,
     ) -> Tensor:
         """``(B, H, N, E)``, from q ``(B, H, N, D)``, k ``(B, K, M, D)`` and v ``(B, K, M, E)``.
 
@@ -56,7 +51,6 @@ class FlexKernel:
             learned: whether gradients are wanted.
             score_mod: changes scores.
             sink: logits ``(H,)`` without a key.
-            options: the kernel's options on a GPU.
 
         Raises:
             Unsupported: float64, gradients or a sink on a CPU, where PyTorch compiles none of them, or no C++ compiler.
@@ -68,8 +62,7 @@ class FlexKernel:
 
         def call() -> Tensor:
             try:
-                compiled, given = (self._for_a_gpu, options) if q.is_cuda else (self._compiled, None)
-                output: Tensor = compiled(q, k, v, score_mod, blocks(), given, sink)
+                output: Tensor = self._compiled(q, k, v, score_mod, blocks(), sink)
             except RuntimeError as error:
                 if "C++ compiler" not in str(error):
                     raise
@@ -116,15 +109,10 @@ def _attend(
     v: Tensor,
     score_mod: Mod | None,
     block_mask: BlockMask,
-    options: dict[str, Any] | None,
     sink: Tensor | None,
 ) -> Tensor:
-    more: Any = {
-        "enable_gqa": q.shape[1] != k.shape[1],
-        "kernel_options": options,
-        "return_aux": None if sink is None else AuxRequest(lse=True),
-    }
-    found = flex_attention(q, k, v, score_mod, block_mask, **more)
+    shared, asked = q.shape[1] != k.shape[1], None if sink is None else AuxRequest(lse=True)
+    found: Any = flex_attention(q, k, v, score_mod, block_mask, enable_gqa=shared, return_aux=asked)
     if sink is None:
         output: Tensor = found
         return output

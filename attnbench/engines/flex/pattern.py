@@ -18,7 +18,6 @@ from attnbench.engines import forms
 from attnbench.engines.flex.blocks import Seen, asking
 from attnbench.engines.flex.kernel import FlexKernel, Mod, added_by_distance
 from attnbench.engines.masks import emptied
-from attnbench.errors import Unsupported
 from attnbench.position_bias import PositionBias
 from attnbench.sink import Sink
 
@@ -155,9 +154,8 @@ class FlexPattern:
         bias: Added | None,
         sink: Sink | None,
     ) -> Tensor:
-        block = mask.BLOCK_SIZE[0]
         if self._kernel is None:
-            self._kernel = FlexKernel(block)
+            self._kernel = FlexKernel()
         (H, n), score_mod, logit = q.shape[1:3], None, None
         inputs = [q, k, v]
         if bias is not None:
@@ -172,12 +170,4 @@ class FlexPattern:
             logit = sink.logit.float()[:H]
             inputs.append(logit)
         learned = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-        if learned and q.is_cuda and block % 32 and q.dtype != torch.float32:
-            raise Unsupported(
-                "on a GPU the backward pass of form=flex takes half precision in blocks of 32, 64 ... tokens"
-            )
-        side = block & -block  # of the squares into which a GPU divides a block
-        options = None if block % 128 == 0 else {"fwd_BLOCK_M": min(64, side), "fwd_BLOCK_N": min(64, side)}
-        return self._kernel(
-            q, k, v, lambda: mask, pairs=pairs, learned=learned, score_mod=score_mod, sink=logit, options=options
-        )
+        return self._kernel(q, k, v, lambda: mask, pairs=pairs, learned=learned, score_mod=score_mod, sink=logit)
