@@ -11,6 +11,7 @@ from torch import Tensor
 
 from attnbench.engines.blocks.module import BlockSelecting
 from attnbench.engines.blocks.selection import (
+    Grid,
     LastQueries,
     Pairs,
     by_distance,
@@ -149,8 +150,7 @@ class FlexPrefill(BlockSelecting):
     def choose(self, q: Tensor, k: Tensor, real: Tensor) -> tuple[Pairs, ...]:
         H, groups = q.shape[1], q.shape[1] // k.shape[1]
         kept = torch.stack([self._of_head(q[:, h], k[:, h // groups], real) for h in range(H)], 1)
-        head, at, keys = kept.flatten(0, 1).nonzero(as_tuple=True)
-        return (Pairs(self.block, self.block, head * kept.shape[2] + at, keys),)
+        return (Grid(self.block, self.block, kept),)
 
     def _of_head(self, q: Tensor, k: Tensor, real: Tensor) -> Tensor:
         """The blocks that are kept ``(B, blocks, blocks)``, from q and k ``(B, N, D)`` of one head."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from attnbench.engines.blocks.module import BlockSelecting
 from attnbench.engines.blocks.selection import (
+    Grid,
     LastQueries,
     Pairs,
     by_distance,
@@ -166,8 +167,7 @@ class MInference(BlockSelecting):
 
     def _blocks(self, kept: Tensor) -> Pairs:
         """Pairs of blocks, from ``(B, H, blocks, blocks)`` bool."""
-        head, at, keys = kept.flatten(0, 1).nonzero(as_tuple=True)
-        return Pairs(self.block, self.block, head * kept.shape[2] + at, keys)
+        return Grid(self.block, self.block, kept)
 
     def _beside(self, kept: Tensor, columns: Tensor) -> Pairs:
         """Single keys of the columns ``(B, H, N)`` bool that are in no kept block of a block of queries."""

@@ -110,8 +110,7 @@ class MoBA(BlockSelecting):
             allowed = some & before if self.causal else some
             return self.keep(products(q[:, :, queries], mean), allowed | own, own)
 
-        queries, keys = listed(N, total, kept, q)
-        return (Pairs(1, self.block, queries, keys),)
+        return (listed((1, self.block), N, total, kept, q),)
 
     def keep(self, gates: Tensor, allowed: Tensor, own: Tensor) -> Tensor:
         """Which blocks each query keeps ``(B, H, n, blocks)``, from its products with their mean keys."""

@@ -94,5 +94,4 @@ class OracleBlocks(BlockSelecting):
             masses = in_blocks(logits.softmax(-1), self.block).sum(-1)
             return largest(masses, self.blocks, allowed=before if self.causal else torch.ones_like(before), forced=own)
 
-        queries, keys = listed(N, N, kept, q)
-        return (Pairs(1, self.block, queries, keys),)
+        return (listed((1, self.block), N, N, kept, q),)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from attnbench.engines.blocks.module import BlockSelecting
-from attnbench.engines.blocks.selection import Pairs, heaviest, in_blocks, means, own_blocks, products, within
+from attnbench.engines.blocks.selection import Grid, Pairs, heaviest, in_blocks, means, own_blocks, products, within
 from attnbench.engines.flex.kernel import DTYPES
 from attnbench.engines.flex.pattern import FlexPattern, Form
 from attnbench.errors import UsageError
@@ -168,8 +168,7 @@ class Sparge(BlockSelecting):
         ranked = allowed & alike_k
         masses = scores.masked_fill_(~ranked, -torch.inf).softmax(-1).nan_to_num_(0.0)
         kept = self.keep(masses, ranked, own) | ~alike_k | ~alike_q[..., None]
-        head, at, keys = (kept & allowed).flatten(0, 1).nonzero(as_tuple=True)
-        return (Pairs(self.queries, self.keys, head * rows + at, keys),)
+        return (Grid(self.queries, self.keys, kept & allowed),)
 
     def keep(self, masses: Tensor, allowed: Tensor, forced: Tensor) -> Tensor:
         """Which of the blocks that stand for their tokens are kept ``(B, H, n, blocks)``."""

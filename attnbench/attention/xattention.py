@@ -136,8 +136,7 @@ class XAttention(BlockSelecting):
             allowed = of_blocks & before if self.causal else of_blocks.expand(-1, -1, *before.shape)
             return self.keep(masses, allowed, own | (torch.arange(total, device=q.device) == 0))
 
-        queries, keys = listed(total, side * side * total, kept, q)
-        return (Pairs(self.block, self.block, queries, keys),)
+        return (listed((self.block, self.block), total, side * side * total, kept, q),)
 
     def on_diagonal(self, products: Tensor) -> Tensor:
         """Sums of the tiles on the diagonal ``(B, H, tiles)``, from q·k of query stride - 1 - s and key s of each."""

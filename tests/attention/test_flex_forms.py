@@ -195,7 +195,7 @@ def test_block_masks_of_choices_are_made_with_the_choice(uncompiled: Uncompiled)
     q, k, v = torch.randn(3, B, H, N, D)
     selection = module.select(q, k)
     module.attend(q, k, v, selection)
-    assert uncompiled.masks[-1] is selection.block_mask[0]
+    assert uncompiled.masks[-1] is selection.block_mask
 
 
 @pytest.mark.usefixtures("uncompiled")

@@ -57,9 +57,8 @@ def attend_in_form(
     def plain(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None) -> Tensor:
         return attend(q, k, v, own(q).repeated(*q.shape[:2]), sink)
 
-    def masks(q: Tensor, key_mask: Tensor | None) -> tuple[BlockMask, int]:
-        mask, pairs = own(q).block_mask
-        return mask, pairs * q.shape[1] // min(q.shape[1], selection.size[1])
+    def masks(q: Tensor, key_mask: Tensor | None) -> tuple[BlockMask, None]:
+        return own(q).block_mask, None
 
     return flex.over(plain, masks, q, k, v, key_mask=selection.real, sink=sink, same_tokens=True)
 

@@ -38,7 +38,7 @@ class FlexKernel:
         v: Tensor,
         blocks: Callable[[], BlockMask],
         *,
-        pairs: int,
+        pairs: int | None,
         learned: bool,
         score_mod: Mod | None = None,
         sink: Tensor | None = None,
@@ -47,7 +47,8 @@ class FlexKernel:
 
         Args:
             blocks: makes the block mask, if anything is to run.
-            pairs: how many pairs of query and key the computed blocks hold, over all heads of one example.
+            pairs: how many pairs of query and key the computed blocks hold, over all heads of one example, if that
+                is known.
             learned: whether gradients are wanted.
             score_mod: changes scores.
             sink: logits ``(H,)`` without a key.
@@ -69,13 +70,13 @@ class FlexKernel:
                 raise Unsupported("FlexAttention is compiled, and there is no working C++ compiler") from error
             return output
 
-        exponentials = q.shape[0] * pairs
+        exponentials = q.shape[0] * (pairs or 0)
         D, E = q.shape[3], v.shape[3]
         return out_of_sight(
             call,
             like=q if D == E else q[..., :1].expand(*q.shape[:3], E),
             kernel="flex",
-            matmul_flops=2 * (D + E) * exponentials,
+            matmul_flops=None if pairs is None else 2 * (D + E) * exponentials,
             backward_flops=2 * (3 * D + 2 * E) * exponentials,
             exponentials=exponentials,
         )

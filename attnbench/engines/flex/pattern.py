@@ -82,7 +82,7 @@ class FlexPattern:
     def over(
         self,
         plain: Callable[..., Tensor],
-        masks: Callable[[Tensor, Tensor | None], tuple[BlockMask, int]],
+        masks: Callable[[Tensor, Tensor | None], tuple[BlockMask, int | None]],
         *given: Tensor,
         key_mask: Tensor | None = None,
         bias: Added | None = None,
@@ -92,7 +92,8 @@ class FlexPattern:
         """The same for what was chosen anew.
 
         Args:
-            masks: for q and a key mask, the block mask and how many pairs it holds over all heads of an example.
+            masks: for q and a key mask, the block mask and how many pairs it holds over all heads of an example, if
+                that is known.
             same_tokens: whether a padded token is no query either, and its q is emptied.
         """
         if key_mask is not None:
@@ -150,7 +151,7 @@ class FlexPattern:
         v: Tensor,
         *,
         mask: BlockMask,
-        pairs: int,
+        pairs: int | None,
         bias: Added | None,
         sink: Sink | None,
     ) -> Tensor:

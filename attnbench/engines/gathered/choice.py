@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-from attnbench.engines.blocks.selection import BlockSelection, Pairs
+from attnbench.engines.blocks.selection import BlockSelection, Grid
 from attnbench.engines.flex.blocks import Seen
 from attnbench.engines.flex.pattern import FlexPattern
 from attnbench.engines.gathered.chosen import attend_to_chosen
@@ -34,10 +34,8 @@ class Choice:
 
     def pairs(self, queries: slice) -> Tensor:
         """``(B, H, n, M)`` bool: the keys that each of these n queries attends to."""
-        chosen, blocks = self.chosen[:, :, queries].long(), -(-self.keys // self.size)
-        taken = torch.zeros(*chosen.shape[:3], blocks + 1, dtype=torch.bool, device=chosen.device)
-        taken.scatter_(3, torch.where(chosen < 0, blocks, chosen), True)
-        seen = taken[..., :blocks].repeat_interleave(self.size, 3)[..., : self.keys]
+        chosen = self.chosen[:, :, queries]
+        seen = self._taken(chosen).repeat_interleave(self.size, 3)[..., : self.keys]
         seen = seen.repeat_interleave(self.heads // chosen.shape[1], 1)
         if self.causal:
             start, stop, _ = queries.indices(self.chosen.shape[2])
@@ -54,15 +52,21 @@ class Choice:
         return Choice(torch.where(part * self.size < N, part, -1), H, N, self.size, self.causal, real)
 
     @cached_property
-    def block_mask(self) -> tuple[BlockMask, int]:
-        """The block mask for FlexAttention, and how many pairs its blocks hold over all heads of an example."""
-        (B, S, N, _), kept = self.chosen.shape, self.chosen >= 0
-        queries = torch.arange(B * S * N, device=kept.device).view(B, S, N, 1).expand_as(kept)[kept]
-        pairs = Pairs(1, self.size, queries, self.chosen[kept].long())
-        seen, share = BlockSelection((B, S, N), self.causal, (pairs,)).seen(), self.heads // S
+    def block_mask(self) -> BlockMask:
+        """The block mask for FlexAttention, if there are as many keys as queries."""
+        B, S, N = self.chosen.shape[:3]
+        grid = Grid(1, self.size, self._taken(self.chosen))
+        seen, share = BlockSelection((B, S, N), self.causal, (grid,)).seen(), self.heads // S
         full, some = (blocks.repeat_interleave(share, 1) for blocks in seen[:2])
         of_heads = Seen(full, some, lambda b, h, i, j: seen.mod(b, h // share, i, j), N)
-        return of_heads.mask(self.real), of_heads.pairs(self.heads)
+        return of_heads.mask(self.real)
+
+    def _taken(self, chosen: Tensor) -> Tensor:
+        """``(B, S, n, blocks)`` bool: the blocks in each row of ``(B, S, n, ·)``."""
+        blocks = -(-self.keys // self.size)
+        taken = torch.zeros(*chosen.shape[:3], blocks + 1, dtype=torch.bool, device=chosen.device)
+        taken.scatter_(3, torch.where(chosen < 0, blocks, chosen).long(), True)
+        return taken[..., :blocks]
 
     def attend_in_form(self, flex: FlexPattern, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """:meth:`attend`, or one kernel of FlexAttention."""
@@ -70,8 +74,8 @@ class Choice:
         def plain(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None) -> Tensor:
             return self.of(*q.shape[:3]).attend(q, k, v)
 
-        def masks(q: Tensor, key_mask: Tensor | None) -> tuple[BlockMask, int]:
-            return self.of(*q.shape[:3]).block_mask
+        def masks(q: Tensor, key_mask: Tensor | None) -> tuple[BlockMask, None]:
+            return self.of(*q.shape[:3]).block_mask, None
 
         return flex.over(plain, masks, q, k, v, key_mask=self.real)
 
