@@ -21,10 +21,7 @@ from attnbench.engines.masks import emptied
 from attnbench.position_bias import PositionBias
 from attnbench.sink import Sink
 
-Form = Annotated[
-    Literal["auto", "torch", "flex"],
-    Field(description="PyTorch's operations, or one kernel of FlexAttention; auto: on a CUDA device, if it is right"),
-]
+Form = Annotated[Literal["auto", "torch", "flex"], Field(description=forms.WHICH)]
 
 Added = PositionBias | Callable[[Tensor], tuple[Tensor, Mod]]
 """What is added to scores: a bias, or from q a tensor that may be learned, and the function that adds what it reads."""
