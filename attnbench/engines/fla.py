@@ -11,6 +11,7 @@ from collections.abc import Callable
 from importlib import import_module
 from math import log
 from typing import Any, NamedTuple
+from warnings import catch_warnings, simplefilter
 
 import torch
 from torch import Tensor
@@ -31,6 +32,8 @@ class Row(NamedTuple):
     function: str
     call: Callable[..., Any]
     """Calls it with tensors ``(B, N, H, ...)``: what it gives is the output, or a tuple that begins with it."""
+    by_channel: str = ""
+    """The row that does the same with a decay for each channel, if its own is one number for a head."""
 
 
 def _gla(f: Kernel, q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Any:
@@ -42,6 +45,11 @@ def _simple(f: Kernel, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = None,
     return f(q, k, v.to(q.dtype), None if g is None else g * LN2, **{"scale": 1.0, **named})
 
 
+def _simple_by_channel(f: Kernel, q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Any:
+    q, k = (_of_heads(x, v.shape[2]) for x in (q, k))
+    return f(q, k.to(q.dtype), v.to(q.dtype), (g[..., None] * LN2).expand_as(q), scale=1.0)
+
+
 def _delta(f: Kernel, q: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Any:
     return f(q, k, v, beta.to(q.dtype), scale=1.0)
 
@@ -51,6 +59,8 @@ def _gated_delta(f: Kernel, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Te
 
 
 def _kda(f: Kernel, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor) -> Any:
+    if g.shape[-1] == 1:
+        g = g.expand(-1, -1, -1, q.shape[3])
     return f(q, k, v, g=g * LN2, beta=beta.to(q.dtype), scale=1.0)
 
 
@@ -60,6 +70,11 @@ def _gdn2(f: Kernel, q: Tensor, k: Tensor, v: Tensor, erase: Tensor, write: Tens
 
 def _comba(f: Kernel, q: Tensor, k: Tensor, v: Tensor, erase: Tensor, beta: Tensor, g: Tensor) -> Any:
     return f(q, k, v, erase, g=g.squeeze(-1) * LN2, beta=beta.to(q.dtype), scale=1.0)
+
+
+def _comba_by_channel(f: Kernel, q: Tensor, k: Tensor, v: Tensor, erase: Tensor, beta: Tensor, g: Tensor) -> Any:
+    beta = beta[..., None].to(q.dtype)
+    return f(q, (g * LN2).expand_as(q), k, beta * v, -erase, beta * k, scale=1.0)
 
 
 def _rwkv7(f: Kernel, r: Tensor, k: Tensor, v: Tensor, kappa: Tensor, a: Tensor, g: Tensor) -> Any:
@@ -75,18 +90,22 @@ def _log_linear(f: Kernel, q: Tensor, k: Tensor, v: Tensor, g: Tensor, weights: 
     missing = max(7, 1 + (q.shape[1] - 1).bit_length()) - weights.shape[3]  # 7: those within a chunk of 64
     if missing > 0:  # levels above the last share its weight
         weights = torch.cat([weights, weights[..., -1:].expand(-1, -1, -1, missing)], 3)
-    return f(q, k, v.to(q.dtype), g * LN2, weights, scale=1.0)
+    with catch_warnings():
+        simplefilter("ignore")  # that Triton before 3.3 is faster
+        return f(q, k, v.to(q.dtype), g * LN2, weights, scale=1.0)
 
 
 KERNELS = {
     "gla": Row("gla", "chunk_gla", _gla),
-    "simple-gla": Row("simple_gla", "chunk_simple_gla", _simple),
+    "simple-gla": Row("simple_gla", "chunk_simple_gla", _simple, "simple-gla by channel"),
+    "simple-gla by channel": Row("gla", "chunk_gla", _simple_by_channel),
     "linear": Row("linear_attn", "chunk_linear_attn", lambda f, q, k, v: f(q, k, v, scale=1.0, normalize=True)),
     "delta": Row("delta_rule", "chunk_delta_rule", _delta),
-    "gated-delta": Row("gated_delta_rule", "chunk_gated_delta_rule", _gated_delta),
+    "gated-delta": Row("gated_delta_rule", "chunk_gated_delta_rule", _gated_delta, "kda"),
     "kda": Row("kda", "chunk_kda", _kda),
     "gated-delta-2": Row("gdn2", "chunk_gdn2", _gdn2),
-    "comba": Row("comba", "chunk_comba", _comba),
+    "comba": Row("comba", "chunk_comba", _comba, "comba by channel"),
+    "comba by channel": Row("rwkv7", "chunk_rwkv7", _comba_by_channel),
     "rwkv7": Row("rwkv7", "chunk_rwkv7", _rwkv7),
     "gsa": Row("gsa", "chunk_gsa", _gsa),
     "log-linear": Row("log_linear_attn", "chunk_log_linear_attn", _log_linear),
@@ -103,6 +122,8 @@ def run(name: str, *given: Tensor, **named: Any) -> Tensor:
         ImportError: the package is missing.
     """
     row = KERNELS[name]
+    if row.by_channel and not named and torch.is_grad_enabled() and any(x.requires_grad for x in given) and refused():
+        row = KERNELS[row.by_channel]
     function = getattr(import_module(f"fla.ops.{row.module}"), row.function)
 
     def call() -> Tensor:
@@ -111,6 +132,15 @@ def run(name: str, *given: Tensor, **named: Any) -> Tensor:
         return out.transpose(1, 2)
 
     return out_of_sight(call, like=given[2], kernel="fla", matmul_flops=None)
+
+
+def refused() -> bool:
+    """Whether the package refuses gradients of a decay that is one number for a head: some Tritons make them wrong."""
+    state = import_module("fla.ops.common.chunk_o")
+    hopper, since, mended = (
+        bool(getattr(state, name, False)) for name in ("IS_NVIDIA_HOPPER", "TRITON_ABOVE_3_4_0", "TRITON_ABOVE_3_7_1")
+    )
+    return hopper and since and not mended
 
 
 def before(compute: Kernel, q: Tensor, *others: Tensor, log_decay: Tensor | None = None) -> Tensor:

@@ -7,7 +7,8 @@ operations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from typing import Annotated, Literal
@@ -43,6 +44,7 @@ Key = tuple[object, ...]
 _verdicts: dict[Key, str] = {}
 """What was found of a form: why it is not used, or an empty text if it is."""
 _passed_over: list[str] = []
+_only_operations: list[bool] = []
 
 
 def require(name: str, form: str, fast: Collection[str]) -> str:
@@ -86,7 +88,7 @@ def attend(
         Unsupported: the form was named, and it cannot run on this device or in float64.
     """
     first = given[0]
-    if form == "torch" or (form == "auto" and not fast) or isinstance(first, FakeTensor):
+    if form == "torch" or (form == "auto" and (not fast or _only_operations)) or isinstance(first, FakeTensor):
         return _operations(plain, given)
     if form == "auto" and (torch.compiler.is_compiling() or first.dtype == torch.float64 or not on_device(first)):
         return _operations(plain, given)
@@ -109,6 +111,16 @@ def attend(
         if not _verdicts[key]:
             return _fused(plain, compute, given)
     return _operations(plain, given)
+
+
+@contextmanager
+def operations() -> Iterator[None]:
+    """Have ``auto`` mean PyTorch's operations inside, as it does in what torch compiles."""
+    _only_operations.append(True)
+    try:
+        yield
+    finally:
+        _only_operations.pop()
 
 
 def passed_over() -> list[str]:

@@ -7,7 +7,7 @@ import gc
 import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry
 
 from attnbench.compiled import Booked, books, without_compiler
+from attnbench.engines.forms import operations
 from attnbench.measure.memory import profiled
 
 Formula = Callable[..., int]
@@ -170,7 +171,7 @@ def count(call: Callable[[], Any], compiled: Callable[[], Any] | None = None) ->
             exponentials are those of ``call``. The profiler sees which kernels it calls.
     """
     ran = None if compiled is None else _kernels(compiled)
-    with books() as booked, _Counter() as counter:
+    with books() as booked, _Counter() as counter, nullcontext() if compiled is None else operations():
         output = call()
     told = counter.kernels
     # The compiler makes ordinary loops of the math back end, so that nothing else would tell of it.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from torch.nn.functional import one_hot
 from attnbench.engines import fla, forms
 from attnbench.errors import Unsupported
 from attnbench.measure.flops import count
+from attnbench.record import options_of
 from attnbench.shape import Shape
 from attnbench.spec import parse_spec
 from attnbench.variant import VARIANTS, build
@@ -85,7 +87,7 @@ def comba(q: Tensor, k: Tensor, v: Tensor, p: Tensor, g: Tensor, beta: Tensor, s
     return recurrence(q, k, b * v, g[..., None], scale=scale, erased=b * p, early=True)
 
 
-def rwkv7(r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, scale: float, lower_bound: float):  # type: ignore[no-untyped-def]  # a stand-in
+def rwkv7(r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, scale: float, lower_bound: float = -100.0):  # type: ignore[no-untyped-def]  # a stand-in
     assert bool((w > lower_bound).all())
     return recurrence(r, k, v, w, scale=scale, erased=-a, along=b, early=True)
 
@@ -137,6 +139,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setitem(sys.modules, "fla", ModuleType("fla"))
     monkeypatch.setitem(sys.modules, "fla.ops", ModuleType("fla.ops"))
+    monkeypatch.setattr(fla, "refused", lambda: False)
     monkeypatch.setattr(forms, "find_spec", lambda name: name)
     monkeypatch.setattr(forms, "on_device", lambda x: True)
     monkeypatch.setattr(forms, "a_device", lambda: True)
@@ -200,6 +203,45 @@ def test_the_layer_around_the_kernel_has_the_layers_formula(text: str, causal: b
 
 
 @pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize(
+    ("text", "causal"),
+    [
+        *(
+            (text, causal)
+            for text in ("gated-delta", "comba", "ssd", "ssd:groups=2", "mamba2")
+            for causal in (True, False)
+        ),
+        ("gated-delta:value_groups=2", True),
+    ],
+)
+def test_where_gradients_of_a_heads_decay_are_refused_each_channel_has_it(
+    text: str, causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def refused() -> bool:
+        asked.append(True)
+        return True
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError("incorrect results for gated chunk_bwd_dqkwg")
+
+    for name in ("simple-gla", "gated-delta", "comba"):
+        row = fla.KERNELS[name]
+        monkeypatch.setattr(sys.modules[f"fla.ops.{row.module}"], row.function, refuse)
+    monkeypatch.setattr(fla, "refused", refused)
+    shape, x = Shape(2, 2, 11, 8, causal=causal), torch.randn(2, 11, 16)
+    results = []
+    for form in ("torch", "fla"):
+        leaf = x.clone().requires_grad_()
+        out = build(text, shape, seed=3, form=form)(leaf)
+        results.append([out.detach(), *torch.autograd.grad(out.square().sum(), leaf)])
+    assert asked
+    for got, expected in zip(*reversed(results), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize(("heads", "keys"), [(4, 2), (4, 1)])
 def test_heads_that_share_keys_in_retention(heads: int, keys: int) -> None:
     shape = Shape(1, heads, 9, 8, causal=True, kv_heads=keys)
@@ -239,3 +281,7 @@ def test_auto_stands_in_no_label_id_or_options() -> None:
         assert "form" not in dict(entry.complete(parse_spec(name)).options)
         assert entry.normalise(parse_spec(f"{name}:form=auto")).label == name
         assert dict(entry.complete(parse_spec(f"{name}:form=torch")).options)["form"] == "torch"
+    # Rows of when torch was the default name a form that nobody chose.
+    assert options_of('{"chunk": 5, "form": "torch"}', "linear:chunk=5") == '{"chunk": 5}'
+    for options, label in (('{"form": "torch"}', "linear:form=torch"), ('{"form": "triton"}', "linear:form=triton")):
+        assert options_of(options, label) == options

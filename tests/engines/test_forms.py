@@ -240,6 +240,14 @@ def test_on_a_processor_it_is_always_the_operations() -> None:
         forms.attend("it", "fla", plain, q, k, v, fast={"fla": right})
 
 
+@pytest.mark.usefixtures("gpu")
+def test_what_is_counted_in_the_place_of_compiled_code_is_the_operations() -> None:
+    inputs = given(tokens=70)
+    call = partial(forms.attend, "it", "auto", plain, *inputs, fast={"fla": right})
+    assert count(call).kernel == "fla"
+    assert count(call, partial(plain, *inputs)).kernel == "torch"
+
+
 def test_compiled_code_is_the_operations(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     monkeypatch.setattr(forms, "on_device", lambda x: True)
