@@ -9,6 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from attnbench.engines.blocks.selection import BlockSelection, Pairs
 from attnbench.engines.flex.blocks import Seen
 from attnbench.engines.flex.kernel import DTYPES
 from attnbench.engines.flex.pattern import FlexPattern, Form
@@ -67,14 +68,12 @@ class BigBird(nn.Module):
 
     q, k, v: ``(B, H, N, D)`` -> ``(B, H, N, D)``. Time N·(7 + r)·block·D: two blocks are for the global rows.
 
-    ``form=flex`` is the same in one kernel of FlexAttention. It is compiled at the first call and takes the blocks that
-    a row sees from a list of (N / block)² numbers for each head. On an H100 it gave the formula's outputs and
-    gradients.
+    ``form=flex`` is the same in one kernel of FlexAttention. It is compiled at the first call, and computes blocks of
+    128 × 128 pairs that hold some of the pattern's; in these it asks which pairs count.
 
     Raises:
-        Unsupported: in ``forward``, more blocks than ``shape.N`` has; with ``form=flex``, padding, float64 or gradients
-            on a CPU, blocks that are no multiple of 16, or on a GPU gradients in half precision for blocks that are no
-            multiple of 32.
+        Unsupported: in ``forward``, more blocks than ``shape.N`` has; with ``form=flex``, padding, and float64 or
+            gradients on a CPU.
     """
 
     draws: Tensor
@@ -89,9 +88,7 @@ class BigBird(nn.Module):
     ) -> None:
         super().__init__()
         self.block = block
-        if form == "flex" and block % 16:
-            raise Unsupported(f"form=flex needs blocks that are a multiple of 16 tokens, not {block}")
-        self.flex = FlexPattern(f"bigbird, block={block}, {random_blocks}", form, fits=block % 16 == 0)
+        self.flex = FlexPattern(f"bigbird, block={block}, {random_blocks}", form)
         self.position_bias = position_bias(shape)
         # Blocks first: with the same seed a shorter shape draws the same numbers for the blocks that it has.
         self.register_buffer("draws", torch.randint(2**53, (-(-shape.N // block), shape.H, random_blocks)))
@@ -126,8 +123,10 @@ class BigBird(nn.Module):
 
     def _seen(self, q: Tensor) -> Seen:
         n, size = q.shape[2], self.block
-        seen = seen_blocks(self.draws[: -(-n // size), : q.shape[1]])
-        return Seen(seen[None], seen[None], lambda b, h, i, j: seen[h, i // size, j // size], n, size)
+        total = -(-n // size)
+        head, row, column = seen_blocks(self.draws[:total, : q.shape[1]]).nonzero(as_tuple=True)
+        pairs = Pairs(size, size, head * total + row, column)
+        return BlockSelection((1, q.shape[1], n), False, (pairs,)).seen()
 
     def _plain(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None) -> Tensor:
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()  # blocks are gathered whole

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Annotated
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from attnbench.engines.flex.blocks import by_places
+from attnbench.engines.flex.kernel import DTYPES, Mod
+from attnbench.engines.flex.pattern import FlexPattern, Form
 from attnbench.engines.patterns.attend import attend
 from attnbench.engines.patterns.bands import around_global
 from attnbench.engines.patterns.keys import Beside, Window
@@ -35,7 +39,10 @@ from attnbench.variant import Knob, No, Traits, register
         stochastic=True,
         exact_with=("window={n},max_distance=0", "window=1,global_tokens={n},max_distance=0"),
         knob=Knob("window"),
-        given=(("max_distance=0", {"target": "softmax", "stochastic": False}),),
+        given=(
+            ("max_distance=0", {"target": "softmax", "stochastic": False}),
+            ("form=flex", {"compiled": True, "dtypes": DTYPES}),
+        ),
     ),
     settings=("window=3,global_tokens=2,max_distance=2", "window=2,global_tokens=3,max_distance=0"),
 )
@@ -70,11 +77,14 @@ class Etc(nn.Module):
         max_distance: Annotated[
             int, Field(ge=0, description="distances told apart by relative positions; 0: no relative positions")
         ] = 12,
+        form: Form = "auto",
     ) -> None:
         super().__init__()
         self.window = window
         self.global_tokens = global_tokens
         self.max_distance = max_distance
+        name = f"etc, window={window}, global_tokens={global_tokens}, max_distance={max_distance}"
+        self.flex = FlexPattern(name, form)
         self.tables: nn.Parameter | None = None
         if max_distance:
             # Long rows, then global ones; distances -max_distance .. max_distance, then the other input.
@@ -83,26 +93,46 @@ class Etc(nn.Module):
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """:meth:`forward` with N × N logits, labels and mask."""
         i, j = torch.arange(q.shape[2], device=q.device)[:, None], torch.arange(q.shape[2], device=q.device)
-        g, most = self.global_tokens, self.max_distance
-        allowed = ((i - j).abs() <= self.window) | (i < g) | (j < g)
+        g, allowed = self.global_tokens, self._sees(i, j)
         allowed = allowed if key_mask is None else allowed & key_mask[:, None, None]
         logits = q @ k.mT
         if self.tables is not None:
-            label = torch.where((i < g) == (j < g), (j - i).clamp(-most, most) + most, 2 * most + 1)
+            label = self._label(i, j)
             for rows, table in zip((i >= g, i < g), self.tables.to(q.dtype), strict=True):
                 entry = table[:, label]  # (H, N, N, D)
                 logits = logits + rows * (q[:, :, :, None] * entry).sum(-1)
         weights = (logits * q.shape[-1] ** -0.5).masked_fill(~allowed, float("-inf")).softmax(-1)
         return torch.matmul(weights.masked_fill(~allowed, 0), v)
 
+    def _sees(self, i: Tensor, j: Tensor) -> Tensor:
+        return ((i - j).abs() <= self.window) | (i < self.global_tokens) | (j < self.global_tokens)
+
+    def _label(self, i: Tensor, j: Tensor) -> Tensor:
+        g, most = self.global_tokens, self.max_distance
+        return torch.where((i < g) == (j < g), (j - i).clamp(-most, most) + most, 2 * most + 1)
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        seen, bias = partial(by_places, self._sees), None if self.tables is None else self._added
+        return self.flex.attend(self._plain, seen, q, k, v, key_mask=key_mask, bias=bias)
+
+    def _added(self, q: Tensor) -> tuple[Tensor, Mod]:
+        """What each row adds to the scores of each label ``(B, H, N, labels)``, and the function that adds it."""
+        rows, label = self._of_labels(q.to(accumulator(q.dtype))), self._label
+        return rows, lambda score, b, h, i, j: score + rows[b, h, i, label(i, j)]
+
+    def _of_labels(self, x: Tensor) -> Tensor:
+        assert self.tables is not None
+        g = min(self.global_tokens, x.shape[2])
+        of_long, of_global = (self.tables[:, : x.shape[1]].to(x.dtype) * x.shape[-1] ** -0.5).mT
+        return torch.cat([x[:, :, :g] @ of_global, x[:, :, g:] @ of_long], 2)
+
+    def _plain(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None) -> Tensor:
         g = min(self.global_tokens, q.shape[2])
         if self.tables is None:
             return attend(q, k, v, around_global(q, g, self.window), key_mask=key_mask)
         # q enters two products: in this dtype its gradient is rounded once, after they are added.
         x = q.to(accumulator(q.dtype))
-        of_long, of_global = (self.tables.to(x.dtype) * q.shape[-1] ** -0.5).mT
-        labelled = torch.cat([x[:, :, :g] @ of_global, x[:, :, g:] @ of_long], 2)
+        labelled = self._of_labels(x)
         return attend(x, k, v, self._labelled(x, g), key_mask=key_mask, labelled=labelled).to(q.dtype)
 
     def _labelled(self, q: Tensor, g: int) -> Iterator[Tile]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from attnbench.engines.blocks.module import BlockSelecting
 from attnbench.engines.blocks.selection import (
+    Grid,
     LastQueries,
     Pairs,
     by_distance,
@@ -21,6 +22,8 @@ from attnbench.engines.blocks.selection import (
     of_last_queries,
     own_blocks,
 )
+from attnbench.engines.flex.kernel import DTYPES
+from attnbench.engines.flex.pattern import FlexPattern, Form
 from attnbench.reference import of_query_heads
 from attnbench.shape import Shape
 from attnbench.sink import sink_of
@@ -45,6 +48,7 @@ One = TypeVar("One", int, tuple[int, int])
         shares="by itself",
         reads_ahead="the last queries of the sequence choose for all, or all blocks of a head are ranked together",
         exact_with=("mass=1",),
+        given=(("form=flex", {"compiled": True, "dtypes": DTYPES}),),
         own_form_both_ways="distances of either sign count as diagonals; the paper is causal",
     ),
     settings=(
@@ -83,8 +87,10 @@ class FlexPrefill(BlockSelecting):
         mass: Annotated[float, Field(gt=0, le=1, description="share of the estimated mass that is kept")] = 0.9,
         distance: Annotated[float, Field(ge=0, description="divergence below which means choose")] = 0.1,
         least: Annotated[int, Field(ge=0, description="tokens that are kept at least")] = 1024,
+        form: Form = "auto",
     ) -> None:
         super().__init__()
+        self.flex = FlexPattern(f"flexprefill, block={block}, causal={shape.causal}", form)
         self.sink = sink_of(shape)
         self.causal, self.block, self.mass, self.distance = shape.causal, block, mass, distance
         self.least = -(-least // block)
@@ -144,8 +150,7 @@ class FlexPrefill(BlockSelecting):
     def choose(self, q: Tensor, k: Tensor, real: Tensor) -> tuple[Pairs, ...]:
         H, groups = q.shape[1], q.shape[1] // k.shape[1]
         kept = torch.stack([self._of_head(q[:, h], k[:, h // groups], real) for h in range(H)], 1)
-        head, at, keys = kept.flatten(0, 1).nonzero(as_tuple=True)
-        return (Pairs(self.block, self.block, head * kept.shape[2] + at, keys),)
+        return (Grid(self.block, self.block, kept),)
 
     def _of_head(self, q: Tensor, k: Tensor, real: Tensor) -> Tensor:
         """The blocks that are kept ``(B, blocks, blocks)``, from q and k ``(B, N, D)`` of one head."""

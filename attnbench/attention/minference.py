@@ -10,6 +10,7 @@ from torch import Tensor
 
 from attnbench.engines.blocks.module import BlockSelecting
 from attnbench.engines.blocks.selection import (
+    Grid,
     LastQueries,
     Pairs,
     by_distance,
@@ -18,6 +19,8 @@ from attnbench.engines.blocks.selection import (
     of_last_queries,
     own_blocks,
 )
+from attnbench.engines.flex.kernel import DTYPES
+from attnbench.engines.flex.pattern import FlexPattern, Form
 from attnbench.reference import of_query_heads
 from attnbench.shape import Shape
 from attnbench.sink import sink_of
@@ -43,7 +46,7 @@ _AHEAD = "the columns and diagonals that the last queries of the sequence attend
         shares="by itself",
         reads_ahead=_AHEAD,
         exact_with=("slash={n}",),
-        given=(("pattern=a-shape", {"reads_ahead": ""}),),
+        given=(("pattern=a-shape", {"reads_ahead": ""}), ("form=flex", {"compiled": True, "dtypes": DTYPES})),
         own_form_both_ways="diagonals and windows reach both ways; the paper is causal",
     ),
     settings=(
@@ -93,8 +96,10 @@ class MInference(BlockSelecting):
         last: Annotated[int, Field(ge=1, description="queries that stand for all")] = 64,
         sink: Annotated[int, Field(ge=0, description="pattern=a-shape: first keys that all attend to")] = 1024,
         window: Annotated[int, Field(ge=1, description="pattern=a-shape: keys up to a query")] = 4096,
+        form: Form = "auto",
     ) -> None:
         super().__init__()
+        self.flex = FlexPattern(f"minference, block={block}, pattern={pattern}, causal={shape.causal}", form)
         self.sink = sink_of(shape)
         self.causal, self.pattern, self.block = shape.causal, pattern, block
         self.vertical, self.slash, self.first, self.recent, self.rows = vertical, slash, first, recent, last
@@ -162,8 +167,7 @@ class MInference(BlockSelecting):
 
     def _blocks(self, kept: Tensor) -> Pairs:
         """Pairs of blocks, from ``(B, H, blocks, blocks)`` bool."""
-        head, at, keys = kept.flatten(0, 1).nonzero(as_tuple=True)
-        return Pairs(self.block, self.block, head * kept.shape[2] + at, keys)
+        return Grid(self.block, self.block, kept)
 
     def _beside(self, kept: Tensor, columns: Tensor) -> Pairs:
         """Single keys of the columns ``(B, H, N)`` bool that are in no kept block of a block of queries."""

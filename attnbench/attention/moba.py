@@ -11,6 +11,8 @@ from torch import Tensor
 from attnbench.engines.blocks.module import BlockSelecting
 from attnbench.engines.blocks.selection import Pairs, in_blocks, largest, listed, means, own_blocks, products
 from attnbench.engines.decoding.kv_cache import Cache, attend
+from attnbench.engines.flex.kernel import DTYPES
+from attnbench.engines.flex.pattern import FlexPattern, Form
 from attnbench.engines.precision import accumulator
 from attnbench.reference import of_query_heads
 from attnbench.shape import Shape
@@ -40,6 +42,7 @@ class Blocks(NamedTuple):
         sink=True,
         shares="by itself",
         exact_with=("blocks={n},block=2",),
+        given=(("form=flex", {"compiled": True, "dtypes": DTYPES}),),
         knob=Knob("blocks", step=1),
         own_form_both_ways="later blocks compete with earlier ones; the paper is causal",
     ),
@@ -71,8 +74,10 @@ class MoBA(BlockSelecting):
         *,
         block: Annotated[int, Field(ge=1, description="tokens per block")] = 64,
         blocks: Annotated[int, Field(ge=1, description="blocks that a query attends to, its own included")] = 4,
+        form: Form = "auto",
     ) -> None:
         super().__init__()
+        self.flex = FlexPattern(f"moba, block={block}, blocks={blocks}, causal={shape.causal}", form)
         self.sink = sink_of(shape)
         self.causal, self.block, self.blocks, self.capacity = shape.causal, block, blocks, shape.M
 
@@ -105,8 +110,7 @@ class MoBA(BlockSelecting):
             allowed = some & before if self.causal else some
             return self.keep(products(q[:, :, queries], mean), allowed | own, own)
 
-        queries, keys = listed(N, total, kept, q)
-        return (Pairs(1, self.block, queries, keys),)
+        return (listed((1, self.block), N, total, kept, q),)
 
     def keep(self, gates: Tensor, allowed: Tensor, own: Tensor) -> Tensor:
         """Which blocks each query keeps ``(B, H, n, blocks)``, from its products with their mean keys."""

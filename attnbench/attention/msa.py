@@ -12,6 +12,8 @@ from torch.nn.functional import layer_norm, linear, pad, rms_norm
 from attnbench.engines.blocks.module import BlockSelecting
 from attnbench.engines.blocks.selection import BlockSelection, Pairs
 from attnbench.engines.decoding.kv_cache import Cache
+from attnbench.engines.flex.kernel import DTYPES
+from attnbench.engines.flex.pattern import FlexPattern, Form
 from attnbench.engines.gathered.chosen import answer_from_chosen, best
 from attnbench.engines.gathered.index import Index, lesson, probabilities, taught
 from attnbench.engines.masks import emptied, visible_pairs
@@ -133,6 +135,7 @@ class Kept(NamedTuple):
         knob=Knob("blocks", step=1),
         own_form="ranks keys by a random projection of q and k; the paper trains an indexer",
         given=(
+            ("form=flex", {"compiled": True, "dtypes": DTYPES}),
             (
                 "indexer=exact",
                 {
@@ -214,8 +217,10 @@ class MSA(BlockSelecting):
         score: Annotated[
             Literal["product", "relu"], Field(description="a·b of normed and turned a and b, or Σ w·relu(a·b)")
         ] = "product",
+        form: Form = "auto",
     ) -> None:
         super().__init__()
+        self.flex = FlexPattern(f"msa, block={block}, causal={shape.causal}", form)
         plain = score == "product"
         if plain and index_heads != 1:
             raise UsageError("msa: option index_heads needs score=relu; with score=product a head of keys has one")

@@ -14,8 +14,11 @@ from torch.utils.checkpoint import checkpoint
 from attnbench.engines import fla, forms
 from attnbench.engines.decoding import kv_cache
 from attnbench.engines.decoding.kv_cache import Cache
+from attnbench.engines.flex.blocks import by_places
+from attnbench.engines.flex.kernel import DTYPES
+from attnbench.engines.flex.pattern import FlexPattern
 from attnbench.engines.gathered.choice import Choice
-from attnbench.engines.gathered.chosen import answer_from_chosen, attend_to_chosen, best
+from attnbench.engines.gathered.chosen import answer_from_chosen, best
 from attnbench.engines.masks import emptied, visible_pairs
 from attnbench.engines.patterns.attend import attend
 from attnbench.engines.patterns.bands import band
@@ -61,6 +64,7 @@ class Kept(NamedTuple):
         own_form="three branches on the same keys and values, pooled by a learned average; the paper has keys and "
         "values for each, pooled by an MLP",
         given=(
+            ("form=flex", {"compiled": True, "dtypes": DTYPES}),
             ("form=fla", {"key_padding": No(fla.NO_MASK)}),
             ("branch=compressed", {"stochastic": False, "knob": None}),
             (
@@ -139,19 +143,24 @@ class NSA(nn.Module):
         branch: Annotated[
             Literal["all", "compressed", "selected", "window"], Field(description="all, or one alone, without a gate")
         ] = "all",
-        form: forms.Fla = "auto",
+        form: Annotated[Literal["auto", "torch", "fla", "flex"], Field(description=forms.WHICH)] = "auto",
     ) -> None:
         super().__init__()
         # The tokens of a block are the columns of a product in its kernel.
-        fits = shape.causal and block >= 16 and block.bit_count() == 1 and branch in ("all", "selected")
-        self.fused = {"fla": partial(fla.run, "nsa", block_size=block)} if fits else {}
-        forms.require("nsa", form, self.fused)
+        by_block = shape.causal and block >= 16 and block.bit_count() == 1 and branch in ("all", "selected")
+        self.fused = {"fla": partial(fla.run, "nsa", block_size=block)} if by_block and form in ("auto", "fla") else {}
+        if form == "fla":
+            forms.require("nsa", form, self.fused)
         self.form = form
         for option, value in (("length", length), ("block", block)):
             if value % stride:
                 raise UsageError(f"nsa: option {option}={value} must be a multiple of stride={stride}")
         self.causal, self.capacity, self.branch = shape.causal, shape.M, branch
         self.block, self.length, self.stride, self.top_n, self.window = block, length, stride, top_n, window
+        fits, name = branch != "compressed", f"causal={shape.causal}"
+        of_pairs = "torch" if form == "fla" else form
+        self.flex = FlexPattern(f"nsa, block={block}, {name}", of_pairs, fits=fits)
+        self.flex_near = FlexPattern(f"nsa, window={window}, {name}", of_pairs, fits=fits)
         self.of_keys: nn.Parameter | None = None
         self.of_values: nn.Parameter | None = None
         self.gate: nn.Parameter | None = None
@@ -216,11 +225,18 @@ class NSA(nn.Module):
             if self.branch != "selected":
                 outputs.append(of_pooled)
             if self.branch != "compressed":
-                rows = partial(attend_to_chosen, size=self.block, causal=self.causal, key_mask=key_mask)
-                fast = self.fused if key_mask is None else {}
-                outputs.append(forms.attend(f"nsa:block={self.block}", self.form, rows, q, k, v, chosen, fast=fast))
+
+                def by_queries(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor) -> Tensor:
+                    return self.attend(q, k, v, self._choice(q, k, chosen, key_mask))
+
+                if self.fused and key_mask is None:
+                    given, name = (q, k, v, chosen), f"nsa:block={self.block}"
+                    outputs.append(forms.attend(name, self.form, by_queries, *given, fast=self.fused))
+                else:
+                    outputs.append(by_queries(q, k, v, chosen))
         if self.branch in ("all", "window"):
-            outputs.append(self._near(q, k, v, key_mask))
+            near = partial(by_places, self._sees)
+            outputs.append(self.flex_near.attend(self._near, near, q, k, v, key_mask=key_mask))
         return self._gated(q, outputs).to(v.dtype)
 
     @property
@@ -232,11 +248,17 @@ class NSA(nn.Module):
         """The blocks taken for q ``(B, H, N, D)`` and k ``(B, K, N, D)``."""
         q, k = emptied(key_mask, q, k)
         _, chosen = self._pooled(q, k, k[..., :0], key_mask)
-        return Choice(chosen, q.shape[1], k.shape[2], self.block, self.causal, key_mask)
+        return self._choice(q, k, chosen, key_mask)
+
+    def _choice(self, q: Tensor, k: Tensor, chosen: Tensor, key_mask: Tensor | None) -> Choice:
+        choice = Choice(chosen, q.shape[1], k.shape[2], self.block, self.causal, key_mask)
+        if self.flex.may_run(q):
+            choice.block_mask  # noqa: B018  # made here, as a part of the choice, and kept
+        return choice
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, selection: Choice) -> Tensor:
         """Softmax attention over what was selected, ``(B, H, N, E)``."""
-        return selection.attend(q, k, v)
+        return selection.attend_in_form(self.flex, q, k, v)
 
     def _gated(self, q: Tensor, outputs: list[Tensor]) -> Tensor:
         """The outputs of the branches ``(B, H, n, E)``, added up."""
@@ -247,7 +269,11 @@ class NSA(nn.Module):
         parts = (gates[..., c, None] * out.to(dtype) for c, out in enumerate(outputs))
         return torch.stack(list(parts)).sum(0)
 
-    def _near(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
+    def _sees(self, i: Tensor, j: Tensor) -> Tensor:
+        near = (i - j).abs() < self.window
+        return near & (j <= i) if self.causal else near
+
+    def _near(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None) -> Tensor:
         """The window; each head of queries of a group after the other."""
         parts = []
         for one in torch.unflatten(q, 1, (k.shape[1], -1)).unbind(2):

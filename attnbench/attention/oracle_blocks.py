@@ -10,6 +10,8 @@ from torch import Tensor
 
 from attnbench.engines.blocks.module import BlockSelecting
 from attnbench.engines.blocks.selection import Pairs, in_blocks, largest, listed, own_blocks, products
+from attnbench.engines.flex.kernel import DTYPES
+from attnbench.engines.flex.pattern import FlexPattern, Form
 from attnbench.engines.masks import visible_pairs
 from attnbench.engines.precision import hidden
 from attnbench.reference import of_query_heads
@@ -33,6 +35,7 @@ from attnbench.variant import Knob, No, Traits, register
         sink=True,
         shares="by itself",
         exact_with=("blocks={n},block=2",),
+        given=(("form=flex", {"compiled": True, "dtypes": DTYPES}),),
         knob=Knob("blocks", step=1),
     ),
     settings=("block=3,blocks=3", "block=4,blocks=1", "block=5,blocks=2"),
@@ -57,8 +60,10 @@ class OracleBlocks(BlockSelecting):
         *,
         block: Annotated[int, Field(ge=1, description="tokens per block")] = 64,
         blocks: Annotated[int, Field(ge=1, description="blocks that a query attends to, its own included")] = 4,
+        form: Form = "auto",
     ) -> None:
         super().__init__()
+        self.flex = FlexPattern(f"oracle-blocks, block={block}, causal={shape.causal}", form)
         self.sink = sink_of(shape)
         self.causal, self.block, self.blocks = shape.causal, block, blocks
 
@@ -89,5 +94,4 @@ class OracleBlocks(BlockSelecting):
             masses = in_blocks(logits.softmax(-1), self.block).sum(-1)
             return largest(masses, self.blocks, allowed=before if self.causal else torch.ones_like(before), forced=own)
 
-        queries, keys = listed(N, N, kept, q)
-        return (Pairs(1, self.block, queries, keys),)
+        return (listed((1, self.block), N, N, kept, q),)

@@ -8,7 +8,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from attnbench.engines.patterns.canvas import Layout, tokens_seen, with_text
+from attnbench.engines.flex.kernel import DTYPES
+from attnbench.engines.flex.pattern import FlexPattern, Form
+from attnbench.engines.patterns.canvas import Layout, attend_on_canvas, tokens_seen, with_text
 from attnbench.reference import masked_attention, of_query_heads
 from attnbench.shape import Shape
 from attnbench.sink import sink_of
@@ -31,6 +33,7 @@ from attnbench.variant import No, Traits, register
         bias=No("it is a pattern of places in frames, whose distance in the sequence means nothing"),
         sink=True,
         shares="by itself",
+        given=(("form=flex", {"compiled": True, "dtypes": DTYPES}),),
         exact_with=("frame={n}", "frame=2,text={n}"),
     ),
     settings=("frame=4,block=2", "frame=5,block=2,text=3", "frame=2,block=2", "frame=9,block=4"),
@@ -70,8 +73,10 @@ class Radial(nn.Module):
         frame: Annotated[int, Field(ge=1, description="tokens of a frame, s")] = 128,
         block: Annotated[int, Field(ge=1, description="tokens per block")] = 32,
         text: Annotated[int, Field(ge=0, description="last tokens, which attend to all and all attend to")] = 0,
+        form: Form = "auto",
     ) -> None:
         super().__init__()
+        self.flex = FlexPattern(f"radial, frame={frame}, block={block}, text={text}", form)
         self.sink = sink_of(shape)
         self.frame, self.block, self.text = frame, block, text
 
@@ -97,8 +102,7 @@ class Radial(nn.Module):
         return masked_attention(q, k, v, tokens_seen(seen, text), sink=sink)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        layout, kept = self._plan(q.shape[2], q.device)
-        return layout.attend(q, k, v, kept, self.sink)
+        return attend_on_canvas(self.flex, self._plan, q, k, v, self.sink)
 
     def _plan(self, N: int, device: torch.device) -> tuple[Layout, Tensor]:
         text = min(self.text, N)

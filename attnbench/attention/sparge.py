@@ -10,7 +10,9 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from attnbench.engines.blocks.module import BlockSelecting
-from attnbench.engines.blocks.selection import Pairs, heaviest, in_blocks, means, own_blocks, products, within
+from attnbench.engines.blocks.selection import Grid, Pairs, heaviest, in_blocks, means, own_blocks, products, within
+from attnbench.engines.flex.kernel import DTYPES
+from attnbench.engines.flex.pattern import FlexPattern, Form
 from attnbench.errors import UsageError
 from attnbench.reference import of_query_heads
 from attnbench.shape import Shape
@@ -36,6 +38,7 @@ from attnbench.variant import No, Traits, register
         reads_ahead="the queries of a block share a choice, to which the later ones of them contribute",
         exact_with=("threshold=1",),
         given=(
+            ("form=flex", {"compiled": True, "dtypes": DTYPES}),
             (
                 "smooth_k=false",
                 {"own_form": "compares keys as they are; the authors' code takes the mean of all keys off them first"},
@@ -97,8 +100,10 @@ class Sparge(BlockSelecting):
             Field(description="blocks whose masses stay within the share, or own ones and the fewest that hold it"),
         ] = "within",
         smooth_k: Annotated[bool, Field(description="take the mean of all keys off them before cosines")] = True,
+        form: Form = "auto",
     ) -> None:
         super().__init__()
+        self.flex = FlexPattern(f"sparge, queries={queries}, keys={keys}, causal={shape.causal}", form)
         self.sink = sink_of(shape)
         if queries % keys:
             raise UsageError(f"sparge: option keys={keys} must divide queries={queries}; try keys={queries}")
@@ -163,8 +168,7 @@ class Sparge(BlockSelecting):
         ranked = allowed & alike_k
         masses = scores.masked_fill_(~ranked, -torch.inf).softmax(-1).nan_to_num_(0.0)
         kept = self.keep(masses, ranked, own) | ~alike_k | ~alike_q[..., None]
-        head, at, keys = (kept & allowed).flatten(0, 1).nonzero(as_tuple=True)
-        return (Pairs(self.queries, self.keys, head * rows + at, keys),)
+        return (Grid(self.queries, self.keys, kept & allowed),)
 
     def keep(self, masses: Tensor, allowed: Tensor, forced: Tensor) -> Tensor:
         """Which of the blocks that stand for their tokens are kept ``(B, H, n, blocks)``."""

@@ -9,7 +9,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from attnbench.engines.patterns.canvas import Layout, in_tiles, sides, tokens_seen, with_text
+from attnbench.engines.flex.kernel import DTYPES
+from attnbench.engines.flex.pattern import FlexPattern, Form
+from attnbench.engines.patterns.canvas import Layout, attend_on_canvas, in_tiles, sides, tokens_seen, with_text
 from attnbench.reference import masked_attention, of_query_heads
 from attnbench.shape import Shape
 from attnbench.sink import sink_of
@@ -30,6 +32,7 @@ from attnbench.variant import No, Traits, register
         bias=No("its tiles hold tokens of several rows and frames, whose places in the sequence mean nothing"),
         sink=True,
         shares="by itself",
+        given=(("form=flex", {"compiled": True, "dtypes": DTYPES}),),
         exact_with=("window={n}x{n}x{n},frame=2x2,tile=2x2x2", "frame=1x1,text={n}"),
     ),
     settings=(
@@ -70,8 +73,10 @@ class SlidingTile(nn.Module):
         tile: Annotated[str, Field(description="frames x rows x columns of a tile")] = "6x8x8",
         window: Annotated[str, Field(description="frames x rows x columns of a window, in tiles")] = "3x3x3",
         text: Annotated[int, Field(ge=0, description="last tokens, which attend to all and all attend to")] = 0,
+        form: Form = "auto",
     ) -> None:
         super().__init__()
+        self.flex = FlexPattern(f"sta, frame={frame}, tile={tile}, window={window}, text={text}", form)
         self.sink = sink_of(shape)
         self.frame = sides(frame, 2, "sta: option frame")
         self.tile, self.window = (
@@ -97,8 +102,7 @@ class SlidingTile(nn.Module):
         return masked_attention(q, k, v, tokens_seen(near, text), sink=sink)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        layout, kept = self._plan(q.shape[2], q.device)
-        return layout.attend(q, k, v, kept, self.sink)
+        return attend_on_canvas(self.flex, self._plan, q, k, v, self.sink)
 
     def _plan(self, N: int, device: torch.device) -> tuple[Layout, Tensor]:
         text, rows, columns = min(self.text, N), *self.frame

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from attnbench.engines.blocks.module import BlockSelecting
 from attnbench.engines.blocks.selection import Pairs, heaviest, in_blocks, listed, own_blocks, products
+from attnbench.engines.flex.kernel import DTYPES
+from attnbench.engines.flex.pattern import FlexPattern, Form
 from attnbench.errors import UsageError
 from attnbench.reference import of_query_heads
 from attnbench.shape import Shape
@@ -33,6 +35,7 @@ from attnbench.variant import No, Traits, register
         shares="by itself",
         reads_ahead="the queries of a block share a choice, to which the later ones of them contribute",
         exact_with=("threshold=1",),
+        given=(("form=flex", {"compiled": True, "dtypes": DTYPES}),),
     ),
     settings=("block=4,stride=2,threshold=0.6", "block=6,stride=3,threshold=0.8", "block=5,stride=1,threshold=0.5"),
 )
@@ -68,8 +71,10 @@ class XAttention(BlockSelecting):
         block: Annotated[int, Field(ge=1, description="tokens per block")] = 128,
         stride: Annotated[int, Field(ge=1, description="side of the tiles that are summed; divides block")] = 8,
         threshold: Annotated[float, Field(gt=0, le=1, description="share of the estimated mass that is kept")] = 0.9,
+        form: Form = "auto",
     ) -> None:
         super().__init__()
+        self.flex = FlexPattern(f"xattention, block={block}, causal={shape.causal}", form)
         self.sink = sink_of(shape)
         if block % stride:
             raise UsageError(f"xattention: option stride={stride} must divide block={block}; try stride=1")
@@ -131,8 +136,7 @@ class XAttention(BlockSelecting):
             allowed = of_blocks & before if self.causal else of_blocks.expand(-1, -1, *before.shape)
             return self.keep(masses, allowed, own | (torch.arange(total, device=q.device) == 0))
 
-        queries, keys = listed(total, side * side * total, kept, q)
-        return (Pairs(self.block, self.block, queries, keys),)
+        return (listed((self.block, self.block), total, side * side * total, kept, q),)
 
     def on_diagonal(self, products: Tensor) -> Tensor:
         """Sums of the tiles on the diagonal ``(B, H, tiles)``, from q·k of query stride - 1 - s and key s of each."""

@@ -36,11 +36,11 @@ def pattern(module: BigBird, n: int) -> Tensor:
 def test_the_blocks_listed_are_those_of_the_formula(n: int, wanted: int) -> None:
     module = made(f"block=4,random_blocks={wanted}", n)
     seen, expected = module._seen(torch.zeros(1, H, n, D)), pattern(module, n)
-    for blocks in (seen.full, seen.some):
-        assert torch.equal(blocks[0].repeat_interleave(4, 1).repeat_interleave(4, 2)[:, :n, :n], expected)
+    assert seen.some.all()  # of so few tokens
+    assert torch.equal(seen.full, expected.all(2).all(1)[None, :, None, None])
     h, i, j = torch.meshgrid(torch.arange(H), torch.arange(n), torch.arange(n), indexing="ij")
     assert torch.equal(seen.mod(h, h, i, j), expected)
-    assert seen.pairs(H) == expected.sum()
+    assert seen.pairs(H) == H * n * n
 
 
 @pytest.mark.slow
@@ -55,7 +55,7 @@ def test_the_kernel_equals_the_formula(bias: str) -> None:
             raise
         pytest.skip(str(reason))
     assert counted.kernel == "flex"
-    assert counted.matmul_flops == 4 * D * B * pattern(module, N).sum()
+    assert counted.matmul_flops == 4 * D * B * H * N * N  # of 2 × 2 blocks of 128
     assert relative_error(counted.output, module.dense(*inputs.double())) < 1e-6
     for other in (made("block=16,random_blocks=2,form=flex"), made("block=16,random_blocks=2")):
         assert torch.equal(other.draws, module.draws)
@@ -65,8 +65,6 @@ def test_the_kernel_equals_the_formula(bias: str) -> None:
 
 
 def test_what_it_cannot_do_is_refused_with_the_reason() -> None:
-    with pytest.raises(Unsupported, match="a multiple of 16 tokens, not 20"):
-        made("block=20,form=flex")
     module, x = made("block=16,form=flex"), torch.randn(B, H, N, D)
     with pytest.raises(Unsupported, match="form=torch takes it"):
         module(x, x, x, key_mask=torch.ones(B, N, dtype=torch.bool))
@@ -86,10 +84,6 @@ def test_on_a_gpu_equals_the_formula_with_gradients(block: int, width: int, dtyp
     n = 10 * block - 3
     module = made(f"block={block},form=flex", n, bias, width).cuda()
     inputs = [x.cuda().to(dtype).requires_grad_() for x in torch.randn(3, B, H, n, width)]
-    if block == 16 and dtype != torch.float32:
-        with pytest.raises(Unsupported, match="takes half precision in blocks of 32, 64"):
-            module(*inputs)
-        return
     grad = torch.randn_like(inputs[0])
     got, want = module(*inputs), module.dense(*(x.double() for x in inputs))
     bound = 5e-3 if dtype == torch.float32 else 2e-2

@@ -10,6 +10,7 @@ import torch
 import torch.nn.attention.flex_attention as of_torch
 from torch import Tensor, nn
 
+from attnbench.capabilities import chooser
 from attnbench.compiled import out_of_sight
 from attnbench.engines import forms
 from attnbench.engines.flex import kernel
@@ -22,6 +23,7 @@ from attnbench.variant import build
 pytestmark = [
     # Loading the compiler imports a part of torch that uses another, deprecated one.
     pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning"),
     # It asks each tensor that a function of a pair reads for its gradient, a learned bias's line too.
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
 ]
@@ -42,7 +44,28 @@ PATTERNS = [
     ("sparse:pattern=fixed,length=17,summary=3", False, False, "none", "none"),
     ("sparse:pattern=stride,length=130", True, False, "none", "none"),
     ("sparse:length=17,heads=split", False, True, "alibi", "none"),
-    ("bigbird:block=16,random_blocks=2", False, False, "relative", "none"),
+    ("etc:window=20,global_tokens=5,max_distance=3", False, True, "none", "none"),
+    ("bigbird:block=20,random_blocks=2", False, False, "relative", "none"),
+]
+
+
+CHOICES = [
+    # options, causal, padding, sink, heads of queries for one of keys
+    ("moba:block=16,blocks=3", True, False, "none", 1),
+    ("moba:block=100,blocks=2", False, True, "learned", 2),
+    ("oracle-blocks:block=3,blocks=20", True, True, "none", 1),
+    ("xattention:block=64,stride=8,threshold=0.5", True, False, "learned", 2),
+    ("xattention:block=256,stride=8,threshold=0.5", False, False, "none", 1),
+    ("flexprefill:block=32,mass=0.5,least=0,distance=0", True, True, "none", 1),
+    ("minference:block=16,vertical=9,first=3,slash=9,recent=2,last=20", True, False, "none", 1),
+    ("minference:pattern=a-shape,block=32,sink=3,window=40", True, False, "none", 2),
+    ("sparge:queries=64,keys=16,similarity=0,threshold=0.5", True, True, "none", 1),
+    ("msa:block=16,blocks=3,index_dim=4", True, False, "none", 1),
+    ("nsa:block=16,length=8,stride=4,top_n=4,window=20", True, True, "none", 2),
+    ("nsa:block=16,length=8,stride=4,top_n=4,branch=selected", False, False, "none", 2),
+    ("nsa:branch=window,window=140", True, False, "none", 2),
+    ("sta:frame=4x6,tile=2x2x3,window=3x1x2,text=9", False, False, "learned", 2),
+    ("radial:frame=20,block=8,text=5", False, False, "none", 1),
 ]
 
 
@@ -55,7 +78,7 @@ class Uncompiled:
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, blocks: Callable[[], Any], **given: Any) -> Tensor:
         self.masks.append(blocks())
         return out_of_sight(
-            lambda: kernel._attend(q, k, v, given["score_mod"], self.masks[-1], None, given["sink"]),
+            lambda: kernel._attend(q, k, v, given["score_mod"], self.masks[-1], given["sink"]),
             like=v,
             kernel="flex",
             matmul_flops=0,
@@ -109,8 +132,10 @@ def made(text: str, causal: bool, bias: str, sink: str, groups: int = 1) -> nn.M
 
 @pytest.mark.parametrize(("text", "causal", "padded", "bias", "sink"), PATTERNS)
 def test_a_pattern_in_one_kernel_equals_its_formula_with_gradients(
-    text: str, causal: bool, padded: bool, bias: str, sink: str, uncompiled: Uncompiled
+    text: str, causal: bool, padded: bool, bias: str, sink: str, uncompiled: Uncompiled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Untraced code gives no gradient to what a function of a pair reads; tracing takes seconds.
+    monkeypatch.setattr(of_torch, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", not text.startswith("etc"))
     module: Any = made(text, causal, bias, sink)
     mask = some_keys() if padded else None
     generator = torch.Generator().manual_seed(1)
@@ -130,6 +155,47 @@ def test_a_pattern_in_one_kernel_equals_its_formula_with_gradients(
         zeros, values = torch.zeros(B, H, N, D), torch.eye(N).expand(B, H, N, N)
         if getattr(module, "maps", None) is None:
             holds_the_pairs(uncompiled.masks[-1], module.dense(zeros, zeros, values, key_mask=mask) > 0)
+
+
+@pytest.mark.parametrize(("text", "causal", "padded", "sink", "groups"), CHOICES)
+def test_a_choice_in_one_kernel_equals_the_operations_with_gradients(
+    text: str,
+    causal: bool,
+    padded: bool,
+    sink: str,
+    groups: int,
+    uncompiled: Uncompiled,
+) -> None:
+    module: Any = made(text, causal, "none", sink, groups)
+    mask = some_keys() if padded else None
+    generator = torch.Generator().manual_seed(1)
+    inputs = [torch.randn(B, heads, N, D, generator=generator) for heads in (H, H // groups, H // groups)]
+    inputs = [x.requires_grad_() for x in inputs]
+    grad = torch.randn(B, H, N, D, generator=generator)
+
+    def computed() -> tuple[Tensor, ...]:
+        out = module(*inputs, key_mask=mask)
+        return out, *torch.autograd.grad(out, inputs, grad)
+
+    got = computed()
+    assert forms.passed_over() == []
+    last = uncompiled.masks[-1]
+    if chooser(module) is not None:
+        with torch.no_grad():
+            holds_the_pairs(last, module.select(*inputs[:2], key_mask=mask).pairs(slice(0, N)).expand(B, H, N, N))
+    for flex in (module.flex, getattr(module, "flex_near", module.flex)):
+        flex.form = "torch"
+    for one, other in zip(got, computed(), strict=True):
+        assert relative_error(one, other) < 2e-6
+    assert uncompiled.masks[-1] is last
+
+
+def test_block_masks_of_choices_are_made_with_the_choice(uncompiled: Uncompiled) -> None:
+    module: Any = made("moba:block=16,blocks=3", causal=True, bias="none", sink="none")
+    q, k, v = torch.randn(3, B, H, N, D)
+    selection = module.select(q, k)
+    module.attend(q, k, v, selection)
+    assert uncompiled.masks[-1] is selection.block_mask
 
 
 @pytest.mark.usefixtures("uncompiled")
@@ -178,6 +244,9 @@ def test_on_a_processor_the_operations_run_unless_the_kernel_is_named() -> None:
         ("streaming", True, False, "none", "none"),
         ("sparse", True, False, "none", "none"),
         ("bigbird", False, False, "none", "none"),
+        ("moba", True, False, "none", "none"),
+        ("xattention:threshold=0.5", True, False, "none", "none"),
+        ("sta", False, False, "none", "none"),
     ],
 )
 def test_on_a_gpu_the_kernel_is_the_default_and_right(

@@ -13,9 +13,10 @@ from torch.nn.attention.flex_attention import BlockMask
 from torch.nn.functional import pad
 
 from attnbench.attention.flex import places
-from attnbench.attention.flex.windows import BLOCK, Windows
+from attnbench.attention.flex.windows import Windows
 from attnbench.engines import masks
 from attnbench.engines.decoding.kv_cache import Cache, CachedDecoding
+from attnbench.engines.flex.blocks import BLOCK
 from attnbench.engines.flex.kernel import (
     DTYPES,
     FlexKernel,

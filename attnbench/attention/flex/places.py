@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-from attnbench.attention.flex.windows import BLOCK, Blocks, listed_blocks, pairs_in, real_keys
+from attnbench.attention.flex.windows import Blocks, listed_blocks, pairs_in, real_keys
+from attnbench.engines.flex.blocks import BLOCK
 from attnbench.visible import Visible
 
 

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-BLOCK = 128
-"""Queries and keys in a block, which is left out, computed whole, or computed with every pair asked about."""
+from attnbench.engines.flex.blocks import BLOCK, listed
 
 Blocks = NDArray[np.bool_]
 
@@ -123,11 +122,5 @@ def listed_blocks(
         full, some = with_sink(full, some, M)
         sees, place = mod, M
         mod, M = lambda b, h, i, j: (j == place) | sees(b, h, i, j), M + 1
-
-    def listed(blocks: Blocks) -> tuple[Tensor, Tensor]:
-        count, index = blocks.sum(1), np.argsort(~blocks, axis=1, kind="stable")
-        return tuple(torch.from_numpy(x.astype(np.int32)).to(device)[None, None] for x in (count, index))  # type: ignore[return-value]  # two of them
-
-    return BlockMask.from_kv_blocks(
-        *listed(some & ~full), *listed(full), BLOCK_SIZE=BLOCK, mask_mod=mod, seq_lengths=(N, M)
-    )
+    whole, every = (torch.from_numpy(x).to(device)[None, None] for x in (full, some))
+    return listed(whole, every, mod, (N, M))

@@ -11,10 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn.attention.flex_attention import BlockMask
 from torch.nn.functional import pad
 
 from attnbench.engines.blocks.plan import Plan, Tile
 from attnbench.engines.blocks.selection import BlockSelection
+from attnbench.engines.flex.pattern import FlexPattern
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import accumulator
 from attnbench.sink import Sink
@@ -26,7 +28,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, sink: Sin
     Args:
         q: ``(B, H, N, D)``; k: ``(B, K, N, D)``; v: ``(B, K, N, E)``; head h of the queries reads head h // (H / K).
         selection: of these sizes.
-        sink: a logit of each head without a key.
+        sink: a logit of each head without a key; that of its first heads, if it has more than q.
 
     Returns:
         ``(B, H, N, E)`` in v's dtype, summed in float32 at least. A query without any visible key gives 0.
@@ -37,10 +39,28 @@ def attend(q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, sink: Sin
     plan = Plan.of(selection, H // k.shape[1], (D, v.shape[3]), q.device)
     x = _whole(q.to(dtype) * D**-0.5, plan.units * plan.rows).view(-1, plan.rows, D)
     y, z = (_whole(one.to(dtype), plan.tokens) for one in (k, v))
-    logits = None if sink is None else sink.logit.to(dtype)[:, None].expand(B, H, plan.units * plan.rows)
+    logits = None if sink is None else sink.logit.to(dtype)[:H, None].expand(B, H, plan.units * plan.rows)
     of_sink = None if logits is None else logits.reshape(-1, plan.rows)
     out: Tensor = _Attend.apply(x, y, z, of_sink, plan)  # type: ignore[no-untyped-call]  # untyped in torch
     return out.view(B, H, -1, v.shape[3])[:, :, :N].to(v.dtype)
+
+
+def attend_in_form(
+    flex: FlexPattern, q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, sink: Sink | None = None
+) -> Tensor:
+    """:func:`attend`, or one kernel of FlexAttention; a selection of one example or head stands for all of them."""
+
+    def own(q: Tensor) -> BlockSelection:
+        B, H, N = q.shape[:3]
+        return selection.of(min(B, selection.size[0]), min(H, selection.size[1]), N)
+
+    def plain(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None) -> Tensor:
+        return attend(q, k, v, own(q).repeated(*q.shape[:2]), sink)
+
+    def masks(q: Tensor, key_mask: Tensor | None) -> tuple[BlockMask, None]:
+        return own(q).block_mask, None
+
+    return flex.over(plain, masks, q, k, v, key_mask=selection.real, sink=sink, same_tokens=True)
 
 
 def _whole(x: Tensor, tokens: int) -> Tensor:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from attnbench.engines.blocks.attend import attend
+from attnbench.engines.blocks.attend import attend_in_form
 from attnbench.engines.blocks.selection import BlockSelection, Pairs
+from attnbench.engines.flex.pattern import FlexPattern
 from attnbench.engines.masks import emptied, visible_pairs
 from attnbench.engines.precision import accumulator
 from attnbench.reference import masked_attention, of_query_heads
@@ -20,6 +21,8 @@ class BlockSelecting(nn.Module):
     """
 
     causal: bool
+    flex = FlexPattern("blocks", "torch")
+    """The form in which it attends."""
     sink: Sink | None
     """Beside the logits of what was chosen, from ``shape.sink``; a choice knows nothing of it."""
 
@@ -40,11 +43,14 @@ class BlockSelecting(nn.Module):
         with torch.no_grad():
             x, y = (one.to(dtype) for one in emptied(key_mask, q, k))
             chosen = self.choose(x, y, real)
-        return BlockSelection((B, H, N), self.causal, chosen, key_mask)
+        selection = BlockSelection((B, H, N), self.causal, chosen, key_mask)
+        if self.flex.may_run(q):
+            selection.block_mask  # noqa: B018  # made here, as a part of the choice, and kept
+        return selection
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection) -> Tensor:
         """Softmax attention over what was selected, ``(B, H, N, E)``."""
-        return attend(q, k, v, selection, self.sink)
+        return attend_in_form(self.flex, q, k, v, selection, self.sink)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         return self.attend(q, k, v, self.select(q, k, key_mask=key_mask))

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
 from torch.nn.functional import pad
 
+from attnbench.engines.flex.blocks import BLOCK, Seen
+from attnbench.engines.forms import on_device
 from attnbench.engines.tiling import budget
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Pairs:
     """Pairs of a block of queries and a block of keys, each at most once, in any order."""
 
@@ -27,7 +31,30 @@ class Pairs:
     """``(P,)``, numbers of blocks of keys within that head of that example."""
 
 
-@dataclass(frozen=True, slots=True)
+class Grid(Pairs):
+    """The same from which pairs are kept; listed if anybody asks, since on a GPU a list's length is waited for."""
+
+    def __init__(self, rows: int, columns: int, kept: Tensor) -> None:
+        """``kept``: ``(B, H, blocks of queries, blocks of keys)`` bool."""
+        self.__dict__.update(rows=rows, columns=columns, kept=kept)
+
+    kept: Tensor
+
+    @cached_property
+    def _lists(self) -> tuple[Tensor, Tensor]:
+        head, at, keys = self.kept.flatten(0, 1).nonzero(as_tuple=True)
+        return head * self.kept.shape[2] + at, keys
+
+    @property
+    def queries(self) -> Tensor:
+        return self._lists[0]
+
+    @property
+    def keys(self) -> Tensor:
+        return self._lists[1]
+
+
+@dataclass(frozen=True)
 class BlockSelection:
     """The pairs of query and key whose scores are computed, as lists of pairs of blocks.
 
@@ -64,27 +91,139 @@ class BlockSelection:
         seen = seen.view(B, H, stop - start, N)
         return seen if self.real is None else seen & self.real[:, None, None]
 
+    def of(self, B: int, H: int, N: int) -> BlockSelection:
+        """The same for the first of examples, heads and tokens."""
+        if self.size == (B, H, N):
+            return self
+        heads, tokens = self.size[1:]
+        parts = []
+        for part in self.parts:
+            total, fewer = -(-tokens // part.rows), -(-N // part.rows)
+            head, at = part.queries // total, part.queries % total
+            b, h = head // heads, head % heads
+            kept = (b < B) & (h < H) & (at < fewer) & (part.keys * part.columns < N)
+            parts.append(Pairs(part.rows, part.columns, ((b * H + h) * fewer + at)[kept], part.keys[kept]))
+        return BlockSelection((B, H, N), self.causal, tuple(parts), None if self.real is None else self.real[:B, :N])
 
-def listed(total: int, width: int, choose: Callable[[slice], Tensor], q: Tensor) -> tuple[Tensor, Tensor]:
-    """The two lists of a :class:`Pairs`, from what is chosen for some blocks of queries at a time.
+    def repeated(self, B: int, H: int) -> BlockSelection:
+        """The same in each head of each example, from that of one head of one example."""
+        if self.size[:2] == (B, H):
+            return self
+        parts, device = [], self.parts[0].queries.device
+        for part in self.parts:
+            heads = torch.arange(B * H, device=device)[:, None] * -(-self.size[2] // part.rows)
+            queries, keys = (heads + part.queries).flatten(), part.keys.repeat(B * H)
+            parts.append(Pairs(part.rows, part.columns, queries, keys))
+        real = None if self.real is None else self.real.expand(B, -1)
+        return BlockSelection((B, H, self.size[2]), self.causal, tuple(parts), real)
+
+    @cached_property
+    def block_mask(self) -> BlockMask:
+        """The block mask for FlexAttention."""
+        return self.seen().mask(self.real)
+
+    def seen(self) -> Seen:
+        """Blocks by how many of their pairs are kept; a bit for each kept pair of blocks says which these are."""
+        B, H, N = self.size
+        kept: list[tuple[Tensor, int, int]] = []
+        for part in self.parts:
+            rows, columns = part.rows, part.columns
+            words = -(-N // (columns * 32))
+            if isinstance(part, Grid):
+                bits = torch.unflatten(pad(part.kept, (0, words * 32 - part.kept.shape[3])), 3, (words, 32))
+                table = (bits.int() << torch.arange(32, dtype=torch.int32, device=bits.device)).sum(
+                    4, dtype=torch.int32
+                )
+            else:
+                table = _bits(part, (B, H, -(-N // rows), words))
+            kept.append((table, rows, columns))
+        held = torch.stack([_held(part, self.size) for part in self.parts]).sum(0)
+        ends = torch.arange(0, N + BLOCK, BLOCK, device=held.device).clamp(max=N)
+        sizes, causal = ends[: held.shape[2] + 1].diff(), self.causal
+        full, some = held == sizes[:, None] * sizes, held > 0
+
+        def sees(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            seen = i < 0
+            for table, rows, columns in kept:
+                unit, block = i // rows, j // columns
+                seen = seen | ((table[b % B, h % H, unit, block // 32] >> (block % 32)) & 1 > 0)
+            return seen & (j <= i) if causal else seen
+
+        if causal:
+            full, some = full.tril(-1), some.tril()
+        return Seen(full, some, sees, N)
+
+
+def _bits(part: Pairs, size: tuple[int, int, int, int]) -> Tensor:
+    """A bit for each pair of blocks, in words of 32 blocks of keys, of ``size`` in all; int32."""
+    bits = torch.ones_like(part.keys, dtype=torch.int32) << (part.keys % 32).int()
+    table = torch.zeros(size, dtype=torch.int32, device=bits.device)
+    table.view(-1).index_add_(0, part.queries * size[3] + part.keys // 32, bits)
+    return table
+
+
+def _held(part: Pairs, size: tuple[int, int, int]) -> Tensor:
+    """How many kept pairs of tokens the blocks of FlexAttention hold, ``(B, H, Q, K)`` float32, exactly."""
+    B, H, N = size
+    if isinstance(part, Grid):
+        rows, columns = (_overlaps(one, N, part.kept.device) for one in (part.rows, part.columns))
+        # Whole numbers up to 128, which eight bits hold.
+        return torch.matmul(rows.bfloat16(), part.kept.bfloat16()).float() @ columns.mT
+    total = -(-N // BLOCK)
+    held = torch.zeros(B * H * total * total, device=part.keys.device)
+    units = -(-N // part.rows)
+    line = part.queries // units * total
+    for unit, many in _touched(part.queries % units, part.rows, N):
+        for block, columns in _touched(part.keys, part.columns, N):
+            held.index_add_(0, (line + unit) * total + block, (many * columns).float())
+    return held.view(B, H, total, total)
+
+
+def _overlaps(size: int, N: int, device: torch.device) -> Tensor:
+    """How many tokens each block of FlexAttention has in common with each block of ``size``, ``(Q, blocks)``."""
+    ends, others = (
+        torch.arange(0, N + one, one, device=device)[: -(-N // one) + 1].clamp(max=N) for one in (BLOCK, size)
+    )
+    here = torch.minimum(ends[1:, None], others[1:]) - torch.maximum(ends[:-1, None], others[:-1])
+    return here.clamp(min=0).float()
+
+
+def _touched(numbers: Tensor, size: int, N: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The blocks of FlexAttention that blocks of ``size`` of N tokens reach into, and with how many tokens.
+
+    They come in turn: all the first ones, then the next. Where there is no further one, it is with none.
+    """
+    first, stop = numbers * size, ((numbers + 1) * size).clamp(max=N)
+    many = (size + BLOCK - 2) // BLOCK + 1
+    if size % BLOCK == 0 or BLOCK % size == 0:
+        many = max(1, size // BLOCK)
+    for turn in range(many):
+        block = (first // BLOCK + turn).clamp(max=-(-N // BLOCK) - 1)
+        here = torch.minimum(stop, (block + 1) * BLOCK) - torch.maximum(first, (first // BLOCK + turn) * BLOCK)
+        yield block, here.clamp(min=0)
+
+
+def listed(sizes: tuple[int, int], total: int, width: int, choose: Callable[[slice], Tensor], q: Tensor) -> Pairs:
+    """The pairs that are kept, from what is chosen for some blocks of queries at a time.
 
     Args:
+        sizes: queries and keys of a block.
         total: blocks of queries in each head.
         width: how many numbers ``choose`` computes for a block of queries of one head.
         choose: gives which blocks of keys these blocks of queries keep, ``(B, H, n, blocks)`` bool.
         q: ``(B, H, N, D)``; no more numbers than it has are computed at a time.
     """
-    found = list(_found(total, width, choose, q))
-    queries, keys = (torch.cat(parts) for parts in zip(*found, strict=True))
-    return queries, keys
-
-
-def _found(total: int, width: int, choose: Callable[[slice], Tensor], q: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     # No more than q has, or memory would grow faster than n until a cache is full.
     step = max(1, min(budget("blocks.scores", q.device), q.numel()) // (q.shape[0] * q.shape[1] * width))
-    for first in range(0, total, step):
-        head, at, keys = choose(slice(first, min(first + step, total))).flatten(0, 1).nonzero(as_tuple=True)
-        yield head * total + at + first, keys
+    every = (slice(first, min(first + step, total)) for first in range(0, total, step))
+    if on_device(q):
+        return Grid(*sizes, torch.cat([choose(blocks) for blocks in every], 2))
+    found = []
+    for blocks in every:
+        head, at, keys = choose(blocks).flatten(0, 1).nonzero(as_tuple=True)
+        found.append((head * total + at + blocks.start, keys))
+    queries, keys = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return Pairs(*sizes, queries, keys)
 
 
 def largest(scores: Tensor, count: int, *, allowed: Tensor, forced: Tensor) -> Tensor:

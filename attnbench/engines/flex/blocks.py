@@ -27,25 +27,26 @@ class Seen(NamedTuple):
     mod: Mod
     """Whether query i of head h of example b sees key j, from b, h, i and j."""
     n: int
-    block: int = BLOCK
 
     def mask(self, key_mask: Tensor | None) -> BlockMask:
         """The block mask; with a key mask ``(B, n)`` every pair of its blocks is asked about."""
         if key_mask is None:
-            return listed(self.full, self.some, self.mod, (self.n, self.n), self.block)
+            return listed(self.full, self.some, self.mod, (self.n, self.n))
         mod = asking(key_mask, self.mod)
-        return listed(torch.zeros_like(self.full), self.some, mod, (self.n, self.n), self.block)
+        return listed(torch.zeros_like(self.full), self.some, mod, (self.n, self.n))
 
     def pairs(self, heads: int) -> int:
         """How many pairs the computed blocks hold, over ``heads`` heads of one example."""
-        size = self.block - torch.zeros(self.some.shape[-1], dtype=torch.float64, device=self.some.device)
-        size[-1] -= -self.n % self.block
+        size = BLOCK - torch.zeros(self.some.shape[-1], dtype=torch.float64, device=self.some.device)
+        size[-1] -= -self.n % BLOCK
         held = (self.some.double() @ size @ size).sum()
         return int(held * heads / self.some.shape[:2].numel())
 
 
 def asking(key_mask: Tensor, mod: Mod) -> Mod:
-    """The same pairs, without those of padded keys."""
+    """The same pairs, without those of padded keys; ``key_mask`` is ``(B, n)``, or ``(1, n)`` for all examples."""
+    if len(key_mask) == 1:
+        return lambda b, h, i, j: key_mask[0, j] & mod(b, h, i, j)
     return lambda b, h, i, j: key_mask[b, j] & mod(b, h, i, j)
 
 
@@ -73,7 +74,7 @@ def _in_blocks(seen: Tensor, *, value: bool) -> Tensor:
     return filled.view(-1, BLOCK, filled.shape[1] // BLOCK, BLOCK)
 
 
-def listed(full: Tensor, some: Tensor, mod: Mod, lengths: tuple[int, int], block: int = BLOCK) -> BlockMask:
+def listed(full: Tensor, some: Tensor, mod: Mod, lengths: tuple[int, int]) -> BlockMask:
     """A block mask from the blocks that are computed whole, and all that are computed, where pairs are asked about.
 
     Args:
@@ -82,7 +83,7 @@ def listed(full: Tensor, some: Tensor, mod: Mod, lengths: tuple[int, int], block
     """
     # Blocks seen in full are given even where there are none: the code made for a CPU relies on it.
     asked, whole = _numbers(some & ~full), _numbers(full)
-    return BlockMask.from_kv_blocks(*asked, *whole, BLOCK_SIZE=block, mask_mod=mod, seq_lengths=lengths)
+    return BlockMask.from_kv_blocks(*asked, *whole, BLOCK_SIZE=BLOCK, mask_mod=mod, seq_lengths=lengths)
 
 
 def _numbers(blocks: Tensor) -> tuple[Tensor, Tensor]:

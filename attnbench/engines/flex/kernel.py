@@ -26,14 +26,10 @@ class FlexKernel:
     Only compiled code ever runs. The FLOPs recorded are those of the blocks that it computes.
     """
 
-    def __init__(self, block: int = 128) -> None:
-        """``block``: queries and keys in a block of the block mask."""
+    def __init__(self) -> None:
         # Each module gets code of its own: torch.compile gives up after a few shapes of one piece of code.
         own = FunctionType(_attend.__code__.replace(), _attend.__globals__)
         self._compiled = torch.compile(own, dynamic=False, fullgraph=True)
-        # A GPU's usual backward pass has tiles of 128: for smaller blocks the compiler must look for others.
-        search: Any = {"max_autotune": True} if block % 128 else None
-        self._for_a_gpu = torch.compile(own, dynamic=False, fullgraph=True, options=search)
 
     def __call__(
         self,
@@ -42,21 +38,20 @@ class FlexKernel:
         v: Tensor,
         blocks: Callable[[], BlockMask],
         *,
-        pairs: int,
+        pairs: int | None,
         learned: bool,
         score_mod: Mod | None = None,
         sink: Tensor | None = None,
-        options: dict[str, Any] | None = None,
     ) -> Tensor:
         """``(B, H, N, E)``, from q ``(B, H, N, D)``, k ``(B, K, M, D)`` and v ``(B, K, M, E)``.
 
         Args:
             blocks: makes the block mask, if anything is to run.
-            pairs: how many pairs of query and key the computed blocks hold, over all heads of one example.
+            pairs: how many pairs of query and key the computed blocks hold, over all heads of one example, if that
+                is known.
             learned: whether gradients are wanted.
             score_mod: changes scores.
             sink: logits ``(H,)`` without a key.
-            options: the kernel's options on a GPU.
 
         Raises:
             Unsupported: float64, gradients or a sink on a CPU, where PyTorch compiles none of them, or no C++ compiler.
@@ -68,21 +63,20 @@ class FlexKernel:
 
         def call() -> Tensor:
             try:
-                compiled, given = (self._for_a_gpu, options) if q.is_cuda else (self._compiled, None)
-                output: Tensor = compiled(q, k, v, score_mod, blocks(), given, sink)
+                output: Tensor = self._compiled(q, k, v, score_mod, blocks(), sink)
             except RuntimeError as error:
                 if "C++ compiler" not in str(error):
                     raise
                 raise Unsupported("FlexAttention is compiled, and there is no working C++ compiler") from error
             return output
 
-        exponentials = q.shape[0] * pairs
+        exponentials = q.shape[0] * (pairs or 0)
         D, E = q.shape[3], v.shape[3]
         return out_of_sight(
             call,
             like=q if D == E else q[..., :1].expand(*q.shape[:3], E),
             kernel="flex",
-            matmul_flops=2 * (D + E) * exponentials,
+            matmul_flops=None if pairs is None else 2 * (D + E) * exponentials,
             backward_flops=2 * (3 * D + 2 * E) * exponentials,
             exponentials=exponentials,
         )
@@ -116,15 +110,10 @@ def _attend(
     v: Tensor,
     score_mod: Mod | None,
     block_mask: BlockMask,
-    options: dict[str, Any] | None,
     sink: Tensor | None,
 ) -> Tensor:
-    more: Any = {
-        "enable_gqa": q.shape[1] != k.shape[1],
-        "kernel_options": options,
-        "return_aux": None if sink is None else AuxRequest(lse=True),
-    }
-    found = flex_attention(q, k, v, score_mod, block_mask, **more)
+    shared, asked = q.shape[1] != k.shape[1], None if sink is None else AuxRequest(lse=True)
+    found: Any = flex_attention(q, k, v, score_mod, block_mask, enable_gqa=shared, return_aux=asked)
     if sink is None:
         output: Tensor = found
         return output

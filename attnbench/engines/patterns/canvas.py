@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from attnbench.engines.blocks.attend import attend
+from attnbench.engines.blocks.attend import attend_in_form
 from attnbench.engines.blocks.selection import BlockSelection, Pairs
+from attnbench.engines.flex.pattern import FlexPattern
 from attnbench.errors import UsageError
 from attnbench.sink import Sink
 
@@ -46,25 +48,42 @@ class Layout(NamedTuple):
         """``(B, H, blocks · block, d)`` from x ``(B, H, n, d)``; 0 where there is no token."""
         return x.new_zeros(*x.shape[:2], self.blocks * self.block, x.shape[3]).index_copy(2, self.places, x)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, kept: Tensor, sink: Sink | None = None) -> Tensor:
-        """Softmax attention of each block of queries to the keys of its blocks, ``(B, H, n, E)``.
+    def selection(self, kept: Tensor) -> BlockSelection:
+        """The pairs that count in each head, between places.
 
         Args:
-            q: ``(B, H, n, D)``; k, v: ``(B, K, n, ·)``.
             kept: ``(P, 2)``, pairs of a block of queries and a block of keys.
-            sink: a logit of each head without a key.
         """
-        B, H = q.shape[:2]
-        room = self.blocks * self.block
-        real = torch.zeros(B, room, dtype=torch.bool, device=q.device)
+        real = torch.zeros(1, self.blocks * self.block, dtype=torch.bool, device=kept.device)
         real[:, self.places] = True
-        heads = torch.arange(B * H, device=q.device)[:, None] * self.blocks
-        queries, keys = (heads + kept[:, 0]).flatten(), kept[:, 1].repeat(B * H)
-        pairs = Pairs(self.block, self.block, queries, keys)
-        full = len(self.places) == room
-        selection = BlockSelection((B, H, room), False, (pairs,), None if full else real)
-        spread = self.spread(q), self.spread(k), self.spread(v)
-        return attend(*spread, selection, sink).index_select(2, self.places)
+        pairs, full = Pairs(self.block, self.block, *kept.T), len(self.places) == real.shape[1]
+        return BlockSelection((1, 1, real.shape[1]), False, (pairs,), None if full else real)
+
+
+Planned = Callable[[int, torch.device], tuple[Layout, Tensor]]
+"""The layout of so many tokens, and its pairs of a block of queries and a block of keys, ``(P, 2)``."""
+
+
+def attend_on_canvas(
+    flex: FlexPattern, plan: Planned, q: Tensor, k: Tensor, v: Tensor, sink: Sink | None = None
+) -> Tensor:
+    """Softmax attention of each block of queries to the keys of its blocks, ``(B, H, n, E)``.
+
+    Args:
+        q: ``(B, H, n, D)``; k, v: ``(B, K, n, ·)``.
+        sink: a logit of each head without a key.
+    """
+
+    def made() -> tuple[Layout, BlockSelection]:
+        layout, kept = plan(q.shape[2], q.device)
+        selection = layout.selection(kept)
+        if flex.may_run(q):
+            selection.block_mask  # noqa: B018  # made and kept with the plan
+        return layout, selection
+
+    layout, selection = flex.kept((q.shape[2], q.device), made) if flex.may_run(q) else made()
+    spread = layout.spread(q), layout.spread(k), layout.spread(v)
+    return attend_in_form(flex, *spread, selection, sink).index_select(2, layout.places)
 
 
 def in_tiles(n: int, canvas: tuple[int, ...], tile: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
