@@ -268,7 +268,6 @@ def test_labels_that_the_compiler_made_another_algorithm_of_are_named_and_whethe
         ("local", {"pass_": "decode"}),
         ("local", {"dtype": "float64"}),
         ("bigbird", {"padding": 0.5}),
-        ("bigbird:block=20", {}),
         ("linear", {"v_dim": 8}),
     ],
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -125,19 +125,16 @@ class BlockSelection:
     def seen(self) -> Seen:
         """Blocks by how many of their pairs are kept; a bit for each kept pair of blocks says which these are."""
         B, H, N = self.size
-        kept: list[tuple[Tensor, int, int]] = []
+        kept, counts = [], []
         for part in self.parts:
-            rows, columns = part.rows, part.columns
-            words = -(-N // (columns * 32))
-            if isinstance(part, Grid):
-                bits = torch.unflatten(pad(part.kept, (0, words * 32 - part.kept.shape[3])), 3, (words, 32))
-                table = (bits.int() << torch.arange(32, dtype=torch.int32, device=bits.device)).sum(
-                    4, dtype=torch.int32
-                )
-            else:
-                table = _bits(part, (B, H, -(-N // rows), words))
-            kept.append((table, rows, columns))
-        held = torch.stack([_held(part, self.size) for part in self.parts]).sum(0)
+            grid = _kept(part, self.size)
+            rows, columns = (_overlaps(one, N, grid.device) for one in (part.rows, part.columns))
+            # Whole numbers up to 128, which eight bits hold.
+            counts.append(torch.matmul(rows.bfloat16(), grid.bfloat16()).float() @ columns.mT)
+            bits = torch.unflatten(pad(grid, (0, -grid.shape[3] % 32)), 3, (-1, 32))
+            places = torch.arange(32, dtype=torch.int32, device=grid.device)
+            kept.append(((bits.int() << places).sum(4, dtype=torch.int32), part.rows, part.columns))
+        held = torch.stack(counts).sum(0)
         ends = torch.arange(0, N + BLOCK, BLOCK, device=held.device).clamp(max=N)
         sizes, causal = ends[: held.shape[2] + 1].diff(), self.causal
         full, some = held == sizes[:, None] * sizes, held > 0
@@ -154,29 +151,14 @@ class BlockSelection:
         return Seen(full, some, sees, N)
 
 
-def _bits(part: Pairs, size: tuple[int, int, int, int]) -> Tensor:
-    """A bit for each pair of blocks, in words of 32 blocks of keys, of ``size`` in all; int32."""
-    bits = torch.ones_like(part.keys, dtype=torch.int32) << (part.keys % 32).int()
-    table = torch.zeros(size, dtype=torch.int32, device=bits.device)
-    table.view(-1).index_add_(0, part.queries * size[3] + part.keys // 32, bits)
-    return table
-
-
-def _held(part: Pairs, size: tuple[int, int, int]) -> Tensor:
-    """How many kept pairs of tokens the blocks of FlexAttention hold, ``(B, H, Q, K)`` float32, exactly."""
-    B, H, N = size
+def _kept(part: Pairs, size: tuple[int, int, int]) -> Tensor:
+    """Which pairs of blocks are kept, ``(B, H, blocks of queries, blocks of keys)`` bool."""
     if isinstance(part, Grid):
-        rows, columns = (_overlaps(one, N, part.kept.device) for one in (part.rows, part.columns))
-        # Whole numbers up to 128, which eight bits hold.
-        return torch.matmul(rows.bfloat16(), part.kept.bfloat16()).float() @ columns.mT
-    total = -(-N // BLOCK)
-    held = torch.zeros(B * H * total * total, device=part.keys.device)
-    units = -(-N // part.rows)
-    line = part.queries // units * total
-    for unit, many in _touched(part.queries % units, part.rows, N):
-        for block, columns in _touched(part.keys, part.columns, N):
-            held.index_add_(0, (line + unit) * total + block, (many * columns).float())
-    return held.view(B, H, total, total)
+        return part.kept
+    (B, H, N), keys = size, part.keys
+    kept = torch.zeros(B * H * -(-N // part.rows), -(-N // part.columns), dtype=torch.bool, device=keys.device)
+    kept[part.queries, keys] = True
+    return kept.view(B, H, -1, kept.shape[1])
 
 
 def _overlaps(size: int, N: int, device: torch.device) -> Tensor:
@@ -186,21 +168,6 @@ def _overlaps(size: int, N: int, device: torch.device) -> Tensor:
     )
     here = torch.minimum(ends[1:, None], others[1:]) - torch.maximum(ends[:-1, None], others[:-1])
     return here.clamp(min=0).float()
-
-
-def _touched(numbers: Tensor, size: int, N: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The blocks of FlexAttention that blocks of ``size`` of N tokens reach into, and with how many tokens.
-
-    They come in turn: all the first ones, then the next. Where there is no further one, it is with none.
-    """
-    first, stop = numbers * size, ((numbers + 1) * size).clamp(max=N)
-    many = (size + BLOCK - 2) // BLOCK + 1
-    if size % BLOCK == 0 or BLOCK % size == 0:
-        many = max(1, size // BLOCK)
-    for turn in range(many):
-        block = (first // BLOCK + turn).clamp(max=-(-N // BLOCK) - 1)
-        here = torch.minimum(stop, (block + 1) * BLOCK) - torch.maximum(first, (first // BLOCK + turn) * BLOCK)
-        yield block, here.clamp(min=0)
 
 
 def listed(sizes: tuple[int, int], total: int, width: int, choose: Callable[[slice], Tensor], q: Tensor) -> Pairs:
