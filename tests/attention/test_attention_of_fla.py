@@ -222,8 +222,9 @@ def test_in_bfloat16_the_kernel_is_what_auto_takes(case: str) -> None:
     shape = shape_of(case)
     module = build(case, shape).to(torch.bfloat16)
     counted = count(lambda: module(*inputs_of(case, shape, torch.bfloat16)))
-    assert forms.passed_over() == []
-    assert counted.kernel == "fla"
+    assert not [why for why in forms.passed_over() if "form=fla" in why]  # a window has another kernel
+    assert counted.kernel is not None
+    assert "fla" in counted.kernel
 
 
 @pytest.mark.usefixtures("fla")
