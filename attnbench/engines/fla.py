@@ -95,7 +95,7 @@ def _log_linear(f: Kernel, q: Tensor, k: Tensor, v: Tensor, g: Tensor, weights: 
         weights = torch.cat([weights, weights[..., -1:].expand(-1, -1, -1, missing)], 3)
     with catch_warnings():
         simplefilter("ignore")  # that Triton before 3.3 is faster
-        return f(q, k, v.to(q.dtype), g * LN2, weights, scale=1.0)
+        return f(q, k, v.to(q.dtype), g * LN2, weights.to(q.dtype), scale=1.0)
 
 
 def _mesa(f: Kernel, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor, penalty: Tensor, **named: Any) -> Any:

@@ -21,6 +21,7 @@ VARIANTS_OF_TORCH = [entry for entry in VARIANTS if not entry.traits.compiled]
 
 
 @pytest.mark.cuda
+@pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS", "ignore:RNN module weights are not part")
 @pytest.mark.parametrize("entry", VARIANTS_OF_TORCH, ids=lambda entry: entry.name)
 def test_a_gpu_gives_the_same_output_and_gradients(entry: Variant) -> None:
     """In each setting, causal or not, with few tokens and with several tiles of them, padded or not."""
