@@ -15,8 +15,9 @@ LAYERS = {
     0: "units printable marks",
     1: "cgroup shape axes reference position_bias compiled status padding errors spec registry cost foreign "
     "capabilities mask visible sink",
-    2: "traits reasons contract variant plugins hub sources module_source own_module qkv task cell record files journal "
-    "verify table lock store runs machine manifest trained scores engines added_tokens crossing fewer_queries stack",
+    2: "traits reasons contract variant plugins hub sources module_source own_module qkv task cell record files "
+    "journal verify table lock store runs machine manifest trained scores engines added_tokens crossing "
+    "fewer_queries stack",
     3: "attention inputs tasks model decoder",
     4: "measure suite testing training probing pretrained",
     5: "plots run",

@@ -130,10 +130,13 @@ def state_bytes(state: object) -> int:
     return sum(state_bytes(part) for part in state) if isinstance(state, tuple | list) else 0
 
 
-def _cuda_bytes(call: Callable[[], object], device: str) -> tuple[int, int]:
+def _multiply(device: str) -> None:
     few = torch.ones(8, 8, device=device)
-    few = few @ few  # cuBLAS keeps memory of its own from its first product on, which is no call's
-    del few
+    torch.mm(few, few)
+
+
+def _cuda_bytes(call: Callable[[], object], device: str) -> tuple[int, int]:
+    _multiply(device)  # cuBLAS keeps memory of its own from its first product on, which is no call's
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     before = torch.cuda.memory_stats(device)["requested_bytes.all.current"]

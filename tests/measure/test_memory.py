@@ -141,8 +141,9 @@ def test_the_peak_on_cuda_is_what_the_call_adds_to_what_was_requested_before(mon
         log.append("call")
         stats.update({"requested_bytes.all.current": 700, "requested_bytes.all.peak": 900})
 
+    monkeypatch.setattr(memory, "_multiply", lambda device: log.append(("a product", device)))
     assert peak_tensor_bytes(call, "cuda:1") == 800
-    before = [("synchronize", "cuda:1"), ("empty_cache",), ("memory_stats", "cuda:1")]
+    before = [("a product", "cuda:1"), ("synchronize", "cuda:1"), ("empty_cache",), ("memory_stats", "cuda:1")]
     after = [("synchronize", "cuda:1"), ("memory_stats", "cuda:1")]
     assert log == [*before, ("reset_peak_memory_stats", "cuda:1"), "call", *after]
 
