@@ -168,6 +168,39 @@ def forms_h100() -> str:
 
 
 @rows
+def gpu_h200() -> str:
+    """Replays of a CUDA graph of each variant that was measured before the run was stopped."""
+    frame = run("gpu-h200")
+    frame = frame[frame["status"] == "ok"].sort_values("time_median_s")
+    lines = [
+        [
+            f"`{row['label']}`",
+            row["kernel"] if isinstance(row["kernel"], str) else "",
+            *(format_seconds(row[name]) for name in ("time_median_s", "device_s")),
+            f"{row['kernels']:.0f}",
+            f"{1e3 * row['energy_j']:.3g} mJ",
+            format_seconds(row["first_call_s"]),
+        ]
+        for _, row in frame.iterrows()
+    ]
+    return table(["variant", "kernel", "time", "of its kernels", "kernels", "energy", "first call"], lines)
+
+
+@rows
+def launches_h200() -> str:
+    """A call from Python, the time of its kernels, and the call as a CUDA graph."""
+    frame = pd.read_csv(HERE / "docs/data/launches-h200.csv", keep_default_na=False)
+    frame = frame[(frame["graph_ms"] != "") & (frame["kernel"] != "torch")]
+    lines = []
+    for _, row in frame.iterrows():
+        eager, device, graph = (float(row[f"{name}_ms"]) / 1e3 for name in ("eager", "device", "graph"))
+        host = f"{max(0.0, 1 - device / eager):.0%}"
+        times = (format_seconds(one) for one in (eager, device, graph))
+        lines.append([f"`{row['variant']}`", row["kernel"], str(row["kernels"]), *times, host])
+    return table(["variant", "kernel", "kernels", "eager", "of its kernels", "graph", "host, eager"], lines)
+
+
+@rows
 def catalogue_h200() -> str:
     """A layer at 2048 tokens, the ten fastest beside exact attention."""
     frame = run("catalogue-h200")
