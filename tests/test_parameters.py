@@ -15,8 +15,10 @@ EXCEPTIONS = {
     "api.swap": "a keyword for each option of the command",
     "attention.compressed.csa.CSA.__init__": "the options of a variant, as a user types them",
     "attention.minference.MInference.__init__": "the options of a variant, as a user types them",
+    "attention.msa.MSA.__init__": "the options of a variant, as a user types them",
     "attention.nsa.NSA.__init__": "the options of a variant, as a user types them",
     "attention.performer.Performer.__init__": "the options of a variant, as a user types them",
+    "attention.sparge.Sparge.__init__": "the options of a variant, as a user types them",
 }
 """What takes more all the same -> why."""
 

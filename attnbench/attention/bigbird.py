@@ -115,6 +115,8 @@ class BigBird(nn.Module):
             raise Unsupported(f"random blocks were drawn for {len(self.draws) * self.block} tokens, not {q.shape[2]}")
         if key_mask is None:
             draws, bias = self.draws, self.position_bias
+            if not self.flex.may_run(q):
+                return self._plain(q, k, v)
             known = draws.data_ptr(), 0 if draws.is_inference() else draws._version
             return self.flex.attend(self._plain, self._seen, q, k, v, bias=bias, known=known)
         if self.flex.form == "flex":

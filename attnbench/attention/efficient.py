@@ -75,6 +75,9 @@ class Efficient(nn.Module):
 
     Differs from the authors' code: heads as everywhere here, no convolutions, no residual; the causal form is this
     project's.
+
+    Raises:
+        Unsupported: a fused form with padding, or without its package or a CUDA device.
     """
 
     def __init__(

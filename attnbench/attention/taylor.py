@@ -87,7 +87,7 @@ class Taylor(FeatureAttention):
     is positive and sums to 1. It is close to softmax attention where |s| is small, and grows as s² where it is not.
     Nothing is random and nothing is learned. q ``(B, H, N, D)``, k and v ``(B, H, M, D)``; the sums of a head have
     about D²/2 features, so that time is O(n·D³). ``form=fla`` is causal and forms the weights of all pairs, for
-    O(n²·D), if D is above 16; on a GPU ``form=auto`` takes it for n <= D².
+    O(n²·D), if D is above 16, where ``form=auto`` does not take it.
 
     Differs from the paper: Based projects q and k to 16 channels first and mixes in sliding-window attention; here
     the map is applied to all D channels of q and k as they are.
@@ -100,15 +100,14 @@ class Taylor(FeatureAttention):
         forms.require("taylor", form, self.fused)
         self.form = form
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        D, N = self.head_dim, q.shape[2]
-        fast = self.fused if key_mask is None and (self.form == "fla" or D <= 16 or N <= D**2) else {}
-        return forms.attend("taylor", self.form, partial(self.attend, key_mask=key_mask), q, k, v, fast=fast)
-
     def pair_weights(self, q: Tensor, k: Tensor, allowed: Tensor) -> Tensor:
         s = q @ k.mT / q.shape[-1] ** 0.5
         weights: Tensor = 1 + s + s.square() / 2
         return weights
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        fast = self.fused if key_mask is None and (self.form == "fla" or self.head_dim <= 16) else {}
+        return forms.attend("taylor", self.form, partial(self.attend, key_mask=key_mask), q, k, v, fast=fast)
 
     def feature_map(self, dtype: torch.dtype) -> FeatureMap:
         return TaylorFeatures(self.head_dim)

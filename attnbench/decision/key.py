@@ -40,6 +40,7 @@ class Key:
     query_stride: int
     architecture: str
     compile: bool
+    launch: str
     dtype: str
     inputs: str
     seed: int

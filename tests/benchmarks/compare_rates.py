@@ -81,6 +81,7 @@ def table(
     class Simulated:
         traces = ""
         served = 0
+        compiled = 0.0
         state: ClassVar[dict[str, Any]] = {}
 
         def __init__(self, settings: Settings) -> None:

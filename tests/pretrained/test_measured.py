@@ -242,7 +242,7 @@ def test_a_row_may_say_that_a_loss_fell_but_not_that_it_left_its_interval() -> N
 
     row = Record.of(cell("softmax"), Status.OK, loss_delta=-0.2, loss_delta_low=-0.3, loss_delta_high=0.1, kl=-1e-9)
     assert checked(row) is row
-    with pytest.raises(ValueError, match="outside its interval"):
+    with pytest.raises(ValueError, match="loss_delta is above loss_delta_high"):
         checked(replace(row, loss_delta=0.2))
     with pytest.raises(ValueError, match="loss is -1"):
         checked(replace(row, loss=-1.0))

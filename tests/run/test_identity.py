@@ -246,7 +246,7 @@ def test_cells_whose_samples_are_lost_are_measured_again_and_that_is_told(begin:
     assert [row.time_median_s for row in rows] == [record.time_median_s for record in records]
     assert [warning.rpartition(": ")[2] for warning in warnings] == [
         "its samples are lost, so it is measured again",
-        "lines at its end are lost; restore it",
+        "1 line lost; restore it",
     ]
     assert len((folder.path / RECORDS).read_text().splitlines()) == 8 + 2
 
@@ -260,7 +260,7 @@ def test_rows_that_were_cut_off_are_measured_again_and_the_table_tells_that_they
     assert [row.time_median_s for row in rows] == [record.time_median_s for record in records]
     said, ends = warnings
     assert f"not what {RECORDS} holds" in said
-    assert ends == f"{file}: lines at its end are lost; restore it"
+    assert ends == f"{file}: 1 line lost; restore it"
 
 
 def test_a_row_under_the_id_of_another_cell_is_refused_with_its_line(begin: Any, tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def test_turns_get_the_rules_the_seed_and_the_number_asked_for_and_no_garbage_is
     for process in (0, 1, 0):
         measure_pairs([cell("softmax", seed=11), cell("linear", seed=12)], QUICK, fewest=9, process=process)
         seeds.append(asked.pop("seed"))
-        assert asked == {"fewest": 9, "entrants": 2, "rules": QUICK, "collects": False}
+        assert asked == {"fewest": 9, "entrants": 2, "rules": QUICK, "collects": False, "pace": None}
     assert seeds[0] == seeds[2] != seeds[1]  # each process has orders of its own, and the same ones again
 
 

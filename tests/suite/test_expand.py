@@ -276,6 +276,7 @@ def test_cells_are_called_what_they_were_before_there_were_further_axes() -> Non
     assert (data["shape"].pop("kv_heads"), data["shape"].pop("v_dim")) == (None, None)
     assert [data["shape"].pop(axis) for axis in ("mask", "q_start", "sink")] == ["none", 0, "none"]
     assert data.pop("compile") is False
+    assert data.pop("launch") == "auto"
     assert data.pop("padding") == 0.0
     assert data.pop("new_tokens") == 0
     assert data["shape"].pop("added_tokens") == 0
@@ -382,8 +383,8 @@ def test_lengths_may_be_written_as_figures_write_them() -> None:
             "zzz",
             "1",
             "unknown axis 'zzz'; write variant, seq_len, kv_len, q_start, heads, kv_heads, head_dim, v_dim, batch, "
-            "dtype, causal, mask, bias, sink, compile, padding, new_tokens, inputs, added_tokens, query_stride, "
-            "architecture, positions, task, learning_rate or seed",
+            "dtype, causal, mask, bias, sink, compile, launch, padding, new_tokens, inputs, added_tokens, "
+            "query_stride, architecture, positions, task, learning_rate or seed",
         ),
         ("variant", "perfomer", "--set variant: unknown variant 'perfomer'; did you mean 'performer'?"),
         ("variant", "", "--set variant: '' is not a name; write at most 64 letters, digits, '.', '_' and '-'"),

@@ -1566,11 +1566,10 @@ class GatesSwapped(GatedDelta2):
 class KeysInTurn(GatedDelta):
     """Head h of the values reads head h mod H of queries and keys, and not h // G."""
 
-    def _in_turn(self, tokens: Tensor, gates: Tensor) -> list[tuple[Tensor, ...]]:
-        q, k, v = self._heads(self.short(tokens))
+    def _in_turn(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> list[tuple[Tensor, ...]]:
         of_turn = torch.unflatten(v.transpose(1, 2).flatten(2), 2, (self.groups, self.heads, -1)).transpose(1, 3)
-        rates = (torch.unflatten(rate, 1, (self.groups, -1)).unbind(1) for rate in self.rates(gates))
-        return [(q, k, some, *more) for some, *more in zip(of_turn.unbind(2), *rates, strict=True)]
+        own = (torch.unflatten(rate, 1, (self.groups, -1)).unbind(1) for rate in rates)
+        return [(q, k, some, *more) for some, *more in zip(of_turn.unbind(2), *own, strict=True)]
 
     def _side_by_side(self, parts: list[Tensor]) -> Tensor:
         return torch.cat(parts, 1)

@@ -86,7 +86,8 @@ class FeatureAttention(nn.Module):
             return compute(q, k, v, mask, *rest[len(masks) :], by_triton=by_triton)
 
         fast = {"triton": partial(run, by_triton=True)} if self.chunk is None else {}
-        return forms.attend(self._computation, self.summed_by, run, q, k, v, *masks, *others, fast=fast)
+        name = "" if torch.compiler.is_compiling() else self._computation  # a name is for memory, of which it has none
+        return forms.attend(name, self.summed_by, run, q, k, v, *masks, *others, fast=fast)
 
     @cached_property
     def _computation(self) -> str:
