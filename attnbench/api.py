@@ -196,7 +196,11 @@ def compare(
         UsageError: a variant or an option is wrong, or one variant is there twice.
     """
     given = dict(locals())
+    from attnbench.axes import AXES
     from attnbench.cli.compare import watching
+
+    if shape is not None:  # whether an argument was given is not known here
+        given |= {axis: None for axis in AXES if given.get(axis) == AXES[axis].default}
 
     own = {"error": error, "memory_limit": _bytes(memory_limit), "unchecked": unchecked, "rates": rates}
     question = Question.of(variants, lengths, given, **own).prepare()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from attnbench.axes import AXES
 from attnbench.cell import Positions
 from attnbench.cli import completion, console
 from attnbench.cli.options import (
@@ -36,6 +37,7 @@ from attnbench.cli.options import (
     Unchecked,
     Width,
     bytes_of,
+    typed_of,
 )
 from attnbench.cli.outputs import draw, refuse_files, write_rows
 from attnbench.errors import Exit
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
 
 
 def compare(
+    ctx: typer.Context,
     variants: Annotated[
         list[str] | None,
         typer.Argument(
@@ -156,7 +159,10 @@ def compare(
 
     The exit code is 1 if nothing could be measured.
     """
-    given = {name.rstrip("_"): value for name, value in locals().items()}
+    given = {name.rstrip("_"): value for name, value in locals().items() if name != "ctx"}
+    if shape is not None:
+        typed = {name.rstrip("_") for name in typed_of(ctx)}
+        given |= {axis: None for axis in AXES if axis in given and axis not in typed}
     from attnbench.run.different import refuse_equal
 
     variants = [*([baseline] if baseline else []), *(one for one in variants or [] if one != baseline)]

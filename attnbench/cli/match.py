@@ -39,6 +39,7 @@ from attnbench.cli.options import (
     Unchecked,
     Width,
     bytes_of,
+    typed_of,
 )
 from attnbench.cli.outputs import draw, refuse_files, write_rows
 from attnbench.errors import Exit, UsageError
@@ -159,7 +160,7 @@ def match(
     from attnbench.decision.budget import budget_of
 
     budget = budget_of(error=error, memory=memory, time=time, score=score)
-    typed = _typed(ctx)
+    typed = typed_of(ctx)
     _refuse(typed, trains=score is not None, measures=run is None)
     refuse_files(csv, plot=plot)
     given |= {"limit": bytes_of(memory_limit), "plugins": tuple(plugin or ()), "variants": variants or []}
@@ -187,12 +188,6 @@ def match(
     if not answer.ok:
         console.error("nothing could be measured; the reasons stand above")
         raise typer.Exit(Exit.FAILED)
-
-
-def _typed(ctx: typer.Context) -> dict[str, str]:
-    """Each parameter that was given on the command line -> its option."""
-    sources = {str(one.name): (one.opts[0], ctx.get_parameter_source(str(one.name))) for one in ctx.command.params}
-    return {name: option for name, (option, source) in sources.items() if source and source.name == "COMMANDLINE"}
 
 
 def _refuse(typed: Mapping[str, str], *, trains: bool, measures: bool) -> None:

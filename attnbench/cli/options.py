@@ -95,3 +95,9 @@ def bytes_of(memory_limit: str | None) -> int | None:
         return None if memory_limit is None else parse_bytes(memory_limit)
     except ValueError as problem:
         raise UsageError(f"--memory-limit: {problem}") from None
+
+
+def typed_of(ctx: typer.Context) -> dict[str, str]:
+    """Each parameter that was given on the command line -> its option."""
+    sources = {str(one.name): (one.opts[0], ctx.get_parameter_source(str(one.name))) for one in ctx.command.params}
+    return {name: option for name, (option, source) in sources.items() if source and source.name == "COMMANDLINE"}

@@ -62,16 +62,15 @@ class Question:
         """The question in the arguments of a function or a command.
 
         Args:
-            given: argument -> value, among them the axes; one that is None has its default. A ``shape`` is the name of
-                one: an axis that has its default has the value of that shape.
+            given: argument -> value, among them the axes; one that is None has its value in the named ``shape``, if
+                there is one, and else its default.
             more: fields that are not in ``given`` under their own names, or as something else.
 
         Raises:
             UsageError: an unknown shape.
         """
-        axes = {axis: given[axis] for axis in AXES if given.get(axis) is not None}
-        named = spelled_out({"shape": given.get("shape")})
-        axes |= {axis: value for axis, value in named.items() if axes.get(axis) in (None, AXES[axis].default)}
+        own = {axis: given[axis] for axis in AXES if given.get(axis) is not None}
+        axes = spelled_out({"shape": given.get("shape"), **own})
         return cls(variants, lengths, axes, **{name: given[name] for name in _HOW if name not in more}, **more)
 
     def prepare(self, *, alone: bool = False) -> Contest:

@@ -101,7 +101,9 @@ def blocks() -> list[Block]:
 
 BLOCKS = blocks()
 SHELL = [(block.label, command) for block in BLOCKS for command in block.commands()]
-LONG = re.compile(r"attnbench (match .*--score|match topk local|run score|plot pattern$|plot (features|density) --)")
+LONG = re.compile(
+    r"attnbench (match .*--score|match topk local|run score|plot pattern$|plot (features|density) --|compare \w+ flex)"
+)
 """They take seconds each, and others of their kind are tried."""
 SCRIPTS = [block for block in BLOCKS if block.language == "python"]
 SUITES = [block for block in BLOCKS if block.language in ("yaml", "yml")]

@@ -19,7 +19,7 @@ PLUGIN = """
 from pathlib import Path
 from torch import nn
 from attnbench import register
-from beside_it import SCALE
+from scale_beside import SCALE
 WEIGHT = float(Path(__file__).with_name("weight.txt").read_text())
 
 @register("mine", family="reference", source="-", formula="-", cost="-")
@@ -45,14 +45,14 @@ def test_a_run_is_repeated_from_its_folder_alone(tmp_path: Path) -> None:
     here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
     here.mkdir()
     elsewhere.mkdir()
-    for name, text in {"mine.py": PLUGIN, "beside_it.py": "SCALE = 1", "weight.txt": "1", "s.yaml": SUITE}.items():
+    for name, text in {"mine.py": PLUGIN, "scale_beside.py": "SCALE = 1", "weight.txt": "1", "s.yaml": SUITE}.items():
         (here / name).write_text(text)
         os.utime(here / name, (1, 1))
     how = ("--device", "cpu", "--threads", "1", "--quick", "--unchecked", "-k", "mine", "--set", "seq_len=8,32")
     attnbench(here, "run", "s.yaml", "--plugin", "mine.py", *how)
     (run,) = (here / "results" / "s").iterdir()
     run.rename(elsewhere / "kept")
-    for name in ("mine.py", "beside_it.py", "weight.txt", "s.yaml"):
+    for name in ("mine.py", "scale_beside.py", "weight.txt", "s.yaml"):
         (here / name).unlink()
     attnbench(elsewhere, "run", "kept", "--set", "heads=2")
     (again,) = (elsewhere / "results" / "s").iterdir()
@@ -61,7 +61,7 @@ def test_a_run_is_repeated_from_its_folder_alone(tmp_path: Path) -> None:
         ("mine", 8, 2, "ok"),
         ("mine", 32, 2, "ok"),
     ]
-    assert {file.name for file in (again / "sources/0").iterdir()} == {"mine.py", "beside_it.py", "weight.txt"}
+    assert {file.name for file in (again / "sources/0").iterdir()} == {"mine.py", "scale_beside.py", "weight.txt"}
     attnbench(elsewhere, "run", "kept", "--set", "heads=2")  # which goes on with the same run
     assert list((elsewhere / "results" / "s").iterdir()) == [again]
 

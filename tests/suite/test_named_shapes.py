@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 import attnbench.api
+from attnbench.axes import AXES
+from attnbench.cli.app import main
 from attnbench.errors import SuiteError, UsageError
 from attnbench.run.question import Question
 from attnbench.shape import Shape
@@ -57,6 +59,7 @@ def test_an_unknown_name_is_one_line_with_the_nearest() -> None:
 
 def question(**given: Any) -> Question:
     usual = {name: one.default for name, one in inspect.signature(attnbench.api.compare).parameters.items()}
+    usual |= dict.fromkeys(AXES)
     return Question.of(["sdpa", "softmax"], 64, usual | given)
 
 
@@ -64,7 +67,22 @@ def test_compare_takes_a_shape_and_options_beside_it() -> None:
     named = question(shape="llama3-8b").axes
     assert {axis: named[axis] for axis in ("heads", "kv_heads", "head_dim", "causal")} == NAMED["llama3-8b"]
     assert question(shape="llama3-8b", heads=16).axes["heads"] == 16
-    assert question().axes["heads"] == 8
+    assert question(shape="llama3-8b", heads=8).axes["heads"] == 8
+
+
+@pytest.mark.parametrize(("beside", "heads"), [([], 32), (["--heads", "8"], 8)])
+def test_an_option_beside_a_shape_wins_also_if_it_is_the_default(
+    beside: list[str], heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def prepare(self: Question) -> None:
+        asked.append(self.axes["heads"])
+        raise UsageError("enough")
+
+    monkeypatch.setattr(Question, "prepare", prepare)
+    assert main(["compare", "sdpa", "softmax", "--n", "64", "--shape", "llama3-8b", *beside]) == 2
+    assert asked == [heads]
 
 
 def test_the_published_suite_has_the_shapes_of_its_tables() -> None:
