@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -232,6 +233,10 @@ def test_verify_finds_any_damage_that_changes_what_a_file_says(
 
 def says(name: str, content: bytes) -> object:
     """What a file holds, whatever its line ends, quotes and indents."""
+    if name in (RECORDS, SAMPLES):  # a seal covers what a line says and not how its JSON is written
+        with suppress(ValueError):
+            return [json.loads(line) for line in content.splitlines()]
+        return content
     if name == ENVIRONMENT:
         return json.loads(content)
     return read_table(content.decode()) if name == TABLE else content

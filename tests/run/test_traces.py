@@ -26,7 +26,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnbench.measure import limits
 from attnbench.measure.allocator import return_freed_memory
-from attnbench.measure.recent import Recent
 from attnbench.run import process, switches, traces
 from attnbench.run.traces import KEPT, OPEN, Snapshot
 from tests.forked import forks
@@ -290,6 +289,7 @@ def test_threads_that_go_on_are_counted_and_one_that_ends_is_not(until: threadin
 
 
 def test_memory_that_stays_is_told_and_a_little_of_it_is_not() -> None:
+    gc.collect()
     return_freed_memory()  # that of earlier tests would be used again
     before = Snapshot.take("cpu")
     little = torch.ones(KEPT // 8)
@@ -515,12 +515,19 @@ def test_a_plug_in_that_replaces_a_clock_when_it_is_imported_is_told_and_reaches
     assert 0 < row["time_median_s"] < 10
 
 
+KEPT_ON_PURPOSE = """
+import torch
+from attnbench.measure.recent import Recent
+from attnbench.run.traces import KEPT, Snapshot
+before = Snapshot.take("cpu")
+recent = Recent(lambda n: [torch.ones(n)], 1)
+recent(KEPT // 2)
+assert not Snapshot.take("cpu").kept_since(before, KEPT)
+left = torch.ones(KEPT // 2)
+assert "of memory" in Snapshot.take("cpu").kept_since(before, KEPT)
+"""
+
+
 def test_what_is_kept_for_the_next_cell_on_purpose_is_no_trace() -> None:
-    return_freed_memory()
-    before = Snapshot.take("cpu")
-    recent = Recent(lambda n: [torch.ones(n)], 1)
-    recent(KEPT // 2)
-    assert not Snapshot.take("cpu").kept_since(before, KEPT)
-    left = torch.ones(KEPT // 2)
-    assert "of memory" in Snapshot.take("cpu").kept_since(before, KEPT), left.shape
-    recent(1)
+    """In a process of its own, in which no earlier test has left or freed memory."""
+    subprocess.run([sys.executable, "-c", KEPT_ON_PURPOSE], check=True, timeout=120)
