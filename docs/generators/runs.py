@@ -22,7 +22,8 @@ ORIGIN = {
     "decoding-cpu": "attnbench run decoding",
     "founding-cpu": "attnbench run founding",
     "forms-h100": "attnbench run forms --rounds 1",
-    "gpu-h200": "attnbench run gpu --min-time 0.1 -k '(causal or layers) and not training and n4096'",
+    "gpu-h200": "attnbench run gpu --min-time 0.1 -k '(causal or layers) and not training and n4096 "
+    "and not (reformer or nsa or minference)'",
     "generate-cpu": "attnbench run generate",
     "headline-cpu": "attnbench run headline",
     "headline-long-cpu": "make bench-long",
