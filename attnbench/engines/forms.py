@@ -60,7 +60,9 @@ def require(name: str, form: str, fast: Collection[str]) -> str:
     if form in ("auto", "torch"):
         return form
     if form not in fast:
-        raise Unsupported(f"{name}: form={form} has no kernel for these options, causal or not; form=torch takes them")
+        raise Unsupported(
+            f"{name}: form={form} has no kernel for these options and this causality; form=torch takes them"
+        )
     package, what = _PACKAGES.get(form, ("torch", ""))
     if find_spec(package) is None:
         raise Unsupported(f"form={form} needs {what}")

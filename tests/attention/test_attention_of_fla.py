@@ -297,7 +297,7 @@ def test_squares_of_long_sequences_stay_within_float16() -> None:
 )
 def test_what_no_kernel_computes_is_refused_by_name_and_left_to_the_operations(case: str, more: dict[str, Any]) -> None:
     shape = shape_of(case, **more)
-    with pytest.raises(Unsupported, match="form=fla has no kernel for these options, causal or not; form=torch"):
+    with pytest.raises(Unsupported, match="form=fla has no kernel for these options and this causality; form=torch"):
         build(case, shape, form="fla")
     module, inputs = build(case, shape), inputs_of(case, shape)
     if shape.E != shape.D:

@@ -256,7 +256,7 @@ def test_heads_that_share_keys_in_retention(heads: int, keys: int) -> None:
 )
 def test_options_that_no_kernel_has_are_torchs(text: str) -> None:
     shape = Shape(1, 2, 9, 8, causal=True)
-    with pytest.raises(Unsupported, match="form=fla has no kernel for these options, causal or not; form=torch"):
+    with pytest.raises(Unsupported, match="form=fla has no kernel for these options and this causality; form=torch"):
         build(text, shape, form="fla")
     module = build(text, shape)
     assert count(lambda: module(torch.randn(1, 9, 16))).kernel == "torch"

@@ -258,7 +258,9 @@ def test_compiled_code_is_the_operations(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_named_form_is_refused_before_any_tensor_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     for form in ("auto", "torch"):
         forms.require("it", form, ())
-    with pytest.raises(Unsupported, match="it: form=fla has no kernel for these options, causal or not; form=torch"):
+    with pytest.raises(
+        Unsupported, match="it: form=fla has no kernel for these options and this causality; form=torch"
+    ):
         forms.require("it", "fla", ())
     monkeypatch.setattr(forms, "find_spec", lambda name: None)
     with pytest.raises(Unsupported, match=r"form=fla needs flash-linear-attention's .*pip install 'attnbench\[gpu\]'"):
