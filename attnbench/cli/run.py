@@ -250,7 +250,7 @@ def _measure(plan: Plan, worker: Worker, engine: Engine | None, *, as_json: bool
         console.line(f"figures: {shlex.join(['attnbench', 'plot', *(str(folder.path) for folder, _ in runs)])}")
 
 
-_LAUNCH = ("launch", "device", "host")
+_LAUNCH = ("launched", "device", "host")
 """Columns of a GPU."""
 _RATES = ("examples/s", "first token", "per token", *console.REACHED)
 

@@ -146,6 +146,6 @@ def test_the_table_of_a_gpu_says_how_each_row_was_launched_and_how_much_of_its_t
     cells = [(Cell("s", "w", Spec(name), Shape(seq_len=64), device="cuda"), columns) for name, columns in rows]
     _print_records([Record.of(cell, Status.OK, **columns) for cell, columns in cells])
     shown = capsys.readouterr().out.splitlines()
-    assert shown[2].split() == ["variant", "time", "launch", "device", "host", "note"]
+    assert shown[2].split() == ["variant", "time", "launched", "device", "host", "note"]
     assert shown[3].split() == ["linear", "1.00", "ms", "graph", "950", "µs", "5", "%"]
     assert shown[4].split() == ["softmax", "8.00", "ms", "eager", "960", "µs", "88", "%", "it", "asks", "the", "device"]
