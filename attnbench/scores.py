@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import cache
 from typing import Literal
 
 from attnbench.trained import Choice, Setting
@@ -44,14 +44,7 @@ def interval(
     Raises:
         ValueError: there are no values.
     """
-    return _interval(
-        tuple(sorted(values)), bounds, grain, family
-    )  # sorted, so that the order of seeds changes no digit
-
-
-@lru_cache(maxsize=4096)
-def _interval(ordered: tuple[float, ...], bounds: tuple[float, float], grain: float, family: int) -> Interval:
-    """Figures ask for the same one many times."""
+    ordered = sorted(values)  # so that the order of seeds changes no digit
     n = len(ordered)
     if not n:
         raise ValueError("no values, no mean")

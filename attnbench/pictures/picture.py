@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,8 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from pandas.api.types import is_numeric_dtype
 
-from attnbench.errors import CannotCreate, cannot_write
-from attnbench.files import replace_file
+from attnbench.plots.style import write_file
 from attnbench.table import no_formula
 
 
@@ -30,16 +28,9 @@ def write_numbers(picture: Picture, path: Path) -> Path:
         CannotCreate: a link is in the place of the file.
         StoreError: it cannot be written.
     """
-    if path.is_symlink():
-        raise CannotCreate(f"{path} is a link, and figures are never written through one; remove it")
     table = picture.numbers.copy()
     for name in table.columns:
         if not is_numeric_dtype(table[name]):
             table[name] = [no_formula(cell) if isinstance(cell, str) else cell for cell in table[name]]
-    text = io.StringIO()
-    table.to_csv(text, index=False, float_format="%.6g", lineterminator="\n")
-    try:
-        replace_file(path, text.getvalue())
-    except OSError as error:
-        raise cannot_write(path, error) from None
+    write_file(path, table.to_csv(index=False, float_format="%.6g", lineterminator="\n").encode())
     return path

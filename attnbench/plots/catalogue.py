@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -209,36 +210,32 @@ class Panel:
 
 def cost(rows: pd.DataFrame) -> list[Panel]:
     """Panels of time and peak memory."""
-    panels = []
-    for column, title, text in (
-        ("time_median_s", "time", lambda value: trimmed(format_seconds(value))),
-        ("peak_bytes", "peak memory", lambda value: trimmed(format_bytes(int(value)))),
-    ):
-        if rows[column].notna().any():
-            words = {r["label"]: str(r["status"]) for r in records(rows, "label", "status") if r["status"] != Status.OK}
-            panels.append(Panel(title, _dots(rows, column), text, _base(column), _intervals(rows, column), words))
-    return panels
+    words = {r["label"]: str(r["status"]) for r in records(rows, "label", "status") if r["status"] != Status.OK}
+    return _measured(rows, {"time_median_s": "time", "peak_bytes": "peak memory"}, words)
 
 
 def decoding(rows: pd.DataFrame) -> list[Panel]:
     """Panels of the time of one token and of what is kept of the tokens before it."""
+    words = {
+        r["label"]: "–" if r["status"] == Status.UNSUPPORTED else str(r["status"])
+        for r in records(rows, "label", "status")
+        if r["status"] != Status.OK
+    }
+    return _measured(rows, {"time_median_s": "one token", "state_bytes": "its state"}, words)
+
+
+def _measured(rows: pd.DataFrame, titles: Mapping[str, str], words: dict[str, str]) -> list[Panel]:
     panels = []
-    for column, title, text in (
-        ("time_median_s", "one token", lambda value: trimmed(format_seconds(value))),
-        ("state_bytes", "its state", lambda value: trimmed(format_bytes(int(value)))),
-    ):
-        if len(rows) and rows[column].notna().any():
-            words = {
-                r["label"]: "–" if r["status"] == Status.UNSUPPORTED else str(r["status"])
-                for r in records(rows, "label", "status")
-                if r["status"] != Status.OK
-            }
-            panels.append(Panel(title, _dots(rows, column), text, _base(column), _intervals(rows, column), words))
+    for column, title in titles.items():
+        if rows[column].notna().any():
+            base, form = (2, format_bytes) if column.endswith("bytes") else (10, format_seconds)
+            text = partial(_trimmed, form)
+            panels.append(Panel(title, _dots(rows, column), text, base, _intervals(rows, column), words))
     return panels
 
 
-def _base(column: str) -> int:
-    return 2 if column.endswith("bytes") else 10
+def _trimmed(form: Callable[[float], str], value: float) -> str:
+    return trimmed(form(value))
 
 
 def _dots(rows: pd.DataFrame, column: str) -> dict[str, list[tuple[float, str, bool]]]:

@@ -1,4 +1,8 @@
-"""Place names beside circles so that they cover nothing: no other name, no circle, no line, no error bar."""
+"""Place names beside circles so that they cover nothing: no other name, no circle, no line, no error bar.
+
+Boxes are arrays ``(..., 4)``: left, bottom, right, top. Segments are ``(..., 4)``: x and y of one end, then of the
+other. Shapes broadcast. Lengths are in pixels.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,6 @@ from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from attnbench.plots.boxes import common_area, crossing, distance, length_inside
 from attnbench.plots.palette import palette
 from attnbench.plots.style import SMALL_SIZE
 
@@ -23,8 +26,6 @@ _CLEAR = 2.0
 """Pixels that stay free around a name."""
 _TOUCHING = 6.0
 """Up to this many pixels from its circle, a name needs no line to it."""
-_MARGIN = 2 * _CLEAR * np.array([-1, -1, 1, 1])
-"""What is added around all places of a name: the margins of the names, and the ends of the lines to them."""
 _ROUNDS = 16
 _BLOCKED, _LEADER, _CROSSING = 1e4, 12.0, 10.0
 """Costs, as pixels of distance: of covering something, of a line to the circle, of each line that this one crosses."""
@@ -36,6 +37,9 @@ _LEADS = (0.5, 0.1, 0.9)
 _SIDES = np.array([(0, 1), (1, 1), (-1, 1), (0, -1), (1, -1), (-1, -1), (1, 0), (-1, 0)], dtype=float)
 _CORNER = np.where(np.abs(_SIDES).sum(axis=1, keepdims=True) == 2, 0.72, 1.0)
 """Share of the radius that a name keeps from the centre along each axis; at a corner it may come nearer."""
+
+_ROUNDING = 1e-9
+"""A line along a side of a box is inside, wherever rounding puts it."""
 
 
 @dataclass(frozen=True)
@@ -49,28 +53,21 @@ class _Taken:
     """x, y and radius of each."""
     boxes: np.ndarray
 
-    def within(self, frame: np.ndarray) -> _Taken:
-        """Without the segments that meet nothing inside ``frame``: of a whole figure's, most."""
-        ends = self.segments[:, :2], self.segments[:, 2:]
-        low, high = np.minimum(*ends), np.maximum(*ends)
-        near = (low <= frame[2:]).all(axis=1) & (high >= frame[:2]).all(axis=1)
-        return replace(self, segments=self.segments[near])
-
     def cost(self, boxes: np.ndarray) -> np.ndarray:
         """Cost of each box: high where it covers something, zero where it is free."""
         wide = boxes + _CLEAR * np.array([-1, -1, 1, 1])
-        outside = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]) - common_area(boxes, self.frame)
-        on_lines = length_inside(self.segments, wide[:, None]).sum(axis=1)
-        on_circles = (self.circles[:, 2] - distance(self.circles[:, :2], wide[:, None])).clip(0).sum(axis=1)
-        on_boxes = common_area(wide[:, None], self.boxes).sum(axis=1)
+        outside = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]) - _common_area(boxes, self.frame)
+        on_lines = _length_inside(self.segments, wide[:, None]).sum(axis=1)
+        on_circles = (self.circles[:, 2] - _distance(self.circles[:, :2], wide[:, None])).clip(0).sum(axis=1)
+        on_boxes = _common_area(wide[:, None], self.boxes).sum(axis=1)
         return _blocked(np.asarray(outside.round(3) + on_lines + on_circles + on_boxes))
 
     def leader_cost(self, leaders: np.ndarray) -> np.ndarray:
         """Cost of each line from a circle to its name: it should cross few lines and circles, and no text."""
         discs = np.column_stack([self.circles[:, :2] - self.circles[:, 2:], self.circles[:, :2] + self.circles[:, 2:]])
-        on_circles = 2 * length_inside(leaders[:, None], discs).sum(axis=1)
-        crossed = _CROSSING * crossing(leaders[:, None], self.segments).sum(axis=1)
-        return np.asarray(_blocked(length_inside(leaders[:, None], self.boxes).sum(axis=1)) + on_circles + crossed)
+        on_circles = 2 * _length_inside(leaders[:, None], discs).sum(axis=1)
+        crossed = _CROSSING * _crossing(leaders[:, None], self.segments).sum(axis=1)
+        return np.asarray(_blocked(_length_inside(leaders[:, None], self.boxes).sum(axis=1)) + on_circles + crossed)
 
 
 def place_labels(
@@ -122,7 +119,7 @@ def write_along(ax: Axes, words: str, y: float) -> None:
     below = corners[:, 1] < at
     near = np.clip(at, boxes[:, 1] - _CLEAR, boxes[:, 3] + _CLEAR)
     leaders = np.column_stack([leads, np.full(len(leads), at), leads, near])
-    on_words = _blocked(length_inside(leaders[:, None], taken.boxes).sum(axis=1)) * (gap > _TOUCHING)
+    on_words = _blocked(_length_inside(leaders[:, None], taken.boxes).sum(axis=1)) * (gap > _TOUCHING)
     best = _cheapest(taken, boxes, _ALONG * (gap + below), corners[:, 0] - taken.frame[0], on_words)
     to_data = ax.transData.inverted()
     text.set_position(tuple(to_data.transform(corners[best])))
@@ -155,8 +152,6 @@ class _Search:
         self.circles, self.sizes, self.taken = circles, sizes, taken
         self.places = [self._places(i, _NEAR) for i in range(len(sizes))]
         self.chosen: dict[int, int] = {}
-        self.given: dict[int, dict[int, int]] = {}
-        """For each name the places of the others when its own was chosen."""
         self.far: set[int] = set()
 
     def best(self) -> tuple[np.ndarray, np.ndarray]:
@@ -174,10 +169,6 @@ class _Search:
         return boxes[back], leaders[back]
 
     def _choose(self, i: int) -> None:
-        others = {j: k for j, k in self.chosen.items() if j != i}
-        if self.given.get(i) == others:  # it would be the same place again
-            return
-        self.given[i] = others
         costs = self._costs(i)
         if costs.min() >= _BLOCKED and i not in self.far:
             self.far.add(i)
@@ -196,10 +187,10 @@ class _Search:
         boxes, leaders, costs = self.places[i]
         other_boxes, other_leaders = self._others(i)
         wide = boxes + _CLEAR * np.array([-4, -1, 4, 1])  # two names in a row would read as one
-        covered = common_area(wide[:, None], other_boxes).sum(axis=1)
-        covered += length_inside(other_leaders, wide[:, None]).sum(axis=1)
-        covered += length_inside(leaders[:, None], other_boxes).sum(axis=1)
-        crossed = crossing(leaders[:, None], other_leaders).sum(axis=1)
+        covered = _common_area(wide[:, None], other_boxes).sum(axis=1)
+        covered += _length_inside(other_leaders, wide[:, None]).sum(axis=1)
+        covered += _length_inside(leaders[:, None], other_boxes).sum(axis=1)
+        crossed = _crossing(leaders[:, None], other_leaders).sum(axis=1)
         return np.asarray(costs + _blocked(covered) + 4 * _CROSSING * crossed)
 
     def _places(self, i: int, reach: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -218,13 +209,12 @@ class _Search:
         leaders = np.column_stack([centre + toward * np.minimum(radius, gap)[:, None], near - _CLEAR * toward])
         gap = gap - radius
         others = np.delete(self.circles, i, axis=0)
-        strange = distance(others[:, :2], boxes[:, None]) - others[:, 2]
+        strange = _distance(others[:, :2], boxes[:, None]) - others[:, 2]
         # A name between two circles could belong to either.
         unclear = (gap[:, None] + 4 * _CLEAR - strange).clip(0).sum(axis=1)
         far = gap > _TOUCHING
-        taken = self.taken.within(np.concatenate([boxes[:, :2].min(0), boxes[:, 2:].max(0)]) + _MARGIN)
-        alone = replace(taken, circles=others)
-        costs = taken.cost(boxes) + gap.clip(0) + 0.03 * np.abs(middles[:, 0] - centre[0])
+        alone = replace(self.taken, circles=others)
+        costs = self.taken.cost(boxes) + gap.clip(0) + 0.03 * np.abs(middles[:, 0] - centre[0])
         costs += np.where(far, _LEADER + alone.leader_cost(leaders), unclear)
         return boxes, leaders, costs
 
@@ -269,3 +259,65 @@ def _circles(ax: Axes) -> np.ndarray:
         if isinstance(drawn, PathCollection)
     ]
     return np.array(found)
+
+
+def _common_area(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Area that boxes share."""
+    width = np.minimum(a[..., 2], b[..., 2]) - np.maximum(a[..., 0], b[..., 0])
+    height = np.minimum(a[..., 3], b[..., 3]) - np.maximum(a[..., 1], b[..., 1])
+    return np.asarray(width.clip(0) * height.clip(0))
+
+
+def _length_inside(segments: np.ndarray, boxes: np.ndarray) -> np.ndarray:
+    """Length of the part of a segment that lies in a box (Liang and Barsky 1984)."""
+    near, (segments, boxes) = _near(segments, boxes, boxes)
+    first, last = 0.0, 1.0
+    for axis in (0, 1):
+        start, step = segments[..., axis], segments[..., axis + 2] - segments[..., axis]
+        # A segment parallel to a side is inside along its whole length, or nowhere.
+        slope = np.where(step == 0, 1e-12, step)
+        one, other = (boxes[..., axis] - start) / slope, (boxes[..., axis + 2] - start) / slope
+        first, last = np.maximum(first, np.minimum(one, other)), np.minimum(last, np.maximum(one, other))
+    whole = np.hypot(segments[..., 2] - segments[..., 0], segments[..., 3] - segments[..., 1])
+    length = np.zeros(near.shape)
+    length[near] = np.clip(last - first, 0, None) * whole
+    return length
+
+
+def _crossing(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Whether two segments cross."""
+    near, (a, b) = _near(a, b, _around(b))
+
+    def side(of: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        return np.asarray((of[..., 2] - of[..., 0]) * (y - of[..., 1]) - (of[..., 3] - of[..., 1]) * (x - of[..., 0]))
+
+    apart = side(a, b[..., 0], b[..., 1]) * side(a, b[..., 2], b[..., 3]) < 0
+    crossed = np.zeros(near.shape, dtype=bool)
+    crossed[near] = apart & (side(b, a[..., 0], a[..., 1]) * side(b, a[..., 2], a[..., 3]) < 0)
+    return crossed
+
+
+def _near(segments: np.ndarray, others: np.ndarray, boxes: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Where a segment may meet the other thing, which lies in a box; and these segments and others, one by one.
+
+    Most of thousands of places are far from most lines.
+    """
+    around = _around(segments) + np.array([-_ROUNDING, -_ROUNDING, _ROUNDING, _ROUNDING])
+    near = (around[..., 0] <= boxes[..., 2]) & (boxes[..., 0] <= around[..., 2])
+    near &= (around[..., 1] <= boxes[..., 3]) & (boxes[..., 1] <= around[..., 3])
+    return near, [np.broadcast_to(one, (*near.shape, 4))[near] for one in (segments, others)]
+
+
+def _around(segments: np.ndarray) -> np.ndarray:
+    """The smallest box around each segment."""
+    ends = segments[..., :2], segments[..., 2:]
+    return np.concatenate([np.minimum(*ends), np.maximum(*ends)], axis=-1)
+
+
+def _distance(points: np.ndarray, boxes: np.ndarray) -> np.ndarray:
+    """Distance from a point ``(..., 2)`` to the nearest point of a box; zero inside."""
+    x, y = (
+        np.maximum(np.maximum(boxes[..., axis] - points[..., axis], points[..., axis] - boxes[..., axis + 2]), 0)
+        for axis in (0, 1)
+    )
+    return np.asarray(np.hypot(x, y))

@@ -213,30 +213,11 @@ def _fitted(title: str, width: float, size: float, most: int) -> str:
 @functools.lru_cache(maxsize=4096)
 def text_width(text: str, size: float) -> float:
     """Width of a line in the figures' font, in inches."""
-    with warnings.catch_warnings(), _without_hinting():
+    with warnings.catch_warnings(), matplotlib.rc_context({"text.hinting": "none"}):  # as figures are drawn
         warnings.simplefilter("ignore")  # a glyph that the font lacks
-        width, _, _ = _ruler().get_text_width_height_descent(text, _font(size), False)
+        font = FontProperties(family=["DejaVu Sans"], size=size)
+        width, _, _ = _ruler().get_text_width_height_descent(text, font, False)
     return float(width) / 100
-
-
-@contextmanager
-def _without_hinting() -> Iterator[None]:
-    """As figures are drawn. matplotlib's own context would copy all settings, which takes longer than to measure."""
-    settings = matplotlib.rcParams
-    given = settings["text.hinting"]
-    if given == "none":
-        yield
-        return
-    settings["text.hinting"] = "none"
-    try:
-        yield
-    finally:
-        settings["text.hinting"] = given
-
-
-@functools.cache
-def _font(size: float) -> FontProperties:
-    return FontProperties(family=["DejaVu Sans"], size=size)
 
 
 @functools.cache

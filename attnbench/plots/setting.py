@@ -13,7 +13,7 @@ import pandas as pd
 
 from attnbench.axes import ALIKE, FOLLOWING
 from attnbench.errors import ResultsError, UsageError
-from attnbench.marks import OWN_FORM
+from attnbench.marks import name_text
 from attnbench.plots.captions import as_typed, difference
 from attnbench.record import COLUMNS
 from attnbench.status import Status
@@ -141,10 +141,7 @@ def _of_sweeps(frame: pd.DataFrame, columns: Sequence[str], *, or_empty: bool) -
 
 def _marked(frame: pd.DataFrame) -> pd.DataFrame:
     """The rows with the mark after the labels of own forms."""
-    plain = frame["own_form"] == ""
-    if plain.all():
-        return frame
-    return frame.assign(label=frame["label"].where(plain, frame["label"].str.removesuffix(OWN_FORM) + OWN_FORM))
+    return frame.assign(label=list(map(name_text, frame["label"], frame["own_form"])))
 
 
 def settings(
@@ -216,8 +213,6 @@ def _rank(rows: pd.DataFrame, prefer: Mapping[str, Sequence[object]], newest: st
 def _one_each(rows: pd.DataFrame) -> pd.DataFrame:
     """The newest measured row, else the newest, of each label, length, input and task, in the table's order."""
     one = ["label", "seq_len", "kv_len", "inputs", "task"]
-    if not rows[one].duplicated().any():
-        return rows
     ordered = rows.assign(_ok=rows["status"] == Status.OK, _row=np.arange(len(rows)))
     ordered = ordered.sort_values(["_ok", "started_at"], kind="stable")
     ordered = ordered.drop_duplicates(one, keep="last")

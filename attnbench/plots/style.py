@@ -150,7 +150,13 @@ def notes_of(figure: Figure) -> list[str]:
     return list(_NOTES.get(figure, ()))
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_file(path: Path, content: bytes) -> None:
+    """Write one file.
+
+    Raises:
+        CannotCreate: a link is in its place.
+        StoreError: it cannot be written.
+    """
     if path.is_symlink():
         raise CannotCreate(f"{path} is a link, and figures are never written through one; remove it")
     try:
@@ -195,9 +201,9 @@ def save(
         drawn = io.BytesIO()
         with _styled(), only(figure, part) if part else nullcontext():
             figure.savefig(drawn, format=name, metadata=_METADATA[name], dpi=dpi or 100, bbox_inches=part)
-        _write(path, drawn.getvalue())
+        write_file(path, drawn.getvalue())
     paths = [path for path, _, _ in files]
     if any(BESIDE in text.get_text() for text in texts(figure)):
         paths.append(stem.with_name(f"{stem.name}.txt"))
-        _write(paths[-1], "".join(f"{note}\n" for note in notes_of(figure)).encode())
+        write_file(paths[-1], "".join(f"{note}\n" for note in notes_of(figure)).encode())
     return paths
