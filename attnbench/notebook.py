@@ -44,7 +44,27 @@ class Figures(dict[str, "Figure"]):
         return "\n".join(images)
 
 
-class Compared:
+class _Table:
+    """What is shown as some columns of its table, with lines of text below."""
+
+    _SHOWN: tuple[str, ...] = ()
+
+    def to_frame(self) -> pd.DataFrame:
+        raise NotImplementedError
+
+    def _words(self) -> list[str]:
+        return []
+
+    def __repr__(self) -> str:
+        table = self.to_frame()[list(self._SHOWN)].to_string(index=False, float_format="{:.3g}".format)
+        return "\n".join([table, *self._words()])
+
+    def _repr_html_(self) -> str:
+        table = self.to_frame()[list(self._SHOWN)].to_html(index=False, float_format="{:.3g}".format)
+        return "\n".join([table, *(f"<p>{escape(line)}</p>" for line in self._words())])
+
+
+class Compared(_Table):
     """What :func:`attnbench.compare` found: a row for each pair of variants at each length, and where they cross."""
 
     _SHOWN = ("a", "b", "seq_len", "ratio", "ratio_ci_low", "ratio_ci_high", "verdict")
@@ -63,14 +83,6 @@ class Compared:
     def crossovers(self) -> dict[tuple[str, str], Any]:
         """Pair -> the length from which the other one is faster, with its 95 % interval, or why it is not known."""
         return dict(self.comparison.crossovers)
-
-    def __repr__(self) -> str:
-        table = self.to_frame()[list(self._SHOWN)].to_string(index=False, float_format="{:.3g}".format)
-        return "\n".join([table, *self._words()])
-
-    def _repr_html_(self) -> str:
-        table = self.to_frame()[list(self._SHOWN)].to_html(index=False, float_format="{:.3g}".format)
-        return "\n".join([table, *(f"<p>{escape(line)}</p>" for line in self._words())])
 
     def _words(self) -> list[str]:
         """Crossovers, then what weakens the numbers."""
@@ -108,7 +120,7 @@ class Matched:
         return "\n".join(f"<p>{escape(line)}</p>" for line in repr(self).splitlines())
 
 
-class Replaced:
+class Replaced(_Table):
     """What :func:`attnbench.swap` found: a row for each variant, in some layers, after some steps of training."""
 
     _SHOWN = ("label", "layers", "steps", "status", "loss", "loss_delta", "accuracy", "kl", "attention_error")
@@ -134,9 +146,3 @@ class Replaced:
         from attnbench.pretrained.figure import draw_swap
 
         return Figures({"swap": draw_swap(self.rows)})
-
-    def __repr__(self) -> str:
-        return self.to_frame()[list(self._SHOWN)].to_string(index=False, float_format="{:.3g}".format)
-
-    def _repr_html_(self) -> str:
-        return self.to_frame()[list(self._SHOWN)].to_html(index=False, float_format="{:.3g}".format)

@@ -22,6 +22,10 @@ class FigureKind(NamedTuple):
     """How to draw one kind of figure, and what a table must hold for it."""
 
     draw: Callable[..., Figure]
+    """Takes rows as ``read_results`` gives them, ``only``, column -> value of the rows to draw, and its own options.
+
+    Raises UsageError if no row has a value, and ResultsError if this is not a results table.
+    """
     applies: Callable[..., bool]
     needs: str
 

@@ -61,14 +61,11 @@ def draw_catalogue(frame: pd.DataFrame, *, n: int | None = None, only: Mapping[s
     Rows that were measured differently get lists of their own, the layer and the forward pass first.
 
     Args:
-        frame: rows as :func:`attnbench.plots.load.read_results` gives them.
         n: the length; by default the one with most labels, and the longest of these.
-        only: column -> value, for the rows of time and memory.
 
     Raises:
         UsageError: a length or value has no rows.
         NothingToDraw: no time or memory was measured.
-        ResultsError: this is not a results table.
     """
     only_on_a_page("catalogue")
     every = timed(restrict(frame, only or {}))

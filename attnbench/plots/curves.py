@@ -40,13 +40,10 @@ def draw_curves(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None
 
     Args:
         frame: rows as :func:`attnbench.plots.load.read_results` gives them, which knows where the curves are.
-        only: column -> value of the rows to draw.
 
     Raises:
-        UsageError: no row has a value.
         NothingToDraw: no training has a curve.
         CorruptResults: a curve is not as it was written.
-        ResultsError: this is not a results table.
     """
     rows = restrict(frame, only or {})
     curves = read_curves(rows)

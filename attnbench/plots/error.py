@@ -59,16 +59,13 @@ def draw_error(
     that need fitting are left out, and named in a note. Rows that were measured differently get panels of their own.
 
     Args:
-        frame: rows as :func:`attnbench.plots.load.read_results` gives them.
         n: the length; by default the one with most rows, and the longest of these.
         inputs: the inputs that the first panel shows; by default those with most rows.
         option: the option that the first panel shows; by default each variant's most varied number.
-        only: column -> value of the rows to draw.
 
     Raises:
         UsageError: no row has this length, these inputs or this option.
         NothingToDraw: there is no approximation, or its error at one setting only.
-        ResultsError: this is not a results table.
     """
     every = compared(restrict(frame, only or {}))
     found = settings(every, {"level": ("operator",)})

@@ -58,15 +58,12 @@ def draw_map(
     that were measured differently get panels of their own.
 
     Args:
-        frame: rows as :func:`attnbench.plots.load.read_results` gives them.
         n: the length; by default the one with most rows, and the longest of these.
         variant: the variant to draw; by default the one with most rows.
-        only: column -> value of the rows to draw.
 
     Raises:
         UsageError: a length or variant has no such rows.
         NothingToDraw: no variant has errors at two sizes and two standard deviations.
-        ResultsError: this is not a results table.
     """
     rows = compared(restrict(frame, only or {}))
     known = _mapped(rows)

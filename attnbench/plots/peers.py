@@ -187,14 +187,11 @@ def draw_peers(frame: pd.DataFrame, *, n: int | None = None, only: Mapping[str, 
     """Draw bars of variant over peer, one for each length: time and peak memory, with a panel for each pass.
 
     Args:
-        frame: rows as :func:`attnbench.plots.load.read_results` gives them.
         n: draw only this length.
-        only: column -> value of the rows to draw.
 
     Raises:
         UsageError: no pair was measured at this length.
         NothingToDraw: no pair was measured.
-        ResultsError: this is not a results table.
     """
     only_on_a_page("peers")
     frame = restrict(frame, only or {})

@@ -48,14 +48,8 @@ def draw_recall(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None
     After figure 2 of Arora et al. 2024, "Simple linear attention language models balance the recall-throughput
     tradeoff", arXiv:2402.18668. Here the bytes were measured.
 
-    Args:
-        frame: rows as :func:`attnbench.plots.load.read_results` gives them.
-        only: column -> value of the rows to draw.
-
     Raises:
-        UsageError: no row has a value.
         NothingToDraw: fewer than three labels have a score and bytes.
-        ResultsError: this is not a results table.
     """
     rows = restrict(frame, only or {})
     every = problems(rows)

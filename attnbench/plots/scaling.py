@@ -58,15 +58,12 @@ def draw_scaling(
     Rows that were measured differently get lines of their own, with their own dashes, or panels if lines are many.
 
     Args:
-        frame: rows as :func:`attnbench.plots.load.read_results` gives them.
-        only: column -> value of the rows to draw.
         overlay: ``published`` adds panels with the Nyströmformer paper's own measurements; a path adds those of
             :mod:`a file of points <attnbench.plots.points>`.
 
     Raises:
         UsageError: no row has a value, or the file of points is none.
         NothingToDraw: no row has a time or a memory.
-        ResultsError: this is not a results table.
     """
     points = None
     if overlay:

@@ -14,7 +14,7 @@ from attnbench.errors import UsageError
 from attnbench.plots.captions import own_form_note, short_names
 from attnbench.plots.page import NothingToDraw, Page, narrow, new_page, only_on_a_page, shorten, text_width
 from attnbench.plots.palette import palette
-from attnbench.plots.rescored import draw_rescored, rescored_height
+from attnbench.plots.published import draw_rescored, rescored_height
 from attnbench.plots.scored import Problem, about, family_of, hidden_options, left_out, means, problems
 from attnbench.plots.setting import restrict, scored
 from attnbench.plots.style import SMALL_SIZE, TEXT_SIZE, in_style
@@ -47,14 +47,11 @@ def draw_scores(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None
     ``worse`` only if its interval excludes 0.
 
     Args:
-        frame: rows as :func:`attnbench.plots.load.read_results` gives them.
-        only: column -> value of the rows to draw.
         overlay: ``published`` adds panels with the Long Range Arena's scores, as printed and as others repeated them.
 
     Raises:
         UsageError: no row has a value, or there is no such overlay.
         NothingToDraw: no training has a score.
-        ResultsError: this is not a results table.
     """
     if overlay not in (None, "published"):
         raise UsageError(f"overlay must be published, not {overlay!r}")

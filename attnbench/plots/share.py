@@ -80,14 +80,8 @@ def draw_share(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None)
     The time of the same layer or model with ``identity`` is what everything else takes. Where a run has none, the time
     of the operator alone, times the layers, is that of attention.
 
-    Args:
-        frame: rows as :func:`attnbench.plots.load.read_results` gives them.
-        only: column -> value of the rows to draw.
-
     Raises:
-        UsageError: no row has a value.
         NothingToDraw: no layer or model was timed at two lengths beside identity or the operators alone.
-        ResultsError: this is not a results table.
     """
     rows = timed(restrict(frame, only or {}))
     panels, found = _panels(rows, timed(frame))

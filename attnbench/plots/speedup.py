@@ -64,16 +64,13 @@ def draw_speedup(
     Rows that were measured differently get tables of their own.
 
     Args:
-        frame: rows as :func:`attnbench.plots.load.read_results` gives them.
         variant: by default ``linformer``, else the one with most rows.
         baseline: a label; by default ``softmax``, else ``sdpa``.
-        only: column -> value of the rows to draw.
         overlay: ``published`` adds tables with the Linformer paper's own measurements.
 
     Raises:
         UsageError: a variant, baseline or value has no such rows, or there is no such overlay.
         NothingToDraw: no variant has two sizes and lengths, or there is no baseline beside it.
-        ResultsError: this is not a results table.
     """
     only_published("speedup", overlay)
     every = timed(restrict(frame, only or {}))

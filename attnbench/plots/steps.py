@@ -35,14 +35,10 @@ def draw_steps(frame: pd.DataFrame, *, n: int | None = None, only: Mapping[str, 
     panels of their own.
 
     Args:
-        frame: rows as :func:`attnbench.plots.load.read_results` gives them.
         n: length of the prompt; by default the one with most rows, and the longest of these.
-        only: column -> value of the rows to draw.
 
     Raises:
-        UsageError: no row has a value.
         NothingToDraw: there is no error of steps, or none at this length.
-        ResultsError: this is not a results table.
     """
     rows = compared(restrict(frame, only or {}))
     drawn = _drawn(rows)

@@ -80,20 +80,17 @@ def draw_tradeoff(
     Rows that were measured differently get panels of their own, the whole model and the training step first.
 
     Args:
-        frame: rows as :func:`attnbench.plots.load.read_results` gives them.
         n: the length; by default the longest of those at which most labels were measured.
         x: ``examples_per_s``, ``tokens_per_s`` or ``time_median_s``; right is faster.
         y: ``rel_error``, ``max_abs_error``, ``cosine``, ``score``, ``loss_delta`` or ``hidden_error``; up is better.
             By default ``score`` if there are tasks that were both timed and trained on, for the rows of these tasks
             only; what trained models lose where no error was measured; else ``rel_error``.
-        only: column -> value of the speed rows.
         inputs: which error rows, by label or name; by default ``listops``, else the first.
         overlay: ``published`` adds a panel with the paper's own measurements.
 
     Raises:
         UsageError: an option has a value that does not exist.
         NothingToDraw: no row has a speed.
-        ResultsError: this is not a results table.
     """
     for name, value, known in (
         ("x", x, list(_X)),

@@ -13,7 +13,7 @@ from attnbench.plots.captions import configuration, short_names
 from attnbench.plots.contenders import Contenders, contenders
 from attnbench.plots.scored import Problem
 from attnbench.plots.ticks import plain
-from attnbench.report.numbers import BASELINE, Relative, relative, times, tokens
+from attnbench.report.rows import BASELINE, Relative, relative, times, tokens
 from attnbench.report.views import View
 from attnbench.scores import MEAN, learnt
 from attnbench.status import Status

@@ -22,14 +22,12 @@ from attnbench.plots.palette import DARK, LIGHT
 from attnbench.plots.scored import family_of
 from attnbench.plots.setting import RUN
 from attnbench.record import one_line
-from attnbench.report import facts, tasks
 from attnbench.report.against import Against, Change
 from attnbench.report.answer import answer
 from attnbench.report.laws import Checked, unchecked
-from attnbench.report.numbers import of_all, tokens
-from attnbench.report.rows import marked, table
-from attnbench.report.sources import Machine, Sources, by_machine
-from attnbench.report.views import as_data, views
+from attnbench.report.rows import marked, of_all, table, tokens
+from attnbench.report.sources import Machine, Sources, by_machine, environment_of, heading, name_of, title_of, warnings
+from attnbench.report.views import as_data, found_in, how_trained, task_data, task_notes, views
 from attnbench.status import Status
 
 _HERE = Path(__file__).parent / "parts"
@@ -108,7 +106,7 @@ def _template() -> Any:
 def _title(machines: Sequence[Machine]) -> str:
     suites = list(dict.fromkeys(suite for machine in machines for suite in machine.rows["suite"]))
     names = ", ".join(suites[:4]) + (f" and {len(suites) - 4} more" if len(suites) > 4 else "")
-    where = facts.title_of(machines[0]) if len(machines) == 1 else f"{len(machines)} machines"
+    where = title_of(machines[0]) if len(machines) == 1 else f"{len(machines)} machines"
     return f"{names} on {where}"
 
 
@@ -118,31 +116,29 @@ def _section(
     """What the template shows of one machine, and what the scripts draw."""
     rows = marked(machine.rows)
     every = views(rows)
-    scored = tasks.found_in(rows)
+    scored = found_in(rows)
     names, _ = short_names(rows)
     data = {
         "id": str(number),
         **table(rows, families, of_all([view.setting for view in every]), changes),
         "views": [as_data(view) for view in every],
-        "tasks": [tasks.as_data(one, families, family_of(scored)) for one in scored],
+        "tasks": [task_data(one, families, family_of(scored)) for one in scored],
         "names": {label: name for label, name in names.items() if label != name},
     }
     shown = {
         "id": str(number),
-        "title": facts.title_of(machine),
-        "facts": facts.heading(machine),
+        "title": title_of(machine),
+        "facts": heading(machine),
         "answer": answer(rows, every, scored),
         "views": len(every),
         "grows": any(view.lines for view in every),
         "tasks": len(scored),
-        "how": tasks.how(rows, scored) if scored else "",
-        "notes": [line for line in tasks.notes(rows, scored) if line] if scored else [],
+        "how": how_trained(rows, scored) if scored else "",
+        "notes": [line for line in task_notes(rows, scored) if line] if scored else [],
         "marks": notes(text for row in data["rows"] for text in row if isinstance(text, str)),
         "failed": failed(rows),
-        "warnings": facts.warnings(rows),
-        "runs": [
-            (facts.name_of(run, known, rows), facts.environment(known)) for run, known in machine.environments.items()
-        ],
+        "warnings": warnings(rows),
+        "runs": [(name_of(run, known, rows), environment_of(known)) for run, known in machine.environments.items()],
         "figures": _figures(machine) if figures else [],
         "rows": len(rows),
         "ids": sorted({str(one) for one in rows["machine_id"] if one}),

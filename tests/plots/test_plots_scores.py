@@ -12,8 +12,7 @@ from matplotlib.figure import Figure
 from attnbench.errors import UsageError
 from attnbench.plots import draw, figure_kinds
 from attnbench.plots.page import NothingToDraw
-from attnbench.plots.published import read_published
-from attnbench.plots.rescored import TASKS, read_rescored
+from attnbench.plots.published import TASKS, read_published, read_rescored
 from attnbench.plots.scored import means, problems, short_tasks
 from attnbench.plots.scores import draw_scores
 from attnbench.plots.setting import timed

@@ -9,12 +9,10 @@ from attnbench.plots import agreement
 from attnbench.plots.load import read_results
 from attnbench.plots.setting import settings, timed
 from attnbench.report.answer import answer, beside_softmax, share
-from attnbench.report.numbers import Relative, relative
 from attnbench.report.page import make_page
-from attnbench.report.rows import marked
+from attnbench.report.rows import Relative, marked, relative
 from attnbench.report.sources import of_frame
-from attnbench.report.tasks import found_in
-from attnbench.report.views import views
+from attnbench.report.views import found_in, views
 from tests.report.reading import REFERENCE, Read, rows_of
 
 
