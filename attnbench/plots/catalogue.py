@@ -225,14 +225,14 @@ def _measured(rows: pd.DataFrame, titles: Mapping[str, str], words: dict[str, st
     panels = []
     for column, title in titles.items():
         if rows[column].notna().any():
-            base, form = (2, format_bytes) if column.endswith("bytes") else (10, format_seconds)
-            text = partial(_trimmed, form)
+            base = 2 if column.endswith("bytes") else 10
+            text = partial(_written, column)
             panels.append(Panel(title, _dots(rows, column), text, base, _intervals(rows, column), words))
     return panels
 
 
-def _trimmed(form: Callable[[float], str], value: float) -> str:
-    return trimmed(form(value))
+def _written(column: str, value: float) -> str:
+    return trimmed(format_bytes(int(value)) if column.endswith("bytes") else format_seconds(value))
 
 
 def _dots(rows: pd.DataFrame, column: str) -> dict[str, list[tuple[float, str, bool]]]:
