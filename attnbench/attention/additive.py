@@ -25,7 +25,6 @@ from attnbench.visible import Visible
     source="Bahdanau et al. 2015, arXiv:1409.0473, section 3.1 and appendix A.1.2",
     formula="oᵢ = Σ_j softmax_j(w·tanh(W·qᵢ + U·kⱼ + b)) vⱼ",
     cost="O(n²·d)",
-    time_exponent=2.0,
     memory_exponent=1.0,
     traits=Traits(
         target="other",

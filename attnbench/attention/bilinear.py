@@ -24,7 +24,6 @@ from attnbench.visible import Visible
     source="Luong et al. 2015, arXiv:1508.04025, section 3.1, the score called general",
     formula="oᵢ = Σ_j softmax_j(qᵢᵀ·W·kⱼ) vⱼ",
     cost="O(n²·d)",
-    time_exponent=2.0,
     memory_exponent=1.0,
     traits=Traits(
         target="other",

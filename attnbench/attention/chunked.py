@@ -28,7 +28,6 @@ from attnbench.visible import Visible, masked
     source="Rabe and Staats 2021, arXiv:2112.05682, sections 2-4; Dao et al. 2022, arXiv:2205.14135, algorithm 4",
     formula="oᵢ = Σ_c exp(L_c - L)·softmax(qᵢ·K_cᵀ/√D)·V_c, L_c = log Σ_{j∈c} exp(qᵢ·kⱼ/√D), L = log Σ_c exp(L_c)",
     cost="O(n²·d)",
-    time_exponent=2.0,
     memory_exponent=1.0,
     traits=Traits(
         exact=True,

@@ -23,7 +23,6 @@ from attnbench.variant import No, Traits, register
     source="Wu et al. 2019, arXiv:1901.10430, section 2",
     formula="yᵢ = b + Σ_t w_t ⊙ x_(i+t),  |t| <= (width - 1)/2, or -width < t <= 0 if causal",
     cost="O(n·w·d)",
-    time_exponent=1.0,
     memory_exponent=1.0,
     traits=Traits(
         target="other",

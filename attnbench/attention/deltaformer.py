@@ -30,7 +30,6 @@ _ROWS = 64
     source="Zhong et al. 2025, arXiv:2505.19488; flash-linear-attention, deltaformer.py",
     formula="uᵢ = vᵢ - βᵢ·Σ_{j<i} softmax_{j<i}(qᵢ·kⱼ/√D) uⱼ,  oᵢ = Σ_{j<=i} softmax_{j<=i}(qᵢ·kⱼ/√D) uⱼ",
     cost="O(n²·d)",
-    time_exponent=2.0,
     memory_exponent=1.0,
     traits=Traits(
         target="other",

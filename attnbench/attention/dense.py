@@ -21,7 +21,6 @@ from attnbench.variant import No, Traits, register
     source="this project's reference line",
     formula="y_i = W₂ GELU(W₁ x_i + b₁) + b₂,  W₁ ∈ ℝ^((2C+N)×C)",
     cost="O(n²·d + n·d²)",
-    time_exponent=2.0,
     memory_exponent=2.0,
     traits=Traits(
         target="other",

@@ -26,7 +26,6 @@ _EPS = 1e-5
     source="Ye et al. 2024, arXiv:2410.05258, sections 2.1 and 2.2; authors' code, multihead_flashdiff_2.py",
     formula="oᵢ = norm(Σ_j (softmax_j(q¹ᵢ·k¹ⱼ/√(D/2)) - λ·softmax_j(q²ᵢ·k²ⱼ/√(D/2))) vⱼ)·(1 - λ₀)",
     cost="O(n²·d)",
-    time_exponent=2.0,
     memory_exponent=1.0,
     traits=Traits(
         target="other",

@@ -38,7 +38,6 @@ One = TypeVar("One", int, tuple[int, int])
     source="Lai et al. 2025, arXiv:2502.20766, section 3",
     formula="softmax over blocks of keys that hold a share γ: of pooled q·k, or of the last queries' lines",
     cost="O(n²·d)",
-    time_exponent=2.0,
     memory_exponent=2.0,
     traits=Traits(
         cross=No("the last queries stand for all, at the places of their own keys"),

@@ -36,7 +36,6 @@ class Remembered(NamedTuple):
     source="Lin et al. 2025, arXiv:2503.02130, section 3",
     formula="oᵢ = Σ_{j<=i} softmax_j(qᵢ·kⱼ/√D + Σ_{j<l<=i} log f_l) vⱼ,  f = σ(w·x + b)",
     cost="O(n²·d)",
-    time_exponent=2.0,
     memory_exponent=1.0,
     traits=Traits(
         target="other",

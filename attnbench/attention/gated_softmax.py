@@ -25,7 +25,6 @@ from attnbench.visible import Visible
     source="Qiu et al. 2025, arXiv:2505.06708, section 2.2, gate after the attention (G1)",
     formula="Y = (softmax(Q·Kᵀ/√D)·V ⊙ σ(X·W_g))·W_o",
     cost="O(n²·d)",
-    time_exponent=2.0,
     memory_exponent=1.0,
     traits=Traits(
         target="other",

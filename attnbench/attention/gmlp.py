@@ -27,7 +27,6 @@ _ROWS = 256
     source="Liu et al. 2021, arXiv:2105.08050, section 2.1",
     formula="V(Z₁ ⊙ (W·LN(Z₂) + b)),  [Z₁, Z₂] = GELU(U·X)",
     cost="O(n²·d)",
-    time_exponent=2.0,
     memory_exponent=2.0,
     traits=Traits(
         target="other",

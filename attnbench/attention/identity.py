@@ -16,7 +16,6 @@ from attnbench.variant import No, Traits, register
     source="this project's reference line",
     formula="O = V",
     cost="O(1)",
-    time_exponent=0.0,
     memory_exponent=0.0,
     traits=Traits(
         target="other",

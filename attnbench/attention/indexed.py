@@ -89,7 +89,6 @@ class Kept(NamedTuple):
     source="DeepSeek-AI 2025 (DeepSeek-V3.2), arXiv:2512.02556, section 2.1",
     formula="oᵢ = Σ_{j∈Tᵢ} softmax_{j∈Tᵢ}(qᵢ·kⱼ/√D) vⱼ, Tᵢ the t keys of largest Σ_h wᵢ_h·relu(aᵢ_h·bⱼ), for all heads",
     cost="O(n²·d)",
-    time_exponent=2.0,
     memory_exponent=1.0,
     traits=Traits(
         cross=No("queries and keys are one sequence: the indexer makes its queries and keys of the same tokens"),

@@ -25,7 +25,6 @@ from attnbench.visible import Visible
     source="Luong et al. 2015, arXiv:1508.04025, section 3.1, equation 8",
     formula="oᵢ = Σ_j softmax_j(lⱼ·qᵢ) vⱼ,  lⱼ learned for position j",
     cost="O(n²·d)",
-    time_exponent=2.0,
     memory_exponent=1.0,
     traits=Traits(
         target="other",

@@ -39,7 +39,6 @@ class Compressed(NamedTuple):
     source="Liu et al. 2018, arXiv:1801.10198, section 4.2.4",
     formula="softmax(Q·conv(K)ᵀ/√D)·conv(V),  kernel = stride = c",
     cost="O(n²·d/c)",
-    time_exponent=2.0,
     memory_exponent=1.0,
     traits=Traits(
         target="learned",

@@ -57,7 +57,6 @@ class Latents(NamedTuple):
     source="DeepSeek-AI 2024, arXiv:2405.04434, section 2.1 and appendix C",
     formula="o_h = softmax([q_h; ρ(p_h)]·[U_h·c; ρ(r)]ᵀ/√(D + P))·(V_h·c),  c = norm(W·x),  r = R·x",
     cost="O(n²·d)",
-    time_exponent=2.0,
     memory_exponent=1.0,
     traits=Traits(
         target="other",

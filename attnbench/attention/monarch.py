@@ -26,7 +26,6 @@ from attnbench.variant import Knob, No, Traits, register
     source="Yaras et al. 2025, arXiv:2505.18698, authors' code, ma_torch.py",
     formula="P = L∘R,  P_(l,j),(k,i) = L_jkl·R_kji,  argmax over L, then R, … of ⟨P, Q·Kᵀ/√D⟩ + entropy(P);  O = P·V",
     cost="O(t·n^1.5·d)",
-    time_exponent=1.5,
     memory_exponent=1.0,
     traits=Traits(
         causal=No("each update of a factor averages over queries and keys of all blocks, later ones included"),

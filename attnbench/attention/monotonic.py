@@ -23,7 +23,6 @@ from attnbench.variant import No, Traits, register
     source="Luong et al. 2015, arXiv:1508.04025, section 3.2, equations 9 and 10",
     formula="oᵢ = Σ_j softmax_j(-(j - pᵢ)²/2σ²) vⱼ,  pᵢ = s·sigmoid(u·tanh(W·qᵢ)), or i",
     cost="O(n²·d)",
-    time_exponent=2.0,
     memory_exponent=1.0,
     traits=Traits(
         target="other",

@@ -122,7 +122,6 @@ class Kept(NamedTuple):
     source="MiniMax 2026, arXiv:2606.13392, as in transformers; DeepSeek-AI 2025, arXiv:2512.02556, section 2.1",
     formula="softmax over the blocks Tᵢ: the own one and the t - 1 others of largest max_{j∈J} (Rᵢ·aᵢ)·(Rⱼ·bⱼ)",
     cost="O(n²·d)",
-    time_exponent=2.0,
     memory_exponent=1.0,
     traits=Traits(
         cross=No("a query always attends to the keys of its own block"),

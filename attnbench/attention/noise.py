@@ -31,7 +31,6 @@ _ONE_DRAW = "one draw of keys serves all queries, and the first of them would se
     source="Xu et al. 2015, arXiv:1502.03044, section 4.1, stochastic hard attention, with more than one sample",
     formula="oᵢ = (1/R)·Σᵣ v_J(i,r), J(i,r) the first j with p_i1 + … + p_ij > uᵣ, uᵣ ~ U(0, 1), P = softmax(Q·Kᵀ/√D)",
     cost="O(n²·d)",
-    time_exponent=2.0,
     memory_exponent=1.0,
     traits=Traits(
         stochastic=True,

@@ -26,7 +26,6 @@ from attnbench.variant import Knob, No, Traits, register
     source="this project's reference line",
     formula="softmax over the blocks of keys Tᵢ: the own one and the t - 1 others of largest Σ_{j∈J} pᵢⱼ",
     cost="O(n²·d)",
-    time_exponent=2.0,
     memory_exponent=1.0,
     traits=Traits(
         cross=No("a query always attends to the keys of its own block"),

@@ -34,7 +34,6 @@ _REST = 1e-9
     source="Eckart and Young 1936; this project's reference line",
     formula="O = P_R·V, P_R the best rank-R approximation of P = softmax(Q·Kᵀ/√D)",
     cost="O(n³)",
-    time_exponent=3.0,
     memory_exponent=2.0,
     traits=Traits(
         mask=No("truncating the singular values puts weight on hidden pairs"),

@@ -28,7 +28,6 @@ _BLOCK = 256
     source="this project's reference line",
     formula="oᵢ = Σ_{j∈Tᵢ} pᵢⱼ·vⱼ / Σ_{j∈Tᵢ} pᵢⱼ, P = softmax(Q·Kᵀ/√D), Tᵢ the t keys of largest pᵢⱼ",
     cost="O(n²·d)",
-    time_exponent=2.0,
     memory_exponent=2.0,
     traits=Traits(
         decode=True,

@@ -41,7 +41,6 @@ class Reflected(NamedTuple):
     source="Yang et al. 2025, arXiv:2505.16381, authors' code, path_attn.py",
     formula="oᵢ = Σ_{j<=i} softmax_j(qᵢᵀ·Hᵢ·…·H_{j+1}·kⱼ/√D) vⱼ,  H_l = I - β_l·w_l·w_lᵀ,  ‖w‖ = 1, 0 < β < 2",
     cost="O(n²·d)",
-    time_exponent=2.0,
     memory_exponent=1.0,
     traits=Traits(
         target="other",

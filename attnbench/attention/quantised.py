@@ -34,7 +34,6 @@ _FLOATS = Rounds(smooth="smooth_k")
     "arXiv:2505.11594, section 3; Shah et al. 2024, arXiv:2407.08608, section 3.3",
     formula="O = softmax(s_q·s_k·Q̂·K̂ᵀ/√D)·V,  Q̂ = round(Q/s_q), K̂ = round((K - mean K)/s_k),  s = max|block|/127",
     cost="O(n²·d)",
-    time_exponent=2.0,
     memory_exponent=1.0,
     traits=Traits(
         bias=No("the kernels that it stands for add nothing to their logits"),

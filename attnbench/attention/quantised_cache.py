@@ -25,7 +25,6 @@ from attnbench.variant import No, Rounds, Traits, register
     source="Liu et al. 2024, arXiv:2402.02750, section 3",
     formula="O = softmax(Q·K̂ᵀ/√D)·V̂,  x̂ = l + s·round((x - l)/s), l the least of a group, s = (most - l)/(2ᵇ - 1)",
     cost="O(n²·d)",
-    time_exponent=2.0,
     memory_exponent=1.0,
     traits=Traits(
         bias=No("the caches that it stands for hold keys and values, and nothing is added to their logits"),

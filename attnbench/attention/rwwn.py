@@ -21,7 +21,6 @@ from attnbench.variant import No, Traits, register
     source="an article about the Performer; no such step is in its paper, Choromanski et al. 2021, arXiv:2009.14794",
     formula="O = (W / ‖W‖ row by row)·V,  W = exp(Q·Kᵀ/√D)",
     cost="O(n²·d)",
-    time_exponent=2.0,
     memory_exponent=2.0,
     traits=Traits(
         target="other",

@@ -39,7 +39,6 @@ _ROWS = 512
     source="PyTorch scaled_dot_product_attention; Dao et al. 2022, arXiv:2205.14135, algorithms 2 and 4",
     formula="O = softmax(Q·Kᵀ/√D)·V",
     cost="O(n²·d)",
-    time_exponent=2.0,
     memory_exponent=1.0,
     traits=Traits(
         exact=True,

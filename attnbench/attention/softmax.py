@@ -21,7 +21,6 @@ from attnbench.visible import masked
     source="Vaswani et al. 2017, arXiv:1706.03762, equation 1",
     formula="O = softmax(Q·Kᵀ/√D)·V",
     cost="O(n²·d)",
-    time_exponent=2.0,
     memory_exponent=2.0,
     traits=Traits(
         exact=True,

@@ -26,7 +26,6 @@ from attnbench.variant import No, Traits, register
     source="Zhang et al. 2025, arXiv:2502.18137, section 3; authors' code, spas_sage_attn/utils.py",
     formula="softmax over the blocks of largest mean q·k whose masses stay within τ, and all blocks of unlike tokens",
     cost="O(n²·d)",
-    time_exponent=2.0,
     memory_exponent=2.0,
     traits=Traits(
         cross=No("not built here: blocks of queries and of keys are those of one sequence"),

@@ -24,7 +24,6 @@ from attnbench.variant import Knob, No, Traits, register
     source="Carrell et al. 2025, arXiv:2502.12063, section 4",
     formula="softmax(Q·K_Sᵀ/√D)·V_S,  S ⊂ keys, |S| ≈ 2^g·√n, by halving under exp(k·k'/√D)·(v·v' + max|v|²)",
     cost="O(2^g·n^1.5·d)",
-    time_exponent=1.5,
     memory_exponent=1.0,
     traits=Traits(
         causal=No("the kept keys are chosen among all of them, so every output depends on later tokens"),

@@ -121,7 +121,6 @@ class _Attend(torch.autograd.Function):
     source="Gupta et al. 2021, arXiv:2106.06899, section 2",
     formula="oᵢ = Σ_{j∈Tᵢ} softmax_{j∈Tᵢ}(qᵢ·kⱼ/√D) vⱼ, Tᵢ the t keys of largest qᵢ·kⱼ",
     cost="O(n²·d)",
-    time_exponent=2.0,
     memory_exponent=1.0,
     traits=Traits(
         decode=True,

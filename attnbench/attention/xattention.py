@@ -25,7 +25,6 @@ from attnbench.variant import No, Traits, register
     source="Xu et al. 2025, arXiv:2503.16428, section 2",
     formula="softmax over the fewest blocks of keys whose antidiagonal sums, after a softmax, hold a share τ",
     cost="O(n²·d)",
-    time_exponent=2.0,
     memory_exponent=2.0,
     traits=Traits(
         cross=No("a block of queries always attends to the keys at its own places"),

@@ -29,7 +29,6 @@ _BELONGS: dict[str, tuple[Mode, ...]] = {"factors": ("full", "local"), "window":
     source="Zhai et al. 2021, arXiv:2105.14103, equation 2",
     formula="σ(q_i) ⊙ Σ_j exp(k_j + w_ij) ⊙ v_j / Σ_j exp(k_j + w_ij)",
     cost="O(n²·d)",
-    time_exponent=2.0,
     memory_exponent=1.0,
     traits=Traits(
         target="other",

@@ -51,7 +51,6 @@ _FORWARD_ONLY: dict[str, Any] = (
     source="PyTorch flex_attention; Dong et al. 2024, arXiv:2412.05496, section 3",
     formula="O = softmax(Q·Kᵀ/√D)·V, over the window {j : |i - j| <= w} ∪ {0 … g - 1} if one is given",
     cost="O(n²·d)",
-    time_exponent=2.0,
     memory_exponent=1.0,
     traits=Traits(
         exact=True,

@@ -20,7 +20,6 @@ from attnbench.variant import No, register
     source="Devoto et al. 2025, arXiv:2510.00636; authors' code, expected_attention_press.py",
     formula="t ≥ P: oₜ = softmax_{j∈S, P≤j≤t}(qₜ·kⱼ/√D) vⱼ, S the keys of largest exp(kⱼ·μ/√D + kⱼᵀΣkⱼ/2D)·‖vⱼ‖",
     cost="O(n²·d)",
-    time_exponent=2.0,
     memory_exponent=1.0,
     traits=replace(
         OF_ALL,

@@ -21,7 +21,6 @@ from attnbench.variant import register
     source="Zhang et al. 2023, arXiv:2306.14048, section 4",
     formula="t ≥ P: oₜ = softmax_{j∈S, P≤j≤t}(qₜ·kⱼ/√D) vⱼ, S the last r keys and those of largest Σ_{i<P} pᵢⱼ",
     cost="O(n²·d)",
-    time_exponent=2.0,
     memory_exponent=1.0,
     traits=replace(
         OF_ALL,

@@ -21,7 +21,6 @@ from attnbench.variant import register
     source="Park et al. 2025, arXiv:2504.15364, section 3",
     formula="t ≥ P: oₜ = softmax_{j∈S, P≤j≤t}(qₜ·kⱼ/√D) vⱼ, S the keys before P of smallest cos(kⱼ, Σᵢ kᵢ/‖kᵢ‖)",
     cost="O(n²·d)",
-    time_exponent=2.0,
     memory_exponent=1.0,
     traits=replace(OF_ALL, exact_with=("prompt=5,budget={n}", "prompt=9,ratio=0.0")),
     settings=("prompt=9,budget=5", "prompt=14,ratio=0.5", "budget=4"),

@@ -18,7 +18,6 @@ from attnbench.variant import register
     source="Oren et al. 2024, arXiv:2401.06104, section 3",
     formula="t ≥ P: oₜ = softmax_{j∈S, P≤j≤t}(qₜ·kⱼ/√D) vⱼ, S the keys of largest Σ_heads p_{P-1,j}",
     cost="O(n²·d)",
-    time_exponent=2.0,
     memory_exponent=1.0,
     traits=replace(
         OF_ALL,

@@ -24,7 +24,6 @@ from attnbench.variant import No, Traits, register
     source="Tay et al. 2020, arXiv:2002.11296, section 3",
     formula="o_I = softmax(Q_I [K_I; Σ_J S_IJ K_J]ᵀ/√D) [V_I; Σ_J S_IJ V_J], S = Sinkhorn(exp(sort(q, k)/τ))",
     cost="O(n·b·d + n²·d/b)",
-    time_exponent=2.0,
     memory_exponent=1.0,
     traits=Traits(
         target="other",

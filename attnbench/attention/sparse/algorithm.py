@@ -37,7 +37,6 @@ _SUMMARY = 8
     source="Child et al. 2019, arXiv:1904.10509, sections 4.3 and 5.1",
     formula="softmax over A¹ ∪ A²; strided: i - l ≤ j ≤ i, or l | i - j; fixed: own block, or j mod l ≥ l - c",
     cost="O(n·√n·d)",
-    time_exponent=1.5,
     memory_exponent=1.5,
     traits=Traits(
         cross=No("both patterns need queries and keys at the same positions"),

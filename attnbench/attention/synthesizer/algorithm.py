@@ -37,7 +37,6 @@ Mixture = Literal["random+dense", "random+dot", "dense+dot", "random+dense+dot"]
     source="Tay et al. 2020, arXiv:2005.00743, section 3",
     formula="softmax(B) V,  B = W₂ ReLU(W₁ x + b₁) + b₂  |  R  |  R₁ R₂ᵀ  |  tile(A)·repeat(B)  |  Σ α B",
     cost="O(n²·d)",
-    time_exponent=2.0,
     memory_exponent=2.0,
     traits=Traits(
         target="other",
