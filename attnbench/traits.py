@@ -20,6 +20,10 @@ class No(str):
 
 Target = Literal["softmax", "learned", "other"]
 Meets = Literal["all keys", "chosen keys", "mixtures", "state", "places", "nothing"]
+Unsaid = Literal[""]
+Sharing = Literal["by itself", "query by query", "head by head"]
+Dtypes = tuple[str, ...]
+Given = tuple[tuple[str, Mapping[str, Any]], ...]
 
 ABILITIES = ("causal", "cross", "key_padding", "decode", "bias", "mask", "q_start", "sink", "v_dim", "longer")
 """The traits that are True or a :class:`No`."""
@@ -78,7 +82,7 @@ class Traits:
     """V = 1 gives 1: the output is an average of the values."""
     decode: bool | No = No("it has no begin and step")
     """Decoding one token at a time from a state or cache gives the same as ``forward``; only where causal is true."""
-    meets: Meets | Literal[""] = ""
+    meets: Meets | Unsaid = ""
     """What a query meets. ``all keys``: each that it sees, with a weight that is formed for the pair; ``chosen keys``:
     the same of some of them; ``mixtures``: keys that were mixed before; ``state``: a sum or state that all queries
     read; ``places``: weights that belong to places or channels; ``nothing``: no other token. Empty where it is what
@@ -92,7 +96,7 @@ class Traits:
     """Where it is causal or has a mask, the queries may be the last tokens of the keys' sequence alone."""
     sink: bool | No = No("not built here: sink")
     """A learned logit without a key can stand beside those of the keys (:mod:`attnbench.sink`)."""
-    shares: Literal["by itself", "query by query", "head by head"] | No = "head by head"
+    shares: Sharing | No = "head by head"
     """How it attends where several heads of queries share a head of keys and values. ``by itself``: its class reads
     ``shape.kv_heads``. ``query by query``: without causality the output of a query depends on no other query and not on
     its position, so that a shared head answers the queries of all its heads as one sequence. ``head by head``: the
@@ -105,7 +109,7 @@ class Traits:
     """A module that was made for n tokens takes longer sequences, too: nothing in it belongs to a position."""
     permutable: bool | None = False
     """Permuting the tokens permutes the output: nothing depends on a token's position. None where nobody knows."""
-    dtypes: tuple[str, ...] = ("bfloat16", "float16", "float32", "float64")
+    dtypes: Dtypes = ("bfloat16", "float16", "float32", "float64")
     """Dtypes in which it runs on a CPU; none if it needs a GPU. Gradients may have fewer."""
     compiled: bool = False
     """The first call compiles it for each shape and type, which takes seconds."""
@@ -135,7 +139,7 @@ class Traits:
     name with a dagger. Empty where it is that method."""
     cost: str = ""
     """What it costs with certain options, as ``O(n²·d)``: for ``given`` only; the variant itself has its cost."""
-    given: tuple[tuple[str, Mapping[str, Any]], ...] = ()
+    given: Given = ()
     """What it claims instead with certain options, or if the shape is ``causal``:
     ``(("kernel=relu", {"target": "other"}), ("causal=true,sort=learned", {"own_form": "..."}))``. An option without a
     value holds for any value but none. See :meth:`Variant.claims`."""
@@ -159,7 +163,7 @@ class Traits:
         """The first field whose value is not allowed, with the choices; None where all is well."""
         for field in fields(self):
             value = getattr(self, field.name)
-            allowed, choices = _RULES[field.name]
+            allowed, choices = _RULES[str(field.type)]
             if not allowed(value):
                 return f"Traits({field.name}={value!r}): {choices}"
         if self.exact and self.target != "softmax":
@@ -168,16 +172,27 @@ class Traits:
             return "Traits(exact=True, knob=...): what equals softmax attention has no accuracy to buy"
         if self.decode and not self.causal:
             return "Traits(decode=True, causal=False): only what is causal can decode"
+        known = {field.name for field in fields(self)} - {"given"}
         for condition, instead in self.given:
-            for name in instead:
-                if name not in _RULES or name == "given":
-                    return f"given {condition!r} claims {name!r}, which is no trait{did_you_mean(name, _RULES)}"
+            for name in instead.keys() - known:
+                return f"given {condition!r} claims {name!r}, which is no trait{did_you_mean(name, known)}"
             if problem := replace(self, given=(), **instead).problem():
                 return f"given {condition!r}, {problem}"
         return None
 
 
 DTYPES = Traits.dtypes
+EXACT = Traits(
+    exact=True,
+    decode=True,
+    bias=True,
+    mask=True,
+    q_start=True,
+    sink=True,
+    shares="by itself",
+    permutable=True,
+)
+"""What softmax attention claims that leaves nothing out."""
 RECURRENCE = Traits(
     target="other",
     cross=No("one recurrence runs over one sequence: each token is both a query and a key"),
@@ -189,28 +204,12 @@ RECURRENCE = Traits(
 """What a layer claims that carries a state, which fades, through its own sequence."""
 
 
-def _is_flag(value: object) -> bool:
-    return isinstance(value, bool)
-
-
-def _is_ability(value: object) -> bool:
-    return isinstance(value, bool | No)
-
-
-def _is_sharing(value: object) -> bool:
-    return isinstance(value, No) or value in ("by itself", "query by query", "head by head")
-
-
 def _is_line(value: object) -> bool:
     return isinstance(value, str) and value.isprintable()
 
 
 def _are_lines(value: object) -> bool:
     return isinstance(value, tuple) and all(map(_is_line, value))
-
-
-def _are_dtypes(value: object) -> bool:
-    return isinstance(value, tuple) and all(one in DTYPES for one in value)
 
 
 def _are_claims(value: object) -> bool:
@@ -223,43 +222,40 @@ def _are_claims(value: object) -> bool:
 def _is_knob(value: object) -> bool:
     if not isinstance(value, Knob):
         return value is None
-    return _is_line(value.option) and type(value.step) is int and value.step >= 1 and _is_flag(value.falling)
+    return _is_line(value.option) and type(value.step) is int and value.step >= 1 and isinstance(value.falling, bool)
 
 
 def _is_rounding(value: object) -> bool:
     return value is None or (isinstance(value, Rounds) and _are_lines(value.blocks) and _is_line(value.smooth))
 
 
-_FLAG = (_is_flag, "choose True or False")
-_ABILITY = (_is_ability, "choose True, False or No('the reason')")
-_LINE = (_is_line, "give one line of text")
-_RULES: dict[str, tuple[Callable[[object], bool], str]] = {
-    **dict.fromkeys(ABILITIES, _ABILITY),
-    "target": (
+_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "bool": (lambda value: isinstance(value, bool), "choose True or False"),
+    "bool | No": (lambda value: isinstance(value, bool | No), "choose True, False or No('the reason')"),
+    "bool | None": (
+        lambda value: value is None or isinstance(value, bool),
+        "choose True or False, or None if it is not known",
+    ),
+    "str": (_is_line, "give one line of text"),
+    "Target": (
         lambda value: value in get_args(Target),
         "choose 'softmax', 'learned' or 'other'; exact=True says that it equals softmax attention",
     ),
-    "exact": _FLAG,
-    "meets": (
+    "Meets | Unsaid": (
         lambda value: value in ("", *get_args(Meets)),
         f"choose {', '.join(map(repr, get_args(Meets)))}, or nothing for what most of the family meet",
     ),
-    "stochastic": _FLAG,
-    "rows_sum_to_one": _FLAG,
-    "shares": (_is_sharing, "choose 'by itself', 'query by query', 'head by head' or No('the reason')"),
-    "heads_apart": _FLAG,
-    "permutable": (lambda value: value is None or _is_flag(value), "choose True or False, or None if it is not known"),
-    "dtypes": (_are_dtypes, f"give a tuple of {', '.join(map(repr, DTYPES))}"),
-    "compiled": _FLAG,
-    "rounds_together": _FLAG,
-    "rounds": (_is_rounding, "give Rounds(('an option', ...), smooth='an option'), or None"),
-    "emulated": _LINE,
-    "exact_with": (_are_lines, "give a tuple of options as one types them: ('window={n}',)"),
-    "converges_with": (_is_line, "give the name of an option"),
-    "knob": (_is_knob, "give Knob('the option'), with step=1 for what counts rounds or blocks, or None"),
-    "reads_ahead": _LINE,
-    "baseline": _LINE,
-    "own_form": _LINE,
-    "cost": _LINE,
-    "given": (_are_claims, "give a tuple of pairs: (('kernel=relu', {'target': 'other'}),)"),
+    "Sharing | No": (
+        lambda value: isinstance(value, No) or value in get_args(Sharing),
+        f"choose {', '.join(map(repr, get_args(Sharing)))} or No('the reason')",
+    ),
+    "Dtypes": (
+        lambda value: isinstance(value, tuple) and all(one in DTYPES for one in value),
+        f"give a tuple of {', '.join(map(repr, DTYPES))}",
+    ),
+    "Rounds | None": (_is_rounding, "give Rounds(('an option', ...), smooth='an option'), or None"),
+    "tuple[str, ...]": (_are_lines, "give a tuple of options as one types them: ('window={n}',)"),
+    "Knob | None": (_is_knob, "give Knob('the option'), with step=1 for what counts rounds or blocks, or None"),
+    "Given": (_are_claims, "give a tuple of pairs: (('kernel=relu', {'target': 'other'}),)"),
 }
+"""Type of a trait, as it stands in :class:`Traits` -> whether it takes a value, and what to do if it does not."""

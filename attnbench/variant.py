@@ -50,6 +50,7 @@ from attnbench.reasons import with_reasons
 from attnbench.registry import Entry, Registry
 from attnbench.shape import Shape
 from attnbench.spec import Scalar, Spec, format_scalar, parse_spec
+from attnbench.traits import EXACT as EXACT
 from attnbench.traits import RECURRENCE as RECURRENCE
 from attnbench.traits import Knob as Knob
 from attnbench.traits import No as No

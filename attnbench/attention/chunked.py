@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Annotated, Any, NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from attnbench.engines.tiling import budget, large_steps, threads
 from attnbench.position_bias import PositionBias, position_bias
 from attnbench.shape import Shape
 from attnbench.sink import Sink, sink_of
-from attnbench.variant import Traits, register
+from attnbench.variant import EXACT, register
 from attnbench.visible import Visible, masked
 
 
@@ -29,15 +30,8 @@ from attnbench.visible import Visible, masked
     formula="oᵢ = Σ_c exp(L_c - L)·softmax(qᵢ·K_cᵀ/√D)·V_c, L_c = log Σ_{j∈c} exp(qᵢ·kⱼ/√D), L = log Σ_c exp(L_c)",
     cost="O(n²·d)",
     memory_exponent=1.0,
-    traits=Traits(
-        exact=True,
-        decode=True,
-        bias=True,
-        mask=True,
-        q_start=True,
-        sink=True,
-        shares="by itself",
-        permutable=True,
+    traits=replace(
+        EXACT,
         baseline="softmax attention in tiles of plain products, where the matrix of all weights takes too much memory",
     ),
     settings=("query_chunk=5,key_chunk=7",),

@@ -18,8 +18,6 @@ from attnbench.reference import masked_attention
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 
-_BOTH_WAYS = "the gates between two tokens count in either direction; the paper is causal"
-
 
 class Remembered(NamedTuple):
     """What decoding keeps."""
@@ -46,7 +44,8 @@ class Remembered(NamedTuple):
         decode=True,
         stochastic=True,
         rows_sum_to_one=False,
-        given=(("causal=false", {"own_form": _BOTH_WAYS}), ("form=fla", {"key_padding": No(fla.NO_MASK)})),
+        own_form_both_ways="the gates between two tokens count in either direction; the paper is causal",
+        given=(("form=fla", {"key_padding": No(fla.NO_MASK)}),),
     ),
     settings=("chunk=5", "chunk=7"),
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
@@ -9,7 +11,7 @@ from attnbench.engines.masks import emptied
 from attnbench.engines.precision import accumulator
 from attnbench.engines.recurrent.real_tokens import both_ways
 from attnbench.shape import Shape
-from attnbench.variant import No, Traits, register
+from attnbench.variant import RECURRENCE, No, register
 
 
 @register(
@@ -20,13 +22,9 @@ from attnbench.variant import No, Traits, register
     formula="h_t = (1 - z_t) ⊙ n_t + z_t ⊙ h_(t-1),  n_t = tanh(W_n x_t + b_n + r_t ⊙ (U_n h_(t-1) + b'_n))",
     cost="O(n·d²)",
     memory_exponent=1.0,
-    traits=Traits(
-        target="other",
-        cross=No("one recurrence runs over one sequence"),
+    traits=replace(
+        RECURRENCE,
         bias=No("there are no logits: what is remembered is decided token by token"),
-        stochastic=True,
-        rows_sum_to_one=False,
-        decode=True,
         own_form_both_ways="two recurrences, one from either end, added; the paper's encoder runs forwards only",
     ),
 )

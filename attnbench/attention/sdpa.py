@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import torch
@@ -19,7 +20,7 @@ from attnbench.errors import Unsupported
 from attnbench.position_bias import PositionBias, position_bias
 from attnbench.shape import Shape
 from attnbench.sink import sink_of
-from attnbench.variant import Traits, register
+from attnbench.variant import EXACT, register
 from attnbench.visible import Visible, masked
 
 BACKENDS = {
@@ -40,15 +41,8 @@ _ROWS = 512
     formula="O = softmax(Q·Kᵀ/√D)·V",
     cost="O(n²·d)",
     memory_exponent=1.0,
-    traits=Traits(
-        exact=True,
-        decode=True,
-        bias=True,
-        mask=True,
-        q_start=True,
-        sink=True,
-        shares="by itself",
-        permutable=True,
+    traits=replace(
+        EXACT,
         baseline="one call of scaled_dot_product_attention, which with padding gets a boolean mask and not is_causal",
     ),
     settings=("", "backend=math"),

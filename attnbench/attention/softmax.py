@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
@@ -11,7 +13,7 @@ from attnbench.engines.precision import accumulator, hidden
 from attnbench.position_bias import position_bias
 from attnbench.shape import Shape
 from attnbench.sink import sink_of
-from attnbench.variant import Traits, register
+from attnbench.variant import EXACT, register
 from attnbench.visible import masked
 
 
@@ -22,15 +24,8 @@ from attnbench.visible import masked
     formula="O = softmax(Q·Kᵀ/√D)·V",
     cost="O(n²·d)",
     memory_exponent=2.0,
-    traits=Traits(
-        exact=True,
-        decode=True,
-        bias=True,
-        mask=True,
-        q_start=True,
-        sink=True,
-        shares="by itself",
-        permutable=True,
+    traits=replace(
+        EXACT,
         baseline="two products and a softmax that overwrites the logits; softmax(q @ k.mT / d**0.5) @ v, as a textbook "
         "has it, writes a matrix in each step and takes longer",
     ),

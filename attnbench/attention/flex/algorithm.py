@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from functools import lru_cache
 from typing import Annotated, Any
 
@@ -32,7 +33,7 @@ from attnbench.position_bias import position_bias
 from attnbench.reference import exact_attention, masked_attention, of_query_heads
 from attnbench.shape import Shape
 from attnbench.sink import sink_of
-from attnbench.variant import No, Traits, register
+from attnbench.variant import EXACT, No, register
 from attnbench.visible import Visible, masked
 
 _NO_STEP = "with a window it has whole sequences only; local decodes and keeps no more than the window"
@@ -52,15 +53,8 @@ _FORWARD_ONLY: dict[str, Any] = (
     formula="O = softmax(Q·Kᵀ/√D)·V, over the window {j : |i - j| <= w} ∪ {0 … g - 1} if one is given",
     cost="O(n²·d)",
     memory_exponent=1.0,
-    traits=Traits(
-        exact=True,
-        decode=True,
-        bias=True,
-        mask=True,
-        q_start=True,
-        sink=True,
-        shares="by itself",
-        permutable=True,
+    traits=replace(
+        EXACT,
         dtypes=DTYPES,
         compiled=True,
         baseline="one call of flex_attention, compiled, with a block mask, and with padding a function of the key",
