@@ -13,7 +13,7 @@ from torch.nn.functional import logsigmoid
 from attnbench.engines import fla, forms
 from attnbench.engines.masks import added_to_logits, emptied, seeing
 from attnbench.engines.precision import LOG2E, accumulator, hidden
-from attnbench.engines.recurrent.decayed_sums import STRONGEST, HalvedChunk, check_halved
+from attnbench.engines.recurrent.decayed_sums import STRONGEST, HalvedChunk
 from attnbench.engines.recurrent.real_tokens import alone, both_ways
 from attnbench.engines.recurrent.slots import slot_attention, written_share
 from attnbench.engines.recurrent.stretches import by_heads
@@ -67,9 +67,6 @@ class ABC(nn.Module):
 
     Differs from the paper: every head has a W of its own. In the code of flash-linear-attention keys are half as wide,
     s is cut off at ±32, q and k are turned by their places, and the output has a norm and a gate.
-
-    Raises:
-        UsageError: ``chunk`` is not a power of two.
     """
 
     def __init__(
@@ -81,7 +78,6 @@ class ABC(nn.Module):
         form: forms.Fla = "auto",
     ) -> None:
         super().__init__()
-        check_halved("abc", chunk)
         self.fused = {"fla": partial(fla.run, "abc")} if shape.causal and chunk == 64 else {}
         forms.require("abc", form, self.fused)
         C, self.form = shape.C, form

@@ -12,7 +12,7 @@ from torch.nn.functional import softplus
 
 from attnbench.engines import forms
 from attnbench.engines.precision import LOG2E, accumulator
-from attnbench.engines.recurrent.decayed_sums import HalvedChunk, check_halved, drawn_step_sizes
+from attnbench.engines.recurrent.decayed_sums import HalvedChunk, drawn_step_sizes
 from attnbench.engines.recurrent.erasing_layer import ErasingLayer, Rule
 from attnbench.engines.recurrent.real_tokens import alone
 from attnbench.engines.recurrent.short_convolution import Width
@@ -57,9 +57,6 @@ class GatedDelta2(ErasingLayer):
     tokens after it left there; the paper defines the causal form.
 
     Differs from the authors' code: there are as many heads of values as of keys; linear layers start as PyTorch's.
-
-    Raises:
-        UsageError: ``chunk`` is not a power of two.
     """
 
     kernel = "gated-delta-2"
@@ -73,7 +70,6 @@ class GatedDelta2(ErasingLayer):
         chunk: HalvedChunk = 64,
         form: forms.Fla = "auto",
     ) -> None:
-        check_halved("gated-delta-2", chunk)
         H, D = shape.H, shape.D
         super().__init__(shape, expand=1, width=width, chunk=chunk, gates=2 * H * D + D)
         self.takes_form(form)

@@ -14,7 +14,7 @@ from torch.nn.functional import logsigmoid, silu
 from attnbench.engines import fla, forms
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import LOG2E, LayerNorm, accumulator
-from attnbench.engines.recurrent.decayed_sums import HalvedChunk, check_halved, last_state, states_before
+from attnbench.engines.recurrent.decayed_sums import HalvedChunk, last_state, states_before
 from attnbench.engines.recurrent.fading import faded_by_channel
 from attnbench.engines.recurrent.stretches import by_heads, in_turn, rows_in_turn, stretches
 from attnbench.shape import Shape
@@ -56,9 +56,6 @@ class GLA(nn.Module):
     in both directions, the product of α over the tokens after the first up to the second; the paper is causal.
 
     Differs from the paper: keys are as wide as values, D, not half; q is divided by √D.
-
-    Raises:
-        UsageError: ``chunk`` is not a power of two.
     """
 
     def __init__(
@@ -72,7 +69,6 @@ class GLA(nn.Module):
         form: forms.Fla = "auto",
     ) -> None:
         super().__init__()
-        check_halved("gla", chunk)
         C = shape.C
         self.heads, self.causal, self.chunk = shape.H, shape.causal, chunk
         self.temperature, self.tied_keys = temperature, tied_keys

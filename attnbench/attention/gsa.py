@@ -14,7 +14,7 @@ from torch.nn.functional import logsigmoid, silu
 from attnbench.engines import fla, forms
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import LOG2E, accumulator
-from attnbench.engines.recurrent.decayed_sums import HalvedChunk, check_halved, last_state
+from attnbench.engines.recurrent.decayed_sums import HalvedChunk, last_state
 from attnbench.engines.recurrent.real_tokens import alone, both_ways
 from attnbench.engines.recurrent.slots import slot_attention, written_share
 from attnbench.engines.recurrent.stretches import by_heads
@@ -61,9 +61,6 @@ class GSA(nn.Module):
 
     Differs from the authors' code: 64 slots by default, where theirs has as many as a key has channels; linear layers
     start as PyTorch's.
-
-    Raises:
-        UsageError: ``chunk`` is not a power of two.
     """
 
     def __init__(
@@ -76,7 +73,6 @@ class GSA(nn.Module):
         form: forms.Fla = "auto",
     ) -> None:
         super().__init__()
-        check_halved("gsa", chunk)
         C = shape.C
         self.heads, self.causal, self.chunk, self.temperature = shape.H, shape.causal, chunk, temperature
         self.fast = {"fla": _fused} if chunk == 64 else {}

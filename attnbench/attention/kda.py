@@ -12,7 +12,7 @@ from torch.nn.functional import softplus
 
 from attnbench.engines import forms
 from attnbench.engines.precision import LOG2E, accumulator
-from attnbench.engines.recurrent.decayed_sums import HalvedChunk, check_halved, drawn_step_sizes
+from attnbench.engines.recurrent.decayed_sums import HalvedChunk, drawn_step_sizes
 from attnbench.engines.recurrent.erasing_layer import ErasingLayer, Groups
 from attnbench.engines.recurrent.real_tokens import alone
 from attnbench.engines.recurrent.short_convolution import Width
@@ -66,9 +66,6 @@ class KimiDeltaAttention(ErasingLayer):
 
     Differs from the paper: in its models each fourth layer is softmax attention, and here all layers are alike; linear
     layers start as PyTorch's.
-
-    Raises:
-        UsageError: ``chunk`` is not a power of two.
     """
 
     kernel = "kda"
@@ -86,7 +83,6 @@ class KimiDeltaAttention(ErasingLayer):
         chunk: HalvedChunk = 64,
         form: forms.Fla = "auto",
     ) -> None:
-        check_halved("kda", chunk)
         H, D = shape.H * value_groups, shape.D
         super().__init__(shape, expand=1, width=width, chunk=chunk, gates=H + D, groups=value_groups)
         self.takes_form(form)

@@ -14,7 +14,7 @@ from torch.nn.functional import pad, silu, softplus
 from attnbench.engines import fla, forms
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import LOG2E, accumulator, unit
-from attnbench.engines.recurrent.decayed_sums import HalvedChunk, check_halved, drawn_step_sizes
+from attnbench.engines.recurrent.decayed_sums import HalvedChunk, drawn_step_sizes
 from attnbench.engines.recurrent.erase_and_write import erase_and_write
 from attnbench.engines.recurrent.levels import carried, levelled_attention, levelled_delta_rule
 from attnbench.engines.recurrent.real_tokens import alone, both_ways
@@ -83,9 +83,6 @@ class LogLinear(nn.Module):
 
     Differs from the authors' code: the block around either state is left out, as in ``ssd``: convolution, gate, norm
     and skip connection. Their number of levels is fixed at 15, and sequences end at 16,384 tokens.
-
-    Raises:
-        UsageError: ``chunk`` is not a power of two.
     """
 
     def __init__(
@@ -103,7 +100,6 @@ class LogLinear(nn.Module):
         form: forms.Fla = "auto",
     ) -> None:
         super().__init__()
-        check_halved("log-linear", chunk)
         H, C = shape.H, shape.C
         self.heads, self.causal, self.chunk = H, shape.causal, chunk
         self.levels = levels or 1 + (shape.N - 1).bit_length()

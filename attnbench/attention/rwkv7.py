@@ -15,7 +15,7 @@ from torch.nn.functional import layer_norm, pad
 from attnbench.engines import fla, forms
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import LOG2E, accumulator, unit
-from attnbench.engines.recurrent.decayed_sums import HalvedChunk, check_halved
+from attnbench.engines.recurrent.decayed_sums import HalvedChunk
 from attnbench.engines.recurrent.erase_and_write import erase_and_write
 from attnbench.engines.recurrent.real_tokens import alone, both_ways
 from attnbench.engines.recurrent.stretches import by_heads
@@ -75,9 +75,6 @@ class RWKV7(nn.Module):
 
     Differs from the paper: values are not mixed with those of the first layer, since a layer here knows no other;
     linear layers start as PyTorch's. The layer that mixes channels belongs to the model.
-
-    Raises:
-        UsageError: ``chunk`` is not a power of two.
     """
 
     def __init__(
@@ -91,7 +88,6 @@ class RWKV7(nn.Module):
         form: forms.Fla = "auto",
     ) -> None:
         super().__init__()
-        check_halved("rwkv7", chunk)
         H, D, C = shape.H, shape.D, shape.C
         self.heads, self.causal, self.chunk, self.eps = H, shape.causal, chunk, 1e-5 * D
         self.fast = {"fla": _fused} if chunk == 64 else {}

@@ -10,6 +10,7 @@ from attnbench.errors import UsageError
 from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.reference import exact_attention
 from attnbench.shape import Shape
+from attnbench.variant import build
 
 CAUSAL = Shape(batch=2, heads=3, seq_len=23, head_dim=4, causal=True)
 
@@ -54,4 +55,4 @@ def test_training_takes_memory_in_proportion_to_the_length() -> None:
 
 def test_a_chunk_that_cannot_be_halved_is_refused() -> None:
     with pytest.raises(UsageError, match="power of two"):
-        ABC(CAUSAL, chunk=12)
+        build("abc:chunk=12", CAUSAL)

@@ -10,6 +10,7 @@ from attnbench.engines.recurrent import stretches
 from attnbench.errors import UsageError
 from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.shape import Shape
+from attnbench.variant import build
 
 SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=4)
 CAUSAL = Shape(batch=2, heads=3, seq_len=23, head_dim=4, causal=True)
@@ -157,7 +158,7 @@ def test_the_state_is_one_matrix_per_head() -> None:
 
 def test_a_chunk_that_cannot_be_halved_is_refused() -> None:
     with pytest.raises(UsageError, match="power of two"):
-        GLA(SHAPE, chunk=12)
+        build("gla:chunk=12", SHAPE)
 
 
 @both

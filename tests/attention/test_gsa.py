@@ -12,6 +12,7 @@ from attnbench.engines.recurrent.slots import slot_attention
 from attnbench.errors import UsageError
 from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.shape import Shape
+from attnbench.variant import build
 
 SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=4)
 
@@ -72,4 +73,4 @@ def test_training_takes_memory_in_proportion_to_the_length() -> None:
 
 def test_a_chunk_that_cannot_be_halved_is_refused() -> None:
     with pytest.raises(UsageError, match="power of two"):
-        GSA(SHAPE, chunk=12)
+        build("gsa:chunk=12", SHAPE)

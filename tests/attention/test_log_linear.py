@@ -17,6 +17,7 @@ from attnbench.engines.recurrent.levels import levelled_attention, levelled_delt
 from attnbench.errors import UsageError
 from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.shape import Shape
+from attnbench.variant import build
 
 SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=4)
 CAUSAL = Shape(batch=2, heads=3, seq_len=23, head_dim=4, causal=True)
@@ -276,4 +277,4 @@ def test_training_takes_memory_in_proportion_to_the_length(base: Base) -> None:
 
 def test_a_chunk_that_cannot_be_halved_is_refused() -> None:
     with pytest.raises(UsageError, match="power of two"):
-        LogLinear(SHAPE, chunk=12)
+        build("log-linear:chunk=12", SHAPE)

@@ -11,6 +11,7 @@ from attnbench.engines import tiling
 from attnbench.engines.recurrent import stretches
 from attnbench.errors import UsageError
 from attnbench.shape import Shape
+from attnbench.variant import build
 
 SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=4)
 CAUSAL = Shape(batch=2, heads=3, seq_len=23, head_dim=4, causal=True)
@@ -157,4 +158,4 @@ def test_widths_follow_the_model_as_in_the_authors_code() -> None:
 
 def test_a_chunk_that_cannot_be_halved_is_refused() -> None:
     with pytest.raises(UsageError, match="power of two"):
-        RWKV7(SHAPE, chunk=12)
+        build("rwkv7:chunk=12", SHAPE)

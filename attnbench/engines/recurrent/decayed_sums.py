@@ -14,25 +14,29 @@ from math import log
 from typing import Annotated
 
 import torch
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from torch import Tensor
 from torch.nn.functional import pad
 
 from attnbench.engines.recurrent.stretches import by_heads, in_turn, rows_in_turn, stretches
-from attnbench.errors import Unsupported, UsageError
+from attnbench.errors import Unsupported
 
 Chunk = Annotated[int, Field(ge=1, description="tokens whose pairs are formed. Moves time and memory only")]
 """The option of all recurrences that form the pairs within a chunk."""
+
+
+def _power_of_two(chunk: int) -> int:
+    if chunk & (chunk - 1):
+        raise ValueError("must be a power of two")
+    return chunk
+
+
 HalvedChunk = Annotated[
-    int, Field(ge=1, description="tokens whose pairs are formed, a power of two. Moves time and memory only")
+    int,
+    Field(ge=1, description="tokens whose pairs are formed, a power of two. Moves time and memory only"),
+    AfterValidator(_power_of_two),
 ]
 """The same for those that halve a chunk again and again."""
-
-
-def check_halved(variant: str, chunk: int) -> None:
-    """Raise UsageError if a chunk is not a power of two."""
-    if chunk & (chunk - 1):
-        raise UsageError(f"{variant}: option chunk={chunk} must be a power of two")
 
 
 def states_before(added: Tensor, kept: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
