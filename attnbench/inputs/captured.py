@@ -13,7 +13,6 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -49,27 +48,14 @@ def _look_at(**options: Any) -> None:
         pass
 
 
-def _doubt_shipped(name: str, shape: Shape, *, layer: int | None = None) -> str:
-    return _doubt(name, _SHIPPED[name], shape)
+def _checks(named: Callable[..., tuple[str, Path]]) -> dict[str, Callable[..., Any]]:
+    return {
+        "doubt": lambda shape, **options: _doubt(*named(**options), shape),
+        "refuse": lambda shape, **options: _refuse(*named(**options), shape, options.get("layer")),
+    }
 
 
-def _doubt_file(shape: Shape, **options: Any) -> str:
-    return _doubt(*_named(**options), shape)
-
-
-def _refuse_shipped(name: str, shape: Shape, *, layer: int | None = None) -> None:
-    _refuse(name, _SHIPPED[name], shape, layer)
-
-
-def _refuse_file(shape: Shape, *, layer: int | None = None, **options: Any) -> None:
-    _refuse(*_named(**options), shape, layer)
-
-
-def _about_shipped(name: str) -> dict[str, Callable[..., Any]]:
-    return {"doubt": partial(_doubt_shipped, name), "refuse": partial(_refuse_shipped, name)}
-
-
-@register_input("listops", **_about_shipped("listops"))
+@register_input("listops", **_checks(lambda **_: ("listops", LISTOPS)))
 def listops(shape: Shape, generator: Generator, *, layer: Layer = None) -> tuple[Tensor, Tensor, Tensor]:
     """Captured from a small encoder that was trained on ListOps; shipped.
 
@@ -79,7 +65,7 @@ def listops(shape: Shape, generator: Generator, *, layer: Layer = None) -> tuple
     return _draw("listops", LISTOPS, shape, generator, layer)
 
 
-@register_input("smollm2", **_about_shipped("smollm2"))
+@register_input("smollm2", **_checks(lambda **_: ("smollm2", SMOLLM2)))
 def smollm2(shape: Shape, generator: Generator, *, layer: Layer = None) -> tuple[Tensor, Tensor, Tensor]:
     """Captured from SmolLM2-135M-Instruct, a causal language model; shipped.
 
@@ -90,7 +76,7 @@ def smollm2(shape: Shape, generator: Generator, *, layer: Layer = None) -> tuple
     return _draw("smollm2", SMOLLM2, shape, generator, layer)
 
 
-@register_input("minilm", **_about_shipped("minilm"))
+@register_input("minilm", **_checks(lambda **_: ("minilm", MINILM)))
 def minilm(shape: Shape, generator: Generator, *, layer: Layer = None) -> tuple[Tensor, Tensor, Tensor]:
     """Captured from all-MiniLM-L6-v2, an encoder of sentences; shipped.
 
@@ -100,7 +86,7 @@ def minilm(shape: Shape, generator: Generator, *, layer: Layer = None) -> tuple[
     return _draw("minilm", MINILM, shape, generator, layer)
 
 
-@register_input("file", look_at=_look_at, doubt=_doubt_file, refuse=_refuse_file)
+@register_input("file", look_at=_look_at, **_checks(_named))
 def file(
     shape: Shape,
     generator: Generator,
