@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from attnbench.axes import AXES, OF_PRETRAINED, Specs, filled, names_of, shortened
+from attnbench.axes import AXES, Specs, filled, names_of, shortened
 from attnbench.cell import UNTOUCHED, Cell, ModelSize, Pretrained, Training
 from attnbench.errors import UsageError
 from attnbench.shape import Shape
@@ -98,41 +98,41 @@ def apply_overrides(
     Raises:
         UsageError: an unknown axis, or values that it does not take.
     """
-    data = copy.deepcopy(suite.data)
-    for owner in (data, *data["sweeps"]):  # what an override takes away must not come back by the name of a shape
-        for kind, profile in owner.get("profiles", {}).items():
-            owner["profiles"][kind] = spelled_out(profile)
-    if "include" in data:
-        data["include"] = [spelled_out(row) for row in data["include"]]
     # Whether kv_len means anything depends on the architecture.
     for axis, value in sorted(overrides.items(), key=lambda one: one[0] == "kv_len"):
-        if axis not in AXES:
-            raise UsageError(f"unknown axis {shown(axis)}{pick(axis, AXES)}")
-        option = (options or {}).get(axis, f"--set {axis}")
-        values = _split(axis, value)
-        try:
-            wanted = _axes({axis: values}, suite)
-        except ValidationError as error:
-            raise UsageError(f"{option}: {first_problem(error)}") from None
-        sweeps = [sweep for sweep in data["sweeps"] if _has_axis(sweep, axis)]
-        if not sweeps:
-            owners = _OWNERS[AXES[axis].only]
-            raise UsageError(f"{option}: only sweeps {owners} have this axis, and {suite.name!r} has none; remove it")
-        for sweep in sweeps:
-            sweep["matrix"][axis] = values
-            if isinstance(sizes := sweep.get("model"), dict):  # and not the name of a trained one
-                sizes.pop(axis, None)  # positions may stand there
-        for owner in (data, *sweeps):
-            for profile in owner.get("profiles", {}).values():
-                profile.pop(axis, None)
-        if "include" in data:
-            kept = (_narrowed(row, axis, getattr(wanted, axis), suite) for row in data["include"])
-            data["include"] = [row for row in kept if row is not None]
+        suite = _with_axis(suite, axis, value, (options or {}).get(axis, f"--set {axis}"))
+    return suite
+
+
+def _with_axis(suite: Suite, axis: str, value: Override, option: str) -> Suite:
+    if axis not in AXES:
+        raise UsageError(f"unknown axis {shown(axis)}{pick(axis, AXES)}")
+    values = _split(axis, value)
+    try:
+        wanted = _read(suite, axis, values)
+    except ValidationError as error:
+        raise UsageError(f"{option}: {first_problem(error)}") from None
+    data = copy.deepcopy(suite.data)
+    sweeps = [plain for plain, sweep in zip(data["sweeps"], suite.sweeps, strict=True) if _has_axis(sweep, axis)]
+    if not sweeps:
+        owners = _OWNERS[AXES[axis].only]
+        raise UsageError(f"{option}: only sweeps {owners} have this axis, and {suite.name!r} has none; remove it")
+    for plain in sweeps:
+        plain["matrix"][axis] = values
+        if isinstance(sizes := plain.get("model"), dict):  # and not the name of a trained one
+            sizes.pop(axis, None)  # positions may stand there
+    for owner in (data, *sweeps):
+        profiles = owner.get("profiles", {})
+        for kind, profile in profiles.items():  # what is taken away must not come back by the name of a shape
+            profiles[kind] = {name: kept for name, kept in spelled_out(profile).items() if name != axis}
+    if "include" in data:
+        kept = (_narrowed(row, axis, wanted, suite) for row in data["include"])
+        data["include"] = [row for row in kept if row is not None]
     return Suite.of(data, suite.origin, registered=suite.registered)
 
 
-def _axes(data: dict[str, Any], suite: Suite) -> Axes:
-    found: Axes = Axes.model_validate(data, context=Reading(suite.registered))
+def _read(suite: Suite, axis: str, values: object) -> list[Any]:
+    found: list[Any] = getattr(Axes.model_validate({axis: values}, context=Reading(suite.registered)), axis)
     return found
 
 
@@ -148,34 +148,16 @@ _OWNERS = {
 """Where an axis means something -> which sweeps have it."""
 
 
-def _has_axis(sweep: dict[str, Any], axis: str) -> bool:
-    level, matrix = sweep.get("level", "operator"), sweep["matrix"]
-    if level == "pretrained":
-        return axis in OF_PRETRAINED
-    match AXES[axis].only:
-        case "operator":
-            return bool(level == "operator")
-        case "cross":
-            crossed = level == "model" and "encoder-decoder" in matrix.get("architecture", ())
-            return bool(level == "operator" or crossed)
-        case "layer":
-            return bool(level != "operator")
-        case "model":
-            return bool(level == "model")
-        case "task":
-            return "task" in matrix
-        case "score":
-            return "score" in sweep.get("measure", ())
-        case "generate":
-            return bool(sweep.get("pass") == "generate")
-    return True
+def _has_axis(sweep: Sweep, axis: str) -> bool:
+    return sweep.takes(axis) and (axis != "task" or bool(sweep.matrix.task))
 
 
 def _narrowed(row: dict[str, Any], axis: str, wanted: list[Any], suite: Suite) -> dict[str, Any] | None:
     """An ``include`` row with only the wanted values of ``axis``; None where it has none of them."""
+    row = spelled_out(row)
     if axis not in row:
         return row
-    values = [value for value in getattr(_axes({axis: row[axis]}, suite), axis) if value in wanted]
+    values = [value for value in _read(suite, axis, row[axis]) if value in wanted]
     plain = [{"name": value.name, **dict(value.options)} if isinstance(value, Spec) else value for value in values]
     return {**row, axis: plain} if values else None
 

@@ -18,17 +18,24 @@ MAX_BYTES = 2**18
 _SUFFIXES = (".yaml", ".yml")
 
 
-def load_suite(path_or_name: str | Path) -> Suite:
+def load_suite(path_or_name: str | Path, *, registered: bool = True) -> Suite:
     """Read and check a suite.
 
     Args:
         path_or_name: a file, or the name of a shipped suite such as ``lra``.
+        registered: False before variants are known: their names and options are then taken as they stand.
 
     Raises:
         SuiteError: the file cannot be used (``path: what is wrong; remedy``), or a line of it is wrong
             (``path:line: what is wrong; remedy``).
     """
-    return _load(path_or_name, registered=True)
+    path = suite_path(path_or_name)
+    text = _read_text(path)
+    try:
+        data, lines = read_document(text)
+    except NotASuite as error:
+        raise Origin(str(path)).error_on(error.line, str(error)) from None
+    return Suite.of(data, Origin(str(path), lines), registered=registered)
 
 
 def refuse_early(
@@ -49,7 +56,7 @@ def refuse_early(
         SuiteError: as :func:`load_suite`, or more cells than a run may have, whatever type of device ``device`` is.
         UsageError: the overrides.
     """
-    suite = _load(path_or_name, registered=False)
+    suite = load_suite(path_or_name, registered=False)
     if overrides:
         suite = apply_overrides(suite, overrides, options=options)
     kind = device.partition(":")[0]
@@ -62,16 +69,6 @@ def refuse_early(
             problems.append(problem)
     if len(problems) == len(kinds):
         raise problems[0]
-
-
-def _load(path_or_name: str | Path, *, registered: bool) -> Suite:
-    path = suite_path(path_or_name)
-    text = _read_text(path)
-    try:
-        data, lines = read_document(text)
-    except NotASuite as error:
-        raise Origin(str(path)).error_on(error.line, str(error)) from None
-    return Suite.of(data, Origin(str(path), lines), registered=registered)
 
 
 def shipped_descriptions() -> dict[str, str]:

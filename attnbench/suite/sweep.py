@@ -23,7 +23,7 @@ from pydantic import (
 from pydantic_core import CoreSchema
 from pydantic_core.core_schema import no_info_wrap_validator_function
 
-from attnbench.axes import AXES, OF_PRETRAINED
+from attnbench.axes import AXES, exists
 from attnbench.cell import STEPS, Level, Measure, Pass, Positions
 from attnbench.errors import UsageError
 from attnbench.suite import axes
@@ -280,24 +280,16 @@ class Sweep(Strict):
 
     def takes(self, axis: str) -> bool:
         """Whether a value of the axis means anything in this sweep."""
-        if self.level == "pretrained":
-            return axis in OF_PRETRAINED
         match AXES[axis].only:
-            case "operator":
-                return self.level == "operator"
             case "cross":
                 return self.level == "operator" or (
                     self.level == "model" and "encoder-decoder" in self.matrix.architecture
                 )
-            case "layer":
-                return self.level != "operator"
-            case "model" | "task":
-                return self.level == "model"
             case "score":
                 return "score" in self.measure
             case "generate":
                 return self.pass_ == "generate"
-        return True
+        return exists(axis, self.level)
 
     def _check_axis(self, name: str) -> None:
         if self.takes(name):

@@ -518,16 +518,15 @@ def test_a_refused_value_names_the_option_that_was_typed() -> None:
 
 SWEEPS: dict[str, dict[str, Any]] = {
     "operator": {"matrix": {}},
-    "operator by name": {"level": "operator", "matrix": {"architecture": "encoder-decoder"}},
-    "layer": {"level": "layer", "matrix": {"architecture": ["encoder-decoder"]}},
+    "layer": {"level": "layer", "matrix": {}},
     "model": {"level": "model", "matrix": {"architecture": ["encoder"]}},
     "two halves": {"level": "model", "matrix": {"architecture": ["encoder", "encoder-decoder"]}},
     "task": {"level": "model", "matrix": {"task": ["copy"]}},
-    "score": {"level": "model", "measure": ["score"], "matrix": {"task": ["copy"]}},
+    "score": {"level": "model", "pass": "training", "measure": ["score"], "matrix": {"task": ["copy"]}},
     "generated": {"pass": "generate", "matrix": {}},
     "decoded": {"pass": "decode", "matrix": {}},
 }
-OPERATORS = {"operator", "operator by name", "generated", "decoded"}
+OPERATORS = {"operator", "generated", "decoded"}
 
 
 @pytest.mark.parametrize(
@@ -547,7 +546,8 @@ def test_an_axis_is_set_in_the_sweeps_where_it_means_something(only: str, owners
     axes = [name for name, axis in AXES.items() if axis.only == only]
     assert axes
     for axis in axes:
-        assert {name for name, sweep in SWEEPS.items() if _has_axis(sweep, axis)} == owners
+        sweeps = {name: suite_of({**sweep, **matrix(**sweep["matrix"])}).sweeps[0] for name, sweep in SWEEPS.items()}
+        assert {name for name, sweep in sweeps.items() if _has_axis(sweep, axis)} == owners
 
 
 @pytest.mark.parametrize(
@@ -602,7 +602,8 @@ TRAINED = {**matrix(variant=["none", "sdpa"]), "level": "pretrained", "measure":
 
 
 def test_a_sweep_over_a_trained_model_has_the_axes_that_the_model_leaves_open_alone() -> None:
-    axes = {axis for axis in AXES if _has_axis(TRAINED, axis)}
+    (sweep,) = suite_of(TRAINED).sweeps
+    axes = {axis for axis in AXES if _has_axis(sweep, axis)}
     assert axes == {"variant", "seq_len", "heads", "kv_heads", "head_dim", "batch", "dtype", "causal", "seed"}
 
 
