@@ -7,16 +7,13 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from attnbench.cost import power_of_n
 from attnbench.errors import UsageError, did_you_mean
 from attnbench.registry import Entry
 from attnbench.spec import parse_spec
 from attnbench.traits import Knob, Traits
-
-if TYPE_CHECKING:
-    from pydantic.fields import FieldInfo
 
 FAMILIES = (
     "exact",
@@ -161,7 +158,8 @@ def broken_option(entry: Entry, traits: Traits, settings: tuple[str, ...]) -> st
         if option not in known:
             return f"{where}: there is no option {option!r}{did_you_mean(option, known)}"
     for knob in _knobs(traits):
-        if not _counts(known[knob.option]):
+        kinds = {*get_args(known[knob.option].annotation)} or {known[knob.option].annotation}
+        if int not in kinds or not kinds <= {int, NoneType}:
             return f"knob {knob.option!r}: a knob is an option that takes whole numbers, or none"
     return None
 
@@ -169,12 +167,6 @@ def broken_option(entry: Entry, traits: Traits, settings: tuple[str, ...]) -> st
 def _knobs(traits: Traits) -> list[Knob]:
     every = (traits.knob, *(instead.get("knob") for _, instead in traits.given))
     return [knob for knob in every if knob is not None]
-
-
-def _counts(option: FieldInfo) -> bool:
-    """Whether it takes whole numbers, and nothing else but none."""
-    kinds = {*get_args(option.annotation)} or {option.annotation}
-    return int in kinds and kinds <= {int, NoneType}
 
 
 def _mentioned(traits: Traits, settings: tuple[str, ...]) -> Iterator[tuple[str, str]]:

@@ -189,7 +189,8 @@ class Encoder(nn.Module):
         self.position: Tensor | None
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(own)
-            widths = _shares(shape.C, len(self.form.vocab))
+            parts = len(self.form.vocab)
+            widths = [shape.C // parts + (part < shape.C % parts) for part in range(parts)]
             self.tokens = nn.ModuleList(
                 nn.Embedding(ids, width) for ids, width in zip(self.form.vocab, widths, strict=True)
             )
@@ -331,10 +332,6 @@ def sinusoids(length: int, width: int) -> Tensor:
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean over the answers that are asked for; logits ``(..., classes)``, labels ``(...)``."""
     return nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=NO_LABEL)
-
-
-def _shares(width: int, parts: int) -> list[int]:
-    return [width // parts + (part < width % parts) for part in range(parts)]
 
 
 def _innermost(layer: nn.Module) -> nn.Module:

@@ -114,11 +114,7 @@ class Monotonic(nn.Module):
         return attend_by_score(window, x, y, v, causal=self.causal, key_mask=key_mask, chunk=self.chunk)
 
     def _centres(self, q: Tensor, own: Tensor, ends: Tensor) -> Tensor:
-        """p ``(B, H, N, 1)``, float32 at least.
-
-        Args:
-            own: the positions of the queries; ends: s. Both broadcastable to ``(B, H, N, 1)``.
-        """
+        """p ``(B, H, N, 1)``, float32 at least, of queries at ``own``, where s is ``ends``; both broadcast to it."""
         dtype = accumulator(q.dtype)
         if not self.predicted:
             return own.to(dtype).expand(*q.shape[:2], -1, -1)

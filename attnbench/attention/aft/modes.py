@@ -143,10 +143,7 @@ class Full(Simple):
             raise Unsupported(f"{tokens} tokens, but the biases were made for at most {self.longest}")
 
     def _fold(self, x: Tensor, key_mask: Tensor | None) -> Tensor:
-        """``(B, N, C)`` as ``(G, N, B·C/G)``, so that one row of w serves the whole batch in one product.
-
-        With padding, which differs between examples, as ``(B, G, N, C/G)``.
-        """
+        """``(B, N, C)`` as ``(G, N, B·C/G)``: one row of w serves the batch; with padding ``(B, G, N, C/G)``."""
         B, N, _ = x.shape
         heads = x.view(B, N, self.groups, -1)
         if key_mask is not None:

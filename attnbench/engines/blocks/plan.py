@@ -164,11 +164,7 @@ class Plan:
 
 
 def _grouped(major: Tensor, minor: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """The minors of each major, ``size`` of them in a row that is filled up with -1.
-
-    Returns:
-        The major of each row, in order, ``(T,)``, and the rows ``(T, size)``.
-    """
+    """The major of each row ``(T,)``, and the rows ``(T, size)`` of minors of one major, filled up with -1."""
     major, order = major.sort(stable=True)
     minor = minor[order]
     if size == 1:

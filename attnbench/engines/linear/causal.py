@@ -46,11 +46,7 @@ def attend_causally(
 
 
 def _attend_group(call: Call, group: Group, out: Tensor, *, differentiable: bool) -> list[Tensor]:
-    """Fill in the group's share of the output.
-
-    Returns:
-        If ``differentiable``, the sums before each block, three tensors each.
-    """
+    """Fill in the group's share of the output; if ``differentiable``, return three sums before each block."""
     kept: list[Tensor] = []
     tiles = Tiles(call.features, group, call.rows, call.q, count=2)
     sums = KeySums.empty(call.q, call.v.shape[-1], call.features, tiles.pairs)
