@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
-import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,23 +13,26 @@ from types import FrameType
 from typing import Annotated, Any
 
 import typer
+import typer.core
 import typer.main
 
 from attnbench import __version__
 from attnbench.cli import console
 from attnbench.cli.completion import join_words
-from attnbench.cli.startup import OnDemand, Unconverted, end_without_search, quiet_libraries
+from attnbench.cli.startup import OnDemand, end_without_search, quiet_libraries
 from attnbench.cli.streams import lasting_streams
 from attnbench.cli.usage import COMMANDS, OVERVIEW, UsageProblem, explain
 from attnbench.errors import AttnbenchError, Exit, UsageError, did_you_mean, said
 from attnbench.printable import without_home
 
 
-class _Command(Unconverted):
+class _Command(typer.core.TyperCommand):
     """A command that refuses to start where loading libraries would end Python without a word."""
 
     def invoke(self, ctx: Any) -> Any:
-        if ctx.info_name != "env" and _address_space() < _LEAST_TO_LOAD:
+        from attnbench.run.process import allowed_address_space
+
+        if ctx.info_name != "env" and (allowed_address_space() or _LEAST_TO_LOAD) < _LEAST_TO_LOAD:
             raise MemoryError  # before loading a library that ends Python if it gets no memory
         return super().invoke(ctx)
 
@@ -45,15 +46,6 @@ class _Command(Unconverted):
 
 _LEAST_TO_LOAD = 512 * 2**20
 """Least bytes of address space with which loading is tried; torch needs more."""
-
-
-def _address_space() -> float:
-    if sys.platform != "linux":
-        return math.inf
-    import resource
-
-    allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
-    return math.inf if allowed == resource.RLIM_INFINITY else allowed
 
 
 def _command(name: str | None) -> Any:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from attnbench.cli import completion, console
-from attnbench.cli.options import AsJson, MemoryLimit, Threads, bytes_of
+from attnbench.cli import completion, console, options
 from attnbench.errors import Exit, Unsupported, UsageError
 
 if TYPE_CHECKING:
@@ -41,10 +40,10 @@ def check(
         typer.Option(metavar="LAW", help="Only this law; may be repeated.", autocompletion=completion.laws),
     ] = None,
     time: Annotated[bool, typer.Option("--time/--no-time", help="Also measure how time grows with n.")] = True,
-    threads: Threads = None,
+    threads: options.Threads = None,
     timeout: Annotated[float, typer.Option(min=1, max=1e6, metavar="SECONDS", help="Time limit for each law.")] = 300.0,
-    memory_limit: MemoryLimit = None,
-    as_json: AsJson = False,
+    memory_limit: options.MemoryLimit = None,
+    as_json: options.AsJson = False,
     call: Annotated[
         Literal["tokens", "x"] | None,
         typer.Option(
@@ -82,7 +81,7 @@ def check(
     from attnbench.testing import Report, laws_named, variant_named
     from attnbench.variant import VARIANTS
 
-    limit = limit_for("cpu", bytes_of(memory_limit))
+    limit = limit_for("cpu", options.bytes_of(memory_limit))
     cores = threads or available_cores()
     modules = [one for one in variants or [] if ".py:" in one]
     if modules:

@@ -11,34 +11,7 @@ import typer
 
 from attnbench.axes import AXES
 from attnbench.cell import Positions
-from attnbench.cli import completion, console
-from attnbench.cli.options import (
-    ArchitectureOption,
-    AsJson,
-    Batch,
-    Causal,
-    Compile,
-    Device,
-    Dtype,
-    FirstCallTimeout,
-    HeadDim,
-    Heads,
-    LaunchOption,
-    LevelOption,
-    MemoryLimit,
-    MinTime,
-    OfLimits,
-    Padding,
-    PassOption,
-    Plugins,
-    ProcessState,
-    Seed,
-    Threads,
-    Unchecked,
-    Width,
-    bytes_of,
-    typed_of,
-)
+from attnbench.cli import completion, console, options
 from attnbench.cli.outputs import draw, refuse_files, write_rows
 from attnbench.errors import Exit
 from attnbench.marks import error_text, name_text
@@ -88,25 +61,25 @@ def compare(
             autocompletion=completion.shapes,
         ),
     ] = None,
-    heads: Heads = 8,
+    heads: options.Heads = 8,
     kv_heads: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Heads of keys and values; default: as many as --heads.")
     ] = None,
-    head_dim: HeadDim = 64,
+    head_dim: options.HeadDim = 64,
     v_dim: Annotated[int | None, typer.Option(min=1, metavar="N", help="Width of values; default: --head-dim.")] = None,
-    batch: Batch = 1,
-    dtype: Dtype = "float32",
-    device: Device = "auto",
-    pass_: PassOption = "forward",
-    level: LevelOption = "operator",
-    causal: Causal = False,
+    batch: options.Batch = 1,
+    dtype: options.Dtype = "float32",
+    device: options.Device = "auto",
+    pass_: options.PassOption = "forward",
+    level: options.LevelOption = "operator",
+    causal: options.Causal = False,
     mask: Annotated[
         str, typer.Option(metavar="MASK", help="Which pairs are hidden: prefix:64, document:300+200, sliding:128.")
     ] = "none",
     q_start: Annotated[int, typer.Option(min=0, metavar="N", help="Number of keys before the first query.")] = 0,
     bias: Annotated[Bias, typer.Option(help="Position bias, added to the logits.")] = "none",
     sink: Annotated[Sink, typer.Option(help="Logit without a key in each softmax.")] = "none",
-    padding: Padding = 0.0,
+    padding: options.Padding = 0.0,
     new_tokens: Annotated[
         int, typer.Option(min=0, metavar="N", help="Tokens after the prompt, at --pass generate; 0: 32.")
     ] = 0,
@@ -116,15 +89,15 @@ def compare(
     query_stride: Annotated[
         int, typer.Option(min=1, metavar="N", help="Tokens for each query of a layer, at --level layer or model.")
     ] = 1,
-    architecture: ArchitectureOption = "encoder",
+    architecture: options.ArchitectureOption = "encoder",
     positions: Annotated[
         Positions | None,
         typer.Option(
             help="Places of tokens, at --level layer (none, rotary) or model; default: none there, learned here."
         ),
     ] = None,
-    compile_: Compile = False,
-    launch: LaunchOption = "auto",
+    compile_: options.Compile = False,
+    launch: options.LaunchOption = "auto",
     inputs: Annotated[
         str,
         typer.Option(
@@ -132,28 +105,28 @@ def compare(
         ),
     ] = "gaussian",
     error: Annotated[bool, typer.Option("--error/--no-error", help="Also measure the error.")] = True,
-    threads: Threads = None,
-    seed: Seed = 0,
+    threads: options.Threads = None,
+    seed: options.Seed = 0,
     timeout: Annotated[
         float,
         typer.Option(min=1, max=1e6, metavar="SECONDS", help="Time limit for each length in each process."),
     ] = 120.0,
-    first_call_timeout: FirstCallTimeout = 600.0,
-    min_time: MinTime = 1.0,
-    memory_limit: MemoryLimit = None,
-    process: ProcessState = "tuned",
-    plugin: Plugins = None,
-    unchecked: Unchecked = False,
-    rates: OfLimits = False,
+    first_call_timeout: options.FirstCallTimeout = 600.0,
+    min_time: options.MinTime = 1.0,
+    memory_limit: options.MemoryLimit = None,
+    process: options.ProcessState = "tuned",
+    plugin: options.Plugins = None,
+    unchecked: options.Unchecked = False,
+    rates: options.OfLimits = False,
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the rows to this file.")] = None,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
     format_: Annotated[
         Literal["table", "markdown", "latex"], typer.Option("--format", help="How tables are printed.")
     ] = "table",
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw time against n into this .svg, .png or .pdf.")
     ] = None,
-    width: Width = "page",
+    width: options.Width = "page",
 ) -> None:
     """Time variants in turn at each length, in three processes or more, and find the length from which one wins.
 
@@ -161,7 +134,7 @@ def compare(
     """
     given = {name.rstrip("_"): value for name, value in locals().items() if name != "ctx"}
     if shape is not None:
-        typed = {name.rstrip("_") for name in typed_of(ctx)}
+        typed = {name.rstrip("_") for name in options.typed_of(ctx)}
         given |= {axis: None for axis in AXES if axis in given and axis not in typed}
     from attnbench.run.different import refuse_equal
 
@@ -174,7 +147,7 @@ def compare(
     from attnbench.run.compare import Stopped
     from attnbench.run.question import Question
 
-    own = {"pass_": pass_, "memory_limit": bytes_of(memory_limit), "plugins": tuple(plugin or ())}
+    own = {"pass_": pass_, "memory_limit": options.bytes_of(memory_limit), "plugins": tuple(plugin or ())}
     own |= {"unchecked": unchecked, "rates": rates}
     question = Question.of(variants, n, given, error=error, **own).prepare()
     lengths = question.lengths

@@ -8,39 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from attnbench.cli import completion, console
-from attnbench.cli.options import (
-    AsJson,
-    Batch,
-    Causal,
-    Compile,
-    Device,
-    Dtype,
-    Ffn,
-    FirstCallTimeout,
-    Fresh,
-    HeadDim,
-    Heads,
-    Layers,
-    LevelOption,
-    MemoryLimit,
-    MinTime,
-    Out,
-    Padding,
-    PassOption,
-    Plugins,
-    Pretrain,
-    ProcessState,
-    Rates,
-    Seed,
-    Seeds,
-    Steps,
-    Threads,
-    Unchecked,
-    Width,
-    bytes_of,
-    typed_of,
-)
+from attnbench.cli import completion, console, options
 from attnbench.cli.outputs import draw, refuse_files, write_rows
 from attnbench.errors import Exit, UsageError
 
@@ -104,16 +72,16 @@ def match(
     most: Annotated[
         int | None, typer.Option(min=1, max=2**20, metavar="N", help="Largest value of a knob; default: the length.")
     ] = None,
-    heads: Heads = 8,
-    head_dim: HeadDim = 64,
-    batch: Batch = 1,
-    dtype: Dtype = "float32",
-    device: Device = "auto",
-    pass_: PassOption = "forward",
-    level: LevelOption = "operator",
-    causal: Causal = False,
-    padding: Padding = 0.0,
-    compile_: Compile = False,
+    heads: options.Heads = 8,
+    head_dim: options.HeadDim = 64,
+    batch: options.Batch = 1,
+    dtype: options.Dtype = "float32",
+    device: options.Device = "auto",
+    pass_: options.PassOption = "forward",
+    level: options.LevelOption = "operator",
+    causal: options.Causal = False,
+    padding: options.Padding = 0.0,
+    compile_: options.Compile = False,
     task: Annotated[
         str | None,
         typer.Option(
@@ -122,32 +90,32 @@ def match(
             autocompletion=completion.tasks,
         ),
     ] = None,
-    steps: Steps = 400,
-    seeds: Seeds = 3,
-    rates: Rates = "0.004,0.008",
-    layers: Layers = 2,
-    ffn: Ffn = 128,
-    pretrain: Pretrain = False,
-    out: Out = Path("results"),
-    fresh: Fresh = False,
-    threads: Threads = None,
-    seed: Seed = 0,
+    steps: options.Steps = 400,
+    seeds: options.Seeds = 3,
+    rates: options.Rates = "0.004,0.008",
+    layers: options.Layers = 2,
+    ffn: options.Ffn = 128,
+    pretrain: options.Pretrain = False,
+    out: options.Out = Path("results"),
+    fresh: options.Fresh = False,
+    threads: options.Threads = None,
+    seed: options.Seed = 0,
     timeout: Annotated[
         float,
         typer.Option(min=1, max=1e6, metavar="SECONDS", help="Time limit for one try; a slower one is too expensive."),
     ] = 60.0,
-    first_call_timeout: FirstCallTimeout = 600.0,
-    min_time: MinTime = 1.0,
-    memory_limit: MemoryLimit = None,
-    process: ProcessState = "tuned",
-    plugin: Plugins = None,
-    unchecked: Unchecked = False,
+    first_call_timeout: options.FirstCallTimeout = 600.0,
+    min_time: options.MinTime = 1.0,
+    memory_limit: options.MemoryLimit = None,
+    process: options.ProcessState = "tuned",
+    plugin: options.Plugins = None,
+    unchecked: options.Unchecked = False,
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write every try to this file.")] = None,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw error or score against cost into this .svg, .png or .pdf.")
     ] = None,
-    width: Width = "page",
+    width: options.Width = "page",
     style: Annotated[Literal["light", "dark"], typer.Option(help="Colours of the drawing.")] = "light",
 ) -> None:
     """Turn the knob of each variant until all meet one budget, then time these settings in turn.
@@ -160,10 +128,10 @@ def match(
     from attnbench.decision.budget import budget_of
 
     budget = budget_of(error=error, memory=memory, time=time, score=score)
-    typed = typed_of(ctx)
+    typed = options.typed_of(ctx)
     _refuse(typed, trains=score is not None, measures=run is None)
     refuse_files(csv, plot=plot)
-    given |= {"limit": bytes_of(memory_limit), "plugins": tuple(plugin or ()), "variants": variants or []}
+    given |= {"limit": options.bytes_of(memory_limit), "plugins": tuple(plugin or ()), "variants": variants or []}
     if run is not None:
         answer = _of_run(run, budget, given, typed)
         how = f"from {run}; nothing was measured anew"

@@ -10,22 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attnbench.cli import completion, console
-from attnbench.cli.options import (
-    Device,
-    FirstCallTimeout,
-    Fresh,
-    MemoryLimit,
-    OfLimits,
-    On,
-    Out,
-    OverrideLaunch,
-    Plugins,
-    ProcessState,
-    Threads,
-    Unchecked,
-    bytes_of,
-)
+from attnbench.cli import completion, console, options
 from attnbench.cli.plan import predict, print_heading
 from attnbench.cli.startup import importing, worker_ahead
 from attnbench.errors import NothingMeasured, UsageError
@@ -51,11 +36,11 @@ def run(
             autocompletion=completion.suites,
         ),
     ],
-    device: Device = "auto",
+    device: options.Device = "auto",
     dtype: Annotated[
         str | None, typer.Option(metavar="DTYPE", help="Override the data type: float32, bfloat16 ...")
     ] = None,
-    launch: OverrideLaunch = None,
+    launch: options.OverrideLaunch = None,
     set_: Annotated[
         list[str] | None,
         typer.Option(
@@ -75,15 +60,15 @@ def run(
         str | None,
         typer.Option("--shard", metavar="I/K", help="Only part I of K, from 0; attnbench merge joins the parts."),
     ] = None,
-    out: Out = Path("results"),
-    plugin: Plugins = None,
-    threads: Threads = None,
+    out: options.Out = Path("results"),
+    plugin: options.Plugins = None,
+    threads: options.Threads = None,
     seed: Annotated[int | None, typer.Option(min=0, metavar="N", help="Override the suite's seed.")] = None,
     cell_timeout: Annotated[
         float, typer.Option(min=1, max=1e6, metavar="SECONDS", help="Time limit for one visit of a cell.")
     ] = 60.0,
-    first_call_timeout: FirstCallTimeout = 600.0,
-    memory_limit: MemoryLimit = None,
+    first_call_timeout: options.FirstCallTimeout = 600.0,
+    memory_limit: options.MemoryLimit = None,
     min_time: Annotated[
         float | None,
         typer.Option(
@@ -93,7 +78,7 @@ def run(
             help="Least seconds spent on samples of a cell; default: the suite's.",
         ),
     ] = None,
-    process: ProcessState = "tuned",
+    process: options.ProcessState = "tuned",
     like: Annotated[
         Path | None,
         typer.Option(metavar="RUN", help="Multiply by the libraries of this run; default: of the suite's last."),
@@ -102,11 +87,11 @@ def run(
         int | None, typer.Option(min=1, max=20, metavar="N", help="Shuffled visits of each cell; default: the suite's.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="One sample per cell, no interval.")] = False,
-    on: On = None,
-    fresh: Fresh = False,
+    on: options.On = None,
+    fresh: options.Fresh = False,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Measure failed cells again.")] = False,
-    unchecked: Unchecked = False,
-    rates: OfLimits = False,
+    unchecked: options.Unchecked = False,
+    rates: options.OfLimits = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Predict FLOPs, memory and time; run nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Rows, or the prediction, as JSON on stdout.")] = False,
 ) -> None:
@@ -124,7 +109,7 @@ def run(
     there = None if on is None else _engine(on, device=device, shard=shard, dry_run=dry_run)
     overrides = _axes(set_ or [])
     wanted = None if shard is None else parse_shard(shard)
-    limit = bytes_of(memory_limit)
+    limit = options.bytes_of(memory_limit)
 
     from attnbench.suite.load import refuse_early
 
@@ -153,7 +138,7 @@ def run(
             from attnbench.run.trial import load_all
 
             load_all(plugin or [])
-            options = Options(
+            asked = Options(
                 device=device,
                 dtype=dtype,
                 launch=launch,
@@ -179,7 +164,7 @@ def run(
                 dry=dry_run,
                 repeats=context.obj,
             )
-            plan = make_plan(suite, options)
+            plan = make_plan(suite, asked)
         if not as_json:
             print_heading(plan)
         if dry_run:

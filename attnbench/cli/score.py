@@ -8,23 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnbench.cli import completion, console
-from attnbench.cli.options import (
-    Causal,
-    Device,
-    Ffn,
-    FirstCallTimeout,
-    Fresh,
-    HeadDim,
-    Heads,
-    Layers,
-    Out,
-    Pretrain,
-    Rates,
-    Seeds,
-    Steps,
-    Unchecked,
-)
+from attnbench.cli import completion, console, options
 from attnbench.errors import NothingMeasured, UsageError
 from attnbench.marks import name_text
 
@@ -49,18 +33,18 @@ def score(
         typer.Option(metavar="TASK", help="Task to train on (attnbench list tasks).", autocompletion=completion.tasks),
     ] = "recall",
     n: Annotated[int, typer.Option("--n", min=1, metavar="LENGTH", help="Tokens in a sequence.")] = 64,
-    steps: Steps = 400,
+    steps: options.Steps = 400,
     batch: Annotated[int, typer.Option(min=1, metavar="N", help="Sequences in a step.")] = 32,
-    seeds: Seeds = 3,
-    rates: Rates = "0.004,0.008",
-    layers: Layers = 2,
-    heads: Heads = 2,
-    head_dim: HeadDim = 32,
-    ffn: Ffn = 128,
-    causal: Causal = False,
-    pretrain: Pretrain = False,
-    device: Device = "auto",
-    out: Out = Path("results"),
+    seeds: options.Seeds = 3,
+    rates: options.Rates = "0.004,0.008",
+    layers: options.Layers = 2,
+    heads: options.Heads = 2,
+    head_dim: options.HeadDim = 32,
+    ffn: options.Ffn = 128,
+    causal: options.Causal = False,
+    pretrain: options.Pretrain = False,
+    device: options.Device = "auto",
+    out: options.Out = Path("results"),
     plugin: Annotated[
         list[str] | None,
         typer.Option(metavar="PLUGIN", help="FILE.py, FILE.py:Class or module with more variants or tasks."),
@@ -71,10 +55,10 @@ def score(
     cell_timeout: Annotated[
         float, typer.Option(min=1, max=1e6, metavar="SECONDS", help="Longest time without progress of a training.")
     ] = 60.0,
-    first_call_timeout: FirstCallTimeout = 600.0,
+    first_call_timeout: options.FirstCallTimeout = 600.0,
     quick: Annotated[bool, typer.Option("--quick", help="One seed, one learning rate.")] = False,
-    fresh: Fresh = False,
-    unchecked: Unchecked = False,
+    fresh: options.Fresh = False,
+    unchecked: options.Unchecked = False,
     as_json: Annotated[bool, typer.Option("--json", help="Rows as JSON on stdout.")] = False,
 ) -> None:
     """Train variants on a task, each inside the same small encoder, and compare their scores.
@@ -107,7 +91,7 @@ def score(
         pretrain=pretrain,
     )
     suite = question.suite("score", specs)
-    options = Options(
+    how = Options(
         device=device,
         out=out,
         plugins=tuple(plugins),
@@ -118,7 +102,7 @@ def score(
         fresh=fresh,
         unchecked=unchecked,
     )
-    _train(make_plan(suite, options), as_json=as_json)
+    _train(make_plan(suite, how), as_json=as_json)
 
 
 def _specs(variants: list[str]) -> list[str]:

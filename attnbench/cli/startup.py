@@ -1,8 +1,6 @@
 """What makes a command start and end sooner. A command would do the same without any of it.
 
 * :class:`OnDemand` imports the one command that is used. The options of all take as long to load as typer does.
-* :class:`Unconverted` converts no values while the shell completes, when it only matters which options are given.
-  Converting them imports pydantic, which takes longer than everything else that completion does.
 * :func:`attnbench.suite.load.refuse_early` finds most mistakes of a suite before torch is imported, in seconds.
 * :func:`worker_ahead` has the measuring process import torch at the same time as this process, not after it.
 * :func:`importing` keeps Python from searching imported modules for garbage, again and again as they become more: a
@@ -30,20 +28,6 @@ if TYPE_CHECKING:
     from attnbench.run.isolation import Worker
 
 
-class Unconverted(TyperCommand):
-    """A command that converts no values while the shell completes."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not ctx.resilient_parsing:
-            return super().parse_args(ctx, args)
-        given, ctx.args, _ = self.make_parser(ctx).parse_args(args=args)
-        for parameter in self.get_params(ctx):
-            ctx.params[parameter.name], source = parameter.consume_value(ctx, given)
-            ctx.set_parameter_source(parameter.name, source)
-        rest: list[str] = ctx.args
-        return rest
-
-
 class OnDemand(TyperGroup):
     """Commands of which one is imported once it is known which; until then a line of help stands for each."""
 
@@ -58,12 +42,6 @@ class OnDemand(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, known, rest = super().resolve_command(ctx, args)
         return name, known and self.load(name), rest
-
-    # As in a command: otherwise it would convert a value for each of typer's own flags that is not given.
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        for flag in self.get_params(ctx):
-            flag.default = flag.default or False
-        return super().parse_args(ctx, args)
 
 
 @contextmanager

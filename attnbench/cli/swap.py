@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from attnbench.cli import completion, console
-from attnbench.cli.options import AsJson, Device, Fresh, ModelName, Out, Plugins, TextFile, Threads, Width, WindowLength
+from attnbench.cli import completion, console, options
 from attnbench.cli.outputs import draw, refuse_files, write_rows
 from attnbench.errors import NothingMeasured, UsageError
 
@@ -16,7 +15,7 @@ NEEDS_ONE = "swap needs --variant; for example: attnbench swap listops --variant
 
 
 def swap(
-    model: ModelName,
+    model: options.ModelName,
     variant: Annotated[
         list[str] | None,
         typer.Option(
@@ -27,11 +26,11 @@ def swap(
             autocompletion=completion.variants,
         ),
     ] = None,
-    text: TextFile = None,
+    text: options.TextFile = None,
     layers: Annotated[
         str, typer.Option(metavar="LAYERS", help="all together; each, or each/5, alone; 0,5: these two together.")
     ] = "all",
-    length: WindowLength = None,
+    length: options.WindowLength = None,
     windows: Annotated[int, typer.Option(max=100_000, metavar="N", help="Windows to evaluate on, at least 6.")] = 16,
     steps: Annotated[
         str, typer.Option(metavar="STEPS", help="After how many steps of training to evaluate: 0,50.")
@@ -46,20 +45,20 @@ def swap(
         int, typer.Option(min=0, metavar="N", help="Draw random features anew every N steps; 0: never.")
     ] = 0,
     seeds: Annotated[int, typer.Option(min=1, max=100, metavar="N", help="Visits of each variant.")] = 1,
-    device: Device = "auto",
-    threads: Threads = None,
-    out: Out = Path("results"),
-    plugin: Plugins = None,
-    fresh: Fresh = False,
+    device: options.Device = "auto",
+    threads: options.Threads = None,
+    out: options.Out = Path("results"),
+    plugin: options.Plugins = None,
+    fresh: options.Fresh = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Time one window, say what all would take; replace nothing.")
     ] = False,
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the rows to this file as well.")] = None,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw loss over steps and KL over layers to .svg, .png or .pdf.")
     ] = None,
-    width: Width = "page",
+    width: options.Width = "page",
 ) -> None:
     """Replace the attention of a trained model, and see what is left of it, without and with a little training.
 
