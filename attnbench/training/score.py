@@ -27,7 +27,7 @@ from attnbench.stack import refusal, turns
 from attnbench.task import NO_LABEL, Examples, Task, make_task, stream_seed
 from attnbench.training.accuracy import answer, chance
 from attnbench.training.checkpoint import Checkpoint
-from attnbench.training.honesty import Leaks, hold_to_question, hold_to_unseen
+from attnbench.training.honesty import Leaks, hold_to_unseen
 from attnbench.training.loop import TELL, Caller, Course, Lesson, Loss, train
 from attnbench.variant import VARIANTS, build
 
@@ -110,7 +110,6 @@ def score(
     )
     earned = answer(model, task.held_out("test", batch), device)
     guessing = chance(task.held_out("test", batch))
-    hold_to_question(model, task, batch, earned, guessing, device)
     hold_to_unseen(model, task, batch, earned, device)
     low, high = earned.interval()
     params, wanted = _trainable(model), _trainable(Encoder("softmax", cell.shape, size, form=task.form))
