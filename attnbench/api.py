@@ -285,24 +285,15 @@ def match(
     given = dict(locals())
     if score is None and task is not None:
         raise UsageError(f"task={task!r} says what is trained, and nothing is without a score; give score as well")
+    from attnbench.cli.match import among, to_measure
     from attnbench.decision.budget import budget_of
-    from attnbench.decision.match import MatchQuestion, one_length, score_match
-    from attnbench.decision.match_run import match_run, match_scores
 
-    budget, limit = budget_of(error=error, memory=memory, time=time, score=score), _bytes(memory_limit)
+    budget = budget_of(error=error, memory=memory, time=time, score=score)
+    given |= {"memory_limit": _bytes(memory_limit)}
     load_all(plugins)
     if results is not None:
-        frame = _rows(results)
-        length = None if n is None else one_length(n)
-        if score is not None:
-            return Matched(match_scores(frame, variants, budget, n=length, task=task, pass_=pass_ or "training"))
-        timed = pass_ or "forward"
-        return Matched(match_run(frame, variants, budget, n=length, inputs=inputs, level=level, pass_=timed))
-    if score is not None:
-        return _answered(score_match(given | {"memory_limit": limit}).prepare(), progress=progress)
-    own = {"pass_": pass_ or "forward", "memory_limit": limit, "unchecked": unchecked}
-    how = Question.of(variants, 4096 if n is None else n, given, **own)
-    return _answered(MatchQuestion(how, budget, draws, most).prepare(), progress=progress)
+        return Matched(among(_rows(results), given, budget))
+    return _answered(to_measure(given, budget), progress=progress)
 
 
 def _answered(prepared: Prepared, *, progress: bool) -> Matched:

@@ -13,7 +13,7 @@ from attnbench.errors import CannotCreate, Exit, StoreError
 from attnbench.files import OF_A_RUN, replace_file, write_output
 from attnbench.pictures.picture import Picture, write_numbers
 from attnbench.plots.style import save
-from attnbench.pretrained import folder
+from attnbench.pretrained import swap
 from attnbench.store import ENVIRONMENT, FILES, SUITE, TABLE
 
 
@@ -68,7 +68,7 @@ def test_what_the_user_asked_for_also_goes_to_a_pipe_but_not_through_a_link(tmp_
 
 
 def test_nothing_but_the_run_writes_the_files_of_a_run(tmp_path: Path) -> None:
-    assert set(OF_A_RUN) == {*FILES, TABLE, ENVIRONMENT, SUITE, folder.ROWS, folder.TABLE}
+    assert set(OF_A_RUN) == {*FILES, TABLE, ENVIRONMENT, SUITE, swap.ROWS, swap.TABLE}
     for mark in ("records.jsonl", "environment.json"):
         run = tmp_path / mark.partition(".")[0]
         run.mkdir()

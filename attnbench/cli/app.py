@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
+import logging
 import os
 import signal
 import traceback
@@ -19,7 +22,6 @@ import typer.main
 from attnbench import __version__
 from attnbench.cli import console
 from attnbench.cli.completion import join_words
-from attnbench.cli.startup import OnDemand, end_without_search, quiet_libraries
 from attnbench.cli.streams import lasting_streams
 from attnbench.cli.usage import COMMANDS, OVERVIEW, UsageProblem, explain
 from attnbench.errors import AttnbenchError, Exit, UsageError, did_you_mean, said
@@ -61,15 +63,19 @@ def _epilog(name: str | None) -> str:
     return f"Example: attnbench {COMMANDS[name].example}" if name else ""
 
 
-class _Group(OnDemand):
-    def load(self, name: str | None) -> Any:
-        return _command(name)
+class _Group(typer.core.TyperGroup):
+    """Commands of which one is imported once it is known which; until then a line of help stands for each."""
+
+    def __init__(self, **settings: Any) -> None:
+        known = {name: typer.core.TyperCommand(name, help=command.what) for name, command in COMMANDS.items()}
+        super().__init__(**{**settings, "commands": known})
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if not ctx.resilient_parsing and args[0] not in COMMANDS and not args[0].startswith("-"):
             nearest = did_you_mean(args[0], COMMANDS) or f"; there are {', '.join(COMMANDS)}"
             raise UsageError(f"unknown command {args[0]!r}{nearest}")
-        return super().resolve_command(ctx, args)
+        name, known, rest = super().resolve_command(ctx, args)
+        return name, known and _command(name), rest
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -132,8 +138,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGINT, _stop)
     if os.environ.get("_ATTNBENCH_COMPLETE") == "complete_bash":
         join_words()
-    end_without_search()
-    quiet_libraries()
+    atexit.register(gc.freeze)  # else Python searches for garbage when it ends, 0.2 s after torch
+    os.environ.pop("MPLBACKEND", None)  # matplotlib refuses to be imported with a name that it does not know
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns where a home cannot be written
     with lasting_streams() as output:
         code = _run(arguments)
         if not output.lost or code != Exit.OK:

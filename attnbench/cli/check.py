@@ -12,7 +12,6 @@ from attnbench.cli import completion, console, options
 from attnbench.errors import Exit, Unsupported, UsageError
 
 if TYPE_CHECKING:
-    from attnbench.probing.questions import Found
     from attnbench.probing.subject import Wanted
     from attnbench.run.isolation import Settings
     from attnbench.testing import Finding, Report
@@ -87,7 +86,8 @@ def check(
     if modules:
         from attnbench.probing.subject import Wanted
 
-        refuse_mixture(list(variants or []))
+        if len(variants or []) > 1:
+            raise UsageError("check looks at one FILE.py:Class at a time, without variants beside it")
         wanted = Wanted(modules[0], call, vocab, width)
         own = Settings(threads=cores, process="as-shipped", memory_limit=limit, dtypes=(), rates=False)
         return check_module(wanted, own, label=label, timeout=timeout, as_json=as_json)
@@ -277,7 +277,6 @@ def _laws(count: int) -> str:
 
 
 def _as_data(report: Report) -> dict[str, Any]:
-    from dataclasses import asdict
     from math import isfinite
 
     def plain(finding: Finding) -> dict[str, Any]:
@@ -306,7 +305,9 @@ def check_module(wanted: Wanted, settings: Settings, *, label: str | None, timeo
         found = examine_module(worker, wanted, timeout, begun)
     broken = contradictions(found, label)
     if as_json:
-        console.data(_answers_of(wanted, found, broken))
+        answers = {line.question: line.answer for line in lines(found)} | {"cost": conclusion(found)}
+        held = {"module": wanted.source, "held": not broken, "broken": broken}
+        console.data(held | {"answers": answers, "found": asdict(found)})
     else:
         title = wanted.source if wanted.call else f"{wanted.source}, called with {found.call}"
         console.table(["question", "answer"], [list(line) for line in lines(found)], title=title)
@@ -323,16 +324,3 @@ def check_module(wanted: Wanted, settings: Settings, *, label: str | None, timeo
             console.note(f"a name claims nothing; --as {maybe.name} holds it to {maybe.name}, which costs {maybe.cost}")
     if broken:
         raise typer.Exit(Exit.FAILED)
-
-
-def _answers_of(wanted: Wanted, found: Found, broken: list[str]) -> dict[str, Any]:
-    from attnbench.probing.verdict import conclusion, lines
-
-    answers = {line.question: line.answer for line in lines(found)} | {"cost": conclusion(found)}
-    return {"module": wanted.source, "held": not broken, "broken": broken, "answers": answers, "found": asdict(found)}
-
-
-def refuse_mixture(variants: list[str]) -> None:
-    """Raise UsageError where modules and variants stand together."""
-    if len(variants) > 1:
-        raise UsageError("check looks at one FILE.py:Class at a time, without variants beside it")

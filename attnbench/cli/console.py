@@ -71,6 +71,11 @@ def paragraph(text: str) -> None:
         line(part)
 
 
+def in_parts(label: str, longest: int) -> str:
+    """A label of more than ``longest`` characters with each option on a line of its own, so that no word is broken."""
+    return label if len(label) <= longest else label.replace(":", ":\n").replace(",", ",\n")
+
+
 def heading(text: str) -> None:
     """Print a line that names what follows."""
     _print(_out(), (text, "bold"))

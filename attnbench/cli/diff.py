@@ -7,21 +7,7 @@ from typing import Annotated
 
 import typer
 
-from attnbench.cli.decisions import (
-    AsMeasured,
-    ErrorAbove,
-    FormatOption,
-    MemoryAbove,
-    OnOption,
-    OtherMachine,
-    OutOption,
-    RelativeTo,
-    Select,
-    limit,
-    measures_of,
-    read,
-    show,
-)
+from attnbench.cli import decisions
 from attnbench.cli.outputs import refuse_files
 
 
@@ -31,18 +17,20 @@ def diff(
     above: Annotated[
         float,
         typer.Option(
-            parser=limit, metavar="RATIO", help="A ratio of times beyond it counts as slower or faster; 1 or more."
+            parser=decisions.limit,
+            metavar="RATIO",
+            help="A ratio of times beyond it counts as slower or faster; 1 or more.",
         ),
     ] = 1.05,
-    memory_above: MemoryAbove = 1.02,
-    error_above: ErrorAbove = 1.1,
-    on: OnOption = "time,memory,error,status,score",
-    relative_to: RelativeTo = None,
-    select: Select = None,
-    other_machine: OtherMachine = "refuse",
-    as_measured: AsMeasured = False,
-    format_: FormatOption = "table",
-    out: OutOption = None,
+    memory_above: decisions.MemoryAbove = 1.02,
+    error_above: decisions.ErrorAbove = 1.1,
+    on: decisions.OnOption = "time,memory,error,status,score",
+    relative_to: decisions.RelativeTo = None,
+    select: decisions.Select = None,
+    other_machine: decisions.OtherMachine = "refuse",
+    as_measured: decisions.AsMeasured = False,
+    format_: decisions.FormatOption = "table",
+    out: decisions.OutOption = None,
 ) -> None:
     """Compare two runs cell by cell, whatever the names of their suites.
 
@@ -50,14 +38,14 @@ def diff(
     tell what changed; that of attnbench gate does.
     """
     refuse_files(out)
-    measures = measures_of(on)
+    measures = decisions.measures_of(on)
 
     from attnbench.decision.decide import Question, decide
     from attnbench.decision.judge import Limits
 
-    before, now = read([old, new])
+    before, now = decisions.read([old, new])
     limits = Limits(above, memory_above, error_above)
     question = Question(
         measures, limits, relative_to, select, other_machine=other_machine, as_measured=as_measured, closes=False
     )
-    show(decide(now, [before], question), format_, out)
+    decisions.show(decide(now, [before], question), format_, out)

@@ -50,33 +50,23 @@ def _version(distribution: str) -> str | None:
 
 def _machine() -> dict[str, Any]:
     """The machine as a run would find it. That torch cannot be imported is one of the facts."""
-    from attnbench import cgroup
-    from attnbench.machine import (
-        available_cores,
-        available_memory_bytes,
-        default_threads,
-        describe,
-        devices,
-        instructions,
-        processor,
-        total_memory_bytes,
-    )
+    from attnbench import cgroup, machine
 
     facts: dict[str, Any] = {
-        "processor": processor(),
-        "cores": available_cores(),
-        "default_threads": default_threads(),
+        "processor": machine.processor(),
+        "cores": machine.available_cores(),
+        "default_threads": machine.default_threads(),
         "cpu_quota": cgroup.cores(),
-        "memory_bytes": total_memory_bytes(),
+        "memory_bytes": machine.total_memory_bytes(),
         "memory_limit_bytes": cgroup.memory_bytes(),
-        "available_memory_bytes": available_memory_bytes(),
+        "available_memory_bytes": machine.available_memory_bytes(),
     }
     try:
         import torch
 
-        facts["instructions"] = instructions()
+        facts["instructions"] = machine.instructions()
         facts["torch_threads"] = torch.get_num_threads()
-        facts["devices"] = {name: describe(name).get("gpu", "") for name in devices() if name != "cuda"}
+        facts["devices"] = {name: machine.describe(name).get("gpu", "") for name in machine.devices() if name != "cuda"}
         if cards := {name: _card(name) for name in facts["devices"] if name.startswith("cuda")}:
             facts["cards"] = cards
     except Exception as error:

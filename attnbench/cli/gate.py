@@ -7,22 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from attnbench.cli import console
-from attnbench.cli.decisions import (
-    AsMeasured,
-    ErrorAbove,
-    FormatOption,
-    MemoryAbove,
-    OnOption,
-    OtherMachine,
-    OutOption,
-    RelativeTo,
-    Select,
-    limit,
-    measures_of,
-    read,
-    show,
-)
+from attnbench.cli import console, decisions
 from attnbench.cli.options import Plugins
 from attnbench.cli.outputs import refuse_files
 from attnbench.errors import StoreError, UsageError
@@ -39,25 +24,28 @@ def gate(
         list[Path], typer.Option(metavar="OLD", help="A run that was good; the rounds of several are pooled.")
     ],
     fail_above: Annotated[
-        float, typer.Option(parser=limit, metavar="RATIO", help="Fail if a time is above it, new over old; 1 or more.")
+        float,
+        typer.Option(
+            parser=decisions.limit, metavar="RATIO", help="Fail if a time is above it, new over old; 1 or more."
+        ),
     ] = 1.05,
-    memory_above: MemoryAbove = 1.02,
-    error_above: ErrorAbove = 1.1,
-    on: OnOption = "time,memory,error,status",
-    relative_to: RelativeTo = None,
+    memory_above: decisions.MemoryAbove = 1.02,
+    error_above: decisions.ErrorAbove = 1.1,
+    on: decisions.OnOption = "time,memory,error,status",
+    relative_to: decisions.RelativeTo = None,
     confirm: Annotated[
         int, typer.Option(min=0, max=20, metavar="N", help="Measure slower cells for N more rounds; these decide.")
     ] = 0,
-    select: Select = None,
+    select: decisions.Select = None,
     missing: Annotated[
         Literal["fail", "warn", "ignore"], typer.Option(help="What to do about cells that only OLD has.")
     ] = "warn",
-    other_machine: OtherMachine = "refuse",
+    other_machine: decisions.OtherMachine = "refuse",
     strict: Annotated[bool, typer.Option("--strict", help="Fail also if it is open whether a cell is worse.")] = False,
-    as_measured: AsMeasured = False,
+    as_measured: decisions.AsMeasured = False,
     plugin: Plugins = None,
-    format_: FormatOption = "table",
-    out: OutOption = None,
+    format_: decisions.FormatOption = "table",
+    out: decisions.OutOption = None,
 ) -> None:
     """Fail if a run is worse than older runs: slower, larger in memory, less accurate, or broken.
 
@@ -67,13 +55,13 @@ def gate(
     something is, 2 for wrong usage and for runs that cannot be compared, 65 for damaged runs.
     """
     refuse_files(out)
-    measures = measures_of(on)
+    measures = decisions.measures_of(on)
 
     from attnbench.decision.decide import Question, decide
     from attnbench.decision.judge import Limits
     from attnbench.decision.table import verdict_line
 
-    now, *before = read([new, *against])
+    now, *before = decisions.read([new, *against])
     question = Question(
         measures=measures,
         limits=Limits(fail_above, memory_above, error_above),
@@ -87,7 +75,7 @@ def gate(
     decision = decide(now, before, question)
     if confirm:
         decision = _confirmed(decision, now, before, confirm, plugin or [])
-    show(decision, format_, out)
+    decisions.show(decision, format_, out)
     if decision.exit_code:
         console.error(verdict_line(decision))
         raise typer.Exit(decision.exit_code)

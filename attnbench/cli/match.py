@@ -13,6 +13,7 @@ from attnbench.cli.outputs import draw, refuse_files, write_rows
 from attnbench.errors import Exit, UsageError
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
 
     from attnbench.cli.match_screen import MatchScreen
@@ -131,12 +132,20 @@ def match(
     typed = options.typed_of(ctx)
     _refuse(typed, trains=score is not None, measures=run is None)
     refuse_files(csv, plot=plot)
-    given |= {"limit": options.bytes_of(memory_limit), "plugins": tuple(plugin or ()), "variants": variants or []}
+    given |= {
+        name: None for name in ("batch", "heads", "head_dim") if name not in typed
+    }  # as score has them, or compare
+    given |= {"pass_": pass_ if "pass_" in typed else None, "variants": variants or []}
+    given |= {"memory_limit": options.bytes_of(memory_limit), "plugins": tuple(plugin or ())}
     if run is not None:
-        answer = _of_run(run, budget, given, typed)
+        from attnbench.plots.load import read_results
+        from attnbench.run.trial import load_all
+
+        load_all(given["plugins"])
+        answer = among(read_results(run, warn=console.warning), given, budget)
         how = f"from {run}; nothing was measured anew"
     else:
-        prepared = _scores(given, typed) if score is not None else _costs(given, budget)
+        prepared = to_measure(given, budget)
         answer = _measure(prepared, csv)
         threads = prepared.settings.threads
         how = f"{threads} thread{'s' * (threads != 1)}, {answer.environment['process']} process"
@@ -168,38 +177,29 @@ def _refuse(typed: Mapping[str, str], *, trains: bool, measures: bool) -> None:
             raise UsageError(f"{option} says nothing of models that are trained; leave it out beside --score")
 
 
-def _costs(given: Mapping[str, Any], budget: Budget) -> Prepared:
-    """The question after ``--error``, ``--memory`` or ``--time``."""
-    from attnbench.decision.match import MatchQuestion
+def to_measure(given: Mapping[str, Any], budget: Budget) -> Prepared:
+    """The question in the arguments of the command or of :func:`attnbench.match`; None stands for a default."""
+    from attnbench.decision.match import MatchQuestion, score_match
     from attnbench.run.question import Question
 
-    own = {"pass_": given["pass"], "memory_limit": given["limit"], "unchecked": given["unchecked"]}
-    how = Question.of(given["variants"], given["n"] or "4096", given, **own)
+    if budget.target == "score":
+        return score_match(given).prepare()
+    own = {"pass_": given["pass_"] or "forward", "unchecked": given["unchecked"]}
+    how = Question.of(given["variants"], 4096 if given["n"] is None else given["n"], given, **own)
     return MatchQuestion(how, budget, given["draws"], given["most"]).prepare()
 
 
-def _scores(given: Mapping[str, Any], typed: Mapping[str, str]) -> Prepared:
-    """The question after ``--score``: sizes that were not typed are those of ``attnbench score``."""
-    from attnbench.decision.match import score_match
-
-    own = {name: given[name] if name in typed else None for name in ("batch", "heads", "head_dim")}
-    pass_ = given["pass"] if "pass_" in typed else None
-    return score_match({**given, **own, "pass_": pass_, "memory_limit": given["limit"]}).prepare()
-
-
-def _of_run(run: Path, budget: Budget, given: Mapping[str, Any], typed: Mapping[str, str]) -> Match:
+def among(frame: pd.DataFrame, given: Mapping[str, Any], budget: Budget) -> Match:
+    """The answer among rows that are there, to the same arguments."""
     from attnbench.decision.match import one_length
     from attnbench.decision.match_run import match_run, match_scores
-    from attnbench.plots.load import read_results
-    from attnbench.run.trial import load_all
 
-    load_all(given["plugins"])
-    frame, n = read_results(run, warn=console.warning), None if given["n"] is None else one_length(given["n"])
+    variants, n = given["variants"], None if given["n"] is None else one_length(given["n"])
     if budget.target == "score":
-        pass_ = given["pass"] if "pass_" in typed else "training"
-        return match_scores(frame, given["variants"], budget, n=n, task=given["task"], pass_=pass_)
-    names = ("inputs", "level")
-    return match_run(frame, given["variants"], budget, n=n, pass_=given["pass"], **{one: given[one] for one in names})
+        pass_ = given["pass_"] or "training"
+        return match_scores(frame, variants, budget, n=n, task=given["task"], pass_=pass_)
+    pass_, inputs, level = given["pass_"] or "forward", given["inputs"], given["level"]
+    return match_run(frame, variants, budget, n=n, inputs=inputs, level=level, pass_=pass_)
 
 
 def _measure(prepared: Prepared, csv: Path | None) -> Match:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from attnbench.cli import console
@@ -105,8 +104,7 @@ def print_match(answer: Match, how: str) -> None:
     )
     console.line()
     for sentence in answer.sentences():
-        for part in wrap(sentence, console.width(), subsequent_indent="  ", break_on_hyphens=False):
-            console.line(part)
+        console.paragraph(sentence)
     if answer.kept is not None:
         console.line(f"trainings: {answer.kept / 'results.csv'}")
     points = [point for one in answer.found for point in one.tries]
@@ -118,7 +116,7 @@ def print_match(answer: Match, how: str) -> None:
 def _row(answer: Match, one: Found) -> list[str]:
     """The chosen setting, else what comes nearest to the budget, else the last try."""
     point = one.chosen or one.best(answer.budget) or (one.tries[-1] if one.tries else None)
-    label = _in_parts(one.variant)
+    label = console.in_parts(one.variant, 24)
     if point is None:
         return [label, one.knob, "-", "-", "-", "-", "-", "-", "0", "not measured"]
     return [
@@ -133,11 +131,6 @@ def _row(answer: Match, one: Found) -> list[str]:
         str(len(one.tries)),
         "met" if one.chosen else "not measured" if point.lacks(answer.budget) else "not met",
     ]
-
-
-def _in_parts(label: str) -> str:
-    """A long label with each option on a line of its own, so that no word is broken."""
-    return label if len(label) <= 24 else label.replace(":", ":\n").replace(",", ",\n")
 
 
 def _between(point: Point) -> str:

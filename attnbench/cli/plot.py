@@ -22,8 +22,6 @@ FORMATS = ("svg", "png", "pdf")
 
 
 HELP = f"Or a picture that needs no run: {', '.join(PICTURES)}"
-ONLY_PICTURES = ("layer", "head", "plugin")
-"""Options of ``attnbench plot`` that mean nothing for runs."""
 
 
 def asked_for(results: Sequence[Path] | None) -> str | None:
@@ -39,15 +37,6 @@ def asked_for(results: Sequence[Path] | None) -> str | None:
     if first not in PICTURES:
         raise UsageError(f"{first}: no such file or folder, and no picture{hint}")
     return first
-
-
-def refuse_for_runs(options: Mapping[str, Any]) -> None:
-    """Raise UsageError where an option is given that only pictures have."""
-    for option in ONLY_PICTURES:
-        if options.get(option) not in (None, []):
-            raise UsageError(
-                f"--{option} belongs to a picture that needs no run: attnbench plot weights performer --{option} ..."
-            )
 
 
 def draw_picture(
@@ -192,7 +181,10 @@ def plot(
             options=chosen | of_runs | {"overlay": overlay} | looks,
         )
         return
-    refuse_for_runs({"layer": layer, "head": head, "plugin": plugin})
+    for option, value in {"layer": layer, "head": head, "plugin": plugin}.items():
+        if value not in (None, []):
+            belongs = "belongs to a picture that needs no run: attnbench plot weights performer"
+            raise UsageError(f"--{option} {belongs} --{option} ...")
 
     from attnbench.plots import draw_all
     from attnbench.plots.load import find_results, read_results

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +12,6 @@ import typer
 
 from attnbench.cli import completion, console, options
 from attnbench.cli.plan import predict, print_heading
-from attnbench.cli.startup import importing, worker_ahead
 from attnbench.errors import NothingMeasured, UsageError
 from attnbench.marks import error_text, name_text
 from attnbench.printable import without_empty
@@ -127,44 +126,43 @@ def run(
     alone = nullcontext() if fresh or dry_run else once(out, given)
     with ExitStack() as ours:
         ours.enter_context(alone)
-        worker = ours.enter_context(worker_ahead(threads, wanted=there is None and not dry_run))
+        worker = ours.enter_context(_worker_ahead(threads, wanted=there is None and not dry_run))
         engine: Engine | None = None
         if there is not None:
             from attnbench.run.many.on import opened
 
             engine, device = ours.enter_context(opened(there, device))
-        with importing():
-            from attnbench.run.plan import Options, make_plan
-            from attnbench.run.trial import load_all
+        from attnbench.run.plan import Options, make_plan
+        from attnbench.run.trial import load_all
 
-            load_all(plugin or [])
-            asked = Options(
-                device=device,
-                dtype=dtype,
-                launch=launch,
-                overrides=overrides,
-                select=select,
-                shard=wanted,
-                on=on,
-                out=out,
-                plugins=tuple(plugin or ()),
-                threads=threads,
-                seed=seed,
-                cell_timeout=cell_timeout,
-                first_call_timeout=first_call_timeout,
-                memory_limit=limit,
-                min_time=min_time,
-                process=process,
-                like=like,
-                rounds=rounds,
-                quick=quick,
-                fresh=fresh,
-                retry_failed=retry_failed,
-                unchecked=unchecked,
-                dry=dry_run,
-                repeats=context.obj,
-            )
-            plan = make_plan(suite, asked)
+        load_all(plugin or [])
+        asked = Options(
+            device=device,
+            dtype=dtype,
+            launch=launch,
+            overrides=overrides,
+            select=select,
+            shard=wanted,
+            on=on,
+            out=out,
+            plugins=tuple(plugin or ()),
+            threads=threads,
+            seed=seed,
+            cell_timeout=cell_timeout,
+            first_call_timeout=first_call_timeout,
+            memory_limit=limit,
+            min_time=min_time,
+            process=process,
+            like=like,
+            rounds=rounds,
+            quick=quick,
+            fresh=fresh,
+            retry_failed=retry_failed,
+            unchecked=unchecked,
+            dry=dry_run,
+            repeats=context.obj,
+        )
+        plan = make_plan(suite, asked)
         if not as_json:
             print_heading(plan)
         if dry_run:
@@ -176,6 +174,18 @@ def run(
                 console.line(f"shard {wanted} has no cells; nothing was run or written")
         else:
             _measure(plan, worker, engine, as_json=as_json, rates=rates or plan.settings.device.startswith("cuda"))
+
+
+@contextmanager
+def _worker_ahead(threads: int | None, *, wanted: bool) -> Iterator[Worker]:
+    """A measuring process that imports torch while this one does, if ``wanted``; settings but threads may follow."""
+    from attnbench.machine import default_threads
+    from attnbench.run.isolation import Settings, Worker
+
+    with Worker(Settings(threads=threads or default_threads())) as worker:
+        if wanted:
+            worker.begin()
+        yield worker
 
 
 def _repeated(context: typer.Context, suite: str) -> dict[str, Any]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from attnbench.cli import console
 from attnbench.pretrained.swap import Watcher
+from attnbench.printable import without_empty
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -46,7 +46,6 @@ def print_foreseen(asked: Asked, *, as_json: bool) -> None:
     """Print what the answer would take."""
     from dataclasses import asdict
 
-    from attnbench.cli.swap_tables import SwapScreen
     from attnbench.units import format_bytes, format_count, format_seconds
 
     with console.progress(total=1) as bar:
@@ -78,7 +77,7 @@ def _print_together(found: Sequence[Line]) -> None:
     trained = any(line.steps for line in found)
     cells = [
         {
-            "variant": _broken(line.label),
+            "variant": console.in_parts(line.label, _LONGEST_LABEL),
             "steps": str(line.steps) if trained else "-",
             "loss": _number(line.loss, ".3f"),
             "over original": _interval(line.over_original),
@@ -129,14 +128,8 @@ def _print_alone(found: Sequence[Line]) -> None:
             cells.append({"variant": label} | {str(place): _number(values.get(place), ".2g") for place in places})
         elif known:
             largest = max(known, key=lambda place: known[place])
-            cells.append(
-                {
-                    "variant": label,
-                    "median": _number(median(known.values()), ".2g"),
-                    "largest": _number(known[largest], ".2g"),
-                    "in layer": str(largest),
-                }
-            )
+            ends = {"median": f"{median(known.values()):.2g}", "largest": f"{known[largest]:.2g}"}
+            cells.append({"variant": label, **ends, "in layer": str(largest)})
     what = "KL from the original" if column == "KL" else "error of the last features"
     _table(cells, f"\none layer replaced, untrained: {what}, by layer")
 
@@ -146,8 +139,7 @@ def _print_missing(rows: Sequence[Row]) -> None:
     if said:
         console.line()
     for line in said:
-        for part in wrap(line, console.width(), subsequent_indent="  ", break_on_hyphens=False):
-            console.line(part)
+        console.paragraph(line)
 
 
 def _print_notes(together: Sequence[Line], found: Sequence[Line]) -> None:
@@ -165,14 +157,8 @@ def _print_notes(together: Sequence[Line], found: Sequence[Line]) -> None:
 
 
 def _table(cells: Sequence[dict[str, str]], title: str) -> None:
-    """Print the columns that hold anything."""
-    used = [name for name in cells[0] if any(row[name] != "-" for row in cells)]
-    console.table(used, [[row[name] for name in used] for row in cells], right=used[1:], title=title)
-
-
-def _broken(label: str) -> str:
-    """A label; a long one has a line for each option."""
-    return label if len(label) <= _LONGEST_LABEL else label.replace(":", ":\n").replace(",", ",\n")
+    columns, rows = without_empty(list(cells[0]), [list(row.values()) for row in cells])
+    console.table(columns, rows, right=columns[1:], title=title)
 
 
 def _number(value: float | None, how: str) -> str:

@@ -14,11 +14,10 @@ from attnbench.errors import UsageError
 from attnbench.machine import default_threads, resolve_device
 from attnbench.plugins import provenance
 from attnbench.pretrained.evaluate import WINDOWS_OF_LAYERS
-from attnbench.pretrained.folder import known_folder
 from attnbench.pretrained.models import open_model, threads_of_torch
 from attnbench.pretrained.question import Entry, Question, entries, parse_layers, parse_steps, refuse
 from attnbench.pretrained.subject import Subject
-from attnbench.pretrained.swap import Place, Swapped, Watcher, answered_by, identity_of, swap
+from attnbench.pretrained.swap import Place, Swapped, Watcher, answered_by, identity_of, known_folder, swap
 from attnbench.pretrained.tune import Rules
 from attnbench.pretrained.windows import Text
 from attnbench.run.trial import load_all

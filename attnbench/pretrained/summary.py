@@ -69,20 +69,19 @@ def _line(rows: Sequence[Row], groups: dict[tuple[str, str, int], list[Row]]) ->
         layers=first.layers,
         steps=first.steps,
         seeds=len(rows),
-        loss=_middle(rows, "loss"),
         over_original=_over_original(rows),
         over_control=over_control,
         as_trivial=over_trivial is not None and 0 <= over_trivial.high < math.inf,
         repaired=_repaired(over_control, _over_original(start)) if start else None,
-        accuracy=_middle(rows, "accuracy"),
-        top1_agreement=_middle(rows, "top1_agreement"),
-        kl=_middle(rows, "kl"),
-        hidden_error=_middle(rows, "hidden_error"),
-        cosine=_middle(rows, "cosine"),
-        neighbours=_middle(rows, "neighbours"),
-        attention_error=_middle(rows, "attention_error"),
-        pairs_seen=_middle(rows, "pairs_seen"),
+        **{name: _middle(rows, name) for name in _MIDDLES},
     )
+
+
+_MIDDLES = (
+    *("loss", "accuracy", "top1_agreement", "kl", "hidden_error", "cosine", "neighbours"),
+    *("attention_error", "pairs_seen"),
+)
+"""Columns of which a line has the median over seeds."""
 
 
 def _middle(rows: Sequence[Row], column: str) -> float | None:

@@ -4,39 +4,147 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from attnbench.errors import BrokenContract
+from attnbench import __version__
+from attnbench.errors import BrokenContract, CannotCreate, CorruptResults, StoreError
+from attnbench.files import make_folder, refuse_link, refuse_other_than_file, replace_file
+from attnbench.journal import Journal
+from attnbench.lock import held
 from attnbench.machine import machine_id, variables
+from attnbench.manifest import OPENING, RUN_ID, read_manifest, with_opening, write_manifest
 from attnbench.measure.statistics import median, median_interval
 from attnbench.pictures.implied import implied
 from attnbench.pretrained.baseline import Baseline, baseline_of
 from attnbench.pretrained.evaluate import Evaluated, LayerErrors, evaluate, layer_errors
-from attnbench.pretrained.folder import folder_for
 from attnbench.pretrained.operators import Operators, build_operators
 from attnbench.pretrained.question import EXACT, Entry, Question, entries, refuse
-from attnbench.pretrained.row import Row
+from attnbench.pretrained.row import Row, csv_of
 from attnbench.pretrained.subject import Exact, Subject
 from attnbench.pretrained.tune import Pupil, tuned
 from attnbench.pretrained.windows import Text
+from attnbench.run.identity import run_key
 from attnbench.run.outcome import status_of
 from attnbench.run.process import environment_for
+from attnbench.run.rows import now, stamp
+from attnbench.runs import by_age, suite_folder
 from attnbench.status import Status
+from attnbench.store import ENVIRONMENT
 
+ROWS, TABLE = "swap.jsonl", "swap.csv"
 METHOD = 1
 """Version of how numbers come about; rows of another one are not continued."""
 _SAME = 1e-4
 """Nats by which softmax attention in the place of softmax attention may move the loss."""
 _DONE = (Status.OK, Status.UNSUPPORTED)
 """Outcomes that another try would not change."""
+
+
+class SwapFolder:
+    """Rows of one model, one text and one way to train; further variants, layers and seeds may join them.
+
+    Raises:
+        CannotCreate: it cannot be made, or a link stands in its place.
+        StoreError: a row cannot be written.
+        Locked: another process writes here.
+        CorruptResults: a line is not as it was written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._journal = Journal(path / ROWS, str(read_manifest(path / ENVIRONMENT).get(OPENING, "")))
+
+    @contextmanager
+    def lock(self) -> Iterator[list[Row]]:
+        """Lock the folder against other processes, and give the rows that are there."""
+        refuse_link(self.path)
+        refuse_other_than_file(self.path / ROWS)
+        with held(self.path):
+            try:
+                yield self._rows(self._journal.open().rows)
+            finally:
+                self._journal.close()
+
+    def rows(self) -> list[Row]:
+        """The rows that are there."""
+        return self._rows(self._journal.read().rows)
+
+    def _rows(self, lines: list[dict[str, Any]]) -> list[Row]:
+        found = []
+        for number, line in enumerate(lines, start=1):
+            try:
+                found.append(Row.from_json(line))
+            except (TypeError, ValueError, KeyError) as error:
+                raise CorruptResults(
+                    f"{self.path / ROWS}:{number}: not a row of this version ({error}); restore it or use --fresh"
+                ) from None
+        return found
+
+    def add(self, row: Row) -> None:
+        """Append one row."""
+        self._journal.append([row.to_json()])
+
+    def write_csv(self, rows: list[Row]) -> None:
+        """Replace the table."""
+        try:
+            replace_file(self.path / TABLE, csv_of(rows))
+        except OSError as error:
+            raise StoreError(f"cannot write {self.path / TABLE}: {error.strerror}; {ROWS} is intact") from error
+
+
+def known_folder(out: Path, identity: Mapping[str, Any], warn: Callable[[str], None]) -> SwapFolder | None:
+    """The newest folder below ``out`` whose rows had the same ``identity``; None if there is none.
+
+    Args:
+        identity: everything that decides the numbers, but which variants, layers and seeds are asked for.
+        warn: is told of folders that cannot be read.
+    """
+    for path in reversed(by_age(file.parent for file in suite_folder(out, "swap").glob(f"*/{ENVIRONMENT}"))):
+        try:
+            environment = read_manifest(path / ENVIRONMENT)
+        except CorruptResults as error:
+            warn(f"{error}; these rows are not continued")
+            continue
+        if environment.get("run_key") == run_key(dict(identity)) and environment.get("folder") == path.name:
+            return SwapFolder(path)
+    return None
+
+
+def new_folder(out: Path, identity: Mapping[str, Any]) -> SwapFolder:
+    """A folder below ``out``, named after the time and the device.
+
+    Raises:
+        CannotCreate: it cannot be made.
+    """
+    root = suite_folder(out, "swap")
+    make_folder(root)
+    facts = {
+        "attnbench": __version__,
+        "run_key": run_key(dict(identity)),
+        **identity,
+        "started_at": now(),
+        RUN_ID: token_hex(8),
+    }
+    name = f"{stamp()}-{str(identity['device']).replace(':', '')}"
+    for attempt in range(100):
+        path = root / (name if not attempt else f"{name}-{attempt}")
+        try:
+            path.mkdir()
+            write_manifest(path / ENVIRONMENT, with_opening({**facts, "folder": path.name}))
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise CannotCreate(f"cannot create {path}: {error.strerror}; choose another folder with --out") from error
+        return SwapFolder(path)
+    raise CannotCreate(f"cannot find a free name for a new folder in {root}")
 
 
 class Watcher:
@@ -90,7 +198,9 @@ def swap(question: Question, subject: Subject, text: Text, place: Place, watcher
     refuse(question, subject.layers, text.most)
     visits = entries(question, subject.layers)
     subject.module.to(question.device)
-    folder = folder_for(place.out, identity_of(question, subject, text, place), fresh=place.fresh, warn=watcher.warned)
+    identity = identity_of(question, subject, text, place)
+    known = None if place.fresh else known_folder(place.out, identity, watcher.warned)
+    folder = known or new_folder(place.out, identity)
     with folder.lock() as stored:
         rows = {(row.key, row.steps): row for row in stored}
         missing = [entry for entry in visits if not answered_by(entry, rows)]
@@ -244,18 +354,11 @@ class _Visit:
             machine_id=machine_id(question.device),
             torch_version=torch.__version__,
             transformers_version=self.subject.facts.get("transformers", ""),
-            started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            started_at=now(),
         )
 
     def _measured(self, row: Row, found: Evaluated, errors: LayerErrors | None) -> Row:
-        numbers: dict[str, Any] = {
-            "accuracy": found.accuracy,
-            "top1_agreement": found.top1_agreement,
-            "kl": found.kl,
-            "hidden_error": found.hidden_error,
-            "cosine": found.cosine,
-            "neighbours": found.neighbours,
-        }
+        numbers = {name: value for name, value in asdict(found).items() if name != "losses"}
         if errors is not None:
             numbers |= {"attention_error": errors.attention, "trivial_error": errors.trivial}
         before = self.baseline.losses

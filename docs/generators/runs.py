@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from attnbench.pretrained.folder import TABLE
+from attnbench.pretrained.swap import TABLE
 from generators.markdown import ROOT, code, page, table, text
 from generators.reference_rows import RUNS, all_rows, environment
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from attnbench.cli.app import main
+from attnbench.cli.console import in_parts
 from attnbench.cli.match import match as match_command
-from attnbench.cli.match_screen import _in_parts
 from attnbench.cli.score import score
 from attnbench.decision.budget import Point
 from attnbench.decision.match import Prepared, ScoreMatch
@@ -239,8 +239,8 @@ def test_help_has_an_example_and_show_names_the_knob(capsys: pytest.CaptureFixtu
 
 def test_a_long_label_is_broken_between_its_options_and_never_within_a_word() -> None:
     label = "performer:kernel=trig,projection=iid"
-    assert _in_parts(label).split("\n") == ["performer:", "kernel=trig,", "projection=iid"]
-    assert _in_parts("performer") == "performer"
+    assert in_parts(label, 24).split("\n") == ["performer:", "kernel=trig,", "projection=iid"]
+    assert in_parts("performer", 24) == "performer"
 
 
 HALF = """

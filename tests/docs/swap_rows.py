@@ -18,10 +18,10 @@ from attnbench.inputs.captured import MINILM, SMOLLM2, describe
 from attnbench.measure.statistics import median_interval
 from attnbench.plots.style import save
 from attnbench.pretrained.figure import draw_swap
-from attnbench.pretrained.folder import SwapFolder
 from attnbench.pretrained.question import EXACT, MEAN_VALUE, NONE
 from attnbench.pretrained.row import Row
 from attnbench.pretrained.summary import Between, Line, lines
+from attnbench.pretrained.swap import SwapFolder
 from tests.docs.making import HERE, RUNS, points, rows, table
 
 SURVIVES = 0.9
