@@ -22,7 +22,7 @@ import typer.main
 from attnbench import __version__
 from attnbench.cli import console
 from attnbench.cli.completion import join_words
-from attnbench.cli.streams import lasting_streams
+from attnbench.cli.console import lasting_streams
 from attnbench.cli.usage import COMMANDS, OVERVIEW, UsageProblem, explain
 from attnbench.errors import AttnbenchError, Exit, UsageError, did_you_mean, said
 from attnbench.printable import without_home

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 
 from attnbench.capabilities import Decoding
 from attnbench.cell import Cell, ModelSize
-from attnbench.errors import Unsupported
+from attnbench.errors import BrokenContract, Unsupported
 from attnbench.manifest import digest
 from attnbench.measure.energy import Meter, energy_counters
 from attnbench.measure.error import measure_error
@@ -25,9 +27,8 @@ from attnbench.shape import Shape
 from attnbench.spec import Spec
 from attnbench.stack import refusal, turns
 from attnbench.task import NO_LABEL, Examples, Task, make_task, stream_seed
-from attnbench.training.accuracy import answer, chance
+from attnbench.training.accuracy import Answers, answer, chance
 from attnbench.training.checkpoint import Checkpoint
-from attnbench.training.honesty import Leaks, hold_to_unseen
 from attnbench.training.loop import TELL, Caller, Course, Lesson, Loss, train
 from attnbench.variant import VARIANTS, build
 
@@ -66,7 +67,7 @@ def score(
 
     Raises:
         Unsupported: the task or the variant does not allow this cell, or the variant would be softmax attention here.
-        BrokenContract: the score was not earned (see :mod:`attnbench.training.honesty`).
+        BrokenContract: the score was not earned (see :func:`hold_to_unseen` and :class:`Leaks`).
         Diverged: the loss is not finite.
         UsageError: unknown names or options, data that cannot be read.
     """
@@ -114,15 +115,10 @@ def score(
     low, high = earned.interval()
     params, wanted = _trainable(model), _trainable(Encoder("softmax", cell.shape, size, form=task.form))
     ratio = params / wanted
-    warnings = [leaks.warning() or ""]
-    if abs(ratio - 1) > _ALIKE:
-        warnings.append(f"{ratio:.2f} times the parameters of softmax")
-    if rules.guide:
-        warnings.append(f"trained to attend near the diagonal: guide={rules.guide:g}, which train_loss holds as well")
-    warnings += [one.trouble for one in (before, after) if one is not None]
-    for one in (before, after):
-        if one is not None:
-            one.remove()
+    checkpoints = [one for one in (before, after) if one is not None]
+    warnings = [leaks.warning(), *_doubts(ratio, rules.guide), *(one.trouble for one in checkpoints)]
+    for one in checkpoints:
+        one.remove()
     columns = {
         "score_kind": "token accuracy" if task.form.per_token else "accuracy",
         "score": earned.accuracy,
@@ -145,6 +141,13 @@ def score(
         "data_digest": task.digest,
     }
     return Scored(columns, [asdict(point) for point in course.points], [one for one in warnings if one])
+
+
+def _doubts(ratio: float, guide: float) -> list[str]:
+    """What makes a model less comparable with the others: its size, as a ratio to softmax's, and its loss."""
+    size = f"{ratio:.2f} times the parameters of softmax" if abs(ratio - 1) > _ALIKE else ""
+    guided = f"trained to attend near the diagonal: guide={guide:g}, which train_loss holds as well" if guide else ""
+    return [size, guided]
 
 
 def _told_of_each_call(model: nn.Module, tell: Callable[[int], None]) -> Callable[[int], None]:
@@ -290,3 +293,66 @@ def filling_loss(encoder: Encoder, share: float, *, seed: int, device: str) -> L
         return torch.stack(losses).mean()
 
     return loss
+
+
+_STANDARD_ERRORS = 5
+"""How many standard errors a difference may have by chance."""
+_LEAKED = 0.01
+"""Share of the test that may have been trained on, as a note in the row; more is an error of the task."""
+
+
+def hold_to_unseen(model: Callable[..., Tensor], task: Task, size: int, earned: Answers, device: str) -> None:
+    """Ask about examples drawn now, from a seed that nobody can know.
+
+    Nothing is asked where the task has no more examples than are stored.
+
+    Raises:
+        BrokenContract: it is better at the test than chance explains.
+    """
+    fresh = task.fresh(int.from_bytes(os.urandom(7)), size)
+    if fresh is None:
+        return
+    unseen = answer(model, fresh, device)
+    error = (earned.spread() ** 2 + unseen.spread() ** 2) ** 0.5
+    if earned.accuracy - unseen.accuracy > _STANDARD_ERRORS * error + 1e-9:
+        raise BrokenContract(
+            f"it knows the test: {earned.accuracy:.2f} of its answers are right there, and {unseen.accuracy:.2f} on "
+            "examples that were drawn after the training"
+        )
+
+
+class Leaks:
+    """Counts the sequences of the test that a training saw."""
+
+    def __init__(self, test: Iterable[Examples]) -> None:
+        self._test = {one for some in test for one in _digests(some)}
+        self._seen: set[bytes] = set()
+
+    def look(self, examples: Examples) -> None:
+        """Look at what a step of the training sees."""
+        self._seen |= self._test.intersection(_digests(examples))
+
+    def warning(self) -> str | None:
+        """What the row says about leaks; None where there are none.
+
+        Raises:
+            BrokenContract: more than a hundredth of the test was trained on.
+        """
+        count, whole = len(self._seen), len(self._test)
+        if count > _LEAKED * whole:
+            raise BrokenContract(f"{count} of the {whole} test sequences were trained on: the task gives its test away")
+        return f"{count} of the {whole} test sequences were trained on" if count else None
+
+    @property
+    def seen(self) -> list[str]:
+        """What was seen, for a checkpoint to hold."""
+        return sorted(one.hex() for one in self._seen)
+
+    def add(self, seen: Iterable[str]) -> None:
+        """Add what a checkpoint holds."""
+        self._seen |= {bytes.fromhex(one) for one in seen}
+
+
+def _digests(examples: Examples) -> Iterator[bytes]:
+    for sequence in examples.tokens.numpy():
+        yield hashlib.blake2b(sequence.tobytes(), digest_size=8).digest()

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from attnbench.errors import Unsupported
 from attnbench.pretrained.baseline import Baseline
 from attnbench.pretrained.evaluate import evaluate
+from attnbench.pretrained.loading import Around, TokenText
 from attnbench.pretrained.operators import Operators, build_operators, replaced
 from attnbench.pretrained.row import Row
 from attnbench.pretrained.subject import Exact, Subject
-from attnbench.pretrained.text import Around, TokenText
 from attnbench.reference import relative_error
 from attnbench.spec import parse_spec
 from attnbench.task import NO_LABEL

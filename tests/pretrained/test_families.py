@@ -18,11 +18,11 @@ from attnbench.pretrained.bridge import Session, calls_of, put_into, session
 from attnbench.pretrained.capture import Wish, capture
 from attnbench.pretrained.evaluate import layer_errors
 from attnbench.pretrained.language_model import LanguageModel
+from attnbench.pretrained.loading import Around, TokenText
 from attnbench.pretrained.operators import build_operators, replaced
 from attnbench.pretrained.question import Question, Wanted
 from attnbench.pretrained.subject import Exact
 from attnbench.pretrained.swap import Place, swap
-from attnbench.pretrained.text import Around, TokenText
 from attnbench.pretrained.tune import Pupil, Rules, tuned
 from attnbench.qkv import draw_qkv
 from attnbench.reference import of_query_heads, relative_error

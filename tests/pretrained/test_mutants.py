@@ -16,9 +16,9 @@ from attnbench.pretrained import bridge, evaluate, language_model, operators, ow
 from attnbench.pretrained.baseline import baseline_of
 from attnbench.pretrained.bridge import Session, put_into
 from attnbench.pretrained.language_model import LanguageModel
+from attnbench.pretrained.loading import TokenText
 from attnbench.pretrained.models import Trees
 from attnbench.pretrained.question import NONE, Question, Wanted
-from attnbench.pretrained.text import TokenText
 from attnbench.pretrained.tune import Rules
 from attnbench.pretrained.windows import Windows
 from attnbench.spec import parse_spec

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from attnbench.errors import UsageError
-from attnbench.pretrained.text import Around, TokenText, words_of
+from attnbench.pretrained.loading import Around, TokenText, words_of
 from attnbench.task import NO_LABEL
 from tests.pretrained import properties
 

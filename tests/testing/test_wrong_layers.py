@@ -65,12 +65,12 @@ FAULTS: list[tuple[str, list[str], Callable[[], None]]] = [
     ),
     (
         "distance_in_tokens",
-        ["attnbench.training.guidance.penalty"],
+        ["attnbench.training.loop.penalty"],
         lambda: guidance.test_the_loss_is_its_formula_and_padded_queries_have_no_part(0.2),
     ),
     (
         "distance_in_tokens",
-        ["attnbench.training.guidance.penalty", "tests.training.test_guidance.penalty"],
+        ["attnbench.training.loop.penalty", "tests.training.test_guidance.penalty"],
         guidance.test_the_diagonal_costs_nothing_and_what_is_farther_costs_more,
     ),
     (

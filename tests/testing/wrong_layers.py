@@ -13,7 +13,7 @@ from attnbench.capabilities import Decoding
 from attnbench.decoder import CrossAttention
 from attnbench.fewer_queries import FewerQueries, means
 from attnbench.model import MultiHead
-from attnbench.training.guidance import WIDTH
+from attnbench.training.loop import WIDTH
 
 
 class TurnedByPlaceZero(MultiHead):

@@ -14,8 +14,7 @@ from attnbench.model import Encoder
 from attnbench.shape import Shape
 from attnbench.spec import Spec
 from attnbench.training import loop
-from attnbench.training.guidance import calls_of, guidance, guided_loss, implied_weights, penalty
-from attnbench.training.loop import answers_loss, train
+from attnbench.training.loop import answers_loss, calls_of, guidance, guided_loss, implied_weights, penalty, train
 from attnbench.training.score import score
 from tests.training.models import First
 from tests.training.models import cell as scored

@@ -9,7 +9,7 @@ from torch import Tensor
 from attnbench.errors import BrokenContract
 from attnbench.task import Examples
 from attnbench.training.accuracy import answer
-from attnbench.training.honesty import Leaks, hold_to_unseen
+from attnbench.training.score import Leaks, hold_to_unseen
 from tests.training.models import First
 
 
