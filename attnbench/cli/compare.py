@@ -33,15 +33,7 @@ if TYPE_CHECKING:
 
 def compare(
     ctx: typer.Context,
-    variants: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="VARIANT...",
-            show_default=False,
-            help="One or more, with options as in performer:features=512. A module of your own: FILE.py:Class.",
-            autocompletion=completion.variants,
-        ),
-    ] = None,
+    variants: options.Variants = None,
     baseline: Annotated[
         str | None,
         typer.Option(

