@@ -132,9 +132,8 @@ def match(
     typed = options.typed_of(ctx)
     _refuse(typed, trains=score is not None, measures=run is None)
     refuse_files(csv, plot=plot)
-    given |= {
-        name: None for name in ("batch", "heads", "head_dim") if name not in typed
-    }  # as score has them, or compare
+    # The defaults of sizes are those of compare, or with --score those of score.
+    given |= {name: None for name in ("batch", "heads", "head_dim") if name not in typed}
     given |= {"pass_": pass_ if "pass_" in typed else None, "variants": variants or []}
     given |= {"memory_limit": options.bytes_of(memory_limit), "plugins": tuple(plugin or ())}
     if run is not None:
