@@ -196,8 +196,12 @@ def _facts(data: dict[str, Any]) -> list[tuple[str, str]]:
     facts += _own_form(data)
     for key in ABILITIES:
         facts.append((key.partition("_")[2] or key, _ability(data, key)))
-    claims_of = {"stochastic": ("random", _RANDOM), "rows_sum_to_one": ("weights", _WEIGHTS)}
-    for trait, (word, texts) in {**claims_of, "permutable": ("order", _ORDER)}.items():
+    told: list[tuple[str, str, Mapping[Any, str]]] = [
+        ("random", "stochastic", _RANDOM),
+        ("weights", "rows_sum_to_one", _WEIGHTS),
+        ("order", "permutable", _ORDER),
+    ]
+    for word, trait, texts in told:
         facts += [(word, texts[data[trait]]), *_instead(data, trait, texts)]
     if data["dtypes"] != list(Traits().dtypes):
         facts.append(("dtypes", f"{', '.join(data['dtypes'])} on a CPU"))
