@@ -8,14 +8,14 @@ from typing import Annotated, Literal
 import typer
 
 from attnbench.cli import console
-from attnbench.cli.options import AsJson, Device, ModelName, TextFile, Threads, WindowLength
+from attnbench.cli.options import TEXT, AsJson, Device, ModelName, Threads, WindowLength
 from attnbench.cli.outputs import refuse_files
 from attnbench.errors import UsageError
 
 
 def capture(
     model: ModelName,
-    text: TextFile = None,
+    text: Annotated[Path | None, TEXT] = None,
     layers: Annotated[
         str | None,
         typer.Option(metavar="LAYERS", help="all, or numbers such as 0,7; default the first, the middle, the last."),

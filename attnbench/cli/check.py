@@ -41,7 +41,7 @@ def check(
     time: Annotated[bool, typer.Option("--time/--no-time", help="Also measure how time grows with n.")] = True,
     threads: options.Threads = None,
     timeout: Annotated[float, typer.Option(min=1, max=1e6, metavar="SECONDS", help="Time limit for each law.")] = 300.0,
-    memory_limit: options.MemoryLimit = None,
+    memory_limit: Annotated[str | None, options.MEMORY_LIMIT] = None,
     as_json: options.AsJson = False,
     call: Annotated[
         Literal["tokens", "x"] | None,

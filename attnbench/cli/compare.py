@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Unpack
 
 import typer
 
 from attnbench.axes import AXES
-from attnbench.cell import Positions
 from attnbench.cli import completion, console, options
 from attnbench.cli.outputs import draw, refuse_files, write_rows
+from attnbench.cli.signature import command, completed
 from attnbench.errors import Exit
 from attnbench.marks import error_text, name_text
 from attnbench.printable import without_empty
-from attnbench.shape import Bias, Sink
 from attnbench.units import format_bytes, format_number, format_seconds, format_share, with_interval
 
 if TYPE_CHECKING:
@@ -26,14 +25,17 @@ if TYPE_CHECKING:
     from attnbench.measure.crossover import Crossover
     from attnbench.record import Record
     from attnbench.run.compare import Comparison, OnLength, Row, Side
+    from attnbench.run.question import Question
 
     Printer = Callable[..., None]
     """Prints a table as :func:`attnbench.cli.console.table` does."""
 
 
+@command(options.CompareOptions)
 def compare(
     ctx: typer.Context,
     variants: options.Variants = None,
+    *,
     baseline: Annotated[
         str | None,
         typer.Option(
@@ -42,74 +44,6 @@ def compare(
             autocompletion=completion.variants,
         ),
     ] = None,
-    n: Annotated[
-        str, typer.Option("--n", metavar="LENGTHS", help="Lengths: 1k..16k doubles, 1024..4096+1024 goes in steps.")
-    ] = "1024..4096",
-    shape: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Heads, widths and causal of a published shape: llama3-8b; an option beside it wins.",
-            autocompletion=completion.shapes,
-        ),
-    ] = None,
-    heads: options.Heads = 8,
-    kv_heads: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Heads of keys and values; default: as many as --heads.")
-    ] = None,
-    head_dim: options.HeadDim = 64,
-    v_dim: Annotated[int | None, typer.Option(min=1, metavar="N", help="Width of values; default: --head-dim.")] = None,
-    batch: options.Batch = 1,
-    dtype: options.Dtype = "float32",
-    device: options.Device = "auto",
-    pass_: options.PassOption = "forward",
-    level: options.LevelOption = "operator",
-    causal: options.Causal = False,
-    mask: Annotated[
-        str, typer.Option(metavar="MASK", help="Which pairs are hidden: prefix:64, document:300+200, sliding:128.")
-    ] = "none",
-    q_start: Annotated[int, typer.Option(min=0, metavar="N", help="Number of keys before the first query.")] = 0,
-    bias: Annotated[Bias, typer.Option(help="Position bias, added to the logits.")] = "none",
-    sink: Annotated[Sink, typer.Option(help="Logit without a key in each softmax.")] = "none",
-    padding: options.Padding = 0.0,
-    new_tokens: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Tokens after the prompt, at --pass generate; 0: 32.")
-    ] = 0,
-    added_tokens: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Learned tokens in front of a layer, at --level layer or model.")
-    ] = 0,
-    query_stride: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Tokens for each query of a layer, at --level layer or model.")
-    ] = 1,
-    architecture: options.ArchitectureOption = "encoder",
-    positions: Annotated[
-        Positions | None,
-        typer.Option(
-            help="Places of tokens, at --level layer (none, rotary) or model; default: none there, learned here."
-        ),
-    ] = None,
-    compile_: options.Compile = False,
-    launch: options.LaunchOption = "auto",
-    inputs: Annotated[
-        str,
-        typer.Option(
-            metavar="INPUT", help="Where q, k, v come from (attnbench list inputs).", autocompletion=completion.inputs
-        ),
-    ] = "gaussian",
-    error: Annotated[bool, typer.Option("--error/--no-error", help="Also measure the error.")] = True,
-    threads: options.Threads = None,
-    seed: options.Seed = 0,
-    timeout: Annotated[
-        float,
-        typer.Option(min=1, max=1e6, metavar="SECONDS", help="Time limit for each length in each process."),
-    ] = 120.0,
-    first_call_timeout: options.FirstCallTimeout = 600.0,
-    min_time: options.MinTime = 1.0,
-    memory_limit: options.MemoryLimit = None,
-    process: options.ProcessState = "tuned",
-    plugin: options.Plugins = None,
-    unchecked: options.Unchecked = False,
-    rates: options.OfLimits = False,
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the rows to this file.")] = None,
     as_json: options.AsJson = False,
     format_: Annotated[
@@ -119,15 +53,12 @@ def compare(
         Path | None, typer.Option(metavar="FILE", help="Draw time against n into this .svg, .png or .pdf.")
     ] = None,
     width: options.Width = "page",
+    **given: Unpack[options.CompareOptions],
 ) -> None:
     """Time variants in turn at each length, in three processes or more, and find the length from which one wins.
 
     The exit code is 1 if nothing could be measured.
     """
-    given = {name.rstrip("_"): value for name, value in locals().items() if name != "ctx"}
-    if shape is not None:
-        typed = {name.rstrip("_") for name in options.typed_of(ctx)}
-        given |= {axis: None for axis in AXES if axis in given and axis not in typed}
     from attnbench.run.different import refuse_equal
 
     variants = [*([baseline] if baseline else []), *(one for one in variants or [] if one != baseline)]
@@ -137,11 +68,8 @@ def compare(
 
     from attnbench.measure.statistics import FASTER_BAND
     from attnbench.run.compare import Stopped
-    from attnbench.run.question import Question
 
-    own = {"pass_": pass_, "memory_limit": options.bytes_of(memory_limit), "plugins": tuple(plugin or ())}
-    own |= {"unchecked": unchecked, "rates": rates}
-    question = Question.of(variants, n, given, error=error, **own).prepare()
+    question = question_of(variants, given, options.typed_of(ctx)).prepare()
     lengths = question.lengths
     with console.progress(total=len(lengths)) as bar:
         stopped: Stopped | None = None
@@ -178,6 +106,23 @@ def compare(
         raise typer.Exit(Exit.FAILED)
     if plot is not None:
         draw(lambda: _figure(comparison, f"{what}; {how}"), plot, width=width)
+
+
+def question_of(variants: Sequence[str], given: options.CompareOptions, typed: Collection[str]) -> Question:
+    """The question in the options of the command or of :func:`attnbench.compare`.
+
+    Args:
+        typed: the options that are there by the user's hand; a named shape decides the axes among the others.
+
+    Raises:
+        UsageError: an unknown shape, or a size that is none.
+    """
+    from attnbench.run.question import Question
+
+    given = completed(options.CompareOptions, given)
+    axes = {name: one for name, one in given.items() if given["shape"] is None or name not in AXES or name in typed}
+    limit = options.bytes_of(given["memory_limit"])
+    return Question.of(variants, {**axes, "memory_limit": limit})
 
 
 def watching(bar: Progress, lengths: Sequence[int], say: Callable[[str], None] = lambda text: None) -> OnLength:

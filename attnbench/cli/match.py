@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Unpack
 
 import typer
 
 from attnbench.cli import completion, console, options
 from attnbench.cli.outputs import draw, refuse_files, write_rows
+from attnbench.cli.signature import command, completed
 from attnbench.errors import Exit, UsageError
 
 if TYPE_CHECKING:
@@ -22,16 +24,17 @@ if TYPE_CHECKING:
     from attnbench.decision.matched import Match
 
 _WITH_FROM = {
-    *("variants", "error", "memory", "time", "score", "run", "n", "inputs", "task", "level", "pass_", "plugin"),
+    *("variants", "error", "memory", "time", "score", "run", "n", "inputs", "task", "level", "pass_", "plugins"),
     *("csv", "as_json", "plot", "width", "style"),
 }
 """Parameters that mean something beside ``--from``; the others say how to measure."""
 _OF_TRAININGS = {"task", "steps", "seeds", "rates", "layers", "ffn", "pretrain", "out", "fresh"}
 """Parameters that mean something beside ``--score`` only."""
-_NOT_OF_TRAININGS = {"inputs", "draws", "dtype", "level", "padding", "compile_", "seed"}
+_NOT_OF_TRAININGS = {"inputs", "draws", "dtype", "level", "padding", "compile", "seed"}
 """Parameters that mean nothing beside ``--score``."""
 
 
+@command(options.MatchOptions)
 def match(
     ctx: typer.Context,
     variants: Annotated[
@@ -43,74 +46,11 @@ def match(
             autocompletion=completion.variants,
         ),
     ] = None,
-    error: Annotated[
-        float | None, typer.Option(metavar="ERROR", help="Budget: relative error against exact attention, such as 0.1.")
-    ] = None,
-    memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Budget: peak memory of a call, such as 64MiB.")
-    ] = None,
-    time: Annotated[str | None, typer.Option(metavar="TIME", help="Budget: time of a call, such as 10ms.")] = None,
-    score: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SCORE", help="Budget: score of the trained model, such as 0.9. Default sizes are those of score."
-        ),
-    ] = None,
+    *,
     run: Annotated[
         Path | None,
         typer.Option("--from", metavar="RUN", help="Choose among the settings of this run; measure nothing."),
     ] = None,
-    n: Annotated[
-        str | None, typer.Option("--n", metavar="LENGTH", help="Length; default: 4096, with --score 64.")
-    ] = None,
-    inputs: Annotated[
-        str | None,
-        typer.Option(
-            metavar="INPUT", help="Where q, k, v come from; default: gaussian.", autocompletion=completion.inputs
-        ),
-    ] = None,
-    draws: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Draws for each error.")] = 5,
-    most: Annotated[
-        int | None, typer.Option(min=1, max=2**20, metavar="N", help="Largest value of a knob; default: the length.")
-    ] = None,
-    heads: options.Heads = 8,
-    head_dim: options.HeadDim = 64,
-    batch: options.Batch = 1,
-    dtype: options.Dtype = "float32",
-    device: options.Device = "auto",
-    pass_: options.PassOption = "forward",
-    level: options.LevelOption = "operator",
-    causal: options.Causal = False,
-    padding: options.Padding = 0.0,
-    compile_: options.Compile = False,
-    task: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TASK",
-            help="With --score: task to train on (attnbench list tasks); default: recall.",
-            autocompletion=completion.tasks,
-        ),
-    ] = None,
-    steps: options.Steps = 400,
-    seeds: options.Seeds = 3,
-    rates: options.Rates = "0.004,0.008",
-    layers: options.Layers = 2,
-    ffn: options.Ffn = 128,
-    pretrain: options.Pretrain = False,
-    out: options.Out = Path("results"),
-    fresh: options.Fresh = False,
-    threads: options.Threads = None,
-    seed: options.Seed = 0,
-    timeout: Annotated[
-        float,
-        typer.Option(min=1, max=1e6, metavar="SECONDS", help="Time limit for one try; a slower one is too expensive."),
-    ] = 60.0,
-    first_call_timeout: options.FirstCallTimeout = 600.0,
-    min_time: options.MinTime = 1.0,
-    memory_limit: options.MemoryLimit = None,
-    process: options.ProcessState = "tuned",
-    plugin: options.Plugins = None,
-    unchecked: options.Unchecked = False,
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write every try to this file.")] = None,
     as_json: options.AsJson = False,
     plot: Annotated[
@@ -118,6 +58,7 @@ def match(
     ] = None,
     width: options.Width = "page",
     style: Annotated[Literal["light", "dark"], typer.Option(help="Colours of the drawing.")] = "light",
+    **given: Unpack[options.MatchOptions],
 ) -> None:
     """Turn the knob of each variant until all meet one budget, then time these settings in turn.
 
@@ -125,30 +66,20 @@ def match(
     score it trains each setting as attnbench score does, and the same command resumes a match that was stopped. For
     one variant it says how large the knob must be. The exit code is 1 if nothing could be measured.
     """
-    given = {name.rstrip("_"): value for name, value in locals().items()}
-    from attnbench.decision.budget import budget_of
-
-    budget = budget_of(error=error, memory=memory, time=time, score=score)
-    typed = options.typed_of(ctx)
-    _refuse(typed, trains=score is not None, measures=run is None)
+    asked = asked_in(variants or [], given, options.typed_of(ctx), measures=run is None)
     refuse_files(csv, plot=plot)
-    # The defaults of sizes are those of compare, or with --score those of score.
-    given |= {name: None for name in ("batch", "heads", "head_dim") if name not in typed}
-    given |= {"pass_": pass_ if "pass_" in typed else None, "variants": variants or []}
-    given |= {"memory_limit": options.bytes_of(memory_limit), "plugins": tuple(plugin or ())}
     if run is not None:
         from attnbench.plots.load import read_results
-        from attnbench.run.trial import load_all
 
-        load_all(given["plugins"])
-        answer = among(read_results(run, warn=console.warning), given, budget)
+        answer = asked.among(read_results(run, warn=console.warning))
         how = f"from {run}; nothing was measured anew"
     else:
-        prepared = to_measure(given, budget)
+        prepared = asked.to_measure()
         answer = _measure(prepared, csv)
-        threads = prepared.settings.threads
+        threads, draws = prepared.settings.threads, asked.given["draws"]
         how = f"{threads} thread{'s' * (threads != 1)}, {answer.environment['process']} process"
-        how += ", trainings of one thread" if score is not None else f", {draws} draw{'s' * (draws != 1)} of each error"
+        trains = asked.budget.target == "score"
+        how += ", trainings of one thread" if trains else f", {draws} draw{'s' * (draws != 1)} of each error"
     for warning in answer.warnings:
         console.warning(warning)
     if as_json:
@@ -166,7 +97,67 @@ def match(
         raise typer.Exit(Exit.FAILED)
 
 
-def _refuse(typed: Mapping[str, str], *, trains: bool, measures: bool) -> None:
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a user asks of ``match``: the variants, the budget and the options."""
+
+    variants: Sequence[str]
+    budget: Budget
+    given: options.MatchOptions
+
+    def to_measure(self) -> Prepared:
+        """The settings and the process that will measure them.
+
+        Raises:
+            UsageError: a variant or an option is wrong, or nothing has a knob.
+        """
+        from attnbench.decision.match import MatchQuestion, score_match
+        from attnbench.run.question import Question
+
+        given = {**self.given, "memory_limit": options.bytes_of(self.given["memory_limit"]), "variants": self.variants}
+        if self.budget.target == "score":
+            return score_match(given).prepare()
+        given |= {"error": True, "rates": False, "pass_": self.given["pass_"] or "forward"}
+        given["lengths"] = 4096 if self.given["n"] is None else self.given["n"]
+        return MatchQuestion(
+            Question.of(self.variants, given), self.budget, self.given["draws"], self.given["most"]
+        ).prepare()
+
+    def among(self, frame: pd.DataFrame) -> Match:
+        """The answer among the rows of finished runs.
+
+        Raises:
+            ResultsError: they have nothing that the budget is about.
+        """
+        from attnbench.decision.match import one_length
+        from attnbench.decision.match_run import match_run, match_scores
+
+        variants, budget, given = self.variants, self.budget, self.given
+        n = None if given["n"] is None else one_length(given["n"])
+        if budget.target == "score":
+            return match_scores(frame, variants, budget, n=n, task=given["task"], pass_=given["pass_"] or "training")
+        timed, inputs = given["pass_"] or "forward", given["inputs"]
+        return match_run(frame, variants, budget, n=n, inputs=inputs, level=given["level"], pass_=timed)
+
+
+def asked_in(
+    variants: Sequence[str], given: options.MatchOptions, typed: Mapping[str, str], *, measures: bool
+) -> Asked:
+    """The question in the options of the command or of :func:`attnbench.match`; its plug-ins are loaded.
+
+    Args:
+        typed: option that is there by the user's hand -> its name for messages.
+        measures: no rows of finished runs are given.
+
+    Raises:
+        UsageError: there is no budget or more than one, or an option means nothing beside the others.
+    """
+    from attnbench.decision.budget import budget_of
+    from attnbench.run.trial import load_all
+
+    given = completed(options.MatchOptions, given)
+    trains = given["score"] is not None
+    budget = budget_of(error=given["error"], memory=given["memory"], time=given["time"], score=given["score"])
     for name, option in typed.items():
         if not measures and name not in _WITH_FROM:
             raise UsageError(f"{option} says how to measure, and --from measures nothing; leave one out")
@@ -174,31 +165,8 @@ def _refuse(typed: Mapping[str, str], *, trains: bool, measures: bool) -> None:
             raise UsageError(f"{option} says how models are trained; give --score as well, or leave it out")
         if trains and name in _NOT_OF_TRAININGS:
             raise UsageError(f"{option} says nothing of models that are trained; leave it out beside --score")
-
-
-def to_measure(given: Mapping[str, Any], budget: Budget) -> Prepared:
-    """The question in the arguments of the command or of :func:`attnbench.match`; None stands for a default."""
-    from attnbench.decision.match import MatchQuestion, score_match
-    from attnbench.run.question import Question
-
-    if budget.target == "score":
-        return score_match(given).prepare()
-    own = {"pass_": given["pass_"] or "forward", "unchecked": given["unchecked"]}
-    how = Question.of(given["variants"], 4096 if given["n"] is None else given["n"], given, **own)
-    return MatchQuestion(how, budget, given["draws"], given["most"]).prepare()
-
-
-def among(frame: pd.DataFrame, given: Mapping[str, Any], budget: Budget) -> Match:
-    """The answer among rows that are there, to the same arguments."""
-    from attnbench.decision.match import one_length
-    from attnbench.decision.match_run import match_run, match_scores
-
-    variants, n = given["variants"], None if given["n"] is None else one_length(given["n"])
-    if budget.target == "score":
-        pass_ = given["pass_"] or "training"
-        return match_scores(frame, variants, budget, n=n, task=given["task"], pass_=pass_)
-    pass_, inputs, level = given["pass_"] or "forward", given["inputs"], given["level"]
-    return match_run(frame, variants, budget, n=n, inputs=inputs, level=level, pass_=pass_)
+    load_all(given["plugins"])
+    return Asked(variants, budget, given)
 
 
 def _measure(prepared: Prepared, csv: Path | None) -> Match:

@@ -1,31 +1,31 @@
-"""Type, bounds and help of the options that several commands share. Each command sets its own defaults."""
+"""The options of commands: type, bounds, help and default of each, for the command line and for Python alike."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypedDict
 
 import typer
 
-from attnbench.cell import Architecture, Launch, Pass
+from attnbench.cell import Architecture, Launch, Pass, Positions
 from attnbench.cli import completion
+from attnbench.cli.signature import Default
 from attnbench.errors import UsageError
+from attnbench.shape import Bias, Sink
 
 Device = Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, cuda:1 or mps.")]
-Out = Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for results.")]
+OUT = typer.Option(metavar="FOLDER", help="Folder for results.")
 Fresh = Annotated[bool, typer.Option("--fresh", help="Start a new run instead of resuming one.")]
-On = Annotated[
-    str | None,
-    typer.Option("--on", metavar="ENGINE", help="Let machines share the cells: ray, or ray:ADDRESS of a cluster."),
-]
-Plugins = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="PLUGIN", help="FILE.py, FILE.py:Class, module or hub:OWNER/NAME@1 with more variants or tasks."
-    ),
-]
+PLUGIN = typer.Option(
+    "--plugin",
+    metavar="PLUGIN",
+    help="FILE.py, FILE.py:Class, module or hub:OWNER/NAME@1 with more variants or tasks.",
+)
+Plugins = Annotated[list[str] | None, PLUGIN]
 Threads = Annotated[int | None, typer.Option(min=1, metavar="N", help="CPU threads; default: all cores.")]
-MemoryLimit = Annotated[str | None, typer.Option(metavar="SIZE", help="8GiB, say; default: 85 % of free memory.")]
+TEXT = typer.Option(metavar="FILE", help="Text to read; default the model's own.")
+MEMORY_LIMIT = typer.Option(metavar="SIZE", help="8GiB, say; default: 85 % of free memory.")
 FirstCallTimeout = Annotated[
     float, typer.Option(min=1, max=1e6, metavar="SECONDS", help="Limit for first calls that may compile, as on a GPU.")
 ]
@@ -48,7 +48,6 @@ Variants = Annotated[
         autocompletion=completion.variants,
     ),
 ]
-TextFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Text to read; default the model's own.")]
 WindowLength = Annotated[
     int | None, typer.Option(min=4, max=2**20, metavar="N", help="Tokens of a window; default 512, of listops 128.")
 ]
@@ -57,20 +56,12 @@ HeadDim = Annotated[int, typer.Option(min=1, metavar="N", help="Head width D.")]
 Causal = Annotated[bool, typer.Option("--causal", help="Query i sees no key after i.")]
 Batch = Annotated[int, typer.Option(min=1, metavar="N", help="Batch B.")]
 Dtype = Annotated[Literal["float64", "float32", "bfloat16", "float16"], typer.Option(help="Data type of q, k, v.")]
-PassOption = Annotated[
-    Pass, typer.Option("--pass", help="decode: one token; stepwise: all, one by one; generate: a prompt, then more.")
-]
 LevelOption = Annotated[
     Literal["operator", "layer", "model"], typer.Option(help="Attention alone, with projections, or a whole model.")
 ]
 Padding = Annotated[float, typer.Option(metavar="SHARE", help="Share of the tokens that are padding: 0.5.")]
-ArchitectureOption = Annotated[
-    Architecture, typer.Option(help="Kind of model, at --level model; an encoder-decoder reads n tokens and writes n.")
-]
 Compile = Annotated[bool, typer.Option("--compile", help="Compile each variant by torch.compile, as a whole.")]
-_LAUNCH = "On CUDA: eager, or graph, a CUDA graph of the call; auto: graph if possible."
-LaunchOption = Annotated[Launch, typer.Option("--launch", help=_LAUNCH)]
-OverrideLaunch = Annotated[Launch | None, typer.Option("--launch", help=_LAUNCH)]
+LAUNCH = "On CUDA: eager, or graph, a CUDA graph of the call; auto: graph if possible."
 Seed = Annotated[int, typer.Option(min=0, metavar="N", help="Seed of inputs and projections.")]
 MinTime = Annotated[
     float, typer.Option(min=0.001, max=3600, metavar="SECONDS", help="Least seconds spent on samples at each length.")
@@ -95,8 +86,309 @@ Ffn = Annotated[int, typer.Option(min=1, metavar="N", help="Width of the feed-fo
 Pretrain = Annotated[bool, typer.Option("--pretrain", help="Train on masked tokens of the task first.")]
 
 
-def bytes_of(memory_limit: str | None) -> int | None:
-    """The bytes of :data:`MemoryLimit`.
+class CompareOptions(TypedDict, total=False):
+    """Options of ``attnbench compare`` and :func:`attnbench.compare`."""
+
+    lengths: Annotated[
+        str | int | Sequence[int],
+        typer.Option("--n", metavar="LENGTHS", help="Lengths: 1k..16k doubles, 1024..4096+1024 goes in steps."),
+        Default("1024..4096", str),
+    ]
+    shape: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Heads, widths and causal of a published shape: llama3-8b; an option beside it wins.",
+            autocompletion=completion.shapes,
+        ),
+        Default(None),
+    ]
+    heads: Annotated[Heads, Default(8)]
+    kv_heads: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Heads of keys and values; default: as many as heads."),
+        Default(None),
+    ]
+    head_dim: Annotated[HeadDim, Default(64)]
+    v_dim: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Width of values; default: that of keys."), Default(None)
+    ]
+    batch: Annotated[Batch, Default(1)]
+    dtype: Annotated[Dtype, Default("float32")]
+    device: Annotated[Device, Default("auto")]
+    pass_: Annotated[
+        Pass,
+        typer.Option("--pass", help="decode: one token; stepwise: all, one by one; generate: a prompt, then more."),
+        Default("forward"),
+    ]
+    level: Annotated[LevelOption, Default("operator")]
+    causal: Annotated[Causal, Default(False)]
+    mask: Annotated[
+        str,
+        typer.Option(metavar="MASK", help="Which pairs are hidden: prefix:64, document:300+200, sliding:128."),
+        Default("none"),
+    ]
+    q_start: Annotated[int, typer.Option(min=0, metavar="N", help="Number of keys before the first query."), Default(0)]
+    bias: Annotated[Bias, typer.Option(help="Position bias, added to the logits."), Default("none")]
+    sink: Annotated[Sink, typer.Option(help="Logit without a key in each softmax."), Default("none")]
+    padding: Annotated[Padding, Default(0.0)]
+    new_tokens: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Tokens after the prompt, at --pass generate; 0: 32."), Default(0)
+    ]
+    added_tokens: Annotated[
+        int,
+        typer.Option(min=0, metavar="N", help="Learned tokens in front of a layer, at --level layer or model."),
+        Default(0),
+    ]
+    query_stride: Annotated[
+        int,
+        typer.Option(min=1, metavar="N", help="Tokens for each query of a layer, at --level layer or model."),
+        Default(1),
+    ]
+    architecture: Annotated[
+        Architecture,
+        typer.Option(help="Kind of model, at --level model; an encoder-decoder reads n tokens and writes n."),
+        Default("encoder"),
+    ]
+    positions: Annotated[
+        Positions | None,
+        typer.Option(
+            help="Places of tokens, at --level layer (none, rotary) or model; default: none there, learned here."
+        ),
+        Default(None),
+    ]
+    compile: Annotated[Compile, Default(False)]
+    launch: Annotated[Launch, typer.Option("--launch", help=LAUNCH), Default("auto")]
+    inputs: Annotated[
+        str,
+        typer.Option(
+            metavar="INPUT", help="Where q, k, v come from (attnbench list inputs).", autocompletion=completion.inputs
+        ),
+        Default("gaussian"),
+    ]
+    error: Annotated[bool, typer.Option("--error/--no-error", help="Also measure the error."), Default(True)]
+    threads: Annotated[Threads, Default(None)]
+    seed: Annotated[Seed, Default(0)]
+    timeout: Annotated[
+        float,
+        typer.Option(min=1, max=1e6, metavar="SECONDS", help="Time limit for each length in each process."),
+        Default(120.0),
+    ]
+    first_call_timeout: Annotated[FirstCallTimeout, Default(600.0)]
+    min_time: Annotated[MinTime, Default(1.0)]
+    memory_limit: Annotated[int | str | None, MEMORY_LIMIT, Default(None, str | None)]
+    process: Annotated[ProcessState, Default("tuned")]
+    plugins: Annotated[Sequence[str], PLUGIN, Default((), list[str] | None)]
+    unchecked: Annotated[Unchecked, Default(False)]
+    rates: Annotated[OfLimits, Default(False)]
+
+
+class MatchOptions(TypedDict, total=False):
+    """Options of ``attnbench match`` and :func:`attnbench.match`."""
+
+    error: Annotated[
+        float | None,
+        typer.Option(metavar="ERROR", help="Budget: relative error against exact attention, such as 0.1."),
+        Default(None),
+    ]
+    memory: Annotated[
+        int | str | None,
+        typer.Option(metavar="SIZE", help="Budget: peak memory of a call, such as 64MiB."),
+        Default(None, str | None),
+    ]
+    time: Annotated[
+        float | str | None,
+        typer.Option(metavar="TIME", help="Budget: time of a call, such as 10ms."),
+        Default(None, str | None),
+    ]
+    score: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SCORE", help="Budget: score of the trained model, such as 0.9. Default sizes are those of score."
+        ),
+        Default(None),
+    ]
+    n: Annotated[
+        int | str | None,
+        typer.Option("--n", metavar="LENGTH", help="Length; default: 4096, with --score 64."),
+        Default(None, str | None),
+    ]
+    inputs: Annotated[
+        str | None,
+        typer.Option(
+            metavar="INPUT", help="Where q, k, v come from; default: gaussian.", autocompletion=completion.inputs
+        ),
+        Default(None),
+    ]
+    draws: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Draws for each error."), Default(5)]
+    most: Annotated[
+        int | None,
+        typer.Option(min=1, max=2**20, metavar="N", help="Largest value of a knob; default: the length."),
+        Default(None),
+    ]
+    heads: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Heads H; default: 8, with --score 2."), Default(None)
+    ]
+    head_dim: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Head width D; default: 64, with --score 32."), Default(None)
+    ]
+    batch: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Batch B; default: 1, with --score 32."), Default(None)
+    ]
+    dtype: Annotated[Dtype, Default("float32")]
+    device: Annotated[Device, Default("auto")]
+    pass_: Annotated[
+        Pass | None,
+        typer.Option("--pass", help="Pass that is timed; default: forward, with --score training."),
+        Default(None),
+    ]
+    level: Annotated[LevelOption, Default("operator")]
+    causal: Annotated[Causal, Default(False)]
+    padding: Annotated[Padding, Default(0.0)]
+    compile: Annotated[Compile, Default(False)]
+    task: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TASK",
+            help="With --score: task to train on (attnbench list tasks); default: recall.",
+            autocompletion=completion.tasks,
+        ),
+        Default(None),
+    ]
+    steps: Annotated[Steps, Default(400)]
+    seeds: Annotated[Seeds, Default(3)]
+    rates: Annotated[Rates, Default("0.004,0.008")]
+    layers: Annotated[Layers, Default(2)]
+    ffn: Annotated[Ffn, Default(128)]
+    pretrain: Annotated[Pretrain, Default(False)]
+    out: Annotated[str | Path, OUT, Default(Path("results"), Path)]
+    fresh: Annotated[Fresh, Default(False)]
+    threads: Annotated[Threads, Default(None)]
+    seed: Annotated[Seed, Default(0)]
+    timeout: Annotated[
+        float,
+        typer.Option(min=1, max=1e6, metavar="SECONDS", help="Time limit for one try; a slower one is too expensive."),
+        Default(60.0),
+    ]
+    first_call_timeout: Annotated[FirstCallTimeout, Default(600.0)]
+    min_time: Annotated[MinTime, Default(1.0)]
+    memory_limit: Annotated[int | str | None, MEMORY_LIMIT, Default(None, str | None)]
+    process: Annotated[ProcessState, Default("tuned")]
+    plugins: Annotated[Sequence[str], PLUGIN, Default((), list[str] | None)]
+    unchecked: Annotated[Unchecked, Default(False)]
+
+
+class RunOptions(TypedDict, total=False):
+    """Options of ``attnbench run`` and :func:`attnbench.run`."""
+
+    device: Annotated[Device, Default("auto")]
+    select: Annotated[
+        str | None,
+        typer.Option(
+            "-k", metavar="EXPRESSION", help="Only these cells: 'performer and n4096', 'causal', 'not bfloat16'."
+        ),
+        Default(None),
+    ]
+    out: Annotated[str | Path, OUT, Default(Path("results"), Path)]
+    plugins: Annotated[Sequence[str], PLUGIN, Default((), list[str] | None)]
+    threads: Annotated[Threads, Default(None)]
+    cell_timeout: Annotated[
+        float,
+        typer.Option(min=1, max=1e6, metavar="SECONDS", help="Time limit for one visit of a cell."),
+        Default(60.0),
+    ]
+    first_call_timeout: Annotated[FirstCallTimeout, Default(600.0)]
+    memory_limit: Annotated[int | str | None, MEMORY_LIMIT, Default(None, str | None)]
+    min_time: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001,
+            max=3600,
+            metavar="SECONDS",
+            help="Least seconds spent on samples of a cell; default: the suite's.",
+        ),
+        Default(None),
+    ]
+    process: Annotated[ProcessState, Default("tuned")]
+    like: Annotated[
+        str | Path | None,
+        typer.Option(metavar="RUN", help="Multiply by the libraries of this run; default: of the suite's last."),
+        Default(None, Path | None),
+    ]
+    rounds: Annotated[
+        int | None,
+        typer.Option(min=1, max=20, metavar="N", help="Shuffled visits of each cell; default: the suite's."),
+        Default(None),
+    ]
+    quick: Annotated[bool, typer.Option("--quick", help="One sample per cell, no interval."), Default(False)]
+    fresh: Annotated[Fresh, Default(False)]
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Measure failed cells again."), Default(False)]
+    unchecked: Annotated[Unchecked, Default(False)]
+
+
+class ScoreOptions(TypedDict, total=False):
+    """Options of ``attnbench score``."""
+
+    task: Annotated[
+        str,
+        typer.Option(metavar="TASK", help="Task to train on (attnbench list tasks).", autocompletion=completion.tasks),
+        Default("recall"),
+    ]
+    n: Annotated[int, typer.Option("--n", min=1, metavar="LENGTH", help="Tokens in a sequence."), Default(64)]
+    steps: Annotated[Steps, Default(400)]
+    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Sequences in a step."), Default(32)]
+    seeds: Annotated[Seeds, Default(3)]
+    rates: Annotated[Rates, Default("0.004,0.008")]
+    layers: Annotated[Layers, Default(2)]
+    heads: Annotated[Heads, Default(2)]
+    head_dim: Annotated[HeadDim, Default(32)]
+    ffn: Annotated[Ffn, Default(128)]
+    causal: Annotated[Causal, Default(False)]
+    pretrain: Annotated[Pretrain, Default(False)]
+
+
+class SwapOptions(TypedDict, total=False):
+    """Options of ``attnbench swap`` and :func:`attnbench.swap`."""
+
+    text: Annotated[str | Path | None, TEXT, Default(None, Path | None)]
+    layers: Annotated[
+        str,
+        typer.Option(metavar="LAYERS", help="all together; each, or each/5, alone; 0,5: these two together."),
+        Default("all"),
+    ]
+    length: Annotated[WindowLength, Default(None)]
+    windows: Annotated[
+        int, typer.Option(max=100_000, metavar="N", help="Windows to evaluate on, at least 6."), Default(16)
+    ]
+    steps: Annotated[
+        str | int | Sequence[int],
+        typer.Option(metavar="STEPS", help="After how many steps of training to evaluate: 0,50."),
+        Default("0", str),
+    ]
+    learning_rate: Annotated[
+        float, typer.Option("--lr", metavar="RATE", help="Learning rate of the training."), Default(3e-4)
+    ]
+    batch: Annotated[int, typer.Option(min=1, max=2**20, metavar="N", help="Windows in a step."), Default(8)]
+    train: Annotated[
+        Literal["all", "attention", "variant"],
+        typer.Option(help="What is trained; variant: fits what it brings, layer by layer, to the exact output."),
+        Default("all"),
+    ]
+    redraw: Annotated[
+        int,
+        typer.Option(min=0, metavar="N", help="Draw random features anew every N steps; 0: never."),
+        Default(0),
+    ]
+    seeds: Annotated[int, typer.Option(min=1, max=100, metavar="N", help="Visits of each variant."), Default(1)]
+    device: Annotated[Device, Default("auto")]
+    threads: Annotated[Threads, Default(None)]
+    out: Annotated[str | Path, OUT, Default(Path("results"), Path)]
+    plugins: Annotated[Sequence[str], PLUGIN, Default((), list[str] | None)]
+    fresh: Annotated[Fresh, Default(False)]
+
+
+def bytes_of(memory_limit: int | str | None) -> int | None:
+    """Bytes of a memory limit, given as such or as text.
 
     Raises:
         UsageError: it is no size.
@@ -104,7 +396,7 @@ def bytes_of(memory_limit: str | None) -> int | None:
     from attnbench.units import parse_bytes
 
     try:
-        return None if memory_limit is None else parse_bytes(memory_limit)
+        return parse_bytes(memory_limit) if isinstance(memory_limit, str) else memory_limit
     except ValueError as problem:
         raise UsageError(f"--memory-limit: {problem}") from None
 

@@ -9,11 +9,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 import typer
 
+from attnbench.cell import Launch
 from attnbench.cli import completion, console, options
+from attnbench.cli.signature import command, completed
 from attnbench.errors import NothingMeasured, UsageError
 from attnbench.marks import error_text, name_text
 from attnbench.printable import without_empty
@@ -28,9 +30,10 @@ if TYPE_CHECKING:
     from attnbench.run.isolation import Worker
     from attnbench.run.many.engine import Engine
     from attnbench.run.many.on import Where
-    from attnbench.run.plan import Plan
+    from attnbench.run.plan import Options, Plan
 
 
+@command(options.RunOptions)
 def run(
     context: typer.Context,
     suite: Annotated[
@@ -40,11 +43,11 @@ def run(
             autocompletion=completion.suites,
         ),
     ],
-    device: options.Device = "auto",
+    *,
     dtype: Annotated[
         str | None, typer.Option(metavar="DTYPE", help="Override the data type: float32, bfloat16 ...")
     ] = None,
-    launch: options.OverrideLaunch = None,
+    launch: Annotated[Launch | None, typer.Option("--launch", help=options.LAUNCH)] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option(
@@ -54,50 +57,19 @@ def run(
             autocompletion=completion.axes,
         ),
     ] = None,
-    select: Annotated[
-        str | None,
-        typer.Option(
-            "-k", metavar="EXPRESSION", help="Only these cells: 'performer and n4096', 'causal', 'not bfloat16'."
-        ),
-    ] = None,
     shard: Annotated[
         str | None,
         typer.Option("--shard", metavar="I/K", help="Only part I of K, from 0; attnbench merge joins the parts."),
     ] = None,
-    out: options.Out = Path("results"),
-    plugin: options.Plugins = None,
-    threads: options.Threads = None,
     seed: Annotated[int | None, typer.Option(min=0, metavar="N", help="Override the suite's seed.")] = None,
-    cell_timeout: Annotated[
-        float, typer.Option(min=1, max=1e6, metavar="SECONDS", help="Time limit for one visit of a cell.")
-    ] = 60.0,
-    first_call_timeout: options.FirstCallTimeout = 600.0,
-    memory_limit: options.MemoryLimit = None,
-    min_time: Annotated[
-        float | None,
-        typer.Option(
-            min=0.001,
-            max=3600,
-            metavar="SECONDS",
-            help="Least seconds spent on samples of a cell; default: the suite's.",
-        ),
+    on: Annotated[
+        str | None,
+        typer.Option("--on", metavar="ENGINE", help="Let machines share the cells: ray, or ray:ADDRESS of a cluster."),
     ] = None,
-    process: options.ProcessState = "tuned",
-    like: Annotated[
-        Path | None,
-        typer.Option(metavar="RUN", help="Multiply by the libraries of this run; default: of the suite's last."),
-    ] = None,
-    rounds: Annotated[
-        int | None, typer.Option(min=1, max=20, metavar="N", help="Shuffled visits of each cell; default: the suite's.")
-    ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="One sample per cell, no interval.")] = False,
-    on: options.On = None,
-    fresh: options.Fresh = False,
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Measure failed cells again.")] = False,
-    unchecked: options.Unchecked = False,
     rates: options.OfLimits = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Predict FLOPs, memory and time; run nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Rows, or the prediction, as JSON on stdout.")] = False,
+    **given: Unpack[options.RunOptions],
 ) -> None:
     """Measure a suite: time, memory and error of every cell, stored one by one.
 
@@ -106,14 +78,15 @@ def run(
     The same command resumes an interrupted run. The exit code is 0 if at least one cell was measured, 1 if none was,
     2 for wrong usage or an invalid suite; the documentation lists the others.
     """
-    given = {name: value for name, value in locals().items() if name != "context"}
     if again := _repeated(context, suite):
         run(context, **again)
         return
+    given = completed(options.RunOptions, given)
+    device = given["device"]
     there = None if on is None else _engine(on, device=device, shard=shard, dry_run=dry_run)
     overrides = _axes(set_ or [])
     wanted = None if shard is None else parse_shard(shard)
-    limit = options.bytes_of(memory_limit)
+    limit = options.bytes_of(given["memory_limit"])
 
     from attnbench.suite.load import refuse_early
 
@@ -128,42 +101,27 @@ def run(
 
     from attnbench.lock import once
 
-    alone = nullcontext() if fresh or dry_run else once(out, given)
+    alone = nullcontext() if given["fresh"] or dry_run else once(Path(given["out"]), context.params)
     with ExitStack() as ours:
         ours.enter_context(alone)
-        worker = ours.enter_context(_worker_ahead(threads, wanted=there is None and not dry_run))
+        worker = ours.enter_context(_worker_ahead(given["threads"], wanted=there is None and not dry_run))
         engine: Engine | None = None
         if there is not None:
             from attnbench.run.many.on import opened
 
             engine, device = ours.enter_context(opened(there, device))
-        from attnbench.run.plan import Options, make_plan
+        from attnbench.run.plan import make_plan
         from attnbench.run.trial import load_all
 
-        load_all(plugin or [])
-        asked = Options(
-            device=device,
+        load_all(given["plugins"])
+        asked = options_of(
+            {**given, "device": device},
             dtype=dtype,
             launch=launch,
             overrides=overrides,
-            select=select,
             shard=wanted,
             on=on,
-            out=out,
-            plugins=tuple(plugin or ()),
-            threads=threads,
             seed=seed,
-            cell_timeout=cell_timeout,
-            first_call_timeout=first_call_timeout,
-            memory_limit=limit,
-            min_time=min_time,
-            process=process,
-            like=like,
-            rounds=rounds,
-            quick=quick,
-            fresh=fresh,
-            retry_failed=retry_failed,
-            unchecked=unchecked,
             dry=dry_run,
             repeats=context.obj,
         )
@@ -179,6 +137,21 @@ def run(
                 console.line(f"shard {wanted} has no cells; nothing was run or written")
         else:
             _measure(plan, worker, engine, as_json=as_json, rates=rates or plan.settings.device.startswith("cuda"))
+
+
+def options_of(given: options.RunOptions, **more: Any) -> Options:
+    """What a plan may take from the options of the command or of :func:`attnbench.run`, and ``more`` of its fields.
+
+    Raises:
+        UsageError: the memory limit is no size.
+    """
+    from attnbench.run.plan import Options
+
+    given = completed(options.RunOptions, given)
+    like = given["like"]
+    own: dict[str, Any] = {**given, "out": Path(given["out"]), "like": None if like is None else Path(like)}
+    own |= {"memory_limit": options.bytes_of(given["memory_limit"]), "plugins": tuple(given["plugins"])}
+    return Options(**own, **more)
 
 
 @contextmanager

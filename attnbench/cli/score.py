@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Unpack
 
 import typer
 
-from attnbench.cli import completion, console, options
+from attnbench.cli import console, options
+from attnbench.cli.signature import command, completed
 from attnbench.errors import NothingMeasured, UsageError
 from attnbench.marks import name_text
 
@@ -18,26 +19,13 @@ if TYPE_CHECKING:
 NEEDS_ONE = "score needs a variant; for example: attnbench score performer linear softmax --task recall"
 
 
+@command(options.ScoreOptions)
 def score(
     variants: options.Variants = None,
-    task: Annotated[
-        str,
-        typer.Option(metavar="TASK", help="Task to train on (attnbench list tasks).", autocompletion=completion.tasks),
-    ] = "recall",
-    n: Annotated[int, typer.Option("--n", min=1, metavar="LENGTH", help="Tokens in a sequence.")] = 64,
-    steps: options.Steps = 400,
-    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Sequences in a step.")] = 32,
-    seeds: options.Seeds = 3,
-    rates: options.Rates = "0.004,0.008",
-    layers: options.Layers = 2,
-    heads: options.Heads = 2,
-    head_dim: options.HeadDim = 32,
-    ffn: options.Ffn = 128,
-    causal: options.Causal = False,
-    pretrain: options.Pretrain = False,
+    *,
     device: options.Device = "auto",
-    out: options.Out = Path("results"),
-    plugin: options.Plugins = None,
+    out: Annotated[Path, options.OUT] = Path("results"),
+    plugins: options.Plugins = None,
     threads: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Trainings at once, each on one core; default: all cores.")
     ] = None,
@@ -49,6 +37,7 @@ def score(
     fresh: options.Fresh = False,
     unchecked: options.Unchecked = False,
     as_json: options.AsJson = False,
+    **given: Unpack[options.ScoreOptions],
 ) -> None:
     """Train variants on a task, each inside the same small encoder, and compare their scores.
 
@@ -62,24 +51,9 @@ def score(
     from attnbench.run.score_question import ScoreQuestion
     from attnbench.run.trial import load_all
 
-    names, plugins = with_modules(variants, plugin or [])
+    names, plugins = with_modules(variants, plugins or ())
     load_all(plugins)
-    specs = _specs(names)
-    question = ScoreQuestion(
-        task=task,
-        n=n,
-        steps=steps,
-        batch=batch,
-        seeds=seeds,
-        rates=rates,
-        layers=layers,
-        heads=heads,
-        head_dim=head_dim,
-        ffn=ffn,
-        causal=causal,
-        pretrain=pretrain,
-    )
-    suite = question.suite("score", specs)
+    suite = ScoreQuestion(**completed(options.ScoreOptions, given)).suite("score", _specs(names))
     how = Options(
         device=device,
         out=out,

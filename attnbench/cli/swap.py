@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Unpack
 
 import typer
 
 from attnbench.cli import completion, console, options
 from attnbench.cli.outputs import draw, refuse_files, write_rows
+from attnbench.cli.signature import command, completed
 from attnbench.errors import NothingMeasured, UsageError
 
 NEEDS_ONE = "swap needs --variant; for example: attnbench swap listops --variant performer"
 
 
+@command(options.SwapOptions)
 def swap(
     model: options.ModelName,
     variant: Annotated[
@@ -26,30 +28,7 @@ def swap(
             autocompletion=completion.variants,
         ),
     ] = None,
-    text: options.TextFile = None,
-    layers: Annotated[
-        str, typer.Option(metavar="LAYERS", help="all together; each, or each/5, alone; 0,5: these two together.")
-    ] = "all",
-    length: options.WindowLength = None,
-    windows: Annotated[int, typer.Option(max=100_000, metavar="N", help="Windows to evaluate on, at least 6.")] = 16,
-    steps: Annotated[
-        str, typer.Option(metavar="STEPS", help="After how many steps of training to evaluate: 0,50.")
-    ] = "0",
-    learning_rate: Annotated[float, typer.Option("--lr", metavar="RATE", help="Learning rate of the training.")] = 3e-4,
-    batch: Annotated[int, typer.Option(min=1, max=2**20, metavar="N", help="Windows in a step.")] = 8,
-    train: Annotated[
-        Literal["all", "attention", "variant"],
-        typer.Option(help="What is trained; variant: fits what it brings, layer by layer, to the exact output."),
-    ] = "all",
-    redraw: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Draw random features anew every N steps; 0: never.")
-    ] = 0,
-    seeds: Annotated[int, typer.Option(min=1, max=100, metavar="N", help="Visits of each variant.")] = 1,
-    device: options.Device = "auto",
-    threads: options.Threads = None,
-    out: options.Out = Path("results"),
-    plugin: options.Plugins = None,
-    fresh: options.Fresh = False,
+    *,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Time one window, say what all would take; replace nothing.")
     ] = False,
@@ -59,6 +38,7 @@ def swap(
         Path | None, typer.Option(metavar="FILE", help="Draw loss over steps and KL over layers to .svg, .png or .pdf.")
     ] = None,
     width: options.Width = "page",
+    **given: Unpack[options.SwapOptions],
 ) -> None:
     """Replace the attention of a trained model, and see what is left of it, without and with a little training.
 
@@ -66,14 +46,14 @@ def swap(
     attends to nothing) and, where something is trained, none: the model as it was, trained as long. The same command
     resumes what was stopped, and further variants join the rows that are there.
     """
-    given = {**locals(), "plugins": plugin or []}
+    given = completed(options.SwapOptions, given)
     if not variant:
         raise UsageError(NEEDS_ONE)
     refuse_files(csv, plot=plot)
 
     from attnbench.pretrained.asked import Asked, variants_of
 
-    specs = variants_of(variant, plugin or [])
+    specs = variants_of(variant, given["plugins"])
     console.only_repeats()
     asked = Asked.of(model, specs, given)
 

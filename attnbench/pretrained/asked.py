@@ -61,20 +61,23 @@ class Asked:
         rate = given["learning_rate"]
         if not 0 < rate <= 1:
             raise UsageError(f"--lr must be above 0 and at most 1, got {rate:g}; write 0.0003, say")
-        steps = parse_steps(given["steps"])
+        steps = given["steps"]
+        if not isinstance(steps, str):
+            steps = ",".join(map(str, [steps] if isinstance(steps, int) else steps))
         question = Question(
             variants=tuple(variants),
             layers=parse_layers(given["layers"]),
             windows=given["windows"],
-            rules=Rules(steps, rate, given["batch"], given["train"], given["redraw"]),
+            rules=Rules(parse_steps(steps), rate, given["batch"], given["train"], given["redraw"]),
             seeds=given["seeds"],
             device=resolve_device(given["device"]),
         )
+        text = given["text"]
         code = tuple(provenance(given["plugins"]).items())
         place = Place(Path(given["out"]), given["fresh"], given["threads"] or default_threads(), code)
         with threads_of_torch(place.threads):
-            subject, text = open_model(model, given["length"], given["text"])
-        return cls(question, subject, text, place)
+            subject, windows = open_model(model, given["length"], None if text is None else Path(text))
+        return cls(question, subject, windows, place)
 
     def foresee(self, watcher: Watcher) -> Foreseen:
         """What the answer would take; reads two windows, and writes nothing."""

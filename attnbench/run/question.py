@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 from attnbench.axes import AXES, defaults, names_of, shortened
@@ -25,12 +25,6 @@ from attnbench.spec import parse_spec, parse_specs
 from attnbench.suite.named_shapes import spelled_out
 from attnbench.suite.ranges import parse_range
 from attnbench.variant import VARIANTS
-
-_HOW = (
-    *("device", "level", "pass_", "threads", "memory_limit", "process", "plugins"),
-    *("timeout", "first_call_timeout", "min_time"),
-)
-"""Fields of every question that is measured in turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,22 +50,19 @@ class Question:
     rates: bool = False
 
     @classmethod
-    def of(
-        cls, variants: Sequence[str], lengths: str | int | Sequence[int], given: Mapping[str, Any], **more: Any
-    ) -> Self:
+    def of(cls, variants: Sequence[str], given: Mapping[str, Any]) -> Self:
         """The question in the arguments of a function or a command.
 
         Args:
-            given: argument -> value, among them the axes; one that is None has its value in the named ``shape``, if
-                there is one, and else its default.
-            more: fields that are not in ``given`` under their own names, or as something else.
+            given: argument -> value, among them the axes; an axis that is None or not there has its value in the named
+                ``shape``, if there is one, and else its default.
 
         Raises:
             UsageError: an unknown shape.
         """
         own = {axis: given[axis] for axis in AXES if given.get(axis) is not None}
         axes = spelled_out({"shape": given.get("shape"), **own})
-        return cls(variants, lengths, axes, **{name: given[name] for name in _HOW if name not in more}, **more)
+        return cls(variants, axes=axes, **{one.name: given[one.name] for one in fields(cls) if one.name in given})
 
     def prepare(self, *, alone: bool = False) -> Contest:
         """Load the plug-ins, look up every name, check every value.
