@@ -114,9 +114,9 @@ class Asked:
         from attnbench.decision.match import MatchQuestion, score_match
         from attnbench.run.question import Question
 
-        given = {**self.given, "memory_limit": options.bytes_of(self.given["memory_limit"]), "variants": self.variants}
+        given = {**self.given, "memory_limit": options.bytes_of(self.given["memory_limit"])}
         if self.budget.target == "score":
-            return score_match(given).prepare()
+            return score_match({**given, "variants": self.variants}).prepare()
         given |= {"error": True, "rates": False, "pass_": self.given["pass_"] or "forward"}
         given["lengths"] = 4096 if self.given["n"] is None else self.given["n"]
         return MatchQuestion(

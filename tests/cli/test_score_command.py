@@ -6,12 +6,9 @@ from typing import Any
 
 import pytest
 
-from attnbench.cli.compare import compare
+from attnbench.cli.compare import question_of
 from attnbench.cli.score import score
 from attnbench.errors import UsageError
-
-NO_CONTEXT: Any = None
-"""Only a named shape asks what was typed."""
 
 
 def said(variants: list[str], **options: Any) -> str:
@@ -45,11 +42,11 @@ def test_an_option_that_cannot_be_is_named_as_it_was_typed(options: dict[str, An
 @pytest.mark.parametrize("variant", ["perfomer", "performer:feature=8", "performer:features=0", "performer:features=x"])
 def test_what_is_wrong_with_a_variant_is_said_as_compare_says_it(variant: str) -> None:
     with pytest.raises(UsageError) as error:
-        compare(NO_CONTEXT, [variant, "softmax"])
+        question_of([variant, "softmax"], {}, ()).prepare()
     assert said([variant]) == str(error.value)
 
 
 def test_a_device_that_does_not_exist_is_told_as_compare_tells_it() -> None:
     with pytest.raises(UsageError) as error:
-        compare(NO_CONTEXT, ["linear", "softmax"], device="gpu")
+        question_of(["linear", "softmax"], {"device": "gpu"}, ()).prepare()
     assert said(["linear"], device="gpu") == str(error.value)

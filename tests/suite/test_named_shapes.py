@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import attnbench.api
-from attnbench.axes import AXES
 from attnbench.cli.app import main
+from attnbench.cli.compare import question_of
 from attnbench.errors import SuiteError, UsageError
 from attnbench.run.question import Question
 from attnbench.shape import Shape
@@ -58,9 +56,7 @@ def test_an_unknown_name_is_one_line_with_the_nearest() -> None:
 
 
 def question(**given: Any) -> Question:
-    usual = {name: one.default for name, one in inspect.signature(attnbench.api.compare).parameters.items()}
-    usual |= dict.fromkeys(AXES)
-    return Question.of(["sdpa", "softmax"], 64, usual | given)
+    return question_of(["sdpa", "softmax"], given, given.keys())
 
 
 def test_compare_takes_a_shape_and_options_beside_it() -> None:
