@@ -9,14 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from time import sleep
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from attnbench.cell import Cell
 from attnbench.machine import NOISY, OtherLoad
 from attnbench.measure.card import Card
-from attnbench.measure.glances import Glances
 from attnbench.measure.statistics import FEWEST, expected_half_width, median, noise_floor
 from attnbench.measure.stopwatch import Stopwatch
 from attnbench.measure.time import (
@@ -37,7 +36,7 @@ from attnbench.run.execute import stopwatch
 from attnbench.run.launch import EAGER, Launch, launch
 from attnbench.run.outcome import status_of
 from attnbench.run.turns import SEEN
-from attnbench.run.unseen import Look, hold_to, hold_to_glances, hold_to_unseen, look
+from attnbench.run.unseen import Look, hold_to, hold_to_unseen, look
 
 NOISE_TIME = 0.3
 """Seconds for the noise floor at the start of a run."""
@@ -68,8 +67,6 @@ class Entrant:
     run: Callable[[], object]
     batch: int
     """Calls in one sample."""
-    glances: Glances[Any] | None = None
-    """Looks at some of the timed calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +162,6 @@ class _Ready:
     timed: Launch
     """What takes turns."""
     warm: Timing
-    glances: Glances[Look]
-    """What it gives meanwhile."""
     off: str
     """What is wrong with its rows, or kept them from being held to the formula."""
 
@@ -176,11 +171,11 @@ class _Ready:
         looks = [look(call.on(number)()) for number in range(SEEN)]
         off = held_to_formula(call, unchecked=unchecked)
         timed = launch(cell, call)
-        return cls(cell, call, looks, timed, _warm(watch, timed.run, rules), Glances(look), off)
+        return cls(cell, call, looks, timed, _warm(watch, timed.run, rules), off)
 
     @property
     def entrant(self) -> Entrant:
-        return Entrant(self.timed.run, self.warm.samples[0].calls, self.glances)
+        return Entrant(self.timed.run, self.warm.samples[0].calls)
 
     def unchecked(self, watch: Stopwatch, seconds: float) -> list[str]:
         """What could not be checked about its calls, which took ``seconds``.
@@ -189,14 +184,12 @@ class _Ready:
             BrokenContract: it did not compute in each of its calls.
         """
         cell, call = self.cell, self.call
-        seen = [(self.warm.made + place, one) for place, one in self.glances.seen]
-        unchecked = hold_to_glances(call, seen, self.looks, cell)
         seconds = self.timed.seconds_by_host(watch, seconds)
         number, unseen, undecided = hold_to_unseen(cell, call, watch, seconds, self.looks)
         by_host = f"{EAGER}: {self.timed.note}" if self.timed.note else ""
         again = call if always_compiled(cell) else prepare(replace(cell, compile=False))
-        said = (self.off, by_host, unchecked, undecided, hold_to(unseen, again.on(number), cell))
-        return list(dict.fromkeys(filter(None, said)))
+        said = (self.off, by_host, undecided, hold_to(unseen, again.on(number), cell))
+        return list(filter(None, said))
 
 
 def measure_noise(device: str, watch: Stopwatch | None = None) -> float | None:
@@ -255,7 +248,7 @@ def take_turns(
     """
     shuffler = random.Random(seed)
     places = range(len(entrants))
-    samplers = [Sampler(watch, one.run, one.glances) for one in entrants]
+    samplers = [Sampler(watch, one.run) for one in entrants]
     stopped = 0
     clean: list[list[float]] = []
     disturbed: list[list[float]] = []
