@@ -114,8 +114,6 @@ class Timing:
     samples: tuple[Sample, ...] = field(default=())
     stopped: str = "width"
     """``width`` (narrow enough), ``budget`` (max_time or max_samples), ``quick``, ``busy`` (too few clean samples)."""
-    made: int = 0
-    """How many calls were made, with those of the warm-up."""
 
 
 class Kept:
@@ -167,8 +165,6 @@ class Sampler:
 
     def __init__(self, watch: Stopwatch, call: Callable[[], object]) -> None:
         self._watch, self._call, self._standstill = watch, call, Standstill()
-        self.made = 0
-        """Calls made until now."""
         self._stopped = 0
         """Samples in a row during which the process was stopped."""
 
@@ -181,7 +177,6 @@ class Sampler:
         start = Moment.now()
         seconds, switches = self._watch.time(call or self._call, calls)
         stopped = self._standstill.between(start, Moment.now(), calls)
-        self.made += calls
         if not (math.isfinite(seconds) and seconds > 0):
             raise ClockError(f"the clock gave {seconds} s for {calls} call(s)")
         self._stopped = self._stopped + 1 if stopped else 0
@@ -222,7 +217,8 @@ def measure_time(
         is_own = not first.stopped and (first.waited or 0.0) <= WAITED_FIRST * first.seconds
         first_call_s = first.seconds if is_own else None
         calls = 1 if rules.quick else _warm_up(watch, sampler, rules, first)
-        sampler.made += pace.begin(call, calls) if pace else 0
+        if pace:
+            pace.begin(call, calls)
         paced, clean, disturbed, lost = Paced(pace), list[Sample](), 0, 0.0
         while True:
             sample = sampler.take(calls)
@@ -236,7 +232,7 @@ def measure_time(
                     stopped = "busy"
             if stopped:
                 paced.close()
-                return Timing(first_call_s, tuple(paced.samples), stopped, sampler.made)
+                return Timing(first_call_s, tuple(paced.samples), stopped)
             if not sample.clean:
                 sleep(REST)
 

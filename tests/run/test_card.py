@@ -39,8 +39,8 @@ class Paces:
 
     apart = EVERY
 
-    def begin(self, call: object, calls: int) -> int:
-        return 0
+    def begin(self, call: object, calls: int) -> None:
+        pass
 
     def __init__(self, *throttled: int) -> None:
         self.told = chain(throttled, repeat(0))
