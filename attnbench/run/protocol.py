@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NotRequired, Self, TypedDict, TypeVar
 
@@ -54,9 +54,9 @@ class Request(ABC, Generic[Answer]):
 
     do: ClassVar[str]
 
-    @abstractmethod
     def to_json(self) -> dict[str, Any]:
-        """Plain dicts, lists, strings and numbers."""
+        """Plain dicts, lists, strings and numbers, by the names of the request's fields."""
+        return {name: _plain(getattr(self, name)) for name in type(self).__slots__}
 
     @classmethod
     @abstractmethod
@@ -88,6 +88,16 @@ class Request(ABC, Generic[Answer]):
             raise worker.garbage() from None
 
 
+def _plain(value: Any) -> Any:
+    if isinstance(value, Cell | Record):
+        return value.to_json()
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, Path):
+        return str(value)
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+
+
 @dataclass(frozen=True, slots=True)
 class Visited:
     """One round of a cell."""
@@ -116,16 +126,6 @@ class VisitCell(Request[Visited]):
     """The record of the round before, which later rounds refine."""
     unchecked: bool = False
     """Whether a variant that claims to be exact and is not is measured all the same, with a warning."""
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "cell": self.cell.to_json(),
-            "rules": asdict(self.rules),
-            "round": self.round,
-            "earlier": list(self.earlier),
-            "previous": self.previous.to_json() if self.previous else None,
-            "unchecked": self.unchecked,
-        }
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
@@ -163,9 +163,6 @@ class Train(Request[Trained]):
     """Where its checkpoint is kept."""
     quick: bool
 
-    def to_json(self) -> dict[str, Any]:
-        return {"cell": self.cell.to_json(), "folder": str(self.folder), "quick": self.quick}
-
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
         return cls(Cell.from_json(data["cell"]), Path(data["folder"]), data["quick"])
@@ -188,15 +185,6 @@ class TakeTurns(Request[Pairs]):
     """How many processes have timed them before this one."""
     unchecked: bool = False
     """As in :class:`VisitCell`."""
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "cells": [cell.to_json() for cell in self.cells],
-            "rules": asdict(self.rules),
-            "fewest": self.fewest,
-            "process": self.process,
-            "unchecked": self.unchecked,
-        }
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
@@ -225,12 +213,9 @@ class MeasureLimits(Request[Remeasured]):
     cells: Sequence[Cell]
     records: Sequence[Record]
 
-    def to_json(self) -> dict[str, Any]:
-        return {"cells": [cell.to_json() for cell in self.cells], "rows": [row.to_json() for row in self.records]}
-
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
-        return cls([Cell.from_json(cell) for cell in data["cells"]], [Record.from_json(row) for row in data["rows"]])
+        return cls([Cell.from_json(cell) for cell in data["cells"]], [Record.from_json(row) for row in data["records"]])
 
     def answered(self, answer: dict[str, Any]) -> Remeasured:
         rows = zip(self.cells, answer["rows"], strict=True)

@@ -68,7 +68,7 @@ class Process:
         if Process.fails:
             raise Process.fails
         if request["do"] == "limits":
-            return {"limits": {"matmul_rate": {"float32": 9e11}}, "rows": request["rows"]}
+            return {"limits": {"matmul_rate": {"float32": 9e11}}, "rows": request["records"]}
         cell, round_ = Cell.from_json(request["cell"]), request["round"]
         record = Record.of(cell, Status.OK, time_median_s=0.5, time_rounds=round_ + 1)
         samples = {"cell_id": cell.cell_id, "round": round_, "samples": [{"seconds": 0.5, "calls": 1}]}
