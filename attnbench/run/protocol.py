@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NotRequired, Self, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NotRequired, Self, TypedDict, TypeVar, cast
 
 from attnbench.cell import METHOD_VERSION, Cell
 from attnbench.measure.time import Sample, TimingRules
@@ -56,7 +56,8 @@ class Request(ABC, Generic[Answer]):
 
     def to_json(self) -> dict[str, Any]:
         """Plain dicts, lists, strings and numbers, by the names of the request's fields."""
-        return {name: _plain(getattr(self, name)) for name in type(self).__slots__}
+        names = cast("tuple[str, ...]", type(self).__slots__)
+        return {name: _plain(getattr(self, name)) for name in names}
 
     @classmethod
     @abstractmethod
