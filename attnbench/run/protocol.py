@@ -18,7 +18,7 @@ from attnbench.measure.time import Sample, TimingRules
 from attnbench.record import SCHEMA_VERSION, Record
 from attnbench.run.pairs import Pairs
 from attnbench.status import Status
-from attnbench.verify import are_points, are_samples, checked, foreign_to_cell
+from attnbench.verify import are_points, are_samples, checked, foreign_to_cell, foreign_to_samples
 
 if TYPE_CHECKING:
     from attnbench.run.isolation import Worker
@@ -56,8 +56,7 @@ class Request(ABC, Generic[Answer]):
 
     def to_json(self) -> dict[str, Any]:
         """Plain dicts, lists, strings and numbers, by the names of the request's fields."""
-        names = cast("tuple[str, ...]", type(self).__slots__)
-        return {name: _plain(getattr(self, name)) for name in names}
+        return _fields(self)
 
     @classmethod
     @abstractmethod
@@ -89,6 +88,10 @@ class Request(ABC, Generic[Answer]):
             raise worker.garbage() from None
 
 
+def _fields(one: object) -> dict[str, Any]:
+    return {name: _plain(getattr(one, name)) for name in cast("tuple[str, ...]", type(one).__slots__)}
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, Cell | Record):
         return value.to_json()
@@ -99,29 +102,69 @@ def _plain(value: Any) -> Any:
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
-@dataclass(frozen=True, slots=True)
-class Visited:
-    """One round of a cell."""
+@dataclass(slots=True)
+class Outcome:
+    """One round of a cell, or its training, which becomes the cell's row."""
 
     record: Record
-    samples: dict[str, Any] | None
-    """The raw samples as a row of ``samples.jsonl``; None where none were taken."""
+    samples: dict[str, Any] | None = None
+    """The raw samples as a row of ``samples.jsonl``; None if none were taken."""
+    failure: Record | None = None
+    """The row that the visit alone would give; not :attr:`record` if an earlier round was ok."""
+    stderr: Sequence[str] = ()
+    killed: bool = False
+    """Whether it was killed from outside, as far as can be told."""
+    points: Sequence[dict[str, Any]] = ()
+    """The learning curve of a training."""
 
     @property
     def taken(self) -> list[dict[str, Any]]:
-        """The samples of that row."""
+        """The samples of this round."""
         return self.samples["samples"] if self.samples else []
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain dicts, lists, strings and numbers."""
+        return _fields(self)
+
+    @classmethod
+    def from_json(
+        cls, data: dict[str, Any], cell: Cell, *, threads: int | None = None, request: VisitCell | None = None
+    ) -> Self:
+        """Inverse of :meth:`to_json`, for an outcome of ``cell``.
+
+        Args:
+            threads: with how many the cell is measured, if that is known.
+            request: the visit that was asked for, unless the cell was trained.
+
+        Raises:
+            AttributeError, KeyError, TypeError, ValueError: it cannot be one.
+        """
+        record = row_of(cell, data["record"])
+        failure = row_of(cell, data["failure"]) if data["failure"] else None
+        samples, points = data["samples"], data["points"]
+        found = cls(record, samples, failure, [str(line) for line in data["stderr"]], bool(data["killed"]), points)
+        if not are_samples(found.taken) or not are_points(points):
+            raise ValueError("no samples, or no learning curve")
+        if record.threads not in (None, threads or record.threads):
+            raise ValueError("other threads")
+        if samples and samples["cell_id"] != cell.cell_id:
+            raise ValueError("the samples of another cell")
+        if request and samples and samples["round"] != request.round:
+            raise ValueError("the samples of another round")
+        if request and record.status is Status.OK and foreign_to_samples(record, [*request.earlier, found.taken]):
+            raise ValueError("a time that is not that of its samples")
+        return found
 
 
 @dataclass(frozen=True, slots=True)
-class VisitCell(Request[Visited]):
+class VisitCell(Request[Outcome]):
     """Measure one round of a cell (:func:`attnbench.run.execute.run_cell`)."""
 
     do = "cell"
     cell: Cell
     rules: TimingRules
     round: int = 0
-    earlier: Sequence[Sequence[dict[str, Any]]] = ()
+    earlier: Sequence[list[dict[str, Any]]] = ()
     """Samples of each earlier round."""
     previous: Record | None = None
     """The record of the round before, which later rounds refine."""
@@ -138,24 +181,17 @@ class VisitCell(Request[Visited]):
         """The samples of each earlier round."""
         return [[Sample(**sample) for sample in samples] for samples in self.earlier]
 
-    def answered(self, answer: dict[str, Any]) -> Visited:
-        visited = Visited(row_of(self.cell, answer["record"]), answer.get("samples"))
+    def answered(self, answer: dict[str, Any]) -> Outcome:
+        visited = Outcome(row_of(self.cell, answer["record"]), answer.get("samples"))
         if not are_samples(visited.taken):
             raise ValueError("no samples")
+        if visited.samples and foreign_to_samples(visited.record, [*self.earlier, visited.taken]):
+            raise ValueError("a time that is not that of its samples")
         return visited
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
-    """One training."""
-
-    record: Record
-    points: list[dict[str, Any]]
-    """The learning curve."""
-
-
-@dataclass(frozen=True, slots=True)
-class Train(Request[Trained]):
+class Train(Request[Outcome]):
     """Train a cell's model and test it (:func:`attnbench.run.outcome.score_cell`)."""
 
     do = "score"
@@ -168,10 +204,10 @@ class Train(Request[Trained]):
     def from_json(cls, data: dict[str, Any]) -> Self:
         return cls(Cell.from_json(data["cell"]), Path(data["folder"]), data["quick"])
 
-    def answered(self, answer: dict[str, Any]) -> Trained:
+    def answered(self, answer: dict[str, Any]) -> Outcome:
         if not are_points(answer["points"]):
             raise ValueError("no learning curve")
-        return Trained(row_of(self.cell, answer["record"]), answer["points"])
+        return Outcome(row_of(self.cell, answer["record"]), points=answer["points"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,7 @@ from attnbench.run.many.lease import Lease
 from attnbench.run.many.machine import Machine
 from attnbench.run.many.order import Order, misfit, ours
 from attnbench.run.plan import Options, Plan, make_plan
-from attnbench.run.protocol import MeasureLimits, VisitCell
-from attnbench.run.visit import Outcome
+from attnbench.run.protocol import MeasureLimits, Outcome, VisitCell
 from attnbench.status import Status
 from tests.decision.machines import state
 from tests.run.many.fakes import SUITE
