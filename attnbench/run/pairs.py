@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from time import sleep
-from typing import NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
+from pydantic import ConfigDict, Field
 
 from attnbench.cell import Cell
 from attnbench.machine import NOISY, OtherLoad
@@ -69,20 +70,24 @@ class Entrant:
     """Calls in one sample."""
 
 
+_Count = Annotated[int, Field(ge=0)]
+
+
 @dataclass(frozen=True, slots=True)
 class Pairs:
     """The times of several cells, as the worker answers."""
 
+    __pydantic_config__: ClassVar = ConfigDict(strict=True, extra="forbid")
     ran: list[int]
     """Which cells have times: positions in the list of cells."""
-    blocks: list[list[float]]
+    blocks: list[list[Annotated[float, Field(gt=0, allow_inf_nan=False)]]]
     """Like those of :class:`Turns`, in the order of ``ran``."""
     left_out: list[tuple[int, str, str]]
     """Position, status and reason of each cell that could not be built beside the others, or did not always compute."""
-    disturbed: int
-    taken: int
-    stopped: int
-    others: float | None
+    disturbed: _Count
+    taken: _Count
+    stopped: _Count
+    others: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None
     """Cores that other programs kept busy meanwhile; None where the kernel does not tell."""
     warnings: list[tuple[int, str]] = field(default_factory=list)
     """Position of a cell, and what could not be checked about its calls."""

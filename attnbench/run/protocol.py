@@ -6,12 +6,14 @@ worker runs foreign code, which can write anything.
 
 from __future__ import annotations
 
-import math
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NotRequired, Self, TypedDict, TypeVar, cast
+
+from pydantic import TypeAdapter
 
 from attnbench.cell import METHOD_VERSION, Cell
 from attnbench.measure.time import Sample, TimingRules
@@ -229,7 +231,16 @@ class TakeTurns(Request[Pairs]):
         return cls(cells, rules, data["fewest"], data["process"], data["unchecked"])
 
     def answered(self, answer: dict[str, Any]) -> Pairs:
-        return checked_pairs(Pairs(**answer), len(self.cells))
+        pairs, cells = TypeAdapter(Pairs).validate_json(json.dumps(answer)), range(len(self.cells))
+        if sorted([*pairs.ran, *(place for place, _, _ in pairs.left_out)]) != list(cells):
+            raise ValueError("not one outcome for each cell")
+        if any(Status(status) is Status.OK for _, status, _ in pairs.left_out):
+            raise ValueError("left out, though nothing failed")
+        if bool(pairs.blocks) != bool(pairs.ran) or any(len(block) != len(pairs.ran) for block in pairs.blocks):
+            raise ValueError("a block is not one time for each cell")
+        if pairs.disturbed > pairs.taken or any(place not in cells for place, _ in pairs.warnings):
+            raise ValueError("impossible counts of blocks, or a warning about no cell")
+        return pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,38 +281,3 @@ def row_of(cell: Cell, data: dict[str, Any]) -> Record:
     if (foreign := foreign_to_cell(record, cell)) or method != (METHOD_VERSION, SCHEMA_VERSION):
         raise ValueError(foreign or "of another version")
     return record
-
-
-def checked_pairs(pairs: Pairs, cells: int) -> Pairs:
-    """``pairs`` itself, if it can be an answer about ``cells`` cells.
-
-    Raises:
-        TypeError: a field of the wrong type.
-        ValueError: a cell without an outcome, a missing column, a time that is not positive and finite.
-    """
-    named = [*pairs.ran, *(place for place, _, _ in pairs.left_out)]
-    if sorted(named) != list(range(cells)) or any(type(place) is not int for place in named):
-        raise ValueError(f"outcomes of {named}, not of {cells} cells")
-    for _, status, reason in pairs.left_out:
-        if Status(status) is Status.OK or not isinstance(reason, str):
-            raise ValueError(f"failed with {status}")
-    for block in pairs.blocks:
-        if len(block) != len(pairs.ran) or not all(_is_time(one) for one in block):
-            raise ValueError("a block is not one time for each cell")
-    if bool(pairs.blocks) != bool(pairs.ran):
-        raise ValueError("cells without times")
-    counts = (pairs.disturbed, pairs.taken, pairs.stopped)
-    if any(type(one) is not int for one in counts) or not 0 <= pairs.disturbed <= pairs.taken or pairs.stopped < 0:
-        raise ValueError("impossible counts of blocks")
-    for position, warning in pairs.warnings:
-        if position not in range(cells) or not isinstance(warning, str):
-            raise ValueError("a warning about no cell")
-    if not isinstance(pairs.slowed, str):
-        raise TypeError("a warning about the card that is no text")
-    if pairs.others is not None and not (type(pairs.others) in (int, float) and 0 <= pairs.others < math.inf):
-        raise ValueError("an impossible load")
-    return pairs
-
-
-def _is_time(value: Any) -> bool:
-    return type(value) in (int, float) and 0 < value < math.inf
