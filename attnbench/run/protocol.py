@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NotRequired, Self, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NotRequired, Self, TypedDict, TypeVar
 
 from pydantic import TypeAdapter
 
@@ -90,8 +90,8 @@ class Request(ABC, Generic[Answer]):
             raise worker.garbage() from None
 
 
-def _fields(one: object) -> dict[str, Any]:
-    return {name: _plain(getattr(one, name)) for name in cast("tuple[str, ...]", type(one).__slots__)}
+def _fields(one: Any) -> dict[str, Any]:
+    return {name: _plain(getattr(one, name)) for name in type(one).__slots__}
 
 
 def _plain(value: Any) -> Any:
