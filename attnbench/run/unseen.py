@@ -73,9 +73,9 @@ def _places(shape: torch.Size, device: torch.device, *, flat: bool) -> tuple[Ten
     return (places,) if flat else torch.unravel_index(places, shape)
 
 
-def hold_to_first(call: Call, timed: Look, first: Look, cell: Cell) -> str | None:
-    """Hold what a timed call gave for the first inputs to an earlier look; if they differ, do as :func:`hold_to`."""
-    return None if agree(timed, first, cell) else hold_to(timed, call.on(0), cell)
+def hold_to_earlier(call: Call, timed: Look, number: int, earlier: Sequence[Look], cell: Cell) -> str | None:
+    """Hold a look for one of the inputs in turn to the earlier one; if they differ, do as :func:`hold_to`."""
+    return None if agree(timed, earlier[number], cell) else hold_to(timed, call.on(number), cell)
 
 
 def hold_to(timed: Look, otherwise: Callable[[], Any], cell: Cell) -> str | None:
@@ -149,8 +149,7 @@ def hold_to_unseen(
         # In turn: what computes in every second call only gives, for one of the three, the result of the other inputs.
         after = [(number, look(call.on(number)())) for number in ((0, 1, 0) if group > 1 else (0,))]
     for number, again in after:
-        if not agree(again, earlier[number], cell):
-            hold_to(again, call.on(number), cell)
+        hold_to_earlier(call, again, number, earlier, cell)
     if len(seen) > 1 and min(unseen) > _SLOWER * sorted(seen)[-2]:
         slower = min(unseen) / min(seen)
         raise BrokenContract(f"it keeps results: inputs that it has not seen take {slower:.1f} times as long as others")
