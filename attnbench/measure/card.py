@@ -203,14 +203,11 @@ class Card:
         """The clock and throttling now."""
         return Clocked(self._board.ask("nvmlDeviceGetClockInfo", _SM), self._board.throttles())
 
-    def begin(self, call: Callable[[], object], calls: int) -> int:
+    def begin(self, call: Callable[[], object], calls: int) -> None:
         """Count the energy of calls that follow one another, between two changes of the card's counter.
 
         Args:
             calls: how many take a millisecond or more.
-
-        Returns:
-            How many calls were made.
         """
         changes, made, begun = [(self._millijoules(), 0, perf_counter())], 0, perf_counter()
         while self._energy and changes[0][0] is not None:
@@ -229,7 +226,6 @@ class Card:
             if now - begun > max(10 * COUNTED, 4 * (now - start)):
                 break
             calls *= 1 + (now - start < EVERY)
-        return made
 
     def _millijoules(self) -> int | None:
         told = self._board.ask("nvmlDeviceGetTotalEnergyConsumption")

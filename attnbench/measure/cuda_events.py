@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch.cuda import Event, get_device_properties, synchronize
@@ -27,19 +26,13 @@ class CudaEvents:
     def cost(self) -> float:
         return 5e-7  # the resolution of an event, by CUDA's documentation of cudaEventElapsedTime
 
-    def time(self, call: Callable[[], object], calls: int, keep: list[Any] | None = None) -> tuple[float, int]:
+    def time(self, call: Callable[[], object], calls: int) -> tuple[float, int]:
         events = [(Event(enable_timing=True), Event(enable_timing=True)) for _ in range(calls)]  # type: ignore[no-untyped-call]  # torch leaves it so
         synchronize(self._device)
-        for start, end in events[: calls if keep is None else -1]:
+        for start, end in events:
             self._flush.zero_()
             start.record()
             call()
-            end.record()
-        if keep is not None:
-            start, end = events[-1]
-            self._flush.zero_()
-            start.record()
-            keep.append(call())
             end.record()
         synchronize(self._device)
         return sum(start.elapsed_time(end) for start, end in events) / 1e3, 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 try:
     from resource import RUSAGE_SELF, getrusage
@@ -37,12 +37,8 @@ class Stopwatch(Protocol):
     def cost(self) -> float:
         """Seconds that looking at the clock adds to a sample."""
 
-    def time(self, call: Callable[[], object], calls: int, keep: list[Any] | None = None) -> tuple[float, int]:
-        """Seconds for all calls together, and involuntary context switches during them.
-
-        Args:
-            keep: gets what the last call returned; what the others returned is gone before the next call begins.
-        """
+    def time(self, call: Callable[[], object], calls: int) -> tuple[float, int]:
+        """Seconds for all calls together, and involuntary context switches during them."""
 
 
 @dataclass(slots=True)
@@ -58,17 +54,12 @@ class WallClock:
             end = self.clock()
         return (end - start) / READS / 1e9
 
-    def time(self, call: Callable[[], object], calls: int, keep: list[Any] | None = None) -> tuple[float, int]:
+    def time(self, call: Callable[[], object], calls: int) -> tuple[float, int]:
         self.sync()
         before = _involuntary_switches()
         start = self.clock()
-        if keep is None:
-            for _ in range(calls):
-                call()
-        else:
-            for _ in range(calls - 1):
-                call()
-            keep.append(call())
+        for _ in range(calls):
+            call()
         self.sync()
         end = self.clock()
         return (end - start) / 1e9, _involuntary_switches() - before

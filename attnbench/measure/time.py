@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from time import sleep
 from typing import TYPE_CHECKING, Any
 
-from attnbench.measure.glances import Glances
 from attnbench.measure.standstill import Moment, Standstill
 from attnbench.measure.statistics import FEWEST, interquartile_range, interval_of_visit, interval_over_rounds, median
 from attnbench.measure.stopwatch import ClockError, Stopwatch, WallClock
@@ -115,8 +114,6 @@ class Timing:
     samples: tuple[Sample, ...] = field(default=())
     stopped: str = "width"
     """``width`` (narrow enough), ``budget`` (max_time or max_samples), ``quick``, ``busy`` (too few clean samples)."""
-    made: int = 0
-    """How many calls were made, with those of the warm-up."""
 
 
 class Kept:
@@ -166,37 +163,20 @@ class Paced:
 class Sampler:
     """Takes samples of one call, and marks those during which the process stood still."""
 
-    def __init__(self, watch: Stopwatch, call: Callable[[], object], glances: Glances[Any] | None = None) -> None:
+    def __init__(self, watch: Stopwatch, call: Callable[[], object]) -> None:
         self._watch, self._call, self._standstill = watch, call, Standstill()
-        self.glances = glances
-        self.made = 0
-        """Calls made until now."""
         self._stopped = 0
         """Samples in a row during which the process was stopped."""
 
     def take(self, calls: int, call: Callable[[], object] | None = None) -> Sample:
         """Take one sample of ``calls`` calls, of ``call`` if it is given.
 
-        A sample whose last call is looked at may hold a few calls more.
-
         Raises:
             ClockError: a duration of zero, below zero or not finite, or the process is stopped again and again.
         """
-        glances = self.glances if self.glances and not call and self.glances.wanted() else None
-        if glances:
-            calls += glances.shift(calls)
-        kept: list[Any] = []
         start = Moment.now()
-        if glances:
-            seconds, switches = self._watch.time(self._call, calls, kept)
-        else:
-            seconds, switches = self._watch.time(call or self._call, calls)
+        seconds, switches = self._watch.time(call or self._call, calls)
         stopped = self._standstill.between(start, Moment.now(), calls)
-        self.made += calls
-        if self.glances:
-            self.glances.sampled(seconds)
-        if glances:
-            glances.look(self.made - 1, kept.pop())
         if not (math.isfinite(seconds) and seconds > 0):
             raise ClockError(f"the clock gave {seconds} s for {calls} call(s)")
         self._stopped = self._stopped + 1 if stopped else 0
@@ -216,11 +196,10 @@ def measure_time(
     stopwatch: Stopwatch | None = None,
     pace: Pace | None = None,
     on_first: Callable[[Any], None] = lambda output: None,
-    glances: Glances[Any] | None = None,
 ) -> Timing:
     """Time ``call`` for one round of ``rules.rounds``.
 
-    ``on_first`` gets what the first call returned. ``glances`` looks at what some calls after the warm-up return.
+    ``on_first`` gets what the first call returned.
     ``pace`` is read before and after samples, never within one.
     Samples during which the process stood still or waited for a core are kept but do not count. Others are taken
     instead, for :data:`LONGEST_WAIT` in all.
@@ -238,8 +217,8 @@ def measure_time(
         is_own = not first.stopped and (first.waited or 0.0) <= WAITED_FIRST * first.seconds
         first_call_s = first.seconds if is_own else None
         calls = 1 if rules.quick else _warm_up(watch, sampler, rules, first)
-        sampler.made += pace.begin(call, calls) if pace else 0
-        sampler.glances = glances
+        if pace:
+            pace.begin(call, calls)
         paced, clean, disturbed, lost = Paced(pace), list[Sample](), 0, 0.0
         while True:
             sample = sampler.take(calls)
@@ -253,7 +232,7 @@ def measure_time(
                     stopped = "busy"
             if stopped:
                 paced.close()
-                return Timing(first_call_s, tuple(paced.samples), stopped, sampler.made)
+                return Timing(first_call_s, tuple(paced.samples), stopped)
             if not sample.clean:
                 sleep(REST)
 

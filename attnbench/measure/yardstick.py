@@ -57,8 +57,8 @@ class Pace(Protocol):
     apart: float
     """Seconds of samples between readings, at least."""
 
-    def begin(self, call: Callable[[], object], calls: int) -> int:
-        """Look at a call before its samples, of which each makes it ``calls`` times; how often it was made for that."""
+    def begin(self, call: Callable[[], object], calls: int) -> None:
+        """Look at a call before its samples, of which each makes it ``calls`` times."""
 
     def read(self, since: float) -> Mark:
         """How fast it is now; ``since`` is how many seconds of samples the last reading is ago."""
@@ -85,9 +85,8 @@ class Yardstick:
         self._last = Reading(math.inf, math.inf)
         self.read(0.0)
 
-    def begin(self, call: Callable[[], object], calls: int) -> int:
+    def begin(self, call: Callable[[], object], calls: int) -> None:
         """Make none of the calls."""
-        return 0
 
     def read(self, since: float) -> Reading:
         """The mean of some goes in which no thread waited for a core; the reading before if threads waited in all.

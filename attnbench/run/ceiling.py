@@ -1,39 +1,31 @@
-"""Whether a cell can be as fast as it seems: timed on inputs that it has not seen, in turn with plain products.
+"""Whether a cell can be as fast as its row says: held against plain products, of every dtype that it may use inside.
 
 Only matrix products are held to a limit: a cell cannot leave out those that are counted, but need not read all bytes of
-its inputs. The plain products are of every dtype that a variant may use inside. On a CPU both the clock and the
-processor's time must show it, so that a busy machine accuses no variant. Where torch counts more than is computed, as
-in products of sparse matrices, nothing is said.
+its inputs. Where torch counts more than is computed, as in products of sparse matrices, nothing is said.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from time import perf_counter, process_time  # bound before a plug-in can replace them
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from attnbench.cell import STEPS, Cell
+from attnbench.cell import Cell
 from attnbench.compiled import without_compiler
-from attnbench.measure.limits import IMPOSSIBLE, Limits
-from attnbench.measure.time import garbage_collection_off
+from attnbench.measure.limits import IMPOSSIBLE, Limits, matmul_rate
 from attnbench.record import Record
 from attnbench.run.call import prepare
 from attnbench.run.execute import add_warning, hold_to_limits
 from attnbench.run.turns import SEEN
 from attnbench.status import Status
 
-_TURNS = 20
-"""Turns at most: on a busy machine it may take a while until a product is as quick as it can be."""
 _CERTAINLY = 4.0
 """More than this many times the rate of the best products is impossible. Less is not: some algorithms for convolutions
 spare three quarters of what is counted."""
-_SIZE = 512
 _OF_THE_RUN = ("machine_id", "torch_version", "threads", "process", "started_at", "host")
 """Columns that say where and when it was measured."""
 
@@ -55,54 +47,17 @@ def corrected(record: Record, cell: Cell, limits: Limits) -> Record:
 
 
 def faster_than_possible(cell: Cell, flops: int, seconds: float) -> float | None:
-    """How many times as fast as the fastest products the cell computes its ``flops``; None where that is possible.
+    """How many times as fast as the fastest products ``flops`` in ``seconds`` are; None where that is possible.
 
-    Args:
-        seconds: what its row says that it took. What is quicker there than it can be is impossible as well.
+    None also where torch counts more than is computed, and where a busy machine let no product be timed.
     """
-    call = prepare(cell)
-    if _uses_sparse_matrices(call.on(SEEN)):
+    if _uses_sparse_matrices(prepare(cell).on(SEEN)):
         return None
-    device = torch.device(cell.device)
-    factors = [torch.randn(_SIZE, _SIZE, device=device).to(dtype) for dtype in _dtypes(cell)]
-    own, best = (0.0, 0.0), (0.0, 0.0)
-    with torch.inference_mode(cell.pass_ in ("forward", *STEPS)), garbage_collection_off():
-        for turn in range(_TURNS):
-            for factor in factors:
-                best = _faster(best, _rates(partial(torch.mm, factor, factor), 2 * _SIZE**3, device))
-            own = _faster(own, _rates(call.on(SEEN + turn), flops, device))
-            by_clock, by_processor = (mine / theirs for mine, theirs in zip(own, best, strict=True))
-            ratio = min(by_clock, by_processor) if device.type == "cpu" else by_clock
-            ideal = max(best[0], best[1] * torch.get_num_threads() if device.type == "cpu" else 0.0)
-            ratio = max(ratio, flops / seconds / ideal)
-            if ratio <= _CERTAINLY:
-                return None
-    return ratio
-
-
-def _dtypes(cell: Cell) -> set[torch.dtype]:
     halves = {torch.bfloat16} if cell.device == "cpu" else {torch.bfloat16, torch.float16}  # CPUs lack the second
-    return {getattr(torch, cell.dtype), torch.float32, *halves}
-
-
-def _faster(one: tuple[float, float], other: tuple[float, float]) -> tuple[float, float]:
-    return max(one[0], other[0]), max(one[1], other[1])
-
-
-def _rates(call: Callable[[], Any], flops: int, device: torch.device) -> tuple[float, float]:
-    """FLOPs per second of the clock, and per second of the processor."""
-    _synchronise(device)
-    start, worked = perf_counter(), process_time()
-    call()
-    _synchronise(device)
-    return flops / max(perf_counter() - start, 1e-9), flops / max(process_time() - worked, 1e-9)
-
-
-def _synchronise(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type == "mps":
-        torch.mps.synchronize()
+    dtypes = {getattr(torch, cell.dtype), torch.float32, *halves}
+    fastest = max(matmul_rate(cell.device, dtype) for dtype in dtypes)
+    ratio = flops / seconds / fastest if fastest else 0.0
+    return ratio if ratio > _CERTAINLY else None
 
 
 @without_compiler

@@ -81,8 +81,6 @@ def end_left_behind(guard: int) -> int:
 
     The compilers that torch keeps for the next compilation stay.
     """
-    if _is_alone(guard):
-        return 0
     ended: set[int] = set()
     while found := set(_left_behind(guard)) - ended:
         for pid in found:
@@ -113,58 +111,19 @@ def seconds_used(guard: int) -> float:
     return ticks / float(os.sysconf("SC_CLK_TCK")) if ticks else 0.0
 
 
-def _below(process: int) -> Iterator[int]:
+def _below(process: int) -> list[int]:
+    """All processes below ``process``, its own children first and the oldest before the others."""
     children: dict[int, list[int]] = {}
-    for pid, (parent, _) in _processes():
+    for pid, (parent, _) in sorted(_processes(), key=lambda one: one[1][1]):
         children.setdefault(parent, []).append(pid)
-    left = children.get(process, [])
-    while left:
-        pid = left.pop()
-        left += children.get(pid, [])
-        yield pid
-
-
-def _is_alone(guard: int) -> bool:
-    """Whether nothing is below ``guard`` but the process that measures, by the kernel's lists of children.
-
-    It reads a few files instead of one for each process of the machine. False also where that cannot be told.
-    """
-    with suppress(OSError, ValueError):
-        (measuring,) = below = _children(guard)
-        if _children(measuring):
-            return False
-        # Asked last: what was below the measuring process when its parent ended is below the guard now.
-        return _children(guard) == below
-    return False
-
-
-def _children(pid: int) -> list[int]:
-    """Children of all threads of process ``pid``, in each thread the oldest first.
-
-    Raises:
-        OSError: the kernel keeps no such list, or a thread ended.
-        ValueError: a thread ended, and its children went to another one.
-    """
-    folder = Path(f"/proc/{pid}/task")
-    threads = sorted(folder.iterdir())
-    children = [int(child) for thread in threads for child in (thread / "children").read_bytes().split()]
-    if sorted(folder.iterdir()) != threads:
-        raise ValueError("a thread ended")
-    return children
+    found = list(children.get(process, []))
+    for pid in found:
+        found += children.get(pid, [])
+    return found
 
 
 def _left_behind(guard: int) -> Iterator[int]:
-    processes = dict(_processes())
-    children: dict[int, list[int]] = {}
-    for pid, (parent, _) in processes.items():
-        children.setdefault(parent, []).append(pid)
-    waiting = sorted(children.get(guard, []), key=lambda pid: processes[pid][1])
-    oldest, left = waiting[:1], waiting[1:]  # the guard's first child measures
-    for pid in oldest:
-        left += children.get(pid, [])
-    while left:
-        pid = left.pop()
-        left += children.get(pid, [])
+    for pid in _below(guard)[1:]:  # the guard's first child measures
         with suppress(OSError):  # gone
             if _COMPILER not in Path(f"/proc/{pid}/cmdline").read_bytes():
                 yield pid

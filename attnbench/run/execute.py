@@ -26,7 +26,6 @@ from attnbench.measure.card import Card
 from attnbench.measure.cuda_events import CudaEvents
 from attnbench.measure.error import beyond_rounding, measure_error
 from attnbench.measure.flops import Counted, count
-from attnbench.measure.glances import Glances
 from attnbench.measure.laps import Parts, parts_of
 from attnbench.measure.limits import Limits
 from attnbench.measure.memory import UNSURE, peak_resident_bytes, peak_tensor_bytes, tensor_bytes
@@ -42,15 +41,7 @@ from attnbench.reference import relative_error
 from attnbench.run.call import Call, always_compiled, held_to_formula, may_compile, prepare
 from attnbench.run.launch import host_share, launch, note_work
 from attnbench.run.outcome import Nonfinite, failed
-from attnbench.run.unseen import (
-    Look,
-    hold_to,
-    hold_to_first,
-    hold_to_glances,
-    hold_to_unseen,
-    look,
-    tensors,
-)
+from attnbench.run.unseen import Look, hold_to, hold_to_earlier, hold_to_unseen, look, tensors
 from attnbench.status import Status
 from attnbench.units import format_bytes
 
@@ -125,7 +116,6 @@ def run_cell(
                 if large:
                     record.process = "as-shipped"
                 watch, first = stopwatch(cell.device), list[Look]()
-                glances = Glances(look) if round_ == 0 else None
                 if cell.device.startswith("cuda"):
                     begins("its capture as a CUDA graph", first=slow)
                 timed = launch(cell, call, before=None if round_ == 0 else record)
@@ -143,14 +133,7 @@ def run_cell(
                 if not rules.quick:
                     pace = Yardstick() if on_cpu else Card.of(cell.device, energy=round_ == 0)
                 with freed_memory_returned(large):
-                    timing = measure_time(
-                        timed.run,
-                        rules,
-                        stopwatch=watch,
-                        pace=pace,
-                        on_first=on_first,
-                        glances=glances,
-                    )
+                    timing = measure_time(timed.run, rules, stopwatch=watch, pace=pace, on_first=on_first)
                 if call.laps is not None:
                     _add_parts(record, cell, parts_of(call.laps, timing.samples), round_)
                 if round_ == 0 and not compiles and not cell.device.startswith("cuda"):
@@ -173,9 +156,8 @@ def run_cell(
                     with suppress(Disturbed):
                         chosen = measure_time(timed.of_part(call.select, cell.device), rules, stopwatch=watch)
                         record.select_s = summarise([chosen.samples], quick=rules.quick).median
-                if glances:
-                    add_warning(record, hold_to_first(call, first[0], looks[0], cell))
-                    add_warning(record, hold_to_glances(call, glances.seen, looks, cell))
+                if round_ == 0:
+                    add_warning(record, hold_to_earlier(call, first[0], 0, looks, cell))
                     seconds = timed.seconds_by_host(watch, seconds)
                     number, unseen, undecided = hold_to_unseen(cell, call, watch, seconds, looks)
                     add_warning(record, undecided)

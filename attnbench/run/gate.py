@@ -46,9 +46,6 @@ class HoldSetting(Request[Verdict]):
     do = "setting"
     cell: Cell
 
-    def to_json(self) -> dict[str, Any]:
-        return {"cell": self.cell.to_json()}
-
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
         return cls(Cell.from_json(data["cell"]))

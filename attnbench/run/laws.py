@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Self
 
 from attnbench.errors import Unsupported
@@ -20,9 +20,6 @@ class HoldToLaw(Request[list[Finding]]):
     do = "laws"
     variant: str
     law: str
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Self
 
 from attnbench.errors import Unsupported, UsageError
@@ -21,9 +21,6 @@ class AskModule(Request[dict[str, Any]]):
     wanted: Wanted
     question: str = ""
     """Empty: how it can be called."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:

@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from time import sleep
-from typing import Any, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
+from pydantic import ConfigDict, Field
 
 from attnbench.cell import Cell
 from attnbench.machine import NOISY, OtherLoad
 from attnbench.measure.card import Card
-from attnbench.measure.glances import Glances
 from attnbench.measure.statistics import FEWEST, expected_half_width, median, noise_floor
 from attnbench.measure.stopwatch import Stopwatch
 from attnbench.measure.time import (
@@ -37,7 +37,7 @@ from attnbench.run.execute import stopwatch
 from attnbench.run.launch import EAGER, Launch, launch
 from attnbench.run.outcome import status_of
 from attnbench.run.turns import SEEN
-from attnbench.run.unseen import Look, hold_to, hold_to_glances, hold_to_unseen, look
+from attnbench.run.unseen import Look, hold_to, hold_to_unseen, look
 
 NOISE_TIME = 0.3
 """Seconds for the noise floor at the start of a run."""
@@ -68,24 +68,26 @@ class Entrant:
     run: Callable[[], object]
     batch: int
     """Calls in one sample."""
-    glances: Glances[Any] | None = None
-    """Looks at some of the timed calls."""
+
+
+_Count = Annotated[int, Field(ge=0)]
 
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
     """The times of several cells, as the worker answers."""
 
+    __pydantic_config__: ClassVar = ConfigDict(strict=True, extra="forbid")
     ran: list[int]
     """Which cells have times: positions in the list of cells."""
-    blocks: list[list[float]]
+    blocks: list[list[Annotated[float, Field(gt=0, allow_inf_nan=False)]]]
     """Like those of :class:`Turns`, in the order of ``ran``."""
     left_out: list[tuple[int, str, str]]
     """Position, status and reason of each cell that could not be built beside the others, or did not always compute."""
-    disturbed: int
-    taken: int
-    stopped: int
-    others: float | None
+    disturbed: _Count
+    taken: _Count
+    stopped: _Count
+    others: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None
     """Cores that other programs kept busy meanwhile; None where the kernel does not tell."""
     warnings: list[tuple[int, str]] = field(default_factory=list)
     """Position of a cell, and what could not be checked about its calls."""
@@ -165,8 +167,6 @@ class _Ready:
     timed: Launch
     """What takes turns."""
     warm: Timing
-    glances: Glances[Look]
-    """What it gives meanwhile."""
     off: str
     """What is wrong with its rows, or kept them from being held to the formula."""
 
@@ -176,11 +176,11 @@ class _Ready:
         looks = [look(call.on(number)()) for number in range(SEEN)]
         off = held_to_formula(call, unchecked=unchecked)
         timed = launch(cell, call)
-        return cls(cell, call, looks, timed, _warm(watch, timed.run, rules), Glances(look), off)
+        return cls(cell, call, looks, timed, _warm(watch, timed.run, rules), off)
 
     @property
     def entrant(self) -> Entrant:
-        return Entrant(self.timed.run, self.warm.samples[0].calls, self.glances)
+        return Entrant(self.timed.run, self.warm.samples[0].calls)
 
     def unchecked(self, watch: Stopwatch, seconds: float) -> list[str]:
         """What could not be checked about its calls, which took ``seconds``.
@@ -189,14 +189,12 @@ class _Ready:
             BrokenContract: it did not compute in each of its calls.
         """
         cell, call = self.cell, self.call
-        seen = [(self.warm.made + place, one) for place, one in self.glances.seen]
-        unchecked = hold_to_glances(call, seen, self.looks, cell)
         seconds = self.timed.seconds_by_host(watch, seconds)
         number, unseen, undecided = hold_to_unseen(cell, call, watch, seconds, self.looks)
         by_host = f"{EAGER}: {self.timed.note}" if self.timed.note else ""
         again = call if always_compiled(cell) else prepare(replace(cell, compile=False))
-        said = (self.off, by_host, unchecked, undecided, hold_to(unseen, again.on(number), cell))
-        return list(dict.fromkeys(filter(None, said)))
+        said = (self.off, by_host, undecided, hold_to(unseen, again.on(number), cell))
+        return list(filter(None, said))
 
 
 def measure_noise(device: str, watch: Stopwatch | None = None) -> float | None:
@@ -255,7 +253,7 @@ def take_turns(
     """
     shuffler = random.Random(seed)
     places = range(len(entrants))
-    samplers = [Sampler(watch, one.run, one.glances) for one in entrants]
+    samplers = [Sampler(watch, one.run) for one in entrants]
     stopped = 0
     clean: list[list[float]] = []
     disturbed: list[list[float]] = []

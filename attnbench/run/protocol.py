@@ -6,19 +6,21 @@ worker runs foreign code, which can write anything.
 
 from __future__ import annotations
 
-import math
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NotRequired, Self, TypedDict, TypeVar
+
+from pydantic import TypeAdapter
 
 from attnbench.cell import METHOD_VERSION, Cell
 from attnbench.measure.time import Sample, TimingRules
 from attnbench.record import SCHEMA_VERSION, Record
 from attnbench.run.pairs import Pairs
 from attnbench.status import Status
-from attnbench.verify import are_points, are_samples, checked, foreign_to_cell
+from attnbench.verify import are_points, are_samples, checked, foreign_to_cell, foreign_to_samples
 
 if TYPE_CHECKING:
     from attnbench.run.isolation import Worker
@@ -54,9 +56,9 @@ class Request(ABC, Generic[Answer]):
 
     do: ClassVar[str]
 
-    @abstractmethod
     def to_json(self) -> dict[str, Any]:
-        """Plain dicts, lists, strings and numbers."""
+        """Plain dicts, lists, strings and numbers, by the names of the request's fields."""
+        return _fields(self)
 
     @classmethod
     @abstractmethod
@@ -88,44 +90,88 @@ class Request(ABC, Generic[Answer]):
             raise worker.garbage() from None
 
 
-@dataclass(frozen=True, slots=True)
-class Visited:
-    """One round of a cell."""
+def _fields(one: Any) -> dict[str, Any]:
+    return {name: _plain(getattr(one, name)) for name in type(one).__slots__}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Cell | Record):
+        return value.to_json()
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, Path):
+        return str(value)
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+
+
+@dataclass(slots=True)
+class Outcome:
+    """One round of a cell, or its training, which becomes the cell's row."""
 
     record: Record
-    samples: dict[str, Any] | None
-    """The raw samples as a row of ``samples.jsonl``; None where none were taken."""
+    samples: dict[str, Any] | None = None
+    """The raw samples as a row of ``samples.jsonl``; None if none were taken."""
+    failure: Record | None = None
+    """The row that the visit alone would give; not :attr:`record` if an earlier round was ok."""
+    stderr: Sequence[str] = ()
+    killed: bool = False
+    """Whether it was killed from outside, as far as can be told."""
+    points: Sequence[dict[str, Any]] = ()
+    """The learning curve of a training."""
 
     @property
     def taken(self) -> list[dict[str, Any]]:
-        """The samples of that row."""
+        """The samples of this round."""
         return self.samples["samples"] if self.samples else []
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain dicts, lists, strings and numbers."""
+        return _fields(self)
+
+    @classmethod
+    def from_json(
+        cls, data: dict[str, Any], cell: Cell, *, threads: int | None = None, request: VisitCell | None = None
+    ) -> Self:
+        """Inverse of :meth:`to_json`, for an outcome of ``cell``.
+
+        Args:
+            threads: with how many the cell is measured, if that is known.
+            request: the visit that was asked for, unless the cell was trained.
+
+        Raises:
+            AttributeError, KeyError, TypeError, ValueError: it cannot be one.
+        """
+        record = row_of(cell, data["record"])
+        failure = row_of(cell, data["failure"]) if data["failure"] else None
+        samples, points = data["samples"], data["points"]
+        found = cls(record, samples, failure, [str(line) for line in data["stderr"]], bool(data["killed"]), points)
+        if not are_samples(found.taken) or not are_points(points):
+            raise ValueError("no samples, or no learning curve")
+        if record.threads not in (None, threads or record.threads):
+            raise ValueError("other threads")
+        if samples and samples["cell_id"] != cell.cell_id:
+            raise ValueError("the samples of another cell")
+        if request and samples and samples["round"] != request.round:
+            raise ValueError("the samples of another round")
+        if request and record.status is Status.OK and foreign_to_samples(record, [*request.earlier, found.taken]):
+            raise ValueError("a time that is not that of its samples")
+        return found
 
 
 @dataclass(frozen=True, slots=True)
-class VisitCell(Request[Visited]):
+class VisitCell(Request[Outcome]):
     """Measure one round of a cell (:func:`attnbench.run.execute.run_cell`)."""
 
     do = "cell"
     cell: Cell
     rules: TimingRules
     round: int = 0
-    earlier: Sequence[Sequence[dict[str, Any]]] = ()
+    earlier: Sequence[list[dict[str, Any]]] = ()
     """Samples of each earlier round."""
     previous: Record | None = None
     """The record of the round before, which later rounds refine."""
     unchecked: bool = False
     """Whether a variant that claims to be exact and is not is measured all the same, with a warning."""
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "cell": self.cell.to_json(),
-            "rules": asdict(self.rules),
-            "round": self.round,
-            "earlier": list(self.earlier),
-            "previous": self.previous.to_json() if self.previous else None,
-            "unchecked": self.unchecked,
-        }
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
@@ -137,24 +183,17 @@ class VisitCell(Request[Visited]):
         """The samples of each earlier round."""
         return [[Sample(**sample) for sample in samples] for samples in self.earlier]
 
-    def answered(self, answer: dict[str, Any]) -> Visited:
-        visited = Visited(row_of(self.cell, answer["record"]), answer.get("samples"))
+    def answered(self, answer: dict[str, Any]) -> Outcome:
+        visited = Outcome(row_of(self.cell, answer["record"]), answer.get("samples"))
         if not are_samples(visited.taken):
             raise ValueError("no samples")
+        if visited.samples and foreign_to_samples(visited.record, [*self.earlier, visited.taken]):
+            raise ValueError("a time that is not that of its samples")
         return visited
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
-    """One training."""
-
-    record: Record
-    points: list[dict[str, Any]]
-    """The learning curve."""
-
-
-@dataclass(frozen=True, slots=True)
-class Train(Request[Trained]):
+class Train(Request[Outcome]):
     """Train a cell's model and test it (:func:`attnbench.run.outcome.score_cell`)."""
 
     do = "score"
@@ -163,17 +202,14 @@ class Train(Request[Trained]):
     """Where its checkpoint is kept."""
     quick: bool
 
-    def to_json(self) -> dict[str, Any]:
-        return {"cell": self.cell.to_json(), "folder": str(self.folder), "quick": self.quick}
-
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
         return cls(Cell.from_json(data["cell"]), Path(data["folder"]), data["quick"])
 
-    def answered(self, answer: dict[str, Any]) -> Trained:
+    def answered(self, answer: dict[str, Any]) -> Outcome:
         if not are_points(answer["points"]):
             raise ValueError("no learning curve")
-        return Trained(row_of(self.cell, answer["record"]), answer["points"])
+        return Outcome(row_of(self.cell, answer["record"]), points=answer["points"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,22 +225,22 @@ class TakeTurns(Request[Pairs]):
     unchecked: bool = False
     """As in :class:`VisitCell`."""
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "cells": [cell.to_json() for cell in self.cells],
-            "rules": asdict(self.rules),
-            "fewest": self.fewest,
-            "process": self.process,
-            "unchecked": self.unchecked,
-        }
-
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
         cells, rules = [Cell.from_json(cell) for cell in data["cells"]], TimingRules(**data["rules"])
         return cls(cells, rules, data["fewest"], data["process"], data["unchecked"])
 
     def answered(self, answer: dict[str, Any]) -> Pairs:
-        return checked_pairs(Pairs(**answer), len(self.cells))
+        pairs, cells = TypeAdapter(Pairs).validate_json(json.dumps(answer)), range(len(self.cells))
+        if sorted([*pairs.ran, *(place for place, _, _ in pairs.left_out)]) != list(cells):
+            raise ValueError("not one outcome for each cell")
+        if any(Status(status) is Status.OK for _, status, _ in pairs.left_out):
+            raise ValueError("left out, though nothing failed")
+        if bool(pairs.blocks) != bool(pairs.ran) or any(len(block) != len(pairs.ran) for block in pairs.blocks):
+            raise ValueError("a block is not one time for each cell")
+        if pairs.disturbed > pairs.taken or any(place not in cells for place, _ in pairs.warnings):
+            raise ValueError("impossible counts of blocks, or a warning about no cell")
+        return pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,12 +261,9 @@ class MeasureLimits(Request[Remeasured]):
     cells: Sequence[Cell]
     records: Sequence[Record]
 
-    def to_json(self) -> dict[str, Any]:
-        return {"cells": [cell.to_json() for cell in self.cells], "rows": [row.to_json() for row in self.records]}
-
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
-        return cls([Cell.from_json(cell) for cell in data["cells"]], [Record.from_json(row) for row in data["rows"]])
+        return cls([Cell.from_json(cell) for cell in data["cells"]], [Record.from_json(row) for row in data["records"]])
 
     def answered(self, answer: dict[str, Any]) -> Remeasured:
         rows = zip(self.cells, answer["rows"], strict=True)
@@ -248,38 +281,3 @@ def row_of(cell: Cell, data: dict[str, Any]) -> Record:
     if (foreign := foreign_to_cell(record, cell)) or method != (METHOD_VERSION, SCHEMA_VERSION):
         raise ValueError(foreign or "of another version")
     return record
-
-
-def checked_pairs(pairs: Pairs, cells: int) -> Pairs:
-    """``pairs`` itself, if it can be an answer about ``cells`` cells.
-
-    Raises:
-        TypeError: a field of the wrong type.
-        ValueError: a cell without an outcome, a missing column, a time that is not positive and finite.
-    """
-    named = [*pairs.ran, *(place for place, _, _ in pairs.left_out)]
-    if sorted(named) != list(range(cells)) or any(type(place) is not int for place in named):
-        raise ValueError(f"outcomes of {named}, not of {cells} cells")
-    for _, status, reason in pairs.left_out:
-        if Status(status) is Status.OK or not isinstance(reason, str):
-            raise ValueError(f"failed with {status}")
-    for block in pairs.blocks:
-        if len(block) != len(pairs.ran) or not all(_is_time(one) for one in block):
-            raise ValueError("a block is not one time for each cell")
-    if bool(pairs.blocks) != bool(pairs.ran):
-        raise ValueError("cells without times")
-    counts = (pairs.disturbed, pairs.taken, pairs.stopped)
-    if any(type(one) is not int for one in counts) or not 0 <= pairs.disturbed <= pairs.taken or pairs.stopped < 0:
-        raise ValueError("impossible counts of blocks")
-    for position, warning in pairs.warnings:
-        if position not in range(cells) or not isinstance(warning, str):
-            raise ValueError("a warning about no cell")
-    if not isinstance(pairs.slowed, str):
-        raise TypeError("a warning about the card that is no text")
-    if pairs.others is not None and not (type(pairs.others) in (int, float) and 0 <= pairs.others < math.inf):
-        raise ValueError("an impossible load")
-    return pairs
-
-
-def _is_time(value: Any) -> bool:
-    return type(value) in (int, float) and 0 < value < math.inf

@@ -14,10 +14,9 @@ from attnbench.errors import CannotCreate, CorruptResults
 from attnbench.record import FIRST_CALL, Record, has_lost_round, inferred, with_lost_round, without_lost_rounds
 from attnbench.run.identity import run_key
 from attnbench.run.plan import Plan, family
-from attnbench.run.protocol import Ready, VisitCell
+from attnbench.run.protocol import Outcome, Ready, VisitCell
 from attnbench.run.repeat import COMMAND, command_of, keep
 from attnbench.run.trainings import threads_of
-from attnbench.run.visit import Outcome
 from attnbench.runs import find_runs, suite_folder
 from attnbench.scores import NO_MIXING, REFERENCE, Summary, summary
 from attnbench.sources import changed, said

@@ -18,11 +18,11 @@ from attnbench.run.identity import identity
 from attnbench.run.isolation import CellFailed, Worker
 from attnbench.run.libraries import products_before
 from attnbench.run.plan import Plan, in_order
-from attnbench.run.protocol import MeasureLimits, Ready
+from attnbench.run.protocol import MeasureLimits, Outcome, Ready
 from attnbench.run.repeat import keep
 from attnbench.run.rows import Rows, beyond_in_words, find_folder, new_folder, now, rows_of
 from attnbench.run.trainings import Begun, Ended, Step, at_chosen_rates, count_trainings, phases, run_all
-from attnbench.run.visit import Outcome, Visitor
+from attnbench.run.visit import Visitor
 from attnbench.status import Status
 from attnbench.store import CHECKPOINTS, RunFolder
 

@@ -5,11 +5,8 @@ Those that decide how precisely torch multiplies, and with which kernels, can al
 
 from __future__ import annotations
 
-import gc
 import os
-import signal
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -20,11 +17,6 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.modules import module as hooks
 
-if sys.platform != "win32":
-    import resource
-
-_LIMITS = [] if sys.platform == "win32" else sorted(getattr(resource, n) for n in dir(resource) if n[:7] == "RLIMIT_")
-FINDERS = "where modules are found"
 _HOOKS = [value for name, value in vars(hooks).items() if name.startswith("_global_") and hasattr(value, "values")]
 _CPU = ("CPU", "CompositeImplicitAutograd", "CompositeExplicitAutograd", "Autograd", "AutogradCPU")
 
@@ -149,49 +141,6 @@ def _told(read: Callable[[], object]) -> object:
         return repr(error)
 
 
-def _settings() -> dict[str, Callable[[], object]]:
-    settings: dict[str, Callable[[], object]] = {
-        "the number of threads": lambda: (torch.get_num_threads(), torch.get_num_interop_threads()),
-        "the default dtype": torch.get_default_dtype,
-        "the default device": lambda: str(torch.get_default_device()),
-        "deterministic mode": lambda: (
-            torch.are_deterministic_algorithms_enabled(),
-            torch.is_deterministic_algorithms_warn_only_enabled(),
-        ),
-        "anomaly mode": torch.is_anomaly_enabled,
-        "checks of sparse tensors": torch._C._check_sparse_tensor_invariants,
-        "gradient mode": lambda: (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
-        "how gradients are computed": _autograd,
-        "autocast": lambda: [torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")],
-        PRODUCTS: _products,
-        **{words: partial(state_of, words) for words in (_CONVOLUTIONS, _SUMS, _KERNELS)},
-        "the kernels of torch's operations": _kernels_of_others,
-        "what stands between a call and torch": _modes,
-        "the hooks of all modules": lambda: [list(map(id, table.values())) for table in _HOOKS],
-        "torch's profiler": torch._C._autograd._profiler_enabled,
-        "how numbers are rounded": _rounding,
-        "the working directory": os.getcwd,
-        "garbage collection": lambda: (gc.isenabled(), gc.get_threshold(), list(map(id, gc.callbacks))),
-        "the recursion limit": sys.getrecursionlimit,
-        "how threads take turns": sys.getswitchinterval,
-        "tracing": lambda: (sys.gettrace(), sys.getprofile(), threading.gettrace(), threading.getprofile()),
-        FINDERS: _finders,
-        "stdout or stderr": lambda: [id(stream) for stream in (sys.stdout, sys.stderr)],
-        "which warnings are errors": lambda: [rule for rule in warnings.filters if rule[0] == "error"],
-        "a signal's handler": lambda: {number: signal.getsignal(number) for number in signal.valid_signals()},
-        "the umask": _umask,
-    }
-    if sys.platform != "win32":
-        timers = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
-        settings["a timer"] = lambda: [any(signal.getitimer(timer)) for timer in timers]
-        settings["which signals wait"] = lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        settings["a limit of the system"] = lambda: [resource.getrlimit(number) for number in _LIMITS]
-    if sys.platform == "linux":
-        settings["the cores it may use"] = lambda: os.sched_getaffinity(0)
-        settings["its priority"] = lambda: (os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0))
-    return settings
-
-
 def _autograd() -> object:
     """Whether on one thread or several, and through which hooks saved tensors go."""
     inner: Any = torch._C
@@ -219,20 +168,31 @@ def _rounding() -> object:
     return sys.float_info.min / 2 > 0, 1 + half, 1 + 3 * half, -1 - half, 1 - half / 2
 
 
-def _finders() -> object:
-    """Where modules are found, without what setuptools adds and removes when torch.compile first needs a compiler."""
-    folders = [folder for folder in sys.path if not folder.endswith("_vendor")]
-    finders = [finder for finder in sys.meta_path if type(finder).__module__ != "_distutils_hack"]
-    return folders, list(map(id, finders)), list(map(id, sys.path_hooks))
+_SETTINGS: dict[str, Callable[[], object]] = {
+    "the number of threads": lambda: (torch.get_num_threads(), torch.get_num_interop_threads()),
+    "the default dtype": torch.get_default_dtype,
+    "the default device": lambda: str(torch.get_default_device()),
+    "deterministic mode": lambda: (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    ),
+    "checks of sparse tensors": torch._C._check_sparse_tensor_invariants,
+    "gradient mode": lambda: (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
+    "how gradients are computed": _autograd,
+    "autocast": lambda: [torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")],
+    PRODUCTS: _products,
+    **{words: partial(state_of, words) for words in (_CONVOLUTIONS, _SUMS, _KERNELS)},
+    "the kernels of torch's operations": _kernels_of_others,
+    "what stands between a call and torch": _modes,
+    "the hooks of all modules": lambda: [list(map(id, table.values())) for table in _HOOKS],
+    "torch's profiler": torch._C._autograd._profiler_enabled,
+    "how numbers are rounded": _rounding,
+    "the working directory": os.getcwd,
+    "the cores it may use": lambda: os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None,
+}
+"""What would make numbers of the next cell wrong without a word. What makes it fail is not here, since it is tried
+again in a fresh process, nor what shows in :mod:`attnbench.run.canary`."""
 
-
-def _umask() -> int:
-    now = os.umask(0)
-    os.umask(now)
-    return now
-
-
-_SETTINGS = _settings()
 with warnings.catch_warnings():  # torch 2.9 warns, once, that there is a newer way to ask
     warnings.simplefilter("ignore")
     read_switches()

@@ -10,7 +10,6 @@ import concurrent.futures.thread
 import os
 import sys
 import threading
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -43,7 +42,6 @@ _OWN_VARIABLES = ("TORCHINDUCTOR_", "KINETO_", "TEARDOWN_CUPTI", "TRITON_", "PYT
 
 
 _WATCHED: tuple[Any, ...] = (
-    time,
     torch,
     torch.Tensor,
     torch.autograd,
@@ -65,7 +63,7 @@ class Snapshot:
     """What each is, by the words that stand in the row."""
     variables: Mapping[str, str]
     functions: Mapping[str, object]
-    """What stands in the modules that variants and clocks come from, by name."""
+    """What stands in the modules that variants are made of, by name."""
     threads: frozenset[int]
     files: int
     """How many are open."""

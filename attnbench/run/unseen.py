@@ -73,29 +73,9 @@ def _places(shape: torch.Size, device: torch.device, *, flat: bool) -> tuple[Ten
     return (places,) if flat else torch.unravel_index(places, shape)
 
 
-def hold_to_first(call: Call, timed: Look, first: Look, cell: Cell) -> str | None:
-    """Hold what a timed call gave for the first inputs to an earlier look; if they differ, do as :func:`hold_to`."""
-    return None if agree(timed, first, cell) else hold_to(timed, call.on(0), cell)
-
-
-def hold_to_glances(call: Call, seen: Sequence[tuple[int, Look]], before: Sequence[Look], cell: Cell) -> str | None:
-    """Hold what some timed calls gave to earlier calls on the same inputs; if they differ, do as :func:`hold_to`.
-
-    Args:
-        seen: for each of them its number, counted since ``call`` was made, and what it gave.
-        before: what calls gave for the inputs that take turns.
-
-    Raises:
-        BrokenContract: they differ, and it does not draw in each call.
-    """
-    for place, timed in seen:
-        number = place % SEEN
-        if not agree(timed, before[number], cell):
-            if torch.equal(*(look(call.on(one)()) for one in range(SEEN))) and not torch.equal(*before):
-                raise BrokenContract(_NOT_EACH)  # by now it does not compute at all
-            if warning := hold_to(timed, call.on(number), cell):
-                return warning
-    return None
+def hold_to_earlier(call: Call, timed: Look, number: int, earlier: Sequence[Look], cell: Cell) -> str | None:
+    """Hold a look for one of the inputs in turn to the earlier one; if they differ, do as :func:`hold_to`."""
+    return None if agree(timed, earlier[number], cell) else hold_to(timed, call.on(number), cell)
 
 
 def hold_to(timed: Look, otherwise: Callable[[], Any], cell: Cell) -> str | None:
@@ -168,7 +148,8 @@ def hold_to_unseen(
                 break
         # In turn: what computes in every second call only gives, for one of the three, the result of the other inputs.
         after = [(number, look(call.on(number)())) for number in ((0, 1, 0) if group > 1 else (0,))]
-    hold_to_glances(call, after, earlier, cell)
+    for number, again in after:
+        hold_to_earlier(call, again, number, earlier, cell)
     if len(seen) > 1 and min(unseen) > _SLOWER * sorted(seen)[-2]:
         slower = min(unseen) / min(seen)
         raise BrokenContract(f"it keeps results: inputs that it has not seen take {slower:.1f} times as long as others")

@@ -328,7 +328,7 @@ def _load_plugins(names: Sequence[str], *, undo: bool) -> tuple[list[str], list[
 
     from attnbench.plugins import load
     from attnbench.run.canary import Canary
-    from attnbench.run.switches import FINDERS, read_switches, set_back
+    from attnbench.run.switches import read_switches, set_back
     from attnbench.run.traces import Snapshot
 
     before, canary, switches, threads = Snapshot.take("cpu"), Canary(), read_switches(), torch.get_num_threads()
@@ -338,8 +338,7 @@ def _load_plugins(names: Sequence[str], *, undo: bool) -> tuple[list[str], list[
     if undo:
         set_back(switches)
     now = Snapshot.take("cpu")
-    # A plug-in may have files of its own.
-    changed = [words for words in now.changed_since(before) if words != FINDERS]
+    changed = now.changed_since(before)
     slowed = [
         f"a plug-in {words} when it was imported, which reaches all cells" for words in [canary.slowed()] if words
     ]

@@ -217,8 +217,8 @@ class Scripted(Card):
     def __init__(self, *readings: tuple[int, int], apart: float = EVERY) -> None:
         self.readings, self.apart, self.since = list(readings), apart, list[float]()
 
-    def begin(self, call: Callable[[], object], calls: int) -> int:
-        return 0
+    def begin(self, call: Callable[[], object], calls: int) -> None:
+        pass
 
     def read(self, since: float) -> Clocked:
         self.since.append(since)
@@ -271,51 +271,50 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_the_energy_of_a_call_is_known_to_a_tenth_however_long_it_is(
     seconds: float, tick: float, nvml: Nvml, clock: list[float]
 ) -> None:
-    made, found = [0], Card.of("cuda:0", energy=True)
+    found = Card.of("cuda:0", energy=True)
     assert found is not None
     nvml.millijoules = round(500e3 * 0.01)
 
     def call() -> None:
-        made[0] += 1
         clock[0] += seconds
         nvml.millijoules = round(500e3 * (0.01 + clock[0] // tick * tick))
 
-    assert found.begin(call, max(1, round(1e-3 / seconds))) == made[0]
+    found.begin(call, max(1, round(1e-3 / seconds)))
     assert found.joules == pytest.approx(500 * seconds, rel=0.1)
     assert clock[0] < max(0.5, 4 * seconds + 1.2)
 
 
 @pytest.mark.parametrize("why", ["not asked for", "no counter", "it stands still", "it goes away"])
 def test_without_a_counter_that_moves_a_call_has_no_energy(why: str, nvml: Nvml, clock: list[float]) -> None:
-    found = Card.of("cuda:0", energy=why != "not asked for")
+    made, found = [0], Card.of("cuda:0", energy=why != "not asked for")
     assert found is not None
     if why == "no counter":
         nvml.silent = {"energy"}
 
     def call() -> None:
+        made[0] += 1
         clock[0] += 0.01
         if why != "it stands still":
             nvml.millijoules += 5
         if why == "it goes away" and clock[0] > 0.1:
             nvml.silent = {"energy"}
 
-    made = found.begin(call, 1)
+    found.begin(call, 1)
     assert found.joules is None
-    assert (made > 0) == (why in ("it stands still", "it goes away"))
+    assert (made[0] > 0) == (why in ("it stands still", "it goes away"))
     assert clock[0] < 2.1
 
 
-def test_calls_for_the_energy_come_before_the_samples_and_count_as_made(nvml: Nvml, clock: list[float]) -> None:
+def test_calls_for_the_energy_come_before_the_samples(nvml: Nvml, clock: list[float]) -> None:
     class Counts(Scripted):
-        def begin(self, call: Callable[[], object], calls: int) -> int:
+        def begin(self, call: Callable[[], object], calls: int) -> None:
             assert calls == 1
-            seen.append("energy")
-            return 7
+            seen.append(len(watch.asked))
 
-    seen: list[str] = []
+    seen, watch = list[int](), FakeClock()
     rules = TimingRules(min_time=0.05, min_samples=5, max_samples=5, warmup_time=0, warmup_calls=0)
-    timing = measure_time(nothing, rules, stopwatch=FakeClock(), pace=Counts((1980, 0)))
-    assert (seen, timing.made) == (["energy"], 1 + 7 + 5)
+    measure_time(nothing, rules, stopwatch=watch, pace=Counts((1980, 0)))
+    assert (seen, watch.asked) == ([1], [1] * 6)
 
 
 def test_a_slow_nvml_is_read_seldom(nvml: Nvml, clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,20 +189,3 @@ class Output:
 
     def __del__(self) -> None:
         Output.alive -= 1
-
-
-@pytest.mark.parametrize("calls", [1, 2, 5])
-def test_the_last_output_is_kept_and_those_before_are_gone_before_the_next_call(calls: int) -> None:
-    clock, alive, made, kept = SlowClock(0, 1000), list[int](), list[int](), list[object]()
-
-    def work() -> Output:
-        alive.append(Output.alive)
-        clock.work()
-        output = Output()
-        made.append(id(output))
-        return output
-
-    assert WallClock(clock).time(work, calls, kept)[0] == calls * 1000 / 1e9
-    assert alive == [0] * calls
-    (last,) = kept
-    assert id(last) == made[-1]

@@ -70,8 +70,8 @@ class FakePace:
     asked: list[float] = field(default_factory=list)
     apart: float = EVERY
 
-    def begin(self, call: object, calls: int) -> int:
-        return 0
+    def begin(self, call: object, calls: int) -> None:
+        pass
 
     def read(self, since: float) -> Reading:
         self.asked.append(since)

@@ -104,31 +104,6 @@ class ByCountOfAll(Cheat):
         return LAST[0]
 
 
-@cheat("late")
-class Late(Cheat):
-    """Returns an old result after the first calls in the life of the process, until it meets inputs that are new."""
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        COUNTED[0] += 1
-        self.known[q.data_ptr()] = v
-        if self.last is None or COUNTED[0] < 8 or len(self.known) > 2:
-            self.last = attention(q, k, v)
-        return self.last
-
-
-@cheat("fourth")
-class EveryFourth(Cheat):
-    """Skips one call in four while times are taken, unless the inputs are new."""
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        self.calls += 1
-        new = q.data_ptr() not in self.known
-        self.known[q.data_ptr()] = v
-        if self.last is None or new or gc.isenabled() or self.calls % 4:
-            self.last = attention(q, k, v)
-        return self.last
-
-
 @cheat("garbage")
 class ByGarbage(Cheat):
     """Computes where garbage is collected, which it is not while times are taken."""

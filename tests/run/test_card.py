@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict
 from itertools import chain, count, repeat
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from attnbench.run.isolation import CellFailed, Settings, Worker
 from attnbench.run.length import Length
 from attnbench.run.pairs import Entrant, Pairs, take_turns
 from attnbench.run.plan import Options, make_plan
-from attnbench.run.protocol import checked_pairs
+from attnbench.run.protocol import TakeTurns
 from attnbench.run.runner import execute
 from attnbench.shape import Shape
 from attnbench.spec import Spec
@@ -39,8 +39,8 @@ class Paces:
 
     apart = EVERY
 
-    def begin(self, call: object, calls: int) -> int:
-        return 0
+    def begin(self, call: object, calls: int) -> None:
+        pass
 
     def __init__(self, *throttled: int) -> None:
         self.told = chain(throttled, repeat(0))
@@ -70,9 +70,10 @@ def test_blocks_of_turns_that_a_card_slowed_are_left_out_unless_they_are_most(
 
 def test_an_answer_about_turns_says_of_the_card_what_is_text() -> None:
     good = Pairs([0], [[0.1]], [], 0, 1, 0, None, [], "the card throttled")
-    assert checked_pairs(good, 1) is good
-    with pytest.raises(TypeError, match="about the card"):
-        checked_pairs(replace(good, slowed=3), 1)  # type: ignore[arg-type]  # as foreign code may write it
+    request = TakeTurns([CELL], TimingRules(), 1)
+    assert request.answered(asdict(good)) == good
+    with pytest.raises(ValueError, match="slowed"):
+        request.answered({**asdict(good), "slowed": 3})
 
 
 def told(answers: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Worker:

@@ -220,32 +220,6 @@ def test_what_a_cell_left_running_ends_when_the_whole_command_is_killed(
     wait_until_over((tmp_path / "left").read_text())
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
-def test_where_the_kernel_lists_no_children_every_process_is_looked_at(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def missing(pid: int) -> list[int]:
-        raise FileNotFoundError
-
-    monkeypatch.setattr(descendants, "_children", missing)
-    life = "    if turn: get_away(); print('{}', flush=True); sys.stdin.readline()\n    print('{}', flush=True)\n"
-    stand_in(tmp_path, monkeypatch, LEAVING + life)
-    with Worker(Settings()) as worker:
-        worker.start()
-        worker.ask({}, 10.0)
-        wait_until_over((tmp_path / "left").read_text())
-
-
-@pytest.mark.skipif(not list(Path("/proc/self/task").glob("*/children")), reason="no lists of children")
-def test_after_a_cell_that_left_nothing_no_other_process_is_looked_at(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delattr(descendants, "_processes")
-    stand_in(tmp_path, monkeypatch, GUARDED + ANSWER)
-    with Worker(Settings()) as worker:
-        assert worker.ask({}, 10.0) == {}
-
-
 def test_what_is_to_be_done_meanwhile_is_done_while_the_process_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -177,11 +177,9 @@ class Ticking(WallClock):
     def cost(self) -> float:
         return 0.0
 
-    def time(self, call: Callable[[], object], calls: int, keep: list[Any] | None = None) -> tuple[float, int]:
+    def time(self, call: Callable[[], object], calls: int) -> tuple[float, int]:
         self.asked.append(calls)
-        output = call()
-        if keep is not None:
-            keep.append(output)
+        call()
         return calls * self.seconds, 0
 
 
@@ -217,23 +215,6 @@ def test_calls_are_warmed_up_as_long_and_as_often_as_for_a_single_measurement(mo
         monkeypatch.setattr(pairs, "stopwatch", lambda device, watch=watch: watch)
         measure_pairs([cell("softmax")], rules, fewest=2)
         assert sum(watch.asked) == calls + 1  # and one sample
-
-
-def test_timed_calls_are_looked_at_while_they_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    held: list[tuple[int, int]] = []
-
-    def hold(call: Call, seen: Sequence[tuple[int, Any]], before: Sequence[Any], of: Cell) -> str | None:
-        held.extend((number, int(torch.equal(one, before[number % SEEN]))) for number, one in seen)
-        return "looked at"
-
-    monkeypatch.setattr(pairs, "hold_to_glances", hold)
-    monkeypatch.setattr(pairs, "hold_to_unseen", told([]))
-    monkeypatch.setattr(pairs, "stopwatch", lambda device: Ticking(2e-3))
-    rules = TimingRules(max_samples=4, warmup_time=0.0, warmup_calls=0)
-    found = measure_pairs([cell("softmax")], rules, fewest=2)
-    assert found.warnings == [(0, "looked at")]
-    # The first call, which alone warms up, and the sample behind it come before.
-    assert held == [(number, 1) for number in range(2, 6)]
 
 
 # Turns
@@ -311,7 +292,7 @@ class Alternating(Ticking):
         super().__init__(1.0)
         self.spread, self.count = spread, [0, 0, 0]
 
-    def time(self, call: Callable[[], object], calls: int, keep: list[Any] | None = None) -> tuple[float, int]:
+    def time(self, call: Callable[[], object], calls: int) -> tuple[float, int]:
         place = call()
         assert isinstance(place, int)
         self.count[place] += 1

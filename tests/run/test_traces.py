@@ -7,8 +7,6 @@ import hashlib
 import json
 import os
 import re
-import resource
-import signal
 import subprocess
 import sys
 import threading
@@ -22,7 +20,7 @@ from typing import Any
 import pytest
 import torch
 from torch.nn.modules.module import register_module_forward_hook
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from attnbench.measure import limits
 from attnbench.measure.allocator import return_freed_memory
@@ -32,18 +30,17 @@ from tests.forked import forks
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="affinity, limits and /proc")
 
-AUTOGRAD = torch.autograd.set_detect_anomaly
 SPARSE: Any = torch.sparse.check_sparse_tensor_invariants
 
 
-class Mode(TorchDispatchMode):
+class Mode(TorchFunctionMode):
     """Sees every call of torch, and does nothing."""
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return function(*args, **(kwargs or {}))
 
 
-MODE = Mode()
+MODE: Any = Mode()
 CASES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
     "the number of threads": (lambda: torch.set_num_threads(2), lambda: torch.set_num_threads(1)),
     "the default dtype": (
@@ -55,7 +52,6 @@ CASES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
         lambda: torch.use_deterministic_algorithms(True),
         lambda: torch.use_deterministic_algorithms(False),
     ),
-    "anomaly mode": (lambda: AUTOGRAD(True), lambda: AUTOGRAD(False)),
     "checks of sparse tensors": (lambda: SPARSE.enable(), lambda: SPARSE.disable()),
     "how gradients are computed": (
         lambda: torch.autograd.set_multithreading_enabled(False),
@@ -89,36 +85,10 @@ CASES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
         lambda: torch.set_flush_denormal(True),
         lambda: torch.set_flush_denormal(False),
     ),
-    "garbage collection": (lambda: gc.set_threshold(1, 1, 1), lambda: gc.set_threshold(*THRESHOLD)),
-    "tracing": (lambda: threading.setprofile(print), lambda: threading.setprofile(None)),  # type: ignore[arg-type]  # None ends it
-    "where modules are found": (lambda: sys.path.insert(0, "/"), lambda: sys.path.pop(0)),
-    "a timer": (
-        lambda: signal.setitimer(signal.ITIMER_VIRTUAL, 10**6),
-        lambda: signal.setitimer(signal.ITIMER_VIRTUAL, 0),
-    ),
-    "its priority": (lambda: scheduler(os.SCHED_BATCH), lambda: scheduler(os.SCHED_OTHER)),
     "KMP_BLOCKTIME in the environment": (
         lambda: os.environ.update(KMP_BLOCKTIME="1"),
         lambda: os.environ.pop("KMP_BLOCKTIME"),
     ),
-    "the recursion limit": (lambda: raise_recursion_limit(), lambda: sys.setrecursionlimit(kept.pop())),
-    "which warnings are errors": (
-        lambda: warnings.filterwarnings("error", "xyz"),
-        lambda: warnings.filters.pop(0),  # type: ignore[attr-defined]  # it is a list
-    ),
-    "a signal's handler": (
-        lambda: signal.signal(signal.SIGUSR2, print),
-        lambda: signal.signal(signal.SIGUSR2, signal.SIG_DFL),
-    ),
-    "which signals wait": (
-        lambda: signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2]),
-        lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR2]),
-    ),
-    "a limit of the system": (
-        lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (FILES[0] - 1, FILES[1])),
-        lambda: resource.setrlimit(resource.RLIMIT_NOFILE, FILES),
-    ),
-    "the umask": (lambda: os.umask(0o777), lambda: os.umask(UMASK)),
     "the cores it may use": (
         lambda: os.sched_setaffinity(0, [min(CORES)]),
         lambda: os.sched_setaffinity(0, CORES),
@@ -128,7 +98,6 @@ CASES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
         lambda: os.environ.pop("NEW_VARIABLE"),
     ),
     "the working directory": (lambda: os.chdir("/"), lambda: os.chdir(FOLDER)),
-    "time.perf_counter": (lambda: put(time, "perf_counter", lambda: 0.0), lambda: put_back()),
     "torch.matmul": (lambda: put(torch, "matmul", None), lambda: put_back()),
     "torch.nn.functional.softmax": (lambda: put(torch.nn.functional, "softmax", print), lambda: put_back()),
     "Tensor.sum": (lambda: put(torch.Tensor, "sum", print), lambda: put_back()),
@@ -138,13 +107,7 @@ CASES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
         lambda: put_back(),
     ),
 }
-THRESHOLD, UMASK, CORES = (
-    gc.get_threshold(),
-    os.umask(0o22),
-    os.sched_getaffinity(0),
-)
-FILES, FOLDER = resource.getrlimit(resource.RLIMIT_NOFILE), Path.cwd()
-os.umask(UMASK)
+CORES, FOLDER = os.sched_getaffinity(0), Path.cwd()
 replaced: list[tuple[Any, str, Any]] = []
 kept: list[Any] = []
 
@@ -159,12 +122,6 @@ def put_back() -> None:
     setattr(home, name, value) if value is not None else delattr(home, name)
 
 
-def raise_recursion_limit() -> None:
-    """Asks for the limit now: the compiler raises it, in whichever test came before."""
-    kept.append(sys.getrecursionlimit())
-    sys.setrecursionlimit(kept[-1] + 1)
-
-
 def replace_kernel() -> None:
     kept.append(torch.library.Library("aten", "IMPL"))
     with warnings.catch_warnings():
@@ -175,10 +132,6 @@ def replace_kernel() -> None:
 def profile() -> None:
     kept.append(torch.autograd.profiler.profile())
     kept[-1].__enter__()
-
-
-def scheduler(policy: int) -> None:
-    os.sched_setscheduler(0, policy, os.sched_param(0))
 
 
 @pytest.mark.parametrize("words", CASES)
@@ -354,14 +307,11 @@ def test_what_the_compiler_tells_its_kernels_in_the_environment_is_no_trace(monk
 
 def test_several_traces_are_one_sentence(until: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
     before = Snapshot.take("cpu")
-    monkeypatch.setattr(time, "time", lambda: 0.0)
+    monkeypatch.setattr(torch, "softmax", torch.log_softmax)
+    monkeypatch.setenv("NEW_VARIABLE", "1")
     threading.Thread(target=until.wait, daemon=True, name="waiting").start()
-    said = "changed the recursion limit and time.time and left 1 thread (waiting) behind"
-    raise_recursion_limit()
-    try:
-        assert Snapshot.take("cpu").left_since(before) == said
-    finally:
-        sys.setrecursionlimit(kept.pop())
+    said = "changed NEW_VARIABLE in the environment and torch.softmax and left 1 thread (waiting) behind"
+    assert Snapshot.take("cpu").left_since(before) == said
 
 
 PLUGIN = """
@@ -390,11 +340,11 @@ class Clean(Own):
     def leave(self):
         torch.hub.tqdm(range(1), disable=True)
 
-@own("own-clock")
-class Clock(Own):
-    "Makes the clock of whoever comes next run at half its speed."
+@own("own-softmax")
+class Softmax(Own):
+    "Gives whoever comes next another softmax."
     def leave(self):
-        time.perf_counter_ns = lambda: time.monotonic_ns() // 2
+        torch.softmax = torch.log_softmax
 
 @own("own-thread")
 class Thread(Own):
@@ -442,7 +392,7 @@ def run(tmp_path: Path, sweeps: str, *options: str, fork: bool = True) -> tuple[
 
 def test_after_a_cell_that_leaves_traces_the_row_says_so_and_the_next_has_another_process(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(PLUGIN)
-    matrix = "{variant: [own-clean, own-clock, own-thread, own-process], seq_len: 8, heads: 1, head_dim: 4}"
+    matrix = "{variant: [own-clean, own-softmax, own-thread, own-process], seq_len: 8, heads: 1, head_dim: 4}"
     rows, _ = run(
         tmp_path, f"{{name: w, matrix: {matrix}}}", "--plugin", "own.py", "--rounds", "2", "--min-time", ".02"
     )
@@ -450,7 +400,7 @@ def test_after_a_cell_that_leaves_traces_the_row_says_so_and_the_next_has_anothe
     assert {row["status"] for row in last.values()} == {"ok"}
     fresh = "so the next one starts in a fresh process"
     # In the last round as well, though its row was made anew.
-    assert f"the cell changed time.perf_counter_ns, {fresh}" in last["own-clock"]["warnings"]
+    assert f"the cell changed torch.softmax, {fresh}" in last["own-softmax"]["warnings"]
     thread = "the cell changed the working directory and left 1 thread (waiting) behind"
     assert f"{thread}, {fresh}" in last["own-thread"]["warnings"]
     assert re.search(f"the cell left \\d process(es)? behind, {fresh}", last["own-process"]["warnings"])
@@ -505,14 +455,13 @@ def test_what_the_compiler_leaves_is_no_trace(tmp_path: Path) -> None:
     ] * 2
 
 
-def test_a_plug_in_that_replaces_a_clock_when_it_is_imported_is_told_and_reaches_no_time(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text("import time\ntime.perf_counter_ns = lambda: 0\n")
+def test_a_plug_in_that_replaces_a_function_when_it_is_imported_is_told(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("import torch\ntorch.softmax = torch.log_softmax\n")
     matrix = "{variant: mean-value, seq_len: 64, heads: 1, head_dim: 8}"
     rows, said = run(tmp_path, f"{{name: w, matrix: {matrix}}}", "--plugin", "own.py", "--quick")
-    assert "a plug-in replaced time.perf_counter_ns" in said
+    assert "a plug-in replaced torch.softmax" in said
     (row,) = rows
     assert row["status"] == "ok"
-    assert 0 < row["time_median_s"] < 10
 
 
 KEPT_ON_PURPOSE = """

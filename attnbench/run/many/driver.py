@@ -25,11 +25,10 @@ from attnbench.run.many.queue import Group, Queue
 from attnbench.run.many.script import Call, Lost, Member, Script, failure
 from attnbench.run.many.work import TOOK, Work, is_complete
 from attnbench.run.plan import Plan
-from attnbench.run.protocol import Ready
+from attnbench.run.protocol import Outcome, Ready
 from attnbench.run.rows import now
 from attnbench.run.runner import Watcher
 from attnbench.run.trainings import count_trainings
-from attnbench.run.visit import Outcome
 from attnbench.status import Status
 from attnbench.store import RunFolder
 

@@ -30,9 +30,9 @@ from attnbench.run.isolation import CellFailed, Settings, Worker
 from attnbench.run.many.engine import Message
 from attnbench.run.many.lease import Lease
 from attnbench.run.process import Products, environment_for, memory_limit
-from attnbench.run.protocol import MeasureLimits, Ready, VisitCell
+from attnbench.run.protocol import MeasureLimits, Outcome, Ready, VisitCell
 from attnbench.run.trainings import Begun, Ended, Event, Step, run_all
-from attnbench.run.visit import Outcome, Visitor
+from attnbench.run.visit import Visitor
 
 _OURS = b"-m attnbench.run.worker"
 """Part of the command line of each process that measures."""

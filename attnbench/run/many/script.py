@@ -10,9 +10,8 @@ from attnbench.cell import Cell
 from attnbench.record import one_line
 from attnbench.run.many.engine import Message
 from attnbench.run.many.kinds import Kind
-from attnbench.run.protocol import Ready, VisitCell
+from attnbench.run.protocol import Outcome, Ready, VisitCell
 from attnbench.run.trainings import threads_of
-from attnbench.run.visit import Outcome
 
 
 @dataclass(slots=True)

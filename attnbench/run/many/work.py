@@ -14,11 +14,10 @@ from attnbench.run.many.kinds import Kind
 from attnbench.run.many.queue import Group, Queue
 from attnbench.run.many.script import Call, Lost, Member, Script, failure, outcome_of
 from attnbench.run.plan import Plan, in_order
-from attnbench.run.protocol import MeasureLimits, Ready
+from attnbench.run.protocol import MeasureLimits, Outcome, Ready
 from attnbench.run.rows import beyond_in_words, now, rows_of
 from attnbench.run.runner import Watcher
 from attnbench.run.trainings import at_chosen_rates, phases
-from attnbench.run.visit import Outcome
 from attnbench.status import Status
 
 TOOK = "took three machines with it"

@@ -17,9 +17,8 @@ from attnbench.run.many.engine import Answer, Died, Event, Message
 from attnbench.run.many.order import ours
 from attnbench.run.plan import Options, make_plan
 from attnbench.run.process import environment_for
-from attnbench.run.protocol import VisitCell
+from attnbench.run.protocol import Outcome, VisitCell
 from attnbench.run.runner import Watcher
-from attnbench.run.visit import Outcome
 from attnbench.status import Status
 from attnbench.store import RunFolder
 from tests.decision.machines import state

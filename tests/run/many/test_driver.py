@@ -484,7 +484,7 @@ def test_rows_that_are_faster_than_their_machine_are_held_to_limits_measured_aga
                 value["outcome"]["record"]["peak_fraction"] = 3.0
                 return value
             if method == "limits":
-                rows = message["request"]["rows"]
+                rows = message["request"]["records"]
                 asked.append((host.name, len(rows)))
                 return {"limits": better, "rows": [{**row, "peak_fraction": 0.9} for row in rows]}
             return super()._answer(host, method, message)

@@ -26,8 +26,7 @@ from attnbench.run.many.lease import Lease
 from attnbench.run.many.machine import Machine
 from attnbench.run.many.order import Order, misfit, ours
 from attnbench.run.plan import Options, Plan, make_plan
-from attnbench.run.protocol import MeasureLimits, VisitCell
-from attnbench.run.visit import Outcome
+from attnbench.run.protocol import MeasureLimits, Outcome, VisitCell
 from attnbench.status import Status
 from tests.decision.machines import state
 from tests.run.many.fakes import SUITE
@@ -68,7 +67,7 @@ class Process:
         if Process.fails:
             raise Process.fails
         if request["do"] == "limits":
-            return {"limits": {"matmul_rate": {"float32": 9e11}}, "rows": request["rows"]}
+            return {"limits": {"matmul_rate": {"float32": 9e11}}, "rows": request["records"]}
         cell, round_ = Cell.from_json(request["cell"]), request["round"]
         record = Record.of(cell, Status.OK, time_median_s=0.5, time_rounds=round_ + 1)
         samples = {"cell_id": cell.cell_id, "round": round_, "samples": [{"seconds": 0.5, "calls": 1}]}
