@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,8 +37,7 @@ from attnbench.units import format_bytes, format_interval, format_number, format
 if TYPE_CHECKING:
     from attnbench.record import Record
     from attnbench.run.isolation import Worker
-    from attnbench.run.many.engine import Engine
-    from attnbench.run.many.on import Where
+    from attnbench.run.many.driver import Engine
     from attnbench.run.plan import Plan
 
 
@@ -145,9 +144,10 @@ def run(
         worker = ours.enter_context(worker_ahead(threads, wanted=there is None and not dry_run))
         engine: Engine | None = None
         if there is not None:
-            from attnbench.run.many.on import opened
+            from attnbench.run.many.ray import RayEngine
 
-            engine, device = ours.enter_context(opened(there, device))
+            cluster = ours.enter_context(closing(RayEngine(there, device)))
+            engine, device = cluster, cluster.device
         with importing():
             from attnbench.run.plan import Options, make_plan
             from attnbench.run.trial import load_all
@@ -209,9 +209,9 @@ def _repeated(context: typer.Context, suite: str) -> dict[str, Any]:
     return {**again.params, **{name: context.params[name] for name in typed if name != "suite"}}
 
 
-def _engine(on: str, *, device: str, shard: str | None, dry_run: bool) -> Where:
-    """What ``--on`` says, before anything heavy is imported."""
-    from attnbench.run.many.on import parse_on, refuse_senseless
+def _engine(on: str, *, device: str, shard: str | None, dry_run: bool) -> str:
+    """The address in ``--on``, before anything heavy is imported."""
+    from attnbench.run.many.ray import parse_on, refuse_senseless
 
     there = parse_on(on)
     refuse_senseless(device=device, shard=shard, dry_run=dry_run)

@@ -17,7 +17,6 @@ from attnbench.machine import MEMORY_TOLERANCE, PRODUCTS, RATES_WITHIN, memory_b
 from attnbench.manifest import ENGINE, TOGETHER
 from attnbench.record import Record
 from attnbench.run.identity import identity, run_key
-from attnbench.run.many.engine import Message
 from attnbench.run.plan import Plan
 from attnbench.run.protocol import Ready
 from attnbench.run.rows import Rows, new_folder, stamp
@@ -39,23 +38,21 @@ class Kind:
     machines: list[dict[str, Any]] = field(default_factory=list)
     """What each host said of itself when it first took part; twice where its facts have changed since."""
 
-    def has(self, host: str, machine_id: str) -> bool:
-        """Whether this machine has taken part."""
-        return any((one["host"], one["machine_id"]) == (host, machine_id) for one in self.machines)
+    def facts_of(self, host: str, state: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The entry of a machine in :attr:`machines`; None if it has not taken part."""
+        same = (one for one in self.machines if (one["host"], one["machine_id"]) == (host, state["machine_id"]))
+        return next(same, None)
 
     def join(self, host: str, state: Ready) -> None:
         """Let a host measure here. Its facts are written before its first row."""
         self.folder.describe(state)
-        if not self.has(host, state["machine_id"]):
+        if self.facts_of(host, state) is None:
             self.machines.append({**state, "host": host})
             self._write()
 
-    def correct(self, host: str, state: Ready) -> None:
-        """Replace the rates of a host by those that its process has measured since."""
-        facts = dict(state)
-        for machine in self.machines:
-            if (machine["host"], machine["machine_id"]) == (host, state["machine_id"]):
-                machine |= {name: facts[name] for name in ("matmul_rate", "exp_rate", "copy_rates")}
+    def correct(self, host: str, state: Ready, limits: Mapping[str, Any]) -> None:
+        """Replace the rates of a host, which has joined, by those that its process has measured since."""
+        (self.facts_of(host, state) or {}).update(limits)
         self._write()
 
     def _write(self) -> None:
@@ -171,7 +168,7 @@ class Kinds:
                     return [machine[name] for name in PRODUCTS]
         return None
 
-    def admit(self, hello: Message, state: Ready) -> Kind:
+    def admit(self, hello: Mapping[str, Any], state: Ready) -> Kind:
         """The kind of a machine, which joins it; a new one where it is like none.
 
         Raises:
@@ -180,7 +177,7 @@ class Kinds:
         of_the_process = {name: hello[name] for name in ("threads", "variables")}
         facts = self._facts({**state, **of_the_process, TOGETHER: self._together})
         alike = [kind for kind in self.all if kind.folder.environment.get("run_key") == run_key(facts)]
-        kind = next((one for one in alike if one.has(hello["host"], state["machine_id"])), None)
+        kind = next((one for one in alike if one.facts_of(hello["host"], state)), None)
         kind = kind or next((one for one in alike if not one.unlike(state)), None)
         if kind is None:
             taken = any(one.machine_class == state["machine_class"] for one in self.all)
@@ -194,9 +191,6 @@ class Kinds:
         kind.join(hello["host"], state)
         return kind
 
-    def row_of(self, cell_id: str) -> tuple[Kind, Record] | None:
-        """The row of a cell and the kind that has it; None where no kind has one."""
-        for kind in self.all:
-            if cell_id in kind.rows.records:
-                return kind, kind.rows.records[cell_id]
-        return None
+    def rows_of(self, cell_id: str) -> list[tuple[Kind, Record]]:
+        """Each kind that has a row of a cell, with the row."""
+        return [(kind, kind.rows.records[cell_id]) for kind in self.all if cell_id in kind.rows.records]
