@@ -106,7 +106,6 @@ class _Driver:
         self.queue = Queue(plan.cells)
         self.work = Work(plan, self.queue, watcher)
         self.members: dict[int, Member] = {}
-        self.scripts: dict[int, Script] = {}
         self.deaths: Counter[str] = Counter()
         self.stillborn = 0
         """Machines in a row that died before they took part."""
@@ -186,7 +185,7 @@ class _Driver:
         self.looked_at, places = self.clock(), self.engine.places()
         while len(self.members) < places and not self._is_hopeless():
             member = Member(self.engine.start())
-            self.members[member.number], self.scripts[member.number] = member, self._script(member)
+            self.members[member.number], member.script = member, self._script(member)
             self._advance(member, None)
 
     def _is_hopeless(self) -> bool:
@@ -204,7 +203,7 @@ class _Driver:
 
     def _advance(self, member: Member, answer: dict[str, Any] | None) -> None:
         """Let a machine's script go on to its next call."""
-        script = self.scripts[member.number]
+        script = member.script
         try:
             if answer and answer.get("failed"):
                 call = script.throw(Lost(one_line(str(answer["failed"]))))
@@ -254,7 +253,7 @@ class _Driver:
 
     def _let_go(self, member: Member) -> None:
         del self.members[member.number]
-        self.scripts.pop(member.number).close()
+        member.script.close()
         for group in self.queue.give_back(member.number):
             if group.kind and not any(cell.cell_id in group.kind.rows.records for cell in group.cells):
                 group.kind, group.host = None, ""
@@ -271,8 +270,8 @@ class _Driver:
         if self.queue.is_worked_on or any(one.call and one.call.method == "begin" for one in members):
             self.busy_at = self.clock()
         refused = [member.refused for member in members if member.refused]
-        no_more_come = self._is_hopeless() or 0 < len(members) >= self.engine.places()
-        if self.clock() - self.busy_at <= _COME and not (no_more_come and len(refused) == len(members)):
+        nobody_may = len(refused) == len(members) and (self._is_hopeless() or 0 < len(members) >= self.engine.places())
+        if self.clock() - self.busy_at <= _COME and not nobody_may:
             return
         left = sum(len(group.cells) for group in self.queue.waiting)
         if not left:
@@ -341,30 +340,27 @@ class _Driver:
 
 def hello_of(plan: Plan) -> dict[str, Any]:
     """What every machine is told first. Files are named as here, in the folder that is the current one here."""
+    reading = {
+        (cell.variant, cell.inputs, cell.pretrained, cell.task and (cell.task, cell.shape)): cell for cell in plan.cells
+    }
     return {
         "folder": str(Path.cwd()),
         "threads": plan.options.threads,
         "plugins": _plugins(plan),
-        "cells": [cell.to_json() for cell in _with_files(plan)],
+        "cells": [cell.to_json() for cell in reading.values()],
     }
 
 
 def begin_of(
-    plan: Plan, threads: int, known: Mapping[str, Any] | None = None, products: Sequence[str] | None = None
+    plan: Plan, threads: int, known: Mapping[str, Any] | None = None, products: Products | None = None
 ) -> dict[str, Any]:
-    """What a machine that may take part is told.
-
-    Args:
-        threads: the machine's.
-        known: what it said of itself when it took part before; None if it did not.
-        products: the libraries that such machines multiply with; None if it is to find out.
-    """
+    """What a machine that may take part is told: what it said of itself before, and the libraries of its processor."""
     settings = replace(
         plan.settings,
         threads=threads,
         memory_limit=plan.options.memory_limit,
         plugins=tuple(_plugins(plan)),
-        products=products and Products(*products),
+        products=products,
     )
     how = {"cell_timeout": plan.options.cell_timeout, "unchecked": plan.options.unchecked}
     return {"settings": settings, "rules": plan.rules, **how, "known": known}
@@ -374,44 +370,20 @@ def _plugins(plan: Plan) -> list[str]:
     return [str(Path.cwd() / one) if one.endswith(".py") else one for one in plan.options.plugins]
 
 
-def _with_files(plan: Plan) -> list[Cell]:
-    """Cells that may read files, one for each variant, input, task and trained model that does."""
-    found: dict[object, Cell] = {}
-    for cell in plan.cells:
-        for spec in (cell.variant, cell.inputs):
-            if any(isinstance(value, str) for _, value in spec.options):
-                found.setdefault(spec, cell)
-        if cell.task is not None:
-            found.setdefault((cell.task, cell.shape), cell)
-        if cell.pretrained is not None:
-            found.setdefault(cell.pretrained, cell)
-    return list(found.values())
-
-
 def ours(base: Mapping[str, Any]) -> dict[str, Any]:
-    """What every machine must have.
-
-    Args:
-        base: the run's identity, as :func:`attnbench.run.identity.identity` gives it.
-    """
-    return {
-        "attnbench": __version__,
-        "python": platform.python_version(),
-        "torch": version("torch"),
-        "input_files": base["input_files"],
-        "plugins": base["plugins"],
-    }
+    """What every machine must have, beside the files and plug-ins in ``base``, the run's identity."""
+    return {**base, "attnbench": __version__, "python": platform.python_version(), "torch": version("torch")}
 
 
 def misfit(facts: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """Why a machine cannot take part, in one line with the remedy; empty where it can.
+    """Why a machine that answered ``hello`` with ``facts`` cannot take part, with the remedy; empty if it can."""
 
-    Args:
-        facts: what the machine says when it is asked first.
-        wanted: as :func:`ours` gives it.
-    """
+    def release(text: str, parts: int) -> str:
+        """``2.13.0+cpu`` -> ``2.13.0``: the build for a GPU and the one without are one version."""
+        return ".".join(str(text).partition("+")[0].split(".")[:parts])
+
     for name, parts in (("attnbench", 3), ("torch", 3), ("python", 2)):
-        theirs, here = (_release(one[name], parts) for one in (facts, wanted))
+        theirs, here = (release(one[name], parts) for one in (facts, wanted))
         if theirs != here:
             return f"it has {name} {one_line(theirs, 40)}, the driver {here}; install the same version on all machines"
     if (levels := facts["niceness"] - facts["niceness_of_parent"]) > 0:
@@ -427,8 +399,3 @@ def misfit(facts: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     if sorted(facts["plugins"].values()) != sorted(wanted["plugins"].values()):
         return "its plug-ins are not those of the driver; install the same on all machines"
     return ""
-
-
-def _release(text: str, parts: int) -> str:
-    """``2.13.0+cpu`` -> ``2.13.0``: the build for a GPU and the one without are one version."""
-    return ".".join(str(text).partition("+")[0].split(".")[:parts])

@@ -10,8 +10,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import count
@@ -114,8 +113,7 @@ class RayEngine:
             options |= {"resources": {_RESOURCE: 1}, "include_dashboard": False}
         stop = signal.getsignal(signal.SIGTERM)
         try:
-            with _hushed():
-                self._ray.init(**options)
+            self._ray.init(**options)
         except Exception as error:
             raise UsageError(
                 f"--on ray: cannot join the cluster at {self._address}: {_first_line(error)}; it must run, with "
@@ -197,19 +195,6 @@ class RayEngine:
     def close(self) -> None:
         """Leave the cluster, which ends all actors."""
         self._ray.shutdown()
-
-
-@contextmanager
-def _hushed() -> Iterator[None]:
-    """Drop what is written to stderr in this block: gRPC says there at length what the exception says in a line."""
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
 
 
 def _refuse_unreachable(address: str) -> None:

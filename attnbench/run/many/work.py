@@ -56,6 +56,7 @@ class Member:
     """Name of its host, for people; empty until it has answered."""
     refused: str = ""
     """Why it may not take part."""
+    script: Script = field(init=False)
     call: Call | None = None
     """What it is asked now."""
     host: str = ""

@@ -205,7 +205,8 @@ def test_a_machine_ends_with_the_process_that_started_it() -> None:
     )
     shell = ["sh", "-c", '"$0" -c "$1" & read line', sys.executable, sleeps]
     with subprocess.Popen(shell, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
-        assert parent.stdin and parent.stdout
+        assert parent.stdin
+        assert parent.stdout
         assert parent.stdout.readline() == b"1\n"
         parent.stdin.close()
         assert parent.stdout.read() == b""  # which it holds open as long as it lives
