@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from importlib.metadata import version
+from math import inf
 from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol
@@ -22,7 +23,7 @@ from attnbench.errors import AttnbenchError, Exit, StoreError, UsageError
 from attnbench.record import Record, one_line
 from attnbench.run.isolation import START_TIMEOUT
 from attnbench.run.many.kinds import Kinds
-from attnbench.run.many.queue import Group, Queue
+from attnbench.run.many.queue import Queue
 from attnbench.run.many.work import TOOK, Call, Lost, Member, Script, Work, is_complete
 from attnbench.run.plan import Plan
 from attnbench.run.process import Products
@@ -141,8 +142,8 @@ class _Driver:
                 for member in list(self.members.values()):
                     if member.call is None:
                         self._advance(member, {})
-                    elif member.call.method != "hello":  # which waits until a machine is free
-                        self._give_up_if_overdue(member, member.call)
+                    elif (waited := self.clock() - member.call.since) > member.call.most_s + _SLACK:
+                        self._bury(member, f"no answer for {waited:.0f} s")
                 self._refuse_to_wait_for_ever()
             for kind in self.kinds.all:
                 kind.rows.doubt_tasks(self.watcher.warned)
@@ -219,11 +220,6 @@ class _Driver:
                 call.since = self.clock()
                 self.engine.call(member.number, call.method, call.message)
 
-    def _give_up_if_overdue(self, member: Member, call: Call) -> None:
-        waited = self.clock() - call.since
-        if waited > call.most_s + _SLACK:
-            self._bury(member, f"no answer for {waited:.0f} s")
-
     def _bury(self, member: Member, reason: str) -> None:
         """Give a machine up. What it has not completed goes to another one; a cell that took three with it does not."""
         self.why = one_line(reason)
@@ -296,11 +292,14 @@ class _Driver:
         except Lost as why:
             member.refused = f"{member.name or 'a machine'} cannot take part: {why}"
             self.watcher.warned(member.refused)
+            while not self.queue.is_empty:  # a machine that was refused is kept, so that nobody is given it again
+                yield None
+        number, host = member.number, member.host
         while not self.queue.is_empty:
-            lot = self._lot(member) if member.host else []
+            lot = self.queue.take(number, kind=member.kind, host=host, keeps=self._keeps, machines=len(self.members))
             if lot:
                 yield from self.work.measure(member, lot)
-            else:  # A machine that was refused is kept as well, so that nobody is given it again.
+            else:
                 yield None
 
     def _take_in(self, member: Member) -> Script:
@@ -309,7 +308,7 @@ class _Driver:
         Raises:
             Lost: it is not as the driver is, or cannot set its process up.
         """
-        hello = yield Call("hello", hello_of(self.plan))
+        hello = yield Call("hello", hello_of(self.plan), inf)  # no time limit: it waits until a machine is free
         if why := misfit(hello, ours(self.kinds.base)):
             raise Lost(why)
         products = self.plan.settings.products
@@ -324,10 +323,6 @@ class _Driver:
         member.kind = self.kinds.admit(hello, member.state)
         member.host = hello["host"]
         self.stillborn = 0
-
-    def _lot(self, member: Member) -> list[Group]:
-        kind, host, machines = member.kind, member.host, len(self.members)
-        return self.queue.take(member.number, kind=kind, host=host, keeps=self._keeps, machines=machines)
 
     def _keeps(self, host: str) -> bool:
         """Whether a host goes on with what it has begun: it is there, or may come again after the run was stopped."""

@@ -100,10 +100,6 @@ class RayEngine:
             raise
 
     def _join(self) -> None:
-        if self._ray.is_initialized():
-            raise UsageError(
-                "--on ray: this process has joined a Ray cluster already; leave it first, by ray.shutdown()"
-            )
         _refuse_unreachable(self._address)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         options: dict[str, Any] = {"address": self._address, "log_to_driver": False, "logging_level": logging.ERROR}

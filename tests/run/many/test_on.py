@@ -100,11 +100,10 @@ class FakeRay(ModuleType):
         self.options: dict[str, Any] = {}
         self.is_up = False
 
-    def is_initialized(self) -> bool:
-        return self.is_up
-
     def init(self, **options: Any) -> None:
         self.options = options
+        if self.is_up:
+            raise RuntimeError("Maybe you called ray.init twice by accident?")  # as Ray says it
         if self._refuses:
             raise self._refuses
         self.is_up = True
@@ -190,7 +189,7 @@ def test_a_cluster_that_cannot_be_used_is_one_line(
 def test_a_process_that_has_joined_a_cluster_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeRay([CPU])
     fake.is_up = True
-    with pytest.raises(UsageError, match="this process has joined a Ray cluster already"):
+    with pytest.raises(UsageError, match=r"Maybe you called ray\.init twice"):
         joined(monkeypatch, fake)
     assert fake.is_up
 
