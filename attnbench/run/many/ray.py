@@ -10,7 +10,8 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import count
@@ -85,13 +86,15 @@ class RayEngine:
         Raises:
             UsageError: it cannot be reached, is of another version, or has no machines for this device.
         """
+        # Never without an address: Ray would join whatever cluster it finds traces of on this machine.
+        self._address = address or os.environ.get("RAY_ADDRESS", "") or "local"
+        if self._address != "local":  # Ray reads it as it is imported; it tries 20 times, each for 40 seconds
+            os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "2")
         self._ray: Any = import_module("ray")
         self._actors: dict[int, Any] = {}
         self._pending: dict[Any, int] = {}
         """What each call will give -> the machine that was called."""
         self._numbers = count()
-        # Never without an address: Ray would join whatever cluster it finds traces of on this machine.
-        self._address = address or os.environ.get("RAY_ADDRESS", "") or "local"
         self._join()
         try:
             self.device = self._device_of(device)
@@ -109,7 +112,8 @@ class RayEngine:
             options |= {"resources": {_RESOURCE: 1}, "include_dashboard": False}
         stop = signal.getsignal(signal.SIGTERM)
         try:
-            self._ray.init(**options)
+            with _hushed():
+                self._ray.init(**options)
         except Exception as error:
             raise UsageError(
                 f"--on ray: cannot join the cluster at {self._address}: {_first_line(error)}; it must run, with "
@@ -191,6 +195,19 @@ class RayEngine:
     def close(self) -> None:
         """Leave the cluster, which ends all actors."""
         self._ray.shutdown()
+
+
+@contextmanager
+def _hushed() -> Iterator[None]:
+    """Drop what is written to stderr in this block: gRPC says there at length what the exception says in a line."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def _refuse_unreachable(address: str) -> None:

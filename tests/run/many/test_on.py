@@ -102,6 +102,7 @@ class FakeRay(ModuleType):
 
     def init(self, **options: Any) -> None:
         self.options = options
+        os.write(2, b"rpc_client.h:153: Failed to connect to GCS\n")  # as gRPC says it, past sys.stderr
         if self.is_up:
             raise RuntimeError("Maybe you called ray.init twice by accident?")  # as Ray says it
         if self._refuses:
@@ -119,6 +120,8 @@ class FakeRay(ModuleType):
 
 def joined(monkeypatch: pytest.MonkeyPatch, fake: FakeRay, address: str = "auto", device: str = "auto") -> RayEngine:
     monkeypatch.setitem(sys.modules, "ray", fake)
+    for name in ("RAY_NUM_REDIS_GET_RETRIES", "RAY_USAGE_STATS_ENABLED"):  # set there unless the user has set them
+        monkeypatch.setenv(name, os.environ.get(name, "0"))
     return RayEngine(address, device)
 
 
@@ -184,6 +187,15 @@ def test_a_cluster_that_cannot_be_used_is_one_line(
         joined(monkeypatch, fake, device=device)
     assert "\n" not in str(caught.value)
     assert not fake.is_up
+
+
+def test_what_grpc_says_while_a_cluster_is_joined_is_not_shown(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UsageError, match="Failed to connect"):
+        joined(monkeypatch, FakeRay([], ConnectionError("Failed to connect to Ray cluster")))
+    os.write(2, b"heard again")
+    assert capfd.readouterr().err == "heard again"
 
 
 def test_a_process_that_has_joined_a_cluster_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
