@@ -6,7 +6,7 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from attnbench.record import Record
     from attnbench.run.estimate import Duration
     from attnbench.run.isolation import Worker
-    from attnbench.run.many.engine import Engine
-    from attnbench.run.many.on import Where
+    from attnbench.run.many.driver import Engine
     from attnbench.run.plan import Options, Plan
 
 
@@ -107,9 +106,10 @@ def run(
         worker = ours.enter_context(_worker_ahead(given["threads"], wanted=there is None and not dry_run))
         engine: Engine | None = None
         if there is not None:
-            from attnbench.run.many.on import opened
+            from attnbench.run.many.ray import RayEngine
 
-            engine, device = ours.enter_context(opened(there, device))
+            cluster = ours.enter_context(closing(RayEngine(there, device)))
+            engine, device = cluster, cluster.device
         from attnbench.run.plan import make_plan
         from attnbench.run.trial import load_all
 
@@ -182,9 +182,9 @@ def _repeated(context: typer.Context, suite: str) -> dict[str, Any]:
     return {**again.params, **{name: context.params[name] for name in typed if name != "suite"}}
 
 
-def _engine(on: str, *, device: str, shard: str | None, dry_run: bool) -> Where:
-    """What ``--on`` says, before anything heavy is imported."""
-    from attnbench.run.many.on import parse_on, refuse_senseless
+def _engine(on: str, *, device: str, shard: str | None, dry_run: bool) -> str:
+    """The address in ``--on``, before anything heavy is imported."""
+    from attnbench.run.many.ray import parse_on, refuse_senseless
 
     there = parse_on(on)
     refuse_senseless(device=device, shard=shard, dry_run=dry_run)

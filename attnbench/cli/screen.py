@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from attnbench.cell import Cell
     from attnbench.record import Record
     from attnbench.run.isolation import Worker
-    from attnbench.run.many.engine import Engine
+    from attnbench.run.many.driver import Engine
     from attnbench.run.plan import Plan
     from attnbench.store import RunFolder
 

@@ -135,26 +135,3 @@ def _processes() -> Iterator[tuple[int, tuple[int, int]]]:
         with suppress(OSError):  # gone
             fields = entry.read_bytes().rpartition(b")")[2].split()
             yield int(entry.parent.name), (int(fields[1]), int(fields[19]))
-
-
-_ADOPTERS = (b"systemd", b"raylet", b"init", b"tini", b"dumb-init")
-"""Programs that become the parent of processes whose own one has ended, and that start no measuring process."""
-
-
-def end_orphans(words: bytes) -> int:
-    """On Linux, end processes whose command line holds ``words`` and whose parent has ended, with all below them.
-
-    Their guard should have ended them; one that was stopped at that moment has not.
-
-    Returns:
-        How many there were.
-    """
-    ended = 0
-    for pid, (parent, _) in list(_processes()):
-        with suppress(OSError):  # gone, or another user's
-            is_orphan = parent == 1 or Path(f"/proc/{parent}/comm").read_bytes().strip() in _ADOPTERS
-            if is_orphan and words in Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" "):
-                os.kill(pid, 0)  # whether it may be ended
-                end_all(pid)
-                ended += 1
-    return ended

@@ -49,13 +49,6 @@ class Ended:
     outcome: Any
 
 
-@dataclass(frozen=True, slots=True)
-class _Broken:
-    """A process that cannot be started ends the run."""
-
-    error: BaseException
-
-
 Event = Begun | Step | Ended
 Try = Callable[[Cell, Worker, Callable[[int, int], None]], Any]
 """Trains a cell in a worker, and says how far it is meanwhile."""
@@ -100,7 +93,7 @@ def run_all(
     Raises:
         WorkerFailed: a process could not be started.
     """
-    waiting, events = deque(cells), queue.Queue[Event | _Broken | None]()
+    waiting, events = deque(cells), queue.Queue[Event | BaseException | None]()
     count = min(at_once(settings), len(cells))
     workers = [Worker(replace(settings_of_one(settings), alone=count == 1)) for _ in range(count)]
     for worker in workers:
@@ -119,7 +112,7 @@ def run_all(
                 events.put(Begun(cell))
                 events.put(Ended(cell, attempt(cell, worker, partial(tell, cell))))
         except BaseException as error:  # raised again where the events are read
-            events.put(_Broken(error))
+            events.put(error)
         finally:
             events.put(None)
 
@@ -135,8 +128,8 @@ def run_all(
                 continue
             if event is None:
                 at_work -= 1
-            elif isinstance(event, _Broken):
-                raise event.error
+            elif isinstance(event, BaseException):
+                raise event
             else:
                 yield event
     finally:

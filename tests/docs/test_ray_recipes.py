@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from attnbench.run.many import on
-from attnbench.run.many.on import Where, parse_on
+from attnbench.run.many import ray
+from attnbench.run.many.ray import parse_on
 from tests.docs.shellcheck import needs_shellcheck, shellcheck
 
 RECIPES = Path(__file__).parents[2] / "docs" / "recipes"
@@ -51,11 +51,11 @@ def test_a_slurm_job_makes_each_of_its_machines_a_node_and_runs_the_command_once
 
 
 def test_a_ray_job_has_whole_machines_and_a_head_that_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(on, "find_spec", lambda name: ModuleSpec(name, None, origin="ray/__init__.py"))
+    monkeypatch.setattr(ray, "find_spec", lambda name: ModuleSpec(name, None, origin="ray/__init__.py"))
     spec = yaml.safe_load(KUBERAY.read_text())["spec"]
     words = spec["entrypoint"].split()
     assert words[:2] == ["attnbench", "run"]
-    assert parse_on(words[words.index("--on") + 1]) == Where("ray", "auto")
+    assert parse_on(words[words.index("--on") + 1]) == "auto"
     cluster = spec["rayClusterSpec"]
     assert cluster["headGroupSpec"]["rayStartParams"] == {"num-cpus": "0"}
     (group,) = cluster["workerGroupSpecs"]

@@ -1,32 +1,33 @@
 """The driver: it shares the cells out and hears the machines.
 
-What each machine does one after the other is a script, which makes the calls. A call has a number, and only the answer
-with the number of the machine's last call counts: what a machine sends that was given up is dropped. So a visit may
-happen twice, but is accepted once.
+What each machine does one after the other is a script, which makes the calls. If a machine dies, what it has not
+completed goes back to the queue, and another one takes its place.
 """
 
 from __future__ import annotations
 
+import platform
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from typing import cast
+from dataclasses import replace
+from importlib.metadata import version
+from math import inf
+from pathlib import Path
+from time import monotonic
+from typing import Any, Protocol
 
+from attnbench import __version__
 from attnbench.cell import Cell
 from attnbench.errors import AttnbenchError, Exit, StoreError, UsageError
 from attnbench.record import Record, one_line
 from attnbench.run.isolation import START_TIMEOUT
-from attnbench.run.many.engine import Answer, Engine, Event, Message
-from attnbench.run.many.kinds import Kind, Kinds
-from attnbench.run.many.lease import PATIENCE, clock
-from attnbench.run.many.order import Order, misfit
-from attnbench.run.many.order import ours as wanted_of
-from attnbench.run.many.queue import Group, Queue
-from attnbench.run.many.script import Call, Lost, Member, Script, failure
-from attnbench.run.many.work import TOOK, Work, is_complete
+from attnbench.run.many.kinds import Kinds
+from attnbench.run.many.queue import Queue
+from attnbench.run.many.work import TOOK, Call, Lost, Member, Script, Work, is_complete
 from attnbench.run.plan import Plan
-from attnbench.run.protocol import Outcome, Ready
-from attnbench.run.rows import now
+from attnbench.run.process import Products
+from attnbench.run.protocol import Outcome
 from attnbench.run.runner import Watcher
 from attnbench.run.trainings import count_trainings
 from attnbench.status import Status
@@ -36,10 +37,35 @@ DEATHS = 3
 """A cell is not tried again after this number of machines died with it."""
 _TICK = 1.0
 """Seconds between two looks at what may have changed without news."""
-_PING = 20.0
-"""Seconds after which a machine that has nothing to do is called, so that it keeps its lease."""
+_SLACK = 120.0
+"""Seconds beyond what a call may take after which a machine that has not answered is given up."""
 _COME = 120.0
 """Seconds that a machine may take to come: one that was there when a run was stopped, or any at all."""
+
+
+class Engine(Protocol):
+    """Owns machines, each as a whole, and asks each of them one thing at a time. It knows nothing of cells."""
+
+    name: str
+    """The engine's name after ``--on``."""
+
+    def places(self) -> int:
+        """How many machines there are, busy or free. A death may be noticed late here."""
+
+    def start(self) -> int:
+        """Own one more machine, wherever one is free, and return its number at once.
+
+        What it is called with waits until there is one.
+        """
+
+    def call(self, machine: int, method: str, message: Mapping[str, Any]) -> None:
+        """Call a method of :class:`~attnbench.run.many.machine.Machine` and return at once."""
+
+    def wait(self, seconds: float) -> Sequence[tuple[int, dict[str, Any] | str]]:
+        """Machines that have answered since, or why they died; waits no longer than ``seconds`` for one."""
+
+    def end(self, machine: int) -> None:
+        """Give a machine back; what it is doing ends with it. No news of it follows."""
 
 
 class NoMachine(AttnbenchError):
@@ -49,7 +75,7 @@ class NoMachine(AttnbenchError):
 
 
 def execute_on(
-    engine: Engine, plan: Plan, watcher: Watcher | None = None, clock: Callable[[], float] = clock
+    engine: Engine, plan: Plan, watcher: Watcher | None = None, clock: Callable[[], float] = monotonic
 ) -> list[tuple[RunFolder, list[Record]]]:
     """Measure every cell that is not measured yet on the machines of an engine, storing each row as it comes.
 
@@ -78,54 +104,46 @@ class _Driver:
     ) -> None:
         self.engine, self.plan, self.watcher, self.clock = engine, plan, watcher, clock
         self.kinds = Kinds(plan, engine.name, ours, watcher.warned)
-        self.order = Order.of(plan)
-        self.wanted = wanted_of(self.kinds.base)
         self.queue = Queue(plan.cells)
-        self.scripts: dict[int, Script] = {}
-        self.calls: dict[int, Call] = {}
-        """What each machine is asked now."""
+        self.work = Work(plan, self.queue, watcher)
         self.members: dict[int, Member] = {}
-        self.refused: dict[int, str] = {}
-        """Machines that may not take part, and why. They are kept: what is given back would only be given again."""
-        self.probing: dict[str, int] = {}
-        """Processor -> the machine that set its process up last."""
         self.deaths: Counter[str] = Counter()
-        self.attempts = 0
         self.stillborn = 0
         """Machines in a row that died before they took part."""
         self.why = "the engine has none"
         """What became of the last machine that is not there."""
-        self.begun_at = clock()
-        self.idle_since: float | None = None
-        """Since when nobody has worked, although cells wait."""
-        self._looked_at: float | None = None
+        self.begun_at = self.busy_at = clock()
+        """When the run began, and when somebody last worked."""
+        self.looked_at: float | None = None
         """When the engine was last asked how many machines there are."""
-        self.work = Work(plan, self.queue, watcher)
-        self.expected = self._take_up()
+        self._take_up()
+        self.expected = {group.host for group in self.queue.waiting if group.host}
+        """Hosts that have begun something."""
 
-    def _take_up(self) -> set[str]:
-        """Bind groups to where they were begun, and drop those that are complete; the hosts that left some."""
+    def _take_up(self) -> None:
+        """Bind groups to where they were begun, and drop those that are complete."""
         for group in self.queue.waiting:
-            rows = [found for cell in group.cells if (found := self.kinds.row_of(cell.cell_id))]
-            if rows:
-                kind, newest = max(rows, key=lambda one: one[1].started_at)
-                group.kind, group.host = kind, newest.host
-        self.queue.drop(self._is_complete)
-        return {group.host for group in self.queue.waiting if group.host}
-
-    def _is_complete(self, group: Group) -> bool:
-        return isinstance(group.kind, Kind) and is_complete(group.kind, group.cells)
+            found = [(kind, row) for cell in group.cells for kind, row in self.kinds.rows_of(cell.cell_id)]
+            if found:
+                group.kind, newest = max(found, key=lambda one: one[1].started_at)
+                group.host = newest.host
+        self.queue.waiting = [
+            group for group in self.queue.waiting if not group.kind or not is_complete(group.kind, group.cells)
+        ]
 
     def go(self) -> list[tuple[RunFolder, list[Record]]]:
         self._tell_begun()
         try:
             while not self.queue.is_empty:
                 self._hire()
-                for event in self.engine.wait(_TICK):
-                    self._hear(event)
-                self._give_up_overdue()
-                for machine in [one for one in self.scripts if one not in self.calls]:
-                    self._advance(machine, {})
+                for number, answer in self.engine.wait(_TICK):
+                    if number in self.members:  # else it was given up
+                        self._hear(self.members[number], answer)
+                for member in list(self.members.values()):
+                    if member.call is None:
+                        self._advance(member, {})
+                    elif (waited := self.clock() - member.call.since) > member.call.most_s + _SLACK:
+                        self._bury(member, f"no answer for {waited:.0f} s")
                 self._refuse_to_wait_for_ever()
             for kind in self.kinds.all:
                 kind.rows.doubt_tasks(self.watcher.warned)
@@ -138,8 +156,8 @@ class _Driver:
                     kind.folder.write_csv(kind.rows.in_order())
             raise
         finally:
-            for machine in list(self.scripts):
-                self._let_go(machine)
+            for member in list(self.members.values()):
+                self._let_go(member)
         for kind in self.kinds.all:
             kind.folder.write_csv(kind.rows.in_order())
             kind.folder.conclude()
@@ -149,203 +167,230 @@ class _Driver:
         """Tell the watcher how much is ahead: all of it is expected to turn out ok."""
         waiting = [cell for group in self.queue.waiting for cell in group.cells]
         records = {id_: record for kind in self.kinds.all for id_, record in kind.rows.records.items()}
-        timed = [cell for cell in waiting if cell.training is None]
-        visits = sum(len(self._rounds_of(cell)) for cell in timed)
-        _, ahead = count_trainings([cell for cell in waiting if cell.training is not None], records)
+        ahead = 0
+        for cell in waiting:
+            if cell.training is None:
+                rounds = self.plan.rules.rounds if "time" in cell.measure else 1
+                row = records.get(cell.cell_id)
+                ahead += rounds - (min(rounds, row.time_rounds or rounds) if row else 0)
+        ahead += count_trainings([cell for cell in waiting if cell.training is not None], records)[1]
         root = self.plan.options.out / self.plan.suite.name
-        self.watcher.begun(root, cells=len(self.plan.cells), visits=visits + ahead, resumed=len(records))
-
-    def _rounds_of(self, cell: Cell) -> range:
-        found = self.kinds.row_of(cell.cell_id)
-        last = self.plan.rules.rounds if "time" in cell.measure else 1
-        return range(0 if found is None else min(last, found[1].time_rounds or last), last)
+        self.watcher.begun(root, cells=len(self.plan.cells), visits=ahead, resumed=len(records))
 
     # Machines
 
     def _hire(self) -> None:
         """Own all machines that there are, unless those that came last did not live long enough to take part."""
-        if self._looked_at is not None and self.clock() - self._looked_at < _TICK:  # asking takes milliseconds
+        if self.looked_at is not None and self.clock() - self.looked_at < _TICK:  # asking takes milliseconds
             return
-        self._looked_at, places = self.clock(), self.engine.places()
-        while len(self.scripts) < places and not self._is_hopeless():
-            machine = self.engine.start()
-            self.scripts[machine] = self._script(machine)
-            self._advance(machine, None)
+        self.looked_at, places = self.clock(), self.engine.places()
+        while len(self.members) < places and not self._is_hopeless():
+            member = Member(self.engine.start())
+            self.members[member.number], member.script = member, self._script(member)
+            self._advance(member, None)
 
-    def _advance(self, machine: int, answer: Message | None) -> None:
-        """Let a machine's script go on to its next call."""
-        script = self.scripts[machine]
-        try:
-            call = next(script) if answer is None else script.send(answer)
-        except Lost as lost:
-            self._bury(machine, str(lost))
-            return
-        except StopIteration:  # nothing is left to do
-            self._let_go(machine)
-            return
-        if call is None:
-            self.calls.pop(machine, None)
-            return
-        self.attempts += 1
-        call.attempt, call.since, call.started_at = self.attempts, self.clock(), call.started_at or now()
-        self.calls[machine] = call
-        self.engine.call(machine, call.method, {**call.message, "attempt": call.attempt, "most_s": call.most_s})
+    def _is_hopeless(self) -> bool:
+        """Whether no more machines are tried, since too many in a row died before they took part."""
+        return self.stillborn >= DEATHS + sum(bool(member.host) for member in self.members.values())
 
-    def _hear(self, event: Event) -> None:
-        if event.machine not in self.scripts:  # it was given up
+    def _hear(self, member: Member, answer: dict[str, Any] | str) -> None:
+        if isinstance(answer, str):
+            self._bury(member, answer)
             return
-        if not isinstance(event, Answer):
-            self._bury(event.machine, event.reason)
-            return
-        call = self.calls.get(event.machine)
-        if call is None or event.value.get("attempt") != call.attempt:  # to a call that does not count any more
-            return
-        if member := self.members.get(event.machine):
-            self._tell_notes(member.name, event.value)
-        self._advance(event.machine, event.value)
-
-    def _tell_notes(self, name: str, answer: Message) -> None:
+        member.name = one_line(str(answer.get("name") or member.name))
         for note in answer.get("notes", ()):
-            self.watcher.warned(f"{name}: {one_line(str(note))}")
+            self.watcher.warned(f"{member.name}: {one_line(str(note))}")
+        self._advance(member, answer)
 
-    def _give_up_overdue(self) -> None:
-        """Give up machines that have not answered although their lease is over, whatever the engine thinks of them."""
-        for machine, call in list(self.calls.items()):
-            late = self.clock() - call.since > call.most_s + 2 * PATIENCE
-            if late and call.method != "hello":  # which waits until a machine is free
-                self._bury(machine, f"no answer for {self.clock() - call.since:.0f} s")
+    def _advance(self, member: Member, answer: dict[str, Any] | None) -> None:
+        """Let a machine's script go on to its next call."""
+        script = member.script
+        try:
+            if answer and answer.get("failed"):
+                call = script.throw(Lost(one_line(str(answer["failed"]))))
+            else:
+                call = next(script) if answer is None else script.send(answer)
+        except Lost as lost:
+            self._bury(member, str(lost))
+        except StopIteration:  # nothing is left to do
+            self._let_go(member)
+        else:
+            member.call = call
+            if call is not None:
+                call.since = self.clock()
+                self.engine.call(member.number, call.method, call.message)
 
-    def _bury(self, machine: int, reason: str) -> None:
+    def _bury(self, member: Member, reason: str) -> None:
         """Give a machine up. What it has not completed goes to another one; a cell that took three with it does not."""
-        call, member = self.calls.get(machine), self.members.get(machine)
         self.why = one_line(reason)
-        if member is None:
+        if not member.host:
             self.stillborn += 1
             self.watcher.warned(f"a machine was lost before it took part: {self.why}")
         else:
             self.watcher.warned(f"{member.name} was lost: {self.why}; its cells go to another machine")
-            for cell in call.cells if call else ():
-                self.deaths[cell.cell_id] += 1
-                if self.deaths[cell.cell_id] == DEATHS:
-                    why = f"{TOOK}, the last one: {reason}"
-                    record = Record.of(cell, Status.CRASH, why, quick=self.plan.rules.quick)
-                    self.work.finish(member, cell, Outcome(record), call.started_at if call else now())
-        self._let_go(machine)
+        for cell in member.call.cells if member.call else ():
+            self.deaths[cell.cell_id] += 1
+            if self.deaths[cell.cell_id] == DEATHS:
+                self._give_row(member, cell, Status.CRASH, f"{TOOK}, the last one: {reason}")
+        self._let_go(member)
 
-    def _let_go(self, machine: int) -> None:
-        self.scripts.pop(machine).close()
-        self.calls.pop(machine, None)
-        self.refused.pop(machine, None)
-        self.members.pop(machine, None)
-        for group in self.queue.give_back(machine):
-            if isinstance(group.kind, Kind) and not any(c.cell_id in group.kind.rows.records for c in group.cells):
+    def _give_row(self, member: Member, cell: Cell, status: Status, reason: str) -> None:
+        """Store the row of a cell that a machine was at when it was stopped."""
+        assert member.call is not None
+        outcome = Outcome(Record.of(cell, status, reason, quick=self.plan.rules.quick))
+        self.work.finish(member, cell, outcome, member.call.started_at)
+
+    def _note_interrupted(self) -> None:
+        """Give cells that are at work, and have no row yet, one that says so."""
+        for member in self.members.values():
+            for cell in member.call.cells if member.call else ():
+                if cell.cell_id not in member.kind.rows.records:
+                    self._give_row(member, cell, Status.INTERRUPTED, "stopped by the user")
+
+    def _let_go(self, member: Member) -> None:
+        del self.members[member.number]
+        member.script.close()
+        for group in self.queue.give_back(member.number):
+            if group.kind and not any(cell.cell_id in group.kind.rows.records for cell in group.cells):
                 group.kind, group.host = None, ""
-        self.engine.end(machine)
+        self.engine.end(member.number)
 
     def _refuse_to_wait_for_ever(self) -> None:
         """Stop where nobody works, nobody is about to, and nothing that waits may be given to those who are there.
 
         Raises:
             NoMachine: so it is, for two minutes or for good.
+            UsageError: so it is, and no machine has taken part.
         """
-        sets_up = any(call.method == "begin" for call in self.calls.values())
-        if self.queue.is_empty or self.queue.is_worked_on or sets_up:
-            self.idle_since = None
-            return
-        if self.idle_since is None:
-            self.idle_since = self.clock()
-        all_refused = 0 < len(self.refused) == len(self.scripts) >= self.engine.places()
-        lives_nobody = not self.scripts and self._is_hopeless()
-        if not (all_refused or lives_nobody) and self.clock() - self.idle_since <= _COME:
+        members = self.members.values()
+        if self.queue.is_worked_on or any(one.call and one.call.method == "begin" for one in members):
+            self.busy_at = self.clock()
+        refused = [member.refused for member in members if member.refused]
+        nobody_may = len(refused) == len(members) and (self._is_hopeless() or 0 < len(members) >= self.engine.places())
+        if self.clock() - self.busy_at <= _COME and not nobody_may:
             return
         left = sum(len(group.cells) for group in self.queue.waiting)
+        if not left:
+            return
         cells = f"{left} cell{'s wait' if left != 1 else ' waits'}"
-        kinds = {group.kind.machine_class for group in self.queue.waiting if isinstance(group.kind, Kind)}
-        if self.members and kinds:
-            classes = ", ".join(sorted(kinds))
+        classes = ", ".join(sorted({group.kind.machine_class for group in self.queue.waiting if group.kind}))
+        if classes and any(member.host for member in members):
             raise NoMachine(
                 f"{cells} for a machine of class {classes}, where they were begun, and none is left; the same command "
                 "goes on when there is one"
             )
-        why = next(iter(self.refused.values()), self.why)
+        why = next(iter(refused), self.why)
         if not self.kinds.all:
             raise UsageError(f"{cells} and no machine may measure them: {why}; nothing was written")
         raise NoMachine(f"{cells} and no machine may measure them: {why}; the same command goes on")
 
-    def _is_hopeless(self) -> bool:
-        """Whether no more machines are tried, since too many in a row died before they took part."""
-        return self.stillborn >= DEATHS + len(self.members)
-
     # What a machine does
 
-    def _script(self, machine: int) -> Script:
-        hello = yield Call("hello", self.order.hello, START_TIMEOUT)
-        begin: Message = {}
-        if not (why := failure(hello) or misfit(hello, self.wanted)):
-            processor = hello["processor"]
-            yield from self._wait(lambda: self._knows_products(processor))
-            self.probing[processor] = machine
-            known, products = self.kinds.known(hello["host"]), self.kinds.products_on(processor)
-            order = self.order.begin(hello["threads"], known, products)
-            begin = yield Call("begin", order, 3 * START_TIMEOUT)
-            why = failure(begin)
-        if why:
-            name = one_line(str(hello.get("name", "a machine")))
-            self.refused[machine] = f"{name} cannot take part: {why}"
-            self.watcher.warned(self.refused[machine])
-            yield from self._wait(lambda: False)  # kept, so that nobody is given it again
-            return
-        state = cast(Ready, begin["state"])
-        member = Member(machine, one_line(str(hello["name"])), hello["host"], self.kinds.admit(hello, state), state)
-        self.members[machine] = member
-        self.stillborn = 0
-        for answer in (hello, begin):
-            self._tell_notes(member.name, answer)
-        last = self.clock()
+    def _script(self, member: Member) -> Script:
+        try:
+            yield from self._take_in(member)
+        except Lost as why:
+            member.refused = f"{member.name or 'a machine'} cannot take part: {why}"
+            self.watcher.warned(member.refused)
+            while not self.queue.is_empty:  # a machine that was refused is kept, so that nobody is given it again
+                yield None
+        number, host = member.number, member.host
         while not self.queue.is_empty:
-            lot = self.queue.take(
-                machine, kind=member.kind, host=member.host, keeps=self._keeps, machines=len(self.scripts)
-            )
+            lot = self.queue.take(number, kind=member.kind, host=host, keeps=self._keeps, machines=len(self.members))
             if lot:
                 yield from self.work.measure(member, lot)
-                last = self.clock()
-            elif self.clock() - last > _PING:
-                yield Call("ping", most_s=_PING)
-                last = self.clock()
             else:
                 yield None
 
-    def _wait(self, is_over: Callable[[], bool]) -> Script:
-        """Wait, and keep the machine's lease meanwhile."""
-        last = self.clock()
-        while not is_over():
-            if self.clock() - last > _PING:
-                yield Call("ping", most_s=_PING)
-                last = self.clock()
-            else:
-                yield None
+    def _take_in(self, member: Member) -> Script:
+        """Let a machine take part.
 
-    def _knows_products(self, processor: str) -> bool:
-        """Whether a machine with this processor may set its process up.
-
-        The first one alone finds out which libraries are faster, and the others use them: rows of different libraries
-        are not compared.
+        Raises:
+            Lost: it is not as the driver is, or cannot set its process up.
         """
-        call = self.calls.get(self.probing.get(processor, -1))
-        return self.kinds.products_on(processor) is not None or call is None or call.method != "begin"
+        hello = yield Call("hello", hello_of(self.plan), inf)  # no time limit: it waits until a machine is free
+        if why := misfit(hello, ours(self.kinds.base)):
+            raise Lost(why)
+        products = self.plan.settings.products
+        while products is None and (products := self.kinds.products_on(hello["processor"])) is None:
+            # The first one alone finds out which libraries are faster: rows of different libraries are not compared.
+            if not any(one.call and one.call.method == "begin" for one in self.members.values()):
+                break
+            yield None
+        message = begin_of(self.plan, hello["threads"], self.kinds.known(hello["host"]), products)
+        begin = yield Call("begin", message, 3 * START_TIMEOUT)
+        member.state = begin["state"]
+        member.kind = self.kinds.admit(hello, member.state)
+        member.host = hello["host"]
+        self.stillborn = 0
 
     def _keeps(self, host: str) -> bool:
         """Whether a host goes on with what it has begun: it is there, or may come again after the run was stopped."""
-        if any(member.host == host for member in self.members.values()):
-            return True
-        comes = any(machine in self.calls for machine in self.scripts if machine not in self.members)
-        return host in self.expected and comes and self.clock() - self.begun_at <= _COME
+        members = self.members.values()
+        comes = any(member.call and not member.host for member in members)
+        return any(member.host == host for member in members) or (
+            host in self.expected and comes and self.clock() - self.begun_at <= _COME
+        )
 
-    def _note_interrupted(self) -> None:
-        """Give cells that are at work, and have no row yet, one that says so."""
-        for machine, call in self.calls.items():
-            for cell in call.cells if machine in self.members else ():
-                member = self.members[machine]
-                if cell.cell_id not in member.kind.rows.records:
-                    record = Record.of(cell, Status.INTERRUPTED, "stopped by the user")
-                    self.work.finish(member, cell, Outcome(record), call.started_at)
+
+def hello_of(plan: Plan) -> dict[str, Any]:
+    """What every machine is told first. Files are named as here, in the folder that is the current one here."""
+    reading = {
+        (cell.variant, cell.inputs, cell.pretrained, cell.task and (cell.task, cell.shape)): cell for cell in plan.cells
+    }
+    return {
+        "folder": str(Path.cwd()),
+        "threads": plan.options.threads,
+        "plugins": _plugins(plan),
+        "cells": [cell.to_json() for cell in reading.values()],
+    }
+
+
+def begin_of(
+    plan: Plan, threads: int, known: Mapping[str, Any] | None = None, products: Products | None = None
+) -> dict[str, Any]:
+    """What a machine that may take part is told: what it said of itself before, and the libraries of its processor."""
+    settings = replace(
+        plan.settings,
+        threads=threads,
+        memory_limit=plan.options.memory_limit,
+        plugins=tuple(_plugins(plan)),
+        products=products,
+    )
+    how = {"cell_timeout": plan.options.cell_timeout, "unchecked": plan.options.unchecked}
+    return {"settings": settings, "rules": plan.rules, **how, "known": known}
+
+
+def _plugins(plan: Plan) -> list[str]:
+    return [str(Path.cwd() / one) if one.endswith(".py") else one for one in plan.options.plugins]
+
+
+def ours(base: Mapping[str, Any]) -> dict[str, Any]:
+    """What every machine must have, beside the files and plug-ins in ``base``, the run's identity."""
+    return {**base, "attnbench": __version__, "python": platform.python_version(), "torch": version("torch")}
+
+
+def misfit(facts: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """Why a machine that answered ``hello`` with ``facts`` cannot take part, with the remedy; empty if it can."""
+
+    def release(text: str, parts: int) -> str:
+        """``2.13.0+cpu`` -> ``2.13.0``: the build for a GPU and the one without are one version."""
+        return ".".join(str(text).partition("+")[0].split(".")[:parts])
+
+    for name, parts in (("attnbench", 3), ("torch", 3), ("python", 2)):
+        theirs, here = (release(one[name], parts) for one in (facts, wanted))
+        if theirs != here:
+            return f"it has {name} {one_line(theirs, 40)}, the driver {here}; install the same version on all machines"
+    if (levels := facts["niceness"] - facts["niceness_of_parent"]) > 0:
+        return (
+            f"the engine runs its processes {levels} levels nicer, so anything else there goes first; set "
+            "RAY_worker_niceness=0 before ray start"
+        )
+    for name in sorted(facts["input_files"].keys() | wanted["input_files"].keys()):
+        theirs, here = facts["input_files"].get(name), wanted["input_files"].get(name)
+        if theirs != here:
+            how = "is missing there" if theirs is None else "has other contents there"
+            return f"{one_line(name, 80)} {how}; put the same file at the same place on all machines"
+    if sorted(facts["plugins"].values()) != sorted(wanted["plugins"].values()):
+        return "its plug-ins are not those of the driver; install the same on all machines"
+    return ""

@@ -5,7 +5,7 @@ The folders of one command lie side by side, ``results/SUITE/STAMP-CLASS``, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,8 +17,8 @@ from attnbench.machine import MEMORY_TOLERANCE, PRODUCTS, RATES_WITHIN, memory_b
 from attnbench.manifest import ENGINE, TOGETHER
 from attnbench.record import Record
 from attnbench.run.identity import identity, run_key
-from attnbench.run.many.engine import Message
 from attnbench.run.plan import Plan
+from attnbench.run.process import Products
 from attnbench.run.protocol import Ready
 from attnbench.run.rows import Rows, new_folder, stamp
 from attnbench.runs import find_runs, suite_folder
@@ -39,23 +39,21 @@ class Kind:
     machines: list[dict[str, Any]] = field(default_factory=list)
     """What each host said of itself when it first took part; twice where its facts have changed since."""
 
-    def has(self, host: str, machine_id: str) -> bool:
-        """Whether this machine has taken part."""
-        return any((one["host"], one["machine_id"]) == (host, machine_id) for one in self.machines)
+    def facts_of(self, host: str, state: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The entry of a machine in :attr:`machines`; None if it has not taken part."""
+        same = (one for one in self.machines if (one["host"], one["machine_id"]) == (host, state["machine_id"]))
+        return next(same, None)
 
     def join(self, host: str, state: Ready) -> None:
         """Let a host measure here. Its facts are written before its first row."""
         self.folder.describe(state)
-        if not self.has(host, state["machine_id"]):
+        if self.facts_of(host, state) is None:
             self.machines.append({**state, "host": host})
             self._write()
 
-    def correct(self, host: str, state: Ready) -> None:
-        """Replace the rates of a host by those that its process has measured since."""
-        facts = dict(state)
-        for machine in self.machines:
-            if (machine["host"], machine["machine_id"]) == (host, state["machine_id"]):
-                machine |= {name: facts[name] for name in ("matmul_rate", "exp_rate", "copy_rates")}
+    def correct(self, host: str, state: Ready, limits: Mapping[str, Any]) -> None:
+        """Replace the rates of a host, which has joined, by those that its process has measured since."""
+        (self.facts_of(host, state) or {}).update(limits)
         self._write()
 
     def _write(self) -> None:
@@ -71,25 +69,18 @@ class Kind:
 
     def unlike(self, state: Mapping[str, Any]) -> str:
         """How a machine of this class differs too much to share the folder, in a few words; empty where it does not."""
-        others = [_sizes(machine) for machine in self.machines]
-        for name, mine in _sizes(state).items():
+        mine, *others = ({"memory": memory_bytes(one) or 0, **dict(rates(one))} for one in (state, *self.machines))
+        for name, value in mine.items():
             theirs = [sizes[name] for sizes in others if sizes.get(name)]
-            within = MEMORY_TOLERANCE if name == _MEMORY else RATES_WITHIN
-            if mine and theirs and max(mine, *theirs) > (1 + within) * min(mine, *theirs):
-                return f"{name} is {_shown(name, mine)}, that of the others {_shown(name, theirs[0])}"
+            within = MEMORY_TOLERANCE if name == "memory" else RATES_WITHIN
+            if value and theirs and max(value, *theirs) > (1 + within) * min(value, *theirs):
+                shown = format_bytes if name == "memory" else _a_second
+                return f"{name} is {shown(value)}, that of the others {shown(theirs[0])}"
         return ""
 
 
-_MEMORY = "memory"
-
-
-def _sizes(machine: Mapping[str, Any]) -> dict[str, float]:
-    """Memory in bytes and all rates, by name."""
-    return {_MEMORY: memory_bytes(machine) or 0, **dict(rates(machine))}
-
-
-def _shown(name: str, value: float) -> str:
-    return format_bytes(value) if name == _MEMORY else f"{format_count(value)}/s"
+def _a_second(rate: float) -> str:
+    return f"{format_count(rate)}/s"
 
 
 _OF_A_KIND = ("threads", "variables", *PRODUCTS, TOGETHER)
@@ -120,16 +111,7 @@ class Kinds:
 
     def _take_up(self) -> None:
         """Open the newest folders of the same run, if there are some."""
-        found = list(self._earlier())
-        if found:
-            self._together = max(together for together, _, _ in found)
-        for together, folder, environment in found:
-            if together == self._together:
-                machines = environment.get("machines", [])
-                self._open(folder, environment["machine_class"], environment["threads"], machines)
-
-    def _earlier(self) -> Iterable[tuple[str, RunFolder, dict[str, Any]]]:
-        """Folders of the same run, each with what it has in common with others and its facts."""
+        found: dict[str, list[tuple[RunFolder, dict[str, Any]]]] = {}
         for folder in find_runs(suite_folder(self._plan.options.out, self._plan.suite.name)):
             try:
                 environment = folder.environment
@@ -143,7 +125,11 @@ class Kinds:
                 continue
             is_itself = environment.get("folder") == folder.path.name  # a copy for safe keeping stays as it is
             if is_ours and is_itself and environment.get("run_key") == run_key(self._facts(environment)):
-                yield environment[TOGETHER], folder, environment
+                found.setdefault(environment[TOGETHER], []).append((folder, environment))
+        self._together = max(found, default=self._together)
+        for folder, environment in found.get(self._together, []):
+            machines = environment.get("machines", [])
+            self._open(folder, environment["machine_class"], environment["threads"], machines)
 
     def _facts(self, known: Mapping[str, Any]) -> dict[str, Any]:
         """What decides the numbers of one kind of machines."""
@@ -163,15 +149,13 @@ class Kinds:
         """What a host of the run said of itself when it last took part anew; None for others."""
         return {machine["host"]: machine for kind in self.all for machine in kind.machines}.get(host)
 
-    def products_on(self, processor: str) -> list[str] | None:
+    def products_on(self, processor: str) -> Products | None:
         """The libraries by which machines with this processor multiply in this run; None where none has found out."""
-        for kind in self.all:
-            for machine in kind.machines:
-                if machine["environment"].get("processor") == processor:
-                    return [machine[name] for name in PRODUCTS]
-        return None
+        machines = (machine for kind in self.all for machine in kind.machines)
+        alike = (machine for machine in machines if machine["environment"].get("processor") == processor)
+        return next((Products(*(machine[name] for name in PRODUCTS)) for machine in alike), None)
 
-    def admit(self, hello: Message, state: Ready) -> Kind:
+    def admit(self, hello: Mapping[str, Any], state: Ready) -> Kind:
         """The kind of a machine, which joins it; a new one where it is like none.
 
         Raises:
@@ -180,7 +164,7 @@ class Kinds:
         of_the_process = {name: hello[name] for name in ("threads", "variables")}
         facts = self._facts({**state, **of_the_process, TOGETHER: self._together})
         alike = [kind for kind in self.all if kind.folder.environment.get("run_key") == run_key(facts)]
-        kind = next((one for one in alike if one.has(hello["host"], state["machine_id"])), None)
+        kind = next((one for one in alike if one.facts_of(hello["host"], state)), None)
         kind = kind or next((one for one in alike if not one.unlike(state)), None)
         if kind is None:
             taken = any(one.machine_class == state["machine_class"] for one in self.all)
@@ -194,9 +178,6 @@ class Kinds:
         kind.join(hello["host"], state)
         return kind
 
-    def row_of(self, cell_id: str) -> tuple[Kind, Record] | None:
-        """The row of a cell and the kind that has it; None where no kind has one."""
-        for kind in self.all:
-            if cell_id in kind.rows.records:
-                return kind, kind.rows.records[cell_id]
-        return None
+    def rows_of(self, cell_id: str) -> list[tuple[Kind, Record]]:
+        """Each kind that has a row of a cell, with the row."""
+        return [(kind, kind.rows.records[cell_id]) for kind in self.all if cell_id in kind.rows.records]

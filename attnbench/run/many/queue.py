@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from attnbench.cell import Cell
+from attnbench.run.many.kinds import Kind
 from attnbench.suite.shard import groups, weight
 
 _MOST = 600.0
@@ -23,7 +24,7 @@ class Group:
     cells: list[Cell]
     weight: float
     """About how many seconds a round of it takes."""
-    kind: object = None
+    kind: Kind | None = None
     """The kind of machines in whose folder it has rows; None for none."""
     host: str = ""
     """The host that measured them."""
@@ -52,13 +53,7 @@ class Queue:
         """A group is complete."""
         self._taken[machine].remove(group)
 
-    def drop(self, complete: Callable[[Group], bool]) -> None:
-        """Forget waiting groups that are complete already."""
-        self.waiting = [group for group in self.waiting if not complete(group)]
-
-    def take(
-        self, machine: int, *, kind: object, host: str, keeps: Callable[[str], bool], machines: int
-    ) -> list[Group]:
+    def take(self, machine: int, *, kind: Kind, host: str, keeps: Callable[[str], bool], machines: int) -> list[Group]:
         """The next lot for a machine; nothing where no group that waits may be measured there now.
 
         Args:
@@ -82,7 +77,7 @@ class Queue:
             group.kind, group.host = kind, host
         return lot
 
-    def _may(self, group: Group, kind: object, host: str, keeps: Callable[[str], bool]) -> bool:
+    def _may(self, group: Group, kind: Kind, host: str, keeps: Callable[[str], bool]) -> bool:
         if group.kind is None:
             return True
         return group.kind is kind and (group.host == host or not keeps(group.host))

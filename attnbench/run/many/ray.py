@@ -1,4 +1,4 @@
-"""Machines of a Ray cluster: every node that was started with ``--resources '{"machine": 1}'``.
+"""``--on ray[:ADDRESS]``: the nodes of a Ray cluster that were started with ``--resources '{"machine": 1}'``.
 
 Ray places one actor on each and says when one has died. It retries nothing: the driver knows what belongs together.
 """
@@ -10,29 +10,68 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from importlib.util import find_spec
 from itertools import count
 from typing import Any
 
-from attnbench.errors import UsageError, said
+from attnbench.errors import UsageError, did_you_mean, said
 from attnbench.record import one_line
-from attnbench.run.many.engine import Answer, Died, Event, Message
-from attnbench.run.many.machine import Machine
 
+_DEVICES = ("auto", "cpu", "cuda")
 _RESOURCE = "machine"
 _START = f"""ray start --resources '{{"{_RESOURCE}": 1}}'"""
 _REACHED_WITHIN = 5.0
 """Seconds for the cluster's head to take a connection; Ray itself would try for a minute."""
 
 
-class RayEngine:
-    """A Ray cluster. Only one can be open in a process.
+def parse_on(text: str) -> str:
+    """The address in ``ray:10.0.0.1:6379``; empty for ``ray``.
 
     Raises:
-        UsageError: it cannot be reached, is of another version, or has no machines for this device.
+        UsageError: an unknown engine, one that is not installed, or an address that is none.
     """
+    name, colon, address = text.strip().partition(":")
+    if name != "ray":
+        nearest = did_you_mean(name.lower(), ["ray"]) or "; write --on ray, or --on ray:ADDRESS"
+        raise UsageError(f"--on {one_line(text, 60)!r}: no engine {one_line(name, 40)!r}{nearest}")
+    if address.startswith(("//", "ray://")):
+        raise UsageError(
+            f"--on {one_line(text, 60)}: Ray's client cannot be used; run the command on a machine of the cluster, "
+            "with --on ray:auto"
+        )
+    host, _, port = address.rpartition(":")
+    if (colon and not address) or (address not in ("", "auto", "local") and not (host and port.isdecimal())):
+        raise UsageError(
+            f"--on {one_line(text, 60)}: no address; write --on ray:HOST:PORT, ray:auto (the cluster of this machine) "
+            "or ray:local (this machine alone)"
+        )
+    spec = find_spec("ray")
+    if spec is None or spec.origin is None:  # a folder of that name, with no file to import, has a spec too
+        raise UsageError("--on ray needs Ray; install it with: pip install 'attnbench[ray]'")
+    return address
+
+
+def refuse_senseless(*, device: str, shard: str | None, dry_run: bool) -> None:
+    """Refuse options that mean nothing where an engine shares the cells out.
+
+    Raises:
+        UsageError: one is given.
+    """
+    if shard is not None:
+        raise UsageError("--shard with --on: the engine shares all cells out by itself; leave one of them out")
+    if dry_run:
+        raise UsageError("--dry-run with --on: a prediction needs no machines; leave --on out")
+    if device not in _DEVICES:
+        raise UsageError(
+            f"--device {one_line(device, 40)} with --on: each machine has one device of its own; write cpu or cuda"
+        )
+
+
+class RayEngine:
+    """A Ray cluster, as :class:`~attnbench.run.many.driver.Engine` says. Only one can be open in a process."""
 
     name = "ray"
 
@@ -42,15 +81,20 @@ class RayEngine:
         Args:
             address: ``HOST:PORT``, ``auto`` for the one that this machine is part of, ``local`` for a new one that is
                 this machine alone. Empty: what ``RAY_ADDRESS`` says, else ``local``.
-            device: ``auto``, ``cpu`` or ``cuda``.
+            device: ``auto`` (a GPU if all machines have one), ``cpu`` or ``cuda``.
+
+        Raises:
+            UsageError: it cannot be reached, is of another version, or has no machines for this device.
         """
+        # Never without an address: Ray would join whatever cluster it finds traces of on this machine.
+        self._address = address or os.environ.get("RAY_ADDRESS", "") or "local"
+        if self._address != "local":  # Ray reads it as it is imported; it tries 20 times, each for 40 seconds
+            os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "2")
         self._ray: Any = import_module("ray")
         self._actors: dict[int, Any] = {}
         self._pending: dict[Any, int] = {}
         """What each call will give -> the machine that was called."""
         self._numbers = count()
-        # Never without an address: Ray would join whatever cluster it finds traces of on this machine.
-        self._address = address or os.environ.get("RAY_ADDRESS", "") or "local"
         self._join()
         try:
             self.device = self._device_of(device)
@@ -59,10 +103,6 @@ class RayEngine:
             raise
 
     def _join(self) -> None:
-        if self._ray.is_initialized():
-            raise UsageError(
-                "--on ray: this process has joined a Ray cluster already; leave it first, by ray.shutdown()"
-            )
         _refuse_unreachable(self._address)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         options: dict[str, Any] = {"address": self._address, "log_to_driver": False, "logging_level": logging.ERROR}
@@ -104,15 +144,18 @@ class RayEngine:
             raise UsageError(f"--device cuda: no machine of the cluster at {self._address} has a GPU")
         return device
 
-    def places(self) -> int:
-        """Machines that the cluster says it has, of those with the device."""
-        return sum(int(resources[_RESOURCE]) for resources in self._usable())
-
     def _usable(self) -> list[dict[str, float]]:
         nodes = self._nodes()
         return [one for one in nodes if one.get("GPU", 0) >= 1] if self.device == "cuda" else nodes
 
+    def places(self) -> int:
+        """How many machines the cluster says it has, of those with the device."""
+        return sum(int(resources[_RESOURCE]) for resources in self._usable())
+
     def start(self) -> int:
+        """Own one more machine."""
+        from attnbench.run.many.machine import Machine  # here, since --on is parsed before torch is imported
+
         machine = next(self._numbers)
         cores = min((one.get("CPU", 0.0) // one[_RESOURCE] for one in self._usable()), default=0.0)
         actor = self._ray.remote(Machine).options(
@@ -125,32 +168,32 @@ class RayEngine:
         self._actors[machine] = actor.remote()
         return machine
 
-    def call(self, machine: int, method: str, message: Message) -> None:
-        self._pending[self._actors[machine].call.remote(method, dict(message))] = machine
+    def call(self, machine: int, method: str, message: Mapping[str, Any]) -> None:
+        """Call a machine."""
+        self._pending[self._actors[machine].call.remote(method, message)] = machine
 
-    def wait(self, seconds: float) -> Sequence[Event]:
+    def wait(self, seconds: float) -> Sequence[tuple[int, dict[str, Any] | str]]:
+        """Machines that have answered, or why they died."""
         if not self._pending:
             time.sleep(seconds)
             return []
         ready, _ = self._ray.wait(list(self._pending), num_returns=1, timeout=seconds)
-        return [self._event(self._pending.pop(reference), reference) for reference in ready]
+        return [(self._pending.pop(reference), self._answer(reference)) for reference in ready]
 
-    def _event(self, machine: int, reference: Any) -> Event:
+    def _answer(self, reference: Any) -> dict[str, Any] | str:
         try:
-            return Answer(machine, self._ray.get(reference))
+            answer: dict[str, Any] = self._ray.get(reference)
         except self._ray.exceptions.RayError as error:
-            return Died(machine, _first_line(error))
+            return _first_line(error)
+        return answer
 
     def end(self, machine: int) -> None:
-        actor = self._actors.pop(machine, None)
-        for reference in [one for one, whose in self._pending.items() if whose == machine]:
-            del self._pending[reference]
-        if actor is not None:
-            self._ray.kill(actor, no_restart=True)
+        """Give a machine back."""
+        self._pending = {reference: one for reference, one in self._pending.items() if one != machine}
+        self._ray.kill(self._actors.pop(machine), no_restart=True)
 
     def close(self) -> None:
-        for machine in list(self._actors):
-            self.end(machine)
+        """Leave the cluster, which ends all actors."""
         self._ray.shutdown()
 
 

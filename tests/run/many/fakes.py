@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,7 @@ from attnbench.cell import Cell
 from attnbench.machine import machine_class, variables
 from attnbench.plugins import provenance
 from attnbench.record import Record
-from attnbench.run.many.driver import execute_on
-from attnbench.run.many.engine import Answer, Died, Event, Message
-from attnbench.run.many.order import ours
+from attnbench.run.many.driver import execute_on, ours
 from attnbench.run.plan import Options, make_plan
 from attnbench.run.process import environment_for
 from attnbench.run.protocol import Outcome, VisitCell
@@ -90,6 +89,10 @@ Reaction = str | dict[str, Any]
 takes it for dead, and three answers later it answers all the same), or the answer itself."""
 
 
+Message = dict[str, Any]
+Event = tuple[int, Message | str]
+
+
 class Cluster:
     """An engine. Time passes only while nothing happens, and a tenth of a second for each answer."""
 
@@ -118,10 +121,10 @@ class Cluster:
         self.started += 1
         return self.started
 
-    def call(self, machine: int, method: str, message: Message) -> None:
+    def call(self, machine: int, method: str, message: Mapping[str, Any]) -> None:
         assert machine not in self._inbox, "one call at a time"
         assert machine not in self.ended
-        self._inbox[machine] = (method, json.loads(json.dumps(dict(message))))
+        self._inbox[machine] = (method, deepcopy(dict(message)))
 
     def wait(self, seconds: float) -> Sequence[Event]:
         for due in [moment for moment in self.at if moment <= self.time]:
@@ -156,15 +159,15 @@ class Cluster:
         if reaction in ("die", "vanish"):
             self._free(machine)
             host.up = host.listed = reaction == "die"
-            return Died(machine, "the node is gone")
+            return machine, "the node is gone"
         value = reaction if isinstance(reaction, dict) else self._answer(host, method, message)
-        answer = Answer(machine, json.loads(json.dumps({"attempt": message["attempt"], "notes": [], **value})))
+        answer = machine, json.loads(json.dumps({"notes": [], **value}))
         if reaction == "freeze":
             self._later.append(answer)
             self._thaws_at = len(self.log) + 3
             host.up = host.listed = False
             self._free(machine)
-            return Died(machine, "no sign of life")
+            return machine, "no sign of life"
         return answer
 
     def _answer(self, host: Host, method: str, message: dict[str, Any]) -> dict[str, Any]:
@@ -186,9 +189,6 @@ class Cluster:
         self.ended.append(machine)
         self._inbox.pop(machine, None)
         self._free(machine)
-
-    def close(self) -> None:
-        pass
 
     def visits(self, host: str | None = None) -> list[Asked]:
         """The visits that machines were asked for."""

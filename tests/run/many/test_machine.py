@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,11 @@ from attnbench.errors import UsageError
 from attnbench.machine import host
 from attnbench.record import HELD, Record
 from attnbench.run import process
-from attnbench.run.descendants import end_orphans
 from attnbench.run.gate import HoldSetting, Verdict
 from attnbench.run.isolation import CellFailed, Settings, WorkerFailed
 from attnbench.run.many import machine
-from attnbench.run.many.lease import Lease
+from attnbench.run.many.driver import begin_of, hello_of, misfit, ours
 from attnbench.run.many.machine import Machine
-from attnbench.run.many.order import Order, misfit, ours
 from attnbench.run.plan import Options, Plan, make_plan
 from attnbench.run.protocol import MeasureLimits, Outcome, VisitCell
 from attnbench.status import Status
@@ -83,45 +81,34 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
     monkeypatch.setattr(machine, "Worker", Process)
     monkeypatch.setattr(HoldSetting, "ask", lambda *_, **__: Verdict(HELD))
     monkeypatch.setattr(machine, "load_warning", lambda: "load 3 on 2 cores")
-    monkeypatch.setattr(machine, "end_orphans", lambda words: 0)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # a machine takes it out of its environment
     monkeypatch.chdir(tmp_path)
     (tmp_path / "s.yaml").write_text(SUITE)
     return make_plan(tmp_path / "s.yaml", Options("cpu", on="ray", cell_timeout=30.0))
 
 
-class Unwatched(Lease):
-    """Ends nothing: here that would be the process that tests."""
-
-    def watch(self, end: Callable[[str], None]) -> None:
-        pass
-
-
 class Calling:
-    """A machine, called as the driver calls it, through JSON."""
+    """A machine, called as the driver calls it, through a message."""
 
     def __init__(self) -> None:
-        self.machine, self.attempt = Machine(Unwatched()), 0
+        self.machine = Machine()
 
     def __call__(self, method: str, message: dict[str, Any]) -> dict[str, Any]:
-        self.attempt += 1
-        message = {**message, "attempt": self.attempt, "most_s": 1.0}
-        answer = json.loads(json.dumps(self.machine.call(method, json.loads(json.dumps(message)))))
-        assert answer.pop("attempt") == self.attempt
+        answer: dict[str, Any] = json.loads(json.dumps(self.machine.call(method, pickle.loads(pickle.dumps(message)))))
         return answer
 
 
 def begun(plan: Plan, known: dict[str, Any] | None = None) -> Calling:
-    call, order = Calling(), Order.of(plan)
-    assert "failed" not in call("hello", order.hello)
-    assert call("begin", order.begin(2, known))["state"]["machine_id"] == state()["machine_id"]
+    call = Calling()
+    assert "failed" not in call("hello", hello_of(plan))
+    assert call("begin", begin_of(plan, 2, known))["state"]["machine_id"] == state()["machine_id"]
     return call
 
 
 def test_a_machine_like_the_driver_fits(plan: Plan) -> None:
     from attnbench.run.identity import identity
 
-    hello = Calling()("hello", Order.of(plan).hello)
+    hello = Calling()("hello", hello_of(plan))
     niceness = os.getpriority(os.PRIO_PROCESS, os.getppid())
     assert misfit({**hello, "niceness": niceness}, ours(identity(plan, ""))) == ""
     assert hello["host"] == host()
@@ -133,10 +120,10 @@ def test_the_threads_are_those_of_the_machine_whatever_the_engine_reserved(
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(machine, "available_cores", lambda: 6)
-    hello = Calling()("hello", Order.of(plan).hello)
+    hello = Calling()("hello", hello_of(plan))
     assert (hello["threads"], hello["variables"]["OMP_NUM_THREADS"]) == (6, "6")
     asked = make_plan("quick", Options("cpu", on="ray", threads=3))
-    assert Calling()("hello", Order.of(asked).hello)["threads"] == 3
+    assert Calling()("hello", hello_of(asked))["threads"] == 3
 
 
 def test_a_machine_sets_its_process_up_as_it_is_told(plan: Plan) -> None:
@@ -178,26 +165,27 @@ def test_a_cell_that_crashes_is_a_row_and_the_machine_goes_on(plan: Plan) -> Non
 
 
 def test_what_fails_is_said_with_the_machine_s_name(plan: Plan) -> None:
-    call, order = Calling(), Order.of(plan)
-    answer = call("hello", {**order.hello, "plugins": ["nowhere.py"]})
+    call = Calling()
+    answer = call("hello", {**hello_of(plan), "plugins": ["nowhere.py"]})
     assert answer["failed"] == "plug-in nowhere.py: no such file"
     assert answer["name"]
-    call("hello", order.hello)
+    call("hello", hello_of(plan))
     Process.starts = WorkerFailed("the measuring process did not start: no memory")
-    assert call("begin", order.begin(2, None))["failed"] == "the measuring process did not start: no memory"
-    assert call("visit", {})["failed"] == "KeyError: 'request'"
-    assert call("ping", {}) == {"notes": []}
+    assert call("begin", begin_of(plan, 2))["failed"] == "the measuring process did not start: no memory"
+    assert "missing 1 required positional argument: 'request'" in call("visit", {})["failed"]
+    Process.starts = None
+    assert call("fresh", {}) == {"notes": []}
 
 
 def test_limits_are_measured_again_and_kept(plan: Plan) -> None:
     call, cell = begun(plan), plan.cells[0]
     record = Record.of(cell, Status.OK, time_median_s=0.5)
     request = MeasureLimits([cell], [record])
-    found = request.answered(call("limits", {"request": request.to_json()}))
+    found = request.answered(call("limits", {"request": request.to_json(), "most_s": 1.0}))
     assert found.limits == {"matmul_rate": {"float32": 9e11}}
     assert Process.made[-1].state["matmul_rate"] == {"float32": 9e11}
     Process.fails = CellFailed(Status.CRASH, "it ended")
-    assert call("limits", {"request": request.to_json()})["reason"] == "it ended"
+    assert call("limits", {"request": request.to_json(), "most_s": 1.0})["failed"] == "it ended"
 
 
 def test_a_host_that_took_part_before_takes_its_rates_over_unless_it_is_another_machine(plan: Plan) -> None:
@@ -209,27 +197,25 @@ def test_a_host_that_took_part_before_takes_its_rates_over_unless_it_is_another_
     assert Process.made[-1].state["matmul_rate"] == {"float32": 3e11}
 
 
-def test_a_call_renews_the_lease_for_as_long_as_it_may_take(plan: Plan) -> None:
-    class Noting(Lease):
-        renewed: list[float]
-
-        def renew(self, seconds: float = 0.0) -> None:
-            self.renewed.append(seconds)
-
-        def watch(self, end: Callable[[str], None]) -> None:
-            assert end is machine._end
-
-    lease = Noting()
-    lease.renewed = []
-    Machine(lease).call("ping", {"attempt": 1, "most_s": 240.0})
-    assert lease.renewed == [240.0, 0.0]
+def test_a_machine_ends_with_the_process_that_started_it() -> None:
+    """Here that is a shell, which ends while the machine sleeps."""
+    sleeps = (
+        "import time; from attnbench.run.many.machine import Machine; Machine(); print(1, flush=True); time.sleep(60)"
+    )
+    shell = ["sh", "-c", '"$0" -c "$1" & read line', sys.executable, sleeps]
+    with subprocess.Popen(shell, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdin
+        assert parent.stdout
+        assert parent.stdout.readline() == b"1\n"
+        parent.stdin.close()
+        assert parent.stdout.read() == b""  # which it holds open as long as it lives
 
 
 def test_files_are_named_as_the_driver_names_them(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    order = Order.of(plan)
+    order = hello_of(plan)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    Calling()("hello", order.hello)
+    Calling()("hello", order)
     assert Path.cwd() == tmp_path
 
 
@@ -240,22 +226,3 @@ def test_torch_that_takes_other_threads_than_the_row_would_say_is_refused(monkey
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     with pytest.raises(UsageError, match="torch computes with 1 threads instead of 4"):
         process.apply("as-shipped", threads=4, device="cpu")
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_processes_that_were_left_behind_are_ended_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    from attnbench.run import descendants
-
-    words = f"left-behind-{os.getpid()}"
-    left = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)", words])
-    try:
-        time.sleep(0.2)
-        assert end_orphans(words.encode()) == 0  # its parent lives
-        mine = Path("/proc/self/comm").read_bytes().strip()
-        monkeypatch.setattr(descendants, "_ADOPTERS", (mine,))  # as if this process had become its parent
-        assert end_orphans(b"no such words") == 0
-        assert end_orphans(words.encode()) == 1
-        assert left.wait(10) != 0
-    finally:
-        left.kill()
-        left.wait()

@@ -15,30 +15,29 @@ import pytest
 
 from attnbench.cli.app import main
 from attnbench.errors import UsageError
-from attnbench.run.many import on
-from attnbench.run.many.on import Where, parse_on
-from attnbench.run.many.ray import RayEngine
+from attnbench.run.many import ray
+from attnbench.run.many.ray import RayEngine, parse_on
 
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(on, "find_spec", lambda name: ModuleSpec(name, None, origin="ray/__init__.py"))
+    monkeypatch.setattr(ray, "find_spec", lambda name: ModuleSpec(name, None, origin="ray/__init__.py"))
 
 
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize(
-    ("text", "where"),
+    ("text", "address"),
     [
-        ("ray", Where("ray")),
-        (" ray ", Where("ray")),
-        ("ray:auto", Where("ray", "auto")),
-        ("ray:local", Where("ray", "local")),
-        ("ray:head:6379", Where("ray", "head:6379")),
-        ("ray:10.0.0.1:6379", Where("ray", "10.0.0.1:6379")),
+        ("ray", ""),
+        (" ray ", ""),
+        ("ray:auto", "auto"),
+        ("ray:local", "local"),
+        ("ray:head:6379", "head:6379"),
+        ("ray:10.0.0.1:6379", "10.0.0.1:6379"),
     ],
 )
-def test_an_engine_is_written_with_or_without_an_address(text: str, where: Where) -> None:
-    assert parse_on(text) == where
+def test_an_engine_is_written_with_or_without_an_address(text: str, address: str) -> None:
+    assert parse_on(text) == address
 
 
 @pytest.mark.usefixtures("installed")
@@ -76,7 +75,7 @@ def test_an_engine_that_is_not_installed_is_told_with_the_name_of_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(on, "find_spec", lambda name: None)
+    monkeypatch.setattr(ray, "find_spec", lambda name: None)
     assert main(["run", "quick", "--on", "ray"]) == 2
     assert capsys.readouterr().err == "error: --on ray needs Ray; install it with: pip install 'attnbench[ray]'\n"
     assert list(tmp_path.iterdir()) == []
@@ -86,10 +85,10 @@ def test_a_folder_that_is_called_ray_is_not_ray(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "ray").mkdir()
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.delitem(sys.modules, "ray", raising=False)
-    monkeypatch.setattr(on, "find_spec", importlib.util.find_spec)
+    monkeypatch.setattr(ray, "find_spec", importlib.util.find_spec)
     assert importlib.util.find_spec("ray") is not None
     with pytest.raises(UsageError, match="--on ray needs Ray; install it with"):
-        on.parse_on("ray")
+        ray.parse_on("ray")
 
 
 class FakeRay(ModuleType):
@@ -101,11 +100,11 @@ class FakeRay(ModuleType):
         self.options: dict[str, Any] = {}
         self.is_up = False
 
-    def is_initialized(self) -> bool:
-        return self.is_up
-
     def init(self, **options: Any) -> None:
         self.options = options
+        os.write(2, b"rpc_client.h:153: Failed to connect to GCS\n")  # as gRPC says it, past sys.stderr
+        if self.is_up:
+            raise RuntimeError("Maybe you called ray.init twice by accident?")  # as Ray says it
         if self._refuses:
             raise self._refuses
         self.is_up = True
@@ -121,6 +120,8 @@ class FakeRay(ModuleType):
 
 def joined(monkeypatch: pytest.MonkeyPatch, fake: FakeRay, address: str = "auto", device: str = "auto") -> RayEngine:
     monkeypatch.setitem(sys.modules, "ray", fake)
+    for name in ("RAY_NUM_REDIS_GET_RETRIES", "RAY_USAGE_STATS_ENABLED"):  # set there unless the user has set them
+        monkeypatch.setenv(name, os.environ.get(name, "0"))
     return RayEngine(address, device)
 
 
@@ -188,10 +189,19 @@ def test_a_cluster_that_cannot_be_used_is_one_line(
     assert not fake.is_up
 
 
+def test_what_grpc_says_while_a_cluster_is_joined_is_not_shown(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UsageError, match="Failed to connect"):
+        joined(monkeypatch, FakeRay([], ConnectionError("Failed to connect to Ray cluster")))
+    os.write(2, b"heard again")
+    assert capfd.readouterr().err == "heard again"
+
+
 def test_a_process_that_has_joined_a_cluster_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeRay([CPU])
     fake.is_up = True
-    with pytest.raises(UsageError, match="this process has joined a Ray cluster already"):
+    with pytest.raises(UsageError, match=r"Maybe you called ray\.init twice"):
         joined(monkeypatch, fake)
     assert fake.is_up
 

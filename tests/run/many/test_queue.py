@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from attnbench.run.many.kinds import Kind
 from attnbench.run.many.queue import Queue
 from attnbench.run.plan import Options, make_plan
 from attnbench.suite.shard import comparison_group
 
-A, B = object(), object()
+A, B = cast(Kind, object()), cast(Kind, object())
 """Two kinds of machines."""
 
 
@@ -22,9 +24,7 @@ def queue(tmp_path: Path) -> Queue:
     return Queue(make_plan(file, Options("cpu")).cells)
 
 
-def take(
-    queue: Queue, machine: int, kind: object = A, host: str = "a", keeps: str = "", machines: int = 4
-) -> list[int]:
+def take(queue: Queue, machine: int, kind: Kind = A, host: str = "a", keeps: str = "", machines: int = 4) -> list[int]:
     lot = queue.take(
         machine, kind=kind, host=host, keeps=keeps.__contains__ if keeps else lambda _: False, machines=machines
     )
@@ -66,7 +66,7 @@ def test_a_host_that_is_there_keeps_its_groups(queue: Queue) -> None:
 
 
 def test_a_queue_is_empty_when_all_that_was_taken_is_complete(queue: Queue) -> None:
-    queue.drop(lambda group: group.cells[0].shape.N > 1)
+    del queue.waiting[1:]
     (group,) = queue.take(1, kind=A, host="a", keeps=lambda host: False, machines=1)
     assert not queue.is_empty
     assert queue.is_worked_on
