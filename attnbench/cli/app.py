@@ -38,9 +38,18 @@ class _Command(typer.core.TyperCommand):
             raise MemoryError  # before loading a library that ends Python if it gets no memory
         return super().invoke(ctx)
 
+    # While the shell completes, only the names of what is given matter; to convert values would import pydantic.
+    def _unconverted(self, ctx: Any, args: list[str]) -> list[str]:
+        given, ctx.args, _ = self.make_parser(ctx).parse_args(args=args)
+        for parameter in self.get_params(ctx):
+            ctx.params[parameter.name], source = parameter.consume_value(ctx, given)
+            ctx.set_parameter_source(parameter.name, source)
+        rest: list[str] = ctx.args
+        return rest
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         try:
-            return super().parse_args(ctx, args)
+            return self._unconverted(ctx, args) if ctx.resilient_parsing else super().parse_args(ctx, args)
         except UsageProblem as problem:
             problem.ctx = problem.ctx or ctx  # typer does not always name the command
             raise
@@ -69,6 +78,12 @@ class _Group(typer.core.TyperGroup):
     def __init__(self, **settings: Any) -> None:
         known = {name: typer.core.TyperCommand(name, help=command.what) for name, command in COMMANDS.items()}
         super().__init__(**{**settings, "commands": known})
+
+    # As in a command: else a value would be converted for each of typer's own flags that is not given.
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        for flag in self.get_params(ctx):
+            flag.default = flag.default or False
+        return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if not ctx.resilient_parsing and args[0] not in COMMANDS and not args[0].startswith("-"):
