@@ -103,7 +103,7 @@ def find_results(path: Path) -> list[Path]:
     Raises:
         ResultsError: there is nothing to read.
     """
-    path = path.with_suffix("") if path.suffix == PACKED else path
+    path = path.with_suffix("") if path.suffix == PACKED and path.is_file() else path
     if stored(path).is_file():
         return [path]
     if not path.is_dir():
