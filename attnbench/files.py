@@ -17,6 +17,48 @@ OF_A_RUN = (
 """Files that a run consists of. Only the run itself writes them."""
 _MARKS = ("records.jsonl", "environment.json")
 """Files that only the folder of a run has."""
+PACKED = ".xz"
+"""Ending of a file of a finished run that somebody compressed; every reader takes it as it is."""
+
+
+def stored(path: Path) -> Path:
+    """``path``, or the same file compressed by ``xz`` if only that is there."""
+    packed = path.with_name(path.name + PACKED)
+    return packed if not path.exists() and packed.is_file() else path
+
+
+def read_stored(path: Path) -> bytes:
+    """Content of the file at ``path``, which may be compressed (:func:`stored`).
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is compressed, and damaged.
+    """
+    file = stored(path)
+    if file == path:
+        return path.read_bytes()
+    import lzma  # some builds of Python lack it
+
+    try:
+        return lzma.decompress(file.read_bytes())
+    except lzma.LZMAError as error:
+        raise ValueError(f"{file.name} is damaged: {error}") from None
+
+
+def unpack(path: Path) -> None:
+    """Put the file itself in place of its compressed form, unless that is damaged; only the file is appended to.
+
+    Raises:
+        CannotCreate: it cannot be written.
+    """
+    packed = stored(path)
+    if packed != path:
+        try:
+            with suppress(ValueError):
+                replace_file(path, read_stored(path))
+                packed.unlink()
+        except OSError as error:
+            raise cannot_write(path, error) from error
 
 
 def replace_file(path: Path, content: str | bytes) -> None:
@@ -71,7 +113,7 @@ def refuse_output(path: Path) -> None:
     Raises:
         CannotCreate: ``path`` is one.
     """
-    if path.name in OF_A_RUN and any((path.parent / name).exists() for name in _MARKS):
+    if path.name.removesuffix(PACKED) in OF_A_RUN and any((path.parent / name).exists() for name in _MARKS):
         raise CannotCreate(f"{path} belongs to the run in {path.parent}; choose another name")
     is_stream = path.parts[:2] in (("/", "dev"), ("/", "proc")) or (path.exists() and not path.is_file())
     if path.is_symlink() and not is_stream:

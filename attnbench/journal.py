@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.errors import CorruptResults, StoreError
+from attnbench.files import read_stored
 from attnbench.record import SEAL, one_line
 
 _REMEDY = "restore it or start with --fresh"
@@ -75,9 +76,11 @@ class Journal:
         data = b""
         try:
             with suppress(FileNotFoundError):
-                data = self.path.read_bytes()
+                data = read_stored(self.path)
         except OSError as error:
             raise StoreError(f"cannot read {self.path}: {error.strerror}; check its permissions") from error
+        except ValueError as error:
+            return Page([], self._first or self.path.name, 0, damage={1: str(error)})
         whole, newline, torn = data.rpartition(b"\n")
         lines = whole.split(b"\n") if newline else []
         before, rows, damage = self._first, [], dict[int, str]()

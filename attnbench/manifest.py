@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from attnbench.errors import CorruptResults
-from attnbench.files import replace_file
+from attnbench.files import read_stored, replace_file, stored
 from attnbench.record import SEAL, one_line
 
 OPENING, ENDS, RUN_ID = "opening", "ends", "run_id"
@@ -81,7 +82,9 @@ def doubts(folder: Path, facts: Mapping[str, Any], names: Iterable[str]) -> list
         return said
     for name in names:
         file, wanted = folder / name, ends.get(name, {}).get("lines", 0)
-        lines = file.read_bytes().count(b"\n") if file.is_file() else 0
+        lines = 0
+        with suppress(ValueError):  # the journal tells of damage
+            lines = read_stored(file).count(b"\n") if stored(file).is_file() else 0
         if lines != wanted:
             count = f"{abs(wanted - lines)} line{'s' * (abs(wanted - lines) > 1)}"
             said.append(

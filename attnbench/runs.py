@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.errors import CannotCreate, ResultsError
-from attnbench.files import refuse_link
+from attnbench.files import read_stored, refuse_link, stored
 from attnbench.store import RECORDS, TABLE, RunFolder
 
 
@@ -36,10 +37,15 @@ def suite_folder(out: Path, name: str) -> Path:
 
 def find_runs(root: Path) -> list[RunFolder]:
     """All run folders at or below ``root``, oldest first within each suite."""
-    if (root / RECORDS).is_file():
+    if stored(root / RECORDS).is_file():
         return [RunFolder(root)]
     suites = [*sorted(path for path in root.glob("*") if path.is_dir()), root]
-    return [RunFolder(run) for suite in suites for run in by_age(path.parent for path in suite.glob(f"*/{RECORDS}"))]
+    return [RunFolder(run) for suite in suites for run in by_age(runs_in(suite))]
+
+
+def runs_in(suite: Path, name: str = RECORDS) -> list[Path]:
+    """The folders in ``suite`` that hold a run's file of this name."""
+    return [run for run in suite.glob("*") if stored(run / name).is_file()]
 
 
 def by_age(runs: Iterable[Path]) -> list[Path]:
@@ -56,12 +62,10 @@ def by_age(runs: Iterable[Path]) -> list[Path]:
 def first_row(run: Path) -> Mapping[str, Any]:
     """The first row that a run wrote, column by column; empty if there is none that can be read."""
     with suppress(OSError, ValueError, RecursionError):
-        if (run / RECORDS).is_file():
-            with (run / RECORDS).open(encoding="utf-8") as lines:
-                row = json.loads(lines.readline())
-                return row if isinstance(row, dict) else {}
-        with (run / TABLE).open(encoding="utf-8", newline="") as lines:
-            return next(csv.DictReader(lines), {})
+        if stored(run / RECORDS).is_file():
+            row = json.loads(read_stored(run / RECORDS).partition(b"\n")[0])
+            return row if isinstance(row, dict) else {}
+        return next(csv.DictReader(io.StringIO(read_stored(run / TABLE).decode(), newline="")), {})
     return {}
 
 

@@ -15,7 +15,7 @@ from secrets import token_hex
 from typing import Any
 
 from attnbench.errors import CannotCreate, CorruptResults, ResultsError, StoreError
-from attnbench.files import refuse_link, refuse_other_than_file, remove_unfinished, replace_file
+from attnbench.files import read_stored, refuse_link, refuse_other_than_file, remove_unfinished, replace_file, unpack
 from attnbench.journal import GONE, Journal
 from attnbench.lock import held
 from attnbench.manifest import (
@@ -139,6 +139,8 @@ class RunFolder:
                 remove_unfinished(self.path / name)
             self._opened = self.path.lstat()
             try:
+                for name in (TABLE, *FILES):
+                    unpack(self.path / name)
                 for name in FILES:
                     torn = self._journal(name).open().torn
                     if torn:
@@ -330,7 +332,7 @@ class RunFolder:
         """The cell ids of ``results.csv`` in its order, and the place of lines that match no row; empty if all do."""
         file = self.path / TABLE
         try:
-            table = read_table(file.read_text(encoding="utf-8"))
+            table = read_table(read_stored(file).decode())
         except FileNotFoundError:
             return [], ""
         except (OSError, ValueError):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from functools import cache
 from pathlib import Path
 
 import pandas as pd
 
+from attnbench.files import unpack
 from attnbench.plots.load import read_results
+from attnbench.store import FILES, TABLE
 
 REFERENCE = Path(__file__).parents[1] / "results" / "reference"
 
@@ -15,6 +18,14 @@ REFERENCE = Path(__file__).parents[1] / "results" / "reference"
 def rows_of(run: str) -> pd.DataFrame:
     """The rows of a committed run, which the test that asks may change."""
     return _read(run).copy()
+
+
+def copy_of(run: str, to: Path) -> Path:
+    """A copy of a committed run as ``attnbench run`` left it, with nothing compressed."""
+    shutil.copytree(REFERENCE / run, to)
+    for name in (*FILES, TABLE):
+        unpack(to / name)
+    return to
 
 
 @cache

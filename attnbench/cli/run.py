@@ -168,7 +168,9 @@ def _worker_ahead(threads: int | None, *, wanted: bool) -> Iterator[Worker]:
 
 def _repeated(context: typer.Context, suite: str) -> dict[str, Any]:
     """What measures the run again whose folder ``suite`` is, changed by what was typed; empty for all else."""
-    if not (Path(suite) / "records.jsonl").is_file():
+    from attnbench.files import stored
+
+    if not stored(Path(suite) / "records.jsonl").is_file():
         return {}
     from attnbench.manifest import RUN_ID
     from attnbench.run.repeat import arguments_of

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.errors import CorruptResults, StoreError
+from attnbench.files import read_stored, stored
 from attnbench.machine import id_of
 from attnbench.manifest import ENDS, OPENING, is_sealed
 from attnbench.record import Record
@@ -97,12 +98,12 @@ def _of_the_table(folder: RunFolder, *, complete: bool) -> Iterator[str]:
     file = folder.path / TABLE
     history = folder.history()
     last = {record.cell_id: record for record in history}
-    if not file.is_file():
+    if not stored(file).is_file():
         if complete:
             yield f"{file}: it is lost; attnbench run writes it anew from {RECORDS}"
         return
     try:
-        table = read_table(file.read_text(encoding="utf-8"))
+        table = read_table(read_stored(file).decode())
     except (OSError, ValueError):
         yield f"{file}:1: not a table of rows"
         return

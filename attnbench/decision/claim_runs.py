@@ -15,7 +15,7 @@ import pandas as pd
 from attnbench.errors import CorruptResults, ResultsError
 from attnbench.plots.load import find_results, is_collection, read_results, run_names
 from attnbench.plots.setting import RUN
-from attnbench.runs import by_age, first_row, suites_of
+from attnbench.runs import by_age, first_row, runs_in, suites_of
 from attnbench.status import Status
 from attnbench.store import TABLE
 
@@ -74,7 +74,7 @@ def _groups(path: Path, warn: Callable[[str], None]) -> list[_Group]:
 
 def _beside(file: Path) -> list[Path]:
     """The runs of a folder in which a run lies, the newest first."""
-    return by_age(table.parent for table in file.parent.parent.glob(f"*/{TABLE}") if table.is_file())[::-1]
+    return by_age(runs_in(file.parent.parent, TABLE))[::-1]
 
 
 def _frames(group: _Group, names: dict[Path, str], warn: Callable[[str], None]) -> list[pd.DataFrame]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from attnbench.decision.key import key_of
 from attnbench.errors import UsageError
+from attnbench.files import stored
 from attnbench.record import Record, one_line
 from attnbench.status import Status
 from attnbench.store import ENVIRONMENT, SUITE, TABLE, RunFolder
@@ -52,8 +53,8 @@ def log_run(folder: RunFolder, report: Callable[[], str]) -> str:
             mlflow.log_table({name: [row[name] for row in rows] for name in rows[0]} if rows else {}, "results.json")
             mlflow.log_text(report(), "report.html")
             for name in (TABLE, ENVIRONMENT, SUITE):
-                if (folder.path / name).is_file():
-                    mlflow.log_artifact(str(folder.path / name))
+                if (file := stored(folder.path / name)).is_file():
+                    mlflow.log_artifact(str(file))
         return str(run.info.run_id)
     except mlflow.exceptions.MlflowException as error:
         raise UsageError(f"--mlflow: {one_line(str(error))}; {_REMEDY}") from None

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench.decision.key import Key, key_of
 from attnbench.errors import ResultsError, UsageError
+from attnbench.files import stored
 from attnbench.machine import (
     MEMORY_TOLERANCE,
     class_facts,
@@ -145,7 +146,7 @@ def _shown(fact: object) -> str:
 
 
 def _folder(path: Path) -> RunFolder:
-    if path.is_file() and (path.parent / RECORDS).is_file():
+    if stored(path).is_file() and stored(path.parent / RECORDS).is_file():
         path = path.parent
     if not path.is_dir():
         known = path.exists()

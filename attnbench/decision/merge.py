@@ -19,6 +19,7 @@ from attnbench import __version__
 from attnbench.decision.key import key_of
 from attnbench.decision.measured import refuse_copies
 from attnbench.errors import CannotCreate, CorruptResults, ResultsError, UsageError
+from attnbench.files import stored
 from attnbench.machine import (
     MEMORY_TOLERANCE,
     RATES_WITHIN,
@@ -123,7 +124,7 @@ def _read(path: Path) -> Source:
     Raises:
         ResultsError: there is none; CorruptResults: it is not as it was written.
     """
-    if not (path / RECORDS).is_file():
+    if not stored(path / RECORDS).is_file():
         raise ResultsError(f"{path}: no {RECORDS} here; give the folder of a run, results/SUITE/STARTED-DEVICE")
     folder = RunFolder(path)
     environment = folder.environment

@@ -16,8 +16,9 @@ import pandas as pd
 
 from attnbench.axes import FOLLOWING
 from attnbench.errors import ResultsError
+from attnbench.files import PACKED, read_stored, stored
 from attnbench.record import ADDED, COLUMNS, READABLE, kinds
-from attnbench.runs import by_age, suites_of
+from attnbench.runs import by_age, runs_in, suites_of
 from attnbench.status import Status
 from attnbench.store import CURVES, ENVIRONMENT, RECORDS, RunFolder
 from attnbench.store import TABLE as FILE
@@ -76,7 +77,7 @@ def read_curves(frame: pd.DataFrame) -> dict[tuple[str, str], list[dict[str, typ
     return {
         (name, cell_id): points
         for name, folder in folders
-        if (folder / CURVES).is_file()
+        if stored(folder / CURVES).is_file()
         for cell_id, points in RunFolder(folder).curves().items()
     }
 
@@ -102,16 +103,17 @@ def find_results(path: Path) -> list[Path]:
     Raises:
         ResultsError: there is nothing to read.
     """
-    if path.is_file():
+    path = path.with_suffix("") if path.suffix == PACKED and path.is_file() else path
+    if stored(path).is_file():
         return [path]
     if not path.is_dir():
         raise ResultsError(f"{path}: no such file or folder; give a results.csv or a folder written by attnbench run")
-    if (path / FILE).is_file() and not _is_stray(path / FILE):
+    if stored(path / FILE).is_file() and not _is_stray(path / FILE):
         return [path / FILE]
-    if (path / RECORDS).is_file():
+    if stored(path / RECORDS).is_file():
         raise ResultsError(f"{path}: this run has no {FILE} yet; continue it with the attnbench run that began it")
     suites = [path, *sorted(child for child in path.iterdir() if child.is_dir())]
-    tables = [[file for file in suite.glob(f"*/{FILE}") if file.is_file() and not _is_stray(file)] for suite in suites]
+    tables = [[run / FILE for run in runs_in(suite, FILE) if not _is_stray(run / FILE)] for suite in suites]
     runs = [by_age(file.parent for file in [*filter(_is_in_run, here)] or here) for here in tables]
     standing = [run / FILE for together in runs for run in (together if is_collection(together) else together[-1:])]
     if not standing:
@@ -121,8 +123,7 @@ def find_results(path: Path) -> list[Path]:
 
 def _is_stray(file: Path) -> bool:
     """Whether a table stands where runs are, and not in one: somebody else put it there."""
-    runs = (run for below in ("*", "*/*") for run in file.parent.glob(f"{below}/{RECORDS}"))
-    return not _is_in_run(file) and any(runs)
+    return not _is_in_run(file) and any(runs_in(near) for near in (file.parent, *file.parent.glob("*")))
 
 
 def is_collection(runs: Sequence[Path]) -> bool:
@@ -131,14 +132,14 @@ def is_collection(runs: Sequence[Path]) -> bool:
 
 
 def _is_in_run(file: Path) -> bool:
-    return file.name == FILE and (file.parent / RECORDS).is_file()
+    return file.name == FILE and stored(file.parent / RECORDS).is_file()
 
 
 def _alone(file: Path, warn: Callable[[str], None]) -> pd.DataFrame:
     if file.name == FILE and (file.parent / ENVIRONMENT).exists():
         warn(f"{file.parent}: {RECORDS} is missing, so nothing vouches for {FILE}")
     try:
-        text = file.read_bytes().decode("utf-8-sig")
+        text = read_stored(file).decode("utf-8-sig")
     except (ValueError, OSError) as error:
         raise _no_table(file, f" ({error.strerror})" if isinstance(error, OSError) else "") from None
     return _read(text, file)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from attnbench import __version__
 from attnbench.errors import BrokenContract, CannotCreate, CorruptResults, StoreError
-from attnbench.files import make_folder, refuse_link, refuse_other_than_file, replace_file
+from attnbench.files import make_folder, refuse_link, refuse_other_than_file, replace_file, unpack
 from attnbench.journal import Journal
 from attnbench.lock import held
 from attnbench.machine import machine_id, variables
@@ -68,6 +68,8 @@ class SwapFolder:
         refuse_link(self.path)
         refuse_other_than_file(self.path / ROWS)
         with held(self.path):
+            for name in (ROWS, TABLE):
+                unpack(self.path / name)
             try:
                 yield self._rows(self._journal.open().rows)
             finally:

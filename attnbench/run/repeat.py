@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from attnbench.errors import ResultsError
-from attnbench.files import replace_file
+from attnbench.files import replace_file, stored
 from attnbench.foreign import home_of
 from attnbench.plugins import file_of
 from attnbench.run.plan import Options, Plan
@@ -64,7 +64,7 @@ def arguments_of(run: Path) -> list[str]:
     Raises:
         ResultsError: the run is older than what is kept to repeat it.
     """
-    if not (run / RECORDS).is_file():
+    if not stored(run / RECORDS).is_file():
         return []
     text = RunFolder(run).environment.get(COMMAND)
     if not isinstance(text, str):

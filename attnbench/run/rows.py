@@ -11,6 +11,7 @@ from typing import Any
 from attnbench import __version__
 from attnbench.cell import Cell
 from attnbench.errors import CannotCreate, CorruptResults
+from attnbench.files import stored
 from attnbench.record import FIRST_CALL, Record, has_lost_round, inferred, with_lost_round, without_lost_rounds
 from attnbench.run.identity import run_key
 from attnbench.run.plan import Plan, family
@@ -239,7 +240,7 @@ def find_folder(plan: Plan, identity: dict[str, Any], warn: Callable[[str], None
     root = suite_folder(plan.options.out, plan.suite.name)
     same = []
     for file in [] if plan.options.fresh else sorted(root.glob(f"*/{ENVIRONMENT}")):
-        if not (file.parent / RECORDS).is_file():
+        if not stored(file.parent / RECORDS).is_file():
             warn(f"{file.parent}: {RECORDS} is missing; the run is not continued")
     for folder in [] if plan.options.fresh else find_runs(root):
         try:

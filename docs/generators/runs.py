@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from attnbench.files import stored
 from attnbench.pretrained.swap import TABLE
 from generators.markdown import ROOT, code, page, table, text
 from generators.reference_rows import RUNS, all_rows, environment
@@ -62,16 +63,18 @@ def pages() -> Iterator[tuple[str, str]]:
         "Every measured figure of this site is made from these runs, and a test compares them. They are in "
         "`results/reference/` of the repository, with every raw sample. `suite.yaml` is the suite "
         "as it was run. The shipped suite of that name may have changed since.",
+        "Files that end in `.xz` are compressed: `attnbench` and pandas read them as they are, `xz -dk FILE` unpacks "
+        "one. `attnbench plot results/reference/RUN` draws the figures of a run, also those that no page shows.",
     ]
     for folder in sorted(path for path in RUNS.iterdir() if path.is_dir()):
         parts += [f"## {folder.name}", table(["", ""], _facts(folder.name))]
-        files = sorted(folder.glob("*.csv"))
+        files = sorted(folder.glob("*.csv*"))
         files += [path for path in (folder / "suite.yaml", folder / "environment.json") if path.exists()]
         links = [f"{{download}}`{path.name} <../../{path.relative_to(ROOT).as_posix()}>`" for path in files]
         parts.append(f"Files: {', '.join(links)}.")
         parts += [
             f"![Figure {path.stem} of {folder.name}](../../{path.relative_to(ROOT).as_posix()})"
-            for path in sorted((folder / "plots").glob("*.png"))
+            for path in sorted((folder / "plots").glob("*.svg"))
         ]
     yield "reference/runs.md", page(*parts)
 
@@ -79,8 +82,8 @@ def pages() -> Iterator[tuple[str, str]]:
 def _facts(name: str) -> list[list[str]]:
     known = environment(name)
     rows = [["Command", code(ORIGIN[name])]]
-    if (RUNS / name / TABLE).exists():
-        frame = pd.read_csv(RUNS / name / TABLE)
+    if (file := stored(RUNS / name / TABLE)).exists():
+        frame = pd.read_csv(file)
         ended = ", ".join(f"{count} {status}" for status, count in frame["status"].value_counts().items())
         rows += [
             ["Date", str(known["started_at"])[:10]],

@@ -23,6 +23,7 @@ from attnbench.errors import Exit
 from attnbench.measure import flops
 from attnbench.pictures import PICTURES
 from attnbench.run import estimate
+from tests.committed import copy_of
 from tests.decision.fixture_runs import copy_with
 from tests.docs.making import written_pages
 
@@ -143,7 +144,7 @@ def folder(tmp_path: Path, older: Path) -> Path:
         elif block in SUITES:
             title = re.search(r"^name: (\S+)", block.text, re.MULTILINE)
             (tmp_path / f"{title[1] if title else 'suite'}.yaml").write_text(block.text, encoding="utf-8")
-    shutil.copytree(ROOT / "results/reference/lra-cpu", tmp_path / "results/lra/20261120T114606Z-cpu")
+    copy_of("lra-cpu", tmp_path / "results/lra/20261120T114606Z-cpu")
     shutil.copytree(older, tmp_path / "good")
     return tmp_path
 

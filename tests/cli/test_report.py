@@ -12,15 +12,15 @@ import pytest
 import attnbench
 from attnbench.cli.app import main
 from attnbench.errors import Exit
+from tests.committed import copy_of
 
-REFERENCE = Path(__file__).parents[2] / "results" / "reference"
 Captured = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A small run of its own."""
-    return Path(shutil.copytree(REFERENCE / "headline-cpu", tmp_path / "20261123T024610Z-cpu"))
+    return copy_of("headline-cpu", tmp_path / "20261123T024610Z-cpu")
 
 
 def lines(capsys: Captured) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 import re
 import shutil
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from attnbench.cli.app import main
@@ -19,7 +21,8 @@ from attnbench.errors import CorruptResults
 from attnbench.journal import Journal
 from attnbench.manifest import OPENING, read_manifest, with_opening, write_manifest
 from attnbench.plots.load import read_results
-from attnbench.store import ENVIRONMENT, RECORDS, SAMPLES, SUITE, TABLE, RunFolder
+from attnbench.runs import find_runs, suites_of
+from attnbench.store import ENVIRONMENT, FILES, RECORDS, SAMPLES, SUITE, TABLE, RunFolder
 from attnbench.suite.shard import Shard
 from tests.decision.machines import files, measuring, state
 
@@ -216,6 +219,55 @@ def test_plot_warns_of_lines_that_are_lost_at_an_end_and_refuses_other_damage(ru
     runs.change(RECORDS, drop(3))
     with pytest.raises(CorruptResults, match=r"records\.jsonl:4"):
         read_results(runs.mine, warn=said.append)
+
+
+def pack(run: Path) -> None:
+    """Compress every file of a run that may be, as ``xz`` does."""
+    for name in (*FILES, TABLE):
+        if (run / name).exists():
+            (run / f"{name}.xz").write_bytes(lzma.compress((run / name).read_bytes()))
+            (run / name).unlink()
+
+
+def test_a_compressed_run_is_read_as_it_was(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    runs.restore()
+    rows, samples = read_results(runs.mine), RunFolder(runs.mine).samples()
+    pack(runs.mine)
+    before = files(runs.mine)
+    assert not {RECORDS, SAMPLES, TABLE} & before.keys()
+    for named in (runs.mine, runs.mine / TABLE, runs.mine / f"{TABLE}.xz"):
+        pd.testing.assert_frame_equal(read_results(named, warn=pytest.fail), rows)
+    assert RunFolder(runs.mine).samples() == samples
+    assert [run.path for run in find_runs(runs.mine.parent)] == [runs.mine]
+    assert suites_of([runs.mine]) == suites_of([runs.theirs])
+    assert (audit(runs.mine).findings, audit(runs.mine).notes, audit(runs.mine).rows) == ([], [], 8)
+    assert main(["gate", str(runs.mine), "--against", str(runs.theirs)]) == 0
+    assert files(runs.mine) == before, "no reader writes to a run"
+    capsys.readouterr()
+
+
+def test_what_is_wrong_with_a_compressed_file_is_told(runs: Runs) -> None:
+    for name in (RECORDS, SAMPLES, TABLE):
+        runs.restore()
+        pack(runs.mine)
+        file = runs.mine / f"{name}.xz"
+        whole = file.read_bytes()
+        file.write_bytes(whole[:-20])
+        told = f"{TABLE}:1: not a table of rows" if name == TABLE else f"{name}:1: {name}.xz is damaged: "
+        assert runs.found()[0].startswith(told)
+        lines = lzma.decompress(whole).splitlines(keepends=True)
+        file.write_bytes(lzma.compress(b"".join(lines[:-1])))
+        assert runs.found(), name
+
+
+def test_a_compressed_run_goes_on_as_what_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure = measuring(tmp_path, monkeypatch)
+    first = measure(fails=lambda cell: cell.variant.name == "linear")
+    names = files(first).keys()
+    pack(first)
+    assert measure(retry_failed=True, out=first.parents[1]) == first
+    assert files(first).keys() == names, "nothing compressed is left beside the files"
+    assert (audit(first).findings, audit(first).notes, audit(first).rows) == ([], [], 8)
 
 
 def test_a_run_that_goes_on_is_whole_again_when_it_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from attnbench.cli.app import main
 from attnbench.decision.claim_runs import read_rows
 from attnbench.decision.claims import Claim, claims
 from attnbench.decision.judging import Needed, judge, judge_all_rows, missing_of, needed_by, rows_by_run, rows_of
+from attnbench.files import read_stored
 from attnbench.plots.load import read_results
 from attnbench.record import Record
 from attnbench.status import Status
@@ -95,7 +96,7 @@ def test_a_claim_about_threads_needs_the_row_of_each_number(tmp_path: Path) -> N
 def test_each_row_that_a_claim_names_is_in_the_committed_run_that_it_names() -> None:
     @cache
     def stored(run: str) -> dict[str, str]:
-        lines = (REFERENCE / run / "records.jsonl").read_text(encoding="utf-8").splitlines()
+        lines = read_stored(REFERENCE / run / "records.jsonl").splitlines()
         return {row["cell_id"]: row["suite"] for row in map(json.loads, lines)}
 
     for id_, needed in with_rows().items():

@@ -401,7 +401,7 @@ def swap_smollm2_spread() -> str:
 def draw(name: str) -> None:
     """Draw the figure of a committed swap into its folder; that of the printed one beside the page."""
     stem = HERE / "docs/swap" if name == PRINTED else RUNS / name / "plots/swap"
-    save(draw_swap(stored(name)), stem, ("png",))
+    save(draw_swap(stored(name)), stem, ("svg",))
 
 
 if __name__ == "__main__":

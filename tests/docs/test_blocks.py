@@ -19,6 +19,7 @@ import pytest
 
 from attnbench.cli.app import _command  # as `attnbench` reads a command line, without doing what it says
 from attnbench.cli.usage import COMMANDS
+from tests.committed import copy_of
 from tests.docs.making import HERE, PAGES, RUNS
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -95,7 +96,7 @@ def folder(tmp_path: Path) -> Callable[[Path], Path]:
         modules = (HERE / "tests/probing/modules.py").read_text(encoding="utf-8")
         (tmp_path / "model.py").write_text(modules + BLOCK, encoding="utf-8")
         (tmp_path / "tests").symlink_to(HERE / "tests")
-        shutil.copytree(RUNS / "lra-cpu", tmp_path / "results/lra")
+        copy_of("lra-cpu", tmp_path / "results/lra")
         shutil.copytree(RUNS / "claims-cpu", tmp_path / "results/reference/claims-cpu")
         if "qkv.safetensors" in page.read_text(encoding="utf-8"):
             run(tmp_path, *ATTNBENCH, "capture", "listops", "--windows", "1", "--out", "qkv.safetensors")

@@ -123,4 +123,4 @@ def test_every_command_of_the_page_was_run_to_its_end() -> None:
     assert set(record) == set(founding_run.commands())
     assert {command for command, one in record.items() if one["exit"] != founding_run.wanted_exit(command)} == set()
     for name in (name for one in record.values() for name in one.get("runs", [])):
-        assert (making.RUNS / name / "results.csv").exists()
+        assert (making.RUNS / name / "results.csv.xz").exists()

@@ -70,6 +70,16 @@ def test_every_committed_run_is_named_in_a_page() -> None:
     assert [run.name for run in making.RUNS.iterdir() if f"results/reference/{run.name}" not in text] == []
 
 
+def test_a_committed_run_is_compressed_and_has_no_figure_that_no_page_shows() -> None:
+    text = "".join(page.read_text(encoding="utf-8") for page in making.PAGES)
+    files = {path for path in making.RUNS.glob("*/**/*") if path.is_file()}
+    figures = {path for path in files if path.suffix == ".svg"}
+    assert [path for path in figures if str(path.relative_to(making.HERE)) not in text] == []
+    notes = {path for path in files if path.suffix == ".txt" and path.with_suffix(".svg") in figures}
+    plain = {"environment.json", "suite.yaml", "compare.csv"}
+    assert {path for path in files - figures - notes if path.name not in plain and path.suffix != ".xz"} == set()
+
+
 @pytest.mark.parametrize("line", ["it takes 1.2 times as long", "in 12 ms", "10 GiB", "3 s", "0.5 to 0.7 GFLOP/s"])
 def test_what_was_measured_is_known_by_its_unit(line: str) -> None:
     assert MEASURED.search(line)

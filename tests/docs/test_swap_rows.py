@@ -21,7 +21,7 @@ def test_a_committed_swap_is_whole_and_softmax_attention_changed_nothing(name: s
     assert moved <= 1e-4
     assert len({row.label for row in rows if row.layers == "all"} - {EXACT, MEAN_VALUE}) == 8
     assert all(row.ok or (row.status == "unsupported" and row.reason) for row in rows)
-    assert (RUNS / name / "plots/swap.png").is_file()
+    assert (RUNS / name / "plots/swap.svg").is_file()
 
 
 def test_the_printed_swap_is_that_of_its_rows() -> None:

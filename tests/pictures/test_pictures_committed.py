@@ -1,6 +1,6 @@
 """The pictures in the documentation are those that today's code draws.
 
-``attnbench plot NAME --out docs/pictures`` draws one again; git keeps the SVG and the PNG of each.
+``attnbench plot NAME --format svg --out docs/pictures`` draws one again.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def test_every_picture_is_in_the_documentation_with_the_command_that_draws_it() 
     page = (FOLDER.parent / "pictures.md").read_text(encoding="utf-8")
     for name in PICTURES:
         assert f"\nattnbench plot {name}\n" in page
-        assert f"](pictures/{name}.png)" in page
+        assert f"](pictures/{name}.svg)" in page
     drawn = {path.name for path in FOLDER.iterdir() if path.suffix not in (".csv", ".txt")}
-    assert drawn == {f"{name}.{end}" for name in PICTURES for end in ("png", "svg")}
+    assert drawn == {f"{name}.svg" for name in PICTURES}
 
 
 @pytest.mark.parametrize("name", [name for name in PICTURES if name not in OF_THE_CATALOGUE])
@@ -50,5 +50,5 @@ def test_a_committed_sheet_has_every_variant_and_cuts_no_word(name: str) -> None
     written = texts(FOLDER / f"{name}.svg")
     shipped = {entry.name for entry in VARIANTS if entry.make.__module__.startswith(f"{HOME}.")}
     missing = shipped - {text.rstrip("†") for text in written}
-    assert not missing, f"draw it again: attnbench plot {name} --out docs/pictures"
+    assert not missing, f"draw it again: attnbench plot {name} --format svg --out docs/pictures"
     assert [text for text in written if "…" in text and BESIDE not in text] == []

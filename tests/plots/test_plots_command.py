@@ -73,7 +73,7 @@ def test_rows_of_one_dtype_or_sweep_keep_the_errors_that_belong_to_their_speeds(
 
 
 def test_where_every_cell_failed_nothing_is_written_and_the_reason_is_the_error(tmp_path: Path) -> None:
-    rows = pd.read_csv(REFERENCE / "lra-cpu" / "results.csv", keep_default_na=False).query("level == 'model'")
+    rows = pd.read_csv(REFERENCE / "lra-cpu" / "results.csv.xz", keep_default_na=False).query("level == 'model'")
     numbers = [name for name in rows if name.startswith(("time_", "peak_"))]
     rows = rows.assign(status="oom", reason="needs 9 GiB", **dict.fromkeys(numbers, ""))
     rows.to_csv(tmp_path / "failed.csv", index=False)

@@ -12,13 +12,14 @@ import pytest
 
 from attnbench.cell import METHOD_VERSION
 from attnbench.errors import ResultsError
+from attnbench.files import read_stored
 from attnbench.plots.load import find_results, read_results, run_names
 from attnbench.record import COLUMNS
 from attnbench.store import RECORDS
 from attnbench.store import TABLE as FILE
 from tests.committed import rows_of
 
-COMMITTED = sorted(path.parent for path in Path(__file__).parents[2].glob("results/reference/*/results.csv"))
+COMMITTED = sorted(path.parent for path in Path(__file__).parents[2].glob("results/reference/*/results.csv.xz"))
 
 
 def write(path: Path, rows: list[dict[str, Any]], columns: tuple[str, ...] = COLUMNS) -> Path:
@@ -156,7 +157,7 @@ def test_a_table_written_by_a_run_folder_comes_back(tmp_path: Path) -> None:
 def test_runs_that_earlier_methods_measured_are_read_and_named_after_their_method(folder: Path) -> None:
     (method,) = set(rows_of(folder.name)["method_version"])
     assert 1 <= method <= METHOD_VERSION
-    lines = (folder / "records.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = read_stored(folder / RECORDS).splitlines()
     assert {json.loads(line)["method_version"] for line in lines} == {method}
 
 

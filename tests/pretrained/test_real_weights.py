@@ -83,7 +83,7 @@ def test_the_causal_model_has_the_loss_that_its_library_alone_gives_it() -> None
 def test_the_committed_rows_of_untrained_swaps_come_again(name: str, run: str, module: str) -> None:
     """Softmax attention, random features and a window in all layers; the Performer forgets English."""
     pytest.importorskip(module, reason="needs the extra models: make .venv/installed-models")
-    committed = pd.read_csv(RUNS / run / "swap.csv")
+    committed = pd.read_csv(RUNS / run / "swap.csv.xz")
     rows = committed[committed["layers"] == "all"].set_index("label")
     subject, text = open_model(name, int(rows["length"].iloc[0]), None)
     baseline = baseline_of(subject, text.held_out(int(rows["windows"].iloc[0])), "cpu")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import json
+import lzma
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -174,6 +175,18 @@ def test_the_table_has_the_columns_of_a_row_and_the_journal_the_windows(tmp_path
     stored = [json.loads(line) for line in (found.folder / ROWS).read_text(encoding="utf-8").splitlines()]
     assert all(len(line["window_losses"]) == 6 for line in stored)
     assert all("seal" in line for line in stored)
+
+
+def test_compressed_rows_go_on(tmp_path: Path) -> None:
+    first = ask(tmp_path, "local:window=8")
+    for name in (ROWS, TABLE):
+        (first.folder / f"{name}.xz").write_bytes(lzma.compress((first.folder / name).read_bytes()))
+        (first.folder / name).unlink()
+    assert by_key(SwapFolder(first.folder).rows()) == by_key(first.rows)
+    again = ask(tmp_path, "local:window=8", "identity")
+    assert again.folder == first.folder
+    assert by_key(again.rows).items() > by_key(first.rows).items()
+    assert not list(first.folder.glob("*.xz"))
 
 
 def test_a_changed_row_is_told(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from attnbench.files import read_stored
 from attnbench.plots.palette import DARK, LIGHT
 from attnbench.report.page import make_page
 from attnbench.report.sources import by_machine, read_sources
@@ -136,7 +137,7 @@ def test_machines_have_sections_of_their_own_and_views_of_one_share_no_row_with_
 
 def test_a_table_without_its_folder_makes_a_report(tmp_path: Path) -> None:
     alone = tmp_path / "results.csv"
-    alone.write_bytes((REFERENCE / "lra-cpu" / "results.csv").read_bytes())
+    alone.write_bytes(read_stored(REFERENCE / "lra-cpu" / "results.csv"))
     sources = read_sources([alone], warn=pytest.fail)
     assert rows_of("lra-cpu")["machine_id"].iloc[0] in Read(make_page(sources)).text
 

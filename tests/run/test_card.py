@@ -18,7 +18,7 @@ from attnbench.measure.card import Clocked
 from attnbench.measure.stopwatch import WallClock
 from attnbench.measure.time import EVERY, Sample, Sampler, TimingRules
 from attnbench.record import Record
-from attnbench.report import facts
+from attnbench.report import sources as facts
 from attnbench.run import compare, pairs
 from attnbench.run.isolation import CellFailed, Settings, Worker
 from attnbench.run.length import Length
