@@ -115,14 +115,12 @@ class ABC(nn.Module):
         return _scaled(*self._projected(x))
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real."""
         (x,) = emptied(key_mask, x)
         y = both_ways(self._run, x, key_mask, causal=True) if self.causal else self._of_all(x, key_mask)
         out: Tensor = self.out(y.to(x.dtype))
         return out
 
     def _run(self, x: Tensor, _: int) -> Tensor:
-        """Causal o ``(B, N, C)``."""
         y = forms.attend("abc", self.form, self._by_chunks, *self._projected(x), fast=self.fused)
         return y.transpose(1, 2).flatten(2)
 
@@ -149,7 +147,6 @@ class ABC(nn.Module):
 
     @torch.no_grad()
     def begin(self, x: Tensor) -> Slots:
-        """x ``(B, n, C)``, n >= 0."""
         _, k, v, s = self._parts(x)
         if not x.shape[1]:
             nothing = k.new_zeros(*k.shape[:2], s.shape[3], 2 * k.shape[3])
@@ -158,7 +155,6 @@ class ABC(nn.Module):
 
     @torch.no_grad()
     def step(self, state: Slots, x: Tensor) -> tuple[Tensor, Slots]:
-        """x ``(B, 1, C)``."""
         q, k, v, s = self._parts(x)
         log_decay = _kept(state.total, s)
         new = written_share(log_decay)

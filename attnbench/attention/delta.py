@@ -144,12 +144,10 @@ class Delta(nn.Module):
         return pad(log_decay.mT[..., None], (0, self.steps - 1)).flatten(2)[..., None]
 
     def _finish(self, y: Tensor) -> Tensor:
-        """Norm and output projection of the heads' outputs ``(B, H, N, D)``."""
         out: Tensor = self.out(self.norm(y.transpose(1, 2)).flatten(2))
         return out
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real."""
         (x,) = emptied(key_mask, x)
         plain = partial(by_heads, partial(_both_ways, causal=self.causal, chunk=self.chunk))
         parts, name = self._parts(x, key_mask), f"delta, causal={self.causal}"
@@ -174,7 +172,6 @@ class Delta(nn.Module):
         return self._finish(y.to(x.dtype)), state
 
     def step(self, state: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x ``(B, 1, C)``."""
         q, k, v, beta, *log_decay = (part.to(state.dtype) for part in self._parts(x))
         for fading in log_decay:
             state = state * fading[:, :, :1].exp2()

@@ -106,7 +106,6 @@ class DeltaFormer(nn.Module):
         return out
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real."""
         (x,) = emptied(key_mask, x)
         out: Tensor = self.out(both_ways(self._run, x, key_mask, causal=self.causal))
         return out
@@ -122,13 +121,11 @@ class DeltaFormer(nn.Module):
         return q, k, v, asking, torch.sigmoid(self.beta(x).to(dtype)).mT[..., None]
 
     def _remaining(self, k: Tensor, v: Tensor, asking: Tensor, beta: Tensor) -> Tensor:
-        """u ``(B, H, n, D)``."""
         solve = _Remaining.apply
         u: Tensor = solve(*(y.flatten(0, 1) for y in (asking, k, v, beta)))  # type: ignore[no-untyped-call]  # untyped in torch
         return u.view_as(v)
 
     def _run(self, x: Tensor, _: int) -> Tensor:
-        """o ``(B, N, C)``."""
         q, k, v, asking, beta = self._parts(x)
         u = self._remaining(k, v, asking, beta)
         y = attend_by_score(PRODUCT, q, k, u, causal=True, key_mask=None, chunk=self.chunk)
@@ -142,7 +139,6 @@ class DeltaFormer(nn.Module):
 
     @torch.no_grad()
     def step(self, state: Cache, x: Tensor) -> tuple[Tensor, Cache]:
-        """x ``(B, 1, C)``."""
         q, k, v, asking, beta = self._parts(x)
         root = q.shape[-1] ** 0.5  # the cache's attention divides by it
         found = attend(asking * root, state.keys, state.values) if state.length else 0.0

@@ -146,14 +146,12 @@ class Efficient(nn.Module):
 
     @torch.no_grad()
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Averages:
-        """q, k, v ``(B, H, n, D)``, n >= 0."""
         keys, values = (x.flatten(0, 1).to(accumulator(x.dtype)) for x in (k, v))
         state = _empty(keys.shape[0], keys.shape[2], values)
         return state.then(keys, values, keys.double().logsumexp(1, keepdim=True)) if k.shape[2] else state
 
     @torch.no_grad()
     def step(self, state: Averages, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Averages]:
-        """q, k, v ``(B, H, 1, D)``."""
         query, key, value = (x.flatten(0, 1).to(state.context.dtype) for x in (q, k, v))
         state = state.then(key, value, torch.logaddexp(state.log_total, key))
         return bmm(query.softmax(-1), state.context).to(q.dtype).view_as(v), state

@@ -97,14 +97,12 @@ class ForgettingAttention(nn.Module):
         return self._joined(y)
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real."""
         (x,) = emptied(key_mask, x)
         fast = self.fused if key_mask is None else {}
         tiles = partial(self._by_tiles, key_mask=key_mask)
         return self._joined(forms.attend("fox", self.form, tiles, *self._parts(x, key_mask), fast=fast))
 
     def _by_tiles(self, q: Tensor, k: Tensor, v: Tensor, log_f: Tensor, *, key_mask: Tensor | None) -> Tensor:
-        """The heads' outputs of what :meth:`_parts` gives."""
         total = log_f.double().cumsum(-1)  # with dtype=, torch would add the gradients up in float32
         score = Score(forgetful if self.causal else forgetful_both_ways, totals=total)
         q = q.to(log_f.dtype) * q.shape[-1] ** -0.5
@@ -120,19 +118,16 @@ class ForgettingAttention(nn.Module):
         return q, k, v, log_f
 
     def _joined(self, y: Tensor) -> Tensor:
-        """The output projection of the heads' outputs ``(B, H, N, D)``."""
         out: Tensor = self.out(y.transpose(1, 2).flatten(2))
         return out
 
     @torch.no_grad()
     def begin(self, x: Tensor) -> Remembered:
-        """x ``(B, n, C)``, n >= 0."""
         _, k, v, log_f = self._parts(x)
         return Remembered(Cache.of(k, v, self.capacity), log_f.cumsum(-1, dtype=torch.float64))
 
     @torch.no_grad()
     def step(self, state: Remembered, x: Tensor) -> tuple[Tensor, Remembered]:
-        """x ``(B, 1, C)``."""
         q, k, v, log_f = self._parts(x)
         cache = state.cache.append(k, v)
         last = state.totals[..., -1:].sum(-1, keepdim=True)  # 0 before the first token

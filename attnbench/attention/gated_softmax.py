@@ -113,23 +113,19 @@ class GatedSoftmax(nn.Module):
         return self._joined(x, self.attend(q, k, v, key_mask=key_mask))
 
     def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k and v ``(B, H, n, D)``."""
         B, n, C = x.shape
         q, k, v = self.qkv(x).view(B, n, 3, self.heads, C // self.heads).permute(2, 0, 3, 1, 4)
         return q, k, v
 
     def _joined(self, x: Tensor, y: Tensor) -> Tensor:
-        """Gate and output projection of the heads' outputs ``(B, H, n, D)``."""
         gate = torch.unflatten(torch.sigmoid(self.gate(x)), -1, (self.heads, -1))
         out: Tensor = self.out((y.transpose(1, 2) * gate).flatten(2))
         return out
 
     def begin(self, x: Tensor) -> Any:
-        """x ``(B, n, C)``, n >= 0."""
         return self.attend.begin(*self._projected(x))
 
     def step(self, state: Any, x: Tensor) -> tuple[Tensor, Any]:
-        """x ``(B, 1, C)``."""
         y, state = self.attend.step(state, *self._projected(x))
         return self._joined(x, y), state
 

@@ -121,12 +121,10 @@ class GLA(nn.Module):
         return q, k, v, log_decay
 
     def _finish(self, x: Tensor, y: Tensor) -> Tensor:
-        """Norm, gate and output projection of the heads' outputs ``(B, H, N, D)``."""
         out: Tensor = self.out(self.norm(y.transpose(1, 2)).flatten(2) * silu(self.gate(x)))
         return out
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real."""
         (x,) = emptied(key_mask, x)
         return self._finish(x, self._mix(*self._parts(x, key_mask)))
 
@@ -146,7 +144,6 @@ class GLA(nn.Module):
         return last_state(k.to(log_decay.dtype), v.to(log_decay.dtype), log_decay)
 
     def step(self, state: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x ``(B, 1, C)``."""
         q, k, v, log_decay = self._parts(x)
         state = torch.addcmul(state * log_decay.mT.exp2_(), k.mT.to(state.dtype), v.to(state.dtype))
         y = q.to(state.dtype) * q.shape[-1] ** -0.5 @ state

@@ -105,11 +105,9 @@ class Graph(nn.Module):
         return self.neighbours[tokens]
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Cache:
-        """q, k, v ``(B, H, n, D)``, n >= 0."""
         return Cache.of(k, v, self.longest)
 
     def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Cache]:
-        """q, k, v ``(B, H, 1, D)``."""
         (row,) = self._rows(slice(state.length, state.length + 1))
         state = state.append(k, v)
         row = row[(row >= 0) & (row < state.length)]

@@ -117,12 +117,10 @@ class GSA(nn.Module):
         return q, k, v, (logsigmoid(logits) * (LOG2E / self.temperature)).transpose(1, 2)
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real."""
         (x,) = emptied(key_mask, x)
         return self._finish(both_ways(self._run, x, key_mask, causal=self.causal))
 
     def _run(self, x: Tensor, _: int) -> Tensor:
-        """o ``(B, N, C)``."""
         plain = partial(by_heads, partial(slot_attention, chunk=self.chunk))
         y = forms.attend("gsa", self.form, plain, *self._parts(x), fast=self.fast)
         return y.transpose(1, 2).flatten(2)
@@ -137,7 +135,6 @@ class GSA(nn.Module):
         return last_state(written_share(log_decay), torch.cat([k, v], -1).to(log_decay.dtype), log_decay)
 
     def step(self, state: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x ``(B, 1, C)``."""
         q, k, v, log_decay = self._parts(x)
         own = torch.cat([k, v], -1).to(state.dtype)
         state = torch.addcmul(state * log_decay.mT.exp2(), written_share(log_decay).mT, own)

@@ -164,14 +164,12 @@ class Hyena(nn.Module):
 
     @torch.no_grad()
     def begin(self, x: Tensor) -> Gated:
-        """x ``(B, n, C)``, n >= 0."""
         n, given = x.shape[1], pad(self.inputs(x), (0, 0, _SHORT - 1, 0))
         u = self._gated(given)[1] if n else given[:, :0, : x.shape[2]].to(accumulator(x.dtype))
         return Gated(Cache.of(u[:, None, :, :0], u[:, None], self.longest), given[:, n:].clone())
 
     @torch.no_grad()
     def step(self, state: Gated, x: Tensor) -> tuple[Tensor, Gated]:
-        """x ``(B, 1, C)``."""
         self._check(state.cache.length + 1)
         given = torch.cat((state.recent, self.inputs(x)), 1)
         second, u = self._gated(given)

@@ -242,12 +242,10 @@ class IndexedAttention(nn.Module):
         return chosen
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Kept:
-        """q ``(B, H, n, D)``, k and v ``(B, K, n, ·)``, n >= 0."""
         b = self._index_keys(q, k)
         return Kept(Cache.of(k, v, self.capacity), Cache.of(b, b[..., :0], self.capacity))
 
     def step(self, state: Kept, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Kept]:
-        """q ``(B, H, 1, D)``, k and v ``(B, K, 1, ·)``."""
         b = self._index_keys(q, k)
         state = Kept(state.cache.append(k, v), state.ranking.append(b, b[..., :0]))
         keys, n = state.cache.keys, state.cache.length

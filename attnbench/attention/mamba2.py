@@ -131,7 +131,6 @@ class Mamba2(nn.Module):
         return out
 
     def forward(self, u: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """u ``(B, N, C)`` of any length; ``key_mask`` ``(B, N)``, True where a token is real."""
         (u,) = emptied(key_mask, u)
         z, driving = self._split(u)
         return self._finish(both_ways(self._run, driving, key_mask, causal=self.causal), z)
@@ -142,7 +141,6 @@ class Mamba2(nn.Module):
         return projected[..., :inner], projected[..., inner:]
 
     def _run(self, driving: Tensor, _: int) -> Tensor:
-        """y ``(B, N, expand·C)``."""
         tokens, steps = self._tokens(driving)
         x, query, key, values, log_decay = self._parts(self.short(tokens), steps)
         return self._skipped(self._mix(query, key, values, log_decay), x)
@@ -190,7 +188,6 @@ class Mamba2(nn.Module):
         return out
 
     def begin(self, u: Tensor) -> Spaces:
-        """u ``(B, n, C)``, n >= 0."""
         tokens, steps = self._tokens(self._split(u)[1])
         convolved = self.short(tokens) if u.shape[1] else tokens
         _, _, key, values, log_decay = self._parts(convolved, steps)
@@ -200,7 +197,6 @@ class Mamba2(nn.Module):
         )
 
     def step(self, state: Spaces, u: Tensor) -> tuple[Tensor, Spaces]:
-        """u ``(B, 1, C)``."""
         z, driving = self._split(u)
         tokens, steps = self._tokens(driving)
         tokens, last = self.short.step(state.last, tokens)

@@ -132,12 +132,10 @@ class Mesa(nn.Module):
         return _ready(*self._projected(x))
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real."""
         (x,) = emptied(key_mask, x)
         return self._finish(both_ways(self._run, x, key_mask, causal=self.causal), x.dtype)
 
     def _run(self, x: Tensor, _: int) -> Tensor:
-        """o ``(B, N, C)``, float32 at least."""
         name = f"mesa:steps={self.steps}"
         y = forms.attend(name, self.form, self._by_chunks, *self._projected(x), fast=self.fused)
         return y.transpose(1, 2).flatten(2)
@@ -158,7 +156,6 @@ class Mesa(nn.Module):
 
     @torch.no_grad()
     def step(self, state: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x ``(B, 1, C)``."""
         q, k, v, beta, log_decay, penalty = self._parts(x)
         state = torch.addcmul(state * log_decay.exp2(), (beta * k).mT, torch.cat([k, v], -1))
         keys, values = torch.split(state, [k.shape[-1], v.shape[-1]], -1)

@@ -197,30 +197,24 @@ class MLA(nn.Module):
         return both[:, : self.D], both[:, self.D :]
 
     def _expanded(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys ``(B, H, n, D + P)`` and values ``(B, H, n, E)`` of what was kept."""
         made = torch.unflatten(self.up(rows[..., : self.rank]), 2, (self.H, -1)).transpose(1, 2)
         turned = rows[:, None, :, self.rank :].expand(-1, self.H, -1, -1)
         return torch.cat([made[..., : self.D], turned], -1), made[..., self.D :]
 
     def _absorbed(self, q: Tensor) -> Tensor:
-        """Queries that meet the latents themselves, ``(B, H, n, R)``."""
         return torch.matmul(q, self._maps()[0])
 
     def _values(self, mixed: Tensor) -> Tensor:
-        """The values of mixed latents ``(B, H, n, R)``: ``(B, H, n, E)``."""
         return torch.matmul(mixed, self._maps()[1].mT)
 
     def _joined(self, y: Tensor) -> Tensor:
-        """The output of all heads ``(B, H, n, E)``."""
         out: Tensor = self.out(y.transpose(1, 2).flatten(2))
         return out
 
     def begin(self, x: Tensor) -> Latents:
-        """x ``(B, n, C)``, n >= 0."""
         return Latents.of(self._rows(x, 0), self.capacity)
 
     def step(self, state: Latents, x: Tensor) -> tuple[Tensor, Latents]:
-        """x ``(B, 1, C)``."""
         q, turned = (y[:, :, 0] for y in self._queries(x, state.length))  # (B, H, ·): heads are rows of one product
         state = state.append(self._rows(x, state.length))
         dtype = accumulator(x.dtype)
@@ -247,5 +241,4 @@ def _kept(shape: Shape, kv_rank: int | None, rope_dim: int | None) -> tuple[int,
 
 
 def _turned(x: Tensor, first: int) -> Tensor:
-    """x ``(B, H, n, P)`` turned by places, that of the first token being ``first``."""
     return rotate(x, *angles(first, x.shape[2], x)).to(x.dtype)

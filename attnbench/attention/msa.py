@@ -336,12 +336,10 @@ class MSA(BlockSelecting):
         return torch.where(seen, keys, -1).to(torch.int32)
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Kept:
-        """q ``(B, H, n, D)``, k and v ``(B, K, n, ·)``, n >= 0."""
         b = self._index_keys(q, k, 0)
         return Kept(Cache.of(k, v, self.capacity), Cache.of(b, b[..., :0], self.capacity))
 
     def step(self, state: Kept, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Kept]:
-        """q ``(B, H, 1, D)``, k and v ``(B, K, 1, ·)``."""
         place = state.cache.length
         b = self._index_keys(q, k, place)
         state = Kept(state.cache.append(k, v), state.ranking.append(b, b[..., :0]))

@@ -359,7 +359,6 @@ class NSA(nn.Module):
         return best(scores.masked_fill(never, -torch.inf), self.top_n)
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Kept:
-        """q ``(B, H, n, D)``, k and v ``(B, K, n, ·)``, n >= 0."""
         if self.branch == "window":
             pooled = Cache.of(k[:, :, :0], v[:, :, :0], 0)
         else:
@@ -368,7 +367,6 @@ class NSA(nn.Module):
         return Kept(Cache.of(k, v, self.capacity), pooled)
 
     def step(self, state: Kept, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Kept]:
-        """q ``(B, H, 1, D)``, k and v ``(B, K, 1, ·)``."""
         cache, pooled = state.cache.append(k, v), state.pooled
         n, keys, values = cache.length, cache.keys, cache.values
         outputs = []

@@ -139,7 +139,6 @@ class PaTH(nn.Module):
         return self._joined(weights @ v)
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real."""
         (x,) = emptied(key_mask, x)
         before = _WIDTH - 1 if self.causal else _WIDTH // 2
         w = self._convolved(pad(self.direction(x), (0, 0, before, _WIDTH - 1 - before)))
@@ -158,7 +157,6 @@ class PaTH(nn.Module):
         return by_heads(partial(_attend, causal=self.causal, chunk=self.chunk), q, k, v, w, beta, real)
 
     def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k and v ``(B, H, n, D)``."""
         B, n, C = x.shape
         q, k, v = self.qkv(x).view(B, n, 3, self.heads, C // self.heads).permute(2, 0, 3, 1, 4)
         return q, k, v
@@ -174,13 +172,11 @@ class PaTH(nn.Module):
         return 2 * torch.sigmoid(self.beta(x).to(accumulator(x.dtype))).mT[..., None]
 
     def _joined(self, y: Tensor) -> Tensor:
-        """The output projection of the heads' outputs ``(B, H, N, D)``."""
         out: Tensor = self.out(y.transpose(1, 2).flatten(2))
         return out
 
     @torch.no_grad()
     def begin(self, x: Tensor) -> Reflected:
-        """x ``(B, n, C)``, n >= 0."""
         n, given = x.shape[1], pad(self.direction(x), (0, 0, _WIDTH - 1, 0))
         _, k, v = self._projected(x)
         keys = k.to(accumulator(x.dtype))
@@ -192,7 +188,6 @@ class PaTH(nn.Module):
 
     @torch.no_grad()
     def step(self, state: Reflected, x: Tensor) -> tuple[Tensor, Reflected]:
-        """x ``(B, 1, C)``."""
         q, k, v = self._projected(x)
         given = torch.cat((state.recent, self.direction(x)), 1)
         w, beta = self._convolved(given), self._beta(x)

@@ -170,12 +170,10 @@ class Perceiver(nn.Module):
         return logits if key_mask is None else logits.masked_fill(~key_mask[:, None, :, None], hidden(k.dtype))
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Packed:
-        """q, k, v ``(B, H, n, D)``, n >= 0."""
         state = self._nothing(k, v)
         return self._pack(state, k, v) if k.shape[2] else state
 
     def step(self, state: Packed, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Packed]:
-        """q, k, v ``(B, H, 1, D)``."""
         state = self._pack(state, k, v)
         keys, values = ((x / state.total).to(q.dtype) for x in (state.k, state.v))
         return scaled_dot_product_attention(q, keys, values), state

@@ -177,11 +177,9 @@ class QuantisedCache(nn.Module):
         return full[:, None] & seen[..., ends] & (total - before >= self.recent)
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Cache:
-        """q ``(B, H, n, D)``, k and v ``(B, K, n, ·)``, n >= 0."""
         return Cache.of(k, v, self.capacity)
 
     def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Cache]:
-        """q ``(B, H, 1, D)``, k and v ``(B, K, 1, ·)``."""
         state = state.append(k, v)
         real = torch.ones(1, state.length, dtype=torch.bool, device=q.device)
         y = _attended(q, self._both(state.keys, state.values), real[:, None], self._rounded(real, real[:, None]))

@@ -109,7 +109,6 @@ class GatedRandomFeatureAttention(nn.Module):
         return out
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real."""
         (x,) = emptied(key_mask, x)
         q, k, v, gate = self._parts(x, key_mask)
         return self._finish(self.mix(q, k, v, gate))
@@ -136,7 +135,6 @@ class GatedRandomFeatureAttention(nn.Module):
         )
 
     def step(self, state: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x ``(B, 1, C)``."""
         q, k, v, gate = self._parts(x)
         scale = self.sigma / self.temperature
         keys, values, log_decay = self._written(k, v, gate, scale)

@@ -155,13 +155,11 @@ class RWKV7(nn.Module):
         return gated
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """x ``(B, N, C)`` of any length; ``key_mask`` ``(B, N)``, True where a token is real."""
         (x,) = emptied(key_mask, x)
         out: Tensor = self.out(both_ways(self._run, x, key_mask, causal=self.causal))
         return out
 
     def _run(self, x: Tensor, _: int) -> Tensor:
-        """What tokens ``(B, N, C)`` get from themselves and those before them, up to the output projection."""
         parts, gate = self._parts(x, pad(x[:, :-1], (0, 0, 1, 0)))
         plain = partial(by_heads, partial(_read, chunk=self.chunk))
         y = forms.attend("rwkv7", self.form, plain, *parts, fast=self.fast)
@@ -188,7 +186,6 @@ class RWKV7(nn.Module):
         return (torch.addcmul(self.bias, y, self.weight) + own) * gate
 
     def begin(self, x: Tensor) -> Remembered:
-        """x ``(B, n, C)``, n >= 0."""
         dtype, D = accumulator(x.dtype), x.shape[2] // self.heads
         state = x.new_zeros(x.shape[0], self.heads, D, D, dtype=dtype)
         if x.shape[1]:
@@ -205,7 +202,6 @@ class RWKV7(nn.Module):
         return self.out(self._finish(y.to(x.dtype), parts, gate)), Remembered(state, x[:, -1:].clone())
 
     def step(self, state: Remembered, x: Tensor) -> tuple[Tensor, Remembered]:
-        """x ``(B, 1, C)``."""
         parts, gate = self._parts(x, state.last)
         r, k, v, kappa, a, log_decay = (part.to(state.state.dtype) for part in parts)
         kappa = unit(kappa)

@@ -120,7 +120,6 @@ class SSD(nn.Module):
         return query, key, values.transpose(1, 2), log_decay.mT
 
     def forward(self, u: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """u ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real."""
         (u,) = emptied(key_mask, u)
         return self._join(self._mix(*self._parts(u, key_mask)))
 
@@ -140,7 +139,6 @@ class SSD(nn.Module):
         return last_state(of_heads(key, self.heads).to(values.dtype), values, log_decay[..., None])
 
     def step(self, state: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        """u ``(B, 1, C)``."""
         query, key, values, log_decay = self._parts(u)
         query, key = (of_heads(x, self.heads) for x in (query, key))
         state = torch.addcmul(state * log_decay[..., None].exp2_(), key.mT.to(state.dtype), values)

@@ -214,7 +214,6 @@ class TopK(CachedDecoding, nn.Module):
         return selection.attend(q, k, v)
 
     def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Cache]:
-        """q, k, v ``(B, H, 1, D)``."""
         state = state.append(k, v)
         dtype = accumulator(q.dtype)
         logits = torch.matmul(q * q.shape[-1] ** -0.5, state.keys.mT).to(dtype)

@@ -137,7 +137,6 @@ class WindowLinear(nn.Module):
 
     @torch.no_grad()
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Recent:
-        """q, k, v ``(B, H, n, D)``, n >= 0."""
         dtype, old = accumulator(k.dtype), max(0, k.shape[2] - self.window)
         sums = self._added(*(x[:, :, :old].to(dtype) for x in (k, v)))
         return Recent(sums, k[:, :, old:].clone(), v[:, :, old:].clone())
@@ -148,7 +147,6 @@ class WindowLinear(nn.Module):
 
     @torch.no_grad()
     def step(self, state: Recent, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Recent]:
-        """q, k, v ``(B, H, 1, D)``."""
         sums, k, v = state.sums, torch.cat([state.k, k], 2), torch.cat([state.v, v], 2)
         query, keys, values = (x.to(sums.dtype) for x in (q, k, v))
         logits = (query * q.shape[-1] ** -0.5) @ keys.mT

@@ -209,7 +209,6 @@ class CSA(CompressedLayer):
         return taught(out, (surprise * real).sum() / real.sum()) if runs else out
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real."""
         (x,) = emptied(key_mask, x)
         B, N, _ = x.shape
         latent = self._latent(x)
@@ -296,7 +295,6 @@ class CSA(CompressedLayer):
         return tokens // self.run if self.causal else runs
 
     def begin(self, x: Tensor) -> Kept:
-        """x ``(B, n, C)``, n >= 0."""
         tokens, m = self._tokens(x, 0)[:, None], self.run
         parts = self._parts(x)
         pending = parts.new_zeros(x.shape[0], 2 * m, parts.shape[2])
@@ -308,7 +306,6 @@ class CSA(CompressedLayer):
         return Kept(window, pending, Cache.of(entries, keys, self.room // m))
 
     def step(self, state: Kept, x: Tensor) -> tuple[Tensor, Kept]:
-        """x ``(B, 1, C)``."""
         t, m, pending, entries = state.window.length, self.run, state.pending, state.entries
         token, latent = self._tokens(x, t)[:, None], self._latent(x)
         window = state.window.append(token, token[..., :0])

@@ -139,7 +139,6 @@ class HCA(CompressedLayer):
         return out
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real."""
         (x,) = emptied(key_mask, x)
         B, N, _ = x.shape
         q, tokens, entries = self._queries(self._latent(x), 0), self._tokens(x, 0), self._entries(self.entry(x), 0)
@@ -184,7 +183,6 @@ class HCA(CompressedLayer):
         return self._turned(made[:, None], first, self.run)[:, 0]
 
     def begin(self, x: Tensor) -> Kept:
-        """x ``(B, n, C)``, n >= 0."""
         tokens, parts = self._tokens(x, 0)[:, None], self.entry(x)
         entries = self._entries(parts, 0)[:, None].to(x.dtype)
         open_ = x.shape[1] % self.run
@@ -197,7 +195,6 @@ class HCA(CompressedLayer):
         )
 
     def step(self, state: Kept, x: Tensor) -> tuple[Tensor, Kept]:
-        """x ``(B, 1, C)``."""
         t = state.window.length
         token, entries = self._tokens(x, t)[:, None], state.entries
         window = state.window.append(token, token[..., :0])

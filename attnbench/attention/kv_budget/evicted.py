@@ -102,7 +102,6 @@ class Evicting(AfterPrompt):
         return attend_where(q[:, :, prompt:], k, v, seen)
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Evicted:
-        """q ``(B, H, n, D)``, k and v ``(B, K, n, ·)``, n >= 0."""
         n = k.shape[2]
         prompt = n if self.prompt is None else self.prompt
         first = prompt - self.observed(prompt)
@@ -124,7 +123,6 @@ class Evicting(AfterPrompt):
         return Evicted(Cache.of(k, v, room), n, prompt, q.new_empty(*q.shape[:2], 0, q.shape[3]))
 
     def step(self, state: Evicted, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Evicted]:
-        """q ``(B, H, 1, D)``, k and v ``(B, K, 1, ·)``."""
         cache, seen, prompt = state.cache.append(k, v), state.seen + 1, state.prompt
         out = attend(q, cache.keys, cache.values)
         if seen > prompt:

@@ -168,7 +168,6 @@ class Quest(AfterPrompt):
         return attend_where(later, k, v, seen)
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Pages:
-        """q ``(B, H, n, D)``, k and v ``(B, K, n, ·)``, n >= 0."""
         n, page = k.shape[2], self.page
         pages, full = max(1, -(-max(self.capacity, n) // page)), n // page
         low, high = (k.new_zeros(*k.shape[:2], pages, k.shape[3]) for _ in range(2))
@@ -178,7 +177,6 @@ class Quest(AfterPrompt):
         return Pages(Cache.of(k, v, pages * page), low, high, n if self.prompt is None else self.prompt)
 
     def step(self, state: Pages, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Pages]:
-        """q ``(B, H, 1, D)``, k and v ``(B, K, 1, ·)``."""
         cache, low, high, prompt = state
         page = self.page
         if cache.length == cache.k.shape[2]:

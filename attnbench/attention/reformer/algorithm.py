@@ -161,7 +161,6 @@ class Reformer(nn.Module):
         return out if real is None else out.masked_fill(~real.unsqueeze(-1), 0)
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> State:
-        """q, k, v ``(B, H, n, D)``, n >= 0."""
         if not self.same_bucket:
             raise Unsupported("decode: with members=chunk later tokens move the borders between chunks")
         B, H, n, _ = k.shape
@@ -179,7 +178,6 @@ class Reformer(nn.Module):
         return State(Cache.of(k, v, self.length), latest, count)
 
     def step(self, state: State, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, State]:
-        """q, k, v ``(B, H, 1, D)``."""
         cache, ring, dtype = state.cache.append(k, v), self.chunk + 1, accumulator(k.dtype)
         now = state.cache.length
         code = self.hashes(k, length=self.length).permute(1, 2, 0, 3)

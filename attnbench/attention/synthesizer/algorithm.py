@@ -203,11 +203,9 @@ class Synthesizer(nn.Module):
         return weights if key_mask is None else weights.masked_fill(hidden, 0.0)
 
     def begin(self, x: Tensor) -> Cache:
-        """x ``(B, n, C)``, n >= 0."""
         return Cache.of(*self._kept(x), self.longest)
 
     def step(self, state: Cache, x: Tensor) -> tuple[Tensor, Cache]:
-        """x ``(B, 1, C)``."""
         self._check(state.length + 1)
         rows = tuple(source.rows(x, state.length) for source in self._sources())
         state = state.append(*self._kept(x))

@@ -113,11 +113,9 @@ class CachedDecoding:
     visible: Visible | None = None
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Cache:
-        """q ``(B, H, n, D)``, k and v ``(B, K, n, D)``, n >= 0."""
         return Cache.of(k, v, self.capacity)
 
     def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Cache]:
-        """q ``(B, H, 1, D)``, k and v ``(B, K, 1, D)``."""
         state = state.append(k, v)
         bias: PositionBias | None = getattr(self, "position_bias", None)
         added = None if bias is None else last_row(bias, state.length, accumulator(q.dtype))

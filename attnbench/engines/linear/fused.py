@@ -253,7 +253,6 @@ def _run(
     matmul_flops: int,
     exponentials: int = 0,
 ) -> None:
-    """Run a kernel, and book what it does."""
     done: Tensor = arguments[0].new_empty(0)  # kernels return nothing: they write into their arguments
 
     def call() -> Tensor:

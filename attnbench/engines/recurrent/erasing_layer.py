@@ -102,7 +102,6 @@ class ErasingLayer(nn.Module):
         return q, k, v, *rates
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """x ``(B, N, C)`` of any length; ``key_mask`` ``(B, N)``, True where a token is real."""
         (x,) = emptied(key_mask, x)
         return self._finish(x, both_ways(self._run, self.project(x), key_mask, causal=self.causal))
 
@@ -146,7 +145,6 @@ class ErasingLayer(nn.Module):
         return erase_and_write(*self.rule(*activated(q, k, v), *rates), chunk=self.chunk, strict=strict)[0]
 
     def _split(self, projected: Tensor) -> tuple[Tensor, Tensor]:
-        """What the convolution reads, and the columns for the gates."""
         mixed = self.heads * sum(self.sizes)
         return projected[..., :mixed], projected[..., mixed:]
 
@@ -156,13 +154,11 @@ class ErasingLayer(nn.Module):
         return [torch.unflatten(part, -1, (self.heads, -1)).transpose(1, 2) for part in parts]
 
     def _finish(self, x: Tensor, y: Tensor) -> Tensor:
-        """Norm, gate and output projection of the heads' outputs ``(B, N, H·groups·E)``."""
         y = self.norm(torch.unflatten(y, -1, (self.heads * self.groups, -1))).flatten(2)
         out: Tensor = self.out(y * self.opened(x))
         return out
 
     def begin(self, x: Tensor) -> Erased:
-        """x ``(B, n, C)``, n >= 0."""
         tokens, gates = self._split(self.project(x))
         dtype = accumulator(x.dtype)
         _, D, E = self.sizes
@@ -189,7 +185,6 @@ class ErasingLayer(nn.Module):
         return self._side_by_side(outputs), self._side_by_side(states)
 
     def step(self, state: Erased, x: Tensor) -> tuple[Tensor, Erased]:
-        """x ``(B, 1, C)``."""
         tokens, gates = self._split(self.project(x))
         tokens, last = self.short.step(state.last, tokens)
         parts, rates = self._activated(tokens.to(state.state.dtype)), self.rates(gates)

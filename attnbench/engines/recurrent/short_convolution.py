@@ -35,7 +35,6 @@ class ShortConvolution(nn.Module):
         return conv1d(channels, weight[:, None], b, groups=len(weight)).mT.to(x.dtype)
 
     def _numbers(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The weights and b, in the dtype of sums over x."""
         dtype = accumulator(x.dtype)
         return self.weight.to(dtype), None if self.b is None else self.b.to(dtype)
 
