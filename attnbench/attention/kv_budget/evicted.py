@@ -144,10 +144,15 @@ class Evicting(AfterPrompt):
             read[..., :prompt] = stays[:, :, None]
         return read
 
-    def formula_of_scores(self, scores: Tensor, k: Tensor, key_mask: Tensor | None) -> Tensor:
-        """The pairs that are read, ``(B, K, N - P, N)``, by scores ``(B, 1 or K, P)``: rows are ranked in turn."""
-        (B, K, N), P = k.shape[:3], scores.shape[2]
+    @abstractmethod
+    def worth(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None) -> Tensor:
+        """The scores of the prompt's keys ``(B, 1 or K, P)`` again, by the formula."""
+
+    def read(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
+        """The pairs that are read, by :meth:`worth`: rows are ranked in turn."""
+        (B, K, N), P = k.shape[:3], self.prompt or 0
         kept = self.tokens_kept(P)
+        scores = self.worth(*(x[:, :, :P] for x in (q, k, v)), None if key_mask is None else key_mask[:, :P])
         read = torch.ones(B, K, N - P, N, dtype=torch.bool, device=k.device)
         for b in range(B):
             for h in range(K):
