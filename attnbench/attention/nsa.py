@@ -9,7 +9,6 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import pad
-from torch.utils.checkpoint import checkpoint
 
 from attnbench.engines import fla, forms
 from attnbench.engines.decoding import kv_cache
@@ -23,7 +22,7 @@ from attnbench.engines.masks import emptied, visible_pairs
 from attnbench.engines.patterns.attend import attend
 from attnbench.engines.patterns.bands import band
 from attnbench.engines.precision import accumulator, hidden
-from attnbench.engines.tiling import budget, row_blocks
+from attnbench.engines.tiling import budget, recomputed, row_blocks
 from attnbench.errors import UsageError
 from attnbench.reference import masked_attention, of_query_heads
 from attnbench.shape import Shape
@@ -309,10 +308,7 @@ class NSA(nn.Module):
                     count = max(0, (block.stop - self.length) // self.stride + 1)
                 closed = self._closed(block, count, whole, q.device)
                 seen = part, keys[:, :, :count], values[:, :, :count], closed
-                if torch.is_grad_enabled() and len(every) > 1:  # only the inputs are kept
-                    out, weights = checkpoint(_weighed, *seen, use_reentrant=False, preserve_rng_state=False)
-                else:
-                    out, weights = _weighed(*seen)
+                out, weights = recomputed(_weighed, *seen, wanted=len(every) > 1)
                 outputs.append(out)
                 if self.branch != "compressed":
                     choices.append(self._select(weights, block, -(-N // self.block), some))

@@ -8,12 +8,11 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import pad
-from torch.utils.checkpoint import checkpoint
 
 from attnbench.engines.decoding.kv_cache import Cache
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import accumulator, hidden
-from attnbench.engines.tiling import budget, row_blocks
+from attnbench.engines.tiling import budget, recomputed, row_blocks
 from attnbench.reference import of_query_heads
 from attnbench.shape import Shape
 from attnbench.variant import No, Rounds, Traits, register
@@ -115,16 +114,9 @@ class QuantisedCache(nn.Module):
         inputs = self._both(k, v)
         real = torch.ones(1, M, dtype=torch.bool, device=k.device) if key_mask is None else key_mask
         most = max(1, budget("gathered.listed", q.device) // (B * H * M))
-        rows = row_blocks(N, most)
-        outputs: list[Tensor] = []
+        rows, outputs = row_blocks(N, most), []
         for block, part in zip(rows, torch.split(q, most, 2), strict=True):
-            if torch.is_grad_enabled() and len(rows) > 1:  # only the inputs are kept
-                made = checkpoint(
-                    self._answers, part, block, inputs, real, use_reentrant=False, preserve_rng_state=False
-                )
-            else:
-                made = self._answers(part, block, inputs, real)
-            outputs.append(made)
+            outputs.append(recomputed(self._answers, part, block, inputs, real, wanted=len(rows) > 1))
         return torch.cat(outputs, 2).to(v.dtype)
 
     def _answers(self, q: Tensor, rows: slice, both: tuple[Tensor, Tensor, Tensor, Tensor], real: Tensor) -> Tensor:

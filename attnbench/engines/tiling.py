@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from attnbench.engines.precision import accumulator
 from attnbench.engines.products import writes_gaps
@@ -117,6 +118,17 @@ def head_groups(x: Tensor, elements: int) -> list[Group]:
         return [(slice(b, min(b + step, batch)), slice(0, heads)) for b in range(0, batch, step)]
     cuts = [slice(h, min(h + most, heads)) for h in range(0, heads, most)]
     return [(slice(b, b + 1), cut) for b in range(batch) for cut in cuts]
+
+
+_Result = TypeVar("_Result")
+
+
+def recomputed(work: Callable[..., _Result], *inputs: Any, wanted: bool = True) -> _Result:
+    """``work(*inputs)``, of which only the inputs are kept if ``wanted``: the backward pass computes the rest again."""
+    if not (wanted and torch.is_grad_enabled()):
+        return work(*inputs)
+    result: _Result = checkpoint(work, *inputs, use_reentrant=False, preserve_rng_state=False)
+    return result
 
 
 def row_blocks(length: int, rows: int) -> list[slice]:

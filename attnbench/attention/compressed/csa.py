@@ -8,7 +8,6 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad, rms_norm
-from torch.utils.checkpoint import checkpoint
 
 from attnbench.attention.compressed.layer import EPS, ROWS, CompressedLayer
 from attnbench.engines.decoding.kv_cache import Cache
@@ -17,7 +16,7 @@ from attnbench.engines.gathered.chosen import best
 from attnbench.engines.gathered.index import Index, lesson, taught
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import accumulator, hidden
-from attnbench.engines.tiling import budget, row_blocks, tiles
+from attnbench.engines.tiling import budget, recomputed, row_blocks, tiles
 from attnbench.shape import Shape
 from attnbench.variant import Knob, No, Traits, register
 
@@ -229,10 +228,7 @@ class CSA(CompressedLayer):
             if key_mask is not None:
                 seen = seen & key_mask[:, None, near]
             inputs = part, tokens[:, near], entries, picks, self.sink, seen
-            if torch.is_grad_enabled() and len(rows) > 1:  # only the inputs are kept
-                outputs.append(checkpoint(_attended, *inputs, use_reentrant=False, preserve_rng_state=False))
-            else:
-                outputs.append(_attended(*inputs))
+            outputs.append(recomputed(_attended, *inputs, wanted=len(rows) > 1))
         out = self._joined(torch.cat(outputs, 2), 0)
         if not torch.is_grad_enabled() or not entries.shape[1]:
             return out

@@ -8,14 +8,13 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
-from torch.utils.checkpoint import checkpoint
 
 from attnbench.attention.compressed.layer import EPS, ROWS, CompressedLayer
 from attnbench.engines.decoding.kv_cache import Cache
 from attnbench.engines.decoding.ring import Ring
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import accumulator, hidden
-from attnbench.engines.tiling import budget, row_blocks
+from attnbench.engines.tiling import budget, recomputed, row_blocks
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 
@@ -153,10 +152,7 @@ class HCA(CompressedLayer):
             if key_mask is not None and whole is not None:
                 seen = seen & torch.cat([key_mask[:, near], whole[:, :count]], 1)[:, None]
             inputs = part, torch.cat([tokens[:, near], entries[:, :count]], 1), self.sink, seen
-            if torch.is_grad_enabled() and len(rows) > 1:  # only the inputs are kept
-                outputs.append(checkpoint(_attended, *inputs, use_reentrant=False, preserve_rng_state=False))
-            else:
-                outputs.append(_attended(*inputs))
+            outputs.append(recomputed(_attended, *inputs, wanted=len(rows) > 1))
         return self._joined(torch.cat(outputs, 2), 0)
 
     def _seen(self, rows: slice, near: slice, count: int, device: torch.device) -> Tensor:
