@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from attnbench.engines import fla, forms
+from attnbench.engines.head_layer import HeadLayer
 from attnbench.engines.masks import added_to_logits, emptied, seeing
 from attnbench.engines.precision import LOG2E, accumulator, hidden
 from attnbench.engines.recurrent.decayed_sums import STRONGEST, HalvedChunk, check_halved
@@ -50,7 +51,7 @@ class Slots(NamedTuple):
     ),
     settings=("slots=3,chunk=4", "slots=5,chunk=16", "chunk=64"),
 )
-class ABC(nn.Module):
+class ABC(HeadLayer):
     """Softmax over slots, each a weighted mean of the tokens so far.
 
     Peng et al. 2021, "ABC: Attention with Bounded-memory Control", the ancestor of ``gsa``. A head has ``slots`` slots.
@@ -102,13 +103,11 @@ class ABC(nn.Module):
             keys, values = (torch.einsum("jhm,jhd->hmd", shares, y[seen]) for y in (k, v))
             weights = (torch.einsum("hmd,hd->hm", keys, q[t]) / q.shape[-1] ** 0.5).softmax(-1)
             rows.append(torch.einsum("hm,hmd->hd", weights, values).flatten())
-        out: Tensor = self.out(torch.stack(rows))
-        return out
+        return self.out(torch.stack(rows))
 
-    def _projected(self, x: Tensor) -> list[Tensor]:
+    def _projected(self, x: Tensor) -> tuple[Tensor, ...]:
         """q, k and v ``(B, H, N, D)``, and s ``(B, H, N, slots)``."""
-        parts = *self.qkv(x).chunk(3, -1), self.control(x)
-        return [torch.unflatten(y, 2, (self.heads, -1)).transpose(1, 2) for y in parts]
+        return *self.projected(x), torch.unflatten(self.control(x), 2, (self.heads, -1)).transpose(1, 2)
 
     def _parts(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The same with q over √D, float32 at least."""
@@ -117,8 +116,7 @@ class ABC(nn.Module):
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         (x,) = emptied(key_mask, x)
         y = both_ways(self._run, x, key_mask, causal=True) if self.causal else self._of_all(x, key_mask)
-        out: Tensor = self.out(y.to(x.dtype))
-        return out
+        return self.out(y.to(x.dtype))
 
     def _run(self, x: Tensor, _: int) -> Tensor:
         y = forms.attend("abc", self.form, self._by_chunks, *self._projected(x), fast=self.fused)
@@ -161,8 +159,7 @@ class ABC(nn.Module):
         filled = torch.addcmul(state.filled * log_decay.mT.exp2(), new.mT, torch.cat([k, v], -1))
         keys, values = filled.chunk(2, -1)
         y = (q @ keys.mT).softmax(-1) @ values
-        out: Tensor = self.out(y.transpose(1, 2).flatten(2).to(x.dtype))
-        return out, Slots(filled, torch.logaddexp(state.total, s))
+        return self.out(y.transpose(1, 2).flatten(2).to(x.dtype)), Slots(filled, torch.logaddexp(state.total, s))
 
 
 def _scaled(q: Tensor, k: Tensor, v: Tensor, s: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -176,8 +176,7 @@ class Hyena(nn.Module):
         cache = state.cache.append(u[:, None, :, :0], u[:, None])
         kernel = self._kernel(self.later, cache.length, x.dtype).flip(1).double()
         mixed = torch.einsum("cn,bnc->bc", kernel, cache.values[:, 0].double())[:, None]
-        out: Tensor = self.out((second * (mixed.to(u.dtype) + self.skip * u)).to(x.dtype))
-        return out, Gated(cache, given[:, 1:])
+        return self.out((second * (mixed.to(u.dtype) + self.skip * u)).to(x.dtype)), Gated(cache, given[:, 1:])
 
     @staticmethod
     def cached_bytes(shape: Shape, width: int, /, **_: object) -> int:  # its own option is called width, too

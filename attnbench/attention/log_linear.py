@@ -230,8 +230,7 @@ class LogLinear(nn.Module):
         earlier = weights[:, :, 0, 1:] if self.levels > 1 else weights[:, :, 0]
         read = (earlier[..., None, None] * states).sum(2) + weights[..., :1] * added
         y = (query @ read).transpose(1, 2).flatten(2).to(u.dtype)
-        out: Tensor = self.out(y)
-        return out, Subtrees(carried(states, added, state.seen), state.seen + 1)
+        return self.out(y), Subtrees(carried(states, added, state.seen), state.seen + 1)
 
 
 def _faded(pieces: list[int], key: Tensor, values: Tensor, log_decay: Tensor) -> list[Tensor]:

@@ -12,6 +12,7 @@ from torch.nn.functional import conv1d, pad
 
 from attnbench.engines import fla, forms
 from attnbench.engines.decoding.kv_cache import Cache, attend
+from attnbench.engines.head_layer import HeadLayer
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import accumulator, hidden, unit
 from attnbench.engines.recurrent.stretches import by_heads, chunked, rows_in_turn
@@ -58,7 +59,7 @@ class Reflected(NamedTuple):
     ),
     settings=("rank=3,chunk=5", "rank=3,chunk=64"),
 )
-class PaTH(nn.Module):
+class PaTH(HeadLayer):
     """Softmax attention whose positions are products of reflections.
 
     Yang et al. 2025, "PaTH Attention: Position Encoding via Accumulating Householder Transformations". Each token l has
@@ -136,7 +137,7 @@ class PaTH(nn.Module):
             scores = torch.where(allowed.tril(), scores, turned)
         allowed = allowed if key_mask is None else allowed & key_mask[:, None, None]
         weights = scores.masked_fill(~allowed, hidden(scores.dtype)).softmax(-1)
-        return self._joined(weights @ v)
+        return self.joined(weights @ v)
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         (x,) = emptied(key_mask, x)
@@ -146,7 +147,7 @@ class PaTH(nn.Module):
         if key_mask is not None:
             beta = beta.masked_fill(~key_mask[:, None, :, None], 0.0)
         fast, chunks = self.fused if key_mask is None else {}, partial(self._by_chunks, key_mask=key_mask)
-        return self._joined(forms.attend("path", self.form, chunks, *self._projected(x), w, beta, fast=fast))
+        return self.joined(forms.attend("path", self.form, chunks, *self.projected(x), w, beta, fast=fast))
 
     def _by_chunks(
         self, q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, *, key_mask: Tensor | None
@@ -155,11 +156,6 @@ class PaTH(nn.Module):
         if key_mask is not None:
             real = real.masked_fill(~key_mask[:, None, :, None], 0.0)
         return by_heads(partial(_attend, causal=self.causal, chunk=self.chunk), q, k, v, w, beta, real)
-
-    def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        B, n, C = x.shape
-        q, k, v = self.qkv(x).view(B, n, 3, self.heads, C // self.heads).permute(2, 0, 3, 1, 4)
-        return q, k, v
 
     def _convolved(self, given: Tensor) -> Tensor:
         """w ``(B, H, n, D)``, float32 at least, of windows of the tokens ``(B, n + 2, C)``."""
@@ -171,14 +167,10 @@ class PaTH(nn.Module):
         """β ``(B, H, n, 1)``, float32 at least."""
         return 2 * torch.sigmoid(self.beta(x).to(accumulator(x.dtype))).mT[..., None]
 
-    def _joined(self, y: Tensor) -> Tensor:
-        out: Tensor = self.out(y.transpose(1, 2).flatten(2))
-        return out
-
     @torch.no_grad()
     def begin(self, x: Tensor) -> Reflected:
         n, given = x.shape[1], pad(self.direction(x), (0, 0, _WIDTH - 1, 0))
-        _, k, v = self._projected(x)
+        _, k, v = self.projected(x)
         keys = k.to(accumulator(x.dtype))
         if n:
             w, beta = self._convolved(given), self._beta(x)
@@ -188,14 +180,14 @@ class PaTH(nn.Module):
 
     @torch.no_grad()
     def step(self, state: Reflected, x: Tensor) -> tuple[Tensor, Reflected]:
-        q, k, v = self._projected(x)
+        q, k, v = self.projected(x)
         given = torch.cat((state.recent, self.direction(x)), 1)
         w, beta = self._convolved(given), self._beta(x)
         room, values, length = state.cache
         # A new tensor: the state that was given stays as it is.
         cache = Cache(room - beta * (room @ w.mT) * w, values, length).append(k.to(room.dtype), v)
         y = attend(q.to(room.dtype), cache.keys, cache.values)
-        return self._joined(y), Reflected(cache, given[:, 1:])
+        return self.joined(y), Reflected(cache, given[:, 1:])
 
     @staticmethod
     def cached_bytes(shape: Shape, width: int, **_: object) -> int:

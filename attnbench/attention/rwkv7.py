@@ -207,8 +207,7 @@ class RWKV7(nn.Module):
         kappa = unit(kappa)
         kept = state.state * log_decay.mT.exp2()
         kept.addcmul_((a * kappa).mT, kappa @ state.state, value=-1).addcmul_(k.mT, v)
-        out: Tensor = self.out(self._finish((r @ kept).to(x.dtype), parts, gate))
-        return out, Remembered(kept, x)
+        return self.out(self._finish((r @ kept).to(x.dtype), parts, gate)), Remembered(kept, x)
 
 
 def _in_steps(width: float) -> int:

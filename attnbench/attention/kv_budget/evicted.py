@@ -152,7 +152,8 @@ class Evicting(AfterPrompt):
         """The pairs that are read, by :meth:`worth`: rows are ranked in turn."""
         (B, K, N), P = k.shape[:3], self.prompt or 0
         kept = self.tokens_kept(P)
-        scores = self.worth(*(x[:, :, :P] for x in (q, k, v)), None if key_mask is None else key_mask[:, :P])
+        real_keys = None if key_mask is None else key_mask[:, :P]
+        scores = self.worth(q[:, :, :P], k[:, :, :P], v[:, :, :P], real_keys)
         read = torch.ones(B, K, N - P, N, dtype=torch.bool, device=k.device)
         for b in range(B):
             for h in range(K):

@@ -94,7 +94,7 @@ class AfterPrompt(nn.Module):
         """Softmax over the pairs that are read, as an N × M matrix."""
         pairs = visible_pairs(q, k, self.causal, key_mask).expand(-1, q.shape[1], -1, -1).clone()
         if self.causal and self.prompt is not None and self.prompt < q.shape[2]:
-            read = self.read(*(x.detach() for x in (q, k, v)), key_mask)
+            read = self.read(q.detach(), k.detach(), v.detach(), key_mask)
             pairs[:, :, self.prompt :] &= of_query_heads(read, q.shape[1])
         k, v = (of_query_heads(x, q.shape[1]) for x in (k, v))
         return masked_attention(q, k, v, pairs)

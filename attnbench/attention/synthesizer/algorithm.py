@@ -211,8 +211,7 @@ class Synthesizer(nn.Module):
         state = state.append(*self._kept(x))
         weights = self._logits(rows, state.length, state.keys.transpose(0, 1)).softmax(-1)
         y = torch.matmul(weights, state.values.transpose(0, 1))
-        out: Tensor = self.out(y.permute(1, 2, 0, 3).reshape(x.shape))
-        return out, state
+        return self.out(y.permute(1, 2, 0, 3).reshape(x.shape)), state
 
     def _kept(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Keys, of width 0 where nothing needs them, and values, ``(B, H, n, D)``."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from attnbench.engines import fla, forms
+from attnbench.engines.linear.maps import Map
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import accumulator, unit
 from attnbench.engines.recurrent.erase_and_write import BeforeDecay, erase_and_write
@@ -60,6 +61,7 @@ class ErasingLayer(nn.Module):
     says.
     """
 
+    out: Map
     kernel: str
     form = "torch"
 
@@ -155,8 +157,7 @@ class ErasingLayer(nn.Module):
 
     def _finish(self, x: Tensor, y: Tensor) -> Tensor:
         y = self.norm(torch.unflatten(y, -1, (self.heads * self.groups, -1))).flatten(2)
-        out: Tensor = self.out(y * self.opened(x))
-        return out
+        return self.out(y * self.opened(x))
 
     def begin(self, x: Tensor) -> Erased:
         tokens, gates = self._split(self.project(x))
