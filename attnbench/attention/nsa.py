@@ -34,7 +34,7 @@ _FORCED = torch.finfo(torch.float32).max
 """Score of a block that is always taken, below that of the query's own."""
 
 
-class Kept(NamedTuple):
+class Pooled(NamedTuple):
     """What decoding keeps: every key and value, and those of the pooled blocks that are complete."""
 
     cache: Cache
@@ -354,15 +354,15 @@ class NSA(nn.Module):
         scores = scores.masked_fill(forced, _FORCED).masked_fill(number == own, torch.inf)
         return best(scores.masked_fill(never, -torch.inf), self.top_n)
 
-    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Kept:
+    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Pooled:
         if self.branch == "window":
             pooled = Cache.of(k[:, :, :0], v[:, :, :0], 0)
         else:
             keys, values = self._pool(k, self.of_keys).to(k.dtype), self._pool(v, self.of_values).to(v.dtype)
             pooled = Cache.of(keys, values, max(0, self.capacity - self.length) // self.stride + 1)
-        return Kept(Cache.of(k, v, self.capacity), pooled)
+        return Pooled(Cache.of(k, v, self.capacity), pooled)
 
-    def step(self, state: Kept, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Kept]:
+    def step(self, state: Pooled, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Pooled]:
         cache, pooled = state.cache.append(k, v), state.pooled
         n, keys, values = cache.length, cache.keys, cache.values
         outputs = []
@@ -380,7 +380,7 @@ class NSA(nn.Module):
                 outputs.append(answer_from_chosen(q, keys, values, chosen, self.block))
         if self.branch in ("all", "window"):
             outputs.append(kv_cache.attend(q, keys[:, :, -self.window :], values[:, :, -self.window :]))
-        return self._gated(q, outputs).to(v.dtype), Kept(cache, pooled)
+        return self._gated(q, outputs).to(v.dtype), Pooled(cache, pooled)
 
     @staticmethod
     def cached_bytes(shape: Shape, width: int, *, stride: int, branch: str, **_: object) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import conv1d, pad
 
 from attnbench.engines import fla, forms
-from attnbench.engines.decoding.kv_cache import Cache, attend
+from attnbench.engines.decoding.kv_cache import AndRecent, Cache, attend
 from attnbench.engines.head_layer import HeadLayer
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import accumulator, hidden, unit
@@ -23,15 +23,6 @@ _WIDTH = 3
 """Tokens under the convolution of w, as in the authors' code."""
 _OF_FLA = (16, 32, 64, 128)
 """Widths that flash-linear-attention's kernel takes."""
-
-
-class Reflected(NamedTuple):
-    """What decoding keeps."""
-
-    cache: Cache
-    """Keys as the last token left them, float32 at least, and values."""
-    recent: Tensor
-    """The last tokens of what the convolution reads, ``(B, 2, C)``."""
 
 
 @register(
@@ -168,7 +159,7 @@ class PaTH(HeadLayer):
         return 2 * torch.sigmoid(self.beta(x).to(accumulator(x.dtype))).mT[..., None]
 
     @torch.no_grad()
-    def begin(self, x: Tensor) -> Reflected:
+    def begin(self, x: Tensor) -> AndRecent:
         n, given = x.shape[1], pad(self.direction(x), (0, 0, _WIDTH - 1, 0))
         _, k, v = self.projected(x)
         keys = k.to(accumulator(x.dtype))
@@ -176,10 +167,10 @@ class PaTH(HeadLayer):
             w, beta = self._convolved(given), self._beta(x)
             parts = _carried([y.flatten(0, 1) for y in (torch.zeros_like(keys), keys, w, beta)], self.chunk)
             keys = parts.to_the_end(n).view_as(keys)
-        return Reflected(Cache.of(keys, v, self.capacity), given[:, n:].clone())
+        return AndRecent(Cache.of(keys, v, self.capacity), given[:, n:].clone())
 
     @torch.no_grad()
-    def step(self, state: Reflected, x: Tensor) -> tuple[Tensor, Reflected]:
+    def step(self, state: AndRecent, x: Tensor) -> tuple[Tensor, AndRecent]:
         q, k, v = self.projected(x)
         given = torch.cat((state.recent, self.direction(x)), 1)
         w, beta = self._convolved(given), self._beta(x)
@@ -187,7 +178,7 @@ class PaTH(HeadLayer):
         # A new tensor: the state that was given stays as it is.
         cache = Cache(room - beta * (room @ w.mT) * w, values, length).append(k.to(room.dtype), v)
         y = attend(q.to(room.dtype), cache.keys, cache.values)
-        return self.joined(y), Reflected(cache, given[:, 1:])
+        return self.joined(y), AndRecent(cache, given[:, 1:])
 
     @staticmethod
     def cached_bytes(shape: Shape, width: int, **_: object) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from math import exp
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -18,21 +18,13 @@ from attnbench.engines.precision import LOG2E, accumulator, unit
 from attnbench.engines.recurrent.decayed_sums import HalvedChunk, check_halved
 from attnbench.engines.recurrent.erase_and_write import erase_and_write
 from attnbench.engines.recurrent.real_tokens import alone, both_ways
+from attnbench.engines.recurrent.short_convolution import Remembered
 from attnbench.engines.recurrent.stretches import by_heads
 from attnbench.shape import Shape
 from attnbench.variant import RECURRENCE, register
 
 _LOWEST = -exp(-0.5)
 """Logarithm of the strongest decay, 0.545."""
-
-
-class Remembered(NamedTuple):
-    """What is kept of the tokens so far."""
-
-    state: Tensor
-    """``(B, H, D, D)``, float32 at least."""
-    last: Tensor
-    """The last token ``(B, 1, C)``, zeros in front of the first."""
 
 
 @register(

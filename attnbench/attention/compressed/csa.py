@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad, rms_norm
 
-from attnbench.attention.compressed.layer import EPS, ROWS, CompressedLayer
+from attnbench.attention.compressed.layer import EPS, ROWS, Compressed, CompressedLayer
 from attnbench.engines.decoding.kv_cache import Cache
 from attnbench.engines.decoding.ring import Ring
 from attnbench.engines.gathered.chosen import best
@@ -19,25 +19,6 @@ from attnbench.engines.precision import accumulator, hidden
 from attnbench.engines.tiling import budget, recomputed, row_blocks, tiles
 from attnbench.shape import Shape
 from attnbench.variant import Knob, No, Traits, register
-
-
-class Kept(NamedTuple):
-    """What decoding keeps."""
-
-    window: Ring
-    """The last tokens, as keys that are values too; what the ring calls values has no width."""
-    pending: Tensor
-    """``(B, 2·run, ·)``, parts of entries from the last closed run and the open one; token j is in slot j mod 2·run."""
-    entries: Cache
-    """One for every closed run; what the cache calls values are the index's keys."""
-
-    def unused(self) -> tuple[Tensor, ...]:
-        """The slots of tokens that the open run is still to get, and before the first run is closed all others."""
-        slots, t = self.pending.shape[1], self.window.length
-        run = slots // 2
-        open_ = t // run * run % slots
-        free = self.pending[:, open_ + t % run : open_ + run]
-        return (free, self.pending[:, run:]) if t < run else (free,)
 
 
 class Overlapping(nn.Module):
@@ -290,7 +271,7 @@ class CSA(CompressedLayer):
         """How many of ``runs`` the last of ``tokens`` tokens can see."""
         return tokens // self.run if self.causal else runs
 
-    def begin(self, x: Tensor) -> Kept:
+    def begin(self, x: Tensor) -> Compressed:
         tokens, m = self._tokens(x, 0)[:, None], self.run
         parts = self._parts(x)
         pending = parts.new_zeros(x.shape[0], 2 * m, parts.shape[2])
@@ -299,9 +280,9 @@ class CSA(CompressedLayer):
         of_entries, of_index = self._split(parts)
         entries, keys = self._entries(of_entries, 0)[:, None].to(x.dtype), self.index_entry(of_index)[:, None]
         window = Ring.of(tokens, tokens[..., :0], self.window, self.room)
-        return Kept(window, pending, Cache.of(entries, keys, self.room // m))
+        return Compressed(window, pending, Cache.of(entries, keys, self.room // m), m)
 
-    def step(self, state: Kept, x: Tensor) -> tuple[Tensor, Kept]:
+    def step(self, state: Compressed, x: Tensor) -> tuple[Tensor, Compressed]:
         t, m, pending, entries = state.window.length, self.run, state.pending, state.entries
         token, latent = self._tokens(x, t)[:, None], self._latent(x)
         window = state.window.append(token, token[..., :0])
@@ -318,7 +299,7 @@ class CSA(CompressedLayer):
             chosen = best(scores, self.top_k) if entries.length else scores.to(torch.int32)
         seen = torch.ones(1, 1, window.keys.shape[2], dtype=torch.bool, device=x.device)
         y = _attended(self._queries(latent, t), window.keys[:, 0], entries.keys[:, 0], chosen, self.sink, seen)
-        return self._joined(y, t), Kept(window, pending, entries)
+        return self._joined(y, t), Compressed(window, pending, entries, m)
 
     def _parts(self, x: Tensor) -> Tensor:
         """What tokens give to entries and to the index's keys, side by side."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
-from attnbench.attention.compressed.layer import EPS, ROWS, CompressedLayer
+from attnbench.attention.compressed.layer import EPS, ROWS, Compressed, CompressedLayer
 from attnbench.engines.decoding.kv_cache import Cache
 from attnbench.engines.decoding.ring import Ring
 from attnbench.engines.masks import emptied
@@ -17,21 +17,6 @@ from attnbench.engines.precision import accumulator, hidden
 from attnbench.engines.tiling import budget, recomputed, row_blocks
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
-
-
-class Kept(NamedTuple):
-    """What decoding keeps."""
-
-    window: Ring
-    """The last tokens, as keys that are values too; what the ring calls values has no width."""
-    pending: Tensor
-    """``(B, run, 2·D)``, what the tokens since the last entry give to the next one."""
-    entries: Cache
-    """One for every closed run; its values have no width."""
-
-    def unused(self) -> tuple[Tensor]:
-        """The slots of tokens that the open run is still to get."""
-        return (self.pending[:, self.window.length % self.pending.shape[1] :],)
 
 
 @register(
@@ -178,19 +163,16 @@ class HCA(CompressedLayer):
         made = rms_norm(made, (self.D,), self.entry_norm.weight.to(dtype), EPS)
         return self._turned(made[:, None], first, self.run)[:, 0]
 
-    def begin(self, x: Tensor) -> Kept:
+    def begin(self, x: Tensor) -> Compressed:
         tokens, parts = self._tokens(x, 0)[:, None], self.entry(x)
         entries = self._entries(parts, 0)[:, None].to(x.dtype)
         open_ = x.shape[1] % self.run
         pending = parts.new_zeros(x.shape[0], self.run, 2 * self.D)
         pending[:, :open_] = parts[:, x.shape[1] - open_ :]
-        return Kept(
-            Ring.of(tokens, tokens[..., :0], self.window, self.room),
-            pending,
-            Cache.of(entries, entries[..., :0], self.room // self.run),
-        )
+        window = Ring.of(tokens, tokens[..., :0], self.window, self.room)
+        return Compressed(window, pending, Cache.of(entries, entries[..., :0], self.room // self.run), self.run)
 
-    def step(self, state: Kept, x: Tensor) -> tuple[Tensor, Kept]:
+    def step(self, state: Compressed, x: Tensor) -> tuple[Tensor, Compressed]:
         t = state.window.length
         token, entries = self._tokens(x, t)[:, None], state.entries
         window = state.window.append(token, token[..., :0])
@@ -201,7 +183,7 @@ class HCA(CompressedLayer):
         keys = torch.cat([window.keys, entries.keys], 2)[:, 0]
         seen = torch.ones(1, 1, keys.shape[1], dtype=torch.bool, device=x.device)
         y = _attended(self._queries(self._latent(x), t), keys, self.sink, seen)
-        return self._joined(y, t), Kept(window, state.pending, entries)
+        return self._joined(y, t), Compressed(window, state.pending, entries, self.run)
 
     @staticmethod
     def cached_bytes(shape: Shape, width: int, *, run: int, **_: object) -> int:

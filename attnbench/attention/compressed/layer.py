@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
+from attnbench.engines.decoding.kv_cache import Cache
+from attnbench.engines.decoding.ring import Ring
 from attnbench.engines.rotation import angles, rotate
 from attnbench.errors import Unsupported, UsageError
 from attnbench.shape import Shape
@@ -13,6 +17,25 @@ from attnbench.shape import Shape
 ROWS = 64
 """Queries of a tile at least."""
 EPS = 1e-6
+
+
+class Compressed(NamedTuple):
+    """What decoding keeps."""
+
+    window: Ring
+    """The last tokens, as keys that are values too; what the ring calls values has no width."""
+    pending: Tensor
+    """``(B, slots, ·)``, parts of entries, of which one or two runs have slots; token j is in slot j mod slots."""
+    entries: Cache
+    """One for every closed run; what the cache calls values are the keys of an index, if there is one."""
+    run: int
+
+    def unused(self) -> tuple[Tensor, ...]:
+        """The slots of tokens that the open run is still to get, and before the first run is closed all others."""
+        t, run = self.window.length, self.run
+        open_ = t // run * run % self.pending.shape[1]
+        free = self.pending[:, open_ + t % run : open_ + run]
+        return (free, self.pending[:, run:]) if t < run else (free,)
 
 
 class CompressedLayer(nn.Module):

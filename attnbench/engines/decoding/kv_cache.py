@@ -50,6 +50,14 @@ class Cache(NamedTuple):
         return self.k[:, :, self.length :], self.v[:, :, self.length :]
 
 
+class AndRecent(NamedTuple):
+    """A cache, and the last tokens of what a short convolution reads."""
+
+    cache: Cache
+    recent: Tensor
+    """``(B, width - 1, ·)``, zeros in front of the first."""
+
+
 def attend(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None = None, sink: Sink | None = None) -> Tensor:
     """Softmax attention of the last query ``(B, H, 1, D)`` to k and v ``(B, K, n, D)``; statistics in float32 at least.
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from attnbench.engines.decoding.kv_cache import Cache
 from attnbench.engines.precision import accumulator, hidden
 from attnbench.engines.tiling import budget, recomputed, row_blocks
 
@@ -34,6 +35,14 @@ class Index(NamedTuple):
         if self.w is None:
             return products.sum(2)
         return torch.matmul(self.w[examples, rows][:, :, None], products)[:, :, 0]
+
+
+class Ranked(NamedTuple):
+    """What decoding keeps: keys and values, and the index's keys of each token."""
+
+    cache: Cache
+    ranking: Cache
+    """Its values have no width; neither have its keys if there is no index."""
 
 
 class _Taught(torch.autograd.Function):
