@@ -146,7 +146,7 @@ class Performer(FeatureAttention):
 
     def feature_map(self, dtype: torch.dtype) -> FeatureMap:
         if self.general is not None:
-            return self.general.feature_map(self.projection.to(accumulator(dtype)), by_feature=not self.causal)
+            return self.general.feature_map(self.projection.to(accumulator(dtype)), causal=self.causal)
         weight = (self.projection.to(accumulator(dtype)) * self.projection.shape[1] ** -0.25).t().contiguous()
         match self.kernel_name:
             case "positive":

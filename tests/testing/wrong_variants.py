@@ -80,6 +80,7 @@ from attnbench.engines.blocks.selection import BlockSelection, LastQueries, Pair
 from attnbench.engines.gathered.choice import Choice
 from attnbench.engines.gathered.chosen import attend_to_chosen, best
 from attnbench.engines.gathered.index import Index
+from attnbench.engines.linear.random_maps import ExponentialFeatures
 from attnbench.engines.masks import emptied
 from attnbench.engines.pair_scores import Score, attend_by_score
 from attnbench.engines.recurrent.erase_and_write import BeforeDecay, erase_and_write
@@ -798,9 +799,8 @@ class OneScaleForAllFeatures(FavorPlusPlus):
     """Keys relative to the largest of their features: those that a query looks for underflow."""
 
     def feature_map(self, dtype: torch.dtype) -> Any:
-        features = super().feature_map(dtype)
-        features.by_feature = False
-        return features
+        features: Any = super().feature_map(dtype)
+        return ExponentialFeatures(features.weight)
 
 
 class TurnedBelow(Linear):
