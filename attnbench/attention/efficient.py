@@ -126,7 +126,8 @@ class Efficient(nn.Module):
             if self.causal:
                 out = self._causal(queries, keys, values)
             else:
-                out = torch.bmm(queries.softmax(-1), _context(keys.softmax(1), values))
+                context = _Context.apply(keys.softmax(1), values)  # type: ignore[no-untyped-call]  # untyped in torch
+                out = torch.bmm(queries.softmax(-1), context)
             return out.to(q.dtype).view(B, H, N, -1)
         return _by_tiles(q, k, v)
 
@@ -169,12 +170,6 @@ def _by_fla(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     faded = pad(log_total[:, :, :-1] - log_total[:, :, 1:], (0, 0, 1, 0)).to(accumulator(k.dtype)) * LOG2E
     of_query = q.softmax(-1, accumulator(q.dtype)) * q.shape[-1] ** 0.5  # the kernel divides by that
     return fla.run("gla", of_query.to(q.dtype), (k - log_total).exp().to(q.dtype), v, faded)
-
-
-def _context(shares: Tensor, values: Tensor) -> Tensor:
-    """sharesᵀ · values, ``(G, D, E)``, from ``(G, N, D)`` and ``(G, N, E)``."""
-    context: Tensor = _Context.apply(shares, values)  # type: ignore[no-untyped-call]  # untyped in torch
-    return context
 
 
 class _Context(torch.autograd.Function):

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from attnbench.engines.decoding.kv_cache import Cache
+from attnbench.engines.decoding.kv_cache import Cache, CachedDecoding
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import accumulator, hidden
 from attnbench.engines.tiling import budget, recomputed, row_blocks
@@ -37,7 +37,7 @@ from attnbench.variant import No, Rounds, Traits, register
     ),
     settings=("bits=2,group=5,recent=0", "bits=3,group=3,recent=4", "bits=4,group=2,recent=7"),
 )
-class QuantisedCache(nn.Module):
+class QuantisedCache(CachedDecoding, nn.Module):
     """The error of keys and values that a cache keeps in 2 to 8 bits.
 
     Liu et al. 2024, "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache". q ``(B, H, N, D)``, k
@@ -167,9 +167,6 @@ class QuantisedCache(nn.Module):
         ends = (torch.arange(M, device=real.device) // group * group + group - 1).clamp(max=M - 1)
         before = seen.cumsum(-1)[..., ends]
         return full[:, None] & seen[..., ends] & (total - before >= self.recent)
-
-    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Cache:
-        return Cache.of(k, v, self.capacity)
 
     def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Cache]:
         state = state.append(k, v)

@@ -124,10 +124,8 @@ class WindowLinear(nn.Module):
         if self.learned:
             gamma = self.log_gamma.to(dtype)[None, :, None].expand(q.shape[0], -1, 1)
             given = (*given, *self._projected(q, k), gamma)
-        return quotient(by_heads(partial(_attend, layout=self._layout()), *given)).to(out)
-
-    def _layout(self) -> _Layout:
-        return _Layout(self.map, self.causal, self.window, 0 if self.causal else self.window, self.chunk)
+        layout = _Layout(self.map, self.causal, self.window, 0 if self.causal else self.window, self.chunk)
+        return quotient(by_heads(partial(_attend, layout=layout), *given)).to(out)
 
     def _projected(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """What the features are made of, ``(B, H, n, D)``."""

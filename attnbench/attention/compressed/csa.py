@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, ClassVar
 
 import torch
@@ -9,7 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad, rms_norm
 
-from attnbench.attention.compressed.layer import EPS, ROWS, Compressed, CompressedLayer
+from attnbench.attention.compressed.layer import EPS, ROWS, Compressed, CompressedLayer, normed, turned_by_formula
 from attnbench.engines.decoding.kv_cache import Cache
 from attnbench.engines.decoding.ring import Ring
 from attnbench.engines.gathered.chosen import best
@@ -138,19 +139,11 @@ class CSA(CompressedLayer):
     def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """Head by head with the matrix of all tokens and entries, of which those of lower rank are hidden."""
         (x,) = emptied(key_mask, x)
-        (B, N, _), D, P, m = x.shape, self.D, self.P, self.run
-        theta = 10000.0 ** (-torch.arange(0, P, 2, device=x.device, dtype=x.dtype) / P)
+        (B, N, _), D, m = x.shape, self.D, self.run
         i, runs = torch.arange(N, device=x.device), N // m
         real = torch.ones(B, N, dtype=torch.bool, device=x.device) if key_mask is None else key_mask
 
-        def normed(y: Tensor) -> Tensor:
-            return y / (y.square().mean(-1, keepdim=True) + EPS).sqrt()
-
-        def turned(y: Tensor, places: Tensor) -> Tensor:
-            angle = places[:, None] * theta
-            pairs = torch.complex(y[..., D - P : D - P // 2], y[..., D - P // 2 :])
-            pairs = pairs * torch.polar(torch.ones_like(angle), angle)
-            return torch.cat([y[..., : D - P], pairs.real, pairs.imag], -1)
+        turned = partial(turned_by_formula, P=self.P)
 
         def entries(made_by: Overlapping, y: Tensor) -> Tensor:
             before, own, gate_before, gate = (y @ made_by.parts.weight.mT).chunk(4, -1)
@@ -253,7 +246,7 @@ class CSA(CompressedLayer):
         if key_mask is not None:
             open_ = ~torch.unflatten(key_mask[:, : runs * self.run], 1, (runs, self.run)).all(2)
         for examples, a, b in tiles(B, N, heads * max(1, runs), budget("topk.logits", device)):
-            last = self._closed(b, runs)
+            last = b // self.run if self.causal else runs  # the entries that the last of these queries can see
             if not last:
                 continue
             unseen = torch.zeros(1, b - a, last, dtype=torch.bool, device=device)
@@ -266,10 +259,6 @@ class CSA(CompressedLayer):
             found = best(scores.masked_fill(unseen, -torch.inf), self.top_k)
             chosen[examples, a:b, : found.shape[2]] = found
         return chosen
-
-    def _closed(self, tokens: int, runs: int) -> int:
-        """How many of ``runs`` the last of ``tokens`` tokens can see."""
-        return tokens // self.run if self.causal else runs
 
     def begin(self, x: Tensor) -> Compressed:
         tokens, m = self._tokens(x, 0)[:, None], self.run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 import torch
@@ -9,7 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
-from attnbench.attention.compressed.layer import EPS, ROWS, Compressed, CompressedLayer
+from attnbench.attention.compressed.layer import EPS, ROWS, Compressed, CompressedLayer, normed, turned_by_formula
 from attnbench.engines.decoding.kv_cache import Cache
 from attnbench.engines.decoding.ring import Ring
 from attnbench.engines.masks import emptied
@@ -88,19 +89,10 @@ class HCA(CompressedLayer):
     def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """Head by head with the matrix of all tokens and entries."""
         (x,) = emptied(key_mask, x)
-        (B, N, _), D, P, m = x.shape, self.D, self.P, self.run
-        theta = 10000.0 ** (-torch.arange(0, P, 2, device=x.device, dtype=x.dtype) / P)
+        (B, N, _), D, m = x.shape, self.D, self.run
         i = torch.arange(N, device=x.device)
 
-        def normed(y: Tensor) -> Tensor:
-            return y / (y.square().mean(-1, keepdim=True) + EPS).sqrt()
-
-        def turned(y: Tensor, places: Tensor) -> Tensor:
-            angle = places[:, None] * theta
-            pairs = torch.complex(y[..., D - P : D - P // 2], y[..., D - P // 2 :])
-            pairs = pairs * torch.polar(torch.ones_like(angle), angle)
-            return torch.cat([y[..., : D - P], pairs.real, pairs.imag], -1)
-
+        turned = partial(turned_by_formula, P=self.P)
         content, gate = (x @ self.entry.weight.mT).chunk(2, -1)
         starts = range(0, N - m + 1, m)
         parts = [(content[:, a : a + m] * (gate[:, a : a + m] + self.places).softmax(1)).sum(1) for a in starts]

@@ -111,3 +111,17 @@ class CompressedLayer(nn.Module):
         back = torch.cat([kept, rotate(moved, cos, -sin).to(y.dtype)], -1)
         out: Tensor = self.out(back.transpose(1, 2).flatten(2).to(self.out.weight.dtype))
         return out
+
+
+def normed(y: Tensor) -> Tensor:
+    """y over its root mean square, for dense forms."""
+    return y / (y.square().mean(-1, keepdim=True) + EPS).sqrt()
+
+
+def turned_by_formula(y: Tensor, places: Tensor, P: int) -> Tensor:
+    """y ``(B, n, D)``, its last P channels turned in complex numbers, for dense forms."""
+    D = y.shape[-1]
+    angle = places[:, None] * 10000.0 ** (-torch.arange(0, P, 2, device=y.device, dtype=y.dtype) / P)
+    pairs = torch.complex(y[..., D - P : D - P // 2], y[..., D - P // 2 :])
+    pairs = pairs * torch.polar(torch.ones_like(angle), angle)
+    return torch.cat([y[..., : D - P], pairs.real, pairs.imag], -1)
