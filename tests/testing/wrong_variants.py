@@ -1246,7 +1246,7 @@ class OwnGateCounted(ForgettingAttention):
         q, k, v, log_f = self._parts(*emptied(key_mask, x), key_mask)
         total = log_f.cumsum(-1)
         between = -(total[..., :, None] - (total - log_f)[..., None, :]).abs()
-        return self._joined(masked_attention(q, k, v, allowed_keys(q, k, self.causal, key_mask), between))
+        return self.joined(masked_attention(q, k, v, allowed_keys(q, k, self.causal, key_mask), between))
 
 
 class GatesAddedUpInFloat32(ForgettingAttention):
@@ -1256,14 +1256,14 @@ class GatesAddedUpInFloat32(ForgettingAttention):
         q, k, v, log_f = self._parts(*emptied(key_mask, x), key_mask)
         score = Score(forgetful if self.causal else forgetful_both_ways, totals=log_f.cumsum(-1))
         q = q * q.shape[-1] ** -0.5
-        return self._joined(attend_by_score(score, q, k, v, causal=self.causal, key_mask=key_mask, chunk=self.chunk))
+        return self.joined(attend_by_score(score, q, k, v, causal=self.causal, key_mask=key_mask, chunk=self.chunk))
 
 
 class OwnReflectionCounted(PaTH):
     """A key is reflected by its own token as well."""
 
-    def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = super()._projected(x)
+    def projected(self, x: Tensor) -> tuple[Tensor, ...]:
+        q, k, v = super().projected(x)
         before = 2 if self.causal else 1
         w, beta = self._convolved(nn.functional.pad(self.direction(x), (0, 0, before, 2 - before))), self._beta(x)
         return q, k - beta * (k * w).sum(-1, keepdim=True) * w, v
