@@ -14,7 +14,7 @@ from attnbench.engines.linear import fused
 from attnbench.engines.masks import emptied, seeing, visible_pairs
 from attnbench.engines.precision import LOG2E, accumulator, hidden
 from attnbench.engines.products import bmm
-from attnbench.engines.tiling import cut, head_groups, put_product, row_blocks
+from attnbench.engines.tiling import cut, head_groups, learned, put_product, row_blocks
 from attnbench.errors import Unsupported
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
@@ -120,8 +120,7 @@ class Efficient(nn.Module):
     def _plain(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         B, H, N, _ = q.shape
         dtype = accumulator(q.dtype)
-        learned = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-        if learned or self.causal:
+        if learned(q, k, v) or self.causal:
             queries, keys, values = (x.reshape(B * H, x.shape[2], -1).to(dtype) for x in (q, k, v))
             if self.causal:
                 out = self._causal(queries, keys, values)

@@ -182,9 +182,9 @@ def short_examples(q: Tensor) -> bool:
     return q.shape[0] > 1 and q[0].numel() <= budget("patterns.short_example", q.device)
 
 
-def learned(q: Tensor) -> bool:
+def learned(*inputs: Tensor) -> bool:
     """Whether a backward pass may follow."""
-    return torch.is_grad_enabled() and q.requires_grad
+    return torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
 
 
 def tile_scores(q: Tensor) -> int:
