@@ -22,7 +22,7 @@ class Decoding(Protocol):
     """It can process one token after another."""
 
     def begin(self, *inputs: Tensor) -> Any:
-        """The state after n >= 0 tokens: q, k, v ``(B, H, n, D)`` of an operator, x ``(B, n, C)`` of a mixer."""
+        """The state after n >= 0 tokens: q ``(B, H, n, D)``, k, v ``(B, K, n, ·)``, or x ``(B, n, C)`` of a mixer."""
         ...
 
     def step(self, state: Any, *inputs: Tensor) -> tuple[Tensor, Any]:

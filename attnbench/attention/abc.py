@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from attnbench.engines import fla, forms
+from attnbench.engines.head_layer import HeadLayer
 from attnbench.engines.masks import added_to_logits, emptied, seeing
 from attnbench.engines.precision import LOG2E, accumulator, hidden
 from attnbench.engines.recurrent.decayed_sums import STRONGEST, HalvedChunk
@@ -50,7 +51,7 @@ class Slots(NamedTuple):
     ),
     settings=("slots=3,chunk=4", "slots=5,chunk=16", "chunk=64"),
 )
-class ABC(nn.Module):
+class ABC(HeadLayer):
     """Softmax over slots, each a weighted mean of the tokens so far.
 
     Peng et al. 2021, "ABC: Attention with Bounded-memory Control", the ancestor of ``gsa``. A head has ``slots`` slots.
@@ -98,27 +99,22 @@ class ABC(nn.Module):
             keys, values = (torch.einsum("jhm,jhd->hmd", shares, y[seen]) for y in (k, v))
             weights = (torch.einsum("hmd,hd->hm", keys, q[t]) / q.shape[-1] ** 0.5).softmax(-1)
             rows.append(torch.einsum("hm,hmd->hd", weights, values).flatten())
-        out: Tensor = self.out(torch.stack(rows))
-        return out
+        return self.out(torch.stack(rows))
 
-    def _projected(self, x: Tensor) -> list[Tensor]:
+    def _projected(self, x: Tensor) -> tuple[Tensor, ...]:
         """q, k and v ``(B, H, N, D)``, and s ``(B, H, N, slots)``."""
-        parts = *self.qkv(x).chunk(3, -1), self.control(x)
-        return [torch.unflatten(y, 2, (self.heads, -1)).transpose(1, 2) for y in parts]
+        return *self.projected(x), torch.unflatten(self.control(x), 2, (self.heads, -1)).transpose(1, 2)
 
     def _parts(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The same with q over √D, float32 at least."""
         return _scaled(*self._projected(x))
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real."""
         (x,) = emptied(key_mask, x)
         y = both_ways(self._run, x, key_mask, causal=True) if self.causal else self._of_all(x, key_mask)
-        out: Tensor = self.out(y.to(x.dtype))
-        return out
+        return self.out(y.to(x.dtype))
 
     def _run(self, x: Tensor, _: int) -> Tensor:
-        """Causal o ``(B, N, C)``."""
         y = forms.attend("abc", self.form, self._by_chunks, *self._projected(x), fast=self.fused)
         return y.transpose(1, 2).flatten(2)
 
@@ -145,7 +141,6 @@ class ABC(nn.Module):
 
     @torch.no_grad()
     def begin(self, x: Tensor) -> Slots:
-        """x ``(B, n, C)``, n >= 0."""
         _, k, v, s = self._parts(x)
         if not x.shape[1]:
             nothing = k.new_zeros(*k.shape[:2], s.shape[3], 2 * k.shape[3])
@@ -154,15 +149,13 @@ class ABC(nn.Module):
 
     @torch.no_grad()
     def step(self, state: Slots, x: Tensor) -> tuple[Tensor, Slots]:
-        """x ``(B, 1, C)``."""
         q, k, v, s = self._parts(x)
         log_decay = _kept(state.total, s)
         new = written_share(log_decay)
         filled = torch.addcmul(state.filled * log_decay.mT.exp2(), new.mT, torch.cat([k, v], -1))
         keys, values = filled.chunk(2, -1)
         y = (q @ keys.mT).softmax(-1) @ values
-        out: Tensor = self.out(y.transpose(1, 2).flatten(2).to(x.dtype))
-        return out, Slots(filled, torch.logaddexp(state.total, s))
+        return self.out(y.transpose(1, 2).flatten(2).to(x.dtype)), Slots(filled, torch.logaddexp(state.total, s))
 
 
 def _scaled(q: Tensor, k: Tensor, v: Tensor, s: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

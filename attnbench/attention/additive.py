@@ -94,7 +94,6 @@ class Additive(CachedDecoding, nn.Module):
         return q.to(dtype) @ self.W.to(dtype) + self.b.to(dtype)[:, None]
 
     def _of_keys(self, k: Tensor) -> Tensor:
-        """U k, float32 at least."""
         dtype = accumulator(k.dtype)
         return k.to(dtype) @ self.U.to(dtype)
 
@@ -105,7 +104,6 @@ class Additive(CachedDecoding, nn.Module):
 
     @torch.no_grad()
     def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Cache]:
-        """q, k, v ``(B, H, 1, D)``."""
         state = state.append(self._of_keys(k).to(k.dtype), v)
         x = self._of_queries(q)
         first, sink = self.first_seen(state), None if self.sink is None else self.sink.logit[:, None, None]

@@ -71,12 +71,10 @@ class Bilinear(CachedDecoding, nn.Module):
         return attend_by_score(PRODUCT, self._turned(q), k, v, chunk=self.chunk, **how)
 
     def _turned(self, q: Tensor) -> Tensor:
-        """Wᵀ q, float32 at least."""
         dtype = accumulator(q.dtype)
         return q.to(dtype) @ self.W.to(dtype)
 
     @torch.no_grad()
     def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Cache]:
-        """q, k, v ``(B, H, 1, D)``."""
         undivided = self._turned(q) * q.shape[-1] ** 0.5  # softmax attention divides by it
         return super().step(state, undivided.to(q.dtype), k, v)

@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from attnbench.engines.decoding.kv_cache import Cache, CachedDecoding
 from attnbench.engines.masks import added_to_logits, seeing
 from attnbench.engines.precision import accumulator, hidden, softmax_and_log_sum
-from attnbench.engines.tiling import budget, large_steps, threads
+from attnbench.engines.tiling import budget, large_steps, learned, threads
 from attnbench.position_bias import PositionBias, position_bias
 from attnbench.shape import Shape
 from attnbench.sink import Sink, sink_of
@@ -68,10 +68,10 @@ class Chunked(CachedDecoding, nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         chunks = (self.query_chunk, self.key_chunk)
         how = _How(self.visible or self.causal, chunks, self.position_bias, self.sink, key_mask)
-        learned = (q, k, v, *self.parameters())
-        if torch.is_grad_enabled() and any(x.requires_grad for x in learned):
+        weights = list(self.parameters())
+        if learned(q, k, v, *weights):
             # Function.apply has no annotations in torch.
-            attended: Tensor = _Attend.apply(how, *learned)  # type: ignore[no-untyped-call]
+            attended: Tensor = _Attend.apply(how, q, k, v, *weights)  # type: ignore[no-untyped-call]
             return attended
         return _Tiles(q, k, v, how).attend(keep_log_sums=False)[0]
 

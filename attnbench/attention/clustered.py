@@ -51,7 +51,7 @@ class Clustered(nn.Module):
 
     With t = ``improved`` it is the paper's i-clustered attention: the t largest weights of each cluster are added up,
     and each member spreads the sum over these keys by its own softmax. The other keys keep the weight that the mean
-    query gives them. t >= M gives exact attention. It costs O(n·t·D) more.
+    query gives them. t >= M gives exact attention. It costs O(n·t·D) more. The largest are found as in ``topk``.
 
     By default ``bits`` and ``iterations`` are those of the authors' code.
 

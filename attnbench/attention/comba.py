@@ -105,8 +105,7 @@ class Comba(ErasingLayer):
             read.append(y if side is x else y.flip(1))
         y = torch.stack(read).sum(0)
         y = y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt() * self.norm.weight
-        out: Tensor = self.out(y.transpose(0, 1).flatten(1) * torch.sigmoid(self.gate(x)))
-        return out
+        return self.out(y.transpose(0, 1).flatten(1) * torch.sigmoid(self.gate(x)))
 
     def rates(self, gates: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """β ``(B, H, N)``, log2(α) ``(B, H, N, 1)``, and b and p ``(B, H, 1)``."""

@@ -74,7 +74,6 @@ class Convolution(nn.Module):
         return torch.einsum("cij,bjc->bic", matrix, x) + self.b
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """x ``(B, N, C)`` of any length; ``key_mask`` ``(B, N)``, True where a token is real."""
         (x,) = emptied(key_mask, x)
         return self._convolved(pad(x.mT, (self.before, self.after)), x.dtype)
 
@@ -90,6 +89,5 @@ class Convolution(nn.Module):
         return (pad(x[:, max(0, x.shape[1] - self.before) :], (0, 0, short, 0)).clone(),)
 
     def step(self, state: tuple[Tensor], x: Tensor) -> tuple[Tensor, tuple[Tensor]]:
-        """x ``(B, 1, C)``."""
         window = torch.cat((state[0], x), 1)
         return self._convolved(window.mT, x.dtype), (window[:, 1:],)

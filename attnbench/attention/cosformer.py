@@ -108,13 +108,11 @@ class CosFormer(nn.Module):
         return fused.sums(phi_q, phi_k, v, fused.Keys(self.causal, lenient=True))
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> CosineSums:
-        """q, k, v ``(B, H, n, D)``, n >= 0."""
         n, dtype = k.shape[2], accumulator(k.dtype)
         features = _features(k.to(dtype), *self._turns(0, n, k))
         return CosineSums(features.mT @ with_ones(v.to(dtype)), n)
 
     def step(self, state: CosineSums, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, CosineSums]:
-        """q, k, v ``(B, H, 1, D)``."""
         dtype = state.sums.dtype
         turn = self._turns(state.length, 1, q)
         phi_q, phi_k = (_features(x.to(dtype), *turn) for x in (q, k))

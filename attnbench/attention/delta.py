@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad, silu, softplus
 
 from attnbench.engines import fla, forms
+from attnbench.engines.head_layer import HeadLayer
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import LOG2E, accumulator, unit
 from attnbench.engines.recurrent.decayed_sums import drawn_step_sizes
@@ -40,7 +41,7 @@ from attnbench.variant import Knob, No, Traits, register
     ),
     settings=("chunk=5", "chunk=64", "steps=2,negative=true,chunk=5", "steps=2,decay=true,chunk=5"),
 )
-class Delta(nn.Module):
+class Delta(HeadLayer):
     """DeltaNet: linear attention that overwrites instead of adding.
 
     The delta rule of Schlag et al. 2021, "Linear Transformers Are Secretly Fast Weight Programmers", moves the value
@@ -117,8 +118,7 @@ class Delta(nn.Module):
         if not self.causal:
             y = y + torch.stack(run(range(N - 1, -1, -1), False)[::-1], 2)
         y = y / (y.square().mean(-1, keepdim=True) + 1e-6).sqrt() * self.norm.weight
-        out: Tensor = self.out(y.transpose(1, 2).flatten(2))
-        return out
+        return self.out(y.transpose(1, 2).flatten(2))
 
     def _parts(self, x: Tensor, key_mask: Tensor | None = None) -> list[Tensor]:
         """q ``(B, H, N, D)``, and of all steps k, v ``(B, H, N·steps, D)`` and β ``(B, H, N·steps)``.
@@ -144,12 +144,9 @@ class Delta(nn.Module):
         return pad(log_decay.mT[..., None], (0, self.steps - 1)).flatten(2)[..., None]
 
     def _finish(self, y: Tensor) -> Tensor:
-        """Norm and output projection of the heads' outputs ``(B, H, N, D)``."""
-        out: Tensor = self.out(self.norm(y.transpose(1, 2)).flatten(2))
-        return out
+        return self.out(self.norm(y.transpose(1, 2)).flatten(2))
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real."""
         (x,) = emptied(key_mask, x)
         plain = partial(by_heads, partial(_both_ways, causal=self.causal, chunk=self.chunk))
         parts, name = self._parts(x, key_mask), f"delta, causal={self.causal}"
@@ -174,7 +171,6 @@ class Delta(nn.Module):
         return self._finish(y.to(x.dtype)), state
 
     def step(self, state: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x ``(B, 1, C)``."""
         q, k, v, beta, *log_decay = (part.to(state.dtype) for part in self._parts(x))
         for fading in log_decay:
             state = state * fading[:, :, :1].exp2()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from attnbench.engines.decoding.kv_cache import Cache, attend
+from attnbench.engines.head_layer import HeadLayer
 from attnbench.engines.masks import emptied
 from attnbench.engines.pair_scores import PRODUCT, attend_by_score
 from attnbench.engines.precision import accumulator, hidden
@@ -45,7 +46,7 @@ _ROWS = 64
     ),
     settings=("chunk=5", "chunk=5,asks=key"),
 )
-class DeltaFormer(nn.Module):
+class DeltaFormer(HeadLayer):
     """The delta rule with softmax: values less what is found at them.
 
     Zhong et al. 2025, "Understanding Transformer from the Perspective of Associative Memory". Token i first reads the
@@ -101,33 +102,27 @@ class DeltaFormer(nn.Module):
             weights = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(future, float("-inf")).softmax(-1)
             y = (weights @ u).transpose(0, 1).flatten(1)
             read.append(y if side is x else y.flip(0))
-        out: Tensor = self.out(torch.stack(read).sum(0))
-        return out
+        return self.out(torch.stack(read).sum(0))
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real."""
         (x,) = emptied(key_mask, x)
-        out: Tensor = self.out(both_ways(self._run, x, key_mask, causal=self.causal))
-        return out
+        return self.out(both_ways(self._run, x, key_mask, causal=self.causal))
 
     def _parts(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """q over √D, k, v and what asks in the first step ``(B, H, n, D)``, and β ``(B, H, n, 1)``."""
-        B, n, C = x.shape
-        q, k, v = self.qkv(x).view(B, n, 3, self.heads, C // self.heads).permute(2, 0, 3, 1, 4)
+        q, k, v = self.projected(x)
         dtype = accumulator(x.dtype)
-        scale = (C // self.heads) ** -0.5
+        scale = q.shape[-1] ** -0.5
         q, k, v = q.to(dtype) * scale, k.to(dtype), v.to(dtype)
         asking = k * scale if self.asks == "key" else q
         return q, k, v, asking, torch.sigmoid(self.beta(x).to(dtype)).mT[..., None]
 
     def _remaining(self, k: Tensor, v: Tensor, asking: Tensor, beta: Tensor) -> Tensor:
-        """u ``(B, H, n, D)``."""
         solve = _Remaining.apply
         u: Tensor = solve(*(y.flatten(0, 1) for y in (asking, k, v, beta)))  # type: ignore[no-untyped-call]  # untyped in torch
         return u.view_as(v)
 
     def _run(self, x: Tensor, _: int) -> Tensor:
-        """o ``(B, N, C)``."""
         q, k, v, asking, beta = self._parts(x)
         u = self._remaining(k, v, asking, beta)
         y = attend_by_score(PRODUCT, q, k, u, causal=True, key_mask=None, chunk=self.chunk)
@@ -141,14 +136,12 @@ class DeltaFormer(nn.Module):
 
     @torch.no_grad()
     def step(self, state: Cache, x: Tensor) -> tuple[Tensor, Cache]:
-        """x ``(B, 1, C)``."""
         q, k, v, asking, beta = self._parts(x)
         root = q.shape[-1] ** 0.5  # the cache's attention divides by it
         found = attend(asking * root, state.keys, state.values) if state.length else 0.0
         state = state.append(k, v - beta * found)
         y = attend(q * root, state.keys, state.values)
-        out: Tensor = self.out(y.transpose(1, 2).flatten(2).to(x.dtype))
-        return out, state
+        return self.out(y.transpose(1, 2).flatten(2).to(x.dtype)), state
 
     @staticmethod
     def cached_bytes(shape: Shape, width: int, **_: object) -> int:

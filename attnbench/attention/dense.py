@@ -65,7 +65,6 @@ class DenseLayer(nn.Module):
         return torch.einsum("bnf,cf->bnc", units, self.W2) + self.b2
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """x ``(B, N, C)`` of any length; ``key_mask`` ``(B, N)``, True where a token is real."""
         (x,) = emptied(key_mask, x)
         units = gelu(nn.functional.linear(x, self.W1, self.b1))
         return nn.functional.linear(units, self.W2, self.b2)
@@ -75,5 +74,4 @@ class DenseLayer(nn.Module):
         return ()
 
     def step(self, state: tuple[()], x: Tensor) -> tuple[Tensor, tuple[()]]:
-        """x ``(B, 1, C)``."""
         return self.forward(x), state

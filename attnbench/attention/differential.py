@@ -117,7 +117,6 @@ class Differential(CachedDecoding, nn.Module):
 
     @torch.no_grad()
     def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Cache]:
-        """q ``(B, H, 1, D)``, k and v ``(B, K, 1, D)``."""
         state = state.append(k, v)
         seen = slice(self.first_seen(state), None)
         keys, values = state.keys[:, :, seen], state.values[:, :, seen]

@@ -14,7 +14,7 @@ from attnbench.engines.linear import fused
 from attnbench.engines.masks import emptied, seeing, visible_pairs
 from attnbench.engines.precision import LOG2E, accumulator, hidden
 from attnbench.engines.products import bmm
-from attnbench.engines.tiling import cut, head_groups, put_product, row_blocks
+from attnbench.engines.tiling import cut, head_groups, learned, put_product, row_blocks
 from attnbench.errors import Unsupported
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
@@ -120,13 +120,13 @@ class Efficient(nn.Module):
     def _plain(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         B, H, N, _ = q.shape
         dtype = accumulator(q.dtype)
-        learned = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-        if learned or self.causal:
+        if learned(q, k, v) or self.causal:
             queries, keys, values = (x.reshape(B * H, x.shape[2], -1).to(dtype) for x in (q, k, v))
             if self.causal:
                 out = self._causal(queries, keys, values)
             else:
-                out = torch.bmm(queries.softmax(-1), _context(keys.softmax(1), values))
+                context = _Context.apply(keys.softmax(1), values)  # type: ignore[no-untyped-call]  # untyped in torch
+                out = torch.bmm(queries.softmax(-1), context)
             return out.to(q.dtype).view(B, H, N, -1)
         return _by_tiles(q, k, v)
 
@@ -146,14 +146,12 @@ class Efficient(nn.Module):
 
     @torch.no_grad()
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Averages:
-        """q, k, v ``(B, H, n, D)``, n >= 0."""
         keys, values = (x.flatten(0, 1).to(accumulator(x.dtype)) for x in (k, v))
         state = _empty(keys.shape[0], keys.shape[2], values)
         return state.then(keys, values, keys.double().logsumexp(1, keepdim=True)) if k.shape[2] else state
 
     @torch.no_grad()
     def step(self, state: Averages, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Averages]:
-        """q, k, v ``(B, H, 1, D)``."""
         query, key, value = (x.flatten(0, 1).to(state.context.dtype) for x in (q, k, v))
         state = state.then(key, value, torch.logaddexp(state.log_total, key))
         return bmm(query.softmax(-1), state.context).to(q.dtype).view_as(v), state
@@ -171,12 +169,6 @@ def _by_fla(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     faded = pad(log_total[:, :, :-1] - log_total[:, :, 1:], (0, 0, 1, 0)).to(accumulator(k.dtype)) * LOG2E
     of_query = q.softmax(-1, accumulator(q.dtype)) * q.shape[-1] ** 0.5  # the kernel divides by that
     return fla.run("gla", of_query.to(q.dtype), (k - log_total).exp().to(q.dtype), v, faded)
-
-
-def _context(shares: Tensor, values: Tensor) -> Tensor:
-    """sharesᵀ · values, ``(G, D, E)``, from ``(G, N, D)`` and ``(G, N, E)``."""
-    context: Tensor = _Context.apply(shares, values)  # type: ignore[no-untyped-call]  # untyped in torch
-    return context
 
 
 class _Context(torch.autograd.Function):

@@ -11,7 +11,7 @@ from torch import Tensor
 from attnbench.engines.linear import expectations
 from attnbench.engines.linear.feature_map import FeatureMap
 from attnbench.engines.linear.module import Chunk, FeatureAttention, Form
-from attnbench.engines.linear.random_maps import ExponentialFeatures, Projection, draw_projection
+from attnbench.engines.linear.random_maps import ExponentialFeatures, LogExponentials, Projection, draw_projection
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import accumulator
 from attnbench.shape import Shape
@@ -77,7 +77,7 @@ class FavorPlusPlus(FeatureAttention):
     def feature_map(self, dtype: torch.dtype) -> FeatureMap:
         omega = self.projection.to(accumulator(dtype)).t()
         rows = (omega, omega.square().sum(0, keepdim=True), torch.ones_like(omega[:1]))
-        return ExponentialFeatures(torch.cat(rows), by_feature=not self.causal)
+        return (ExponentialFeatures if self.causal else LogExponentials)(torch.cat(rows))
 
     def prepare(self, x: Tensor, *parameters: Tensor) -> Tensor:
         """√(1 - 4A)·x, A and -‖x‖²/2 side by side, ``(B, H, N, D + 2)``, in which the exponent is linear."""

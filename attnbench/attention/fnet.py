@@ -59,7 +59,6 @@ class FNet(nn.Module):
         return out
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """x ``(B, N, C)`` of any length; ``key_mask`` ``(B, N)``, True where a token is real."""
         if key_mask is None:
             return _mix(x)
         out = torch.zeros_like(x)

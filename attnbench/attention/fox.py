@@ -11,6 +11,7 @@ from torch.nn.functional import logsigmoid
 
 from attnbench.engines import fla, forms
 from attnbench.engines.decoding.kv_cache import Cache, attend
+from attnbench.engines.head_layer import HeadLayer
 from attnbench.engines.masks import emptied, visible_pairs
 from attnbench.engines.pair_scores import Chunk, Score, attend_by_score
 from attnbench.engines.precision import accumulator
@@ -49,7 +50,7 @@ class Remembered(NamedTuple):
     ),
     settings=("chunk=5", "chunk=7"),
 )
-class ForgettingAttention(nn.Module):
+class ForgettingAttention(HeadLayer):
     """Softmax attention with a forget gate in the logits.
 
     Lin et al. 2025, "Forgetting Transformer: Softmax Attention with a Forget Gate". Every token l has one gate
@@ -92,17 +93,15 @@ class ForgettingAttention(nn.Module):
         after = log_f[:, :, None].expand(-1, -1, N, -1).triu(1).cumsum(-1)  # at (j, i), the sum over j < l <= i
         between = after + after.mT
         y = masked_attention(q, k, v, visible_pairs(q, k, self.causal, key_mask), between)
-        return self._joined(y)
+        return self.joined(y)
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real."""
         (x,) = emptied(key_mask, x)
         fast = self.fused if key_mask is None else {}
         tiles = partial(self._by_tiles, key_mask=key_mask)
-        return self._joined(forms.attend("fox", self.form, tiles, *self._parts(x, key_mask), fast=fast))
+        return self.joined(forms.attend("fox", self.form, tiles, *self._parts(x, key_mask), fast=fast))
 
     def _by_tiles(self, q: Tensor, k: Tensor, v: Tensor, log_f: Tensor, *, key_mask: Tensor | None) -> Tensor:
-        """The heads' outputs of what :meth:`_parts` gives."""
         total = log_f.double().cumsum(-1)  # with dtype=, torch would add the gradients up in float32
         score = Score(forgetful if self.causal else forgetful_both_ways, totals=total)
         q = q.to(log_f.dtype) * q.shape[-1] ** -0.5
@@ -110,33 +109,25 @@ class ForgettingAttention(nn.Module):
 
     def _parts(self, x: Tensor, key_mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """q, k, v ``(B, H, N, D)`` and log f ``(B, H, N)``, float32 at least."""
-        B, N, C = x.shape
-        q, k, v = self.qkv(x).view(B, N, 3, self.heads, C // self.heads).permute(2, 0, 3, 1, 4)
+        q, k, v = self.projected(x)
         log_f = logsigmoid(self.forget(x).to(accumulator(x.dtype))).mT
         if key_mask is not None:
             log_f = log_f.masked_fill(~key_mask[:, None], 0.0)
         return q, k, v, log_f
 
-    def _joined(self, y: Tensor) -> Tensor:
-        """The output projection of the heads' outputs ``(B, H, N, D)``."""
-        out: Tensor = self.out(y.transpose(1, 2).flatten(2))
-        return out
-
     @torch.no_grad()
     def begin(self, x: Tensor) -> Remembered:
-        """x ``(B, n, C)``, n >= 0."""
         _, k, v, log_f = self._parts(x)
         return Remembered(Cache.of(k, v, self.capacity), log_f.cumsum(-1, dtype=torch.float64))
 
     @torch.no_grad()
     def step(self, state: Remembered, x: Tensor) -> tuple[Tensor, Remembered]:
-        """x ``(B, 1, C)``."""
         q, k, v, log_f = self._parts(x)
         cache = state.cache.append(k, v)
         last = state.totals[..., -1:].sum(-1, keepdim=True)  # 0 before the first token
         totals = torch.cat((state.totals, last + log_f), -1)
         added = (totals[..., -1:] - totals)[:, :, None].to(log_f.dtype)
-        return self._joined(attend(q, cache.keys, cache.values, added)), Remembered(cache, totals)
+        return self.joined(attend(q, cache.keys, cache.values, added)), Remembered(cache, totals)
 
     @staticmethod
     def cached_bytes(shape: Shape, width: int, **_: object) -> int:

@@ -97,8 +97,7 @@ class GatedDelta(ErasingLayer):
         y = torch.stack(read).sum(0)
         y = y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt() * self.norm.weight
         gate = self.gate(x)
-        out: Tensor = self.out(y.transpose(0, 1).flatten(1) * gate * torch.sigmoid(gate))
-        return out
+        return self.out(y.transpose(0, 1).flatten(1) * gate * torch.sigmoid(gate))
 
     def rates(self, gates: Tensor) -> tuple[Tensor, Tensor]:
         dtype = accumulator(gates.dtype)

@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from attnbench.engines.head_layer import HeadLayer
 from attnbench.engines.masks import emptied, with_source
 from attnbench.position_bias import PositionBias
 from attnbench.reference import masked_attention
@@ -39,7 +40,7 @@ from attnbench.visible import Visible
     ),
     settings=("", "gate=heads"),
 )
-class GatedSoftmax(nn.Module):
+class GatedSoftmax(HeadLayer):
     """Softmax attention whose output passes a sigmoid gate.
 
     Qiu et al. 2025, "Gated Attention for Large Language Models": the output of each head is multiplied by σ(X W_g) of
@@ -83,8 +84,7 @@ class GatedSoftmax(nn.Module):
         added = None if self.position_bias is None else self.position_bias(slice(0, N), slice(0, M), x.dtype)
         y = masked_attention(q, k, v, allowed, added, None if self.sink is None else self.sink.logit)
         gate = 1 / (1 + torch.exp(-self.gate(x)))
-        out: Tensor = self.out(y.transpose(1, 2).reshape(B, N, C) * gate.repeat_interleave(C // gate.shape[-1], -1))
-        return out
+        return self.out(y.transpose(1, 2).reshape(B, N, C) * gate.repeat_interleave(C // gate.shape[-1], -1))
 
     @property
     def position_bias(self) -> PositionBias | None:
@@ -102,7 +102,7 @@ class GatedSoftmax(nn.Module):
         """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real, or ``(B, M)`` with a ``source``."""
         if source is None:
             (x,) = emptied(key_mask, x)
-            return self._joined(x, self.attend(*self._projected(x), key_mask=key_mask))
+            return self._joined(x, self.attend(*self.projected(x), key_mask=key_mask))
         (source,) = emptied(key_mask, source)
         own, others = torch.split(self.qkv.weight, [x.shape[2], 2 * x.shape[2]])
         q, k, v = (
@@ -111,25 +111,15 @@ class GatedSoftmax(nn.Module):
         )
         return self._joined(x, self.attend(q, k, v, key_mask=key_mask))
 
-    def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k and v ``(B, H, n, D)``."""
-        B, n, C = x.shape
-        q, k, v = self.qkv(x).view(B, n, 3, self.heads, C // self.heads).permute(2, 0, 3, 1, 4)
-        return q, k, v
-
     def _joined(self, x: Tensor, y: Tensor) -> Tensor:
-        """Gate and output projection of the heads' outputs ``(B, H, n, D)``."""
         gate = torch.unflatten(torch.sigmoid(self.gate(x)), -1, (self.heads, -1))
-        out: Tensor = self.out((y.transpose(1, 2) * gate).flatten(2))
-        return out
+        return self.out((y.transpose(1, 2) * gate).flatten(2))
 
     def begin(self, x: Tensor) -> Any:
-        """x ``(B, n, C)``, n >= 0."""
-        return self.attend.begin(*self._projected(x))
+        return self.attend.begin(*self.projected(x))
 
     def step(self, state: Any, x: Tensor) -> tuple[Tensor, Any]:
-        """x ``(B, 1, C)``."""
-        y, state = self.attend.step(state, *self._projected(x))
+        y, state = self.attend.step(state, *self.projected(x))
         return self._joined(x, y), state
 
     @staticmethod

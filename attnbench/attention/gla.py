@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, silu
 
 from attnbench.engines import fla, forms
+from attnbench.engines.head_layer import HeadLayer
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import LOG2E, LayerNorm, accumulator
 from attnbench.engines.recurrent.decayed_sums import HalvedChunk, last_state, states_before
@@ -35,7 +36,7 @@ from attnbench.variant import RECURRENCE, register
     ),
     settings=("rank=3,chunk=16", "rank=3,chunk=4,temperature=1.0", "rank=3,chunk=8,temperature=2.0,tied_keys=true"),
 )
-class GLA(nn.Module):
+class GLA(HeadLayer):
     """GLA: linear attention with a learned decay per token and channel.
 
     Yang et al. 2023, "Gated Linear Attention Transformers with Hardware-Efficient Training". Token t keeps α_t of the
@@ -98,18 +99,14 @@ class GLA(nn.Module):
         y = (weights.tril() if self.causal else weights) @ v.transpose(1, 2)
         y = nn.functional.layer_norm(y, y.shape[-1:], self.norm.weight, self.norm.bias).transpose(1, 2)
         gate = self.gate(x)
-        out: Tensor = self.out(y.reshape(B, N, C) * gate * torch.sigmoid(gate))
-        return out
+        return self.out(y.reshape(B, N, C) * gate * torch.sigmoid(gate))
 
     def _parts(self, x: Tensor, key_mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """q, k, v and log2(α), each ``(B, H, N, D)``."""
-        B, N, C = x.shape
-        parts = 2 if self.tied_keys else 3
-        q, *keys, v = self.qkv(x).view(B, N, parts, self.heads, C // self.heads).permute(2, 0, 3, 1, 4)
+        q, *keys, v = self.projected(x)
         logits = self.decay(x).to(accumulator(x.dtype))
-        log_decay = (
-            (logsigmoid(logits) * (LOG2E / self.temperature)).view(B, N, self.heads, C // self.heads).transpose(1, 2)
-        )
+        log_decay = logsigmoid(logits) * (LOG2E / self.temperature)
+        log_decay = torch.unflatten(log_decay, 2, (self.heads, -1)).transpose(1, 2)
         k = keys[0] if keys else -torch.expm1(log_decay / LOG2E)
         if key_mask is not None:
             padded = ~key_mask[:, None, :, None]
@@ -117,12 +114,9 @@ class GLA(nn.Module):
         return q, k, v, log_decay
 
     def _finish(self, x: Tensor, y: Tensor) -> Tensor:
-        """Norm, gate and output projection of the heads' outputs ``(B, H, N, D)``."""
-        out: Tensor = self.out(self.norm(y.transpose(1, 2)).flatten(2) * silu(self.gate(x)))
-        return out
+        return self.out(self.norm(y.transpose(1, 2)).flatten(2) * silu(self.gate(x)))
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real."""
         (x,) = emptied(key_mask, x)
         return self._finish(x, self._mix(*self._parts(x, key_mask)))
 
@@ -142,7 +136,6 @@ class GLA(nn.Module):
         return last_state(k.to(log_decay.dtype), v.to(log_decay.dtype), log_decay)
 
     def step(self, state: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x ``(B, 1, C)``."""
         q, k, v, log_decay = self._parts(x)
         state = torch.addcmul(state * log_decay.mT.exp2_(), k.mT.to(state.dtype), v.to(state.dtype))
         y = q.to(state.dtype) * q.shape[-1] ** -0.5 @ state

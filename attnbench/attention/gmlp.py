@@ -132,7 +132,6 @@ class GMLP(nn.Module):
             raise Unsupported(f"{tokens} tokens, but W was made for at most {self.longest}")
 
     def _halves(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Z₁ and LN(Z₂)."""
         first, second = gelu(self.U(x)).chunk(2, -1)
         return first, self.norm(second)
 
@@ -151,7 +150,6 @@ class GMLP(nn.Module):
         return Cache.of(self._kept(x), self._halves(x)[1][:, None], self.longest)
 
     def step(self, state: Cache, x: Tensor) -> tuple[Tensor, Cache]:
-        """x ``(B, 1, C)``."""
         self._check(state.length + 1)
         first, second = self._halves(x)
         state = state.append(self._kept(x), second[:, None])

@@ -71,7 +71,6 @@ class GRU(nn.Module):
         return torch.stack(out)
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """x ``(B, N, C)`` of any length; ``key_mask`` ``(B, N)``, True where a token is real."""
         (x,) = emptied(key_mask, x)
         return both_ways(lambda tokens, d: self._run(tokens, d)[0], x, key_mask, causal=self.causal).to(x.dtype)
 
@@ -94,6 +93,5 @@ class GRU(nn.Module):
 
     @torch.no_grad()
     def step(self, state: tuple[Tensor], x: Tensor) -> tuple[Tensor, tuple[Tensor]]:
-        """x ``(B, 1, C)``."""
         out, h = self._run(x, 0, state[0])
         return out.to(x.dtype), (h,)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, silu
 
 from attnbench.engines import fla, forms
+from attnbench.engines.head_layer import HeadLayer
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import LOG2E, accumulator
 from attnbench.engines.recurrent.decayed_sums import HalvedChunk, last_state
@@ -39,7 +40,7 @@ from attnbench.variant import RECURRENCE, Knob, No, register
     ),
     settings=("slots=3,chunk=4", "slots=5,chunk=16,temperature=1.0", "chunk=64"),
 )
-class GSA(nn.Module):
+class GSA(HeadLayer):
     """Gated slot attention: softmax over slots that fade.
 
     Zhang et al. 2024, "Gated Slot Attention for Efficient Linear-Time Sequence Modeling". A head has ``slots`` slots,
@@ -101,8 +102,7 @@ class GSA(nn.Module):
         y = torch.stack(read).sum(0)
         y = y * torch.sigmoid(y)
         y = y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt() * self.norm.weight
-        out: Tensor = self.out(y)
-        return out
+        return self.out(y)
 
     def _parts(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """q, k and v ``(B, H, N, D)``, and log2(α) ``(B, H, N, slots)``."""
@@ -113,19 +113,16 @@ class GSA(nn.Module):
         return q, k, v, (logsigmoid(logits) * (LOG2E / self.temperature)).transpose(1, 2)
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real."""
         (x,) = emptied(key_mask, x)
         return self._finish(both_ways(self._run, x, key_mask, causal=self.causal))
 
     def _run(self, x: Tensor, _: int) -> Tensor:
-        """o ``(B, N, C)``."""
         plain = partial(by_heads, partial(slot_attention, chunk=self.chunk))
         y = forms.attend("gsa", self.form, plain, *self._parts(x), fast=self.fast)
         return y.transpose(1, 2).flatten(2)
 
     def _finish(self, y: Tensor) -> Tensor:
-        out: Tensor = self.out(self.norm(silu(y)))
-        return out
+        return self.out(self.norm(silu(y)))
 
     def begin(self, x: Tensor) -> Tensor:
         """The slots' keys and values ``(B, H, slots, 2·D)`` after x ``(B, n, C)``, n >= 0, float32 at least."""
@@ -133,7 +130,6 @@ class GSA(nn.Module):
         return last_state(written_share(log_decay), torch.cat([k, v], -1).to(log_decay.dtype), log_decay)
 
     def step(self, state: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x ``(B, 1, C)``."""
         q, k, v, log_decay = self._parts(x)
         own = torch.cat([k, v], -1).to(state.dtype)
         state = torch.addcmul(state * log_decay.mT.exp2(), written_share(log_decay).mT, own)

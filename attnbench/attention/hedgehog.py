@@ -91,5 +91,4 @@ class Hedgehog(FeatureAttention):
         return super().begin(q @ self.W_q.mT, k @ self.W_k.mT, v)
 
     def step(self, state: KeySums, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, KeySums]:
-        """q, k, v ``(B, H, 1, D)``."""
         return super().step(state, q @ self.W_q.mT, k @ self.W_k.mT, v)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from math import log, pi
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import conv1d, linear, pad
 
-from attnbench.engines.decoding.kv_cache import Cache
+from attnbench.engines.decoding.kv_cache import AndRecent, Cache
 from attnbench.engines.fourier import long_convolution
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import accumulator
@@ -24,15 +24,6 @@ _FREQUENCY = 1e-4
 """f, of the cosine and the sine that the network gets beside a distance."""
 _LEFT, _FAST, _SLOW = 1e-2, 0.3, 1.5
 """The window leaves so much after these shares of the length, in the fastest and the slowest channel."""
-
-
-class Gated(NamedTuple):
-    """What is kept of the tokens so far."""
-
-    cache: Cache
-    """Its values are x₁ ⊙ v of all tokens."""
-    recent: Tensor
-    """The last tokens of what the short convolution reads, ``(B, 2, 3·C)``."""
 
 
 @register(
@@ -163,23 +154,20 @@ class Hyena(nn.Module):
             raise Unsupported(f"{tokens} tokens, but the kernel was made for at most {self.longest}")
 
     @torch.no_grad()
-    def begin(self, x: Tensor) -> Gated:
-        """x ``(B, n, C)``, n >= 0."""
+    def begin(self, x: Tensor) -> AndRecent:
         n, given = x.shape[1], pad(self.inputs(x), (0, 0, _SHORT - 1, 0))
         u = self._gated(given)[1] if n else given[:, :0, : x.shape[2]].to(accumulator(x.dtype))
-        return Gated(Cache.of(u[:, None, :, :0], u[:, None], self.longest), given[:, n:].clone())
+        return AndRecent(Cache.of(u[:, None, :, :0], u[:, None], self.longest), given[:, n:].clone())
 
     @torch.no_grad()
-    def step(self, state: Gated, x: Tensor) -> tuple[Tensor, Gated]:
-        """x ``(B, 1, C)``."""
+    def step(self, state: AndRecent, x: Tensor) -> tuple[Tensor, AndRecent]:
         self._check(state.cache.length + 1)
         given = torch.cat((state.recent, self.inputs(x)), 1)
         second, u = self._gated(given)
         cache = state.cache.append(u[:, None, :, :0], u[:, None])
         kernel = self._kernel(self.later, cache.length, x.dtype).flip(1).double()
         mixed = torch.einsum("cn,bnc->bc", kernel, cache.values[:, 0].double())[:, None]
-        out: Tensor = self.out((second * (mixed.to(u.dtype) + self.skip * u)).to(x.dtype))
-        return out, Gated(cache, given[:, 1:])
+        return self.out((second * (mixed.to(u.dtype) + self.skip * u)).to(x.dtype)), AndRecent(cache, given[:, 1:])
 
     @staticmethod
     def cached_bytes(shape: Shape, width: int, /, **_: object) -> int:  # its own option is called width, too

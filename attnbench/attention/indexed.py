@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -12,7 +12,7 @@ from torch.nn.functional import layer_norm, linear
 from attnbench.engines.decoding.kv_cache import Cache
 from attnbench.engines.gathered.choice import Choice
 from attnbench.engines.gathered.chosen import answer_from_chosen, attend_to_chosen, best
-from attnbench.engines.gathered.index import Index, lesson, probabilities, taught
+from attnbench.engines.gathered.index import Index, Ranked, lesson, probabilities, taught
 from attnbench.engines.masks import emptied, visible_pairs
 from attnbench.engines.precision import accumulator
 from attnbench.engines.tiling import budget, tiles
@@ -73,14 +73,6 @@ class Learned(nn.Module):
 def _side_by_side(x: Tensor) -> Tensor:
     """All heads of a token ``(B, n, H · D)``, in the dtype of sums."""
     return x.transpose(1, 2).flatten(2).to(accumulator(x.dtype))
-
-
-class Kept(NamedTuple):
-    """What decoding keeps: keys and values, and the index's own key of each token."""
-
-    cache: Cache
-    ranking: Cache
-    """One head, whose values have no width; neither do its keys where the index has none."""
 
 
 @register(
@@ -240,15 +232,13 @@ class IndexedAttention(nn.Module):
             chosen[examples, a:b, : found.shape[2]] = found
         return chosen
 
-    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Kept:
-        """q ``(B, H, n, D)``, k and v ``(B, K, n, ·)``, n >= 0."""
+    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Ranked:
         b = self._index_keys(q, k)
-        return Kept(Cache.of(k, v, self.capacity), Cache.of(b, b[..., :0], self.capacity))
+        return Ranked(Cache.of(k, v, self.capacity), Cache.of(b, b[..., :0], self.capacity))
 
-    def step(self, state: Kept, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Kept]:
-        """q ``(B, H, 1, D)``, k and v ``(B, K, 1, ·)``."""
+    def step(self, state: Ranked, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Ranked]:
         b = self._index_keys(q, k)
-        state = Kept(state.cache.append(k, v), state.ranking.append(b, b[..., :0]))
+        state = Ranked(state.cache.append(k, v), state.ranking.append(b, b[..., :0]))
         keys, n = state.cache.keys, state.cache.length
         with torch.no_grad():
             if self.index is None:

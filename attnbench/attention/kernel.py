@@ -242,7 +242,6 @@ class Kernel(nn.Module):
     def step(
         self, state: Cache | tuple[Tensor], q: Tensor, k: Tensor, v: Tensor
     ) -> tuple[Tensor, Cache | tuple[Tensor]]:
-        """q, k, v ``(B, H, 1, D)``."""
         out, dtype = q.dtype, accumulator(q.dtype)
         if not isinstance(state, Cache):
             q, k = self._prepared(q, k)
@@ -257,18 +256,15 @@ class Kernel(nn.Module):
 
 
 def _by_channel(x: Tensor, name: str) -> Tensor:
-    """A map of each channel, by its definition."""
     if name == "elu+1":
         return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
     return x.clamp(min=0) ** (2 if name == "relu2" else 1)
 
 
 def _normed(x: Tensor, norm: nn.LayerNorm) -> Tensor:
-    """γ ⊙ norm(x) + β."""
     return layer_norm(x, norm.normalized_shape, norm.weight.to(x.dtype), norm.bias.to(x.dtype), norm.eps)
 
 
 def _by_its_moments(x: Tensor, norm: nn.LayerNorm) -> Tensor:
-    """The same from mean and variance."""
     centred = x - x.mean(-1, keepdim=True)
     return norm.weight * centred / (centred.square().mean(-1, keepdim=True) + norm.eps).sqrt() + norm.bias

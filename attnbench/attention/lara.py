@@ -207,6 +207,5 @@ def _hide(logits: Tensor, there: Tensor | None) -> Tensor:
 
 
 def _half_square(x: Tensor) -> Tensor:
-    """-‖x‖²/2, ``(..., N, 1)``."""
     square: Tensor = torch.linalg.vecdot(x, x)[..., None]
     return square * -0.5

@@ -208,7 +208,6 @@ class Linear(FeatureAttention):
 
     @torch.no_grad()
     def step(self, state: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Any]:
-        """q, k, v ``(B, H, 1, D)``."""
         dtype = state.of_values.dtype
         if not isinstance(state, Turned):
             out = q.dtype

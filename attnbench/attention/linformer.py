@@ -62,7 +62,8 @@ class Linformer(nn.Module):
 
     q is ``(B, H, N, D)``, k and v are ``(B, H, M, D)``. The projections have M = ``shape.M`` columns; fewer keys use
     the first columns, without rescaling. Padded keys and values are set to zero before the projection. Each query
-    then still attends to all R rows, exactly as it does on the shorter input.
+    then still attends to all R rows, exactly as it does on the shorter input. On a CPU the N × R weights pass through
+    its cache tile by tile.
 
     ``sharing``: ``unshared`` has one E and one F for each head, ``headwise`` one E and one F for all heads,
     ``key-value`` one E = F for all heads, and ``layerwise`` the same one in all layers of a model, with its parameters

@@ -134,13 +134,11 @@ class Local(nn.Module):
         return attend(q, k, v, tiles, key_mask=key_mask, position_bias=self.position_bias, sink=self.sink)
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Ring:
-        """q, k, v ``(B, H, n, D)``, n >= 0."""
         # A multiple of the dilation, or of the block, so that their tokens come to lie in the same slots again.
         size = (self.window + 1) * self.dilation if self.block is None else (self.look_around + 1) * self.block
         return Ring.of(k, v, size, self.room)
 
     def step(self, state: Ring, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Ring]:
-        """q, k, v ``(B, H, 1, D)``."""
         slot = state.length % state.size
         state = state.append(k, v)
         filled = state.keys.shape[2]

@@ -85,7 +85,6 @@ class Location(CachedDecoding, nn.Module):
 
     @torch.no_grad()
     def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Cache]:
-        """q, k, v ``(B, H, 1, D)``."""
         learned = self._of_keys(state.length + 1)
         state = state.append(v[..., :0], v)
         first, sink = self.first_seen(state), None if self.sink is None else self.sink.logit[:, None, None]

@@ -171,13 +171,11 @@ class LogLinear(nn.Module):
         return query, key, values.transpose(1, 2), log_decay.mT, weights.transpose(1, 2), *rates
 
     def forward(self, u: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """u ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real."""
         (u,) = emptied(key_mask, u)
         out: Tensor = self.out(both_ways(self._run, u, key_mask, causal=self.causal))
         return out
 
     def _run(self, u: Tensor, _: int) -> Tensor:
-        """y ``(B, N, C)``."""
         query, key, *others = self._parts(u)
         if not self.erases:  # all heads share them
             query, key = query[:, :1], key[:, :1]
@@ -190,7 +188,6 @@ class LogLinear(nn.Module):
         return by_heads(partial(compute, chunk=self.chunk), query, key, values, *others)
 
     def begin(self, u: Tensor) -> Subtrees:
-        """u ``(B, n, C)``, n >= 0."""
         _, key, values, log_decay, _, *rates = self._parts(u)
         dtype, n, last = accumulator(u.dtype), u.shape[1], max(1, self.levels - 1) - 1
         key, values = key.to(dtype), values.to(dtype)
@@ -218,7 +215,6 @@ class LogLinear(nn.Module):
         return torch.split(torch.unflatten(state, 0, (B, H)), E, 3) if pieces else ()
 
     def step(self, state: Subtrees, u: Tensor) -> tuple[Tensor, Subtrees]:
-        """u ``(B, 1, C)``."""
         query, key, values, log_decay, weights, *rates = self._parts(u)
         states = state.states * log_decay[..., None, None].exp2()
         query, key = query.to(states.dtype), key.to(states.dtype)
@@ -230,8 +226,7 @@ class LogLinear(nn.Module):
         earlier = weights[:, :, 0, 1:] if self.levels > 1 else weights[:, :, 0]
         read = (earlier[..., None, None] * states).sum(2) + weights[..., :1] * added
         y = (query @ read).transpose(1, 2).flatten(2).to(u.dtype)
-        out: Tensor = self.out(y)
-        return out, Subtrees(carried(states, added, state.seen), state.seen + 1)
+        return self.out(y), Subtrees(carried(states, added, state.seen), state.seen + 1)
 
 
 def _faded(pieces: list[int], key: Tensor, values: Tensor, log_decay: Tensor) -> list[Tensor]:

@@ -85,7 +85,6 @@ class LongConvolution(nn.Module):
 
     @torch.no_grad()
     def step(self, state: Cache, x: Tensor) -> tuple[Tensor, Cache]:
-        """x ``(B, 1, C)``."""
         self._check(state.length + 1)
         state = state.append(x[:, None, :, :0], x[:, None])
         kernel = self.later[:, : state.length].flip(1).double()

@@ -70,7 +70,6 @@ class LSTM(nn.Module):
         return torch.stack(out)
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """x ``(B, N, C)`` of any length; ``key_mask`` ``(B, N)``, True where a token is real."""
         (x,) = emptied(key_mask, x)
         return both_ways(lambda tokens, d: self._run(tokens, d)[0], x, key_mask, causal=self.causal).to(x.dtype)
 
@@ -85,7 +84,6 @@ class LSTM(nn.Module):
 
     @torch.no_grad()
     def begin(self, x: Tensor) -> State:
-        """x ``(B, n, C)``, n >= 0."""
         if x.shape[1]:
             return self._run(x, 0)[1]
         h = x.new_zeros(1, x.shape[0], x.shape[2], dtype=accumulator(x.dtype))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -25,18 +25,9 @@ from attnbench.engines.recurrent.decayed_sums import (
     of_heads,
 )
 from attnbench.engines.recurrent.real_tokens import alone, both_ways
-from attnbench.engines.recurrent.short_convolution import ShortConvolution, Width
+from attnbench.engines.recurrent.short_convolution import Remembered, ShortConvolution, Width
 from attnbench.shape import Shape
 from attnbench.variant import RECURRENCE, Knob, register
-
-
-class Spaces(NamedTuple):
-    """What is kept of the tokens so far."""
-
-    state: Tensor
-    """``(B, expand·H, state, D)``, float32 at least."""
-    last: Tensor
-    """What the convolution reads of the last tokens, ``(B, width - 1, expand·C + 2·groups·state)``."""
 
 
 @register(
@@ -131,7 +122,6 @@ class Mamba2(nn.Module):
         return out
 
     def forward(self, u: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """u ``(B, N, C)`` of any length; ``key_mask`` ``(B, N)``, True where a token is real."""
         (u,) = emptied(key_mask, u)
         z, driving = self._split(u)
         return self._finish(both_ways(self._run, driving, key_mask, causal=self.causal), z)
@@ -142,7 +132,6 @@ class Mamba2(nn.Module):
         return projected[..., :inner], projected[..., inner:]
 
     def _run(self, driving: Tensor, _: int) -> Tensor:
-        """y ``(B, N, expand·C)``."""
         tokens, steps = self._tokens(driving)
         x, query, key, values, log_decay = self._parts(self.short(tokens), steps)
         return self._skipped(self._mix(query, key, values, log_decay), x)
@@ -151,14 +140,14 @@ class Mamba2(nn.Module):
         plain = partial(attended_in_groups, causal=True, chunk=self.chunk)
         return forms.attend("mamba2", self.form, plain, *parts, fast=self.fast)
 
-    def prompted(self, u: Tensor) -> tuple[Tensor, Spaces]:
+    def prompted(self, u: Tensor) -> tuple[Tensor, Remembered]:
         """u ``(B, n, C)``, n >= 1, projected and convolved once for the outputs and the state."""
         z, driving = self._split(u)
         tokens, steps = self._tokens(driving)
         x, query, key, values, log_decay = self._parts(self.short(tokens), steps)
         state = last_state(of_heads(key, self.heads).to(values.dtype), values, log_decay[..., None])
         y = self._skipped(self._mix(query, key, values, log_decay), x)
-        return self._finish(y, z), Spaces(state, self.short.begin(tokens))
+        return self._finish(y, z), Remembered(state, self.short.begin(tokens))
 
     def _tokens(self, driving: Tensor) -> tuple[Tensor, Tensor]:
         """What the convolution reads, and the step sizes' columns."""
@@ -189,18 +178,16 @@ class Mamba2(nn.Module):
         out: Tensor = self.out(y)
         return out
 
-    def begin(self, u: Tensor) -> Spaces:
-        """u ``(B, n, C)``, n >= 0."""
+    def begin(self, u: Tensor) -> Remembered:
         tokens, steps = self._tokens(self._split(u)[1])
         convolved = self.short(tokens) if u.shape[1] else tokens
         _, _, key, values, log_decay = self._parts(convolved, steps)
-        return Spaces(
+        return Remembered(
             last_state(of_heads(key, self.heads).to(values.dtype), values, log_decay[..., None]),
             self.short.begin(tokens),
         )
 
-    def step(self, state: Spaces, u: Tensor) -> tuple[Tensor, Spaces]:
-        """u ``(B, 1, C)``."""
+    def step(self, state: Remembered, u: Tensor) -> tuple[Tensor, Remembered]:
         z, driving = self._split(u)
         tokens, steps = self._tokens(driving)
         tokens, last = self.short.step(state.last, tokens)
@@ -208,4 +195,4 @@ class Mamba2(nn.Module):
         query, key = (of_heads(each, self.heads) for each in (query, key))
         h = torch.addcmul(state.state * log_decay[..., None].exp2_(), key.to(values.dtype).mT, values)
         y = (query.to(h.dtype) @ h).to(u.dtype)
-        return self._finish(self._skipped(y, x), z), Spaces(h, last)
+        return self._finish(self._skipped(y, x), z), Remembered(h, last)

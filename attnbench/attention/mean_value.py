@@ -66,7 +66,6 @@ class MeanValue(nn.Module):
         return v.to(sums).cumsum(2).div_(count).to(v.dtype)  # gradients are added up in float32 as well
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Mean:
-        """q, k, v ``(B, H, n, D)``, n >= 0."""
         return Mean(v.sum(2, keepdim=True, dtype=accumulator(v.dtype)), v.shape[2])
 
     def step(self, state: Mean, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Mean]:

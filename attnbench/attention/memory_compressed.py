@@ -168,13 +168,11 @@ class MemoryCompressed(nn.Module):
             yield Tile(Blocks(start, size), (Window(Blocks(0, stop), masks),))
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Compressed:
-        """q, k, v ``(B, H, n, D)``, n >= 0."""
         whole = k.shape[2] - k.shape[2] % self.compression
         keys, values = self._compress(k[:, :, :whole], self.of_keys), self._compress(v[:, :, :whole], self.of_values)
         return Compressed(Cache.of(keys, values, self.capacity), k[:, :, whole:], v[:, :, whole:])
 
     def step(self, state: Compressed, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Compressed]:
-        """q, k, v ``(B, H, 1, D)``."""
         blocks, open_k, open_v = state.blocks, torch.cat([state.k, k], 2), torch.cat([state.v, v], 2)
         if open_k.shape[2] == self.compression:
             blocks = blocks.append(self._compress(open_k, self.of_keys), self._compress(open_v, self.of_values))

@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import logsigmoid, silu, softplus
 
 from attnbench.engines import fla, forms
+from attnbench.engines.head_layer import HeadLayer
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import LOG2E, accumulator, unit
 from attnbench.engines.recurrent.decayed_sums import Chunk, last_state, states_before
@@ -46,7 +47,7 @@ Solve = Callable[[Tensor], Tensor]
     ),
     settings=("chunk=5", "chunk=5,steps=30", "chunk=64"),
 )
-class Mesa(nn.Module):
+class Mesa(HeadLayer):
     """Queries solved against the keys so far: least squares, token by token.
 
     von Oswald et al. 2025, "MesaNet: Sequence Modeling by Locally Optimal Test-Time Training". A head keeps two sums
@@ -116,13 +117,12 @@ class Mesa(nn.Module):
             read.append(y if side is x else y.flip(0))
         y = torch.stack(read).sum(0)
         y = y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt() * self.norm.weight
-        out: Tensor = self.out(y.flatten(1))
-        return out
+        return self.out(y.flatten(1))
 
     def _projected(self, x: Tensor) -> tuple[Tensor, ...]:
         """q, k and v ``(B, H, N, D)``; β and log2(γ) ``(B, H, N, 1)`` and Λ ``(1, H, 1, D)``, float32 at least."""
         dtype = accumulator(x.dtype)
-        q, k, v = (torch.unflatten(y, 2, (self.heads, -1)).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
+        q, k, v = self.projected(x)
         beta, gamma = self.gates(x).to(dtype).mT[..., None].chunk(2, 1)
         penalty = softplus(self.penalty.to(dtype)) + _LEAST
         return q, k, v, torch.sigmoid(beta), logsigmoid(gamma) * LOG2E, penalty[None, :, None]
@@ -132,12 +132,10 @@ class Mesa(nn.Module):
         return _ready(*self._projected(x))
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real."""
         (x,) = emptied(key_mask, x)
         return self._finish(both_ways(self._run, x, key_mask, causal=self.causal), x.dtype)
 
     def _run(self, x: Tensor, _: int) -> Tensor:
-        """o ``(B, N, C)``, float32 at least."""
         name = f"mesa:steps={self.steps}"
         y = forms.attend(name, self.form, self._by_chunks, *self._projected(x), fast=self.fused)
         return y.transpose(1, 2).flatten(2)
@@ -147,8 +145,7 @@ class Mesa(nn.Module):
 
     def _finish(self, y: Tensor, dtype: torch.dtype) -> Tensor:
         y = torch.unflatten(y.to(dtype), 2, (self.heads, -1))
-        out: Tensor = self.out(self.norm(y).flatten(2))
-        return out
+        return self.out(self.norm(y).flatten(2))
 
     @torch.no_grad()
     def begin(self, x: Tensor) -> Tensor:
@@ -158,7 +155,6 @@ class Mesa(nn.Module):
 
     @torch.no_grad()
     def step(self, state: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x ``(B, 1, C)``."""
         q, k, v, beta, log_decay, penalty = self._parts(x)
         state = torch.addcmul(state * log_decay.exp2(), (beta * k).mT, torch.cat([k, v], -1))
         keys, values = torch.split(state, [k.shape[-1], v.shape[-1]], -1)

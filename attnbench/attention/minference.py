@@ -166,7 +166,6 @@ class MInference(BlockSelecting):
         return self._blocks(kept), self._beside(kept, columns)
 
     def _blocks(self, kept: Tensor) -> Pairs:
-        """Pairs of blocks, from ``(B, H, blocks, blocks)`` bool."""
         return Grid(self.block, self.block, kept)
 
     def _beside(self, kept: Tensor, columns: Tensor) -> Pairs:

@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from attnbench.engines.fused import fused_attention
+from attnbench.engines.head_layer import HeadLayer
 from attnbench.engines.masks import with_source
 from attnbench.engines.precision import accumulator
 from attnbench.engines.rotation import angles, rotate
@@ -66,7 +67,7 @@ class Latents(NamedTuple):
     ),
     settings=("kv_rank=5,q_rank=3", "form=absorbed", "form=expanded,rope_dim=6,value_dim=3"),
 )
-class MLA(nn.Module):
+class MLA(HeadLayer):
     """Multi-head latent attention (MLA) of DeepSeek-V2 and V3.
 
     DeepSeek-AI 2024, "DeepSeek-V2". x ``(B, N, C)`` -> ``(B, N, C)``. Of each token two vectors are kept for all heads
@@ -160,8 +161,7 @@ class MLA(nn.Module):
             k = torch.cat([latent @ to_key_and_value[: self.D].mT, rotary_key], -1)
             v = latent @ to_key_and_value[self.D :].mT
             heads.append(masked_attention(q[:, None], k[:, None], v[:, None], allowed)[:, 0])
-        out: Tensor = self.out(torch.cat(heads, -1))
-        return out
+        return self.out(torch.cat(heads, -1))
 
     def forward(self, x: Tensor, *, source: Tensor | None = None, key_mask: Tensor | None = None) -> Tensor:
         """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real, or ``(B, M)`` with a ``source``."""
@@ -172,8 +172,8 @@ class MLA(nn.Module):
         if self.form == "absorbed":
             keys = rows[:, None]
             mixed = attend(torch.cat([self._absorbed(q), turned], -1), keys, keys)
-            return self._joined(self._values(mixed[..., : self.rank]))
-        return self._joined(attend(torch.cat([q, turned], -1), *self._expanded(rows)))
+            return self.joined(self._values(mixed[..., : self.rank]))
+        return self.joined(attend(torch.cat([q, turned], -1), *self._expanded(rows)))
 
     @property
     def scale(self) -> float:
@@ -196,41 +196,31 @@ class MLA(nn.Module):
         return both[:, : self.D], both[:, self.D :]
 
     def _expanded(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys ``(B, H, n, D + P)`` and values ``(B, H, n, E)`` of what was kept."""
         made = torch.unflatten(self.up(rows[..., : self.rank]), 2, (self.H, -1)).transpose(1, 2)
         turned = rows[:, None, :, self.rank :].expand(-1, self.H, -1, -1)
         return torch.cat([made[..., : self.D], turned], -1), made[..., self.D :]
 
     def _absorbed(self, q: Tensor) -> Tensor:
-        """Queries that meet the latents themselves, ``(B, H, n, R)``."""
         return torch.matmul(q, self._maps()[0])
 
     def _values(self, mixed: Tensor) -> Tensor:
-        """The values of mixed latents ``(B, H, n, R)``: ``(B, H, n, E)``."""
         return torch.matmul(mixed, self._maps()[1].mT)
 
-    def _joined(self, y: Tensor) -> Tensor:
-        """The output of all heads ``(B, H, n, E)``."""
-        out: Tensor = self.out(y.transpose(1, 2).flatten(2))
-        return out
-
     def begin(self, x: Tensor) -> Latents:
-        """x ``(B, n, C)``, n >= 0."""
         return Latents.of(self._rows(x, 0), self.capacity)
 
     def step(self, state: Latents, x: Tensor) -> tuple[Tensor, Latents]:
-        """x ``(B, 1, C)``."""
         q, turned = (y[:, :, 0] for y in self._queries(x, state.length))  # (B, H, ·): heads are rows of one product
         state = state.append(self._rows(x, state.length))
         dtype = accumulator(x.dtype)
         if self.form == "expanded":
             k, v = self._expanded(state.rows)
             logits = torch.matmul(torch.cat([q, turned], -1)[:, :, None] * self.scale, k.mT).to(dtype)
-            return self._joined(torch.matmul(logits.softmax(-1).to(v.dtype), v)), state
+            return self.joined(torch.matmul(logits.softmax(-1).to(v.dtype), v)), state
         query = torch.cat([self._absorbed(q[:, :, None])[:, :, 0], turned], -1)
         weights = torch.matmul(query * self.scale, state.rows.mT).to(dtype).softmax(-1).to(x.dtype)
         mixed = torch.matmul(weights, state.rows[..., : self.rank])
-        return self._joined(self._values(mixed[:, :, None])), state
+        return self.joined(self._values(mixed[:, :, None])), state
 
     @staticmethod
     def cached_bytes(
@@ -246,5 +236,4 @@ def _kept(shape: Shape, kv_rank: int | None, rope_dim: int | None) -> tuple[int,
 
 
 def _turned(x: Tensor, first: int) -> Tensor:
-    """x ``(B, H, n, P)`` turned by places, that of the first token being ``first``."""
     return rotate(x, *angles(first, x.shape[2], x)).to(x.dtype)

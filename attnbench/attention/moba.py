@@ -118,7 +118,6 @@ class MoBA(BlockSelecting):
 
     @torch.no_grad()
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Blocks:
-        """q ``(B, H, n, D)``, k and v ``(B, K, n, ·)``, n >= 0."""
         return Blocks(Cache.of(k, v, self.capacity), self._complete(k))
 
     def _complete(self, k: Tensor) -> Tensor:
@@ -128,7 +127,6 @@ class MoBA(BlockSelecting):
 
     @torch.no_grad()
     def step(self, state: Blocks, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Blocks]:
-        """q ``(B, H, 1, D)``, k and v ``(B, K, 1, ·)``."""
         cache, mean = state.cache.append(k, v), state.means
         before, chosen = mean.shape[2], min(self.blocks - 1, mean.shape[2])
         if cache.length % self.block == 0:

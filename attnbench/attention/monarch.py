@@ -10,12 +10,11 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import pad
-from torch.utils.checkpoint import checkpoint
 
 from attnbench.engines.low_rank.segments import take
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import accumulator, hidden
-from attnbench.engines.tiling import budget, large_steps
+from attnbench.engines.tiling import budget, large_steps, recomputed
 from attnbench.shape import Shape
 from attnbench.variant import Knob, No, Traits, register
 
@@ -189,8 +188,6 @@ def _in_tiles(
     tensors, count = (x, *others), -(-len(x) // max(1, step))
     # Split, not sliced: the gradient of a slice is as large as the whole.
     tiles = zip(*([None] * count if t is None else torch.split(t, max(1, step)) for t in tensors), strict=True)
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
-        parts = [checkpoint(function, *tile, use_reentrant=False, preserve_rng_state=False) for tile in tiles]
-    else:
-        parts = [function(*tile) for tile in tiles]
+    learned = any(t is not None and t.requires_grad for t in tensors)
+    parts = [recomputed(function, *tile, wanted=learned) for tile in tiles]
     return [torch.cat(column) for column in zip(*parts, strict=True)]

@@ -134,7 +134,6 @@ class Monotonic(nn.Module):
 
     @torch.no_grad()
     def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Cache]:
-        """q, k, v ``(B, H, 1, D)``."""
         state = state.append(self._kept(k), v)
         steps = torch.arange(1, state.length + 1, device=q.device)[:, None]
         centre = self._centres(q, steps[-1:] - 1, steps[-1:])

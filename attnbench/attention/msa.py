@@ -15,7 +15,7 @@ from attnbench.engines.decoding.kv_cache import Cache
 from attnbench.engines.flex.kernel import DTYPES
 from attnbench.engines.flex.pattern import FlexPattern, Form
 from attnbench.engines.gathered.chosen import answer_from_chosen, best
-from attnbench.engines.gathered.index import Index, lesson, probabilities, taught
+from attnbench.engines.gathered.index import Index, Ranked, lesson, probabilities, taught
 from attnbench.engines.masks import emptied, visible_pairs
 from attnbench.engines.precision import accumulator
 from attnbench.engines.rotation import angles, rotate
@@ -106,14 +106,6 @@ class Learned(nn.Module):
         b = layer_norm(b, norm.normalized_shape, norm.weight.to(b.dtype), norm.bias.to(b.dtype), norm.eps)
         a, w = torch.unflatten(a, 2, self.sizes), torch.unflatten(w, 2, self.sizes[:2])
         return Ranking(a.transpose(1, 2), b[:, None], w.transpose(1, 2) * self.scale)
-
-
-class Kept(NamedTuple):
-    """What decoding keeps: keys and values, and the index's keys of each token."""
-
-    cache: Cache
-    ranking: Cache
-    """Its values have no width; neither have its keys where there is no index."""
 
 
 @register(
@@ -334,16 +326,14 @@ class MSA(BlockSelecting):
             seen &= keys <= torch.arange(N, device=keys.device)[:, None]
         return torch.where(seen, keys, -1).to(torch.int32)
 
-    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Kept:
-        """q ``(B, H, n, D)``, k and v ``(B, K, n, ·)``, n >= 0."""
+    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Ranked:
         b = self._index_keys(q, k, 0)
-        return Kept(Cache.of(k, v, self.capacity), Cache.of(b, b[..., :0], self.capacity))
+        return Ranked(Cache.of(k, v, self.capacity), Cache.of(b, b[..., :0], self.capacity))
 
-    def step(self, state: Kept, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Kept]:
-        """q ``(B, H, 1, D)``, k and v ``(B, K, 1, ·)``."""
+    def step(self, state: Ranked, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Ranked]:
         place = state.cache.length
         b = self._index_keys(q, k, place)
-        state = Kept(state.cache.append(k, v), state.ranking.append(b, b[..., :0]))
+        state = Ranked(state.cache.append(k, v), state.ranking.append(b, b[..., :0]))
         keys, n, dtype = state.cache.keys, state.cache.length, accumulator(q.dtype)
         with torch.no_grad():
             if self.index is None:

@@ -134,7 +134,6 @@ class Noise(CachedDecoding, nn.Module):
         return torch.cat(parts, 2)
 
     def _keys(self, k: Tensor, key_mask: Tensor | None) -> Tensor:
-        """The keys that all queries share, ``(B, R)``."""
         if key_mask is None:
             return (self._noise() * k.shape[2]).long().expand(k.shape[0], -1)
         return nth_real(key_mask, (self._noise() * key_mask.sum(1, keepdim=True)).long())
@@ -159,7 +158,6 @@ class Noise(CachedDecoding, nn.Module):
         return mean * (1 - mean) / R if self.rows else mean.square() * (k.shape[2] - 1) / R
 
     def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Cache]:
-        """q, k, v ``(B, H, 1, D)``."""
         state = state.append(k, v)
         return _mean(state.values, self._drawn(q, state.keys, None, causal=False)), state
 

@@ -9,7 +9,6 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import pad
-from torch.utils.checkpoint import checkpoint
 
 from attnbench.engines import fla, forms
 from attnbench.engines.decoding import kv_cache
@@ -23,7 +22,7 @@ from attnbench.engines.masks import emptied, visible_pairs
 from attnbench.engines.patterns.attend import attend
 from attnbench.engines.patterns.bands import band
 from attnbench.engines.precision import accumulator, hidden
-from attnbench.engines.tiling import budget, row_blocks
+from attnbench.engines.tiling import budget, recomputed, row_blocks
 from attnbench.errors import UsageError
 from attnbench.reference import masked_attention, of_query_heads
 from attnbench.shape import Shape
@@ -35,7 +34,7 @@ _FORCED = torch.finfo(torch.float32).max
 """Score of a block that is always taken, below that of the query's own."""
 
 
-class Kept(NamedTuple):
+class Pooled(NamedTuple):
     """What decoding keeps: every key and value, and those of the pooled blocks that are complete."""
 
     cache: Cache
@@ -309,10 +308,7 @@ class NSA(nn.Module):
                     count = max(0, (block.stop - self.length) // self.stride + 1)
                 closed = self._closed(block, count, whole, q.device)
                 seen = part, keys[:, :, :count], values[:, :, :count], closed
-                if torch.is_grad_enabled() and len(every) > 1:  # only the inputs are kept
-                    out, weights = checkpoint(_weighed, *seen, use_reentrant=False, preserve_rng_state=False)
-                else:
-                    out, weights = _weighed(*seen)
+                out, weights = recomputed(_weighed, *seen, wanted=len(every) > 1)
                 outputs.append(out)
                 if self.branch != "compressed":
                     choices.append(self._select(weights, block, -(-N // self.block), some))
@@ -358,17 +354,15 @@ class NSA(nn.Module):
         scores = scores.masked_fill(forced, _FORCED).masked_fill(number == own, torch.inf)
         return best(scores.masked_fill(never, -torch.inf), self.top_n)
 
-    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Kept:
-        """q ``(B, H, n, D)``, k and v ``(B, K, n, ·)``, n >= 0."""
+    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Pooled:
         if self.branch == "window":
             pooled = Cache.of(k[:, :, :0], v[:, :, :0], 0)
         else:
             keys, values = self._pool(k, self.of_keys).to(k.dtype), self._pool(v, self.of_values).to(v.dtype)
             pooled = Cache.of(keys, values, max(0, self.capacity - self.length) // self.stride + 1)
-        return Kept(Cache.of(k, v, self.capacity), pooled)
+        return Pooled(Cache.of(k, v, self.capacity), pooled)
 
-    def step(self, state: Kept, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Kept]:
-        """q ``(B, H, 1, D)``, k and v ``(B, K, 1, ·)``."""
+    def step(self, state: Pooled, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Pooled]:
         cache, pooled = state.cache.append(k, v), state.pooled
         n, keys, values = cache.length, cache.keys, cache.values
         outputs = []
@@ -386,7 +380,7 @@ class NSA(nn.Module):
                 outputs.append(answer_from_chosen(q, keys, values, chosen, self.block))
         if self.branch in ("all", "window"):
             outputs.append(kv_cache.attend(q, keys[:, :, -self.window :], values[:, :, -self.window :]))
-        return self._gated(q, outputs).to(v.dtype), Kept(cache, pooled)
+        return self._gated(q, outputs).to(v.dtype), Pooled(cache, pooled)
 
     @staticmethod
     def cached_bytes(shape: Shape, width: int, *, stride: int, branch: str, **_: object) -> int:

@@ -45,7 +45,8 @@ class Nystrom(nn.Module):
     Xiong et al. 2021, "Nyströmformer". q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` -> ``(B, H, N, D)``. The landmarks
     Q̃ and K̃ are the averages (segment means, equation 16) of R runs of tokens whose lengths differ by at most one;
     with fewer tokens than R, each is its own landmark. 64 landmarks and 6 steps are the paper's. Padding is cut out
-    before the runs are formed, in self-attention also from the queries.
+    before the runs are formed, in self-attention also from the queries. On a CPU the N × R weights pass through its
+    cache tile by tile.
 
     - ``pinv=newton``, equation 14: Z ← Z·(13 - AZ·(15 - AZ·(7 - AZ)))/4 from Aᵀ / (‖A‖₁·‖A‖∞), ``iterations`` times.
       The number is part of the operator: few steps leave out the small singular values of A, whose inverses make

@@ -136,7 +136,6 @@ class OracleTopK(CachedDecoding, nn.Module):
         return torch.matmul(torch.zeros_like(logits).scatter(-1, chosen, kept), values)
 
     def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Cache]:
-        """q, k, v ``(B, H, 1, D)``."""
         state = state.append(k, v)
         dtype = accumulator(q.dtype)
         logits = (q.to(dtype) * q.shape[-1] ** -0.5) @ state.keys.to(dtype).mT

@@ -89,13 +89,11 @@ class Parallax(CachedDecoding, nn.Module):
         return by_heads(partial(_attend, causal=self.causal), q, k, v, r, added)
 
     def _second(self, q: Tensor) -> Tensor:
-        """r, float32 at least."""
         dtype = accumulator(q.dtype)
         return q.to(dtype) @ self.W.to(dtype)
 
     @torch.no_grad()
     def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Cache]:
-        """q, k, v ``(B, H, 1, D)``."""
         state, dtype = state.append(k, v), accumulator(q.dtype)
         keys, values = state.keys.to(dtype), state.values.to(dtype)
         logits = q.to(dtype) @ keys.mT * q.shape[-1] ** -0.5

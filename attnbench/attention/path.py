@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import conv1d, pad
 
 from attnbench.engines import fla, forms
-from attnbench.engines.decoding.kv_cache import Cache, attend
+from attnbench.engines.decoding.kv_cache import AndRecent, Cache, attend
+from attnbench.engines.head_layer import HeadLayer
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import accumulator, hidden, unit
 from attnbench.engines.recurrent.stretches import by_heads, chunked, rows_in_turn
@@ -22,15 +23,6 @@ _WIDTH = 3
 """Tokens under the convolution of w, as in the authors' code."""
 _OF_FLA = (16, 32, 64, 128)
 """Widths that flash-linear-attention's kernel takes."""
-
-
-class Reflected(NamedTuple):
-    """What decoding keeps."""
-
-    cache: Cache
-    """Keys as the last token left them, float32 at least, and values."""
-    recent: Tensor
-    """The last tokens of what the convolution reads, ``(B, 2, C)``."""
 
 
 @register(
@@ -57,7 +49,7 @@ class Reflected(NamedTuple):
     ),
     settings=("rank=3,chunk=5", "rank=3,chunk=64"),
 )
-class PaTH(nn.Module):
+class PaTH(HeadLayer):
     """Softmax attention whose positions are products of reflections.
 
     Yang et al. 2025, "PaTH Attention: Position Encoding via Accumulating Householder Transformations". Each token l has
@@ -135,10 +127,9 @@ class PaTH(nn.Module):
             scores = torch.where(allowed.tril(), scores, turned)
         allowed = allowed if key_mask is None else allowed & key_mask[:, None, None]
         weights = scores.masked_fill(~allowed, hidden(scores.dtype)).softmax(-1)
-        return self._joined(weights @ v)
+        return self.joined(weights @ v)
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real."""
         (x,) = emptied(key_mask, x)
         before = _WIDTH - 1 if self.causal else _WIDTH // 2
         w = self._convolved(pad(self.direction(x), (0, 0, before, _WIDTH - 1 - before)))
@@ -146,7 +137,7 @@ class PaTH(nn.Module):
         if key_mask is not None:
             beta = beta.masked_fill(~key_mask[:, None, :, None], 0.0)
         fast, chunks = self.fused if key_mask is None else {}, partial(self._by_chunks, key_mask=key_mask)
-        return self._joined(forms.attend("path", self.form, chunks, *self._projected(x), w, beta, fast=fast))
+        return self.joined(forms.attend("path", self.form, chunks, *self.projected(x), w, beta, fast=fast))
 
     def _by_chunks(
         self, q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, *, key_mask: Tensor | None
@@ -155,12 +146,6 @@ class PaTH(nn.Module):
         if key_mask is not None:
             real = real.masked_fill(~key_mask[:, None, :, None], 0.0)
         return by_heads(partial(_attend, causal=self.causal, chunk=self.chunk), q, k, v, w, beta, real)
-
-    def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k and v ``(B, H, n, D)``."""
-        B, n, C = x.shape
-        q, k, v = self.qkv(x).view(B, n, 3, self.heads, C // self.heads).permute(2, 0, 3, 1, 4)
-        return q, k, v
 
     def _convolved(self, given: Tensor) -> Tensor:
         """w ``(B, H, n, D)``, float32 at least, of windows of the tokens ``(B, n + 2, C)``."""
@@ -172,34 +157,27 @@ class PaTH(nn.Module):
         """β ``(B, H, n, 1)``, float32 at least."""
         return 2 * torch.sigmoid(self.beta(x).to(accumulator(x.dtype))).mT[..., None]
 
-    def _joined(self, y: Tensor) -> Tensor:
-        """The output projection of the heads' outputs ``(B, H, N, D)``."""
-        out: Tensor = self.out(y.transpose(1, 2).flatten(2))
-        return out
-
     @torch.no_grad()
-    def begin(self, x: Tensor) -> Reflected:
-        """x ``(B, n, C)``, n >= 0."""
+    def begin(self, x: Tensor) -> AndRecent:
         n, given = x.shape[1], pad(self.direction(x), (0, 0, _WIDTH - 1, 0))
-        _, k, v = self._projected(x)
+        _, k, v = self.projected(x)
         keys = k.to(accumulator(x.dtype))
         if n:
             w, beta = self._convolved(given), self._beta(x)
             parts = _carried([y.flatten(0, 1) for y in (torch.zeros_like(keys), keys, w, beta)], self.chunk)
             keys = parts.to_the_end(n).view_as(keys)
-        return Reflected(Cache.of(keys, v, self.capacity), given[:, n:].clone())
+        return AndRecent(Cache.of(keys, v, self.capacity), given[:, n:].clone())
 
     @torch.no_grad()
-    def step(self, state: Reflected, x: Tensor) -> tuple[Tensor, Reflected]:
-        """x ``(B, 1, C)``."""
-        q, k, v = self._projected(x)
+    def step(self, state: AndRecent, x: Tensor) -> tuple[Tensor, AndRecent]:
+        q, k, v = self.projected(x)
         given = torch.cat((state.recent, self.direction(x)), 1)
         w, beta = self._convolved(given), self._beta(x)
         room, values, length = state.cache
         # A new tensor: the state that was given stays as it is.
         cache = Cache(room - beta * (room @ w.mT) * w, values, length).append(k.to(room.dtype), v)
         y = attend(q.to(room.dtype), cache.keys, cache.values)
-        return self._joined(y), Reflected(cache, given[:, 1:])
+        return self.joined(y), AndRecent(cache, given[:, 1:])
 
     @staticmethod
     def cached_bytes(shape: Shape, width: int, **_: object) -> int:

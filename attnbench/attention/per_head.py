@@ -198,7 +198,6 @@ class PerHead(nn.Module):
         return self.groups.begin(q, k, v)
 
     def step(self, state: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, tuple[Any, ...]]:
-        """q, k, v ``(B, H, 1, D)``."""
         return self.groups.step(state, q, k, v)
 
 

@@ -9,10 +9,10 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.functional import scaled_dot_product_attention
-from torch.utils.checkpoint import checkpoint
 
 from attnbench.engines.masks import emptied, seeing
 from attnbench.engines.precision import accumulator, hidden
+from attnbench.engines.tiling import recomputed
 from attnbench.reference import masked_attention
 from attnbench.shape import Shape
 from attnbench.variant import Knob, Traits, register
@@ -128,10 +128,7 @@ class Perceiver(nn.Module):
         cut = [torch.split(x, _SEGMENT, 2) for x in (q, k, v)]
         masks = [None] * len(cut[0]) if key_mask is None else torch.split(key_mask, _SEGMENT, 1)
         for segment in zip(*cut, masks, strict=True):
-            if torch.is_grad_enabled() and len(masks) > 1:  # only the sums packed so far are kept
-                out, state = checkpoint(self._segment, state, *segment, use_reentrant=False, preserve_rng_state=False)
-            else:
-                out, state = self._segment(state, *segment)
+            out, state = recomputed(self._segment, state, *segment, wanted=len(masks) > 1)
             parts.append(out)
         out = torch.cat(parts, 2)
         return out if key_mask is None else out.masked_fill(~seeing(key_mask, True), 0.0)
@@ -170,12 +167,10 @@ class Perceiver(nn.Module):
         return logits if key_mask is None else logits.masked_fill(~key_mask[:, None, :, None], hidden(k.dtype))
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Packed:
-        """q, k, v ``(B, H, n, D)``, n >= 0."""
         state = self._nothing(k, v)
         return self._pack(state, k, v) if k.shape[2] else state
 
     def step(self, state: Packed, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Packed]:
-        """q, k, v ``(B, H, 1, D)``."""
         state = self._pack(state, k, v)
         keys, values = ((x / state.total).to(q.dtype) for x in (state.k, state.v))
         return scaled_dot_product_attention(q, keys, values), state

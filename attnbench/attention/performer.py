@@ -145,9 +145,8 @@ class Performer(FeatureAttention):
             self.projection.copy_(draw_projection(features, head_dim, *self.drawn))
 
     def feature_map(self, dtype: torch.dtype) -> FeatureMap:
-        """φ for inputs of this dtype."""
         if self.general is not None:
-            return self.general.feature_map(self.projection.to(accumulator(dtype)), by_feature=not self.causal)
+            return self.general.feature_map(self.projection.to(accumulator(dtype)), causal=self.causal)
         weight = (self.projection.to(accumulator(dtype)) * self.projection.shape[1] ** -0.25).t().contiguous()
         match self.kernel_name:
             case "positive":
@@ -165,11 +164,9 @@ class Performer(FeatureAttention):
         return super().attend_as_it_is(*self._ready(q, k, key_mask), v, key_mask, by_triton=by_triton).to(q.dtype)
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> KeySums:
-        """q, k, v ``(B, H, n, D)``, n >= 0."""
         return super().begin(*self._ready(q, k), v)
 
     def step(self, state: KeySums, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, KeySums]:
-        """q, k, v ``(B, H, 1, D)``."""
         out, state = super().step(state, *self._ready(q, k), v)
         return out.to(q.dtype), state
 
@@ -182,7 +179,6 @@ class Performer(FeatureAttention):
         return self.general.inputs(x, y, key_mask)
 
     def _balanced(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """β q and k/β."""
         return (q, k) if self.beta == 1.0 else (q * self.beta, k / self.beta)
 
     def scaled(self, q: Tensor, k: Tensor) -> list[Tensor]:

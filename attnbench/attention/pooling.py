@@ -79,7 +79,6 @@ class Pooling(nn.Module):
         return inside / inside.sum(-1, keepdim=True).clamp(min=1) @ x - x
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """x ``(B, N, C)`` of any length; ``key_mask`` ``(B, N)``, True where a token is real."""
         real = torch.ones(1, x.shape[1], 1, dtype=accumulator(x.dtype), device=x.device)
         if key_mask is not None:
             real = key_mask[:, :, None].to(real.dtype)
@@ -89,11 +88,9 @@ class Pooling(nn.Module):
         return out
 
     def begin(self, x: Tensor) -> tuple[Tensor]:
-        """x ``(B, n, C)``, n >= 0."""
         return (x[:, max(0, x.shape[1] - self.back) :].clone(),)  # not a view that keeps the whole prompt alive
 
     def step(self, state: tuple[Tensor], x: Tensor) -> tuple[Tensor, tuple[Tensor]]:
-        """x ``(B, 1, C)``."""
         window = torch.cat((state[0], x), 1)
         accumulate = accumulator(x.dtype)
         mean = window.mean(1, keepdim=True, dtype=accumulate)

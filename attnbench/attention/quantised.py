@@ -10,11 +10,10 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import pad
-from torch.utils.checkpoint import checkpoint
 
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import accumulator, hidden
-from attnbench.engines.tiling import budget, row_blocks
+from attnbench.engines.tiling import budget, recomputed, row_blocks
 from attnbench.reference import masked_attention, of_query_heads
 from attnbench.shape import Shape
 from attnbench.variant import VARIANTS, No, Rounds, Traits, register
@@ -159,11 +158,7 @@ class Quantised(nn.Module):
             seen = self.places.pairs(block, slice(0, M), M, q.device)
             if key_mask is not None:
                 seen = seen & key_mask[:, None, None]
-            if torch.is_grad_enabled() and len(rows) > 1:  # only the inputs are kept
-                made = checkpoint(self._answers, part, k, v, seen, use_reentrant=False, preserve_rng_state=False)
-            else:
-                made = self._answers(part, k, v, seen)
-            outputs.append(made)
+            outputs.append(recomputed(self._answers, part, k, v, seen, wanted=len(rows) > 1))
         return torch.cat(outputs, 2)
 
     def _answers(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:

@@ -8,12 +8,11 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import pad
-from torch.utils.checkpoint import checkpoint
 
-from attnbench.engines.decoding.kv_cache import Cache
+from attnbench.engines.decoding.kv_cache import Cache, CachedDecoding
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import accumulator, hidden
-from attnbench.engines.tiling import budget, row_blocks
+from attnbench.engines.tiling import budget, recomputed, row_blocks
 from attnbench.reference import of_query_heads
 from attnbench.shape import Shape
 from attnbench.variant import No, Rounds, Traits, register
@@ -37,7 +36,7 @@ from attnbench.variant import No, Rounds, Traits, register
     ),
     settings=("bits=2,group=5,recent=0", "bits=3,group=3,recent=4", "bits=4,group=2,recent=7"),
 )
-class QuantisedCache(nn.Module):
+class QuantisedCache(CachedDecoding, nn.Module):
     """The error of keys and values that a cache keeps in 2 to 8 bits.
 
     Liu et al. 2024, "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache". q ``(B, H, N, D)``, k
@@ -114,16 +113,9 @@ class QuantisedCache(nn.Module):
         inputs = self._both(k, v)
         real = torch.ones(1, M, dtype=torch.bool, device=k.device) if key_mask is None else key_mask
         most = max(1, budget("gathered.listed", q.device) // (B * H * M))
-        rows = row_blocks(N, most)
-        outputs: list[Tensor] = []
+        rows, outputs = row_blocks(N, most), []
         for block, part in zip(rows, torch.split(q, most, 2), strict=True):
-            if torch.is_grad_enabled() and len(rows) > 1:  # only the inputs are kept
-                made = checkpoint(
-                    self._answers, part, block, inputs, real, use_reentrant=False, preserve_rng_state=False
-                )
-            else:
-                made = self._answers(part, block, inputs, real)
-            outputs.append(made)
+            outputs.append(recomputed(self._answers, part, block, inputs, real, wanted=len(rows) > 1))
         return torch.cat(outputs, 2).to(v.dtype)
 
     def _answers(self, q: Tensor, rows: slice, both: tuple[Tensor, Tensor, Tensor, Tensor], real: Tensor) -> Tensor:
@@ -175,12 +167,7 @@ class QuantisedCache(nn.Module):
         before = seen.cumsum(-1)[..., ends]
         return full[:, None] & seen[..., ends] & (total - before >= self.recent)
 
-    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Cache:
-        """q ``(B, H, n, D)``, k and v ``(B, K, n, ·)``, n >= 0."""
-        return Cache.of(k, v, self.capacity)
-
     def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Cache]:
-        """q ``(B, H, 1, D)``, k and v ``(B, K, 1, ·)``."""
         state = state.append(k, v)
         real = torch.ones(1, state.length, dtype=torch.bool, device=q.device)
         y = _attended(q, self._both(state.keys, state.values), real[:, None], self._rounded(real, real[:, None]))

@@ -140,7 +140,6 @@ class Radial(nn.Module):
         return (frames + within).flatten(0, 1)
 
     def _band(self, apart: int, each: int, device: torch.device) -> Tensor:
-        """Pairs of blocks in two frames that are so far apart and meet, ``(P, 2)``."""
         every = torch.arange(each, device=device)
         between = (every[:, None] - every).abs()
         if apart <= 1:

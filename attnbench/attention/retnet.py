@@ -165,7 +165,6 @@ class RetNet(nn.Module):
         return outputs[0] if H == K else torch.stack(outputs, 2).flatten(1, 2)
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Retained:
-        """q ``(B, H, n, D)``, k and v ``(B, K, n, ·)``, n >= 0."""
         n, dtype = k.shape[2], accumulator(k.dtype)
         position = torch.arange(n, device=k.device)
         k = k.to(dtype)
@@ -177,7 +176,6 @@ class RetNet(nn.Module):
         return Retained((k * fading.exp2()).mT @ v.to(dtype), n, Fixed(rates.exp2(), frequencies(k)[None]))
 
     def step(self, state: Retained, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Retained]:
-        """q ``(B, H, 1, D)``, k and v ``(B, K, 1, ·)``."""
         dtype, H = state.state.dtype, q.shape[1]
         a, b, values = (of_query_heads(x.to(dtype), H) for x in (q, k, v))
         if self.rotation:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
+from attnbench.engines.head_layer import HeadLayer
 from attnbench.engines.linear.random_maps import Features, Kernel, ReluFeatures, Temperature, draw_projection
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import LOG2E, accumulator, unit
@@ -40,7 +41,7 @@ from attnbench.variant import Knob, No, Traits, register
     ),
     settings=("features=16,chunk=5", "features=16,kernel=arccos,chunk=7", "features=9,temperature=0.7,chunk=7"),
 )
-class GatedRandomFeatureAttention(nn.Module):
+class GatedRandomFeatureAttention(HeadLayer):
     """Random feature attention whose memory fades by a learned gate.
 
     Peng et al. 2021, "Random Feature Attention", section 3.2, with features as in ``rfa``. For each head, a token sets
@@ -105,14 +106,12 @@ class GatedRandomFeatureAttention(nn.Module):
             weights = weights.tril()
         sums = weights.sum(-1, keepdim=True)
         y = weights @ v / sums.masked_fill(sums == 0, 1.0)
-        out: Tensor = self.out(y.transpose(1, 2).reshape(B, N, C))
-        return out
+        return self.out(y.transpose(1, 2).reshape(B, N, C))
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real."""
         (x,) = emptied(key_mask, x)
         q, k, v, gate = self._parts(x, key_mask)
-        return self._finish(self.mix(q, k, v, gate))
+        return self.joined(self.mix(q, k, v, gate))
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, gate: Tensor) -> Tensor:
         """The outputs of the heads, ``(B, H, N, D)``, for q, k, v ``(B, H, N, D)`` and w·x + b ``(B, H, N, 1)``.
@@ -131,29 +130,24 @@ class GatedRandomFeatureAttention(nn.Module):
     def prompted(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x ``(B, n, C)``, projected once for the outputs and the state."""
         q, k, v, gate = self._parts(x)
-        return self._finish(self.mix(q, k, v, gate)), last_state(
+        return self.joined(self.mix(q, k, v, gate)), last_state(
             *self._written(k, v, gate, self.sigma / self.temperature)
         )
 
     def step(self, state: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x ``(B, 1, C)``."""
         q, k, v, gate = self._parts(x)
         scale = self.sigma / self.temperature
         keys, values, log_decay = self._written(k, v, gate, scale)
         state = torch.addcmul(state * log_decay.exp2_(), keys.mT, values)
-        return self._finish(quotient(self._features(q, scale) @ state).to(x.dtype)), state
+        return self.joined(quotient(self._features(q, scale) @ state).to(x.dtype)), state
 
     def _parts(self, x: Tensor, key_mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """q, k, v ``(B, H, N, D)`` and w·x + b ``(B, H, N, 1)``."""
-        q, k, v = self.qkv(x).view(*x.shape[:2], 3, self.heads, self.head_dim).permute(2, 0, 3, 1, 4)
+        q, k, v = self.projected(x)
         gate = self.gate(x).mT[..., None]
         if key_mask is not None:
             gate = gate.masked_fill(~key_mask[:, None, :, None], float("inf"))
         return q, k, v, gate
-
-    def _finish(self, y: Tensor) -> Tensor:
-        out: Tensor = self.out(y.transpose(1, 2).flatten(2))
-        return out
 
     def _features(self, x: Tensor, scale: Tensor) -> Tensor:
         u = unit(x.to(accumulator(x.dtype))) * scale @ self.projection.to(accumulator(x.dtype)).mT

@@ -49,7 +49,7 @@ class Routing(nn.Module):
 
     A query that several centroids pick gets the average of their outputs. One that none picks gets 0; with directions
     drawn at random, that is more than a third of them; :meth:`coverage` counts. Gradients do not flow through the
-    choice. Memory is O(n·d): the scores of a few centroids at a time are ranked.
+    choice. Memory is O(n·d): the scores of a few centroids at a time are ranked, as in ``topk``.
 
     Centroids are unit vectors drawn in the constructor. The paper moves them in training, by a running average of the
     tokens assigned to them, and leaves them alone at inference. ``kmeans=0`` has the cost of inference; only training

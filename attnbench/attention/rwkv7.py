@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from math import exp
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -18,21 +18,13 @@ from attnbench.engines.precision import LOG2E, accumulator, unit
 from attnbench.engines.recurrent.decayed_sums import HalvedChunk
 from attnbench.engines.recurrent.erase_and_write import erase_and_write
 from attnbench.engines.recurrent.real_tokens import alone, both_ways
+from attnbench.engines.recurrent.short_convolution import Remembered
 from attnbench.engines.recurrent.stretches import by_heads
 from attnbench.shape import Shape
 from attnbench.variant import RECURRENCE, register
 
 _LOWEST = -exp(-0.5)
 """Logarithm of the strongest decay, 0.545."""
-
-
-class Remembered(NamedTuple):
-    """What is kept of the tokens so far."""
-
-    state: Tensor
-    """``(B, H, D, D)``, float32 at least."""
-    last: Tensor
-    """The last token ``(B, 1, C)``, zeros in front of the first."""
 
 
 @register(
@@ -151,13 +143,11 @@ class RWKV7(nn.Module):
         return gated
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """x ``(B, N, C)`` of any length; ``key_mask`` ``(B, N)``, True where a token is real."""
         (x,) = emptied(key_mask, x)
         out: Tensor = self.out(both_ways(self._run, x, key_mask, causal=self.causal))
         return out
 
     def _run(self, x: Tensor, _: int) -> Tensor:
-        """What tokens ``(B, N, C)`` get from themselves and those before them, up to the output projection."""
         parts, gate = self._parts(x, pad(x[:, :-1], (0, 0, 1, 0)))
         plain = partial(by_heads, partial(_read, chunk=self.chunk))
         y = forms.attend("rwkv7", self.form, plain, *parts, fast=self.fast)
@@ -184,7 +174,6 @@ class RWKV7(nn.Module):
         return (torch.addcmul(self.bias, y, self.weight) + own) * gate
 
     def begin(self, x: Tensor) -> Remembered:
-        """x ``(B, n, C)``, n >= 0."""
         dtype, D = accumulator(x.dtype), x.shape[2] // self.heads
         state = x.new_zeros(x.shape[0], self.heads, D, D, dtype=dtype)
         if x.shape[1]:
@@ -201,14 +190,12 @@ class RWKV7(nn.Module):
         return self.out(self._finish(y.to(x.dtype), parts, gate)), Remembered(state, x[:, -1:].clone())
 
     def step(self, state: Remembered, x: Tensor) -> tuple[Tensor, Remembered]:
-        """x ``(B, 1, C)``."""
         parts, gate = self._parts(x, state.last)
         r, k, v, kappa, a, log_decay = (part.to(state.state.dtype) for part in parts)
         kappa = unit(kappa)
         kept = state.state * log_decay.mT.exp2()
         kept.addcmul_((a * kappa).mT, kappa @ state.state, value=-1).addcmul_(k.mT, v)
-        out: Tensor = self.out(self._finish((r @ kept).to(x.dtype), parts, gate))
-        return out, Remembered(kept, x)
+        return self.out(self._finish((r @ kept).to(x.dtype), parts, gate)), Remembered(kept, x)
 
 
 def _in_steps(width: float) -> int:

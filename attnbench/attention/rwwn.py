@@ -80,7 +80,6 @@ class RowWiseWeightNormalisation(CachedDecoding, nn.Module):
         return (weights @ v.to(logits.dtype)).to(v.dtype)
 
     def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Cache]:
-        """q, k, v ``(B, H, 1, D)``."""
         state = state.append(k, v)
         dtype = accumulator(q.dtype)
         logits = (q.to(dtype) * q.shape[-1] ** -0.5) @ state.keys.to(dtype).mT

@@ -135,7 +135,6 @@ class S4D(nn.Module):
         return [((many * one[:, None]) @ few).real.flatten(1)[:, :length] for one in weighed]
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """x ``(B, N, C)`` of any length; ``key_mask`` ``(B, N)``, True where a token is real."""
         (x,) = emptied(key_mask, x)
         # A token is in the state that it reads, and in the one that comes from the other end it is not.
         later, *others = self._kernels(x.shape[1])
@@ -144,7 +143,6 @@ class S4D(nn.Module):
 
     @torch.no_grad()
     def begin(self, x: Tensor) -> Driven:
-        """x ``(B, n, C)``, n >= 0."""
         exponent, reads = self._parts()
         h = torch.zeros(x.shape[0], *exponent.shape, dtype=exponent.dtype, device=x.device)
         added = self._added(exponent)
@@ -157,7 +155,6 @@ class S4D(nn.Module):
 
     @torch.no_grad()
     def step(self, state: Driven, x: Tensor) -> tuple[Tensor, Driven]:
-        """x ``(B, 1, C)``."""
         kept, added, read = state.fixed.kept, state.fixed.added, state.fixed.read
         h = torch.addcmul(state.h * kept, added, x.mT.to(added.dtype))
         y = (h * read).sum(-1).real[:, None].to(x.dtype)

@@ -138,7 +138,6 @@ class Sdpa(CachedDecoding, nn.Module):
         return self._attend(q, k, v, seen, causal=False)
 
     def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Cache]:
-        """q ``(B, H, 1, D)``, k and v ``(B, K, 1, D)``."""
         if self.sink is not None:
             return super().step(state, q, k, v)  # not a copy of the cache for a key more
         state = state.append(k, v)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from attnbench.engines import fla, forms
+from attnbench.engines.head_layer import HeadLayer
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import LOG2E, accumulator
 from attnbench.engines.recurrent.decayed_sums import (
@@ -43,7 +44,7 @@ from attnbench.variant import RECURRENCE, Knob, register
     ),
     settings=("state=3,chunk=5", "chunk=64", "state=3,groups=2,chunk=5"),
 )
-class SSD(nn.Module):
+class SSD(HeadLayer):
     """Mamba-2: linear attention with a decay per token and head.
 
     Dao and Gu 2024, "Transformers are SSMs", the state space dual layer: h_t = a_t h_{t-1} + B_t (Δ_t x_t)ᵀ and
@@ -104,8 +105,7 @@ class SSD(nn.Module):
         if self.causal:
             matrix = matrix.tril()
         y = torch.einsum("bhij,bjh,bjhd->bihd", matrix, size, self.value(u).view(B, N, self.heads, C // self.heads))
-        out: Tensor = self.out(y.reshape(B, N, C))
-        return out
+        return self.out(y.reshape(B, N, C))
 
     def _parts(self, u: Tensor, key_mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """C and B ``(B, groups, N, state)``, Δx ``(B, H, N, D)``, and log2(a) ``(B, H, N)``."""
@@ -120,9 +120,8 @@ class SSD(nn.Module):
         return query, key, values.transpose(1, 2), log_decay.mT
 
     def forward(self, u: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """u ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real."""
         (u,) = emptied(key_mask, u)
-        return self._join(self._mix(*self._parts(u, key_mask)))
+        return self.joined(self._mix(*self._parts(u, key_mask)))
 
     def _mix(self, *parts: Tensor) -> Tensor:
         plain = partial(attended_in_groups, causal=self.causal, chunk=self.chunk)
@@ -132,7 +131,7 @@ class SSD(nn.Module):
         """u ``(B, n, C)``, projected once for the outputs and the state."""
         query, key, values, log_decay = self._parts(u)
         state = last_state(of_heads(key, self.heads).to(values.dtype), values, log_decay[..., None])
-        return self._join(self._mix(query, key, values, log_decay)), state
+        return self.joined(self._mix(query, key, values, log_decay)), state
 
     def begin(self, u: Tensor) -> Tensor:
         """The state ``(B, H, state, D)`` after u ``(B, n, C)``, n >= 0, float32 at least."""
@@ -140,12 +139,7 @@ class SSD(nn.Module):
         return last_state(of_heads(key, self.heads).to(values.dtype), values, log_decay[..., None])
 
     def step(self, state: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        """u ``(B, 1, C)``."""
         query, key, values, log_decay = self._parts(u)
         query, key = (of_heads(x, self.heads) for x in (query, key))
         state = torch.addcmul(state * log_decay[..., None].exp2_(), key.mT.to(state.dtype), values)
-        return self._join((query.to(state.dtype) @ state).to(u.dtype)), state
-
-    def _join(self, y: Tensor) -> Tensor:
-        out: Tensor = self.out(y.transpose(1, 2).flatten(2))
-        return out
+        return self.joined((query.to(state.dtype) @ state).to(u.dtype)), state

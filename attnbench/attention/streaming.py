@@ -147,13 +147,11 @@ class Streaming(nn.Module):
         return out.to(q.dtype)
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Streamed:
-        """q, k, v ``(B, H, n, D)``, n >= 0."""
         k = self._turned(k, 0)
         first = Cache.of(k[:, :, : self.sinks], v[:, :, : self.sinks], self.sinks)
         return Streamed(first, Ring.of(k[:, :, self.sinks :], v[:, :, self.sinks :], self.window, self.room))
 
     def step(self, state: Streamed, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Streamed]:
-        """q, k, v ``(B, H, 1, D)``."""
         first, recent = state
         place = first.length + recent.length
         q, k = self._turned(q, place), self._turned(k, place)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from attnbench.engines import fla, forms
-from attnbench.engines.linear.feature_map import FeatureMap
+from attnbench.engines.linear.feature_map import ColumnTiles, FeatureMap, Tiles
 from attnbench.engines.linear.module import Chunk, FeatureAttention
+from attnbench.engines.tiling import Group
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 
@@ -23,12 +24,14 @@ class TaylorFeatures(FeatureMap):
     """
 
     block = 8
-    columns = True
 
     def __init__(self, head_dim: int) -> None:
         self.head_dim = head_dim
         self.scale = head_dim**-0.25
         self.width = 1 + head_dim + sum(height * (head_dim - start) for start, height in self._blocks())
+
+    def tiles(self, group: Group, rows: int, like: Tensor, count: int = 1) -> Tiles:
+        return ColumnTiles(self, group, rows, like, count)
 
     def _blocks(self) -> Iterator[tuple[int, int]]:
         """First channel and number of channels of each block."""

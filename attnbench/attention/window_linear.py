@@ -124,10 +124,8 @@ class WindowLinear(nn.Module):
         if self.learned:
             gamma = self.log_gamma.to(dtype)[None, :, None].expand(q.shape[0], -1, 1)
             given = (*given, *self._projected(q, k), gamma)
-        return quotient(by_heads(partial(_attend, layout=self._layout()), *given)).to(out)
-
-    def _layout(self) -> _Layout:
-        return _Layout(self.map, self.causal, self.window, 0 if self.causal else self.window, self.chunk)
+        layout = _Layout(self.map, self.causal, self.window, 0 if self.causal else self.window, self.chunk)
+        return quotient(by_heads(partial(_attend, layout=layout), *given)).to(out)
 
     def _projected(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """What the features are made of, ``(B, H, n, D)``."""
@@ -137,7 +135,6 @@ class WindowLinear(nn.Module):
 
     @torch.no_grad()
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Recent:
-        """q, k, v ``(B, H, n, D)``, n >= 0."""
         dtype, old = accumulator(k.dtype), max(0, k.shape[2] - self.window)
         sums = self._added(*(x[:, :, :old].to(dtype) for x in (k, v)))
         return Recent(sums, k[:, :, old:].clone(), v[:, :, old:].clone())
@@ -148,7 +145,6 @@ class WindowLinear(nn.Module):
 
     @torch.no_grad()
     def step(self, state: Recent, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Recent]:
-        """q, k, v ``(B, H, 1, D)``."""
         sums, k, v = state.sums, torch.cat([state.k, k], 2), torch.cat([state.v, v], 2)
         query, keys, values = (x.to(sums.dtype) for x in (q, k, v))
         logits = (query * q.shape[-1] ** -0.5) @ keys.mT

@@ -87,5 +87,4 @@ def _sums(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _norms(squares: Tensor) -> Tensor:
-    """The norms, never 0."""
     return squares.clamp(min=1e-24).sqrt()

@@ -22,6 +22,7 @@ Room             What is in it                                         Who uses 
 ``products``     matrix products, each by the faster library           patterns, linear, low_rank, efficient, reformer
 ``tiling``       how much fits a cache, and cutting tensors into it    nearly all
 ``head_groups``  heads of one layer with modules of their own          sparse, per-head
+``head_layer``   projections before and after the heads of a layer     fox, path, gla, mesa, abc
 ``shared_heads`` heads of queries that share keys and values           all that do not do it by themselves
 ``pair_scores``  softmax over any score of two vectors                 additive, bilinear, location, monotonic
 ``fused``        PyTorch's kernels where their call has no form        sdpa, mla
@@ -35,4 +36,8 @@ Room             What is in it                                         Who uses 
 ``decoding``     caches of keys and values, one token at a time        all that decode
 ``flex``         FlexAttention, compiled for each module               flex, bigbird
 ================ ===================================================== ===========================================
+
+Some of this exists for the speed of a CPU alone, and decides what is measured there: ``products`` gives each product to
+the faster of torch's two libraries, ``gathered`` ranks floats by their bits, ``low_rank`` and ``linear`` keep tiles in
+the cache, and ``patterns`` takes few heads at a time where more would be copied.
 """

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from importlib import import_module
 from math import log
 from typing import Any, NamedTuple
-from warnings import catch_warnings, simplefilter
 
 import torch
 from torch import Tensor
@@ -39,10 +38,6 @@ class Row(NamedTuple):
     """The row that does the same with a decay for each channel, if its own is one number for a head."""
 
 
-def _gla(f: Kernel, q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Any:
-    return f(q, k.to(q.dtype), v, g * LN2)  # over √D, as it does by default
-
-
 def _simple(f: Kernel, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = None, **named: Any) -> Any:
     q, k = (_of_heads(x, v.shape[2]) for x in (q, k))
     return f(q, k, v.to(q.dtype), None if g is None else g * LN2, **{"scale": 1.0, **named})
@@ -51,10 +46,6 @@ def _simple(f: Kernel, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = None,
 def _simple_by_channel(f: Kernel, q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Any:
     q, k = (_of_heads(x, v.shape[2]) for x in (q, k))
     return f(q, k.to(q.dtype), v.to(q.dtype), (g[..., None] * LN2).expand_as(q), scale=1.0)
-
-
-def _delta(f: Kernel, q: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Any:
-    return f(q, k, v, beta.to(q.dtype), scale=1.0)
 
 
 def _gated_delta(f: Kernel, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor) -> Any:
@@ -85,16 +76,12 @@ def _rwkv7(f: Kernel, r: Tensor, k: Tensor, v: Tensor, kappa: Tensor, a: Tensor,
     return f(r, g * LN2, k, v, -kappa, a * kappa, scale=1.0, lower_bound=-0.61)
 
 
-def _gsa(f: Kernel, q: Tensor, k: Tensor, v: Tensor, written: Tensor, g: Tensor) -> Any:
-    return f(q, k, v, written.to(q.dtype), g * LN2, scale=1.0)
-
-
 def _log_linear(f: Kernel, q: Tensor, k: Tensor, v: Tensor, g: Tensor, weights: Tensor) -> Any:
     missing = max(7, 1 + (q.shape[1] - 1).bit_length()) - weights.shape[3]  # 7: those within a chunk of 64
     if missing > 0:  # levels above the last share its weight
         weights = torch.cat([weights, weights[..., -1:].expand(-1, -1, -1, missing)], 3)
-    with catch_warnings():
-        simplefilter("ignore")  # that Triton before 3.3 is faster
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that Triton before 3.3 is faster
         return f(q, k, v.to(q.dtype), g * LN2, weights.to(q.dtype), scale=1.0)
 
 
@@ -130,18 +117,18 @@ def _power_of_two(least: int) -> int:
 
 
 KERNELS = {
-    "gla": Row("gla", "chunk_gla", _gla),
+    "gla": Row("gla", "chunk_gla", lambda f, q, k, v, g: f(q, k.to(q.dtype), v, g * LN2)),  # its scale is 1/√D
     "simple-gla": Row("simple_gla", "chunk_simple_gla", _simple, "simple-gla by channel"),
     "simple-gla by channel": Row("gla", "chunk_gla", _simple_by_channel),
     "linear": Row("linear_attn", "chunk_linear_attn", lambda f, q, k, v: f(q, k, v, scale=1.0, normalize=True)),
-    "delta": Row("delta_rule", "chunk_delta_rule", _delta),
+    "delta": Row("delta_rule", "chunk_delta_rule", lambda f, q, k, v, beta: f(q, k, v, beta.to(q.dtype), scale=1.0)),
     "gated-delta": Row("gated_delta_rule", "chunk_gated_delta_rule", _gated_delta, "kda"),
     "kda": Row("kda", "chunk_kda", _kda),
     "gated-delta-2": Row("gdn2", "chunk_gdn2", _gdn2),
     "comba": Row("comba", "chunk_comba", _comba, "comba by channel"),
     "comba by channel": Row("rwkv7", "chunk_rwkv7", _comba_by_channel),
     "rwkv7": Row("rwkv7", "chunk_rwkv7", _rwkv7),
-    "gsa": Row("gsa", "chunk_gsa", _gsa),
+    "gsa": Row("gsa", "chunk_gsa", lambda f, q, k, v, w, g: f(q, k, v, w.to(q.dtype), g * LN2, scale=1.0)),
     "log-linear": Row("log_linear_attn", "chunk_log_linear_attn", _log_linear),
     "mesa": Row("mesa_net", "chunk_mesa_net", _mesa),
     "path": Row("path_attn", "parallel_path_attn", _path),

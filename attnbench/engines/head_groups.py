@@ -50,6 +50,5 @@ class HeadGroups(nn.Module):
         return tuple(part.begin(*x) for part, x in self.split(q, k, v))
 
     def step(self, state: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, tuple[Any, ...]]:
-        """q, k, v ``(B, H, 1, D)``."""
         steps = [part.step(old, *x) for old, (part, x) in zip(state, self.split(q, k, v), strict=True)]
         return torch.cat([out for out, _ in steps], 1), tuple(new for _, new in steps)

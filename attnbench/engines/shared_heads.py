@@ -74,7 +74,6 @@ class SharedHeads(nn.Module):
         return joined.flatten(1, 2)
 
     def _by_group(self, q: Tensor) -> Tensor:
-        """``(B, K, G, n, D)``, a view."""
         return torch.unflatten(q, 1, (-1, self.groups))
 
     def _dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from attnbench.engines.precision import accumulator
 from attnbench.engines.products import writes_gaps
@@ -119,6 +120,17 @@ def head_groups(x: Tensor, elements: int) -> list[Group]:
     return [(slice(b, b + 1), cut) for b in range(batch) for cut in cuts]
 
 
+_Result = TypeVar("_Result")
+
+
+def recomputed(work: Callable[..., _Result], *inputs: Any, wanted: bool = True) -> _Result:
+    """``work(*inputs)``, of which only the inputs are kept if ``wanted``: the backward pass computes the rest again."""
+    if not (wanted and torch.is_grad_enabled()):
+        return work(*inputs)
+    result: _Result = checkpoint(work, *inputs, use_reentrant=False, preserve_rng_state=False)
+    return result
+
+
 def row_blocks(length: int, rows: int) -> list[slice]:
     """Consecutive ranges of at most ``rows`` tokens."""
     return [slice(start, min(start + rows, length)) for start in range(0, length, rows)]
@@ -170,9 +182,9 @@ def short_examples(q: Tensor) -> bool:
     return q.shape[0] > 1 and q[0].numel() <= budget("patterns.short_example", q.device)
 
 
-def learned(q: Tensor) -> bool:
+def learned(*inputs: Tensor) -> bool:
     """Whether a backward pass may follow."""
-    return torch.is_grad_enabled() and q.requires_grad
+    return torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
 
 
 def tile_scores(q: Tensor) -> int:

@@ -46,8 +46,8 @@ def test_blocks_hold_every_pair_that_is_seen_and_full_ones_hide_none(
     windows = Windows(window, tokens, causal)
     seen = seen_pairs(windows, n)
     i, j = torch.arange(n)[:, None], torch.arange(n)
-    assert torch.equal(windows.sees()(i, j), seen)
-    mask = windows.block_mask(n, torch.device("cpu"), None)
+    assert torch.equal(windows.sees(n, n, i.device)(i, j), seen)
+    mask = windows.block_mask(n, n, torch.device("cpu"), None)
     computed, full = torch.zeros(2, n, n, dtype=torch.bool)
     assert mask.full_kv_num_blocks is not None
     assert mask.full_kv_indices is not None
@@ -64,7 +64,7 @@ def test_blocks_hold_every_pair_that_is_seen_and_full_ones_hide_none(
                 full[part] = kind == "full"
     assert computed[seen].all()
     assert seen[full].all()
-    assert windows.pairs(n) == computed.sum()
+    assert windows.pairs(n, n) == computed.sum()
 
 
 @pytest.mark.parametrize("kind", pairwise(*KINDS), ids=str)
@@ -72,7 +72,7 @@ def test_queries_whose_keys_are_all_padded_are_known(kind: tuple[int, int, bool]
     windows = Windows(*kind)
     mask = some_keys()
     expected = (seen_pairs(windows, N) & mask[:, None]).any(-1)
-    assert torch.equal(windows.seeing(mask)[:, 0, :, 0], expected)
+    assert torch.equal(windows.seeing(mask, N)[:, 0, :, 0], expected)
 
 
 @pytest.mark.parametrize(

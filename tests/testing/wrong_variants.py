@@ -80,6 +80,7 @@ from attnbench.engines.blocks.selection import BlockSelection, LastQueries, Pair
 from attnbench.engines.gathered.choice import Choice
 from attnbench.engines.gathered.chosen import attend_to_chosen, best
 from attnbench.engines.gathered.index import Index
+from attnbench.engines.linear.random_maps import ExponentialFeatures
 from attnbench.engines.masks import emptied
 from attnbench.engines.pair_scores import Score, attend_by_score
 from attnbench.engines.recurrent.erase_and_write import BeforeDecay, erase_and_write
@@ -798,9 +799,8 @@ class OneScaleForAllFeatures(FavorPlusPlus):
     """Keys relative to the largest of their features: those that a query looks for underflow."""
 
     def feature_map(self, dtype: torch.dtype) -> Any:
-        features = super().feature_map(dtype)
-        features.by_feature = False
-        return features
+        features: Any = super().feature_map(dtype)
+        return ExponentialFeatures(features.weight)
 
 
 class TurnedBelow(Linear):
@@ -1246,7 +1246,7 @@ class OwnGateCounted(ForgettingAttention):
         q, k, v, log_f = self._parts(*emptied(key_mask, x), key_mask)
         total = log_f.cumsum(-1)
         between = -(total[..., :, None] - (total - log_f)[..., None, :]).abs()
-        return self._joined(masked_attention(q, k, v, allowed_keys(q, k, self.causal, key_mask), between))
+        return self.joined(masked_attention(q, k, v, allowed_keys(q, k, self.causal, key_mask), between))
 
 
 class GatesAddedUpInFloat32(ForgettingAttention):
@@ -1256,14 +1256,14 @@ class GatesAddedUpInFloat32(ForgettingAttention):
         q, k, v, log_f = self._parts(*emptied(key_mask, x), key_mask)
         score = Score(forgetful if self.causal else forgetful_both_ways, totals=log_f.cumsum(-1))
         q = q * q.shape[-1] ** -0.5
-        return self._joined(attend_by_score(score, q, k, v, causal=self.causal, key_mask=key_mask, chunk=self.chunk))
+        return self.joined(attend_by_score(score, q, k, v, causal=self.causal, key_mask=key_mask, chunk=self.chunk))
 
 
 class OwnReflectionCounted(PaTH):
     """A key is reflected by its own token as well."""
 
-    def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = super()._projected(x)
+    def projected(self, x: Tensor) -> tuple[Tensor, ...]:
+        q, k, v = super().projected(x)
         before = 2 if self.causal else 1
         w, beta = self._convolved(nn.functional.pad(self.direction(x), (0, 0, before, 2 - before))), self._beta(x)
         return q, k - beta * (k * w).sum(-1, keepdim=True) * w, v

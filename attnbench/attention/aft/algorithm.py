@@ -134,7 +134,6 @@ class AFT(nn.Module):
         return out
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real."""
         (x,) = emptied(key_mask, x)
         k, v = self._keys(x)
         if key_mask is not None:
@@ -143,7 +142,6 @@ class AFT(nn.Module):
         return self._gate(x, self.mode.mean(k, v, key_mask, self._learned()))
 
     def _keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """k and v, ``(B, N, C)``, in the dtype of the sums."""
         accumulate = accumulator(x.dtype)
         return self.k(x).to(accumulate), self.v(x).to(accumulate)
 
@@ -159,7 +157,6 @@ class AFT(nn.Module):
         return self.mode.begin(*self._keys(x))
 
     def step(self, state: Cache | Recent, x: Tensor) -> tuple[Tensor, Cache | Recent]:
-        """x ``(B, 1, C)``."""
         mean, new = self.mode.step(state, *self._keys(x), self._learned())
         return self._gate(x, mean), new
 

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding
-from torch.utils.checkpoint import checkpoint
 
 from attnbench.attention.aft.sums import (
     EMPTY,
@@ -29,6 +28,7 @@ from attnbench.attention.aft.sums import (
 )
 from attnbench.engines.decoding.kv_cache import Cache
 from attnbench.engines.precision import accumulator
+from attnbench.engines.tiling import recomputed
 from attnbench.errors import Unsupported
 from attnbench.shape import Shape
 
@@ -264,11 +264,7 @@ def full(
             means.append(own.mean)
             continue
         seen = [x[..., : block * length, :] for x in keys] if own else keys
-        if torch.is_grad_enabled():  # w of these rows is computed again, not kept
-            arguments = (part, columns, padded, own, *seen)
-            means.append(checkpoint(_rows_of_full, *arguments, use_reentrant=False, preserve_rng_state=False))
-        else:
-            means.append(_rows_of_full(part, columns, padded, own, *seen))
+        means.append(recomputed(_rows_of_full, part, columns, padded, own, *seen))
     return torch.cat(means, -2)
 
 

@@ -17,10 +17,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from torch.utils.checkpoint import checkpoint
 
 from attnbench.engines.precision import hidden
-from attnbench.engines.tiling import budget
+from attnbench.engines.tiling import budget, recomputed
 
 EMPTY = hidden(torch.float32)
 """k of a key that is not there; finite, so that the difference of two of them is 0 and not NaN."""
@@ -105,12 +104,7 @@ def _piecewise(work: Callable[[int, Tensor, Tensor], Sums], k: Tensor, v: Tensor
     pieces = zip(_split(k, size, EMPTY, around), _split(v, size, 0.0, around), strict=True)
     if size >= k.shape[-3]:
         return work(0, *next(pieces))
-    sums = [
-        checkpoint(work, i * size, *piece, use_reentrant=False, preserve_rng_state=False)
-        if torch.is_grad_enabled()
-        else work(i * size, *piece)
-        for i, piece in enumerate(pieces)
-    ]
+    sums = [recomputed(work, i * size, *piece) for i, piece in enumerate(pieces)]
     return Sums(*(torch.cat(parts, -3) for parts in zip(*sums, strict=True)))
 
 

@@ -2,43 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, NamedTuple
+from functools import partial
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad, rms_norm
-from torch.utils.checkpoint import checkpoint
 
-from attnbench.attention.compressed.layer import EPS, ROWS, CompressedLayer
+from attnbench.attention.compressed.layer import EPS, ROWS, Compressed, CompressedLayer, normed, turned_by_formula
 from attnbench.engines.decoding.kv_cache import Cache
 from attnbench.engines.decoding.ring import Ring
 from attnbench.engines.gathered.chosen import best
 from attnbench.engines.gathered.index import Index, lesson, taught
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import accumulator, hidden
-from attnbench.engines.tiling import budget, row_blocks, tiles
+from attnbench.engines.tiling import budget, recomputed, row_blocks, tiles
 from attnbench.shape import Shape
 from attnbench.variant import Knob, No, Traits, register
-
-
-class Kept(NamedTuple):
-    """What decoding keeps."""
-
-    window: Ring
-    """The last tokens, as keys that are values too; what the ring calls values has no width."""
-    pending: Tensor
-    """``(B, 2·run, ·)``, parts of entries from the last closed run and the open one; token j is in slot j mod 2·run."""
-    entries: Cache
-    """One for every closed run; what the cache calls values are the index's keys."""
-
-    def unused(self) -> tuple[Tensor, ...]:
-        """The slots of tokens that the open run is still to get, and before the first run is closed all others."""
-        slots, t = self.pending.shape[1], self.window.length
-        run = slots // 2
-        open_ = t // run * run % slots
-        free = self.pending[:, open_ + t % run : open_ + run]
-        return (free, self.pending[:, run:]) if t < run else (free,)
 
 
 class Overlapping(nn.Module):
@@ -158,19 +139,11 @@ class CSA(CompressedLayer):
     def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """Head by head with the matrix of all tokens and entries, of which those of lower rank are hidden."""
         (x,) = emptied(key_mask, x)
-        (B, N, _), D, P, m = x.shape, self.D, self.P, self.run
-        theta = 10000.0 ** (-torch.arange(0, P, 2, device=x.device, dtype=x.dtype) / P)
+        (B, N, _), D, m = x.shape, self.D, self.run
         i, runs = torch.arange(N, device=x.device), N // m
         real = torch.ones(B, N, dtype=torch.bool, device=x.device) if key_mask is None else key_mask
 
-        def normed(y: Tensor) -> Tensor:
-            return y / (y.square().mean(-1, keepdim=True) + EPS).sqrt()
-
-        def turned(y: Tensor, places: Tensor) -> Tensor:
-            angle = places[:, None] * theta
-            pairs = torch.complex(y[..., D - P : D - P // 2], y[..., D - P // 2 :])
-            pairs = pairs * torch.polar(torch.ones_like(angle), angle)
-            return torch.cat([y[..., : D - P], pairs.real, pairs.imag], -1)
+        turned = partial(turned_by_formula, P=self.P)
 
         def entries(made_by: Overlapping, y: Tensor) -> Tensor:
             before, own, gate_before, gate = (y @ made_by.parts.weight.mT).chunk(4, -1)
@@ -209,7 +182,6 @@ class CSA(CompressedLayer):
         return taught(out, (surprise * real).sum() / real.sum()) if runs else out
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real."""
         (x,) = emptied(key_mask, x)
         B, N, _ = x.shape
         latent = self._latent(x)
@@ -230,10 +202,7 @@ class CSA(CompressedLayer):
             if key_mask is not None:
                 seen = seen & key_mask[:, None, near]
             inputs = part, tokens[:, near], entries, picks, self.sink, seen
-            if torch.is_grad_enabled() and len(rows) > 1:  # only the inputs are kept
-                outputs.append(checkpoint(_attended, *inputs, use_reentrant=False, preserve_rng_state=False))
-            else:
-                outputs.append(_attended(*inputs))
+            outputs.append(recomputed(_attended, *inputs, wanted=len(rows) > 1))
         out = self._joined(torch.cat(outputs, 2), 0)
         if not torch.is_grad_enabled() or not entries.shape[1]:
             return out
@@ -277,7 +246,7 @@ class CSA(CompressedLayer):
         if key_mask is not None:
             open_ = ~torch.unflatten(key_mask[:, : runs * self.run], 1, (runs, self.run)).all(2)
         for examples, a, b in tiles(B, N, heads * max(1, runs), budget("topk.logits", device)):
-            last = self._closed(b, runs)
+            last = b // self.run if self.causal else runs  # the entries that the last of these queries can see
             if not last:
                 continue
             unseen = torch.zeros(1, b - a, last, dtype=torch.bool, device=device)
@@ -291,12 +260,7 @@ class CSA(CompressedLayer):
             chosen[examples, a:b, : found.shape[2]] = found
         return chosen
 
-    def _closed(self, tokens: int, runs: int) -> int:
-        """How many of ``runs`` the last of ``tokens`` tokens can see."""
-        return tokens // self.run if self.causal else runs
-
-    def begin(self, x: Tensor) -> Kept:
-        """x ``(B, n, C)``, n >= 0."""
+    def begin(self, x: Tensor) -> Compressed:
         tokens, m = self._tokens(x, 0)[:, None], self.run
         parts = self._parts(x)
         pending = parts.new_zeros(x.shape[0], 2 * m, parts.shape[2])
@@ -305,10 +269,9 @@ class CSA(CompressedLayer):
         of_entries, of_index = self._split(parts)
         entries, keys = self._entries(of_entries, 0)[:, None].to(x.dtype), self.index_entry(of_index)[:, None]
         window = Ring.of(tokens, tokens[..., :0], self.window, self.room)
-        return Kept(window, pending, Cache.of(entries, keys, self.room // m))
+        return Compressed(window, pending, Cache.of(entries, keys, self.room // m), m)
 
-    def step(self, state: Kept, x: Tensor) -> tuple[Tensor, Kept]:
-        """x ``(B, 1, C)``."""
+    def step(self, state: Compressed, x: Tensor) -> tuple[Tensor, Compressed]:
         t, m, pending, entries = state.window.length, self.run, state.pending, state.entries
         token, latent = self._tokens(x, t)[:, None], self._latent(x)
         window = state.window.append(token, token[..., :0])
@@ -325,7 +288,7 @@ class CSA(CompressedLayer):
             chosen = best(scores, self.top_k) if entries.length else scores.to(torch.int32)
         seen = torch.ones(1, 1, window.keys.shape[2], dtype=torch.bool, device=x.device)
         y = _attended(self._queries(latent, t), window.keys[:, 0], entries.keys[:, 0], chosen, self.sink, seen)
-        return self._joined(y, t), Kept(window, pending, entries)
+        return self._joined(y, t), Compressed(window, pending, entries, m)
 
     def _parts(self, x: Tensor) -> Tensor:
         """What tokens give to entries and to the index's keys, side by side."""

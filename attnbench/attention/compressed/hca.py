@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, NamedTuple
+from functools import partial
+from typing import Annotated
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
-from torch.utils.checkpoint import checkpoint
 
-from attnbench.attention.compressed.layer import EPS, ROWS, CompressedLayer
+from attnbench.attention.compressed.layer import EPS, ROWS, Compressed, CompressedLayer, normed, turned_by_formula
 from attnbench.engines.decoding.kv_cache import Cache
 from attnbench.engines.decoding.ring import Ring
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import accumulator, hidden
-from attnbench.engines.tiling import budget, row_blocks
+from attnbench.engines.tiling import budget, recomputed, row_blocks
 from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
-
-
-class Kept(NamedTuple):
-    """What decoding keeps."""
-
-    window: Ring
-    """The last tokens, as keys that are values too; what the ring calls values has no width."""
-    pending: Tensor
-    """``(B, run, 2·D)``, what the tokens since the last entry give to the next one."""
-    entries: Cache
-    """One for every closed run; its values have no width."""
-
-    def unused(self) -> tuple[Tensor]:
-        """The slots of tokens that the open run is still to get."""
-        return (self.pending[:, self.window.length % self.pending.shape[1] :],)
 
 
 @register(
@@ -104,19 +89,10 @@ class HCA(CompressedLayer):
     def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """Head by head with the matrix of all tokens and entries."""
         (x,) = emptied(key_mask, x)
-        (B, N, _), D, P, m = x.shape, self.D, self.P, self.run
-        theta = 10000.0 ** (-torch.arange(0, P, 2, device=x.device, dtype=x.dtype) / P)
+        (B, N, _), D, m = x.shape, self.D, self.run
         i = torch.arange(N, device=x.device)
 
-        def normed(y: Tensor) -> Tensor:
-            return y / (y.square().mean(-1, keepdim=True) + EPS).sqrt()
-
-        def turned(y: Tensor, places: Tensor) -> Tensor:
-            angle = places[:, None] * theta
-            pairs = torch.complex(y[..., D - P : D - P // 2], y[..., D - P // 2 :])
-            pairs = pairs * torch.polar(torch.ones_like(angle), angle)
-            return torch.cat([y[..., : D - P], pairs.real, pairs.imag], -1)
-
+        turned = partial(turned_by_formula, P=self.P)
         content, gate = (x @ self.entry.weight.mT).chunk(2, -1)
         starts = range(0, N - m + 1, m)
         parts = [(content[:, a : a + m] * (gate[:, a : a + m] + self.places).softmax(1)).sum(1) for a in starts]
@@ -139,7 +115,6 @@ class HCA(CompressedLayer):
         return out
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real."""
         (x,) = emptied(key_mask, x)
         B, N, _ = x.shape
         q, tokens, entries = self._queries(self._latent(x), 0), self._tokens(x, 0), self._entries(self.entry(x), 0)
@@ -154,10 +129,7 @@ class HCA(CompressedLayer):
             if key_mask is not None and whole is not None:
                 seen = seen & torch.cat([key_mask[:, near], whole[:, :count]], 1)[:, None]
             inputs = part, torch.cat([tokens[:, near], entries[:, :count]], 1), self.sink, seen
-            if torch.is_grad_enabled() and len(rows) > 1:  # only the inputs are kept
-                outputs.append(checkpoint(_attended, *inputs, use_reentrant=False, preserve_rng_state=False))
-            else:
-                outputs.append(_attended(*inputs))
+            outputs.append(recomputed(_attended, *inputs, wanted=len(rows) > 1))
         return self._joined(torch.cat(outputs, 2), 0)
 
     def _seen(self, rows: slice, near: slice, count: int, device: torch.device) -> Tensor:
@@ -183,21 +155,16 @@ class HCA(CompressedLayer):
         made = rms_norm(made, (self.D,), self.entry_norm.weight.to(dtype), EPS)
         return self._turned(made[:, None], first, self.run)[:, 0]
 
-    def begin(self, x: Tensor) -> Kept:
-        """x ``(B, n, C)``, n >= 0."""
+    def begin(self, x: Tensor) -> Compressed:
         tokens, parts = self._tokens(x, 0)[:, None], self.entry(x)
         entries = self._entries(parts, 0)[:, None].to(x.dtype)
         open_ = x.shape[1] % self.run
         pending = parts.new_zeros(x.shape[0], self.run, 2 * self.D)
         pending[:, :open_] = parts[:, x.shape[1] - open_ :]
-        return Kept(
-            Ring.of(tokens, tokens[..., :0], self.window, self.room),
-            pending,
-            Cache.of(entries, entries[..., :0], self.room // self.run),
-        )
+        window = Ring.of(tokens, tokens[..., :0], self.window, self.room)
+        return Compressed(window, pending, Cache.of(entries, entries[..., :0], self.room // self.run), self.run)
 
-    def step(self, state: Kept, x: Tensor) -> tuple[Tensor, Kept]:
-        """x ``(B, 1, C)``."""
+    def step(self, state: Compressed, x: Tensor) -> tuple[Tensor, Compressed]:
         t = state.window.length
         token, entries = self._tokens(x, t)[:, None], state.entries
         window = state.window.append(token, token[..., :0])
@@ -208,7 +175,7 @@ class HCA(CompressedLayer):
         keys = torch.cat([window.keys, entries.keys], 2)[:, 0]
         seen = torch.ones(1, 1, keys.shape[1], dtype=torch.bool, device=x.device)
         y = _attended(self._queries(self._latent(x), t), keys, self.sink, seen)
-        return self._joined(y, t), Kept(window, state.pending, entries)
+        return self._joined(y, t), Compressed(window, state.pending, entries, self.run)
 
     @staticmethod
     def cached_bytes(shape: Shape, width: int, *, run: int, **_: object) -> int:

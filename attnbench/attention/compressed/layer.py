@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
+from attnbench.engines.decoding.kv_cache import Cache
+from attnbench.engines.decoding.ring import Ring
 from attnbench.engines.rotation import angles, rotate
 from attnbench.errors import Unsupported, UsageError
 from attnbench.shape import Shape
@@ -13,6 +17,25 @@ from attnbench.shape import Shape
 ROWS = 64
 """Queries of a tile at least."""
 EPS = 1e-6
+
+
+class Compressed(NamedTuple):
+    """What decoding keeps."""
+
+    window: Ring
+    """The last tokens, as keys that are values too; what the ring calls values has no width."""
+    pending: Tensor
+    """``(B, slots, ·)``, parts of entries, of which one or two runs have slots; token j is in slot j mod slots."""
+    entries: Cache
+    """One for every closed run; what the cache calls values are the keys of an index, if there is one."""
+    run: int
+
+    def unused(self) -> tuple[Tensor, ...]:
+        """The slots of tokens that the open run is still to get, and before the first run is closed all others."""
+        t, run = self.window.length, self.run
+        open_ = t // run * run % self.pending.shape[1]
+        free = self.pending[:, open_ + t % run : open_ + run]
+        return (free, self.pending[:, run:]) if t < run else (free,)
 
 
 class CompressedLayer(nn.Module):
@@ -88,3 +111,17 @@ class CompressedLayer(nn.Module):
         back = torch.cat([kept, rotate(moved, cos, -sin).to(y.dtype)], -1)
         out: Tensor = self.out(back.transpose(1, 2).flatten(2).to(self.out.weight.dtype))
         return out
+
+
+def normed(y: Tensor) -> Tensor:
+    """y over its root mean square, for dense forms."""
+    return y / (y.square().mean(-1, keepdim=True) + EPS).sqrt()
+
+
+def turned_by_formula(y: Tensor, places: Tensor, P: int) -> Tensor:
+    """y ``(B, n, D)``, its last P channels turned in complex numbers, for dense forms."""
+    D = y.shape[-1]
+    angle = places[:, None] * 10000.0 ** (-torch.arange(0, P, 2, device=y.device, dtype=y.dtype) / P)
+    pairs = torch.complex(y[..., D - P : D - P // 2], y[..., D - P // 2 :])
+    pairs = pairs * torch.polar(torch.ones_like(angle), angle)
+    return torch.cat([y[..., : D - P], pairs.real, pairs.imag], -1)

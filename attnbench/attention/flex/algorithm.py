@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
 from torch.nn.functional import pad
 
-from attnbench.attention.flex import places
-from attnbench.attention.flex.windows import Windows
+from attnbench.attention.flex.windows import Pattern, Places, Windows
 from attnbench.engines import masks
 from attnbench.engines.decoding.kv_cache import Cache, CachedDecoding
 from attnbench.engines.flex.blocks import BLOCK
@@ -28,6 +27,7 @@ from attnbench.engines.flex.kernel import (
     sink_at,
 )
 from attnbench.engines.precision import accumulator
+from attnbench.engines.tiling import learned
 from attnbench.errors import Unsupported, UsageError
 from attnbench.position_bias import position_bias
 from attnbench.reference import exact_attention, masked_attention, of_query_heads
@@ -122,6 +122,7 @@ class Flex(CachedDecoding, nn.Module):
         self.position_bias, self.sink = position_bias(shape), sink_of(shape)
         if self.sink is not None and window is None:
             self.visible = Visible.of(shape)  # its blocks may have one key more
+        self.pattern: Pattern | None = self.windows if self.visible is None else Places(self.visible)
         self.kernel = FlexKernel()
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
@@ -142,10 +143,10 @@ class Flex(CachedDecoding, nn.Module):
         return masked_attention(q, k, v, allowed, added, sink)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        (N, M), visible, sink = (q.shape[2], k.shape[2]), self.visible, self.sink is not None
-        start = 0 if visible is None else visible.start
+        (N, M), pattern, sink = (q.shape[2], k.shape[2]), self.pattern, self.sink is not None
+        start = 0 if self.visible is None else self.visible.start
         full, asked = _ranges(N, M, causal=self.causal, asking=key_mask is not None)
-        score_mod, learned = None, self._learns(q, k, v)
+        score_mod, backward = None, learned(q, k, v, *self.parameters())
         if self.position_bias is not None:
             distances = torch.arange(1 - N - start, M - start + sink, device=q.device)
             score_mod = added_by_distance(self.position_bias.along(distances, accumulator(q.dtype)), N - 1)
@@ -154,27 +155,19 @@ class Flex(CachedDecoding, nn.Module):
             score_mod = sink_at(M, self.sink.logit.to(accumulator(q.dtype)), score_mod)
 
         def blocks() -> BlockMask:
-            if self.windows is not None:
-                return self.windows.block_mask(N, q.device, key_mask, sink=sink)
-            if visible is not None:
-                return places.block_mask(visible, (N, M), q.device, key_mask, sink=sink)
+            if pattern is not None:
+                return pattern.block_mask(N, M, q.device, key_mask, sink=sink)
             if key_mask is not None:
                 mod = _of_real_keys(key_mask, causal=self.causal)
-                return _block_mask(full, asked, N, M, mod, q.device, gradients=learned)
+                return _block_mask(full, asked, N, M, mod, q.device, gradients=backward)
             # Even where nothing is masked: without blocks, the code for a CPU holds all scores at once.
             return _kept_blocks(N, M, self.causal, q.device)
 
-        if visible is not None:
-            pairs = places.pairs(visible, N, M, sink=sink)
-        else:
-            pairs = _pairs(full, asked, N, M) if self.windows is None else self.windows.pairs(N, sink=sink)
-        output = self.kernel(q, k, v, blocks, pairs=q.shape[1] * pairs, learned=learned, score_mod=score_mod)
+        pairs = _pairs(full, asked, N, M) if pattern is None else pattern.pairs(N, M, sink=sink)
+        output = self.kernel(q, k, v, blocks, pairs=q.shape[1] * pairs, learned=backward, score_mod=score_mod)
         if key_mask is None:
             return output
-        if visible is not None:
-            seeing = visible.seeing(key_mask, N)
-        else:
-            seeing = masks.seeing(key_mask, self.causal) if self.windows is None else self.windows.seeing(key_mask)
+        seeing = masks.seeing(key_mask, self.causal) if pattern is None else pattern.seeing(key_mask, N)
         return output.masked_fill(~seeing, 0)
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Cache:
@@ -205,11 +198,8 @@ class Flex(CachedDecoding, nn.Module):
         def blocks() -> BlockMask:
             return _block_mask(full, asked, 1, room, _of_first_keys(torch.tensor(n, device=q.device)), q.device)
 
-        pairs, learned = q.shape[1] * _pairs(full, asked, 1, room), self._learns(q, k, v)
-        return self.kernel(q, state.k, state.v, blocks, pairs=pairs, learned=learned, score_mod=score_mod), state
-
-    def _learns(self, *inputs: Tensor) -> bool:
-        return torch.is_grad_enabled() and any(x.requires_grad for x in (*inputs, *self.parameters()))
+        pairs, backward = q.shape[1] * _pairs(full, asked, 1, room), learned(q, k, v, *self.parameters())
+        return self.kernel(q, state.k, state.v, blocks, pairs=pairs, learned=backward, score_mod=score_mod), state
 
 
 def _ranges(N: int, M: int, *, causal: bool, asking: bool) -> tuple[list[int], list[int]]:

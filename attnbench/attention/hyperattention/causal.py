@@ -259,12 +259,10 @@ class Decoding:
         raise NotImplementedError
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> State:
-        """q, k, v ``(B, H, n, D)``, n >= 0."""
         whole = k.shape[2] // self.block * self.block
         return State(Cache.of(k, v, self.length), tuple(self._span(k, *span) for span in spans(whole, self.block)))
 
     def step(self, state: State, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, State]:
-        """q, k, v ``(B, H, 1, D)``."""
         (B, H, _, D), b, now, device = q.shape, self.block, state.cache.length, q.device
         cache = state.cache.append(k, v)
         code = self.codes(q).int()

@@ -102,7 +102,6 @@ class Evicting(AfterPrompt):
         return attend_where(q[:, :, prompt:], k, v, seen)
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Evicted:
-        """q ``(B, H, n, D)``, k and v ``(B, K, n, ·)``, n >= 0."""
         n = k.shape[2]
         prompt = n if self.prompt is None else self.prompt
         first = prompt - self.observed(prompt)
@@ -120,7 +119,6 @@ class Evicting(AfterPrompt):
         return Evicted(Cache.of(k, v, room), n, prompt, q.new_empty(*q.shape[:2], 0, q.shape[3]))
 
     def step(self, state: Evicted, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Evicted]:
-        """q ``(B, H, 1, D)``, k and v ``(B, K, 1, ·)``."""
         cache, seen, prompt = state.cache.append(k, v), state.seen + 1, state.prompt
         out = attend(q, cache.keys, cache.values)
         if seen > prompt:
@@ -142,10 +140,16 @@ class Evicting(AfterPrompt):
             read[..., :prompt] = stays[:, :, None]
         return read
 
-    def formula_of_scores(self, scores: Tensor, k: Tensor, key_mask: Tensor | None) -> Tensor:
-        """The pairs that are read, ``(B, K, N - P, N)``, by scores ``(B, 1 or K, P)``: rows are ranked in turn."""
-        (B, K, N), P = k.shape[:3], scores.shape[2]
+    @abstractmethod
+    def worth(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None) -> Tensor:
+        """The scores of the prompt's keys ``(B, 1 or K, P)`` again, by the formula."""
+
+    def read(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
+        """The pairs that are read, by :meth:`worth`: rows are ranked in turn."""
+        (B, K, N), P = k.shape[:3], self.prompt or 0
         kept = self.tokens_kept(P)
+        real_keys = None if key_mask is None else key_mask[:, :P]
+        scores = self.worth(q[:, :, :P], k[:, :, :P], v[:, :, :P], real_keys)
         read = torch.ones(B, K, N - P, N, dtype=torch.bool, device=k.device)
         for b in range(B):
             for h in range(K):

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from attnbench.attention.kv_budget.evicted import Evicting
-from attnbench.attention.kv_budget.prompt import OF_ALL, Budget, Prompt, Ratio
+from attnbench.attention.kv_budget.prompt import OF_ALL
 from attnbench.engines.precision import accumulator, hidden
-from attnbench.shape import Shape
 from attnbench.variant import No, register
 
 
@@ -46,28 +45,21 @@ class ExpectedAttention(Evicting):
     covariance nor in the shares.
     """
 
-    def __init__(self, shape: Shape, *, budget: Budget = None, ratio: Ratio = None, prompt: Prompt = None) -> None:
-        super().__init__(shape, budget, ratio, prompt)
-
-    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+    def worth(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None) -> Tensor:
         """Mean, covariance and exponentials head by head."""
-
-        def read(q: Tensor, k: Tensor, key_mask: Tensor | None) -> Tensor:
-            P, (B, K), D = self.prompt or 0, k.shape[:2], q.shape[3]
-            G, worth = q.shape[1] // K, k.new_zeros(B, K, P)
-            for b in range(B):
-                real = torch.arange(P, device=k.device) if key_mask is None else key_mask[b, :P].nonzero()[:, 0]
-                for h in range(K if len(real) else 0):
-                    keys, sizes = k[b, h, real], (v.detach()[b, h, real] ** 2).sum(-1) ** 0.5
-                    for g in range(G):
-                        asked = q[b, h * G + g, real]
-                        covariance = torch.cov(asked.mT, correction=0).view(D, D)
-                        spread = torch.einsum("jd,de,je->j", keys, covariance, keys)
-                        logits = keys @ asked.mean(0) / D**0.5 + spread / (2 * D)
-                        worth[b, h, real] += logits.softmax(0) * sizes / G
-            return self.formula_of_scores(worth, k, key_mask)
-
-        return self.formula((q, k, v), key_mask, read)
+        (B, K, P, D), H = k.shape, q.shape[1]
+        G, worth = H // K, k.new_zeros(B, K, P)
+        for b in range(B):
+            some = torch.arange(P, device=k.device) if real is None else real[b].nonzero()[:, 0]
+            for h in range(K if len(some) else 0):
+                keys, sizes = k[b, h, some], (v[b, h, some] ** 2).sum(-1) ** 0.5
+                for g in range(G):
+                    asked = q[b, h * G + g, some]
+                    covariance = torch.cov(asked.mT, correction=0).view(D, D)
+                    spread = torch.einsum("jd,de,je->j", keys, covariance, keys)
+                    logits = keys @ asked.mean(0) / D**0.5 + spread / (2 * D)
+                    worth[b, h, some] += logits.softmax(0) * sizes / G
+        return worth
 
     def observed(self, prompt: int) -> int:
         return prompt

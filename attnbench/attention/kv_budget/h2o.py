@@ -61,23 +61,17 @@ class H2O(Evicting):
         normalise: Annotated[bool, Field(description="divide by the number of queries that see a key")] = False,
         prompt: Prompt = None,
     ) -> None:
-        super().__init__(shape, budget, ratio, prompt)
+        super().__init__(shape, budget=budget, ratio=ratio, prompt=prompt)
         self.recent, self.normalise = recent, normalise
 
-    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+    def worth(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None) -> Tensor:
         """The probabilities of the prompt as a P × P matrix, summed key by key."""
-
-        def read(q: Tensor, k: Tensor, key_mask: Tensor | None) -> Tensor:
-            P = self.prompt or 0
-            real = None if key_mask is None else key_mask[:, :P]
-            worth = probabilities(q[:, :, :P], k[:, :, :P], real).sum(-2).mean(2)
-            if self.normalise:
-                for j in range(P):
-                    seeing = P - j if real is None else real[:, j:].sum(1).clamp(min=1)[:, None]
-                    worth[..., j] /= seeing
-            return self.formula_of_scores(worth, k, key_mask)
-
-        return self.formula((q, k, v), key_mask, read)
+        worth = probabilities(q, k, real).sum(-2).mean(2)
+        if self.normalise:
+            for j in range(k.shape[2]):
+                seeing = k.shape[2] - j if real is None else real[:, j:].sum(1).clamp(min=1)[:, None]
+                worth[..., j] /= seeing
+        return worth
 
     def observed(self, prompt: int) -> int:
         return prompt

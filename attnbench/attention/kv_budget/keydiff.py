@@ -9,9 +9,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from attnbench.attention.kv_budget.evicted import Evicting
-from attnbench.attention.kv_budget.prompt import OF_ALL, Budget, Prompt, Ratio
+from attnbench.attention.kv_budget.prompt import OF_ALL
 from attnbench.engines.precision import accumulator
-from attnbench.shape import Shape
 from attnbench.variant import register
 
 
@@ -39,22 +38,13 @@ class KeyDiff(Evicting):
     window of last tokens stays whatever its keys are.
     """
 
-    def __init__(self, shape: Shape, *, budget: Budget = None, ratio: Ratio = None, prompt: Prompt = None) -> None:
-        super().__init__(shape, budget, ratio, prompt)
-
-    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+    def worth(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None) -> Tensor:
         """Cosines one key after the other."""
-
-        def read(q: Tensor, k: Tensor, key_mask: Tensor | None) -> Tensor:
-            keys = k[:, :, : self.prompt]
-            P = keys.shape[2]
-            units = [keys[:, :, j] / (keys[:, :, j] ** 2).sum(-1, keepdim=True) ** 0.5 for j in range(P)]
-            counts = [units[0].new_ones(()) if key_mask is None else key_mask[:, j, None, None] for j in range(P)]
-            mean = sum((one * count for one, count in zip(units, counts, strict=True)), torch.zeros_like(units[0]))
-            cosines = [(one * mean).sum(-1) / (mean**2).sum(-1).clamp(min=1e-300) ** 0.5 for one in units]
-            return self.formula_of_scores(-torch.stack(cosines, -1), k, key_mask)
-
-        return self.formula((q, k, v), key_mask, read)
+        units = [one / (one**2).sum(-1, keepdim=True) ** 0.5 for one in k.unbind(2)]
+        counts = [k.new_ones(())] * k.shape[2] if real is None else real[..., None, None].unbind(1)
+        mean = sum((one * count for one, count in zip(units, counts, strict=True)), torch.zeros_like(units[0]))
+        cosines = [(one * mean).sum(-1) / (mean**2).sum(-1).clamp(min=1e-300) ** 0.5 for one in units]
+        return -torch.stack(cosines, -1)
 
     def scores(self, q: Tensor, k: Tensor, real: Tensor | None) -> Tensor:
         # Padded keys are 0 here, and so add nothing to the sum; its length changes no cosine.

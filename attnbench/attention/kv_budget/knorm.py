@@ -8,9 +8,8 @@ from torch import Tensor
 from torch.linalg import vector_norm
 
 from attnbench.attention.kv_budget.evicted import Evicting
-from attnbench.attention.kv_budget.prompt import OF_ALL, Budget, Prompt, Ratio
+from attnbench.attention.kv_budget.prompt import OF_ALL
 from attnbench.engines.precision import accumulator
-from attnbench.shape import Shape
 from attnbench.variant import register
 
 
@@ -38,16 +37,10 @@ class Knorm(Evicting):
     Differs from the paper: there the first layers of a model keep all; here a layer knows of no other.
     """
 
-    def __init__(self, shape: Shape, *, budget: Budget = None, ratio: Ratio = None, prompt: Prompt = None) -> None:
-        super().__init__(shape, budget, ratio, prompt)
-
-    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+    def worth(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None) -> Tensor:
         """Norms as roots of sums of squares."""
-
-        def read(q: Tensor, k: Tensor, key_mask: Tensor | None) -> Tensor:
-            return self.formula_of_scores(-((k[:, :, : self.prompt] ** 2).sum(-1) ** 0.5), k, key_mask)
-
-        return self.formula((q, k, v), key_mask, read)
+        norms: Tensor = (k**2).sum(-1) ** 0.5
+        return -norms
 
     def scores(self, q: Tensor, k: Tensor, real: Tensor | None) -> Tensor:
         norms: Tensor = vector_norm(k, dim=-1, dtype=accumulator(k.dtype))

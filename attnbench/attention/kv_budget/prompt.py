@@ -47,7 +47,7 @@ class AfterPrompt(nn.Module):
         UsageError: ``budget`` and ``ratio`` are both given.
     """
 
-    def __init__(self, shape: Shape, budget: int | None, ratio: float | None, prompt: int | None) -> None:
+    def __init__(self, shape: Shape, *, budget: Budget = None, ratio: Ratio = None, prompt: Prompt = None) -> None:
         super().__init__()
         if budget is not None and ratio is not None:
             raise UsageError("budget and ratio both say how many tokens are kept; remove one of them")
@@ -90,25 +90,21 @@ class AfterPrompt(nn.Module):
     def continued(self, q: Tensor, k: Tensor, v: Tensor, prompt: int, key_mask: Tensor | None) -> Tensor:
         """The outputs ``(B, H, N - prompt, E)`` of the queries behind the prompt; arguments as of ``forward``."""
 
-    def formula(
-        self,
-        inputs: tuple[Tensor, Tensor, Tensor],
-        key_mask: Tensor | None,
-        read: Callable[[Tensor, Tensor, Tensor | None], Tensor],
-    ) -> Tensor:
-        """Softmax over the pairs that are read, as an N × M matrix.
-
-        Args:
-            inputs: q, k and v.
-            read: gives, of q, k and the key mask, the pairs ``(B, K, N - prompt, N)`` that the queries behind the
-                prompt read; it need not look at causality and padding.
-        """
-        q, k, v = inputs
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """Softmax over the pairs that are read, as an N × M matrix."""
         pairs = visible_pairs(q, k, self.causal, key_mask).expand(-1, q.shape[1], -1, -1).clone()
         if self.causal and self.prompt is not None and self.prompt < q.shape[2]:
-            pairs[:, :, self.prompt :] &= of_query_heads(read(q.detach(), k.detach(), key_mask), q.shape[1])
+            read = self.read(q.detach(), k.detach(), v.detach(), key_mask)
+            pairs[:, :, self.prompt :] &= of_query_heads(read, q.shape[1])
         k, v = (of_query_heads(x, q.shape[1]) for x in (k, v))
         return masked_attention(q, k, v, pairs)
+
+    @abstractmethod
+    def read(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
+        """By the formula, the pairs ``(B, K, N - prompt, N)`` that the queries behind the prompt read.
+
+        It need not look at causality and padding.
+        """
 
 
 def earlier(queries: slice, keys: int, device: torch.device) -> Tensor:

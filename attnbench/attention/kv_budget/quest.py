@@ -73,35 +73,31 @@ class Quest(AfterPrompt):
         page: Annotated[int, Field(ge=1, description="keys that are chosen together")] = 16,
         prompt: Prompt = None,
     ) -> None:
-        super().__init__(shape, budget, ratio, prompt)
+        super().__init__(shape, budget=budget, ratio=ratio, prompt=prompt)
         self.page = page
 
-    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+    def read(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
         """The bound of each query and page by itself, one channel after the other."""
-
-        def read(q: Tensor, k: Tensor, key_mask: Tensor | None) -> Tensor:
-            (B, H, N, _), K, P = q.shape, k.shape[1], self.prompt or 0
-            pairs = torch.zeros(B, K, N - P, N, dtype=torch.bool, device=k.device)
-            for b, h, t in product(range(B), range(K), range(P, N)):
-                own = t // self.page
-                worth = []
-                for number in range(own):
-                    keys = k[b, h, number * self.page : (number + 1) * self.page]
-                    if key_mask is not None:
-                        keys = keys[key_mask[b, number * self.page : (number + 1) * self.page]]
-                    queries = q[b, h * (H // K) : (h + 1) * (H // K), t].tolist()
-                    bounds = [
-                        sum(max(x * float(keys[:, c].min()), x * float(keys[:, c].max())) for c, x in enumerate(one))
-                        for one in queries
-                        if len(keys)
-                    ]
-                    worth.append(sum(bounds) / len(bounds) if bounds else -torch.inf)
-                best = sorted(range(own), key=lambda number: (-worth[number], number))
-                for number in [own, *best[: -(-self.tokens_kept(t + 1) // self.page) - 1]]:
-                    pairs[b, h, t - P, number * self.page : (number + 1) * self.page] = True
-            return pairs
-
-        return self.formula((q, k, v), key_mask, read)
+        (B, H, N, _), K, P = q.shape, k.shape[1], self.prompt or 0
+        pairs = torch.zeros(B, K, N - P, N, dtype=torch.bool, device=k.device)
+        for b, h, t in product(range(B), range(K), range(P, N)):
+            own = t // self.page
+            worth = []
+            for number in range(own):
+                keys = k[b, h, number * self.page : (number + 1) * self.page]
+                if key_mask is not None:
+                    keys = keys[key_mask[b, number * self.page : (number + 1) * self.page]]
+                queries = q[b, h * (H // K) : (h + 1) * (H // K), t].tolist()
+                bounds = [
+                    sum(max(x * float(keys[:, c].min()), x * float(keys[:, c].max())) for c, x in enumerate(one))
+                    for one in queries
+                    if len(keys)
+                ]
+                worth.append(sum(bounds) / len(bounds) if bounds else -torch.inf)
+            best = sorted(range(own), key=lambda number: (-worth[number], number))
+            for number in [own, *best[: -(-self.tokens_kept(t + 1) // self.page) - 1]]:
+                pairs[b, h, t - P, number * self.page : (number + 1) * self.page] = True
+        return pairs
 
     def bounds(self, q: Tensor, low: Tensor, high: Tensor) -> Tensor:
         """No key of a page has a larger q·k, ``(B, K, n, pages)``; for heads of queries that share a key, on the mean.
@@ -167,7 +163,6 @@ class Quest(AfterPrompt):
         return attend_where(later, k, v, seen)
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Pages:
-        """q ``(B, H, n, D)``, k and v ``(B, K, n, ·)``, n >= 0."""
         n, page = k.shape[2], self.page
         pages, full = max(1, -(-max(self.capacity, n) // page)), n // page
         low, high = (k.new_zeros(*k.shape[:2], pages, k.shape[3]) for _ in range(2))
@@ -177,7 +172,6 @@ class Quest(AfterPrompt):
         return Pages(Cache.of(k, v, pages * page), low, high, n if self.prompt is None else self.prompt)
 
     def step(self, state: Pages, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Pages]:
-        """q ``(B, H, 1, D)``, k and v ``(B, K, 1, ·)``."""
         cache, low, high, prompt = state
         page = self.page
         if cache.length == cache.k.shape[2]:

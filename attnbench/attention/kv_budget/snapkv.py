@@ -58,26 +58,21 @@ class SnapKV(Evicting):
         pool: Annotated[int, Field(ge=1, description="neighbouring keys whose scores are averaged, an odd number")] = 5,
         prompt: Prompt = None,
     ) -> None:
-        super().__init__(shape, budget, ratio, prompt)
+        super().__init__(shape, budget=budget, ratio=ratio, prompt=prompt)
         if pool % 2 == 0:
             raise UsageError(f"pool must be odd, so that it has a middle, got {pool}; write pool={pool + 1}")
         self.window, self.pool = window, pool
 
-    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+    def worth(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None) -> Tensor:
         """The probabilities of the prompt as a P × P matrix, summed and averaged key by key."""
-
-        def read(q: Tensor, k: Tensor, key_mask: Tensor | None) -> Tensor:
-            P = self.prompt or 0
-            real = None if key_mask is None else key_mask[:, :P]
-            weights = probabilities(q[:, :, :P], k[:, :, :P], real)
-            worth = weights[..., max(0, P - self.window) :, :].sum(-2).mean(2)
-            prefix, side = max(0, P - self.window), self.pool // 2
-            pooled = torch.zeros_like(worth)
-            for j in range(prefix):
-                pooled[..., j] = worth[..., max(0, j - side) : min(prefix, j + side + 1)].sum(-1) / self.pool
-            return self.formula_of_scores(pooled, k, key_mask)
-
-        return self.formula((q, k, v), key_mask, read)
+        P = k.shape[2]
+        weights = probabilities(q, k, real)
+        worth = weights[..., max(0, P - self.window) :, :].sum(-2).mean(2)
+        prefix, side = max(0, P - self.window), self.pool // 2
+        pooled = torch.zeros_like(worth)
+        for j in range(prefix):
+            pooled[..., j] = worth[..., max(0, j - side) : min(prefix, j + side + 1)].sum(-1) / self.pool
+        return pooled
 
     def observed(self, prompt: int) -> int:
         return min(prompt, self.window)

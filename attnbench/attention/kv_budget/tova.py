@@ -7,8 +7,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from attnbench.attention.kv_budget.evicted import Evicting
-from attnbench.attention.kv_budget.prompt import OF_ALL, Budget, Prompt, Ratio, probabilities, received
-from attnbench.shape import Shape
+from attnbench.attention.kv_budget.prompt import OF_ALL, probabilities, received
 from attnbench.variant import register
 
 
@@ -42,19 +41,10 @@ class Tova(Evicting):
     the last one is never omitted.
     """
 
-    def __init__(self, shape: Shape, *, budget: Budget = None, ratio: Ratio = None, prompt: Prompt = None) -> None:
-        super().__init__(shape, budget, ratio, prompt)
-
-    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+    def worth(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None) -> Tensor:
         """The last row of the P × P probabilities of the prompt."""
-
-        def read(q: Tensor, k: Tensor, key_mask: Tensor | None) -> Tensor:
-            P = self.prompt or 0
-            real = None if key_mask is None else key_mask[:, :P]
-            weights = probabilities(q[:, :, :P], k[:, :, :P], real)
-            return self.formula_of_scores(weights[..., -1, :].mean((1, 2))[:, None], k, key_mask)
-
-        return self.formula((q, k, v), key_mask, read)
+        weights = probabilities(q, k, real)
+        return weights[..., -1, :].mean((1, 2))[:, None]
 
     def observed(self, prompt: int) -> int:
         return min(prompt, 1)

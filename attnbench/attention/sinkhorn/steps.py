@@ -61,7 +61,6 @@ class Decoding:
 
     @torch.no_grad()
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Sorted:
-        """q, k, v ``(B, H, n, D)``, n >= 0."""
         B, H, n, D = k.shape
         b, dtype = self.block, accumulator(k.dtype)
         nothing = k.new_empty((B, H, 0, D))
@@ -77,7 +76,6 @@ class Decoding:
 
     @torch.no_grad()
     def step(self, state: Sorted, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Sorted]:
-        """q, k, v ``(B, H, 1, D)``."""
         start, seen = state.cache.length - state.cache.length % self.block, k if self.net else q
         if start == state.cache.length:
             state = self._begin_block(state, seen, start)

@@ -171,7 +171,6 @@ class Sparse(nn.Module):
         return self.pattern.begin(k, v, self.tokens) if self.groups is None else self.groups.begin(q, k, v)
 
     def step(self, state: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, tuple[Any, ...]]:
-        """q, k, v ``(B, H, 1, D)``."""
         if self.groups is not None:
             return self.groups.step(state, q, k, v)
         keys, values, new = self.pattern.step(state, k, v)

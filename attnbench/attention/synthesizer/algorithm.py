@@ -202,18 +202,15 @@ class Synthesizer(nn.Module):
         return weights if key_mask is None else weights.masked_fill(hidden, 0.0)
 
     def begin(self, x: Tensor) -> Cache:
-        """x ``(B, n, C)``, n >= 0."""
         return Cache.of(*self._kept(x), self.longest)
 
     def step(self, state: Cache, x: Tensor) -> tuple[Tensor, Cache]:
-        """x ``(B, 1, C)``."""
         self._check(state.length + 1)
         rows = tuple(source.rows(x, state.length) for source in self._sources())
         state = state.append(*self._kept(x))
         weights = self._logits(rows, state.length, state.keys.transpose(0, 1)).softmax(-1)
         y = torch.matmul(weights, state.values.transpose(0, 1))
-        out: Tensor = self.out(y.permute(1, 2, 0, 3).reshape(x.shape))
-        return out, state
+        return self.out(y.permute(1, 2, 0, 3).reshape(x.shape)), state
 
     def _kept(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Keys, of width 0 where nothing needs them, and values, ``(B, H, n, D)``."""

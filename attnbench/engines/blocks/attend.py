@@ -75,7 +75,6 @@ def _fetched(tile: Tile, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _of_keys(tile: Tile, y: Tensor) -> Tensor:
-    """``(T, C, ·)`` from y ``(tokens, ·)``."""
     blocks = y.view(-1, tile.columns, y.shape[1]).index_select(0, tile.keys)
     return blocks.view(len(tile.blocks), -1, y.shape[1])
 

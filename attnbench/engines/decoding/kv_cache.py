@@ -50,6 +50,14 @@ class Cache(NamedTuple):
         return self.k[:, :, self.length :], self.v[:, :, self.length :]
 
 
+class AndRecent(NamedTuple):
+    """A cache, and the last tokens of what a short convolution reads."""
+
+    cache: Cache
+    recent: Tensor
+    """``(B, width - 1, ·)``, zeros in front of the first."""
+
+
 def attend(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None = None, sink: Sink | None = None) -> Tensor:
     """Softmax attention of the last query ``(B, H, 1, D)`` to k and v ``(B, K, n, D)``; statistics in float32 at least.
 
@@ -113,11 +121,9 @@ class CachedDecoding:
     visible: Visible | None = None
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Cache:
-        """q ``(B, H, n, D)``, k and v ``(B, K, n, D)``, n >= 0."""
         return Cache.of(k, v, self.capacity)
 
     def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Cache]:
-        """q ``(B, H, 1, D)``, k and v ``(B, K, 1, D)``."""
         state = state.append(k, v)
         bias: PositionBias | None = getattr(self, "position_bias", None)
         added = None if bias is None else last_row(bias, state.length, accumulator(q.dtype))

@@ -18,6 +18,7 @@ from attnbench.engines import forms
 from attnbench.engines.flex.blocks import Seen, asking
 from attnbench.engines.flex.kernel import FlexKernel, Mod, added_by_distance
 from attnbench.engines.masks import emptied
+from attnbench.engines.tiling import learned
 from attnbench.position_bias import PositionBias
 from attnbench.sink import Sink
 
@@ -167,5 +168,6 @@ class FlexPattern:
         if sink is not None:
             logit = sink.logit.float()[:H]
             inputs.append(logit)
-        learned = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-        return self._kernel(q, k, v, lambda: mask, pairs=pairs, learned=learned, score_mod=score_mod, sink=logit)
+        return self._kernel(
+            q, k, v, lambda: mask, pairs=pairs, learned=learned(*inputs), score_mod=score_mod, sink=logit
+        )

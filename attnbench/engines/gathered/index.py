@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
+from attnbench.engines.decoding.kv_cache import Cache
 from attnbench.engines.precision import accumulator, hidden
-from attnbench.engines.tiling import budget, row_blocks
+from attnbench.engines.tiling import budget, recomputed, row_blocks
 
 _LESSON_ROWS = 64
 """Queries at least whose index is taught at a time: the gradients of all index keys are added up anew for each."""
@@ -35,6 +35,14 @@ class Index(NamedTuple):
         if self.w is None:
             return products.sum(2)
         return torch.matmul(self.w[examples, rows][:, :, None], products)[:, :, 0]
+
+
+class Ranked(NamedTuple):
+    """What decoding keeps: keys and values, and the index's keys of each token."""
+
+    cache: Cache
+    ranking: Cache
+    """Its values have no width; neither have its keys if there is no index."""
 
 
 class _Taught(torch.autograd.Function):
@@ -77,7 +85,7 @@ def lesson(index: Index, chosen: Tensor, q: Tensor, k: Tensor, key_mask: Tensor 
     masks = [None] * len(sizes) if key_mask is None else torch.split(key_mask, sizes, 1)
     for *rows, real in zip(*cut, masks, strict=True):
         each = partial(_surprise, k, index.b, plain=index.plain)
-        total = total + checkpoint(each, *rows, real, use_reentrant=False, preserve_rng_state=False)
+        total = total + recomputed(each, *rows, real)
     count = B * q.shape[2] if key_mask is None else key_mask.sum()
     return total / count
 

@@ -80,12 +80,12 @@ class _AttendAll(torch.autograd.Function):
         rows = min(rows or _rows(q, numbers), max(N, k.shape[2]))
         groups = head_groups(q, rows * numbers // 2)
         for group in groups:
-            tiles, sums = Tiles(features, group, rows, q, columns=features.columns), every.of(group)
+            tiles, sums = features.tiles(group, rows, q), every.of(group)
             # The output's memory is free until its first query is answered.
             spare = place(out, group) if rows <= N else None
             add_keys(sums, tiles, k, v, key_mask, rows, spare)
             top = None if key_mask is None else sums.top
-            tiles.features = tiles.features.at(sums.top)
+            tiles.at(sums.top)
             for block in row_blocks(N, rows):
                 _, phi = tiles.queries(q, block)
                 into = place(out, group, block) if at_once else None
@@ -101,9 +101,9 @@ class _AttendAll(torch.autograd.Function):
         dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
         features: FeatureMap = ctx.features
         for group in ctx.groups:
-            tiles = Tiles(features, group, ctx.rows, q, count=2, columns=features.columns)
+            tiles = features.tiles(group, ctx.rows, q, count=2)
             sums = KeySums(*every).of(group)
-            tiles.features = tiles.features.at(sums.top)
+            tiles.at(sums.top)
             of_values, d_of_ones = sums.of_values.contiguous(), torch.zeros_like(sums.of_ones)
             d_of_values = torch.zeros_like(of_values)
             for block in row_blocks(q.shape[2], ctx.rows):

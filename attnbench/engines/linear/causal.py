@@ -18,7 +18,7 @@ from attnbench.engines.linear.causal_block import Call, Gradients, attend_block,
 from attnbench.engines.linear.feature_map import FeatureMap, Tiles
 from attnbench.engines.linear.key_sums import KeySums
 from attnbench.engines.precision import accumulator
-from attnbench.engines.tiling import Group, head_groups, large_steps
+from attnbench.engines.tiling import Group, head_groups, large_steps, learned
 
 
 def attend_causally(
@@ -39,9 +39,8 @@ def attend_causally(
         # Pairs within chunks cost more the longer the chunks are, sums between chunks the more features there are.
         chunk = 256 if large_steps(q) else 32 if features.width < 256 else 64
     chunk = min(chunk, q.shape[2])
-    differentiable = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     attend = _AttendCausally.apply
-    out: Tensor = attend(q, k, v, key_mask, features, chunk, differentiable)  # type: ignore[no-untyped-call]  # untyped in torch
+    out: Tensor = attend(q, k, v, key_mask, features, chunk, learned(q, k, v))  # type: ignore[no-untyped-call]  # untyped in torch
     return out
 
 

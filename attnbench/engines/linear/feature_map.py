@@ -25,19 +25,14 @@ class FeatureMap(ABC):
 
     width: int
     """F, the number of features."""
-    columns: bool = False
-    """Whether a tile is written faster feature by feature, each for all its tokens: products of two channels, say."""
-    by_feature: bool = False
-    """Whether key features are their own log weights: :meth:`keys` then writes and returns these, ``(G, c, F)``.
-    Taken relative to the largest of each feature, no sum underflows. Only where all queries see the same keys."""
 
     def of(self, group: Group) -> FeatureMap:
         """The map for one group of pairs; itself if it is the same for all."""
         return self
 
-    def at(self, level: Tensor) -> FeatureMap:
-        """The map for queries that makes up for the ``level`` ``(G, 1, F)`` divided out of keys ``by_feature``."""
-        return self
+    def tiles(self, group: Group, rows: int, like: Tensor, count: int = 1) -> Tiles:
+        """The memory for one group's tiles if all queries see the same keys."""
+        return Tiles(self, group, rows, like, count)
 
     @abstractmethod
     def queries(self, x: Tensor, out: Tensor) -> None:
@@ -57,14 +52,22 @@ class FeatureMap(ABC):
         return self.queries_grad(x, features, grad)
 
 
+class LogKeys(FeatureMap):
+    """A map whose key features are their own log weights: :meth:`keys` writes and returns these, ``(G, c, F)``.
+
+    Taken relative to the largest of each feature, no sum underflows. Only if all queries see the same keys.
+    """
+
+    @abstractmethod
+    def at(self, level: Tensor) -> FeatureMap:
+        """The map for queries that makes up for the ``level`` ``(G, 1, F)`` divided out of keys."""
+
+
 class Tiles:
     """One group's part of the tensors, tile by tile; the features of every tile go into the same memory."""
 
-    def __init__(
-        self, features: FeatureMap, group: Group, rows: int, like: Tensor, count: int = 1, *, columns: bool = False
-    ) -> None:
-        """``columns``: the tokens of each feature lie side by side in memory, not the features of each token."""
-        self.features, self.group, self.columns = features.of(group), group, columns
+    def __init__(self, features: FeatureMap, group: Group, rows: int, like: Tensor, count: int = 1) -> None:
+        self.features, self.group = features.of(group), group
         batch, heads = group
         self.pairs = (batch.stop - batch.start) * (heads.stop - heads.start)
         self.dtype = accumulator(like.dtype)
@@ -72,20 +75,20 @@ class Tiles:
 
     def blank(self, tokens: int, which: int = 0) -> Tensor:
         """``(G, tokens, F)``, not filled; contiguous, or its transpose is."""
-        width = self.features.width
-        memory = self._memory[which, : self.pairs * tokens * width]
-        if self.columns:
-            return memory.view(self.pairs, width, tokens).mT
-        return memory.view(self.pairs, tokens, width)
+        return self.laid_out(self._memory[which, : self.pairs * tokens * self.features.width], tokens)
+
+    def laid_out(self, memory: Tensor, tokens: int) -> Tensor:
+        """Memory of ``G·tokens·F`` numbers as ``(G, tokens, F)``: the features of each token side by side."""
+        return memory.view(self.pairs, tokens, self.features.width)
+
+    def at(self, level: Tensor) -> None:
+        """Make up in the queries from here on for the ``level`` divided out of keys, if that is one of each feature."""
+        if isinstance(self.features, LogKeys):
+            self.features = self.features.at(level)
 
     def product(self, a: Tensor, b: Tensor, which: int) -> Tensor:
         """a b ``(G, tokens, F)`` in a tile's memory, as oneDNN writes it: row by row."""
-        out = self.blank(a.shape[1], which)
-        if self.columns:
-            torch.bmm(b.mT, a.mT, out=out.mT)
-        else:
-            torch.bmm(a, b, out=out)
-        return out
+        return torch.bmm(a, b, out=self.blank(a.shape[1], which))
 
     def cut(self, x: Tensor, block: slice) -> Tensor:
         return cut(x, self.group, block)
@@ -151,6 +154,18 @@ class Tiles:
         return self.cut(grad, block) / self.cut(divisors, block)
 
 
+class ColumnTiles(Tiles):
+    """Tiles written feature by feature, each for all its tokens: that is faster for products of two channels, say."""
+
+    def laid_out(self, memory: Tensor, tokens: int) -> Tensor:
+        return memory.view(self.pairs, self.features.width, tokens).mT
+
+    def product(self, a: Tensor, b: Tensor, which: int) -> Tensor:
+        out = self.blank(a.shape[1], which)
+        torch.bmm(b.mT, a.mT, out=out.mT)
+        return out
+
+
 class Prepared(FeatureMap):
     """φ applied to what ``prepare(x, *parameters)`` makes of each row, without gradients.
 
@@ -161,13 +176,10 @@ class Prepared(FeatureMap):
 
     def __init__(self, features: FeatureMap, prepare: Callable[..., Tensor], parameters: tuple[Tensor, ...]) -> None:
         self.features, self.prepare, self.parameters = features, prepare, parameters
-        self.width, self.by_feature = features.width, features.by_feature
+        self.width = features.width
 
     def of(self, group: Group) -> Prepared:
-        return Prepared(self.features, self.prepare, tuple(x[group].flatten(0, 1) for x in self.parameters))
-
-    def at(self, level: Tensor) -> Prepared:
-        return Prepared(self.features.at(level), self.prepare, self.parameters)
+        return type(self)(self.features, self.prepare, tuple(x[group].flatten(0, 1) for x in self.parameters))
 
     def queries(self, x: Tensor, out: Tensor) -> None:
         self.features.queries(self.prepare(x, *self.parameters), out)
@@ -177,3 +189,12 @@ class Prepared(FeatureMap):
 
     def queries_grad(self, x: Tensor, features: Tensor, grad: Tensor) -> Tensor:
         raise NotImplementedError
+
+
+class PreparedLogKeys(Prepared, LogKeys):
+    """:class:`Prepared` for a map of :class:`LogKeys`."""
+
+    features: LogKeys
+
+    def at(self, level: Tensor) -> FeatureMap:
+        return Prepared(self.features.at(level), self.prepare, self.parameters)

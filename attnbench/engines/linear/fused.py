@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 
 from attnbench.compiled import out_of_sight
-from attnbench.engines.linear.feature_map import FeatureMap
+from attnbench.engines.linear.feature_map import FeatureMap, LogKeys
 from attnbench.engines.precision import accumulator, hidden
 from attnbench.errors import Unsupported
 
@@ -253,7 +253,6 @@ def _run(
     matmul_flops: int,
     exponentials: int = 0,
 ) -> None:
-    """Run a kernel, and book what it does."""
     done: Tensor = arguments[0].new_empty(0)  # kernels return nothing: they write into their arguments
 
     def call() -> Tensor:
@@ -381,7 +380,7 @@ def _featured(features: FeatureMap, q: Tensor, k: Tensor, keys: Keys) -> tuple[F
     x, y = (one.flatten(0, 1).to(accumulator(one.dtype)) for one in (q, k))
     phi_q, phi_k = (one.new_empty(*one.shape[:2], features.width) for one in (x, y))
     levels = features.keys(y, phi_k)
-    if features.by_feature:
+    if isinstance(features, LogKeys):
         if padded is not None:
             phi_k.view(*k.shape[:3], -1).masked_fill_(padded, hidden(phi_k.dtype))
         top = phi_k.amax(1, keepdim=True)

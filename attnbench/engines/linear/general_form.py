@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from attnbench.engines.linear.feature_map import FeatureMap
-from attnbench.engines.linear.random_maps import CosineSineFeatures, ExponentialFeatures
+from attnbench.engines.linear.random_maps import CosineSineFeatures, ExponentialFeatures, LogExponentials
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import LOG2E
 
@@ -60,12 +60,12 @@ class GeneralForm:
         columns = [x * self.gamma, own] if self.kernel == "trig" else [x * self.gamma, own, torch.ones_like(own)]
         return torch.cat(columns, -1)
 
-    def feature_map(self, omega: Tensor, *, by_feature: bool) -> FeatureMap:
+    def feature_map(self, omega: Tensor, *, causal: bool) -> FeatureMap:
         """φ for what :meth:`inputs` gives.
 
         Args:
             omega: ``(R, D)``, float32 at least.
-            by_feature: whether exponentials may be relative to the largest of each feature, as without causality.
+            causal: whether queries see different keys; else exponentials are relative to the largest of each feature.
         """
         rows = omega.mT.contiguous()
         growth = omega.square().sum(-1) * ((1 - self.gamma**2) / 4)
@@ -74,7 +74,7 @@ class GeneralForm:
         columns = torch.cat([rows, torch.ones_like(rows[:1]), growth[None]])
         if self.kernel == "hyperbolic":
             columns = torch.cat([columns, torch.cat([-rows, columns[-2:]])], -1)
-        return ExponentialFeatures(columns, by_feature=by_feature)
+        return ExponentialFeatures(columns) if causal else LogExponentials(columns)
 
 
 class WeighedWaves(CosineSineFeatures):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attnbench.engines.linear.feature_map import FeatureMap
+from attnbench.engines.linear.feature_map import FeatureMap, LogKeys
 from attnbench.engines.precision import accumulator, hidden
 from attnbench.engines.products import best_for, laid_out
 from attnbench.engines.tiling import Group, within
@@ -30,7 +30,7 @@ def weigh_ones(weight: Tensor | None, phi: Tensor) -> Tensor:
 
 
 def relative(phi: Tensor, log_weight: Tensor, top: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Features and weights ``(G, c, 1)``, relative to the largest; for a map that is by_feature, features and None."""
+    """Features and weights ``(G, c, 1)``, relative to the largest; for :class:`LogKeys`, features and None."""
     if log_weight is phi:
         return log_weight.sub_(top).exp2_(), None
     return phi, (log_weight - top).exp2_()
@@ -44,16 +44,16 @@ class KeySums(NamedTuple):
     of_ones: Tensor
     """Σ φ(k)ᵀ / 2^top, ``(G, 1, F)``. Kept apart, since oneDNN takes a quarter longer for 65 columns than for 64."""
     top: Tensor
-    """The largest log weight, ``(G, 1, 1)``; that of each feature, ``(G, 1, F)``, for a map that is by_feature."""
+    """The largest log weight, ``(G, 1, 1)``; that of each feature, ``(G, 1, F)``, for :class:`LogKeys`."""
 
     @classmethod
     def empty(cls, like: Tensor, values: int, features: FeatureMap, *count: int) -> KeySums:
         """No keys yet. The largest log weight is finite, so that the difference of two such is 0 and not NaN."""
-        dtype = accumulator(like.dtype)
+        dtype, levels = accumulator(like.dtype), features.width if isinstance(features, LogKeys) else 1
         return cls(
             like.new_zeros(*count, features.width, values, dtype=dtype).mT,
             like.new_zeros(*count, 1, features.width, dtype=dtype),
-            like.new_full((*count, 1, features.width if features.by_feature else 1), hidden(dtype), dtype=dtype),
+            like.new_full((*count, 1, levels), hidden(dtype), dtype=dtype),
         )
 
     def of(self, group: Group) -> KeySums:

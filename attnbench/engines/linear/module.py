@@ -14,7 +14,7 @@ from attnbench.engines import forms
 from attnbench.engines.linear import fused
 from attnbench.engines.linear.all_keys import add_keys, attend_all
 from attnbench.engines.linear.causal import attend_causally
-from attnbench.engines.linear.feature_map import FeatureMap, Prepared, Tiles
+from attnbench.engines.linear.feature_map import FeatureMap, LogKeys, Prepared, PreparedLogKeys, Tiles
 from attnbench.engines.linear.key_sums import KeySums
 from attnbench.engines.masks import emptied, visible_pairs
 from attnbench.engines.tiling import head_groups
@@ -114,7 +114,9 @@ class FeatureAttention(nn.Module):
             x, y = self.prepare(q, *parameters), self.prepare(k, *parameters)
             return self.attend_as_it_is(x, y, v, key_mask, by_triton=by_triton).to(q.dtype)
         # Tile by tile only without gradients, which would take longer through every tile than all at once.
-        features = Prepared(self.feature_map(q.dtype), self.prepare, parameters)
+        features = self.feature_map(q.dtype)
+        prepared = PreparedLogKeys if isinstance(features, LogKeys) else Prepared
+        features = prepared(features, self.prepare, parameters)
         return attend_all(q, k, v, features, key_mask=key_mask, rows=self.chunk)
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
@@ -144,7 +146,7 @@ class FeatureAttention(nn.Module):
         features.queries(x_q, phi)
         shape = v.shape[:2]
         phi, phi_k, values = (x.view(*shape, *x.shape[1:]) for x in (phi, phi_k, values))
-        if features.by_feature:
+        if isinstance(features, LogKeys):
             log_weight = phi_k
         elif log_weight is not None:
             log_weight = log_weight.view(*shape, 1, 1)

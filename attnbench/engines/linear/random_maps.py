@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from attnbench.engines.linear.feature_map import FeatureMap
+from attnbench.engines.linear.feature_map import FeatureMap, LogKeys
 from attnbench.engines.precision import LOG2E
 from attnbench.engines.tiling import fill
 
@@ -100,16 +100,28 @@ class ExponentialFeatures(PositiveFeatures):
 
     Args:
         weight: ``(D, R)``.
-        by_feature: whether each key feature is relative to its own largest value over the keys.
+    """
+
+    def keys(self, x: Tensor, out: Tensor) -> Tensor:
+        return self.exponentiate(x, out)
+
+    def keys_grad(self, x: Tensor, features: Tensor, grad: Tensor) -> Tensor:
+        return self.queries_grad(x, features, grad)
+
+
+class LogExponentials(ExponentialFeatures, LogKeys):
+    """The same, each key feature relative to its own largest value over the keys.
+
+    Args:
         level: the exponents of these largest values, to the base 2, ``(G, 1, R)``, added to those of queries; None: 0.
     """
 
-    def __init__(self, weight: Tensor, *, by_feature: bool, level: Tensor | None = None) -> None:
+    def __init__(self, weight: Tensor, level: Tensor | None = None) -> None:
         super().__init__(weight)
-        self.by_feature, self.level = by_feature, level
+        self.level = level
 
     def at(self, level: Tensor) -> FeatureMap:
-        return ExponentialFeatures(self.weight, by_feature=True, level=level) if self.by_feature else self
+        return LogExponentials(self.weight, level)
 
     def queries(self, x: Tensor, out: Tensor) -> None:
         self.exponents(x, out)
@@ -118,13 +130,8 @@ class ExponentialFeatures(PositiveFeatures):
         out.sub_(out.amax(-1, keepdim=True)).exp2_()
 
     def keys(self, x: Tensor, out: Tensor) -> Tensor:
-        if not self.by_feature:
-            return self.exponentiate(x, out)
         self.exponents(x, out)
         return out
-
-    def keys_grad(self, x: Tensor, features: Tensor, grad: Tensor) -> Tensor:
-        return self.queries_grad(x, features, grad)
 
 
 class CosineSineFeatures(Projected):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from attnbench.engines.patterns.tiles import Blocks, Heads, Mask
 from attnbench.engines.products import bmm, laid_out
-from attnbench.engines.tiling import large_steps
+from attnbench.engines.tiling import large_steps, row_blocks
 
 
 # By bmm, since matmul copies a single transposed matrix in four dimensions.
@@ -69,14 +68,9 @@ def _add(b: Blocks, sums: Tensor, into: Tensor, heads: Heads) -> None:
     """Add to each of the blocks, which may overlap, its own part of ``sums`` ``(heads, count, size, d)``."""
     target = b.of(into, heads)
     apart = b.count == 1 or b.step < b.stride
-    for piece in (slice(None),) if apart else _pieces(b.size, b.step // b.stride):
+    # No piece of a block is longer than the step, so that it does not overlap the same piece of other blocks.
+    for piece in (slice(None),) if apart else row_blocks(b.size, b.step // b.stride):
         target[:, :, piece].add_(sums[:, :, piece])
-
-
-def _pieces(size: int, step: int) -> Iterator[slice]:
-    """Pieces of a block, no longer than the step, so that they do not overlap the same piece of other blocks."""
-    for first in range(0, size, step):
-        yield slice(first, first + step)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,25 +11,17 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from attnbench.engines import fla, forms
+from attnbench.engines.linear.maps import Map
 from attnbench.engines.masks import emptied
 from attnbench.engines.precision import accumulator, unit
 from attnbench.engines.recurrent.erase_and_write import BeforeDecay, erase_and_write
 from attnbench.engines.recurrent.real_tokens import both_ways
-from attnbench.engines.recurrent.short_convolution import ShortConvolution
+from attnbench.engines.recurrent.short_convolution import Remembered, ShortConvolution
 from attnbench.engines.recurrent.stretches import by_heads
 from attnbench.shape import Shape
 
 Groups = Annotated[int, Field(ge=1, description="heads of values that read one head of queries and keys")]
 """The option of layers that may have more heads of values than of keys."""
-
-
-class Erased(NamedTuple):
-    """What is kept of the tokens so far."""
-
-    state: Tensor
-    """``(B, H·groups, D, E)``, float32 at least."""
-    last: Tensor
-    """What the convolution reads of the last tokens, ``(B, width - 1, H·(2D + groups·E))``."""
 
 
 class Rule(NamedTuple):
@@ -60,6 +52,7 @@ class ErasingLayer(nn.Module):
     says.
     """
 
+    out: Map
     kernel: str
     form = "torch"
 
@@ -102,7 +95,6 @@ class ErasingLayer(nn.Module):
         return q, k, v, *rates
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """x ``(B, N, C)`` of any length; ``key_mask`` ``(B, N)``, True where a token is real."""
         (x,) = emptied(key_mask, x)
         return self._finish(x, both_ways(self._run, self.project(x), key_mask, causal=self.causal))
 
@@ -146,7 +138,6 @@ class ErasingLayer(nn.Module):
         return erase_and_write(*self.rule(*activated(q, k, v), *rates), chunk=self.chunk, strict=strict)[0]
 
     def _split(self, projected: Tensor) -> tuple[Tensor, Tensor]:
-        """What the convolution reads, and the columns for the gates."""
         mixed = self.heads * sum(self.sizes)
         return projected[..., :mixed], projected[..., mixed:]
 
@@ -156,26 +147,23 @@ class ErasingLayer(nn.Module):
         return [torch.unflatten(part, -1, (self.heads, -1)).transpose(1, 2) for part in parts]
 
     def _finish(self, x: Tensor, y: Tensor) -> Tensor:
-        """Norm, gate and output projection of the heads' outputs ``(B, N, H·groups·E)``."""
         y = self.norm(torch.unflatten(y, -1, (self.heads * self.groups, -1))).flatten(2)
-        out: Tensor = self.out(y * self.opened(x))
-        return out
+        return self.out(y * self.opened(x))
 
-    def begin(self, x: Tensor) -> Erased:
-        """x ``(B, n, C)``, n >= 0."""
+    def begin(self, x: Tensor) -> Remembered:
         tokens, gates = self._split(self.project(x))
         dtype = accumulator(x.dtype)
         _, D, E = self.sizes
         state = x.new_zeros(x.shape[0], self.heads * self.groups, D, E // self.groups, dtype=dtype)
         if x.shape[1]:
             state = self._pass(tokens, gates)[1]
-        return Erased(state, self.short.begin(tokens))
+        return Remembered(state, self.short.begin(tokens))
 
-    def prompted(self, x: Tensor) -> tuple[Tensor, Erased]:
+    def prompted(self, x: Tensor) -> tuple[Tensor, Remembered]:
         """x ``(B, n, C)``, n >= 1, in one pass over the chunks."""
         tokens, gates = self._split(self.project(x))
         y, state = self._pass(tokens, gates)
-        return self._finish(x, y.transpose(1, 2).flatten(2).to(x.dtype)), Erased(state, self.short.begin(tokens))
+        return self._finish(x, y.transpose(1, 2).flatten(2).to(x.dtype)), Remembered(state, self.short.begin(tokens))
 
     def _pass(self, tokens: Tensor, gates: Tensor) -> tuple[Tensor, Tensor]:
         """The outputs of the heads ``(B, H·groups, n, E)`` and the last state, in the dtype of sums."""
@@ -188,8 +176,7 @@ class ErasingLayer(nn.Module):
             states.append(state)
         return self._side_by_side(outputs), self._side_by_side(states)
 
-    def step(self, state: Erased, x: Tensor) -> tuple[Tensor, Erased]:
-        """x ``(B, 1, C)``."""
+    def step(self, state: Remembered, x: Tensor) -> tuple[Tensor, Remembered]:
         tokens, gates = self._split(self.project(x))
         tokens, last = self.short.step(state.last, tokens)
         parts, rates = self._activated(tokens.to(state.state.dtype)), self.rates(gates)
@@ -209,7 +196,7 @@ class ErasingLayer(nn.Module):
             change = erase[..., None] * (v - k @ left)
         left.addcmul_(k.mT, change)
         y = (q @ left).view(len(x), 1, -1).to(x.dtype)
-        return self._finish(x, y), Erased(left.view_as(state.state), last)
+        return self._finish(x, y), Remembered(left.view_as(state.state), last)
 
     def _activated(self, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What :func:`activated` gives for one token ``(B, 1, ·)``, in half as many calls: they take the time here."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import torch
 from pydantic import Field
@@ -13,6 +13,15 @@ from attnbench.engines.precision import accumulator
 
 Width = Annotated[int, Field(ge=1, description="tokens under the short convolution, the token itself included")]
 """The option of all layers that have one."""
+
+
+class Remembered(NamedTuple):
+    """What a recurrence keeps of the tokens so far."""
+
+    state: Tensor
+    """``(B, H, rows, E)`` of all heads, float32 at least."""
+    last: Tensor
+    """What the next token is mixed with of the last ones, ``(B, few, ·)``; zeros in front of the first."""
 
 
 class ShortConvolution(nn.Module):
@@ -35,7 +44,6 @@ class ShortConvolution(nn.Module):
         return conv1d(channels, weight[:, None], b, groups=len(weight)).mT.to(x.dtype)
 
     def _numbers(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The weights and b, in the dtype of sums over x."""
         dtype = accumulator(x.dtype)
         return self.weight.to(dtype), None if self.b is None else self.b.to(dtype)
 

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
-from torch.utils.checkpoint import checkpoint
 
-from attnbench.engines.tiling import Group, budget, cut, head_groups
+from attnbench.engines.tiling import Group, budget, cut, head_groups, recomputed
 
 Compute = Callable[..., Tensor]
 """Maps tensors ``(G, ...)`` of G pairs of batch entry and head, in float32 or float64, to an output ``(G, N, E)``."""
@@ -147,10 +146,6 @@ def rows_in_turn(
 def _in_turn(
     work: Callable[..., tuple[Any, Any]], parts: Sequence[tuple[Any, ...]], state: Any
 ) -> Iterator[tuple[Any, Any]]:
-    again = len(parts) > KEPT and torch.is_grad_enabled()
     for part in parts:
-        if again:
-            out, state = checkpoint(work, state, *part, use_reentrant=False, preserve_rng_state=False)
-        else:
-            out, state = work(state, *part)
+        out, state = recomputed(work, state, *part, wanted=len(parts) > KEPT)
         yield out, state

@@ -108,4 +108,4 @@ class PeerFoX(ForgettingAttention):
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         (x,) = emptied(key_mask, x)
-        return self._joined(_turned(first(self.attend(*_turned(*self._parts(x)))))[0])
+        return self.joined(_turned(first(self.attend(*_turned(*self._parts(x)))))[0])
