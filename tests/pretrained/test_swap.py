@@ -16,7 +16,7 @@ from attnbench.pretrained.own_encoder import OwnEncoder
 from attnbench.pretrained.question import Entry, Question, Wanted
 from attnbench.pretrained.row import COLUMNS, Row
 from attnbench.pretrained.summary import lines
-from attnbench.pretrained.swap import ROWS, TABLE, Place, Swapped, Watcher, swap
+from attnbench.pretrained.swap import ROWS, TABLE, Place, SwapFolder, Swapped, Watcher, swap
 from attnbench.pretrained.tune import Rules
 from attnbench.spec import parse_spec
 from attnbench.status import Status
