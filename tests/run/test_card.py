@@ -18,7 +18,7 @@ from attnbench.measure.card import Clocked
 from attnbench.measure.stopwatch import WallClock
 from attnbench.measure.time import EVERY, Sample, Sampler, TimingRules
 from attnbench.record import Record
-from attnbench.report import sources as facts
+from attnbench.report.sources import environment_of
 from attnbench.run import compare, pairs
 from attnbench.run.isolation import CellFailed, Settings, Worker
 from attnbench.run.length import Length
@@ -99,13 +99,13 @@ def test_a_look_with_each_answer_becomes_the_facts_of_the_run(monkeypatch: pytes
     known = worker.state["card"]
     assert known["during"] == {"temperature_c": [40, 61], "throttled": "heat"}
     assert (known["before"], known["after"]) == ({"temperature_c": 30}, {"temperature_c": 50})
-    assert facts.environment({"card": known}) == [
+    assert environment_of({"card": known}) == [
         ("card", "driver 1"),
         ("card before", "temperature 30 °C"),
         ("card during", "temperature 40 to 61 °C, throttled heat"),
         ("card after", "temperature 50 °C"),
     ]
-    assert facts.environment({"card": 3}) == []
+    assert environment_of({"card": 3}) == []
 
 
 @pytest.mark.parametrize("look", [3, [1], {"temperature_c": {}}])
