@@ -17,7 +17,7 @@ import pandas as pd
 from attnbench.axes import FOLLOWING
 from attnbench.errors import ResultsError
 from attnbench.record import ADDED, COLUMNS, READABLE, kinds
-from attnbench.runs import by_age, suites_of
+from attnbench.runs import by_age, no_run, suites_of
 from attnbench.status import Status
 from attnbench.store import CURVES, ENVIRONMENT, RECORDS, RunFolder
 from attnbench.store import TABLE as FILE
@@ -115,7 +115,7 @@ def find_results(path: Path) -> list[Path]:
     runs = [by_age(file.parent for file in [*filter(_is_in_run, here)] or here) for here in tables]
     standing = [run / FILE for together in runs for run in (together if is_collection(together) else together[-1:])]
     if not standing:
-        raise ResultsError(f"{path}: holds no run (no {FILE} inside); measure first with: attnbench run SUITE")
+        raise no_run(path, f"there is no {FILE}; measure first with: attnbench run SUITE")
     return standing
 
 
