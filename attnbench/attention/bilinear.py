@@ -20,7 +20,7 @@ from attnbench.visible import Visible
 
 @register(
     "bilinear",
-    family="kernel",
+    family="pairwise",
     source="Luong et al. 2015, arXiv:1508.04025, section 3.1, the score called general",
     formula="oᵢ = Σ_j softmax_j(qᵢᵀ·W·kⱼ) vⱼ",
     cost="O(n²·d)",
@@ -28,7 +28,6 @@ from attnbench.visible import Visible
     memory_exponent=1.0,
     traits=Traits(
         target="other",
-        meets="all keys",
         stochastic=True,
         decode=True,
         mask=True,

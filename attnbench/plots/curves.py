@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from attnbench.plots.captions import own_form_note, short_names
 from attnbench.plots.load import read_curves
 from attnbench.plots.options import is_number
-from attnbench.plots.page import NothingToDraw
+from attnbench.plots.page import NothingToDraw, winners
 from attnbench.plots.score_lines import Line, Panel, draw_lines
 from attnbench.plots.scored import Problem, about, hidden_options, left_out, problems
 from attnbench.plots.setting import PANELS, RUN, restrict, scored
@@ -22,7 +22,6 @@ from attnbench.plots.style import Look, in_style
 from attnbench.plots.ticks import linear_ticks, plain
 from attnbench.trained import Choice
 
-TITLE = "Learning curves"
 NEEDS = "curves.jsonl beside the results"
 
 Curves = Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]
@@ -68,7 +67,16 @@ def draw_curves(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None
         own_form_note(names),
         f"Not drawn, for want of room: {', '.join(rest)}." if rest else "",
     ]
-    return draw_lines(TITLE, about(rows, drawn), notes, panels, "validation score", _scale, _draw)
+    best = winners([[(line.y[-1], line.name) for line in panel.lines] for panel in panels])
+    return draw_lines(
+        f"Highest last score of validation: {best}",
+        about(rows, drawn),
+        notes,
+        panels,
+        "validation score",
+        _scale,
+        _draw,
+    )
 
 
 def _panel(one: Problem, curves: Curves, names: Mapping[str, str]) -> Panel:

@@ -22,8 +22,8 @@ from attnbench.plots.setting import PANELS, compared, only_length, restrict, set
 from attnbench.plots.style import SMALL_SIZE, TEXT_SIZE, Look, in_style, looks
 from attnbench.plots.ticks import log_axis, padded, plain
 from attnbench.status import Status
+from attnbench.units import format_number
 
-TITLE = "Approximation error"
 NEEDS = "errors at two options or logit_std"
 _TRIVIAL = "answering mean(V)"
 _TICKS = 9
@@ -78,22 +78,26 @@ def draw_error(
         raise NothingToDraw("; ".join(failures(every)) or f"needs {NEEDS}")
     rows = pd.concat([rows for _, rows in shown])
     notes = [
+        *_left_out(rows[(rows["status"] == Status.OK) & np.isfinite(rows["rel_error"])], panels),
         own_form_note(rows["label"]),
         "Relative error of the output against exact attention in float64; bars: standard deviation over draws. A "
         "method above the line of mean(V) is no better than answering every query with the average of the values.",
         "Right of the upright line: other inputs, such as those of a trained model."
         * any(panel.beside for panel in panels),
-        *_left_out(rows[(rows["status"] == Status.OK) & np.isfinite(rows["rel_error"])]),
         *(f"Not drawn — {line}" for line in failures(rows, at_n=False)),
         without_room(found),
     ]
     return _draw(panels, where(rows, only_length(rows)), notes)
 
 
-def _left_out(ok: pd.DataFrame) -> list[str]:
-    """One line that names exact methods, other operators and unfitted methods."""
+def _left_out(ok: pd.DataFrame, panels: Sequence[Panel]) -> list[str]:
+    """One line that names exact methods, other operators, unfitted methods, and those with a single error."""
     words = {"exact": "exact up to rounding", "distance": "other operators", "learned": "no error before fitting"}
-    parts = []
+    drawn = {"mean-value", *(line.variant for panel in panels for line in panel.lines)}
+    single = ok[(ok["error_kind"] == "approximation") & (ok["rel_error"] >= ROUNDING) & ~ok["variant"].isin(drawn)]
+    points = single[["label", "inputs", "rel_error"]].itertuples(index=False)
+    said = [f"{label} ({format_number(error)} on {inputs})" for label, inputs, error in points]
+    parts = [f"at one setting, which makes no line: {', '.join(said)}"] if said else []
     for kind, word in words.items():
         here = ok["error_kind"] == kind
         if kind == "exact":
@@ -114,7 +118,7 @@ def _draw(panels: Sequence[Panel], about: Sequence[str], notes: Sequence[str]) -
         _axis(panel) + (1.9 + key if narrow() else max(1.7, 0.14 * len(panel.lines)))
         for panel, key in zip(panels, below, strict=True)
     ]
-    page = new_page(TITLE, about, notes, room=stacked(rooms, [panel.heading for panel in panels]))
+    page = new_page(_title(panels), about, notes, room=stacked(rooms, [panel.heading for panel in panels]))
     look = looks((line.name, line.family) for panel in panels for line in panel.lines)
     parts = page.parts([panel.heading for panel in panels], rooms)
     for part, panel, key in zip(parts, panels, below, strict=True):
@@ -128,6 +132,24 @@ def _draw(panels: Sequence[Panel], about: Sequence[str], notes: Sequence[str]) -
         else:
             _write_key(part, panel, drawn, right + 0.1, bottom, tall + 0.1)
     return page.figure
+
+
+def _title(panels: Sequence[Panel]) -> str:
+    """The least error of all points but the oracles', and the inputs it was found on."""
+    found = [
+        (error, line.name, inputs)
+        for panel in panels
+        for line in panel.lines
+        if line.family != "reference"
+        for error, inputs in [
+            *((error, panel.said) for error in line.y),
+            *((error, f"inputs {name}") for name, (error, _) in line.beside.items()),
+        ]
+    ]
+    if not found:
+        return "Approximation error"
+    error, name, inputs = min(found)
+    return f"Nearest to exact attention: {name}, with an error of {format_number(error, 2)} on {inputs}"
 
 
 def _axis_label(panel: Panel) -> list[str]:

@@ -22,7 +22,6 @@ from attnbench.plots.ticks import linear_ticks, log_axis, padded, plain, trimmed
 from attnbench.status import Status
 from attnbench.units import format_bytes, format_seconds
 
-TITLE = {"error": "What accuracy costs", "score": "What a score costs"}
 _NAMED = {"error": "an error", "score": "a score"}
 _PALE = 0.3
 DISTANCE = " *"
@@ -73,7 +72,12 @@ def draw_frontier(frame: pd.DataFrame, *, about: str = "") -> Figure:
     notes += _not_drawn(frame, drawn, up)
     notes += [own_form_note(name.removesuffix(DISTANCE) for name in names), *_failures(frame)]
     key = wrapped_height(names, said) if narrow() else 0.0
-    whole = new_page(TITLE[up], [about] if about else [], notes, room=(NARROW_ROOM if narrow() else 3.6) + key)
+    whole = new_page(
+        _title(drawn, target, up, column),
+        [about] if about else [],
+        notes,
+        room=(NARROW_ROOM if narrow() else 3.6) + key,
+    )
     page, under = whole.split(key)
     left, right = page.left + 0.6, page.right - (0.1 if narrow() else KEY)
     ax = page.axes(left, page.bottom + 0.45, right - left, page.top - page.bottom - 0.5)
@@ -85,6 +89,16 @@ def draw_frontier(frame: pd.DataFrame, *, about: str = "") -> Figure:
         _settings(ax, drawn[drawn["name"] == name].sort_values(column), column, up, hows[name])
     write_wrapped(under if narrow() else replace(page, left=right + 0.15), hows, said)
     return page.figure
+
+
+def _title(drawn: pd.DataFrame, target: str, up: str, column: str) -> str:
+    """The chosen setting that costs least, or of a budget of time or memory the one with the least error."""
+    least = column if target == up else up
+    chosen = drawn[drawn["chosen"].astype(bool)].sort_values(least)
+    if chosen.empty:
+        return f"No variant meets the budget of {target}"
+    what = f"Least {_ACROSS[column][0]} for" if target == up else "Least error within"
+    return f"{what} that {target}: {chosen['name'].iloc[0]}"
 
 
 def _scale_across(ax: Axes, costs: Sequence[float], column: str) -> None:

@@ -20,7 +20,6 @@ from attnbench.plots.style import SMALL_SIZE, in_style
 from attnbench.plots.ticks import halves, length, log_axis, padded
 from attnbench.status import Status
 
-TITLE = "Variants beside public packages"
 NEEDS = "a variant beside a public package"
 PREFIX = "peer."
 PASSES = {
@@ -223,7 +222,9 @@ def draw_peers(frame: pd.DataFrame, *, n: int | None = None, only: Mapping[str, 
         *left_out(rows),
     ]
     tall = max(_ROW, (len(lengths) + 1.4) * _BAR)
-    page = new_page(TITLE, about, notes, height=2.0, room=len(names) * tall + 0.75)
+    faster, slower = sum(pair.high < 1 for pair in found), sum(pair.low > 1 for pair in found)
+    title = f"Of {len(found)} comparisons the variant is faster than the package in {faster}, slower in {slower}"
+    page = new_page(title, about, notes, height=2.0, room=len(names) * tall + 0.75)
     left, bottom, top = page.left + _NAMES, page.bottom + 0.3, page.top - 0.4
     wide = (page.right - left - _GAP * (len(panels) - 1)) / len(panels)
     ends: dict[str, list[float]] = {}

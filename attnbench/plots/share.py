@@ -22,7 +22,6 @@ from attnbench.plots.style import SMALL_SIZE, Look, in_style, looks
 from attnbench.plots.ticks import length, log_axis, padded
 from attnbench.status import Status
 
-TITLE = "Attention's part of the time"
 NEEDS = "times of a layer or model at two lengths, beside identity or the operators alone"
 IDENTITY = "identity"
 """The variant that returns the values: everything but attention is left."""
@@ -192,10 +191,17 @@ def _draw(panels: Sequence[_Panel], names: Mapping[str, str], about: Sequence[st
     look = looks((one.label, one.family) for panel in panels for one in panel.shares)
     headings = [panel.heading for panel in panels]
     rooms = [2.6 + 0.17 * len(one.shares) if narrow() else max(3.0, 0.17 * len(one.shares) + 0.5) for one in panels]
-    page = new_page(TITLE, about, notes, room=stacked(rooms, headings))
+    page = new_page(_title(panels[0], names), about, notes, room=stacked(rooms, headings))
     for part, panel in zip(page.parts(headings, rooms), panels, strict=True):
         _block(part, panel, names, look)
     return page.figure
+
+
+def _title(panel: _Panel, names: Mapping[str, str]) -> str:
+    """Which lines of the first panel end above half of the time."""
+    above = [names[one.label] for one in panel.shares if math.isfinite(one.half())]
+    longest = length(max(one.n[-1] for one in panel.shares))
+    return f"Attention is over half of the time at n = {longest} with {', '.join(above) or 'no variant'}"
 
 
 def _block(page: Page, panel: _Panel, names: Mapping[str, str], look: Mapping[str, Look]) -> None:

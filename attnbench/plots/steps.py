@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -11,14 +12,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from attnbench.plots.captions import failures, own_form_note, short_names, where
-from attnbench.plots.page import NothingToDraw
+from attnbench.plots.page import NothingToDraw, winners
 from attnbench.plots.score_lines import Line, Panel, draw_lines
 from attnbench.plots.setting import PANELS, Setting, compared, fullest, only_length, restrict, settings, without_room
 from attnbench.plots.style import Look, in_style
 from attnbench.plots.ticks import linear_ticks, plain
 from attnbench.status import Status
 
-TITLE = "Error over the steps"
 NEEDS = "errors of pass generate"
 
 
@@ -65,7 +65,9 @@ def draw_steps(frame: pd.DataFrame, *, n: int | None = None, only: Mapping[str, 
         without_room(found),
     ]
     every = pd.concat([setting.rows for setting in shown])
-    return draw_lines(TITLE, where(every, only_length(every)), notes, panels, "relative error", _scale, _draw)
+    means = [[(math.fsum(line.y) / len(line.y), line.name) for line in panel.lines] for panel in panels]
+    title = f"Least mean error over the new tokens: {winners(means, largest=False)}"
+    return draw_lines(title, where(every, only_length(every)), notes, panels, "relative error", _scale, _draw)
 
 
 def _drawn(rows: pd.DataFrame) -> pd.DataFrame:
