@@ -135,17 +135,9 @@ def _draw(panels: Sequence[Panel], about: Sequence[str], notes: Sequence[str]) -
 
 
 def _title(panels: Sequence[Panel]) -> str:
-    """The least error of all points but the oracles', and the inputs it was found on."""
-    found = [
-        (error, line.name, inputs)
-        for panel in panels
-        for line in panel.lines
-        if line.family != "reference"
-        for error, inputs in [
-            *((error, panel.said) for error in line.y),
-            *((error, f"inputs {name}") for name, (error, _) in line.beside.items()),
-        ]
-    ]
+    lines = [(line, panel.said) for panel in panels for line in panel.lines if line.family != "reference"]
+    found = [(error, line.name, said) for line, said in lines for error in line.y]
+    found += [(error, line.name, f"inputs {at}") for line, _ in lines for at, (error, _) in line.beside.items()]
     if not found:
         return "Approximation error"
     error, name, inputs = min(found)
@@ -157,7 +149,6 @@ def _axis_label(panel: Panel) -> list[str]:
 
 
 def _axis(panel: Panel) -> float:
-    """Room for the scale below a panel, in inches."""
     return 0.31 + 0.15 * len(_axis_label(panel))
 
 
@@ -219,7 +210,6 @@ def _columns(x: Sequence[float], inputs: Sequence[str]) -> dict[str, float]:
 def _write_key(
     page: Page, panel: Panel, drawn: Sequence[tuple[Line, dict[str, Any]]], left: float, bottom: float, height: float
 ) -> None:
-    """Write the names from top to bottom, in the order of the lines' right ends."""
     width = page.right - left
     ax = page.blank(left, bottom, width, height)
     rows: list[tuple[float, str, dict[str, Any]]] = []

@@ -92,7 +92,6 @@ def draw_frontier(frame: pd.DataFrame, *, about: str = "") -> Figure:
 
 
 def _title(drawn: pd.DataFrame, target: str, up: str, column: str) -> str:
-    """The chosen setting that costs least, or of a budget of time or memory the one with the least error."""
     least = column if target == up else up
     chosen = drawn[drawn["chosen"].astype(bool)].sort_values(least)
     if chosen.empty:
@@ -109,7 +108,6 @@ def _scale_across(ax: Axes, costs: Sequence[float], column: str) -> None:
 
 
 def _scale_errors(ax: Axes, drawn: pd.DataFrame, budget: float | None) -> None:
-    """A log scale that holds all errors but those of rounding."""
     errors = drawn.loc[drawn["error"] >= ROUNDING, ["error", "error_low", "error_high"]].to_numpy(dtype=float).ravel()
     errors = errors[errors >= ROUNDING]
     errors = errors if budget is None else np.append(errors, budget)
@@ -118,7 +116,6 @@ def _scale_errors(ax: Axes, drawn: pd.DataFrame, budget: float | None) -> None:
 
 
 def _scale_scores(ax: Axes, drawn: pd.DataFrame, budget: float | None) -> None:
-    """A plain scale that holds all scores with their intervals."""
     scores = drawn[["score", "score_low", "score_high"]].to_numpy(dtype=float).ravel()
     every = [float(score) for score in scores if np.isfinite(score)] + ([] if budget is None else [budget])
     extra = 0.06 * (max(every) - min(every)) or 0.05
@@ -129,7 +126,6 @@ def _scale_scores(ax: Axes, drawn: pd.DataFrame, budget: float | None) -> None:
 
 
 def _settings(ax: Axes, rows: pd.DataFrame, column: str, up: str, how: Look) -> None:
-    """Draw one variant's settings: its frontier as a line, the others pale, a ring around the chosen one."""
     x, y = rows[column].to_numpy(dtype=float), rows[up].to_numpy(dtype=float)
     low, high = (rows[f"{up}_{end}"].to_numpy(dtype=float) for end in ("low", "high"))
     floor = ax.get_ylim()[0]
@@ -152,7 +148,6 @@ def _settings(ax: Axes, rows: pd.DataFrame, column: str, up: str, how: Look) -> 
 
 
 def _said(rows: pd.DataFrame) -> str:
-    """The line below a name in the key: what was chosen."""
     chosen = rows[rows["chosen"].astype(bool)]
     if chosen.empty:
         return "budget not met"
@@ -161,7 +156,6 @@ def _said(rows: pd.DataFrame) -> str:
 
 
 def _not_drawn(frame: pd.DataFrame, drawn: pd.DataFrame, up: str) -> list[str]:
-    """Which variants ran and have no point: those of which an error means nothing before they are fitted."""
     ran = frame.loc[frame["status"] == Status.OK, "variant"]
     missing = [str(name) for name in dict.fromkeys(ran) if name not in set(drawn["variant"])]
     return [f"Without {_NAMED[up]}, and not drawn: {', '.join(missing)}."] if missing else []

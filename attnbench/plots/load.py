@@ -145,7 +145,6 @@ def _alone(file: Path, warn: Callable[[str], None]) -> pd.DataFrame:
 
 
 def _of_run(file: Path, warn: Callable[[str], None]) -> pd.DataFrame:
-    """The rows of the run whose folder ``file`` is in."""
     folder = RunFolder(file.parent)
     history = folder.history()
     records = {record.cell_id: record for record in history}
@@ -171,7 +170,6 @@ def _as_one_machine(frame: pd.DataFrame, folder: RunFolder) -> pd.DataFrame:
 
 
 def _read(table: str, file: Path) -> pd.DataFrame:
-    """The rows of a table; messages call it ``file``."""
     reader = csv.DictReader(io.StringIO(table), restval="", strict=True)
     try:
         rows = list(reader)

@@ -36,7 +36,6 @@ def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bo
 
 
 def _mapped(rows: pd.DataFrame) -> list[str]:
-    """Variants that have a map, the one with most rows first."""
     names = {}
     for variant, part in rows.groupby("variant", sort=False):
         spread = most_peaked(part["inputs"].unique())

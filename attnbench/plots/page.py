@@ -130,7 +130,6 @@ def stacked(rooms: Sequence[float], headings: Sequence[str]) -> float:
 
 
 def _heading(text: str) -> list[str]:
-    """The lines of a heading, on the narrowest page."""
     return wrap(text, _BOLD * ((COLUMN if narrow() else 8.0) - 2 * _MARGIN), TEXT_SIZE) or [""]
 
 
@@ -185,7 +184,6 @@ def new_page(
 
 
 def _caption(notes: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of the notes, or of the first of them and where the rest stands."""
     if sum(map(len, notes)) <= _CAPTION:
         return [line for lines in notes for line in lines]
     shown = 0

@@ -107,7 +107,6 @@ def left_out(frame: pd.DataFrame) -> list[str]:
 
 
 def _of_pairs(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows of packages, and of the variants that have a package beside them."""
     rows = timed(frame)
     packages = rows["variant"].str.startswith(PREFIX)
     named = rows["variant"].str.removeprefix(PREFIX).str.partition(".")[0]
@@ -115,7 +114,6 @@ def _of_pairs(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _sides(frame: pd.DataFrame) -> Iterator[tuple[Row, Row]]:
-    """Pairs of a variant's and its package's row that agree in all but the process."""
     keys = [*(key for key in SAME if key != "process" and key in frame), "inputs", "seq_len", "kv_len"]
     rows = records(timed(frame))
     own: dict[tuple[Any, ...], list[Row]] = {}

@@ -32,7 +32,6 @@ def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bo
 
 
 def _kept(one: Summary) -> float:
-    """Bytes that all layers keep of one sequence; 0 where they were not measured."""
     return one.state_bytes or 0.0
 
 

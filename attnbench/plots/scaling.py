@@ -138,12 +138,10 @@ _COLUMNS = (
 
 
 def _table_height(drawn: Sequence[Series]) -> float:
-    """Height of the table below the panels in a figure of column width, in inches."""
     return 0.65 + 0.16 * len(drawn)
 
 
 def _block(page: Page, drawn: Sequence[Series]) -> None:
-    """Draw time above memory, with their table beside them, or below them in a figure of column width."""
     names = min(names_room(), max(text_width(line.name, SMALL_SIZE) for line in drawn)) + 0.46
     if narrow():
         page, table = page.split(_table_height(drawn))
@@ -191,7 +189,6 @@ def _line(ax: Axes, line: Series, column: str) -> None:
 
 
 def _stops(drawn: Sequence[Series]) -> dict[tuple[int, str], list[Series]]:
-    """(length, status) -> the lines that ended there, so that each end is marked once."""
     stops: dict[tuple[int, str], list[Series]] = {}
     for line in drawn:
         if line.stopped:
@@ -200,7 +197,6 @@ def _stops(drawn: Sequence[Series]) -> dict[tuple[int, str], list[Series]]:
 
 
 def _mark_stop(ax: Axes, inches: tuple[float, float], row: int, n: int, status: str, stopped: Sequence[Series]) -> None:
-    """Draw a cross at the length, above the lines, and write beside it which lines stopped there and how."""
     wide, tall = inches
     low, high = np.log(ax.get_xlim())
     x, y = (math.log(n) - low) / (high - low), 1 - _ROW * (row + 0.6) / tall
@@ -216,7 +212,6 @@ def _mark_stop(ax: Axes, inches: tuple[float, float], row: int, n: int, status: 
 
 
 def _write_table(page: Page, drawn: Sequence[Series], names: float) -> None:
-    """Write key and table in one: marker, name, fitted and claimed powers."""
     ax, width = on_all(page), page.right - page.left
     faint: dict[str, Any] = {"fontsize": SMALL_SIZE, "color": palette().faint, "va": "center"}
     columns = {"time_median_s": ("time", names + 0.95), "peak_bytes": ("memory", names + 1.9)}

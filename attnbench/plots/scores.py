@@ -110,7 +110,6 @@ def draw_scores(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None
 
 
 def _title(drawn: Sequence[Problem], names: Mapping[str, str], family: int) -> str:
-    """Who is shown to be better than softmax; without softmax, who has the highest mean."""
     problems = [one for one in drawn if one.task != MEAN]
     pairs = [(names[part.label], part, one.reference) for one in problems if one.reference for part in one.parts]
     if not pairs:
@@ -124,7 +123,6 @@ def _title(drawn: Sequence[Problem], names: Mapping[str, str], family: int) -> s
 
 
 def _limits(drawn: Sequence[Problem]) -> tuple[float, float]:
-    """One scale for all panels, since they are compared with each other."""
     values = [value for one in drawn for part in one.parts for value in (part.least, part.most, *(part.ends or ()))]
     values += [one.chance for one in drawn if one.chance is not None]
     low, high = min(values), max(values)
@@ -167,14 +165,12 @@ def _panel(page: Page, one: Problem, names: Mapping[str, str], of_all: tuple[tup
 
 
 def _name(name: str, room: float) -> list[tuple[str, float]]:
-    """The lines of a label with their font sizes; the options are below the variant."""
     variant, _, options = name.partition(":")
     lines = [(variant, SMALL_SIZE), (options, SMALL_SIZE - 1)]
     return [(shorten(text, room - 0.05, size), size) for text, size in lines if text]
 
 
 def _lines(ax: Axes, one: Problem) -> None:
-    """Draw softmax's interval as a band, chance dotted and identity dashed."""
     if one.reference is not None and one.reference.ends is not None:
         ax.axvspan(*one.reference.ends, color=palette().family("exact"), alpha=0.1, lw=0, zorder=0)
     if one.chance is not None:
@@ -184,7 +180,6 @@ def _lines(ax: Axes, one: Problem) -> None:
 
 
 def _is_hollow(part: Summary, floor: float | None) -> bool:
-    """Whether it has an interval that does not show that tokens were mixed."""
     return part.ends is not None and not learnt(part, floor)
 
 
@@ -246,7 +241,6 @@ def _notes(drawn: Sequence[Problem], family: int) -> list[str]:
 
 
 def _without_mean(found: Sequence[Problem], drawn: Sequence[Problem]) -> list[str]:
-    """Which labels are missing in the mean over tasks, or why there is no mean."""
     if len({one.task for one in found}) < 2:
         return []
     if not drawn:

@@ -138,7 +138,6 @@ _OF_LINES = ["label", "family", "seq_len", "layers", *TIMES]
 
 
 def _alike(others: pd.DataFrame, like: pd.Series[Any]) -> pd.DataFrame:
-    """Rows of operators that were measured as a row of a layer or model was."""
     here = (others["level"] == "operator") & (others["status"] == Status.OK) & (others["time_median_s"] > 0)
     here &= others["kv_len"] == others["seq_len"]
     for column in SAME:
@@ -153,7 +152,6 @@ _OF_MODELS = ("layers", "ffn", "positions", "task", "protocol", "steps", "pretra
 
 
 def _lines(wholes: pd.DataFrame, beside: Callable[[str], pd.DataFrame | None], *, remain: bool) -> list[Share]:
-    """One line for each label: over the lengths that ``beside(label)``, indexed by length, has as well."""
     found = []
     for label, part in wholes.groupby("label", sort=False):
         other = beside(str(label))
@@ -176,7 +174,6 @@ def _lines(wholes: pd.DataFrame, beside: Callable[[str], pd.DataFrame | None], *
 
 
 def _panels(rows: pd.DataFrame, others: pd.DataFrame) -> tuple[list[_Panel], list[Setting]]:
-    """The settings that can be drawn, the model and the training step first, and all settings of these."""
     prefer = {"level": ("model", "layer"), "pass": ("training", "forward")}
     kept, panels = [], []
     for setting in settings(rows[rows["level"] != "operator"], prefer, also_same=("inputs", "layers", "ffn")):
@@ -198,7 +195,6 @@ def _draw(panels: Sequence[_Panel], names: Mapping[str, str], about: Sequence[st
 
 
 def _title(panel: _Panel, names: Mapping[str, str]) -> str:
-    """Which lines of the first panel end above half of the time."""
     above = [names[one.label] for one in panel.shares if math.isfinite(one.half())]
     longest = length(max(one.n[-1] for one in panel.shares))
     return f"Attention is over half of the time at n = {longest} with {', '.join(above) or 'no variant'}"
@@ -224,7 +220,6 @@ def _block(page: Page, panel: _Panel, names: Mapping[str, str], look: Mapping[st
 
 
 def _said(one: Share) -> str:
-    """From which length on attention is the larger part, in few words."""
     half = one.half()
     if half == 0.0:
         return f"over half from {length(one.n[0])}"

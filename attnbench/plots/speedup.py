@@ -109,7 +109,6 @@ def draw_speedup(
 
 
 def _title(tables: Sequence[_Table], name: str, baseline: str) -> str:
-    """``linformer is 0.9× to 12× as fast as softmax``, over all cells."""
     base = [{row["seq_len"]: row for row in records(table.base)} for table in tables]
     cells = [
         (row, known.get(row["seq_len"]))

@@ -92,7 +92,6 @@ def _environment(machine: Machine) -> Mapping[str, Any]:
 
 
 def _values(rows: pd.DataFrame, name: str) -> list[str]:
-    """Every value of a column in words, the most frequent first."""
     values = rows[name].replace("", None).dropna()
     return [in_words(name, value) for value in values.value_counts().index]
 
@@ -163,7 +162,6 @@ _ADVICE = re.compile(r"; (?=(?:close|raise|use|expect|repeat|lower|give|free|do 
 
 
 def _apart(said: str) -> list[str]:
-    """The warnings of one row; a piece of advice stays with the warning before it."""
     return [one.replace("\0", "; ") for one in _ADVICE.sub("\0", said).split("; ") if one]
 
 
