@@ -22,12 +22,15 @@ FAMILIES = (
     "learned pattern",
     "low rank",
     "kernel",
+    "pairwise",
     "recurrence",
     "memory",
     "synthetic",
     "mixing",
 )
-"""Families in the order shown to users; after Tay et al. 2020, "Efficient Transformers: A Survey", figure 2."""
+"""Families in the order shown to users; after Tay et al. 2020, "Efficient Transformers: A Survey", figure 2.
+
+``pairwise`` is not theirs: a weight for every pair, of another score than q·k, or of a softmax changed afterwards."""
 
 Kind = Literal["operator", "mixer"]
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from attnbench.units import format_number
+
 OWN_FORM = "†"
 """Mark after a label: the variant is this project's own form of a paper's method."""
 NO_ERROR = " *"
@@ -23,7 +25,7 @@ def error_text(error: float | None, kind: str | None, digits: int = 2) -> str:
     """``0.061``, ``1.2 *`` for what is no error, ``learned``; ``-`` for none."""
     if kind == LEARNED:
         return LEARNED
-    return "-" if error is None or error != error else f"{error:.{digits}g}" + NO_ERROR * (kind == "distance")
+    return "-" if error is None or error != error else format_number(error, digits) + NO_ERROR * (kind == "distance")
 
 
 def score_text(score: float, *, learnt: bool) -> str:

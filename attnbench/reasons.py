@@ -19,6 +19,7 @@ OF_FAMILY: Mapping[str, Meets] = {
     "learned pattern": "chosen keys",
     "low rank": "mixtures",
     "kernel": "state",
+    "pairwise": "all keys",
     "recurrence": "state",
     "memory": "mixtures",
     "synthetic": "all keys",

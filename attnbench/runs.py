@@ -74,6 +74,14 @@ def suites_of(runs: Iterable[Path]) -> set[str]:
     return {str(row["suite"]) for run in runs if (row := first_row(run)).get("suite")}
 
 
+def no_run(path: Path, remedy: str = "give the folder of one, results/SUITE/STARTED-DEVICE") -> ResultsError:
+    """The error for a folder in which no run was found, which tells a swap's folder from any other."""
+    swap = next((file for below in ("", "*/", "*/*/") for file in path.glob(f"{below}swap.csv")), None)
+    if swap is not None:
+        remedy = f"{swap} has the rows of a swap; its attnbench swap command, typed again, shows and --plot draws them"
+    return ResultsError(f"{path}: holds no run; {remedy}")
+
+
 def newest_run(path: Path) -> RunFolder:
     """The run in this folder, or the newest one of the suite whose folder it is.
 
@@ -82,7 +90,7 @@ def newest_run(path: Path) -> RunFolder:
     """
     found = find_runs(path) if path.is_dir() else []
     if not found:
-        raise ResultsError(f"{path}: holds no run; give the folder of one, results/SUITE/STARTED-DEVICE")
+        raise no_run(path)
     if len({run.path.parent for run in found}) > 1 or len(suites_of(run.path for run in found)) > 1:
         raise ResultsError(f"{path}: holds runs of several suites; give the folder of one run or one suite")
     return found[-1]

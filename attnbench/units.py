@@ -57,9 +57,9 @@ def format_count(count: float | None) -> str:
     return "".join(_with_prefix(count, 1000, _DECIMAL))
 
 
-def format_number(value: float) -> str:
-    """``0.86``, ``64.2``, ``4008``: three significant digits, and all that stand before the point."""
-    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
+def format_number(value: float, digits: int = 3) -> str:
+    """``0.86``, ``64.2``, ``4008``: so many significant digits, and all that stand before the point."""
+    return f"{value:.{digits}g}" if abs(value) < 10**digits - 0.5 else f"{value:.0f}"
 
 
 _NEAR = 0.2

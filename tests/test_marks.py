@@ -27,6 +27,11 @@ def rows() -> list[Record]:
     return RunFolder(RUN).in_order()
 
 
+def test_a_large_distance_is_written_without_an_exponent() -> None:
+    assert marks.error_text(190.4, "distance") == "190 *"
+    assert marks.error_text(4008.0, "approximation", 3) == "4008"
+
+
 @pytest.mark.parametrize(
     ("ends", "said"),
     [

@@ -21,14 +21,13 @@ from attnbench.visible import Visible
 
 @register(
     "additive",
-    family="kernel",
+    family="pairwise",
     source="Bahdanau et al. 2015, arXiv:1409.0473, section 3.1 and appendix A.1.2",
     formula="oᵢ = Σ_j softmax_j(w·tanh(W·qᵢ + U·kⱼ + b)) vⱼ",
     cost="O(n²·d)",
     memory_exponent=1.0,
     traits=Traits(
         target="other",
-        meets="all keys",
         stochastic=True,
         decode=True,
         mask=True,

@@ -20,14 +20,13 @@ from attnbench.visible import Visible
 
 @register(
     "bilinear",
-    family="kernel",
+    family="pairwise",
     source="Luong et al. 2015, arXiv:1508.04025, section 3.1, the score called general",
     formula="oᵢ = Σ_j softmax_j(qᵢᵀ·W·kⱼ) vⱼ",
     cost="O(n²·d)",
     memory_exponent=1.0,
     traits=Traits(
         target="other",
-        meets="all keys",
         stochastic=True,
         decode=True,
         mask=True,

@@ -26,7 +26,7 @@ _ROWS = 64
 @register(
     "deltaformer",
     kind="mixer",
-    family="kernel",
+    family="pairwise",
     also=("recurrence",),
     source="Zhong et al. 2025, arXiv:2505.19488; flash-linear-attention, deltaformer.py",
     formula="uᵢ = vᵢ - βᵢ·Σ_{j<i} softmax_{j<i}(qᵢ·kⱼ/√D) uⱼ,  oᵢ = Σ_{j<=i} softmax_{j<=i}(qᵢ·kⱼ/√D) uⱼ",
@@ -34,7 +34,6 @@ _ROWS = 64
     memory_exponent=1.0,
     traits=Traits(
         target="other",
-        meets="all keys",
         cross=No("what a token takes off its value is found in its own sequence"),
         bias=No("the paper adds nothing to its logits"),
         mask=No("it hides later tokens and padding alone"),

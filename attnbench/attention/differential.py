@@ -22,14 +22,13 @@ _EPS = 1e-5
 
 @register(
     "differential",
-    family="kernel",
+    family="pairwise",
     source="Ye et al. 2024, arXiv:2410.05258, sections 2.1 and 2.2; authors' code, multihead_flashdiff_2.py",
     formula="oᵢ = norm(Σ_j (softmax_j(q¹ᵢ·k¹ⱼ/√(D/2)) - λ·softmax_j(q²ᵢ·k²ⱼ/√(D/2))) vⱼ)·(1 - λ₀)",
     cost="O(n²·d)",
     memory_exponent=1.0,
     traits=Traits(
         target="other",
-        meets="all keys",
         decode=True,
         bias=No("the paper adds nothing to the logits of its two maps"),
         mask=True,

@@ -31,14 +31,13 @@ class Remembered(NamedTuple):
 @register(
     "fox",
     kind="mixer",
-    family="kernel",
+    family="pairwise",
     source="Lin et al. 2025, arXiv:2503.02130, section 3",
     formula="oᵢ = Σ_{j<=i} softmax_j(qᵢ·kⱼ/√D + Σ_{j<l<=i} log f_l) vⱼ,  f = σ(w·x + b)",
     cost="O(n²·d)",
     memory_exponent=1.0,
     traits=Traits(
         target="other",
-        meets="all keys",
         cross=No("the gates are those of the tokens between query and key, which stand in one sequence"),
         bias=No("the gates are a bias by position, and the paper has no other"),
         sink=No("the paper's softmax has none; a gate near 0 lets a token forget all that came before"),

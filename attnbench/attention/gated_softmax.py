@@ -22,14 +22,13 @@ from attnbench.visible import Visible
 @register(
     "gated-softmax",
     kind="mixer",
-    family="kernel",
+    family="pairwise",
     source="Qiu et al. 2025, arXiv:2505.06708, section 2.2, gate after the attention (G1)",
     formula="Y = (softmax(Q·Kᵀ/√D)·V ⊙ σ(X·W_g))·W_o",
     cost="O(n²·d)",
     memory_exponent=1.0,
     traits=Traits(
         target="other",
-        meets="all keys",
         bias=True,
         mask=True,
         sink=True,

@@ -22,14 +22,13 @@ _ROWS = 64
 
 @register(
     "parallax",
-    family="kernel",
+    family="pairwise",
     source="Zuo et al. 2026, arXiv:2605.29157, algorithm 1; flash-linear-attention, parallax.py",
     formula="oᵢ = Σ_j pᵢⱼ·(1 + s̄ᵢ - sᵢⱼ) vⱼ,  p = softmax(q·k/√D),  sᵢⱼ = rᵢ·kⱼ,  s̄ᵢ = Σ_j pᵢⱼ·sᵢⱼ,  r = q·W",
     cost="O(n²·d)",
     memory_exponent=1.0,
     traits=Traits(
         target="other",
-        meets="all keys",
         stochastic=True,
         decode=True,
         permutable=True,

@@ -28,7 +28,7 @@ _OF_FLA = (16, 32, 64, 128)
 @register(
     "path",
     kind="mixer",
-    family="kernel",
+    family="pairwise",
     also=("recurrence",),
     source="Yang et al. 2025, arXiv:2505.16381, authors' code, path_attn.py",
     formula="oᵢ = Σ_{j<=i} softmax_j(qᵢᵀ·Hᵢ·…·H_{j+1}·kⱼ/√D) vⱼ,  H_l = I - β_l·w_l·w_lᵀ,  ‖w‖ = 1, 0 < β < 2",
@@ -36,7 +36,6 @@ _OF_FLA = (16, 32, 64, 128)
     memory_exponent=1.0,
     traits=Traits(
         target="other",
-        meets="all keys",
         cross=No("keys are reflected by the tokens between key and query, which stand in one sequence"),
         bias=No("the reflections are its positions, and the paper adds nothing to the logits"),
         sink=No("the paper's softmax has none"),

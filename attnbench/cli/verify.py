@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnbench.cli import console
-from attnbench.errors import CorruptResults, ResultsError
+from attnbench.errors import CorruptResults
 
 if TYPE_CHECKING:
     from attnbench.decision.audit import Audit
@@ -41,11 +41,11 @@ def verify(
 
 
 def _folders(run: Path) -> list[Path]:
-    from attnbench.runs import find_runs
+    from attnbench.runs import find_runs, no_run
 
     found = find_runs(run) if run.is_dir() else []
     if not found:
-        raise ResultsError(f"{run}: holds no run; give the folder of one, results/SUITE/STARTED-DEVICE")
+        raise no_run(run)
     return [folder.path for folder in found]
 
 

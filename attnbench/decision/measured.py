@@ -23,7 +23,7 @@ from attnbench.machine import (
     memory_bytes,
 )
 from attnbench.record import Record, one_line
-from attnbench.runs import find_runs, suites_of
+from attnbench.runs import find_runs, no_run, suites_of
 from attnbench.status import UNFINISHED, Status
 from attnbench.store import RECORDS, RunFolder
 from attnbench.units import format_bytes
@@ -154,7 +154,7 @@ def _folder(path: Path) -> RunFolder:
         raise ResultsError(f"{path}: {what}; give a folder written by attnbench run")
     runs = find_runs(path)
     if not runs:
-        raise ResultsError(f"{path}: holds no run; measure first with: attnbench run SUITE")
+        raise no_run(path, "measure first with: attnbench run SUITE")
     suites = sorted({run.path.parent.name for run in runs})
     if len(suites) == 1:  # or a folder in which somebody collects runs
         suites = sorted(suites_of(run.path for run in runs))

@@ -140,7 +140,6 @@ def true_kernel(distances: np.ndarray) -> np.ndarray:
 
 
 def _numbers(found: Sequence[Kernel]) -> pd.DataFrame:
-    """One row for each way and distance."""
     names = ("low", "median", "high")
     return pd.DataFrame(
         [
@@ -189,7 +188,6 @@ def _draw(found: Sequence[Kernel], about: str) -> Figure:
 
 
 def _said(found: Sequence[Kernel]) -> list[str]:
-    """Which features are nearest to the kernel at a small distance and at a large one."""
     lines = []
     for distance in (0.5, 3.0):
         errors = {one.way: float(np.interp(distance, one.distances, one.errors[1])) for one in found}
@@ -219,7 +217,6 @@ def _error_panel(ax: Axes, found: Sequence[Kernel]) -> None:
 
 
 def _lines(ax: Axes, found: Sequence[Kernel], what: str) -> list[Line2D]:
-    """Medians and bands of each way, which looks the same in both panels."""
     keys = []
     for turn, one in enumerate(found):
         colour, dashes = palette().sequence[turn], DASHES[turn]

@@ -107,7 +107,6 @@ def errors_over_features(
 
 
 def _numbers(errors: Sequence[Errors]) -> pd.DataFrame:
-    """One row for each draw."""
     rows = [
         {**_WAYS[one.way], "features": one.features, "draw": draw, "mean_squared_error": value}
         for one in errors
@@ -164,7 +163,6 @@ def _said(errors: Sequence[Errors]) -> list[str]:
 
 
 def _two(ratio: float) -> str:
-    """Two digits: ``0.91``, ``8300``."""
     return plain(float(f"{ratio:.2g}"))
 
 

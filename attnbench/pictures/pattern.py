@@ -106,7 +106,6 @@ def _pattern(spec: Spec, n: int, forms: Sequence[bool], *, must: bool) -> Patter
 
 
 def _numbers(drawn: Sequence[Pattern]) -> pd.DataFrame:
-    """One row for each query: the share of each key's weight of the largest in the row."""
     parts = []
     for one in drawn:
         for causal, share in one.shares.items():
@@ -162,7 +161,6 @@ def _draw(drawn: Sequence[Pattern], forms: Sequence[bool], n: int, missing: Sequ
 
 
 def _legend(families: Sequence[str], inside: float) -> list[list[str]]:
-    """The names of families in as few lines as fit, which are about equally long."""
     fewest = len(_in_lines(families, inside))
     width = min(inside, max(text_width(family, SMALL_SIZE) + 0.32 for family in families))
     while len(lines := _in_lines(families, width)) > fewest:
@@ -193,7 +191,6 @@ def _write_legend(page: Page, families: Sequence[str], y: float) -> None:
 
 
 def _draw_one(at: Page, one: Pattern, forms: Sequence[bool], side: float, wide: float, head: float) -> None:
-    """Draw the matrices of one variant ``head`` inches below its name, from the upper left corner of ``at``."""
     at.write(at.left, at.top - 0.02, shorten(one.name, wide + 0.1, SMALL_SIZE), va="top")
     for place, line in enumerate(one.setting(wide + 0.1)):
         y = at.top - 0.17 - _LINE * place

@@ -81,7 +81,6 @@ def shift_of(table: np.ndarray, by: int) -> Shift:
 
 
 def _numbers(shift: Shift, width: int) -> pd.DataFrame:
-    """One row for each pair of columns."""
     return pd.DataFrame(
         {
             "pair": range(width // 2),

@@ -88,7 +88,6 @@ def jacobian_norm(weights: Tensor) -> Tensor:
 
 
 def _numbers(found: Sequence[Rows]) -> pd.DataFrame:
-    """One row for each width and scale."""
     quartiles = ("low", "median", "high")
     return pd.DataFrame(
         [

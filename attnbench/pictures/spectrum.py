@@ -93,7 +93,6 @@ def spectrum(head: Head, *, causal: bool) -> Spectrum:
 
 
 def _numbers(spectra: Sequence[Spectrum]) -> pd.DataFrame:
-    """One row for each singular value."""
     parts = [
         pd.DataFrame(
             {
@@ -144,7 +143,6 @@ def _draw(spectra: Sequence[Spectrum], about: str) -> Figure:
 
 
 def _colours(layers: Sequence[int | None]) -> dict[int | None, str]:
-    """A colour for each layer: well apart for few, along a scale for many."""
     if len(layers) <= len(palette().sequence):
         return dict(zip(layers, palette().sequence, strict=False))
     scale = matplotlib.colormaps["cividis"]
@@ -175,7 +173,6 @@ def _table(
     place: tuple[float, float, float],
     tall: float,
 ) -> None:
-    """A cell for each head: what the first quarter of the singular values holds."""
     left, bottom, width = place
     quarter = max(1, len(spectra[0].values) // QUARTER)
     held = np.full((len(layers), len(heads)), np.nan)
@@ -204,7 +201,6 @@ def _table(
 
 
 def _keys(colours: dict[int | None, str], heads: Sequence[int]) -> list[tuple[str, dict[str, Any]]]:
-    """Names and lines for the colours of the layers and the dashes of the heads; none of an input without layers."""
     layers = list(colours)
     if layers == [None]:
         return []

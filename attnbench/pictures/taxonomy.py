@@ -61,7 +61,6 @@ def spans(entries: Sequence[Variant], family: str) -> list[tuple[int, int]]:
 
 
 def _numbers(entries: Sequence[Variant]) -> pd.DataFrame:
-    """One row for each variant."""
     return pd.DataFrame(
         [
             {

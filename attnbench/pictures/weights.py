@@ -114,7 +114,6 @@ def _name(spec: Spec, causal: bool) -> str:
 
 
 def _numbers(matrices: Sequence[Weights]) -> pd.DataFrame:
-    """One row for each query of each variant: its weights, and the error of the whole matrix."""
     parts = []
     for one in matrices:
         table = pd.DataFrame(one.matrix, columns=[f"key_{j}" for j in range(one.matrix.shape[1])])

@@ -156,7 +156,6 @@ def draw_all(
 
 
 def _tables(frame: pd.DataFrame) -> list[tuple[pd.DataFrame, str]]:
-    """The rows of each set of figures, and the prefix of its file names."""
     if "run" in frame:
         return [(frame, "")]
     prefixes = _prefixes(dict.fromkeys(frame["suite"]))

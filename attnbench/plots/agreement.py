@@ -137,7 +137,6 @@ def _inputs(known: list[str], wanted: str | None, own: str | None) -> str:
 
 
 def _scores(frame: pd.DataFrame, every: Sequence[Problem], speed: Setting, n: int) -> Agreement:
-    """The scores of the timed model, or of the one most like it."""
     found = match(every, speed, n)
     if found is None:
         return _nothing("score")
@@ -148,7 +147,6 @@ def _scores(frame: pd.DataFrame, every: Sequence[Problem], speed: Setting, n: in
 
 
 def _of_trained(speed: Setting, n: int, column: str) -> Agreement:
-    """What the timed rows themselves say."""
     rows = speed.ok[speed.ok["seq_len"] == n]
     if not rows[column].notna().any():
         return _nothing(column)

@@ -107,7 +107,6 @@ def _rows(points: pd.DataFrame, place: Callable[[float], float]) -> list[int]:
 def _scale(
     values: Sequence[float], low: float, high: float, *, log: bool, down: bool, within: tuple[float, float]
 ) -> tuple[Callable[[float], float], list[tuple[float, str]]]:
-    """Value -> inches between ``low`` and ``high``, and the ticks."""
     reached = np.asarray(values, dtype=float)
     if log:
         bottom, top = padded(np.clip(reached, _FLOOR, _CEILING), share=0.1, least=3.0)

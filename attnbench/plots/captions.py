@@ -178,7 +178,6 @@ def unheld(rows: pd.DataFrame) -> str:
 
 
 def _worth_saying(name: str, row: pd.Series[Any]) -> bool:
-    """Whether a value is not what one would expect anyway."""
     value = row[name]
     if name in FOLLOWING:
         return not follows(name, row)

@@ -16,6 +16,7 @@ from attnbench.plots.agreement import ROUNDING, alike, same_run
 from attnbench.plots.captions import failures, named_as, own_form_note, where
 from attnbench.plots.page import NothingToDraw, Page, new_page, only_on_a_page, shorten, stacked
 from attnbench.plots.palette import palette
+from attnbench.plots.scaling import cheapest
 from attnbench.plots.setting import (
     PANELS,
     Setting,
@@ -34,7 +35,6 @@ from attnbench.plots.ticks import log_axis, padded, plain, power_ticks, trimmed
 from attnbench.status import Status
 from attnbench.units import format_bytes, format_seconds
 
-TITLE = "Every variant: time, memory, error, decoding"
 ENOUGH = 24
 """Fewest labels at one length that are too many for a scatter plot to name."""
 NEEDS = f"times of {ENOUGH} variants"
@@ -120,7 +120,8 @@ def _list(setting: Setting, n: int | None, frame: pd.DataFrame, steps: pd.DataFr
 
 def _draw(lists: Sequence[_List], about: Sequence[str], notes: Sequence[str]) -> Figure:
     rooms = [_STEP * len(one.lines) + _HEAD for one in lists]
-    page = new_page(TITLE, about, notes, width=9.6, room=stacked(rooms, [one.heading for one in lists]))
+    title = cheapest(pd.concat([one.rows for one in lists]), {}) or "Every variant"
+    page = new_page(title, about, notes, width=9.6, room=stacked(rooms, [one.heading for one in lists]))
     for part, one in zip(page.parts([one.heading for one in lists], rooms), lists, strict=True):
         _draw_list(part, one)
     return page.figure

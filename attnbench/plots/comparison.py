@@ -81,7 +81,6 @@ def draw_comparison(frame: pd.DataFrame, *, crossovers: Sequence[Mapping[str, An
 
 
 def _title(frame: pd.DataFrame, base: str, crossed: Mapping[str, Mapping[str, Any]]) -> str:
-    """``softmax is faster than performer, slower than linear``: what the verdicts at all lengths say."""
     said: dict[str, list[str]] = {}
     for label, rows in frame[frame["a"] == base].groupby("b", sort=False):
         verdicts = set(rows["verdict"])
@@ -119,7 +118,6 @@ def _failures(frame: pd.DataFrame) -> list[str]:
 
 
 def _launches(frame: pd.DataFrame) -> list[str]:
-    """How the calls of a GPU were launched, and at which lengths a variant's time is mostly the host's."""
     columns = ("", "_launched", "_host_share")
     names = ["label", "launched", "share"]
     sides = [
@@ -134,14 +132,12 @@ def _launches(frame: pd.DataFrame) -> list[str]:
 
 
 def _withheld(frame: pd.DataFrame) -> list[str]:
-    """The lengths at which the times cannot be trusted, and why."""
     doubtful = frame[frame["verdict"] == "withheld"]
     lengths = ", ".join(map(str, sorted(set(doubtful["seq_len"]))))
     return [f"No verdict at n = {lengths}: {doubtful['withheld'].iloc[0]}."] if lengths else []
 
 
 def _of(frame: pd.DataFrame, label: str) -> pd.DataFrame:
-    """The rows of one variant, whichever side it is on, as n, time and interval."""
     names = ("time_median_s", "time_ci_low_s", "time_ci_high_s")
     sides = [
         frame[frame[side] == label][["seq_len", *(f"{side}_{name}" for name in names)]].set_axis(["n", *names], axis=1)

@@ -14,15 +14,13 @@ from matplotlib.figure import Figure
 from attnbench.plots.captions import own_form_note, short_names
 from attnbench.plots.load import read_curves
 from attnbench.plots.options import is_number
-from attnbench.plots.page import NothingToDraw
-from attnbench.plots.score_lines import Line, Panel, draw_lines
+from attnbench.plots.page import NothingToDraw, winners
+from attnbench.plots.score_lines import Line, Panel, draw_lines, linear_x
 from attnbench.plots.scored import Problem, about, hidden_options, left_out, problems
 from attnbench.plots.setting import PANELS, RUN, restrict, scored
 from attnbench.plots.style import Look, in_style
-from attnbench.plots.ticks import linear_ticks, plain
 from attnbench.trained import Choice
 
-TITLE = "Learning curves"
 NEEDS = "curves.jsonl beside the results"
 
 Curves = Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]
@@ -65,7 +63,16 @@ def draw_curves(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None
         own_form_note(names),
         f"Not drawn, for want of room: {', '.join(rest)}." if rest else "",
     ]
-    return draw_lines(TITLE, about(rows, drawn), notes, panels, "validation score", _scale, _draw)
+    best = winners([[(line.y[-1], line.name) for line in panel.lines] for panel in panels])
+    return draw_lines(
+        f"Highest last score of validation: {best}",
+        about(rows, drawn),
+        notes,
+        panels,
+        "validation score",
+        _scale,
+        _draw,
+    )
 
 
 def _panel(one: Problem, curves: Curves, names: Mapping[str, str]) -> Panel:
@@ -76,7 +83,6 @@ def _panel(one: Problem, curves: Curves, names: Mapping[str, str]) -> Panel:
 
 
 def _line(choice: Choice, run: str, curves: Curves, names: Mapping[str, str]) -> Line | None:
-    """The line of the seeds that ended ok; None without a curve."""
     single = []
     for training in choice.rows:
         points = [point for point in curves.get((run, training.cell_id), ()) if is_number(point.get("val_score"))]
@@ -95,11 +101,7 @@ def _line(choice: Choice, run: str, curves: Curves, names: Mapping[str, str]) ->
 
 
 def _scale(ax: Axes, panel: Panel) -> None:
-    last = max(max(line.x) for line in panel.lines)
-    ax.set_xlim(0, 1.02 * last)
-    ticks = linear_ticks(0, 1.02 * last)
-    ax.set_xticks(ticks, [plain(tick) for tick in ticks])
-    ax.set_xlabel("step")
+    linear_x(ax, max(max(line.x) for line in panel.lines), "step")
 
 
 def _draw(ax: Axes, line: Line, look: Look) -> None:

@@ -22,8 +22,8 @@ from attnbench.plots.setting import PANELS, compared, only_length, restrict, set
 from attnbench.plots.style import SMALL_SIZE, TEXT_SIZE, Look, in_style, looks
 from attnbench.plots.ticks import log_axis, padded, plain
 from attnbench.status import Status
+from attnbench.units import format_number
 
-TITLE = "Approximation error"
 NEEDS = "errors at two options or logit_std"
 _TRIVIAL = "answering mean(V)"
 _TICKS = 9
@@ -75,22 +75,26 @@ def draw_error(
         raise NothingToDraw("; ".join(failures(every)) or f"needs {NEEDS}")
     rows = pd.concat([rows for _, rows in shown])
     notes = [
+        *_left_out(rows[(rows["status"] == Status.OK) & np.isfinite(rows["rel_error"])], panels),
         own_form_note(rows["label"]),
         "Relative error of the output against exact attention in float64; bars: standard deviation over draws. A "
         "method above the line of mean(V) is no better than answering every query with the average of the values.",
         "Right of the upright line: other inputs, such as those of a trained model."
         * any(panel.beside for panel in panels),
-        *_left_out(rows[(rows["status"] == Status.OK) & np.isfinite(rows["rel_error"])]),
         *(f"Not drawn — {line}" for line in failures(rows, at_n=False)),
         without_room(found),
     ]
     return _draw(panels, where(rows, only_length(rows)), notes)
 
 
-def _left_out(ok: pd.DataFrame) -> list[str]:
-    """One line that names exact methods, other operators and unfitted methods."""
+def _left_out(ok: pd.DataFrame, panels: Sequence[Panel]) -> list[str]:
+    """One line that names exact methods, other operators, unfitted methods, and those with a single error."""
     words = {"exact": "exact up to rounding", "distance": "other operators", "learned": "no error before fitting"}
-    parts = []
+    drawn = {"mean-value", *(line.variant for panel in panels for line in panel.lines)}
+    single = ok[(ok["error_kind"] == "approximation") & (ok["rel_error"] >= ROUNDING) & ~ok["variant"].isin(drawn)]
+    points = single[["label", "inputs", "rel_error"]].itertuples(index=False)
+    said = [f"{label} ({format_number(error)} on {inputs})" for label, inputs, error in points]
+    parts = [f"at one setting, which makes no line: {', '.join(said)}"] if said else []
     for kind, word in words.items():
         here = ok["error_kind"] == kind
         if kind == "exact":
@@ -111,7 +115,7 @@ def _draw(panels: Sequence[Panel], about: Sequence[str], notes: Sequence[str]) -
         _axis(panel) + (1.9 + key if narrow() else max(1.7, 0.14 * len(panel.lines)))
         for panel, key in zip(panels, below, strict=True)
     ]
-    page = new_page(TITLE, about, notes, room=stacked(rooms, [panel.heading for panel in panels]))
+    page = new_page(_title(panels), about, notes, room=stacked(rooms, [panel.heading for panel in panels]))
     look = looks((line.name, line.family) for panel in panels for line in panel.lines)
     parts = page.parts([panel.heading for panel in panels], rooms)
     for part, panel, key in zip(parts, panels, below, strict=True):
@@ -127,12 +131,21 @@ def _draw(panels: Sequence[Panel], about: Sequence[str], notes: Sequence[str]) -
     return page.figure
 
 
+def _title(panels: Sequence[Panel]) -> str:
+    lines = [(line, panel.said) for panel in panels for line in panel.lines if line.family != "reference"]
+    found = [(error, line.name, said) for line, said in lines for error in line.y]
+    found += [(error, line.name, f"inputs {at}") for line, _ in lines for at, (error, _) in line.beside.items()]
+    if not found:
+        return "Approximation error"
+    error, name, inputs = min(found)
+    return f"Nearest to exact attention: {name}, with an error of {format_number(error, 2)} on {inputs}"
+
+
 def _axis_label(panel: Panel) -> list[str]:
     return wrap(panel.x_label, 2.3 if narrow() else 5.0, TEXT_SIZE)
 
 
 def _axis(panel: Panel) -> float:
-    """Room for the scale below a panel, in inches."""
     return 0.31 + 0.15 * len(_axis_label(panel))
 
 
@@ -194,7 +207,6 @@ def _columns(x: Sequence[float], inputs: Sequence[str]) -> dict[str, float]:
 def _write_key(
     page: Page, panel: Panel, drawn: Sequence[tuple[Line, dict[str, Any]]], left: float, bottom: float, height: float
 ) -> None:
-    """Write the names from top to bottom, in the order of the lines' right ends."""
     width = page.right - left
     ax = page.blank(left, bottom, width, height)
     rows: list[tuple[float, str, dict[str, Any]]] = []

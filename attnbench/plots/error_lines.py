@@ -34,6 +34,7 @@ class Line:
 
     name: str
     family: str
+    variant: str
     x: list[float] = field(default_factory=list)
     y: list[float] = field(default_factory=list)
     std: list[float] = field(default_factory=list)
@@ -119,7 +120,7 @@ def over_option(
             if name is not None and not is_number(value):
                 continue
             title = str(label) if name is None else f"{bare(str(variant), label)} {rest}".rstrip()
-            line = lines.setdefault(title, Line(title, str(family)))
+            line = lines.setdefault(title, Line(title, str(family), str(variant)))
             line.x.append(float(value))  # type: ignore[arg-type]  # is_number was asked
             line.y.append(error)
             line.std.append(std)
@@ -161,7 +162,7 @@ def over_logit_std(rows: pd.DataFrame, options: Mapping[str, Mapping[str, Any]])
         if counts.max() > 1:
             own = part[part["label"] == label]
             x, y, std = (list(own[column]) for column in ("_std", "rel_error", "rel_error_std"))
-            lines.append(Line(label, str(own["family"].iloc[0]), x, y, std))
+            lines.append(Line(label, str(own["family"].iloc[0]), str(variant), x, y, std))
     return lines
 
 

@@ -22,7 +22,6 @@ from attnbench.plots.ticks import linear_ticks, log_axis, padded, plain, trimmed
 from attnbench.status import Status
 from attnbench.units import format_bytes, format_seconds
 
-TITLE = {"error": "What accuracy costs", "score": "What a score costs"}
 _NAMED = {"error": "an error", "score": "a score"}
 _PALE = 0.3
 DISTANCE = " *"
@@ -73,7 +72,12 @@ def draw_frontier(frame: pd.DataFrame, *, about: str = "") -> Figure:
     notes += _not_drawn(frame, drawn, up)
     notes += [own_form_note(name.removesuffix(DISTANCE) for name in names), *_failures(frame)]
     key = wrapped_height(names, said) if narrow() else 0.0
-    whole = new_page(TITLE[up], [about] if about else [], notes, room=(NARROW_ROOM if narrow() else 3.6) + key)
+    whole = new_page(
+        _title(drawn, target, up, column),
+        [about] if about else [],
+        notes,
+        room=(NARROW_ROOM if narrow() else 3.6) + key,
+    )
     page, under = whole.split(key)
     left, right = page.left + 0.6, page.right - (0.1 if narrow() else KEY)
     ax = page.axes(left, page.bottom + 0.45, right - left, page.top - page.bottom - 0.5)
@@ -87,6 +91,15 @@ def draw_frontier(frame: pd.DataFrame, *, about: str = "") -> Figure:
     return page.figure
 
 
+def _title(drawn: pd.DataFrame, target: str, up: str, column: str) -> str:
+    least = column if target == up else up
+    chosen = drawn[drawn["chosen"].astype(bool)].sort_values(least)
+    if chosen.empty:
+        return f"No variant meets the budget of {target}"
+    what = f"Least {_ACROSS[column][0]} for" if target == up else "Least error within"
+    return f"{what} that {target}: {chosen['name'].iloc[0]}"
+
+
 def _scale_across(ax: Axes, costs: Sequence[float], column: str) -> None:
     name, text, base = _ACROSS[column]
     log_axis(ax, "x", padded(costs), base=base, text=text, most=5 if narrow() else 8)
@@ -95,7 +108,6 @@ def _scale_across(ax: Axes, costs: Sequence[float], column: str) -> None:
 
 
 def _scale_errors(ax: Axes, drawn: pd.DataFrame, budget: float | None) -> None:
-    """A log scale that holds all errors but those of rounding."""
     errors = drawn.loc[drawn["error"] >= ROUNDING, ["error", "error_low", "error_high"]].to_numpy(dtype=float).ravel()
     errors = errors[errors >= ROUNDING]
     errors = errors if budget is None else np.append(errors, budget)
@@ -104,7 +116,6 @@ def _scale_errors(ax: Axes, drawn: pd.DataFrame, budget: float | None) -> None:
 
 
 def _scale_scores(ax: Axes, drawn: pd.DataFrame, budget: float | None) -> None:
-    """A plain scale that holds all scores with their intervals."""
     scores = drawn[["score", "score_low", "score_high"]].to_numpy(dtype=float).ravel()
     every = [float(score) for score in scores if np.isfinite(score)] + ([] if budget is None else [budget])
     extra = 0.06 * (max(every) - min(every)) or 0.05
@@ -115,7 +126,6 @@ def _scale_scores(ax: Axes, drawn: pd.DataFrame, budget: float | None) -> None:
 
 
 def _settings(ax: Axes, rows: pd.DataFrame, column: str, up: str, how: Look) -> None:
-    """Draw one variant's settings: its frontier as a line, the others pale, a ring around the chosen one."""
     x, y = rows[column].to_numpy(dtype=float), rows[up].to_numpy(dtype=float)
     low, high = (rows[f"{up}_{end}"].to_numpy(dtype=float) for end in ("low", "high"))
     floor = ax.get_ylim()[0]
@@ -138,7 +148,6 @@ def _settings(ax: Axes, rows: pd.DataFrame, column: str, up: str, how: Look) -> 
 
 
 def _said(rows: pd.DataFrame) -> str:
-    """The line below a name in the key: what was chosen."""
     chosen = rows[rows["chosen"].astype(bool)]
     if chosen.empty:
         return "budget not met"
@@ -147,7 +156,6 @@ def _said(rows: pd.DataFrame) -> str:
 
 
 def _not_drawn(frame: pd.DataFrame, drawn: pd.DataFrame, up: str) -> list[str]:
-    """Which variants ran and have no point: those of which an error means nothing before they are fitted."""
     ran = frame.loc[frame["status"] == Status.OK, "variant"]
     missing = [str(name) for name in dict.fromkeys(ran) if name not in set(drawn["variant"])]
     return [f"Without {_NAMED[up]}, and not drawn: {', '.join(missing)}."] if missing else []

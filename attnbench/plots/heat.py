@@ -71,7 +71,6 @@ def draw_heat(ax: Axes, inches: tuple[float, float], heat: Heat, limit: float) -
 
 
 def _fitting(text: str, cell: tuple[float, float]) -> float:
-    """Font size in points at which ``text`` fits into a cell of that width and height in points."""
     lines = text.split("\n")
     return min(
         SMALL_SIZE + 0.5, 0.92 * cell[0] / (0.64 * max(map(len, lines), default=1) or 1), 0.75 * cell[1] / len(lines)
@@ -79,7 +78,6 @@ def _fitting(text: str, cell: tuple[float, float]) -> float:
 
 
 def _word(text: str, cell: tuple[float, float]) -> tuple[str, float]:
-    """The word and its font size, or a cross if the cell is too small for the word."""
     size = _fitting(text, cell)
     return (text, size) if size >= (_LEAST if narrow() else 5) or not text else ("×", _fitting("×", cell))
 

@@ -62,5 +62,4 @@ def wrapped_height(names: Iterable[str], said: Mapping[str, str]) -> float:
 
 
 def _lines(name: str, width: float) -> list[str]:
-    """The lines of a name in a key that is ``width`` inches wide."""
     return wrap(name.replace(",", ", "), width - NAMES, SMALL_SIZE)

@@ -18,7 +18,7 @@ from attnbench.axes import FOLLOWING
 from attnbench.errors import ResultsError
 from attnbench.files import PACKED, read_stored, stored
 from attnbench.record import ADDED, COLUMNS, READABLE, kinds
-from attnbench.runs import by_age, runs_in, suites_of
+from attnbench.runs import by_age, no_run, runs_in, suites_of
 from attnbench.status import Status
 from attnbench.store import CURVES, ENVIRONMENT, RECORDS, RunFolder
 from attnbench.store import TABLE as FILE
@@ -117,7 +117,7 @@ def find_results(path: Path) -> list[Path]:
     runs = [by_age(file.parent for file in [*filter(_is_in_run, here)] or here) for here in tables]
     standing = [run / FILE for together in runs for run in (together if is_collection(together) else together[-1:])]
     if not standing:
-        raise ResultsError(f"{path}: holds no run (no {FILE} inside); measure first with: attnbench run SUITE")
+        raise no_run(path, f"there is no {FILE}; measure first with: attnbench run SUITE")
     return standing
 
 
@@ -146,7 +146,6 @@ def _alone(file: Path, warn: Callable[[str], None]) -> pd.DataFrame:
 
 
 def _of_run(file: Path, warn: Callable[[str], None]) -> pd.DataFrame:
-    """The rows of the run whose folder ``file`` is in."""
     folder = RunFolder(file.parent)
     history = folder.history()
     records = {record.cell_id: record for record in history}
@@ -172,7 +171,6 @@ def _as_one_machine(frame: pd.DataFrame, folder: RunFolder) -> pd.DataFrame:
 
 
 def _read(table: str, file: Path) -> pd.DataFrame:
-    """The rows of a table; messages call it ``file``."""
     reader = csv.DictReader(io.StringIO(table), restval="", strict=True)
     try:
         rows = list(reader)

@@ -25,7 +25,6 @@ from attnbench.plots.style import SMALL_SIZE, in_style
 from attnbench.plots.ticks import plain
 from attnbench.status import Status
 
-TITLE = "Approximation error over size and logits"
 NEEDS = "errors at two sizes and two logit_std"
 _LIMIT = 2.0
 """log10 of the factor at which the colour is full."""
@@ -37,7 +36,6 @@ def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bo
 
 
 def _mapped(rows: pd.DataFrame) -> list[str]:
-    """Variants that have a map, the one with most rows first."""
     names = {}
     for variant, part in rows.groupby("variant", sort=False):
         spread = most_peaked(part["inputs"].unique())
@@ -98,7 +96,9 @@ def draw_map(
     across = [_told(options[label], split[:1]) for label in rows["label"]]
     down = [_told(options[label], split[1:]) for label in rows["label"]]
     down = [", ".join(part for part in (told, of) if part) for told, of in zip(down, rows["_setting"], strict=True)]
-    title = f"{TITLE}: {bare(variant, rows['label'].iloc[0])}"
+    ok = rows[rows["status"] == Status.OK]
+    below = int((ok["rel_error"] < ok["trivial_error"]).sum())
+    title = f"{bare(variant, rows['label'].iloc[0])} is better than answering mean(V) in {below} of {len(ok)} cells"
     return _draw(rows.assign(_across=across, _down=down), title, where(rows, only_length(rows)), notes, size)
 
 

@@ -111,7 +111,6 @@ def _scored(one: Problem) -> dict[str, object]:
 
 
 def _model(columns: Mapping[str, object]) -> dict[str, object]:
-    """The columns of :data:`SAME`, with None for every kind of missing value."""
     values = {name: columns.get(name) for name in SAME}
     return {name: None if value is None or value != value or value == "" else value for name, value in values.items()}
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -129,7 +130,6 @@ def stacked(rooms: Sequence[float], headings: Sequence[str]) -> float:
 
 
 def _heading(text: str) -> list[str]:
-    """The lines of a heading, on the narrowest page."""
     return wrap(text, _BOLD * ((COLUMN if narrow() else 8.0) - 2 * _MARGIN), TEXT_SIZE) or [""]
 
 
@@ -163,7 +163,7 @@ def new_page(
     foot = _caption([wrap(text, inside, SMALL_SIZE) for text in notes])
     head_step, foot_step = TEXT_SIZE * 1.35 / 72, SMALL_SIZE * 1.35 / 72
     size = TITLE_SIZE - 2.5 * narrow()
-    title = _fitted(title, inside, size, 1 + narrow())
+    title = _fitted(title, inside, size)
     below_title = 0.36 + title.count("\n") * size * 1.2 / 72
     above = below_title + head_step * len(head) + 0.1
     below = 0.08 + foot_step * len(foot) + (0.06 if foot else 0)
@@ -184,7 +184,6 @@ def new_page(
 
 
 def _caption(notes: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of the notes, or of the first of them and where the rest stands."""
     if sum(map(len, notes)) <= _CAPTION:
         return [line for lines in notes for line in lines]
     shown = 0
@@ -198,16 +197,28 @@ def retitle(figure: Figure, title: str) -> None:
     """Give a figure made by :func:`new_page` another title."""
     text = figure.texts[0]
     inside = figure.get_size_inches()[0] - 2 * _MARGIN
-    text.set_text(_fitted(title, inside, float(text.get_fontsize()), text.get_text().count("\n") + 1))
+    text.set_text(_fitted(title, inside, float(text.get_fontsize()), text.get_text().count("\n")))
 
 
-def _fitted(title: str, width: float, size: float, most: int) -> str:
-    """The title in at most ``most`` lines, cut if it needs more."""
-    width *= _BOLD
-    if most == 1:
-        return shorten(title, width, size)
-    first, *rest = wrap(title, width, size) or [""]
-    return "\n".join([first, *([shorten(" ".join(rest), width, size)] if rest else [])])
+def _fitted(title: str, width: float, size: float, more: int = 1) -> str:
+    """The title in one line and at most so many ``more``, cut if it needs more than these."""
+    lines = wrap(title, _BOLD * width, size) or [""]
+    return "\n".join([*lines[:more], *([shorten(" ".join(lines[more:]), _BOLD * width, size)] if lines[more:] else [])])
+
+
+def winners(panels: Sequence[Sequence[tuple[float, str]]], *, largest: bool = True) -> str:
+    """The best (value, name) of each panel, as :func:`counted`; values within half a hundredth share a place."""
+    best = [(max if largest else min)(panel)[0] for panel in panels]
+    near = [
+        [name for value, name in panel if abs(value - top) < 0.005] for top, panel in zip(best, panels, strict=True)
+    ]
+    return counted([name for names in near for name in names], len(panels))
+
+
+def counted(names: Iterable[str], of: int) -> str:
+    """``softmax``, or out of several panels ``softmax (3 of 4), linear (1 of 4)``, three names at most."""
+    said = [f"{name} ({count} of {of})" if of > 1 else name for name, count in Counter(names).most_common()]
+    return ", ".join(said[:3]) + (f" and {len(said) - 3} more" if len(said) > 3 else "")
 
 
 @functools.lru_cache(maxsize=4096)

@@ -45,19 +45,20 @@ LIGHT = Palette(
     grid="#ebebeb",
     band="#f5f5f5",
     worse="#fbeee6",
-    # Okabe and Ito's colours, which colour-blind readers can tell apart, with a darker yellow for thin lines; and grey
-    # and violet.
+    # Okabe and Ito's colours without their yellow, which a thin line loses; and a brown, two violets and a grey that
+    # colour-blind readers can tell from these.
     families={
         "exact": "#000000",
-        "reference": "#8a8a8a",
+        "reference": "#707070",
         "fixed pattern": "#0072b2",
         "learned pattern": "#56b4e9",
         "low rank": "#009e73",
         "kernel": "#d55e00",
+        "pairwise": "#76260a",
         "recurrence": "#e69f00",
-        "memory": "#c9b400",
+        "memory": "#7a66ff",
         "synthetic": "#cc79a7",
-        "mixing": "#7a3e9d",
+        "mixing": "#1c1c8c",
     },
     other="#5c4033",
     sequence=("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000"),
@@ -71,18 +72,19 @@ DARK = Palette(
     grid="#262b33",
     band="#1c2027",
     worse="#33241d",
-    # The hues of the light set, brighter so that thin lines stand out, in the same order from dark to bright.
+    # Mostly the hues of the light set, brighter so that thin lines stand out.
     families={
         "exact": "#ffffff",
-        "reference": "#9aa1aa",
+        "reference": "#828a94",
         "fixed pattern": "#3d9be9",
         "learned pattern": "#9bd8ff",
-        "low rank": "#22c793",
+        "low rank": "#1fbf8d",
         "kernel": "#ff7a2f",
+        "pairwise": "#f25a5a",
         "recurrence": "#ffb52e",
-        "memory": "#e8dc4a",
+        "memory": "#c4ff80",
         "synthetic": "#f29cc4",
-        "mixing": "#b184f0",
+        "mixing": "#ff4ded",
     },
     other="#c39a80",
     sequence=("#3d9be9", "#ff7a2f", "#22c793", "#f29cc4", "#ffb52e", "#9bd8ff", "#ffffff"),

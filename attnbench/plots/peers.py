@@ -20,7 +20,6 @@ from attnbench.plots.style import SMALL_SIZE, in_style
 from attnbench.plots.ticks import halves, length, log_axis, padded
 from attnbench.status import Status
 
-TITLE = "Variants beside public packages"
 NEEDS = "a variant beside a public package"
 PREFIX = "peer."
 PASSES = {
@@ -108,7 +107,6 @@ def left_out(frame: pd.DataFrame) -> list[str]:
 
 
 def _of_pairs(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows of packages, and of the variants that have a package beside them."""
     rows = timed(frame)
     packages = rows["variant"].str.startswith(PREFIX)
     named = rows["variant"].str.removeprefix(PREFIX).str.partition(".")[0]
@@ -116,7 +114,6 @@ def _of_pairs(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _sides(frame: pd.DataFrame) -> Iterator[tuple[Row, Row]]:
-    """Pairs of a variant's and its package's row that agree in all but the process."""
     keys = [*(key for key in SAME if key != "process" and key in frame), "inputs", "seq_len", "kv_len"]
     rows = records(timed(frame))
     own: dict[tuple[Any, ...], list[Row]] = {}
@@ -220,7 +217,9 @@ def draw_peers(frame: pd.DataFrame, *, n: int | None = None, only: Mapping[str, 
         *left_out(rows),
     ]
     tall = max(_ROW, (len(lengths) + 1.4) * _BAR)
-    page = new_page(TITLE, about, notes, height=2.0, room=len(names) * tall + 0.75)
+    faster, slower = sum(pair.high < 1 for pair in found), sum(pair.low > 1 for pair in found)
+    title = f"Of {len(found)} comparisons the variant is faster than the package in {faster}, slower in {slower}"
+    page = new_page(title, about, notes, height=2.0, room=len(names) * tall + 0.75)
     left, bottom, top = page.left + _NAMES, page.bottom + 0.3, page.top - 0.4
     wide = (page.right - left - _GAP * (len(panels) - 1)) / len(panels)
     ends: dict[str, list[float]] = {}

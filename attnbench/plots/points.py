@@ -99,7 +99,6 @@ def _about(path: Path, lines: Sequence[str]) -> dict[str, str]:
 
 
 def _table(path: Path, lines: Sequence[str], above: int) -> pd.DataFrame:
-    """The rows below the lines about them, of which there are ``above``."""
     reader = csv.reader(io.StringIO("\n".join(lines)), strict=True)
     columns: list[str] = []
     rows: dict[tuple[object, object], dict[str, object]] = {}
@@ -126,7 +125,6 @@ def _table(path: Path, lines: Sequence[str], above: int) -> pd.DataFrame:
 
 
 def _check_models(table: pd.DataFrame, places: Sequence[str]) -> None:
-    """Refuse a model that is no line, or of two families, and more models than there is room for."""
     for turn, (model, part) in enumerate(table.groupby("model", sort=False)):
         first = part.index[0]
         if turn == _MODELS:

@@ -185,7 +185,6 @@ def draw_lines(page: Page, left: float, points: Points) -> None:
 
 
 def _looks(points: Points) -> dict[str, Look]:
-    """Model -> look: by family where the file has families, else by order."""
     table, colours = points.table, palette().sequence
     if "family" in table:
         return looks(zip(table["model"], table["family"], strict=True))

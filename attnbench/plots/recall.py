@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from attnbench.marks import OWN_FORM
 from attnbench.plots.captions import own_form_note
-from attnbench.plots.page import NothingToDraw
+from attnbench.plots.page import NothingToDraw, winners
 from attnbench.plots.score_lines import Line, Panel, draw_lines
 from attnbench.plots.scored import Problem, about, hidden_options, left_out, problems
 from attnbench.plots.setting import PANELS, restrict
@@ -19,7 +19,6 @@ from attnbench.plots.ticks import log_axis, padded, trimmed
 from attnbench.scores import Summary
 from attnbench.units import format_bytes
 
-TITLE = "Score over the size of the state"
 _PAIR = ", of two from one to the other"
 FEWEST = 3
 """Fewest labels with measured bytes that can show a relation."""
@@ -33,7 +32,6 @@ def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bo
 
 
 def _kept(one: Summary) -> float:
-    """Bytes that all layers keep of one sequence; 0 where they were not measured."""
     return one.state_bytes or 0.0
 
 
@@ -70,7 +68,10 @@ def draw_recall(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None
         *left_out(rows, drawn),
         f"Not drawn, for want of room: {', '.join(one.heading for one in found[PANELS:])}." if found[PANELS:] else "",
     ]
-    return draw_lines(TITLE, about(rows, drawn), notes, [_panel(one) for one in drawn], "score", _scale, _draw)
+    panels = [_panel(one) for one in drawn]
+    best = winners([[(max(line.y), line.name) for line in panel.lines] for panel in panels])
+    title = f"Highest score, whatever the state: {best}"
+    return draw_lines(title, about(rows, drawn), notes, panels, "score", _scale, _draw)
 
 
 def _panel(one: Problem) -> Panel:

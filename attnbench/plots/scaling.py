@@ -34,6 +34,7 @@ from attnbench.plots.series import LARGER, LONGEST, Series, names_room, panels_o
 from attnbench.plots.setting import PANELS, restrict, settings, timed, without_room
 from attnbench.plots.style import SMALL_SIZE, in_style
 from attnbench.plots.ticks import length, log_axis, padded, trimmed
+from attnbench.status import Status
 from attnbench.units import format_bytes, format_seconds
 
 NEEDS = "times at two lengths"
@@ -84,7 +85,11 @@ def draw_scaling(
         f"Power of n: least squares on the longest {LONGEST} lengths of each line, ± half its 95 % interval; after "
         "the slash what its paper claims; bold if the whole interval is larger, and the power by more "
         f"than {LARGER}. Bands: 95 % intervals of the median.",
-        *(["Crosses: the length at which a line stopped."] if any(line.stopped for line in lines) else []),
+        *(
+            ["Crosses: the length at which a line stopped; their height is that of their words."]
+            if any(line.stopped for line in lines)
+            else []
+        ),
         hidden,
         *(f"Not drawn — {line}" for line in failures(shown)),
         without_room(found),
@@ -93,7 +98,13 @@ def draw_scaling(
         NARROW_ROOM + _table_height(drawn) if narrow() else max(4.2, 0.5 + 0.16 * len(drawn)) for _, drawn in panels
     ]
     headings = [heading for heading, _ in panels]
-    page = new_page(_title(lines), where(shown), notes, width=WIDE if points else 8.0, room=stacked(rooms, headings))
+    page = new_page(
+        cheapest(shown, names) or "Time and peak memory against length",
+        where(shown),
+        notes,
+        width=WIDE if points else 8.0,
+        room=stacked(rooms, headings),
+    )
     for place, (part, (_, drawn)) in enumerate(zip(page.parts(headings, rooms), panels, strict=True)):
         _block(replace(part, right=part.left + OWN_ROOM) if points else part, drawn)
         if points and place == 0:
@@ -101,15 +112,20 @@ def draw_scaling(
     return page.figure
 
 
-def _title(lines: Sequence[Series]) -> str:
-    """``Fastest at n = 64k: linear; least memory: local``, of all but references; without lines, what is drawn."""
-    every = [(line.name, line.rows.iloc[-1]) for line in lines if line.rows["family"].iloc[0] != "reference"]
-    longest = max((int(row["seq_len"]) for _, row in every), default=0)
-    said = []
-    for column, words in (("time_median_s", f"Fastest at n = {length(longest)}"), ("peak_bytes", "least memory")):
-        here = [(row[column], name) for name, row in every if row["seq_len"] == longest and row[column] > 0]
-        said += [f"{words}: {min(here)[1]}"] if len(here) > 1 else []
-    return "; ".join(said) or "Time and peak memory against length"
+def cheapest(rows: pd.DataFrame, names: Mapping[str, str]) -> str:
+    """``Fastest at n = 64k: linear; least memory: local``: at the longest length, of all but references; else empty.
+
+    Args:
+        names: label -> name; a label has its own where there is none.
+    """
+    rows = rows[(rows["family"] != "reference") & (rows["status"] == Status.OK)]
+    rows, said = rows[rows["seq_len"] == rows["seq_len"].max()], []
+    for column, words in (("time_median_s", "Fastest at n = {}"), ("peak_bytes", "least memory")):
+        here = rows[rows[column] > 0].sort_values(column)
+        if len(here) > 1:
+            label = str(here["label"].iloc[0])
+            said.append(f"{words.format(length(int(here['seq_len'].iloc[0])))}: {names.get(label, label)}")
+    return "; ".join(said)
 
 
 _COLUMNS = (
@@ -119,12 +135,10 @@ _COLUMNS = (
 
 
 def _table_height(drawn: Sequence[Series]) -> float:
-    """Height of the table below the panels in a figure of column width, in inches."""
     return 0.65 + 0.16 * len(drawn)
 
 
 def _block(page: Page, drawn: Sequence[Series]) -> None:
-    """Draw time above memory, with their table beside them, or below them in a figure of column width."""
     names = min(names_room(), max(text_width(line.name, SMALL_SIZE) for line in drawn)) + 0.46
     if narrow():
         page, table = page.split(_table_height(drawn))
@@ -172,7 +186,6 @@ def _line(ax: Axes, line: Series, column: str) -> None:
 
 
 def _stops(drawn: Sequence[Series]) -> dict[tuple[int, str], list[Series]]:
-    """(length, status) -> the lines that ended there, so that each end is marked once."""
     stops: dict[tuple[int, str], list[Series]] = {}
     for line in drawn:
         if line.stopped:
@@ -181,7 +194,6 @@ def _stops(drawn: Sequence[Series]) -> dict[tuple[int, str], list[Series]]:
 
 
 def _mark_stop(ax: Axes, inches: tuple[float, float], row: int, n: int, status: str, stopped: Sequence[Series]) -> None:
-    """Draw a cross at the length, above the lines, and write beside it which lines stopped there and how."""
     wide, tall = inches
     low, high = np.log(ax.get_xlim())
     x, y = (math.log(n) - low) / (high - low), 1 - _ROW * (row + 0.6) / tall
@@ -197,7 +209,6 @@ def _mark_stop(ax: Axes, inches: tuple[float, float], row: int, n: int, status: 
 
 
 def _write_table(page: Page, drawn: Sequence[Series], names: float) -> None:
-    """Write key and table in one: marker, name, fitted and claimed powers."""
     ax, width = on_all(page), page.right - page.left
     faint: dict[str, Any] = {"fontsize": SMALL_SIZE, "color": palette().faint, "va": "center"}
     columns = {"time_median_s": ("time", names + 0.95), "peak_bytes": ("memory", names + 1.9)}

@@ -14,7 +14,7 @@ from attnbench.plots.keys import NAMES, on_all, write_entry
 from attnbench.plots.page import Page, narrow, new_page, shorten, stacked, text_width
 from attnbench.plots.palette import palette
 from attnbench.plots.style import SMALL_SIZE, Look, looks
-from attnbench.plots.ticks import linear_ticks
+from attnbench.plots.ticks import linear_ticks, plain
 
 _AXIS = 0.46
 _STEP = 0.17
@@ -92,6 +92,14 @@ def draw_lines(
             draw(ax, line, look[line.name])
         _write_key(under if narrow() else replace(part, left=right + 0.12, bottom=bottom - 0.3), panel, look)
     return page.figure
+
+
+def linear_x(ax: Axes, last: float, label: str) -> None:
+    """Give the axes a plain scale from 0 to a little beyond ``last``."""
+    ax.set_xlim(0, 1.02 * last)
+    ticks = linear_ticks(0, 1.02 * last)
+    ax.set_xticks(ticks, [plain(tick) for tick in ticks])
+    ax.set_xlabel(label)
 
 
 def _level(turn: int) -> dict[str, Any]:

@@ -12,16 +12,25 @@ from matplotlib.figure import Figure
 
 from attnbench.errors import UsageError
 from attnbench.plots.captions import own_form_note, short_names
-from attnbench.plots.page import NothingToDraw, Page, narrow, new_page, only_on_a_page, shorten, text_width
+from attnbench.plots.page import (
+    NothingToDraw,
+    Page,
+    counted,
+    narrow,
+    new_page,
+    only_on_a_page,
+    shorten,
+    text_width,
+    winners,
+)
 from attnbench.plots.palette import palette
 from attnbench.plots.published import draw_rescored, rescored_height
 from attnbench.plots.scored import Problem, about, family_of, hidden_options, left_out, means, problems
 from attnbench.plots.setting import restrict, scored
 from attnbench.plots.style import SMALL_SIZE, TEXT_SIZE, in_style
 from attnbench.plots.ticks import linear_ticks
-from attnbench.scores import Difference, Summary, difference, joint, learnt
+from attnbench.scores import MEAN, Difference, Summary, difference, joint, learnt
 
-TITLE = "Scores by training"
 NEEDS = "scores of trainings"
 _PANELS = 12
 _ROW = 0.275
@@ -75,7 +84,13 @@ def draw_scores(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None
     lines = [drawn[at : at + across] for at in range(0, len(drawn), across)]
     rooms = [_HEAD + _AXIS + _ROW * max(len(one.parts) for one in line) for line in lines]
     below = rescored_height() + 0.3 if overlay else 0.0
-    page = new_page(TITLE, about(frame, found), notes, height=2.0, room=sum(rooms) + _GAP * (len(rooms) - 1) + below)
+    page = new_page(
+        _title(drawn, names, family),
+        about(frame, found),
+        notes,
+        height=2.0,
+        room=sum(rooms) + _GAP * (len(rooms) - 1) + below,
+    )
     limits, top = _limits(drawn), page.top
     wide = (page.right - page.left - _GAP * (across - 1)) / across
     for line, room in zip(lines, rooms, strict=True):
@@ -91,8 +106,20 @@ def draw_scores(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None
     return page.figure
 
 
+def _title(drawn: Sequence[Problem], names: Mapping[str, str], family: int) -> str:
+    problems = [one for one in drawn if one.task != MEAN]
+    pairs = [(names[part.label], part, one.reference) for one in problems if one.reference for part in one.parts]
+    if not pairs:
+        best = winners([[(part.over_seeds.mean, names[part.label]) for part in one.parts] for one in problems])
+        return f"Highest mean score: {best}"
+    found = [(difference(part, other, family).verdict, name) for name, part, other in pairs if part is not other]
+    better, worse = ([name for verdict, name in found if verdict == wanted] for wanted in ("better", "worse"))
+    if better:
+        return f"Better than softmax: {counted(better, len(problems))}"
+    return f"Nothing is shown to be better than softmax; {len(set(worse))} of {len(set(names.values())) - 1} are worse"
+
+
 def _limits(drawn: Sequence[Problem]) -> tuple[float, float]:
-    """One scale for all panels, since they are compared with each other."""
     values = [value for one in drawn for part in one.parts for value in (part.least, part.most, *(part.ends or ()))]
     values += [one.chance for one in drawn if one.chance is not None]
     low, high = min(values), max(values)
@@ -135,14 +162,12 @@ def _panel(page: Page, one: Problem, names: Mapping[str, str], of_all: tuple[tup
 
 
 def _name(name: str, room: float) -> list[tuple[str, float]]:
-    """The lines of a label with their font sizes; the options are below the variant."""
     variant, _, options = name.partition(":")
     lines = [(variant, SMALL_SIZE), (options, SMALL_SIZE - 1)]
     return [(shorten(text, room - 0.05, size), size) for text, size in lines if text]
 
 
 def _lines(ax: Axes, one: Problem) -> None:
-    """Draw softmax's interval as a band, chance dotted and identity dashed."""
     if one.reference is not None and one.reference.ends is not None:
         ax.axvspan(*one.reference.ends, color=palette().family("exact"), alpha=0.1, lw=0, zorder=0)
     if one.chance is not None:
@@ -152,7 +177,6 @@ def _lines(ax: Axes, one: Problem) -> None:
 
 
 def _is_hollow(part: Summary, floor: float | None) -> bool:
-    """Whether it has an interval that does not show that tokens were mixed."""
     return part.ends is not None and not learnt(part, floor)
 
 
@@ -214,7 +238,6 @@ def _notes(drawn: Sequence[Problem], family: int) -> list[str]:
 
 
 def _without_mean(found: Sequence[Problem], drawn: Sequence[Problem]) -> list[str]:
-    """Which labels are missing in the mean over tasks, or why there is no mean."""
     if len({one.task for one in found}) < 2:
         return []
     if not drawn:

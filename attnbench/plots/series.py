@@ -146,6 +146,5 @@ def _longest(lengths: Values, values: Values) -> tuple[np.ndarray, np.ndarray, n
 
 
 def _weights(x: np.ndarray) -> np.ndarray:
-    """What each value counts in the slope of least squares."""
     apart = x - x.mean()
     return np.asarray(apart / (apart @ apart))

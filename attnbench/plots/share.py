@@ -22,7 +22,6 @@ from attnbench.plots.style import SMALL_SIZE, Look, in_style, looks
 from attnbench.plots.ticks import length, log_axis, padded
 from attnbench.status import Status
 
-TITLE = "Attention's part of the time"
 NEEDS = "times of a layer or model at two lengths, beside identity or the operators alone"
 IDENTITY = "identity"
 """The variant that returns the values: everything but attention is left."""
@@ -133,7 +132,6 @@ _OF_LINES = ["label", "family", "seq_len", "layers", *TIMES]
 
 
 def _alike(others: pd.DataFrame, like: pd.Series[Any]) -> pd.DataFrame:
-    """Rows of operators that were measured as a row of a layer or model was."""
     here = (others["level"] == "operator") & (others["status"] == Status.OK) & (others["time_median_s"] > 0)
     here &= others["kv_len"] == others["seq_len"]
     for column in SAME:
@@ -148,7 +146,6 @@ _OF_MODELS = ("layers", "ffn", "positions", "task", "protocol", "steps", "pretra
 
 
 def _lines(wholes: pd.DataFrame, beside: Callable[[str], pd.DataFrame | None], *, remain: bool) -> list[Share]:
-    """One line for each label: over the lengths that ``beside(label)``, indexed by length, has as well."""
     found = []
     for label, part in wholes.groupby("label", sort=False):
         other = beside(str(label))
@@ -171,7 +168,6 @@ def _lines(wholes: pd.DataFrame, beside: Callable[[str], pd.DataFrame | None], *
 
 
 def _panels(rows: pd.DataFrame, others: pd.DataFrame) -> tuple[list[_Panel], list[Setting]]:
-    """The settings that can be drawn, the model and the training step first, and all settings of these."""
     prefer = {"level": ("model", "layer"), "pass": ("training", "forward")}
     kept, panels = [], []
     for setting in settings(rows[rows["level"] != "operator"], prefer, also_same=("inputs", "layers", "ffn")):
@@ -186,10 +182,16 @@ def _draw(panels: Sequence[_Panel], names: Mapping[str, str], about: Sequence[st
     look = looks((one.label, one.family) for panel in panels for one in panel.shares)
     headings = [panel.heading for panel in panels]
     rooms = [2.6 + 0.17 * len(one.shares) if narrow() else max(3.0, 0.17 * len(one.shares) + 0.5) for one in panels]
-    page = new_page(TITLE, about, notes, room=stacked(rooms, headings))
+    page = new_page(_title(panels[0], names), about, notes, room=stacked(rooms, headings))
     for part, panel in zip(page.parts(headings, rooms), panels, strict=True):
         _block(part, panel, names, look)
     return page.figure
+
+
+def _title(panel: _Panel, names: Mapping[str, str]) -> str:
+    above = [names[one.label] for one in panel.shares if math.isfinite(one.half())]
+    longest = length(max(one.n[-1] for one in panel.shares))
+    return f"Attention is over half of the time at n = {longest} with {', '.join(above) or 'no variant'}"
 
 
 def _block(page: Page, panel: _Panel, names: Mapping[str, str], look: Mapping[str, Look]) -> None:
@@ -212,7 +214,6 @@ def _block(page: Page, panel: _Panel, names: Mapping[str, str], look: Mapping[st
 
 
 def _said(one: Share) -> str:
-    """From which length on attention is the larger part, in few words."""
     half = one.half()
     if half == 0.0:
         return f"over half from {length(one.n[0])}"

@@ -71,7 +71,6 @@ def _shared(piece: Artist) -> float:
 
 
 def _gaps(spans: list[tuple[float, float]], top: float) -> list[float]:
-    """Heights at which nothing is, in the middle of each gap."""
     found, low = [], top
     for bottom, up in sorted(spans, key=lambda span: -span[1]):
         if up < low - 0.02 and low < top:

@@ -26,7 +26,6 @@ from attnbench.plots.style import in_style
 from attnbench.plots.ticks import halves, length, plain
 from attnbench.status import Status
 
-TITLE = "Speed-up and memory saving"
 NEEDS = "softmax or sdpa beside two sizes at two lengths"
 Row = dict[str, Any]
 _BASELINES = ("softmax", "sdpa")
@@ -103,7 +102,22 @@ def draw_speedup(
         *(f"Not measured — {line}" for line in failures(rows)),
         without_room(found),
     ]
-    return _draw(tables, f"{TITLE}: {name} against {baseline}", where(rows), notes, baseline, overlay=bool(overlay))
+    return _draw(tables, _title(tables, name, baseline), where(rows), notes, baseline, overlay=bool(overlay))
+
+
+def _title(tables: Sequence[_Table], name: str, baseline: str) -> str:
+    base = [{row["seq_len"]: row for row in records(table.base)} for table in tables]
+    cells = [
+        (row, known.get(row["seq_len"]))
+        for table, known in zip(tables, base, strict=True)
+        for row in records(table.mine)
+    ]
+    found = [
+        (gain, text) for text, gain in (_ratio(*cell, "time_median_s", baseline) for cell in cells) if gain == gain
+    ]
+    return (
+        f"{name} is {min(found)[1]} to {max(found)[1]} as fast as {baseline}" if found else f"{name} against {baseline}"
+    )
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -11,14 +13,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from attnbench.plots.captions import failures, own_form_note, short_names, where
-from attnbench.plots.page import NothingToDraw
-from attnbench.plots.score_lines import Line, Panel, draw_lines
-from attnbench.plots.setting import PANELS, Setting, compared, fullest, only_length, restrict, settings, without_room
+from attnbench.plots.error_lines import at_length
+from attnbench.plots.page import NothingToDraw, winners
+from attnbench.plots.score_lines import Line, Panel, draw_lines, linear_x
+from attnbench.plots.setting import PANELS, Setting, compared, only_length, restrict, settings, without_room
 from attnbench.plots.style import Look, in_style
-from attnbench.plots.ticks import linear_ticks, plain
+from attnbench.plots.ticks import linear_ticks
 from attnbench.status import Status
 
-TITLE = "Error over the steps"
 NEEDS = "errors of pass generate"
 
 
@@ -48,7 +50,7 @@ def draw_steps(frame: pd.DataFrame, *, n: int | None = None, only: Mapping[str, 
         raise NothingToDraw("; ".join(failures(rows)) or f"needs {NEEDS}")
     found = settings(drawn, also_same=("inputs",))
     names, hidden = short_names(drawn)
-    shown = [_at_one_length(setting, n) for setting in found[:PANELS]]
+    shown = [replace(setting, rows=at_length(setting.rows, n)) for setting in found[:PANELS]]
     panels = [_panel(setting, names) for setting in shown]
     exact = rows.loc[_has_steps(rows) & (rows["error_kind"] == "exact"), "label"]
     notes = [
@@ -61,7 +63,9 @@ def draw_steps(frame: pd.DataFrame, *, n: int | None = None, only: Mapping[str, 
         without_room(found),
     ]
     every = pd.concat([setting.rows for setting in shown])
-    return draw_lines(TITLE, where(every, only_length(every)), notes, panels, "relative error", _scale, _draw)
+    means = [[(math.fsum(line.y) / len(line.y), line.name) for line in panel.lines] for panel in panels]
+    title = f"Least mean error over the new tokens: {winners(means, largest=False)}"
+    return draw_lines(title, where(every, only_length(every)), notes, panels, "relative error", _scale, _draw)
 
 
 def _drawn(rows: pd.DataFrame) -> pd.DataFrame:
@@ -73,18 +77,12 @@ def _has_steps(rows: pd.DataFrame) -> pd.Series[bool]:
     return (rows["status"] == Status.OK) & steps.notna() & (steps != "")
 
 
-def _at_one_length(setting: Setting, n: int | None) -> Setting:
-    length = fullest(setting.rows["seq_len"].value_counts()) if n is None else n
-    return Setting(setting.rows[setting.rows["seq_len"] == length], setting.name, setting.about)
-
-
 def _panel(setting: Setting, names: Mapping[str, str]) -> Panel:
     lines = [_line(row, names[str(row["label"])]) for _, row in setting.rows.iterrows()]
     return Panel(setting.about, tuple(sorted(lines, key=lambda line: (line.y[-1], line.name))), ())
 
 
 def _line(row: pd.Series, name: str) -> Line:
-    """One line, each error in the middle of its stretch of tokens."""
     errors = tuple(float(one) for one in json.loads(row["rel_error_steps"]))
     ends = np.linspace(0, float(row["new_tokens"]), len(errors) + 1)
     middle = tuple(float(x) for x in (ends[1:] + ends[:-1] + 1) / 2)
@@ -92,11 +90,7 @@ def _line(row: pd.Series, name: str) -> Line:
 
 
 def _scale(ax: Axes, panel: Panel) -> None:
-    last = max(line.x[-1] for line in panel.lines) + 0.5
-    ax.set_xlim(0, 1.02 * last)
-    ticks = linear_ticks(0, 1.02 * last)
-    ax.set_xticks(ticks, [plain(tick) for tick in ticks])
-    ax.set_xlabel("new token")
+    linear_x(ax, max(line.x[-1] for line in panel.lines) + 0.5, "new token")
     _, high = ax.get_ylim()
     ax.set_ylim(0, high)
     ax.set_yticks([tick for tick in linear_ticks(0, high) if tick <= high])

@@ -114,13 +114,19 @@ class Look:
 
 
 def looks(names_and_families: Iterable[tuple[str, str]]) -> dict[str, Look]:
-    """Name -> look: the family gives the colour, the place within the family gives marker and dashes."""
+    """Name -> look: the family gives the colour, the place within the family gives marker and dashes.
+
+    Where all lines but references are of one family, and there are several, each has a colour of its own.
+    """
+    families = dict(names_and_families)
+    others = [family for family in families.values() if family != "reference"]
+    colours = palette().sequence if len(set(others)) == 1 < len(others) else ()
     places: dict[str, int] = {}
     table: dict[str, Look] = {}
-    for name, family in names_and_families:
-        if name not in table:
-            turn = places[family] = places.get(family, -1) + 1
-            table[name] = look(palette().family(family), turn)
+    for name, family in families.items():
+        turn = places[family] = places.get(family, -1) + 1
+        own = colours and family != "reference"
+        table[name] = look(colours[turn % len(colours)] if own else palette().family(family), turn)
     return table
 
 

@@ -102,7 +102,6 @@ def _apart(
     limits: tuple[float, float],
     text: Callable[[float], str],
 ) -> list[float]:
-    """Those ticks, from the left or from below, whose texts do not touch the one before."""
     figure = ax.get_figure(root=True)
     assert figure is not None
     page, box = figure.get_size_inches(), ax.get_position()

@@ -40,18 +40,13 @@ _X = {
     "tokens_per_s": "tokens/s (log2 scale)",
     "time_median_s": "seconds per call (log2 scale, faster to the right)",
 }
-_FRONT = (
-    "Dashed steps: the Pareto front. For a method on it, no other method is both faster and more accurate. Only exact "
-    "methods and approximations of softmax attention that beat answering mean(V) compete:"
+_FRONT = "Dashed steps: the Pareto front. For a method on it, no other method is both faster and {}. Only {} compete:"
+_ERROR = "more accurate", "exact methods and approximations of softmax attention that beat answering mean(V)"
+_SCORE = (
+    "better at the task",
+    "methods whose interval lies above that of identity trained on the task (else above chance)",
 )
-_SCORE_FRONT = (
-    "Dashed steps: the Pareto front. For a method on it, no other method is both faster and better at the task. Only "
-    "methods whose interval lies above that of identity trained on the task (else above chance) compete:"
-)
-_TRAINED_FRONT = (
-    "Dashed steps: the Pareto front. For a method on it, no other method is both faster and harms the model less. Only "
-    "methods that harm it less than answering mean(V) compete:"
-)
+_TRAINED = "harms the model less", "methods that harm it less than answering mean(V)"
 _BOTTOM = 0.42
 """Room below the axes for their scale, in inches."""
 
@@ -128,7 +123,6 @@ def draw_tradeoff(
 
 
 def _title(one: Contenders, agreement: str) -> str:
-    """``Unbeaten in speed and score: linear, softmax``, or the fastest of those that all agree."""
     names, _ = short_names(one.points)
     if (one.points["kind"] == "exact").all():
         fastest = one.points.iloc[int((one.points["x"] * (-1 if one.fast_low else 1)).argmax())]
@@ -169,7 +163,6 @@ def _draw(found: Sequence[Contenders], title: str, x: str, overlay: str | None, 
 
 
 def _width(page: Page) -> float:
-    """Width of the axes in inches: beside the key, or above it in a figure of column width."""
     return page.right - page.left - 0.96 - 0.06 if narrow() else 5.55
 
 
@@ -243,7 +236,6 @@ def _mark_lines(ax: Axes, layout: Layout, lines: Mapping[str, float]) -> None:
 
 
 def _mark_spread(ax: Axes, layout: Layout) -> None:
-    """Draw thin crosses: intervals of median time and score, or one standard deviation of an error over draws."""
     columns = layout.points[["family", "kind", "x", "at", "x_low", "x_high", "y", "y_std", "y_low", "y_high"]]
     for family, kind, x, at, low, high, y, std, least, most in columns.itertuples(index=False):
         how: dict[str, Any] = {"color": palette().family(family), "lw": 0.9, "zorder": 2.5}
@@ -263,8 +255,8 @@ def _notes(found: Sequence[Contenders], points: pd.DataFrame) -> list[str]:
         of = sum(rows.loc[rows["family"] != "reference", "label"].nunique() for rows in every)
         fair = sum(len(one.competing) for one in found)
         column = found[0].agreed.column
-        front = _SCORE_FRONT if column == "score" else _TRAINED_FRONT if column in OF_TRAINED else _FRONT
-        notes.append(f"{front} {fair} of {of} methods.")
+        words = _SCORE if column == "score" else _TRAINED if column in OF_TRAINED else _ERROR
+        notes.append(f"{_FRONT.format(*words)} {fair} of {of} methods.")
     if any(one.agreed.column == "loss_delta" for one in found):
         notes.append("Upright bars: exact 95 % intervals of the median over windows.")
     if found[0].agreed.column in OF_TRAINED and (points["variant"] == UNTOUCHED).any():

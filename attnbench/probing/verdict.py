@@ -254,7 +254,7 @@ def contradictions(found: Found, label: str | None = None) -> list[str]:
     if found.reads is not None and not found.mixes:
         said.append(f"{called}; no token reads another")
     recurs = found.state is not None and not found.formed and not (found.pairs and found.pairs.fixed)
-    if found.mixes and recurs and variant.family not in ("recurrence", "kernel", "mixing", "fixed pattern"):
+    if found.mixes and recurs and variant.family not in ("recurrence", "kernel", "pairwise", "mixing", "fixed pattern"):
         said.append(f"{called}; between tokens a recurrence of {found.state} numbers passes")
     if (
         found.pairs is not None

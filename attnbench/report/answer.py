@@ -117,7 +117,6 @@ class _Speaker:
         return [(start, False), (self._name(best), True), (what, False), self._speed(best), (end, False)]
 
     def _busy(self) -> Iterator[Sentence]:
-        """That the machine was busy, if these times show it."""
         here = self.view.setting.by_length[self.n]
         without = int((here["status"] == Status.DISTURBED).sum())
         few = int(here["warnings"].str.contains(FEW_CLEAN, regex=False).sum())
@@ -185,7 +184,6 @@ class _Speaker:
 
 
 def _decoding(row: pd.Series[Any]) -> str:
-    """Time to the first token, per token and the cache of a decoder; empty for what does not decode."""
     seconds = {"first_token_s": "to the first token", "token_s": "per token"}
     said = [f"{format_seconds(row[name])} {words}" for name, words in seconds.items() if row[name] > 0]
     said += [f"{format_bytes(row['state_bytes'])} of cache or state"] if said and row["state_bytes"] >= 0 else []
@@ -216,7 +214,6 @@ def share(ratio: float) -> str:
 def _scores(
     problems: Sequence[Problem], speeds: Mapping[str, Relative | None], seconds: Mapping[Hashable, float]
 ) -> Iterator[Sentence]:
-    """The best scores beside speed, and the fastest that learnt it: of the mean, else of what the best learnt best."""
     if not problems:
         return
     one = problems[-1] if problems[-1].task == MEAN else max(problems, key=_above_floor)
@@ -240,7 +237,6 @@ def _scores(
 
 
 def _above_floor(one: Problem) -> float:
-    """How far the best score lies above what mixing alone gives."""
     best = max((part.over_seeds.mean for part in one.parts), default=-math.inf)
     return best - (one.floor or 0.0)
 

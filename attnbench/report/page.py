@@ -113,7 +113,6 @@ def _title(machines: Sequence[Machine]) -> str:
 def _section(
     number: int, machine: Machine, families: list[str], changes: Mapping[str, Change], *, figures: bool
 ) -> tuple[dict[str, Any], Any]:
-    """What the template shows of one machine, and what the scripts draw."""
     rows = marked(machine.rows)
     every = views(rows)
     scored = found_in(rows)
@@ -147,7 +146,6 @@ def _section(
 
 
 def _figures(machine: Machine) -> list[tuple[str, str, list[str]]]:
-    """Name, data URL and notes without room in its caption, of each figure that ``attnbench plot`` draws."""
     from tempfile import TemporaryDirectory
 
     from attnbench.plots import draw_all

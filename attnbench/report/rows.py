@@ -202,7 +202,6 @@ def _row(
 
 
 def _abouts(frame: pd.DataFrame) -> list[str]:
-    """For each row, in words, the columns in which it differs from others."""
     training = frame["protocol"] != ""
     names = [name for name in _ABOUT if name in frame and _tells(frame, name, training)]
     tasks = short_tasks(set(frame["inputs"]))

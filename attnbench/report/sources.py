@@ -107,7 +107,6 @@ def by_machine(sources: Sources) -> list[Machine]:
 
 
 def _classes(environments: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Run -> what two runs share if their times have one axis; empty where a run does not say."""
     first: dict[str, list[Mapping[str, Any]]] = {}
     found = {}
     for run, environment in environments.items():
@@ -122,7 +121,6 @@ def _classes(environments: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two runs of one class have about as much memory, the same libraries of products and variables."""
     here, there = memory_bytes(one), memory_bytes(other)
     near = not here or not there or abs(here - there) <= MEMORY_TOLERANCE * max(here, there)
     return near and not differing_products(one, other) and not differing_variables(one, other)

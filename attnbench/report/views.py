@@ -122,7 +122,6 @@ def _points(found: Contenders) -> dict[str, Any]:
 
 
 def _ends(one: Mapping[Hashable, Any]) -> tuple[float, float]:
-    """The interval of a score or a loss, or one standard deviation of an error over draws."""
     if math.isfinite(one["y_low"]) and math.isfinite(one["y_high"]):
         return one["y_low"], one["y_high"]
     return one["y"] - one["y_std"], one["y"] + one["y_std"]

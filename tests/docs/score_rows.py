@@ -39,17 +39,17 @@ def names() -> list[str]:
 
 
 def shown(sweep: str, name: str) -> str:
-    """``0.99 ± 0.01``, with ° where nothing was learnt from other tokens."""
+    """``0.99 (0.96 to 1.00)``, with ° where nothing was learnt from other tokens."""
     problem, parts = found(sweep)
     one = parts[name]
     assert one.ends is not None
-    half = (one.ends[1] - one.ends[0]) / 2
-    return f"{one.over_seeds.mean:.2f} ± {half:.2f}" + ("" if learnt(one, problem.floor) else "°")
+    low, high = one.ends
+    return f"{one.over_seeds.mean:.2f} ({low:.2f} to {high:.2f})" + ("" if learnt(one, problem.floor) else "°")
 
 
 @rows
 def score_cpu() -> str:
-    """Scores of the suite ``score``: mean over five seeds, with half of its 95 % interval."""
+    """Scores of the suite ``score``: mean over five seeds, with its 95 % interval."""
     lines = [[f"`{name}`", *(shown(sweep, name) for sweep in TASKS)] for name in names()]
     return table(["", "recall", "copy", "digits", "longer recall"], lines)
 

@@ -230,3 +230,11 @@ def test_a_variant_of_which_one_setting_is_another_operator_is_not_said_to_be_le
         ]
     said = words(draw_error(run.table(rows)))
     assert "Left out — other operators: performer:kernel=relu, linear." in said
+
+
+def test_what_has_one_setting_and_no_line_is_named_with_its_error(run: Any, words: Words) -> None:
+    at = {"sweep": "error", "seq_len": 512, "trivial_error": 0.9, "error_kind": "approximation", "inputs": "listops"}
+    rows = [run.row(f"performer:features={size}", **at, rel_error=0.5) for size in (16, 64)]
+    said = words(draw_error(run.table([*rows, run.row("nystrom", **at, rel_error=0.0609)])))
+    assert "Left out — at one setting, which makes no line: nystrom (0.0609 on listops)." in said
+    assert "Nearest to exact attention: performer, with an error of 0.5 on inputs listops" in said

@@ -129,7 +129,7 @@ def test_of_scores_the_best_are_above_and_the_budget_is_a_line_across_them(words
     assert high > 0.97
     (ring,) = ax.collections
     assert ring.get_offsets().tolist() == [[1e-5 * 64, 0.92]]
-    assert {"What a score costs", "m=64"} <= {*words(figure).splitlines()}
+    assert {"Least median time for that score: a", "m=64"} <= {*words(figure).splitlines()}
 
 
 def test_variants_without_a_score_are_named_and_without_any_there_is_no_chart(words: Words) -> None:

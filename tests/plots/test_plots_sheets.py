@@ -6,7 +6,10 @@ import re
 import struct
 from pathlib import Path
 
+import pytest
+
 from attnbench.plots import draw
+from attnbench.plots.page import counted, winners
 from attnbench.plots.style import BESIDE, notes_of, save
 from attnbench.plots.style import texts as texts_of
 from tests.committed import rows_of
@@ -37,7 +40,31 @@ def test_a_caption_has_three_lines_and_the_rest_stands_in_a_file_beside_it(tmp_p
     assert "Left out" in paths[-1].read_text(encoding="utf-8") or len(notes_of(figure)) > 2
 
 
-def test_a_title_answers() -> None:
-    drawn = draw(rows_of("lra-cpu"), figures=["tradeoff", "scaling"])
-    assert drawn["tradeoff"].texts[0].get_text().startswith("Unbeaten in speed and ")
-    assert drawn["scaling"].texts[0].get_text().startswith("Fastest at n = 4k: ")
+@pytest.mark.parametrize(
+    ("run", "figure", "said"),
+    [
+        ("lra-cpu", "tradeoff", "Unbeaten in speed and "),
+        ("lra-cpu", "scaling", "Fastest at n = 4k: "),
+        ("lra-cpu", "error", "Nearest to exact attention: bigbird, with an error of "),
+        ("catalogue-cpu", "catalogue", "Fastest at n = 2k: "),
+        ("selection-cpu", "steps", "Least mean error over the new tokens: snapkv (2 of 6), "),
+        ("headline-cpu", "scores", "Nothing is shown to be better than softmax; "),
+        ("headline-cpu", "curves", "Highest last score of validation: "),
+        ("headline-cpu", "recall", "Highest score, whatever the state: "),
+        ("lra-cpu", "share", "Attention is over half of the time at n = 4k with softmax, sdpa"),
+        ("claims-cpu", "map", "performer is better than answering mean(V) in "),
+        ("linformer-cpu", "speedup", "linformer is 1× to 16× as fast as softmax"),
+        ("peers-cpu", "peers", "Of 122 comparisons the variant is faster than the package in 105, slower in 2"),
+    ],
+)
+def test_a_title_answers(run: str, figure: str, said: str) -> None:
+    (drawn,) = draw(rows_of(run), figures=[figure]).values()
+    assert drawn.texts[0].get_text().replace("\n", " ").startswith(said)
+
+
+def test_equal_winners_share_a_place() -> None:
+    one, other = [(0.99, "a"), (0.991, "b"), (0.5, "c")], [(0.2, "a"), (0.1, "c")]
+    assert winners([one]) == "a, b"
+    assert counted("aabcdd", 2) == "a (2 of 2), d (2 of 2), b (1 of 2) and 1 more"
+    assert winners([one, other]) == "a (2 of 2), b (1 of 2)"
+    assert winners([one, other], largest=False) == "c (2 of 2)"

@@ -120,6 +120,7 @@ def test_the_dark_colours_are_told_apart_as_well_as_the_light_ones_by_colour_bli
         return float(min(distances))
 
     assert nearest(DARK) >= 0.9 * nearest(LIGHT)
+    assert nearest(LIGHT) >= 0.07
 
 
 def test_a_dark_figure_is_dark_all_over_and_the_next_one_light_again(tmp_path: Path, small: pd.DataFrame) -> None:
@@ -142,6 +143,14 @@ def test_a_variant_looks_the_same_in_every_figure_of_a_table(run: Any) -> None:
     assert table == looks(pairs * 2)
     assert {table[label].colour for label, family in pairs if family == "kernel"} == {LIGHT.families["kernel"]}
     assert looks([("x", "of a plug-in")])["x"].colour not in LIGHT.families.values()
+
+
+def test_lines_of_a_single_family_are_not_all_of_one_colour() -> None:
+    exact = looks([("softmax", "exact"), ("sdpa", "exact"), ("chunked", "exact"), ("identity", "reference")])
+    assert len({look.colour for look in exact.values()}) == 4
+    assert exact["identity"].colour == LIGHT.families["reference"]
+    mixed = looks([("softmax", "exact"), ("sdpa", "exact"), ("linear", "kernel")])
+    assert mixed["sdpa"].colour == LIGHT.families["exact"]
 
 
 def test_no_two_of_a_hundred_lines_of_one_family_look_alike() -> None:

@@ -177,6 +177,18 @@ def test_a_narrow_page_does_not_scroll_sideways(browser: Chromium, tmp_path: Pat
     assert outside == []
 
 
+@pytest.mark.parametrize("name", ["lra-cpu", "catalogue-cpu", "score-cpu"])
+def test_no_column_of_any_table_is_cut_on_a_usual_screen(browser: Chromium, tmp_path: Path, name: str) -> None:
+    report = tmp_path / "report.html"
+    report.write_text(page_of_run(name), encoding="utf-8")
+    browser.open(report)
+    wider = "[...document.querySelectorAll('.box')].filter(e => e.scrollWidth > e.clientWidth).map(e => e.className)"
+    assert browser.ask(wider) == []
+    browser.size(390, 844)
+    browser.open(report)
+    assert set(browser.ask(wider)) <= {"box rows"}, "the rows scroll inside their box; their key does not"
+
+
 def contrast(one: str, other: str) -> float:
     """WCAG 2's ratio of two colours such as ``rgb(34, 34, 34)``."""
 
