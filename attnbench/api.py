@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from attnbench.cli import console, options
 from attnbench.cli.signature import completed, in_python
@@ -156,13 +156,15 @@ def swap(model: str, *variants: str, progress: bool = True, **given: Unpack[opti
         return Replaced(asked.answer(SwapScreen(bar) if progress else Watcher()))
 
 
+@in_python(options.PlotOptions)
 def plot(
     results: str | Path | Sequence[str | Path] | pd.DataFrame,
     *,
     figures: Sequence[str] | None = None,
     save: str | Path | None = None,
     formats: Sequence[str] = ("svg", "png"),
-    **options: Any,
+    only: Mapping[str, object] | None = None,
+    **given: Unpack[options.PlotOptions],
 ) -> Figures:
     """Draw the figures of a run, as ``attnbench plot`` does.
 
@@ -171,8 +173,8 @@ def plot(
             folder, one run in it, a ``results.csv``, or several of these.
         figures: names of the figures to draw, such as ``["scaling"]``; None: all that apply.
         save: a folder to write them to, in ``formats`` (``svg``, ``png``, ``pdf``); None: nothing is written.
-        options: as :func:`attnbench.plots.draw` takes them: ``n``, ``x``, ``y``, ``inputs``, ``only``, ``title``,
-            ``style``, ``width``.
+        only: column -> value; only rows with these values.
+        **given: see below.
 
     Returns:
         Matplotlib figures by name, the most telling first; a notebook shows them all.
@@ -182,10 +184,13 @@ def plot(
         ResultsError: there is nothing that can be read or drawn.
         StoreError: a file cannot be written.
     """
+    from attnbench.cli.plot import how_to_draw
     from attnbench.plots import draw
     from attnbench.plots import style as files
 
-    drawn = Figures(draw(_rows(results), figures=figures, **options))
+    how = how_to_draw(completed(options.PlotOptions, given))
+    how["only"] |= only or {}
+    drawn = Figures(draw(_rows(results), figures=figures, **how))
     if save is not None:
         for name, figure in drawn.items():
             files.save(figure, Path(save) / name, formats)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 import typer
 
 from attnbench.cli import console
+from attnbench.cli.signature import Default
 from attnbench.errors import UsageError, any_of, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from attnbench.decision.decide import Decision
+    from attnbench.decision.decide import Decision, Question
     from attnbench.decision.judge import Measure
     from attnbench.decision.measured import MeasuredRun
 
@@ -39,25 +40,64 @@ def limit(text: str | float) -> float:
     return value
 
 
-FormatOption = Annotated[Format, typer.Option("--format", help="junit: XML; action: JSON of github-action-benchmark.")]
-OutOption = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Write the format to this file, and print the table.")
-]
 OnOption = Annotated[
     str, typer.Option("--on", metavar="MEASURES", help="What is compared: time, memory, error, status, score.")
 ]
-MemoryAbove = Annotated[float, typer.Option(parser=limit, metavar="RATIO", help="The same for peak memory.")]
-ErrorAbove = Annotated[float, typer.Option(parser=limit, metavar="RATIO", help="The same for the error.")]
-RelativeTo = Annotated[
-    str | None, typer.Option(metavar="VARIANT", help="Divide times by the drift of this unchanged variant.")
-]
-OtherMachine = Annotated[
-    Literal["refuse", "ratios"], typer.Option(help="ratios: judge times over --relative-to; default: softmax.")
-]
-AsMeasured = Annotated[
-    bool, typer.Option("--as-measured", help="Judge times as they are, not at one speed of the machine.")
-]
-Select = Annotated[str | None, typer.Option("-k", metavar="EXPRESSION", help="Only these cells, as in attnbench run.")]
+
+
+class JudgeOptions(TypedDict, total=False):
+    """Options of both commands."""
+
+    memory_above: Annotated[
+        float, typer.Option(parser=limit, metavar="RATIO", help="The same for peak memory."), Default(1.02)
+    ]
+    error_above: Annotated[
+        float, typer.Option(parser=limit, metavar="RATIO", help="The same for the error."), Default(1.1)
+    ]
+    relative_to: Annotated[
+        str | None,
+        typer.Option(metavar="VARIANT", help="Divide times by the drift of this unchanged variant."),
+        Default(None),
+    ]
+    select: Annotated[
+        str | None,
+        typer.Option("-k", metavar="EXPRESSION", help="Only these cells, as in attnbench run."),
+        Default(None),
+    ]
+    other_machine: Annotated[
+        Literal["refuse", "ratios"],
+        typer.Option(help="ratios: judge times over --relative-to; default: softmax."),
+        Default("refuse"),
+    ]
+    as_measured: Annotated[
+        bool,
+        typer.Option("--as-measured", help="Judge times as they are, not at one speed of the machine."),
+        Default(False),
+    ]
+    format_: Annotated[
+        Format,
+        typer.Option("--format", help="junit: XML; action: JSON of github-action-benchmark."),
+        Default("table"),
+    ]
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the format to this file, and print the table."),
+        Default(None),
+    ]
+
+
+def question_of(above: float, on: str, given: JudgeOptions, **more: Any) -> Question:
+    """The question in the options; ``more`` are fields of it.
+
+    Raises:
+        UsageError: a measure does not exist.
+    """
+    from attnbench.decision.decide import Question
+    from attnbench.decision.judge import Limits
+
+    limits = Limits(above, given["memory_above"], given["error_above"])
+    how: dict[str, Any] = {name: given[name] for name in ("relative_to", "select", "other_machine", "as_measured")}
+    return Question(measures_of(on), limits, **how, **more)
 
 
 def measures_of(text: str) -> tuple[Measure, ...]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Unpack
 
 import typer
 
 from attnbench.cli import console, decisions
 from attnbench.cli.options import Plugins
 from attnbench.cli.outputs import refuse_files
+from attnbench.cli.signature import command, completed
 from attnbench.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from attnbench.decision.measured import MeasuredRun
 
 
+@command(decisions.JudgeOptions)
 def gate(
     new: Annotated[Path, typer.Argument(metavar="NEW", help="Folder of a run, or of a suite for its newest run.")],
     against: Annotated[
@@ -29,23 +31,16 @@ def gate(
             parser=decisions.limit, metavar="RATIO", help="Fail if a time is above it, new over old; 1 or more."
         ),
     ] = 1.05,
-    memory_above: decisions.MemoryAbove = 1.02,
-    error_above: decisions.ErrorAbove = 1.1,
     on: decisions.OnOption = "time,memory,error,status",
-    relative_to: decisions.RelativeTo = None,
     confirm: Annotated[
         int, typer.Option(min=0, max=20, metavar="N", help="Measure slower cells for N more rounds; these decide.")
     ] = 0,
-    select: decisions.Select = None,
     missing: Annotated[
         Literal["fail", "warn", "ignore"], typer.Option(help="What to do about cells that only OLD has.")
     ] = "warn",
-    other_machine: decisions.OtherMachine = "refuse",
     strict: Annotated[bool, typer.Option("--strict", help="Fail also if it is open whether a cell is worse.")] = False,
-    as_measured: decisions.AsMeasured = False,
     plugin: Plugins = None,
-    format_: decisions.FormatOption = "table",
-    out: decisions.OutOption = None,
+    **given: Unpack[decisions.JudgeOptions],
 ) -> None:
     """Fail if a run is worse than older runs: slower, larger in memory, less accurate, or broken.
 
@@ -54,24 +49,15 @@ def gate(
     interval: it is then not known whether a cell is slower. The exit code is 0 if nothing is worse beyond doubt, 1 if
     something is, 2 for wrong usage and for runs that cannot be compared, 65 for damaged runs.
     """
+    given = completed(decisions.JudgeOptions, given)
+    format_, out = given["format_"], given["out"]
     refuse_files(out)
-    measures = decisions.measures_of(on)
+    question = decisions.question_of(fail_above, on, given, missing=missing, strict=strict)
 
-    from attnbench.decision.decide import Question, decide
-    from attnbench.decision.judge import Limits
+    from attnbench.decision.decide import decide
     from attnbench.decision.table import verdict_line
 
     now, *before = decisions.read([new, *against])
-    question = Question(
-        measures=measures,
-        limits=Limits(fail_above, memory_above, error_above),
-        relative_to=relative_to,
-        select=select,
-        missing=missing,
-        other_machine=other_machine,
-        strict=strict,
-        as_measured=as_measured,
-    )
     decision = decide(now, before, question)
     if confirm:
         decision = _confirmed(decision, now, before, confirm, plugin or [])

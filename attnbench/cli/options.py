@@ -387,6 +387,66 @@ class SwapOptions(TypedDict, total=False):
     fresh: Annotated[Fresh, Default(False)]
 
 
+class PlotOptions(TypedDict, total=False):
+    """Options of ``attnbench plot`` and :func:`attnbench.plot`."""
+
+    n: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Length; default for runs: the longest at which all are ok."),
+        Default(None),
+    ]
+    x: Annotated[
+        Literal["examples_per_s", "tokens_per_s", "time_median_s"] | None,
+        typer.Option(help="Speed axis of tradeoff; default: examples_per_s."),
+        Default(None),
+    ]
+    y: Annotated[
+        Literal["rel_error", "max_abs_error", "cosine", "score", "loss_delta", "hidden_error"] | None,
+        typer.Option(
+            help="Accuracy axis of tradeoff; default: score if models were timed and trained, what a trained model "
+            "loses where no error was measured, else rel_error."
+        ),
+        Default(None),
+    ]
+    sweep: Annotated[str | None, typer.Option(metavar="SWEEP", help="Only rows of this sweep."), Default(None)]
+    level: Annotated[
+        Literal["operator", "layer", "model", "pretrained"] | None,
+        typer.Option(help="Only rows of this level."),
+        Default(None),
+    ]
+    pass_: Annotated[Pass | None, typer.Option("--pass", help="Only rows of this pass."), Default(None)]
+    dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help="Only rows of this data type."), Default(None)]
+    causal: Annotated[
+        bool | None, typer.Option("--causal/--no-causal", help="Only causal rows, or only the others."), Default(None)
+    ]
+    head_dim: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Only rows of this head width."), Default(None)
+    ]
+    inputs: Annotated[
+        str | None,
+        typer.Option(metavar="INPUT", help="Show errors or weights on these inputs; default: listops."),
+        Default(None),
+    ]
+    overlay: Annotated[
+        str | None,
+        typer.Option(
+            metavar="published|FILE",
+            help="Add panels with published numbers to tradeoff, scores, scaling and speedup; or with the points of a "
+            "CSV file to scaling.",
+        ),
+        Default(None),
+    ]
+    title: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Title of the figures in place of their own."), Default(None)
+    ]
+    style: Annotated[Literal["light", "dark"], typer.Option(help="Light or dark background."), Default("light")]
+    width: Annotated[
+        Literal["page", "column"],
+        typer.Option(help="column: 3.3 inches wide, for one column of a paper."),
+        Default("page"),
+    ]
+
+
 def bytes_of(memory_limit: int | str | None) -> int | None:
     """Bytes of a memory limit, given as such or as text.
 

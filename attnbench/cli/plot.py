@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 import typer
 
-from attnbench.cell import Pass
-from attnbench.cli import completion, console
+from attnbench.cli import completion, console, options
+from attnbench.cli.signature import command, completed
 from attnbench.errors import CannotCreate, UsageError, did_you_mean
 from attnbench.pictures import PICTURES
 from attnbench.units import format_interval
@@ -69,6 +69,7 @@ def draw_picture(
         console.line(f"  {file}")
 
 
+@command(options.PlotOptions)
 def plot(
     results: Annotated[
         list[Path] | None,
@@ -88,35 +89,7 @@ def plot(
             autocompletion=completion.figures,
         ),
     ] = None,
-    n: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Length; default for runs: the longest at which all are ok."),
-    ] = None,
-    x: Annotated[
-        Literal["examples_per_s", "tokens_per_s", "time_median_s"] | None,
-        typer.Option(help="Speed axis of tradeoff; default: examples_per_s."),
-    ] = None,
-    y: Annotated[
-        Literal["rel_error", "max_abs_error", "cosine", "score", "loss_delta", "hidden_error"] | None,
-        typer.Option(
-            help="Accuracy axis of tradeoff; default: score if models were timed and trained, what a trained model "
-            "loses where no error was measured, else rel_error."
-        ),
-    ] = None,
-    sweep: Annotated[str | None, typer.Option(metavar="SWEEP", help="Only rows of this sweep.")] = None,
-    level: Annotated[
-        Literal["operator", "layer", "model", "pretrained"] | None, typer.Option(help="Only rows of this level.")
-    ] = None,
-    pass_: Annotated[Pass | None, typer.Option("--pass", help="Only rows of this pass.")] = None,
-    dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help="Only rows of this data type.")] = None,
-    causal: Annotated[
-        bool | None, typer.Option("--causal/--no-causal", help="Only causal rows, or only the others.")
-    ] = None,
-    head_dim: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only rows of this head width.")] = None,
-    inputs: Annotated[
-        str | None,
-        typer.Option(metavar="INPUT", help="Show errors or weights on these inputs; default: listops."),
-    ] = None,
+    *,
     layer: Annotated[
         int | None, typer.Option(min=0, metavar="N", help="Layer of captured inputs, from 0, for weights and spectrum.")
     ] = None,
@@ -129,21 +102,6 @@ def plot(
             metavar="PLUGIN", help="FILE.py, FILE.py:Class or module with more variants, for pattern and weights."
         ),
     ] = None,
-    overlay: Annotated[
-        str | None,
-        typer.Option(
-            metavar="published|FILE",
-            help="Add panels with published numbers to tradeoff, scores, scaling and speedup; or with the points of a "
-            "CSV file to scaling.",
-        ),
-    ] = None,
-    title: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Title of the figures in place of their own.")
-    ] = None,
-    style: Annotated[Literal["light", "dark"], typer.Option(help="Light or dark background.")] = "light",
-    width: Annotated[
-        Literal["page", "column"], typer.Option(help="column: 3.3 inches wide, for one column of a paper.")
-    ] = "page",
     dpi: Annotated[int, typer.Option(min=30, max=1200, metavar="N", help="Dots per inch of a png.")] = 100,
     format_: Annotated[
         str, typer.Option("--format", metavar="FORMATS", help="svg, png, pdf, with commas between them.")
@@ -155,6 +113,7 @@ def plot(
             help="Folder for figures; default: RUN/plots, or ./plots for several runs and for pictures.",
         ),
     ] = None,
+    **given: Unpack[options.PlotOptions],
 ) -> None:
     """Draw the figures of one run or of several, or a picture that needs no run.
 
@@ -168,17 +127,16 @@ def plot(
     if not formats:
         raise UsageError("--format is empty; choose from svg, png, pdf")
 
-    chosen = {"n": n, "inputs": inputs, "causal": causal, "head_dim": head_dim, "layer": layer, "head": head}
+    given = completed(options.PlotOptions, given)
     if (picture := asked_for(results)) is not None:
-        of_runs = {"figure": figure, "x": x, "y": y, "sweep": sweep, "level": level, "pass": pass_, "dtype": dtype}
-        looks = {"title": title, "style": style, "width": width, "dpi": dpi}
+        named: dict[str, Any] = {"pass" if name == "pass_" else name: one for name, one in given.items()}
         draw_picture(
             picture,
             (results or [])[1:],
             formats=formats,
             out=out,
             plugins=plugin or [],
-            options=chosen | of_runs | {"overlay": overlay} | looks,
+            options=named | {"layer": layer, "head": head, "figure": figure, "dpi": dpi},
         )
         return
     for option, value in {"layer": layer, "head": head, "plugin": plugin}.items():
@@ -192,9 +150,7 @@ def plot(
     from attnbench.plots.setting import restrict
 
     console.only_repeats()
-    options = {"n": n, "x": x, "y": y, "inputs": inputs, "overlay": overlay}
-    wanted = {"sweep": sweep, "level": level, "pass": pass_, "dtype": dtype, "causal": causal, "head_dim": head_dim}
-    only = {column: value for column, value in wanted.items() if value is not None}
+    how = how_to_draw(given)
     paths = results or [Path("results")]
     # Several runs make one table. A folder of several suites makes a table for each: nobody asked to compare them.
     tables = [paths] if len(paths) > 1 else [[path] for path in find_results(paths[0])]
@@ -214,13 +170,9 @@ def plot(
                 folder,
                 formats,
                 figures=figure,
-                only=only,
-                title=title,
                 dpi=dpi,
-                style=style,
-                width=width,
                 on_left_out=lambda name, why: left_out.append(f"{name} ({why})"),  # noqa: B023  # called at once
-                **options,
+                **how,
             )
         except (UsageError, NothingToDraw) as problem:
             refused.append((name, problem))
@@ -231,11 +183,21 @@ def plot(
         if left_out:
             console.note(f"  not drawn: {', '.join(left_out)}")
         if any(file.stem.endswith("peers") for file in written):
-            _print_pairs(restrict(frame, only))
+            _print_pairs(restrict(frame, how["only"]))
     if len(refused) == len(tables):
         raise refused[0][1]
     for name, why in refused:
         console.note(f"{name}: {why}")
+
+
+_FILTERS = ("sweep", "level", "pass_", "dtype", "causal", "head_dim")
+
+
+def how_to_draw(given: options.PlotOptions) -> dict[str, Any]:
+    """The options as :func:`attnbench.plots.draw` takes them: those that choose among rows become ``only``."""
+    rest: dict[str, Any] = {**given}
+    wanted = {name.rstrip("_"): rest.pop(name) for name in _FILTERS}
+    return rest | {"only": {column: value for column, value in wanted.items() if value is not None}}
 
 
 def _print_pairs(frame: pd.DataFrame) -> None:

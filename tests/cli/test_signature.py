@@ -1,0 +1,74 @@
+"""A command and its Python function take their options, with the same defaults, from one declaration."""
+
+from __future__ import annotations
+
+import inspect
+from importlib import import_module
+from typing import Annotated, Any, TypedDict, Unpack, get_type_hints
+
+import pytest
+import typer
+
+import attnbench
+from attnbench.cli import options
+from attnbench.cli.signature import Default, command, completed, in_python
+from attnbench.errors import UsageError
+
+COMMANDS = {
+    "run": options.RunOptions,
+    "compare": options.CompareOptions,
+    "match": options.MatchOptions,
+    "swap": options.SwapOptions,
+    "plot": options.PlotOptions,
+}
+
+
+def parameters(function: Any) -> dict[str, inspect.Parameter]:
+    return dict(inspect.signature(function).parameters)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_both_take_every_declared_option_with_the_same_default(name: str) -> None:
+    typed = parameters(getattr(import_module(f"attnbench.cli.{name}"), name))
+    called = parameters(getattr(import_module("attnbench.api"), name))
+    declared = get_type_hints(COMMANDS[name], include_extras=True)
+    assert declared
+    for option in declared:
+        assert typed[option].default == called[option].default, option
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_an_option_stands_in_the_docstring(name: str) -> None:
+    said = inspect.getdoc(getattr(import_module("attnbench.api"), name))
+    assert said is not None
+    assert "see below" not in said
+    for option in get_type_hints(COMMANDS[name]):
+        assert f"\n    {option}: " in said, option
+
+
+def test_an_unknown_argument_is_one_line_with_the_nearest() -> None:
+    with pytest.raises(UsageError, match="unknown argument 'head'; did you mean 'heads'"):
+        attnbench.compare("sdpa", "softmax", head=2)  # type: ignore[call-arg]  # as a user may write it
+
+
+class Two(TypedDict, total=False):
+    a: Annotated[int, typer.Option("--a", help="First."), Default(1)]
+    b: Annotated[str | int, typer.Option(help="Second."), Default("x", str)]
+
+
+def plain() -> Any:
+    def function(first: str, *, last: bool = False, **given: Unpack[Two]) -> None:
+        """Nothing.
+
+        Args:
+            first: one.
+            **given: see below.
+        """
+
+    return function
+
+
+def test_options_stand_between_arguments_and_the_function_s_own_keywords() -> None:
+    assert list(parameters(command(Two)(plain()))) == ["first", "a", "b", "last"]
+    assert parameters(in_python(Two)(plain()))["b"].annotation == str | int
+    assert completed(Two, {"b": "y"}) == {"a": 1, "b": "y"}
