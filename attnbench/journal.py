@@ -1,16 +1,14 @@
-"""A file of JSON lines that only grows, each line sealed with a digest of itself and of all lines before it.
+"""A file of JSON lines that only grows, each line with a checksum of itself under ``seal``.
 
-A line that was changed, repeated, removed or moved breaks the chain of seals at that point. Only the last line may be
-torn, if the process that was writing it ended.
+Only the last line may be torn, if the process that was writing it ended.
 """
 
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,10 +16,11 @@ from typing import Any
 
 from attnbench.errors import CorruptResults, StoreError
 from attnbench.files import read_stored
+from attnbench.manifest import digest
 from attnbench.record import SEAL, one_line
 
 _REMEDY = "restore it or start with --fresh"
-_CHANGED = "this line was changed, or one before it was removed"
+_CHANGED = "this line was changed"
 GONE = "the folder is gone, and the rows in it; run the same command again"
 
 
@@ -30,15 +29,20 @@ class Page:
     """What a journal holds."""
 
     rows: list[dict[str, Any]]
-    """The row of each line, in order, with its seal under ``seal`` if the file is sealed."""
-    seal: str
-    """Seal of the last line."""
+    """The row of each line, in order, with its checksum under ``seal`` if the run has checksums."""
+    seals: list[str]
+    """Checksum of each line; empty if it has none."""
     size: int
     """Bytes of all whole lines."""
     torn: str = ""
     """Place of a last line that is not whole, as file and line number; empty where there is none."""
     damage: dict[int, str] = field(default_factory=dict)
     """Number of each line that is not as it was written -> what it is."""
+
+    @property
+    def end(self) -> dict[str, Any]:
+        """Number of lines, and a digest of all of them in their order."""
+        return {"lines": len(self.seals), "digest": digest("".join(self.seals))}
 
 
 class Journal:
@@ -49,20 +53,20 @@ class Journal:
         StoreError: the file cannot be read or written, or is no longer the one that was opened.
     """
 
-    def __init__(self, path: Path, opening: str | None = "", *, is_sealed: bool = True) -> None:
+    def __init__(self, path: Path, opening: str = "", *, is_sealed: bool = True) -> None:
         """A journal at ``path``, whether it exists or not.
 
         Args:
-            opening: what the chain of seals begins with, beside the file's name, so that lines of one run cannot pass
-                for those of another. None: it is lost, and the first line is believed.
-            is_sealed: whether the run has seals, which is a fact of the run (:func:`attnbench.manifest.is_sealed`).
+            opening: beginning of the chain of checksums in a run of schema 2, where a line has that of the line before
+                it in its own.
+            is_sealed: whether the run has checksums, which is a fact of the run
+                (:func:`attnbench.manifest.is_sealed`).
         """
         self.path, self._is_sealed = path, is_sealed
-        # The file's name is a part of it, so that a sample cannot pass for a record.
-        self._first = None if opening is None else opening + path.name
+        self._opening = opening + path.name
         self._handle: int | None = None
         self._is_open = False
-        self._seal, self._size, self._lines = self._first or path.name, 0, 0
+        self._size = 0
 
     def read(self) -> Page:
         """All whole lines, after checking each of them."""
@@ -80,26 +84,28 @@ class Journal:
         except OSError as error:
             raise StoreError(f"cannot read {self.path}: {error.strerror}; check its permissions") from error
         except ValueError as error:
-            return Page([], self._first or self.path.name, 0, damage={1: str(error)})
+            return Page([], [], 0, damage={1: str(error)})
         whole, newline, torn = data.rpartition(b"\n")
         lines = whole.split(b"\n") if newline else []
-        before, rows, damage = self._first, [], dict[int, str]()
+        before, rows, seals, damage = self._opening, list[dict[str, Any]](), list[str](), dict[int, str]()
         for number, text in enumerate(lines, start=1):
+            seals.append("")
             try:
                 row = json.loads(text, parse_constant=_refuse)
                 if not isinstance(row, dict):
                     raise ValueError("not an object")
                 seal = row.pop(SEAL, None)
                 if self._is_sealed != isinstance(seal, str):
-                    raise ValueError("with a seal of another run" if seal else "without a seal")
-                if self._is_sealed and before is not None and not _follows(row, seal, before):
-                    damage[number] = _CHANGED
-                before = seal or before
-                rows.append(row | ({SEAL: seal} if seal else {}))
+                    raise ValueError("with a checksum of another run" if seal else "without a checksum")
+                if self._is_sealed:
+                    if seal not in _checksums(row, before):
+                        damage[number] = _CHANGED
+                    seals[-1] = before = row[SEAL] = seal
+                rows.append(row)
             except (ValueError, RecursionError) as error:
                 damage[number] = _CHANGED if self._is_sealed else f"damaged line: {one_line(str(error))}"
         place = f"{self.path}:{len(lines) + 1}" if torn else ""
-        return Page(rows, before or self.path.name, len(whole) + len(newline), place, damage)
+        return Page(rows, seals, len(whole) + len(newline), place, damage)
 
     def open(self) -> Page:
         """Prepare for appending: read what is there, cut off a torn last line, and keep this very file open."""
@@ -113,8 +119,7 @@ class Journal:
                 raise
             except OSError as error:
                 raise StoreError(f"cannot write {self.path}: {error.strerror}; check its permissions") from error
-        self._is_open = True
-        self._seal, self._size, self._lines = page.seal, page.size, len(page.rows)
+        self._is_open, self._size = True, page.size
         return page
 
     def close(self) -> None:
@@ -124,18 +129,15 @@ class Journal:
         self._handle, self._is_open = None, False
 
     def append(self, rows: Sequence[dict[str, Any]]) -> list[str]:
-        """Append rows in one write, sync them to the disk and return their seals.
+        """Append rows in one write, sync them to the disk and return their checksums.
 
         If that fails, whatever part of them was written is removed again.
         """
         if not self._is_open:
             self.open()
-        seals: list[str] = []
-        lines: list[str] = []
-        for row in rows:
-            seals.append(_next_seal(seals[-1] if seals else self._seal, _digested(row)))
-            lines.append(json.dumps(row | {SEAL: seals[-1]}, allow_nan=False) + "\n")
-        data = "".join(lines).encode()
+        seals = [digest(_said(row)) for row in rows]
+        lines = [json.dumps(row | {SEAL: seal}, allow_nan=False) for row, seal in zip(rows, seals, strict=True)]
+        data = "".join(f"{line}\n" for line in lines).encode()
         try:
             if self._handle is None:  # nothing was there when this journal was opened, so nothing may be there now
                 flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
@@ -147,14 +149,8 @@ class Journal:
             if not self.path.parent.is_dir():
                 remedy = GONE
             raise StoreError(f"cannot write {self.path}: {error.strerror}; {remedy}") from error
-        self._seal = seals[-1] if seals else self._seal
-        self._size, self._lines = self._size + len(data), self._lines + len(rows)
+        self._size += len(data)
         return seals
-
-    @property
-    def end(self) -> dict[str, Any]:
-        """Lines, bytes and last seal of the open file."""
-        return {"lines": self._lines, "bytes": self._size, "seal": self._seal}
 
     def refuse_another_file(self) -> None:
         """Make sure that the file at this path is the one that was opened, and still has the same length."""
@@ -187,18 +183,15 @@ class Journal:
             raise
 
 
-def _follows(row: dict[str, Any], seal: str, before: str) -> bool:
-    """Whether a row has this seal after a line with the seal ``before``."""
-    as_it_stands = json.dumps(row)[:-1].encode()  # older versions digested the columns in the order they wrote
-    return seal == _next_seal(before, _digested(row)) or seal == _next_seal(before, as_it_stands)
+def _said(row: dict[str, Any]) -> str:
+    return json.dumps(row, sort_keys=True)[:-1]  # what a line says counts, and not how its JSON is written
 
 
-def _next_seal(before: str, body: bytes) -> str:
-    return hashlib.sha256(before.encode() + body).hexdigest()[:16]
-
-
-def _digested(row: dict[str, Any]) -> bytes:
-    return json.dumps(row, sort_keys=True)[:-1].encode()  # what a line says counts, and not how its JSON is written
+def _checksums(row: dict[str, Any], before: str) -> Iterator[str]:
+    """The checksums that a row may have: its own, or those that schema 2 gave it behind the line ``before``."""
+    yield digest(_said(row))
+    yield digest(before + _said(row))
+    yield digest(before + json.dumps(row)[:-1])  # the first of schema 2 took columns in the order they stood in
 
 
 def _refuse(constant: str) -> None:

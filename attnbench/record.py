@@ -17,9 +17,10 @@ from attnbench.status import Status
 if TYPE_CHECKING:  # torch takes seconds to import
     from attnbench.variant import Variant
 
-SCHEMA_VERSION = 2
-"""Incremented when the files change in a way that readers must know. 1, the first, has no seals; 2 seals each line."""
-READABLE = (1, 2)
+SCHEMA_VERSION = 3
+"""Incremented when the files change in a way that readers must know. Lines of 1 have no checksum; in 2 a line's is also
+of the lines before it; in 3 it is of the line alone, and a complete run has a digest of each file."""
+READABLE = (1, 2, 3)
 """Schema versions that this version can read."""
 SEAL = "seal"
 HELD, UNCHECKED, NOT_TRIED = "held", "unchecked", "not tried"
@@ -346,7 +347,7 @@ class Record:
     host: str = ""
     """Digest of the host that measured it, where an engine shared the run out among several; empty for other runs."""
     seal: str = ""
-    """Digest of this row's line in records.jsonl and of all lines before it; empty before the row is stored."""
+    """Checksum of this row's line in records.jsonl; empty before the row is stored."""
 
     @classmethod
     def of(cls, cell: Cell, status: Status, reason: str = "", **columns: Any) -> Record:
@@ -385,7 +386,7 @@ class Record:
         return cls(**{**identity, **columns})
 
     def to_json(self) -> dict[str, Any]:
-        """Column name -> value, with ``pass`` for ``pass_``; without the seal, which is added to a stored line."""
+        """Column name -> value, with ``pass`` for ``pass_``; without the checksum, which a stored line gets."""
         return {_column(one.name): getattr(self, one.name) for one in fields(self) if one.name != SEAL}
 
     @classmethod

@@ -18,18 +18,8 @@ from attnbench.errors import CannotCreate, CorruptResults, ResultsError, StoreEr
 from attnbench.files import read_stored, refuse_link, refuse_other_than_file, remove_unfinished, replace_file, unpack
 from attnbench.journal import GONE, Journal
 from attnbench.lock import held
-from attnbench.manifest import (
-    ENDS,
-    OPENING,
-    RUN_ID,
-    digest,
-    doubts,
-    is_sealed,
-    read_manifest,
-    with_opening,
-    write_manifest,
-)
-from attnbench.record import READABLE, SCHEMA_VERSION, SEAL, Record, one_line
+from attnbench.manifest import ENDS, OPENING, RUN_ID, digest, is_sealed, read_manifest, write_manifest
+from attnbench.record import READABLE, SCHEMA_VERSION, Record, one_line
 from attnbench.table import altered_lines, csv_text, read_table
 from attnbench.verify import are_points, are_samples, checked, foreign_to_run, foreign_to_samples
 
@@ -37,9 +27,7 @@ RECORDS, SAMPLES, FAILURES, TABLE = "records.jsonl", "samples.jsonl", "failures.
 CURVES, CHECKPOINTS = "curves.jsonl", "checkpoints"
 ENVIRONMENT, SUITE = "environment.json", "suite.yaml"
 FILES = (RECORDS, SAMPLES, FAILURES, CURVES)
-"""The JSON-lines files of a run, each with a chain of seals."""
-_SAMPLE_KEYS = {"cell_id", "round", "first_call_s", "stopped", "samples"}
-"""Keys of a line of samples in schema 1."""
+"""The JSON-lines files of a run, with a checksum in each line."""
 
 
 class RunFolder:
@@ -69,7 +57,7 @@ class RunFolder:
             path.mkdir(parents=True)
             try:
                 facts = {"schema_version": SCHEMA_VERSION, "suite_digest": digest(suite_text), RUN_ID: token_hex(8)}
-                write_manifest(path / ENVIRONMENT, with_opening({**environment, **facts}))
+                write_manifest(path / ENVIRONMENT, {**environment, **facts})
                 replace_file(path / SUITE, suite_text)
                 (path / RECORDS).touch()
             except BaseException:
@@ -95,11 +83,11 @@ class RunFolder:
         self._rewrite({**self.environment, **facts})
 
     def conclude(self) -> None:
-        """Note where each file ends, so that a line that is lost or added there is told; the run is complete.
+        """Note lines and digest of each file, so that a line that is lost or added is told; the run is complete.
 
         The folder must be locked.
         """
-        ends = {name: journal.end for name, journal in self._journals.items() if journal.end["lines"]}
+        ends = {name: end for name in FILES if (end := self._journal(name).look().end)["lines"]}
         with suppress(CorruptResults):  # doubts() reports it
             environment = self.environment
             if environment.get(ENDS) != ends:
@@ -113,7 +101,7 @@ class RunFolder:
             raise StoreError(f"cannot write {self.path / ENVIRONMENT}: {error.strerror}; make room") from error
 
     def doubts(self) -> list[str]:
-        """What is wrong with the suite and with where files end, one line each; the rows can be read all the same.
+        """Doubts about the suite and about lost or added lines, one line each; the rows can be read all the same.
 
         Raises:
             CorruptResults: ``environment.json`` cannot be read, so that nobody knows on which machine, with how many
@@ -126,7 +114,17 @@ class RunFolder:
         except OSError:
             whole = False
         suite = [] if whole else [f"{self.path / SUITE} is not the suite that was run; restore it"]
-        return [*suite, *doubts(self.path, environment, FILES)]
+        ends = environment.get(ENDS)
+        return suite if ends is None else [*suite, *(said for name in FILES for said in self._lost(name, ends))]
+
+    def _lost(self, name: str, ends: Mapping[str, Any]) -> Iterator[str]:
+        page, wanted = self._journal(name).look(), ends.get(name, {"lines": 0})
+        count = abs(lost := wanted["lines"] - len(page.seals))
+        if lost:
+            how = "lost" if lost > 0 else "added after the run was complete"
+            yield f"{self.path / name}: {count} line{'s' * (count > 1)} {how}; restore it"
+        elif not page.damage and wanted != page.end and "digest" in wanted:  # schema 2 has none
+            yield f"{self.path / name}: its lines are others, or in another order; restore it"
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -151,7 +149,7 @@ class RunFolder:
                     journal.close()
 
     def append(self, name: str, rows: Sequence[dict[str, Any]]) -> list[str]:
-        """Append rows to a JSON-lines file with one write and one fsync, and return their seals."""
+        """Append rows to a JSON-lines file with one write and one fsync, and return their checksums."""
         if not self._has_grown:
             self._has_grown = True
             self._forget_ends()
@@ -165,7 +163,7 @@ class RunFolder:
 
     def _journal(self, name: str) -> Journal:
         if name not in self._journals:
-            journal = Journal(self.path / name, None)
+            journal = Journal(self.path / name)
             with suppress(CorruptResults):
                 facts = self.environment
                 journal = Journal(self.path / name, str(facts.get(OPENING, "")), is_sealed=is_sealed(facts))
@@ -209,10 +207,6 @@ class RunFolder:
             self._refuse_other_schema(row)
             try:
                 record = checked(Record.from_json(row))
-                if bool(record.seal) != (record.schema_version > 1):
-                    raise ValueError(
-                        f"a row of schema {record.schema_version} {'with' if record.seal else 'without'} a seal"
-                    )
             except (TypeError, ValueError, KeyError) as error:
                 what = one_line(str(error))  # may quote text from the file
                 raise CorruptResults(f"{self.path / RECORDS}:{number}: not a record of this version: {what}") from None
@@ -230,7 +224,7 @@ class RunFolder:
             )
 
     def rows(self, name: str) -> list[dict[str, Any]]:
-        """Every row of a JSON-lines file of the run, with its seal, in order."""
+        """Every row of a JSON-lines file of the run, with its checksum, in order."""
         page = self._journal(name).read()
         if page.torn:
             self.repairs.append(f"{page.torn}: the last line is cut short; it is left out")
@@ -260,8 +254,7 @@ class RunFolder:
             place = f"{self.path / SAMPLES}:{number}"
             if not isinstance(row.get("cell_id"), str):
                 raise CorruptResults(f"{place}: a line without cell_id")
-            of_one_round = type(row.get("round")) is int and are_samples(row.get("samples"))
-            if not of_one_round or not (SEAL in row or row.keys() <= _SAMPLE_KEYS):
+            if type(row.get("round")) is not int or not are_samples(row.get("samples")):
                 raise CorruptResults(f"{place}: not samples of one round")
             cells.setdefault(row["cell_id"], {})[row["round"]] = row["samples"]
         return cells

@@ -20,7 +20,6 @@ from attnbench import store
 from attnbench.cell import Cell
 from attnbench.cli.outputs import write_rows
 from attnbench.errors import CannotCreate, CorruptResults, Locked, ResultsError, StoreError
-from attnbench.journal import Journal
 from attnbench.manifest import ENDS, digest, write_manifest
 from attnbench.record import COLUMNS, SCHEMA_VERSION, Record
 from attnbench.runs import by_age, find_runs, suite_folder
@@ -71,7 +70,7 @@ def test_damage_elsewhere_is_refused_with_file_and_line_and_left_untouched(folde
     path = folder.path / RECORDS
     damaged = path.read_bytes().replace(b'"seq_len": 64', b'"seq_len": 64,,', 1)
     path.write_bytes(damaged)
-    with pytest.raises(CorruptResults, match=r"records\.jsonl:1: this line was changed, or one before it was removed"):
+    with pytest.raises(CorruptResults, match=r"records\.jsonl:1: this line was changed"):
         folder.records()
     assert path.read_bytes() == damaged
 
@@ -96,15 +95,11 @@ def damage_of(folder: RunFolder, change: Callable[[list[bytes]], list[bytes]], n
     [
         (lambda lines: [lines[0], lines[1].replace(b"0.128", b"0.129"), *lines[2:]], 2),
         (lambda lines: [lines[0], lines[1].replace(b"0.128", b"0.128,"), *lines[2:]], 2),
-        (lambda lines: lines[1:], 1),
-        (lambda lines: [lines[0], *lines[2:]], 2),
-        (lambda lines: [*lines, lines[-1]], 4),
-        (lambda lines: [lines[0], lines[2], lines[1]], 2),
         (lambda lines: [lines[0], lines[1][:-20] + b"\n", lines[2]], 2),
         (lambda lines: [lines[0], re.sub(rb', "seal": "\w+"', b"", lines[1]), lines[2]], 2),
         (lambda lines: [*lines[:2], re.sub(rb'"cell_id": "\w+"', rb'"cell_id": "00"', lines[2])], 3),
     ],
-    ids=["digit", "byte", "first-line-gone", "line-gone", "repeated", "moved", "cut", "seal-gone", "another-id"],
+    ids=["digit", "byte", "cut", "seal-gone", "another-id"],
 )
 @pytest.mark.parametrize("name", [RECORDS, SAMPLES])
 def test_a_line_that_is_not_as_it_was_written_is_refused_with_its_number(
@@ -114,7 +109,7 @@ def test_a_line_that_is_not_as_it_was_written_is_refused_with_its_number(
         row = record(n=n, time_median_s=n / 1000, time_rounds=1)
         folder.add(row, {"cell_id": row.cell_id, "round": 0, "samples": [{"seconds": n / 1000, "calls": 1}]})
     said = damage_of(folder, change, name)
-    assert said.startswith(f"{folder.path / name}:{line}: this line was changed, or one before it was removed")
+    assert said.startswith(f"{folder.path / name}:{line}: this line was changed")
 
 
 WRITTEN_ANEW = {
@@ -153,7 +148,7 @@ def test_a_run_has_seals_whatever_its_lines_look_like(folder: RunFolder, name: s
 
     def as_in_the_first_schema(lines: list[bytes]) -> list[bytes]:
         lines = [re.sub(rb', "seal": "\w+"', b"", line) for line in lines]
-        return [line.replace(b'"schema_version": 2', b'"schema_version": 1') for line in lines]
+        return [line.replace(b'"schema_version": 3', b'"schema_version": 1') for line in lines]
 
     assert f"{name}:1: this line was changed" in damage_of(folder, as_in_the_first_schema, name)
 
@@ -514,7 +509,7 @@ def test_a_complete_run_notes_where_its_files_end_until_it_goes_on(folder: RunFo
         assert ENDS not in folder.environment
         folder.conclude()
         (told,) = folder.environment[ENDS].items()
-        assert (told[0], told[1]["lines"], told[1]["bytes"]) == (RECORDS, 2, (folder.path / RECORDS).stat().st_size)
+        assert (told[0], told[1]["lines"]) == (RECORDS, 2)
         written = place_of(file)
         folder.conclude()  # nothing new
         assert place_of(file) == written
@@ -613,36 +608,7 @@ def test_what_are_no_samples_is_refused_with_its_place(folder: RunFolder, row: d
     assert str(caught.value) == f"{folder.path / SAMPLES}:2: {said}"
 
 
-def test_lines_without_a_seal_have_no_more_keys_than_those_of_the_first_schema(folder: RunFolder) -> None:
-    of_the_first_schema(folder)
-    line = {"cell_id": "c", "round": 1, "first_call_s": 1.0, "stopped": "width", "samples": []}
-    (folder.path / SAMPLES).write_text(json.dumps(line) + "\n")
-    assert folder.samples() == {"c": {1: []}}
-    (folder.path / SAMPLES).write_text(json.dumps({**line, "made": 3}) + "\n")
-    with pytest.raises(CorruptResults, match=r"samples\.jsonl:1: not samples of one round$"):
-        folder.samples()
-
-
-@pytest.mark.parametrize(
-    ("version", "sealed", "said"),
-    [
-        (2, False, "a row of schema 2 without a seal"),
-        (1, True, "a row of schema 1 with a seal"),
-    ],
-)
-def test_rows_have_a_seal_from_the_second_schema_on(folder: RunFolder, version: int, sealed: bool, said: str) -> None:
-    row = {**record().to_json(), "schema_version": version}
-    if sealed:
-        folder.append(RECORDS, [row])
-    else:
-        of_the_first_schema(folder)
-        (folder.path / RECORDS).write_text(json.dumps(row) + "\n")
-    with pytest.raises(CorruptResults) as caught:
-        folder.history()
-    assert str(caught.value) == f"{folder.path / RECORDS}:1: not a record of this version: {said}"
-
-
-@pytest.mark.parametrize(("version", "where"), [(3, "row"), (0, "row"), (3, "environment")])
+@pytest.mark.parametrize(("version", "where"), [(4, "row"), (0, "row"), (4, "environment")])
 def test_a_run_of_another_schema_is_not_damaged_but_not_read(folder: RunFolder, version: int, where: str) -> None:
     if where == "environment":
         folder.correct({"schema_version": version})
@@ -651,7 +617,7 @@ def test_a_run_of_another_schema_is_not_damaged_but_not_read(folder: RunFolder, 
         folder.history()
     assert type(caught.value) is ResultsError
     assert str(caught.value) == (
-        f"{folder.path}: schema_version {version}, this attnbench reads 1 to 2; use the attnbench that wrote it"
+        f"{folder.path}: schema_version {version}, this attnbench reads 1 to 3; use the attnbench that wrote it"
     )
 
 
@@ -764,26 +730,18 @@ def test_rows_are_stored_and_read_though_the_facts_of_the_run_are_lost(folder: R
 def test_rows_of_another_run_are_no_rows_of_this_one(folder: RunFolder, tmp_path: Path) -> None:
     other = RunFolder.create(tmp_path / "other", environment={"run_key": "k"}, suite_text="name: s\n")
     other.add(record())
+    with folder.lock():
+        folder.add(record(n=128))
+        folder.conclude()
     shutil.copy(other.path / RECORDS, folder.path / RECORDS)
-    with pytest.raises(CorruptResults, match=r"records\.jsonl:1: this line was changed, or one before it was removed"):
-        folder.history()
-
-
-def test_rows_of_a_run_without_an_opening_are_read(folder: RunFolder) -> None:
-    write_manifest(folder.path / "environment.json", {"schema_version": 2, "run_key": "k"})
-    (folder.path / RECORDS).unlink()
-    journal = Journal(folder.path / RECORDS)
-    journal.open()
-    journal.append([record().to_json()])
-    journal.close()
-    assert [one.seq_len for one in folder.history()] == [64]
+    assert folder.doubts() == [f"{folder.path / RECORDS}: its lines are others, or in another order; restore it"]
 
 
 def test_a_number_of_a_schema_that_fills_a_page_is_cut(folder: RunFolder) -> None:
     folder.correct({"schema_version": 10**60})
     with pytest.raises(ResultsError) as caught:
         folder.history()
-    assert str(caught.value).startswith(f"{folder.path}: schema_version 1{'0' * 38}…, this attnbench reads 1 to 2; ")
+    assert str(caught.value).startswith(f"{folder.path}: schema_version 1{'0' * 38}…, this attnbench reads 1 to 3; ")
 
 
 def test_a_line_that_stands_twice_in_a_table_is_told(folder: RunFolder) -> None:
@@ -792,26 +750,3 @@ def test_a_line_that_stands_twice_in_a_table_is_told(folder: RunFolder) -> None:
         folder.add(row)
     folder.write_csv([*rows, rows[0]])
     assert folder.compare_table(folder.history())[1] == f"{folder.path / 'results.csv'}:4"
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"time_min_s": 0.0639}, "time_min_s is 0.0639, but no sample took so long"),
-        ({"examples_per_s": 7.0}, "examples_per_s is 7.0, which is not 1 in time_median_s"),
-        ({"matmul_flops": 128, "flops_per_s": 1e9}, "flops_per_s is 1000000000.0, which is not 128 in time_median_s"),
-        ({"device_s": 0.016, "host_share": 0.5}, "host_share is 0.5, but 0.75 by device_s and time_median_s"),
-        ({"tokens_per_s": 1007.0}, "tokens_per_s is 1007.0, which is not 64 in time_median_s"),
-    ],
-)
-def test_columns_that_contradict_the_samples_of_their_row_are_damage(
-    folder: RunFolder, wrong: dict[str, Any], said: str
-) -> None:
-    sound = {"time_min_s": 0.064, "examples_per_s": 1 / 0.064, "tokens_per_s": 64 / 0.064, "matmul_flops": 128}
-    for n, columns in ((64, sound | wrong), (65, sound | {"flops_per_s": 128 / 0.064})):
-        row = record(n=n, time_median_s=0.064, time_rounds=1, **columns)
-        folder.add(row, {"cell_id": row.cell_id, "round": 0, "samples": [{"seconds": 0.064, "calls": 1}]})
-    first, second = folder.history()
-    assert folder.without_samples([second]) == []
-    with pytest.raises(CorruptResults, match=re.escape(said)):
-        folder.without_samples([first])

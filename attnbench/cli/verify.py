@@ -18,10 +18,10 @@ def verify(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or folders that hold runs.")],
     as_json: Annotated[bool, typer.Option("--json", help="Findings as JSON on stdout.")] = False,
 ) -> None:
-    """Say which rows were changed, added, moved or lost since attnbench wrote them, line by line.
+    """Say which rows were changed, added or lost since attnbench wrote them.
 
-    The exit code is 65 if anything differs from what was written. Somebody who computes all seals anew leaves no trace;
-    only a copy elsewhere helps against that.
+    The exit code is 65 if anything differs from what was written. It finds accidents: whoever computes the checksums
+    anew leaves no trace.
     """
     from attnbench.decision.audit import audit
 

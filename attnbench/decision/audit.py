@@ -1,4 +1,4 @@
-"""Whether a run is as it was written: its chains of seals, what they begin with, and the files made from its rows."""
+"""Whether a run is as it was written: checksums of lines and files, and the files made from its rows."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 
 from attnbench.errors import CorruptResults, StoreError
 from attnbench.files import read_stored, stored
-from attnbench.machine import id_of
-from attnbench.manifest import ENDS, OPENING, is_sealed
+from attnbench.manifest import ENDS, is_sealed
 from attnbench.record import Record
 from attnbench.status import Status
 from attnbench.store import CURVES, FILES, RECORDS, SAMPLES, TABLE, RunFolder
@@ -31,10 +30,11 @@ class Audit:
     environment: Mapping[str, Any]
     """Empty where it cannot be read."""
     is_sealed: bool
-    """Whether its rows have seals; without findings they are then as they were written."""
+    """Whether its rows have checksums; without findings they are then as they were written."""
 
 
-_UNSEALED = "an attnbench before seals wrote its rows, so nothing vouches for them"
+_UNSEALED = "an attnbench before checksums wrote its rows, so nothing vouches for them"
+_UNENDED = "it was not complete when it was last written, so lines that are lost from it cannot be told"
 
 
 def audit(path: Path) -> Audit:
@@ -47,7 +47,7 @@ def audit(path: Path) -> Audit:
     except CorruptResults as error:  # the rows are looked at all the same
         findings = [str(error)]
     broken = [line for name in FILES for line in folder.damage(name)]
-    findings = [*_of_the_machine(path, environment), *broken, *findings]
+    findings = [*broken, *findings]
     records: dict[str, Record] = {}
     if not any(line.startswith(str(path / RECORDS)) for line in broken):
         try:
@@ -57,19 +57,9 @@ def audit(path: Path) -> Audit:
         except (CorruptResults, StoreError) as error:
             findings.append(str(error))
     sealed = not environment or is_sealed(environment)
-    notes = _notes(path, environment) if sealed else [f"{path}: {_UNSEALED}"]
+    note = _UNSEALED if not sealed else _UNENDED if environment and ENDS not in environment else ""
+    notes = [f"{path}: {note}"] if note else []
     return Audit(path, len(records), list(dict.fromkeys(findings)), notes, environment, sealed)
-
-
-def _of_the_machine(path: Path, environment: Mapping[str, Any]) -> list[str]:
-    """Facts of a machine that do not give its id."""
-    machines = environment.get("machines") or [environment]
-    wrong = [
-        one["machine_id"]
-        for one in machines
-        if isinstance(one.get("environment"), dict) and one.get("machine_id") not in (None, id_of(one["environment"]))
-    ]
-    return [f"{path / 'environment.json'}: the facts of machine {name} were changed" for name in wrong]
 
 
 def _of_the_rows(folder: RunFolder, records: Mapping[str, Record], broken: Sequence[str]) -> Iterator[str]:
@@ -113,11 +103,3 @@ def _of_the_table(folder: RunFolder, *, complete: bool) -> Iterator[str]:
     for record in last.values() if complete else ():
         if record.cell_id not in listed:
             yield f"{file}: {record.label} n={record.seq_len} (cell {record.cell_id}) is lost"
-
-
-def _notes(path: Path, environment: Mapping[str, Any]) -> list[str]:
-    if environment and OPENING not in environment:
-        return [f"{path}: its seals do not cover environment.json, as those of newer runs do"]
-    if environment and ENDS not in environment:
-        return [f"{path}: the run is not complete, so lines that are lost at an end cannot be told"]
-    return []

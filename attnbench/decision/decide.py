@@ -125,7 +125,7 @@ def read_runs(paths: Sequence[Path]) -> list[MeasuredRun]:
         if run.path.resolve() in seen:
             raise UsageError(f"{run.path} is given twice; give two different runs")
         seen.add(run.path.resolve())
-    refuse_copies((run.path, run.rows.values()) for run in runs)
+    refuse_copies((run.path, run.environment) for run in runs)
     return runs
 
 

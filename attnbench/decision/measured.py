@@ -22,6 +22,7 @@ from attnbench.machine import (
     machine_class,
     memory_bytes,
 )
+from attnbench.manifest import OPENING, RUN_ID
 from attnbench.record import Record, one_line
 from attnbench.runs import find_runs, no_run, suites_of
 from attnbench.status import UNFINISHED, Status
@@ -111,17 +112,17 @@ def load(path: Path) -> MeasuredRun:
     )
 
 
-def refuse_copies(runs: Iterable[tuple[Path, Iterable[Record]]]) -> None:
-    """Refuse two folders with the same row: a seal stands for a row and all rows before it.
+def refuse_copies(runs: Iterable[tuple[Path, Mapping[str, Any]]]) -> None:
+    """Refuse two folders of one run, by what ``environment.json`` says of each.
 
     Raises:
         UsageError: one run is a copy of another, so nothing was measured twice.
     """
     owner: dict[str, Path] = {}
-    for path, records in runs:
-        for seal in {record.seal for record in records} - {""}:
-            if owner.setdefault(seal, path) != path:
-                raise UsageError(f"{path} is a copy of {owner[seal]}, or of its beginning; give another run")
+    for path, facts in runs:
+        run = facts.get(RUN_ID) or facts.get(OPENING)
+        if run and owner.setdefault(run, path) != path:
+            raise UsageError(f"{path} is a copy of {owner[run]}, or of its beginning; give another run")
 
 
 def differing_facts(a: MeasuredRun, b: MeasuredRun) -> list[str]:

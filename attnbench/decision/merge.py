@@ -1,7 +1,7 @@
 """Runs of one suite on several machines, as one run: shards, or a run that ended early and what was measured elsewhere.
 
 What may be merged is what may be compared: one method, one class of machine, memories within 5 % and rates within
-10 %. Rows, samples, curves and failures are copied and sealed anew. Nothing is written before all of it is known to
+10 %. Rows, samples, curves and failures are copied. Nothing is written before all of it is known to
 fit together.
 """
 
@@ -102,7 +102,7 @@ def merge(paths: Iterable[Path], out: Path, *, rates_within: float = RATES_WITHI
     if len(paths) < 2:
         raise UsageError("merge needs two runs or more, and one is given")
     sources = [_read(path) for path in paths]
-    refuse_copies((source.path, source.records.values()) for source in sources)
+    refuse_copies((source.path, source.environment) for source in sources)
     refuse_unlike([(source.path, source.environment, source.machines) for source in sources], rates_within)
     for source in sources[1:]:
         if source.suite != sources[0].suite:

@@ -20,7 +20,7 @@ from attnbench.files import make_folder, refuse_link, refuse_other_than_file, re
 from attnbench.journal import Journal
 from attnbench.lock import held
 from attnbench.machine import machine_id, variables
-from attnbench.manifest import OPENING, RUN_ID, read_manifest, with_opening, write_manifest
+from attnbench.manifest import OPENING, RUN_ID, read_manifest, write_manifest
 from attnbench.measure.statistics import median, median_interval
 from attnbench.pictures.implied import implied
 from attnbench.pretrained.baseline import Baseline, baseline_of
@@ -140,7 +140,7 @@ def new_folder(out: Path, identity: Mapping[str, Any]) -> SwapFolder:
         path = root / (name if not attempt else f"{name}-{attempt}")
         try:
             path.mkdir()
-            write_manifest(path / ENVIRONMENT, with_opening({**facts, "folder": path.name}))
+            write_manifest(path / ENVIRONMENT, {**facts, "folder": path.name})
         except FileExistsError:
             continue
         except OSError as error:

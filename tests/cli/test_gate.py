@@ -83,7 +83,7 @@ BAD = [
     ("gate elsewhere --against old", Exit.USAGE, "elsewhere and old differ in processor: Other and Some Processor"),
     ("gate method --against old", Exit.USAGE, "method and old differ in method_version: 4 and 5"),
     ("gate method --against old --other-machine ratios", Exit.USAGE, "method and old differ in method_version"),
-    ("gate schema --against old", Exit.USAGE, "schema: schema_version 9, this attnbench reads 1 to 2"),
+    ("gate schema --against old", Exit.USAGE, "schema: schema_version 9, this attnbench reads 1 to 3"),
     ("gate damaged --against old", Exit.CORRUPT, "damaged/records.jsonl:1: this line was changed"),
     ("gate same --against damaged", Exit.CORRUPT, "damaged/records.jsonl:1: this line was changed"),
     ("gate empty --against old", Exit.USAGE, "empty: no row yet; measure first"),

@@ -36,5 +36,5 @@ def test_a_newer_schema_is_one_line_that_says_what_to_use_and_nothing_is_written
     assert main(command.split()) == Exit.USAGE
     told = capsys.readouterr()
     assert told.out == ""
-    assert told.err == "error: newer: schema_version 9, this attnbench reads 1 to 2; use the attnbench that wrote it\n"
+    assert told.err == "error: newer: schema_version 9, this attnbench reads 1 to 3; use the attnbench that wrote it\n"
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before

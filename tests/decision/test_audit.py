@@ -19,7 +19,7 @@ from attnbench.decision.audit import audit
 from attnbench.decision.merge import merge
 from attnbench.errors import CorruptResults
 from attnbench.journal import Journal
-from attnbench.manifest import OPENING, read_manifest, with_opening, write_manifest
+from attnbench.manifest import OPENING, digest, read_manifest, write_manifest
 from attnbench.plots.load import read_results
 from attnbench.runs import find_runs, suites_of
 from attnbench.store import ENVIRONMENT, FILES, RECORDS, SAMPLES, SUITE, TABLE, RunFolder
@@ -97,25 +97,29 @@ def insert(at: int, line: bytes) -> Callable[[Lines], Lines]:
     ("how", "what"),
     [
         (edit(2), [3]),
-        (drop(3), [4, "1 line lost"]),
-        (drop(0), [1, "1 line lost"]),
-        (drop(3, 4), [4, "2 lines lost"]),
+        (drop(3), ["1 line lost"]),
+        (drop(0), ["1 line lost"]),
+        (drop(3, 4), ["2 lines lost"]),
         (drop(7), ["1 line lost"]),
         (drop(6, 7), ["2 lines lost"]),
-        (swap(2, 3), [3, 4, 5]),
+        (swap(2, 3), ["its lines are others, or in another order"]),
+        (lambda lines: [*lines[:5], lines[2], *lines[6:]], ["its lines are others, or in another order"]),
         (insert(3, b"{}\n"), [4, "1 line added after the run was complete"]),
         (insert(8, b"{}\n"), [9, "1 line added after the run was complete"]),
-        (lambda lines: [*lines, lines[2]], [9, "1 line added after the run was complete"]),
-        (lambda lines: [*lines[:5], lines[2], *lines[5:]], [6, 7, "1 line added after the run was complete"]),
+        (lambda lines: [*lines, lines[2]], ["1 line added after the run was complete"]),
+        (lambda lines: [*lines[:5], lines[2], *lines[5:]], ["1 line added after the run was complete"]),
         (lambda lines: [*lines[:7], lines[7][:-9]], ["8: cut short", "1 line lost"]),
     ],
-    ids=["edit", "drop", "first", "two", "last", "tail", "swap", "insert", "append", "repeat-end", "repeat", "torn"],
+    ids=[
+        *("edit", "drop", "first", "two", "last", "tail", "swap", "instead"),
+        *("insert", "append", "repeat-end", "repeat", "torn"),
+    ],
 )
-def test_each_line_that_does_not_follow_the_one_before_it_is_named_and_lines_are_counted(
+def test_each_line_that_was_changed_is_named_and_others_are_counted(
     runs: Runs, name: str, how: Callable[[Lines], Lines], what: list[str | int]
 ) -> None:
-    found = [line for line in runs.change(name, how) if re.match(rf"{re.escape(name)}:(\d| \d+ lines? )", line)]
-    changed = "this line was changed, or one before it was removed"
+    found = [line for line in runs.change(name, how) if re.match(rf"{re.escape(name)}:(\d| \d+ lines? | its )", line)]
+    changed = "this line was changed"
     numbered = [f"{line}: {changed}" if isinstance(line, int) else line for line in what]
     assert found == [
         f"{name}:{line}" if line[:2] in "1:2:3:4:5:6:7:8:9:" else f"{name}: {line}; restore it" for line in numbered
@@ -124,14 +128,10 @@ def test_each_line_that_does_not_follow_the_one_before_it_is_named_and_lines_are
 
 def test_a_row_copied_from_another_run_is_named(runs: Runs) -> None:
     foreign = (runs.theirs / RECORDS).read_bytes().splitlines(keepends=True)[4]
-    assert runs.change(RECORDS, insert(4, foreign))[0].startswith(f"{RECORDS}:5: this line was changed")
-    assert runs.change(RECORDS, lambda lines: [*lines, foreign])[0].startswith(f"{RECORDS}:9: this line was changed")
-
-
-def test_all_rows_of_another_run_of_the_same_suite_do_not_pass(runs: Runs) -> None:
-    for name in (RECORDS, SAMPLES):
-        found = runs.change(name, lambda lines: (runs.theirs / name).read_bytes().splitlines(keepends=True))  # noqa: B023
-        assert found[0].startswith(f"{name}:1: ")
+    for at in (4, 8):
+        assert f"{RECORDS}: 1 line added after the run was complete; restore it" in runs.change(
+            RECORDS, insert(at, foreign)
+        )
 
 
 def test_an_edited_environment_or_suite_is_named(runs: Runs) -> None:
@@ -141,27 +141,34 @@ def test_an_edited_environment_or_suite_is_named(runs: Runs) -> None:
     assert runs.change(SUITE, lambda lines: [*lines, b"# quick\n"])[0].startswith(f"{SUITE} is not the suite")
 
 
-def reseal(folder: Path, change: Callable[[dict[str, Any]], object], *, opening: bool = False) -> None:
-    """What somebody does who knows how the file is sealed."""
+def reseal(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Write facts as somebody does who knows how the file is sealed."""
     facts = read_manifest(folder / ENVIRONMENT)
     change(facts)
-    write_manifest(folder / ENVIRONMENT, with_opening(facts) if opening else facts)
+    write_manifest(folder / ENVIRONMENT, facts)
 
 
-def test_an_environment_that_is_sealed_anew_no_longer_fits_its_rows(runs: Runs) -> None:
+def chained(facts: dict[str, Any], name: str, lines: Lines) -> Lines:
+    """The lines as schema 2 has them, each with a checksum of itself and of the line before it."""
+    before, found = facts[OPENING] + name, []
+    for line in lines:
+        row = json.loads(line)
+        del row["seal"]
+        before = digest(before + json.dumps(row, sort_keys=True)[:-1])
+        found.append(json.dumps(row | {"seal": before}).encode() + b"\n")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("how", "what"), [(lambda lines: lines, []), (edit(2), [3]), (drop(0), [1]), (swap(2, 3), [3, 4, 5])]
+)
+def test_a_run_of_schema_2_is_held_to_its_chain(runs: Runs, how: Callable[[Lines], Lines], what: list[int]) -> None:
     runs.restore()
-    reseal(runs.mine, lambda facts: facts.update(suite_digest="0" * 16))
-    (runs.mine / SUITE).write_text("name: s\n")
-    assert any("facts were changed" in line for line in runs.found())
-    runs.restore()
-    reseal(runs.mine, lambda facts: facts.update(attnbench="9.9.9"), opening=True)
-    assert [line[: len(RECORDS) + 2] for line in runs.found()][:1] == [f"{RECORDS}:1"]
-    runs.restore()
-    reseal(runs.mine, lambda facts: facts["environment"].update(processor="IBM"))
-    assert runs.found()[0] == f"{ENVIRONMENT}: the facts of machine {state()['machine_id']} were changed"
-    runs.restore()
-    reseal(runs.mine, lambda facts: facts.pop(OPENING))
-    assert runs.found()[0].startswith(f"{RECORDS}:1: ")
+    reseal(runs.mine, lambda facts: facts.update({OPENING: "0" * 16}) or facts.pop("ends"))
+    (facts, file) = read_manifest(runs.mine / ENVIRONMENT), runs.mine / SAMPLES
+    file.write_bytes(b"".join(how(chained(facts, SAMPLES, file.read_bytes().splitlines(keepends=True)))))
+    found = [line for line in runs.found() if line.startswith(f"{SAMPLES}:")]
+    assert found == [f"{SAMPLES}:{line}: this line was changed" for line in what]
 
 
 def test_a_line_of_the_table_that_no_row_gives_and_a_row_that_it_lacks_are_named(runs: Runs) -> None:
@@ -188,7 +195,7 @@ def test_somebody_who_computes_all_seals_anew_is_not_found_out_while_the_run_is_
     reseal(runs.mine, lambda facts: facts.pop("ends"))
     rows = [row | {"reason": "forged"} for row in RunFolder(runs.mine).rows(RECORDS)]
     (runs.mine / RECORDS).unlink()
-    journal = Journal(runs.mine / RECORDS, str(read_manifest(runs.mine / ENVIRONMENT)[OPENING]))
+    journal = Journal(runs.mine / RECORDS)
     journal.append([{name: value for name, value in row.items() if name != "seal"} for row in rows])
     journal.close()
     RunFolder(runs.mine).write_csv(list(RunFolder(runs.mine).records().values()))
@@ -196,15 +203,15 @@ def test_somebody_who_computes_all_seals_anew_is_not_found_out_while_the_run_is_
 
 
 def test_the_command_prints_each_finding_and_ends_with_65(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
-    runs.change(RECORDS, drop(3))
+    runs.change(RECORDS, edit(3))
     assert main(["verify", str(runs.theirs), str(runs.mine)]) == 65
     said = capsys.readouterr()
     assert f"{runs.theirs}: 8 rows as written by" in said.out
-    assert f"{runs.mine / RECORDS}:4: this line was changed, or one before it was removed" in said.out
-    assert said.err == f"error: {runs.mine}: 2 things are not as attnbench wrote them\n"
+    assert f"{runs.mine / RECORDS}:4: this line was changed" in said.out
+    assert said.err == f"error: {runs.mine}: 1 thing is not as attnbench wrote it\n"
     assert main(["verify", "--json", str(runs.mine)]) == 65
     (found,) = json.loads(capsys.readouterr().out)
-    assert (found["rows"], len(found["findings"])) == (0, 2)
+    assert (found["rows"], len(found["findings"])) == (0, 1)
     assert main(["verify", str(runs.mine / "nothing")]) == 2
     assert "holds no run" in capsys.readouterr().err
 
@@ -216,7 +223,7 @@ def test_plot_warns_of_lines_that_are_lost_at_an_end_and_refuses_other_damage(ru
     runs.change(RECORDS, drop(7))
     assert len(read_results(runs.mine, warn=said.append)) == 7
     assert f"{runs.mine / RECORDS}: 1 line lost; restore it" in said
-    runs.change(RECORDS, drop(3))
+    runs.change(RECORDS, edit(3))
     with pytest.raises(CorruptResults, match=r"records\.jsonl:4"):
         read_results(runs.mine, warn=said.append)
 
@@ -285,7 +292,7 @@ def test_a_merged_run_is_as_it_was_written(tmp_path: Path, monkeypatch: pytest.M
     assert (audit(tmp_path / "all").findings, audit(tmp_path / "all").notes) == ([], [])
     file = tmp_path / "all" / RECORDS
     file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[1:]))
-    assert audit(tmp_path / "all").findings[0].startswith(f"{file}:1: this line was changed")
+    assert f"{file}: 1 line lost; restore it" in audit(tmp_path / "all").findings
 
 
 @pytest.mark.parametrize("name", ["peers-cpu", "headline-cpu", "catalogue-h200"])

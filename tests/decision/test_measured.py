@@ -220,7 +220,7 @@ def test_what_is_no_run_is_refused_with_a_remedy(tmp_path: Path) -> None:
         "several": r"holds runs of several suites \(a, b\); give one run",
         "collected": r"holds runs of several suites \(of x, of y\); give one run",
         "no-row": "no row yet; measure first",
-        "future": "schema_version 9, this attnbench reads 1 to 2; use the attnbench that wrote it",
+        "future": "schema_version 9, this attnbench reads 1 to 3; use the attnbench that wrote it",
     }
     for name, words in said.items():
         with pytest.raises(ResultsError, match=words):

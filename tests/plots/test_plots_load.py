@@ -116,7 +116,7 @@ def test_each_refusal_is_one_line_that_names_the_file_and_the_remedy(
         ("blank.csv", "empty file; measure again"),
         ("bytes.csv", "not a CSV table; give a results.csv of attnbench run"),
         ("columns.csv", "column status, time_median_s missing; measure again"),
-        ("schema.csv", "schema_version 99, this attnbench reads 1 to 2"),
+        ("schema.csv", "schema_version 99, this attnbench reads 1 to 3"),
         ("number.csv:3", "seq_len is 'many', not a whole number"),
         ("fraction.csv:2", "batch is '1.5', not a whole number"),
         ("bool.csv:2", "causal is 'perhaps', not True or False"),
