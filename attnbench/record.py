@@ -6,8 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, replace
-from functools import cache
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 from attnbench.axes import AXES, FOLLOWING, before, filled
 from attnbench.cell import METHOD_VERSION, OF_TOKENS, UNTOUCHED, Cell
@@ -27,9 +26,36 @@ HELD, UNCHECKED, NOT_TRIED = "held", "unchecked", "not tried"
 """What the column ``laws`` may say beside the name of a law."""
 
 
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Facts of a column that a field's annotation carries; its docstring is the meaning."""
+
+    kind: type = str
+    """Type of its values, from the annotation."""
+    empty: bool = False
+    """Whether a value may be None, from the annotation."""
+    unit: str = ""
+    """Unit of its numbers; the end of the name says it for seconds and bytes."""
+    negative: bool = False
+    """Whether a number may be below 0."""
+    one_call: bool = True
+    """Whether one call is enough to measure it."""
+    schema: int | None = None
+    """Schema since which all rows have it; None for a column that was added later, which rows may lack."""
+
+    @classmethod
+    def of(cls, name: str, hint: Any) -> Column:
+        """The column of a field with this annotation."""
+        hint, column = get_args(hint) if hasattr(hint, "__metadata__") else (hint, cls())
+        kind, *none = get_args(hint) or (hint,)
+        ends = {"_s": "seconds", "_bytes": "bytes"}
+        unit = column.unit or next((unit for end, unit in ends.items() if name.endswith(end)), "")
+        return replace(column, kind=kind, empty=bool(none), unit=unit)
+
+
 @dataclass(slots=True)
 class Record:
-    """One cell's result. Field order is column order; units are in the names; None where not measured."""
+    """One cell's result. Field order is column order; None where not measured."""
 
     suite: str
     """Name of the suite."""
@@ -88,7 +114,7 @@ class Record:
     """Whether ``torch.compile`` was asked for; ``compiled`` says what came of it."""
     launch: str
     """How calls were to reach a GPU: ``auto``, ``eager`` or ``graph``; ``launched`` says what came of it."""
-    padding: float
+    padding: Annotated[float, Column(unit="share")]
     """Share of the batch's tokens that are padding."""
     new_tokens: int
     """Tokens generated behind the prompt, in pass ``generate``; 0 in others."""
@@ -109,25 +135,25 @@ class Record:
     """Seed of inputs, random projections and initial weights."""
     status: Status
     """How the cell ended; only ``ok`` rows have numbers to compare."""
-    reason: str = ""
+    reason: Annotated[str, Column(schema=1)] = ""
     """Why it ended so, in one line; empty where it is ``ok``."""
 
-    time_median_s: float | None = None
+    time_median_s: Annotated[float | None, Column(one_call=False, schema=1)] = None
     """Median time of one call."""
-    time_ci_low_s: float | None = None
+    time_ci_low_s: Annotated[float | None, Column(schema=1)] = None
     """Lower end of the 95 % interval of the median: Student's t over the medians of visits, on the log scale. One visit
     has none."""
-    time_ci_high_s: float | None = None
+    time_ci_high_s: Annotated[float | None, Column(schema=1)] = None
     """The upper end of that interval."""
-    time_iqr_s: float | None = None
+    time_iqr_s: Annotated[float | None, Column(schema=1)] = None
     """Distance between the quartiles of the samples."""
-    time_min_s: float | None = None
+    time_min_s: Annotated[float | None, Column(one_call=False, schema=1)] = None
     """The shortest sample."""
-    time_samples: int | None = None
+    time_samples: Annotated[int | None, Column(one_call=False, schema=1)] = None
     """Number of samples in the statistic; contaminated ones are in samples.jsonl only."""
-    time_rounds: int | None = None
+    time_rounds: Annotated[int | None, Column(one_call=False, schema=1)] = None
     """Number of shuffled rounds over the whole suite that took samples."""
-    first_call_s: float | None = None
+    first_call_s: Annotated[float | None, Column(one_call=False, schema=1)] = None
     """Time of the first call, with everything that is prepared once, such as compiling."""
     launched: str = ""
     """How the timed calls reached a GPU: ``eager``, kernel after kernel, or ``graph``, as a CUDA graph that was
@@ -138,68 +164,68 @@ class Record:
     """Sum of the times of all kernels, copies and fills of one timed call on a GPU, by torch's profiler."""
     kernels: int | None = None
     """Number of these kernels, copies and fills."""
-    host_share: float | None = None
+    host_share: Annotated[float | None, Column(one_call=False)] = None
     """Share of time_median_s in which no kernel ran, since the GPU waited for the host: 1 - device_s / time_median_s,
     not below 0."""
     select_s: float | None = None
     """Median time of the choice alone, for a variant that chooses which pairs count before it attends to them; it is a
     part of time_median_s. None for the others, and where attention stands in a layer."""
-    examples_per_s: float | None = None
+    examples_per_s: Annotated[float | None, Column(unit="1/s", one_call=False, schema=1)] = None
     """batch over time_median_s."""
-    tokens_per_s: float | None = None
+    tokens_per_s: Annotated[float | None, Column(unit="1/s", one_call=False, schema=1)] = None
     """Tokens of the batch over time_median_s. In pass ``generate`` the new ones count."""
-    first_token_s: float | None = None
+    first_token_s: Annotated[float | None, Column(one_call=False)] = None
     """In pass ``generate``: from the prompt to its last output and the state behind it, of which the first token is
     chosen. The median of the calls; the mean of these over the rounds."""
-    token_s: float | None = None
+    token_s: Annotated[float | None, Column(one_call=False)] = None
     """In pass ``generate``: time of one step, the mean over the new_tokens of a call; then as first_token_s."""
 
-    peak_bytes: int | None = None
+    peak_bytes: Annotated[int | None, Column(schema=1)] = None
     """Most memory that tensors held at once during one call, beyond what they held before it."""
-    input_bytes: int | None = None
+    input_bytes: Annotated[int | None, Column(schema=1)] = None
     """What one call reads: q, k and v, or the tokens of a model."""
-    param_bytes: int | None = None
+    param_bytes: Annotated[int | None, Column(schema=1)] = None
     """Parameters and buffers of what was measured."""
-    output_bytes: int | None = None
+    output_bytes: Annotated[int | None, Column(schema=1)] = None
     """The output of one call."""
-    peak_rss_bytes: int | None = None
+    peak_rss_bytes: Annotated[int | None, Column(schema=1)] = None
     """Rise of the resident memory of the process during one call, on Linux; only in the process as shipped."""
     state_bytes: int | None = None
     """What a decoding step keeps of the tokens before it: a cache or a state. In pass ``generate`` the one behind the
     prompt, with the room that is there for new tokens."""
-    state_bytes_per_token: float | None = None
+    state_bytes_per_token: Annotated[float | None, Column(unit="bytes")] = None
     """state_bytes divided by batch and tokens; in pass ``generate`` by those of the prompt and the new ones."""
     tokens_kept: int | None = None
     """Tokens of the prompt that a step reads, in a variant that reads a part of them; None in others."""
-    kv_bytes_per_token: int | None = None
+    kv_bytes_per_token: Annotated[int | None, Column(unit="bytes")] = None
     """What a cache of all tokens holds of each in one layer: a key and a value, K·(D + E) numbers, unless the variant
     keeps something else. None for a variant that keeps none."""
-    density: float | None = None
+    density: Annotated[float | None, Column(unit="share")] = None
     """Share of the pairs of query and key that causality and mask leave visible, of N·M in all. A pattern that the
     variant has itself, and padding, do not count."""
 
-    matmul_flops: int | None = None
+    matmul_flops: Annotated[int | None, Column(unit="FLOPs", schema=1)] = None
     """Floating-point operations of matrix products in one call, counted as it runs."""
     exponentials: int | None = None
     """How many numbers the call takes an exponential of, in whatever function: a softmax, a sigmoid."""
     floor_s: float | None = None
     """Least time that the call can take on this machine, by the rates measured at the start of the run: matmul_flops
     over the matmul rate plus exponentials over theirs, or, if more, the bytes of bytes_per_s over the copy rate."""
-    flops_per_s: float | None = None
+    flops_per_s: Annotated[float | None, Column(unit="FLOP/s", one_call=False, schema=1)] = None
     """matmul_flops over time_median_s."""
-    bytes_per_s: float | None = None
+    bytes_per_s: Annotated[float | None, Column(unit="bytes/s", one_call=False)] = None
     """Bytes of inputs (in decoding: of the state), parameters and output, each counted once, divided by the time: the
     call moves at least these."""
-    peak_fraction: float | None = None
+    peak_fraction: Annotated[float | None, Column(unit="share", one_call=False, schema=1)] = None
     """The larger of two shares: flops_per_s over the machine's own matmul rate, and bytes_per_s over its rate of
     copying that many bytes. Both rates are measured at the start of the run. Older rows have no bytes_per_s and give
     the first share alone."""
 
-    error_kind: str | None = None
+    error_kind: Annotated[str | None, Column(schema=1)] = None
     """``exact`` | ``approximation`` | ``distance`` (another operator) | ``learned`` (no meaning before fitting)."""
-    rel_error: float | None = None
+    rel_error: Annotated[float | None, Column(schema=1)] = None
     """‖output - exact‖ / ‖exact‖ against exact attention in float64 on the same inputs; the median over the draws."""
-    rel_error_std: float | None = None
+    rel_error_std: Annotated[float | None, Column(schema=1)] = None
     """Standard deviation of rel_error over the draws."""
     rel_error_first: float | None = None
     """In pass ``generate``: rel_error of the first quarter of the new tokens alone."""
@@ -208,20 +234,20 @@ class Record:
     rel_error_steps: str = ""
     """In pass ``generate``: JSON list of the rel_error of 32 neighbouring stretches of the new tokens, as equal as can
     be, or of each token where there are fewer. Empty in other passes."""
-    max_abs_error: float | None = None
+    max_abs_error: Annotated[float | None, Column(schema=1)] = None
     """The largest difference of one number of the output, over all draws."""
-    cosine: float | None = None
+    cosine: Annotated[float | None, Column(negative=True, schema=1)] = None
     """Cosine between an output row and the exact row, the mean over rows and draws."""
-    trivial_error: float | None = None
+    trivial_error: Annotated[float | None, Column(schema=1)] = None
     """The rel_error of answering mean(V) on the same inputs."""
-    kept_mass: float | None = None
+    kept_mass: Annotated[float | None, Column(unit="share")] = None
     """Share of the probability of exact attention that falls on the keys that are read; the mean over heads, queries
     and draws. In pass ``generate`` the queries behind the prompt. None in a variant that neither chooses keys nor has a
     window. A row is off by at most twice the rest times the longest value."""
-    kept_pairs: float | None = None
+    kept_pairs: Annotated[float | None, Column(unit="share")] = None
     """Share of the visible pairs of query and key, those that ``density`` counts, that are kept by a variant that
     chooses them before it attends, or by its window; the mean over the draws."""
-    error_draws: int | None = None
+    error_draws: Annotated[int | None, Column(schema=1)] = None
     """Draws of inputs and random projections that differ."""
     fit_steps: int | None = None
     """Steps by which what the variant learns was fitted to the exact output first; None where nothing was."""
@@ -238,9 +264,9 @@ class Record:
     is not ``rotary``."""
     score_kind: str | None = None
     """``accuracy`` over sequences, or ``token accuracy`` over the tokens that have a label."""
-    score: float | None = None
+    score: Annotated[float | None, Column(schema=1)] = None
     """Score on the test examples with the weights after the last step."""
-    score_std: float | None = None
+    score_std: Annotated[float | None, Column(schema=1)] = None
     """Only in rows that summarise several; ``run`` writes none."""
     score_low: float | None = None
     """score_low to score_high is this one training's 95 % interval over test examples."""
@@ -278,7 +304,7 @@ class Record:
     """Processor time of the training, or device time on a GPU; work lost before a resume is not counted."""
     target_s: float | None = None
     """Part of train_s until the validation score was nine tenths of the way from chance to 1; None if it never was."""
-    energy_j: float | None = None
+    energy_j: Annotated[float | None, Column(unit="joules", one_call=False)] = None
     """Joules of a call on an NVIDIA GPU, whose board has a counter: the mean of calls that followed one another for a
     fifth of a second or more, before the samples of the first round. Of a training: what the processor's packages, or
     the GPU's board, took from the first step to the last, without evaluations, by a counter of the machine. The counter
@@ -302,28 +328,28 @@ class Record:
     nothing."""
     loss_base: float | None = None
     """That of the untouched model on the same windows."""
-    loss_delta: float | None = None
+    loss_delta: Annotated[float | None, Column(negative=True)] = None
     """Median over windows of what the loss is above the untouched model's."""
-    loss_delta_low: float | None = None
+    loss_delta_low: Annotated[float | None, Column(negative=True)] = None
     """loss_delta_low to loss_delta_high is the exact 95 % interval of that median."""
-    loss_delta_high: float | None = None
+    loss_delta_high: Annotated[float | None, Column(negative=True)] = None
     """The upper end of that interval."""
     top1_agreement: float | None = None
     """Share of the answers that are the untouched model's."""
-    kl: float | None = None
+    kl: Annotated[float | None, Column(negative=True)] = None
     """Mean of KL(untouched ‖ this) over the answers, in nats."""
     hidden_error: float | None = None
     """Relative error of the last features against the untouched model's, the mean over windows."""
 
-    kernel: str | None = None
+    kernel: Annotated[str | None, Column(schema=1)] = None
     """The fused attention kernel that really ran, where there is a choice or ``torch.compile`` made one."""
-    compiled: bool = False
+    compiled: Annotated[bool, Column(schema=1)] = False
     """Whether the measured code is compiled from end to end, by ``torch.compile`` or because the variant always is."""
-    process: str = ""
+    process: Annotated[str, Column(schema=1)] = ""
     """``tuned`` or ``as-shipped``."""
-    quick: bool = False
+    quick: Annotated[bool, Column(schema=1)] = False
     """True for rows of ``--quick``: one sample, no interval."""
-    warnings: str = ""
+    warnings: Annotated[str, Column(schema=1)] = ""
     """What weakens the numbers, separated by semicolons; empty where nothing does."""
     own_form: str = ""
     """How the variant differs from the method that its source describes, in one sentence; empty if it does not."""
@@ -332,17 +358,17 @@ class Record:
     before it is measured or trained: ``held``; the name of the law that is broken, in a row without numbers;
     ``unchecked`` after ``--unchecked``; ``not tried`` where it compiles itself for each shape, cannot be built so small
     or computes on no CPU. Empty in older rows, and in those of a trained model as it is."""
-    machine_id: str = ""
+    machine_id: Annotated[str, Column(schema=1)] = ""
     """Digest of the processor, the memory, the system and torch: rows of different ones are never compared silently."""
-    torch_version: str = ""
+    torch_version: Annotated[str, Column(schema=1)] = ""
     """Version of torch that measured it."""
-    threads: int | None = None
+    threads: Annotated[int | None, Column(schema=1)] = None
     """CPU threads of the process."""
-    method_version: int = METHOD_VERSION
+    method_version: Annotated[int, Column(schema=1)] = METHOD_VERSION
     """Version of the way of measuring; numbers of two versions are not comparable."""
-    schema_version: int = SCHEMA_VERSION
+    schema_version: Annotated[int, Column(schema=1)] = SCHEMA_VERSION
     """Version of the file format."""
-    started_at: str = ""
+    started_at: Annotated[str, Column(schema=1)] = ""
     """When this cell was first visited, UTC."""
     host: str = ""
     """Digest of the host that measured it, where an engine shared the run out among several; empty for other runs."""
@@ -499,28 +525,16 @@ def _column(field_name: str) -> str:
     return "pass" if field_name == "pass_" else field_name
 
 
-COLUMNS: tuple[str, ...] = tuple(_column(f.name) for f in fields(Record))
+FIELDS: Mapping[str, Column] = {
+    name: Column.of(name, hint) for name, hint in get_type_hints(Record, include_extras=True).items()
+}
+"""Field of a record -> its column, in order."""
+COLUMNS: tuple[str, ...] = tuple(map(_column, FIELDS))
 """The columns of ``results.csv``, in order."""
 
-_IN_ALL = (
-    *("reason", "time_median_s", "time_ci_low_s", "time_ci_high_s", "time_iqr_s", "time_min_s", "time_samples"),
-    *("time_rounds", "first_call_s", "examples_per_s", "tokens_per_s", "peak_bytes", "input_bytes", "param_bytes"),
-    *("output_bytes", "peak_rss_bytes", "matmul_flops", "flops_per_s", "peak_fraction", "error_kind", "rel_error"),
-    *("rel_error_std", "max_abs_error", "cosine", "trivial_error", "error_draws", "score", "score_std", "kernel"),
-    *("compiled", "process", "quick", "warnings", "machine_id", "torch_version", "threads", "method_version"),
-    *("schema_version", "started_at"),
-)
-"""Columns that all rows have, although a record may be made without them."""
 ADDED: dict[str, Any] = {
     **before("shape"),
     **before("cell"),
-    **{one.name: one.default for one in fields(Record) if one.default is not MISSING and one.name not in _IN_ALL},
+    **{one.name: one.default for one in fields(Record) if one.default is not MISSING and not FIELDS[one.name].schema},
 }
 """Columns that older rows may lack -> the values that they then have."""
-
-
-@cache
-def kinds() -> Mapping[str, tuple[type, ...]]:
-    """Field of a record -> the types that its values have."""
-    hints = get_type_hints(Record)
-    return {one.name: get_args(hints[one.name]) or (hints[one.name],) for one in fields(Record)}

@@ -124,30 +124,6 @@ def parse_seconds(text: str) -> float:
     return seconds
 
 
-_UNITS = {
-    "flops_per_s": "FLOP/s",
-    "bytes_per_s": "bytes/s",
-    "examples_per_s": "1/s",
-    "tokens_per_s": "1/s",
-    "state_bytes_per_token": "bytes",
-    "kv_bytes_per_token": "bytes",
-    "density": "share",
-    "kept_mass": "share",
-    "kept_pairs": "share",
-    "energy_j": "joules",
-    "matmul_flops": "FLOPs",
-    "padding": "share",
-    "peak_fraction": "share",
-}
-"""Units that the end of a name does not say."""
-
-
-def unit_of(column: str) -> str:
-    """Unit of the numbers in a column of ``results.csv``: ``seconds``; empty where they have none."""
-    ends = {"_s": "seconds", "_bytes": "bytes"}
-    return _UNITS.get(column) or next((what for end, what in ends.items() if column.endswith(end)), "")
-
-
 def format_share(share: float | None) -> str:
     """``88 %``; a dash if it is not known."""
     return "-" if share is None else f"{100 * share:.0f} %"

@@ -6,17 +6,17 @@ import dataclasses
 import itertools
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from attnbench.cell import Cell
-from attnbench.record import Record, kinds, one_line, options_of
+from attnbench.record import FIELDS, Record, one_line, options_of
 from attnbench.status import Status
 
-_MAY_BE_NEGATIVE = ("cosine", "loss_delta", "loss_delta_low", "loss_delta_high", "kl")
-"""``kl`` by rounding alone."""
 _OF_THE_REGISTRY = ["options", "family", "target", "cost", "claimed_time_exponent", "claimed_memory_exponent", "inputs"]
 """Identity columns that depend on which variants and inputs are installed."""
-_FIELDS = list(kinds())
+_FIELDS = list(FIELDS)
 _OF_THE_CELL = [name for name in _FIELDS[: _FIELDS.index("status")] if name not in _OF_THE_REGISTRY]
 """Columns that depend on the cell alone."""
 
@@ -30,15 +30,16 @@ def checked(record: Record) -> Record:
         ValueError: a field has the wrong type, an infinite number, half a character or a negative number, or an
             interval is not around its median or score.
     """
-    for name, known in kinds().items():
+    for name, column in FIELDS.items():
         value = getattr(record, name)
-        if type(value) not in known and not (type(value) is int and float in known):  # True is no number
+        kinds = (int, float) if column.kind is float else (column.kind,)
+        if not (column.empty and value is None) and type(value) not in kinds:  # True is no number
             raise ValueError(f"{name} is {one_line(repr(value), 40)}")
         if isinstance(value, str):
             value.encode()  # half a character, say, raises a ValueError
         elif value is not None and not abs(value) <= _LARGEST:
             raise ValueError(f"{name} is too large")
-        elif value is not None and value < 0 and name not in _MAY_BE_NEGATIVE:
+        elif value is not None and value < 0 and not column.negative:
             raise ValueError(f"{name} is {value}, below 0")
     for names in _ORDERED:
         ends = [(name, number) for name in names if (number := getattr(record, name)) is not None]
@@ -60,43 +61,49 @@ _ORDERED = (
 )
 
 
+_Amount = Annotated[float, Field(ge=0, le=_LARGEST)]
+_Number = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class _Sample(BaseModel, strict=True, extra="forbid"):
+    seconds: _Amount
+    calls: Annotated[float, Field(gt=0, le=_LARGEST)]
+    switches: _Amount = 0
+    stopped: _Amount = 0
+    waited: _Amount = 0
+    sm_mhz: _Amount = 0
+    throttled: _Amount = 0
+    yardstick: Annotated[list[_Amount], Field(min_length=2, max_length=2)] = []
+
+
+class _Point(BaseModel, strict=True, extra="forbid"):
+    step: int
+    train_loss: _Number
+    val_score: _Number
+    val_loss: _Number
+    learning_rate: _Number
+    cpu_s: _Number
+
+
+_SAMPLES, _POINTS = TypeAdapter(list[_Sample]), TypeAdapter(list[_Point])
+
+
 def are_samples(value: object) -> bool:
     """Whether it can come from a clock: seconds, calls, switches and stops of each sample."""
-    return isinstance(value, list) and all(map(_is_sample, value))  # of thousands, each time that a run is read
-
-
-def _is_sample(one: object) -> bool:
-    if not (isinstance(one, dict) and _OF_ALL_SAMPLES <= one.keys() <= _OF_A_SAMPLE):
+    try:
+        _SAMPLES.validate_python(value, strict=True)
+    except ValidationError:
         return False
-    times = list(one.values())
-    if "yardstick" in one:  # the seconds of two pieces of work
-        reading = one["yardstick"]
-        if not (isinstance(reading, list) and len(reading) == 2):
-            return False
-        times = [number for name, number in one.items() if name != "yardstick"] + reading
-    for number in times:
-        if type(number) not in (int, float) or not 0 <= number <= _LARGEST:
-            return False
-    return bool(one["calls"] > 0)
-
-
-_OF_ALL_SAMPLES = frozenset({"seconds", "calls"})
-_OF_A_SAMPLE = _OF_ALL_SAMPLES | {"switches", "stopped", "yardstick", "waited", "sm_mhz", "throttled"}
+    return True
 
 
 def are_points(value: object) -> bool:
     """Whether it can be a learning curve: increasing steps and finite numbers."""
-    return (
-        isinstance(value, list)
-        and all(
-            isinstance(one, dict)
-            and set(one) == {"step", "train_loss", "val_score", "val_loss", "learning_rate", "cpu_s"}
-            and type(one["step"]) is int
-            and all(type(number) in (int, float) and abs(number) <= sys.float_info.max for number in one.values())
-            for one in value
-        )
-        and all(before["step"] < after["step"] for before, after in itertools.pairwise(value))
-    )
+    try:
+        points = _POINTS.validate_python(value, strict=True)
+    except ValidationError:
+        return False
+    return all(before.step < after.step for before, after in itertools.pairwise(points))
 
 
 def foreign_to_run(record: Record, environment: Mapping[str, Any]) -> str:

@@ -62,7 +62,7 @@ def load(name, before, added):
 
 load("attnbench.axes", "_TABLE = (\\n", '    Axis("shift", Whole(0, 9), "cell", "how far", default=0, added=True),\\n')
 load("attnbench.cell", "    padding: float = 0.0\\n", "    shift: int = 0\\n")
-load("attnbench.record", "    padding: float\\n", "    shift: int\\n")
+load("attnbench.record", "    new_tokens: int\\n", "    shift: int\\n")
 
 from attnbench.cell import Cell
 from attnbench.cli import completion

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import types
-import typing
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -12,9 +10,8 @@ from typing import Any
 
 from attnbench.errors import UsageError
 from attnbench.files import write_output
-from attnbench.record import COLUMNS, SEAL, Record
+from attnbench.record import COLUMNS, FIELDS, SEAL
 from attnbench.store import RunFolder
-from attnbench.units import unit_of
 
 _SAMPLE_UNITS = {"seconds": "seconds", "seq_len": "tokens"}
 
@@ -32,8 +29,9 @@ def write_rows(folder: RunFolder, path: Path) -> int:
     arrow = _arrow("--parquet")
     records = folder.in_order()
     rows = [record.to_json() | {SEAL: record.seal} for record in records]
-    kinds = _kinds(arrow)
-    fields = [_field(arrow, name, kinds[name], unit_of(name)) for name in COLUMNS]
+    of = {bool: arrow.bool_(), int: arrow.int64(), float: arrow.float64()}
+    columns = zip(COLUMNS, FIELDS.values(), strict=True)
+    fields = [_field(arrow, name, of.get(one.kind, arrow.string()), one.unit) for name, one in columns]
     _write(arrow, rows, fields, folder, path)
     return len(records)
 
@@ -90,17 +88,6 @@ def _arrow(option: str) -> Any:
         return import_module("pyarrow")
     except ImportError:
         raise UsageError(f"{option} needs pyarrow; install it with: pip install 'attnbench[export]'") from None
-
-
-def _kinds(arrow: Any) -> dict[str, Any]:
-    """Column -> its type; every column may be empty."""
-    of = {bool: arrow.bool_(), int: arrow.int64(), float: arrow.float64()}
-    kinds = {}
-    for name, hint in typing.get_type_hints(Record).items():
-        members = set(typing.get_args(hint)) if isinstance(hint, types.UnionType) else {hint}
-        (kind,) = members - {types.NoneType}
-        kinds["pass" if name == "pass_" else name] = of.get(kind, arrow.string())
-    return kinds
 
 
 def _field(arrow: Any, name: str, kind: Any, unit: str) -> Any:

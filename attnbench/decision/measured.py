@@ -7,7 +7,7 @@ Everything that holds several runs against each other begins here: :func:`load` 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from attnbench.machine import (
     memory_bytes,
 )
 from attnbench.manifest import OPENING, RUN_ID
-from attnbench.record import Record, one_line
+from attnbench.record import FIELDS, Record, one_line
 from attnbench.runs import find_runs, no_run, suites_of
 from attnbench.status import UNFINISHED, Status
 from attnbench.store import RECORDS, RunFolder
@@ -185,5 +185,5 @@ def _weight(record: Record) -> tuple[bool, int, int]:
     return record.status is Status.OK, record.time_samples or 0, record.time_rounds or 0
 
 
-_NAMES = [field.name for field in fields(Record)]
+_NAMES = list(FIELDS)
 _MEASURED = _NAMES[_NAMES.index("time_median_s") :]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import csv
-import functools
 import io
 import math
 import re
 import typing
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -17,7 +16,7 @@ import pandas as pd
 from attnbench.axes import FOLLOWING
 from attnbench.errors import ResultsError
 from attnbench.files import PACKED, read_stored, stored
-from attnbench.record import ADDED, COLUMNS, READABLE, kinds
+from attnbench.record import ADDED, COLUMNS, FIELDS, READABLE
 from attnbench.runs import by_age, no_run, runs_in, suites_of
 from attnbench.status import Status
 from attnbench.store import CURVES, ENVIRONMENT, RECORDS, RunFolder
@@ -197,7 +196,7 @@ def _read(table: str, file: Path) -> pd.DataFrame:
     columns: dict[str, list[object]] = {name: [] for name in COLUMNS}
     for number, row in enumerate(rows, start=2):
         full = {**_BEFORE, **{axis: row[other] for axis, other in older.items() if other in row}, **row}
-        for name, kind in _kinds().items():
+        for name, kind in _KINDS.items():
             try:
                 columns[name].append(_value(full[name], kind))
             except (ValueError, KeyError):
@@ -206,8 +205,9 @@ def _read(table: str, file: Path) -> pd.DataFrame:
     unknown = sorted({row["status"] for row in rows} - {str(status) for status in Status})
     if unknown:
         raise ResultsError(f"{file}: status {unknown[0]!r} does not exist; was the file edited?")
-    dtypes = {name: object if kind is str else kind for name, kind in _kinds().items()}
-    return pd.DataFrame({name: pd.Series(values, dtype=dtypes[name]) for name, values in columns.items()})
+    return pd.DataFrame(
+        {name: pd.Series(columns[name], dtype=object if kind is str else kind) for name, kind in _KINDS.items()}
+    )
 
 
 def _no_table(file: Path, why: str = "") -> ResultsError:
@@ -215,15 +215,11 @@ def _no_table(file: Path, why: str = "") -> ResultsError:
 
 
 _BEFORE = {name: "" if value is None else str(value) for name, value in ADDED.items()}
-
-
-@functools.cache
-def _kinds() -> Mapping[str, type]:
-    """Column -> str, bool, int or float; a number that may be missing is float."""
-    found = {}
-    for column, (kind, *others) in zip(COLUMNS, kinds().values(), strict=True):
-        found[column] = str if issubclass(kind, str) else float if others else kind
-    return found
+_KINDS: dict[str, type] = {
+    name: str if issubclass(one.kind, str) else float if one.empty else one.kind
+    for name, one in zip(COLUMNS, FIELDS.values(), strict=True)
+}
+"""Column -> str, bool, int or float; a number that may be missing is float."""
 
 
 def _value(text: str, kind: type) -> object:

@@ -10,7 +10,7 @@ from typing import Any
 from attnbench.cell import Cell
 from attnbench.measure.error import error_kind
 from attnbench.measure.time import TimingRules
-from attnbench.record import FIRST_CALL, Record
+from attnbench.record import FIELDS, FIRST_CALL, Record
 from attnbench.run.isolation import CellFailed, Worker
 from attnbench.run.launch import EAGER
 from attnbench.run.pairs import Pairs
@@ -22,13 +22,7 @@ TURNS = 4
 """Fewest turns of each variant in one process: two orders, each with its reverse."""
 WARM_UP_CALLS = 3
 """Calls to warm up a variant whose calls take long, before its turns."""
-_OF_ONE_CALL: dict[str, Any] = dict.fromkeys(
-    (
-        *("time_median_s", "time_min_s", "time_samples", "time_rounds", "first_call_s"),
-        *("examples_per_s", "tokens_per_s", "flops_per_s", "bytes_per_s", "peak_fraction"),
-        *("first_token_s", "token_s", "host_share", "energy_j"),
-    )
-)
+_OF_ONE_CALL: dict[str, Any] = dict.fromkeys(name for name, column in FIELDS.items() if not column.one_call)
 """Columns that the first look fills, but for which one call is not enough."""
 
 

@@ -6,9 +6,8 @@ import re
 from collections.abc import Iterator
 
 from attnbench.errors import Exit
-from attnbench.record import COLUMNS
+from attnbench.record import COLUMNS, FIELDS
 from attnbench.status import Status
-from attnbench.units import unit_of
 from generators.markdown import code, described, page, table, text, words
 
 _NAMES = re.compile(rf"(?<![`\w])({'|'.join(name for name in COLUMNS if '_' in name)})(?![`\w])")
@@ -23,6 +22,7 @@ def meanings() -> dict[str, str]:
 
 def pages() -> Iterator[tuple[str, str]]:
     """The columns with the statuses, and the exit codes."""
+    units = {column: one.unit for column, one in zip(COLUMNS, FIELDS.values(), strict=True)}
     yield (
         "reference/columns.md",
         page(
@@ -31,7 +31,7 @@ def pages() -> Iterator[tuple[str, str]]:
             "sizes in bytes; the end of a column's name says which.",
             table(
                 ["column", "unit", "meaning"],
-                [[code(name), unit_of(name), words(said)] for name, said in meanings().items()],
+                [[code(name), units[name], words(said)] for name, said in meanings().items()],
             ),
             "## How a cell can end",
             "The column `status` has one of these words.",

@@ -17,11 +17,10 @@ from attnbench.decision.claims import claims
 from attnbench.decision.judging import judge_all_rows
 from attnbench.errors import Exit
 from attnbench.qkv import INPUTS
-from attnbench.record import COLUMNS
+from attnbench.record import COLUMNS, FIELDS
 from attnbench.suite.schema import Axes, Exclude, Include, Matrix, Profiles, Rules, Size, Suite, Sweep
 from attnbench.task import TASKS
 from attnbench.testing import LAWS
-from attnbench.units import unit_of
 from attnbench.variant import VARIANTS
 from tests.docs.conftest import PagesOf
 from tests.docs.making import GENERATED, HERE, RUNS
@@ -100,7 +99,7 @@ def test_every_column_has_a_meaning_and_what_ends_in_a_unit_has_one() -> None:
     columns = generator("columns")
     assert [column for column, said in columns.meanings().items() if not said] == []
     assert list(columns.meanings()) == list(COLUMNS)
-    assert [one for one in COLUMNS if one.endswith(("_s", "_bytes", "_j")) and not unit_of(one)] == []
+    assert [one for one in FIELDS if one.endswith(("_s", "_bytes", "_j")) and not FIELDS[one].unit] == []
 
 
 def test_every_exit_code_has_a_meaning(pages_of: PagesOf) -> None:
