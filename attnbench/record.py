@@ -46,11 +46,11 @@ class Column:
     @classmethod
     def of(cls, name: str, hint: Any) -> Column:
         """The column of a field with this annotation."""
-        hint, column = get_args(hint) if hasattr(hint, "__metadata__") else (hint, cls())
+        hint, given = get_args(hint) if hasattr(hint, "__metadata__") else (hint, cls())
         kind, *none = get_args(hint) or (hint,)
         ends = {"_s": "seconds", "_bytes": "bytes"}
-        unit = column.unit or next((unit for end, unit in ends.items() if name.endswith(end)), "")
-        return replace(column, kind=kind, empty=bool(none), unit=unit)
+        unit = given.unit or next((unit for end, unit in ends.items() if name.endswith(end)), "")
+        return cls(kind, bool(none), unit, given.negative, given.one_call, given.schema)
 
 
 @dataclass(slots=True)

@@ -51,6 +51,7 @@ def test_an_axis_that_follows_another_stands_for_its_value() -> None:
 
 PRETENCE = """
 import importlib.util, json, sys
+from dataclasses import replace
 from pathlib import Path
 
 def load(name, before, added):
@@ -67,6 +68,8 @@ load("attnbench.record", "    new_tokens: int\\n", "    shift: int\\n")
 from attnbench.cell import Cell
 from attnbench.cli import completion
 from attnbench.decision.budget import circumstances
+from attnbench.decision.key import key_of
+from attnbench.decision.match_run import _SHAPE
 from attnbench.decision import export_tables
 from attnbench.decision.words import address as address_of_row, name, telling
 from attnbench.plots.captions import in_words
@@ -97,6 +100,7 @@ older = {name: value for name, value in row.to_json().items() if name != "shift"
 assert address_of_row(row) == address(shifted)
 assert name(row, telling([row, Record.of(plain, Status.OK, inputs="gaussian")])) == "softmax n=8 shift=3"
 assert circumstances(row)["shift"] == 3
+assert key_of(row) != key_of(replace(row, shift=4)) and "shift" in _SHAPE
 assert "shift" in export_tables._AXES and "shift" in _ABOUT
 assert (row.shift, Record.from_json(older).shift) == (3, 0)
 definitions = Suite.model_json_schema()["$defs"]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from attnbench.decision.join import Pair, join, ratios_of_times
 from attnbench.decision.judge import ENOUGH_ROUNDS, VERDICTS, Finding, Limits, Measure, Verdict, judge, times_of
-from attnbench.decision.key import Key
+from attnbench.decision.key import NAMES, Key
 from attnbench.decision.measured import MeasuredRun, Visits, differing_facts, load, refuse_copies
 from attnbench.decision.pace import Pace, as_measured, at_one_speed
 from attnbench.decision.words import address
@@ -210,10 +210,10 @@ def _what_keeps_apart(pairs: Sequence[Pair]) -> str:
     new = [pair.key for pair in pairs if pair.old is None]
     old = [pair.key for pair in pairs if pair.new is None]
     alone = []
-    for column in fields(Key):
-        hidden: dict[str, Any] = dict.fromkeys([column.name, *(["kv_len"] if column.name == "seq_len" else [])])
-        if {replace(key, **hidden) for key in new} & {replace(key, **hidden) for key in old}:
-            alone.append(column.name.rstrip("_"))
+    for name in NAMES:
+        hidden = dict.fromkeys([name, *(["kv_len"] if name == "seq_len" else [])])
+        if {key.but(**hidden) for key in new} & {key.but(**hidden) for key in old}:
+            alone.append(name.rstrip("_"))
     return f": they differ in {any_of(alone)}" if alone else "; compare runs of the same suite"
 
 
@@ -279,11 +279,11 @@ def _is(row: Record, variant: str) -> bool:
 
 
 def _anywhere(key: Key) -> Key:
-    return replace(key, threads=None, process="")
+    return key.but(threads=None, process="")
 
 
 def _circumstances(key: Key) -> Key:
-    return replace(key, variant="", options="")
+    return key.but(variant="", options="")
 
 
 def _divided(row: Record, by: Record) -> Record:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
 from importlib import import_module
 from typing import Any
 
-from attnbench.decision.key import key_of
+from attnbench.decision.key import NAMES, key_of
 from attnbench.errors import UsageError
 from attnbench.files import stored
 from attnbench.record import Record, one_line
@@ -87,7 +86,7 @@ def metrics(records: Iterable[Record]) -> dict[int, dict[str, float]]:
 
 def _names(rows: Sequence[Record]) -> list[str]:
     """Each row's label, with the values of the axes in which the rows differ."""
-    keys = [{"sweep": row.sweep, **asdict(key_of(row))} for row in rows]
+    keys = [{"sweep": row.sweep, **dict(zip(NAMES, key_of(row).values, strict=True))} for row in rows]
     ignored = ("variant", "options", "seq_len", "kv_len")
     axes = [name for name in (keys[0] if keys else ()) if name not in ignored and len({str(k[name]) for k in keys}) > 1]
     told = [[f"{axis.rstrip('_')}={key[axis]}" for axis in axes if key[axis] is not None] for key in keys]

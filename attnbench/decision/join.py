@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean
 
 from attnbench.decision.key import Key
@@ -80,7 +80,7 @@ def _visits(runs: Sequence[MeasuredRun], key: Key | None) -> tuple[Visits, ...]:
 
 
 def _by_label(key: Key, row: Record) -> Key:
-    return replace(key, options=row.label)
+    return key.but(options=row.label)
 
 
 def _pooled(runs: Sequence[MeasuredRun]) -> dict[Key, Record]:

@@ -7,69 +7,41 @@ shape has another one in another suite.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
-from attnbench.record import Record, options_of
+from attnbench.axes import AXES
+from attnbench.record import FIELDS, Record, options_of
+
+_NO_AXES = {
+    *("options", "level", "pass_", "process", "threads"),
+    *("layers", "ffn", "protocol", "steps", "pretrain_steps", "guide", "model"),
+}
+NAMES = tuple(name for name in FIELDS if name in AXES or name in _NO_AXES)
+"""Fields of a record that decide what its numbers are about: every axis, and the settings that are none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Columns of a row that decide what its numbers are about; see :class:`attnbench.record.Record` for each."""
+    """The values of a row that decide what its numbers are about."""
 
-    variant: str
-    options: str
-    """JSON object of all options that have a value, sorted by name."""
-    level: str
-    pass_: str
-    batch: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    v_dim: int
-    seq_len: int
-    kv_len: int
-    q_start: int
-    causal: bool
-    mask: str
-    bias: str
-    sink: str
-    padding: float
-    new_tokens: int
-    added_tokens: int
-    query_stride: int
-    architecture: str
-    compile: bool
-    launch: str
-    dtype: str
-    inputs: str
-    seed: int
-    task: str | None
-    process: str
-    threads: int | None
-    layers: int | None
-    ffn: int | None
-    positions: str
-    protocol: str | None
-    """protocol to guide describe a training; all are None for everything else."""
-    steps: int | None
-    learning_rate: float | None
-    pretrain_steps: int | None
-    guide: float | None
+    values: tuple[object, ...]
+    """In the order of :data:`NAMES`. ``options`` is a JSON object sorted by name."""
+
+    def but(self, **columns: object) -> Key:
+        """The same key with other values in some columns."""
+        return Key(tuple(columns.get(name, value) for name, value in zip(NAMES, self.values, strict=True)))
 
     def to_json(self) -> dict[str, Any]:
         """Column -> value, in the names of ``results.csv``, without those that do not apply."""
-        columns = {name.rstrip("_"): value for name, value in asdict(self).items()}
-        return {name: value for name, value in columns.items() if value not in (None, "")}
-
-
-_NAMES = tuple(field.name for field in fields(Key))
+        columns = zip(NAMES, self.values, strict=True)
+        return {name.rstrip("_"): value for name, value in columns if value not in (None, "")}
 
 
 def key_of(record: Record) -> Key:
     """The key of a row."""
-    columns = {name: getattr(record, name) for name in _NAMES}
-    return Key(**{**columns, "options": _sorted(options_of(record.options, record.label))})
+    options = options_of(record.options, record.label)
+    return Key(tuple(getattr(record, name) for name in NAMES)).but(options=_sorted(options))
 
 
 def _sorted(options: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from attnbench.axes import ALIKE
+from attnbench.axes import ALIKE, AXES, OF_MODEL
 from attnbench.decision.budget import COLUMN, Budget, Point
 from attnbench.decision.judge import options_before
 from attnbench.decision.matched import Match
@@ -32,7 +32,7 @@ _CELL = [*(name for name in COLUMNS if name in ALIKE and name != "seed"), "devic
 """Columns in which the cells of one match agree."""
 _ALIKE = [*_CELL, "process", "threads"]
 """Columns in which times and memory that are compared must agree."""
-_SHAPE = ["dtype", "causal", "mask", "bias", "sink", "padding", "q_start", "heads", "kv_heads", "head_dim", "v_dim"]
+_SHAPE = [name for name in OF_MODEL if AXES[name].only in ("", "operator")]
 """Columns in which the error of the attention and the time of what holds it agree; a batch changes no error."""
 
 _Key = tuple[str, tuple[tuple[str, Scalar], ...]]

@@ -191,7 +191,7 @@ def _ratios_between_machines(kept: Kept) -> list[str]:
     machines: dict[object, set[str]] = {}
     for record in (record for _, records in kept for record in records.values()):
         if record.time_median_s is not None or record.train_s is not None:
-            group = replace(key_of(record), variant="", options="", learning_rate=None)
+            group = key_of(record).but(variant="", options="", learning_rate=None)
             machines.setdefault(group, set()).add(record.machine_id)
     count = sum(len(found) > 1 for found in machines.values())
     settings = "1 setting" if count == 1 else f"{count} settings"

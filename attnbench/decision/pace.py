@@ -105,7 +105,7 @@ def _timed(run: MeasuredRun) -> Iterator[tuple[Key, Visited]]:
     """Each cell that has a time, with the samples of its visits; those of one label are one, as they are in a pair."""
     for key, row in run.rows.items():
         if row.time_median_s is not None:
-            yield replace(key, options=row.label), _visits(run, row)
+            yield key.but(options=row.label), _visits(run, row)
 
 
 def _visits(run: MeasuredRun, row: Record) -> Visited:
@@ -155,7 +155,7 @@ def _at(run: MeasuredRun, full: Numbers, slopes: Mapping[Key, _Slope]) -> Measur
     for key, row in run.rows.items():
         if row.time_median_s is None:
             continue
-        slope, of = slopes[replace(key, options=row.label)], _visits(run, row)
+        slope, of = slopes[key.but(options=row.label)], _visits(run, row)
         by = full.tolist(), slope.of.tolist()
         quicker = {round_: [_sample_at(one, *by) for one in taken] for round_, taken in of.items()}
         slower = np.mean([_middle(taken)[1:] for taken in of.values()], axis=0) - np.log(full)
