@@ -79,10 +79,10 @@ def laws(incomplete: str) -> list[str]:
 
 
 def figures(incomplete: str) -> list[str]:
-    """The figures that ``plot`` can draw: each is a file with a function ``applies``."""
-    files = sorted((_PACKAGE / "plots").glob("*.py"))
-    known = (file.stem for file in files if "\ndef applies(" in file.read_text(encoding="utf-8"))
-    return [name for name in known if name.startswith(incomplete)]
+    """The figures that ``plot`` can draw."""
+    from attnbench.plots import FIGURES
+
+    return sorted(name for name in FIGURES if name.startswith(incomplete))
 
 
 def drawn(ctx: typer.Context, incomplete: str) -> list[str]:

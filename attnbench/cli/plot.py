@@ -11,8 +11,9 @@ import typer
 
 from attnbench.cli import completion, console, options
 from attnbench.cli.signature import command, completed
-from attnbench.errors import CannotCreate, UsageError, did_you_mean
+from attnbench.errors import CannotCreate, UsageError, any_of, did_you_mean
 from attnbench.pictures import PICTURES
+from attnbench.plots import FIGURES
 from attnbench.units import format_interval
 
 if TYPE_CHECKING:
@@ -84,8 +85,7 @@ def plot(
         list[str] | None,
         typer.Option(
             metavar="FIGURE",
-            help="tradeoff, scores, curves, recall, peers, catalogue, scaling, error, steps, map, speedup or share; "
-            "default: all that apply.",
+            help=f"{any_of(FIGURES)}; default: all that apply.",
             autocompletion=completion.figures,
         ),
     ] = None,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-__all__ = ["FigureKind", "draw", "draw_all", "figure_kinds"]
+__all__ = ["FIGURES", "FigureKind", "draw", "draw_all", "figure_kinds"]
 
 
 class FigureKind(NamedTuple):
@@ -30,7 +30,7 @@ class FigureKind(NamedTuple):
     needs: str
 
 
-_NAMES = (
+FIGURES = (
     *("tradeoff", "scores", "curves", "recall", "peers", "catalogue", "scaling", "error", "steps", "map", "speedup"),
     "share",
 )
@@ -41,7 +41,7 @@ _NAMES = (
 def figure_kinds() -> Mapping[str, FigureKind]:
     """Figures by name, the most important first. The first call imports matplotlib."""
     kinds = {}
-    for figure in _NAMES:
+    for figure in FIGURES:
         module = import_module(f"{__name__}.{figure}")
         kinds[figure] = FigureKind(getattr(module, f"draw_{figure}"), module.applies, module.NEEDS)
     return MappingProxyType(kinds)
