@@ -128,8 +128,8 @@ def _keywords(text: str, name: str) -> list[str]:
         first = [call.args[0] for call in node.decorator_list if isinstance(call, ast.Call) and call.args]
         if any(isinstance(one, ast.Constant) and one.value == name for one in first):
             makers = [part for part in ast.walk(node) if isinstance(part, ast.FunctionDef)]
-            maker = next(one for one in makers if one.name in ("__init__", node.name))
-            return [argument.arg for argument in maker.args.kwonlyargs]
+            own = (one for one in makers if one.name in ("__init__", node.name))  # a class without has no options
+            return [argument.arg for maker in own for argument in maker.args.kwonlyargs]
     return []
 
 
