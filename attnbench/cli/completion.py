@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -111,26 +112,33 @@ def _with_options(folder: str, typed: str) -> Iterator[str]:
 
 
 def _options(folder: str, name: str) -> list[str]:
-    """The keyword-only parameters of the class or function that is registered as ``name``."""
+    """The keyword-only parameters of the class or function that is registered as ``name``, or of a base class."""
     for file in (_PACKAGE / folder).rglob("*.py"):
         text = file.read_text(encoding="utf-8")
         if name in _REGISTERED.findall(text):
-            return _keywords(text, name)
+            return _keywords(folder, text, lambda node: name in _registered_as(node))
     return []
 
 
-def _keywords(text: str, name: str) -> list[str]:
+def _keywords(folder: str, text: str, wanted: Callable[[Any], bool]) -> list[str]:
     import ast
 
-    for node in ast.parse(text).body:
-        if not isinstance(node, ast.ClassDef | ast.FunctionDef):
-            continue
-        first = [call.args[0] for call in node.decorator_list if isinstance(call, ast.Call) and call.args]
-        if any(isinstance(one, ast.Constant) and one.value == name for one in first):
-            makers = [part for part in ast.walk(node) if isinstance(part, ast.FunctionDef)]
-            own = (one for one in makers if one.name in ("__init__", node.name))  # a class without has no options
-            return [argument.arg for maker in own for argument in maker.args.kwonlyargs]
+    node: Any = next(filter(wanted, ast.parse(text).body))
+    makers = [part for part in ast.walk(node) if isinstance(part, ast.FunctionDef)]
+    for maker in makers:
+        if maker.name in ("__init__", node.name):
+            return [argument.arg for argument in maker.args.kwonlyargs]
+    bases = [base.id for base in getattr(node, "bases", ()) if isinstance(base, ast.Name)]
+    for file in (_PACKAGE / folder).rglob("*.py") if bases else ():
+        text = file.read_text(encoding="utf-8")
+        if f"\nclass {bases[0]}(" in text:
+            return _keywords(folder, text, lambda node: getattr(node, "name", "") == bases[0])
     return []
+
+
+def _registered_as(node: Any) -> list[str]:
+    calls = [call for call in getattr(node, "decorator_list", ()) if getattr(call, "args", ())]
+    return [getattr(call.args[0], "value", "") for call in calls]
 
 
 def _rest(incomplete: str, whole: Callable[[str], Iterable[str]]) -> list[str]:
