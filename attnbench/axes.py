@@ -21,7 +21,7 @@ POSITIONS = ("none", "learned", "trained-sinusoid", "sinusoid", "rotary")
 
 
 class _Values:
-    """What values an axis takes. A kind of values is checked in :mod:`attnbench.suite.axes`."""
+    """The values of an axis; :mod:`attnbench.suite.axes` checks each kind."""
 
     __slots__ = ()
     condition: ClassVar[str]
@@ -98,7 +98,7 @@ class Rate(_Values):
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One thing in which the cells of a sweep may differ."""
+    """One axis of a sweep."""
 
     name: str
     """Key in a suite, field of what has it, column of the results."""
@@ -137,7 +137,6 @@ class Axis:
         return self.words(value) if self.words else self.values.in_words(self.name, value)
 
     def unsaid(self, value: object) -> bool:
-        """Whether a value goes without saying."""
         return value in (self.default, self.usual)
 
 
@@ -424,7 +423,7 @@ _LEVELS = {"operator": ("operator",), "layer": ("layer", "model"), "model": ("mo
 
 
 def exists(name: str, level: str) -> bool:
-    """Whether a level has what an axis or a column speaks of: an operator has no architecture."""
+    """True if a level has this axis or column: an operator has no architecture."""
     if level == "pretrained" and name in AXES:
         return name in OF_PRETRAINED
     only = AXES[name].only if name in AXES else ""
@@ -447,7 +446,7 @@ def defaults() -> dict[str, Any]:
 
 
 def filled(at: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by axis, with the value that null stands for in its place: the number of keys, say."""
+    """Values by axis, with null replaced by the value that it stands for, such as the number of keys."""
     return {**at, **{name: _stood_for(name, at) for name in FOLLOWING if at[name] is None}}
 
 
@@ -457,6 +456,5 @@ def shortened(at: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _stood_for(name: str, at: Mapping[str, Any]) -> Any:
-    """The value that null stands for on an axis."""
     more = AXES[name].plus
     return at[AXES[name].same_as] + at[more] if more else at[AXES[name].same_as]

@@ -62,7 +62,7 @@ class Selecting(Protocol):
 
 
 def chooser(module: Any) -> Selecting | None:
-    """The module, if it chooses which pairs count. One that does with some of its options says so by ``selects``."""
+    """The module, if it chooses which pairs count (its attribute ``selects`` decides, if it has one)."""
     return module if isinstance(module, Selecting) and getattr(module, "selects", True) else None
 
 
@@ -71,7 +71,7 @@ class Patterned(Protocol):
     """Which pairs count is fixed by their places: there is nothing to choose."""
 
     def pairs_by_place(self, keys: int, device: Any) -> Selection | None:
-        """The pairs among ``keys`` keys; None where what it computes is no softmax of q·k/√D over some of them."""
+        """The pairs among ``keys`` keys; None if the output is no softmax of q·k/√D over some of them."""
         ...
 
 
@@ -111,7 +111,7 @@ class Budgeted(Protocol):
     """After a prompt its steps read a part of the prompt's keys only."""
 
     def tokens_kept(self, prompt: int) -> int:
-        """How many of ``prompt`` tokens a step reads."""
+        """Number of ``prompt`` tokens that a step reads."""
         ...
 
     def keys_read(self, q: Tensor, k: Tensor, v: Tensor, prompt: int) -> Tensor:

@@ -52,7 +52,7 @@ class ModelSize:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """How a model is trained to be scored (see :mod:`attnbench.training`)."""
+    """Rules for training a model that is scored (see :mod:`attnbench.training`)."""
 
     steps: int = 300
     learning_rate: float = 2e-3
@@ -141,7 +141,7 @@ class Cell:
             self._move_positions(self.positions)
 
     def _move_positions(self, positions: Positions) -> None:
-        """Keep one form for one thing: positions of a model stand in its size, and none are none."""
+        """Keep one form: the positions of a model are part of its size."""
         if self.level == "model":
             size = self.model or ModelSize()
             if positions != size.positions:
@@ -167,19 +167,17 @@ class Cell:
         return f"{self.variant.label}/n{self.shape.N}"
 
     def at(self, axis: str) -> Any:
-        """The value of an axis as a suite gives it; None for an axis of trainings where nothing is trained."""
+        """The value of an axis as a suite gives it; None for an axis of trainings if nothing is trained."""
         if axis == "positions" and self.level == "model":
             return (self.model or ModelSize()).positions
         owner = {"cell": self, "shape": self.shape, "training": self.training}[AXES[axis].of]
         return None if owner is None else getattr(owner, axis)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain dicts, lists, strings and numbers."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Cell:
-        """Inverse of :meth:`to_json`, after a trip through JSON text."""
         data = dict(data)
         for key, axis in AXES.items():
             if isinstance(axis.values, Specs) and data.get(key) is not None:

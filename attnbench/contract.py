@@ -37,7 +37,7 @@ Kind = Literal["operator", "mixer"]
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What is written above the class of a variant."""
+    """The facts written above the class of a variant."""
 
     family: str
     """One of :data:`FAMILIES`."""
@@ -61,7 +61,7 @@ class Facts:
 
 
 def broken_fact(name: object, facts: Facts) -> str | None:
-    """What is wrong with the first bad argument of ``@register``, with the choices; None where all are fine."""
+    """The first bad argument of ``@register`` as a message with the choices; None if all are fine."""
     try:
         parse_spec({"name": name})
     except UsageError as error:
@@ -108,7 +108,7 @@ def _broken_traits(traits: object, kind: str) -> str | None:
 
 
 def broken_class(cls: object, traits: Traits) -> str | None:
-    """The first rule that the class breaks; None where it breaks none."""
+    """The first rule that the class breaks; None if it breaks none."""
     from torch import nn
 
     if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
@@ -147,7 +147,7 @@ def _inputs(method: Callable[..., Any]) -> list[str]:
 
 
 def broken_option(entry: Entry, traits: Traits, settings: tuple[str, ...]) -> str | None:
-    """The first option in a claim or a setting that the class does not have, or whose value it does not take."""
+    """The first option of a claim or setting that the class lacks, or whose value it does not take."""
     try:
         known = entry.options
     except Exception as error:  # a type that pydantic does not understand may raise anything
@@ -183,7 +183,6 @@ def _mentioned(traits: Traits, settings: tuple[str, ...]) -> Iterator[tuple[str,
 
 
 def _named(traits: Traits) -> Iterator[tuple[str, str]]:
-    """Options mentioned without a value, each after the place that mentions it."""
     if traits.converges_with:
         yield f"converges_with {traits.converges_with!r}", traits.converges_with
     yield from ((f"knob {knob.option!r}", knob.option) for knob in _knobs(traits))

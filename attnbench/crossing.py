@@ -46,13 +46,12 @@ class Taking(nn.Module):
         self.operator = mixer
 
     def forward(self, x: Tensor, y: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """As :meth:`Crossing.forward`."""
         out: Tensor = self.operator(x, source=y, key_mask=key_mask)
         return out
 
 
 def as_crossing(module: nn.Module, spec: Spec, shape: Shape) -> Crossing | Taking:
-    """What :func:`crossing` made, with projections where it has none."""
+    """The result of :func:`crossing`, with projections if it has none."""
     return Taking(module) if VARIANTS.get(spec.name).kind == "mixer" else Crossing(module, shape)
 
 

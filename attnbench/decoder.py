@@ -48,7 +48,6 @@ class Decoder(Encoder):
 
     @property
     def layers(self) -> list[Block]:
-        """The blocks in their order."""
         return cast("list[Block]", list(self.blocks))
 
     def begin(self, tokens: Tensor) -> Any:
@@ -62,7 +61,6 @@ class Decoder(Encoder):
         return logits, state
 
     def _begun(self, tokens: Tensor) -> tuple[Tensor, Any]:
-        """What the last block gives for the tokens ``(B, n)``, and the state after them."""
         x, states = self.placed(self.embedded(tokens)), []
         for block in self.layers:
             x, state = block.begin(x)

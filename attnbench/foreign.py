@@ -70,7 +70,6 @@ def home_of(path: Path) -> tuple[Path, list[str]]:
 
 
 def _line(error: BaseException, file: str) -> str:
-    """``:12``, the last line of ``file`` in the traceback; empty where the file is not in it."""
     path = Path(file).resolve()
     places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError):

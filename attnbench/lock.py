@@ -54,7 +54,6 @@ def held(folder: Path, name: str = ".", *, patience: float = 0.0) -> Iterator[No
 
 
 def _holder(writer: Path) -> str:
-    """Who holds the lock, for people; empty where the file does not say."""
     for _ in range(20):
         time.sleep(0.05)  # the holder may have taken the lock just now and be about to write
         with suppress(OSError, ValueError):

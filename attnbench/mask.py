@@ -55,7 +55,6 @@ class Mask:
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """Where the documents of one round end."""
         return tuple(accumulate(self.sizes))
 
     def pairs(self, positions: int, keys: int, *, causal: bool) -> int:
@@ -125,7 +124,6 @@ def _mask(spec: Spec) -> Mask:
 
 
 def _sizes(value: Scalar) -> tuple[int, ...] | None:
-    """Whole numbers of at least 1; None where it is something else."""
     if isinstance(value, bool) or not isinstance(value, int | str):
         return None
     parts = str(value).split("+")

@@ -69,7 +69,6 @@ class MultiHead(nn.Module):
         return state if self.rotary is None else (place, state)
 
     def _projected(self, x: Tensor, first: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k and v of x ``(B, n, C)``, whose first token is at place ``first``."""
         parts = zip(self._parts(self.qkv(x), -1), self.sizes, strict=True)
         q, k, v = (y.view(*x.shape[:2], *size).transpose(1, 2) for y, size in parts)
         return (q, k, v) if self.rotary is None else (self.rotary(q, first), self.rotary(k, first), v)
@@ -124,7 +123,6 @@ def as_layer(variant: str | Spec, shape: Shape, *, seed: int = 0, rotary: bool =
 
 
 def _with_fewer_queries(spec: Spec, shape: Shape, seed: int, *, rotary: bool) -> nn.Module:
-    """A layer whose queries are means of tokens; its keys are all tokens."""
     reasons = {
         "causal: a query made of several tokens would know the later ones": shape.causal,
         "bias: a query made of several tokens has no one position": shape.bias != "none",
@@ -301,7 +299,6 @@ class Block(nn.Module):
         return means(x, self.stride, key_mask) + y
 
     def fed(self, x: Tensor) -> Tensor:
-        """The second half."""
         y: Tensor = x + self.drop(self.ffn(self.before_ffn(x)))
         return y
 
@@ -335,7 +332,6 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _innermost(layer: nn.Module) -> nn.Module:
-    """The variant's own module, without projections, added tokens and what lets heads share keys and values."""
     if isinstance(layer, AddedTokens):
         layer = layer.layer
     if isinstance(layer, FewerQueries):

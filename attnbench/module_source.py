@@ -44,7 +44,6 @@ class ModuleSource:
 
     @property
     def name(self) -> str:
-        """The class or the function."""
         return parse_spec(self._parts[1]).name
 
     @property
@@ -118,7 +117,6 @@ class ModuleSource:
             )
 
     def _needs(self, module: nn.Module) -> list[str]:
-        """The masks that its forward must be given."""
         parameters = list(inspect.signature(module.forward).parameters.values())
         kinds = (*_NAMED, inspect.Parameter.POSITIONAL_ONLY)
         needs = [one.name for one in parameters[1:] if one.default is one.empty and one.kind in kinds]

@@ -45,8 +45,6 @@ class Figures(dict[str, "Figure"]):
 
 
 class _Table:
-    """What is shown as some columns of its table, with lines of text below."""
-
     _SHOWN: tuple[str, ...] = ()
 
     def to_frame(self) -> pd.DataFrame:
@@ -85,7 +83,6 @@ class Compared(_Table):
         return dict(self.comparison.crossovers)
 
     def _words(self) -> list[str]:
-        """Crossovers, then what weakens the numbers."""
         lines = []
         for (a, b), found in self.comparison.crossovers.items():
             where = ""

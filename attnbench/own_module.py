@@ -135,7 +135,6 @@ def register_module(text: str) -> None:
 
 
 def _turned(module: nn.Module, x: Tensor) -> list[Tensor]:
-    """What a module that takes ``(N, B, C)`` gives for x ``(B, N, C)``."""
     return [one.transpose(0, 1) for one in tensors(module(x.transpose(0, 1))) if one.ndim > 1]
 
 

@@ -50,8 +50,6 @@ class PositionBias(nn.Module, ABC):
 
 
 class _OfHeads(PositionBias):
-    """The bias of some heads only."""
-
     def __init__(self, whole: PositionBias, heads: slice) -> None:
         super().__init__()
         self.whole, self.heads = whole, heads

@@ -85,7 +85,6 @@ class Shape:
         self._check_places()
 
     def _check_places(self) -> None:
-        """Refuse queries that have no place among the keys where they need one."""
         start: object = self.q_start
         if isinstance(start, bool) or not isinstance(start, int) or start < 0:
             raise UsageError(f"q_start must be a whole number of at least 0, got {start!r}")

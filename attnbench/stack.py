@@ -96,7 +96,6 @@ class Stack:
 
     @classmethod
     def claims(cls, traits: Traits, options: Mapping[str, Scalar]) -> Traits:
-        """What all of its variants claim."""
         specs = dict.fromkeys(_parsed(str(options["layers"])))
         each = [(one.label, VARIANTS.get(one.name).claims(one, causal=bool(options["causal"]))) for one in specs]
         able: dict[str, Any] = {

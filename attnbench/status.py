@@ -20,7 +20,6 @@ class Status(StrEnum):
 
     @property
     def meaning(self) -> str:
-        """One line that explains it to people."""
         return _MEANING[self]
 
 

@@ -68,12 +68,10 @@ class Variant(Entry, Facts):
 
     @property
     def families(self) -> tuple[str, ...]:
-        """Its family and those that it belongs to as well."""
         return (self.family, *self.also)
 
     @property
     def year(self) -> int | None:
-        """The first year that its source names; None where it names none."""
         found = _YEAR.search(self.source)
         return int(found[0]) if found else None
 

@@ -24,7 +24,6 @@ class Visible:
 
     @classmethod
     def of(cls, shape: Shape) -> Visible:
-        """What ``shape`` says."""
         return cls(shape.causal, mask_of(shape.mask), shape.q_start)
 
     def span(self, query: int, keys: int) -> tuple[int, int]:

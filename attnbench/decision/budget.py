@@ -21,27 +21,25 @@ COLUMN = {"time": "time_median_s", "time_low": "time_ci_low_s", "time_high": "ti
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What may be spent of one thing."""
+    """A limit on error, memory, time or score."""
 
     target: Target
     limit: float
     """Relative error, bytes, seconds, or a score between 0 and 1."""
 
     def __str__(self) -> str:
-        """``error 0.1``, ``memory 64.0 MiB``, ``time 10.0 ms``."""
         return f"{self.target} {self.text(self.limit)}"
 
     def text(self, amount: float | None) -> str:
-        """An amount of what the budget is of, with its unit."""
         if not self.bounds_cost:
             return "-" if amount is None else format_number(amount)
         return format_bytes(amount) if self.target == "memory" else format_seconds(amount)
 
     @property
     def bounds_cost(self) -> bool:
-        """Whether it bounds what a setting may cost, as memory and time do: the most expensive one that fits is sought.
+        """True for memory and time: the most expensive setting that fits is sought.
 
-        An error and a score bound how good a setting must be: the cheapest that is good enough is sought.
+        For an error or a score the cheapest setting that is good enough is sought.
         """
         return self.target in ("memory", "time")
 
@@ -97,7 +95,7 @@ def _limit(target: Target, written: float | str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One setting of one variant, as it was measured. Seconds and bytes; None where it was not measured."""
+    """One setting of one variant as measured, in seconds and bytes; None if not measured."""
 
     label: str
     value: int | None = None
@@ -124,7 +122,7 @@ class Point:
 
     @classmethod
     def of(cls, row: Mapping[Any, Any], value: int | None = None) -> Point:
-        """What a row of ``results.csv`` says about a setting; its score is for :mod:`attnbench.trained` to say."""
+        """The setting of a row of ``results.csv``, without its score (see :mod:`attnbench.trained`)."""
         told: dict[str, Any] = {name: _number(row[column]) for name, column in COLUMN.items()}
         told |= {name: row[name] for name in ("label", "reason", "error_kind", "family", "own_form")}
         told["memory"] = None if told["memory"] is None else int(told["memory"])
@@ -133,27 +131,24 @@ class Point:
         return cls(value=value, status=Status(row["status"]), error=error, error_low=low, error_high=high, **told)
 
     def columns(self) -> dict[str, Any]:
-        """Column of ``match.csv`` -> its value."""
         return {COLUMN.get(name, name): value for name, value in asdict(self).items()}
 
     @property
     def spread(self) -> tuple[float, float] | None:
-        """Ends of the interval of an error that is more than rounding; None where all draws are one."""
+        """Ends of the interval of an error that is more than rounding; None if all draws are equal."""
         if self.error_kind == "exact" or self.error_low is None or self.error_high is None:
             return None
         return None if self.error_low == self.error_high else (self.error_low, self.error_high)
 
     def amount(self, budget: Budget) -> float | None:
-        """How much it takes of what the budget is of."""
         return {"error": self.error, "memory": self.memory, "time": self.time, "score": self.score}[budget.target]
 
     def lacks(self, budget: Budget) -> bool:
-        """Whether it was measured, but not what the budget is of."""
         learned = budget.target == "error" and self.error_kind == "learned"
         return self.status is Status.OK and self.amount(budget) is None and not learned
 
     def within(self, budget: Budget) -> bool:
-        """Whether it meets the budget; an error or a score does where its whole interval does."""
+        """True if the budget is met; of an error or a score, by its whole interval."""
         if self.status is not Status.OK:
             return False
         if budget.target == "score":
@@ -163,7 +158,6 @@ class Point:
 
 
 def _number(value: Any) -> float | None:
-    """A number of a table; None for an empty cell."""
     return None if value is None or not math.isfinite(value) else float(value)
 
 
@@ -172,7 +166,7 @@ def error_interval(
 ) -> tuple[float | None, float | None]:
     """Student's t-interval around the median error of the draws, cut at 0.
 
-    One draw stands for itself: it is all there is where neither the input nor the variant is random.
+    A single draw has no width: neither the input nor the variant is random.
     """
     if error is None or not draws or draws < 2 or deviation is None or not math.isfinite(error):
         return error, error

@@ -1,7 +1,7 @@
-"""Which runs claims read: of each sweep and number of threads the fullest, and of equally full ones the newest.
+"""Choose the runs that claims read: of each sweep and number of threads the fullest, and of those the newest.
 
-Elsewhere a results folder stands for the newest run of each suite. Here that would hide rows: a claim about two numbers
-of threads needs two runs of a suite, and a run of one sweep alone may be newer than the run of all of them.
+The newest run of each suite is not enough: a claim about two numbers of threads needs two runs of a suite, and a run of
+one sweep may be newer than the run of all of them.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _APART = ["suite", "sweep", "threads"]
 
 
 def read_rows(paths: Sequence[Path], warn: Callable[[str], None]) -> pd.DataFrame:
-    """The rows of runs, and of what results folders hold; the column ``run`` names the run of each row.
+    """The rows of runs and of results folders; the column ``run`` names the run of each row.
 
     Args:
-        warn: is told what is wrong with a run but spares its rows, and which older runs cannot be read.
+        warn: gets messages about runs that cannot be read, or are damaged outside their rows.
 
     Raises:
         CorruptResults: rows are not as they were written.
@@ -44,8 +44,6 @@ def read_rows(paths: Sequence[Path], warn: Callable[[str], None]) -> pd.DataFram
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Tables of one suite, the newest first."""
-
     files: Sequence[Path]
     alike: Sequence[str] = _ALIKE
     """Columns in which the others agree with the newest."""
@@ -78,7 +76,7 @@ def _beside(file: Path) -> list[Path]:
 
 
 def _frames(group: _Group, names: dict[Path, str], warn: Callable[[str], None]) -> list[pd.DataFrame]:
-    """The table of the first file, of a collection the fullest, and those of the others that were measured alike."""
+    """The table of the first file (of a collection the fullest) and those of the others measured alike."""
     newest, *older = group.files
     frames = {newest: read_results(newest, warn=warn).assign(**{RUN: names[newest]})}
     for file in older:
@@ -103,7 +101,7 @@ def _ok(rows: pd.DataFrame) -> int:
 
 
 def _fullest(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """For each sweep and number of threads, the rows of the run with most that are ok; the newest run comes first."""
+    """The rows of the fullest run for each sweep and number of threads; the newest run comes first."""
     best: dict[str, tuple[int, pd.DataFrame]] = {}
     for frame in frames:
         for names, rows in frame.groupby(_APART, sort=False, dropna=False):

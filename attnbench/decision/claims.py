@@ -94,12 +94,11 @@ class Score(_Rows):
 
     @property
     def tasks(self) -> list[str]:
-        """All of them."""
         return [self.task] if isinstance(self.task, str) else self.task
 
 
 class Ability(_Strict):
-    """Whether a variant can do something, by its traits, which ``attnbench check`` holds it to. It needs no row."""
+    """An ability of a variant by its traits, which ``attnbench check`` tests. It needs no row."""
 
     kind: Literal["ability"]
     top: str
@@ -120,13 +119,12 @@ class Run(NamedTuple):
 
     @property
     def command(self) -> str:
-        """The command line that makes this run."""
         select = f" -k {self.select}" if self.select else ""
         return f"attnbench run {self.suite}{select}" + (f" --threads {self.threads}" if self.threads else "")
 
 
 class Claim(_Strict):
-    """One sentence that somebody published, in our words."""
+    """One published sentence, in our words."""
 
     id: str = Field(pattern=r"^[a-z0-9-]+$")
     says: str
@@ -149,7 +147,6 @@ class Claim(_Strict):
 
     @property
     def command(self) -> str:
-        """What measures the rows, or looks at the variant."""
         test = self.test
         if isinstance(test, Ability):
             return f"attnbench check {test.top}"
@@ -157,7 +154,6 @@ class Claim(_Strict):
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        """The runs that measure the rows; none where the claim needs no rows."""
         if self.suite is None:
             return ()
         if not isinstance(self.test, Ratio) or "threads" not in self.test.where:
@@ -168,7 +164,7 @@ class Claim(_Strict):
 
     @property
     def sweeps(self) -> tuple[str, ...]:
-        """The sweeps of the suite whose rows it reads; empty where any may have them."""
+        """The sweeps whose rows it reads; empty if rows of any sweep will do."""
         if self.test is None or isinstance(self.test, Ability):
             return ()
         top = self.test.where.get("sweep")

@@ -1,4 +1,4 @@
-"""From a new run and older ones to a decision: which cells are worse, beyond doubt, than they were."""
+"""Compare a new run with older ones, and decide which cells are worse beyond doubt."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ REFERENCE = "softmax"
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked of the runs."""
+    """Options of a comparison of runs."""
 
     measures: tuple[Measure, ...] = ("time", "memory", "error", "status")
     limits: Limits = Limits()
@@ -51,7 +51,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The findings, the worst first, and what is to be known of all of them together."""
+    """The findings, the worst first, and facts about all of them together."""
 
     question: Question
     new: MeasuredRun
@@ -78,7 +78,6 @@ class Decision:
 
     @property
     def failures(self) -> list[Finding]:
-        """Findings for which the gate is closed."""
         return [one for one in self.findings if self.fails(one)]
 
     @property
@@ -87,26 +86,22 @@ class Decision:
 
     @property
     def undecided(self) -> bool:
-        """Whether no time could be judged although there are times: passing then says nothing of them."""
+        """True if there are times but none could be judged, so that passing means nothing for times."""
         return self.passed and self.times > 0 == self.known
 
     @property
     def exit_code(self) -> Exit:
-        """How the command ends."""
         return Exit.FAILED if self.question.closes and not self.passed else Exit.OK
 
     def counts(self, findings: Sequence[Finding] | None = None) -> dict[Verdict, int]:
-        """How many findings have each verdict, in the order of :data:`~attnbench.decision.judge.VERDICTS`."""
         found = Counter(one.verdict for one in (self.findings if findings is None else findings))
         return {verdict: found[verdict] for verdict in VERDICTS if found[verdict]}
 
     @property
     def few_rounds(self) -> bool:
-        """Whether an interval knows too little of the machine's drift."""
         return self.few > 0
 
     def fails(self, one: Finding) -> bool:
-        """Whether the gate is closed for this finding alone."""
         if one.verdict == "missing":
             return self.question.missing == "fail"
         return one.is_worse or (self.question.strict and one.at_risk)
@@ -130,10 +125,10 @@ def read_runs(paths: Sequence[Path]) -> list[MeasuredRun]:
 
 
 def decide(new: MeasuredRun, olds: Sequence[MeasuredRun], question: Question) -> Decision:
-    """Hold ``new`` against all of ``olds`` together.
+    """Compare ``new`` with all of ``olds`` together.
 
     Raises:
-        UsageError: the runs may not be compared, nothing is selected, or the reference variant is not there.
+        UsageError: the runs may not be compared, nothing is selected, or the reference variant is missing.
         ResultsError: they have no row in common.
     """
     measures, unit = question.measures, "s"
@@ -175,7 +170,6 @@ def decide(new: MeasuredRun, olds: Sequence[MeasuredRun], question: Question) ->
 
 
 def _other_machines(new: MeasuredRun, olds: Sequence[MeasuredRun], question: Question) -> bool:
-    """Whether a run is of another machine than ``new``, and that is allowed."""
     elsewhere = False
     for old in olds:
         facts = differing_facts(new, old)
@@ -206,7 +200,7 @@ def _remedy(facts: Sequence[str], old: MeasuredRun) -> str:
 
 
 def _what_keeps_apart(pairs: Sequence[Pair]) -> str:
-    """Why no cell has a counterpart: the columns of which one alone keeps cells apart, or else the remedy."""
+    """The columns that keep all cells from having a counterpart, or else the remedy."""
     new = [pair.key for pair in pairs if pair.old is None]
     old = [pair.key for pair in pairs if pair.new is None]
     alone = []
@@ -233,7 +227,6 @@ def ordered(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 
 def _badness(one: Finding) -> tuple[int, bool, float]:
-    """By verdict, then what may fail, then by how much it is worse."""
     size = abs(math.log(one.ratio)) if one.ratio and math.isfinite(one.ratio) else math.inf if one.ratio else 0.0
     return VERDICTS.index(one.verdict), not one.at_risk, -size
 
@@ -242,7 +235,7 @@ def unchanged(pairs: Sequence[Pair], variant: str) -> list[Pair]:
     """The pairs of ``variant``, by name or label, that have two times.
 
     Raises:
-        UsageError: no pair of this variant has two times; the message lists variants that have.
+        UsageError: there is none; the message lists variants that have some.
     """
     timed = [pair for pair in pairs if pair.times]
     found = [pair for pair in timed if _is(pair.shown, variant)]
@@ -256,8 +249,8 @@ def unchanged(pairs: Sequence[Pair], variant: str) -> list[Pair]:
 def over(run: MeasuredRun, variant: str) -> MeasuredRun:
     """The run with every time divided by that of ``variant`` in the same circumstances, and nothing else in it.
 
-    Of each round the two times are divided, since one process measured both. Keys lose what is the machine's: threads
-    and the state of the process.
+    Each round's two times are divided, since one process measured both. Keys lose the facts of the machine: threads and
+    the state of the process.
 
     Raises:
         UsageError: ``variant`` was timed nowhere in this run.
@@ -299,7 +292,7 @@ def _over(one: Visits, by: Visits) -> Visits:
 
 
 def doubtful(decision: Decision) -> list[str]:
-    """Ids of the new run's cells whose time fails: more rounds may show that it was chance."""
+    """Ids of the new run's cells that fail by their time, which more rounds may clear."""
     failed = [one.pair.new for one in decision.failures if one.measure == "time"]
     return list(dict.fromkeys(row.cell_id for row in failed if row is not None))
 
@@ -313,7 +306,8 @@ def confirm(
     plugins: Sequence[str] = (),
     watcher: Watcher | None = None,
 ) -> Decision:
-    """Measure ``rounds`` more rounds of ``cells`` in the new run's folder, and judge their times by these alone.
+    """Measure ``rounds`` more rounds of the doubtful cells in the new run's folder, and judge their times by these
+    alone.
 
     Raises:
         UsageError: the run cannot go on here (see :func:`attnbench.run.again.more_rounds`).
@@ -332,7 +326,7 @@ def confirm(
 
 
 def _only_new(again: MeasuredRun, before: MeasuredRun, cells: Sequence[str], reference: str) -> MeasuredRun:
-    """The run with ``cells`` in their new rounds alone, and with what times may be divided by."""
+    """The run with only the new rounds of ``cells`` and of the reference."""
     rows = {
         key: row for key, row in again.rows.items() if row.cell_id in cells or reference in (row.variant, row.label)
     }
@@ -345,7 +339,7 @@ def _only_new(again: MeasuredRun, before: MeasuredRun, cells: Sequence[str], ref
 
 
 def _of_both(first: Finding, second: Finding | None) -> Finding:
-    """The second look at a time that seemed slower; the first at all else."""
+    """The second finding for a time that seemed slower, otherwise the first."""
     if second is None or first.measure != "time" or not first.is_worse:
         return first
     said = "seemed slower, and is in new rounds" if second.is_worse else "seemed slower, and is not in new rounds"

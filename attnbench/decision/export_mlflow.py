@@ -28,10 +28,10 @@ _PARAMETERS = (
 
 
 def log_run(folder: RunFolder, report: Callable[[], str]) -> str:
-    """Log the run to MLflow, where ``MLFLOW_TRACKING_URI`` says, and return the id of the MLflow run.
+    """Log the run to ``MLFLOW_TRACKING_URI`` as one MLflow run, and return its id.
 
-    The experiment is that of ``MLFLOW_EXPERIMENT_NAME``, else MLflow's default. There is one MLflow run, not one for
-    each cell: a server does not bear hundreds.
+    The experiment is that of ``MLFLOW_EXPERIMENT_NAME``, else MLflow's default. One MLflow run for each cell would be
+    too many for a server.
 
     Args:
         report: makes the page of ``attnbench report``, which becomes an artifact.
@@ -61,7 +61,7 @@ def log_run(folder: RunFolder, report: Callable[[], str]) -> str:
 
 
 def parameters(environment: dict[str, Any], records: Sequence[Record]) -> dict[str, str]:
-    """What decides the numbers of the whole run: suite, machine, versions."""
+    """Facts that decide the numbers of the whole run: suite, machine, versions."""
     suites = ", ".join(dict.fromkeys(record.suite for record in records))
     machine = environment.get("environment")
     facts = {"suite": suites, **(machine if isinstance(machine, dict) else {})}
@@ -72,8 +72,7 @@ def parameters(environment: dict[str, Any], records: Sequence[Record]) -> dict[s
 def metrics(records: Iterable[Record]) -> dict[int, dict[str, float]]:
     """Length n -> metric -> number, such as ``time_s/performer:features-64``.
 
-    Beside its label a name has the axes in which the rows with this number differ; if two of them still had the same
-    name, the cell's id follows.
+    A name also has the axes in which the rows with this number differ, and the cell's id if two names are still equal.
     """
     ok = [record for record in records if record.status is Status.OK]
     found: dict[int, dict[str, float]] = {}
@@ -86,7 +85,6 @@ def metrics(records: Iterable[Record]) -> dict[int, dict[str, float]]:
 
 
 def _names(rows: Sequence[Record]) -> list[str]:
-    """Each row's label, with the values of the axes in which the rows differ."""
     keys = [{"sweep": row.sweep, **asdict(key_of(row))} for row in rows]
     ignored = ("variant", "options", "seq_len", "kv_len")
     axes = [name for name in (keys[0] if keys else ()) if name not in ignored and len({str(k[name]) for k in keys}) > 1]

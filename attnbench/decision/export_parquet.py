@@ -22,8 +22,8 @@ _SAMPLE_UNITS = {"seconds": "seconds", "seq_len": "tokens"}
 def write_rows(folder: RunFolder, path: Path) -> int:
     """Write the last row of each cell to ``path``, and return their number.
 
-    Columns are those of ``results.csv``, with their types also where no row has a value. ``options`` is JSON text. The
-    schema carries ``environment.json``, and a field its unit.
+    Columns and types are those of ``results.csv``; ``options`` is JSON text. The schema carries ``environment.json``,
+    and each field its unit.
 
     Raises:
         UsageError: pyarrow is not installed.
@@ -39,11 +39,11 @@ def write_rows(folder: RunFolder, path: Path) -> int:
 
 
 def write_samples(folder: RunFolder, path: Path) -> int:
-    """Write every raw sample to ``path``: a line for each, with its cell, round and position; return their number.
+    """Write a line for every raw sample to ``path``, with its cell, round and position; return their number.
 
     ``seconds`` is the time of one call, the mean over ``calls``; ``switches`` counts how often another process took the
-    core, ``waited`` for how many seconds threads had none; ``yardstick`` is what two pieces of work took beside it,
-    None in runs that read none. A sample that was ``stopped`` is no time of the call.
+    core; ``waited`` is the seconds in which threads had no core; ``yardstick`` has the two reference times, or None.
+    A sample that was ``stopped`` is no time of the call.
 
     Raises:
         UsageError: pyarrow is not installed.
@@ -93,7 +93,6 @@ def _arrow(option: str) -> Any:
 
 
 def _kinds(arrow: Any) -> dict[str, Any]:
-    """Column -> its type; every column may be empty."""
     of = {bool: arrow.bool_(), int: arrow.int64(), float: arrow.float64()}
     kinds = {}
     for name, hint in typing.get_type_hints(Record).items():

@@ -27,10 +27,7 @@ _NUMBERS = ("n", "time", "95 %", "first token", "per token", "peak", "state", "e
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table as text; ``right`` names the columns that hold numbers, ``notes`` stand beneath it.
-
-    What the marks in its cells mean stands beneath it too.
-    """
+    """A table as text; ``right`` names the columns of numbers, ``notes`` and the marks' meanings stand below it."""
 
     title: str
     columns: Sequence[str]
@@ -40,14 +37,13 @@ class Table:
 
     @property
     def beneath(self) -> list[str]:
-        """The notes, and what the marks in the cells mean."""
         return [*self.notes, *marks.notes(cell for row in [self.columns, *self.rows] for cell in row)]
 
 
 def tables_of(records: Sequence[Record]) -> list[Table]:
     """A table for each sweep, with a line for each row and only the columns that say something.
 
-    Trainings that differ in nothing but their seed share a line: the mean and its interval over seeds.
+    Trainings that differ only in their seed share a line: the mean and its interval over seeds.
     """
     sweeps: dict[str, list[Record]] = {}
     for record in records:
@@ -57,7 +53,7 @@ def tables_of(records: Sequence[Record]) -> list[Table]:
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """One line of a table: a row, or the trainings at the chosen rate, of which ``row`` is one."""
+    """One line of a table: a row, or the trainings at the chosen rate, one of which is ``row``."""
 
     row: Record
     scores: tuple[str, str, str] = ("-", "-", "-")
@@ -98,7 +94,7 @@ def _is_training(record: Record) -> bool:
 
 
 def _trainings(records: Sequence[Record]) -> Iterator[_Line]:
-    """The trainings of one label on one problem as one line, with what became of those that failed."""
+    """The trainings of one label on one problem as one line, with those that failed."""
     rows = {record.cell_id: record for record in records}
     choices = choose(trained(record for record in records if _is_training(record)))
     floors: dict[object, float | None] = {}
@@ -149,7 +145,6 @@ def _markdown(table: Table) -> str:
 
 
 def _latex(table: Table) -> str:
-    """A ``table`` with the rules of the package booktabs."""
     sides = "".join("r" if column in table.right else "l" for column in table.columns)
     head, *body = (f"  {' & '.join(_words(row, _in_latex))} \\\\" for row in [table.columns, *table.rows])
     caption = [f"\\caption{{{_in_latex(table.title)}}}"] if table.title else []

@@ -35,7 +35,7 @@ _LOOK = 0.1
 
 
 def one_length(written: str | int | Sequence[int]) -> int:
-    """A length as one types it.
+    """A length as typed.
 
     Raises:
         UsageError: not a number, several, or 0.
@@ -49,7 +49,7 @@ def one_length(written: str | int | Sequence[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class MatchQuestion:
-    """What is asked, as it was written; :func:`attnbench.match` says what each field means."""
+    """The arguments of :func:`attnbench.match`, unchecked."""
 
     asked: Question
     """Which variants at which one length, and how to measure."""
@@ -86,7 +86,7 @@ OnTry = Callable[[str, Point], None]
 
 @dataclass(slots=True)
 class Prepared:
-    """A question that can be answered."""
+    """A checked question, ready to be answered."""
 
     budget: Budget
     entrants: list[Entrant]
@@ -108,7 +108,6 @@ class Prepared:
     """The circumstances as columns, once something was measured."""
 
     def most_tries(self, entrant: Entrant) -> int:
-        """How many settings of a variant are tried at most."""
         ladder = entrant.ladder
         return 1 if ladder is None else most_tries(ladder.climb())
 
@@ -117,7 +116,7 @@ class Prepared:
         on_search: Callable[[str], None] = lambda label: None,
         on_try: OnTry = lambda label, point: None,
     ) -> Match:
-        """Search for every variant, then time what was found in turns.
+        """Search for every variant, then time the settings found in turns.
 
         Args:
             on_search: called with each variant before its search, and with an empty text before the turns.
@@ -183,7 +182,6 @@ class Prepared:
         return record
 
     def _turns(self, found: Sequence[Found]) -> Comparison | None:
-        """The chosen settings timed in turns; None where there are fewer than two."""
         cells: dict[str, Cell] = {}
         for entrant, one in zip(self.entrants, found, strict=True):
             if one.chosen is not None:
@@ -199,7 +197,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class ScoreMatch:
-    """What is asked, as it was written; :func:`attnbench.match` says what each field means."""
+    """The arguments of :func:`attnbench.match` with a score as the budget, unchecked."""
 
     variants: Sequence[str]
     score: float | str
@@ -212,11 +210,7 @@ class ScoreMatch:
     min_time: float = 1.0
 
     def prepare(self) -> Prepared:
-        """Load the plug-ins, look up every name, check every value.
-
-        Raises:
-            UsageError: a value that makes no sense, or nothing that can be turned.
-        """
+        """As :meth:`MatchQuestion.prepare`."""
         budget, asked = budget_of(score=self.score), self.training
         if self.pass_ in STEPS:
             raise UsageError(f"--pass {self.pass_}: the encoder that is trained reads whole sequences; leave it out")
@@ -245,11 +239,6 @@ class ScoreMatch:
         return prepared
 
     def _labels(self, entrants: Sequence[Entrant]) -> list[str]:
-        """Every setting that may be tried, once.
-
-        Raises:
-            UsageError: they are more than a run can have.
-        """
         settings = sum(len(one.ladder.values) if one.ladder else 1 for one in entrants)
         count = settings * self.training.seeds * len(self.training.rates.split(","))
         if count > MAX_CELLS:
@@ -269,7 +258,7 @@ def score_match(given: Mapping[str, Any]) -> ScoreMatch:
     """The question in the arguments of :func:`attnbench.match`, with the memory limit in bytes.
 
     Raises:
-        UsageError: the length is none.
+        UsageError: the length is not valid.
     """
     always = ("steps", "seeds", "rates", "layers", "ffn", "causal", "pretrain")
     sizes = ("batch", "heads", "head_dim", "task")

@@ -1,7 +1,6 @@
-"""A finished run as what it measured: rows by :class:`~attnbench.decision.key.Key`, and on which machine.
+"""A finished run as measured: rows by :class:`~attnbench.decision.key.Key`, and the machine.
 
-Everything that holds several runs against each other begins here: :func:`load` each of them, then ask
-:func:`differing_facts` whether their numbers may be compared.
+Every comparison of runs begins with :func:`load`; :func:`differing_facts` says if their numbers may be compared.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class Visits:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRun:
-    """One run. Cells that were interrupted are left out: nothing is known of them."""
+    """One run, without its interrupted cells."""
 
     path: Path
     """The run's own folder."""
@@ -72,10 +71,9 @@ class MeasuredRun:
 
 
 def load(path: Path) -> MeasuredRun:
-    """Read the run at ``path``, or the newest run of the suite whose folder that is.
+    """Read the run at ``path``, or the newest run of the suite of that folder.
 
-    Of several rows with the same key (a sweep for times and one for errors, or one cell in two sweeps) the one with the
-    most samples counts; it gets the numbers that only another one has.
+    Of several rows with the same key the one with the most samples counts; it gets the numbers that only another has.
 
     Raises:
         ResultsError: no run there, runs of several suites, no row yet, or files of another version.
@@ -115,7 +113,7 @@ def refuse_copies(runs: Iterable[tuple[Path, Iterable[Record]]]) -> None:
     """Refuse two folders with the same row: a seal stands for a row and all rows before it.
 
     Raises:
-        UsageError: one run is a copy of another, so nothing was measured twice.
+        UsageError: one run is a copy of another.
     """
     owner: dict[str, Path] = {}
     for path, records in runs:
@@ -125,10 +123,10 @@ def refuse_copies(runs: Iterable[tuple[Path, Iterable[Record]]]) -> None:
 
 
 def differing_facts(a: MeasuredRun, b: MeasuredRun) -> list[str]:
-    """The facts in which two runs differ and may not be compared, such as ``cores: 2 and 4``; empty if they may.
+    """The facts in which two runs differ and may not be compared, such as ``cores: 2 and 4``.
 
-    These are the version of the method, all that :func:`~attnbench.machine.class_facts` names of both, the libraries
-    that multiplied, the variables that change arithmetic, and a memory that differs by more than 5 %.
+    These are the version of the method, the facts of :func:`~attnbench.machine.class_facts`, the libraries that
+    multiplied, the variables that change arithmetic, and a memory that differs by more than 5 %.
     """
     mine, theirs = ({"method_version": one.method_version, **class_facts(one.environment)} for one in (a, b))
     both = [name for name in mine if mine[name] != theirs.get(name, mine[name])]
@@ -171,7 +169,7 @@ def _by_key(records: Iterable[Record]) -> dict[Key, Record]:
 
 
 def _as_one(records: list[Record]) -> Record:
-    """The row with the most samples; what it was not asked for is taken from the others."""
+    """The row with the most samples, with measures that only others have."""
     first, *others = sorted(records, key=_weight, reverse=True)
     for other in others:
         if other.status is Status.OK:

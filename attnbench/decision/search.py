@@ -1,4 +1,4 @@
-"""Who takes part in a match, the values of a knob that are worth trying, and the search for the one that fits."""
+"""The variants of a match, the values of their knobs that are worth trying, and the search for the one that fits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Ladder:
     """Values of the knob, the cheapest first; never empty."""
 
     def at(self, value: int) -> Spec:
-        """The variant with this value of its knob, which the label shows even where it is the default."""
+        """The variant with this value of its knob, which the label shows even if it is the default."""
         return Spec.of(self.spec.name, {**dict(self.spec.options), self.knob.option: value})
 
     def climb(self) -> list[int]:
@@ -50,7 +50,7 @@ class Ladder:
 
 
 def knob_of(spec: Spec, *, causal: bool = False) -> Knob | None:
-    """What trades the variant's accuracy for cost; None where nothing does.
+    """The knob that trades the variant's accuracy for cost, or None.
 
     Raises:
         UsageError: an unknown variant or option.
@@ -61,8 +61,8 @@ def knob_of(spec: Spec, *, causal: bool = False) -> Knob | None:
 def ladder_of(spec: Spec, knob: Knob, n: int, *, most: int | None = None) -> Ladder:
     """The settings to try at length ``n``: multiples of the knob's step that its option takes, at most ``n``.
 
-    With n features or landmarks a method costs what exact attention costs. Where ``n`` is less than one step, every
-    value is tried. Only where single rounds or blocks are counted, 0 is an amount; ``factors=0`` is a switch.
+    With n features or landmarks a method costs as much as exact attention. If ``n`` is less than one step, every value
+    is tried. 0 is an amount only of single rounds or blocks; ``factors=0`` is a switch.
 
     Args:
         most: the largest value, instead of ``n``.
@@ -87,7 +87,7 @@ def ladder_of(spec: Spec, knob: Knob, n: int, *, most: int | None = None) -> Lad
 
 
 def _bounds(entry: Entry, option: str) -> tuple[int, int, int]:
-    """The least and the largest value that an option takes, and the number of which it takes multiples."""
+    """The smallest and largest value of an option, and the number that its values are multiples of."""
     rules = entry.options[option].metadata
     low = max([rule.ge for rule in rules if hasattr(rule, "ge")] or [1])
     high = min([rule.le for rule in rules if hasattr(rule, "le")] or [_ANY])
@@ -100,7 +100,7 @@ NEEDS_ONE = "match needs a variant; for example: attnbench match performer local
 
 @dataclass(frozen=True, slots=True)
 class Entrant:
-    """One of the variants that were asked for."""
+    """A variant that takes part in the match."""
 
     spec: Spec
     ladder: Ladder | None
@@ -111,14 +111,13 @@ class Entrant:
     """Why it can never be held to the budget, and is not measured."""
 
     def settings(self) -> list[Spec]:
-        """All that may be tried, the cheapest first."""
         return [self.ladder.at(value) for value in self.ladder.values] if self.ladder else [self.spec]
 
 
 def entrants_of(
     written: Sequence[str], budget: Budget, n: int, *, causal: bool = False, most: int | None = None
 ) -> list[Entrant]:
-    """What each text stands for, and what can be turned.
+    """The variants and their knobs.
 
     Raises:
         UsageError: an unknown name or option, one thing twice, or nothing that can be turned.
@@ -154,7 +153,7 @@ def entrants_of(
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What became of one variant."""
+    """The outcome for one variant."""
 
     variant: str
     """The variant as it was asked for, without a value of its knob."""
@@ -173,15 +172,10 @@ class Found:
 
     @property
     def label(self) -> str:
-        """Label of the chosen setting, else of the variant."""
         return self.chosen.label if self.chosen else self.variant
 
     def in_turns(self, sides: Mapping[str, Side]) -> Found:
-        """The same with the times that the turns gave, for every table, figure and file that tells of it.
-
-        Args:
-            sides: label -> what the turns gave.
-        """
+        """The outcome with the times of the turns (label -> times), for every table, figure and file."""
 
         def told(point: Point) -> Point:
             side = sides.get(point.label)
@@ -194,7 +188,6 @@ class Found:
         return replace(self, tries=tuple(map(told, self.tries)), chosen=chosen)
 
     def best(self, budget: Budget) -> Point | None:
-        """The measured setting that comes nearest to the budget."""
         sign = -1 if budget.target == "score" else 1
         measured = [(sign * amount, point) for point in self.tries if (amount := point.amount(budget)) is not None]
         return min(measured, key=lambda pair: pair[0])[1] if measured else None
@@ -203,12 +196,12 @@ class Found:
 def search(ladder: Ladder, budget: Budget, measure: Callable[[int], Point]) -> Found:
     """Find the cheapest setting that meets a budget of error or score, or the most expensive that fits.
 
-    It doubles from the cheapest setting, then halves what is left between the last two; in all at most 2·log₂ of the
-    number of settings, rounded up. It takes cost and score to rise along the ladder and error to fall. Where noise
-    breaks this, the answer is still a setting that was measured and meets the budget, though perhaps not the best.
+    It doubles from the cheapest setting, then bisects between the last two; in all at most 2·log₂ of the number of
+    settings, rounded up. It assumes that cost and score rise along the ladder and that error falls. If noise breaks
+    this, the answer is still a measured setting that meets the budget, though perhaps not the best.
 
     A setting that runs out of memory or time, or fails in another way, is a bound: nothing more expensive is tried. A
-    setting whose output is not finite has no error, and more expensive ones are tried.
+    setting with an output that is not finite has no error, and more expensive ones are tried.
 
     Args:
         measure: measures the setting with this value of the knob.
@@ -233,8 +226,8 @@ def boundary(size: int, climb: Sequence[int], below: Callable[[int], bool]) -> i
     """The first of ``size`` places that is not ``below`` something; ``size`` if all are.
 
     Args:
-        climb: rising places to ask about first, from 0 to the last one.
-        below: asked about each place at most once; True up to some place, then False.
+        climb: rising places to try first, from 0 to the last one.
+        below: called at most once for each place; True up to some place, then False.
     """
     low, high = -1, size
     for place in climb:
@@ -252,7 +245,7 @@ def boundary(size: int, climb: Sequence[int], below: Callable[[int], bool]) -> i
 
 
 def most_tries(climb: Sequence[int]) -> int:
-    """About how many places :func:`boundary` asks at most, if it climbs these."""
+    """About the largest number of places that :func:`boundary` asks if it climbs these."""
     most, before = len(climb), -1
     for asked, place in enumerate(climb, start=1):
         most = max(most, asked + math.ceil(math.log2(place - before)))

@@ -159,8 +159,6 @@ def describe(path: Path) -> Described:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """A file that is open: its tensors, not read yet."""
-
     slices: dict[str, Any]
     """q, k and v."""
     sizes: dict[str, tuple[int, ...]]
@@ -175,12 +173,10 @@ class _Stored:
 
     @property
     def group(self) -> int:
-        """Heads of queries that share one of keys and values."""
         return self.sizes["q"][2] // self.sizes["k"][2]
 
 
 def _doubt(name: str, path: Path, shape: Shape) -> str:
-    """What is not in this shape as it was in the captured model; empty where all is."""
     with _stored(name, path) as stored:
         said = []
         if stored.causal is not None and stored.causal is not shape.causal:
@@ -243,7 +239,6 @@ def _stored(name: str, path: Path) -> Iterator[_Stored]:
 
 
 def _about(metadata: dict[str, str] | None) -> dict[str, Any]:
-    """The metadata that ``attnbench capture`` writes; empty where it is another's."""
     try:
         about = json.loads((metadata or {}).get("attnbench", "{}"))
     except (ValueError, RecursionError):

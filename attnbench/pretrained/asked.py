@@ -80,12 +80,10 @@ class Asked:
         return cls(question, subject, windows, place)
 
     def foresee(self, watcher: Watcher) -> Foreseen:
-        """What the answer would take; reads two windows, and writes nothing."""
         with threads_of_torch(self.place.threads):
             return foresee(self.question, self.subject, self.text, self.place, watcher)
 
     def answer(self, watcher: Watcher) -> Swapped:
-        """Every row that is asked for; those that are there already are kept."""
         with threads_of_torch(self.place.threads):
             return swap(self.question, self.subject, self.text, self.place, watcher)
 
@@ -115,7 +113,6 @@ class Foreseen:
 
     @property
     def seconds(self) -> float:
-        """What everything that is still to be done takes."""
         return self.window_s * (self.windows_read + _STEP * self.windows_trained)
 
 
@@ -144,7 +141,6 @@ def foresee(question: Question, subject: Subject, text: Text, place: Place, watc
 
 
 def _windows_of(entry: Entry, windows: int) -> int:
-    """Windows that are read to evaluate one visit."""
     if entry.variant is None:
         return len(entry.rules.steps) * windows
     pairs = 0 if entry.named.isdecimal() else 1

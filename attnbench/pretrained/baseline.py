@@ -49,13 +49,11 @@ class Baseline:
 
     @property
     def losses(self) -> list[float] | None:
-        """The loss of each window; None where the model predicts nothing."""
         found = [one.answered.loss for one in self.originals if one.answered is not None]
         return found or None
 
     @property
     def asked(self) -> int:
-        """Number of answers that are asked for."""
         return int((self.windows.targets != NO_LABEL).sum())
 
 

@@ -210,7 +210,6 @@ def calls_of(model: nn.Module, run: Callable[[], object], *, causal: bool | None
 
 
 def _seen(of: Session, facts: dict[str, Any]) -> Pattern:
-    """The pattern that the mask of a call shows."""
     mask = facts["mask"]
     if mask is None:
         return Pattern(causal=False)
@@ -220,7 +219,6 @@ def _seen(of: Session, facts: dict[str, Any]) -> Pattern:
 
 
 def _said(causal: bool, facts: dict[str, Any]) -> Pattern:
-    """The pattern of a call by its arguments, where its mask cannot be looked at."""
     window = facts["window"]
     return Pattern(causal, window if window is not None and window < facts["length"] else None)
 
@@ -246,7 +244,6 @@ class Pattern:
 
     @property
     def kind(self) -> str:
-        """``full``, ``causal``, ``window of 512``."""
         if self.window is not None:
             return f"window of {self.window}"
         return "causal" if self.causal else "full"

@@ -108,7 +108,6 @@ def capture(subject: Subject, text: Text, wish: Wish, out: Path, device: str) ->
 
 
 def _chosen(layers: Sequence[Layer], wish: Wish) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """The layers to take, all of one kind, and why others are left out."""
     for place in wish.layers:
         if place >= len(layers):
             raise UsageError(f"--layers {place}: the model has {len(layers)} layers, counted from 0")

@@ -134,7 +134,6 @@ def _ends(panel: Sequence[Line]) -> list[str]:
 
 
 def _axes(page: Page, margins: Sequence[float]) -> list[Axes]:
-    """Panels below each other in a column, side by side on a page, each with room for names at its right."""
     count = len(margins)
     if narrow():
         tall = (page.top - page.bottom) / count
@@ -202,7 +201,6 @@ def _head(ax: Axes, text: str) -> None:
 
 
 def _by_error(ax: Axes, found: Sequence[Line], hows: Mapping[str, Look]) -> None:
-    """A point for each variant on linear scales, whose common zero is the original."""
     points = [(line.label, line.attention_error or 0.0, one) for line in found for one in _damages([line])]
     for label, error, damage in points:
         ax.plot([error], [damage], **hows[label].line)

@@ -81,12 +81,10 @@ class LanguageModel:
 
     @property
     def causal(self) -> bool:
-        """Whether its attention is causal, so that it predicts the next token."""
         return any(layer.shape.causal for layer in self.layers)
 
     @property
     def predicts(self) -> bool:
-        """Whether it has logits."""
         model: Any = self.module
         return model.get_output_embeddings() is not None
 

@@ -125,7 +125,6 @@ def _stay_offline() -> None:
 
 
 def _quiet() -> Any:
-    """The library without progress bars, without a look at a hub, and without chatter."""
     _stay_offline()
     transformers = library()
     transformers.utils.logging.set_verbosity_error()
@@ -160,7 +159,6 @@ def bare_model(name: str) -> tuple[int, Callable[[], Any]]:
 
 
 def _configured(transformers: Any, place: Path) -> tuple[str, dict[str, Any], Any]:
-    """The folder and the options by which everything of a model is read, and its configuration."""
     folder, options = str(place), dict[str, Any]()
     if place.is_file():
         for needed in ("gguf", "accelerate"):
@@ -172,7 +170,6 @@ def _configured(transformers: Any, place: Path) -> tuple[str, dict[str, Any], An
 
 
 def _loaded(transformers: Any, place: Path) -> tuple[Any, Any]:
-    """Tokenizer and model, in float32."""
     folder, options, config = _configured(transformers, place)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
     how: dict[str, Any] = {"dtype": torch.float32, **options}

@@ -37,7 +37,6 @@ class Opened:
 
     @property
     def left(self) -> str:
-        """Which layers no variant can replace, and why; empty where there are none."""
         kept = {
             layer.kept: [i for i, one in enumerate(self.subject.layers) if one.kept == layer.kept]
             for layer in self.subject.layers

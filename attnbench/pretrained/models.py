@@ -100,7 +100,6 @@ def filled(tree: list[int], length: int, max_args: int, rng: random.Random) -> l
 
 
 def _ends_with_room(tree: list[int], max_args: int) -> list[int]:
-    """Positions of the closing brackets of operators with fewer than ``max_args`` arguments."""
     ends: list[int] = []
     counts: list[int] = []
     for position, token in enumerate(tree):

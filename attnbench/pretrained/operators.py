@@ -36,7 +36,6 @@ def build_operators(
 
 
 def _tie(modules: Sequence[nn.Module]) -> None:
-    """Give all layers the parameters that the variant's ``tied`` names."""
     for name in getattr(modules[0], "tied", ()) if modules else ():
         for other in modules[1:]:
             setattr(other, name, getattr(modules[0], name))

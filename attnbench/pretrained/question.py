@@ -59,7 +59,6 @@ class Entry:
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """What tells it from all others of the same question."""
         return self.label, self.named, self.rules.seed
 
 

@@ -74,11 +74,9 @@ class Row:
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """The visit that it belongs to."""
         return self.label, self.layers, self.seed
 
     def to_json(self) -> dict[str, Any]:
-        """The row as a line of the journal."""
         return asdict(self)
 
     def to_plain(self) -> dict[str, Any]:

@@ -78,7 +78,6 @@ def with_sizes(suite: Suite) -> Suite:
 
 
 def _check_text(suite: Suite, index: int, name: str, text: str) -> None:
-    """Raise SuiteError where this model does not read texts, or there is no such file."""
     said = ""
     if name == NAME:
         said = f"the model {NAME} reads trees of its own; remove text"
@@ -89,7 +88,6 @@ def _check_text(suite: Suite, index: int, name: str, text: str) -> None:
 
 
 def _places(suite: Suite, index: int) -> Iterator[tuple[Place, Axes]]:
-    """Everything that gives values to the axes of a sweep, with its place."""
     sweep = suite.sweeps[index]
     yield ("sweeps", index, "matrix"), sweep.matrix
     for kind in ("cpu", "cuda", "mps"):
@@ -101,7 +99,6 @@ def _places(suite: Suite, index: int) -> Iterator[tuple[Place, Axes]]:
 
 
 def _differing(sizes: Sizes, axis: str, values: list[Any]) -> list[Any]:
-    """Values that an axis cannot have in this model."""
     if axis not in _SIZES:
         return []
     wanted = getattr(sizes, axis)

@@ -64,7 +64,6 @@ class SwapFolder:
 
     @contextmanager
     def lock(self) -> Iterator[list[Row]]:
-        """Lock the folder against other processes, and give the rows that are there."""
         refuse_link(self.path)
         refuse_other_than_file(self.path / ROWS)
         with held(self.path):
@@ -76,7 +75,6 @@ class SwapFolder:
                 self._journal.close()
 
     def rows(self) -> list[Row]:
-        """The rows that are there."""
         return self._rows(self._journal.read().rows)
 
     def _rows(self, lines: list[dict[str, Any]]) -> list[Row]:
@@ -91,11 +89,9 @@ class SwapFolder:
         return found
 
     def add(self, row: Row) -> None:
-        """Append one row."""
         self._journal.append([row.to_json()])
 
     def write_csv(self, rows: list[Row]) -> None:
-        """Replace the table."""
         try:
             replace_file(self.path / TABLE, csv_of(rows))
         except OSError as error:
@@ -252,7 +248,6 @@ def identity_of(question: Question, subject: Subject, text: Text, place: Place) 
 
 
 def _refuse_inexact(rows: Sequence[Row]) -> None:
-    """Refuse rows of a model in which softmax attention is not softmax attention."""
     for row in rows:
         if row.label != EXACT:
             continue

@@ -113,7 +113,6 @@ def tuned(
 
 
 def _loss(pupil: Pupil, batch: Windows) -> Tensor:
-    """Cross-entropy of the answers that are asked for."""
     logits = pupil.model.read(batch.tokens, replaced(pupil.operators)).logits
     if logits is None:
         raise Unsupported("this model predicts nothing, so that it has no loss; --train variant fits the variant alone")

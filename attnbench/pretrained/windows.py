@@ -27,7 +27,6 @@ class Windows:
             yield Windows(self.tokens[place : place + 1], self.targets[place : place + 1])
 
     def to(self, device: str) -> Windows:
-        """The same windows on a device."""
         return Windows(self.tokens.to(device), self.targets.to(device))
 
 

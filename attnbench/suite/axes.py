@@ -252,7 +252,6 @@ def _equal_to(values: Check) -> Check:
 
 
 def _schema(item: dict[str, Any]) -> WithJsonSchema:
-    """JSON Schema for editors: one value or a list of them."""
     return WithJsonSchema({"anyOf": [item, {"type": "array", "items": item, "minItems": 1}]})
 
 
@@ -262,7 +261,6 @@ _REGISTRIES: dict[str, Registry[Any]] = {"variant": VARIANTS, "input": INPUTS, "
 
 
 def _checked_by(axis: Axis) -> tuple[Check, dict[str, Any]]:
-    """What reads the values of an axis, and the JSON Schema of one of them."""
     match axis.values:
         case Specs(kind):
             types = [*_SPEC["type"], *["null"] * (kind == "variant")]

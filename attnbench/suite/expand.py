@@ -35,8 +35,6 @@ Override = str | Scalar | list[Any]
 
 @dataclass(slots=True)
 class _Grid:
-    """One product of axes, and the rows of ``exclude`` that may cut into it."""
-
     index: int
     sweep: Sweep
     axes: dict[str, list[Any]]
@@ -153,7 +151,6 @@ def _has_axis(sweep: Sweep, axis: str) -> bool:
 
 
 def _narrowed(row: dict[str, Any], axis: str, wanted: list[Any], suite: Suite) -> dict[str, Any] | None:
-    """An ``include`` row with only the wanted values of ``axis``; None where it has none of them."""
     row = spelled_out(row)
     if axis not in row:
         return row
@@ -263,7 +260,6 @@ def _trained(suite: Suite, grid: _Grid) -> Pretrained | None:
 
 
 def _trainings(sweep: Sweep, rates: list[float]) -> dict[float, Training]:
-    """Trainings by learning rate; none where no score is measured."""
     if "score" not in sweep.measure:
         return {}
     rules = sweep.training or Rules()

@@ -24,17 +24,14 @@ class Origin:
     lines: Mapping[Place, int] = field(default_factory=dict)
 
     def line(self, place: Place) -> int:
-        """Line of ``place``, or of the nearest thing around it."""
         while place and place not in self.lines:
             place = place[:-1]
         return self.lines.get(place, 1)
 
     def error(self, place: Place, message: str) -> SuiteError | UsageError:
-        """``path:line: message`` on one printable line."""
         return self.error_on(self.line(place), message)
 
     def error_on(self, line: int, message: str) -> SuiteError:
-        """Like :meth:`error`, where the line is known."""
         return SuiteError(f"{one_line(self.path, 4096)}:{line}: {one_line(message, 400)}")
 
 
@@ -46,7 +43,6 @@ class CommandLine(Origin):
     """Key of the suite -> what was typed for it: ``seq_len`` -> ``--n``."""
 
     def error(self, place: Place, message: str) -> UsageError:
-        """The message with the option in place of the key, or before it."""
         said = one_line(message, 400)
         for key in reversed(place):
             if isinstance(key, str) and (option := self.options.get(key)):

@@ -40,7 +40,6 @@ class Exclude(create_model("_Conditions", __base__=_Where, **_TESTS)):  # type: 
         return self
 
     def tests(self) -> dict[str, list[axes.Test]]:
-        """Axis -> conditions of which one must hold; sweep and device are not among them."""
         return {axis: getattr(self, axis) for axis in AXES if getattr(self, axis)}
 
 
@@ -76,12 +75,10 @@ class Suite(Strict):
 
     @property
     def origin(self) -> Origin:
-        """Where the suite was written."""
         return self._origin
 
     @property
     def registered(self) -> bool:
-        """Whether names and options of variants and inputs were checked."""
         return self._registered
 
     @model_validator(mode="after")
@@ -100,7 +97,6 @@ class Suite(Strict):
         return self
 
     def to_yaml(self) -> str:
-        """Text of a suite file that loads as this suite again."""
         return write_document(self.data)
 
 

@@ -35,7 +35,6 @@ def choose(expression: str, cells: Sequence[Cell]) -> list[Cell]:
 
 
 def _nothing(expression: str, addresses: Sequence[str]) -> UsageError:
-    """Why no cell is chosen: the first word that is in none, with the nearest that is, or what a cell is called."""
     words = [word for word in _TOKEN.findall(expression) if word.lower() not in ("and", "or", "not", "(", ")")]
     unknown = [word for word in words if not any(_finds(word.lower())(where.lower()) for where in addresses)]
     parts = {part for where in addresses for whole in where.split("/") for part in (whole, whole.partition(":")[0])}

@@ -71,7 +71,6 @@ class Contacts(Stream):
 
     @property
     def best(self) -> float:
-        """The best possible accuracy: that of naming the partner of the letter at the other place."""
         return self._coupling + (1 - self._coupling) / LETTERS
 
     def draw(self, count: int, generator: Generator) -> Examples:

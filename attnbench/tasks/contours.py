@@ -104,7 +104,6 @@ class Contours(Stream):
         return Examples(pictures, joined)
 
     def _drawn_curves(self, count: int, generator: Generator) -> _Curves:
-        """Curves of ``count`` images in which all found room; drawn until there are enough."""
         found: list[_Curves] = []
         missing, in_vain = count, 0
         while in_vain < _IN_VAIN and self._room:
@@ -236,7 +235,6 @@ def _painted(curves: _Curves, side: int) -> Tensor:
 
 
 def _add_dots(pictures: Tensor, dots: Tensor, side: int) -> None:
-    """Draw white discs in place."""
     middles = torch.arange(side) * _PIXEL + _PIXEL // 2
     for dot in dots.unbind(1):
         far = (middles - dot[:, :1]).square()[:, None, :] + (middles - dot[:, 1:]).square()[:, :, None]

@@ -102,7 +102,6 @@ class Batch:
 
     @classmethod
     def of(cls, sequences: list[list[int]]) -> Batch:
-        """Pad and evaluate the sequences."""
         tokens = torch.full((len(sequences), max(map(len, sequences))), PAD)
         values = torch.full_like(tokens, NO_ANSWER)
         for row, sequence in enumerate(sequences):

@@ -62,7 +62,6 @@ class NextByte(Stored):
         super().__init__("next-byte", Form(vocab=(256,), classes=256, per_token=True), masked_share=0.15)
 
     def read(self) -> dict[Literal["train", "validation", "test"], Part]:
-        """The windows of each part of the text."""
         train, validation, test = (Windows(part, self._n) for part in divided(self._text()))
         for part in (train, validation, test):
             if not len(part):
@@ -70,7 +69,6 @@ class NextByte(Stored):
         return {"train": train, "validation": validation, "test": test}
 
     def files(self) -> list[Path]:
-        """The file, if it is not Python's own."""
         return [] if self._file is None else [self._file]
 
     def digest_read(self) -> str:
@@ -91,7 +89,6 @@ class Windows:
         return max(0, len(self._bytes) - 1) // self._n
 
     def take(self, rows: Tensor) -> Examples:
-        """The windows at ``rows``, without padding."""
         at = rows.numpy()[:, None] * self._n + np.arange(self._n)
         tokens, labels = (torch.from_numpy(self._bytes[places].astype(np.int64)) for places in (at, at + 1))
         return Examples(tokens, labels)

@@ -30,13 +30,11 @@ class Ragged:
         return len(self._labels)
 
     def take(self, rows: Tensor) -> Examples:
-        """The examples at ``rows``, with the mask of real tokens."""
         at = rows.numpy()
         tokens, mask = padded([self[row] for row in at], self._n, first_id=self._first_id)
         return Examples(tokens, torch.from_numpy(self._labels[at]), mask)
 
     def __getitem__(self, row: int) -> NDArray[np.uint8]:
-        """One sequence as it is stored."""
         return self._flat[self._starts[row] : self._starts[row + 1]]
 
 

@@ -104,7 +104,6 @@ class Recall(Stream):
         return pair, asked
 
     def _places_long(self, count: int, generator: Generator) -> tuple[Tensor, Tensor]:
-        """The same for the form ``long``."""
         half = self.n // 2
         pair, asked = torch.full((2, count, self.n), -1)
         more = torch.randint(self._pairs, (count, half - self._pairs), generator=generator)

@@ -68,11 +68,9 @@ class Retrieval(Stored):
         super().__init__("retrieval", Form(vocab=(257,), classes=2, towers=2), masked_share=0.15)
 
     def read(self) -> dict[Literal["train", "validation", "test"], Part]:
-        """The place of each text in its file."""
         return {split: _Pairs(self._folder / name, self._n) for split, name in _FILES.items()}
 
     def files(self) -> list[Path]:
-        """One file for each split."""
         return [self._folder / name for name in _FILES.values()]
 
 

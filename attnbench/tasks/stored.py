@@ -43,7 +43,6 @@ class Images:
         return Examples(tokens, torch.from_numpy(self._labels[at].astype(np.int64)))
 
     def at(self, rows: NDArray[np.integer]) -> Images:
-        """The images at ``rows``."""
         return Images(self._tokens[rows], self._labels[rows])
 
 
@@ -91,7 +90,6 @@ class Stored:
 
     @cached_property
     def digest(self) -> str:
-        """Digest of the files as they are when it is first needed."""
         return self.digest_read()
 
     def batch(self, seed: int, step: int, size: int) -> Examples:
@@ -105,13 +103,11 @@ class Stored:
         return train.take(rows)
 
     def held_out(self, split: Split, size: int) -> Iterator[Examples]:
-        """The examples of a split, in the order in which they are stored."""
         part = self._parts[split]
         for rows in torch.split(torch.arange(len(part)), size):
             yield part.take(rows)
 
     def fresh(self, seed: int, size: int) -> Iterator[Examples] | None:
-        """None: there are no other examples."""
         return None
 
 
