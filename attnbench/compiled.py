@@ -95,11 +95,8 @@ def find_instructions() -> None:
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Compile what is called inside again, even if torch's cache has the code.
-
-    Raises:
-        Unsupported: nothing was compiled, since torch's compiler is switched off, or its cache cannot be written.
-    """
+    """Compile what is called inside again, even if torch's cache has the code. Raises Unsupported: nothing was
+    compiled, since torch's compiler is switched off, or its cache cannot be written."""
     _hold_cache()
     from torch._dynamo.utils import counters
     from torch._inductor.utils import fresh_cache

@@ -28,12 +28,8 @@ def stored(path: Path) -> Path:
 
 
 def read_stored(path: Path) -> bytes:
-    """Content of the file at ``path``, which may be compressed (:func:`stored`).
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is compressed, and damaged.
-    """
+    """Content of the file at ``path``, which may be compressed (:func:`stored`). Raises OSError: it cannot be read.
+    Raises ValueError: it is compressed, and damaged."""
     file = stored(path)
     if file == path:
         return path.read_bytes()
@@ -46,11 +42,8 @@ def read_stored(path: Path) -> bytes:
 
 
 def unpack(path: Path) -> None:
-    """Put the file itself in place of its compressed form, unless that is damaged; only the file is appended to.
-
-    Raises:
-        CannotCreate: it cannot be written.
-    """
+    """Put the file itself in place of its compressed form, unless that is damaged; only the file is appended to. Raises
+    CannotCreate: it cannot be written."""
     packed = stored(path)
     if packed != path:
         try:
@@ -91,11 +84,8 @@ def remove_unfinished(path: Path) -> None:
 
 
 def write_output(path: Path, content: str | bytes) -> None:
-    """Write what the user asked for at ``path``: a file by :func:`replace_file`, a pipe or terminal directly.
-
-    Raises:
-        CannotCreate: it cannot be written, or must not be (:func:`refuse_output`).
-    """
+    """Write what the user asked for at ``path``: a file by :func:`replace_file`, a pipe or terminal directly. Raises
+    CannotCreate: it cannot be written, or must not be (:func:`refuse_output`)."""
     refuse_output(path)
     try:
         if path.is_symlink() or (path.exists() and not path.is_file()):  # /dev/stdout, say
@@ -108,11 +98,8 @@ def write_output(path: Path, content: str | bytes) -> None:
 
 
 def refuse_output(path: Path) -> None:
-    """Refuse a place where nothing is written that a user asks for: a file of a run, or a link to a file.
-
-    Raises:
-        CannotCreate: ``path`` is one.
-    """
+    """Refuse a place where nothing is written that a user asks for: a file of a run, or a link to a file. Raises
+    CannotCreate: ``path`` is one."""
     if path.name.removesuffix(PACKED) in OF_A_RUN and any((path.parent / name).exists() for name in _MARKS):
         raise CannotCreate(f"{path} belongs to the run in {path.parent}; choose another name")
     is_stream = path.parts[:2] in (("/", "dev"), ("/", "proc")) or (path.exists() and not path.is_file())
@@ -145,32 +132,21 @@ def _sync_folder(folder: Path) -> None:
 
 
 def refuse_link(path: Path) -> None:
-    """Refuse a link: results are never written through one.
-
-    Raises:
-        CannotCreate: ``path`` is one.
-    """
+    """Refuse a link: results are never written through one. Raises CannotCreate: ``path`` is one."""
     if path.is_symlink():
         raise CannotCreate(f"{path} is a link, and results are not written through links; remove it")
 
 
 def refuse_other_than_file(path: Path) -> None:
-    """Refuse a pipe or device, which may block for ever: results are never read from one or written to one.
-
-    Raises:
-        CannotCreate: there is something other than a file at ``path``.
-    """
+    """Refuse a pipe or device, which may block for ever: results are never read from one or written to one. Raises
+    CannotCreate: there is something other than a file at ``path``."""
     refuse_link(path)
     if path.exists() and not path.is_file():
         raise CannotCreate(f"{path} is not a file; remove it")
 
 
 def make_folder(path: Path) -> None:
-    """Make ``path`` and its parents, unless it exists.
-
-    Raises:
-        CannotCreate: it cannot be made.
-    """
+    """Make ``path`` and its parents, unless it exists. Raises CannotCreate: it cannot be made."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

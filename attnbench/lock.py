@@ -64,12 +64,8 @@ def _holder(writer: Path) -> str:
 
 @contextmanager
 def once(out: Path, arguments: Mapping[str, object]) -> Iterator[None]:
-    """Lock ``out`` against the same command, before it is known in which folder below it the rows will stand.
-
-    Raises:
-        Locked: the same command is at work already.
-        CannotCreate: ``out`` cannot be made or written.
-    """
+    """Lock ``out`` against the same command, before it is known in which folder below it the rows will stand. Raises
+    Locked: the same command is at work already. Raises CannotCreate: ``out`` cannot be made or written."""
     missing = [folder for folder in (out, *out.parents) if not os.path.exists(folder)]  # noqa: PTH110  # which is no error either if it cannot be told
     make_folder(out)
     name = f".{_invocation(arguments)}."

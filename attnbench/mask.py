@@ -90,20 +90,13 @@ def _capped(n: int, most: int) -> int:
 
 @lru_cache(maxsize=1000)
 def mask_of(text: str) -> Mask:
-    """The mask that a text such as ``sliding:128`` says.
-
-    Raises:
-        UsageError: it says none.
-    """
+    """The mask that a text such as ``sliding:128`` says. Raises UsageError: it says none."""
     return _mask(parse_spec(text))
 
 
 def masks_of(item: object) -> list[Mask]:
-    """The masks of one entry of a suite: text, or a mapping such as ``{name: sliding, window: [64, 128]}``.
-
-    Raises:
-        UsageError: one of them is none.
-    """
+    """The masks of one entry of a suite: text, or a mapping such as ``{name: sliding, window: [64, 128]}``. Raises
+    UsageError: one of them is none."""
     return [_mask(spec) for spec in parse_specs(item)]
 
 

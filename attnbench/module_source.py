@@ -25,11 +25,8 @@ _MASKS = ("mask", "attn_mask", "attention_mask", "src_mask", "key_mask", "key_pa
 
 @dataclass(frozen=True, slots=True)
 class ModuleSource:
-    """A class of a file, or a function that makes a module, with what it is called with.
-
-    Raises:
-        UsageError: the text names no class, or gives options without names.
-    """
+    """A class of a file, or a function that makes a module, with what it is called with. Raises UsageError: the text
+    names no class, or gives options without names."""
 
     text: str
     """``FILE.py:Class``, with options as a variant has them: ``FILE.py:Class:dim=64,heads=4``."""
@@ -58,11 +55,8 @@ class ModuleSource:
         return f"{file}.py", rest
 
     def parameters(self) -> Mapping[str, inspect.Parameter]:
-        """What it may be called with; anything if it is written in C. The file must be loaded.
-
-        Raises:
-            UsageError: the file has no such class or function.
-        """
+        """What it may be called with; anything if it is written in C. The file must be loaded. Raises UsageError: the
+        file has no such class or function."""
         try:
             return inspect.signature(self._callable()).parameters
         except (TypeError, ValueError):

@@ -136,10 +136,7 @@ class Replaced(_Table):
 
     def figures(self) -> Figures:
         """Loss over the steps of training, and the damage of each layer, as ``attnbench swap --plot`` draws them.
-
-        Raises:
-            NothingToDraw: there was neither training nor a layer replaced alone.
-        """
+        Raises NothingToDraw: there was neither training nor a layer replaced alone."""
         from attnbench.pretrained.figure import draw_swap
 
         return Figures({"swap": draw_swap(self.rows)})

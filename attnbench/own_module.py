@@ -41,11 +41,8 @@ _SMALL = 64
 
 
 def register_module(text: str) -> None:
-    """Register the class of ``FILE.py:Class:option=value``, whose file is loaded; a second call does nothing.
-
-    Raises:
-        UsageError: the file has no such class, or its name is that of another variant.
-    """
+    """Register the class of ``FILE.py:Class:option=value``, whose file is loaded; a second call does nothing. Raises
+    UsageError: the file has no such class, or its name is that of another variant."""
     source = ModuleSource(text)
     known = VARIANTS.get(source.name) if source.name in VARIANTS.names() else None
     if known is not None and getattr(known.make, "source", None) == source:
@@ -70,11 +67,8 @@ def register_module(text: str) -> None:
 
         @torch.no_grad()
         def _try(self, other: nn.Module, shape: Shape) -> None:
-            """Learn which axis of x is its batch: one in which neither of two examples changes the other.
-
-            Raises:
-                Unsupported: it does not take the shape.
-            """
+            """Learn which axis of x is its batch: one in which neither of two examples changes the other. Raises
+            Unsupported: it does not take the shape."""
             draws, wide = torch.Generator().manual_seed(0), widths(other)
             for n in dict.fromkeys((min(shape.N, _SMALL), shape.N)):
                 x, y = (torch.randn(2, n, shape.C, generator=draws) for _ in range(2))

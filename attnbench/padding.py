@@ -12,11 +12,8 @@ if TYPE_CHECKING:
 
 
 def checked(padding: float) -> float:
-    """``padding`` itself, if it is a share of tokens that leaves some real.
-
-    Raises:
-        UsageError: it is not at least 0 and below 1.
-    """
+    """``padding`` itself, if it is a share of tokens that leaves some real. Raises UsageError: it is not at least 0 and
+    below 1."""
     if not 0 <= padding < 1:
         raise UsageError(
             f"padding must be at least 0 and below 1, not {padding:g}; 0.5 makes half of the tokens padding"
@@ -39,11 +36,8 @@ def real_tokens(batch: int, tokens: int, padding: float) -> list[int]:
 
 
 def key_mask(shape: Shape, padding: float) -> Tensor | None:
-    """``(B, M)`` bool, True where a token is real; padding follows the real tokens. None without padding.
-
-    Raises:
-        Unsupported: the queries are the last tokens, where padding would be.
-    """
+    """``(B, M)`` bool, True where a token is real; padding follows the real tokens. None without padding. Raises
+    Unsupported: the queries are the last tokens, where padding would be."""
     import torch
 
     if not padding:

@@ -98,11 +98,8 @@ def with_modules(variants: Sequence[str], sources: Sequence[str]) -> tuple[list[
 
 
 def load_installed() -> None:
-    """Import every installed plug-in once; ``ATTNBENCH_PLUGINS=`` (empty) switches them off.
-
-    Raises:
-        UsageError: a plug-in cannot be imported; the message names it.
-    """
+    """Import every installed plug-in once; ``ATTNBENCH_PLUGINS=`` (empty) switches them off. Raises UsageError: a
+    plug-in cannot be imported; the message names it."""
     if os.environ.get("ATTNBENCH_PLUGINS") == "":
         return
     for point in entry_points(group=GROUP):

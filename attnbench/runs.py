@@ -18,12 +18,8 @@ from attnbench.store import RECORDS, TABLE, RunFolder
 
 
 def suite_folder(out: Path, name: str) -> Path:
-    """The folder below ``out`` that holds the runs of a suite.
-
-    Raises:
-        CannotCreate: there is a link in its place, or a folder whose name differs in upper and lower case only; many
-            systems do not tell the two apart.
-    """
+    """The folder below ``out`` that holds the runs of a suite. Raises CannotCreate: there is a link in its place, or a
+    folder whose name differs in upper and lower case only; many systems do not tell the two apart."""
     folder = out / name
     refuse_link(folder)
     with suppress(OSError):  # no such folder yet, or an error that making a run in it will report
@@ -83,11 +79,8 @@ def no_run(path: Path, remedy: str = "give the folder of one, results/SUITE/STAR
 
 
 def newest_run(path: Path) -> RunFolder:
-    """The run in this folder, or the newest one of the suite whose folder it is.
-
-    Raises:
-        ResultsError: there is none, or there are several suites.
-    """
+    """The run in this folder, or the newest one of the suite whose folder it is. Raises ResultsError: there is none, or
+    there are several suites."""
     found = find_runs(path) if path.is_dir() else []
     if not found:
         raise no_run(path)

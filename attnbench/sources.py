@@ -113,11 +113,7 @@ class Watch:
             listen()
 
     def news(self) -> dict[str, list[str]]:
-        """What was used since this was asked last.
-
-        Raises:
-            Changed: something is not what it was.
-        """
+        """What was used since this was asked last. Raises Changed: something is not what it was."""
         names = {*self._given, *(used(self._since) if self._listens else ())} - self.seen.keys()
         held, self._held = self._held, [name for name in (*self._held, *names) if name != OURS]  # that is loaded now
         if altered := changed({name: self.seen[name] for name in held}):

@@ -41,11 +41,8 @@ _THOUSANDS = re.compile(r"(?<!\d)(?<!\d\.)[1-9]\d{0,2}(?:,\d{3})+(?!\d)")
 
 
 def comma_separated(text: str) -> list[str]:
-    """The parts of a list, of numbers or of words.
-
-    Raises:
-        UsageError: it may be one number: ``1,024`` or ``8,192`` is hardly a list, ``64,128`` is.
-    """
+    """The parts of a list, of numbers or of words. Raises UsageError: it may be one number: ``1,024`` or ``8,192`` is
+    hardly a list, ``64,128`` is."""
     for found in _THOUSANDS.finditer(text):
         first, *others = found[0].split(",")
         number = whole = int(first + "".join(others))
@@ -128,11 +125,8 @@ def parse_specs(item: object) -> list[Spec]:
 
 
 def parse_spec(item: object) -> Spec:
-    """Like :func:`parse_specs`, where exactly one spec is wanted.
-
-    Raises:
-        UsageError: there are several, or it is not a name with options.
-    """
+    """Like :func:`parse_specs`, where exactly one spec is wanted. Raises UsageError: there are several, or it is not a
+    name with options."""
     specs = parse_specs(item)
     if len(specs) != 1:
         raise UsageError(f"{item}: lists are not allowed here; give each option one value")

@@ -41,11 +41,7 @@ def cells_of(record: Record, columns: Iterable[str] = COLUMNS) -> list[str]:
 
 
 def read_table(text: str) -> list[dict[str, str]]:
-    """The rows of such a text, as column -> text.
-
-    Raises:
-        ValueError: it is not a table of records.
-    """
+    """The rows of such a text, as column -> text. Raises ValueError: it is not a table of records."""
     reader = csv.DictReader(io.StringIO(text), strict=True)
     try:
         rows = list(reader)

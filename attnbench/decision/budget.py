@@ -57,10 +57,7 @@ def budget_of(
     score: float | str | None = None,
 ) -> Budget:
     """The one budget that is given: ``error=0.1``, ``memory="64MiB"`` or bytes, ``time="10ms"`` or seconds, or a score.
-
-    Raises:
-        UsageError: none or several are given, or one is not a positive amount.
-    """
+    Raises UsageError: none or several are given, or one is not a positive amount."""
     amounts: dict[Target, float | str | None] = {"error": error, "memory": memory, "time": time, "score": score}
     given = {target: amount for target, amount in amounts.items() if amount is not None}
     if len(given) != 1:

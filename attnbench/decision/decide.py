@@ -108,12 +108,8 @@ class Decision:
 
 
 def read_runs(paths: Sequence[Path]) -> list[MeasuredRun]:
-    """Load runs, none of them twice.
-
-    Raises:
-        UsageError: two paths lead to the same run, or to copies of one.
-        ResultsError, CorruptResults: as :func:`~attnbench.decision.measured.load`.
-    """
+    """Load runs, none of them twice. Raises UsageError: two paths lead to the same run, or to copies of one. Raises
+    ResultsError, CorruptResults: as :func:`~attnbench.decision.measured.load`."""
     runs = [load(path) for path in paths]
     seen: set[Path] = set()
     for run in runs:
@@ -125,12 +121,8 @@ def read_runs(paths: Sequence[Path]) -> list[MeasuredRun]:
 
 
 def decide(new: MeasuredRun, olds: Sequence[MeasuredRun], question: Question) -> Decision:
-    """Compare ``new`` with all of ``olds`` together.
-
-    Raises:
-        UsageError: the runs may not be compared, nothing is selected, or the reference variant is missing.
-        ResultsError: they have no row in common.
-    """
+    """Compare ``new`` with all of ``olds`` together. Raises UsageError: the runs may not be compared, nothing is
+    selected, or the reference variant is missing. Raises ResultsError: they have no row in common."""
     measures, unit = question.measures, "s"
     elsewhere = _other_machines(new, olds, question)
     runs, paces = [new, *olds], list[Pace]()
@@ -232,11 +224,8 @@ def _badness(one: Finding) -> tuple[int, bool, float]:
 
 
 def unchanged(pairs: Sequence[Pair], variant: str) -> list[Pair]:
-    """The pairs of ``variant``, by name or label, that have two times.
-
-    Raises:
-        UsageError: there is none; the message lists variants that have some.
-    """
+    """The pairs of ``variant``, by name or label, that have two times. Raises UsageError: there is none; the message
+    lists variants that have some."""
     timed = [pair for pair in pairs if pair.times]
     found = [pair for pair in timed if _is(pair.shown, variant)]
     if not found:

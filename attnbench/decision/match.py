@@ -35,11 +35,7 @@ _LOOK = 0.1
 
 
 def one_length(written: str | int | Sequence[int]) -> int:
-    """A length as typed.
-
-    Raises:
-        UsageError: not a number, several, or 0.
-    """
+    """A length as typed. Raises UsageError: not a number, several, or 0."""
     lengths = parse_range(written)
     if len(lengths) > 1 or not lengths[0]:
         said = "match takes one length" if lengths[0] else "a length is at least 1"
@@ -58,11 +54,8 @@ class MatchQuestion:
     most: int | None = None
 
     def prepare(self) -> Prepared:
-        """Load the plug-ins, look up every name, check every value.
-
-        Raises:
-            UsageError: a value that makes no sense, or nothing that can be turned.
-        """
+        """Load the plug-ins, look up every name, check every value. Raises UsageError: a value that makes no sense, or
+        nothing that can be turned."""
         asked, budget = self.asked, self.budget
         n = one_length(asked.lengths)
         at = defaults() | dict(asked.axes)
@@ -255,11 +248,8 @@ class ScoreMatch:
 
 
 def score_match(given: Mapping[str, Any]) -> ScoreMatch:
-    """The question in the arguments of :func:`attnbench.match`, with the memory limit in bytes.
-
-    Raises:
-        UsageError: the length is not valid.
-    """
+    """The question in the arguments of :func:`attnbench.match`, with the memory limit in bytes. Raises UsageError: the
+    length is not valid."""
     always = ("steps", "seeds", "rates", "layers", "ffn", "causal", "pretrain")
     sizes = ("batch", "heads", "head_dim", "task")
     asked = {name: given[name] for name in (*always, *sizes) if given[name] is not None}

@@ -273,11 +273,8 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _hold(budget: Budget, variants: Sequence[str], points: _Measured) -> list[Found]:
-    """The outcome of each variant, or of every measured one if none is named.
-
-    Raises:
-        UsageError: an unknown variant or option.
-    """
+    """The outcome of each variant, or of every measured one if none is named. Raises UsageError: an unknown variant or
+    option."""
     return [_choose(budget, *group, points) for group in _groups(variants, points)]
 
 

@@ -110,11 +110,8 @@ def load(path: Path) -> MeasuredRun:
 
 
 def refuse_copies(runs: Iterable[tuple[Path, Iterable[Record]]]) -> None:
-    """Refuse two folders with the same row: a seal stands for a row and all rows before it.
-
-    Raises:
-        UsageError: one run is a copy of another.
-    """
+    """Refuse two folders with the same row: a seal stands for a row and all rows before it. Raises UsageError: one run
+    is a copy of another."""
     owner: dict[str, Path] = {}
     for path, records in runs:
         for seal in {record.seal for record in records} - {""}:

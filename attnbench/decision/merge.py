@@ -137,11 +137,8 @@ def _read(path: Path) -> Source:
 
 
 def _choose(sources: Sequence[Source]) -> tuple[Kept, list[str]]:
-    """Each cell's row: that of more rounds if one machine measured it twice.
-
-    Raises:
-        UsageError: two machines measured the same cell.
-    """
+    """Each cell's row: that of more rounds if one machine measured it twice. Raises UsageError: two machines measured
+    the same cell."""
     best: dict[str, tuple[Source, Record]] = {}
     twice = 0
     for source in sources:

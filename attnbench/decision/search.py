@@ -50,10 +50,7 @@ class Ladder:
 
 
 def knob_of(spec: Spec, *, causal: bool = False) -> Knob | None:
-    """The knob that trades the variant's accuracy for cost, or None.
-
-    Raises:
-        UsageError: an unknown variant or option.
+    """The knob that trades the variant's accuracy for cost, or None. Raises UsageError: an unknown variant or option.
     """
     return VARIANTS.get(spec.name).claims(spec, causal=causal).knob
 
@@ -117,11 +114,8 @@ class Entrant:
 def entrants_of(
     written: Sequence[str], budget: Budget, n: int, *, causal: bool = False, most: int | None = None
 ) -> list[Entrant]:
-    """The variants and their knobs.
-
-    Raises:
-        UsageError: an unknown name or option, one thing twice, or nothing that can be turned.
-    """
+    """The variants and their knobs. Raises UsageError: an unknown name or option, one thing twice, or nothing that can
+    be turned."""
     entrants: dict[str, Entrant] = {}
     for spec in (spec for text in written for spec in parse_specs(text)):
         entry = VARIANTS.get(spec.name)

@@ -26,11 +26,8 @@ from attnbench.variant import VARIANTS
 
 
 def variants_of(texts: Sequence[str], plugins: Sequence[str]) -> tuple[Spec, ...]:
-    """The variants that are named, each once, after loading the plug-ins.
-
-    Raises:
-        UsageError: an unknown variant or option.
-    """
+    """The variants that are named, each once, after loading the plug-ins. Raises UsageError: an unknown variant or
+    option."""
     load_all(plugins)
     found = [VARIANTS.get(spec.name).normalise(spec) for text in texts for spec in parse_specs(text)]
     return tuple(dict.fromkeys(found))

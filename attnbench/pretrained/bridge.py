@@ -78,11 +78,7 @@ def session(one: Session) -> Iterator[Session]:
 
 
 def library() -> Any:
-    """The transformers library.
-
-    Raises:
-        UsageError: it is not installed, or too old.
-    """
+    """The transformers library. Raises UsageError: it is not installed, or too old."""
     try:
         found: Any = import_module("transformers")
     except ImportError:
@@ -94,22 +90,16 @@ def library() -> Any:
 
 @cache
 def register() -> None:
-    """Make the name known to the library, once in a process.
-
-    Raises:
-        UsageError: the library is not installed, or too old.
-    """
+    """Make the name known to the library, once in a process. Raises UsageError: the library is not installed, or too
+    old."""
     transformers = library()
     transformers.AttentionInterface.register(NAME, _attend)
     transformers.AttentionMaskInterface.register(NAME, _mask)
 
 
 def put_into(model: nn.Module) -> None:
-    """Make a model call this module's attention from now on.
-
-    Raises:
-        Unsupported: its attention does not go through the library's interface.
-    """
+    """Make a model call this module's attention from now on. Raises Unsupported: its attention does not go through the
+    library's interface."""
     register()
     model_: Any = model
     can = getattr(model_, "_can_set_attn_implementation", None)

@@ -54,12 +54,8 @@ class LayerErrors:
 
 
 def evaluate(subject: Subject, operators: Operators, baseline: Baseline, device: str) -> Evaluated:
-    """Read every window with these operators in the place of attention.
-
-    Raises:
-        Diverged: the features or the logits hold NaN or infinity.
-        Unsupported: attention that should have been replaced was not reached.
-    """
+    """Read every window with these operators in the place of attention. Raises Diverged: the features or the logits
+    hold NaN or infinity. Raises Unsupported: attention that should have been replaced was not reached."""
     answers: list[Answered] = []
     agree: list[float] = []
     divergence: list[float] = []

@@ -59,11 +59,8 @@ class LanguageModel:
 
     @classmethod
     def unread(cls, name: str, model: nn.Module, length: int, *, causal: bool) -> Self:
-        """One of fake tensors, of which nothing but sizes is true: it is not held to anything.
-
-        Raises:
-            Unsupported: its attention cannot be replaced; the message names the cause.
-        """
+        """One of fake tensors, of which nothing but sizes is true: it is not held to anything. Raises Unsupported: its
+        attention cannot be replaced; the message names the cause."""
         config: Any = model.config
         one = cls.__new__(cls)
         one.name, one.module, one.digest = name, model.eval(), ""

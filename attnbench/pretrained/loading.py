@@ -66,11 +66,8 @@ def open_language_model(name: str, length: int, text: Path | None) -> tuple[Lang
 
 @contextmanager
 def _told(name: str) -> Iterator[None]:
-    """Turn whatever the library raises in this block, over files that may hold anything, into one line.
-
-    Raises:
-        UsageError: the model cannot be loaded.
-    """
+    """Turn whatever the library raises in this block, over files that may hold anything, into one line. Raises
+    UsageError: the model cannot be loaded."""
     try:
         yield
     except Unsupported:
@@ -254,11 +251,8 @@ def refuse_incomplete(model: nn.Module, told: Mapping[str, Any]) -> None:
 
 
 def refuse_scaled(folder: Path, config: Any) -> None:
-    """Refuse numbers that mean nothing without a scale, where the configuration does not say how they were made.
-
-    Raises:
-        UsageError: there are such numbers.
-    """
+    """Refuse numbers that mean nothing without a scale, where the configuration does not say how they were made. Raises
+    UsageError: there are such numbers."""
     if getattr(config, "quantization_config", None) is not None:
         return
     opened: Any = import_module("safetensors").safe_open
@@ -279,11 +273,7 @@ _READ = (".json", ".safetensors", ".txt", ".model")
 
 
 def files_of(name: str) -> list[Path]:
-    """Everything that decides what the model of this name computes.
-
-    Raises:
-        UsageError: there is no such model.
-    """
+    """Everything that decides what the model of this name computes. Raises UsageError: there is no such model."""
     if name == NAME:
         return [WEIGHTS]
     place = located(name)
@@ -310,11 +300,8 @@ class Around:
 
 
 class TokenText:
-    """Consecutive windows of one text: the last tenth is held out, the rest is trained on.
-
-    Raises:
-        UsageError: the text has too few tokens for one window of each part.
-    """
+    """Consecutive windows of one text: the last tenth is held out, the rest is trained on. Raises UsageError: the text
+    has too few tokens for one window of each part."""
 
     def __init__(self, name: str, tokens: Sequence[int], length: int, around: Around) -> None:
         self.name, self.length = name, length
@@ -379,11 +366,8 @@ def _epoch(count: int, seed: int, epoch: int) -> Tensor:
 
 
 def words_of(file: Path | None) -> tuple[str, str]:
-    """Name and content of a file of text; without one, of the help on Python's keywords, which Python brings.
-
-    Raises:
-        UsageError: the file cannot be read as text.
-    """
+    """Name and content of a file of text; without one, of the help on Python's keywords, which Python brings. Raises
+    UsageError: the file cannot be read as text."""
     if file is None:
         return "pydoc_data.topics", help_of_python()
     if file.exists() and not file.is_file():  # a pipe or a device may never end

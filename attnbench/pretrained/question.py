@@ -63,11 +63,8 @@ class Entry:
 
 
 def parse_layers(text: str) -> Wanted:
-    """``all``, ``each``, ``each/5`` (every fifth), ``each,all``, or ``0,5``, which is layers 0 and 5 together.
-
-    Raises:
-        UsageError: none of these.
-    """
+    """``all``, ``each``, ``each/5`` (every fifth), ``each,all``, or ``0,5``, which is layers 0 and 5 together. Raises
+    UsageError: none of these."""
     words = comma_separated(text)
     numbers = [word for word in words if word.isdecimal()]
     each = [found for word in words if (found := _EACH.fullmatch(word))]
@@ -83,11 +80,8 @@ def parse_layers(text: str) -> Wanted:
 
 
 def parse_steps(text: str) -> tuple[int, ...]:
-    """``0,100`` -> the numbers of training steps after which a model is evaluated, in rising order.
-
-    Raises:
-        UsageError: not whole numbers from 0 to :data:`MOST_STEPS`.
-    """
+    """``0,100`` -> the numbers of training steps after which a model is evaluated, in rising order. Raises UsageError:
+    not whole numbers from 0 to :data:`MOST_STEPS`."""
     words = comma_separated(text)
     if not all(word.isdecimal() and len(word) < 10 for word in words):
         raise UsageError(f"--steps {text!r}: not numbers of steps; write for instance --steps 0,100")

@@ -85,11 +85,7 @@ class Row:
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Row:
-        """The row of such a line.
-
-        Raises:
-            TypeError, ValueError, KeyError: it is not one.
-        """
+        """The row of such a line. Raises TypeError, ValueError, KeyError: it is not one."""
         known = {field.name: row[field.name] for field in fields(cls)}
         losses = tuple(float(loss) for loss in known.pop("window_losses"))
         return cls(**{**known, "status": Status(known["status"])}, window_losses=losses)

@@ -45,11 +45,8 @@ class Sizes:
 
 
 def with_sizes(suite: Suite) -> Suite:
-    """The suite with heads, kv_heads, head_dim and causal of each trained model in the matrix of its sweep.
-
-    Raises:
-        SuiteError: there is no such model, its configuration does not state these sizes, or a sweep asks for others.
-    """
+    """The suite with heads, kv_heads, head_dim and causal of each trained model in the matrix of its sweep. Raises
+    SuiteError: there is no such model, its configuration does not state these sizes, or a sweep asks for others."""
     data = copy.deepcopy(suite.data)
     for index, sweep in enumerate(suite.sweeps):
         if sweep.trained is None:
@@ -110,11 +107,8 @@ def _said(value: object) -> str:
 
 
 def sizes_of(name: str) -> Sizes:
-    """The sizes of the model of this name.
-
-    Raises:
-        UsageError: there is no such model, or its configuration does not state them.
-    """
+    """The sizes of the model of this name. Raises UsageError: there is no such model, or its configuration does not
+    state them."""
     if name == NAME:
         return Sizes(HEADS, HEADS, HEAD_DIM, causal=False, longest=LONGEST)
     place = located(name)

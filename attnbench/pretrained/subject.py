@@ -60,20 +60,13 @@ class Subject(Protocol):
         ...
 
     def read(self, tokens: Tensor, intercept: Intercept | None = None) -> Reading:
-        """Run the model on tokens ``(B, N)``.
-
-        Raises:
-            Unsupported: not every layer's attention passed through ``intercept``, so that its numbers would be those
-                of the untouched model.
-        """
+        """Run the model on tokens ``(B, N)``. Raises Unsupported: not every layer's attention passed through
+        ``intercept``, so that its numbers would be those of the untouched model."""
         ...
 
     def answer(self, tokens: Tensor, intercept: Intercept | None = None) -> Tensor:
-        """The logits alone, or the last features where the model predicts nothing: what a prefill computes.
-
-        Raises:
-            Unsupported: as :meth:`read`.
-        """
+        """The logits alone, or the last features where the model predicts nothing: what a prefill computes. Raises
+        Unsupported: as :meth:`read`."""
         ...
 
     def restore(self) -> None:

@@ -117,11 +117,7 @@ def known_folder(out: Path, identity: Mapping[str, Any], warn: Callable[[str], N
 
 
 def new_folder(out: Path, identity: Mapping[str, Any]) -> SwapFolder:
-    """A folder below ``out``, named after the time and the device.
-
-    Raises:
-        CannotCreate: it cannot be made.
-    """
+    """A folder below ``out``, named after the time and the device. Raises CannotCreate: it cannot be made."""
     root = suite_folder(out, "swap")
     make_folder(root)
     facts = {

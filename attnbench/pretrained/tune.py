@@ -52,11 +52,7 @@ class Pupil:
     operators: Operators
 
     def parameters(self, what: Trained) -> list[nn.Parameter]:
-        """What is trained, each parameter once.
-
-        Raises:
-            Unsupported: the variant brings nothing that could be fitted.
-        """
+        """What is trained, each parameter once. Raises Unsupported: the variant brings nothing that could be fitted."""
         own = [parameter for one in self.operators.values() for parameter in one.parameters()]
         if what == "variant":
             if not own:

@@ -47,11 +47,8 @@ class Described:
 
 
 def described(cell: Cell) -> Described:
-    """The cell's model; its configuration is read here, where tensors are real.
-
-    Raises:
-        UsageError: there is no such model, or its libraries are missing.
-    """
+    """The cell's model; its configuration is read here, where tensors are real. Raises UsageError: there is no such
+    model, or its libraries are missing."""
     assert cell.pretrained is not None
     return _described(cell.pretrained.name)
 

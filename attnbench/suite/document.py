@@ -57,11 +57,8 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_document(text: str) -> tuple[dict[str, Any], dict[Place, int]]:
-    """The plain data of a suite, and the line on which each value stands.
-
-    Raises:
-        NotASuite: not YAML, or YAML that a suite may not use.
-    """
+    """The plain data of a suite, and the line on which each value stands. Raises NotASuite: not YAML, or YAML that a
+    suite may not use."""
     lines: dict[Place, int] = {}
     root = _compose(text)
     if root is None:

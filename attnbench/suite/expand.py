@@ -68,11 +68,8 @@ def expand(suite: Suite, *, device: str = "cpu") -> list[Cell]:
 
 
 def check_size(suite: Suite, kind: str) -> None:
-    """Count the cells on one type of device, before any is made.
-
-    Raises:
-        SuiteError: more than MAX_CELLS, with the sweep where there are too many.
-    """
+    """Count the cells on one type of device, before any is made. Raises SuiteError: more than MAX_CELLS, with the sweep
+    where there are too many."""
     count = 0
     for grid in _grids(suite, kind):
         count += grid.size

@@ -77,11 +77,8 @@ def shipped_descriptions() -> dict[str, str]:
 
 
 def suite_path(path_or_name: str | Path) -> Path:
-    """The file that is meant; a bare word is the name of a shipped suite.
-
-    Raises:
-        SuiteError: neither a file nor a name, with the nearest name.
-    """
+    """The file that is meant; a bare word is the name of a shipped suite. Raises SuiteError: neither a file nor a name,
+    with the nearest name."""
     path = Path(path_or_name)
     text = str(path_or_name)
     if path.suffix.lower() in _SUFFIXES or len(path.parts) != 1:

@@ -22,11 +22,8 @@ Predicate = Callable[[str], bool]
 
 
 def choose(expression: str, cells: Sequence[Cell]) -> list[Cell]:
-    """The cells whose :func:`~attnbench.suite.describe.address` matches, in their order.
-
-    Raises:
-        UsageError: the expression cannot be read, or no cell matches; the message helps to find one that does.
-    """
+    """The cells whose :func:`~attnbench.suite.describe.address` matches, in their order. Raises UsageError: the
+    expression cannot be read, or no cell matches; the message helps to find one that does."""
     addresses = [address(cell) for cell in cells]
     chosen = [cell for cell, where in zip(cells, addresses, strict=True) if matches(expression, where)]
     if not chosen:

@@ -35,11 +35,7 @@ class Shard:
 
 
 def parse_shard(text: str) -> Shard:
-    """``0/4`` is the first of four.
-
-    Raises:
-        UsageError: not two numbers, or there is no such part.
-    """
+    """``0/4`` is the first of four. Raises UsageError: not two numbers, or there is no such part."""
     match = _WRITTEN.fullmatch(text.strip())
     if match is None:
         raise UsageError(f"--shard {text[:40]!r} is not I/K; write 0/4 for the first of four parts")

@@ -112,20 +112,13 @@ class Batch:
 
 
 def evaluate(tokens: list[int]) -> int:
-    """The value, 0 to 9, of a whole tree.
-
-    Raises:
-        ValueError: this is not one tree whose root is an operator.
-    """
+    """The value, 0 to 9, of a whole tree. Raises ValueError: this is not one tree whose root is an operator."""
     return subtree_values(tokens)[-1]
 
 
 def subtree_values(tokens: list[int]) -> list[int]:
-    """The value of what each closing bracket closes, at that bracket; elsewhere :data:`NO_ANSWER`.
-
-    Raises:
-        ValueError: this is not one tree whose root is an operator.
-    """
+    """The value of what each closing bracket closes, at that bracket; elsewhere :data:`NO_ANSWER`. Raises ValueError:
+    this is not one tree whose root is an operator."""
     result = [NO_ANSWER] * len(tokens)
     stack: list[tuple[int, list[int]]] = []
     for position, token in enumerate(tokens):

@@ -107,11 +107,8 @@ def divided(text: bytes) -> list[bytes]:
 
 
 def help_of_python() -> str:
-    """The help on Python's keywords and types, some 450 kB of English that come with Python.
-
-    Raises:
-        Unsupported: this Python was packed without it.
-    """
+    """The help on Python's keywords and types, some 450 kB of English that come with Python. Raises Unsupported: this
+    Python was packed without it."""
     try:
         topics: dict[str, str] = import_module("pydoc_data.topics").topics
     except ImportError:

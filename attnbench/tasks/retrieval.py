@@ -105,11 +105,8 @@ class _Pairs:
 
 
 def _lines(file: Path, content: mmap.mmap) -> tuple[array[int], array[int]]:
-    """Label of each line, and start and end of its two texts, one after another.
-
-    Raises:
-        UsageError: a line is not label, id, id, text, text.
-    """
+    """Label of each line, and start and end of its two texts, one after another. Raises UsageError: a line is not
+    label, id, id, text, text."""
     labels, texts = array("q"), array("q")
     start = number = 0
     while start < len(content):

@@ -59,11 +59,7 @@ class Stored:
         self._name = name
 
     def read(self) -> dict[Literal["train", "validation", "test"], Part]:
-        """Read all examples.
-
-        Raises:
-            UsageError: a file is damaged.
-        """
+        """Read all examples. Raises UsageError: a file is damaged."""
         raise NotImplementedError
 
     def files(self) -> Iterable[Path]:
