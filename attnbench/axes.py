@@ -101,36 +101,38 @@ class Axis:
     """One axis of a sweep."""
 
     name: str
-    """Key in a suite, field of what has it, column of the results."""
+    """Key in a suite, name of its field, column of the results."""
     values: Whole | Words | Specs | Flag | Masks | Share | Rate
     of: Literal["cell", "shape", "training"]
-    """What has a field of this name: the cell, its shape or its training."""
+    """The owner of a field of this name: the cell, its shape or its training."""
     help: str
     """What the schema of a suite says about it."""
     condition: str = ""
-    """The same in a row of ``exclude``, where that of its kind of values says too little."""
+    """The same in a row of ``exclude``, if the text for its kind of values says too little."""
     default: Any = None
     required: bool = False
-    """Whether every matrix must name it."""
+    """True if every matrix must name it."""
     same_as: str = ""
     """The axis whose value ``null`` stands for, which is then the default."""
     plus: str = ""
     """An axis that is added to that value."""
     only: Literal["", "operator", "cross", "layer", "model", "task", "score", "generate"] = ""
-    """Where it means something: everywhere, at level operator, where there may be two sequences, in layers, in models,
-    in models with a task, where a score is measured, in pass generate."""
+    """The scope in which it has a meaning: everywhere, level operator, two sequences, layers, models, models with a
+    task,
+    scored cells, pass generate.
+    """
     added: bool = False
-    """Whether older cells and rows lack it; these have the default, and a cell with the default keeps its id."""
+    """True if older cells and rows lack it; these have the default, and a cell with the default keeps its id."""
     alike: bool = True
-    """Whether the rows of one series in a figure agree in it."""
+    """True if the rows of one series in a figure agree in it."""
     of_model: bool = True
-    """Whether two models that differ in it are two models."""
+    """True if two models that differ in it are two models."""
     usual: Any = None
-    """What most cells have where the default is what their level has; it goes without saying, as a default does."""
+    """The usual value, if the default follows from the level; captions leave it out, as they do a default."""
     asked: int = 5
-    """How soon readers ask about it: settings are told apart by the axes with the least number first."""
+    """Rank in captions: settings are told apart by the axes with the least number first."""
     words: Callable[[Any], str] | None = None
-    """Puts a value in the words of a caption, where those of its kind of values say too little."""
+    """Puts a value in the words of a caption, if those of its kind of values say too little."""
 
     def in_words(self, value: object) -> str:
         """``causal``, ``4 heads``, ``bfloat16``."""
@@ -419,7 +421,7 @@ FOLLOWING: Mapping[str, str] = {axis.name: axis.same_as for axis in _TABLE if ax
 OF_PRETRAINED = ("variant", "seq_len", "heads", "kv_heads", "head_dim", "batch", "dtype", "causal", "seed")
 """Axes at level pretrained; the others are the trained model's own."""
 _LEVELS = {"operator": ("operator",), "layer": ("layer", "model"), "model": ("model",), "task": ("model",)}
-"""Where an axis means something -> the levels at which that is."""
+"""Part of the models in which an axis has a meaning -> the levels with that part."""
 
 
 def exists(name: str, level: str) -> bool:

@@ -114,16 +114,16 @@ class Booked:
 
     kernel: str
     matmul_flops: int | None
-    """None where the code does not tell."""
+    """None if the code does not state it."""
     exponentials: int
     same: Callable[[], Callable[[], object]] | None = None
-    """Makes, of tensors of its own, a call that does the same in operations that can be counted."""
+    """Makes, of tensors of its own, an equivalent call in operations that can be counted."""
 
 
 _booked: list[list[Booked]] = []
 """The entries of each count or prediction in progress."""
 _same: list[Callable[[bool], Callable[[], object]]] = []
-"""What does the same as the code that runs now, forward or, if True, backward; see :class:`Booked`."""
+"""Equivalent code of the code that runs now, forward or, if True, backward; see :class:`Booked`."""
 
 
 def out_of_sight(

@@ -40,7 +40,6 @@ class Facts:
     """The facts written above the class of a variant."""
 
     family: str
-    """One of :data:`FAMILIES`."""
     also: tuple[str, ...] = ()
     """Further families that it belongs to; figures take their colour from ``family``."""
     source: str
@@ -48,16 +47,15 @@ class Facts:
     cost: str
     """``O(n·d²)``, say."""
     time_exponent: float | None = None
-    """Power of n in the claimed time; None where nothing is claimed."""
+    """Power of n in the claimed time, or None."""
     memory_exponent: float | None = None
-    """Power of n in the claimed memory; None where nothing is claimed."""
+    """Power of n in the claimed memory, or None."""
     traits: Traits = Traits()
     kind: Kind = "operator"
     settings: tuple[str, ...] = ("",)
     """Options with which ``attnbench check`` tests it against the laws: ``("window=3", "block=5,look_around=1")``. Give
     one for each algorithm under the name, small enough that sequences of about 20 tokens have several tiles."""
     fused: str = ""
-    """The same in fused kernels for a GPU, with values of its own options in braces: ``flex:window={window}``."""
 
 
 def broken_fact(name: object, facts: Facts) -> str | None:

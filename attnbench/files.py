@@ -1,4 +1,4 @@
-"""Where a file may be written, and how to write it so that a reader sees all of the old text or all of the new."""
+"""Choose where a file may be written, and write it so that a reader sees all of the old text or all of the new."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OF_A_RUN = (
 _MARKS = ("records.jsonl", "environment.json")
 """Files that only the folder of a run has."""
 PACKED = ".xz"
-"""Ending of a file of a finished run that somebody compressed; every reader takes it as it is."""
+"""Ending of a compressed file of a finished run; every reader takes it as it is."""
 
 
 def stored(path: Path) -> Path:
@@ -55,12 +55,10 @@ def unpack(path: Path) -> None:
 
 
 def replace_file(path: Path, content: str | bytes) -> None:
-    """Write ``content`` beside ``path``, sync it to the disk and rename it into place.
-
-    A link at ``path`` is replaced, not followed.
+    """Write ``content`` next to ``path``, sync it to the disk and rename it into place; a link at ``path`` is replaced.
 
     Raises:
-        OSError: it cannot be written; what was at ``path`` is unchanged.
+        OSError: it cannot be written; the old content of ``path`` is unchanged.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
@@ -77,7 +75,7 @@ def replace_file(path: Path, content: str | bytes) -> None:
 
 
 def remove_unfinished(path: Path) -> None:
-    """Remove what processes that were killed within :func:`replace_file` left beside ``path``."""
+    """Remove temporary files of killed calls of :func:`replace_file` for ``path``."""
     for left in path.parent.glob(f".{path.name}.*"):
         with suppress(OSError):
             left.unlink()
@@ -98,8 +96,7 @@ def write_output(path: Path, content: str | bytes) -> None:
 
 
 def refuse_output(path: Path) -> None:
-    """Refuse a place where nothing is written that a user asks for: a file of a run, or a link to a file. Raises
-    CannotCreate: ``path`` is one."""
+    """Refuse a file of a run, or a link to a file, as the place of an output. Raises CannotCreate."""
     if path.name.removesuffix(PACKED) in OF_A_RUN and any((path.parent / name).exists() for name in _MARKS):
         raise CannotCreate(f"{path} belongs to the run in {path.parent}; choose another name")
     is_stream = path.parts[:2] in (("/", "dev"), ("/", "proc")) or (path.exists() and not path.is_file())
@@ -108,7 +105,7 @@ def refuse_output(path: Path) -> None:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """Open a pipe only if somebody is reading from it, instead of waiting for a reader."""
+    """Open a pipe only if it has a reader, instead of waiting for one."""
     without_waiting = getattr(os, "O_NONBLOCK", 0)
     try:
         handle = os.open(path, flags | without_waiting)
@@ -122,7 +119,7 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a rename survive a power failure, on systems that can sync a folder."""
+    """Sync the folder if the system can, so that a rename survives a power failure."""
     with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -132,14 +129,13 @@ def _sync_folder(folder: Path) -> None:
 
 
 def refuse_link(path: Path) -> None:
-    """Refuse a link: results are never written through one. Raises CannotCreate: ``path`` is one."""
+    """Refuse a link, since results are never written through one. Raises CannotCreate."""
     if path.is_symlink():
         raise CannotCreate(f"{path} is a link, and results are not written through links; remove it")
 
 
 def refuse_other_than_file(path: Path) -> None:
-    """Refuse a pipe or device, which may block for ever: results are never read from one or written to one. Raises
-    CannotCreate: there is something other than a file at ``path``."""
+    """Refuse a pipe or device, which may block for ever. Raises CannotCreate."""
     refuse_link(path)
     if path.exists() and not path.is_file():
         raise CannotCreate(f"{path} is not a file; remove it")

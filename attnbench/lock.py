@@ -19,9 +19,9 @@ from attnbench.record import one_line
 
 @contextmanager
 def held(folder: Path, name: str = ".", *, patience: float = 0.0) -> Iterator[None]:
-    """Lock ``folder``, or what ``name`` stands for in it, against other processes.
+    """Lock ``folder``, or the part of it that ``name`` stands for, against other processes.
 
-    The file ``{name}writer`` says who holds the lock; the next process overwrites what a killed one left in it.
+    The file ``{name}writer`` names the holder of the lock; the next process overwrites that of a killed one.
 
     Args:
         name: prefix of the names of the lock's files.
@@ -64,8 +64,12 @@ def _holder(writer: Path) -> str:
 
 @contextmanager
 def once(out: Path, arguments: Mapping[str, object]) -> Iterator[None]:
-    """Lock ``out`` against the same command, before it is known in which folder below it the rows will stand. Raises
-    Locked: the same command is at work already. Raises CannotCreate: ``out`` cannot be made or written."""
+    """Lock ``out`` against the same command, before the folder of its rows is known.
+
+    Raises:
+        Locked: the same command is running.
+        CannotCreate: ``out`` cannot be made or written.
+    """
     missing = [folder for folder in (out, *out.parents) if not os.path.exists(folder)]  # noqa: PTH110  # which is no error either if it cannot be told
     make_folder(out)
     name = f".{_invocation(arguments)}."
@@ -83,13 +87,13 @@ def once(out: Path, arguments: Mapping[str, object]) -> Iterator[None]:
 
 
 def _invocation(arguments: Mapping[str, object]) -> str:
-    """A key that is equal for two commands with the same arguments and the same files behind them."""
+    """A key that is equal for two commands with the same arguments and the same content of their files."""
     names = [str(name) for value in arguments.values() for name in (value if isinstance(value, list) else [value])]
     return hashlib.sha256(repr([arguments, *map(digest, names)]).encode()).hexdigest()[:16]
 
 
 def digest(source: str) -> str:
-    """Digest of a suite's or plug-in's content; empty where ``source`` names no file, or one too large to be either."""
+    """Digest of a suite's or plug-in's content; empty if ``source`` names no file, or one too large to be either."""
     try:
         path = Path(source)
         small = path.is_file() and path.stat().st_size <= 2**20

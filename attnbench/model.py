@@ -1,4 +1,4 @@
-"""Where an attention variant lives in practice: a layer with projections, and the Long Range Arena's encoder."""
+"""Models around an attention variant: a layer with projections, and the Long Range Arena's encoder."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class MultiHead(nn.Module):
         return self._joined(y), self._placed(place + 1, state)
 
     def _placed(self, place: int, state: Any) -> Any:
-        """The operator's state, with the place of the next token where that token will be turned."""
+        """The operator's state, with the place of the next token if that token will be turned."""
         return state if self.rotary is None else (place, state)
 
     def _projected(self, x: Tensor, first: int = 0) -> tuple[Tensor, Tensor, Tensor]:

@@ -20,13 +20,16 @@ _HOLDERS = ("logits", "last_hidden_state", "hidden_states", "output")
 """Where models that return an object keep their output."""
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _MASKS = ("mask", "attn_mask", "attention_mask", "src_mask", "key_mask", "key_padding_mask", "src_key_padding_mask")
-"""Arguments of ``forward`` that hide tokens, which may be asked to hide none."""
+"""Arguments of ``forward`` that hide tokens, and take a mask that hides none."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleSource:
-    """A class of a file, or a function that makes a module, with what it is called with. Raises UsageError: the text
-    names no class, or gives options without names."""
+    """A class of a file, or a function that makes a module, with its options.
+
+    Raises:
+        UsageError: the text names no class, or gives options without names.
+    """
 
     text: str
     """``FILE.py:Class``, with options as a variant has them: ``FILE.py:Class:dim=64,heads=4``."""
@@ -55,15 +58,15 @@ class ModuleSource:
         return f"{file}.py", rest
 
     def parameters(self) -> Mapping[str, inspect.Parameter]:
-        """What it may be called with; anything if it is written in C. The file must be loaded. Raises UsageError: the
-        file has no such class or function."""
+        """Its parameters; anything if it is written in C. The file must be loaded, or UsageError is raised."""
         try:
             return inspect.signature(self._callable()).parameters
         except (TypeError, ValueError):
             return {"options": inspect.Parameter("options", inspect.Parameter.VAR_KEYWORD)}
 
     def make(self, given: Mapping[str, Any] | None = None) -> nn.Module:
-        """The module, to be called with x or tokens alone, with what torch's generator draws; the file must be loaded.
+        """The module, to be called with x or tokens alone; torch's generator draws its weights. The file must be
+        loaded.
 
         Args:
             given: further options; those in the text decide.
@@ -124,7 +127,7 @@ class ModuleSource:
 
 
 class _Unmasked(nn.Module):
-    """A module whose forward must be given masks, with masks that hide nothing: the first of these that it takes."""
+    """Wraps a module that insists on masks, and passes masks that hide nothing."""
 
     def __init__(self, inner: nn.Module, names: Sequence[str]) -> None:
         super().__init__()
@@ -172,7 +175,7 @@ def tensors(out: object) -> Iterator[Tensor]:
 
 
 def widths(module: nn.Module) -> list[int]:
-    """What its layers say that they take, those that come first in front."""
+    """Input widths of its layers, in their order."""
     found = []
     for part in module.modules():
         sizes = [getattr(part, name, None) for name in ("embed_dim", "d_model", "input_size", "in_features")]

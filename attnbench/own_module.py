@@ -34,10 +34,11 @@ _SIZES = {
     "N": ("seq_len", "seq_length", "max_len", "max_seq_len"),
     "causal": ("causal", "is_causal"),
 }
-"""Size of a :class:`~attnbench.shape.Shape` -> names under which constructors ask for it, and for nothing else: a
-``block_size`` may be that of a block, a ``width`` that of a window, and to set them would time another method."""
+"""Size of a :class:`~attnbench.shape.Shape` -> names of constructor options that mean only it: a ``block_size`` may be
+that of a block and a ``width`` that of a window, and setting them would time another method.
+"""
 _SMALL = 64
-"""Most tokens with which a module is tried first where it is made, which takes as long as a few calls."""
+"""Most tokens of a first try of a module, which takes as long as a few calls."""
 
 
 def register_module(text: str) -> None:
@@ -68,7 +69,7 @@ def register_module(text: str) -> None:
         @torch.no_grad()
         def _try(self, other: nn.Module, shape: Shape) -> None:
             """Learn which axis of x is its batch: one in which neither of two examples changes the other. Raises
-            Unsupported: it does not take the shape."""
+            Unsupported."""
             draws, wide = torch.Generator().manual_seed(0), widths(other)
             for n in dict.fromkeys((min(shape.N, _SMALL), shape.N)):
                 x, y = (torch.randn(2, n, shape.C, generator=draws) for _ in range(2))
@@ -133,7 +134,7 @@ def _turned(module: nn.Module, x: Tensor) -> list[Tensor]:
 
 
 def _apart(call: Callable[[Tensor], object], x: Tensor, y: Tensor) -> bool:
-    """Whether of two examples neither changes the other; if only a later one does, a causal module may mix them."""
+    """True if neither of two examples changes the other; if only a later one does, a causal module may mix them."""
     before, others = next(tensors(call(x))), (torch.stack((x[0], y[1])), torch.stack((y[0], x[1])))
     return all(
         torch.allclose(next(tensors(call(other)))[i], before[i], rtol=1e-4, atol=1e-5) for i, other in enumerate(others)
@@ -141,9 +142,9 @@ def _apart(call: Callable[[Tensor], object], x: Tensor, y: Tensor) -> bool:
 
 
 def _options(source: ModuleSource) -> Iterator[Parameter]:
-    """What the constructor may be given beside what the text gives and what says whether it is causal.
+    """Options of the constructor beyond those in the text and that for causality.
 
-    None stands for the size of the cell, or for a value that the constructor insists on.
+    None stands for the size of the cell, or for a required value.
     """
     sizes = {name for names in _SIZES.values() for name in names}
     for name, one in source.parameters().items():

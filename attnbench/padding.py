@@ -1,4 +1,4 @@
-"""Which tokens of a batch are padding: examples of different lengths, as in a real batch."""
+"""Padding tokens of a batch: examples of different lengths, as in a real batch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def checked(padding: float) -> float:
 
 
 def real_tokens(batch: int, tokens: int, padding: float) -> list[int]:
-    """How many tokens of each example are real, at least one; the shares are spread evenly around ``1 - padding``.
+    """Number of real tokens of each example, at least one; the shares are spread evenly around ``1 - padding``.
 
     If half of the tokens are padding, the real shares of four examples are 1/8, 3/8, 5/8 and 7/8; that of one is 1/2.
 

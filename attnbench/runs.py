@@ -1,4 +1,4 @@
-"""Run folders below a results folder: where they are, and which is the newest."""
+"""Find run folders below a results folder, and the newest of them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def by_age(runs: Iterable[Path]) -> list[Path]:
 
 
 def first_row(run: Path) -> Mapping[str, Any]:
-    """The first row that a run wrote, column by column; empty if there is none that can be read."""
+    """The first row of a run, column by column; empty if none can be read."""
     with suppress(OSError, ValueError, RecursionError):
         if stored(run / RECORDS).is_file():
             row = json.loads(read_stored(run / RECORDS).partition(b"\n")[0])
@@ -71,7 +71,7 @@ def suites_of(runs: Iterable[Path]) -> set[str]:
 
 
 def no_run(path: Path, remedy: str = "give the folder of one, results/SUITE/STARTED-DEVICE") -> ResultsError:
-    """The error for a folder in which no run was found, which tells a swap's folder from any other."""
+    """The error for a folder without a run, which distinguishes a swap's folder."""
     swap = next((file for below in ("", "*/", "*/*/") for file in path.glob(f"{below}swap.csv")), None)
     if swap is not None:
         remedy = f"{swap} has the rows of a swap; its attnbench swap command, typed again, shows and --plot draws them"

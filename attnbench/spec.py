@@ -13,9 +13,7 @@ from attnbench.errors import UsageError
 Scalar = bool | int | float | str | None
 
 MAX_TEXT = 1000
-"""Most characters of one text."""
 MAX_SPECS = 1000
-"""Most combinations that the lists in one entry may give."""
 
 POSITIONAL = "_"
 """Key of a value without a name (``file:qkv.safetensors``), which is for the first option."""
@@ -27,7 +25,7 @@ _WORDS: dict[str, Scalar] = {"true": True, "false": False, "null": None, "none":
 
 
 def parse_scalar(text: str) -> Scalar:
-    """The value that a person means by a bare word: ``1e-6`` is a number; ``no``, ``12:30`` and ``010`` are words."""
+    """The value meant by a bare word: ``1e-6`` is a number; ``no``, ``12:30`` and ``010`` are words."""
     if _INT.fullmatch(text):
         return int(text) if len(text) <= 20 else text
     if _FLOAT.fullmatch(text) and not re.fullmatch(r"[-+]?0[0-9]+", text):

@@ -20,7 +20,7 @@ MOST = 1000
 """Layers in one turn."""
 _PART = re.compile(r"(?:([1-9][0-9]{0,9})\*)?([^\[\]*]+)(?:\[([^\[\]]*)\])?")
 _ABILITIES = ("causal", "key_padding", "decode", "bias", "mask", "sink", "longer")
-"""What a stack can do if all of its variants can."""
+"""Abilities that a stack has if all of its variants have them."""
 
 
 def turns(spec: Spec) -> list[Spec]:
@@ -35,7 +35,7 @@ def turns(spec: Spec) -> list[Spec]:
 
 
 def refusal(spec: Spec, shape: Shape, *, key_mask: bool = False, decode: bool = False) -> str | None:
-    """Why a variant, or one of those of a stack, rules out this shape; None where none of them does."""
+    """The reason why a variant, or one of those of a stack, rules out this shape; None if none does."""
     for one in dict.fromkeys(turns(spec)):
         reason = VARIANTS.get(one.name).unsupported_reason(shape, key_mask=key_mask, decode=decode, spec=one)
         if reason:

@@ -29,9 +29,9 @@ class Form:
     """Number of ids for each part of a token: ``(256,)`` for bytes, ``(16, 9)`` for a separate key and value."""
     classes: int
     per_token: bool = False
-    """Whether each token has a label, instead of the whole sequence."""
+    """True if each token has a label, instead of the whole sequence."""
     towers: int = 1
-    """Number of sequences that one answer is about: each is read alone, and the results are joined."""
+    """Number of sequences per answer: each is read alone, and the results are joined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Examples:
     tokens: Tensor
     """int64 ``(B, N)``; ``(B, N, P)`` where a token has P parts; ``(B, 2, N)`` with two towers."""
     labels: Tensor
-    """int64 ``(B,)``, or ``(B, N)`` with :data:`NO_LABEL` where no answer is needed."""
+    """int64 ``(B,)``, or ``(B, N)`` with :data:`NO_LABEL` for tokens without an answer."""
     key_mask: Tensor | None = None
     """bool ``(B, N)`` or ``(B, 2, N)``, True where a token is real; None where all are."""
 
@@ -100,7 +100,6 @@ class TaskEntry(Entry):
 
     source: str = ""
     licence: str = ""
-    """Licence of its data; empty where the data is generated."""
 
 
 TASKS: Registry[TaskEntry] = Registry("task", home="attnbench.tasks", own="'attnbench list tasks' shows the names")

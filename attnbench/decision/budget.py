@@ -16,7 +16,7 @@ from attnbench.units import format_bytes, format_number, format_seconds, parse_b
 Target = Literal["error", "memory", "time", "score"]
 CONFIDENCE = 0.95
 COLUMN = {"time": "time_median_s", "time_low": "time_ci_low_s", "time_high": "time_ci_high_s", "memory": "peak_bytes"}
-"""Field of :class:`Point` -> its column, if that has another name."""
+"""Field of :class:`Point` -> its column, if the name differs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Point:
 
     label: str
     value: int | None = None
-    """Value of the knob; None for a variant that takes part as it stands."""
+    """Value of the knob; None for a variant without one."""
     status: Status = Status.OK
     reason: str = ""
     error_kind: str | None = None

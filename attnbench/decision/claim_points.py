@@ -24,14 +24,12 @@ from attnbench.units import format_number
 from attnbench.variant import VARIANTS
 
 _INTERVALS = {"time_median_s": ("time_ci_low_s", "time_ci_high_s")}
-"""Columns that have a measured interval -> the columns with its ends."""
 _ALIKE = (*(name for name in SAME if name not in (RUN, "quick")), "seq_len", "kv_len", "inputs", "task", RUN)
 """Columns in which two rows agree if nothing but the variant differs."""
 AS_LENGTH = ("seq_len", "kv_len")
 AS_HEADS = ("heads", "head_dim", "kv_heads", "v_dim")
 """Columns in which rows differ that share a model's width among more or fewer heads."""
 _NAMES = {"seq_len": "n", "head_dim": "d"}
-"""Columns that a reader knows by a letter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +37,7 @@ class Row:
     """The parts of a row that a claim uses."""
 
     place: Mapping[str, Any]
-    """Column -> value, of the columns in which rows that are compared agree; options of the variant are among them."""
+    """Values of the columns in which compared rows agree, options of the variant included."""
     value: float
     low: float
     high: float
@@ -157,19 +155,19 @@ class Point:
     """One place at which a claim was tested."""
 
     at: str
-    """What tells it from the claim's other points: ``n=4096``."""
+    """The point's place: ``n=4096``."""
     value: float
     low: float
     high: float
     """Ends of the interval of ``value``; equal to it where the number is exact."""
     holds: bool | None
-    """None if the interval holds the limit, so that nothing can be said."""
+    """None if the interval contains the limit, so that it decides nothing."""
     said: str = ""
     """The value in words, where a number is not enough."""
     what: str = ""
-    """What the number is: ``time ratio``, ``power of n in time``."""
+    """The quantity: ``time ratio``, ``power of n in time``."""
     host: str = ""
-    """Which of its times are mostly the host's."""
+    """The times that are mostly the host's."""
 
     def __str__(self) -> str:
         value, low, high = map(format_number, (self.value, self.low, self.high))

@@ -22,7 +22,7 @@ from attnbench.store import TABLE
 _ALIKE = ("suite", "machine_id", "device", "process")
 """Columns in which an older run agrees with the newest of its folder, or it is not read."""
 _COLLECTED = ("device",)
-"""The same where somebody collects runs of several suites: they may be of several boots and machines."""
+"""The same in a collection of runs, which may be of several boots and machines."""
 _APART = ["suite", "sweep", "threads"]
 
 

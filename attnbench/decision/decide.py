@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from attnbench.run.runner import Watcher
 
 REFERENCE = "softmax"
-"""What times are divided by on another machine, unless another variant is named."""
+"""The default divisor of times from another machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +36,17 @@ class Question:
     measures: tuple[Measure, ...] = ("time", "memory", "error", "status")
     limits: Limits = Limits()
     relative_to: str | None = None
-    """A variant that was not changed: ratios of times are divided by the median of its own."""
+    """An unchanged variant: ratios of times are divided by the median of its own."""
     select: str | None = None
     """An expression as after ``-k``; other cells are left out."""
     missing: Literal["fail", "warn", "ignore"] = "warn"
     other_machine: Literal["refuse", "ratios"] = "refuse"
     strict: bool = False
-    """Whether a cell that may be worse, but need not be, fails as well."""
+    """True if a cell that may be worse, but need not be, fails as well."""
     as_measured: bool = False
-    """Whether times are judged as they are, and not at one speed of the machine."""
+    """True if times are judged as they are, and not at one speed of the machine."""
     closes: bool = True
-    """Whether the exit code says that a cell is worse, as that of ``gate`` does; that of ``diff`` does not."""
+    """True if the exit code reports a worse cell, as that of ``gate`` does; that of ``diff`` does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,23 +58,23 @@ class Decision:
     olds: tuple[MeasuredRun, ...]
     findings: tuple[Finding, ...]
     drift: float | None
-    """What ratios of times were divided by; None for nothing."""
+    """The drift that time ratios were divided by; None if they were not."""
     common: float | None
-    """Median ratio of all times together, before any division; None where no two times were compared."""
+    """Median ratio of all times, before any division; None if no two times were compared."""
     times: int
-    """How many ratios of times that is the median of."""
+    """Number of ratios behind ``common``."""
     rounds: int | None
-    """Visits of the timed cell that was visited least; None without times."""
+    """Fewest visits of a timed cell; None without times."""
     few: int
-    """How many timed cells were visited fewer than five times."""
+    """Number of timed cells with fewer than five visits."""
     unit: str = "s"
     """Unit of times: seconds, or the variant that they were divided by."""
     paces: tuple[Pace, ...] = ()
-    """How fast the machine was in the new run and in each older one; empty where times are judged as measured."""
+    """Speed of the machine in the new run and in each older one; empty if times are judged as measured."""
     known: int = 0
-    """How many ratios of times have an interval; these hold together."""
+    """Number of ratios of times with an interval; these hold together."""
     between: float | None = None
-    """By how much runs of one program differ, on the log scale; None if the older runs do not say it."""
+    """Spread between runs of one program, on the log scale; None if the older runs do not show it."""
 
     @property
     def failures(self) -> list[Finding]:

@@ -16,9 +16,8 @@ from attnbench.status import Status
 from attnbench.store import ENVIRONMENT, SUITE, TABLE, RunFolder
 
 _METRICS = {"time_s": "time_median_s", "peak_bytes": "peak_bytes", "rel_error": "rel_error", "score": "score"}
-"""First part of a metric's name -> its column."""
 _SPELLED = {"=": "-", ",": " "}
-"""Characters of labels that MLflow takes in no name -> what stands for them."""
+"""Characters that MLflow refuses in names -> their replacements."""
 _REMEDY = "set MLFLOW_TRACKING_URI to a server, or to file:///FOLDER with MLFLOW_ALLOW_FILE_STORE=true"
 """For mlflow-skinny 3.17, which refuses sqlite:/// and, without that variable, folders."""
 _PARAMETERS = (

@@ -34,11 +34,11 @@ ENOUGH_ROUNDS = 5
 MANY_ROUNDS = 50
 """Most further rounds that are worth while for one cell."""
 _EQUAL = 1e-3
-"""Errors this close are those of the same draws."""
+"""Errors this close come from the same draws."""
 _ROUNDING = {"float64": 4e-15, "float32": 2e-6, "bfloat16": 1e-2, "float16": 2e-3}
-"""Errors up to this are rounding, of which twice as much says nothing: exact attention has up to 1.1e-6 in float32."""
+"""Errors below this are rounding noise, of which a factor of two means nothing; exact attention has up to 1.1e-6."""
 _OF_MEDIAN = 1.25
-"""By how much a median of normal numbers spreads wider than their mean."""
+"""Spread of a median of normal numbers over that of their mean."""
 _REACH = 3.5
 """Half the 95 % interval of a median of five draws, in standard deviations over the root of their number: Student's
 2.78 for four degrees of freedom, times :data:`_OF_MEDIAN`."""
@@ -71,7 +71,7 @@ class Finding:
     at_risk: bool = False
     """``unsure``, and it may be worse than the limit allows."""
     more_rounds: int | None = None
-    """How many more rounds of both would probably decide an ``unsure`` time, at most :data:`MANY_ROUNDS`."""
+    """Number of further rounds of both that would probably decide an ``unsure`` time, at most :data:`MANY_ROUNDS`."""
 
     @property
     def is_worse(self) -> bool:
@@ -85,11 +85,11 @@ class Times:
     ratios: Mapping[Key, tuple[float, float, float]]
     """Ratio, lower and upper end of the cells with enough visits for an interval."""
     between: float | None
-    """By how much runs of one program differ, on the log scale; None if older runs do not say it."""
+    """Spread between runs of one program, on the log scale; None if older runs do not show it."""
     drift: float = 1.0
-    """How much slower the machine is as a whole; each ratio of times is divided by it."""
+    """Slow-down of the whole machine; each ratio of times is divided by it."""
     doubt: float = 0.0
-    """Half the interval of that, on the log scale and as sure as those of the ratios."""
+    """Half the interval of the drift, on the log scale and as sure as those of the ratios."""
 
 
 def times_of(pairs: Sequence[Pair], reference: Sequence[Pair] = ()) -> Times:

@@ -25,7 +25,7 @@ from attnbench.suite.load import load_suite
 from attnbench.units import format_number
 
 _MEASURE = {"time_median_s": "time", "peak_bytes": "memory", "rel_error": "error"}
-"""Columns that a cell has only if its sweep measures them -> what the sweep says."""
+"""Columns that only some sweeps measure -> the measure's name in the sweep."""
 
 
 class Needed(NamedTuple):
@@ -33,7 +33,6 @@ class Needed(NamedTuple):
 
     cell_id: str
     threads: int | None = None
-    """None where rows of any number of threads will do."""
 
 
 def needed_by(claim: Claim, frame: pd.DataFrame | None) -> tuple[Needed, ...]:
@@ -115,9 +114,9 @@ class Judgement:
     verdict: Verdict
     points: tuple[Point, ...] = ()
     why: str = ""
-    """Why the claim is not tested, or is open."""
+    """The reason why the claim is not tested, or is open."""
     missing: tuple[Needed, ...] = ()
-    """Rows that it needs and that are not there; its points are those of the others."""
+    """Rows that it lacks; its points are those of the others."""
 
     @property
     def evidence(self) -> str:

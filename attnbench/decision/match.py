@@ -31,7 +31,7 @@ from attnbench.suite.ranges import parse_range
 from attnbench.variant import VARIANTS
 
 _LOOK = 0.1
-"""Seconds for which the time of one setting is looked at during the search; the settings found are timed in turns."""
+"""Seconds of timing for one setting of the search; the settings found are timed in turns."""
 
 
 def one_length(written: str | int | Sequence[int]) -> int:
@@ -84,21 +84,19 @@ class Prepared:
     budget: Budget
     entrants: list[Entrant]
     cell: Cell
-    """The cell of every setting; only the variant differs."""
     settings: Settings
     rules: TimingRules
-    """Rules of timing for the turns at the end."""
     timeout: float
     """Seconds for one try, and for each variant that takes turns at the end."""
     about: str
     """The circumstances that all variants share, in one line."""
     unchecked: bool = False
-    """Whether settings take turns whatever laws they break."""
+    """True if settings take turns even if they break laws."""
     trainings: Trainings | None = None
-    """What trains each setting that runs; None where no score is asked for."""
+    """Trains each setting that runs; None if no score is given."""
     warnings: list[str] = field(default_factory=list)
     same: dict[str, Any] = field(default_factory=dict)
-    """The circumstances as columns, once something was measured."""
+    """The circumstances as columns, after the first measurement."""
 
     def most_tries(self, entrant: Entrant) -> int:
         ladder = entrant.ladder

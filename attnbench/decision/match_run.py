@@ -36,9 +36,7 @@ _SHAPE = ["dtype", "causal", "mask", "bias", "sink", "padding", "q_start", "head
 """Columns in which the error of the attention and the time of what holds it agree; a batch changes no error."""
 
 _Key = tuple[str, tuple[tuple[str, Scalar], ...]]
-"""Name and options, those at their defaults included."""
 _Measured = dict[_Key, Point]
-"""Each setting with what is known of it."""
 _Problem = tuple[str, tuple[tuple[str, object], ...]]
 """A task, and how the models were trained on it, by column."""
 _COSTS = ("time_median_s", "time_ci_low_s", "time_ci_high_s", "peak_bytes")
@@ -279,7 +277,7 @@ def _hold(budget: Budget, variants: Sequence[str], points: _Measured) -> list[Fo
 
 
 _Group = tuple[str, Spec, Knob | None, str]
-"""Label, all options that must agree, knob, and why it takes part as it stands; the knob's option is left out."""
+"""Label, all options that must agree, knob, and the reason for having none; the knob's option is left out."""
 
 
 def _groups(variants: Sequence[str], points: _Measured) -> list[_Group]:

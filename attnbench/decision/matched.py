@@ -31,7 +31,6 @@ class Match:
     comparison: Comparison | None = None
     """Paired times of the settings found; None where there are fewer than two, or they are from a finished run."""
     kept: Path | None = None
-    """The folder of the trainings behind the scores."""
 
     @property
     def ok(self) -> bool:

@@ -42,9 +42,9 @@ class Visits:
     seconds: Mapping[int, float]
     """Round -> median time."""
     slower: NDArray[np.float64]
-    """How much slower than at full speed the two pieces of work of the yardstick were, mean logarithms (2,)."""
+    """Slow-down on the yardstick's two pieces of work, mean logarithms (2,)."""
     doubt: NDArray[np.float64]
-    """Covariance (2, 2) of how much of that the cell feels."""
+    """Covariance (2, 2) of the cell's share in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +54,8 @@ class MeasuredRun:
     path: Path
     """The run's own folder."""
     name: str
-    """Name of that folder, for people."""
     environment: Mapping[str, Any]
-    """``environment.json``."""
     machine_class: str
-    """Eight hex digits (:func:`attnbench.machine.machine_class`)."""
     method_version: int
     rows: Mapping[Key, Record]
     """Rows in the order in which they were first measured."""
@@ -67,7 +64,7 @@ class MeasuredRun:
     visits: Mapping[str, Visits] = field(default_factory=dict)
     """Cell id -> its visits; empty until times are compared."""
     doubts: tuple[str, ...] = ()
-    """What is wrong with the run, though not with its rows, one line each."""
+    """Damage to the run that spares its rows, one line each."""
 
 
 def load(path: Path) -> MeasuredRun:

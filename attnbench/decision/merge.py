@@ -73,7 +73,7 @@ class Merged:
     parts: Sequence[tuple[Path, str, int]]
     """Each run with its machine and the number of its rows that were kept."""
     notes: Sequence[str]
-    """What a reader of the merged numbers should know, one line each."""
+    """Notes on the merged numbers, one line each."""
 
 
 Kept = list[tuple[Source, dict[str, Record]]]
@@ -241,7 +241,7 @@ def _environment(kept: Kept, out: Path) -> dict[str, Any]:
 
 
 Facts = Mapping[str, Any]
-"""What ``environment.json`` says about a run."""
+"""The content of ``environment.json``."""
 
 
 def refuse_unlike(runs: Sequence[tuple[Path, Facts, Sequence[Facts]]], rates_within: float) -> None:

@@ -25,11 +25,11 @@ from attnbench.decision.measured import MeasuredRun, Visits
 from attnbench.record import Record
 
 QUICKEST = 0.02
-"""The machine's full speed is that of the quickest readings, of which this share is left out as chance."""
+"""Share of the quickest readings that is left out as chance; the next one is the machine's full speed."""
 EXPECTED = (0.5, 0.5)
-"""Slopes where nothing is known: a program that slows down as the mean of the yardstick's two pieces of work."""
+"""Prior slopes: a program that slows down as the mean of the yardstick's two pieces of work."""
 WEIGHT = 0.01
-"""What is expected counts as much as visits in which the yardstick varies by a tenth in all."""
+"""Weight of the prior: that of visits in which the yardstick varies by a tenth in all."""
 UNEQUAL = 0.3
 """Standard deviation of the slopes of programs around the slope that is expected."""
 

@@ -17,7 +17,6 @@ from attnbench.traits import Knob
 from attnbench.variant import VARIANTS
 
 MOST_COUNTED = 256
-"""Rounds, blocks and steps beyond this many are not tried unless asked for."""
 _ANY = 2**31
 """More than any option is set to."""
 
@@ -50,8 +49,7 @@ class Ladder:
 
 
 def knob_of(spec: Spec, *, causal: bool = False) -> Knob | None:
-    """The knob that trades the variant's accuracy for cost, or None. Raises UsageError: an unknown variant or option.
-    """
+    """The knob that trades the variant's accuracy for cost, or None. Raises UsageError: unknown variant or option."""
     return VARIANTS.get(spec.name).claims(spec, causal=causal).knob
 
 
@@ -101,11 +99,11 @@ class Entrant:
 
     spec: Spec
     ladder: Ladder | None
-    """The settings to search; None for a variant that takes part as it stands."""
+    """The settings to search; None for a variant without a knob."""
     note: str = ""
-    """Why it takes part as it stands."""
+    """The reason for having no knob."""
     hopeless: str = ""
-    """Why it can never be held to the budget, and is not measured."""
+    """The reason why it can never meet the budget, and is not measured."""
 
     def settings(self) -> list[Spec]:
         return [self.ladder.at(value) for value in self.ladder.values] if self.ladder else [self.spec]
@@ -150,17 +148,17 @@ class Found:
     """The outcome for one variant."""
 
     variant: str
-    """The variant as it was asked for, without a value of its knob."""
+    """The variant as given, without a value of its knob."""
     knob: str
-    """Empty for a variant that takes part as it stands."""
+    """Empty for a variant without one."""
     tries: tuple[Point, ...]
-    """Everything that was measured, in that order."""
+    """All measured settings, in that order."""
     chosen: Point | None
     """The cheapest setting that meets a budget of error or score, or the most expensive that fits memory or time."""
     note: str = ""
-    """Why it takes part as it stands, or was not measured at all."""
+    """The reason for having no knob, or for not being measured at all."""
     before: str = ""
-    """Options that this version knows otherwise than the version whose rows these are."""
+    """Options that differ in the version whose rows these are."""
     at_end: bool = False
     """The chosen one is the cheapest of all settings, for an error or a score, or the most expensive, for a cost."""
 

@@ -22,7 +22,7 @@ from attnbench.units import format_interval
 COLUMNS = ("cell", "old", "new", "ratio", "interval", "verdict")
 NUMBERS = ("old", "new", "ratio", "interval")
 MOST_CHARACTERS = 65_536
-"""What a comment on GitHub holds."""
+"""The length limit of a comment on GitHub."""
 _MOST_NOTES = 20
 
 
@@ -31,13 +31,10 @@ class Table:
     """The lines of a decision as shown."""
 
     head: tuple[str, ...]
-    """Lines before the table, which are to be known before it is read."""
     rows: tuple[tuple[str, ...], ...]
-    """Texts under :data:`COLUMNS`, of all that changed or may have."""
+    """Texts under :data:`COLUMNS`, of all cells that changed or may have."""
     foot: tuple[str, ...]
-    """Lines after the table."""
     verdict: str
-    """One line that answers."""
 
 
 def table_of(decision: Decision) -> Table:

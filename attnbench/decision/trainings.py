@@ -26,7 +26,7 @@ from attnbench.trained import Choice, choose, trained
 from attnbench.variant import VARIANTS
 
 _ALIKE = ("task", "layers", "ffn", "positions", "steps", "protocol", "pretrain_steps", "guide")
-"""Columns that tell how all of them are trained."""
+"""Columns of the rules that all trainings share."""
 
 
 @dataclass(slots=True)
@@ -34,13 +34,12 @@ class Trainings:
     """Trains settings on demand, each with every seed, and keeps the results."""
 
     plan: Plan
-    """The plan, which has the trainings of every setting that may be asked for."""
+    """The plan with the trainings of every setting that may be tried."""
     watcher: Watcher = field(default_factory=Watcher)
-    """Told what goes on."""
+    """Gets the progress."""
     notes: list[str] = field(default_factory=list)
-    """What weakens the scores, one line each."""
+    """Caveats to the scores, one line each."""
     folder: Path | None = None
-    """The run that keeps them, once one was begun."""
     _chance: float | None = None
 
     @property

@@ -25,7 +25,7 @@ _NAMING = sorted(
     (axis for axis in AXES.values() if not axis.required),
     key=lambda axis: (not isinstance(axis.values, Specs), axis.asked),
 )
-"""Axes that a name may tell beside variant and length, in the order in which they are asked."""
+"""Axes that a name may show with variant and length, in that order."""
 _NUMBERS = ("layers", "ffn", "steps", "pretrain_steps", "guide", "threads")
 """Columns that are no axes, and say nothing without their name."""
 

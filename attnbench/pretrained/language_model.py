@@ -1,4 +1,4 @@
-"""A model of the transformers library, as one whose attention can be looked at and replaced."""
+"""A model of the transformers library with attention that can be observed and replaced."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ _SAME = 1e-3
 class LanguageModel:
     """A model that reads tokens, as a :class:`~attnbench.pretrained.subject.Subject`.
 
-    Its own implementation of attention is replaced for good by one that computes the same, and that can be intercepted;
-    on the first window the two are held to each other.
+    Its own implementation of attention is replaced by an equivalent one that can be intercepted; the two are compared
+    on
+    the first window.
 
     Raises:
         UsageError: windows of this length are longer than the model's positions.
@@ -59,8 +60,7 @@ class LanguageModel:
 
     @classmethod
     def unread(cls, name: str, model: nn.Module, length: int, *, causal: bool) -> Self:
-        """One of fake tensors, of which nothing but sizes is true: it is not held to anything. Raises Unsupported: its
-        attention cannot be replaced; the message names the cause."""
+        """A model of fake tensors, true in its sizes alone and compared with nothing. Raises Unsupported."""
         config: Any = model.config
         one = cls.__new__(cls)
         one.name, one.module, one.digest = name, model.eval(), ""
@@ -134,7 +134,7 @@ class LanguageModel:
 
 
 def _without_cache(model: nn.Module) -> dict[str, bool]:
-    """What a call says so that no keys are kept."""
+    """Arguments of a call that keep no keys."""
     return {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
 
 

@@ -66,8 +66,7 @@ def open_language_model(name: str, length: int, text: Path | None) -> tuple[Lang
 
 @contextmanager
 def _told(name: str) -> Iterator[None]:
-    """Turn whatever the library raises in this block, over files that may hold anything, into one line. Raises
-    UsageError: the model cannot be loaded."""
+    """Turn any exception of the library in this block, over files of any content, into one UsageError."""
     try:
         yield
     except Unsupported:
@@ -81,8 +80,9 @@ def _told(name: str) -> Iterator[None]:
 def located(name: str) -> Path:
     """The folder or GGUF file that a name stands for.
 
-    A package is found without being imported, since it may want libraries that the file does not need. A name that is
-    no path may be the id of a model that another program left in the hub's cache.
+    A package is found without being imported, since it may need libraries that the file does not. A name that is no
+    path
+    may be the id of a model in the hub's cache.
 
     Raises:
         UsageError: there is no such file, folder or package.
@@ -107,7 +107,7 @@ def located(name: str) -> Path:
 
 
 def _cached(name: str) -> Path | None:
-    """The folder of a model in the hub's cache on this disk; None without one, or without the library that made it."""
+    """The folder of a model in the hub's cache on this disk; None without one, or without the library of the cache."""
     _stay_offline()
     try:
         hub: Any = import_module("huggingface_hub")
@@ -130,12 +130,9 @@ def _quiet() -> Any:
 
 
 def bare_model(name: str) -> tuple[int, Callable[[], Any]]:
-    """The number of layers of the model at this place, and what makes the model in float32, with weights of its own.
+    """The number of layers of a model, and a function that makes it in float32 with new weights.
 
-    Only its configuration is read.
-
-    Raises:
-        UsageError: there is no such model, or its libraries are missing.
+    Only its configuration is read. Raises UsageError: there is no such model, or its libraries are missing.
     """
     place = located(name)
     transformers = _quiet()
@@ -184,7 +181,7 @@ def _loaded(transformers: Any, place: Path) -> tuple[Any, Any]:
 
 @contextmanager
 def _without_bars() -> Iterator[None]:
-    """Hide the bar for the tensors of a GGUF file, which no setting turns off, and start no thread that watches bars.
+    """Hide the bar for the tensors of a GGUF file, and start no thread that watches bars.
 
     That thread would outlive the bar, so that the process could not measure any more.
     """
@@ -198,7 +195,7 @@ def _without_bars() -> Iterator[None]:
 
 
 def _class_for(transformers: Any, config: Any, *, gguf: bool) -> Any:
-    """The class that has the head that was trained, if there is one. A GGUF file does not say, and holds a decoder."""
+    """The class with the head that was trained, if there is one. A GGUF file does not say, and holds a decoder."""
     kind = (config.architectures or ["ForCausalLM" if gguf else ""])[0]
     if config.is_encoder_decoder:
         return transformers.AutoModel
@@ -208,7 +205,7 @@ def _class_for(transformers: Any, config: Any, *, gguf: bool) -> Any:
 
 
 def _around(subject: LanguageModel, tokenizer: Any) -> Around:
-    """Encoders get their special tokens around each window; what predicts the next token reads the bare text."""
+    """Encoders get their special tokens around each window; models that predict the next token read the bare text."""
     if subject.causal:
         return Around("next" if subject.predicts else "none")
     first, last = tokenizer.cls_token_id, tokenizer.sep_token_id
@@ -222,10 +219,10 @@ def _around(subject: LanguageModel, tokenizer: Any) -> Around:
 
 
 def refuse_incomplete(model: nn.Module, told: Mapping[str, Any]) -> None:
-    """Refuse a model of which a part is not what its files hold; take off a pooler without weights, which nobody reads.
+    """Refuse a model that differs from its files; remove a pooler without weights, which has no reader.
 
     Args:
-        told: what the library says about the reading: ``missing_keys``, ``unexpected_keys``, ``mismatched_keys``.
+        told: the library's report: ``missing_keys``, ``unexpected_keys``, ``mismatched_keys``.
 
     Raises:
         UsageError: a tensor is in no file or has another shape there, or a layer of the files is not in the model.
@@ -251,8 +248,7 @@ def refuse_incomplete(model: nn.Module, told: Mapping[str, Any]) -> None:
 
 
 def refuse_scaled(folder: Path, config: Any) -> None:
-    """Refuse numbers that mean nothing without a scale, where the configuration does not say how they were made. Raises
-    UsageError: there are such numbers."""
+    """Refuse numbers that need a scale if the configuration does not describe it. Raises UsageError."""
     if getattr(config, "quantization_config", None) is not None:
         return
     opened: Any = import_module("safetensors").safe_open
@@ -269,11 +265,11 @@ def _some(names: list[str]) -> str:
 
 
 _READ = (".json", ".safetensors", ".txt", ".model")
-"""Suffixes of what is read of a folder: configuration, weights, and the words of the tokenizer."""
+"""Suffixes of the files read: configuration, weights, and the words of the tokenizer."""
 
 
 def files_of(name: str) -> list[Path]:
-    """Everything that decides what the model of this name computes. Raises UsageError: there is no such model."""
+    """All files that decide the model's numbers. Raises UsageError if there is no such model."""
     if name == NAME:
         return [WEIGHTS]
     place = located(name)
@@ -288,10 +284,10 @@ _MASKED = 0.15
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """What a model wants around and inside its windows."""
+    """The tokens that a model needs around and inside its windows."""
 
     aim: Aim
-    """What is asked for: the ``next`` token, the ``masked`` ones, or nothing."""
+    """The answer wanted: the ``next`` token, the ``masked`` ones, or none."""
     first: tuple[int, ...] = ()
     last: tuple[int, ...] = ()
     """Tokens that begin and end each window."""
@@ -366,8 +362,7 @@ def _epoch(count: int, seed: int, epoch: int) -> Tensor:
 
 
 def words_of(file: Path | None) -> tuple[str, str]:
-    """Name and content of a file of text; without one, of the help on Python's keywords, which Python brings. Raises
-    UsageError: the file cannot be read as text."""
+    """Name and content of a file of text; by default the help on Python's keywords. Raises UsageError."""
     if file is None:
         return "pydoc_data.topics", help_of_python()
     if file.exists() and not file.is_file():  # a pipe or a device may never end

@@ -28,12 +28,12 @@ from attnbench.task import NO_LABEL
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A trained model as it was read, of which each cell takes a copy, and the text that it reads."""
+    """A trained model, copied for each cell, and its text."""
 
     subject: Subject
     text: Text
     weights: nn.Module
-    """What is kept of it for the next cell."""
+    """The weights to keep for the next cell."""
 
     @property
     def left(self) -> str:
@@ -47,10 +47,10 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What the variant does to the model, on windows that are held out. Losses are in nats."""
+    """The variant's effect on the model, on held-out windows. Losses are in nats."""
 
     loss: float | None
-    """Mean over windows; None, as all up to ``kl``, where the model predicts nothing."""
+    """Mean over windows; None, as all up to ``kl``, if the model predicts nothing."""
     base: float | None
     """That of the untouched model."""
     delta: float | None
@@ -63,12 +63,12 @@ class Loss:
 
 
 class Swapped(nn.Module):
-    """Tokens ``(B, N)`` to logits ``(B, N, V)``, or to features ``(B, N, C)`` where the model predicts nothing.
+    """Tokens ``(B, N)`` to logits ``(B, N, V)``, or to features ``(B, N, C)`` if the model predicts nothing.
 
     It never drops anything out, as in the training of a swap.
 
     Args:
-        operators: layer -> what computes its attention; None for the model as it is.
+        operators: layer -> the module of its attention; None for the model as it is.
     """
 
     def __init__(self, subject: Subject, operators: Operators | None) -> None:
@@ -95,7 +95,7 @@ _opened = Recent(_open, 1)
 
 
 def opened(cell: Cell) -> Opened:
-    """The cell's model and its text; the last one is kept, since the next cell mostly has another variant in it.
+    """The cell's model and its text; the last one is cached, since the next cell mostly has the same model.
 
     Raises:
         UsageError: there is no such model, or it cannot read windows of this length.
@@ -157,7 +157,7 @@ _baseline = Recent(_read, 1)
 
 
 def measure_loss(cell: Cell) -> Loss:
-    """Hold the model with the cell's variant in it to the untouched one, on the same windows as ``attnbench swap``.
+    """Compare the model with the cell's variant to the untouched one, on the same windows as ``attnbench swap``.
 
     Raises:
         UsageError, Unsupported: as :func:`swapped`.
@@ -184,7 +184,7 @@ def measure_loss(cell: Cell) -> Loss:
 
 
 def make_ready(names: Iterable[str]) -> None:
-    """Import what these models need, before anybody looks at what a cell changes in the process."""
+    """Import the libraries of these models, before a cell's changes to the process are recorded."""
     if any(name != NAME for name in names):
         os.environ["HF_HUB_OFFLINE"] = "1"  # before the library is imported
         small = {"hidden_size": 8, "num_attention_heads": 1, "num_hidden_layers": 1, "intermediate_size": 8}

@@ -1,4 +1,4 @@
-"""From the name of a model to the model and the text that it reads: trees of ListOps for the project's encoder."""
+"""Look up a model by its name, with the text that it reads: trees of ListOps for the project's encoder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def open_model(name: str, length: int | None, text: Path | None) -> tuple[Subjec
 
     Args:
         length: None for 128 with ``listops``, and 512 with all others.
-        name: ``listops``, or what :func:`~attnbench.pretrained.loading.open_language_model` takes.
+        name: ``listops``, or a name for :func:`~attnbench.pretrained.loading.open_language_model`.
         text: a file of text; None for the model's own.
 
     Raises:
@@ -50,12 +50,11 @@ _SHORTER = 10
 class Trees:
     """Trees of ListOps, each with a question at every closing bracket, as a text of windows.
 
-    They are drawn without end by the rules of :class:`~attnbench.tasks.listops.ListOps`. One that is a little short is
-    filled up with digits, so that no window needs padding. Trees to evaluate on come from a seed of their own; a tree
-    of a training that is one of them is replaced, as may happen to short ones.
-
-    Raises:
-        UsageError: no tree has this length.
+    They are drawn without end by the rules of :class:`~attnbench.tasks.listops.ListOps`. A slightly short tree is
+    filled up
+    with digits, so that no window needs padding. Trees to evaluate on have a seed of their own; equal trees of a
+    training
+    are replaced. Raises UsageError: no tree has this length.
     """
 
     name = "ListOps trees"
@@ -89,9 +88,9 @@ class Trees:
 
 
 def filled(tree: list[int], length: int, max_args: int, rng: random.Random) -> list[int]:
-    """The tree with digits as further last arguments, of operators that may have more, until it has ``length`` tokens.
+    """The tree with digits as further last arguments of operators, until it has ``length`` tokens.
 
-    It stays shorter where every operator has ``max_args`` arguments.
+    It stays shorter if every operator has ``max_args`` arguments.
     """
     tree = list(tree)
     while len(tree) < length and (ends := _ends_with_room(tree, max_args)):

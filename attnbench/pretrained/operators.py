@@ -42,7 +42,7 @@ def _tie(modules: Sequence[nn.Module]) -> None:
 
 
 def replaced(operators: Operators) -> Intercept:
-    """Answer for the layers that have an operator; the others answer for themselves."""
+    """Replace the attention of the layers that have an operator; the others keep theirs."""
 
     def intercept(place: int, q: Tensor, k: Tensor, v: Tensor, exact: Exact) -> Tensor:
         if place not in operators:

@@ -1,4 +1,4 @@
-"""The attention of a trained model in numbers, as its configuration states them: no weight is read.
+"""The attention of a trained model in numbers, from its configuration: no weight is read.
 
 A suite at level pretrained leaves them out, and they are filled in before its cells are made.
 """
@@ -34,14 +34,14 @@ _MOST_OF_A_LIST = 1000
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What the attention of a trained model is like."""
+    """The sizes of a trained model's attention."""
 
     heads: int
     kv_heads: int
     head_dim: int
     causal: bool
     longest: int | None
-    """Most tokens that it reads; None where nothing limits them."""
+    """Most tokens that it reads, or None."""
 
 
 def with_sizes(suite: Suite) -> Suite:

@@ -1,4 +1,4 @@
-"""A swap from its question to its rows: visit what has no row yet, store each row at once."""
+"""Run a swap: visit each entry that has no row yet, and store each row at once."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from attnbench.store import ENVIRONMENT
 
 ROWS, TABLE = "swap.jsonl", "swap.csv"
 METHOD = 1
-"""Version of how numbers come about; rows of another one are not continued."""
+"""Version of the method; rows of another one are not continued."""
 _SAME = 1e-4
 """Nats by which softmax attention in the place of softmax attention may move the loss."""
 _DONE = (Status.OK, Status.UNSUPPORTED)
@@ -52,7 +52,7 @@ class SwapFolder:
     """Rows of one model, one text and one way to train; further variants, layers and seeds may join them.
 
     Raises:
-        CannotCreate: it cannot be made, or a link stands in its place.
+        CannotCreate: it cannot be made, or a link is in its place.
         StoreError: a row cannot be written.
         Locked: another process writes here.
         CorruptResults: a line is not as it was written.
@@ -99,11 +99,11 @@ class SwapFolder:
 
 
 def known_folder(out: Path, identity: Mapping[str, Any], warn: Callable[[str], None]) -> SwapFolder | None:
-    """The newest folder below ``out`` whose rows had the same ``identity``; None if there is none.
+    """The newest folder below ``out`` with rows of the same ``identity``; None if there is none.
 
     Args:
-        identity: everything that decides the numbers, but which variants, layers and seeds are asked for.
-        warn: is told of folders that cannot be read.
+        identity: everything that decides the numbers, apart from the choice of variants, layers and seeds.
+        warn: gets messages about folders that cannot be read.
     """
     for path in reversed(by_age(file.parent for file in suite_folder(out, "swap").glob(f"*/{ENVIRONMENT}"))):
         try:
@@ -142,7 +142,7 @@ def new_folder(out: Path, identity: Mapping[str, Any]) -> SwapFolder:
 
 
 class Watcher:
-    """Is told how a swap goes on."""
+    """Gets the progress of a swap."""
 
     def begun(self, folder: Path, *, visits: int, resumed: int) -> None:
         """The folder is there; ``resumed`` of the visits have their rows already."""
@@ -162,7 +162,7 @@ class Watcher:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where rows are kept, and what else decides them."""
+    """The folder of the rows, and further facts that decide them."""
 
     out: Path
     fresh: bool = False
@@ -173,7 +173,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Swapped:
-    """What came of it."""
+    """The outcome of a swap."""
 
     folder: Path
     rows: list[Row]
@@ -184,8 +184,8 @@ def swap(question: Question, subject: Subject, text: Text, place: Place, watcher
     """Visit every entry that has no row yet, in the order of :func:`~attnbench.pretrained.question.entries`.
 
     Raises:
-        UsageError, Unsupported: the question cannot be asked of this model.
-        BrokenContract: softmax attention in the place of the model's own changes its loss; nothing else is believed.
+        UsageError, Unsupported: the question does not fit this model.
+        BrokenContract: softmax attention in place of the model's own changes its loss, so the run stops.
         StoreError: a row cannot be written.
     """
     watcher = watcher or Watcher()
@@ -219,12 +219,12 @@ def swap(question: Question, subject: Subject, text: Text, place: Place, watcher
 
 
 def answered_by(entry: Entry, rows: dict[tuple[tuple[str, str, int], int], Row]) -> bool:
-    """Whether all rows of a visit are there, and another try would not change them."""
+    """True if all rows of a visit exist, and a retry would not change them."""
     return all((entry.key, step) in rows and rows[entry.key, step].status in _DONE for step in entry.rules.steps)
 
 
 def identity_of(question: Question, subject: Subject, text: Text, place: Place) -> dict[str, Any]:
-    """What decides the numbers, but for the variants, layers, seeds and steps before the last that are asked for."""
+    """Facts that decide the numbers, apart from the choice of variants, layers, seeds and earlier steps."""
     rules = asdict(replace(question.rules, steps=question.rules.steps[-1:], seed=0))
     return {
         "method_version": METHOD,
@@ -265,7 +265,7 @@ class _Visit:
     baseline: Baseline
 
     def rows_of(self, entry: Entry, watcher: Watcher) -> Iterator[Row]:
-        """Its rows, one for each number of steps; whatever goes wrong is the status of those that are missing."""
+        """Its rows, one for each number of steps; any failure is the status of those that are missing."""
         started = time.perf_counter()
         left = list(entry.rules.steps)
         about = self._about(entry)

@@ -1,4 +1,4 @@
-"""What may stand on one axis of a matrix or in one condition of ``exclude``: from plain YAML data to checked values.
+"""Read the values of one axis of a matrix or of one condition of ``exclude``, from plain YAML data.
 
 Every mistake is raised with its place, so that pydantic collects it with the others.
 """
@@ -31,14 +31,12 @@ Device = Literal["cpu", "cuda", "mps"]
 DEVICES: tuple[str, ...] = get_args(Device)
 
 Test = Callable[[Any], bool]
-"""One condition on one axis."""
 Check = Callable[[object, ValidationInfo], list[Any]]
 """From plain data to checked values, or to conditions."""
 
 MAX_IN_ALL = 100_000
-"""Most values in one suite, with ranges and lists of options multiplied out."""
 _UNTOUCHED = Spec(UNTOUCHED)
-"""In the place of a variant; :mod:`attnbench.suite.expand` refuses it where nothing is trained already."""
+"""Stands for no variant; :mod:`attnbench.suite.expand` refuses it unless the model is trained already."""
 _COMPARISON = re.compile(r"\s*(>=|<=|==|!=|>|<)\s*([0-9]{1,18}k?)\s*")
 _OPERATORS: dict[str, Callable[[int, int], bool]] = {
     ">=": operator.ge,
@@ -57,10 +55,9 @@ class Reading:
     registered: bool = True
     """False while variants and inputs are not registered yet: names and options are then taken as they stand."""
     values: int = 0
-    """How many values were read so far."""
 
     def add(self, number: int, *place: str | int) -> None:
-        """Count values before anybody has to hold them all."""
+        """Count values before they are all held in memory."""
         self.values += number
         if self.values > MAX_IN_ALL:
             wrong(f"more than {MAX_IN_ALL} values in one suite; use fewer, or larger steps", *place)

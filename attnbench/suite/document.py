@@ -23,7 +23,7 @@ _NOT_FINITE = re.compile(r"[-+]?\.(inf|nan)", re.IGNORECASE)
 
 
 class NotASuite(Exception):
-    """What is wrong with the text, and on which line."""
+    """A mistake in the text, and its line."""
 
     def __init__(self, line: int, message: str) -> None:
         super().__init__(message)
@@ -138,7 +138,7 @@ def _line(node: yaml.Node) -> int:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes what :func:`read_document` reads back as the same data."""
+    """Writes text that :func:`read_document` reads as the same data."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""A suite as a validated model: together with its sweeps and axes the only place that validates one."""
+"""A suite as a validated model; only this model, its sweeps and its axes validate one."""
 
 from __future__ import annotations
 
@@ -60,11 +60,12 @@ class Suite(Strict):
 
     @classmethod
     def of(cls, data: object, origin: Origin, *, registered: bool = True) -> Self:
-        """Validate plain data; all but names and options of variants and inputs where those are not registered yet.
+        """Validate plain data; all but names and options of variants and inputs if those are not registered yet.
 
         Raises:
-            SuiteError: the mistake that stands first in the file, on one line with its place; UsageError where a
-                command made the suite of its options.
+            SuiteError: the first mistake in the file, on one line with its place; UsageError if a command made the
+                suite
+                of its options.
         """
         try:
             suite = cls.model_validate(data, context=axes.Reading(registered))

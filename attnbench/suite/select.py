@@ -1,4 +1,4 @@
-"""``-k EXPRESSION``: which cells to run, in the words of ``pytest -k``."""
+"""``-k EXPRESSION``: choose cells in the words of ``pytest -k``."""
 
 from __future__ import annotations
 
@@ -41,13 +41,11 @@ def _nothing(expression: str, addresses: Sequence[str]) -> UsageError:
 
 
 def matches(expression: str, label: str) -> bool:
-    """Whether ``label`` is chosen: words are looked for in it, in either case; and, or, not, parentheses.
+    """True if ``label`` is chosen: words are looked for in it, in either case; and, or, not, parentheses.
 
     ``not`` binds tighter than ``and``, and ``and`` tighter than ``or``. A word may be a part of another one, but
-    ``n1024`` is not looked for in ``n10240``, nor a dtype, level or pass in anything longer.
-
-    Raises:
-        UsageError: the expression cannot be read.
+    ``n1024`` does not match ``n10240``, nor a dtype, level or pass anything longer. Raises UsageError for a bad
+    expression.
     """
     return _compile(expression)(label.lower())
 
@@ -62,7 +60,7 @@ def _compile(expression: str) -> Predicate:
 
 
 class _Parser:
-    """Recursive descent; ``tokens`` is what is left, next one last."""
+    """Recursive descent; ``tokens`` are the remaining ones, the next one last."""
 
     def __init__(self, expression: str) -> None:
         self.expression = expression

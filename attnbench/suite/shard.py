@@ -15,7 +15,6 @@ from attnbench.errors import UsageError
 from attnbench.spec import Spec
 
 MOST = 10_000
-"""Most shards of one suite."""
 _WRITTEN = re.compile(r"([0-9]{1,6})/([0-9]{1,6})")
 _PER_SECOND = 2**17
 """Tokens that one layer processes in a second, roughly; only proportions matter."""
@@ -66,7 +65,7 @@ def comparison_group(cell: Cell) -> Cell:
 
 
 def weight(cell: Cell) -> float:
-    """About how many seconds it takes: one, and more for many tokens or steps of training."""
+    """A rough number of seconds: one, and more for many tokens or steps of training."""
     steps = cell.training.steps + cell.training.pretrain_steps if cell.training else _CALLS
     layers = cell.model.layers if cell.model else 1
     return 1 + steps * cell.shape.B * cell.shape.N * layers / _PER_SECOND

@@ -33,7 +33,7 @@ from attnbench.suite.named_shapes import NAMED, known, spelled_out
 MEASURES: tuple[Measure, ...] = get_args(Measure)
 
 _DEVICE = re.compile(r"(con|prn|aux|nul|(com|lpt)[0-9])(\..*)?", re.IGNORECASE)
-"""What Windows takes for a device, in any folder and with any suffix."""
+"""Names that Windows reserves for devices, in any folder and with any suffix."""
 
 
 def _name_of_a_folder(name: str) -> str:

@@ -50,7 +50,7 @@ CURRICULUM = (
 
 
 def train(curriculum: Sequence[Stage], seed: int, head_dim: int | None = None) -> Encoder:
-    """Train an encoder that is told the value at every closing bracket.
+    """Train an encoder on the value at every closing bracket.
 
     That is a stronger signal than the Long Range Arena's one answer per sequence. The answer to the whole tree is read
     at its last bracket, not at a token of its own.

@@ -91,8 +91,8 @@ class Contacts(Stream):
 def _far_pairs(n: int, count: int, generator: Generator) -> Tensor:
     """``count`` pairs of different places after the first, n/4 or more apart, int64 ``(count, 2)``.
 
-    There are always as many as n/4: at least n/2 places are left before the last pair, so that the outermost two of
-    them are far enough apart.
+    n/4 pairs always exist: at least n/2 places are left before the last pair, and the outermost two are far enough
+    apart.
     """
     order = (1 + torch.randperm(n - 1, generator=generator)).tolist()
     left, pairs = dict.fromkeys(order), list[tuple[int, int]]()

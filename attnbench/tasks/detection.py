@@ -20,7 +20,6 @@ from attnbench.tasks.streams import Stream, choices
 
 _VERSION = 1
 _PATCH = 2
-"""Pixels along a side of a patch."""
 _IDS = 2 ** (_PATCH * _PATCH)
 """Different patches of black and white pixels."""
 _LEAST, _MOST = 5, 8
@@ -28,7 +27,6 @@ _LEAST, _MOST = 5, 8
 _CELL = _MOST + 2
 """Least pixels along a side of the cell that a shape has for itself."""
 _SIDES = 4
-"""Left, top, right and bottom."""
 _FILLED, _CROSS, _OPEN, _FRAME = range(4)
 """Kinds of shapes, of which the frame alone has a hole."""
 _AT_ONCE = 256

@@ -23,7 +23,7 @@ from attnbench.tasks.stored import Part, Stored, digest_of
 from attnbench.tasks.streams import refuse_cross
 
 _TENTHS = (8, 9)
-"""Where training ends and where validation ends, in tenths of the text."""
+"""Ends of training and of validation, in tenths of the text."""
 
 
 @register_task(
@@ -80,7 +80,7 @@ class NextByte(Stored):
 
 
 class Windows:
-    """A text in windows of n bytes, each with the bytes that follow its own; what is left at the end is dropped."""
+    """A text in windows of n bytes, each with the byte after each; the rest at the end is dropped."""
 
     def __init__(self, text: bytes, n: int) -> None:
         self._bytes, self._n = np.frombuffer(text, dtype=np.uint8), n
@@ -95,7 +95,7 @@ class Windows:
 
 
 def divided(text: bytes) -> list[bytes]:
-    """What to train on, to validate on and to test on: whole paragraphs in order, each kept where it stands first."""
+    """The parts for training, validation and test: whole paragraphs in order, only the first of equal ones."""
     first: dict[bytes, bytes] = {}
     for paragraph in text.split(b"\n\n"):
         first.setdefault(b" ".join(paragraph.split()), paragraph)
@@ -107,8 +107,7 @@ def divided(text: bytes) -> list[bytes]:
 
 
 def help_of_python() -> str:
-    """The help on Python's keywords and types, some 450 kB of English that come with Python. Raises Unsupported: this
-    Python was packed without it."""
+    """The help on Python's keywords and types, some 450 kB of English. Raises Unsupported if Python lacks it."""
     try:
         topics: dict[str, str] = import_module("pydoc_data.topics").topics
     except ImportError:

@@ -112,8 +112,7 @@ def _lines(folder: Path, file: Path) -> list[_Listed]:
 
 
 def _decode(file: Path, pixels: NDArray[np.uint8]) -> bool:
-    """Write the image into ``pixels`` ``(1024,)``; return False if the file is empty. Raises UsageError: the image is
-    missing, broken or of another size."""
+    """Write the image into ``pixels`` ``(1024,)``; False if the file is empty. Raises UsageError if it is damaged."""
     from PIL import Image
 
     try:

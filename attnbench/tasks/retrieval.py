@@ -87,7 +87,7 @@ class _Pairs:
         labels, texts = _lines(file, self._map)
         self._labels = np.frombuffer(labels, dtype=np.int64)
         self._texts = np.frombuffer(texts, dtype=np.int64).reshape(-1, 2, 2)
-        """Where the two texts of each line start and end."""
+        """Start and end of the two texts of each line."""
 
     def __len__(self) -> int:
         return len(self._labels)
@@ -105,8 +105,7 @@ class _Pairs:
 
 
 def _lines(file: Path, content: mmap.mmap) -> tuple[array[int], array[int]]:
-    """Label of each line, and start and end of its two texts, one after another. Raises UsageError: a line is not
-    label, id, id, text, text."""
+    """Label of each line, and start and end of its two texts, one after another. Raises UsageError."""
     labels, texts = array("q"), array("q")
     start = number = 0
     while start < len(content):

@@ -59,11 +59,11 @@ class Stored:
         self._name = name
 
     def read(self) -> dict[Literal["train", "validation", "test"], Part]:
-        """Read all examples. Raises UsageError: a file is damaged."""
+        """Read all examples. Raises UsageError if a file is damaged."""
         raise NotImplementedError
 
     def files(self) -> Iterable[Path]:
-        """All files that :meth:`read` reads; none where the data is shipped. With other files it is another run."""
+        """All files that :meth:`read` reads; none if the data is shipped. Other files make another run."""
         return ()
 
     def digest_read(self) -> str:
@@ -124,7 +124,7 @@ def present(folder: str, needed: Iterable[str], get: str) -> Path:
     """The folder, relative to the working directory, if each of ``needed`` is in it.
 
     Args:
-        get: advice on where to get it: ``get X from URL``.
+        get: advice on getting it: ``get X from URL``.
 
     Raises:
         Unsupported: the folder, or one of ``needed``, is missing.

@@ -1,4 +1,4 @@
-"""Tasks whose sequences are drawn without end, by generators that depend only on what is asked for."""
+"""Endless tasks, drawn by generators that depend only on their arguments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from attnbench.spec import Scalar, Spec
 from attnbench.task import Examples, Form, Split, stream_seed
 
 _MOST_DRAWS = 100
-"""How many times to draw in search of sequences that are not held out, before the task is given up as too small."""
+"""Draws in search of sequences that are not held out, before the task is given up as too small."""
 
 
 class Stream:
