@@ -135,7 +135,6 @@ class Cell:
             self._move_positions(self.positions)
 
     def _move_positions(self, positions: Positions) -> None:
-        """Keep one form: the positions of a model are part of its size."""
         if self.level == "model":
             size = self.model or ModelSize()
             if positions != size.positions:

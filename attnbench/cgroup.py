@@ -48,10 +48,8 @@ def throttled_periods(root: Path = _ROOT) -> int:
 
 
 def oom_kills(root: Path = _ROOT) -> int:
-    """A count that rises with each process that is killed for lack of memory; 0 if the kernel does not say.
-
-    A machine without a limit has its own count.
-    """
+    """A count that rises with each process killed for lack of memory, also without a limit; 0 if the kernel does not
+    say."""
     counts = [(root / "proc/vmstat")]
     for group in _groups("memory", root):
         counts.append(group.path / ("memory.events" if group.version == 2 else "memory.oom_control"))
@@ -108,7 +106,6 @@ def _share(group: _Group) -> float | None:
 
 
 def _memory(root: Path) -> Iterator[tuple[int, int]]:
-    """Limit and bytes in use of each group that has a limit."""
     for group in _groups("memory", root):
         limit, used = ("max", "current") if group.version == 2 else ("limit_in_bytes", "usage_in_bytes")
         allowed, taken = (_read(group.path / f"memory.{name}").strip() for name in (limit, used))

@@ -32,10 +32,7 @@ _USER_CODE = re.compile(r"File \"[^\"]*?([^/\"]+)\", line (\d+)")
 def whole(function: Function) -> Function:
     """``torch.compile`` without graph breaks, for the sizes of the first call; a module stays a module.
 
-    A call that cannot be compiled raises an exception, and :func:`why_not_compiled` gives its reason.
-
-    Raises:
-        Unsupported: the compiler's cache cannot be written.
+    A call that cannot be compiled raises an exception (see :func:`why_not_compiled`); Unsupported without a cache.
     """
     _hold_cache()
     torch.compiler.reset()  # torch compiles a piece of code only so often; earlier compilations must not count
@@ -70,8 +67,7 @@ def why_not_compiled(error: BaseException) -> str | None:
 def without_compiler(mode: type[Mode]) -> type[Mode]:
     """Decorator: call a dispatch mode directly, without the wrapper that keeps torch from compiling it.
 
-    The wrapper imports torch's compiler, which takes a second and makes every search for garbage slow. Nothing is
-    compiled under a mode: code that is compiled already runs out of its sight, see :func:`out_of_sight`.
+    The wrapper imports torch's compiler, which takes a second and makes every search for garbage slow.
     """
     inner = getattr(mode.__dict__["__torch_dispatch__"], "__wrapped__", None)
     if inner is not None:
@@ -83,10 +79,7 @@ def without_compiler(mode: type[Mode]) -> type[Mode]:
 
 
 def find_instructions() -> None:
-    """Fill torch's cache of the processor's instructions, by compiling half a dozen programs for ten seconds.
-
-    Otherwise the first call of each process would include this search.
-    """
+    """Fill torch's cache of the processor's instructions (ten seconds), so that no first call includes this search."""
     with suppress(Exception):  # no compiler, say: the call will tell
         from torch._inductor.cpu_vec_isa import pick_vec_isa
 

@@ -171,7 +171,6 @@ def _knobs(traits: Traits) -> list[Knob]:
 
 
 def _mentioned(traits: Traits, settings: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """Options mentioned with a value, each after the place that mentions it."""
     for text in settings:
         yield f"settings {text!r}", text
     for text in traits.exact_with:

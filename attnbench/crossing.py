@@ -58,9 +58,7 @@ def as_crossing(module: nn.Module, spec: Spec, shape: Shape) -> Crossing | Takin
 def crossing(spec: Spec, shape: Shape, *, seed: int = 0) -> nn.Module:
     """The variant for N queries of one sequence and M keys of another, which may be as long; not causal, no bias.
 
-    Raises:
-        UsageError: unknown variant or option, or a value out of range.
-        Unsupported: the variant has no cross-attention, or does not allow this shape.
+    Raises UsageError, as :func:`~attnbench.variant.build`, and Unsupported, also for a variant without cross-attention.
     """
     shape = replace(shape, causal=False, bias="none", mask="none", sink="none", added_tokens=0, query_stride=1)
     if not shape.cross:  # equally long by chance: what needs them to be one sequence says so only where they are not

@@ -57,8 +57,7 @@ def unpack(path: Path) -> None:
 def replace_file(path: Path, content: str | bytes) -> None:
     """Write ``content`` next to ``path``, sync it to the disk and rename it into place; a link at ``path`` is replaced.
 
-    Raises:
-        OSError: it cannot be written; the old content of ``path`` is unchanged.
+    Raises OSError if it cannot be written; the old content of ``path`` is then unchanged.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:

@@ -25,13 +25,9 @@ _FUNCTION = "flash_attn_func"
 
 
 def register_kernel(text: str) -> tuple[str, str]:
-    """Register the kernel of ``OWNER/NAME@VERSION``; a second call does nothing.
+    """Register the kernel of ``OWNER/NAME@VERSION``, once; return the repository, and the commit or the build loaded.
 
-    Returns:
-        The repository, and the commit or the build that is loaded.
-
-    Raises:
-        UsageError: the package is missing, the text is no repository, or it has no such function.
+    Raises UsageError: the package is missing, the text is no repository, or it has no such function.
     """
     repository, _, version = text.partition("@")
     name = f"peer.sdpa.{repository.rpartition('/')[2]}"
@@ -58,7 +54,6 @@ def register_kernel(text: str) -> tuple[str, str]:
 
 
 def _build(kernels: Any, module: Any) -> str:
-    """The commit in the hub's cache that a kernel came from; else the name of its build."""
     parts = Path(module.__file__).parts
     if "snapshots" in parts[:-1]:
         return parts[parts.index("snapshots") + 1]

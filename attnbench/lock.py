@@ -19,17 +19,11 @@ from attnbench.record import one_line
 
 @contextmanager
 def held(folder: Path, name: str = ".", *, patience: float = 0.0) -> Iterator[None]:
-    """Lock ``folder``, or the part of it that ``name`` stands for, against other processes.
+    """Lock ``folder``, or the part of it that ``name`` stands for, against other processes, for ``patience`` seconds.
 
-    The file ``{name}writer`` names the holder of the lock; the next process overwrites that of a killed one.
-
-    Args:
-        name: prefix of the names of the lock's files.
-        patience: seconds to wait for another process.
-
-    Raises:
-        Locked: another process holds it; the message gives its number.
-        CannotCreate: nothing can be written there, or a link is in its place.
+    The file ``{name}writer`` names the holder of the lock; the next process overwrites that of a killed one. Raises
+    Locked
+    with the number of the other process, and CannotCreate, also for a link in the lock's place.
     """
     writer = folder / f"{name}writer"
     try:
@@ -64,12 +58,7 @@ def _holder(writer: Path) -> str:
 
 @contextmanager
 def once(out: Path, arguments: Mapping[str, object]) -> Iterator[None]:
-    """Lock ``out`` against the same command, before the folder of its rows is known.
-
-    Raises:
-        Locked: the same command is running.
-        CannotCreate: ``out`` cannot be made or written.
-    """
+    """Lock ``out`` against the same command, before the folder of its rows is known. Raises Locked and CannotCreate."""
     missing = [folder for folder in (out, *out.parents) if not os.path.exists(folder)]  # noqa: PTH110  # which is no error either if it cannot be told
     make_folder(out)
     name = f".{_invocation(arguments)}."

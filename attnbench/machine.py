@@ -72,7 +72,6 @@ def _visible_cores() -> int:
 
 
 def _asked_threads() -> int | None:
-    """The first number in ``OMP_NUM_THREADS``; later ones are for threads that start threads."""
     first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return int(first) if first.isascii() and first.isdigit() and int(first) > 0 else None
 
@@ -117,11 +116,8 @@ def devices() -> list[str]:
 def resolve_device(name: str, *, elsewhere: bool = False) -> str:
     """``auto`` -> the fastest device there is; otherwise the name, if torch has it.
 
-    Args:
-        elsewhere: nothing runs here, so that a named device need not be there.
-
-    Raises:
-        UsageError: there is no such device; the message lists those there are.
+    With ``elsewhere`` nothing runs here, and a named device need not be there. Raises UsageError with the devices there
+    are.
     """
     there = devices()
     if name == "auto":
@@ -175,15 +171,12 @@ def id_of(facts: dict[str, Any]) -> str:
 
 
 def class_facts(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """Facts that two runs share if their numbers may be compared; None for a fact that a run lacks.
+    """Facts that two runs share if their numbers may be compared; None for a fact that a run, of any age, lacks.
 
     The instructions of a processor are missing for a GPU, and for a run that is older than the fact, which may still be
     compared with any. Memory is left out: two boots of one machine differ in it by kilobytes (see
     :func:`memory_bytes`). So are Python, which decides no number but times of short calls, and the libraries of matrix
     products, which are chosen for each run (see :func:`products_of`).
-
-    Args:
-        environment: as ``environment.json`` holds it, of a run of any age.
     """
     machine = _described(environment)
     torch = machine.get("torch")
@@ -211,10 +204,7 @@ PRODUCTS = ("float32_products", "window_products")
 
 
 def products_of(environment: Mapping[str, Any]) -> dict[str, str]:
-    """The libraries that multiplied in a run, by :data:`PRODUCTS`, as far as known.
-
-    Rows that were measured with different libraries are not compared.
-    """
+    """The known libraries that multiplied in a run, by :data:`PRODUCTS`; rows of different ones are not compared."""
     return {name: environment[name] for name in PRODUCTS if isinstance(environment.get(name), str)}
 
 
@@ -260,8 +250,7 @@ def variables(environment: Mapping[str, str]) -> dict[str, str]:
 def differing_variables(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     """The Python and the variables in which two runs are known to differ: ``variable MKL_CBWR: unset and COMPATIBLE``.
 
-    Python takes a part of each short call. Variables outside :data:`VARIABLES`, of a run of another version, are left
-    out.
+    Python takes a part of each short call. Variables outside :data:`VARIABLES` are left out.
     """
     one, other = (".".join(str(_described(run).get("python", "")).split(".")[:2]) for run in (a, b))
     pythons = [f"python: {one} and {other}"] if one and other and one != other else []

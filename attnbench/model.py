@@ -65,7 +65,6 @@ class MultiHead(nn.Module):
         return self._joined(y), self._placed(place + 1, state)
 
     def _placed(self, place: int, state: Any) -> Any:
-        """The operator's state, with the place of the next token if that token will be turned."""
         return state if self.rotary is None else (place, state)
 
     def _projected(self, x: Tensor, first: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -268,8 +267,7 @@ class Encoder(nn.Module):
 def in_turn(variant: str | Spec | Sequence[str | Spec], layers: int) -> list[Spec]:
     """The variant of each layer: one for all of them, or several in turn, also as text: ``stack:3*gla+sdpa``.
 
-    Raises:
-        UsageError: a text that is no variant with options, or no variant at all.
+    Raises UsageError for a text that is no variant with options, or no variant at all.
     """
     several = [variant] if isinstance(variant, str | Spec) else variant
     if not several:

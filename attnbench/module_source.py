@@ -68,12 +68,9 @@ class ModuleSource:
         """The module, to be called with x or tokens alone; torch's generator draws its weights. The file must be
         loaded.
 
-        Args:
-            given: further options; those in the text decide.
-
-        Raises:
-            UsageError: no such class, an unknown or a missing option, making it raises, it is no module, or its
-                ``forward`` needs more than x and masks.
+        Options in the text override those in ``given``. Raises UsageError: no such class, an unknown or a missing
+        option,
+        making it raises, it is no module, or its ``forward`` needs more than x and masks.
         """
         call, options = self._callable(), {**(given or {}), **self.options}
         self._hold_to_signature(options)
@@ -127,8 +124,6 @@ class ModuleSource:
 
 
 class _Unmasked(nn.Module):
-    """Wraps a module that insists on masks, and passes masks that hide nothing."""
-
     def __init__(self, inner: nn.Module, names: Sequence[str]) -> None:
         super().__init__()
         self.inner, self._names = inner, names

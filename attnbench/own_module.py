@@ -142,10 +142,7 @@ def _apart(call: Callable[[Tensor], object], x: Tensor, y: Tensor) -> bool:
 
 
 def _options(source: ModuleSource) -> Iterator[Parameter]:
-    """Options of the constructor beyond those in the text and that for causality.
-
-    None stands for the size of the cell, or for a required value.
-    """
+    """Options of the constructor beyond the text and causality; None for a size or a required value."""
     sizes = {name for names in _SIZES.values() for name in names}
     for name, one in source.parameters().items():
         fixed = name in source.options or name in _SIZES["causal"] or name.startswith("_") or hasattr(BaseModel, name)

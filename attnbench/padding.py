@@ -25,9 +25,6 @@ def real_tokens(batch: int, tokens: int, padding: float) -> list[int]:
     """Number of real tokens of each example, at least one; the shares are spread evenly around ``1 - padding``.
 
     If half of the tokens are padding, the real shares of four examples are 1/8, 3/8, 5/8 and 7/8; that of one is 1/2.
-
-    Args:
-        padding: share of all the batch's tokens that are padding, at least 0 and below 1.
     """
     real = 1 - padding
     spread = min(real, padding)  # no example has fewer than none or more than all

@@ -33,11 +33,9 @@ _before: set[str] = set()
 
 
 def provenance(sources: Sequence[str]) -> dict[str, str]:
-    """The version of each plug-in package and the digest of each plug-in file.
+    """The version of each plug-in package and the digest of each plug-in file, for ``sources`` as :func:`load` takes.
 
-    Args:
-        sources: arguments of :func:`load`. The files of other plug-ins of this process count too, since any of them may
-            have imported a module.
+    The files of other plug-ins of this process count too, since any of them may have imported a module.
     """
     given = [Path(file_of(source)) for source in sources]
     own = {one.absolute() for one in given}
@@ -73,7 +71,6 @@ def _own_files(names: Iterable[str], package: str = "") -> Iterator[tuple[str, P
 
 @contextmanager
 def _noting_modules(package: str = "") -> Iterator[None]:
-    """Note the files imported in this context; those of ``package`` even if they are installed."""
     before = set(sys.modules)
     _before.update(_before or before)
     try:
@@ -117,10 +114,7 @@ def load(source: str) -> None:
 
     ``FILE.py:Class`` makes a variant of the class as it is: :mod:`attnbench.own_module`. A file may import its
     neighbours, and files below its package. ``hub:OWNER/NAME@VERSION`` is a kernel of the Hugging Face hub:
-    :mod:`attnbench.hub`.
-
-    Raises:
-        UsageError: there is no such file, module, class or kernel, or importing it raises or ends Python.
+    :mod:`attnbench.hub`. Raises UsageError if there is no such thing, or importing it raises or ends Python.
     """
     if source.startswith(HUB):
         from attnbench.hub import register_kernel  # it needs torch

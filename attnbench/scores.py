@@ -34,15 +34,12 @@ class Interval:
 def interval(
     values: Iterable[float], bounds: tuple[float, float] = (0.0, 1.0), *, grain: float = 0.0, family: int = 1
 ) -> Interval:
-    """Student's t-interval of the mean, cut to ``bounds``.
+    """Student's t-interval of the mean, cut to ``bounds``. Raises ValueError without values.
 
     Args:
         family: how many intervals hold together with 95 %.
         grain: the least difference that could be seen; the standard deviation counts as at least this much. On few
             examples two seeds often agree exactly, and their interval would have no width.
-
-    Raises:
-        ValueError: there are no values.
     """
     ordered = sorted(values)  # so that the order of seeds changes no digit
     n = len(ordered)
@@ -167,8 +164,7 @@ class Difference:
 def comparisons(tables: Iterable[tuple[Sequence[Summary], Summary | None]]) -> int:
     """Number of differences with an interval, with those of a mean over several tables.
 
-    Args:
-        tables: the summaries of each problem, and the reference among them.
+    Each table has the summaries of a problem, and the reference among them.
     """
     counts = [
         sum(one is not reference and len(one.by_seed.keys() & reference.by_seed.keys()) > 1 for one in parts)
@@ -186,11 +182,8 @@ def joint(family: int) -> str:
 def difference(one: Summary, reference: Summary, family: int = 1) -> Difference:
     """The difference paired by seed: trainings with the same seed saw the same examples in the same order.
 
-    Args:
-        family: how many differences stand together (:func:`comparisons`), of which the intervals hold together.
-
-    Raises:
-        ValueError: they are about different problems.
+    The intervals of ``family`` differences hold together (:func:`comparisons`). Raises ValueError for different
+    problems.
     """
     if (one.task, one.setting) != (reference.task, reference.setting) and one.task != MEAN:
         raise ValueError(f"{one.label} on {one.task} and {reference.label} on {reference.task} were not trained alike")
@@ -202,11 +195,7 @@ def difference(one: Summary, reference: Summary, family: int = 1) -> Difference:
 
 
 def floor_of(parts: Iterable[Summary]) -> float | None:
-    """The score that only mixing tokens can exceed: the upper end of identity's interval, else chance.
-
-    Args:
-        parts: the summaries of all labels on one problem.
-    """
+    """The score that only mixing tokens can exceed: the upper end of identity's interval, else chance."""
     parts = list(parts)
     still = next((one for one in parts if one.variant == NO_MIXING), None)
     if still is not None:

@@ -90,7 +90,6 @@ def used(since: float) -> set[str]:
 
 
 def _name(path: Path) -> str:
-    """The path, without the name of the user."""
     home = Path.home()
     return str(Path("~", path.relative_to(home))) if path.is_relative_to(home) else str(path)
 
@@ -99,13 +98,7 @@ class Watch:
     """The files that a process used and will use, compared with those of an earlier process of the same run."""
 
     def __init__(self, before: Seen, given: Iterable[str], *, listens: bool) -> None:
-        """Begin.
-
-        Args:
-            before: files known from the run.
-            given: names of the files that cells are given.
-            listens: True if there is foreign code, with files that are found while it runs.
-        """
+        """Begin with the files known from the run, and those ``given`` to cells; ``listens`` if code is foreign."""
         self._listens, self._since = listens, time.time()
         self.seen = {name: list(one) for name, one in before.items()}
         self._given, self._held = [OURS, *given], list(self.seen)

@@ -265,7 +265,6 @@ def _begun(begin: Callable[..., Any], prefix: int, *prompt: Tensor) -> Any:
 
 
 def _made(entry: Variant, spec: Spec, shape: Shape) -> nn.Module:
-    """The module, wrapped to share keys and values if the class does not do it."""
     options = dict(spec.options)
     if shape.G == 1 and shape.kv_heads is not None:  # the parts of some variants have fewer heads
         shape = replace(shape, kv_heads=None)

@@ -37,10 +37,7 @@ class Budget:
 
     @property
     def bounds_cost(self) -> bool:
-        """True for memory and time: the most expensive setting that fits is sought.
-
-        For an error or a score the cheapest setting that is good enough is sought.
-        """
+        """True for memory and time, which seek the most expensive setting that fits, not the cheapest good one."""
         return self.target in ("memory", "time")
 
     @property
@@ -161,10 +158,7 @@ def _number(value: Any) -> float | None:
 def error_interval(
     error: float | None, deviation: float | None, draws: int | None
 ) -> tuple[float | None, float | None]:
-    """Student's t-interval around the median error of the draws, cut at 0.
-
-    A single draw has no width: neither the input nor the variant is random.
-    """
+    """Student's t-interval around the median error of the draws, cut at 0; a single draw has no width."""
     if error is None or not draws or draws < 2 or deviation is None or not math.isfinite(error):
         return error, error
     from scipy.special import stdtrit  # takes a moment; scipy.stats takes a second

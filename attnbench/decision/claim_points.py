@@ -177,11 +177,7 @@ class Point:
 
 
 def points_of(claim: Claim, frame: pd.DataFrame | None) -> Iterator[Point]:
-    """The points of a table for a claim; none if its rows are about something else.
-
-    Args:
-        frame: None if there are no rows; an ability needs none.
-    """
+    """The points of a table, or of None, for a claim; none if its rows are about something else."""
     test = claim.test
     if isinstance(test, Ability):
         yield _ability(test)

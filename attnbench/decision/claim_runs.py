@@ -29,12 +29,8 @@ _APART = ["suite", "sweep", "threads"]
 def read_rows(paths: Sequence[Path], warn: Callable[[str], None]) -> pd.DataFrame:
     """The rows of runs and of results folders; the column ``run`` names the run of each row.
 
-    Args:
-        warn: gets messages about runs that cannot be read, or are damaged outside their rows.
-
-    Raises:
-        CorruptResults: rows are not as they were written.
-        ResultsError: there is nothing to read, or it cannot be read.
+    Warns of runs that cannot be read, or are damaged outside their rows. Raises CorruptResults, and ResultsError if
+    there is nothing to read.
     """
     groups = [group for path in paths for group in _groups(path, warn)]
     files = [file for group in groups for file in group.files]
@@ -71,7 +67,6 @@ def _groups(path: Path, warn: Callable[[str], None]) -> list[_Group]:
 
 
 def _beside(file: Path) -> list[Path]:
-    """The runs of a folder in which a run lies, the newest first."""
     return by_age(runs_in(file.parent.parent, TABLE))[::-1]
 
 

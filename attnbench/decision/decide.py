@@ -239,10 +239,7 @@ def over(run: MeasuredRun, variant: str) -> MeasuredRun:
     """The run with every time divided by that of ``variant`` in the same circumstances, and nothing else in it.
 
     Each round's two times are divided, since one process measured both. Keys lose the facts of the machine: threads and
-    the state of the process.
-
-    Raises:
-        UsageError: ``variant`` was timed nowhere in this run.
+    the state of the process. Raises UsageError if ``variant`` was timed nowhere in this run.
     """
     rows = {_anywhere(key): row for key, row in run.rows.items() if row.status is Status.OK and row.time_median_s}
     reference = {_circumstances(key): row for key, row in rows.items() if _is(row, variant)}
@@ -298,10 +295,7 @@ def confirm(
     """Measure ``rounds`` more rounds of the doubtful cells in the new run's folder, and judge their times by these
     alone.
 
-    Raises:
-        UsageError: the run cannot go on here (see :func:`attnbench.run.again.more_rounds`).
-        StoreError and its kinds: its folder cannot be written or is locked.
-        CorruptResults: it is damaged.
+    Raises UsageError as :func:`attnbench.run.again.more_rounds`, StoreError and its kinds, and CorruptResults.
     """
     from attnbench.run.again import more_rounds
 
@@ -315,7 +309,6 @@ def confirm(
 
 
 def _only_new(again: MeasuredRun, before: MeasuredRun, cells: Sequence[str], reference: str) -> MeasuredRun:
-    """The run with only the new rounds of ``cells`` and of the reference."""
     rows = {
         key: row for key, row in again.rows.items() if row.cell_id in cells or reference in (row.variant, row.label)
     }

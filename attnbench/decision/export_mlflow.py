@@ -27,16 +27,10 @@ _PARAMETERS = (
 
 
 def log_run(folder: RunFolder, report: Callable[[], str]) -> str:
-    """Log the run to ``MLFLOW_TRACKING_URI`` as one MLflow run, and return its id.
+    """Log the run to ``MLFLOW_TRACKING_URI`` as one MLflow run, with the page that ``report`` makes; return its id.
 
     The experiment is that of ``MLFLOW_EXPERIMENT_NAME``, else MLflow's default. One MLflow run for each cell would be
-    too many for a server.
-
-    Args:
-        report: makes the page of ``attnbench report``, which becomes an artifact.
-
-    Raises:
-        UsageError: mlflow is not installed, or refuses.
+    too many for a server. Raises UsageError if mlflow is not installed, or refuses.
     """
     try:
         mlflow: Any = import_module("mlflow")

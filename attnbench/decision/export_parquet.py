@@ -23,11 +23,7 @@ def write_rows(folder: RunFolder, path: Path) -> int:
     """Write the last row of each cell to ``path``, and return their number.
 
     Columns and types are those of ``results.csv``; ``options`` is JSON text. The schema carries ``environment.json``,
-    and each field its unit.
-
-    Raises:
-        UsageError: pyarrow is not installed.
-        CannotCreate: the file cannot be written.
+    and each field its unit. Raises UsageError without pyarrow, and CannotCreate.
     """
     arrow = _arrow("--parquet")
     records = folder.in_order()
@@ -43,11 +39,7 @@ def write_samples(folder: RunFolder, path: Path) -> int:
 
     ``seconds`` is the time of one call, the mean over ``calls``; ``switches`` counts how often another process took the
     core; ``waited`` is the seconds in which threads had no core; ``yardstick`` has the two reference times, or None.
-    A sample that was ``stopped`` is no time of the call.
-
-    Raises:
-        UsageError: pyarrow is not installed.
-        CannotCreate: the file cannot be written.
+    A sample that was ``stopped`` is no time of the call. Raises UsageError without pyarrow, and CannotCreate.
     """
     arrow = _arrow("--samples")
     records = folder.records()

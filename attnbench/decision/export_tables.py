@@ -94,7 +94,6 @@ def _is_training(record: Record) -> bool:
 
 
 def _trainings(records: Sequence[Record]) -> Iterator[_Line]:
-    """The trainings of one label on one problem as one line, with those that failed."""
     rows = {record.cell_id: record for record in records}
     choices = choose(trained(record for record in records if _is_training(record)))
     floors: dict[object, float | None] = {}

@@ -59,8 +59,7 @@ class Pair:
 def join(new: MeasuredRun, olds: Sequence[MeasuredRun]) -> list[Pair]:
     """A pair for every key: first those of the new run in its order, then those that only older runs have.
 
-    If no row has the very same options, rows with the same label make the pair: the variant may have got an option, or
-    another default, since.
+    Rows with the same label are a pair if no row has the same options, which may be new or have another default since.
     """
     before = _pooled(olds)
     by_label = {_by_label(key, row): key for key, row in before.items() if key not in new.rows}
@@ -82,7 +81,6 @@ def _by_label(key: Key, row: Record) -> Key:
 
 
 def _pooled(runs: Sequence[MeasuredRun]) -> dict[Key, Record]:
-    """A row for each key of any run: the first that is ok, else the first."""
     found: dict[Key, Record] = {}
     for key, row in (item for run in runs for item in run.rows.items()):
         if key not in found or (found[key].status is not Status.OK and row.status is Status.OK):

@@ -95,9 +95,7 @@ class Times:
 def times_of(pairs: Sequence[Pair], reference: Sequence[Pair] = ()) -> Times:
     """The ratios of these pairs' times, with intervals that hold together.
 
-    Args:
-        reference: pairs of an unchanged program. Ratios are divided by the median of theirs, and its uncertainty
-            counts.
+    Ratios are divided by the median of those of ``reference``, pairs of an unchanged program; its uncertainty counts.
     """
     known = {pair.key: visited for pair in pairs if pair.times and (visited := _visited(pair)).enough}
     found: OverVisits = ratios_over_visits(list(known.values()))
@@ -121,11 +119,7 @@ def _slower(of: Sequence[Visits]) -> Any:
 
 
 def judge(pair: Pair, measures: Sequence[Measure], limits: Limits, times: Times) -> list[Finding]:
-    """A finding for each measure that both rows have; a single one if a side is missing.
-
-    Args:
-        times: of all pairs that are judged.
-    """
+    """A finding for each measure that both rows have, a single one if a side is missing; ``times`` are of all pairs."""
     old, new = pair.old, pair.new
     if old is None or new is None:
         verdict: Verdict = "missing" if new is None else "new"
@@ -220,7 +214,6 @@ def _with_interval(
 
 
 def _over(now: float, before: float) -> float:
-    """``now / before``; 0 over 0 is 1."""
     return now / before if before else (math.inf if now else 1.0)
 
 
@@ -231,8 +224,7 @@ def _spread(record: Record) -> float:
 def _more_rounds(found: Finding, limit: float, rounds: int, fixed: float) -> int:
     """Number of further rounds that would probably decide: the interval's width falls with their root.
 
-    Args:
-        fixed: half the width that no number of rounds removes, on the log scale.
+    ``fixed`` is half the width that no number of rounds removes, on the log scale.
     """
     assert found.ratio
     assert found.low

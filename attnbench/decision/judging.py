@@ -36,10 +36,7 @@ class Needed(NamedTuple):
 
 
 def needed_by(claim: Claim, frame: pd.DataFrame | None) -> tuple[Needed, ...]:
-    """The rows without which a claim has no verdict, on each device with rows of its suite.
-
-    A failed row counts. A claim that is decided without rows, or not at all, needs none.
-    """
+    """The rows, failed or not, without which a claim has no verdict, on each device with rows of its suite."""
     test = claim.test
     if test is None or claim.suite is None or isinstance(test, Ability):
         return ()
@@ -148,11 +145,7 @@ def _most(points: Sequence[Point]) -> str:
 
 
 def judge_all_rows(claim: Claim, frame: pd.DataFrame | None) -> Judgement:
-    """Judge a claim by the rows that its suite measures, and only if all of them are there.
-
-    Args:
-        frame: as for :func:`judge`.
-    """
+    """Judge a claim by the rows that its suite measures, and only if all of them are there."""
     needed = needed_by(claim, frame)
     if frame is None or not needed:
         return replace(judge(claim, frame), missing=needed)
@@ -165,11 +158,7 @@ def judge_all_rows(claim: Claim, frame: pd.DataFrame | None) -> Judgement:
 
 
 def judge(claim: Claim, frame: pd.DataFrame | None) -> Judgement:
-    """Judge a claim by the rows of a table, even if some are missing.
-
-    Args:
-        frame: a table as :func:`attnbench.plots.load.read_results` gives it, or None.
-    """
+    """Judge a claim by the rows of a table, even if some are missing."""
     if claim.test is None:
         return Judgement(claim, "not tested here", why=claim.missing)
     points = list(points_of(claim, frame))

@@ -109,13 +109,9 @@ class Prepared:
     ) -> Match:
         """Search for every variant, then time the settings found in turns.
 
-        Args:
-            on_search: called with each variant before its search, and with an empty text before the turns.
-            on_try: called with the variant and each setting that was measured.
-
-        Raises:
-            WorkerFailed: the measuring process could not be started.
-            StoreError and its kinds, CorruptResults: the folder of the trainings cannot be used.
+        ``on_search`` is called with each variant before its search, and with an empty text before the turns; ``on_try``
+        with
+        the variant and each measured setting. Raises WorkerFailed, StoreError and its kinds, and CorruptResults.
         """
         found = []
         with Worker(self.settings) as worker:

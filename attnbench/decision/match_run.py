@@ -209,7 +209,6 @@ def _length_of(problem: _Problem) -> int:
 
 
 def _of_the_model(rows: pd.DataFrame, facts: Mapping[str, object]) -> pd.Series[bool]:
-    """The timed rows of the trained model, which may have another batch."""
     same = pd.Series(True, index=rows.index)
     for name in SAME:
         if facts.get(name) is not None:
@@ -232,7 +231,6 @@ def _key_of(row: Mapping[Any, Any]) -> _Key:
 
 
 def _timed_rows(frame: pd.DataFrame, level: str, pass_: str) -> pd.DataFrame:
-    """Rows of one level and pass with a time, a peak or a failure; without trainings for a score."""
     rows = frame[(frame["level"] == level) & (frame["pass"] == pass_) & (frame["protocol"].fillna("") == "")]
     return rows[rows["time_median_s"].notna() | rows["peak_bytes"].notna() | (rows["status"] != Status.OK)]
 
@@ -341,8 +339,7 @@ def _as_it_stands(budget: Budget, label: str, mine: _Measured, note: str, before
 def _rows_of(label: str, rest: Spec, knob: Knob | None, points: _Measured) -> tuple[_Measured, str]:
     """The settings of a variant, and the options in which they differ from this version's.
 
-    If no row has the very same options, rows with the same label are taken: the variant may have got an option, or
-    another default, since.
+    Rows with the same label are taken if no row has the same options, which may be new or have another default since.
     """
 
     def bare(spec: Spec) -> Spec:
@@ -362,6 +359,5 @@ def _written(spec: Spec) -> str:
 
 
 def _with_value(label: str, knob: Knob, value: int) -> str:
-    """The label with the value of the knob, which a run leaves out if it is the default."""
     spec = parse_spec(label)
     return Spec.of(spec.name, {**dict(spec.options), knob.option: value}).label

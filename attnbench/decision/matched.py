@@ -153,7 +153,6 @@ def error_text(point: Point) -> str:
 
 
 def _over_budget(match: Match) -> Iterator[str]:
-    """Settings with a time in turns that differs from that of the search."""
     if match.budget.target != "time":
         return
     for label, side in match.sides().items():

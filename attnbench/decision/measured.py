@@ -71,10 +71,7 @@ def load(path: Path) -> MeasuredRun:
     """Read the run at ``path``, or the newest run of the suite of that folder.
 
     Of several rows with the same key the one with the most samples counts; it gets the numbers that only another has.
-
-    Raises:
-        ResultsError: no run there, runs of several suites, no row yet, or files of another version.
-        CorruptResults: a file was changed or is damaged.
+    Raises ResultsError (no run, several suites, no row yet, another version) and CorruptResults.
     """
     try:
         folder = _folder(path)

@@ -81,16 +81,10 @@ Kept = list[tuple[Source, dict[str, Record]]]
 
 
 def merge(paths: Iterable[Path], out: Path, *, rates_within: float = RATES_WITHIN) -> Merged:
-    """Join runs into a new run folder ``out``.
+    """Join runs into a new run folder ``out``; ``rates_within`` is the share by which the machines' rates may differ.
 
-    Args:
-        rates_within: share by which measured rates of the machines may differ.
-
-    Raises:
-        UsageError: the runs do not belong together; the message says what differs, or which one is the odd one.
-        ResultsError: a path is no run.
-        CorruptResults: a run is not as it was written.
-        CannotCreate: ``out`` exists or cannot be made.
+    Raises UsageError if the runs do not belong together; the message says what differs, or which one is the odd one.
+    Raises ResultsError, CorruptResults, and CannotCreate if ``out`` exists or cannot be made.
     """
     paths = list(paths)
     if out.exists() or out.is_symlink():
@@ -118,7 +112,6 @@ def merge(paths: Iterable[Path], out: Path, *, rates_within: float = RATES_WITHI
 
 
 def _read(path: Path) -> Source:
-    """Read and check a run; raises ResultsError and CorruptResults as :func:`merge`."""
     if not stored(path / RECORDS).is_file():
         raise ResultsError(f"{path}: no {RECORDS} here; give the folder of a run, results/SUITE/STARTED-DEVICE")
     folder = RunFolder(path)
@@ -189,7 +182,6 @@ def _ratios_between_machines(kept: Kept) -> list[str]:
 
 
 def _write(out: Path, kept: Kept) -> RunFolder:
-    """Write the rows to a new folder, all of them or none; raises StoreError."""
     sources = [source for source, _ in kept]
     folder = RunFolder.create(out, environment=_environment(kept, out), suite_text=sources[0].suite)
     try:
@@ -245,15 +237,12 @@ Facts = Mapping[str, Any]
 
 
 def refuse_unlike(runs: Sequence[tuple[Path, Facts, Sequence[Facts]]], rates_within: float) -> None:
-    """Refuse runs of different methods, classes of machine, memories or rates.
+    """Refuse runs of different methods, classes of machine, memories or rates. Raises UsageError.
 
     Args:
         runs: folder, environment, and the facts of each machine that measured it.
         rates_within: share by which the largest rate of a machine may exceed the smallest; of a machine with several
             runs, the median counts.
-
-    Raises:
-        UsageError: they differ; the message names the run, or the odd one of several, and what differs.
     """
     (first, ours, _), *others = runs
     for path, theirs, _ in others:

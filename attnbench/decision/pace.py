@@ -51,11 +51,9 @@ class Pace:
 def at_one_speed(runs: Sequence[MeasuredRun], *, alike: bool) -> tuple[list[MeasuredRun], list[Pace]] | None:
     """The runs with their visits at the machine's full speed, and the speed in each run.
 
-    None if a run has times without readings: times are then compared as they are.
-
-    Args:
-        alike: all runs are of one kind of machine. If their torch is the same as well, the quickest readings of all of
-            them are the full speed. If not, each run has its own.
+    None if a run has times without readings: times are then compared as they are. If all runs are of one kind of
+    machine
+    (``alike``) and one torch, the quickest readings of all of them are the full speed. If not, each run has its own.
     """
     readings = [_readings(run) for run in runs]
     if not all(map(len, readings)):

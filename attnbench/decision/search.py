@@ -54,16 +54,12 @@ def knob_of(spec: Spec, *, causal: bool = False) -> Knob | None:
 
 
 def ladder_of(spec: Spec, knob: Knob, n: int, *, most: int | None = None) -> Ladder:
-    """The settings to try at length ``n``: multiples of the knob's step that its option takes, at most ``n``.
+    """The settings to try at length ``n``: multiples of the knob's step that its option takes, at most ``most`` or
+    ``n``.
 
     With n features or landmarks a method costs as much as exact attention. If ``n`` is less than one step, every value
-    is tried. 0 is an amount only of single rounds or blocks; ``factors=0`` is a switch.
-
-    Args:
-        most: the largest value, instead of ``n``.
-
-    Raises:
-        UsageError: the option takes no value up to ``most``.
+    is tried. 0 is an amount only of single rounds or blocks; ``factors=0`` is a switch. Raises UsageError if the option
+    takes no value up to ``most``.
     """
     low, high, unit = _bounds(VARIANTS.get(spec.name), knob.option)
     counts = knob.step == 1 and not knob.falling
@@ -194,9 +190,6 @@ def search(ladder: Ladder, budget: Budget, measure: Callable[[int], Point]) -> F
 
     A setting that runs out of memory or time, or fails in another way, is a bound: nothing more expensive is tried. A
     setting with an output that is not finite has no error, and more expensive ones are tried.
-
-    Args:
-        measure: measures the setting with this value of the knob.
     """
     tries: dict[int, Point] = {}
 
@@ -215,11 +208,9 @@ def search(ladder: Ladder, budget: Budget, measure: Callable[[int], Point]) -> F
 
 
 def boundary(size: int, climb: Sequence[int], below: Callable[[int], bool]) -> int:
-    """The first of ``size`` places that is not ``below`` something; ``size`` if all are.
+    """The first of ``size`` places that is not ``below``, which is True up to some place; ``size`` if all are.
 
-    Args:
-        climb: rising places to try first, from 0 to the last one.
-        below: called at most once for each place; True up to some place, then False.
+    ``climb`` has rising places to try first, from 0 to the last one. Each place is tried at most once.
     """
     low, high = -1, size
     for place in climb:

@@ -144,7 +144,6 @@ def _foot(decision: Decision) -> list[str]:
 
 
 def _between(decision: Decision) -> str:
-    """The variation between runs that the intervals include."""
     if decision.between is not None:
         return f"runs of one program differ by {decision.between:.1%}, say {len(decision.olds)} older runs"
     return f"too few older runs: how runs differ is unknown, intervals {BETWEEN_RUNS:.0%} wider at each end"
@@ -327,7 +326,6 @@ def _sentences(found: Iterable[Finding], decision: Decision) -> str:
 
 
 def _sentence(one: Finding, decision: Decision) -> str:
-    """``time slower: 12.3 ms, was 10.1 ms, ratio 1.218 (1.19 to 1.24)``."""
     if one.verdict == "missing":
         return "missing: an older run has this cell"
     old, new = words.sides(one, decision.unit)

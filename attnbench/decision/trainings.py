@@ -55,13 +55,8 @@ class Trainings:
     def score(self, worker: Worker, spec: Spec, point: Point) -> Point:
         """The setting with its score, or how its trainings failed.
 
-        Args:
-            worker: is stopped meanwhile, since trainings have processes of their own.
-
-        Raises:
-            StoreError and its kinds: the run's folder cannot be made, written or locked.
-            CorruptResults: it is damaged.
-            KeyboardInterrupt: passed on; finished trainings are stored.
+        ``worker``, the measuring process, is stopped meanwhile, since trainings have processes of their own. Finished
+        trainings survive KeyboardInterrupt. Raises StoreError and its kinds, and CorruptResults.
         """
         mine = frozenset(cell.cell_id for cell in self._settings()[_normal(spec)])
         plan, watcher = replace(self.plan, only=mine), _Once(self.watcher, first=self.folder is None)
@@ -96,10 +91,7 @@ def _normal(spec: Spec) -> Spec:
 
 
 def scored(point: Point, choice: Choice) -> Point:
-    """The setting with the score of its trainings at the chosen rate.
-
-    A setting with a failed training has no score: the others alone would flatter it.
-    """
+    """The setting with the score of its trainings; none if a training failed, since the others would flatter it."""
     lost = [row for row in choice.rows if not row.ok]
     found = summary(choice)
     if lost or found is None:

@@ -44,7 +44,6 @@ def _axes(row: Record) -> dict[str, str]:
 
 
 def _said(axis: Axis, row: Record) -> str:
-    """``causal``, ``alibi``, ``batch=8``; empty if another axis says it already."""
     value = getattr(row, axis.name)
     if axis.same_as and value == getattr(row, axis.same_as):
         return ""
@@ -76,11 +75,7 @@ def name(row: Record, axes: Sequence[str]) -> str:
 
 
 def number(value: float | None, measure: str, unit: str = "s") -> str:
-    """A value with its unit: ``12.3 ms``, ``1.5 MiB``, ``0.31``; ``-`` for None.
-
-    Args:
-        unit: of times; if it is not seconds, they are plain ratios.
-    """
+    """A value with its unit: ``12.3 ms``, ``1.5 MiB``, ``0.31``; ``-`` for None. Times without seconds are ratios."""
     if value is None:
         return "-"
     if measure == "memory":

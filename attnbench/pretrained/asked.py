@@ -46,14 +46,9 @@ class Asked:
     def of(cls, model: str, variants: Sequence[Spec], given: Mapping[str, Any]) -> Self:
         """Read the arguments of the command or the function, and open the model.
 
-        Args:
-            model: ``listops``, a folder, a .gguf file, ``pypi:PACKAGE/FILE``, an id in the hub's cache.
-            given: argument -> value: ``text``, ``layers``, ``length``, ``windows``, ``steps``, ``learning_rate``,
-                ``batch``, ``train``, ``redraw``, ``seeds``, ``device``, ``threads``, ``plugins``, ``out``, ``fresh``.
-
-        Raises:
-            UsageError: an impossible value, no such model, or a text that is too short.
-            Unsupported: the model's attention cannot be replaced.
+        ``given`` has ``text``, ``layers``, ``length``, ``windows``, ``steps``, ``learning_rate``, ``batch``, ``train``,
+        ``redraw``, ``seeds``, ``device``, ``threads``, ``plugins``, ``out`` and ``fresh``. Raises UsageError for an
+        impossible value, an unknown model or a short text, and Unsupported if the model's attention cannot be replaced.
         """
         rate = given["learning_rate"]
         if not 0 < rate <= 1:
@@ -115,9 +110,7 @@ class Foreseen:
 def foresee(question: Question, subject: Subject, text: Text, place: Place, watcher: Watcher) -> Foreseen:
     """Count the remaining work, and time one window. Nothing is written, and no folder is made.
 
-    Raises:
-        UsageError, Unsupported: the question does not fit this model.
-        CorruptResults: existing rows cannot be read.
+    Raises UsageError and Unsupported if the question does not fit this model, and CorruptResults.
     """
     refuse(question, subject.layers, text.most)
     visits = entries(question, subject.layers)

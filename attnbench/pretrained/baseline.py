@@ -56,10 +56,7 @@ class Baseline:
 
 @torch.inference_mode()
 def baseline_of(subject: Subject, windows: Windows, device: str) -> Baseline:
-    """Read every window with the untouched model.
-
-    Memory is that of the features, and of at most 2²⁶ log-probabilities: beyond, some of the positions are left out.
-    """
+    """Read every window with the untouched model, keeping at most 2²⁶ log-probabilities in memory."""
     originals: list[Original] = []
     step = 0
     for window in windows.each():

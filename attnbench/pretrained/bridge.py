@@ -181,7 +181,7 @@ def calls_of(model: nn.Module, run: Callable[[], object], *, causal: bool | None
     Args:
         model: after :func:`put_into`.
         run: one forward pass over windows without padding.
-        causal: whether its attention is, for a model of fake tensors, in whose masks nothing can be seen.
+        causal: causality of a model of fake tensors, whose masks show nothing.
 
     Raises:
         Unsupported: a call has something that no variant has, a mask that is no simple pattern, or there is no call.
@@ -246,8 +246,7 @@ class Pattern:
 def pattern_of(mask: Tensor) -> Pattern:
     """The pattern of a mask of windows without padding, bool ``(B, 1, N, N)``, True where a key may be seen.
 
-    Raises:
-        Unsupported: it differs between sequences, or it is neither full, causal nor a window.
+    Raises Unsupported if it differs between sequences, or is neither full, causal nor a window.
     """
     seen = mask[0, 0]
     n = seen.shape[-1]

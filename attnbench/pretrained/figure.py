@@ -36,10 +36,8 @@ _SAID = {NONE: "none: trained as long"}
 def draw_swap(rows: Sequence[Row]) -> Figure:
     """Draw a line for each variant over the steps, and one over the layers that were replaced alone.
 
-    Without training there is a point for each variant instead: what the model loses over the error of its layers.
-
-    Raises:
-        NothingToDraw: there was neither training, nor a layer replaced alone, nor a second variant.
+    Without training there is a point for each variant instead: the model's loss over the error of its layers. Raises
+    NothingToDraw.
     """
     found = [line for line in lines(rows) if line.label != EXACT]
     together = [line for line in found if not line.layers.isdecimal()]
@@ -112,7 +110,6 @@ def _left_out(found: Sequence[Line], panels: Sequence[Sequence[Line]]) -> list[s
 
 
 def _hows(found: Sequence[Line]) -> dict[str, Look]:
-    """A colour for each variant, since several of one family often appear together; grey for the controls."""
     now = palette()
     colours = (*now.sequence[:6], now.families["mixing"], now.families["memory"], now.other)
     controls = {
@@ -178,7 +175,6 @@ def _by_step(ax: Axes, found: Sequence[Line], hows: Mapping[str, Look], rows: Se
 
 
 def _exact(line: Line) -> bool:
-    """True if the loss is only rounding, which would squeeze all else on a logarithmic scale."""
     return line.attention_error is not None and line.attention_error < _LEAST_ERROR
 
 

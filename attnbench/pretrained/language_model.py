@@ -134,7 +134,6 @@ class LanguageModel:
 
 
 def _without_cache(model: nn.Module) -> dict[str, bool]:
-    """Arguments of a call that keep no keys."""
     return {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
 
 

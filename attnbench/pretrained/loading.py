@@ -43,11 +43,8 @@ _HELD = ("F64", "F32", "F16", "BF16", "I64", "I32", "BOOL")
 def open_language_model(name: str, length: int, text: Path | None) -> tuple[LanguageModel, TokenText]:
     """The model at this place, in float32, and windows of a text for it.
 
-    Nothing is downloaded, no code of a model is run, and weights are read from safetensors or GGUF alone.
-
-    Raises:
-        UsageError: there is no such model, its libraries are missing, or windows of this length do not fit.
-        Unsupported: its attention cannot be replaced; the message names the cause.
+    Nothing is downloaded, no code of a model is run, and weights are read from safetensors or GGUF alone. Raises
+    UsageError if it cannot be loaded, or windows of this length do not fit, and Unsupported.
     """
     place = located(name)
     transformers = _quiet()
@@ -66,7 +63,6 @@ def open_language_model(name: str, length: int, text: Path | None) -> tuple[Lang
 
 @contextmanager
 def _told(name: str) -> Iterator[None]:
-    """Turn any exception of the library in this block, over files of any content, into one UsageError."""
     try:
         yield
     except Unsupported:
@@ -78,14 +74,11 @@ def _told(name: str) -> Iterator[None]:
 
 
 def located(name: str) -> Path:
-    """The folder or GGUF file that a name stands for.
+    """The folder or GGUF file that a name stands for. Raises UsageError if there is none.
 
     A package is found without being imported, since it may need libraries that the file does not. A name that is no
     path
     may be the id of a model in the hub's cache.
-
-    Raises:
-        UsageError: there is no such file, folder or package.
     """
     if name.startswith(_PACKAGE):
         package, _, inside = name.removeprefix(_PACKAGE).partition("/")
@@ -107,7 +100,6 @@ def located(name: str) -> Path:
 
 
 def _cached(name: str) -> Path | None:
-    """The folder of a model in the hub's cache on this disk; None without one, or without the library of the cache."""
     _stay_offline()
     try:
         hub: Any = import_module("huggingface_hub")
@@ -181,10 +173,7 @@ def _loaded(transformers: Any, place: Path) -> tuple[Any, Any]:
 
 @contextmanager
 def _without_bars() -> Iterator[None]:
-    """Hide the bar for the tensors of a GGUF file, and start no thread that watches bars.
-
-    That thread would outlive the bar, so that the process could not measure any more.
-    """
+    """Hide the bar for the tensors of a GGUF file, and start no thread that watches bars and outlives them."""
     bars: Any = import_module("tqdm").tqdm
     before, bars.monitor_interval = bars.monitor_interval, 0
     try:
@@ -205,7 +194,6 @@ def _class_for(transformers: Any, config: Any, *, gguf: bool) -> Any:
 
 
 def _around(subject: LanguageModel, tokenizer: Any) -> Around:
-    """Encoders get their special tokens around each window; models that predict the next token read the bare text."""
     if subject.causal:
         return Around("next" if subject.predicts else "none")
     first, last = tokenizer.cls_token_id, tokenizer.sep_token_id
@@ -219,13 +207,9 @@ def _around(subject: LanguageModel, tokenizer: Any) -> Around:
 
 
 def refuse_incomplete(model: nn.Module, told: Mapping[str, Any]) -> None:
-    """Refuse a model that differs from its files; remove a pooler without weights, which has no reader.
+    """Refuse a model that differs from its files, by the library's report; remove a pooler without weights.
 
-    Args:
-        told: the library's report: ``missing_keys``, ``unexpected_keys``, ``mismatched_keys``.
-
-    Raises:
-        UsageError: a tensor is in no file or has another shape there, or a layer of the files is not in the model.
+    Raises UsageError if a tensor is in no file or has another shape there, or a layer of the files is not in the model.
     """
     missing = sorted({*told["missing_keys"], *(key for key, *_ in told["mismatched_keys"])})
     lists = {name.rpartition(".")[2] for name, one in model.named_modules() if isinstance(one, nn.ModuleList)}

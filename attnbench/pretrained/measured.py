@@ -65,10 +65,7 @@ class Loss:
 class Swapped(nn.Module):
     """Tokens ``(B, N)`` to logits ``(B, N, V)``, or to features ``(B, N, C)`` if the model predicts nothing.
 
-    It never drops anything out, as in the training of a swap.
-
-    Args:
-        operators: layer -> the module of its attention; None for the model as it is.
+    ``operators`` have the attention of each layer; None for the model as it is. It never drops anything out.
     """
 
     def __init__(self, subject: Subject, operators: Operators | None) -> None:
@@ -97,9 +94,7 @@ _opened = Recent(_open, 1)
 def opened(cell: Cell) -> Opened:
     """The cell's model and its text; the last one is cached, since the next cell mostly has the same model.
 
-    Raises:
-        UsageError: there is no such model, or it cannot read windows of this length.
-        Unsupported: its attention cannot be replaced, or none of its layers.
+    Raises UsageError, also for windows of this length, and Unsupported if none of its layers can be replaced.
     """
     assert cell.pretrained is not None
     found = _opened(cell.pretrained.name, cell.shape.N, cell.pretrained.text)
@@ -123,9 +118,7 @@ def _sizes(layer: Layer) -> tuple[int, int, int, bool]:
 def swapped(cell: Cell) -> tuple[Swapped, Windows]:
     """The model with the cell's variant in it, in float32 on the CPU, and the windows of a first step of training.
 
-    Raises:
-        UsageError: as :func:`opened`, or an unknown variant or option.
-        Unsupported: as :func:`opened`, or the variant cannot take this model's attention; the message is the reason.
+    Raises UsageError and Unsupported as :func:`opened`, and for the variant.
     """
     one = opened(cell)
     windows = one.text.batch(cell.seed, 0, cell.shape.B)
@@ -159,9 +152,7 @@ _baseline = Recent(_read, 1)
 def measure_loss(cell: Cell) -> Loss:
     """Compare the model with the cell's variant to the untouched one, on the same windows as ``attnbench swap``.
 
-    Raises:
-        UsageError, Unsupported: as :func:`swapped`.
-        Diverged: the features or the logits hold NaN or infinity.
+    Raises UsageError and Unsupported as :func:`swapped`, and Diverged for NaN or infinity.
     """
     assert cell.pretrained is not None
     subject = opened(cell).subject.copy()

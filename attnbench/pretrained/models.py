@@ -22,16 +22,11 @@ _LENGTH = 512
 
 
 def open_model(name: str, length: int | None, text: Path | None) -> tuple[Subject, Text]:
-    """The model of this name, and windows of ``length`` tokens for it.
+    """The model of this name, and windows of ``length`` tokens for it, of a file ``text`` or the model's own.
 
-    Args:
-        length: None for 128 with ``listops``, and 512 with all others.
-        name: ``listops``, or a name for :func:`~attnbench.pretrained.loading.open_language_model`.
-        text: a file of text; None for the model's own.
-
-    Raises:
-        UsageError: there is no such model, its libraries are missing, or it cannot read windows of this length.
-        Unsupported: its attention cannot be replaced; the message names the cause.
+    ``name`` is ``listops`` or as for :func:`~attnbench.pretrained.loading.open_language_model`; ``length`` is by
+    default
+    128 with ``listops``, and 512 with all others. Raises UsageError and Unsupported.
     """
     if name != NAME:
         return open_language_model(name, length or _LENGTH, text)
@@ -88,10 +83,7 @@ class Trees:
 
 
 def filled(tree: list[int], length: int, max_args: int, rng: random.Random) -> list[int]:
-    """The tree with digits as further last arguments of operators, until it has ``length`` tokens.
-
-    It stays shorter if every operator has ``max_args`` arguments.
-    """
+    """The tree with digits as further last arguments, up to ``max_args`` each, until it has ``length`` tokens."""
     tree = list(tree)
     while len(tree) < length and (ends := _ends_with_room(tree, max_args)):
         tree.insert(rng.choice(ends), 1 + rng.randrange(10))

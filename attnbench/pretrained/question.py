@@ -96,14 +96,10 @@ def named_together(layers: Sequence[int]) -> str:
 
 
 def refuse(question: Question, layers: Sequence[Layer], most: int | None) -> None:
-    """Refuse impossible questions before a model is trained.
+    """Refuse impossible questions before a model is trained; ``most`` windows can be held out, None if endless.
 
-    Args:
-        most: number of windows that the text can hold out; None if endless.
-
-    Raises:
-        UsageError: too few windows for an interval, more than there are, or a layer that does not exist.
-        Unsupported: a layer that was named, or every layer, has to stay as it is.
+    Raises UsageError: too few windows for an interval, more than there are, or a layer that does not exist. Raises
+    Unsupported: a layer that was named, or every layer, has to stay as it is.
     """
     if question.windows < FEWEST:
         raise UsageError(

@@ -155,7 +155,6 @@ _TEXT, _LIST = 8, 9
 
 
 def _stated(file: BinaryIO) -> Iterator[tuple[str, Any]]:
-    """Names and values at the start of a GGUF file, up to the list of tokens."""
     magic, _, _, count = struct.unpack("<4sIQQ", file.read(24))
     if magic != b"GGUF":
         return

@@ -51,11 +51,7 @@ _DONE = (Status.OK, Status.UNSUPPORTED)
 class SwapFolder:
     """Rows of one model, one text and one way to train; further variants, layers and seeds may join them.
 
-    Raises:
-        CannotCreate: it cannot be made, or a link is in its place.
-        StoreError: a row cannot be written.
-        Locked: another process writes here.
-        CorruptResults: a line is not as it was written.
+    Raises CannotCreate, also for a link in its place, StoreError, Locked and CorruptResults.
     """
 
     def __init__(self, path: Path) -> None:
@@ -101,9 +97,7 @@ class SwapFolder:
 def known_folder(out: Path, identity: Mapping[str, Any], warn: Callable[[str], None]) -> SwapFolder | None:
     """The newest folder below ``out`` with rows of the same ``identity``; None if there is none.
 
-    Args:
-        identity: everything that decides the numbers, apart from the choice of variants, layers and seeds.
-        warn: gets messages about folders that cannot be read.
+    ``identity`` decides the numbers, apart from the choice of variants, layers and seeds.
     """
     for path in reversed(by_age(file.parent for file in suite_folder(out, "swap").glob(f"*/{ENVIRONMENT}"))):
         try:
@@ -183,10 +177,8 @@ class Swapped:
 def swap(question: Question, subject: Subject, text: Text, place: Place, watcher: Watcher | None = None) -> Swapped:
     """Visit every entry that has no row yet, in the order of :func:`~attnbench.pretrained.question.entries`.
 
-    Raises:
-        UsageError, Unsupported: the question does not fit this model.
-        BrokenContract: softmax attention in place of the model's own changes its loss, so the run stops.
-        StoreError: a row cannot be written.
+    Raises UsageError and Unsupported if the question does not fit this model, StoreError, and BrokenContract if softmax
+    attention in place of the model's own changes its loss.
     """
     watcher = watcher or Watcher()
     refuse(question, subject.layers, text.most)
@@ -265,7 +257,6 @@ class _Visit:
     baseline: Baseline
 
     def rows_of(self, entry: Entry, watcher: Watcher) -> Iterator[Row]:
-        """Its rows, one for each number of steps; any failure is the status of those that are missing."""
         started = time.perf_counter()
         left = list(entry.rules.steps)
         about = self._about(entry)

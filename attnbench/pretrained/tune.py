@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,6 @@ from attnbench.task import stream_seed
 from attnbench.training.loop import BETAS, CLIPPED_TO, Diverged, share_of_rate
 
 Trained = Literal["all", "attention", "variant"]
-TRAINED: tuple[str, ...] = get_args(Trained)
 _WARM_UP = 0.1
 
 
@@ -69,14 +68,9 @@ def tuned(
     """Train in place, and yield each number of steps in ``rules.steps`` after that many.
 
     AdamW without decay; the rate rises linearly and falls along a cosine over all steps; gradients are clipped to
-    norm 1. No dropout. The windows of step s depend on the seed and s alone.
-
-    Args:
-        tell: called after each step with the number of steps done.
-
-    Raises:
-        Diverged: the loss is not finite.
-        Unsupported: nothing could be trained, or a gradient does not pass through the variant.
+    norm 1. No dropout. The windows of step s depend on the seed and s alone. ``tell`` gets the number of steps done
+    after
+    each. Raises Diverged for a loss that is not finite, and Unsupported if nothing can be trained.
     """
     if 0 in rules.steps:
         yield 0
@@ -133,7 +127,6 @@ def _fit(pupil: Pupil, tokens: Tensor) -> Tensor:
 
 
 def _redraw(operators: Operators, seed: int) -> None:
-    """Redraw the random features of every operator that has some, from the global generator."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         for one in operators.values():

@@ -31,8 +31,6 @@ class NotASuite(Exception):
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses whatever is not plain data, before anything is built from it."""
-
     depth = 0
     nodes = 0
 
@@ -138,8 +136,6 @@ def _line(node: yaml.Node) -> int:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes text that :func:`read_document` reads as the same data."""
-
     def ignore_aliases(self, data: Any) -> bool:
         return True
 

@@ -50,10 +50,7 @@ class CommandLine(Origin):
 
 
 def wrong(message: str, *place: str | int) -> NoReturn:
-    """Raise ``message`` as a validation error at ``place`` below the validated value.
-
-    Pydantic collects it with its own, so that the first mistake in the file can be reported.
-    """
+    """Raise ``message`` as a validation error at ``place``, which pydantic collects with its own."""
     problem = PydanticCustomError("suite", "{message}", {"message": message})
     raise ValidationError.from_exception_data("suite", [InitErrorDetails(type=problem, loc=place, input=None)])
 

@@ -44,8 +44,7 @@ def matches(expression: str, label: str) -> bool:
     """True if ``label`` is chosen: words are looked for in it, in either case; and, or, not, parentheses.
 
     ``not`` binds tighter than ``and``, and ``and`` tighter than ``or``. A word may be a part of another one, but
-    ``n1024`` does not match ``n10240``, nor a dtype, level or pass anything longer. Raises UsageError for a bad
-    expression.
+    ``n1024`` does not match ``n10240``, nor a dtype, level or pass anything longer. Raises UsageError.
     """
     return _compile(expression)(label.lower())
 

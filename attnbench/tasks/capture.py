@@ -50,13 +50,10 @@ CURRICULUM = (
 
 
 def train(curriculum: Sequence[Stage], seed: int, head_dim: int | None = None) -> Encoder:
-    """Train an encoder on the value at every closing bracket.
+    """Train an encoder on the value at every closing bracket, with ``head_dim`` or :data:`HEAD_DIM` as width of a head.
 
     That is a stronger signal than the Long Range Arena's one answer per sequence. The answer to the whole tree is read
     at its last bracket, not at a token of its own.
-
-    Args:
-        head_dim: width of a head, if another than :data:`HEAD_DIM`.
     """
     torch.manual_seed(seed)
     model = Encoder(vocab=len(TOKENS), classes=10, layers=LAYERS, heads=HEADS, head_dim=head_dim or HEAD_DIM)
@@ -119,13 +116,9 @@ def accuracy(model: Encoder, trees: ListOps, count: int, seed: int) -> Accuracy:
 
 
 def logit_statistics(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Measure the structure: standard deviation of the logits, and mean number of keys that a query attends to.
+    """Standard deviation of the logits, and mean number of keys that a query attends to, each ``(L, H)``.
 
-    Args:
-        q: ``(L, H, N, D)``; k: ``(L, H, M, D)``.
-
-    Returns:
-        Both ``(L, H)``; the number of keys is exp(entropy), M for uniform attention.
+    q is ``(L, H, N, D)``, k ``(L, H, M, D)``; the number of keys is exp(entropy), M for uniform attention.
     """
     std, keys = torch.empty(q.shape[:2]), torch.empty(q.shape[:2])
     for layer, head in torch.cartesian_prod(torch.arange(q.shape[0]), torch.arange(q.shape[1])).tolist():

@@ -144,8 +144,6 @@ class Contours(Stream):
 
 
 class _Curves(NamedTuple):
-    """The dashes of all curves in some images, one curve after another."""
-
     starts: Tensor
     turns: Tensor
     """int64 ``(B, dashes)``, in 64ths of a circle."""

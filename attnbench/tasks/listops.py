@@ -37,11 +37,7 @@ _POOL = 16  # number of batches drawn together and sorted by length, so that the
 
 @dataclass(frozen=True, slots=True)
 class ListOps:
-    """Which trees to draw; the defaults are the Long Range Arena's.
-
-    Raises:
-        ValueError: no tree can have such a length.
-    """
+    """Rules of the trees; the defaults are the Long Range Arena's. Raises ValueError if no tree has such a length."""
 
     min_length: int = 501
     """Fewest tokens of a tree, counting digits, operators and closing brackets."""

@@ -119,8 +119,6 @@ class _Released(Stored):
 
 
 class _AtBrackets:
-    """The same trees, with a question at each closing bracket."""
-
     def __init__(self, part: Ragged) -> None:
         self._part = part
 

@@ -16,11 +16,7 @@ class Ragged:
     """Sequences kept as bytes: a token takes one byte here, and eight once it is in a batch."""
 
     def __init__(self, sequences: Sequence[bytes], labels: Sequence[int], n: int, *, first_id: int) -> None:
-        """Take sequences of at most ``n`` bytes each.
-
-        Args:
-            first_id: the id of byte 0; padding has the id 0.
-        """
+        """Take sequences of at most ``n`` bytes each; byte 0 gets the id ``first_id``, padding the id 0."""
         self._flat = np.frombuffer(b"".join(sequences), dtype=np.uint8)
         self._starts = np.concatenate([[0], np.cumsum([len(one) for one in sequences], dtype=np.int64)])
         self._labels = np.asarray(labels, dtype=np.int64)

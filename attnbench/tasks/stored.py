@@ -123,11 +123,7 @@ def fixed_order(name: str, count: int) -> NDArray[np.int64]:
 def present(folder: str, needed: Iterable[str], get: str) -> Path:
     """The folder, relative to the working directory, if each of ``needed`` is in it.
 
-    Args:
-        get: advice on getting it: ``get X from URL``.
-
-    Raises:
-        Unsupported: the folder, or one of ``needed``, is missing.
+    Raises Unsupported if one is missing, with ``get``, advice such as ``get X from URL``.
     """
     root = Path(folder).expanduser()
     for name in needed:

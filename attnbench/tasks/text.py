@@ -84,7 +84,6 @@ class Text(Stored):
         return found
 
     def _files(self) -> Iterator[tuple[Path, int]]:
-        """Each review's file below the folder, by name, and its label."""
         for folder in _FOLDERS:
             names = sorted(file.name for file in (self._folder / folder).iterdir() if file.suffix == ".txt")
             yield from ((Path(folder, name), int(folder.endswith("pos"))) for name in names)
