@@ -25,7 +25,7 @@ class _Values:
 
     __slots__ = ()
     condition: ClassVar[str]
-    """What may stand in a row of ``exclude``."""
+    """Its meaning in a row of ``exclude``."""
 
     def in_words(self, name: str, value: object) -> str:
         return f"{name.replace('_', ' ')} {value}"
@@ -106,12 +106,11 @@ class Axis:
     of: Literal["cell", "shape", "training"]
     """The owner of a field of this name: the cell, its shape or its training."""
     help: str
-    """What the schema of a suite says about it."""
+    """Its text in the schema of a suite."""
     condition: str = ""
     """The same in a row of ``exclude``, if the text for its kind of values says too little."""
     default: Any = None
     required: bool = False
-    """True if every matrix must name it."""
     same_as: str = ""
     """The axis whose value ``null`` stands for, which is then the default."""
     plus: str = ""

@@ -31,7 +31,7 @@ size, and that training changes. ``sinusoid``: sinusoids that stay as they are (
 k of every layer are turned by their places. ``none``: no positions."""
 
 Launch = Literal["auto", "eager", "graph"]
-"""How timed calls reach a GPU (see :mod:`attnbench.run.launch`)."""
+"""The way in which timed calls reach a GPU (see :mod:`attnbench.run.launch`)."""
 
 METHOD_VERSION = 5
 """Incremented when a change in how we measure may change a number; rows of two methods are never mixed."""
@@ -72,7 +72,7 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class Pretrained:
-    """The trained model whose attention gives way to the variant, at ``level: pretrained``."""
+    """The trained model in which the variant replaces the attention, at ``level: pretrained``."""
 
     name: str
     """``listops``, a folder, a .gguf file, or ``pypi:PACKAGE/FILE``."""

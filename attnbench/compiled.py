@@ -25,7 +25,7 @@ Mode = TypeVar("Mode")
 
 _COMPILERS = ("torch._dynamo.", "torch._inductor.", "torch._functorch.")
 _NOTHING = "torch.compile with fullgraph=True found no compiled frames"
-"""How torch's RuntimeError begins when its compiler is switched off."""
+"""Start of torch's RuntimeError when its compiler is switched off."""
 _USER_CODE = re.compile(r"File \"[^\"]*?([^/\"]+)\", line (\d+)")
 
 
@@ -114,7 +114,6 @@ class Booked:
 
 
 _booked: list[list[Booked]] = []
-"""The entries of each count or prediction in progress."""
 _same: list[Callable[[bool], Callable[[], object]]] = []
 """Equivalent code of the code that runs now, forward or, if True, backward; see :class:`Booked`."""
 

@@ -79,7 +79,7 @@ class Decoder(Encoder):
 
 
 class CrossAttention(nn.Module):
-    """What a sequence takes from another, on top of what it has: ``x + crossing(LayerNorm(x), y)``."""
+    """Cross attention with a residual connection: ``x + crossing(LayerNorm(x), y)``."""
 
     def __init__(self, crossing: Crossing | Taking, width: int, size: ModelSize) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Layers whose output is shorter than their input: one query stands for several tokens."""
+"""Layers with outputs shorter than their inputs: one query stands for several tokens."""
 
 from __future__ import annotations
 

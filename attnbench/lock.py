@@ -1,4 +1,4 @@
-"""One process at a time in a folder, by a lock that the system frees when its holder ends; one run of each command."""
+"""Lock a folder for one process, by a lock that the system frees when its holder ends, and a command for one run."""
 
 from __future__ import annotations
 

@@ -22,7 +22,6 @@ from attnbench.printable import without_home
 from attnbench.units import format_bytes
 
 NOISY = 0.02
-"""A noise floor above this is worth a warning."""
 
 LOOK = 0.15
 
@@ -30,7 +29,7 @@ MEMORY_TOLERANCE = 0.05
 """Share by which the memories of two machines of one class may differ."""
 
 RATES_WITHIN = 0.1
-"""Share by which the rates of two machines may differ whose rows stand in one run."""
+"""Share by which the rates of two machines in one run may differ."""
 
 
 CORES = frozenset(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))

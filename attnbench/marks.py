@@ -21,7 +21,7 @@ def name_text(label: str, own_form: object) -> str:
 
 
 def error_text(error: float | None, kind: str | None, digits: int = 2) -> str:
-    """``0.061``, ``1.2 *`` for what is no error, ``learned``; ``-`` for none."""
+    """``0.061``, ``1.2 *`` for a distance that is no error, ``learned``; ``-`` for none."""
     if kind == LEARNED:
         return LEARNED
     return "-" if error is None or error != error else format_number(error, digits) + NO_ERROR * (kind == "distance")

@@ -159,7 +159,7 @@ class Encoder(nn.Module):
             ``["gla", "gla", "gla", "sdpa"]`` for a stack with softmax attention in every fourth layer.
         shape: the shape of attention in each layer; N is the longest input.
         size: layers, FFN width, vocabulary, positions and dropout.
-        form: what the model reads and answers; by default tokens of ``size.vocab`` and two classes of sequences.
+        form: the model's inputs and answers; by default tokens of ``size.vocab`` and two classes of sequences.
         seed: seed of all weights and of the variants' random numbers.
 
     Raises:
@@ -292,7 +292,7 @@ class Block(nn.Module):
         return self.fed(self.attended(x, key_mask))
 
     def attended(self, x: Tensor, key_mask: Tensor | None) -> Tensor:
-        """The first half; shorter where the layer's output is, of which the means of x are then a part."""
+        """The first half; if the layer's output is shorter, the means of x are added to it."""
         y: Tensor = self.drop(self.layer(self.before_layer(x), key_mask=key_mask))
         return means(x, self.stride, key_mask) + y
 

@@ -1,4 +1,4 @@
-"""A module of somebody's file, ``FILE.py:Class:dim=64``: where it is, what makes it, what it takes and returns."""
+"""A module of somebody else's file, ``FILE.py:Class:dim=64``: its place, constructor, inputs and outputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from attnbench.foreign import module_name
 from attnbench.spec import POSITIONAL, parse_spec
 
 _HOLDERS = ("logits", "last_hidden_state", "hidden_states", "output")
-"""Where models that return an object keep their output."""
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _MASKS = ("mask", "attn_mask", "attention_mask", "src_mask", "key_mask", "key_padding_mask", "src_key_padding_mask")
 """Arguments of ``forward`` that hide tokens, and take a mask that hides none."""

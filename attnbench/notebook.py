@@ -125,7 +125,6 @@ class Replaced(_Table):
     def __init__(self, found: Swapped) -> None:
         self.folder = found.folder
         self.rows: list[Row] = found.rows
-        """The rows, with the loss of each window."""
 
     def to_frame(self) -> pd.DataFrame:
         """The rows of ``attnbench swap --csv``; losses are in nats."""

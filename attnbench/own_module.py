@@ -1,8 +1,8 @@
-"""A module of the user's own as a variant: ``--plugin FILE.py:Class`` puts it into the table by the name of its class.
+"""A module of the user's own as a variant: ``--plugin FILE.py:Class`` registers it by the name of its class.
 
 It is a mixer, x ``(B, N, C)`` to ``(B, N, C)``; a batch with padding reaches it example by example, without padding.
-The options of its constructor are its options. Those that mean a size of the problem, such as ``dim``, ``heads`` or
-``seq_len``, follow each cell if they are not given.
+The options of its constructor are its options. Sizes such as ``dim``, ``heads`` or ``seq_len`` follow each cell by
+default.
 """
 
 from __future__ import annotations

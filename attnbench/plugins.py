@@ -25,11 +25,9 @@ GROUP, HUB = "attnbench.variants", "hub:"
 _INSTALLED = ("site-packages", "dist-packages")
 _OF_PYTHON = (Path(sysconfig.get_path("stdlib")), Path(__file__).parent)
 _packages: dict[str, str] = {}
-"""Installed plug-in packages -> versions."""
 _modules: dict[str, Path] = {}
 """Files that plug-ins imported and no version identifies: neither installed, nor Python's, nor ours."""
 _before: set[str] = set()
-"""Modules imported before the first plug-in."""
 
 
 def provenance(sources: Sequence[str]) -> dict[str, str]:

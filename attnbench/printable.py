@@ -1,8 +1,4 @@
-"""Clean other people's text for a terminal and a table: names, options, paths and reasons may hold anything.
-
-A control character moves the cursor or clears the screen; a bidirectional or invisible one makes a name look like
-another.
-"""
+"""Clean other people's text for a terminal and a table: control, bidirectional and invisible characters mislead."""
 
 from __future__ import annotations
 

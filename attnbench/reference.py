@@ -91,7 +91,7 @@ def _weights(logits: Tensor, allowed: Tensor, sink: Tensor | None) -> Tensor:
 
 
 def softmax_of(logits: Tensor, visible: Visible, key_mask: Tensor | None = None, sink: Sink | None = None) -> Tensor:
-    """The weights of logits ``(B, H, N, M)``, beside a sink if there is one, for dense forms with logits of their own.
+    """The weights of logits ``(B, H, N, M)``, with a sink if there is one, for dense forms with logits of their own.
 
     A hidden pair has the weight 0; so has every pair of a query that sees no key.
     """

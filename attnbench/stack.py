@@ -1,4 +1,4 @@
-"""Models whose layers are several variants in turn: ``stack:3*gla+sdpa``."""
+"""Models with several variants in turn as layers: ``stack:3*gla+sdpa``."""
 
 from __future__ import annotations
 
@@ -17,14 +17,12 @@ from attnbench.variant import VARIANTS, Variant
 
 NAME = "stack"
 MOST = 1000
-"""Layers in one turn."""
 _PART = re.compile(r"(?:([1-9][0-9]{0,9})\*)?([^\[\]*]+)(?:\[([^\[\]]*)\])?")
 _ABILITIES = ("causal", "key_padding", "decode", "bias", "mask", "sink", "longer")
-"""Abilities that a stack has if all of its variants have them."""
 
 
 def turns(spec: Spec) -> list[Spec]:
-    """The variants that layers have in turn: those of a stack, or the one that ``spec`` names.
+    """The variants of the layers in turn: those of a stack, or the one that ``spec`` names.
 
     Raises:
         UsageError: the stack names no variants, or one that does not exist.

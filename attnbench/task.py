@@ -1,4 +1,4 @@
-"""What a variant can be trained on: the contract of a task, and the table of all tasks."""
+"""The contract of a task to train on, and the table of all tasks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Split = Literal["validation", "test"]
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What a task's model reads and what it answers."""
+    """The inputs and answers of a task's model."""
 
     vocab: tuple[int, ...]
     """Number of ids for each part of a token: ``(256,)`` for bytes, ``(16, 9)`` for a separate key and value."""

@@ -16,7 +16,7 @@ UNSTABLE = 0.3
 SAME_MODEL = tuple(dict.fromkeys(["heads", "head_dim", "layers", "ffn", "positions", *OF_MODEL, "device"]))
 """Columns that are the same in all trainings of one model, whatever the task."""
 ALIKE = ("seq_len", *SAME_MODEL, "batch", "protocol", "steps", "pretrain_steps", "guide", "quick")
-"""Columns, beside the task, that must agree for scores to share a column of a table."""
+"""Columns, apart from the task, that must agree for scores to share a column of a table."""
 
 Setting = tuple[tuple[str, object], ...]
 

@@ -101,7 +101,7 @@ class Point:
     """Median over the draws."""
     error_low: float | None = None
     error_high: float | None = None
-    """Ends of the 95 % interval; the error itself where all draws are one."""
+    """Ends of the 95 % interval; the error itself if all draws are one."""
     time: float | None = None
     time_low: float | None = None
     time_high: float | None = None
@@ -168,6 +168,6 @@ def error_interval(
 
 
 def circumstances(record: Record) -> dict[str, Any]:
-    """Columns that all rows of a match share, so that the table itself says what was measured."""
+    """Columns that all rows of a match share, so that the table describes itself."""
     asked = {"level", "pass", "seq_len", "device", *IN_ROWS} - {"kv_len"}
     return {name: value for name, value in record.to_json().items() if name in asked}

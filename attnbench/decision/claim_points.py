@@ -155,11 +155,10 @@ class Point:
     """One place at which a claim was tested."""
 
     at: str
-    """The point's place: ``n=4096``."""
     value: float
     low: float
     high: float
-    """Ends of the interval of ``value``; equal to it where the number is exact."""
+    """Ends of the interval of ``value``; equal to it for an exact number."""
     holds: bool | None
     """None if the interval contains the limit, so that it decides nothing."""
     said: str = ""

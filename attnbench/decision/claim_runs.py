@@ -1,7 +1,6 @@
 """Choose the runs that claims read: of each sweep and number of threads the fullest, and of those the newest.
 
-The newest run of each suite is not enough: a claim about two numbers of threads needs two runs of a suite, and a run of
-one sweep may be newer than the run of all of them.
+The newest run of a suite may lack a sweep or a number of threads.
 """
 
 from __future__ import annotations

@@ -21,7 +21,6 @@ _AXES = (
     *("level", "pass_", *(name for name in COLUMNS if name in IN_ROWS and name != "seed")),
     *("learning_rate", "seed"),
 )
-"""Columns that are shown if they differ between the rows of one sweep."""
 _NUMBERS = ("n", "time", "95 %", "first token", "per token", "peak", "state", "error", "score", "score 95 %", "seeds")
 
 

@@ -22,7 +22,6 @@ class Pair:
     old: Record | None
     new: Record | None
     old_visits: tuple[Visits, ...] = ()
-    """Visits in each old run that has a time."""
     new_visits: tuple[Visits, ...] = ()
 
     @property
@@ -41,7 +40,7 @@ class Pair:
 
     @property
     def relaunched(self) -> str:
-        """How each row's calls reached a GPU; empty if both did so in one way."""
+        """The ways in which each row's calls reached a GPU; empty if they are equal."""
         old, new = (row.launched or "eager" if row else "" for row in (self.old, self.new))
         return f"{old} before, {new} now: times of two things" if self.old and self.new and old != new else ""
 

@@ -65,7 +65,7 @@ class Finding:
     new: float | None = None
     ratio: float | None = None
     low: float | None = None
-    """low to high is the interval of the ratio; both are None where there is none."""
+    """low to high is the interval of the ratio; None without one."""
     high: float | None = None
     note: str = ""
     at_risk: bool = False

@@ -2,7 +2,7 @@
 
 A point is one place at which a claim holds or fails, such as a pair of rows that were measured alike. It decides only
 if its whole interval lies on one side of the claim's limit. A claim holds if all points say so, fails if none does,
-and depends if they disagree. It has no verdict while a row that its suite would measure is missing.
+and depends if they disagree. It has no verdict while a row is missing.
 """
 
 from __future__ import annotations
@@ -111,7 +111,6 @@ class Judgement:
     verdict: Verdict
     points: tuple[Point, ...] = ()
     why: str = ""
-    """The reason why the claim is not tested, or is open."""
     missing: tuple[Needed, ...] = ()
     """Rows that it lacks; its points are those of the others."""
 
@@ -134,7 +133,6 @@ class Judgement:
 
 
 _FEW = 4
-"""Most points that are listed one by one."""
 
 
 def _most(points: Sequence[Point]) -> str:

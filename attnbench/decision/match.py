@@ -48,7 +48,6 @@ class MatchQuestion:
     """The arguments of :func:`attnbench.match`, unchecked."""
 
     asked: Question
-    """Which variants at which one length, and how to measure."""
     budget: Budget
     draws: int = 5
     most: int | None = None
@@ -89,14 +88,11 @@ class Prepared:
     timeout: float
     """Seconds for one try, and for each variant that takes turns at the end."""
     about: str
-    """The circumstances that all variants share, in one line."""
     unchecked: bool = False
     """True if settings take turns even if they break laws."""
     trainings: Trainings | None = None
-    """Trains each setting that runs; None if no score is given."""
     warnings: list[str] = field(default_factory=list)
     same: dict[str, Any] = field(default_factory=dict)
-    """The circumstances as columns, after the first measurement."""
 
     def most_tries(self, entrant: Entrant) -> int:
         ladder = entrant.ladder

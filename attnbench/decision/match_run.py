@@ -29,11 +29,9 @@ from attnbench.traits import Knob
 from attnbench.variant import VARIANTS
 
 _CELL = [*(name for name in COLUMNS if name in ALIKE and name != "seed"), "device"]
-"""Columns in which the cells of one match agree."""
 _ALIKE = [*_CELL, "process", "threads"]
-"""Columns in which times and memory that are compared must agree."""
 _SHAPE = ["dtype", "causal", "mask", "bias", "sink", "padding", "q_start", "heads", "kv_heads", "head_dim", "v_dim"]
-"""Columns in which the error of the attention and the time of what holds it agree; a batch changes no error."""
+"""Columns of the shape that errors and times must share; a batch changes no error."""
 
 _Key = tuple[str, tuple[tuple[str, Scalar], ...]]
 _Measured = dict[_Key, Point]

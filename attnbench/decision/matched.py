@@ -1,4 +1,4 @@
-"""What a match found: a setting of each variant, paired times, every setting that was tried as a row, and sentences."""
+"""The result of a match: a setting of each variant, paired times, a row for every tried setting, and sentences."""
 
 from __future__ import annotations
 
@@ -23,13 +23,11 @@ class Match:
     budget: Budget
     found: list[Found]
     about: str = ""
-    """The circumstances that all variants share, in one line."""
     same: Mapping[str, Any] = field(default_factory=dict)
-    """The same as columns."""
     warnings: list[str] = field(default_factory=list)
     environment: Mapping[str, Any] = field(default_factory=dict)
     comparison: Comparison | None = None
-    """Paired times of the settings found; None where there are fewer than two, or they are from a finished run."""
+    """Paired times of the settings found; None for fewer than two, or a finished run."""
     kept: Path | None = None
 
     @property

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Samples = Mapping[int, list[dict[str, Any]]]
-"""Round -> its samples, as ``samples.jsonl`` holds them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,6 @@ class MeasuredRun:
     """One run, without its interrupted cells."""
 
     path: Path
-    """The run's own folder."""
     name: str
     environment: Mapping[str, Any]
     machine_class: str
@@ -60,11 +58,10 @@ class MeasuredRun:
     rows: Mapping[Key, Record]
     """Rows in the order in which they were first measured."""
     samples: Mapping[str, Samples]
-    """Samples of times, by cell id; empty for cells that have no times, or whose samples are lost."""
+    """Samples of times, by cell id; empty for cells without times, or with lost samples."""
     visits: Mapping[str, Visits] = field(default_factory=dict)
     """Cell id -> its visits; empty until times are compared."""
     doubts: tuple[str, ...] = ()
-    """Damage to the run that spares its rows, one line each."""
 
 
 def load(path: Path) -> MeasuredRun:

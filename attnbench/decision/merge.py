@@ -50,7 +50,6 @@ class Source:
     folder: RunFolder
     environment: Mapping[str, Any]
     suite: str
-    """Text of its ``suite.yaml``."""
     records: Mapping[str, Record]
     """The last row of each cell, by cell id."""
 
@@ -73,7 +72,6 @@ class Merged:
     parts: Sequence[tuple[Path, str, int]]
     """Each run with its machine and the number of its rows that were kept."""
     notes: Sequence[str]
-    """Notes on the merged numbers, one line each."""
 
 
 Kept = list[tuple[Source, dict[str, Record]]]

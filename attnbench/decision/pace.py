@@ -1,13 +1,12 @@
 """Times of several runs at one speed of the machine, by the yardstick that was read with every sample.
 
-A core of a laptop or of a shared host is as fast as its neighbours let it be: two runs of the same programs may differ
-by a quarter, which hides any smaller regression. The yardstick (:mod:`attnbench.measure.yardstick`) says how fast the
-machine was at each sample. Each sample becomes the time that it would have taken at the machine's full speed.
+The neighbours of a core change its speed, so that two runs of the same programs may differ by a quarter. The yardstick
+(:mod:`attnbench.measure.yardstick`) gives the machine's speed at each sample. Each sample becomes the time that it
+would have taken at full speed.
 
 Programs feel a slow-down unequally: one that waits for memory feels less of it than one that computes. So the slope is
-fitted for each cell, from how its visits in all runs follow the yardstick. The difference between the runs is taken
-out first, so that the slope cannot hide a regression. The slope's uncertainty counts if the machine was faster in one
-run than in another.
+fitted for each cell, from how its visits in all runs follow the yardstick, after the difference between the runs was
+taken out: the slope cannot hide a regression. Its uncertainty counts if the machine was faster in one run.
 """
 
 from __future__ import annotations

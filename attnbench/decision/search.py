@@ -95,7 +95,6 @@ class Entrant:
 
     spec: Spec
     ladder: Ladder | None
-    """The settings to search; None for a variant without a knob."""
     note: str = ""
     """The reason for having no knob."""
     hopeless: str = ""
@@ -148,15 +147,14 @@ class Found:
     knob: str
     """Empty for a variant without one."""
     tries: tuple[Point, ...]
-    """All measured settings, in that order."""
     chosen: Point | None
     """The cheapest setting that meets a budget of error or score, or the most expensive that fits memory or time."""
     note: str = ""
     """The reason for having no knob, or for not being measured at all."""
     before: str = ""
-    """Options that differ in the version whose rows these are."""
+    """Options that differ in the version that wrote these rows."""
     at_end: bool = False
-    """The chosen one is the cheapest of all settings, for an error or a score, or the most expensive, for a cost."""
+    """True if the chosen one is the last of the ladder in the direction of the budget."""
 
     @property
     def label(self) -> str:

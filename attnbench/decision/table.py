@@ -32,7 +32,6 @@ class Table:
 
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-    """Texts under :data:`COLUMNS`, of all cells that changed or may have."""
     foot: tuple[str, ...]
     verdict: str
 
@@ -200,7 +199,7 @@ def _escaped(text: str) -> str:
 
 
 SCHEMA = 1
-"""Version of :func:`to_json`; incremented when a reader has to know."""
+"""Version of :func:`to_json`; increment it for a change that a reader has to know."""
 
 _UNITS = {"time": "s", "memory": "bytes", "error": "relative error", "score": "score"}
 

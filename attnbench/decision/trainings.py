@@ -1,8 +1,4 @@
-"""The trainings behind the settings of ``match --score``.
-
-All trainings of a question are the plan of one run folder, whatever the target: the same command resumes it, and
-another target reuses what is trained.
-"""
+"""The trainings behind the settings of ``match --score``, all in one run folder for any target of a question."""
 
 from __future__ import annotations
 
@@ -34,11 +30,8 @@ class Trainings:
     """Trains settings on demand, each with every seed, and keeps the results."""
 
     plan: Plan
-    """The plan with the trainings of every setting that may be tried."""
     watcher: Watcher = field(default_factory=Watcher)
-    """Gets the progress."""
     notes: list[str] = field(default_factory=list)
-    """Caveats to the scores, one line each."""
     folder: Path | None = None
     _chance: float | None = None
 

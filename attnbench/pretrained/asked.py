@@ -92,13 +92,9 @@ class Foreseen:
 
     visits: int
     resumed: int
-    """Visits whose rows are there already."""
     windows_read: int
-    """Windows to evaluate on, over all visits."""
     windows_trained: int
-    """Windows to train on, over all visits."""
     window_s: float
-    """Seconds for one window, read."""
     weight_bytes: int
     """Bytes of the model and, if it is trained, of its copy with gradients and moments, in float32."""
 

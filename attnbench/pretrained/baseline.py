@@ -20,7 +20,6 @@ class Answered:
     """One window's answers at positions that ask for one."""
 
     loss: float
-    """Mean cross-entropy in nats."""
     right: int
     chosen: Tensor
     log_probs: Tensor

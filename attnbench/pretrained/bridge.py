@@ -41,7 +41,6 @@ class Call:
     """One call of attention as the library makes it: the facts that do not change from window to window."""
 
     module: str
-    """Name of the module that called."""
     heads: int
     kv_heads: int
     length: int

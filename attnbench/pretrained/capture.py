@@ -21,7 +21,6 @@ from attnbench.reference import of_query_heads
 
 FORMAT = 2
 MOST_BYTES = 2**31
-"""A larger file is refused before the model is run."""
 _KEY = "attnbench"
 
 
@@ -142,7 +141,7 @@ def _captured(
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How sharp the attention of one layer is, a number for each head of queries."""
+    """The sharpness of one layer's attention, a number for each head of queries."""
 
     logit_std: list[float]
     """Standard deviation of a window's logits, mean over windows."""

@@ -30,7 +30,6 @@ class Evaluated:
     losses: list[float] | None
     """Mean cross-entropy in nats; None, as all up to ``kl``, if the model predicts nothing."""
     accuracy: float | None
-    """Share of the answers that are right."""
     top1_agreement: float | None
     """Share of the answers that are the untouched model's."""
     kl: float | None
@@ -40,7 +39,7 @@ class Evaluated:
     cosine: float
     """Cosine of the features' mean over a window with the untouched model's, mean over windows."""
     neighbours: float | None
-    """Share of the windows whose nearest other window, by that cosine, is still the same; None below three windows."""
+    """Share of the windows with the same nearest other window by that cosine; None below three windows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ _LEAST_KL = 1e-6
 _LEAST_ERROR = 1e-4
 """Error of a layer below which a variant computed exact attention, as one that sees all of a short window does."""
 _TALL = 3.0
-"""Height of a panel with its heading and scale, in inches; more where it names many lines."""
+"""Height of a panel with its heading and scale, in inches; more if it names many lines."""
 _LEFT, _ABOVE, _BELOW = 0.62, 0.3, 0.42
 """Room around the axes of a panel for its scale, its heading and the scale below, in inches."""
 ORIGINAL = "the model as it was"

@@ -276,7 +276,6 @@ class Around:
     last: tuple[int, ...] = ()
     """Tokens that begin and end each window."""
     mask: int | None = None
-    """The token that stands for a masked one."""
 
 
 class TokenText:

@@ -33,7 +33,6 @@ class Opened:
     subject: Subject
     text: Text
     weights: nn.Module
-    """The weights to keep for the next cell."""
 
     @property
     def left(self) -> str:
@@ -52,7 +51,6 @@ class Loss:
     loss: float | None
     """Mean over windows; None, as all up to ``kl``, if the model predicts nothing."""
     base: float | None
-    """That of the untouched model."""
     delta: float | None
     """Median over windows of the difference."""
     interval: tuple[float, float] | None

@@ -12,7 +12,7 @@ from attnbench.spec import Spec
 from attnbench.variant import VARIANTS, build
 
 Operators = Mapping[int, nn.Module]
-"""Layer -> what computes its attention."""
+"""Layer -> the module of its attention."""
 
 _A_MIXER = "a mixer replaces the projections as well, so that nothing of the trained layer would be left"
 

@@ -39,7 +39,7 @@ class Question:
     windows: int
     """Number of held-out windows to evaluate on."""
     rules: Rules
-    """How it is trained; its seed is that of the first of several."""
+    """Rules of training; the seed is that of the first of several."""
     seeds: int = 1
     device: str = "cpu"
 

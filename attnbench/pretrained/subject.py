@@ -44,7 +44,7 @@ class Reading:
 
 
 class Subject(Protocol):
-    """A trained model whose attention can be intercepted."""
+    """A trained model with attention that can be intercepted."""
 
     name: str
     """As the user wrote it."""

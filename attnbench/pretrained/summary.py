@@ -18,7 +18,7 @@ class Between:
     median: float
     low: float
     high: float
-    """Ends of the exact 95 % interval of the median over windows; both infinite where there are too few."""
+    """Ends of the exact 95 % interval of the median over windows; both infinite if there are too few."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,7 +162,6 @@ class Place:
     fresh: bool = False
     threads: int = 1
     plugins: tuple[tuple[str, str], ...] = ()
-    """Digests of the plug-ins' code, by name."""
 
 
 @dataclass(frozen=True, slots=True)

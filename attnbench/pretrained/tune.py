@@ -37,7 +37,7 @@ class Rules:
     layer by layer to the untouched layer's answers.
     """
     redraw: int
-    """Steps after which a variant that can draws its random features anew; 0 for never."""
+    """Steps after which a variant redraws its random features, if it can; 0 for never."""
     seed: int = 0
 
 

@@ -1,7 +1,4 @@
-"""Read the values of one axis of a matrix or of one condition of ``exclude``, from plain YAML data.
-
-Every mistake is raised with its place, so that pydantic collects it with the others.
-"""
+"""Read the values of an axis of a matrix or of ``exclude`` from YAML data; mistakes have a place, for pydantic."""
 
 from __future__ import annotations
 

@@ -17,7 +17,6 @@ from attnbench.suite.messages import Place
 
 MAX_DEPTH = 50
 MAX_NODES = 5_000
-"""Keys and values in one file."""
 
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|nan)", re.IGNORECASE)
 
@@ -55,7 +54,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_document(text: str) -> tuple[dict[str, Any], dict[Place, int]]:
-    """The plain data of a suite, and the line on which each value stands. Raises NotASuite: not YAML, or YAML that a
+    """The plain data of a suite, and the line of each value. Raises NotASuite: not YAML, or YAML that a
     suite may not use."""
     lines: dict[Place, int] = {}
     root = _compose(text)

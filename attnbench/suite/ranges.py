@@ -71,7 +71,7 @@ def _parse_part(part: str, whole: str) -> Sequence[int]:
 
 
 def is_number(text: str) -> bool:
-    """Whether ``text`` is one number as it stands in a range: ``1024`` or ``1k``."""
+    """True if ``text`` is one number of a range: ``1024`` or ``1k``."""
     return re.fullmatch(_NUMBER, text) is not None
 
 

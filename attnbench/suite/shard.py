@@ -1,7 +1,6 @@
 """``--shard I/K``: one of K parts of a suite, so that K machines measure it together.
 
-Each machine works out the split for itself. So it depends on the cells alone: not on threads, on torch or on anything
-measured.
+Each machine computes the split for itself, from the cells alone: not from threads, torch or measurements.
 """
 
 from __future__ import annotations

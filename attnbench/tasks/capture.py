@@ -1,7 +1,7 @@
 """Train the small encoder on ListOps and store q, k and v of all its layers for one long sequence.
 
-``python -m attnbench.tasks.capture --out listops.safetensors`` makes the file that ``attnbench`` ships as the input
-``listops``. It uses one thread and fixed seeds, so that the same machine and the same torch make the same file again.
+``python -m attnbench.tasks.capture --out listops.safetensors`` makes the shipped input ``listops``, with one thread and
+fixed seeds, so that the same machine and torch make the same file again.
 """
 
 from __future__ import annotations
@@ -87,7 +87,6 @@ class Accuracy:
 
     trees: int
     answers: float
-    """Share for whole trees."""
     answers_majority: float
     """Share for whole trees of the best constant answer, chosen on these very trees."""
     brackets: float

@@ -62,7 +62,7 @@ class Contacts(Stream):
         )
         rules = torch.Generator().manual_seed(stream_seed(self._label, "rules"))
         self.partner = torch.empty(LETTERS, dtype=torch.int64)
-        """int64 ``(20,)``: the partner of each letter, whose partner it is."""
+        """int64 ``(20,)``: the partner of each letter; the relation is mutual."""
         some, others = torch.randperm(LETTERS, generator=rules).view(2, -1)
         self.partner[some], self.partner[others] = others, some
         self.places = torch.stack([_far_pairs(self.n, pairs, rules) for _ in range(families)])

@@ -23,7 +23,6 @@ _PATCH = 2
 _IDS = 2 ** (_PATCH * _PATCH)
 """Different patches of black and white pixels."""
 _LEAST, _MOST = 5, 8
-"""Pixels along a side of a shape."""
 _CELL = _MOST + 2
 """Least pixels along a side of the cell that a shape has for itself."""
 _SIDES = 4
@@ -96,7 +95,7 @@ class Detection(Stream):
 
 
 def _edges(pixels: int) -> Tensor:
-    """Where cells begin and the last one ends: as many as fit, about equally wide."""
+    """Starts of the cells and the end of the last one: as many as fit, about equally wide."""
     cells = pixels // _CELL
     return torch.arange(cells + 1) * pixels // cells
 
