@@ -117,8 +117,7 @@ class Axis:
     """An axis that is added to that value."""
     only: Literal["", "operator", "cross", "layer", "model", "task", "score", "generate"] = ""
     """The scope in which it has a meaning: everywhere, level operator, two sequences, layers, models, models with a
-    task,
-    scored cells, pass generate.
+    task, scored cells, pass generate.
     """
     added: bool = False
     """True if older cells and rows lack it; these have the default, and a cell with the default keeps its id."""

@@ -22,8 +22,7 @@ def held(folder: Path, name: str = ".", *, patience: float = 0.0) -> Iterator[No
     """Lock ``folder``, or the part of it that ``name`` stands for, against other processes, for ``patience`` seconds.
 
     The file ``{name}writer`` names the holder of the lock; the next process overwrites that of a killed one. Raises
-    Locked
-    with the number of the other process, and CannotCreate, also for a link in the lock's place.
+    Locked with the number of the other process, and CannotCreate, also for a link in the lock's place.
     """
     writer = folder / f"{name}writer"
     try:

@@ -146,10 +146,9 @@ class Encoder(nn.Module):
     and a feed-forward width of 1024; its width 256 and 4 heads come from ``shape``. To a token embedding from N(0, 1)
     the model adds a position embedding: a learned one, which starts from N(0, 0.02²) or from sinusoids of unit size, or
     fixed sinusoids. With rotary positions q and k of each layer are turned instead. Each block is
-    ``x + layer(LayerNorm(x))`` then
-    ``x + FFN(LayerNorm(x))`` with GELU (erf form). A final LayerNorm follows, then the mean over the real tokens,
-    unless each token has an answer, then a hidden ReLU layer as wide as the FFN and the logits. Where a token has
-    several parts, their embeddings are concatenated. Where an answer is about two sequences, so are their means.
+    ``x + layer(LayerNorm(x))`` then ``x + FFN(LayerNorm(x))`` with GELU (erf form). A final LayerNorm follows, then the
+    mean over the real tokens, unless each token has an answer, then a hidden ReLU layer as wide as the FFN and the
+    logits. The embeddings of a token's parts are concatenated, and so are the means of two sequences.
 
     Unlike the released configuration there is no CLS token, whose pooling would make attention N + 1 long, and by
     default no dropout. Every layer's variant has a seed of its own; all other weights depend only on seed and sizes.

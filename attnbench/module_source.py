@@ -24,11 +24,8 @@ _MASKS = ("mask", "attn_mask", "attention_mask", "src_mask", "key_mask", "key_pa
 
 @dataclass(frozen=True, slots=True)
 class ModuleSource:
-    """A class of a file, or a function that makes a module, with its options.
-
-    Raises:
-        UsageError: the text names no class, or gives options without names.
-    """
+    """A class of a file, or a function that makes a module, with its options. Raises UsageError: the text names no
+    class, or gives options without names."""
 
     text: str
     """``FILE.py:Class``, with options as a variant has them: ``FILE.py:Class:dim=64,heads=4``."""
@@ -68,8 +65,7 @@ class ModuleSource:
         loaded.
 
         Options in the text override those in ``given``. Raises UsageError: no such class, an unknown or a missing
-        option,
-        making it raises, it is no module, or its ``forward`` needs more than x and masks.
+        option, making it raises, it is no module, or its ``forward`` needs more than x and masks.
         """
         call, options = self._callable(), {**(given or {}), **self.options}
         self._hold_to_signature(options)

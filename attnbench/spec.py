@@ -86,10 +86,8 @@ class Spec:
 def parse_specs(item: object) -> list[Spec]:
     """Parse one entry of a list of variants or inputs, text or a mapping; list values expand to several specs.
 
-    ``performer:features=[64,256]`` and ``{name: performer, features: [64, 256]}`` both give two specs.
-
-    Raises:
-        UsageError: not a name with options, a text of more than 1000 characters, or more than 1000 specs.
+    ``performer:features=[64,256]`` and ``{name: performer, features: [64, 256]}`` both give two specs. Raises
+    UsageError: not a name with options, a text of more than 1000 characters, or more than 1000 specs.
     """
     name: object
     if isinstance(item, str):

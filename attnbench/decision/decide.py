@@ -241,7 +241,8 @@ def over(run: MeasuredRun, variant: str) -> MeasuredRun:
     Each round's two times are divided, since one process measured both. Keys lose the facts of the machine: threads and
     the state of the process. Raises UsageError if ``variant`` was timed nowhere in this run.
     """
-    rows = {_anywhere(key): row for key, row in run.rows.items() if row.status is Status.OK and row.time_median_s}
+    timed = {key: row for key, row in run.rows.items() if row.status is Status.OK and row.time_median_s}
+    rows = {replace(key, threads=None, process=""): row for key, row in timed.items()}
     reference = {_circumstances(key): row for key, row in rows.items() if _is(row, variant)}
     if not reference:
         raise UsageError(f"--relative-to {variant!r}: {run.path} has no time of this variant; name another one")
@@ -255,10 +256,6 @@ def over(run: MeasuredRun, variant: str) -> MeasuredRun:
 
 def _is(row: Record, variant: str) -> bool:
     return variant in (row.variant, row.label)
-
-
-def _anywhere(key: Key) -> Key:
-    return replace(key, threads=None, process="")
 
 
 def _circumstances(key: Key) -> Key:

@@ -106,8 +106,7 @@ class Prepared:
         """Search for every variant, then time the settings found in turns.
 
         ``on_search`` is called with each variant before its search, and with an empty text before the turns; ``on_try``
-        with
-        the variant and each measured setting. Raises WorkerFailed, StoreError and its kinds, and CorruptResults.
+        with the variant and each measured setting. Raises WorkerFailed, StoreError and its kinds, and CorruptResults.
         """
         found = []
         with Worker(self.settings) as worker:

@@ -51,14 +51,14 @@ def at_one_speed(runs: Sequence[MeasuredRun], *, alike: bool) -> tuple[list[Meas
     """The runs with their visits at the machine's full speed, and the speed in each run.
 
     None if a run has times without readings: times are then compared as they are. If all runs are of one kind of
-    machine
-    (``alike``) and one torch, the quickest readings of all of them are the full speed. If not, each run has its own.
+    machine (``alike``) and one torch, the quickest readings of all of them are the full speed. If not, each run has its
+    own.
     """
     readings = [_readings(run) for run in runs]
     if not all(map(len, readings)):
         return None
     quickest = [np.quantile(found, QUICKEST, axis=0) for found in readings]
-    if alike and len({_torch(run) for run in runs}) == 1:
+    if alike and len({run.environment.get("environment", {}).get("torch") for run in runs}) == 1:
         quickest = [np.min(quickest, axis=0)] * len(runs)
     slopes = _slopes(runs)
     paced = [_at(run, full, slopes) for run, full in zip(runs, quickest, strict=True)]
@@ -171,7 +171,3 @@ def _is_lost(one: Mapping[str, Any]) -> bool:
     from attnbench.measure.time import Sample
 
     return bool(one.get("stopped")) or ("waited" in one and not Sample(**one).clean)
-
-
-def _torch(run: MeasuredRun) -> object:
-    return run.environment.get("environment", {}).get("torch")

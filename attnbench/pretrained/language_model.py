@@ -24,12 +24,8 @@ class LanguageModel:
     """A model that reads tokens, as a :class:`~attnbench.pretrained.subject.Subject`.
 
     Its own implementation of attention is replaced by an equivalent one that can be intercepted; the two are compared
-    on
-    the first window.
-
-    Raises:
-        UsageError: windows of this length are longer than the model's positions.
-        Unsupported: its attention cannot be replaced; the message names the cause.
+    on the first window. Raises UsageError: windows of this length are longer than the model's positions. Raises
+    Unsupported: its attention cannot be replaced; the message names the cause.
     """
 
     def __init__(self, name: str, model: nn.Module, length: int) -> None:

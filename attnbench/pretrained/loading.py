@@ -77,8 +77,7 @@ def located(name: str) -> Path:
     """The folder or GGUF file that a name stands for. Raises UsageError if there is none.
 
     A package is found without being imported, since it may need libraries that the file does not. A name that is no
-    path
-    may be the id of a model in the hub's cache.
+    path may be the id of a model in the hub's cache.
     """
     if name.startswith(_PACKAGE):
         package, _, inside = name.removeprefix(_PACKAGE).partition("/")

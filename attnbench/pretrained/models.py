@@ -25,8 +25,7 @@ def open_model(name: str, length: int | None, text: Path | None) -> tuple[Subjec
     """The model of this name, and windows of ``length`` tokens for it, of a file ``text`` or the model's own.
 
     ``name`` is ``listops`` or as for :func:`~attnbench.pretrained.loading.open_language_model`; ``length`` is by
-    default
-    128 with ``listops``, and 512 with all others. Raises UsageError and Unsupported.
+    default 128 with ``listops``, and 512 with all others. Raises UsageError and Unsupported.
     """
     if name != NAME:
         return open_language_model(name, length or _LENGTH, text)
@@ -46,10 +45,8 @@ class Trees:
     """Trees of ListOps, each with a question at every closing bracket, as a text of windows.
 
     They are drawn without end by the rules of :class:`~attnbench.tasks.listops.ListOps`. A slightly short tree is
-    filled up
-    with digits, so that no window needs padding. Trees to evaluate on have a seed of their own; equal trees of a
-    training
-    are replaced. Raises UsageError: no tree has this length.
+    filled up with digits, so that no window needs padding. Trees to evaluate on have a seed of their own; equal trees
+    of a training are replaced. Raises UsageError: no tree has this length.
     """
 
     name = "ListOps trees"

@@ -23,8 +23,7 @@ def build_operators(
     """The variant for each of the chosen layers, in float32 on the CPU, each layer with random numbers of its own.
 
     Equal random features in all layers would make errors that add up instead of cancelling each other. Raises
-    UsageError,
-    and Unsupported for a mixer or if its mathematics does not allow these layers.
+    UsageError, and Unsupported for a mixer or if its mathematics does not allow these layers.
     """
     if VARIANTS.get(variant.name).kind == "mixer":
         raise Unsupported(_A_MIXER)

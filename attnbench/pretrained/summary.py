@@ -37,8 +37,7 @@ class Line:
     """True if it is no better than averaging all values, trained as long: no attention was repaired."""
     repaired: float | None
     """Share of the swap's damage that training repaired: 1 if it ends with the control, below 0 if it is farther from
-    it
-    than the untrained swap was from the original.
+    it than the untrained swap was from the original.
     """
     accuracy: float | None
     top1_agreement: float | None

@@ -33,8 +33,7 @@ class Rules:
     batch: int
     what: Trained
     """``all`` parameters of the model; those of its ``attention`` layers; or only the ``variant``'s own, which are
-    fitted
-    layer by layer to the untouched layer's answers.
+    fitted layer by layer to the untouched layer's answers.
     """
     redraw: int
     """Steps after which a variant redraws its random features, if it can; 0 for never."""
@@ -67,9 +66,8 @@ def tuned(
 ) -> Iterator[int]:
     """Train in place, and yield each number of steps in ``rules.steps`` after that many.
 
-    AdamW without decay; the rate rises linearly and falls along a cosine over all steps; gradients are clipped to
-    norm 1. No dropout. The windows of step s depend on the seed and s alone. ``tell`` gets the number of steps done
-    after
+    AdamW without decay; the rate rises linearly and falls along a cosine over all steps; gradients are clipped to norm
+    1. No dropout. The windows of step s depend on the seed and s alone. ``tell`` gets the number of steps done after
     each. Raises Diverged for a loss that is not finite, and Unsupported if nothing can be trained.
     """
     if 0 in rules.steps:

@@ -189,14 +189,11 @@ def _rates(value: object, info: ValidationInfo) -> list[float]:
     rates: list[float] = []
     for index, item in enumerate(_listed(value, info.field_name)):
         if isinstance(item, bool) or not isinstance(item, int | float) or not 0 < item <= 1:
-            remedy = "write 2.0e-3: YAML takes 2e-3 for text" if _is_rate(item) else "write 0.002, say"
+            is_rate = isinstance(item, str) and isinstance(parse_scalar(item), float)
+            remedy = "write 2.0e-3: YAML takes 2e-3 for text" if is_rate else "write 0.002, say"
             wrong(f"{info.field_name!r} must be above 0 and at most 1, got {shown(item)}; {remedy}", index)
         rates.append(float(item))
     return rates
-
-
-def _is_rate(item: object) -> bool:
-    return isinstance(item, str) and isinstance(parse_scalar(item), float)
 
 
 def _number_tests(value: object, info: ValidationInfo) -> list[Test]:

@@ -50,12 +50,9 @@ def expand(suite: Suite, *, device: str = "cpu") -> list[Cell]:
 
     The suite's profile for the type of ``device`` and then the sweep's own replace values of a sweep's matrix.
     ``exclude`` then takes cells away, and ``include`` adds some that ``exclude`` does not see. Cells at level
-    pretrained have the sizes of the matrix: ``attnbench.pretrained.sizes`` fills in those of the model.
-
-    Raises:
-        SuiteError: ``none`` for a variant without a trained model, no cells, more than :data:`MAX_CELLS`
-            (counted before any is made), or an impossible shape.
-        UsageError: an unknown type of device.
+    pretrained have the sizes of the matrix: ``attnbench.pretrained.sizes`` fills in those of the model. Raises
+    SuiteError: ``none`` for a variant without a trained model, no cells, more than :data:`MAX_CELLS` (counted before
+    any is made), or an impossible shape. Raises UsageError: an unknown type of device.
     """
     kind = device.partition(":")[0]
     if kind not in DEVICES:
