@@ -139,7 +139,9 @@ class Described:
     """A file of captured q, k and v, in words."""
 
     q: tuple[int, ...]
+    """``(S, L, H, N, D)``."""
     v: tuple[int, ...]
+    """``(S, L, K, M, E)``."""
     about: dict[str, Any]
     """Metadata of ``attnbench capture``; empty if there is none."""
 

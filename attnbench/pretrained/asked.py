@@ -95,6 +95,7 @@ class Foreseen:
     windows_read: int
     windows_trained: int
     window_s: float
+    """Seconds for one window, read."""
     weight_bytes: int
     """Bytes of the model and, if it is trained, of its copy with gradients and moments, in float32."""
 

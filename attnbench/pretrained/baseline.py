@@ -20,9 +20,12 @@ class Answered:
     """One window's answers at positions that ask for one."""
 
     loss: float
+    """Mean cross-entropy in nats."""
     right: int
     chosen: Tensor
+    """int64 ``(A,)``: the likeliest answer at each of the A positions."""
     log_probs: Tensor
+    """float32 ``(A, V)``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,7 @@ class Original:
     """The untouched model's result for one window."""
 
     hidden: Tensor
+    """``(N, C)`` on the CPU."""
     answered: Answered | None
     """Log-probabilities at the kept positions only; None if the model predicts nothing."""
 

@@ -41,6 +41,7 @@ class Captured:
     """The file written."""
 
     shape: tuple[int, ...]
+    """``(S, L, H, N, D)``."""
     kv_heads: int
     bytes: int
     about: dict[str, Any]

@@ -14,6 +14,7 @@ class Windows:
     """Sequences of one length, without padding."""
 
     tokens: Tensor
+    """int64 ``(W, N)``."""
     targets: Tensor
     """int64 ``(W, N)``: the right answer at each position, or ``NO_LABEL``."""
 

@@ -64,8 +64,7 @@ class Suite(Strict):
 
         Raises:
             SuiteError: the first mistake in the file, on one line with its place; UsageError if a command made the
-                suite
-                of its options.
+                suite of its options.
         """
         try:
             suite = cls.model_validate(data, context=axes.Reading(registered))

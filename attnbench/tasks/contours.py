@@ -145,9 +145,11 @@ class Contours(Stream):
 
 class _Curves(NamedTuple):
     starts: Tensor
+    """int64 ``(B, dashes, 2)``."""
     turns: Tensor
     """int64 ``(B, dashes)``, in 64ths of a circle."""
     ends: Tensor
+    """int64 ``(B, dashes, 2)``."""
 
 
 def _grown(taken: Tensor, length: int, side: int, generator: Generator) -> tuple[Tensor, Tensor, Tensor]:

@@ -88,7 +88,9 @@ class Batch:
     """Sequences of different lengths, padded at the end to the longest."""
 
     tokens: Tensor
+    """``(B, N)`` int64."""
     key_mask: Tensor
+    """``(B, N)`` bool, True where a token is real."""
     values: Tensor
     """``(B, N)`` int64: the value of what each closing bracket closes, at that bracket; elsewhere :data:`NO_ANSWER`."""
     answers: Tensor
