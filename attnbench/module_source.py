@@ -19,7 +19,7 @@ from attnbench.spec import POSITIONAL, parse_spec
 _HOLDERS = ("logits", "last_hidden_state", "hidden_states", "output")
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _MASKS = ("mask", "attn_mask", "attention_mask", "src_mask", "key_mask", "key_padding_mask", "src_key_padding_mask")
-"""Arguments of ``forward`` that hide tokens, and take a mask that hides none."""
+"""Arguments of ``forward`` that hide tokens, which get a mask that hides none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ def exact_attention(
 
 
 def of_query_heads(x: Tensor, heads: int) -> Tensor:
-    """x ``(B, K, ...)`` with each head repeated H / K times, ``(B, H, ...)``; x itself where K = H. Uses memory."""
+    """x ``(B, K, ...)`` with each head repeated H / K times, ``(B, H, ...)``; x itself if K = H. Copies."""
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)
 
 

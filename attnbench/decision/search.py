@@ -154,7 +154,7 @@ class Found:
     before: str = ""
     """Options that differ in the version that wrote these rows."""
     at_end: bool = False
-    """True if the chosen one is the last of the ladder in the direction of the budget."""
+    """True if the chosen one is the cheapest of all, for an error or a score, or the most expensive, for a cost."""
 
     @property
     def label(self) -> str:

@@ -149,7 +149,7 @@ def _between(decision: Decision) -> str:
 
 
 def _bound(decision: Decision) -> list[str]:
-    """The largest growth of times that the intervals allow, if none is shown to have grown."""
+    """The largest growth that the intervals allow to times that are not shown to have grown."""
     times = [one for one in decision.findings if one.measure == "time" and not one.is_worse]
     highs = sorted(math.ceil(100 * one.high - 1e-9) / 100 for one in times if one.high is not None)
     if not highs or all(one.verdict != "unsure" for one in times):

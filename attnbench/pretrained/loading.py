@@ -172,7 +172,7 @@ def _loaded(transformers: Any, place: Path) -> tuple[Any, Any]:
 
 @contextmanager
 def _without_bars() -> Iterator[None]:
-    """Hide the bar for the tensors of a GGUF file, and start no thread that watches bars and outlives them."""
+    """Hide the bar for the tensors of a GGUF file, and start no thread for it, which would forbid measuring."""
     bars: Any = import_module("tqdm").tqdm
     before, bars.monitor_interval = bars.monitor_interval, 0
     try:
