@@ -38,14 +38,15 @@ def run(
     """Measure every cell of a suite, as ``attnbench run`` does; the same call again resumes a run that was stopped.
 
     Args:
-        suite: a shipped name such as ``"quick"``, the path of a YAML file, or what :func:`attnbench.load_suite` gave.
+        suite: a shipped name such as ``"quick"``, the path of a YAML file, or the result of
+            :func:`attnbench.load_suite`.
         overrides: axis -> value, list of values or text, as after ``--set``: ``{"seq_len": [512, 1024]}``,
             ``{"variant": "sdpa,performer:features=64", "dtype": "bfloat16"}``.
         progress: show a progress bar.
         **given: see below.
 
     Returns:
-        The rows of ``results.csv``, one per cell, as :func:`attnbench.read_results` reads them. Where a cell could not
+        The rows of ``results.csv``, one per cell, as :func:`attnbench.read_results` reads them. If a cell could not
         be measured, ``status`` and ``reason`` say how it ended.
 
     Raises:
@@ -258,7 +259,7 @@ _ELSEWHERE = "cells are measured in another process"
 
 
 def _must_be_importable(specs: Iterable[Spec], why: str = _ELSEWHERE) -> None:
-    """Refuse a class that exists in this session only: the measuring process could not find it, say."""
+    """Refuse a class that exists in this session only, since the worker could not import it."""
     for spec in specs:
         if VARIANTS.get(spec.name).make.__module__ == "__main__":
             raise UsageError(

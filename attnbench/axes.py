@@ -21,11 +21,11 @@ POSITIONS = ("none", "learned", "trained-sinusoid", "sinusoid", "rotary")
 
 
 class _Values:
-    """What values an axis takes. A kind of values is checked in :mod:`attnbench.suite.axes`."""
+    """The values of an axis; :mod:`attnbench.suite.axes` checks each kind."""
 
     __slots__ = ()
     condition: ClassVar[str]
-    """What may stand in a row of ``exclude``."""
+    """Its meaning in a row of ``exclude``."""
 
     def in_words(self, name: str, value: object) -> str:
         return f"{name.replace('_', ' ')} {value}"
@@ -98,46 +98,45 @@ class Rate(_Values):
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One thing in which the cells of a sweep may differ."""
+    """One axis of a sweep."""
 
     name: str
-    """Key in a suite, field of what has it, column of the results."""
+    """Key in a suite, name of its field, column of the results."""
     values: Whole | Words | Specs | Flag | Masks | Share | Rate
     of: Literal["cell", "shape", "training"]
-    """What has a field of this name: the cell, its shape or its training."""
+    """The owner of a field of this name: the cell, its shape or its training."""
     help: str
-    """What the schema of a suite says about it."""
+    """Its text in the schema of a suite."""
     condition: str = ""
-    """The same in a row of ``exclude``, where that of its kind of values says too little."""
+    """The same in a row of ``exclude``, if the text for its kind of values says too little."""
     default: Any = None
     required: bool = False
-    """Whether every matrix must name it."""
     same_as: str = ""
     """The axis whose value ``null`` stands for, which is then the default."""
     plus: str = ""
     """An axis that is added to that value."""
     only: Literal["", "operator", "cross", "layer", "model", "task", "score", "generate"] = ""
-    """Where it means something: everywhere, at level operator, where there may be two sequences, in layers, in models,
-    in models with a task, where a score is measured, in pass generate."""
+    """The scope in which it has a meaning: everywhere, level operator, two sequences, layers, models, models with a
+    task, scored cells, pass generate.
+    """
     added: bool = False
-    """Whether older cells and rows lack it; these have the default, and a cell with the default keeps its id."""
+    """True if older cells and rows lack it; these have the default, and a cell with the default keeps its id."""
     alike: bool = True
-    """Whether the rows of one series in a figure agree in it."""
+    """True if the rows of one series in a figure agree in it."""
     of_model: bool = True
-    """Whether two models that differ in it are two models."""
+    """True if two models that differ in it are two models."""
     usual: Any = None
-    """What most cells have where the default is what their level has; it goes without saying, as a default does."""
+    """The usual value, if the default follows from the level; captions leave it out, as they do a default."""
     asked: int = 5
-    """How soon readers ask about it: settings are told apart by the axes with the least number first."""
+    """Rank in captions: settings are told apart by the axes with the least number first."""
     words: Callable[[Any], str] | None = None
-    """Puts a value in the words of a caption, where those of its kind of values say too little."""
+    """Puts a value in the words of a caption, if those of its kind of values say too little."""
 
     def in_words(self, value: object) -> str:
         """``causal``, ``4 heads``, ``bfloat16``."""
         return self.words(value) if self.words else self.values.in_words(self.name, value)
 
     def unsaid(self, value: object) -> bool:
-        """Whether a value goes without saying."""
         return value in (self.default, self.usual)
 
 
@@ -420,11 +419,11 @@ FOLLOWING: Mapping[str, str] = {axis.name: axis.same_as for axis in _TABLE if ax
 OF_PRETRAINED = ("variant", "seq_len", "heads", "kv_heads", "head_dim", "batch", "dtype", "causal", "seed")
 """Axes at level pretrained; the others are the trained model's own."""
 _LEVELS = {"operator": ("operator",), "layer": ("layer", "model"), "model": ("model",), "task": ("model",)}
-"""Where an axis means something -> the levels at which that is."""
+"""Part of the models in which an axis has a meaning -> the levels with that part."""
 
 
 def exists(name: str, level: str) -> bool:
-    """Whether a level has what an axis or a column speaks of: an operator has no architecture."""
+    """True if a level has this axis or column: an operator has no architecture."""
     if level == "pretrained" and name in AXES:
         return name in OF_PRETRAINED
     only = AXES[name].only if name in AXES else ""
@@ -447,7 +446,7 @@ def defaults() -> dict[str, Any]:
 
 
 def filled(at: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by axis, with the value that null stands for in its place: the number of keys, say."""
+    """Values by axis, with null replaced by the value that it stands for, such as the number of keys."""
     return {**at, **{name: _stood_for(name, at) for name in FOLLOWING if at[name] is None}}
 
 
@@ -457,6 +456,5 @@ def shortened(at: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _stood_for(name: str, at: Mapping[str, Any]) -> Any:
-    """The value that null stands for on an axis."""
     more = AXES[name].plus
     return at[AXES[name].same_as] + at[more] if more else at[AXES[name].same_as]

@@ -1,4 +1,4 @@
-"""What a variant's module may be able to do besides ``forward``, as types."""
+"""Types of the optional abilities of a variant's module, besides ``forward``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:  # torch takes seconds to import
 
 @runtime_checkable
 class Dense(Protocol):
-    """It writes out its documented formula beside the fast path: all pairs at once, in plain torch."""
+    """It has its documented formula next to the fast path: all pairs at once, in plain torch."""
 
     def dense(self, *inputs: Tensor, key_mask: Tensor | None = None) -> Tensor:
         """The output of ``forward`` for the same inputs."""
@@ -26,13 +26,13 @@ class Decoding(Protocol):
         ...
 
     def step(self, state: Any, *inputs: Tensor) -> tuple[Tensor, Any]:
-        """The output for the next token, whose inputs have n = 1, and the state after it."""
+        """The output for the next token, with inputs of n = 1, and the state after it."""
         ...
 
 
 @runtime_checkable
 class Roomy(Protocol):
-    """A part of a decoding state, a tuple, whose tensors have room for tokens to come."""
+    """A part of a decoding state, a tuple, with room in its tensors for later tokens."""
 
     def unused(self) -> tuple[Tensor, ...]:
         """Views of the places that hold nothing: no step may read them before it writes them."""
@@ -41,7 +41,7 @@ class Roomy(Protocol):
 
 @runtime_checkable
 class Selection(Protocol):
-    """Which pairs of query and key count."""
+    """The pairs of query and key that count."""
 
     def pairs(self, queries: slice) -> Tensor:
         """The visible keys that each of n queries attends to, ``(B, H, n, M)`` bool."""
@@ -62,16 +62,16 @@ class Selecting(Protocol):
 
 
 def chooser(module: Any) -> Selecting | None:
-    """The module, if it chooses which pairs count. One that does with some of its options says so by ``selects``."""
+    """The module, if it chooses which pairs count (its attribute ``selects`` decides, if it has one)."""
     return module if isinstance(module, Selecting) and getattr(module, "selects", True) else None
 
 
 @runtime_checkable
 class Patterned(Protocol):
-    """Which pairs count is fixed by their places: there is nothing to choose."""
+    """The pairs that count are fixed by their places: there is nothing to choose."""
 
     def pairs_by_place(self, keys: int, device: Any) -> Selection | None:
-        """The pairs among ``keys`` keys; None where what it computes is no softmax of q·k/√D over some of them."""
+        """The pairs among ``keys`` keys; None if the output is no softmax of q·k/√D over some of them."""
         ...
 
 
@@ -111,7 +111,7 @@ class Budgeted(Protocol):
     """After a prompt its steps read a part of the prompt's keys only."""
 
     def tokens_kept(self, prompt: int) -> int:
-        """How many of ``prompt`` tokens a step reads."""
+        """Number of ``prompt`` tokens that a step reads."""
         ...
 
     def keys_read(self, q: Tensor, k: Tensor, v: Tensor, prompt: int) -> Tensor:

@@ -18,12 +18,10 @@ Pass = Literal["forward", "backward", "training", "decode", "stepwise", "generat
 """decode: the last token of the sequence against a state made of all tokens before it. stepwise: all its tokens in this
 way, one after the other. generate: a prompt of N tokens at once, then ``new_tokens`` more, one after the other."""
 STEPS: tuple[Pass, ...] = ("decode", "stepwise", "generate")
-"""Passes that take one token at a time."""
 NEW_TOKENS = 32
-"""Number of tokens that are generated if nobody says how many."""
 Measure = Literal["time", "memory", "error", "loss", "score"]
 UNTOUCHED = "none"
-"""Stands in the place of a variant for a trained model as it is, at level pretrained only."""
+"""The trained model as it is, in place of a variant, at level pretrained only."""
 Architecture = Literal["encoder", "decoder", "encoder-decoder"]
 """encoder: reads a sequence. decoder: answers each token with the next one. encoder-decoder: a decoder that also reads
 what an encoder makes of another sequence."""
@@ -33,7 +31,7 @@ size, and that training changes. ``sinusoid``: sinusoids that stay as they are (
 k of every layer are turned by their places. ``none``: no positions."""
 
 Launch = Literal["auto", "eager", "graph"]
-"""How timed calls reach a GPU (see :mod:`attnbench.run.launch`)."""
+"""The way in which timed calls reach a GPU (see :mod:`attnbench.run.launch`)."""
 
 METHOD_VERSION = 5
 """Incremented when a change in how we measure may change a number; rows of two methods are never mixed."""
@@ -52,7 +50,7 @@ class ModelSize:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """How a model is trained to be scored (see :mod:`attnbench.training`)."""
+    """Rules for training a model that is scored (see :mod:`attnbench.training`)."""
 
     steps: int = 300
     learning_rate: float = 2e-3
@@ -66,7 +64,6 @@ class Training:
     pretrain_steps: int = 0
     """Number of earlier steps that fill in masked tokens of the task's own examples."""
     evaluations: int = 6
-    """Number of points on the learning curve."""
     solved: float | None = None
     """Score that softmax must reach; if it fails, or identity is above chance, all rows of the task get a warning."""
     guide: float = 0.0
@@ -75,14 +72,14 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class Pretrained:
-    """The trained model whose attention gives way to the variant, at ``level: pretrained``."""
+    """The trained model in which the variant replaces the attention, at ``level: pretrained``."""
 
     name: str
     """``listops``, a folder, a .gguf file, or ``pypi:PACKAGE/FILE``."""
     text: str = ""
-    """A file of text that it reads; empty for the model's own."""
+    """A file of text to read; empty for the model's own."""
     windows: int = 0
-    """Windows that are held out to measure its loss; 0 where that is not measured."""
+    """Held-out windows that measure its loss; 0 if it is not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +103,7 @@ class Cell:
     """Steps by which what a variant learns is fitted to the exact output before its error (see
     :mod:`attnbench.measure.error`)."""
     compile: bool = False
-    """Whether ``torch.compile`` compiles it, all of it or nothing (see :mod:`attnbench.compiled`)."""
+    """True if ``torch.compile`` compiles all of it (see :mod:`attnbench.compiled`)."""
     launch: Launch = "auto"
     """``eager``: Python starts each kernel. ``graph``: a CUDA graph holds all of them. ``auto``: a graph on CUDA where
     that is possible."""
@@ -116,16 +113,13 @@ class Cell:
     """Tokens that pass generate takes one after the other, behind the prompt; 0 in other passes. Left at 0, they are
     :data:`NEW_TOKENS`."""
     architecture: Architecture = "encoder"
-    """What kind of model it is, at level model only (see :mod:`attnbench.model` and :mod:`attnbench.decoder`)."""
+    """The kind of model, at level model only (see :mod:`attnbench.model` and :mod:`attnbench.decoder`)."""
     positions: Positions | None = None
-    """Where a layer's tokens have their places from: None for none, or ``rotary``. Those of a model are a part of
-    :attr:`model`, and what is given here goes there."""
+    """The source of a layer's positions: None for none, or ``rotary``. For a model the value moves to :attr:`model`."""
     task: Spec | None = None
-    """What the model reads and answers (see :mod:`attnbench.task`), at level model only; None for random bytes."""
+    """The task (see :mod:`attnbench.task`), at level model only; None for random bytes."""
     training: Training | None = None
-    """None unless the cell is scored."""
     pretrained: Pretrained | None = None
-    """None unless the level is."""
 
     def __post_init__(self) -> None:
         causal = self.shape.causal
@@ -141,7 +135,6 @@ class Cell:
             self._move_positions(self.positions)
 
     def _move_positions(self, positions: Positions) -> None:
-        """Keep one form for one thing: positions of a model stand in its size, and none are none."""
         if self.level == "model":
             size = self.model or ModelSize()
             if positions != size.positions:
@@ -167,19 +160,17 @@ class Cell:
         return f"{self.variant.label}/n{self.shape.N}"
 
     def at(self, axis: str) -> Any:
-        """The value of an axis as a suite gives it; None for an axis of trainings where nothing is trained."""
+        """The value of an axis as a suite gives it; None for an axis of trainings if nothing is trained."""
         if axis == "positions" and self.level == "model":
             return (self.model or ModelSize()).positions
         owner = {"cell": self, "shape": self.shape, "training": self.training}[AXES[axis].of]
         return None if owner is None else getattr(owner, axis)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain dicts, lists, strings and numbers."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Cell:
-        """Inverse of :meth:`to_json`, after a trip through JSON text."""
         data = dict(data)
         for key, axis in AXES.items():
             if isinstance(axis.values, Specs) and data.get(key) is not None:
@@ -196,7 +187,7 @@ class Cell:
 
 
 _LATER = {**before("cell"), "training": None, "fit": 0, "pretrained": None}
-"""Fields that were added to cells later -> what older cells mean by leaving them out, so that their ids stay."""
+"""Fields that were added to cells later -> the meaning of their absence in older cells, so that ids stay."""
 _LATER_IN_PARTS = {**before("shape"), "positions": "learned", "dropout": 0.0, "guide": 0.0}
 """The same for fields of shapes, models and trainings."""
 

@@ -27,7 +27,7 @@ _NO_LIMIT = 2**60
 
 
 def cores(root: Path = _ROOT) -> float | None:
-    """How many cores the groups' processor time amounts to; None without a limit."""
+    """Cores that the groups' processor time amounts to; None without a limit."""
     shares = [share for group in _groups("cpu", root) if (share := _share(group)) is not None]
     return min(shares, default=None)
 
@@ -43,15 +43,13 @@ def free_memory_bytes(root: Path = _ROOT) -> int | None:
 
 
 def throttled_periods(root: Path = _ROOT) -> int:
-    """How often the groups have had to wait for processor time since they were made."""
+    """Number of periods in which the groups have waited for processor time."""
     return sum(_field(group.path / "cpu.stat", "nr_throttled") for group in _groups("cpu", root))
 
 
 def oom_kills(root: Path = _ROOT) -> int:
-    """A count that rises with each process that is killed for lack of memory; 0 where the kernel does not say.
-
-    Not only in the groups: a machine without a limit has its own count.
-    """
+    """A count that rises with each process killed for lack of memory, also without a limit; 0 if the kernel does not
+    say."""
     counts = [(root / "proc/vmstat")]
     for group in _groups("memory", root):
         counts.append(group.path / ("memory.events" if group.version == 2 else "memory.oom_control"))
@@ -65,7 +63,6 @@ class _Group:
 
 
 def _groups(controller: str, root: Path) -> Iterator[_Group]:
-    """The group of this process and those around it, as far as they can be seen."""
     for version, top, within, controllers in _trees(root):
         if version == 1 and controller not in controllers:
             continue
@@ -98,7 +95,6 @@ def _own_group(version: int, controller: str, root: Path) -> PurePosixPath | Non
 
 
 def _share(group: _Group) -> float | None:
-    """Cores that one group's quota amounts to; None without a quota."""
     with suppress(ValueError):
         if group.version == 2:
             quota, period = map(float, _read(group.path / "cpu.max").split())
@@ -110,7 +106,6 @@ def _share(group: _Group) -> float | None:
 
 
 def _memory(root: Path) -> Iterator[tuple[int, int]]:
-    """Limit and bytes in use of each group that has a limit."""
     for group in _groups("memory", root):
         limit, used = ("max", "current") if group.version == 2 else ("limit_in_bytes", "usage_in_bytes")
         allowed, taken = (_read(group.path / f"memory.{name}").strip() for name in (limit, used))
@@ -120,7 +115,6 @@ def _memory(root: Path) -> Iterator[tuple[int, int]]:
 
 
 def _field(path: Path, name: str) -> int:
-    """The number after ``name`` in a file of names and numbers; 0 where the name is missing."""
     found = re.search(rf"^{name} (\d+)$", _read(path), re.MULTILINE)
     return int(found[1]) if found else 0
 

@@ -25,18 +25,14 @@ Mode = TypeVar("Mode")
 
 _COMPILERS = ("torch._dynamo.", "torch._inductor.", "torch._functorch.")
 _NOTHING = "torch.compile with fullgraph=True found no compiled frames"
-"""How torch's RuntimeError begins when its compiler is switched off."""
+"""Start of torch's RuntimeError when its compiler is switched off."""
 _USER_CODE = re.compile(r"File \"[^\"]*?([^/\"]+)\", line (\d+)")
 
 
 def whole(function: Function) -> Function:
     """``torch.compile`` without graph breaks, for the sizes of the first call; a module stays a module.
 
-    No part ever runs uncompiled. Where something cannot be compiled, the call raises an exception, and
-    :func:`why_not_compiled` gives its reason.
-
-    Raises:
-        Unsupported: the compiler's cache cannot be written.
+    A call that cannot be compiled raises an exception (see :func:`why_not_compiled`); Unsupported without a cache.
     """
     _hold_cache()
     torch.compiler.reset()  # torch compiles a piece of code only so often; earlier compilations must not count
@@ -44,7 +40,7 @@ def whole(function: Function) -> Function:
 
 
 def _hold_cache() -> None:
-    """Raise Unsupported where the compiler's cache cannot be written: torch itself says anything but that."""
+    """Raise Unsupported if the compiler's cache cannot be written, since torch's own message hides this cause."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     try:
@@ -58,7 +54,7 @@ def _hold_cache() -> None:
 
 
 def why_not_compiled(error: BaseException) -> str | None:
-    """Why torch could not compile, with the line of code that it names; None for an error of another kind."""
+    """The reason why torch could not compile, with the line of code; None for an error of another kind."""
     kind, _, text = said(error).partition(": ")
     if not type(error).__module__.startswith(_COMPILERS) and not text.startswith(_NOTHING):
         return None
@@ -69,10 +65,9 @@ def why_not_compiled(error: BaseException) -> str | None:
 
 
 def without_compiler(mode: type[Mode]) -> type[Mode]:
-    """Decorator: have a dispatch mode called directly, without the wrapper in which torch keeps it from being compiled.
+    """Decorator: call a dispatch mode directly, without the wrapper that keeps torch from compiling it.
 
-    To make the wrapper, torch imports its compiler, which takes a second and makes every search for garbage slow. Under
-    a mode nothing is compiled here: what is compiled already runs out of its sight, see :func:`out_of_sight`.
+    The wrapper imports torch's compiler, which takes a second and makes every search for garbage slow.
     """
     inner = getattr(mode.__dict__["__torch_dispatch__"], "__wrapped__", None)
     if inner is not None:
@@ -84,11 +79,7 @@ def without_compiler(mode: type[Mode]) -> type[Mode]:
 
 
 def find_instructions() -> None:
-    """Let torch's compiler find out which instructions the processor has, which it remembers.
-
-    It compiles half a dozen programs for that, for ten seconds. What they tell stays in torch's cache, so that neither
-    the first call of each process waits for them nor its time holds them.
-    """
+    """Fill torch's cache of the processor's instructions (ten seconds), so that no first call includes this search."""
     with suppress(Exception):  # no compiler, say: the call will tell
         from torch._inductor.cpu_vec_isa import pick_vec_isa
 
@@ -97,12 +88,8 @@ def find_instructions() -> None:
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Compile what is called inside anew, even if an earlier process left the same code in torch's cache.
-
-    Raises:
-        Unsupported: nothing was compiled, though nothing failed: torch's compiler is switched off, say. Or its cache
-            cannot be written, which later rounds would need.
-    """
+    """Compile what is called inside again, even if torch's cache has the code. Raises Unsupported: nothing was
+    compiled, since torch's compiler is switched off, or its cache cannot be written."""
     _hold_cache()
     from torch._dynamo.utils import counters
     from torch._inductor.utils import fresh_cache
@@ -120,16 +107,15 @@ class Booked:
 
     kernel: str
     matmul_flops: int | None
-    """None where the code does not tell."""
+    """None if the code does not state it."""
     exponentials: int
     same: Callable[[], Callable[[], object]] | None = None
-    """Makes, of tensors of its own, a call that does the same in operations that can be counted."""
+    """Makes, of tensors of its own, an equivalent call in operations that can be counted."""
 
 
 _booked: list[list[Booked]] = []
-"""The entries of each count or prediction in progress."""
 _same: list[Callable[[bool], Callable[[], object]]] = []
-"""What does the same as the code that runs now, forward or, if True, backward; see :class:`Booked`."""
+"""Equivalent code of the code that runs now, forward or, if True, backward; see :class:`Booked`."""
 
 
 def out_of_sight(
@@ -141,15 +127,15 @@ def out_of_sight(
     backward_flops: int = 0,
     exponentials: int = 0,
 ) -> Tensor:
-    """Run compiled code outside dispatch modes, under which it would not be compiled, and book what it does.
+    """Run compiled code outside dispatch modes, under which it would not be compiled, and book its work.
 
     Args:
         call: runs the code.
         like: a tensor with the shape and type of the output; if it is a fake tensor, nothing runs.
         kernel: the code's name in the results.
-        matmul_flops: FLOPs of its matrix products, all of which are out of sight; None where they are not known.
+        matmul_flops: FLOPs of its matrix products; None if they are not known.
         backward_flops: the same for its backward pass, booked each time it runs.
-        exponentials: how many exponentials the forward pass takes; the backward pass takes as many again.
+        exponentials: of the forward pass; the backward pass takes as many again.
     """
     same = _same[-1] if _same and matmul_flops is None else None
     book(Booked(kernel, matmul_flops, exponentials, same and partial(same, False)))
@@ -168,7 +154,7 @@ def out_of_sight(
 
 
 def book(what: Booked) -> None:
-    """Tell each count or prediction in progress."""
+    """Add work to each count or prediction in progress."""
     for entries in _booked:
         entries.append(what)
 
@@ -186,7 +172,7 @@ def books() -> Iterator[list[Booked]]:
 
 @contextmanager
 def does_the_same(same: Callable[[bool], Callable[[], object]]) -> Iterator[None]:
-    """Have what runs inside and does not tell its FLOPs counted by what does the same; see :class:`Booked`."""
+    """Count code that does not state its FLOPs by equivalent code; see :class:`Booked`."""
     _same.append(same)
     try:
         yield
@@ -196,7 +182,7 @@ def does_the_same(same: Callable[[bool], Callable[[], object]]) -> Iterator[None
 
 @contextmanager
 def apart() -> Iterator[None]:
-    """What is called inside belongs to no count and no prediction: a trial, say."""
+    """Keep calls inside, such as a trial, out of every count and prediction."""
     held, _booked[:] = _booked[:], []
     try:
         with _disable_current_modes():

@@ -37,10 +37,9 @@ Kind = Literal["operator", "mixer"]
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What is written above the class of a variant."""
+    """The facts written above the class of a variant."""
 
     family: str
-    """One of :data:`FAMILIES`."""
     also: tuple[str, ...] = ()
     """Further families that it belongs to; figures take their colour from ``family``."""
     source: str
@@ -48,20 +47,19 @@ class Facts:
     cost: str
     """``O(n·d²)``, say."""
     time_exponent: float | None = None
-    """Power of n in the claimed time; None where nothing is claimed."""
+    """Power of n in the claimed time, or None."""
     memory_exponent: float | None = None
-    """Power of n in the claimed memory; None where nothing is claimed."""
+    """Power of n in the claimed memory, or None."""
     traits: Traits = Traits()
     kind: Kind = "operator"
     settings: tuple[str, ...] = ("",)
     """Options with which ``attnbench check`` tests it against the laws: ``("window=3", "block=5,look_around=1")``. Give
     one for each algorithm under the name, small enough that sequences of about 20 tokens have several tiles."""
     fused: str = ""
-    """The same in fused kernels for a GPU, with values of its own options in braces: ``flex:window={window}``."""
 
 
 def broken_fact(name: object, facts: Facts) -> str | None:
-    """What is wrong with the first bad argument of ``@register``, with the choices; None where all are fine."""
+    """The first bad argument of ``@register`` as a message with the choices; None if all are fine."""
     try:
         parse_spec({"name": name})
     except UsageError as error:
@@ -108,7 +106,7 @@ def _broken_traits(traits: object, kind: str) -> str | None:
 
 
 def broken_class(cls: object, traits: Traits) -> str | None:
-    """The first rule that the class breaks; None where it breaks none."""
+    """The first rule that the class breaks; None if it breaks none."""
     from torch import nn
 
     if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
@@ -147,7 +145,7 @@ def _inputs(method: Callable[..., Any]) -> list[str]:
 
 
 def broken_option(entry: Entry, traits: Traits, settings: tuple[str, ...]) -> str | None:
-    """The first option in a claim or a setting that the class does not have, or whose value it does not take."""
+    """The first option of a claim or setting that the class lacks, or whose value it does not take."""
     try:
         known = entry.options
     except Exception as error:  # a type that pydantic does not understand may raise anything
@@ -173,7 +171,6 @@ def _knobs(traits: Traits) -> list[Knob]:
 
 
 def _mentioned(traits: Traits, settings: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """Options mentioned with a value, each after the place that mentions it."""
     for text in settings:
         yield f"settings {text!r}", text
     for text in traits.exact_with:
@@ -183,7 +180,6 @@ def _mentioned(traits: Traits, settings: tuple[str, ...]) -> Iterator[tuple[str,
 
 
 def _named(traits: Traits) -> Iterator[tuple[str, str]]:
-    """Options mentioned without a value, each after the place that mentions it."""
     if traits.converges_with:
         yield f"converges_with {traits.converges_with!r}", traits.converges_with
     yield from ((f"knob {knob.option!r}", knob.option) for knob in _knobs(traits))

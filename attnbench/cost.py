@@ -11,7 +11,7 @@ _AS_PYTHON = {"·": " * ", "*": " * ", "^": "**", "²": "**2", "³": "**3", "√
 
 
 def power_of_n(cost: str) -> float | None:
-    """The largest power of n in ``O(...)``, ignoring logarithms; None where the text is not of that form.
+    """The largest power of n in ``O(...)``, ignoring logarithms; None if the text is not of that form.
 
     It understands products and powers of n, other letters and numbers, and roots as ``√n`` or ``n^0.5``.
     """
@@ -37,7 +37,7 @@ def power_of_n(cost: str) -> float | None:
 
 
 def _power(node: ast.expr) -> float:
-    """The power of n in an expression. Raise ValueError for what is no cost."""
+    """The power of n in an expression; raises ValueError if the expression is no cost."""
     match node:
         case ast.Constant():
             return 0.0

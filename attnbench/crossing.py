@@ -46,22 +46,19 @@ class Taking(nn.Module):
         self.operator = mixer
 
     def forward(self, x: Tensor, y: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """As :meth:`Crossing.forward`."""
         out: Tensor = self.operator(x, source=y, key_mask=key_mask)
         return out
 
 
 def as_crossing(module: nn.Module, spec: Spec, shape: Shape) -> Crossing | Taking:
-    """What :func:`crossing` made, with projections where it has none."""
+    """The result of :func:`crossing`, with projections if it has none."""
     return Taking(module) if VARIANTS.get(spec.name).kind == "mixer" else Crossing(module, shape)
 
 
 def crossing(spec: Spec, shape: Shape, *, seed: int = 0) -> nn.Module:
     """The variant for N queries of one sequence and M keys of another, which may be as long; not causal, no bias.
 
-    Raises:
-        UsageError: unknown variant or option, or a value out of range.
-        Unsupported: the variant has no cross-attention, or does not allow this shape.
+    Raises UsageError, as :func:`~attnbench.variant.build`, and Unsupported, also for a variant without cross-attention.
     """
     shape = replace(shape, causal=False, bias="none", mask="none", sink="none", added_tokens=0, query_stride=1)
     if not shape.cross:  # equally long by chance: what needs them to be one sequence says so only where they are not

@@ -48,7 +48,6 @@ class Decoder(Encoder):
 
     @property
     def layers(self) -> list[Block]:
-        """The blocks in their order."""
         return cast("list[Block]", list(self.blocks))
 
     def begin(self, tokens: Tensor) -> Any:
@@ -62,7 +61,6 @@ class Decoder(Encoder):
         return logits, state
 
     def _begun(self, tokens: Tensor) -> tuple[Tensor, Any]:
-        """What the last block gives for the tokens ``(B, n)``, and the state after them."""
         x, states = self.placed(self.embedded(tokens)), []
         for block in self.layers:
             x, state = block.begin(x)
@@ -81,7 +79,7 @@ class Decoder(Encoder):
 
 
 class CrossAttention(nn.Module):
-    """What a sequence takes from another, on top of what it has: ``x + crossing(LayerNorm(x), y)``."""
+    """Cross attention with a residual connection: ``x + crossing(LayerNorm(x), y)``."""
 
     def __init__(self, crossing: Crossing | Taking, width: int, size: ModelSize) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Errors that the user can cause or mend. Each message is one line that says what to change."""
+"""Errors that the user can cause or mend. Each message is one line with the remedy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import IntEnum
 
 
 class Exit(IntEnum):
-    """Exit codes of the command line; the documentation shows what stands here."""
+    """Exit codes of the command line; the documentation shows this text."""
 
     OK = 0
     """Done. Cells that failed are rows with a status and a reason."""
@@ -73,7 +73,7 @@ class CannotCreate(StoreError):
 
 
 def cannot_write(place: object, error: OSError) -> StoreError:
-    """The error for a file or folder that the system refuses: with its remedy, and one code for one cause."""
+    """The error for a file or folder that the system refuses, with its remedy; one code for one cause."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
     kind, remedy = (StoreError, "make room") if full else (CannotCreate, "choose another place")
     return kind(f"cannot write {place}: {error.strerror}; {remedy}")
@@ -119,7 +119,7 @@ def plain_words(said: str) -> str:
 
 
 def shell_word(name: str) -> str:
-    """``name`` as one word that a shell takes without quotes: ``formula's gradients`` as ``formulas-gradients``."""
+    """``name`` as one word without shell quotes: ``formula's gradients`` as ``formulas-gradients``."""
     return name.replace(" ", "-").replace("'", "")
 
 
@@ -159,7 +159,7 @@ _ELSEWHERE = {
 
 
 def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
-    """``; did you mean 'performer'?``, or the empty string where no similarity reaches ``cutoff`` (1 means equal)."""
+    """``; did you mean 'performer'?``, or an empty text if no similarity reaches ``cutoff`` (1 means equal)."""
     known = list(known)
     same = _ELSEWHERE.get(name.lower())
     close = [same] if same in known else get_close_matches(name, known, n=1, cutoff=cutoff)

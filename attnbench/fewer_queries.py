@@ -1,4 +1,4 @@
-"""Layers whose output is shorter than their input: one query stands for several tokens."""
+"""Layers with outputs shorter than their inputs: one query stands for several tokens."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class FewerQueries(nn.Module):
 def means(x: Tensor, stride: int, key_mask: Tensor | None = None) -> Tensor:
     """The mean of every ``stride`` tokens of x ``(B, N, C)``, ``(B, ⌈N / stride⌉, C)``; fewer tokens at the end.
 
-    Only tokens that ``key_mask`` ``(B, N)`` calls real count; the mean of none of them is 0.
+    Only tokens that are real by ``key_mask`` ``(B, N)`` count; the mean of none of them is 0.
     """
     if stride == 1:
         return x
@@ -42,7 +42,7 @@ def means(x: Tensor, stride: int, key_mask: Tensor | None = None) -> Tensor:
 
 
 def remaining(key_mask: Tensor | None, stride: int) -> Tensor | None:
-    """Which means have a real token among theirs: ``(B, ⌈N / stride⌉)`` of ``(B, N)``."""
+    """The means with a real token: ``(B, ⌈N / stride⌉)`` of ``(B, N)``."""
     if key_mask is None or stride == 1:
         return key_mask
     return torch.unflatten(pad(key_mask, (0, -key_mask.shape[1] % stride)), 1, (-1, stride)).any(2)

@@ -1,4 +1,4 @@
-"""Where a file may be written, and how to write it so that a reader sees all of the old text or all of the new."""
+"""Choose where a file may be written, and write it so that a reader sees all of the old text or all of the new."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OF_A_RUN = (
 _MARKS = ("records.jsonl", "environment.json")
 """Files that only the folder of a run has."""
 PACKED = ".xz"
-"""Ending of a file of a finished run that somebody compressed; every reader takes it as it is."""
+"""Ending of a compressed file of a finished run; every reader takes it as it is."""
 
 
 def stored(path: Path) -> Path:
@@ -28,12 +28,8 @@ def stored(path: Path) -> Path:
 
 
 def read_stored(path: Path) -> bytes:
-    """Content of the file at ``path``, which may be compressed (:func:`stored`).
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is compressed, and damaged.
-    """
+    """Content of the file at ``path``, which may be compressed (:func:`stored`). Raises OSError: it cannot be read.
+    Raises ValueError: it is compressed, and damaged."""
     file = stored(path)
     if file == path:
         return path.read_bytes()
@@ -46,11 +42,8 @@ def read_stored(path: Path) -> bytes:
 
 
 def unpack(path: Path) -> None:
-    """Put the file itself in place of its compressed form, unless that is damaged; only the file is appended to.
-
-    Raises:
-        CannotCreate: it cannot be written.
-    """
+    """Put the file itself in place of its compressed form, unless that is damaged; only the file is appended to. Raises
+    CannotCreate: it cannot be written."""
     packed = stored(path)
     if packed != path:
         try:
@@ -62,12 +55,9 @@ def unpack(path: Path) -> None:
 
 
 def replace_file(path: Path, content: str | bytes) -> None:
-    """Write ``content`` beside ``path``, sync it to the disk and rename it into place.
+    """Write ``content`` next to ``path``, sync it to the disk and rename it into place; a link at ``path`` is replaced.
 
-    A link at ``path`` is replaced, not followed.
-
-    Raises:
-        OSError: it cannot be written; what was at ``path`` is unchanged.
+    Raises OSError if it cannot be written; the old content of ``path`` is then unchanged.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
@@ -84,18 +74,15 @@ def replace_file(path: Path, content: str | bytes) -> None:
 
 
 def remove_unfinished(path: Path) -> None:
-    """Remove what processes that were killed within :func:`replace_file` left beside ``path``."""
+    """Remove temporary files of killed calls of :func:`replace_file` for ``path``."""
     for left in path.parent.glob(f".{path.name}.*"):
         with suppress(OSError):
             left.unlink()
 
 
 def write_output(path: Path, content: str | bytes) -> None:
-    """Write what the user asked for at ``path``: a file by :func:`replace_file`, a pipe or terminal directly.
-
-    Raises:
-        CannotCreate: it cannot be written, or must not be (:func:`refuse_output`).
-    """
+    """Write what the user asked for at ``path``: a file by :func:`replace_file`, a pipe or terminal directly. Raises
+    CannotCreate: it cannot be written, or must not be (:func:`refuse_output`)."""
     refuse_output(path)
     try:
         if path.is_symlink() or (path.exists() and not path.is_file()):  # /dev/stdout, say
@@ -108,11 +95,7 @@ def write_output(path: Path, content: str | bytes) -> None:
 
 
 def refuse_output(path: Path) -> None:
-    """Refuse a place where nothing is written that a user asks for: a file of a run, or a link to a file.
-
-    Raises:
-        CannotCreate: ``path`` is one.
-    """
+    """Refuse a file of a run, or a link to a file, as the place of an output. Raises CannotCreate."""
     if path.name.removesuffix(PACKED) in OF_A_RUN and any((path.parent / name).exists() for name in _MARKS):
         raise CannotCreate(f"{path} belongs to the run in {path.parent}; choose another name")
     is_stream = path.parts[:2] in (("/", "dev"), ("/", "proc")) or (path.exists() and not path.is_file())
@@ -121,7 +104,7 @@ def refuse_output(path: Path) -> None:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """Open a pipe only if somebody is reading from it, instead of waiting for a reader."""
+    """Open a pipe only if it has a reader, instead of waiting for one."""
     without_waiting = getattr(os, "O_NONBLOCK", 0)
     try:
         handle = os.open(path, flags | without_waiting)
@@ -135,7 +118,7 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a rename survive a power failure, on systems that can sync a folder."""
+    """Sync the folder if the system can, so that a rename survives a power failure."""
     with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -145,32 +128,20 @@ def _sync_folder(folder: Path) -> None:
 
 
 def refuse_link(path: Path) -> None:
-    """Refuse a link: results are never written through one.
-
-    Raises:
-        CannotCreate: ``path`` is one.
-    """
+    """Refuse a link, since results are never written through one. Raises CannotCreate."""
     if path.is_symlink():
         raise CannotCreate(f"{path} is a link, and results are not written through links; remove it")
 
 
 def refuse_other_than_file(path: Path) -> None:
-    """Refuse a pipe or device, which may block for ever: results are never read from one or written to one.
-
-    Raises:
-        CannotCreate: there is something other than a file at ``path``.
-    """
+    """Refuse a pipe or device, which may block for ever. Raises CannotCreate."""
     refuse_link(path)
     if path.exists() and not path.is_file():
         raise CannotCreate(f"{path} is not a file; remove it")
 
 
 def make_folder(path: Path) -> None:
-    """Make ``path`` and its parents, unless it exists.
-
-    Raises:
-        CannotCreate: it cannot be made.
-    """
+    """Make ``path`` and its parents, unless it exists. Raises CannotCreate: it cannot be made."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Importing other people's code, which may raise anything, end Python or print."""
+"""Import other people's code, which may raise anything, end Python or print."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from attnbench.errors import UsageError, said
 
 @contextmanager
 def told(plugin: str, remedy: str = "") -> Iterator[None]:
-    """Turn whatever a plug-in raises while it is imported into one line, and send what it prints to stderr.
+    """Turn any exception of a plug-in's import into one line, and send its output to stderr.
 
-    A call of ``os._exit`` becomes an error too; it would end the command as if all were well. The current folder is
-    restored.
+    A call of ``os._exit`` becomes an error too; it would end the command with success. The current folder is restored.
     """
     real, here, folder, depth = os._exit, os.getpid(), Path.cwd(), sys.getrecursionlimit()
 
@@ -70,7 +69,6 @@ def home_of(path: Path) -> tuple[Path, list[str]]:
 
 
 def _line(error: BaseException, file: str) -> str:
-    """``:12``, the last line of ``file`` in the traceback; empty where the file is not in it."""
     path = Path(file).resolve()
     places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError):

@@ -1,7 +1,7 @@
 """Attention functions of the Hugging Face hub: ``--plugin hub:OWNER/NAME@VERSION`` registers ``peer.sdpa.NAME``.
 
-The package ``kernels`` brings the build for this torch and this GPU, and holds it to its hash. Without a version, the
-``kernels.lock`` of the current folder says which, as ``kernels lock`` writes it. What is asked for is a function
+The package ``kernels`` brings the build for this torch and this GPU, and checks its hash. The default version is that
+of ``kernels.lock`` in the current folder, as ``kernels lock`` writes it. The kernel needs a function
 ``flash_attn_func(q, k, v, causal=...)`` of ``(B, N, H, D)``: FlashAttention-2, -3 and -4 have it.
 """
 
@@ -25,13 +25,9 @@ _FUNCTION = "flash_attn_func"
 
 
 def register_kernel(text: str) -> tuple[str, str]:
-    """Register the kernel of ``OWNER/NAME@VERSION``; a second call does nothing.
+    """Register the kernel of ``OWNER/NAME@VERSION``, once; return the repository, and the commit or the build loaded.
 
-    Returns:
-        The repository, and the commit or the build that is loaded.
-
-    Raises:
-        UsageError: the package is missing, the text is no repository, or it has no such function.
+    Raises UsageError: the package is missing, the text is no repository, or it has no such function.
     """
     repository, _, version = text.partition("@")
     name = f"peer.sdpa.{repository.rpartition('/')[2]}"
@@ -58,7 +54,6 @@ def register_kernel(text: str) -> tuple[str, str]:
 
 
 def _build(kernels: Any, module: Any) -> str:
-    """The commit in the cache of the hub that a kernel was imported from; else the name of its build."""
     parts = Path(module.__file__).parts
     if "snapshots" in parts[:-1]:
         return parts[parts.index("snapshots") + 1]

@@ -1,4 +1,4 @@
-"""One process at a time in a folder, by a lock that the system frees when its holder ends; one run of each command."""
+"""Lock a folder for one process, by a lock that the system frees when its holder ends, and a command for one run."""
 
 from __future__ import annotations
 
@@ -19,17 +19,10 @@ from attnbench.record import one_line
 
 @contextmanager
 def held(folder: Path, name: str = ".", *, patience: float = 0.0) -> Iterator[None]:
-    """Lock ``folder``, or what ``name`` stands for in it, against other processes.
+    """Lock ``folder``, or the part of it that ``name`` stands for, against other processes, for ``patience`` seconds.
 
-    The file ``{name}writer`` says who holds the lock; the next process overwrites what a killed one left in it.
-
-    Args:
-        name: prefix of the names of the lock's files.
-        patience: seconds to wait for another process.
-
-    Raises:
-        Locked: another process holds it; the message gives its number.
-        CannotCreate: nothing can be written there, or a link is in its place.
+    The file ``{name}writer`` names the holder of the lock; the next process overwrites that of a killed one. Raises
+    Locked with the number of the other process, and CannotCreate, also for a link in the lock's place.
     """
     writer = folder / f"{name}writer"
     try:
@@ -54,7 +47,6 @@ def held(folder: Path, name: str = ".", *, patience: float = 0.0) -> Iterator[No
 
 
 def _holder(writer: Path) -> str:
-    """Who holds the lock, for people; empty where the file does not say."""
     for _ in range(20):
         time.sleep(0.05)  # the holder may have taken the lock just now and be about to write
         with suppress(OSError, ValueError):
@@ -65,12 +57,7 @@ def _holder(writer: Path) -> str:
 
 @contextmanager
 def once(out: Path, arguments: Mapping[str, object]) -> Iterator[None]:
-    """Lock ``out`` against the same command, before it is known in which folder below it the rows will stand.
-
-    Raises:
-        Locked: the same command is at work already.
-        CannotCreate: ``out`` cannot be made or written.
-    """
+    """Lock ``out`` against the same command, before the folder of its rows is known. Raises Locked and CannotCreate."""
     missing = [folder for folder in (out, *out.parents) if not os.path.exists(folder)]  # noqa: PTH110  # which is no error either if it cannot be told
     make_folder(out)
     name = f".{_invocation(arguments)}."
@@ -88,13 +75,13 @@ def once(out: Path, arguments: Mapping[str, object]) -> Iterator[None]:
 
 
 def _invocation(arguments: Mapping[str, object]) -> str:
-    """A key that is equal for two commands with the same arguments and the same files behind them."""
+    """A key that is equal for two commands with the same arguments and the same content of their files."""
     names = [str(name) for value in arguments.values() for name in (value if isinstance(value, list) else [value])]
     return hashlib.sha256(repr([arguments, *map(digest, names)]).encode()).hexdigest()[:16]
 
 
 def digest(source: str) -> str:
-    """Digest of a suite's or plug-in's content; empty where ``source`` names no file, or one too large to be either."""
+    """Digest of a suite's or plug-in's content; empty if ``source`` names no file, or one too large to be either."""
     try:
         path = Path(source)
         small = path.is_file() and path.stat().st_size <= 2**20

@@ -1,4 +1,4 @@
-"""The machine that measured a number: facts that two rows must share before they may be compared."""
+"""The machine behind a number: facts that two rows must share before they may be compared."""
 
 from __future__ import annotations
 
@@ -22,16 +22,14 @@ from attnbench.printable import without_home
 from attnbench.units import format_bytes
 
 NOISY = 0.02
-"""A noise floor above this is worth a warning."""
 
 LOOK = 0.15
-"""Seconds that a run looks at the cores before it begins; the kernel counts in hundredths."""
 
 MEMORY_TOLERANCE = 0.05
 """Share by which the memories of two machines of one class may differ."""
 
 RATES_WITHIN = 0.1
-"""Share by which the rates of two machines may differ whose rows stand in one run."""
+"""Share by which the rates of two machines in one run may differ."""
 
 
 CORES = frozenset(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
@@ -46,12 +44,12 @@ def available_cores() -> int:
 
 
 def default_threads() -> int:
-    """``OMP_NUM_THREADS`` where it is set, else the number of cores that this process may use."""
+    """``OMP_NUM_THREADS`` if it is set, else the number of cores that this process may use."""
     return _asked_threads() or available_cores()
 
 
 def thread_warnings(threads: int) -> list[str]:
-    """Warnings where the number of threads is not that of the cores, or a control group withholds cores."""
+    """Warnings if the number of threads is not that of the cores, or a control group withholds cores."""
     cores, visible, asked = available_cores(), _visible_cores(), _asked_threads()
     said = []
     if cores < visible:
@@ -64,7 +62,7 @@ def thread_warnings(threads: int) -> list[str]:
 
 
 def throttling_warning(periods: int) -> str | None:
-    """Warning where the control group used up its processor time in ``periods`` periods; None for 0."""
+    """Warning if the control group used up its processor time in ``periods`` periods; None for 0."""
     return f"held back {periods} times by the CPU quota of the control group; use fewer --threads" if periods else None
 
 
@@ -73,13 +71,12 @@ def _visible_cores() -> int:
 
 
 def _asked_threads() -> int | None:
-    """The first number in ``OMP_NUM_THREADS``; later ones are for threads that start threads."""
     first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return int(first) if first.isascii() and first.isdigit() and int(first) > 0 else None
 
 
 def total_memory_bytes() -> int | None:
-    """Physical memory, or a smaller control-group limit; None where neither can be read."""
+    """Physical memory, or a smaller control-group limit; None if neither can be read."""
     sizes = []
     with suppress(ValueError, OSError, AttributeError):
         sizes.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
@@ -88,13 +85,13 @@ def total_memory_bytes() -> int | None:
 
 
 def address_space() -> int | None:
-    """Bytes of address space that this process has; None where the kernel does not tell."""
+    """Bytes of address space that this process has; None if the kernel does not say."""
     fields = _read(Path("/proc/self/statm")).split()
     return int(fields[0]) * os.sysconf("SC_PAGE_SIZE") if fields else None
 
 
 def available_memory_bytes() -> int | None:
-    """Memory available without swapping and within the limits of control groups; None where it cannot be read."""
+    """Memory available without swapping and within the limits of control groups; None if unknown."""
     free = cgroup.free_memory_bytes()
     sizes = [] if free is None else [free]
     for line in _read(Path("/proc/meminfo")).splitlines():
@@ -118,11 +115,8 @@ def devices() -> list[str]:
 def resolve_device(name: str, *, elsewhere: bool = False) -> str:
     """``auto`` -> the fastest device there is; otherwise the name, if torch has it.
 
-    Args:
-        elsewhere: nothing runs here, so that a named device need not be there.
-
-    Raises:
-        UsageError: there is no such device; the message lists those there are.
+    With ``elsewhere`` nothing runs here, and a named device need not be there. Raises UsageError with the devices there
+    are.
     """
     there = devices()
     if name == "auto":
@@ -140,7 +134,7 @@ def refuse_graph(launch: str, device: str) -> None:
 
 @cache
 def describe(device: str) -> dict[str, Any]:
-    """Processor or GPU, memory, system and versions: what goes to ``environment.json``."""
+    """Processor or GPU, memory, system and versions: the content of ``environment.json``."""
     import torch
 
     facts: dict[str, Any] = {
@@ -176,15 +170,12 @@ def id_of(facts: dict[str, Any]) -> str:
 
 
 def class_facts(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """What two runs share if their numbers may be compared; None where a run does not say.
+    """Facts that two runs share if their numbers may be compared; None for a fact that a run, of any age, lacks.
 
-    The instructions of a processor are missing for a GPU, and for a run that is older than the fact, which they keep
-    apart from no other. Memory is not among them: two boots of one machine differ in it by kilobytes (see
-    :func:`memory_bytes`). Nor is Python, which decides no number but times of short calls; nor are the libraries of
-    matrix products, which are chosen for each run (see :func:`products_of`).
-
-    Args:
-        environment: as ``environment.json`` holds it, of a run of any age.
+    The instructions of a processor are missing for a GPU, and for a run that is older than the fact, which may still be
+    compared with any. Memory is left out: two boots of one machine differ in it by kilobytes (see
+    :func:`memory_bytes`). So are Python, which decides no number but times of short calls, and the libraries of matrix
+    products, which are chosen for each run (see :func:`products_of`).
     """
     machine = _described(environment)
     torch = machine.get("torch")
@@ -203,7 +194,7 @@ def class_facts(environment: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def machine_class(environment: Mapping[str, Any]) -> str:
-    """Eight hex digits that stand for :func:`class_facts`: only runs of one class are compared without a word."""
+    """Eight hex digits of :func:`class_facts`: only runs of one class are compared without a warning."""
     return hashlib.sha256(json.dumps(class_facts(environment), sort_keys=True).encode()).hexdigest()[:8]
 
 
@@ -212,15 +203,12 @@ PRODUCTS = ("float32_products", "window_products")
 
 
 def products_of(environment: Mapping[str, Any]) -> dict[str, str]:
-    """The libraries that multiplied in a run, by :data:`PRODUCTS`; without those that it does not tell.
-
-    Rows that were measured with different libraries are not compared.
-    """
+    """The known libraries that multiplied in a run, by :data:`PRODUCTS`; rows of different ones are not compared."""
     return {name: environment[name] for name in PRODUCTS if isinstance(environment.get(name), str)}
 
 
 def differing_products(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
-    """In which libraries two runs are known to differ: ``window_products: oneDNN and default``."""
+    """The libraries in which two runs are known to differ: ``window_products: oneDNN and default``."""
     ours, theirs = products_of(a), products_of(b)
     return [f"{name}: {ours[name]} and {theirs[name]}" for name in ours if theirs.get(name, ours[name]) != ours[name]]
 
@@ -259,10 +247,9 @@ def variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def differing_variables(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
-    """In which Python and variables two runs are known to differ: ``variable MKL_CBWR: unset and COMPATIBLE``.
+    """The Python and the variables in which two runs are known to differ: ``variable MKL_CBWR: unset and COMPATIBLE``.
 
-    Python takes a part of each short call. Variables of threads are told as such. What a run of another version counted
-    beside :data:`VARIABLES` is left out.
+    Python takes a part of each short call. Variables outside :data:`VARIABLES` are left out.
     """
     one, other = (".".join(str(_described(run).get("python", "")).split(".")[:2]) for run in (a, b))
     pythons = [f"python: {one} and {other}"] if one and other and one != other else []
@@ -274,7 +261,7 @@ def differing_variables(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]
 
 
 def memory_bytes(environment: Mapping[str, Any]) -> int | None:
-    """Memory of the device that a run measured on: of the GPU, or of the machine; None where it does not say."""
+    """Memory of the device that a run measured on: of the GPU, or of the machine; None if unknown."""
     machine = _described(environment)
     memory = machine.get("gpu_memory_bytes", machine.get("memory_bytes"))
     return memory if isinstance(memory, int) else None
@@ -299,7 +286,7 @@ def _described(environment: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_warning() -> str | None:
-    """Warning if other programs keep half a core busy now: the load average still counts what has ended since."""
+    """Warning if other programs keep half a core busy now; the load average still counts programs that ended."""
     others = OtherLoad()
     time.sleep(LOOK)
     busy, cores = others.cores(), available_cores()
@@ -310,19 +297,16 @@ def load_warning() -> str | None:
 
 
 class OtherLoad:
-    """How many cores other programs, or other guests of the same host, have kept busy since this object was made."""
+    """Cores that other programs, or other guests of the same host, have kept busy since this object was made."""
 
     def __init__(self, also_own: Callable[[], float] = lambda: 0.0) -> None:
-        """Begin.
-
-        Args:
-            also_own: processor time of further processes of ours, beside this one and its children that ended.
-        """
+        """Begin; ``also_own`` gives processor time of further processes of ours, apart from this one and its ended
+        children."""
         self._also_own = also_own
         self._wall, self._busy, self._own = time.monotonic(), _busy_seconds(), _own_seconds() + also_own()
 
     def cores(self) -> float | None:
-        """Cores kept busy; None where the kernel does not say, or too little time has passed for its counter."""
+        """Cores kept busy; None if the kernel does not say, or too little time has passed for its counter."""
         wall, busy = time.monotonic() - self._wall, _busy_seconds()
         if busy is None or self._busy is None or wall < 0.1:
             return None
@@ -331,7 +315,7 @@ class OtherLoad:
 
 
 def noise_warning(noise: float | None, others: float | None) -> str | None:
-    """Warning, with advice, where one program seems to differ from itself by over 2 % or the noise is unknown."""
+    """Warning, with advice, if one program seems to differ from itself by over 2 % or the noise is unknown."""
     if noise is None:
         return "noise unknown: too few pairs of undisturbed samples; close other programs or raise --min-time"
     if noise <= NOISY:
@@ -368,11 +352,10 @@ def processor() -> str:
 _INSTRUCTIONS = re.compile(r"avx2|avx512(f|_bf16|_fp16|_vnni)|amx_\w+|avx10\S*|asimd(hp|fhm)|bf16|i8mm|sve\w*")
 """Flags of processors that decide which kernels multiply, and how precisely."""
 _LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
-"""Variables that keep oneDNN from instructions that there are."""
 
 
 def instructions() -> str:
-    """What torch and oneDNN may use of the processor's instructions; one name may stand for several processors."""
+    """The processor's instructions that torch and oneDNN may use; one name may stand for several processors."""
     import torch
 
     lines = _read(Path("/proc/cpuinfo")).splitlines()

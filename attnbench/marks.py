@@ -1,5 +1,4 @@
-"""The text of a row's cells with their marks, and what the marks mean: the same on a terminal, in Markdown, in LaTeX
-and in a report."""
+"""Marks in the cells of a row and their meanings, on a terminal, in Markdown, in LaTeX and in a report."""
 
 from __future__ import annotations
 
@@ -17,12 +16,12 @@ LEARNED = "learned"
 
 
 def name_text(label: str, own_form: object) -> str:
-    """A label, marked if the variant is not the form that its source describes; marked once, however often asked."""
+    """A label, marked once if the variant is not the form that its source describes."""
     return label.removesuffix(OWN_FORM) + OWN_FORM * bool(own_form)
 
 
 def error_text(error: float | None, kind: str | None, digits: int = 2) -> str:
-    """``0.061``, ``1.2 *`` for what is no error, ``learned``; ``-`` for none."""
+    """``0.061``, ``1.2 *`` for a distance that is no error, ``learned``; ``-`` for none."""
     if kind == LEARNED:
         return LEARNED
     return "-" if error is None or error != error else format_number(error, digits) + NO_ERROR * (kind == "distance")
@@ -34,7 +33,7 @@ def score_text(score: float, *, learnt: bool) -> str:
 
 
 def notes(cells: Iterable[str]) -> list[str]:
-    """What the marks in these cells mean, one line each; nothing for marks that none of them has."""
+    """The meanings of the marks in these cells, one line each."""
     texts = set(cells)
     meanings = {
         "* another operator: its distance from softmax attention is not an error": any(
@@ -50,11 +49,11 @@ def notes(cells: Iterable[str]) -> list[str]:
 
 
 HOST_SHARE = 0.2
-"""Share of a time that may be the host's before a sentence about the time says so."""
+"""Largest share of a time that may be the host's without a note."""
 
 
 def by_host(label: str, launched: str, share: float | None) -> str:
-    """``eager: 88 % of performer's time is the host``; empty if little of it is, or if that is not known."""
+    """``eager: 88 % of performer's time is the host``; empty if the share is small or unknown."""
     if share is None or not share > HOST_SHARE:
         return ""
     return f"{launched}: {100 * share:.0f} % of {label}'s time is the host"

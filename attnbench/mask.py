@@ -14,7 +14,6 @@ from attnbench.spec import POSITIONAL, Scalar, Spec, parse_spec, parse_specs
 Kind = Literal["none", "causal", "prefix", "document", "sliding"]
 KINDS: tuple[str, ...] = get_args(Kind)
 FORMS = "none, causal, prefix:64, document:300+200 or sliding:128"
-"""How masks are written."""
 
 _SIZE = {"prefix": "length", "document": "lengths", "sliding": "window"}
 """Kind -> the name of its option, which may be left out."""
@@ -22,7 +21,7 @@ _SIZE = {"prefix": "length", "document": "lengths", "sliding": "window"}
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """Which keys a position of one sequence may see. They are always neighbours, so that two numbers say it.
+    """The keys that a position of one sequence may see, always neighbours, so that two numbers give their range.
 
     - ``prefix:P``: the first P keys and all keys up to its own, as in a prefix language model (Raffel et al. 2020,
       arXiv:1910.10683, section 3.2.1).
@@ -55,11 +54,10 @@ class Mask:
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """Where the documents of one round end."""
         return tuple(accumulate(self.sizes))
 
     def pairs(self, positions: int, keys: int, *, causal: bool) -> int:
-        """How many keys the first positions see, all together: the sum of their spans' lengths, in closed form."""
+        """Number of keys that the first positions see, all together, in closed form."""
         T = positions
         if self.kind == "prefix":
             P = min(self.sizes[0], keys)
@@ -91,20 +89,13 @@ def _capped(n: int, most: int) -> int:
 
 @lru_cache(maxsize=1000)
 def mask_of(text: str) -> Mask:
-    """The mask that a text such as ``sliding:128`` says.
-
-    Raises:
-        UsageError: it says none.
-    """
+    """The mask of a text such as ``sliding:128``. Raises UsageError if it is none."""
     return _mask(parse_spec(text))
 
 
 def masks_of(item: object) -> list[Mask]:
-    """The masks of one entry of a suite: text, or a mapping such as ``{name: sliding, window: [64, 128]}``.
-
-    Raises:
-        UsageError: one of them is none.
-    """
+    """The masks of one entry of a suite: text, or a mapping such as ``{name: sliding, window: [64, 128]}``. Raises
+    UsageError: one of them is none."""
     return [_mask(spec) for spec in parse_specs(item)]
 
 
@@ -125,7 +116,6 @@ def _mask(spec: Spec) -> Mask:
 
 
 def _sizes(value: Scalar) -> tuple[int, ...] | None:
-    """Whole numbers of at least 1; None where it is something else."""
     if isinstance(value, bool) or not isinstance(value, int | str):
         return None
     parts = str(value).split("+")

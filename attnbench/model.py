@@ -1,4 +1,4 @@
-"""Where an attention variant lives in practice: a layer with projections, and the Long Range Arena's encoder."""
+"""Models around an attention variant: a layer with projections, and the Long Range Arena's encoder."""
 
 from __future__ import annotations
 
@@ -65,11 +65,9 @@ class MultiHead(nn.Module):
         return self._joined(y), self._placed(place + 1, state)
 
     def _placed(self, place: int, state: Any) -> Any:
-        """The operator's state, with the place of the next token where that token will be turned."""
         return state if self.rotary is None else (place, state)
 
     def _projected(self, x: Tensor, first: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k and v of x ``(B, n, C)``, whose first token is at place ``first``."""
         parts = zip(self._parts(self.qkv(x), -1), self.sizes, strict=True)
         q, k, v = (y.view(*x.shape[:2], *size).transpose(1, 2) for y, size in parts)
         return (q, k, v) if self.rotary is None else (self.rotary(q, first), self.rotary(k, first), v)
@@ -124,7 +122,6 @@ def as_layer(variant: str | Spec, shape: Shape, *, seed: int = 0, rotary: bool =
 
 
 def _with_fewer_queries(spec: Spec, shape: Shape, seed: int, *, rotary: bool) -> nn.Module:
-    """A layer whose queries are means of tokens; its keys are all tokens."""
     reasons = {
         "causal: a query made of several tokens would know the later ones": shape.causal,
         "bias: a query made of several tokens has no one position": shape.bias != "none",
@@ -149,10 +146,9 @@ class Encoder(nn.Module):
     and a feed-forward width of 1024; its width 256 and 4 heads come from ``shape``. To a token embedding from N(0, 1)
     the model adds a position embedding: a learned one, which starts from N(0, 0.02²) or from sinusoids of unit size, or
     fixed sinusoids. With rotary positions q and k of each layer are turned instead. Each block is
-    ``x + layer(LayerNorm(x))`` then
-    ``x + FFN(LayerNorm(x))`` with GELU (erf form). A final LayerNorm follows, then the mean over the real tokens,
-    unless each token has an answer, then a hidden ReLU layer as wide as the FFN and the logits. Where a token has
-    several parts, their embeddings are concatenated. Where an answer is about two sequences, so are their means.
+    ``x + layer(LayerNorm(x))`` then ``x + FFN(LayerNorm(x))`` with GELU (erf form). A final LayerNorm follows, then the
+    mean over the real tokens, unless each token has an answer, then a hidden ReLU layer as wide as the FFN and the
+    logits. The embeddings of a token's parts are concatenated, and so are the means of two sequences.
 
     Unlike the released configuration there is no CLS token, whose pooling would make attention N + 1 long, and by
     default no dropout. Every layer's variant has a seed of its own; all other weights depend only on seed and sizes.
@@ -162,7 +158,7 @@ class Encoder(nn.Module):
             ``["gla", "gla", "gla", "sdpa"]`` for a stack with softmax attention in every fourth layer.
         shape: the shape of attention in each layer; N is the longest input.
         size: layers, FFN width, vocabulary, positions and dropout.
-        form: what the model reads and answers; by default tokens of ``size.vocab`` and two classes of sequences.
+        form: the model's inputs and answers; by default tokens of ``size.vocab`` and two classes of sequences.
         seed: seed of all weights and of the variants' random numbers.
 
     Raises:
@@ -270,8 +266,7 @@ class Encoder(nn.Module):
 def in_turn(variant: str | Spec | Sequence[str | Spec], layers: int) -> list[Spec]:
     """The variant of each layer: one for all of them, or several in turn, also as text: ``stack:3*gla+sdpa``.
 
-    Raises:
-        UsageError: a text that is no variant with options, or no variant at all.
+    Raises UsageError for a text that is no variant with options, or no variant at all.
     """
     several = [variant] if isinstance(variant, str | Spec) else variant
     if not several:
@@ -296,12 +291,11 @@ class Block(nn.Module):
         return self.fed(self.attended(x, key_mask))
 
     def attended(self, x: Tensor, key_mask: Tensor | None) -> Tensor:
-        """The first half; shorter where the layer's output is, of which the means of x are then a part."""
+        """The first half; if the layer's output is shorter, the means of x are added to it."""
         y: Tensor = self.drop(self.layer(self.before_layer(x), key_mask=key_mask))
         return means(x, self.stride, key_mask) + y
 
     def fed(self, x: Tensor) -> Tensor:
-        """The second half."""
         y: Tensor = x + self.drop(self.ffn(self.before_ffn(x)))
         return y
 
@@ -335,7 +329,6 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _innermost(layer: nn.Module) -> nn.Module:
-    """The variant's own module, without projections, added tokens and what lets heads share keys and values."""
     if isinstance(layer, AddedTokens):
         layer = layer.layer
     if isinstance(layer, FewerQueries):

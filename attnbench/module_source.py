@@ -1,4 +1,4 @@
-"""A module of somebody's file, ``FILE.py:Class:dim=64``: where it is, what makes it, what it takes and returns."""
+"""A module of somebody else's file, ``FILE.py:Class:dim=64``: its place, constructor, inputs and outputs."""
 
 from __future__ import annotations
 
@@ -17,19 +17,15 @@ from attnbench.foreign import module_name
 from attnbench.spec import POSITIONAL, parse_spec
 
 _HOLDERS = ("logits", "last_hidden_state", "hidden_states", "output")
-"""Where models that return an object keep their output."""
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _MASKS = ("mask", "attn_mask", "attention_mask", "src_mask", "key_mask", "key_padding_mask", "src_key_padding_mask")
-"""Arguments of ``forward`` that hide tokens, which may be asked to hide none."""
+"""Arguments of ``forward`` that hide tokens, which get a mask that hides none."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleSource:
-    """A class of a file, or a function that makes a module, with what it is called with.
-
-    Raises:
-        UsageError: the text names no class, or gives options without names.
-    """
+    """A class of a file, or a function that makes a module, with its options. Raises UsageError: the text names no
+    class, or gives options without names."""
 
     text: str
     """``FILE.py:Class``, with options as a variant has them: ``FILE.py:Class:dim=64,heads=4``."""
@@ -44,7 +40,6 @@ class ModuleSource:
 
     @property
     def name(self) -> str:
-        """The class or the function."""
         return parse_spec(self._parts[1]).name
 
     @property
@@ -59,25 +54,18 @@ class ModuleSource:
         return f"{file}.py", rest
 
     def parameters(self) -> Mapping[str, inspect.Parameter]:
-        """What it may be called with; anything if it is written in C. The file must be loaded.
-
-        Raises:
-            UsageError: the file has no such class or function.
-        """
+        """Its parameters; anything if it is written in C. The file must be loaded, or UsageError is raised."""
         try:
             return inspect.signature(self._callable()).parameters
         except (TypeError, ValueError):
             return {"options": inspect.Parameter("options", inspect.Parameter.VAR_KEYWORD)}
 
     def make(self, given: Mapping[str, Any] | None = None) -> nn.Module:
-        """The module, to be called with x or tokens alone, with what torch's generator draws; the file must be loaded.
+        """The module, to be called with x or tokens alone; torch's generator draws its weights. The file must be
+        loaded.
 
-        Args:
-            given: further options; those in the text decide.
-
-        Raises:
-            UsageError: no such class, an unknown or a missing option, making it raises, it is no module, or its
-                ``forward`` needs more than x and masks.
+        Options in the text override those in ``given``. Raises UsageError: no such class, an unknown or a missing
+        option, making it raises, it is no module, or its ``forward`` needs more than x and masks.
         """
         call, options = self._callable(), {**(given or {}), **self.options}
         self._hold_to_signature(options)
@@ -118,7 +106,6 @@ class ModuleSource:
             )
 
     def _needs(self, module: nn.Module) -> list[str]:
-        """The masks that its forward must be given."""
         parameters = list(inspect.signature(module.forward).parameters.values())
         kinds = (*_NAMED, inspect.Parameter.POSITIONAL_ONLY)
         needs = [one.name for one in parameters[1:] if one.default is one.empty and one.kind in kinds]
@@ -132,8 +119,6 @@ class ModuleSource:
 
 
 class _Unmasked(nn.Module):
-    """A module whose forward must be given masks, with masks that hide nothing: the first of these that it takes."""
-
     def __init__(self, inner: nn.Module, names: Sequence[str]) -> None:
         super().__init__()
         self.inner, self._names = inner, names
@@ -180,7 +165,7 @@ def tensors(out: object) -> Iterator[Tensor]:
 
 
 def widths(module: nn.Module) -> list[int]:
-    """What its layers say that they take, those that come first in front."""
+    """Input widths of its layers, in their order."""
     found = []
     for part in module.modules():
         sizes = [getattr(part, name, None) for name in ("embed_dim", "d_model", "input_size", "in_features")]

@@ -1,4 +1,4 @@
-"""What the functions of :mod:`attnbench.api` give: results that a terminal and a notebook can show."""
+"""The results of the functions of :mod:`attnbench.api`, as a terminal and a notebook show them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Page(str):
-    """An HTML page; a notebook shows it in a frame of its own, in which its scripts reach nothing else."""
+    """An HTML page; a notebook shows it in a frame of its own, isolated from the notebook."""
 
     __slots__ = ()
 
@@ -45,8 +45,6 @@ class Figures(dict[str, "Figure"]):
 
 
 class _Table:
-    """What is shown as some columns of its table, with lines of text below."""
-
     _SHOWN: tuple[str, ...] = ()
 
     def to_frame(self) -> pd.DataFrame:
@@ -65,7 +63,7 @@ class _Table:
 
 
 class Compared(_Table):
-    """What :func:`attnbench.compare` found: a row for each pair of variants at each length, and where they cross."""
+    """The result of :func:`attnbench.compare`: a row for each pair of variants at each length, and crossovers."""
 
     _SHOWN = ("a", "b", "seq_len", "ratio", "ratio_ci_low", "ratio_ci_high", "verdict")
 
@@ -81,11 +79,10 @@ class Compared(_Table):
 
     @property
     def crossovers(self) -> dict[tuple[str, str], Any]:
-        """Pair -> the length from which the other one is faster, with its 95 % interval, or why it is not known."""
+        """Pair -> the length from which the other one is faster, with its 95 % interval, or why it is unknown."""
         return dict(self.comparison.crossovers)
 
     def _words(self) -> list[str]:
-        """Crossovers, then what weakens the numbers."""
         lines = []
         for (a, b), found in self.comparison.crossovers.items():
             where = ""
@@ -96,7 +93,7 @@ class Compared(_Table):
 
 
 class Matched:
-    """What :func:`attnbench.match` found: a sentence for each variant, a row for each setting tried, paired times."""
+    """The result of :func:`attnbench.match`: a sentence for each variant, a row for each setting, paired times."""
 
     def __init__(self, found: Match) -> None:
         self.match = found
@@ -121,15 +118,13 @@ class Matched:
 
 
 class Replaced(_Table):
-    """What :func:`attnbench.swap` found: a row for each variant, in some layers, after some steps of training."""
+    """The result of :func:`attnbench.swap`: a row for each variant, in some layers, after some steps of training."""
 
     _SHOWN = ("label", "layers", "steps", "status", "loss", "loss_delta", "accuracy", "kl", "attention_error")
 
     def __init__(self, found: Swapped) -> None:
         self.folder = found.folder
-        """Where the rows are kept."""
         self.rows: list[Row] = found.rows
-        """The rows, with the loss of each window."""
 
     def to_frame(self) -> pd.DataFrame:
         """The rows of ``attnbench swap --csv``; losses are in nats."""
@@ -139,10 +134,7 @@ class Replaced(_Table):
 
     def figures(self) -> Figures:
         """Loss over the steps of training, and the damage of each layer, as ``attnbench swap --plot`` draws them.
-
-        Raises:
-            NothingToDraw: there was neither training nor a layer replaced alone.
-        """
+        Raises NothingToDraw: there was neither training nor a layer replaced alone."""
         from attnbench.pretrained.figure import draw_swap
 
         return Figures({"swap": draw_swap(self.rows)})

@@ -1,8 +1,8 @@
-"""A module of the user's own as a variant: ``--plugin FILE.py:Class`` puts it into the table by the name of its class.
+"""A module of the user's own as a variant: ``--plugin FILE.py:Class`` registers it by the name of its class.
 
 It is a mixer, x ``(B, N, C)`` to ``(B, N, C)``; a batch with padding reaches it example by example, without padding.
-The options of its constructor are its options. Those that mean a size of the problem, such as ``dim``, ``heads`` or
-``seq_len``, follow each cell if they are not given.
+The options of its constructor are its options. Sizes such as ``dim``, ``heads`` or ``seq_len`` follow each cell by
+default.
 """
 
 from __future__ import annotations
@@ -34,18 +34,16 @@ _SIZES = {
     "N": ("seq_len", "seq_length", "max_len", "max_seq_len"),
     "causal": ("causal", "is_causal"),
 }
-"""Size of a :class:`~attnbench.shape.Shape` -> names under which constructors ask for it, and for nothing else: a
-``block_size`` may be that of a block, a ``width`` that of a window, and to set them would time another method."""
+"""Size of a :class:`~attnbench.shape.Shape` -> names of constructor options that mean only it: a ``block_size`` may be
+that of a block and a ``width`` that of a window, and setting them would time another method.
+"""
 _SMALL = 64
-"""Most tokens with which a module is tried first where it is made, which takes as long as a few calls."""
+"""Most tokens of a first try of a module, which takes as long as a few calls."""
 
 
 def register_module(text: str) -> None:
-    """Register the class of ``FILE.py:Class:option=value``, whose file is loaded; a second call does nothing.
-
-    Raises:
-        UsageError: the file has no such class, or its name is that of another variant.
-    """
+    """Register the class of ``FILE.py:Class:option=value``, whose file is loaded; a second call does nothing. Raises
+    UsageError: the file has no such class, or its name is that of another variant."""
     source = ModuleSource(text)
     known = VARIANTS.get(source.name) if source.name in VARIANTS.names() else None
     if known is not None and getattr(known.make, "source", None) == source:
@@ -70,11 +68,8 @@ def register_module(text: str) -> None:
 
         @torch.no_grad()
         def _try(self, other: nn.Module, shape: Shape) -> None:
-            """Learn which axis of x is its batch: one in which neither of two examples changes the other.
-
-            Raises:
-                Unsupported: it does not take the shape.
-            """
+            """Learn which axis of x is its batch: one in which neither of two examples changes the other. Raises
+            Unsupported."""
             draws, wide = torch.Generator().manual_seed(0), widths(other)
             for n in dict.fromkeys((min(shape.N, _SMALL), shape.N)):
                 x, y = (torch.randn(2, n, shape.C, generator=draws) for _ in range(2))
@@ -135,12 +130,11 @@ def register_module(text: str) -> None:
 
 
 def _turned(module: nn.Module, x: Tensor) -> list[Tensor]:
-    """What a module that takes ``(N, B, C)`` gives for x ``(B, N, C)``."""
     return [one.transpose(0, 1) for one in tensors(module(x.transpose(0, 1))) if one.ndim > 1]
 
 
 def _apart(call: Callable[[Tensor], object], x: Tensor, y: Tensor) -> bool:
-    """Whether of two examples neither changes the other; if only a later one does, a causal module may mix them."""
+    """True if neither of two examples changes the other; if only a later one does, a causal module may mix them."""
     before, others = next(tensors(call(x))), (torch.stack((x[0], y[1])), torch.stack((y[0], x[1])))
     return all(
         torch.allclose(next(tensors(call(other)))[i], before[i], rtol=1e-4, atol=1e-5) for i, other in enumerate(others)
@@ -148,10 +142,7 @@ def _apart(call: Callable[[Tensor], object], x: Tensor, y: Tensor) -> bool:
 
 
 def _options(source: ModuleSource) -> Iterator[Parameter]:
-    """What the constructor may be given beside what the text gives and what says whether it is causal.
-
-    None stands for the size of the cell, or for a value that the constructor insists on.
-    """
+    """Options of the constructor beyond the text and causality; None for a size or a required value."""
     sizes = {name for names in _SIZES.values() for name in names}
     for name, one in source.parameters().items():
         fixed = name in source.options or name in _SIZES["causal"] or name.startswith("_") or hasattr(BaseModel, name)

@@ -1,4 +1,4 @@
-"""Which tokens of a batch are padding: examples of different lengths, as in a real batch."""
+"""Padding tokens of a batch: examples of different lengths, as in a real batch."""
 
 from __future__ import annotations
 
@@ -12,11 +12,8 @@ if TYPE_CHECKING:
 
 
 def checked(padding: float) -> float:
-    """``padding`` itself, if it is a share of tokens that leaves some real.
-
-    Raises:
-        UsageError: it is not at least 0 and below 1.
-    """
+    """``padding`` itself, if it is a share of tokens that leaves some real. Raises UsageError: it is not at least 0 and
+    below 1."""
     if not 0 <= padding < 1:
         raise UsageError(
             f"padding must be at least 0 and below 1, not {padding:g}; 0.5 makes half of the tokens padding"
@@ -25,12 +22,9 @@ def checked(padding: float) -> float:
 
 
 def real_tokens(batch: int, tokens: int, padding: float) -> list[int]:
-    """How many tokens of each example are real, at least one; the shares are spread evenly around ``1 - padding``.
+    """Number of real tokens of each example, at least one; the shares are spread evenly around ``1 - padding``.
 
     If half of the tokens are padding, the real shares of four examples are 1/8, 3/8, 5/8 and 7/8; that of one is 1/2.
-
-    Args:
-        padding: share of all the batch's tokens that are padding, at least 0 and below 1.
     """
     real = 1 - padding
     spread = min(real, padding)  # no example has fewer than none or more than all
@@ -39,11 +33,8 @@ def real_tokens(batch: int, tokens: int, padding: float) -> list[int]:
 
 
 def key_mask(shape: Shape, padding: float) -> Tensor | None:
-    """``(B, M)`` bool, True where a token is real; padding follows the real tokens. None without padding.
-
-    Raises:
-        Unsupported: the queries are the last tokens, where padding would be.
-    """
+    """``(B, M)`` bool, True where a token is real; padding follows the real tokens. None without padding. Raises
+    Unsupported: the queries are the last tokens, where padding would be."""
     import torch
 
     if not padding:

@@ -1,6 +1,6 @@
 """Variants from elsewhere: entry points ``attnbench.variants``, files and modules named on the command line.
 
-The code that they import is recorded, since it is part of a run's identity (:func:`provenance`).
+The imported code is recorded as part of a run's identity (:func:`provenance`).
 """
 
 from __future__ import annotations
@@ -25,19 +25,15 @@ GROUP, HUB = "attnbench.variants", "hub:"
 _INSTALLED = ("site-packages", "dist-packages")
 _OF_PYTHON = (Path(sysconfig.get_path("stdlib")), Path(__file__).parent)
 _packages: dict[str, str] = {}
-"""Packages of the installed plug-ins -> their versions."""
 _modules: dict[str, Path] = {}
 """Files that plug-ins imported and no version identifies: neither installed, nor Python's, nor ours."""
 _before: set[str] = set()
-"""Modules that there were before the first plug-in."""
 
 
 def provenance(sources: Sequence[str]) -> dict[str, str]:
-    """What plug-ins' variants are made of: the version of each package, the digest of each file.
+    """The version of each plug-in package and the digest of each plug-in file, for ``sources`` as :func:`load` takes.
 
-    Args:
-        sources: what :func:`load` was called with, or will be. If this process has loaded other plug-ins as well,
-            their files count too, since any of them may have imported a module.
+    The files of other plug-ins of this process count too, since any of them may have imported a module.
     """
     given = [Path(file_of(source)) for source in sources]
     own = {one.absolute() for one in given}
@@ -51,17 +47,14 @@ def provenance(sources: Sequence[str]) -> dict[str, str]:
 
 
 def files() -> set[Path]:
-    """Files of the plug-ins that this process has loaded, and of what they have imported up to now.
-
-    A file is left out if a version identifies it.
-    """
+    """Files of the loaded plug-ins and of their imports, without those that a version identifies."""
     if _before:
         _modules.update(_own_files(sys.modules.keys() - _before))
     return set(_modules.values())
 
 
 def is_versioned(file: Path) -> bool:
-    """Whether a version identifies this file: it is installed, Python's, or ours."""
+    """True if a version identifies this file: it is installed, Python's, or ours."""
     return any(part in _INSTALLED for part in file.parts) or any(map(file.is_relative_to, _OF_PYTHON))
 
 
@@ -76,7 +69,6 @@ def _own_files(names: Iterable[str], package: str = "") -> Iterator[tuple[str, P
 
 @contextmanager
 def _noting_modules(package: str = "") -> Iterator[None]:
-    """Note the files that are imported in this context; those of ``package`` even if they are installed."""
     before = set(sys.modules)
     _before.update(_before or before)
     try:
@@ -86,7 +78,7 @@ def _noting_modules(package: str = "") -> Iterator[None]:
 
 
 def with_modules(variants: Sequence[str], sources: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Variants and plug-ins, in which ``FILE.py:Class`` of a variant ``FILE.py:Class:dim=64`` is a plug-in."""
+    """Variants and plug-ins; ``FILE.py:Class`` of a variant ``FILE.py:Class:dim=64`` becomes a plug-in."""
     names, more = [], dict[str, None]()
     for text in variants:
         file = file_of(text)
@@ -98,11 +90,8 @@ def with_modules(variants: Sequence[str], sources: Sequence[str]) -> tuple[list[
 
 
 def load_installed() -> None:
-    """Import every installed plug-in once; ``ATTNBENCH_PLUGINS=`` (empty) switches them off.
-
-    Raises:
-        UsageError: a plug-in cannot be imported; the message names it.
-    """
+    """Import every installed plug-in once; ``ATTNBENCH_PLUGINS=`` (empty) switches them off. Raises UsageError: a
+    plug-in cannot be imported; the message names it."""
     if os.environ.get("ATTNBENCH_PLUGINS") == "":
         return
     for point in entry_points(group=GROUP):
@@ -113,7 +102,7 @@ def load_installed() -> None:
 
 
 def file_of(source: str) -> str:
-    """The file of a plug-in: ``FILE.py`` of ``FILE.py:Class``; a module stays what it is."""
+    """The file of a plug-in: ``FILE.py`` of ``FILE.py:Class``; a module's name is unchanged."""
     file, found, _ = source.partition(".py:")
     return f"{file}.py" if found else source
 
@@ -121,12 +110,9 @@ def file_of(source: str) -> str:
 def load(source: str) -> None:
     """Import ``FILE.py`` or a module, so that its ``@register`` lines take effect; a second call does nothing.
 
-    ``FILE.py:Class`` makes a variant of the class as it is: :mod:`attnbench.own_module`. A file may import those that
-    lie beside it, or below the package that it belongs to. ``hub:OWNER/NAME@VERSION`` is a kernel of the Hugging Face
-    hub: :mod:`attnbench.hub`.
-
-    Raises:
-        UsageError: there is no such file, module, class or kernel, or importing it raises or ends Python.
+    ``FILE.py:Class`` makes a variant of the class as it is: :mod:`attnbench.own_module`. A file may import its
+    neighbours, and files below its package. ``hub:OWNER/NAME@VERSION`` is a kernel of the Hugging Face hub:
+    :mod:`attnbench.hub`. Raises UsageError if there is no such thing, or importing it raises or ends Python.
     """
     if source.startswith(HUB):
         from attnbench.hub import register_kernel  # it needs torch
@@ -172,7 +158,7 @@ def load(source: str) -> None:
 
 
 def _refuse_namesakes(path: Path) -> None:
-    """Refuse a file that would import what lies beside another plug-in, for what lies beside itself."""
+    """Refuse a file that would import another plug-in's neighbours in place of its own."""
     folder = path.resolve().parent
     for name, file in _modules.items():
         beside = folder / f"{name}.py"

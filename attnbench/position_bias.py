@@ -1,4 +1,4 @@
-"""What is added to the logit of a pair of tokens for the distance between them."""
+"""Biases on the logit of a pair of tokens by their distance."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from attnbench.shape import Shape
 
 BUCKETS = 32
 MAX_DISTANCE = 128
-"""All distances from here on share one bucket."""
 
 _TABLE_SEED = 0
 
@@ -50,8 +49,6 @@ class PositionBias(nn.Module, ABC):
 
 
 class _OfHeads(PositionBias):
-    """The bias of some heads only."""
-
     def __init__(self, whole: PositionBias, heads: slice) -> None:
         super().__init__()
         self.whole, self.heads = whole, heads

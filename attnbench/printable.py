@@ -1,8 +1,4 @@
-"""Make other people's text fit for a terminal and a table: names, options, paths and reasons may hold anything.
-
-A control character moves the cursor or clears the screen; a bidirectional or invisible one makes a name look like
-another.
-"""
+"""Clean other people's text for a terminal and a table: control, bidirectional and invisible characters mislead."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ from collections.abc import Sequence
 from itertools import compress
 
 _LIVE = re.compile(r"@|\b(?:https?|ftp):|\bwww(?=\.)", re.IGNORECASE)
-"""What calls a person or becomes a link where comments are shown."""
+"""Text that mentions a person or becomes a link in comments."""
 
 
 def printable(text: str, *, keep: str = "") -> str:
@@ -26,17 +22,17 @@ def printable(text: str, *, keep: str = "") -> str:
 
 
 def without_home(text: str) -> str:
-    """``text`` with ``~`` for the user's home folder, whose name is nobody else's business."""
+    """``text`` with ``~`` for the user's home folder, to keep the user's name private."""
     home = os.path.expanduser("~")  # noqa: PTH111  # it never raises, also where there is no home
     return re.sub(rf"{re.escape(home)}(?![\w.-])", "~", text) if len(home) > 1 else text
 
 
 def not_live(text: str) -> str:
-    """``text`` for a comment, with a character of no width in what would call somebody or become a link."""
+    """``text`` for a comment, with a character of no width in each mention or link."""
     return _LIVE.sub(lambda found: f"{found[0]}\N{ZERO WIDTH SPACE}", text)
 
 
 def without_empty(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
-    """A table without the columns in which no row says anything."""
+    """A table without its empty columns."""
     used = [any(row[place] not in ("", "-") for row in rows) for place in range(len(columns))]
     return list(compress(columns, used)), [list(compress(row, used)) for row in rows]

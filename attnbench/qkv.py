@@ -1,4 +1,4 @@
-"""Where q, k and v may come from: the contract of an input and the table of all inputs."""
+"""Sources of q, k and v: the contract of an input and the table of all inputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Input(Entry):
     look_at: Callable[..., None] | None = None
     """Called with the options before anything is measured; raises UsageError if it cannot read what they name."""
     doubt: Callable[..., str] | None = None
-    """Called with a shape and the options; says what in the shape is not as where the input comes from, or nothing."""
+    """Called with a shape and the options; returns differences between the shape and the input's source, or nothing."""
     refuse: Callable[..., None] | None = None
     """Called with a shape and the options; raises Unsupported if the input cannot give this shape."""
 
@@ -55,11 +55,8 @@ def register_input(
 
 
 def look_at(inputs: Spec) -> None:
-    """Make sure that whatever an input's options name can be read.
-
-    Raises:
-        UsageError: it cannot, or there is no such input or option.
-    """
+    """Make sure that whatever an input's options name can be read. Raises UsageError: it cannot, or there is no such
+    input or option."""
     entry = INPUTS.get(inputs.name)
     options = entry.check(dict(inputs.options))
     if entry.look_at:
@@ -67,21 +64,15 @@ def look_at(inputs: Spec) -> None:
 
 
 def doubt(inputs: Spec, shape: Shape) -> str:
-    """What weakens an error on this input at this shape: it comes from causal attention, say; empty where nothing does.
-
-    Raises:
-        UsageError: there is no such input or option, or it cannot be read.
-    """
+    """A caveat to errors on this input at this shape, such as a causal source; empty if there is none. Raises
+    UsageError: there is no such input or option, or it cannot be read."""
     entry = INPUTS.get(inputs.name)
     return entry.doubt(shape, **entry.check(dict(inputs.options))) if entry.doubt else ""
 
 
 def draw_sizes(inputs: Spec, shape: Shape, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """As :func:`draw_qkv`, but with random numbers in place of what a file holds: for whoever needs no more than sizes.
-
-    Raises:
-        UsageError, Unsupported: as for :func:`draw_qkv`.
-    """
+    """As :func:`draw_qkv`, but with random numbers in place of a file's content, for callers that need only sizes.
+    Raises UsageError, Unsupported: as for :func:`draw_qkv`."""
     entry = INPUTS.get(inputs.name)
     if entry.refuse is None:
         return draw_qkv(inputs, shape, seed)

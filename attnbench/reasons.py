@@ -1,7 +1,7 @@
-"""Why a variant takes no bias, mask, later queries or sink, where it says no reason of its own.
+"""Default reasons why a variant takes no bias, mask, later queries or sink.
 
-The reasons follow from what its queries meet (:attr:`Traits.meets`), so that each stands here once. One that begins
-with ``not built here`` is no mathematics: nobody has written it. Any other would be true of every implementation.
+The reasons follow from :attr:`Traits.meets`, so that each is written once. One that begins with ``not built here`` is
+no mathematics, only missing code. Any other would be true of every implementation.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OF_FAMILY: Mapping[str, Meets] = {
     "synthetic": "all keys",
     "mixing": "places",
 }
-"""Family -> what the queries of its variants meet, where they say nothing else."""
+"""Family -> the default of :attr:`Traits.meets` for its variants."""
 
 REASONS: Mapping[Meets, Mapping[str, No]] = {
     "all keys": {

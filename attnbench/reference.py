@@ -55,10 +55,7 @@ def exact_attention(
 
 
 def of_query_heads(x: Tensor, heads: int) -> Tensor:
-    """x ``(B, K, ...)`` with each head repeated H / K times, ``(B, H, ...)``; x itself where K = H.
-
-    For oracles and inputs, where memory does not matter: head h of the queries finds its keys at h.
-    """
+    """x ``(B, K, ...)`` with each head repeated H / K times, ``(B, H, ...)``; x itself if K = H. Copies."""
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)
 
 
@@ -94,7 +91,7 @@ def _weights(logits: Tensor, allowed: Tensor, sink: Tensor | None) -> Tensor:
 
 
 def softmax_of(logits: Tensor, visible: Visible, key_mask: Tensor | None = None, sink: Sink | None = None) -> Tensor:
-    """The weights of logits ``(B, H, N, M)``, beside a sink if there is one, for dense forms with logits of their own.
+    """The weights of logits ``(B, H, N, M)``, with a sink if there is one, for dense forms with logits of their own.
 
     A hidden pair has the weight 0; so has every pair of a query that sees no key.
     """

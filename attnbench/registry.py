@@ -1,4 +1,4 @@
-"""A table of named things whose options are the keyword arguments of the callable that makes them."""
+"""A table of named things with the keyword arguments of their callables as options."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Entry:
     def complete(self, spec: Spec) -> Spec:
         """The spec with every option that has a value, given or by default; options that are None are left out.
 
-        So is ``form=auto``: what it comes to depends on the machine, and the column ``kernel`` tells it.
+        So is ``form=auto``: it depends on the machine, and the column ``kernel`` has the result.
         """
         values = {name: field.default for name, field in self.options.items() if not field.is_required()}
         values |= self.check(dict(spec.options))

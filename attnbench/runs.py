@@ -1,4 +1,4 @@
-"""Run folders below a results folder: where they are, and which is the newest."""
+"""Find run folders below a results folder, and the newest of them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,8 @@ from attnbench.store import RECORDS, TABLE, RunFolder
 
 
 def suite_folder(out: Path, name: str) -> Path:
-    """The folder below ``out`` that holds the runs of a suite.
-
-    Raises:
-        CannotCreate: there is a link in its place, or a folder whose name differs in upper and lower case only; many
-            systems do not tell the two apart.
-    """
+    """The folder below ``out`` that holds the runs of a suite. Raises CannotCreate: there is a link in its place, or a
+    folder whose name differs in upper and lower case only; many systems do not tell the two apart."""
     folder = out / name
     refuse_link(folder)
     with suppress(OSError):  # no such folder yet, or an error that making a run in it will report
@@ -60,7 +56,7 @@ def by_age(runs: Iterable[Path]) -> list[Path]:
 
 
 def first_row(run: Path) -> Mapping[str, Any]:
-    """The first row that a run wrote, column by column; empty if there is none that can be read."""
+    """The first row of a run, column by column; empty if none can be read."""
     with suppress(OSError, ValueError, RecursionError):
         if stored(run / RECORDS).is_file():
             row = json.loads(read_stored(run / RECORDS).partition(b"\n")[0])
@@ -75,7 +71,7 @@ def suites_of(runs: Iterable[Path]) -> set[str]:
 
 
 def no_run(path: Path, remedy: str = "give the folder of one, results/SUITE/STARTED-DEVICE") -> ResultsError:
-    """The error for a folder in which no run was found, which tells a swap's folder from any other."""
+    """The error for a folder without a run, which distinguishes a swap's folder."""
     swap = next((file for below in ("", "*/", "*/*/") for file in path.glob(f"{below}swap.csv")), None)
     if swap is not None:
         remedy = f"{swap} has the rows of a swap; its attnbench swap command, typed again, shows and --plot draws them"
@@ -83,11 +79,8 @@ def no_run(path: Path, remedy: str = "give the folder of one, results/SUITE/STAR
 
 
 def newest_run(path: Path) -> RunFolder:
-    """The run in this folder, or the newest one of the suite whose folder it is.
-
-    Raises:
-        ResultsError: there is none, or there are several suites.
-    """
+    """The run in this folder, or the newest one of the suite whose folder it is. Raises ResultsError: there is none, or
+    there are several suites."""
     found = find_runs(path) if path.is_dir() else []
     if not found:
         raise no_run(path)

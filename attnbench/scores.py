@@ -1,7 +1,7 @@
-"""What may be claimed about scores: intervals over seeds, paired differences, and who learnt anything.
+"""Intervals of scores over seeds, paired differences, and the variants that learnt anything.
 
 Every interval is Student's t over seeds at 95 % (Student 1908, "The probable error of a mean"). Those of differences
-that stand together hold together (Bonferroni): of twenty suites of equals, one at most holds a difference.
+in one table hold together (Bonferroni): of twenty suites of equals, one at most holds a difference.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from attnbench.trained import Choice, Setting
 
 CONFIDENCE = 0.95
 REFERENCE, NO_MIXING = "softmax", "identity"
-"""The variant that the others are compared with, and the variant that mixes no tokens."""
+"""The reference variant, and the variant that mixes no tokens."""
 MEAN = "mean of the tasks"
 
 Verdict = Literal["better", "worse", "no difference found", "withheld"]
@@ -34,15 +34,12 @@ class Interval:
 def interval(
     values: Iterable[float], bounds: tuple[float, float] = (0.0, 1.0), *, grain: float = 0.0, family: int = 1
 ) -> Interval:
-    """Student's t-interval of the mean, cut to ``bounds``.
+    """Student's t-interval of the mean, cut to ``bounds``. Raises ValueError without values.
 
     Args:
         family: how many intervals hold together with 95 %.
         grain: the least difference that could be seen; the standard deviation counts as at least this much. On few
             examples two seeds often agree exactly, and their interval would have no width.
-
-    Raises:
-        ValueError: there are no values.
     """
     ordered = sorted(values)  # so that the order of seeds changes no digit
     n = len(ordered)
@@ -74,7 +71,6 @@ class Summary:
     setting: Setting
     rate: float | None
     by_seed: Mapping[int, float]
-    """Scores of the trainings that ended ok."""
     grain: float
     chance: float | None
     params_ratio: float | None
@@ -82,7 +78,6 @@ class Summary:
     of_test: tuple[float, float] | None
     """Interval of the score over test examples, if there is one seed; None otherwise."""
     failed: int = 0
-    """Number of trainings at this rate that did not end ok."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -105,7 +100,7 @@ class Summary:
 
 
 def summary(choice: Choice) -> Summary | None:
-    """Summary of the trainings that count; None where none ended ok."""
+    """Summary of the trainings that count; None if none ended ok."""
     ok = sorted((one for one in choice.rows if one.ok), key=lambda one: one.seed)
     if not ok:
         return None
@@ -130,7 +125,7 @@ def summary(choice: Choice) -> Summary | None:
 
 
 def over_tasks(parts: Sequence[Summary]) -> Summary | None:
-    """One label's mean over its tasks, for each seed; None where a task lacks a seed that another has."""
+    """One label's mean over its tasks, for each seed; None if a task lacks a seed that another has."""
     if not parts or len({frozenset(one.by_seed) for one in parts}) > 1:
         return None
     by_seed = {seed: math.fsum(one.by_seed[seed] for one in parts) / len(parts) for seed in parts[0].by_seed}
@@ -155,7 +150,6 @@ class Difference:
     label: str
     reference: str
     seeds: tuple[int, ...]
-    """Seeds that both have."""
     of: Interval | None
     """The mean difference and its interval; None without a common seed."""
 
@@ -168,10 +162,9 @@ class Difference:
 
 
 def comparisons(tables: Iterable[tuple[Sequence[Summary], Summary | None]]) -> int:
-    """How many differences with an interval stand together, with those of a mean over several tables.
+    """Number of differences with an interval, with those of a mean over several tables.
 
-    Args:
-        tables: the summaries of each problem, and the one with which the others are compared.
+    Each table has the summaries of a problem, and the reference among them.
     """
     counts = [
         sum(one is not reference and len(one.by_seed.keys() & reference.by_seed.keys()) > 1 for one in parts)
@@ -182,18 +175,15 @@ def comparisons(tables: Iterable[tuple[Sequence[Summary], Summary | None]]) -> i
 
 
 def joint(family: int) -> str:
-    """``joint 95 % over 12 comparisons``, as it stands under a table."""
+    """``joint 95 % over 12 comparisons``, as written under a table."""
     return f"joint 95 % over {family} comparison{'s' * (family != 1)}"
 
 
 def difference(one: Summary, reference: Summary, family: int = 1) -> Difference:
     """The difference paired by seed: trainings with the same seed saw the same examples in the same order.
 
-    Args:
-        family: how many differences stand together (:func:`comparisons`), of which the intervals hold together.
-
-    Raises:
-        ValueError: they are about different problems.
+    The intervals of ``family`` differences hold together (:func:`comparisons`). Raises ValueError for different
+    problems.
     """
     if (one.task, one.setting) != (reference.task, reference.setting) and one.task != MEAN:
         raise ValueError(f"{one.label} on {one.task} and {reference.label} on {reference.task} were not trained alike")
@@ -205,11 +195,7 @@ def difference(one: Summary, reference: Summary, family: int = 1) -> Difference:
 
 
 def floor_of(parts: Iterable[Summary]) -> float | None:
-    """The score that only mixing tokens can exceed: the upper end of identity's interval, else chance.
-
-    Args:
-        parts: the summaries of all labels on one problem.
-    """
+    """The score that only mixing tokens can exceed: the upper end of identity's interval, else chance."""
     parts = list(parts)
     still = next((one for one in parts if one.variant == NO_MIXING), None)
     if still is not None:
@@ -218,6 +204,6 @@ def floor_of(parts: Iterable[Summary]) -> float | None:
 
 
 def learnt(one: Summary, floor: float | None) -> bool:
-    """Whether its interval lies wholly above ``floor`` (:func:`floor_of`); if not, mixing may not have helped."""
+    """True if its interval lies wholly above ``floor`` (:func:`floor_of`); if not, mixing may not have helped."""
     low = one.ends[0] if one.ends else None
     return low is not None and floor is not None and low > floor

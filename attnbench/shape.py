@@ -35,10 +35,10 @@ class Shape:
     """M; None means self-attention, M = N."""
     causal: bool = False
     bias: Bias = "none"
-    """What is added to the logit of query i and key j: ``alibi`` (each head's slope times -|i - j|) or ``relative`` (a
+    """The bias on the logit of query i and key j: ``alibi`` (each head's slope times -|i - j|) or ``relative`` (a
     learned number for each head and bucket of j - i); see :mod:`attnbench.position_bias`."""
     added_tokens: int = 0
-    """How many learned tokens a layer reads in front of its N; see :mod:`attnbench.added_tokens`."""
+    """Number of learned tokens that a layer reads in front of its N; see :mod:`attnbench.added_tokens`."""
     query_stride: int = 1
     """A layer has one query for this number of tokens; see :mod:`attnbench.fewer_queries`. Attention alone has fewer
     queries than keys where ``kv_len`` says so."""
@@ -49,13 +49,13 @@ class Shape:
     v_dim: int | None = None
     """E, the width of a value and of an output; None means E = D."""
     mask: str = "none"
-    """Which pairs are hidden beside those that causality hides: ``prefix:64``, ``document:300+200`` or ``sliding:128``
+    """Pairs that are hidden in addition to those of causality: ``prefix:64``, ``document:300+200`` or ``sliding:128``
     (:mod:`attnbench.mask`). ``causal`` stands for ``causal=True``, which ``prefix`` implies."""
     q_start: int = 0
     """Position of the first query among the keys, where causality or a mask says what a position sees: the queries are
     the last N of M = q_start + N tokens."""
     sink: Sink = "none"
-    """``learned``: beside the logits of the keys each head has one of its own, which takes weight and gives nothing:
+    """``learned``: each head has a logit of its own besides those of the keys, which takes weight and gives nothing:
     :mod:`attnbench.sink`."""
 
     def __post_init__(self) -> None:
@@ -85,7 +85,6 @@ class Shape:
         self._check_places()
 
     def _check_places(self) -> None:
-        """Refuse queries that have no place among the keys where they need one."""
         start: object = self.q_start
         if isinstance(start, bool) or not isinstance(start, int) or start < 0:
             raise UsageError(f"q_start must be a whole number of at least 0, got {start!r}")
@@ -146,7 +145,7 @@ class Shape:
 
     @property
     def cross(self) -> bool:
-        """Whether queries and keys come from different sequences: their ends are not the same token."""
+        """True if queries and keys come from different sequences: their ends are not the same token."""
         return self.kv_len is not None and self.kv_len != self.q_start + self.seq_len
 
     @property

@@ -1,4 +1,4 @@
-"""Code and data that numbers come from: what a process used, and whether it still is what it was."""
+"""Code and data behind the numbers: the files that a process used, and if they have changed since."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ Seen = Mapping[str, Sequence[str]]
 
 
 class Changed(UsageError):
-    """Code or data is no longer what rows of the run were measured with."""
+    """Code or data has changed since rows of the run were measured."""
 
     exit_code = Exit.FAILED
 
 
 def look(names: Iterable[str], before: Seen) -> dict[str, list[str]]:
-    """What these files are now; only one whose size or time has changed is read."""
+    """The present state of these files; only one with another size or time is read."""
     return {name: _look(name, before.get(name, ("", ""))) for name in names}
 
 
@@ -59,7 +59,7 @@ def _ours() -> list[Path]:
 
 
 def changed(before: Seen) -> list[str]:
-    """The names of those that are not what they were."""
+    """The names of the files that have changed."""
     now = look(before, before)
     return [name for name, seen in before.items() if now[name][0] != seen[0]]
 
@@ -75,9 +75,9 @@ def _hear(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def used(since: float) -> set[str]:
-    """Names of the files that plug-ins of this process are made of, and of the data that it read.
+    """Names of the plug-ins' files of this process, and of the data that it read.
 
-    Files that were written after ``since`` (seconds since 1970) are none: they come of the measuring itself.
+    Files that were written after ``since`` (seconds since 1970) are left out: they come of the measuring itself.
     """
     names = {_name(path) for path in plugins.files()}
     for path in _opened.copy():
@@ -90,22 +90,15 @@ def used(since: float) -> set[str]:
 
 
 def _name(path: Path) -> str:
-    """The path, without the name of the user."""
     home = Path.home()
     return str(Path("~", path.relative_to(home))) if path.is_relative_to(home) else str(path)
 
 
 class Watch:
-    """What a process used and will use, held against what an earlier process of the same run used."""
+    """The files that a process used and will use, compared with those of an earlier process of the same run."""
 
     def __init__(self, before: Seen, given: Iterable[str], *, listens: bool) -> None:
-        """Begin.
-
-        Args:
-            before: what is known of the run.
-            given: names of the files that cells are given.
-            listens: whether there is foreign code, whose files are found while it works.
-        """
+        """Begin with the files known from the run, and those ``given`` to cells; ``listens`` if code is foreign."""
         self._listens, self._since = listens, time.time()
         self.seen = {name: list(one) for name, one in before.items()}
         self._given, self._held = [OURS, *given], list(self.seen)
@@ -113,11 +106,7 @@ class Watch:
             listen()
 
     def news(self) -> dict[str, list[str]]:
-        """What was used since this was asked last.
-
-        Raises:
-            Changed: something is not what it was.
-        """
+        """Files used since the last call. Raises Changed if one has changed."""
         names = {*self._given, *(used(self._since) if self._listens else ())} - self.seen.keys()
         held, self._held = self._held, [name for name in (*self._held, *names) if name != OURS]  # that is loaded now
         if altered := changed({name: self.seen[name] for name in held}):

@@ -13,9 +13,7 @@ from attnbench.errors import UsageError
 Scalar = bool | int | float | str | None
 
 MAX_TEXT = 1000
-"""Most characters of one text."""
 MAX_SPECS = 1000
-"""Most combinations that the lists in one entry may give."""
 
 POSITIONAL = "_"
 """Key of a value without a name (``file:qkv.safetensors``), which is for the first option."""
@@ -27,7 +25,7 @@ _WORDS: dict[str, Scalar] = {"true": True, "false": False, "null": None, "none":
 
 
 def parse_scalar(text: str) -> Scalar:
-    """The value that a person means by a bare word: ``1e-6`` is a number; ``no``, ``12:30`` and ``010`` are words."""
+    """The value meant by a bare word: ``1e-6`` is a number; ``no``, ``12:30`` and ``010`` are words."""
     if _INT.fullmatch(text):
         return int(text) if len(text) <= 20 else text
     if _FLOAT.fullmatch(text) and not re.fullmatch(r"[-+]?0[0-9]+", text):
@@ -41,11 +39,8 @@ _THOUSANDS = re.compile(r"(?<!\d)(?<!\d\.)[1-9]\d{0,2}(?:,\d{3})+(?!\d)")
 
 
 def comma_separated(text: str) -> list[str]:
-    """The parts of a list, of numbers or of words.
-
-    Raises:
-        UsageError: it may be one number: ``1,024`` or ``8,192`` is hardly a list, ``64,128`` is.
-    """
+    """The parts of a list, of numbers or of words. Raises UsageError: it may be one number: ``1,024`` or ``8,192`` is
+    hardly a list, ``64,128`` is."""
     for found in _THOUSANDS.finditer(text):
         first, *others = found[0].split(",")
         number = whole = int(first + "".join(others))
@@ -91,10 +86,8 @@ class Spec:
 def parse_specs(item: object) -> list[Spec]:
     """Parse one entry of a list of variants or inputs, text or a mapping; list values expand to several specs.
 
-    ``performer:features=[64,256]`` and ``{name: performer, features: [64, 256]}`` both give two specs.
-
-    Raises:
-        UsageError: not a name with options, a text of more than 1000 characters, or more than 1000 specs.
+    ``performer:features=[64,256]`` and ``{name: performer, features: [64, 256]}`` both give two specs. Raises
+    UsageError: not a name with options, a text of more than 1000 characters, or more than 1000 specs.
     """
     name: object
     if isinstance(item, str):
@@ -128,11 +121,8 @@ def parse_specs(item: object) -> list[Spec]:
 
 
 def parse_spec(item: object) -> Spec:
-    """Like :func:`parse_specs`, where exactly one spec is wanted.
-
-    Raises:
-        UsageError: there are several, or it is not a name with options.
-    """
+    """Like :func:`parse_specs`, where exactly one spec is wanted. Raises UsageError: there are several, or it is not a
+    name with options."""
     specs = parse_specs(item)
     if len(specs) != 1:
         raise UsageError(f"{item}: lists are not allowed here; give each option one value")

@@ -1,4 +1,4 @@
-"""Models whose layers are several variants in turn: ``stack:3*gla+sdpa``."""
+"""Models with several variants in turn as layers: ``stack:3*gla+sdpa``."""
 
 from __future__ import annotations
 
@@ -17,14 +17,12 @@ from attnbench.variant import VARIANTS, Variant
 
 NAME = "stack"
 MOST = 1000
-"""Layers in one turn."""
 _PART = re.compile(r"(?:([1-9][0-9]{0,9})\*)?([^\[\]*]+)(?:\[([^\[\]]*)\])?")
 _ABILITIES = ("causal", "key_padding", "decode", "bias", "mask", "sink", "longer")
-"""What a stack can do if all of its variants can."""
 
 
 def turns(spec: Spec) -> list[Spec]:
-    """The variants that layers have in turn: those of a stack, or the one that ``spec`` names.
+    """The variants of the layers in turn: those of a stack, or the one that ``spec`` names.
 
     Raises:
         UsageError: the stack names no variants, or one that does not exist.
@@ -35,7 +33,7 @@ def turns(spec: Spec) -> list[Spec]:
 
 
 def refusal(spec: Spec, shape: Shape, *, key_mask: bool = False, decode: bool = False) -> str | None:
-    """Why a variant, or one of those of a stack, rules out this shape; None where none of them does."""
+    """The reason why a variant, or one of those of a stack, rules out this shape; None if none does."""
     for one in dict.fromkeys(turns(spec)):
         reason = VARIANTS.get(one.name).unsupported_reason(shape, key_mask=key_mask, decode=decode, spec=one)
         if reason:
@@ -96,7 +94,6 @@ class Stack:
 
     @classmethod
     def claims(cls, traits: Traits, options: Mapping[str, Scalar]) -> Traits:
-        """What all of its variants claim."""
         specs = dict.fromkeys(_parsed(str(options["layers"])))
         each = [(one.label, VARIANTS.get(one.name).claims(one, causal=bool(options["causal"]))) for one in specs]
         able: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""How a cell ended."""
+"""The outcomes of a cell."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ class Status(StrEnum):
 
     @property
     def meaning(self) -> str:
-        """One line that explains it to people."""
         return _MEANING[self]
 
 
@@ -28,7 +27,7 @@ STOPPING = (Status.OOM, Status.TIMEOUT)
 """Outcomes that hold for every longer sequence of the same cell too."""
 
 UNFINISHED = (Status.INTERRUPTED, Status.DISTURBED)
-"""Outcomes that say nothing about the cell: the same command measures it anew."""
+"""Outcomes that say nothing about the cell: the same command measures it again."""
 
 _MEANING = {
     Status.OK: "measured",

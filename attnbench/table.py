@@ -1,4 +1,4 @@
-"""Rows as the text of a CSV such as ``results.csv``, with nothing that a spreadsheet runs or a terminal obeys."""
+"""Rows as the text of a CSV such as ``results.csv``, safe in a spreadsheet and on a terminal."""
 
 from __future__ import annotations
 
@@ -41,11 +41,7 @@ def cells_of(record: Record, columns: Iterable[str] = COLUMNS) -> list[str]:
 
 
 def read_table(text: str) -> list[dict[str, str]]:
-    """The rows of such a text, as column -> text.
-
-    Raises:
-        ValueError: it is not a table of records.
-    """
+    """The rows of such a text, as column -> text. Raises ValueError: it is not a table of records."""
     reader = csv.DictReader(io.StringIO(text), strict=True)
     try:
         rows = list(reader)
@@ -58,7 +54,7 @@ def read_table(text: str) -> list[dict[str, str]]:
 
 
 def altered_lines(table: Sequence[dict[str, str]], records: Reversible[Record]) -> dict[int, str]:
-    """Numbers of the lines of a table that match none of these records, or repeat a line; and which of the two."""
+    """Line numbers of a table that match none of these records, or repeat a line, with which of the two."""
     lines = [tuple(row.values()) for row in table]
     unmatched = set(lines)
     for record in reversed(records):  # a table has the last row of each cell

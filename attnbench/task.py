@@ -1,4 +1,4 @@
-"""What a variant can be trained on: the contract of a task, and the table of all tasks."""
+"""The contract of a task to train on, and the table of all tasks."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ Split = Literal["validation", "test"]
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What a task's model reads and what it answers."""
+    """The inputs and answers of a task's model."""
 
     vocab: tuple[int, ...]
     """Number of ids for each part of a token: ``(256,)`` for bytes, ``(16, 9)`` for a separate key and value."""
     classes: int
     per_token: bool = False
-    """Whether each token has a label, instead of the whole sequence."""
+    """True if each token has a label, instead of the whole sequence."""
     towers: int = 1
-    """Number of sequences that one answer is about: each is read alone, and the results are joined."""
+    """Number of sequences per answer: each is read alone, and the results are joined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Examples:
     tokens: Tensor
     """int64 ``(B, N)``; ``(B, N, P)`` where a token has P parts; ``(B, 2, N)`` with two towers."""
     labels: Tensor
-    """int64 ``(B,)``, or ``(B, N)`` with :data:`NO_LABEL` where no answer is needed."""
+    """int64 ``(B,)``, or ``(B, N)`` with :data:`NO_LABEL` for tokens without an answer."""
     key_mask: Tensor | None = None
     """bool ``(B, N)`` or ``(B, 2, N)``, True where a token is real; None where all are."""
 
@@ -100,7 +100,6 @@ class TaskEntry(Entry):
 
     source: str = ""
     licence: str = ""
-    """Licence of its data; empty where the data is generated."""
 
 
 TASKS: Registry[TaskEntry] = Registry("task", home="attnbench.tasks", own="'attnbench list tasks' shows the names")

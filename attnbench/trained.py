@@ -1,4 +1,4 @@
-"""Trainings among result rows, and which of them count: those at the learning rate that validation chose."""
+"""Trainings among result rows, and those that count: at the learning rate that validation chose."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ UNSTABLE = 0.3
 SAME_MODEL = tuple(dict.fromkeys(["heads", "head_dim", "layers", "ffn", "positions", *OF_MODEL, "device"]))
 """Columns that are the same in all trainings of one model, whatever the task."""
 ALIKE = ("seq_len", *SAME_MODEL, "batch", "protocol", "steps", "pretrain_steps", "guide", "quick")
-"""Columns, beside the task, that must agree for scores to share a column of a table."""
+"""Columns, apart from the task, that must agree for scores to share a column of a table."""
 
 Setting = tuple[tuple[str, object], ...]
 
@@ -53,7 +53,7 @@ class Trained:
 
     @property
     def problem(self) -> tuple[str, Setting]:
-        """Task and setting, which are the same for all trainings whose scores may be compared."""
+        """Task and setting, the same for all trainings with comparable scores."""
         return self.task, self.setting
 
 
@@ -103,7 +103,7 @@ def _training(columns: Mapping[str, Any], alike: Sequence[str]) -> Trained:
 
 
 def _rates_apart(found: list[Trained]) -> list[Trained]:
-    """Make each rate a setting of its own where rates were fixed and a label has several."""
+    """Make each rate a setting of its own if rates were fixed and a label has several."""
     rates: dict[tuple[object, ...], set[float | None]] = {}
     for one in found:
         rates.setdefault((one.problem, one.label), set()).add(one.learning_rate)
@@ -123,7 +123,7 @@ class Choice:
     label: str
     problem: tuple[str, Setting]
     rate: float | None
-    """The rate that was chosen, or the only one; None where none could be chosen."""
+    """The rate that was chosen, or the only one; None if none could be chosen."""
     rows: tuple[Trained, ...]
     """Trainings at that rate, failed ones too."""
     notes: tuple[str, ...] = ()
@@ -134,8 +134,8 @@ def choose(found: Iterable[Trained]) -> list[Choice]:
     """For each label and problem the learning rate with the best mean validation score.
 
     The mean is over the seeds that every rate was tried with: later seeds, for the best rate alone, do not count. A
-    rate at which fewer of these ended ok ranks lower; of equals the smaller rate wins. No test score is looked at. With
-    the protocol ``fixed`` there is one rate, which counts.
+    rate with fewer of these ended ok ranks lower; of equals the smaller rate wins. No test score is used. With the
+    protocol ``fixed`` there is one rate, which counts.
     """
     groups: dict[tuple[object, ...], list[Trained]] = {}
     for one in found:

@@ -1,4 +1,4 @@
-"""What a variant may claim about itself."""
+"""The claims of a variant about itself."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Knob:
 
 @dataclass(frozen=True)
 class Rounds:
-    """How a variant rounds its inputs to a few bits, by the names of its options."""
+    """The options by which a variant rounds its inputs to a few bits."""
 
     blocks: tuple[str, ...] = ()
     """Options that count what shares a scale: the error falls as all of them shrink. None where a scale decides little,
@@ -62,13 +62,13 @@ class Rounds:
 
 @dataclass(frozen=True)
 class Traits:
-    """What a variant claims. The runner, ``list``, ``show``, the figures and the tests all read this one object.
+    """The claims of a variant. The runner, ``list``, ``show``, the figures and the tests all read this one object.
 
     An ability that is given as False becomes a :class:`No` without a particular reason.
     """
 
     target: Target = "softmax"
-    """What an error number means. ``softmax``: the variant approximates softmax attention of the same q, k, v;
+    """The meaning of an error. ``softmax``: the variant approximates softmax attention of the same q, k, v;
     ``learned``: it would after fitting; ``other``: it is another operator, and a difference is only a distance."""
     exact: bool = False
     """It equals softmax attention up to rounding."""
@@ -93,7 +93,7 @@ class Traits:
     mask: bool | No = No("not built here: mask")
     """Any pairs of places can be hidden (:mod:`attnbench.mask`)."""
     q_start: bool | No = No("not built here: q_start")
-    """Where it is causal or has a mask, the queries may be the last tokens of the keys' sequence alone."""
+    """If it is causal or has a mask, the queries may be the last tokens of the keys' sequence alone."""
     sink: bool | No = No("not built here: sink")
     """A learned logit without a key can stand beside those of the keys (:mod:`attnbench.sink`)."""
     shares: Sharing | No = "head by head"
@@ -108,7 +108,7 @@ class Traits:
     longer: bool | No = True
     """A module that was made for n tokens takes longer sequences, too: nothing in it belongs to a position."""
     permutable: bool | None = False
-    """Permuting the tokens permutes the output: nothing depends on a token's position. None where nobody knows."""
+    """Permuting the tokens permutes the output: nothing depends on a token's position. None if unknown."""
     dtypes: Dtypes = ("bfloat16", "float16", "float32", "float64")
     """Dtypes in which it runs on a CPU; none if it needs a GPU. Gradients may have fewer."""
     compiled: bool = False
@@ -117,7 +117,7 @@ class Traits:
     """Several tokens are rounded by one scale, so that one that is hidden still moves how others are rounded. Laws
     about later tokens then change their values alone."""
     rounds: Rounds | None = None
-    """By which options it rounds its inputs to a few bits; None where it does not."""
+    """The options by which it rounds its inputs to a few bits, or None."""
     emulated: str = ""
     """Why its time and memory say nothing of the method, where its numbers are those of it. Both are refused with this
     reason; errors and scores are not. Empty where it is the method itself."""
@@ -138,9 +138,9 @@ class Traits:
     """One sentence on where this variant is not the method that its source describes; tables and figures then mark its
     name with a dagger. Empty where it is that method."""
     cost: str = ""
-    """What it costs with certain options, as ``O(n²·d)``: for ``given`` only; the variant itself has its cost."""
+    """The cost with certain options, as ``O(n²·d)``: for ``given`` only; the variant itself has its cost."""
     given: Given = ()
-    """What it claims instead with certain options, or if the shape is ``causal``:
+    """The claims with certain options, or if the shape is ``causal``:
     ``(("kernel=relu", {"target": "other"}), ("causal=true,sort=learned", {"own_form": "..."}))``. An option without a
     value holds for any value but none. See :meth:`Variant.claims`."""
     own_form_both_ways: InitVar[str] = ""
@@ -160,7 +160,7 @@ class Traits:
         return f"Traits({', '.join(said)})"
 
     def problem(self) -> str | None:
-        """The first field whose value is not allowed, with the choices; None where all is well."""
+        """The first field whose value is not allowed, with the choices; None if there is none."""
         for field in fields(self):
             value = getattr(self, field.name)
             allowed, choices = _RULES[str(field.type)]
@@ -192,7 +192,7 @@ EXACT = Traits(
     shares="by itself",
     permutable=True,
 )
-"""What softmax attention claims that leaves nothing out."""
+"""The claims of softmax attention that leaves nothing out."""
 RECURRENCE = Traits(
     target="other",
     cross=No("one recurrence runs over one sequence: each token is both a query and a key"),
@@ -201,7 +201,7 @@ RECURRENCE = Traits(
     stochastic=True,
     rows_sum_to_one=False,
 )
-"""What a layer claims that carries a state, which fades, through its own sequence."""
+"""The claims of a layer that carries a fading state through its own sequence."""
 
 
 def _is_line(value: object) -> bool:

@@ -68,12 +68,10 @@ class Variant(Entry, Facts):
 
     @property
     def families(self) -> tuple[str, ...]:
-        """Its family and those that it belongs to as well."""
         return (self.family, *self.also)
 
     @property
     def year(self) -> int | None:
-        """The first year that its source names; None where it names none."""
         found = _YEAR.search(self.source)
         return int(found[0]) if found else None
 
@@ -92,16 +90,16 @@ class Variant(Entry, Facts):
 
     @property
     def own_form(self) -> bool:
-        """Whether it is a form of its own with its defaults, causal or not: where either is the source's, it is not."""
+        """True if its defaults, causal or not, are a form of its own; not if either is the source's."""
         forms = (False, True) if self.traits.causal else (False,)
         return all(self.claims(Spec(self.name), causal=causal).own_form for causal in forms)
 
     def target(self, spec: Spec) -> Target:
-        """What an error number of this variant means with the options of ``spec``."""
+        """The meaning of this variant's error with the options of ``spec``."""
         return self.claims(spec).target
 
     def fused_as(self, spec: Spec) -> Spec | None:
-        """The same in fused kernels for a GPU; None where there is none with the options of ``spec``."""
+        """The same in fused kernels for a GPU; None if there is none with the options of ``spec``."""
         if not self.fused:
             return None
         options, usual = (dict(self.complete(one).options) for one in (spec, Spec(self.name)))
@@ -243,7 +241,7 @@ def build(variant: str | Spec, shape: Shape, *, seed: int = 0, **options: Any) -
 
 
 def _refuse_what_it_would_ignore(module: nn.Module, claims: Traits, shape: Shape) -> None:
-    """Let no call pass a key mask that the variant does not read, or a prompt that ends within a prefix."""
+    """Refuse a key mask that the variant does not read, or a prompt that ends within a prefix."""
     if not claims.key_padding:
         module.register_forward_pre_hook(partial(_unpadded, f"key padding: {claims.key_padding}"), with_kwargs=True)
     mask = mask_of(shape.mask)
@@ -267,7 +265,6 @@ def _begun(begin: Callable[..., Any], prefix: int, *prompt: Tensor) -> Any:
 
 
 def _made(entry: Variant, spec: Spec, shape: Shape) -> nn.Module:
-    """The module; where heads share keys and values and the class does not do it, inside what does."""
     options = dict(spec.options)
     if shape.G == 1 and shape.kv_heads is not None:  # the parts of some variants have fewer heads
         shape = replace(shape, kv_heads=None)

@@ -1,4 +1,4 @@
-"""Which keys each query may see, by its position: causality, a mask, and queries that start behind the first key."""
+"""The keys that each query may see by its position: causality, a mask, and queries that start behind the first key."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ class Visible:
 
     @classmethod
     def of(cls, shape: Shape) -> Visible:
-        """What ``shape`` says."""
         return cls(shape.causal, mask_of(shape.mask), shape.q_start)
 
     def span(self, query: int, keys: int) -> tuple[int, int]:
@@ -36,7 +35,7 @@ class Visible:
         return slice(self.span(queries.start, keys)[0], self.span(queries.stop - 1, keys)[1])
 
     def seen_by_all(self, queries: slice, keys: int) -> slice:
-        """The range of keys that every one of these queries sees; empty where its end is not behind its start."""
+        """The range of keys that every one of these queries sees; empty if its end is not behind its start."""
         return slice(self.span(queries.stop - 1, keys)[0], self.span(queries.start, keys)[1])
 
     def spans(self, queries: slice, keys: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -57,7 +56,7 @@ class Visible:
         return first, stop.clamp(max=keys)
 
     def pairs(self, queries: slice, keys: slice, total: int, device: torch.device) -> Tensor:
-        """Whether each of n queries sees each of m keys in a range, of ``total`` keys in all: ``(n, m)`` bool."""
+        """True for each of n queries that sees each of m keys in a range, of ``total`` keys in all: ``(n, m)`` bool."""
         first, stop = (x[:, None] for x in self.spans(queries, total, device))
         j = torch.arange(keys.start, keys.stop, device=device)
         return (first <= j) & (j < stop)
@@ -70,5 +69,5 @@ class Visible:
 
 
 def masked(shape: Shape) -> Visible | None:
-    """What ``shape`` hides; None where it is nothing, or what comes later alone and queries start at the first key."""
+    """The keys that ``shape`` hides; None if none, or only later ones for queries that start at the first key."""
     return None if shape.mask == "none" and not shape.q_start else Visible.of(shape)

@@ -16,33 +16,28 @@ from attnbench.units import format_bytes, format_number, format_seconds, parse_b
 Target = Literal["error", "memory", "time", "score"]
 CONFIDENCE = 0.95
 COLUMN = {"time": "time_median_s", "time_low": "time_ci_low_s", "time_high": "time_ci_high_s", "memory": "peak_bytes"}
-"""Field of :class:`Point` -> its column, if that has another name."""
+"""Field of :class:`Point` -> its column, if the name differs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What may be spent of one thing."""
+    """A limit on error, memory, time or score."""
 
     target: Target
     limit: float
     """Relative error, bytes, seconds, or a score between 0 and 1."""
 
     def __str__(self) -> str:
-        """``error 0.1``, ``memory 64.0 MiB``, ``time 10.0 ms``."""
         return f"{self.target} {self.text(self.limit)}"
 
     def text(self, amount: float | None) -> str:
-        """An amount of what the budget is of, with its unit."""
         if not self.bounds_cost:
             return "-" if amount is None else format_number(amount)
         return format_bytes(amount) if self.target == "memory" else format_seconds(amount)
 
     @property
     def bounds_cost(self) -> bool:
-        """Whether it bounds what a setting may cost, as memory and time do: the most expensive one that fits is sought.
-
-        An error and a score bound how good a setting must be: the cheapest that is good enough is sought.
-        """
+        """True for memory and time, which seek the most expensive setting that fits, not the cheapest good one."""
         return self.target in ("memory", "time")
 
     @property
@@ -59,10 +54,7 @@ def budget_of(
     score: float | str | None = None,
 ) -> Budget:
     """The one budget that is given: ``error=0.1``, ``memory="64MiB"`` or bytes, ``time="10ms"`` or seconds, or a score.
-
-    Raises:
-        UsageError: none or several are given, or one is not a positive amount.
-    """
+    Raises UsageError: none or several are given, or one is not a positive amount."""
     amounts: dict[Target, float | str | None] = {"error": error, "memory": memory, "time": time, "score": score}
     given = {target: amount for target, amount in amounts.items() if amount is not None}
     if len(given) != 1:
@@ -97,11 +89,11 @@ def _limit(target: Target, written: float | str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One setting of one variant, as it was measured. Seconds and bytes; None where it was not measured."""
+    """One setting of one variant as measured, in seconds and bytes; None if not measured."""
 
     label: str
     value: int | None = None
-    """Value of the knob; None for a variant that takes part as it stands."""
+    """Value of the knob; None for a variant without one."""
     status: Status = Status.OK
     reason: str = ""
     error_kind: str | None = None
@@ -109,7 +101,7 @@ class Point:
     """Median over the draws."""
     error_low: float | None = None
     error_high: float | None = None
-    """Ends of the 95 % interval; the error itself where all draws are one."""
+    """Ends of the 95 % interval; the error itself if all draws are one."""
     time: float | None = None
     time_low: float | None = None
     time_high: float | None = None
@@ -124,7 +116,7 @@ class Point:
 
     @classmethod
     def of(cls, row: Mapping[Any, Any], value: int | None = None) -> Point:
-        """What a row of ``results.csv`` says about a setting; its score is for :mod:`attnbench.trained` to say."""
+        """The setting of a row of ``results.csv``, without its score (see :mod:`attnbench.trained`)."""
         told: dict[str, Any] = {name: _number(row[column]) for name, column in COLUMN.items()}
         told |= {name: row[name] for name in ("label", "reason", "error_kind", "family", "own_form")}
         told["memory"] = None if told["memory"] is None else int(told["memory"])
@@ -133,27 +125,24 @@ class Point:
         return cls(value=value, status=Status(row["status"]), error=error, error_low=low, error_high=high, **told)
 
     def columns(self) -> dict[str, Any]:
-        """Column of ``match.csv`` -> its value."""
         return {COLUMN.get(name, name): value for name, value in asdict(self).items()}
 
     @property
     def spread(self) -> tuple[float, float] | None:
-        """Ends of the interval of an error that is more than rounding; None where all draws are one."""
+        """Ends of the interval of an error that is more than rounding; None if all draws are equal."""
         if self.error_kind == "exact" or self.error_low is None or self.error_high is None:
             return None
         return None if self.error_low == self.error_high else (self.error_low, self.error_high)
 
     def amount(self, budget: Budget) -> float | None:
-        """How much it takes of what the budget is of."""
         return {"error": self.error, "memory": self.memory, "time": self.time, "score": self.score}[budget.target]
 
     def lacks(self, budget: Budget) -> bool:
-        """Whether it was measured, but not what the budget is of."""
         learned = budget.target == "error" and self.error_kind == "learned"
         return self.status is Status.OK and self.amount(budget) is None and not learned
 
     def within(self, budget: Budget) -> bool:
-        """Whether it meets the budget; an error or a score does where its whole interval does."""
+        """True if the budget is met; of an error or a score, by its whole interval."""
         if self.status is not Status.OK:
             return False
         if budget.target == "score":
@@ -163,17 +152,13 @@ class Point:
 
 
 def _number(value: Any) -> float | None:
-    """A number of a table; None for an empty cell."""
     return None if value is None or not math.isfinite(value) else float(value)
 
 
 def error_interval(
     error: float | None, deviation: float | None, draws: int | None
 ) -> tuple[float | None, float | None]:
-    """Student's t-interval around the median error of the draws, cut at 0.
-
-    One draw stands for itself: it is all there is where neither the input nor the variant is random.
-    """
+    """Student's t-interval around the median error of the draws, cut at 0; a single draw has no width."""
     if error is None or not draws or draws < 2 or deviation is None or not math.isfinite(error):
         return error, error
     from scipy.special import stdtrit  # takes a moment; scipy.stats takes a second
@@ -183,6 +168,6 @@ def error_interval(
 
 
 def circumstances(record: Record) -> dict[str, Any]:
-    """Columns that all rows of a match share, so that the table itself says what was measured."""
+    """Columns that all rows of a match share, so that the table describes itself."""
     asked = {"level", "pass", "seq_len", "device", *IN_ROWS} - {"kv_len"}
     return {name: value for name, value in record.to_json().items() if name in asked}

@@ -1,4 +1,4 @@
-"""The points at which a claim can be seen to hold or to fail, and the rows of a table that they are read from."""
+"""The points at which a claim holds or fails, and the rows of a table that they are read from."""
 
 from __future__ import annotations
 
@@ -24,39 +24,35 @@ from attnbench.units import format_number
 from attnbench.variant import VARIANTS
 
 _INTERVALS = {"time_median_s": ("time_ci_low_s", "time_ci_high_s")}
-"""Columns that have a measured interval -> the columns with its ends."""
 _ALIKE = (*(name for name in SAME if name not in (RUN, "quick")), "seq_len", "kv_len", "inputs", "task", RUN)
 """Columns in which two rows agree if nothing but the variant differs."""
 AS_LENGTH = ("seq_len", "kv_len")
 AS_HEADS = ("heads", "head_dim", "kv_heads", "v_dim")
 """Columns in which rows differ that share a model's width among more or fewer heads."""
 _NAMES = {"seq_len": "n", "head_dim": "d"}
-"""Columns that a reader knows by a letter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What a claim needs of a row."""
+    """The parts of a row that a claim uses."""
 
     place: Mapping[str, Any]
-    """Column -> value, of the columns in which rows that are compared agree; options of the variant are among them."""
+    """Values of the columns in which compared rows agree, options of the variant included."""
     value: float
     low: float
     high: float
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Equal for rows that are compared."""
         # NaN differs from itself, and would never meet its like.
         return tuple((name, str(value)) for name, value in sorted(self.place.items()) if name != "options")
 
     def without(self, columns: Collection[str]) -> Row:
-        """The same row, about whose place these columns say nothing."""
         return replace(self, place={name: value for name, value in self.place.items() if name not in columns})
 
 
 def with_followers(columns: Collection[str]) -> set[str]:
-    """These columns and those that follow them unless a suite says otherwise, as the width of values that of heads."""
+    """These columns and their followers, as the width of values follows that of heads unless a suite says otherwise."""
     return {*columns, *(axis for axis, other in FOLLOWING.items() if other in columns)}
 
 
@@ -82,7 +78,7 @@ def select(rows: pd.DataFrame, column: str, label: str, other: str | None = None
 
 
 def having(rows: pd.DataFrame, values: Mapping[str, Value]) -> pd.DataFrame:
-    """The rows that have these values in these columns; None for an empty one."""
+    """The rows with these values in these columns; None matches an empty cell."""
     chosen = np.ones(len(rows), dtype=np.bool_)
     for column, value in values.items():
         chosen &= (rows[column].isna() if value is None else rows[column] == value).to_numpy(np.bool_)
@@ -98,12 +94,12 @@ def of_variant(rows: pd.DataFrame, label: str) -> pd.DataFrame:
 
 
 def is_spec(spec: Spec, wanted: Spec) -> bool:
-    """Whether it is ``wanted``, perhaps with further options."""
+    """True if the spec is ``wanted``, perhaps with further options."""
     return spec.name == wanted.name and has_options(dict(spec.options), wanted)
 
 
 def has_options(options: Mapping[str, Scalar], spec: Spec) -> bool:
-    """Whether all options of ``spec`` are among these."""
+    """True if ``options`` contain all options of ``spec``."""
     return all(name in options and options[name] == value for name, value in spec.options)
 
 
@@ -118,7 +114,7 @@ def _ends(row: Mapping[str, Any], column: str, value: float) -> tuple[float, flo
 
 
 def names_of(rows: Sequence[Row], ignore: Sequence[str] = ()) -> list[str]:
-    """What tells each row from the others: the columns and options in which they differ."""
+    """The columns and options in which the rows differ."""
     flat = [{**one.place, **one.place["options"]} for one in rows]
     known = [name for name in dict.fromkeys(name for one in flat for name in one) if name != "options"]
     levels = [str(one.get("level", "model")) for one in flat]
@@ -138,7 +134,6 @@ def names_of(rows: Sequence[Row], ignore: Sequence[str] = ()) -> list[str]:
 
 
 def _said(name: str, value: object) -> str:
-    """``n=512``; a level needs no more than its value."""
     return str(value) if name == "level" else f"{_NAMES.get(name, name)}={_text(value)}"
 
 
@@ -147,7 +142,7 @@ def _text(value: object) -> str:
 
 
 def lines_of(rows: Sequence[Row], apart: Sequence[str] = AS_LENGTH) -> list[list[Row]]:
-    """Rows that differ in these columns alone, by default in their length; those of the least come first."""
+    """Rows that differ in these columns alone, by default in their length; the smallest come first."""
     found: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
         key = tuple((name, str(value)) for name, value in sorted(row.place.items()) if name not in apart)
@@ -160,19 +155,18 @@ class Point:
     """One place at which a claim was tested."""
 
     at: str
-    """What tells it from the claim's other points: ``n=4096``."""
     value: float
     low: float
     high: float
-    """Ends of the interval of ``value``; equal to it where the number is exact."""
+    """Ends of the interval of ``value``; equal to it for an exact number."""
     holds: bool | None
-    """None if the interval holds the limit, so that nothing can be said."""
+    """None if the interval contains the limit, so that it decides nothing."""
     said: str = ""
     """The value in words, where a number is not enough."""
     what: str = ""
-    """What the number is: ``time ratio``, ``power of n in time``."""
+    """The quantity: ``time ratio``, ``power of n in time``."""
     host: str = ""
-    """Which of its times are mostly the host's."""
+    """The times that are mostly the host's."""
 
     def __str__(self) -> str:
         value, low, high = map(format_number, (self.value, self.low, self.high))
@@ -182,11 +176,7 @@ class Point:
 
 
 def points_of(claim: Claim, frame: pd.DataFrame | None) -> Iterator[Point]:
-    """What the rows of a table say about a claim; nothing where they are about something else.
-
-    Args:
-        frame: None where there are no rows; an ability needs none.
-    """
+    """The points of a table, or of None, for a claim; none if its rows are about something else."""
     test = claim.test
     if isinstance(test, Ability):
         yield _ability(test)
@@ -207,7 +197,6 @@ def points_of(claim: Claim, frame: pd.DataFrame | None) -> Iterator[Point]:
 
 
 def _by_host(test: Ratio | Crossover, rows: pd.DataFrame) -> str:
-    """How much of a variant's time is the host's, at the length at which most of it is."""
     timed = rows[rows["host_share"].notna()] if "host_share" in rows else rows[:0]
     parts = [of_variant(timed, label) for label in (test.top, test.bottom) if label is not None]
     most = [part.iloc[int(part["host_share"].argmax())] for part in parts if len(part)]
@@ -238,12 +227,11 @@ def _ratios(test: Ratio, rows: pd.DataFrame, below: pd.DataFrame) -> Iterator[Po
 
 
 def _in_words(column: str) -> str:
-    """``time`` for ``time_median_s``: a column without its unit."""
     return re.sub(r"(_median)?(_s|_bytes)?$", "", column).replace("_", " ")
 
 
 def _side(low: float, high: float, above: float | None, below: float | None) -> bool | None:
-    """Whether an interval lies above, or below, a limit; None where it holds the limit."""
+    """True if an interval lies above a limit, False if below; None if it contains the limit."""
     if above is not None:
         return True if low > above else False if high <= above else None
     if below is not None:

@@ -1,7 +1,6 @@
-"""Which runs claims read: of each sweep and number of threads the fullest, and of equally full ones the newest.
+"""Choose the runs that claims read: of each sweep and number of threads the fullest, and of those the newest.
 
-Elsewhere a results folder stands for the newest run of each suite. Here that would hide rows: a claim about two numbers
-of threads needs two runs of a suite, and a run of one sweep alone may be newer than the run of all of them.
+The newest run of a suite may lack a sweep or a number of threads.
 """
 
 from __future__ import annotations
@@ -22,19 +21,15 @@ from attnbench.store import TABLE
 _ALIKE = ("suite", "machine_id", "device", "process")
 """Columns in which an older run agrees with the newest of its folder, or it is not read."""
 _COLLECTED = ("device",)
-"""The same where somebody collects runs of several suites: they may be of several boots and machines."""
+"""The same in a collection of runs, which may be of several boots and machines."""
 _APART = ["suite", "sweep", "threads"]
 
 
 def read_rows(paths: Sequence[Path], warn: Callable[[str], None]) -> pd.DataFrame:
-    """The rows of runs, and of what results folders hold; the column ``run`` names the run of each row.
+    """The rows of runs and of results folders; the column ``run`` names the run of each row.
 
-    Args:
-        warn: is told what is wrong with a run but spares its rows, and which older runs cannot be read.
-
-    Raises:
-        CorruptResults: rows are not as they were written.
-        ResultsError: there is nothing to read, or it cannot be read.
+    Warns of runs that cannot be read, or are damaged outside their rows. Raises CorruptResults, and ResultsError if
+    there is nothing to read.
     """
     groups = [group for path in paths for group in _groups(path, warn)]
     files = [file for group in groups for file in group.files]
@@ -44,8 +39,6 @@ def read_rows(paths: Sequence[Path], warn: Callable[[str], None]) -> pd.DataFram
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Tables of one suite, the newest first."""
-
     files: Sequence[Path]
     alike: Sequence[str] = _ALIKE
     """Columns in which the others agree with the newest."""
@@ -73,12 +66,11 @@ def _groups(path: Path, warn: Callable[[str], None]) -> list[_Group]:
 
 
 def _beside(file: Path) -> list[Path]:
-    """The runs of a folder in which a run lies, the newest first."""
     return by_age(runs_in(file.parent.parent, TABLE))[::-1]
 
 
 def _frames(group: _Group, names: dict[Path, str], warn: Callable[[str], None]) -> list[pd.DataFrame]:
-    """The table of the first file, of a collection the fullest, and those of the others that were measured alike."""
+    """The table of the first file (of a collection the fullest) and those of the others measured alike."""
     newest, *older = group.files
     frames = {newest: read_results(newest, warn=warn).assign(**{RUN: names[newest]})}
     for file in older:
@@ -103,7 +95,7 @@ def _ok(rows: pd.DataFrame) -> int:
 
 
 def _fullest(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """For each sweep and number of threads, the rows of the run with most that are ok; the newest run comes first."""
+    """The rows of the fullest run for each sweep and number of threads; the newest run comes first."""
     best: dict[str, tuple[int, pd.DataFrame]] = {}
     for frame in frames:
         for names, rows in frame.groupby(_APART, sort=False, dropna=False):

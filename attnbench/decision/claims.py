@@ -11,7 +11,6 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Value = str | int | float | bool | None
-"""A value of a column; None where it is empty."""
 
 
 class _Strict(BaseModel):
@@ -28,11 +27,10 @@ class Ratio(_Rows):
 
     kind: Literal["ratio"]
     of: str
-    """The column."""
     top: str
     """A variant, with as many options as matter: ``performer:kernel=positive``."""
     bottom: str | None = None
-    """The other variant; None where the column itself is meant, and no ratio."""
+    """The other variant; None if the column itself is tested and no ratio."""
     bottom_where: Mapping[str, Value] = Field(default_factory=dict)
     """Column -> the value that the bottom has there instead of that of ``where``: another pass, say."""
     above: float | None = None
@@ -57,7 +55,7 @@ class Growth(_Rows):
     of: str
     top: str
     over: Literal["seq_len", "heads"] = "seq_len"
-    """What takes the place of n: with ``heads`` the width of a head may differ as well, so that the model's stays."""
+    """The axis in place of n: with ``heads`` the width of a head may differ as well, so that the model's stays."""
     at_most: float | None = None
     at_least: float | None = None
 
@@ -94,12 +92,11 @@ class Score(_Rows):
 
     @property
     def tasks(self) -> list[str]:
-        """All of them."""
         return [self.task] if isinstance(self.task, str) else self.task
 
 
 class Ability(_Strict):
-    """Whether a variant can do something, by its traits, which ``attnbench check`` holds it to. It needs no row."""
+    """An ability of a variant by its traits, which ``attnbench check`` tests. It needs no row."""
 
     kind: Literal["ability"]
     top: str
@@ -114,31 +111,28 @@ class Run(NamedTuple):
 
     suite: str
     select: str | None = None
-    """The expression after ``-k``; None for all cells."""
     threads: int | None = None
     """None for as many as a run has of itself."""
 
     @property
     def command(self) -> str:
-        """The command line that makes this run."""
         select = f" -k {self.select}" if self.select else ""
         return f"attnbench run {self.suite}{select}" + (f" --threads {self.threads}" if self.threads else "")
 
 
 class Claim(_Strict):
-    """One sentence that somebody published, in our words."""
+    """One published sentence, in our words."""
 
     id: str = Field(pattern=r"^[a-z0-9-]+$")
     says: str
     source: str
-    """Where it was claimed."""
     suite: str | None = None
-    """The shipped suite that measures the rows; None where the claim is not tested, or by no rows."""
+    """The shipped suite that measures the rows; None if the claim needs no rows or is not tested."""
     test: Test | None = None
     missing: str = ""
-    """Why there is no test."""
+    """The reason why there is no test."""
     note: str = ""
-    """What a reader must know beside the verdict."""
+    """A caveat to the verdict."""
 
     @model_validator(mode="after")
     def _is_tested_or_says_why(self) -> Claim:
@@ -149,7 +143,6 @@ class Claim(_Strict):
 
     @property
     def command(self) -> str:
-        """What measures the rows, or looks at the variant."""
         test = self.test
         if isinstance(test, Ability):
             return f"attnbench check {test.top}"
@@ -157,7 +150,6 @@ class Claim(_Strict):
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        """The runs that measure the rows; none where the claim needs no rows."""
         if self.suite is None:
             return ()
         if not isinstance(self.test, Ratio) or "threads" not in self.test.where:
@@ -168,7 +160,7 @@ class Claim(_Strict):
 
     @property
     def sweeps(self) -> tuple[str, ...]:
-        """The sweeps of the suite whose rows it reads; empty where any may have them."""
+        """The sweeps whose rows it reads; empty if rows of any sweep will do."""
         if self.test is None or isinstance(self.test, Ability):
             return ()
         top = self.test.where.get("sweep")

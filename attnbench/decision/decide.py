@@ -1,4 +1,4 @@
-"""From a new run and older ones to a decision: which cells are worse, beyond doubt, than they were."""
+"""Compare a new run with older ones, and decide which cells are worse beyond doubt."""
 
 from __future__ import annotations
 
@@ -26,59 +26,58 @@ if TYPE_CHECKING:
     from attnbench.run.runner import Watcher
 
 REFERENCE = "softmax"
-"""What times are divided by on another machine, unless another variant is named."""
+"""The default divisor of times from another machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked of the runs."""
+    """Options of a comparison of runs."""
 
     measures: tuple[Measure, ...] = ("time", "memory", "error", "status")
     limits: Limits = Limits()
     relative_to: str | None = None
-    """A variant that was not changed: ratios of times are divided by the median of its own."""
+    """An unchanged variant: ratios of times are divided by the median of its own."""
     select: str | None = None
     """An expression as after ``-k``; other cells are left out."""
     missing: Literal["fail", "warn", "ignore"] = "warn"
     other_machine: Literal["refuse", "ratios"] = "refuse"
     strict: bool = False
-    """Whether a cell that may be worse, but need not be, fails as well."""
+    """True if a cell that may be worse, but need not be, fails as well."""
     as_measured: bool = False
-    """Whether times are judged as they are, and not at one speed of the machine."""
+    """True if times are judged as they are, and not at one speed of the machine."""
     closes: bool = True
-    """Whether the exit code says that a cell is worse, as that of ``gate`` does; that of ``diff`` does not."""
+    """True if the exit code reports a worse cell, as that of ``gate`` does; that of ``diff`` does not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The findings, the worst first, and what is to be known of all of them together."""
+    """The findings, the worst first, and facts about all of them together."""
 
     question: Question
     new: MeasuredRun
     olds: tuple[MeasuredRun, ...]
     findings: tuple[Finding, ...]
     drift: float | None
-    """What ratios of times were divided by; None for nothing."""
+    """The drift that time ratios were divided by; None if they were not."""
     common: float | None
-    """Median ratio of all times together, before any division; None where no two times were compared."""
+    """Median ratio of all times, before any division; None if no two times were compared."""
     times: int
-    """How many ratios of times that is the median of."""
+    """Number of ratios behind ``common``."""
     rounds: int | None
-    """Visits of the timed cell that was visited least; None without times."""
+    """Fewest visits of a timed cell; None without times."""
     few: int
-    """How many timed cells were visited fewer than five times."""
+    """Number of timed cells with fewer than five visits."""
     unit: str = "s"
     """Unit of times: seconds, or the variant that they were divided by."""
     paces: tuple[Pace, ...] = ()
-    """How fast the machine was in the new run and in each older one; empty where times are judged as measured."""
+    """Speed of the machine in the new run and in each older one; empty if times are judged as measured."""
     known: int = 0
-    """How many ratios of times have an interval; these hold together."""
+    """Number of ratios of times with an interval; these hold together."""
     between: float | None = None
-    """By how much runs of one program differ, on the log scale; None if the older runs do not say it."""
+    """Spread between runs of one program, on the log scale; None if the older runs do not show it."""
 
     @property
     def failures(self) -> list[Finding]:
-        """Findings for which the gate is closed."""
         return [one for one in self.findings if self.fails(one)]
 
     @property
@@ -87,38 +86,30 @@ class Decision:
 
     @property
     def undecided(self) -> bool:
-        """Whether no time could be judged although there are times: passing then says nothing of them."""
+        """True if there are times but none could be judged, so that passing means nothing for times."""
         return self.passed and self.times > 0 == self.known
 
     @property
     def exit_code(self) -> Exit:
-        """How the command ends."""
         return Exit.FAILED if self.question.closes and not self.passed else Exit.OK
 
     def counts(self, findings: Sequence[Finding] | None = None) -> dict[Verdict, int]:
-        """How many findings have each verdict, in the order of :data:`~attnbench.decision.judge.VERDICTS`."""
         found = Counter(one.verdict for one in (self.findings if findings is None else findings))
         return {verdict: found[verdict] for verdict in VERDICTS if found[verdict]}
 
     @property
     def few_rounds(self) -> bool:
-        """Whether an interval knows too little of the machine's drift."""
         return self.few > 0
 
     def fails(self, one: Finding) -> bool:
-        """Whether the gate is closed for this finding alone."""
         if one.verdict == "missing":
             return self.question.missing == "fail"
         return one.is_worse or (self.question.strict and one.at_risk)
 
 
 def read_runs(paths: Sequence[Path]) -> list[MeasuredRun]:
-    """Load runs, none of them twice.
-
-    Raises:
-        UsageError: two paths lead to the same run, or to copies of one.
-        ResultsError, CorruptResults: as :func:`~attnbench.decision.measured.load`.
-    """
+    """Load runs, none of them twice. Raises UsageError: two paths lead to the same run, or to copies of one. Raises
+    ResultsError, CorruptResults: as :func:`~attnbench.decision.measured.load`."""
     runs = [load(path) for path in paths]
     seen: set[Path] = set()
     for run in runs:
@@ -130,12 +121,8 @@ def read_runs(paths: Sequence[Path]) -> list[MeasuredRun]:
 
 
 def decide(new: MeasuredRun, olds: Sequence[MeasuredRun], question: Question) -> Decision:
-    """Hold ``new`` against all of ``olds`` together.
-
-    Raises:
-        UsageError: the runs may not be compared, nothing is selected, or the reference variant is not there.
-        ResultsError: they have no row in common.
-    """
+    """Compare ``new`` with all of ``olds`` together. Raises UsageError: the runs may not be compared, nothing is
+    selected, or the reference variant is missing. Raises ResultsError: they have no row in common."""
     measures, unit = question.measures, "s"
     elsewhere = _other_machines(new, olds, question)
     runs, paces = [new, *olds], list[Pace]()
@@ -175,7 +162,6 @@ def decide(new: MeasuredRun, olds: Sequence[MeasuredRun], question: Question) ->
 
 
 def _other_machines(new: MeasuredRun, olds: Sequence[MeasuredRun], question: Question) -> bool:
-    """Whether a run is of another machine than ``new``, and that is allowed."""
     elsewhere = False
     for old in olds:
         facts = differing_facts(new, old)
@@ -206,7 +192,7 @@ def _remedy(facts: Sequence[str], old: MeasuredRun) -> str:
 
 
 def _what_keeps_apart(pairs: Sequence[Pair]) -> str:
-    """Why no cell has a counterpart: the columns of which one alone keeps cells apart, or else the remedy."""
+    """The columns that keep all cells from having a counterpart, or else the remedy."""
     new = [pair.key for pair in pairs if pair.old is None]
     old = [pair.key for pair in pairs if pair.new is None]
     alone = []
@@ -233,17 +219,13 @@ def ordered(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 
 def _badness(one: Finding) -> tuple[int, bool, float]:
-    """By verdict, then what may fail, then by how much it is worse."""
     size = abs(math.log(one.ratio)) if one.ratio and math.isfinite(one.ratio) else math.inf if one.ratio else 0.0
     return VERDICTS.index(one.verdict), not one.at_risk, -size
 
 
 def unchanged(pairs: Sequence[Pair], variant: str) -> list[Pair]:
-    """The pairs of ``variant``, by name or label, that have two times.
-
-    Raises:
-        UsageError: no pair of this variant has two times; the message lists variants that have.
-    """
+    """The pairs of ``variant``, by name or label, that have two times. Raises UsageError: there is none; the message
+    lists variants that have some."""
     timed = [pair for pair in pairs if pair.times]
     found = [pair for pair in timed if _is(pair.shown, variant)]
     if not found:
@@ -256,13 +238,11 @@ def unchanged(pairs: Sequence[Pair], variant: str) -> list[Pair]:
 def over(run: MeasuredRun, variant: str) -> MeasuredRun:
     """The run with every time divided by that of ``variant`` in the same circumstances, and nothing else in it.
 
-    Of each round the two times are divided, since one process measured both. Keys lose what is the machine's: threads
-    and the state of the process.
-
-    Raises:
-        UsageError: ``variant`` was timed nowhere in this run.
+    Each round's two times are divided, since one process measured both. Keys lose the facts of the machine: threads and
+    the state of the process. Raises UsageError if ``variant`` was timed nowhere in this run.
     """
-    rows = {_anywhere(key): row for key, row in run.rows.items() if row.status is Status.OK and row.time_median_s}
+    timed = {key: row for key, row in run.rows.items() if row.status is Status.OK and row.time_median_s}
+    rows = {key.but(threads=None, process=""): row for key, row in timed.items()}
     reference = {_circumstances(key): row for key, row in rows.items() if _is(row, variant)}
     if not reference:
         raise UsageError(f"--relative-to {variant!r}: {run.path} has no time of this variant; name another one")
@@ -276,10 +256,6 @@ def over(run: MeasuredRun, variant: str) -> MeasuredRun:
 
 def _is(row: Record, variant: str) -> bool:
     return variant in (row.variant, row.label)
-
-
-def _anywhere(key: Key) -> Key:
-    return key.but(threads=None, process="")
 
 
 def _circumstances(key: Key) -> Key:
@@ -299,7 +275,7 @@ def _over(one: Visits, by: Visits) -> Visits:
 
 
 def doubtful(decision: Decision) -> list[str]:
-    """Ids of the new run's cells whose time fails: more rounds may show that it was chance."""
+    """Ids of the new run's cells that fail by their time, which more rounds may clear."""
     failed = [one.pair.new for one in decision.failures if one.measure == "time"]
     return list(dict.fromkeys(row.cell_id for row in failed if row is not None))
 
@@ -313,12 +289,10 @@ def confirm(
     plugins: Sequence[str] = (),
     watcher: Watcher | None = None,
 ) -> Decision:
-    """Measure ``rounds`` more rounds of ``cells`` in the new run's folder, and judge their times by these alone.
+    """Measure ``rounds`` more rounds of the doubtful cells in the new run's folder, and judge their times by these
+    alone.
 
-    Raises:
-        UsageError: the run cannot go on here (see :func:`attnbench.run.again.more_rounds`).
-        StoreError and its kinds: its folder cannot be written or is locked.
-        CorruptResults: it is damaged.
+    Raises UsageError as :func:`attnbench.run.again.more_rounds`, StoreError and its kinds, and CorruptResults.
     """
     from attnbench.run.again import more_rounds
 
@@ -332,7 +306,6 @@ def confirm(
 
 
 def _only_new(again: MeasuredRun, before: MeasuredRun, cells: Sequence[str], reference: str) -> MeasuredRun:
-    """The run with ``cells`` in their new rounds alone, and with what times may be divided by."""
     rows = {
         key: row for key, row in again.rows.items() if row.cell_id in cells or reference in (row.variant, row.label)
     }
@@ -345,7 +318,7 @@ def _only_new(again: MeasuredRun, before: MeasuredRun, cells: Sequence[str], ref
 
 
 def _of_both(first: Finding, second: Finding | None) -> Finding:
-    """The second look at a time that seemed slower; the first at all else."""
+    """The second finding for a time that seemed slower, otherwise the first."""
     if second is None or first.measure != "time" or not first.is_worse:
         return first
     said = "seemed slower, and is in new rounds" if second.is_worse else "seemed slower, and is not in new rounds"

@@ -15,9 +15,8 @@ from attnbench.status import Status
 from attnbench.store import ENVIRONMENT, SUITE, TABLE, RunFolder
 
 _METRICS = {"time_s": "time_median_s", "peak_bytes": "peak_bytes", "rel_error": "rel_error", "score": "score"}
-"""First part of a metric's name -> its column."""
 _SPELLED = {"=": "-", ",": " "}
-"""Characters of labels that MLflow takes in no name -> what stands for them."""
+"""Characters that MLflow refuses in names -> their replacements."""
 _REMEDY = "set MLFLOW_TRACKING_URI to a server, or to file:///FOLDER with MLFLOW_ALLOW_FILE_STORE=true"
 """For mlflow-skinny 3.17, which refuses sqlite:/// and, without that variable, folders."""
 _PARAMETERS = (
@@ -27,16 +26,10 @@ _PARAMETERS = (
 
 
 def log_run(folder: RunFolder, report: Callable[[], str]) -> str:
-    """Log the run to MLflow, where ``MLFLOW_TRACKING_URI`` says, and return the id of the MLflow run.
+    """Log the run to ``MLFLOW_TRACKING_URI`` as one MLflow run, with the page that ``report`` makes; return its id.
 
-    The experiment is that of ``MLFLOW_EXPERIMENT_NAME``, else MLflow's default. There is one MLflow run, not one for
-    each cell: a server does not bear hundreds.
-
-    Args:
-        report: makes the page of ``attnbench report``, which becomes an artifact.
-
-    Raises:
-        UsageError: mlflow is not installed, or refuses.
+    The experiment is that of ``MLFLOW_EXPERIMENT_NAME``, else MLflow's default. One MLflow run for each cell would be
+    too many for a server. Raises UsageError if mlflow is not installed, or refuses.
     """
     try:
         mlflow: Any = import_module("mlflow")
@@ -60,7 +53,7 @@ def log_run(folder: RunFolder, report: Callable[[], str]) -> str:
 
 
 def parameters(environment: dict[str, Any], records: Sequence[Record]) -> dict[str, str]:
-    """What decides the numbers of the whole run: suite, machine, versions."""
+    """Facts that decide the numbers of the whole run: suite, machine, versions."""
     suites = ", ".join(dict.fromkeys(record.suite for record in records))
     machine = environment.get("environment")
     facts = {"suite": suites, **(machine if isinstance(machine, dict) else {})}
@@ -71,8 +64,7 @@ def parameters(environment: dict[str, Any], records: Sequence[Record]) -> dict[s
 def metrics(records: Iterable[Record]) -> dict[int, dict[str, float]]:
     """Length n -> metric -> number, such as ``time_s/performer:features-64``.
 
-    Beside its label a name has the axes in which the rows with this number differ; if two of them still had the same
-    name, the cell's id follows.
+    A name also has the axes in which the rows with this number differ, and the cell's id if two names are still equal.
     """
     ok = [record for record in records if record.status is Status.OK]
     found: dict[int, dict[str, float]] = {}

@@ -19,12 +19,8 @@ _SAMPLE_UNITS = {"seconds": "seconds", "seq_len": "tokens"}
 def write_rows(folder: RunFolder, path: Path) -> int:
     """Write the last row of each cell to ``path``, and return their number.
 
-    Columns are those of ``results.csv``, with their types also where no row has a value. ``options`` is JSON text. The
-    schema carries ``environment.json``, and a field its unit.
-
-    Raises:
-        UsageError: pyarrow is not installed.
-        CannotCreate: the file cannot be written.
+    Columns and types are those of ``results.csv``; ``options`` is JSON text. The schema carries ``environment.json``,
+    and each field its unit. Raises UsageError without pyarrow, and CannotCreate.
     """
     arrow = _arrow("--parquet")
     records = folder.in_order()
@@ -37,15 +33,11 @@ def write_rows(folder: RunFolder, path: Path) -> int:
 
 
 def write_samples(folder: RunFolder, path: Path) -> int:
-    """Write every raw sample to ``path``: a line for each, with its cell, round and position; return their number.
+    """Write a line for every raw sample to ``path``, with its cell, round and position; return their number.
 
     ``seconds`` is the time of one call, the mean over ``calls``; ``switches`` counts how often another process took the
-    core, ``waited`` for how many seconds threads had none; ``yardstick`` is what two pieces of work took beside it,
-    None in runs that read none. A sample that was ``stopped`` is no time of the call.
-
-    Raises:
-        UsageError: pyarrow is not installed.
-        CannotCreate: the file cannot be written.
+    core; ``waited`` is the seconds in which threads had no core; ``yardstick`` has the two reference times, or None.
+    A sample that was ``stopped`` is no time of the call. Raises UsageError without pyarrow, and CannotCreate.
     """
     arrow = _arrow("--samples")
     records = folder.records()

@@ -21,16 +21,12 @@ _AXES = (
     *("level", "pass_", *(name for name in COLUMNS if name in IN_ROWS and name != "seed")),
     *("learning_rate", "seed"),
 )
-"""Columns that are shown where they differ between the rows of one sweep."""
 _NUMBERS = ("n", "time", "95 %", "first token", "per token", "peak", "state", "error", "score", "score 95 %", "seeds")
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table as text; ``right`` names the columns that hold numbers, ``notes`` stand beneath it.
-
-    What the marks in its cells mean stands beneath it too.
-    """
+    """A table as text; ``right`` names the columns of numbers, ``notes`` and the marks' meanings stand below it."""
 
     title: str
     columns: Sequence[str]
@@ -40,14 +36,13 @@ class Table:
 
     @property
     def beneath(self) -> list[str]:
-        """The notes, and what the marks in the cells mean."""
         return [*self.notes, *marks.notes(cell for row in [self.columns, *self.rows] for cell in row)]
 
 
 def tables_of(records: Sequence[Record]) -> list[Table]:
     """A table for each sweep, with a line for each row and only the columns that say something.
 
-    Trainings that differ in nothing but their seed share a line: the mean and its interval over seeds.
+    Trainings that differ only in their seed share a line: the mean and its interval over seeds.
     """
     sweeps: dict[str, list[Record]] = {}
     for record in records:
@@ -57,7 +52,7 @@ def tables_of(records: Sequence[Record]) -> list[Table]:
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """One line of a table: a row, or the trainings at the chosen rate, of which ``row`` is one."""
+    """One line of a table: a row, or the trainings at the chosen rate, one of which is ``row``."""
 
     row: Record
     scores: tuple[str, str, str] = ("-", "-", "-")
@@ -98,7 +93,6 @@ def _is_training(record: Record) -> bool:
 
 
 def _trainings(records: Sequence[Record]) -> Iterator[_Line]:
-    """The trainings of one label on one problem as one line, with what became of those that failed."""
     rows = {record.cell_id: record for record in records}
     choices = choose(trained(record for record in records if _is_training(record)))
     floors: dict[object, float | None] = {}
@@ -149,7 +143,6 @@ def _markdown(table: Table) -> str:
 
 
 def _latex(table: Table) -> str:
-    """A ``table`` with the rules of the package booktabs."""
     sides = "".join("r" if column in table.right else "l" for column in table.columns)
     head, *body = (f"  {' & '.join(_words(row, _in_latex))} \\\\" for row in [table.columns, *table.rows])
     caption = [f"\\caption{{{_in_latex(table.title)}}}"] if table.title else []

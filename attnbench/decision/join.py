@@ -1,4 +1,4 @@
-"""Rows of a new run beside the rows of older ones that measured the same."""
+"""Pair the rows of a new run with rows of older runs that measured the same."""
 
 from __future__ import annotations
 
@@ -15,21 +15,20 @@ from attnbench.status import Status
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """What was measured, and its rows; None where a side has none."""
+    """A measurement and its two rows; None for a missing row."""
 
     key: Key
     """Key of the new row; of the old row if there is no new one."""
     old: Record | None
     new: Record | None
     old_visits: tuple[Visits, ...] = ()
-    """Visits in each old run that has a time."""
     new_visits: tuple[Visits, ...] = ()
 
     @property
     def times(self) -> tuple[float, float] | None:
-        """The old time and the new one, of which the ratio is that of a finding; None where a side has none.
+        """The old and the new time of a finding's ratio; None if a side has none.
 
-        It is the geometric mean over visits, and over old runs. A CUDA graph and a call of the host have no ratio.
+        A time is the geometric mean over visits, and over old runs. A CUDA graph and a call of the host have no ratio.
         """
         if not (self.old_visits and self.new_visits) or self.relaunched:
             return None
@@ -41,18 +40,16 @@ class Pair:
 
     @property
     def relaunched(self) -> str:
-        """How each row's calls reached a GPU, if not both in one way; else empty."""
+        """The ways in which each row's calls reached a GPU; empty if they are equal."""
         old, new = (row.launched or "eager" if row else "" for row in (self.old, self.new))
         return f"{old} before, {new} now: times of two things" if self.old and self.new and old != new else ""
 
     @property
     def rounds(self) -> int:
-        """Visits of the side that was visited less."""
         return min(sum(len(one.seconds) for one in side) for side in (self.old_visits, self.new_visits))
 
     @property
     def shown(self) -> Record:
-        """The row that names the cell: the new one where there is one."""
         row = self.new or self.old
         assert row is not None
         return row
@@ -61,8 +58,7 @@ class Pair:
 def join(new: MeasuredRun, olds: Sequence[MeasuredRun]) -> list[Pair]:
     """A pair for every key: first those of the new run in its order, then those that only older runs have.
 
-    A variant that got an option since, or another default, is the same variant if it is written the same: where no row
-    has the very same options, those with the same label make the pair.
+    Rows with the same label are a pair if no row has the same options, which may be new or have another default since.
     """
     before = _pooled(olds)
     by_label = {_by_label(key, row): key for key, row in before.items() if key not in new.rows}
@@ -84,7 +80,6 @@ def _by_label(key: Key, row: Record) -> Key:
 
 
 def _pooled(runs: Sequence[MeasuredRun]) -> dict[Key, Record]:
-    """A row for each key that any of the runs has: the first that is ok; the first row if none is ok."""
     found: dict[Key, Record] = {}
     for key, row in (item for run in runs for item in run.rows.items()):
         if key not in found or (found[key].status is not Status.OK and row.status is Status.OK):

@@ -1,4 +1,4 @@
-"""What a pair of rows says: a verdict for each measure, by the whole interval of the ratio and never by its middle.
+"""The verdict on each measure of a pair of rows, by the whole interval of the ratio.
 
 The ratio is new over old. The interval of a ratio of times comes from how the visits to the cell vary in both runs, and
 holds together with those of all other cells (:func:`attnbench.measure.statistics.ratios_over_visits`). Errors and
@@ -34,11 +34,11 @@ ENOUGH_ROUNDS = 5
 MANY_ROUNDS = 50
 """Most further rounds that are worth while for one cell."""
 _EQUAL = 1e-3
-"""Errors this close are those of the same draws."""
+"""Errors this close come from the same draws."""
 _ROUNDING = {"float64": 4e-15, "float32": 2e-6, "bfloat16": 1e-2, "float16": 2e-3}
-"""Errors up to this are rounding, of which twice as much says nothing: exact attention has up to 1.1e-6 in float32."""
+"""Errors below this are rounding noise, of which a factor of two means nothing; exact attention has up to 1.1e-6."""
 _OF_MEDIAN = 1.25
-"""By how much a median of normal numbers spreads wider than their mean."""
+"""Spread of a median of normal numbers over that of their mean."""
 _REACH = 3.5
 """Half the 95 % interval of a median of five draws, in standard deviations over the root of their number: Student's
 2.78 for four degrees of freedom, times :data:`_OF_MEDIAN`."""
@@ -65,40 +65,37 @@ class Finding:
     new: float | None = None
     ratio: float | None = None
     low: float | None = None
-    """low to high is the interval of the ratio; both are None where there is none."""
+    """low to high is the interval of the ratio; None without one."""
     high: float | None = None
     note: str = ""
     at_risk: bool = False
     """``unsure``, and it may be worse than the limit allows."""
     more_rounds: int | None = None
-    """How many more rounds of both would probably decide an ``unsure`` time, at most :data:`MANY_ROUNDS`."""
+    """Number of further rounds of both that would probably decide an ``unsure`` time, at most :data:`MANY_ROUNDS`."""
 
     @property
     def is_worse(self) -> bool:
-        """Whether this is a regression beyond doubt."""
         return self.verdict in ("slower", "worse", "broken")
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """What visits say of all times together."""
+    """The visits of all times together."""
 
     ratios: Mapping[Key, tuple[float, float, float]]
     """Ratio, lower and upper end of the cells with enough visits for an interval."""
     between: float | None
-    """By how much runs of one program differ, on the log scale; None if older runs do not say it."""
+    """Spread between runs of one program, on the log scale; None if older runs do not show it."""
     drift: float = 1.0
-    """How much slower the machine is as a whole; each ratio of times is divided by it."""
+    """Slow-down of the whole machine; each ratio of times is divided by it."""
     doubt: float = 0.0
-    """Half the interval of that, on the log scale and as sure as those of the ratios."""
+    """Half the interval of the drift, on the log scale and as sure as those of the ratios."""
 
 
 def times_of(pairs: Sequence[Pair], reference: Sequence[Pair] = ()) -> Times:
     """The ratios of these pairs' times, with intervals that hold together.
 
-    Args:
-        reference: those of a program that nobody changed. Ratios are divided by the median of theirs, which is not
-            known better than they are.
+    Ratios are divided by the median of those of ``reference``, pairs of an unchanged program; its uncertainty counts.
     """
     known = {pair.key: visited for pair in pairs if pair.times and (visited := _visited(pair)).enough}
     found: OverVisits = ratios_over_visits(list(known.values()))
@@ -118,16 +115,11 @@ def _visited(pair: Pair) -> Visited:
 
 
 def _slower(of: Sequence[Visits]) -> Any:
-    """Mean over runs, (2,)."""
     return sum(one.slower for one in of) / len(of)
 
 
 def judge(pair: Pair, measures: Sequence[Measure], limits: Limits, times: Times) -> list[Finding]:
-    """A finding for each measure that both rows have; one alone where a side is missing.
-
-    Args:
-        times: of all pairs that are judged.
-    """
+    """A finding for each measure that both rows have, a single one if a side is missing; ``times`` are of all pairs."""
     old, new = pair.old, pair.new
     if old is None or new is None:
         verdict: Verdict = "missing" if new is None else "new"
@@ -191,7 +183,7 @@ def _of_error(pair: Pair, old: Record, new: Record, limits: Limits) -> Finding |
 
 
 def _of_score(pair: Pair, old: Record, new: Record, limits: Limits) -> Finding | None:
-    """Better or worse only where the two intervals over test examples have nothing in common."""
+    """Better or worse only if the two intervals over test examples do not overlap."""
     ends = old.score_low, old.score_high, new.score_low, new.score_high
     if old.score is None or new.score is None or None in ends:
         return None
@@ -222,20 +214,17 @@ def _with_interval(
 
 
 def _over(now: float, before: float) -> float:
-    """``now / before``, where nothing over nothing is 1."""
     return now / before if before else (math.inf if now else 1.0)
 
 
 def _spread(record: Record) -> float:
-    """Half the interval of the median error over its draws."""
     return _REACH * (record.rel_error_std or 0.0) / math.sqrt(record.error_draws or 1)
 
 
 def _more_rounds(found: Finding, limit: float, rounds: int, fixed: float) -> int:
-    """How many more rounds would probably take the interval off the limit: its width goes with their root.
+    """Number of further rounds that would probably decide: the interval's width falls with their root.
 
-    Args:
-        fixed: half the width that no number of rounds takes away, on the log scale.
+    ``fixed`` is half the width that no number of rounds removes, on the log scale.
     """
     assert found.ratio
     assert found.low
@@ -261,6 +250,6 @@ def _changed_options(old: Record, new: Record) -> str:
 
 
 def options_before(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """``no beta, kernel=relu``: what the options were that have other values now."""
+    """Earlier values of the options that changed: ``no beta, kernel=relu``."""
     changed = [name for name in dict.fromkeys([*then, *now]) if then.get(name) != now.get(name)]
     return ", ".join(f"{name}={then[name]}" if name in then else f"no {name}" for name in changed)

@@ -1,8 +1,8 @@
 """The verdict on a claim, computed from rows.
 
-A point is one place at which a claim can be seen to hold or to fail: a pair of rows that were measured alike, say. It
-answers only if its whole interval lies on one side of the claim's limit. A claim holds if every point says so, fails if
-none does, and depends where points disagree. It has no verdict while a row is missing that its suite would measure.
+A point is one place at which a claim holds or fails, such as a pair of rows that were measured alike. It decides only
+if its whole interval lies on one side of the claim's limit. A claim holds if all points say so, fails if none does,
+and depends if they disagree. It has no verdict while a row is missing.
 """
 
 from __future__ import annotations
@@ -25,22 +25,18 @@ from attnbench.suite.load import load_suite
 from attnbench.units import format_number
 
 _MEASURE = {"time_median_s": "time", "peak_bytes": "memory", "rel_error": "error"}
-"""Columns that a cell has only if its sweep measures them -> what the sweep says."""
+"""Columns that only some sweeps measure -> the measure's name in the sweep."""
 
 
 class Needed(NamedTuple):
-    """One row."""
+    """A row that a claim needs."""
 
     cell_id: str
     threads: int | None = None
-    """None where rows of any number of threads will do."""
 
 
 def needed_by(claim: Claim, frame: pd.DataFrame | None) -> tuple[Needed, ...]:
-    """The rows without which a claim has no verdict, on each device of which the table has rows of its suite.
-
-    A failed row is a row as well. A claim that is decided without rows, or not at all, needs none.
-    """
+    """The rows, failed or not, without which a claim has no verdict, on each device with rows of its suite."""
     test = claim.test
     if test is None or claim.suite is None or isinstance(test, Ability):
         return ()
@@ -59,7 +55,7 @@ def needed_by(claim: Claim, frame: pd.DataFrame | None) -> tuple[Needed, ...]:
 
 
 def rows_of(frame: pd.DataFrame, needed: Sequence[Needed]) -> pd.DataFrame:
-    """Those rows of a table; one that was interrupted is none."""
+    """Those rows of a table, without interrupted ones."""
     chosen = pd.Series(False, index=frame.index)
     for threads in {one.threads for one in needed}:
         cells = frame["cell_id"].isin([one.cell_id for one in needed if one.threads == threads])
@@ -68,7 +64,7 @@ def rows_of(frame: pd.DataFrame, needed: Sequence[Needed]) -> pd.DataFrame:
 
 
 def missing_of(frame: pd.DataFrame, needed: Sequence[Needed]) -> tuple[Needed, ...]:
-    """Those that a table has no row of."""
+    """The needed rows that a table lacks."""
     rows = rows_of(frame, needed)
     there = {*zip(rows["cell_id"], rows["threads"], strict=True), *((cell, None) for cell in rows["cell_id"])}
     return tuple(one for one in needed if one not in there)
@@ -85,7 +81,6 @@ def rows_by_run(rows: pd.DataFrame) -> dict[str, tuple[str, ...]]:
 
 @cache
 def _cells(suite: str, device: str) -> pd.DataFrame:
-    """The cells of a shipped suite, with the columns that their rows would have."""
     cells = expand(load_suite(suite), device=device)
     rows = [Record.of(cell, Status.OK).to_json() | {"measure": cell.measure} for cell in cells]
     return pd.DataFrame(rows)
@@ -116,13 +111,12 @@ class Judgement:
     verdict: Verdict
     points: tuple[Point, ...] = ()
     why: str = ""
-    """Why the claim is not tested, or is open."""
     missing: tuple[Needed, ...] = ()
-    """Rows that it needs and that are not there; its points are those of the others."""
+    """Rows that it lacks; its points are those of the others."""
 
     @property
     def evidence(self) -> str:
-        """The points in few words: all of them if they are few or disagree little, else where it holds and fails."""
+        """The points in few words: all of them if they are few, else the ranges where it holds and fails."""
         if self.why:
             return self.why + (f"; so far {self._seen}" if self.missing and self.points else "")
         return self._seen
@@ -139,7 +133,6 @@ class Judgement:
 
 
 _FEW = 4
-"""Most points that are listed one by one."""
 
 
 def _most(points: Sequence[Point]) -> str:
@@ -150,11 +143,7 @@ def _most(points: Sequence[Point]) -> str:
 
 
 def judge_all_rows(claim: Claim, frame: pd.DataFrame | None) -> Judgement:
-    """Hold a claim to those rows of a table that its suite measures, and to all of them.
-
-    Args:
-        frame: as for :func:`judge`.
-    """
+    """Judge a claim by the rows that its suite measures, and only if all of them are there."""
     needed = needed_by(claim, frame)
     if frame is None or not needed:
         return replace(judge(claim, frame), missing=needed)
@@ -167,11 +156,7 @@ def judge_all_rows(claim: Claim, frame: pd.DataFrame | None) -> Judgement:
 
 
 def judge(claim: Claim, frame: pd.DataFrame | None) -> Judgement:
-    """Hold a claim to the rows of a table, whether or not these are all that it needs.
-
-    Args:
-        frame: a table as :func:`attnbench.plots.load.read_results` gives it; None where there is none.
-    """
+    """Judge a claim by the rows of a table, even if some are missing."""
     if claim.test is None:
         return Judgement(claim, "not tested here", why=claim.missing)
     points = list(points_of(claim, frame))

@@ -31,15 +31,11 @@ from attnbench.suite.ranges import parse_range
 from attnbench.variant import VARIANTS
 
 _LOOK = 0.1
-"""Seconds for which the time of one setting is looked at during the search; the settings found are timed in turns."""
+"""Seconds of timing for one setting of the search; the settings found are timed in turns."""
 
 
 def one_length(written: str | int | Sequence[int]) -> int:
-    """A length as one types it.
-
-    Raises:
-        UsageError: not a number, several, or 0.
-    """
+    """A length as typed. Raises UsageError: not a number, several, or 0."""
     lengths = parse_range(written)
     if len(lengths) > 1 or not lengths[0]:
         said = "match takes one length" if lengths[0] else "a length is at least 1"
@@ -49,20 +45,16 @@ def one_length(written: str | int | Sequence[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class MatchQuestion:
-    """What is asked, as it was written; :func:`attnbench.match` says what each field means."""
+    """The arguments of :func:`attnbench.match`, unchecked."""
 
     asked: Question
-    """Which variants at which one length, and how to measure."""
     budget: Budget
     draws: int = 5
     most: int | None = None
 
     def prepare(self) -> Prepared:
-        """Load the plug-ins, look up every name, check every value.
-
-        Raises:
-            UsageError: a value that makes no sense, or nothing that can be turned.
-        """
+        """Load the plug-ins, look up every name, check every value. Raises UsageError: a value that makes no sense, or
+        nothing that can be turned."""
         asked, budget = self.asked, self.budget
         n = one_length(asked.lengths)
         at = defaults() | dict(asked.axes)
@@ -86,29 +78,23 @@ OnTry = Callable[[str, Point], None]
 
 @dataclass(slots=True)
 class Prepared:
-    """A question that can be answered."""
+    """A checked question, ready to be answered."""
 
     budget: Budget
     entrants: list[Entrant]
     cell: Cell
-    """The cell of every setting; only the variant differs."""
     settings: Settings
     rules: TimingRules
-    """Rules of timing for the turns at the end."""
     timeout: float
     """Seconds for one try, and for each variant that takes turns at the end."""
     about: str
-    """The circumstances that all variants share, in one line."""
     unchecked: bool = False
-    """Whether settings take turns whatever laws they break."""
+    """True if settings take turns even if they break laws."""
     trainings: Trainings | None = None
-    """What trains each setting that runs; None where no score is asked for."""
     warnings: list[str] = field(default_factory=list)
     same: dict[str, Any] = field(default_factory=dict)
-    """The circumstances as columns, once something was measured."""
 
     def most_tries(self, entrant: Entrant) -> int:
-        """How many settings of a variant are tried at most."""
         ladder = entrant.ladder
         return 1 if ladder is None else most_tries(ladder.climb())
 
@@ -117,15 +103,10 @@ class Prepared:
         on_search: Callable[[str], None] = lambda label: None,
         on_try: OnTry = lambda label, point: None,
     ) -> Match:
-        """Search for every variant, then time what was found in turns.
+        """Search for every variant, then time the settings found in turns.
 
-        Args:
-            on_search: called with each variant before its search, and with an empty text before the turns.
-            on_try: called with the variant and each setting that was measured.
-
-        Raises:
-            WorkerFailed: the measuring process could not be started.
-            StoreError and its kinds, CorruptResults: the folder of the trainings cannot be used.
+        ``on_search`` is called with each variant before its search, and with an empty text before the turns; ``on_try``
+        with the variant and each measured setting. Raises WorkerFailed, StoreError and its kinds, and CorruptResults.
         """
         found = []
         with Worker(self.settings) as worker:
@@ -183,7 +164,6 @@ class Prepared:
         return record
 
     def _turns(self, found: Sequence[Found]) -> Comparison | None:
-        """The chosen settings timed in turns; None where there are fewer than two."""
         cells: dict[str, Cell] = {}
         for entrant, one in zip(self.entrants, found, strict=True):
             if one.chosen is not None:
@@ -199,7 +179,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class ScoreMatch:
-    """What is asked, as it was written; :func:`attnbench.match` says what each field means."""
+    """The arguments of :func:`attnbench.match` with a score as the budget, unchecked."""
 
     variants: Sequence[str]
     score: float | str
@@ -212,11 +192,7 @@ class ScoreMatch:
     min_time: float = 1.0
 
     def prepare(self) -> Prepared:
-        """Load the plug-ins, look up every name, check every value.
-
-        Raises:
-            UsageError: a value that makes no sense, or nothing that can be turned.
-        """
+        """As :meth:`MatchQuestion.prepare`."""
         budget, asked = budget_of(score=self.score), self.training
         if self.pass_ in STEPS:
             raise UsageError(f"--pass {self.pass_}: the encoder that is trained reads whole sequences; leave it out")
@@ -245,11 +221,6 @@ class ScoreMatch:
         return prepared
 
     def _labels(self, entrants: Sequence[Entrant]) -> list[str]:
-        """Every setting that may be tried, once.
-
-        Raises:
-            UsageError: they are more than a run can have.
-        """
         settings = sum(len(one.ladder.values) if one.ladder else 1 for one in entrants)
         count = settings * self.training.seeds * len(self.training.rates.split(","))
         if count > MAX_CELLS:
@@ -266,11 +237,8 @@ class ScoreMatch:
 
 
 def score_match(given: Mapping[str, Any]) -> ScoreMatch:
-    """The question in the arguments of :func:`attnbench.match`, with the memory limit in bytes.
-
-    Raises:
-        UsageError: the length is none.
-    """
+    """The question in the arguments of :func:`attnbench.match`, with the memory limit in bytes. Raises UsageError: the
+    length is not valid."""
     always = ("steps", "seeds", "rates", "layers", "ffn", "causal", "pretrain")
     sizes = ("batch", "heads", "head_dim", "task")
     asked = {name: given[name] for name in (*always, *sizes) if given[name] is not None}

@@ -1,4 +1,4 @@
-"""``match --from RUN``: hold what a finished run measured or trained to a budget; nothing is measured anew."""
+"""``match --from RUN``: choose settings for a budget among those that a finished run measured or trained."""
 
 from __future__ import annotations
 
@@ -29,16 +29,13 @@ from attnbench.traits import Knob
 from attnbench.variant import VARIANTS
 
 _CELL = [*(name for name in COLUMNS if name in ALIKE and name != "seed"), "device"]
-"""Columns in which the cells of one match agree."""
 _ALIKE = [*_CELL, "process", "threads"]
 """Columns in which times and memory that are compared must agree."""
 _SHAPE = [name for name in OF_MODEL if AXES[name].only in ("", "operator")]
 """Columns in which the error of the attention and the time of what holds it agree; a batch changes no error."""
 
 _Key = tuple[str, tuple[tuple[str, Scalar], ...]]
-"""Name and options, those at their defaults included."""
 _Measured = dict[_Key, Point]
-"""Each setting with what is known of it."""
 _Problem = tuple[str, tuple[tuple[str, object], ...]]
 """A task, and how the models were trained on it, by column."""
 _COSTS = ("time_median_s", "time_ci_low_s", "time_ci_high_s", "peak_bytes")
@@ -56,9 +53,9 @@ def match_run(
 ) -> Match:
     """Choose among the settings that a run measured.
 
-    Times and memory are those of ``level`` and ``pass_``, of the circumstances in which most was measured; errors are
-    those of the attention alone. Both are joined by variant and options if they are of one shape; else only
-    what the budget is about is told.
+    Times and memory are those of ``level`` and ``pass_``, of the circumstances with most rows; errors are those of the
+    attention alone. Both are joined by variant and options if they are of one shape; else only the budget's own
+    measure is given.
 
     Args:
         frame: rows as :func:`attnbench.plots.load.read_results` gives them.
@@ -106,7 +103,6 @@ def match_run(
 
 
 def _of_inputs(errors: pd.DataFrame, wanted: str | None) -> pd.DataFrame:
-    """The errors on the inputs that were asked for, else on those with the most rows."""
     if errors.empty:
         return errors
     counts = errors["inputs"].value_counts(sort=False)
@@ -124,7 +120,6 @@ def _length(rows: pd.DataFrame, wanted: int | None) -> int:
 
 
 def _with_errors(found: _Measured, errors: pd.DataFrame) -> _Measured:
-    """The settings, and those that only have an error, with their errors."""
     for row in errors.drop_duplicates("label").to_dict("records"):
         one = Point.of({**row, **dict.fromkeys(_COSTS)})
         known = found.get(_key_of(row), one)
@@ -146,14 +141,14 @@ def match_scores(
     """Choose among the settings that a run trained.
 
     Scores are those at the learning rate that validation chose, over seeds. Times and memory are those of the same
-    model, of the circumstances in which most was measured.
+    model, of the circumstances with most rows.
 
     Args:
         frame: rows as :func:`attnbench.plots.load.read_results` gives them.
         variants: names with options; empty for everything that was trained. A value of the knob that is given stays.
         n: the length; by default that of the task and length with the most settings, and the longest of these.
         task: by label or name.
-        pass_: whose times and memory are told.
+        pass_: the pass of the times and memory.
 
     Raises:
         UsageError: an unknown variant, or a length or task that was not trained.
@@ -193,7 +188,6 @@ def match_scores(
 def _wanted(
     problems: Mapping[_Problem, list[Choice]], n: int | None, task: str | None
 ) -> tuple[_Problem, list[Choice]]:
-    """The problem that was asked for; of several the one with the most settings, and of these the longest."""
     left = dict(problems)
     if task is not None:
         left = {one: choices for one, choices in left.items() if task in (one[0], parse_spec(one[0]).name)}
@@ -214,7 +208,6 @@ def _length_of(problem: _Problem) -> int:
 
 
 def _of_the_model(rows: pd.DataFrame, facts: Mapping[str, object]) -> pd.Series[bool]:
-    """Which timed rows are of the model that was trained; it may have been timed with another batch."""
     same = pd.Series(True, index=rows.index)
     for name in SAME:
         if facts.get(name) is not None:
@@ -229,7 +222,6 @@ def _about(facts: Mapping[str, object], pass_: str) -> str:
 
 
 def _key_of(row: Mapping[Any, Any]) -> _Key:
-    """The setting of a row."""
     try:
         options = json.loads(options_of(row["options"], row["label"]) or "{}")
     except ValueError:
@@ -238,13 +230,11 @@ def _key_of(row: Mapping[Any, Any]) -> _Key:
 
 
 def _timed_rows(frame: pd.DataFrame, level: str, pass_: str) -> pd.DataFrame:
-    """Rows of one level and pass with a time or a peak, or with how the cell failed; without trainings for a score."""
     rows = frame[(frame["level"] == level) & (frame["pass"] == pass_) & (frame["protocol"].fillna("") == "")]
     return rows[rows["time_median_s"].notna() | rows["peak_bytes"].notna() | (rows["status"] != Status.OK)]
 
 
 def _timed_kinds(frame: pd.DataFrame) -> str:
-    """What the run did time, as options; empty for nothing."""
     rows = frame[frame["time_median_s"].notna() | frame["peak_bytes"].notna()]
     kinds = rows[["level", "pass"]].drop_duplicates().itertuples(index=False)
     what = " or ".join(f"--level {level} --pass {pass_}" for level, pass_ in kinds)
@@ -252,7 +242,7 @@ def _timed_kinds(frame: pd.DataFrame) -> str:
 
 
 def _fitting(rows: pd.DataFrame, to: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the same shape as the first of ``to``; all of them if there is none."""
+    """The rows of the shape of the first of ``to``; all of them if ``to`` is empty."""
     if to.empty:
         return rows
     shape = to[_SHAPE].iloc[0]
@@ -260,7 +250,7 @@ def _fitting(rows: pd.DataFrame, to: pd.DataFrame) -> pd.DataFrame:
 
 
 def _alike(rows: pd.DataFrame, columns: Sequence[str] = _ALIKE) -> pd.DataFrame:
-    """The rows of the circumstances with the most labels, one row for each label."""
+    """The rows of the circumstances with the most labels, one for each label."""
     if rows.empty:
         return rows
     groups = rows.groupby([*columns], sort=False, dropna=False)
@@ -269,27 +259,22 @@ def _alike(rows: pd.DataFrame, columns: Sequence[str] = _ALIKE) -> pd.DataFrame:
 
 
 def _timed_points(rows: pd.DataFrame) -> _Measured:
-    """Each setting with its time and memory."""
     found = [{**row, "rel_error": None, "error_kind": None} for row in rows.to_dict("records")]
     return {_key_of(row): Point.of(row) for row in found}
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values as JSON and CSV take them."""
     return {name: value.item() if hasattr(value, "item") else value for name, value in values.items()}
 
 
 def _hold(budget: Budget, variants: Sequence[str], points: _Measured) -> list[Found]:
-    """What became of each variant that was asked for, or of each that was measured where none is named.
-
-    Raises:
-        UsageError: an unknown variant or option.
-    """
+    """The outcome of each variant, or of every measured one if none is named. Raises UsageError: an unknown variant or
+    option."""
     return [_choose(budget, *group, points) for group in _groups(variants, points)]
 
 
 _Group = tuple[str, Spec, Knob | None, str]
-"""Label, all options that must agree, knob, and why it takes part as it stands; the knob's option is left out."""
+"""Label, all options that must agree, knob, and the reason for having none; the knob's option is left out."""
 
 
 def _groups(variants: Sequence[str], points: _Measured) -> list[_Group]:
@@ -318,7 +303,6 @@ def _groups(variants: Sequence[str], points: _Measured) -> list[_Group]:
 
 
 def _known(spec: Spec) -> Spec:
-    """The spec without options that this version of the variant does not have."""
     options = VARIANTS.get(spec.name).options
     return Spec.of(spec.name, {option: value for option, value in spec.options if option in options})
 
@@ -352,10 +336,9 @@ def _as_it_stands(budget: Budget, label: str, mine: _Measured, note: str, before
 
 
 def _rows_of(label: str, rest: Spec, knob: Knob | None, points: _Measured) -> tuple[_Measured, str]:
-    """The settings of a variant, and in which options they differ from what this version calls so.
+    """The settings of a variant, and the options in which they differ from this version's.
 
-    A variant that got an option since, or another default, is the same variant if it is written the same: where no row
-    has the very same options, those with the same label are taken.
+    Rows with the same label are taken if no row has the same options, which may be new or have another default since.
     """
 
     def bare(spec: Spec) -> Spec:
@@ -371,11 +354,9 @@ def _rows_of(label: str, rest: Spec, knob: Knob | None, points: _Measured) -> tu
 
 
 def _written(spec: Spec) -> str:
-    """The label without options that are at their defaults."""
     return VARIANTS.get(spec.name).normalise(_known(spec)).label if spec.name in VARIANTS else spec.label
 
 
 def _with_value(label: str, knob: Knob, value: int) -> str:
-    """The label with the value of the knob, which a run leaves out where it is the default."""
     spec = parse_spec(label)
     return Spec.of(spec.name, {**dict(spec.options), knob.option: value}).label

@@ -1,4 +1,4 @@
-"""What a match found: a setting of each variant, paired times, every setting that was tried as a row, and sentences."""
+"""The result of a match: a setting of each variant, paired times, a row for every tried setting, and sentences."""
 
 from __future__ import annotations
 
@@ -18,41 +18,34 @@ from attnbench.units import format_bytes, format_number, format_seconds
 
 @dataclass(slots=True)
 class Match:
-    """What was found for each variant, and how the settings found compare."""
+    """The outcome of each variant, and the comparison of the settings found."""
 
     budget: Budget
     found: list[Found]
     about: str = ""
-    """The circumstances that all variants share, in one line."""
     same: Mapping[str, Any] = field(default_factory=dict)
-    """The same as columns."""
     warnings: list[str] = field(default_factory=list)
     environment: Mapping[str, Any] = field(default_factory=dict)
     comparison: Comparison | None = None
-    """Paired times of the settings found; None where there are fewer than two, or they are from a finished run."""
+    """Paired times of the settings found; None for fewer than two, or a finished run."""
     kept: Path | None = None
-    """The folder of the trainings behind the scores."""
 
     @property
     def ok(self) -> bool:
-        """Whether anything could be measured."""
         return any(point.status is Status.OK for one in self.found for point in one.tries)
 
     def sides(self) -> dict[str, Side]:
-        """Label -> what the turns gave."""
         rows = [row for pair in self.comparison.rows.values() for row in pair] if self.comparison else []
         return {side.record.label: side for row in rows for side in (row.a, row.b)}
 
     def sentences(self) -> list[str]:
-        """The answer, one sentence for each variant and then for what they have in common."""
         return answers(self)
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """A row for each setting that was measured, in that order; seconds and bytes, None where not measured."""
+        """A row for each setting in the order of measuring; seconds and bytes, None if not measured."""
         return rows_of(self.budget, self.found, self.same)
 
     def to_json(self) -> dict[str, Any]:
-        """The answers, all rows, the paired comparison, warnings and the environment."""
         return {
             "budget": {"target": self.budget.target, "limit": self.budget.limit},
             "answers": self.sentences(),
@@ -65,7 +58,7 @@ class Match:
 
 
 def rows_of(budget: Budget, found: Iterable[Found], same: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rows of match.csv: every setting that was measured; a variant without one has a row that says why."""
+    """The rows of match.csv: every measured setting; a variant without one has a row with the reason."""
     rows = []
     for one in found:
         nothing = Point(one.variant, None, Status.UNSUPPORTED, one.note)
@@ -121,7 +114,6 @@ def _as_it_stands(budget: Budget, one: Found) -> str:
 
 
 def _missed(budget: Budget, one: Found) -> str:
-    """What comes nearest to the budget, and what kept the search from going on."""
     best = one.best(budget)
     verb = "does not fit into" if budget.bounds_cost else "does not reach"
     amount = None if best is None or budget.bounds_cost else best.amount(budget)
@@ -142,7 +134,7 @@ def _failure(point: Point) -> str:
 
 
 def amount_text(point: Point, budget: Budget) -> str:
-    """What the budget is of, as a setting has it: ``0.095 (0.092 to 0.099)``, ``64.0 MiB``."""
+    """The amount that the budget is about: ``0.095 (0.092 to 0.099)``, ``64.0 MiB``."""
     if budget.target == "error":
         return error_text(point)
     ends = (point.score_low, point.score_high)
@@ -151,7 +143,7 @@ def amount_text(point: Point, budget: Budget) -> str:
 
 
 def error_text(point: Point) -> str:
-    """``0.095 (0.092 to 0.099)``; marked where the number is no error."""
+    """``0.095 (0.092 to 0.099)``; marked if the number is no error."""
     known = point.spread if point.error is not None and point.error_kind != marks.LEARNED else None
     return marks.error_text(point.error, point.error_kind, 3) + (
         f" ({known[0]:.3g} to {known[1]:.3g})" if known else ""
@@ -159,7 +151,6 @@ def error_text(point: Point) -> str:
 
 
 def _over_budget(match: Match) -> Iterator[str]:
-    """Settings whose time in turns is not what the quick look of the search gave."""
     if match.budget.target != "time":
         return
     for label, side in match.sides().items():
@@ -179,7 +170,7 @@ def _ratio(a: str, b: str, row: Row) -> str:
 
 
 def _unpaired(match: Match) -> Iterator[str]:
-    """Ratios of times that were not taken in turns; the interval spans what the two intervals allow."""
+    """Ratios of times that were not taken in turns, with the interval that the two intervals allow."""
     chosen = [one.chosen for one in match.found if one.chosen is not None]
     for a, b in combinations(chosen, 2):
         if a.time and b.time:
@@ -190,7 +181,6 @@ def _unpaired(match: Match) -> Iterator[str]:
 
 
 def _verdicts(match: Match) -> Iterator[str]:
-    """Which of the settings found is the best at what the budget leaves open."""
     chosen = [one.chosen for one in match.found if one.chosen is not None]
     if len(chosen) < 2:
         return

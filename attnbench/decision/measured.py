@@ -1,7 +1,6 @@
-"""A finished run as what it measured: rows by :class:`~attnbench.decision.key.Key`, and on which machine.
+"""A finished run as measured: rows by :class:`~attnbench.decision.key.Key`, and the machine.
 
-Everything that holds several runs against each other begins here: :func:`load` each of them, then ask
-:func:`differing_facts` whether their numbers may be compared.
+Every comparison of runs begins with :func:`load`; :func:`differing_facts` says if their numbers may be compared.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Samples = Mapping[int, list[dict[str, Any]]]
-"""Round -> its samples, as ``samples.jsonl`` holds them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,43 +42,34 @@ class Visits:
     seconds: Mapping[int, float]
     """Round -> median time."""
     slower: NDArray[np.float64]
-    """How much slower than at full speed the two pieces of work of the yardstick were, mean logarithms (2,)."""
+    """Slow-down on the yardstick's two pieces of work, mean logarithms (2,)."""
     doubt: NDArray[np.float64]
-    """Covariance (2, 2) of how much of that the cell feels."""
+    """Covariance (2, 2) of the cell's share in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRun:
-    """One run. Cells that were interrupted are left out: nothing is known of them."""
+    """One run, without its interrupted cells."""
 
     path: Path
-    """The run's own folder."""
     name: str
-    """Name of that folder, for people."""
     environment: Mapping[str, Any]
-    """``environment.json``."""
     machine_class: str
-    """Eight hex digits (:func:`attnbench.machine.machine_class`)."""
     method_version: int
     rows: Mapping[Key, Record]
     """Rows in the order in which they were first measured."""
     samples: Mapping[str, Samples]
-    """Samples of times, by cell id; empty for cells that have no times, or whose samples are lost."""
+    """Samples of times, by cell id; empty for cells without times, or with lost samples."""
     visits: Mapping[str, Visits] = field(default_factory=dict)
     """Cell id -> its visits; empty until times are compared."""
     doubts: tuple[str, ...] = ()
-    """What is wrong with the run, though not with its rows, one line each."""
 
 
 def load(path: Path) -> MeasuredRun:
-    """Read the run at ``path``, or the newest run of the suite whose folder that is.
+    """Read the run at ``path``, or the newest run of the suite of that folder.
 
-    Of several rows with the same key (a sweep for times and one for errors, or one cell in two sweeps) the one with the
-    most samples counts; it gets the numbers that only another one has.
-
-    Raises:
-        ResultsError: no run there, runs of several suites, no row yet, or files of another version.
-        CorruptResults: a file was changed or is damaged.
+    Of several rows with the same key the one with the most samples counts; it gets the numbers that only another has.
+    Raises ResultsError (no run, several suites, no row yet, another version) and CorruptResults.
     """
     try:
         folder = _folder(path)
@@ -126,10 +115,10 @@ def refuse_copies(runs: Iterable[tuple[Path, Mapping[str, Any]]]) -> None:
 
 
 def differing_facts(a: MeasuredRun, b: MeasuredRun) -> list[str]:
-    """The facts in which two runs differ and may not be compared, such as ``cores: 2 and 4``; empty if they may.
+    """The facts in which two runs differ and may not be compared, such as ``cores: 2 and 4``.
 
-    These are the version of the method, all that :func:`~attnbench.machine.class_facts` names of both, the libraries
-    that multiplied, the variables that change arithmetic, and a memory that differs by more than 5 %.
+    These are the version of the method, the facts of :func:`~attnbench.machine.class_facts`, the libraries that
+    multiplied, the variables that change arithmetic, and a memory that differs by more than 5 %.
     """
     mine, theirs = ({"method_version": one.method_version, **class_facts(one.environment)} for one in (a, b))
     both = [name for name in mine if mine[name] != theirs.get(name, mine[name])]
@@ -172,7 +161,7 @@ def _by_key(records: Iterable[Record]) -> dict[Key, Record]:
 
 
 def _as_one(records: list[Record]) -> Record:
-    """The row with the most samples; what it was not asked for is taken from the others."""
+    """The row with the most samples, with measures that only others have."""
     first, *others = sorted(records, key=_weight, reverse=True)
     for other in others:
         if other.status is Status.OK:

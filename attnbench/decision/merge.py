@@ -1,4 +1,4 @@
-"""Runs of one suite on several machines, as one run: shards, or a run that ended early and what was measured elsewhere.
+"""Merge runs of one suite on several machines: shards, or a run that ended early and its remainder.
 
 What may be merged is what may be compared: one method, one class of machine, memories within 5 % and rates within
 10 %. Rows, samples, curves and failures are copied. Nothing is written before all of it is known to
@@ -51,7 +51,6 @@ class Source:
     folder: RunFolder
     environment: Mapping[str, Any]
     suite: str
-    """Text of its ``suite.yaml``."""
     records: Mapping[str, Record]
     """The last row of each cell, by cell id."""
 
@@ -61,20 +60,19 @@ class Source:
 
     @property
     def machines(self) -> list[dict[str, Any]]:
-        """What is known of its machine, or of each one of a run that is itself merged."""
+        """Facts of its machine, or of each machine of a merged run."""
         several: list[dict[str, Any]] | None = self.environment.get("machines")
         return several or [{name: self.environment[name] for name in _OF_A_MACHINE if name in self.environment}]
 
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """What came of it."""
+    """The merged run."""
 
     folder: RunFolder
     parts: Sequence[tuple[Path, str, int]]
     """Each run with its machine and the number of its rows that were kept."""
     notes: Sequence[str]
-    """What a reader of the merged numbers should know, one line each."""
 
 
 Kept = list[tuple[Source, dict[str, Record]]]
@@ -82,16 +80,10 @@ Kept = list[tuple[Source, dict[str, Record]]]
 
 
 def merge(paths: Iterable[Path], out: Path, *, rates_within: float = RATES_WITHIN) -> Merged:
-    """Join runs into a new run folder ``out``.
+    """Join runs into a new run folder ``out``; ``rates_within`` is the share by which the machines' rates may differ.
 
-    Args:
-        rates_within: share by which measured rates of the machines may differ.
-
-    Raises:
-        UsageError: the runs do not belong together; the message says what differs, or which one is the odd one.
-        ResultsError: a path is no run.
-        CorruptResults: a run is not as it was written.
-        CannotCreate: ``out`` exists or cannot be made.
+    Raises UsageError if the runs do not belong together; the message says what differs, or which one is the odd one.
+    Raises ResultsError, CorruptResults, and CannotCreate if ``out`` exists or cannot be made.
     """
     paths = list(paths)
     if out.exists() or out.is_symlink():
@@ -119,11 +111,6 @@ def merge(paths: Iterable[Path], out: Path, *, rates_within: float = RATES_WITHI
 
 
 def _read(path: Path) -> Source:
-    """Read and check a run.
-
-    Raises:
-        ResultsError: there is none; CorruptResults: it is not as it was written.
-    """
     if not stored(path / RECORDS).is_file():
         raise ResultsError(f"{path}: no {RECORDS} here; give the folder of a run, results/SUITE/STARTED-DEVICE")
     folder = RunFolder(path)
@@ -142,11 +129,8 @@ def _read(path: Path) -> Source:
 
 
 def _choose(sources: Sequence[Source]) -> tuple[Kept, list[str]]:
-    """Each cell's row: that of more rounds where one machine measured it twice.
-
-    Raises:
-        UsageError: two machines measured the same cell.
-    """
+    """Each cell's row: that of more rounds if one machine measured it twice. Raises UsageError: two machines measured
+    the same cell."""
     best: dict[str, tuple[Source, Record]] = {}
     twice = 0
     for source in sources:
@@ -175,7 +159,6 @@ def _worth(record: Record) -> tuple[object, ...]:
 
 
 def _missing_shards(sources: Sequence[Source]) -> list[str]:
-    """One line where some shards of the suite are not there."""
     given = {machine["shard"] for source in sources for machine in source.machines if "shard" in machine}
     splits = {shard.partition("/")[2] for shard in given}
     if len(splits) != 1:
@@ -187,7 +170,6 @@ def _missing_shards(sources: Sequence[Source]) -> list[str]:
 
 
 def _ratios_between_machines(kept: Kept) -> list[str]:
-    """One line where variants that are compared were timed on two machines."""
     machines: dict[object, set[str]] = {}
     for record in (record for _, records in kept for record in records.values()):
         if record.time_median_s is not None or record.train_s is not None:
@@ -199,11 +181,6 @@ def _ratios_between_machines(kept: Kept) -> list[str]:
 
 
 def _write(out: Path, kept: Kept) -> RunFolder:
-    """The rows in a new folder, all of them or none.
-
-    Raises:
-        StoreError: the folder or a file cannot be written.
-    """
     sources = [source for source, _ in kept]
     folder = RunFolder.create(out, environment=_environment(kept, out), suite_text=sources[0].suite)
     try:
@@ -225,7 +202,7 @@ def _write(out: Path, kept: Kept) -> RunFolder:
 
 
 def _in_order(records: Sequence[Record]) -> list[Record]:
-    """The rows by sweep, label and length, as a suite orders them, although each run had lengths of its own."""
+    """The rows by sweep, label and length, in the order of a suite."""
     sweeps = list(dict.fromkeys(record.sweep for record in records))
     labels = list(dict.fromkeys(record.label for record in records))
     return sorted(records, key=lambda one: (sweeps.index(one.sweep), labels.index(one.label), one.seq_len))
@@ -255,19 +232,16 @@ def _environment(kept: Kept, out: Path) -> dict[str, Any]:
 
 
 Facts = Mapping[str, Any]
-"""What ``environment.json`` says about a run."""
+"""The content of ``environment.json``."""
 
 
 def refuse_unlike(runs: Sequence[tuple[Path, Facts, Sequence[Facts]]], rates_within: float) -> None:
-    """Make sure that the runs are of one method and one class of machine, with equal memory and equal rates.
+    """Refuse runs of different methods, classes of machine, memories or rates. Raises UsageError.
 
     Args:
-        runs: folder, environment, and what is known of each machine that measured it.
-        rates_within: share by which the largest rate of a machine may exceed the smallest; of one that measured several
+        runs: folder, environment, and the facts of each machine that measured it.
+        rates_within: share by which the largest rate of a machine may exceed the smallest; of a machine with several
             runs, the median counts.
-
-    Raises:
-        UsageError: they are not; the message names the run, or the odd one of several, and what differs.
     """
     (first, ours, _), *others = runs
     for path, theirs, _ in others:
@@ -292,7 +266,7 @@ def refuse_unlike(runs: Sequence[tuple[Path, Facts, Sequence[Facts]]], rates_wit
 
 
 def _decisive(environment: Facts) -> dict[str, Any]:
-    """Everything that decides numbers, but for memory and rates, which are never equal to the digit."""
+    """The facts that decide numbers, except memory and rates, which are never equal to the digit."""
     rules = environment.get("rules")
     machine = environment.get("environment")
     return {
@@ -327,7 +301,7 @@ _ALLOW = "measure again on a quiet machine, or allow more with --rates-within"
 
 
 def _refuse_odd(what: str, found: Sequence[tuple[Path, float]], within: float, shown: Callable[[float], str]) -> None:
-    """Refuse values of which the largest exceeds the smallest by more than a share, and name the odd one."""
+    """Refuse values if the largest exceeds the smallest by more than a share, and name the odd one."""
     values = [value for _, value in found]
     if not values or max(values) <= (1 + within) * min(values):
         return

@@ -1,13 +1,12 @@
-"""Times of several runs at one speed of the machine, by the yardstick that was read beside every sample.
+"""Times of several runs at one speed of the machine, by the yardstick that was read with every sample.
 
-A core of a laptop or of a shared host is as fast as its neighbours let it be. Two runs of the same programs differ by a
-quarter then, and no smaller regression can be told. The yardstick (:mod:`attnbench.measure.yardstick`) says how fast
-the machine was beside each sample. Here each sample becomes what it would have taken at the machine's full speed.
+The neighbours of a core change its speed, so that two runs of the same programs may differ by a quarter. The yardstick
+(:mod:`attnbench.measure.yardstick`) gives the machine's speed at each sample. Each sample becomes the time that it
+would have taken at full speed.
 
 Programs feel a slow-down unequally: one that waits for memory feels less of it than one that computes. So the slope is
-fitted for each cell, from how its visits in all runs follow the yardstick. What differs between the runs is taken out
-first, so that the slope cannot hide a regression. What is not known of the slope counts where the machine was faster in
-one run than in another.
+fitted for each cell, from how its visits in all runs follow the yardstick, after the difference between the runs was
+taken out: the slope cannot hide a regression. Its uncertainty counts if the machine was faster in one run.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from attnbench.decision.measured import MeasuredRun, Visits
 from attnbench.record import Record
 
 QUICKEST = 0.02
-"""The machine's full speed is that of the quickest readings, of which this share is left out as chance."""
+"""Share of the quickest readings that is left out as chance; the next one is the machine's full speed."""
 EXPECTED = (0.5, 0.5)
-"""Slopes where nothing is known: a program that slows down as the mean of the yardstick's two pieces of work."""
+"""Prior slopes: a program that slows down as the mean of the yardstick's two pieces of work."""
 WEIGHT = 0.01
-"""What is expected counts as much as visits in which the yardstick varies by a tenth in all."""
+"""Weight of the prior: that of visits in which the yardstick varies by a tenth in all."""
 UNEQUAL = 0.3
 """Standard deviation of the slopes of programs around the slope that is expected."""
 
@@ -40,7 +39,7 @@ Visited = Mapping[int, Sequence[Mapping[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast a machine was in a run."""
+    """The speed of a machine in a run."""
 
     full: tuple[float, float]
     """Seconds of the yardstick's two pieces of work at the machine's full speed."""
@@ -49,19 +48,17 @@ class Pace:
 
 
 def at_one_speed(runs: Sequence[MeasuredRun], *, alike: bool) -> tuple[list[MeasuredRun], list[Pace]] | None:
-    """The runs with the visits that they would have at the machine's full speed, and how fast it was in each.
+    """The runs with their visits at the machine's full speed, and the speed in each run.
 
-    None if a run has times without readings beside them: times are then compared as they are.
-
-    Args:
-        alike: all runs are of one kind of machine. If their torch is the same as well, the yardstick takes the same
-            time in each, and the quickest readings of all of them are the full speed. If not, each run has its own.
+    None if a run has times without readings: times are then compared as they are. If all runs are of one kind of
+    machine (``alike``) and one torch, the quickest readings of all of them are the full speed. If not, each run has its
+    own.
     """
     readings = [_readings(run) for run in runs]
     if not all(map(len, readings)):
         return None
     quickest = [np.quantile(found, QUICKEST, axis=0) for found in readings]
-    if alike and len({_torch(run) for run in runs}) == 1:
+    if alike and len({run.environment.get("environment", {}).get("torch") for run in runs}) == 1:
         quickest = [np.min(quickest, axis=0)] * len(runs)
     slopes = _slopes(runs)
     paced = [_at(run, full, slopes) for run, full in zip(runs, quickest, strict=True)]
@@ -69,7 +66,7 @@ def at_one_speed(runs: Sequence[MeasuredRun], *, alike: bool) -> tuple[list[Meas
 
 
 def as_measured(run: MeasuredRun) -> MeasuredRun:
-    """The run with its visits as they were measured; a row whose samples are lost counts as one visit."""
+    """The run with its visits as measured; a row without samples counts as one visit."""
     visits = {
         row.cell_id: _visits_of(_visits(run, row) or {0: [{"seconds": row.time_median_s, "calls": 1}]})
         for row in run.rows.values()
@@ -91,7 +88,7 @@ def _pace(full: Numbers, readings: Numbers) -> Pace:
 
 
 def _readings(run: MeasuredRun) -> Numbers:
-    """The yardstick beside every sample of the run, two numbers each; empty where one sample that counts has none."""
+    """The yardstick at every sample of the run, two numbers each; empty if one sample that counts has none."""
     found = []
     for _, visits in _timed(run):
         samples = [one for taken in visits.values() for one in taken]
@@ -102,7 +99,7 @@ def _readings(run: MeasuredRun) -> Numbers:
 
 
 def _timed(run: MeasuredRun) -> Iterator[tuple[Key, Visited]]:
-    """Each cell that has a time, with the samples of its visits; those of one label are one, as they are in a pair."""
+    """Each timed cell with the samples of its visits; cells of one label are one, as in a pair."""
     for key, row in run.rows.items():
         if row.time_median_s is not None:
             yield key.but(options=row.label), _visits(run, row)
@@ -116,14 +113,13 @@ def _visits(run: MeasuredRun, row: Record) -> Visited:
 
 @dataclass(frozen=True, slots=True)
 class _Slope:
-    """How strongly a cell's time follows each of the two pieces of work, on the log scale, and the covariance."""
+    """Slopes of a cell's time over the two pieces of work, on the log scale, and their covariance."""
 
     of: Numbers
     doubt: Numbers
 
 
 def _slopes(runs: Sequence[MeasuredRun]) -> dict[Key, _Slope]:
-    """The slope of each cell, from its visits in all runs."""
     found: dict[Key, list[Numbers]] = {}
     for run in runs:
         for key, visits in _timed(run):
@@ -133,13 +129,13 @@ def _slopes(runs: Sequence[MeasuredRun]) -> dict[Key, _Slope]:
 
 
 def _middle(taken: Sequence[Mapping[str, Any]]) -> Numbers:
-    """Median of a visit's seconds, and of its two readings, in logarithms."""
+    """Median of a visit's seconds and of its two readings, in logarithms."""
     numbers = np.log([(one["seconds"], *one["yardstick"]) for one in taken])
     return np.asarray(np.median(numbers, axis=0))
 
 
 def _fitted(middles: Numbers) -> _Slope:
-    """Least squares towards what is expected; no slope is below zero, since nothing is faster on a slower machine."""
+    """Least squares towards the expected slope; no slope is below zero, since nothing is faster on a slower machine."""
     from scipy.optimize import nnls  # takes a moment, which only runs with a yardstick pay
 
     times, readings, root = middles[:, 0], middles[:, 1:], math.sqrt(WEIGHT)
@@ -171,11 +167,7 @@ def _sample_at(one: Mapping[str, Any], full: Sequence[float], slope: Sequence[fl
 
 
 def _is_lost(one: Mapping[str, Any]) -> bool:
-    """Whether the process stood still meanwhile, or waited for a core; older samples do not tell the latter."""
+    """True if the process stood still or waited for a core; older samples lack the latter."""
     from attnbench.measure.time import Sample
 
     return bool(one.get("stopped")) or ("waited" in one and not Sample(**one).clean)
-
-
-def _torch(run: MeasuredRun) -> object:
-    return run.environment.get("environment", {}).get("torch")

@@ -1,4 +1,4 @@
-"""Who takes part in a match, the values of a knob that are worth trying, and the search for the one that fits."""
+"""The variants of a match, the values of their knobs that are worth trying, and the search for the one that fits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from attnbench.traits import Knob
 from attnbench.variant import VARIANTS
 
 MOST_COUNTED = 256
-"""Rounds, blocks and steps beyond this many are not tried unless asked for."""
 _ANY = 2**31
 """More than any option is set to."""
 
@@ -33,7 +32,7 @@ class Ladder:
     """Values of the knob, the cheapest first; never empty."""
 
     def at(self, value: int) -> Spec:
-        """The variant with this value of its knob, which the label shows even where it is the default."""
+        """The variant with this value of its knob, which the label shows even if it is the default."""
         return Spec.of(self.spec.name, {**dict(self.spec.options), self.knob.option: value})
 
     def climb(self) -> list[int]:
@@ -50,25 +49,17 @@ class Ladder:
 
 
 def knob_of(spec: Spec, *, causal: bool = False) -> Knob | None:
-    """What trades the variant's accuracy for cost; None where nothing does.
-
-    Raises:
-        UsageError: an unknown variant or option.
-    """
+    """The knob that trades the variant's accuracy for cost, or None. Raises UsageError: unknown variant or option."""
     return VARIANTS.get(spec.name).claims(spec, causal=causal).knob
 
 
 def ladder_of(spec: Spec, knob: Knob, n: int, *, most: int | None = None) -> Ladder:
-    """The settings to try at length ``n``: multiples of the knob's step that its option takes, at most ``n``.
+    """The settings to try at length ``n``: multiples of the knob's step that its option takes, at most ``most`` or
+    ``n``.
 
-    With n features or landmarks a method costs what exact attention costs. Where ``n`` is less than one step, every
-    value is tried. Only where single rounds or blocks are counted, 0 is an amount; ``factors=0`` is a switch.
-
-    Args:
-        most: the largest value, instead of ``n``.
-
-    Raises:
-        UsageError: the option takes no value up to ``most``.
+    With n features or landmarks a method costs as much as exact attention. If ``n`` is less than one step, every value
+    is tried. 0 is an amount only of single rounds or blocks; ``factors=0`` is a switch. Raises UsageError if the option
+    takes no value up to ``most``.
     """
     low, high, unit = _bounds(VARIANTS.get(spec.name), knob.option)
     counts = knob.step == 1 and not knob.falling
@@ -87,7 +78,7 @@ def ladder_of(spec: Spec, knob: Knob, n: int, *, most: int | None = None) -> Lad
 
 
 def _bounds(entry: Entry, option: str) -> tuple[int, int, int]:
-    """The least and the largest value that an option takes, and the number of which it takes multiples."""
+    """The smallest and largest value of an option, and the number that its values are multiples of."""
     rules = entry.options[option].metadata
     low = max([rule.ge for rule in rules if hasattr(rule, "ge")] or [1])
     high = min([rule.le for rule in rules if hasattr(rule, "le")] or [_ANY])
@@ -100,29 +91,24 @@ NEEDS_ONE = "match needs a variant; for example: attnbench match performer local
 
 @dataclass(frozen=True, slots=True)
 class Entrant:
-    """One of the variants that were asked for."""
+    """A variant that takes part in the match."""
 
     spec: Spec
     ladder: Ladder | None
-    """The settings to search; None for a variant that takes part as it stands."""
     note: str = ""
-    """Why it takes part as it stands."""
+    """The reason for having no knob."""
     hopeless: str = ""
-    """Why it can never be held to the budget, and is not measured."""
+    """The reason why it can never meet the budget, and is not measured."""
 
     def settings(self) -> list[Spec]:
-        """All that may be tried, the cheapest first."""
         return [self.ladder.at(value) for value in self.ladder.values] if self.ladder else [self.spec]
 
 
 def entrants_of(
     written: Sequence[str], budget: Budget, n: int, *, causal: bool = False, most: int | None = None
 ) -> list[Entrant]:
-    """What each text stands for, and what can be turned.
-
-    Raises:
-        UsageError: an unknown name or option, one thing twice, or nothing that can be turned.
-    """
+    """The variants and their knobs. Raises UsageError: an unknown name or option, one thing twice, or nothing that can
+    be turned."""
     entrants: dict[str, Entrant] = {}
     for spec in (spec for text in written for spec in parse_specs(text)):
         entry = VARIANTS.get(spec.name)
@@ -154,34 +140,28 @@ def entrants_of(
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What became of one variant."""
+    """The outcome for one variant."""
 
     variant: str
-    """The variant as it was asked for, without a value of its knob."""
+    """The variant as given, without a value of its knob."""
     knob: str
-    """Empty for a variant that takes part as it stands."""
+    """Empty for a variant without one."""
     tries: tuple[Point, ...]
-    """Everything that was measured, in that order."""
     chosen: Point | None
     """The cheapest setting that meets a budget of error or score, or the most expensive that fits memory or time."""
     note: str = ""
-    """Why it takes part as it stands, or was not measured at all."""
+    """The reason for having no knob, or for not being measured at all."""
     before: str = ""
-    """Options that this version knows otherwise than the version whose rows these are."""
+    """Options that differ in the version that wrote these rows."""
     at_end: bool = False
-    """The chosen one is the cheapest of all settings, for an error or a score, or the most expensive, for a cost."""
+    """True if the chosen one is the cheapest of all, for an error or a score, or the most expensive, for a cost."""
 
     @property
     def label(self) -> str:
-        """Label of the chosen setting, else of the variant."""
         return self.chosen.label if self.chosen else self.variant
 
     def in_turns(self, sides: Mapping[str, Side]) -> Found:
-        """The same with the times that the turns gave, for every table, figure and file that tells of it.
-
-        Args:
-            sides: label -> what the turns gave.
-        """
+        """The outcome with the times of the turns (label -> times), for every table, figure and file."""
 
         def told(point: Point) -> Point:
             side = sides.get(point.label)
@@ -194,7 +174,6 @@ class Found:
         return replace(self, tries=tuple(map(told, self.tries)), chosen=chosen)
 
     def best(self, budget: Budget) -> Point | None:
-        """The measured setting that comes nearest to the budget."""
         sign = -1 if budget.target == "score" else 1
         measured = [(sign * amount, point) for point in self.tries if (amount := point.amount(budget)) is not None]
         return min(measured, key=lambda pair: pair[0])[1] if measured else None
@@ -203,15 +182,12 @@ class Found:
 def search(ladder: Ladder, budget: Budget, measure: Callable[[int], Point]) -> Found:
     """Find the cheapest setting that meets a budget of error or score, or the most expensive that fits.
 
-    It doubles from the cheapest setting, then halves what is left between the last two; in all at most 2·log₂ of the
-    number of settings, rounded up. It takes cost and score to rise along the ladder and error to fall. Where noise
-    breaks this, the answer is still a setting that was measured and meets the budget, though perhaps not the best.
+    It doubles from the cheapest setting, then bisects between the last two; in all at most 2·log₂ of the number of
+    settings, rounded up. It assumes that cost and score rise along the ladder and that error falls. If noise breaks
+    this, the answer is still a measured setting that meets the budget, though perhaps not the best.
 
     A setting that runs out of memory or time, or fails in another way, is a bound: nothing more expensive is tried. A
-    setting whose output is not finite has no error, and more expensive ones are tried.
-
-    Args:
-        measure: measures the setting with this value of the knob.
+    setting with an output that is not finite has no error, and more expensive ones are tried.
     """
     tries: dict[int, Point] = {}
 
@@ -230,11 +206,9 @@ def search(ladder: Ladder, budget: Budget, measure: Callable[[int], Point]) -> F
 
 
 def boundary(size: int, climb: Sequence[int], below: Callable[[int], bool]) -> int:
-    """The first of ``size`` places that is not ``below`` something; ``size`` if all are.
+    """The first of ``size`` places that is not ``below``, which is True up to some place; ``size`` if all are.
 
-    Args:
-        climb: rising places to ask about first, from 0 to the last one.
-        below: asked about each place at most once; True up to some place, then False.
+    ``climb`` has rising places to try first, from 0 to the last one. Each place is tried at most once.
     """
     low, high = -1, size
     for place in climb:
@@ -252,7 +226,7 @@ def boundary(size: int, climb: Sequence[int], below: Callable[[int], bool]) -> i
 
 
 def most_tries(climb: Sequence[int]) -> int:
-    """About how many places :func:`boundary` asks at most, if it climbs these."""
+    """About the largest number of places that :func:`boundary` asks if it climbs these."""
     most, before = len(climb), -1
     for asked, place in enumerate(climb, start=1):
         most = max(most, asked + math.ceil(math.log2(place - before)))

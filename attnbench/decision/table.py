@@ -22,22 +22,18 @@ from attnbench.units import format_interval
 COLUMNS = ("cell", "old", "new", "ratio", "interval", "verdict")
 NUMBERS = ("old", "new", "ratio", "interval")
 MOST_CHARACTERS = 65_536
-"""What a comment on GitHub holds."""
+"""The length limit of a comment on GitHub."""
 _MOST_NOTES = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """What is shown of a decision."""
+    """The lines of a decision as shown."""
 
     head: tuple[str, ...]
-    """Lines before the table, which are to be known before it is read."""
     rows: tuple[tuple[str, ...], ...]
-    """Texts under :data:`COLUMNS`, of all that changed or may have."""
     foot: tuple[str, ...]
-    """Lines after the table."""
     verdict: str
-    """One line that answers."""
 
 
 def table_of(decision: Decision) -> Table:
@@ -53,14 +49,14 @@ def table_of(decision: Decision) -> Table:
 
 
 def _is_told(one: Finding, decision: Decision) -> bool:
-    """Whether a finding has a line: not what is the same or new, nor what is unsure and does not even seem worse."""
+    """True if a finding has a line: not if it is the same or new, nor if it is unsure and does not seem worse."""
     if one.verdict != "unsure":
         return one.verdict not in ("same", "new")
     return decision.fails(one) or _seems_worse(one, decision)
 
 
 def verdict_line(decision: Decision) -> str:
-    """``failed: 2 slower, 1 broken`` or ``passed``, with what is open; ``not known`` if no time could be judged."""
+    """``failed: 2 slower, 1 broken`` or ``passed``, with open cells; ``not known`` if no time could be judged."""
     rest = [one for one in decision.findings if one.verdict in ("unsure", "missing") and not decision.fails(one)]
     also = f"; {_counted(rest)}" if rest else ""
     looks = [one.ratio or 0.0 for one in rest if one.measure == "time" and _seems_worse(one, decision)]
@@ -81,7 +77,6 @@ def _seems_worse(one: Finding, decision: Decision) -> bool:
 
 
 def _counted(findings: Sequence[Finding]) -> str:
-    """``2 slower, 1 with more memory``."""
     counts = Counter(words.plain(one) for one in findings)
     return ", ".join(f"{count} {'with ' * (' ' in said)}{said}" for said, count in counts.items())
 
@@ -148,14 +143,13 @@ def _foot(decision: Decision) -> list[str]:
 
 
 def _between(decision: Decision) -> str:
-    """What the intervals allow for that no visit of one run shows."""
     if decision.between is not None:
         return f"runs of one program differ by {decision.between:.1%}, say {len(decision.olds)} older runs"
     return f"too few older runs: how runs differ is unknown, intervals {BETWEEN_RUNS:.0%} wider at each end"
 
 
 def _bound(decision: Decision) -> list[str]:
-    """By how much times may have grown at most, where nothing says that they have."""
+    """The largest growth that the intervals allow to times that are not shown to have grown."""
     times = [one for one in decision.findings if one.measure == "time" and not one.is_worse]
     highs = sorted(math.ceil(100 * one.high - 1e-9) / 100 for one in times if one.high is not None)
     if not highs or all(one.verdict != "unsure" for one in times):
@@ -175,7 +169,7 @@ def to_text(decision: Decision) -> str:
 
 
 def to_markdown(decision: Decision) -> str:
-    """The table as Markdown, of at most 65,536 characters; what does not fit is counted."""
+    """The table as Markdown, of at most 65,536 characters; omitted rows are counted."""
     table = table_of(decision)
     warned, about = table.head[: decision.few_rounds], table.head[decision.few_rounds :]
     head = [*_paragraph(warned), f"### attnbench: {_escaped(table.verdict)}", "", *_paragraph(about)]
@@ -192,7 +186,6 @@ def to_markdown(decision: Decision) -> str:
 
 
 def _paragraph(lines: Sequence[str]) -> list[str]:
-    """Lines that stay apart, and an empty one after them."""
     return [*(f"{_escaped(line)}  " for line in lines), ""] if lines else []
 
 
@@ -201,13 +194,12 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Foreign text without any meaning in Markdown."""
     text = text.replace("&", "&amp;").replace("<", "&lt;")
     return not_live("".join(f"\\{c}" if c in "\\`*_[]|#~" else c for c in text))
 
 
 SCHEMA = 1
-"""Version of :func:`to_json`; incremented when a reader has to know."""
+"""Version of :func:`to_json`; increment it for a change that a reader has to know."""
 
 _UNITS = {"time": "s", "memory": "bytes", "error": "relative error", "score": "score"}
 
@@ -247,7 +239,7 @@ def _limits(decision: Decision) -> dict[str, Any]:
 
 
 def judged(decision: Decision) -> dict[Measure, str]:
-    """Measure -> what makes it worse in this decision, for the measures that are judged."""
+    """Measure -> the limit above which it is worse, for the measures that are judged."""
     limits = decision.question.limits
     how = "at one speed of the machine" if decision.paces else "as measured"
     if decision.unit != "s":
@@ -283,9 +275,9 @@ def _cell(one: Finding) -> dict[str, Any]:
 
 
 def to_junit(decision: Decision) -> str:
-    """A ``testcase`` for each cell: failed with all that fails in it, skipped where it is unsure or missing.
+    """A ``testcase`` for each cell: failed with all its failures, skipped if it is unsure or missing.
 
-    Properties of the suite say what the command said of all cells together, and by which limits.
+    Properties of the suite hold the notes and limits of the whole decision.
     """
     axes = words.telling({one.pair.key: one.pair.shown for one in decision.findings}.values())
     cells: dict[Any, list[Finding]] = {}
@@ -319,7 +311,6 @@ def to_junit(decision: Decision) -> str:
 
 
 def _properties(decision: Decision) -> dict[str, str]:
-    """``summary``, ``exit``, ``count.slower``, ``limit.time``, ``judged.time`` and so on."""
     return {
         "summary": verdict_line(decision),
         "exit": str(int(decision.exit_code)),
@@ -334,7 +325,6 @@ def _sentences(found: Iterable[Finding], decision: Decision) -> str:
 
 
 def _sentence(one: Finding, decision: Decision) -> str:
-    """``time slower: 12.3 ms, was 10.1 ms, ratio 1.218 (1.19 to 1.24)``."""
     if one.verdict == "missing":
         return "missing: an older run has this cell"
     old, new = words.sides(one, decision.unit)
@@ -346,9 +336,9 @@ def _sentence(one: Finding, decision: Decision) -> str:
 
 
 def to_action(decision: Decision) -> list[dict[str, Any]]:
-    """``[{name, unit, value, range, extra}]`` of what the new run measured, the smaller the better; without scores.
+    """``[{name, unit, value, range, extra}]`` of the new run, the smaller the better; without scores.
 
-    Values are the run's own, as in its table. They do not depend on what it is held against.
+    Values are the run's own, as in its table, and do not depend on the older run.
     """
     axes = words.telling({one.pair.key: one.pair.shown for one in decision.findings}.values())
     found = [one for one in decision.findings if one.new is not None and one.measure != "score"]
@@ -365,7 +355,6 @@ def to_action(decision: Decision) -> list[dict[str, Any]]:
 
 
 def _range(one: Finding) -> str:
-    """The interval of the new value, as :func:`format_interval` tells it; empty where it has none."""
     row = one.pair.new
     if one.measure != "time" or row is None:
         return ""

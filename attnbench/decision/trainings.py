@@ -1,8 +1,4 @@
-"""The trainings behind the settings of ``match --score``.
-
-All that may be trained for one question is the plan of one run folder, whatever the target: the same command resumes
-it, and a question with another target goes on from what is trained already.
-"""
+"""The trainings behind the settings of ``match --score``, all in one run folder for any target of a question."""
 
 from __future__ import annotations
 
@@ -26,45 +22,34 @@ from attnbench.trained import Choice, choose, trained
 from attnbench.variant import VARIANTS
 
 _ALIKE = ("task", "layers", "ffn", "positions", "steps", "protocol", "pretrain_steps", "guide")
-"""Columns that tell how all of them are trained."""
+"""Columns of the rules that all trainings share."""
 
 
 @dataclass(slots=True)
 class Trainings:
-    """Trains settings as they are asked for, each with every seed, and keeps what is trained."""
+    """Trains settings on demand, each with every seed, and keeps the results."""
 
     plan: Plan
-    """The plan, which has the trainings of every setting that may be asked for."""
     watcher: Watcher = field(default_factory=Watcher)
-    """Told what goes on."""
     notes: list[str] = field(default_factory=list)
-    """What weakens the scores, one line each."""
     folder: Path | None = None
-    """The run that keeps them, once one was begun."""
     _chance: float | None = None
 
     @property
     def of_one_setting(self) -> int:
-        """How many trainings it takes at most to score one setting."""
         first, late = phases(next(iter(self._settings().values())))
         return len(first) + len({of_any(cell) for cell in late})
 
     @property
     def columns(self) -> dict[str, Any]:
-        """How all of them are trained, by column."""
         row = Record.of(self.plan.cells[0], Status.OK).to_json()
         return {name: row[name] for name in _ALIKE} | {"seeds": len({cell.seed for cell in self.plan.cells})}
 
     def score(self, worker: Worker, spec: Spec, point: Point) -> Point:
         """The setting with its score, or how its trainings failed.
 
-        Args:
-            worker: of the process that measures. It is stopped meanwhile: trainings have processes of their own.
-
-        Raises:
-            StoreError and its kinds: the run's folder cannot be made, written or locked.
-            CorruptResults: it is damaged.
-            KeyboardInterrupt: passed on; what is trained is stored.
+        ``worker``, the measuring process, is stopped meanwhile, since trainings have processes of their own. Finished
+        trainings survive KeyboardInterrupt. Raises StoreError and its kinds, and CorruptResults.
         """
         mine = frozenset(cell.cell_id for cell in self._settings()[_normal(spec)])
         plan, watcher = replace(self.plan, only=mine), _Once(self.watcher, first=self.folder is None)
@@ -81,7 +66,7 @@ class Trainings:
         return found
 
     def doubts(self, budget: Budget) -> list[str]:
-        """What weakens the answer: notes on single settings, and a target that asks for nothing."""
+        """Notes that weaken the answer, on single settings and on the target."""
         if self._chance is not None and budget.limit <= self._chance:
             said = f"always the same answer scores {self._chance:.3f}, so that {budget} asks for nothing; raise --score"
             return [said, *self.notes]
@@ -99,10 +84,7 @@ def _normal(spec: Spec) -> Spec:
 
 
 def scored(point: Point, choice: Choice) -> Point:
-    """The setting with what its trainings at the chosen rate gave.
-
-    A setting of which a training failed has not been scored: the others alone would flatter it.
-    """
+    """The setting with the score of its trainings; none if a training failed, since the others would flatter it."""
     lost = [row for row in choice.rows if not row.ok]
     found = summary(choice)
     if lost or found is None:
@@ -116,10 +98,7 @@ def scored(point: Point, choice: Choice) -> Point:
 
 
 class _Once(Watcher):
-    """Passes on what is said when the folder is first opened; of later openings, only what the trainings say.
-
-    What is then said of the machine is about our own trainings.
-    """
+    """A watcher that passes on messages of the folder's first opening; later ones are about our own trainings."""
 
     def __init__(self, watcher: Watcher, *, first: bool) -> None:
         self._watcher, self._first, self._opening = watcher, first, True

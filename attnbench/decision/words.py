@@ -1,4 +1,4 @@
-"""Cells and their numbers in words: short in a table, and as ``-k`` looks at them."""
+"""Cells and their numbers in words: short in a table, and as ``-k`` matches them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from attnbench.units import format_bytes, format_number, format_seconds
 
 
 def address(row: Record) -> str:
-    """What ``-k`` looks at, as :func:`attnbench.suite.describe.address` says it of a cell."""
+    """The text that ``-k`` matches, as :func:`attnbench.suite.describe.address` gives it for a cell."""
     values = shortened({axis: getattr(row, axis) for axis in AXES})
     values["inputs"] = row.inputs if row.level == "operator" else None
     values["positions"] = row.positions or None
@@ -25,13 +25,12 @@ _NAMING = sorted(
     (axis for axis in AXES.values() if not axis.required),
     key=lambda axis: (not isinstance(axis.values, Specs), axis.asked),
 )
-"""Axes that a name may tell beside variant and length, in the order in which they are asked."""
+"""Axes that a name may show with variant and length, in that order."""
 _NUMBERS = ("layers", "ffn", "steps", "pretrain_steps", "guide", "threads")
 """Columns that are no axes, and say nothing without their name."""
 
 
 def _axes(row: Record) -> dict[str, str]:
-    """Axis or column -> what to say of it; empty for nothing worth saying."""
     numbers = {name: getattr(row, name) for name in _NUMBERS}
     return {
         "level": row.level,
@@ -45,7 +44,6 @@ def _axes(row: Record) -> dict[str, str]:
 
 
 def _said(axis: Axis, row: Record) -> str:
-    """``causal``, ``alibi``, ``batch=8``; empty for none of it, and for what another axis says already."""
     value = getattr(row, axis.name)
     if axis.same_as and value == getattr(row, axis.same_as):
         return ""
@@ -59,7 +57,7 @@ def _said(axis: Axis, row: Record) -> str:
 
 
 def telling(rows: Iterable[Record]) -> list[str]:
-    """The axes that it takes, beside variant and length, to tell these rows apart by their names."""
+    """The axes that, with variant and length, distinguish the names of these rows."""
     said = [{"": f"{row.label} {row.seq_len}", **_axes(row)} for row in rows]
     chosen, apart = [""], len({one[""] for one in said})
     for axis in said[0] if said else ():
@@ -77,11 +75,7 @@ def name(row: Record, axes: Sequence[str]) -> str:
 
 
 def number(value: float | None, measure: str, unit: str = "s") -> str:
-    """A value with its unit: ``12.3 ms``, ``1.5 MiB``, ``0.31``; ``-`` for None.
-
-    Args:
-        unit: of times; if it is not seconds, they are plain ratios.
-    """
+    """A value with its unit: ``12.3 ms``, ``1.5 MiB``, ``0.31``; ``-`` for None. Times without seconds are ratios."""
     if value is None:
         return "-"
     if measure == "memory":
@@ -97,7 +91,7 @@ def ratio(value: float | None) -> str:
 
 
 def interval(one: Finding) -> str:
-    """``1.02 to 1.05``; ``-`` where there is none, and where it is a single number."""
+    """``1.02 to 1.05``; ``-`` if there is none or it is a single number."""
     return (
         "-" if one.low is None or one.high is None or one.low == one.high else f"{ratio(one.low)} to {ratio(one.high)}"
     )
@@ -116,7 +110,7 @@ def sides(one: Finding, unit: str = "s") -> tuple[str, str]:
 
 
 def note(one: Finding) -> str:
-    """What is to be said of a finding beside its numbers; empty for nothing."""
+    """A note on a finding that its numbers do not show, or an empty text."""
     if one.more_rounds is None:
         return printable(one.note)
     more = f"at least {MANY_ROUNDS}" if one.more_rounds >= MANY_ROUNDS else f"about {one.more_rounds}"
@@ -135,11 +129,11 @@ _SAID = {
 
 
 def plain(one: Finding) -> str:
-    """The verdict with its measure, where the verdict alone does not say it: ``more memory``."""
+    """The verdict, with its measure if the verdict alone does not say it: ``more memory``."""
     return _SAID.get((one.measure, one.verdict), one.verdict)
 
 
 def verdict(one: Finding) -> str:
-    """The verdict; ``unsure (+3)`` where three more rounds would probably decide."""
+    """The verdict; ``unsure (+3)`` if three more rounds would probably decide."""
     more = "" if one.more_rounds is None else f" (+{one.more_rounds}{'…' * (one.more_rounds >= MANY_ROUNDS)})"
     return plain(one) + more

@@ -1,4 +1,4 @@
-"""Where q, k and v come from, in the order shown to users; imported at the first look-up in the table of inputs."""
+"""Sources of q, k and v, in the order shown to users; imported at the first look-up in the table of inputs."""
 
 from attnbench.inputs import gaussian as gaussian
 from attnbench.inputs import structured as structured

@@ -111,17 +111,16 @@ def file(
 
 
 class Extent(NamedTuple):
-    """What a captured input has."""
+    """The sizes of a captured input."""
 
     layers: int
     heads: int
     positions: int
     width: int
-    """Width of a head."""
 
 
 def extent(inputs: Spec) -> Extent | None:
-    """The sizes of a captured input; None of one that is drawn at random.
+    """The sizes of a captured input; None of a random one.
 
     Raises:
         UsageError: an unknown input or option, or the file cannot be read as one of these.
@@ -144,11 +143,11 @@ class Described:
     v: tuple[int, ...]
     """``(S, L, K, M, E)``."""
     about: dict[str, Any]
-    """What ``attnbench capture`` wrote beside them; empty where nobody says."""
+    """Metadata of ``attnbench capture``; empty if there is none."""
 
 
 def describe(path: Path) -> Described:
-    """What a file holds, without reading its tensors.
+    """The content of a file, without reading its tensors.
 
     Raises:
         UsageError: it cannot be opened, or is not such a file.
@@ -159,28 +158,23 @@ def describe(path: Path) -> Described:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """A file that is open: its tensors, not read yet."""
-
     slices: dict[str, Any]
-    """q, k and v."""
     sizes: dict[str, tuple[int, ...]]
     about: dict[str, Any]
-    """What ``attnbench capture`` wrote beside them; empty where nobody says."""
+    """Metadata of ``attnbench capture``; empty if there is none."""
 
     @property
     def causal(self) -> bool | None:
-        """Whether the captured attention was causal; None where nobody says."""
+        """True if the captured attention was causal; None if unknown."""
         causal = self.about.get("causal")
         return causal if isinstance(causal, bool) else None
 
     @property
     def group(self) -> int:
-        """Heads of queries that share one of keys and values."""
         return self.sizes["q"][2] // self.sizes["k"][2]
 
 
 def _doubt(name: str, path: Path, shape: Shape) -> str:
-    """What is not in this shape as it was in the captured model; empty where all is."""
     with _stored(name, path) as stored:
         said = []
         if stored.causal is not None and stored.causal is not shape.causal:
@@ -217,11 +211,7 @@ def _draw(
 
 @contextmanager
 def _stored(name: str, path: Path) -> Iterator[_Stored]:
-    """q, k and v in the file, not read yet, and their shapes.
-
-    Raises:
-        UsageError: it cannot be opened, or is not such a file.
-    """
+    """Open a file: q, k and v, not read yet, and their shapes. Raises UsageError if it is not such a file."""
     try:
         if path.exists() and not (path.is_file() or path.is_dir()):  # opening a pipe would wait for a writer
             raise UsageError(f"{name}: not a file; {_EXPECTED}")
@@ -243,7 +233,6 @@ def _stored(name: str, path: Path) -> Iterator[_Stored]:
 
 
 def _about(metadata: dict[str, str] | None) -> dict[str, Any]:
-    """The metadata that ``attnbench capture`` writes; empty where it is another's."""
     try:
         about = json.loads((metadata or {}).get("attnbench", "{}"))
     except (ValueError, RecursionError):

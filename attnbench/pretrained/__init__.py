@@ -1,1 +1,1 @@
-"""Models that are trained already: what their attention sees, and what is left of them with another attention."""
+"""Trained models: the inputs of their attention, and their quality with another attention."""

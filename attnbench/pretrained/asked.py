@@ -1,4 +1,4 @@
-"""A swap as asked for, by the command or from Python: question, model and text, and what it would take."""
+"""A swap as requested by the command or from Python: question, model and text, and its cost."""
 
 from __future__ import annotations
 
@@ -26,11 +26,8 @@ from attnbench.variant import VARIANTS
 
 
 def variants_of(texts: Sequence[str], plugins: Sequence[str]) -> tuple[Spec, ...]:
-    """The variants that are named, each once, after loading the plug-ins.
-
-    Raises:
-        UsageError: an unknown variant or option.
-    """
+    """The variants that are named, each once, after loading the plug-ins. Raises UsageError: an unknown variant or
+    option."""
     load_all(plugins)
     found = [VARIANTS.get(spec.name).normalise(spec) for text in texts for spec in parse_specs(text)]
     return tuple(dict.fromkeys(found))
@@ -38,7 +35,7 @@ def variants_of(texts: Sequence[str], plugins: Sequence[str]) -> tuple[Spec, ...
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A question with all that answers it."""
+    """A question with its model and text."""
 
     question: Question
     subject: Subject
@@ -49,14 +46,9 @@ class Asked:
     def of(cls, model: str, variants: Sequence[Spec], given: Mapping[str, Any]) -> Self:
         """Read the arguments of the command or the function, and open the model.
 
-        Args:
-            model: ``listops``, a folder, a .gguf file, ``pypi:PACKAGE/FILE``, an id in the hub's cache.
-            given: argument -> value: ``text``, ``layers``, ``length``, ``windows``, ``steps``, ``learning_rate``,
-                ``batch``, ``train``, ``redraw``, ``seeds``, ``device``, ``threads``, ``plugins``, ``out``, ``fresh``.
-
-        Raises:
-            UsageError: a value that cannot be, no such model, or a text that is too short.
-            Unsupported: the model's attention cannot be replaced.
+        ``given`` has ``text``, ``layers``, ``length``, ``windows``, ``steps``, ``learning_rate``, ``batch``, ``train``,
+        ``redraw``, ``seeds``, ``device``, ``threads``, ``plugins``, ``out`` and ``fresh``. Raises UsageError for an
+        impossible value, an unknown model or a short text, and Unsupported if the model's attention cannot be replaced.
         """
         rate = given["learning_rate"]
         if not 0 < rate <= 1:
@@ -80,12 +72,10 @@ class Asked:
         return cls(question, subject, windows, place)
 
     def foresee(self, watcher: Watcher) -> Foreseen:
-        """What the answer would take; reads two windows, and writes nothing."""
         with threads_of_torch(self.place.threads):
             return foresee(self.question, self.subject, self.text, self.place, watcher)
 
     def answer(self, watcher: Watcher) -> Swapped:
-        """Every row that is asked for; those that are there already are kept."""
         with threads_of_torch(self.place.threads):
             return swap(self.question, self.subject, self.text, self.place, watcher)
 
@@ -98,33 +88,26 @@ _OF_TRAINED = 4
 
 @dataclass(frozen=True, slots=True)
 class Foreseen:
-    """Time is that of the model's own attention: what a variant takes more or less is not known before it runs."""
+    """The cost of a swap, by the time of the model's own attention: that of a variant is unknown before it runs."""
 
     visits: int
-    """A visit is one variant in some layers with one seed."""
     resumed: int
-    """Visits whose rows are there already."""
     windows_read: int
-    """Windows to evaluate on, all visits together."""
     windows_trained: int
-    """Windows to train on, all visits together."""
     window_s: float
     """Seconds for one window, read."""
     weight_bytes: int
-    """The model, and where it is trained its copy with gradients and moments, in float32."""
+    """Bytes of the model and, if it is trained, of its copy with gradients and moments, in float32."""
 
     @property
     def seconds(self) -> float:
-        """What everything that is still to be done takes."""
         return self.window_s * (self.windows_read + _STEP * self.windows_trained)
 
 
 def foresee(question: Question, subject: Subject, text: Text, place: Place, watcher: Watcher) -> Foreseen:
-    """Count what is still to be done, and time one window. Nothing is written, and no folder is made.
+    """Count the remaining work, and time one window. Nothing is written, and no folder is made.
 
-    Raises:
-        UsageError, Unsupported: the question cannot be asked of this model.
-        CorruptResults: rows that are there cannot be read.
+    Raises UsageError and Unsupported if the question does not fit this model, and CorruptResults.
     """
     refuse(question, subject.layers, text.most)
     visits = entries(question, subject.layers)
@@ -144,7 +127,6 @@ def foresee(question: Question, subject: Subject, text: Text, place: Place, watc
 
 
 def _windows_of(entry: Entry, windows: int) -> int:
-    """Windows that are read to evaluate one visit."""
     if entry.variant is None:
         return len(entry.rules.steps) * windows
     pairs = 0 if entry.named.isdecimal() else 1

@@ -1,4 +1,4 @@
-"""What the untouched model says of the windows to evaluate on, which every other answer is held to."""
+"""The untouched model's answers on the windows to evaluate on, the baseline of every other answer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_KEPT = 2**26
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """One window's answers where the text asks for some."""
+    """One window's answers at positions that ask for one."""
 
     loss: float
     """Mean cross-entropy in nats."""
@@ -30,7 +30,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """What the untouched model makes of one window."""
+    """The untouched model's result for one window."""
 
     hidden: Tensor
     """``(N, C)`` on the CPU."""
@@ -45,26 +45,21 @@ class Baseline:
     windows: Windows
     originals: tuple[Original, ...]
     step: int
-    """Log-probabilities are kept at every so many of the positions that have an answer."""
+    """Log-probabilities are kept at every ``step``-th position that has an answer."""
 
     @property
     def losses(self) -> list[float] | None:
-        """The loss of each window; None where the model predicts nothing."""
         found = [one.answered.loss for one in self.originals if one.answered is not None]
         return found or None
 
     @property
     def asked(self) -> int:
-        """Number of answers that are asked for."""
         return int((self.windows.targets != NO_LABEL).sum())
 
 
 @torch.inference_mode()
 def baseline_of(subject: Subject, windows: Windows, device: str) -> Baseline:
-    """Read every window with the untouched model.
-
-    Memory is that of the features, and of at most 2²⁶ log-probabilities: beyond, some of the positions are left out.
-    """
+    """Read every window with the untouched model, keeping at most 2²⁶ log-probabilities in memory."""
     originals: list[Original] = []
     step = 0
     for window in windows.each():
@@ -80,7 +75,7 @@ def baseline_of(subject: Subject, windows: Windows, device: str) -> Baseline:
 
 
 def answered(reading: Reading, window: Windows) -> Answered | None:
-    """What was answered in one window ``(1, N)``, where an answer is asked for; None where the model has none."""
+    """The answers in one window ``(1, N)``; None if the model has none."""
     if reading.logits is None:
         return None
     asked = window.targets[0] != NO_LABEL

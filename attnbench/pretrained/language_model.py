@@ -1,4 +1,4 @@
-"""A model of the transformers library, as one whose attention can be looked at and replaced."""
+"""A model of the transformers library with attention that can be observed and replaced."""
 
 from __future__ import annotations
 
@@ -23,12 +23,9 @@ _SAME = 1e-3
 class LanguageModel:
     """A model that reads tokens, as a :class:`~attnbench.pretrained.subject.Subject`.
 
-    Its own implementation of attention is replaced for good by one that computes the same, and that can be intercepted;
-    on the first window the two are held to each other.
-
-    Raises:
-        UsageError: windows of this length are longer than the model's positions.
-        Unsupported: its attention cannot be replaced; the message names the cause.
+    Its own implementation of attention is replaced by an equivalent one that can be intercepted; the two are compared
+    on the first window. Raises UsageError: windows of this length are longer than the model's positions. Raises
+    Unsupported: its attention cannot be replaced; the message names the cause.
     """
 
     def __init__(self, name: str, model: nn.Module, length: int) -> None:
@@ -59,11 +56,7 @@ class LanguageModel:
 
     @classmethod
     def unread(cls, name: str, model: nn.Module, length: int, *, causal: bool) -> Self:
-        """One of fake tensors, of which nothing but sizes is true: it is not held to anything.
-
-        Raises:
-            Unsupported: its attention cannot be replaced; the message names the cause.
-        """
+        """A model of fake tensors, true in its sizes alone and compared with nothing. Raises Unsupported."""
         config: Any = model.config
         one = cls.__new__(cls)
         one.name, one.module, one.digest = name, model.eval(), ""
@@ -81,12 +74,10 @@ class LanguageModel:
 
     @property
     def causal(self) -> bool:
-        """Whether its attention is causal, so that it predicts the next token."""
         return any(layer.shape.causal for layer in self.layers)
 
     @property
     def predicts(self) -> bool:
-        """Whether it has logits."""
         model: Any = self.module
         return model.get_output_embeddings() is not None
 
@@ -139,7 +130,6 @@ class LanguageModel:
 
 
 def _without_cache(model: nn.Module) -> dict[str, bool]:
-    """What a call says so that no keys are kept."""
     return {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
 
 

@@ -43,11 +43,8 @@ _HELD = ("F64", "F32", "F16", "BF16", "I64", "I32", "BOOL")
 def open_language_model(name: str, length: int, text: Path | None) -> tuple[LanguageModel, TokenText]:
     """The model at this place, in float32, and windows of a text for it.
 
-    Nothing is downloaded, no code of a model is run, and weights are read from safetensors or GGUF alone.
-
-    Raises:
-        UsageError: there is no such model, its libraries are missing, or windows of this length do not fit.
-        Unsupported: its attention cannot be replaced; the message names the cause.
+    Nothing is downloaded, no code of a model is run, and weights are read from safetensors or GGUF alone. Raises
+    UsageError if it cannot be loaded, or windows of this length do not fit, and Unsupported.
     """
     place = located(name)
     transformers = _quiet()
@@ -66,11 +63,6 @@ def open_language_model(name: str, length: int, text: Path | None) -> tuple[Lang
 
 @contextmanager
 def _told(name: str) -> Iterator[None]:
-    """Turn whatever the library raises in this block, over files that may hold anything, into one line.
-
-    Raises:
-        UsageError: the model cannot be loaded.
-    """
     try:
         yield
     except Unsupported:
@@ -82,13 +74,10 @@ def _told(name: str) -> Iterator[None]:
 
 
 def located(name: str) -> Path:
-    """The folder or GGUF file that a name stands for.
+    """The folder or GGUF file that a name stands for. Raises UsageError if there is none.
 
-    A package is found without being imported, since it may want libraries that the file does not need. A name that is
-    no path may be the id of a model that another program left in the hub's cache.
-
-    Raises:
-        UsageError: there is no such file, folder or package.
+    A package is found without being imported, since it may need libraries that the file does not. A name that is no
+    path may be the id of a model in the hub's cache.
     """
     if name.startswith(_PACKAGE):
         package, _, inside = name.removeprefix(_PACKAGE).partition("/")
@@ -110,7 +99,6 @@ def located(name: str) -> Path:
 
 
 def _cached(name: str) -> Path | None:
-    """The folder of a model in the hub's cache on this disk; None without one, or without the library that made it."""
     _stay_offline()
     try:
         hub: Any = import_module("huggingface_hub")
@@ -125,7 +113,6 @@ def _stay_offline() -> None:
 
 
 def _quiet() -> Any:
-    """The library without progress bars, without a look at a hub, and without chatter."""
     _stay_offline()
     transformers = library()
     transformers.utils.logging.set_verbosity_error()
@@ -134,12 +121,9 @@ def _quiet() -> Any:
 
 
 def bare_model(name: str) -> tuple[int, Callable[[], Any]]:
-    """The number of layers of the model at this place, and what makes the model in float32, with weights of its own.
+    """The number of layers of a model, and a function that makes it in float32 with new weights.
 
-    Only its configuration is read.
-
-    Raises:
-        UsageError: there is no such model, or its libraries are missing.
+    Only its configuration is read. Raises UsageError: there is no such model, or its libraries are missing.
     """
     place = located(name)
     transformers = _quiet()
@@ -160,7 +144,6 @@ def bare_model(name: str) -> tuple[int, Callable[[], Any]]:
 
 
 def _configured(transformers: Any, place: Path) -> tuple[str, dict[str, Any], Any]:
-    """The folder and the options by which everything of a model is read, and its configuration."""
     folder, options = str(place), dict[str, Any]()
     if place.is_file():
         for needed in ("gguf", "accelerate"):
@@ -172,7 +155,6 @@ def _configured(transformers: Any, place: Path) -> tuple[str, dict[str, Any], An
 
 
 def _loaded(transformers: Any, place: Path) -> tuple[Any, Any]:
-    """Tokenizer and model, in float32."""
     folder, options, config = _configured(transformers, place)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
     how: dict[str, Any] = {"dtype": torch.float32, **options}
@@ -190,10 +172,7 @@ def _loaded(transformers: Any, place: Path) -> tuple[Any, Any]:
 
 @contextmanager
 def _without_bars() -> Iterator[None]:
-    """Hide the bar for the tensors of a GGUF file, which no setting turns off, and start no thread that watches bars.
-
-    That thread would outlive the bar, so that the process could not measure any more.
-    """
+    """Hide the bar for the tensors of a GGUF file, and start no thread for it, which would forbid measuring."""
     bars: Any = import_module("tqdm").tqdm
     before, bars.monitor_interval = bars.monitor_interval, 0
     try:
@@ -204,7 +183,7 @@ def _without_bars() -> Iterator[None]:
 
 
 def _class_for(transformers: Any, config: Any, *, gguf: bool) -> Any:
-    """The class that has the head that was trained, if there is one. A GGUF file does not say, and holds a decoder."""
+    """The class with the head that was trained, if there is one. A GGUF file does not say, and holds a decoder."""
     kind = (config.architectures or ["ForCausalLM" if gguf else ""])[0]
     if config.is_encoder_decoder:
         return transformers.AutoModel
@@ -214,7 +193,6 @@ def _class_for(transformers: Any, config: Any, *, gguf: bool) -> Any:
 
 
 def _around(subject: LanguageModel, tokenizer: Any) -> Around:
-    """Encoders get their special tokens around each window; what predicts the next token reads the bare text."""
     if subject.causal:
         return Around("next" if subject.predicts else "none")
     first, last = tokenizer.cls_token_id, tokenizer.sep_token_id
@@ -228,13 +206,9 @@ def _around(subject: LanguageModel, tokenizer: Any) -> Around:
 
 
 def refuse_incomplete(model: nn.Module, told: Mapping[str, Any]) -> None:
-    """Refuse a model of which a part is not what its files hold; take off a pooler without weights, which nobody reads.
+    """Refuse a model that differs from its files, by the library's report; remove a pooler without weights.
 
-    Args:
-        told: what the library says about the reading: ``missing_keys``, ``unexpected_keys``, ``mismatched_keys``.
-
-    Raises:
-        UsageError: a tensor is in no file or has another shape there, or a layer of the files is not in the model.
+    Raises UsageError if a tensor is in no file or has another shape there, or a layer of the files is not in the model.
     """
     missing = sorted({*told["missing_keys"], *(key for key, *_ in told["mismatched_keys"])})
     lists = {name.rpartition(".")[2] for name, one in model.named_modules() if isinstance(one, nn.ModuleList)}
@@ -257,11 +231,7 @@ def refuse_incomplete(model: nn.Module, told: Mapping[str, Any]) -> None:
 
 
 def refuse_scaled(folder: Path, config: Any) -> None:
-    """Refuse numbers that mean nothing without a scale, where the configuration does not say how they were made.
-
-    Raises:
-        UsageError: there are such numbers.
-    """
+    """Refuse numbers that need a scale if the configuration does not describe it. Raises UsageError."""
     if getattr(config, "quantization_config", None) is not None:
         return
     opened: Any = import_module("safetensors").safe_open
@@ -278,15 +248,11 @@ def _some(names: list[str]) -> str:
 
 
 _READ = (".json", ".safetensors", ".txt", ".model")
-"""Suffixes of what is read of a folder: configuration, weights, and the words of the tokenizer."""
+"""Suffixes of the files read: configuration, weights, and the words of the tokenizer."""
 
 
 def files_of(name: str) -> list[Path]:
-    """Everything that decides what the model of this name computes.
-
-    Raises:
-        UsageError: there is no such model.
-    """
+    """All files that decide the model's numbers. Raises UsageError if there is no such model."""
     if name == NAME:
         return [WEIGHTS]
     place = located(name)
@@ -301,23 +267,19 @@ _MASKED = 0.15
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """What a model wants around and inside its windows."""
+    """The tokens that a model needs around and inside its windows."""
 
     aim: Aim
-    """What is asked for: the ``next`` token, the ``masked`` ones, or nothing."""
+    """The answer wanted: the ``next`` token, the ``masked`` ones, or none."""
     first: tuple[int, ...] = ()
     last: tuple[int, ...] = ()
     """Tokens that begin and end each window."""
     mask: int | None = None
-    """The token that stands for a masked one."""
 
 
 class TokenText:
-    """Consecutive windows of one text: the last tenth is held out, the rest is trained on.
-
-    Raises:
-        UsageError: the text has too few tokens for one window of each part.
-    """
+    """Consecutive windows of one text: the last tenth is held out, the rest is trained on. Raises UsageError: the text
+    has too few tokens for one window of each part."""
 
     def __init__(self, name: str, tokens: Sequence[int], length: int, around: Around) -> None:
         self.name, self.length = name, length
@@ -382,11 +344,7 @@ def _epoch(count: int, seed: int, epoch: int) -> Tensor:
 
 
 def words_of(file: Path | None) -> tuple[str, str]:
-    """Name and content of a file of text; without one, of the help on Python's keywords, which Python brings.
-
-    Raises:
-        UsageError: the file cannot be read as text.
-    """
+    """Name and content of a file of text; by default the help on Python's keywords. Raises UsageError."""
     if file is None:
         return "pydoc_data.topics", help_of_python()
     if file.exists() and not file.is_file():  # a pipe or a device may never end

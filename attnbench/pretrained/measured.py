@@ -28,16 +28,14 @@ from attnbench.task import NO_LABEL
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A trained model as it was read, of which each cell takes a copy, and the text that it reads."""
+    """A trained model, copied for each cell, and its text."""
 
     subject: Subject
     text: Text
     weights: nn.Module
-    """What is kept of it for the next cell."""
 
     @property
     def left(self) -> str:
-        """Which layers no variant can replace, and why; empty where there are none."""
         kept = {
             layer.kept: [i for i, one in enumerate(self.subject.layers) if one.kept == layer.kept]
             for layer in self.subject.layers
@@ -48,12 +46,11 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What the variant does to the model, on windows that are held out. Losses are in nats."""
+    """The variant's effect on the model, on held-out windows. Losses are in nats."""
 
     loss: float | None
-    """Mean over windows; None, as all up to ``kl``, where the model predicts nothing."""
+    """Mean over windows; None, as all up to ``kl``, if the model predicts nothing."""
     base: float | None
-    """That of the untouched model."""
     delta: float | None
     """Median over windows of the difference."""
     interval: tuple[float, float] | None
@@ -64,12 +61,9 @@ class Loss:
 
 
 class Swapped(nn.Module):
-    """Tokens ``(B, N)`` to logits ``(B, N, V)``, or to features ``(B, N, C)`` where the model predicts nothing.
+    """Tokens ``(B, N)`` to logits ``(B, N, V)``, or to features ``(B, N, C)`` if the model predicts nothing.
 
-    It never drops anything out, as in the training of a swap.
-
-    Args:
-        operators: layer -> what computes its attention; None for the model as it is.
+    ``operators`` have the attention of each layer; None for the model as it is. It never drops anything out.
     """
 
     def __init__(self, subject: Subject, operators: Operators | None) -> None:
@@ -96,11 +90,9 @@ _opened = Recent(_open, 1)
 
 
 def opened(cell: Cell) -> Opened:
-    """The cell's model and its text; the last one is kept, since the next cell mostly has another variant in it.
+    """The cell's model and its text; the last one is cached, since the next cell mostly has the same model.
 
-    Raises:
-        UsageError: there is no such model, or it cannot read windows of this length.
-        Unsupported: its attention cannot be replaced, or none of its layers.
+    Raises UsageError, also for windows of this length, and Unsupported if none of its layers can be replaced.
     """
     assert cell.pretrained is not None
     found = _opened(cell.pretrained.name, cell.shape.N, cell.pretrained.text)
@@ -124,9 +116,7 @@ def _sizes(layer: Layer) -> tuple[int, int, int, bool]:
 def swapped(cell: Cell) -> tuple[Swapped, Windows]:
     """The model with the cell's variant in it, in float32 on the CPU, and the windows of a first step of training.
 
-    Raises:
-        UsageError: as :func:`opened`, or an unknown variant or option.
-        Unsupported: as :func:`opened`, or the variant cannot take this model's attention; the message is the reason.
+    Raises UsageError and Unsupported as :func:`opened`, and for the variant.
     """
     one = opened(cell)
     windows = one.text.batch(cell.seed, 0, cell.shape.B)
@@ -158,11 +148,9 @@ _baseline = Recent(_read, 1)
 
 
 def measure_loss(cell: Cell) -> Loss:
-    """Hold the model with the cell's variant in it to the untouched one, on the same windows as ``attnbench swap``.
+    """Compare the model with the cell's variant to the untouched one, on the same windows as ``attnbench swap``.
 
-    Raises:
-        UsageError, Unsupported: as :func:`swapped`.
-        Diverged: the features or the logits hold NaN or infinity.
+    Raises UsageError and Unsupported as :func:`swapped`, and Diverged for NaN or infinity.
     """
     assert cell.pretrained is not None
     subject = opened(cell).subject.copy()
@@ -185,7 +173,7 @@ def measure_loss(cell: Cell) -> Loss:
 
 
 def make_ready(names: Iterable[str]) -> None:
-    """Import what these models need, before anybody looks at what a cell changes in the process."""
+    """Import the libraries of these models, before a cell's changes to the process are recorded."""
     if any(name != NAME for name in names):
         os.environ["HF_HUB_OFFLINE"] = "1"  # before the library is imported
         small = {"hidden_size": 8, "num_attention_heads": 1, "num_hidden_layers": 1, "intermediate_size": 8}

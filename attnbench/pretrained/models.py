@@ -1,4 +1,4 @@
-"""From the name of a model to the model and the text that it reads: trees of ListOps for the project's encoder."""
+"""Look up a model by its name, with the text that it reads: trees of ListOps for the project's encoder."""
 
 from __future__ import annotations
 
@@ -22,16 +22,10 @@ _LENGTH = 512
 
 
 def open_model(name: str, length: int | None, text: Path | None) -> tuple[Subject, Text]:
-    """The model of this name, and windows of ``length`` tokens for it.
+    """The model of this name, and windows of ``length`` tokens for it, of a file ``text`` or the model's own.
 
-    Args:
-        length: None for 128 with ``listops``, and 512 with all others.
-        name: ``listops``, or what :func:`~attnbench.pretrained.loading.open_language_model` takes.
-        text: a file of text; None for the model's own.
-
-    Raises:
-        UsageError: there is no such model, its libraries are missing, or it cannot read windows of this length.
-        Unsupported: its attention cannot be replaced; the message names the cause.
+    ``name`` is ``listops`` or as for :func:`~attnbench.pretrained.loading.open_language_model`; ``length`` is by
+    default 128 with ``listops``, and 512 with all others. Raises UsageError and Unsupported.
     """
     if name != NAME:
         return open_language_model(name, length or _LENGTH, text)
@@ -50,12 +44,9 @@ _SHORTER = 10
 class Trees:
     """Trees of ListOps, each with a question at every closing bracket, as a text of windows.
 
-    They are drawn without end by the rules of :class:`~attnbench.tasks.listops.ListOps`. One that is a little short is
-    filled up with digits, so that no window needs padding. Trees to evaluate on come from a seed of their own; a tree
-    of a training that is one of them is replaced, as may happen to short ones.
-
-    Raises:
-        UsageError: no tree has this length.
+    They are drawn without end by the rules of :class:`~attnbench.tasks.listops.ListOps`. A slightly short tree is
+    filled up with digits, so that no window needs padding. Trees to evaluate on have a seed of their own; equal trees
+    of a training are replaced. Raises UsageError: no tree has this length.
     """
 
     name = "ListOps trees"
@@ -89,10 +80,7 @@ class Trees:
 
 
 def filled(tree: list[int], length: int, max_args: int, rng: random.Random) -> list[int]:
-    """The tree with digits as further last arguments, of operators that may have more, until it has ``length`` tokens.
-
-    It stays shorter where every operator has ``max_args`` arguments.
-    """
+    """The tree with digits as further last arguments, up to ``max_args`` each, until it has ``length`` tokens."""
     tree = list(tree)
     while len(tree) < length and (ends := _ends_with_room(tree, max_args)):
         tree.insert(rng.choice(ends), 1 + rng.randrange(10))
@@ -100,7 +88,6 @@ def filled(tree: list[int], length: int, max_args: int, rng: random.Random) -> l
 
 
 def _ends_with_room(tree: list[int], max_args: int) -> list[int]:
-    """Positions of the closing brackets of operators with fewer than ``max_args`` arguments."""
     ends: list[int] = []
     counts: list[int] = []
     for position, token in enumerate(tree):

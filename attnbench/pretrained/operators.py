@@ -12,7 +12,7 @@ from attnbench.spec import Spec
 from attnbench.variant import VARIANTS, build
 
 Operators = Mapping[int, nn.Module]
-"""Layer -> what computes its attention."""
+"""Layer -> the module of its attention."""
 
 _A_MIXER = "a mixer replaces the projections as well, so that nothing of the trained layer would be left"
 
@@ -22,11 +22,8 @@ def build_operators(
 ) -> dict[int, nn.Module]:
     """The variant for each of the chosen layers, in float32 on the CPU, each layer with random numbers of its own.
 
-    Equal random features in all layers would make errors that add up instead of cancelling each other.
-
-    Raises:
-        UsageError: an unknown variant or option, or a value out of range.
-        Unsupported: it is a mixer, or its mathematics does not allow these layers; the message is the reason.
+    Equal random features in all layers would make errors that add up instead of cancelling each other. Raises
+    UsageError, and Unsupported for a mixer or if its mathematics does not allow these layers.
     """
     if VARIANTS.get(variant.name).kind == "mixer":
         raise Unsupported(_A_MIXER)
@@ -36,14 +33,13 @@ def build_operators(
 
 
 def _tie(modules: Sequence[nn.Module]) -> None:
-    """Give all layers the parameters that the variant's ``tied`` names."""
     for name in getattr(modules[0], "tied", ()) if modules else ():
         for other in modules[1:]:
             setattr(other, name, getattr(modules[0], name))
 
 
 def replaced(operators: Operators) -> Intercept:
-    """Answer for the layers that have an operator; the others answer for themselves."""
+    """Replace the attention of the layers that have an operator; the others keep theirs."""
 
     def intercept(place: int, q: Tensor, k: Tensor, v: Tensor, exact: Exact) -> Tensor:
         if place not in operators:

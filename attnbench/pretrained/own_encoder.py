@@ -20,11 +20,8 @@ NAME = "listops"
 
 
 class OwnEncoder:
-    """The encoder that was trained on ListOps, as a :class:`~attnbench.pretrained.subject.Subject`.
-
-    Raises:
-        UsageError: windows of this length are longer than any tree that it was trained on, or too short for a tree.
-    """
+    """The encoder that was trained on ListOps, as a :class:`~attnbench.pretrained.subject.Subject`. Raises UsageError:
+    windows of this length are longer than any tree that it was trained on, or too short for a tree."""
 
     name = NAME
 

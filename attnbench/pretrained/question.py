@@ -1,4 +1,4 @@
-"""What a swap asks: which variants, in which layers, after how much training."""
+"""The question of a swap: the variants, the layers, and the amount of training."""
 
 from __future__ import annotations
 
@@ -13,34 +13,33 @@ from attnbench.pretrained.tune import Rules
 from attnbench.spec import Spec, comma_separated
 
 NONE, EXACT, MEAN_VALUE = "none", "exact", "mean-value"
-"""Labels of the rows that every swap has: nothing replaced, but trained as long; softmax attention where the variants
-will be, which must change nothing; and the mean of the values, which attends to nothing."""
+"""Labels of the rows that every swap has: nothing replaced, but trained as long; softmax attention in place of the
+variants, which must change nothing; and the mean of the values, which attends to nothing.
+"""
 MOST_STEPS = 1_000_000
 _EACH = re.compile(r"each(?:/([1-9][0-9]{0,3}))?")
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which layers are replaced, as after ``--layers``."""
+    """The layers to replace, as after ``--layers``."""
 
     whole: bool = False
     """``all``: together, all that can be replaced."""
     each: int = 0
-    """One alone, one after the other, without training: 1 for every layer, 5 for every fifth, 0 for none."""
     some: tuple[int, ...] = ()
-    """These together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked of one model."""
+    """A question about one model."""
 
     variants: tuple[Spec, ...]
     layers: Wanted
     windows: int
-    """How many windows are held out to evaluate on."""
+    """Number of held-out windows to evaluate on."""
     rules: Rules
-    """How it is trained; its seed is that of the first of several."""
+    """Rules of training; the seed is that of the first of several."""
     seeds: int = 1
     device: str = "cpu"
 
@@ -59,16 +58,12 @@ class Entry:
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """What tells it from all others of the same question."""
         return self.label, self.named, self.rules.seed
 
 
 def parse_layers(text: str) -> Wanted:
-    """``all``, ``each``, ``each/5`` (every fifth), ``each,all``, or ``0,5``, which is layers 0 and 5 together.
-
-    Raises:
-        UsageError: none of these.
-    """
+    """``all``, ``each``, ``each/5`` (every fifth), ``each,all``, or ``0,5``, which is layers 0 and 5 together. Raises
+    UsageError: none of these."""
     words = comma_separated(text)
     numbers = [word for word in words if word.isdecimal()]
     each = [found for word in words if (found := _EACH.fullmatch(word))]
@@ -84,11 +79,8 @@ def parse_layers(text: str) -> Wanted:
 
 
 def parse_steps(text: str) -> tuple[int, ...]:
-    """``0,100`` -> the numbers of training steps after which a model is evaluated, in rising order.
-
-    Raises:
-        UsageError: not whole numbers from 0 to :data:`MOST_STEPS`.
-    """
+    """``0,100`` -> the numbers of training steps after which a model is evaluated, in rising order. Raises UsageError:
+    not whole numbers from 0 to :data:`MOST_STEPS`."""
     words = comma_separated(text)
     if not all(word.isdecimal() and len(word) < 10 for word in words):
         raise UsageError(f"--steps {text!r}: not numbers of steps; write for instance --steps 0,100")
@@ -104,14 +96,10 @@ def named_together(layers: Sequence[int]) -> str:
 
 
 def refuse(question: Question, layers: Sequence[Layer], most: int | None) -> None:
-    """Refuse what could not be answered, before a model is trained.
+    """Refuse impossible questions before a model is trained; ``most`` windows can be held out, None if endless.
 
-    Args:
-        most: how many windows the text has to hold out; None where there is no end.
-
-    Raises:
-        UsageError: too few windows for an interval, more than there are, or a layer that does not exist.
-        Unsupported: a layer that was named, or every layer, has to stay as it is.
+    Raises UsageError: too few windows for an interval, more than there are, or a layer that does not exist. Raises
+    Unsupported: a layer that was named, or every layer, has to stay as it is.
     """
     if question.windows < FEWEST:
         raise UsageError(
@@ -132,7 +120,7 @@ def refuse(question: Question, layers: Sequence[Layer], most: int | None) -> Non
 
 
 def entries(question: Question, layers: Sequence[Layer]) -> list[Entry]:
-    """All visits in their order: what must change nothing first, then the control, then the variants."""
+    """All visits in their order: the exact one, which must change nothing, then the control, then the variants."""
     free = tuple(place for place, layer in enumerate(layers) if not layer.kept)
     rules, wanted = question.rules, question.layers
     variants = {MEAN_VALUE: Spec(MEAN_VALUE)} | {spec.label: spec for spec in question.variants}

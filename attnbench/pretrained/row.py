@@ -12,7 +12,7 @@ from attnbench.table import text_of
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Losses are in nats, mean cross-entropy over the answers; None where a number does not exist."""
+    """Losses are in nats, mean cross-entropy over the answers; None for a number that does not exist."""
 
     model: str
     model_digest: str
@@ -25,7 +25,7 @@ class Row:
     layers: str
     """``all``, ``none``, ``0,5`` for these two together, ``3`` for one of ``each``, ``only 3`` where that was asked."""
     layers_left: str
-    """Layers that no variant could replace, with the reason; empty where there are none."""
+    """Layers that no variant could replace, with the reason."""
     causal: bool
     train: str
     learning_rate: float
@@ -41,7 +41,7 @@ class Row:
     loss_base: float | None = None
     """Loss of the untouched model on the same windows."""
     loss_delta: float | None = None
-    """Median over windows of what the loss is above the untouched model's."""
+    """Median increase of the loss over the original model's, across windows."""
     loss_delta_low: float | None = None
     loss_delta_high: float | None = None
     """Ends of the exact 95 % interval of that median."""
@@ -56,9 +56,8 @@ class Row:
     attention_error: float | None = None
     """Relative error of a replaced layer on the untouched model's own q, k, v, mean over layers: not propagated."""
     trivial_error: float | None = None
-    """The same of the mean of the values."""
     pairs_seen: float | None = None
-    """Share of the pairs that a query may see to which the first replaced layer gives a weight other than 0."""
+    """Share of the visible pairs with a weight other than 0 in the first replaced layer."""
     seconds: float | None = None
     """Seconds of the visit up to this row."""
     machine_id: str = ""
@@ -66,7 +65,7 @@ class Row:
     transformers_version: str = ""
     started_at: str = ""
     window_losses: tuple[float, ...] = ()
-    """The loss of each window, from which differences to other rows are made."""
+    """The loss of each window, for differences to other rows."""
 
     @property
     def ok(self) -> bool:
@@ -74,11 +73,9 @@ class Row:
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """The visit that it belongs to."""
         return self.label, self.layers, self.seed
 
     def to_json(self) -> dict[str, Any]:
-        """The row as a line of the journal."""
         return asdict(self)
 
     def to_plain(self) -> dict[str, Any]:
@@ -87,11 +84,7 @@ class Row:
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Row:
-        """The row of such a line.
-
-        Raises:
-            TypeError, ValueError, KeyError: it is not one.
-        """
+        """The row of such a line. Raises TypeError, ValueError, KeyError: it is not one."""
         known = {field.name: row[field.name] for field in fields(cls)}
         losses = tuple(float(loss) for loss in known.pop("window_losses"))
         return cls(**{**known, "status": Status(known["status"])}, window_losses=losses)

@@ -1,4 +1,4 @@
-"""The attention of a trained model in numbers, as its configuration states them: no weight is read.
+"""The attention of a trained model in numbers, from its configuration: no weight is read.
 
 A suite at level pretrained leaves them out, and they are filled in before its cells are made.
 """
@@ -34,22 +34,19 @@ _MOST_OF_A_LIST = 1000
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What the attention of a trained model is like."""
+    """The sizes of a trained model's attention."""
 
     heads: int
     kv_heads: int
     head_dim: int
     causal: bool
     longest: int | None
-    """Most tokens that it reads; None where nothing limits them."""
+    """Most tokens that it reads, or None."""
 
 
 def with_sizes(suite: Suite) -> Suite:
-    """The suite with heads, kv_heads, head_dim and causal of each trained model in the matrix of its sweep.
-
-    Raises:
-        SuiteError: there is no such model, its configuration does not state these sizes, or a sweep asks for others.
-    """
+    """The suite with heads, kv_heads, head_dim and causal of each trained model in the matrix of its sweep. Raises
+    SuiteError: there is no such model, its configuration does not state these sizes, or a sweep asks for others."""
     data = copy.deepcopy(suite.data)
     for index, sweep in enumerate(suite.sweeps):
         if sweep.trained is None:
@@ -78,7 +75,6 @@ def with_sizes(suite: Suite) -> Suite:
 
 
 def _check_text(suite: Suite, index: int, name: str, text: str) -> None:
-    """Raise SuiteError where this model does not read texts, or there is no such file."""
     said = ""
     if name == NAME:
         said = f"the model {NAME} reads trees of its own; remove text"
@@ -89,7 +85,6 @@ def _check_text(suite: Suite, index: int, name: str, text: str) -> None:
 
 
 def _places(suite: Suite, index: int) -> Iterator[tuple[Place, Axes]]:
-    """Everything that gives values to the axes of a sweep, with its place."""
     sweep = suite.sweeps[index]
     yield ("sweeps", index, "matrix"), sweep.matrix
     for kind in ("cpu", "cuda", "mps"):
@@ -101,7 +96,6 @@ def _places(suite: Suite, index: int) -> Iterator[tuple[Place, Axes]]:
 
 
 def _differing(sizes: Sizes, axis: str, values: list[Any]) -> list[Any]:
-    """Values that an axis cannot have in this model."""
     if axis not in _SIZES:
         return []
     wanted = getattr(sizes, axis)
@@ -113,11 +107,8 @@ def _said(value: object) -> str:
 
 
 def sizes_of(name: str) -> Sizes:
-    """The sizes of the model of this name.
-
-    Raises:
-        UsageError: there is no such model, or its configuration does not state them.
-    """
+    """The sizes of the model of this name. Raises UsageError: there is no such model, or its configuration does not
+    state them."""
     if name == NAME:
         return Sizes(HEADS, HEADS, HEAD_DIM, causal=False, longest=LONGEST)
     place = located(name)
@@ -164,7 +155,6 @@ _TEXT, _LIST = 8, 9
 
 
 def _stated(file: BinaryIO) -> Iterator[tuple[str, Any]]:
-    """Names and values at the start of a GGUF file, up to the list of tokens."""
     magic, _, _, count = struct.unpack("<4sIQQ", file.read(24))
     if magic != b"GGUF":
         return

@@ -1,4 +1,4 @@
-"""What a trained model must offer so that its attention can be looked at, and replaced."""
+"""The interface of a trained model with attention that can be observed and replaced."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from attnbench.shape import Shape
 
 Exact = Callable[[], Tensor]
-"""Computes what the layer itself would answer, ``(B, H, N, D)``."""
 Intercept = Callable[[int, Tensor, Tensor, Tensor, Exact], Tensor]
-"""Takes the place of each layer's attention. It gets the layer, from 0; q, k, v ``(B, H, N, D)``, with q scaled so that
-softmax(q·k/√D) is what the layer computes, and k, v repeated where query heads share them; and what computes the
-layer's own answer. It returns an answer ``(B, H, N, D)``."""
+"""Replaces each layer's attention. Its arguments: the layer, from 0; q, k, v ``(B, H, N, D)``, with q scaled so that
+softmax(q·k/√D) is the layer's attention, and k, v repeated if query heads share them; and a call for the layer's own
+answer. It returns an answer ``(B, H, N, D)``.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,27 +25,26 @@ class Layer:
     """The attention of one layer, for one window."""
 
     shape: Shape
-    """Batch 1, as many keys as queries."""
     kind: str = "full"
-    """``full``, ``causal``, or ``window of 512``: which keys a query may see."""
+    """The keys that a query may see: ``full``, ``causal``, or ``window of 512``."""
     kept: str = ""
-    """Why no variant can take its place; empty where one can."""
+    """The reason why no variant can take its place; empty if one can."""
     sharing: int = 1
     """Heads of queries that share one of keys and values in the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a model makes of some tokens."""
+    """A model's result for some tokens."""
 
     hidden: Tensor
     """``(B, N, C)``: the last features, from which logits are made."""
     logits: Tensor | None
-    """``(B, N, V)``; None where the model predicts nothing."""
+    """``(B, N, V)``; None if the model predicts nothing."""
 
 
 class Subject(Protocol):
-    """A trained model whose attention can be intercepted."""
+    """A trained model with attention that can be intercepted."""
 
     name: str
     """As the user wrote it."""
@@ -56,32 +55,24 @@ class Subject(Protocol):
 
     @property
     def facts(self) -> dict[str, str]:
-        """Versions of the libraries, beside torch, that decide its numbers: name -> version."""
+        """Name -> version of the libraries, apart from torch, that decide its numbers."""
         ...
 
     def read(self, tokens: Tensor, intercept: Intercept | None = None) -> Reading:
-        """Run the model on tokens ``(B, N)``.
-
-        Raises:
-            Unsupported: not every layer's attention passed through ``intercept``, so that its numbers would be those
-                of the untouched model.
-        """
+        """Run the model on tokens ``(B, N)``. Raises Unsupported: not every layer's attention passed through
+        ``intercept``, so that its numbers would be those of the untouched model."""
         ...
 
     def answer(self, tokens: Tensor, intercept: Intercept | None = None) -> Tensor:
-        """The logits alone, or the last features where the model predicts nothing: what a prefill computes.
-
-        Raises:
-            Unsupported: as :meth:`read`.
-        """
+        """The logits alone, or the last features if the model predicts nothing, as in a prefill. Raises Unsupported."""
         ...
 
     def restore(self) -> None:
-        """Let ``module`` compute its attention by itself again, where something else computes the same for it."""
+        """Let ``module`` compute its attention by itself again, if an equivalent took its place."""
         ...
 
     def of_attention(self) -> list[nn.Parameter]:
-        """The parameters of all attention layers: their projections, and what belongs to them."""
+        """The parameters of all attention layers with their projections."""
         ...
 
     def copy(self) -> Subject:
@@ -90,7 +81,7 @@ class Subject(Protocol):
 
 
 def count_calls(seen: int, layers: int) -> str:
-    """Why numbers must not be believed after ``seen`` calls of attention in a model of so many layers; else empty."""
+    """The reason to reject results after ``seen`` calls of attention in a model of ``layers`` layers; else empty."""
     if seen == layers:
         return ""
     return f"{seen} of its {layers} attention layers were reached, so that the others would stay as they are unseen"

@@ -1,4 +1,4 @@
-"""What the rows of a swap say together: over seeds, and beside the control that was trained as long."""
+"""Summaries of the rows of a swap: over seeds, and against the control that was trained as long."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Between:
     median: float
     low: float
     high: float
-    """Ends of the exact 95 % interval of the median over windows; both infinite where there are too few."""
+    """Ends of the exact 95 % interval of the median over windows; both infinite if there are too few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +32,13 @@ class Line:
     loss: float | None
     over_original: Between | None
     over_control: Between | None
-    """Above the model in which nothing was replaced, after as many steps; None at step 0, or without control."""
+    """Loss above the control after as many steps; None at step 0, or without control."""
     as_trivial: bool
-    """Whether it is no better than averaging all values, trained as long: no attention was repaired."""
+    """True if it is no better than averaging all values, trained as long: no attention was repaired."""
     repaired: float | None
-    """Share of the damage of the swap that training took back: 1 where it ends with the control, below 0 where it is
-    farther from it than the untrained swap was from the original."""
+    """Share of the swap's damage that training repaired: 1 if it ends with the control, below 0 if it is farther from
+    it than the untrained swap was from the original.
+    """
     accuracy: float | None
     top1_agreement: float | None
     kl: float | None

@@ -1,4 +1,4 @@
-"""A swap from its question to its rows: visit what has no row yet, store each row at once."""
+"""Run a swap: visit each entry that has no row yet, and store each row at once."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from attnbench.store import ENVIRONMENT
 
 ROWS, TABLE = "swap.jsonl", "swap.csv"
 METHOD = 1
-"""Version of how numbers come about; rows of another one are not continued."""
+"""Version of the method; rows of another one are not continued."""
 _SAME = 1e-4
 """Nats by which softmax attention in the place of softmax attention may move the loss."""
 _DONE = (Status.OK, Status.UNSUPPORTED)
@@ -51,11 +51,7 @@ _DONE = (Status.OK, Status.UNSUPPORTED)
 class SwapFolder:
     """Rows of one model, one text and one way to train; further variants, layers and seeds may join them.
 
-    Raises:
-        CannotCreate: it cannot be made, or a link stands in its place.
-        StoreError: a row cannot be written.
-        Locked: another process writes here.
-        CorruptResults: a line is not as it was written.
+    Raises CannotCreate, also for a link in its place, StoreError, Locked and CorruptResults.
     """
 
     def __init__(self, path: Path) -> None:
@@ -64,7 +60,6 @@ class SwapFolder:
 
     @contextmanager
     def lock(self) -> Iterator[list[Row]]:
-        """Lock the folder against other processes, and give the rows that are there."""
         refuse_link(self.path)
         refuse_other_than_file(self.path / ROWS)
         with held(self.path):
@@ -76,7 +71,6 @@ class SwapFolder:
                 self._journal.close()
 
     def rows(self) -> list[Row]:
-        """The rows that are there."""
         return self._rows(self._journal.read().rows)
 
     def _rows(self, lines: list[dict[str, Any]]) -> list[Row]:
@@ -91,11 +85,9 @@ class SwapFolder:
         return found
 
     def add(self, row: Row) -> None:
-        """Append one row."""
         self._journal.append([row.to_json()])
 
     def write_csv(self, rows: list[Row]) -> None:
-        """Replace the table."""
         try:
             replace_file(self.path / TABLE, csv_of(rows))
         except OSError as error:
@@ -103,11 +95,9 @@ class SwapFolder:
 
 
 def known_folder(out: Path, identity: Mapping[str, Any], warn: Callable[[str], None]) -> SwapFolder | None:
-    """The newest folder below ``out`` whose rows had the same ``identity``; None if there is none.
+    """The newest folder below ``out`` with rows of the same ``identity``; None if there is none.
 
-    Args:
-        identity: everything that decides the numbers, but which variants, layers and seeds are asked for.
-        warn: is told of folders that cannot be read.
+    ``identity`` decides the numbers, apart from the choice of variants, layers and seeds.
     """
     for path in reversed(by_age(file.parent for file in suite_folder(out, "swap").glob(f"*/{ENVIRONMENT}"))):
         try:
@@ -121,11 +111,7 @@ def known_folder(out: Path, identity: Mapping[str, Any], warn: Callable[[str], N
 
 
 def new_folder(out: Path, identity: Mapping[str, Any]) -> SwapFolder:
-    """A folder below ``out``, named after the time and the device.
-
-    Raises:
-        CannotCreate: it cannot be made.
-    """
+    """A folder below ``out``, named after the time and the device. Raises CannotCreate: it cannot be made."""
     root = suite_folder(out, "swap")
     make_folder(root)
     facts = {
@@ -150,7 +136,7 @@ def new_folder(out: Path, identity: Mapping[str, Any]) -> SwapFolder:
 
 
 class Watcher:
-    """Is told how a swap goes on."""
+    """Gets the progress of a swap."""
 
     def begun(self, folder: Path, *, visits: int, resumed: int) -> None:
         """The folder is there; ``resumed`` of the visits have their rows already."""
@@ -170,18 +156,17 @@ class Watcher:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where rows are kept, and what else decides them."""
+    """The folder of the rows, and further facts that decide them."""
 
     out: Path
     fresh: bool = False
     threads: int = 1
     plugins: tuple[tuple[str, str], ...] = ()
-    """Digests of the plug-ins' code, by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Swapped:
-    """What came of it."""
+    """The outcome of a swap."""
 
     folder: Path
     rows: list[Row]
@@ -191,10 +176,8 @@ class Swapped:
 def swap(question: Question, subject: Subject, text: Text, place: Place, watcher: Watcher | None = None) -> Swapped:
     """Visit every entry that has no row yet, in the order of :func:`~attnbench.pretrained.question.entries`.
 
-    Raises:
-        UsageError, Unsupported: the question cannot be asked of this model.
-        BrokenContract: softmax attention in the place of the model's own changes its loss; nothing else is believed.
-        StoreError: a row cannot be written.
+    Raises UsageError and Unsupported if the question does not fit this model, StoreError, and BrokenContract if softmax
+    attention in place of the model's own changes its loss.
     """
     watcher = watcher or Watcher()
     refuse(question, subject.layers, text.most)
@@ -227,12 +210,12 @@ def swap(question: Question, subject: Subject, text: Text, place: Place, watcher
 
 
 def answered_by(entry: Entry, rows: dict[tuple[tuple[str, str, int], int], Row]) -> bool:
-    """Whether all rows of a visit are there, and another try would not change them."""
+    """True if all rows of a visit exist, and a retry would not change them."""
     return all((entry.key, step) in rows and rows[entry.key, step].status in _DONE for step in entry.rules.steps)
 
 
 def identity_of(question: Question, subject: Subject, text: Text, place: Place) -> dict[str, Any]:
-    """What decides the numbers, but for the variants, layers, seeds and steps before the last that are asked for."""
+    """Facts that decide the numbers, apart from the choice of variants, layers, seeds and earlier steps."""
     rules = asdict(replace(question.rules, steps=question.rules.steps[-1:], seed=0))
     return {
         "method_version": METHOD,
@@ -252,7 +235,6 @@ def identity_of(question: Question, subject: Subject, text: Text, place: Place) 
 
 
 def _refuse_inexact(rows: Sequence[Row]) -> None:
-    """Refuse rows of a model in which softmax attention is not softmax attention."""
     for row in rows:
         if row.label != EXACT:
             continue
@@ -274,7 +256,6 @@ class _Visit:
     baseline: Baseline
 
     def rows_of(self, entry: Entry, watcher: Watcher) -> Iterator[Row]:
-        """Its rows, one for each number of steps; whatever goes wrong is the status of those that are missing."""
         started = time.perf_counter()
         left = list(entry.rules.steps)
         about = self._about(entry)

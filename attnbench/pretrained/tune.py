@@ -1,11 +1,11 @@
-"""A little training of a model whose attention was replaced."""
+"""Train a model briefly after its attention was replaced."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,43 +20,37 @@ from attnbench.task import stream_seed
 from attnbench.training.loop import BETAS, CLIPPED_TO, Diverged, share_of_rate
 
 Trained = Literal["all", "attention", "variant"]
-TRAINED: tuple[str, ...] = get_args(Trained)
 _WARM_UP = 0.1
-"""Share of the steps in which the rate rises."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How a model is trained after the swap."""
+    """Rules of the training after a swap."""
 
     steps: tuple[int, ...]
-    """At which numbers of steps it is evaluated, in rising order; 0 is before the first."""
+    """Numbers of steps at which it is evaluated, in rising order; 0 is before the first."""
     learning_rate: float
     batch: int
-    """Windows in a step."""
     what: Trained
-    """``all`` parameters of the model; those of its ``attention`` layers; or only what the ``variant`` brings, which is
-    fitted layer by layer to what the untouched layer answers."""
+    """``all`` parameters of the model; those of its ``attention`` layers; or only the ``variant``'s own, which are
+    fitted layer by layer to the untouched layer's answers.
+    """
     redraw: int
-    """Steps after which a variant that can draws its random features anew; 0 for never."""
+    """Steps after which a variant redraws its random features, if it can; 0 for never."""
     seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Pupil:
-    """What is trained: a copy of the model, and the operators in it."""
+    """The trained parts: a copy of the model, and the operators in it."""
 
     original: Subject
     model: Subject
-    """Its own weights; the untouched model itself where these are not trained."""
+    """Weights of its own, or the untouched model itself if these are not trained."""
     operators: Operators
 
     def parameters(self, what: Trained) -> list[nn.Parameter]:
-        """What is trained, each parameter once.
-
-        Raises:
-            Unsupported: the variant brings nothing that could be fitted.
-        """
+        """The trained parameters, each once. Raises Unsupported if the variant has none that could be fitted."""
         own = [parameter for one in self.operators.values() for parameter in one.parameters()]
         if what == "variant":
             if not own:
@@ -70,17 +64,11 @@ class Pupil:
 def tuned(
     pupil: Pupil, text: Text, rules: Rules, device: str, tell: Callable[[int], None] = lambda step: None
 ) -> Iterator[int]:
-    """Train in place, and yield each number of steps in ``rules.steps`` when so many are done.
+    """Train in place, and yield each number of steps in ``rules.steps`` after that many.
 
-    AdamW without decay; the rate goes up along a line and down along a cosine over all steps; gradients are clipped to
-    norm 1. No dropout. Step s sees windows that depend on the seed and s alone.
-
-    Args:
-        tell: called after each step with the number of steps done.
-
-    Raises:
-        Diverged: the loss is not finite.
-        Unsupported: nothing could be trained, or a gradient does not pass through the variant.
+    AdamW without decay; the rate rises linearly and falls along a cosine over all steps; gradients are clipped to norm
+    1. No dropout. The windows of step s depend on the seed and s alone. ``tell`` gets the number of steps done after
+    each. Raises Diverged for a loss that is not finite, and Unsupported if nothing can be trained.
     """
     if 0 in rules.steps:
         yield 0
@@ -113,7 +101,6 @@ def tuned(
 
 
 def _loss(pupil: Pupil, batch: Windows) -> Tensor:
-    """Cross-entropy of the answers that are asked for."""
     logits = pupil.model.read(batch.tokens, replaced(pupil.operators)).logits
     if logits is None:
         raise Unsupported("this model predicts nothing, so that it has no loss; --train variant fits the variant alone")
@@ -121,7 +108,7 @@ def _loss(pupil: Pupil, batch: Windows) -> Tensor:
 
 
 def _fit(pupil: Pupil, tokens: Tensor) -> Tensor:
-    """Squared relative error of each operator on what the untouched model's layer gets, mean over layers."""
+    """Squared relative error of each operator on the untouched layer's inputs, mean over layers."""
     errors: list[Tensor] = []
 
     def look(place: int, q: Tensor, k: Tensor, v: Tensor, exact: Exact) -> Tensor:
@@ -138,7 +125,6 @@ def _fit(pupil: Pupil, tokens: Tensor) -> Tensor:
 
 
 def _redraw(operators: Operators, seed: int) -> None:
-    """Draw the random features anew of every operator that has some; it takes them from the global generator."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         for one in operators.values():

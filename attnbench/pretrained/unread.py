@@ -1,4 +1,4 @@
-"""A trained model as its configuration describes it, without its weights and its text: for whoever counts sizes."""
+"""A trained model by its configuration, without weights and text, for counting sizes."""
 
 from __future__ import annotations
 
@@ -23,19 +23,15 @@ from attnbench.tasks.small_encoder import untrained_encoder
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A trained model that can be made where tensors are fake."""
+    """A trained model that can be made with fake tensors."""
 
     layers: int
     make: Callable[[Shape], tuple[Subject, bool]]
-    """Gives the model for windows of this length and causality, and whether it predicts anything."""
+    """Gives the model for windows of this length and causality, and True if it predicts anything."""
 
     def swapped(self, cell: Cell) -> tuple[Swapped, Windows]:
-        """As :func:`~attnbench.pretrained.measured.swapped`, with weights and windows that hold nothing.
-
-        Raises:
-            UsageError: an unknown variant or option.
-            Unsupported: the model's attention cannot be replaced, or the variant cannot take its place.
-        """
+        """As :func:`~attnbench.pretrained.measured.swapped`, with empty weights and windows. Raises UsageError,
+        Unsupported."""
         subject, predicts = self.make(cell.shape)
         if cell.pass_ != "forward" and not predicts:
             raise Unsupported("this model predicts nothing, so that it has no loss to train; write pass: forward")
@@ -47,11 +43,7 @@ class Described:
 
 
 def described(cell: Cell) -> Described:
-    """The cell's model; its configuration is read here, where tensors are real.
-
-    Raises:
-        UsageError: there is no such model, or its libraries are missing.
-    """
+    """The cell's model, with its configuration read here, where tensors are real. Raises UsageError."""
     assert cell.pretrained is not None
     return _described(cell.pretrained.name)
 

@@ -1,4 +1,4 @@
-"""Windows of text: what a trained model reads, and what it should answer."""
+"""Windows of text: the input of a trained model, and the right answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Windows:
     tokens: Tensor
     """int64 ``(W, N)``."""
     targets: Tensor
-    """int64 ``(W, N)``: the right answer at each position, ``NO_LABEL`` where none is asked for."""
+    """int64 ``(W, N)``: the right answer at each position, or ``NO_LABEL``."""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -27,21 +27,18 @@ class Windows:
             yield Windows(self.tokens[place : place + 1], self.targets[place : place + 1])
 
     def to(self, device: str) -> Windows:
-        """The same windows on a device."""
         return Windows(self.tokens.to(device), self.targets.to(device))
 
 
 class Text(Protocol):
-    """Where windows come from. The same call always gives the same windows."""
+    """A source of windows. The same call always gives the same windows."""
 
     name: str
-    """What it is, for people."""
     digest: str
-    """Sixteen hex digits of what it is made of."""
+    """Sixteen hex digits of its source."""
     length: int
-    """Tokens of a window."""
     most: int | None
-    """How many windows can be held out; None where there is no end."""
+    """Number of windows that can be held out; None if endless."""
 
     def held_out(self, count: int) -> Windows:
         """Windows to evaluate on; none of them is ever trained on."""

@@ -1,7 +1,4 @@
-"""What may stand on one axis of a matrix or in one condition of ``exclude``: from plain YAML data to checked values.
-
-Every mistake is raised with its place, so that pydantic collects it with the others.
-"""
+"""Read the values of an axis of a matrix or of ``exclude`` from YAML data; mistakes have a place, for pydantic."""
 
 from __future__ import annotations
 
@@ -31,14 +28,12 @@ Device = Literal["cpu", "cuda", "mps"]
 DEVICES: tuple[str, ...] = get_args(Device)
 
 Test = Callable[[Any], bool]
-"""One condition on one axis."""
 Check = Callable[[object, ValidationInfo], list[Any]]
 """From plain data to checked values, or to conditions."""
 
 MAX_IN_ALL = 100_000
-"""Most values in one suite, with ranges and lists of options multiplied out."""
 _UNTOUCHED = Spec(UNTOUCHED)
-"""In the place of a variant; :mod:`attnbench.suite.expand` refuses it where nothing is trained already."""
+"""Stands for no variant; :mod:`attnbench.suite.expand` refuses it unless the model is trained already."""
 _COMPARISON = re.compile(r"\s*(>=|<=|==|!=|>|<)\s*([0-9]{1,18}k?)\s*")
 _OPERATORS: dict[str, Callable[[int, int], bool]] = {
     ">=": operator.ge,
@@ -57,10 +52,9 @@ class Reading:
     registered: bool = True
     """False while variants and inputs are not registered yet: names and options are then taken as they stand."""
     values: int = 0
-    """How many values were read so far."""
 
     def add(self, number: int, *place: str | int) -> None:
-        """Count values before anybody has to hold them all."""
+        """Count values before they are all held in memory."""
         self.values += number
         if self.values > MAX_IN_ALL:
             wrong(f"more than {MAX_IN_ALL} values in one suite; use fewer, or larger steps", *place)
@@ -195,14 +189,11 @@ def _rates(value: object, info: ValidationInfo) -> list[float]:
     rates: list[float] = []
     for index, item in enumerate(_listed(value, info.field_name)):
         if isinstance(item, bool) or not isinstance(item, int | float) or not 0 < item <= 1:
-            remedy = "write 2.0e-3: YAML takes 2e-3 for text" if _is_rate(item) else "write 0.002, say"
+            is_rate = isinstance(item, str) and isinstance(parse_scalar(item), float)
+            remedy = "write 2.0e-3: YAML takes 2e-3 for text" if is_rate else "write 0.002, say"
             wrong(f"{info.field_name!r} must be above 0 and at most 1, got {shown(item)}; {remedy}", index)
         rates.append(float(item))
     return rates
-
-
-def _is_rate(item: object) -> bool:
-    return isinstance(item, str) and isinstance(parse_scalar(item), float)
 
 
 def _number_tests(value: object, info: ValidationInfo) -> list[Test]:
@@ -252,7 +243,6 @@ def _equal_to(values: Check) -> Check:
 
 
 def _schema(item: dict[str, Any]) -> WithJsonSchema:
-    """JSON Schema for editors: one value or a list of them."""
     return WithJsonSchema({"anyOf": [item, {"type": "array", "items": item, "minItems": 1}]})
 
 
@@ -262,7 +252,6 @@ _REGISTRIES: dict[str, Registry[Any]] = {"variant": VARIANTS, "input": INPUTS, "
 
 
 def _checked_by(axis: Axis) -> tuple[Check, dict[str, Any]]:
-    """What reads the values of an axis, and the JSON Schema of one of them."""
     match axis.values:
         case Specs(kind):
             types = [*_SPEC["type"], *["null"] * (kind == "variant")]

@@ -1,4 +1,4 @@
-"""A cell in words: for ``-k`` all that it is, for people what tells it from the other cells."""
+"""A cell in words: all of it for ``-k``, and for people the parts in which it differs from the other cells."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def varying(cells: Sequence[Cell]) -> list[str]:
 
 
 def shown(value: Any) -> str:
-    """A value of an axis as one would write it; ``-`` where the axis does not apply."""
+    """A value of an axis as one would write it; ``-`` if the axis does not apply."""
     return "-" if value is None else format_scalar(value)
 
 
@@ -41,7 +41,7 @@ def name(cell: Cell, axes: Sequence[str]) -> str:
 
 
 def address(cell: Cell) -> str:
-    """What ``-k`` looks at: ``speed/performer:features=64/n4096/model/training/causal/float32/batch=1/heads=4/...``."""
+    """The text for ``-k``: ``speed/performer:features=64/n4096/model/training/causal/float32/batch=1/heads=4/...``."""
     return address_of([cell.sweep, cell.variant.label, f"n{cell.shape.N}", cell.level, cell.pass_], axes_of(cell))
 
 

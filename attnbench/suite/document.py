@@ -17,13 +17,12 @@ from attnbench.suite.messages import Place
 
 MAX_DEPTH = 50
 MAX_NODES = 5_000
-"""Keys and values in one file."""
 
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|nan)", re.IGNORECASE)
 
 
 class NotASuite(Exception):
-    """What is wrong with the text, and on which line."""
+    """A mistake in the text, and its line."""
 
     def __init__(self, line: int, message: str) -> None:
         super().__init__(message)
@@ -31,8 +30,6 @@ class NotASuite(Exception):
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses whatever is not plain data, before anything is built from it."""
-
     depth = 0
     nodes = 0
 
@@ -57,11 +54,8 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_document(text: str) -> tuple[dict[str, Any], dict[Place, int]]:
-    """The plain data of a suite, and the line on which each value stands.
-
-    Raises:
-        NotASuite: not YAML, or YAML that a suite may not use.
-    """
+    """The plain data of a suite, and the line of each value. Raises NotASuite: not YAML, or YAML that a
+    suite may not use."""
     lines: dict[Place, int] = {}
     root = _compose(text)
     if root is None:
@@ -141,8 +135,6 @@ def _line(node: yaml.Node) -> int:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes what :func:`read_document` reads back as the same data."""
-
     def ignore_aliases(self, data: Any) -> bool:
         return True
 

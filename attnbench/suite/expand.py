@@ -35,8 +35,6 @@ Override = str | Scalar | list[Any]
 
 @dataclass(slots=True)
 class _Grid:
-    """One product of axes, and the rows of ``exclude`` that may cut into it."""
-
     index: int
     sweep: Sweep
     axes: dict[str, list[Any]]
@@ -50,14 +48,11 @@ class _Grid:
 def expand(suite: Suite, *, device: str = "cpu") -> list[Cell]:
     """Every cell of the suite, once each: sweeps in order, and in a sweep the axis written first varies slowest.
 
-    On top of a sweep's matrix come the suite's profile for the type of ``device`` and the sweep's own.
+    The suite's profile for the type of ``device`` and then the sweep's own replace values of a sweep's matrix.
     ``exclude`` then takes cells away, and ``include`` adds some that ``exclude`` does not see. Cells at level
-    pretrained have the sizes that stand in the matrix: ``attnbench.pretrained.sizes`` fills in those of the model.
-
-    Raises:
-        SuiteError: ``none`` for a variant where nothing is trained already, no cells, more than :data:`MAX_CELLS`
-            (counted before any is made), or an impossible shape.
-        UsageError: an unknown type of device.
+    pretrained have the sizes of the matrix: ``attnbench.pretrained.sizes`` fills in those of the model. Raises
+    SuiteError: ``none`` for a variant without a trained model, no cells, more than :data:`MAX_CELLS` (counted before
+    any is made), or an impossible shape. Raises UsageError: an unknown type of device.
     """
     kind = device.partition(":")[0]
     if kind not in DEVICES:
@@ -70,11 +65,7 @@ def expand(suite: Suite, *, device: str = "cpu") -> list[Cell]:
 
 
 def check_size(suite: Suite, kind: str) -> None:
-    """Count the cells on one type of device, before any is made.
-
-    Raises:
-        SuiteError: more than MAX_CELLS, with the sweep where there are too many.
-    """
+    """Count the cells on one type of device, before any is made. Raises SuiteError for more than MAX_CELLS."""
     count = 0
     for grid in _grids(suite, kind):
         count += grid.size
@@ -86,14 +77,14 @@ def check_size(suite: Suite, kind: str) -> None:
 def apply_overrides(
     suite: Suite, overrides: Mapping[str, Override], *, options: Mapping[str, str] | None = None
 ) -> Suite:
-    """The suite with axes replaced in every sweep, whatever its matrices and profiles say.
+    """The suite with axes replaced in every sweep, over its matrices and profiles.
 
-    Axes that mean something in some sweeps only (:attr:`attnbench.axes.Axis.only`) leave the others as they are. An
-    ``include`` row loses the values that the override does not name.
+    Axes that apply to some sweeps only (:attr:`attnbench.axes.Axis.only`) leave the others as they are. An ``include``
+    row loses the values that the override does not name.
 
     Args:
         overrides: axis -> value, list, or text: ``{"seq_len": "1024..4096", "variant": "sdpa,performer:features=64"}``.
-        options: axis -> the option that a user wrote, ``--dtype``, for messages; for other axes ``--set axis``.
+        options: axis -> the user's option, such as ``--dtype``, for messages; ``--set axis`` for other axes.
 
     Raises:
         UsageError: an unknown axis, or values that it does not take.
@@ -145,7 +136,7 @@ _OWNERS = {
     "score": "that measure a score",
     "generate": "with pass: generate",
 }
-"""Where an axis means something -> which sweeps have it."""
+"""Scope of an axis -> the test that a sweep is in it."""
 
 
 def _has_axis(sweep: Sweep, axis: str) -> bool:
@@ -153,7 +144,6 @@ def _has_axis(sweep: Sweep, axis: str) -> bool:
 
 
 def _narrowed(row: dict[str, Any], axis: str, wanted: list[Any], suite: Suite) -> dict[str, Any] | None:
-    """An ``include`` row with only the wanted values of ``axis``; None where it has none of them."""
     row = spelled_out(row)
     if axis not in row:
         return row
@@ -163,7 +153,7 @@ def _narrowed(row: dict[str, Any], axis: str, wanted: list[Any], suite: Suite) -
 
 
 def _split(axis: str, value: object) -> list[Any]:
-    """The values that YAML would have given for text as typed after ``--set axis=``."""
+    """The values of text after ``--set axis=``, as YAML would give them."""
     if isinstance(value, list | tuple):
         return [one for item in value for one in _split(axis, item)]
     if not isinstance(value, str):
@@ -263,7 +253,6 @@ def _trained(suite: Suite, grid: _Grid) -> Pretrained | None:
 
 
 def _trainings(sweep: Sweep, rates: list[float]) -> dict[float, Training]:
-    """Trainings by learning rate; none where no score is measured."""
     if "score" not in sweep.measure:
         return {}
     rules = sweep.training or Rules()

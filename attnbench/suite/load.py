@@ -1,4 +1,4 @@
-"""From a path or the name of a shipped suite to a checked :class:`~attnbench.suite.schema.Suite`."""
+"""Load a :class:`~attnbench.suite.schema.Suite` from a path or the name of a shipped suite."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def refuse_early(
     overrides: Mapping[str, str] | None = None,
     options: Mapping[str, str] | None = None,
 ) -> None:
-    """Find what is wrong with a suite, except for names and options of variants, before these are known.
+    """Find mistakes in a suite, apart from names and options of variants, before importing torch.
 
     Registering variants imports torch, which takes more time and memory than reading any suite may take.
 
@@ -77,11 +77,7 @@ def shipped_descriptions() -> dict[str, str]:
 
 
 def suite_path(path_or_name: str | Path) -> Path:
-    """The file that is meant; a bare word is the name of a shipped suite.
-
-    Raises:
-        SuiteError: neither a file nor a name, with the nearest name.
-    """
+    """The file of a suite; a bare word is a shipped suite. Raises SuiteError with the nearest name."""
     path = Path(path_or_name)
     text = str(path_or_name)
     if path.suffix.lower() in _SUFFIXES or len(path.parts) != 1:

@@ -13,28 +13,24 @@ from attnbench.errors import SuiteError, UsageError, any_of, did_you_mean, plain
 from attnbench.record import one_line
 
 Place = tuple[str | int, ...]
-"""Keys and list positions from the top of the suite down to one value."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a suite was written, for error messages."""
+    """The place of a suite, for error messages."""
 
     path: str = "suite"
     lines: Mapping[Place, int] = field(default_factory=dict)
 
     def line(self, place: Place) -> int:
-        """Line of ``place``, or of the nearest thing around it."""
         while place and place not in self.lines:
             place = place[:-1]
         return self.lines.get(place, 1)
 
     def error(self, place: Place, message: str) -> SuiteError | UsageError:
-        """``path:line: message`` on one printable line."""
         return self.error_on(self.line(place), message)
 
     def error_on(self, line: int, message: str) -> SuiteError:
-        """Like :meth:`error`, where the line is known."""
         return SuiteError(f"{one_line(self.path, 4096)}:{line}: {one_line(message, 400)}")
 
 
@@ -43,10 +39,9 @@ class CommandLine(Origin):
     """Origin of a suite that a command made from its options, which have no lines."""
 
     options: Mapping[str, str] = field(default_factory=dict)
-    """Key of the suite -> what was typed for it: ``seq_len`` -> ``--n``."""
+    """Key of the suite -> the option on the command line: ``seq_len`` -> ``--n``."""
 
     def error(self, place: Place, message: str) -> UsageError:
-        """The message with the option in place of the key, or before it."""
         said = one_line(message, 400)
         for key in reversed(place):
             if isinstance(key, str) and (option := self.options.get(key)):
@@ -55,10 +50,7 @@ class CommandLine(Origin):
 
 
 def wrong(message: str, *place: str | int) -> NoReturn:
-    """Raise ``message`` as a validation error at ``place`` below what is being validated.
-
-    Pydantic collects it beside its own, so that the mistake that stands first in the file can be reported.
-    """
+    """Raise ``message`` as a validation error at ``place``, which pydantic collects with its own."""
     problem = PydanticCustomError("suite", "{message}", {"message": message})
     raise ValidationError.from_exception_data("suite", [InitErrorDetails(type=problem, loc=place, input=None)])
 
@@ -77,13 +69,13 @@ def shown(value: object) -> str:
 
 
 def pick(word: object, known: Iterable[str]) -> str:
-    """``; did you mean 'speed'?``, or what there is to choose from."""
+    """``; did you mean 'speed'?``, or the choices."""
     known = list(known)
     return did_you_mean(str(word)[:100], known) or f"; write {any_of(known)}"
 
 
 def explain(details: dict[str, Any]) -> str:
-    """What a pydantic error means to the one who wrote the file; unknown keys are left to the caller."""
+    """The meaning of a pydantic error for the file's author; unknown keys are left to the caller."""
     place: Place = details["loc"]
     key = next((repr(part) for part in reversed(place) if isinstance(part, str)), "the suite")
     got, limits = shown(details["input"]), details.get("ctx", {})

@@ -41,22 +41,14 @@ NAMED: Mapping[str, Mapping[str, Any]] = {
 
 
 def known(name: str) -> str:
-    """The name itself.
-
-    Raises:
-        UsageError: there is no shape of this name; the message has the nearest names.
-    """
+    """The name itself. Raises UsageError with the nearest names if there is no such shape."""
     if name not in NAMED:
         raise UsageError(f"unknown shape {shown(name)}{pick(name, NAMED)}")
     return name
 
 
 def spelled_out(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by axis, with those of a named ``shape`` in its place; what stands beside a name wins.
-
-    Raises:
-        UsageError: an unknown name.
-    """
+    """Values by axis, with a named ``shape`` spelled out; explicit values win. Raises UsageError if it is unknown."""
     name = values.get("shape")
     named = {} if name is None else NAMED[known(name)]
     return {**named, **{axis: value for axis, value in values.items() if axis != "shape"}}

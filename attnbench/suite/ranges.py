@@ -20,14 +20,10 @@ _PART = re.compile(rf"{_NUMBER}(?:\.\.{_NUMBER}(?:\+{_NUMBER})?)?")
 def parse_range(value: str | int | Sequence[str | int]) -> list[int]:
     """The numbers that ``value`` stands for, in the order written.
 
-    ``16k`` is 16,384, as figures write it.
-    ``a..b`` doubles from a and holds b where doubling meets it: ``1000..5000`` is 1000, 2000, 4000.
-    ``a..b+s`` goes up by s and holds b where the steps meet it. Text may join several with commas; a list may mix text
-    and numbers.
-
-    Raises:
-        UsageError: not such a text, a range that runs downwards, nothing, more than 10,000 values, or what may be one
-            number with a comma in it.
+    ``16k`` is 16,384, as figures write it. ``a..b`` doubles from a and holds b where doubling meets it: ``1000..5000``
+    is 1000, 2000, 4000. ``a..b+s`` goes up by s and holds b where the steps meet it. Text may join several with commas;
+    a list may mix text and numbers. Raises UsageError: not such a text, a range that runs downwards, nothing, more than
+    10,000 values, or what may be one number with a comma in it.
     """
     items = [value] if isinstance(value, str | int) else list(value)
     numbers: list[int] = []
@@ -71,7 +67,7 @@ def _parse_part(part: str, whole: str) -> Sequence[int]:
 
 
 def is_number(text: str) -> bool:
-    """Whether ``text`` is one number as it stands in a range: ``1024`` or ``1k``."""
+    """True if ``text`` is one number of a range: ``1024`` or ``1k``."""
     return re.fullmatch(_NUMBER, text) is not None
 
 

@@ -1,4 +1,4 @@
-"""A suite as a validated model: together with its sweeps and axes the only place that validates one."""
+"""A suite as a validated model; only this model, its sweeps and its axes validate one."""
 
 from __future__ import annotations
 
@@ -40,7 +40,6 @@ class Exclude(create_model("_Conditions", __base__=_Where, **_TESTS)):  # type: 
         return self
 
     def tests(self) -> dict[str, list[axes.Test]]:
-        """Axis -> conditions of which one must hold; sweep and device are not among them."""
         return {axis: getattr(self, axis) for axis in AXES if getattr(self, axis)}
 
 
@@ -61,11 +60,11 @@ class Suite(Strict):
 
     @classmethod
     def of(cls, data: object, origin: Origin, *, registered: bool = True) -> Self:
-        """Validate plain data; all but names and options of variants and inputs where those are not registered yet.
+        """Validate plain data; all but names and options of variants and inputs if those are not registered yet.
 
         Raises:
-            SuiteError: the mistake that stands first in the file, on one line with its place; UsageError where a
-                command made the suite of its options.
+            SuiteError: the first mistake in the file, on one line with its place; UsageError if a command made the
+                suite of its options.
         """
         try:
             suite = cls.model_validate(data, context=axes.Reading(registered))
@@ -76,12 +75,10 @@ class Suite(Strict):
 
     @property
     def origin(self) -> Origin:
-        """Where the suite was written."""
         return self._origin
 
     @property
     def registered(self) -> bool:
-        """Whether names and options of variants and inputs were checked."""
         return self._registered
 
     @model_validator(mode="after")
@@ -100,7 +97,6 @@ class Suite(Strict):
         return self
 
     def to_yaml(self) -> str:
-        """Text of a suite file that loads as this suite again."""
         return write_document(self.data)
 
 

@@ -1,4 +1,4 @@
-"""``-k EXPRESSION``: which cells to run, in the words of ``pytest -k``."""
+"""``-k EXPRESSION``: choose cells in the words of ``pytest -k``."""
 
 from __future__ import annotations
 
@@ -22,11 +22,8 @@ Predicate = Callable[[str], bool]
 
 
 def choose(expression: str, cells: Sequence[Cell]) -> list[Cell]:
-    """The cells whose :func:`~attnbench.suite.describe.address` matches, in their order.
-
-    Raises:
-        UsageError: the expression cannot be read, or no cell matches; the message helps to find one that does.
-    """
+    """The cells whose :func:`~attnbench.suite.describe.address` matches, in their order. Raises UsageError: the
+    expression cannot be read, or no cell matches; the message helps to find one that does."""
     addresses = [address(cell) for cell in cells]
     chosen = [cell for cell, where in zip(cells, addresses, strict=True) if matches(expression, where)]
     if not chosen:
@@ -35,7 +32,6 @@ def choose(expression: str, cells: Sequence[Cell]) -> list[Cell]:
 
 
 def _nothing(expression: str, addresses: Sequence[str]) -> UsageError:
-    """Why no cell is chosen: the first word that is in none, with the nearest that is, or what a cell is called."""
     words = [word for word in _TOKEN.findall(expression) if word.lower() not in ("and", "or", "not", "(", ")")]
     unknown = [word for word in words if not any(_finds(word.lower())(where.lower()) for where in addresses)]
     parts = {part for where in addresses for whole in where.split("/") for part in (whole, whole.partition(":")[0])}
@@ -45,13 +41,10 @@ def _nothing(expression: str, addresses: Sequence[str]) -> UsageError:
 
 
 def matches(expression: str, label: str) -> bool:
-    """Whether ``label`` is chosen: words are looked for in it, in either case; and, or, not, parentheses.
+    """True if ``label`` is chosen: words are looked for in it, in either case; and, or, not, parentheses.
 
     ``not`` binds tighter than ``and``, and ``and`` tighter than ``or``. A word may be a part of another one, but
-    ``n1024`` is not looked for in ``n10240``, nor a dtype, level or pass in anything longer.
-
-    Raises:
-        UsageError: the expression cannot be read.
+    ``n1024`` does not match ``n10240``, nor a dtype, level or pass anything longer. Raises UsageError.
     """
     return _compile(expression)(label.lower())
 
@@ -66,7 +59,7 @@ def _compile(expression: str) -> Predicate:
 
 
 class _Parser:
-    """Recursive descent; ``tokens`` is what is left, next one last."""
+    """Recursive descent; ``tokens`` are the remaining ones, the next one last."""
 
     def __init__(self, expression: str) -> None:
         self.expression = expression

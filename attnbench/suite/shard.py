@@ -1,7 +1,6 @@
 """``--shard I/K``: one of K parts of a suite, so that K machines measure it together.
 
-Each machine works out the split for itself. So it depends on the cells alone: not on threads, on torch or on anything
-measured.
+Each machine computes the split for itself, from the cells alone: not from threads, torch or measurements.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from attnbench.errors import UsageError
 from attnbench.spec import Spec
 
 MOST = 10_000
-"""Most shards of one suite."""
 _WRITTEN = re.compile(r"([0-9]{1,6})/([0-9]{1,6})")
 _PER_SECOND = 2**17
 """Tokens that one layer processes in a second, roughly; only proportions matter."""
@@ -35,11 +33,7 @@ class Shard:
 
 
 def parse_shard(text: str) -> Shard:
-    """``0/4`` is the first of four.
-
-    Raises:
-        UsageError: not two numbers, or there is no such part.
-    """
+    """``0/4`` is the first of four. Raises UsageError: not two numbers, or there is no such part."""
     match = _WRITTEN.fullmatch(text.strip())
     if match is None:
         raise UsageError(f"--shard {text[:40]!r} is not I/K; write 0/4 for the first of four parts")
@@ -70,7 +64,7 @@ def comparison_group(cell: Cell) -> Cell:
 
 
 def weight(cell: Cell) -> float:
-    """About how many seconds it takes: one, and more for many tokens or steps of training."""
+    """A rough number of seconds: one, and more for many tokens or steps of training."""
     steps = cell.training.steps + cell.training.pretrain_steps if cell.training else _CALLS
     layers = cell.model.layers if cell.model else 1
     return 1 + steps * cell.shape.B * cell.shape.N * layers / _PER_SECOND

@@ -1,4 +1,4 @@
-"""The suites that come with attnbench, by name. Imports nothing, so the shell may ask for them while somebody types."""
+"""The suites that come with attnbench, by name. Imports nothing, for fast completion in a shell."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def shipped_folder() -> Path:
-    """Where the shipped suites lie: inside the package once installed, beside it in a checkout."""
+    """Folder of the shipped suites: inside the package once installed, next to it in a checkout."""
     package = Path(__file__).resolve().parents[1]
     installed = package / "suites"
     return installed if installed.is_dir() else package.parent / "suites"

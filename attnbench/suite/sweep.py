@@ -33,7 +33,7 @@ from attnbench.suite.named_shapes import NAMED, known, spelled_out
 MEASURES: tuple[Measure, ...] = get_args(Measure)
 
 _DEVICE = re.compile(r"(con|prn|aux|nul|(com|lpt)[0-9])(\..*)?", re.IGNORECASE)
-"""What Windows takes for a device, in any folder and with any suffix."""
+"""Names that Windows reserves for devices, in any folder and with any suffix."""
 
 
 def _name_of_a_folder(name: str) -> str:
@@ -176,7 +176,6 @@ def _as_list(value: object) -> object:
 
 
 def _one_or_list(item: dict[str, Any]) -> WithJsonSchema:
-    """JSON Schema for editors, of what :func:`_as_list` reads."""
     return WithJsonSchema({"anyOf": [item, {"type": "array", "items": item}]})
 
 
@@ -242,12 +241,10 @@ class Sweep(Strict):
 
     @property
     def sizes(self) -> Size | None:
-        """Sizes of the model, where some are given."""
         return self.model if isinstance(self.model, Size) else None
 
     @property
     def trained(self) -> str | None:
-        """Name of the trained model, at level pretrained."""
         return self.model if isinstance(self.model, str) else None
 
     def _check_model(self) -> None:
@@ -279,7 +276,6 @@ class Sweep(Strict):
             wrong("'windows' does nothing without measure: loss; remove it", "windows")
 
     def takes(self, axis: str) -> bool:
-        """Whether a value of the axis means anything in this sweep."""
         match AXES[axis].only:
             case "cross":
                 return self.level == "operator" or (
@@ -325,5 +321,4 @@ class Sweep(Strict):
 
     @property
     def measures(self) -> tuple[Measure, ...]:
-        """What to measure, once each and in one order."""
         return tuple(measure for measure in MEASURES if measure in self.measure)

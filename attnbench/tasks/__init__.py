@@ -1,4 +1,4 @@
-"""What variants are trained on, in the order shown to users; imported at the first look-up in the table of tasks."""
+"""The tasks for training, in the order shown to users; imported at the first look-up in the table of tasks."""
 
 from attnbench.tasks import recall as recall
 from attnbench.tasks import mqar as mqar

@@ -1,7 +1,7 @@
 """Train the small encoder on ListOps and store q, k and v of all its layers for one long sequence.
 
-``python -m attnbench.tasks.capture --out listops.safetensors`` makes the file that ``attnbench`` ships as the input
-``listops``. It uses one thread and fixed seeds, so that the same machine and the same torch make the same file again.
+``python -m attnbench.tasks.capture --out listops.safetensors`` makes the shipped input ``listops``, with one thread and
+fixed seeds, so that the same machine and torch make the same file again.
 """
 
 from __future__ import annotations
@@ -50,13 +50,10 @@ CURRICULUM = (
 
 
 def train(curriculum: Sequence[Stage], seed: int, head_dim: int | None = None) -> Encoder:
-    """Train an encoder that is told the value at every closing bracket.
+    """Train an encoder on the value at every closing bracket, with ``head_dim`` or :data:`HEAD_DIM` as width of a head.
 
     That is a stronger signal than the Long Range Arena's one answer per sequence. The answer to the whole tree is read
     at its last bracket, not at a token of its own.
-
-    Args:
-        head_dim: width of a head, if another than :data:`HEAD_DIM`.
     """
     torch.manual_seed(seed)
     model = Encoder(vocab=len(TOKENS), classes=10, layers=LAYERS, heads=HEADS, head_dim=head_dim or HEAD_DIM)
@@ -90,7 +87,6 @@ class Accuracy:
 
     trees: int
     answers: float
-    """Share for whole trees."""
     answers_majority: float
     """Share for whole trees of the best constant answer, chosen on these very trees."""
     brackets: float
@@ -119,13 +115,9 @@ def accuracy(model: Encoder, trees: ListOps, count: int, seed: int) -> Accuracy:
 
 
 def logit_statistics(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Measure the structure: standard deviation of the logits, and mean number of keys that a query attends to.
+    """Standard deviation of the logits, and mean number of keys that a query attends to, each ``(L, H)``.
 
-    Args:
-        q: ``(L, H, N, D)``; k: ``(L, H, M, D)``.
-
-    Returns:
-        Both ``(L, H)``; the number of keys is exp(entropy), M for uniform attention.
+    q is ``(L, H, N, D)``, k ``(L, H, M, D)``; the number of keys is exp(entropy), M for uniform attention.
     """
     std, keys = torch.empty(q.shape[:2]), torch.empty(q.shape[:2])
     for layer, head in torch.cartesian_prod(torch.arange(q.shape[0]), torch.arange(q.shape[1])).tolist():

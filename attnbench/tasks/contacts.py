@@ -62,7 +62,7 @@ class Contacts(Stream):
         )
         rules = torch.Generator().manual_seed(stream_seed(self._label, "rules"))
         self.partner = torch.empty(LETTERS, dtype=torch.int64)
-        """int64 ``(20,)``: the partner of each letter, whose partner it is."""
+        """int64 ``(20,)``: the partner of each letter; the relation is mutual."""
         some, others = torch.randperm(LETTERS, generator=rules).view(2, -1)
         self.partner[some], self.partner[others] = others, some
         self.places = torch.stack([_far_pairs(self.n, pairs, rules) for _ in range(families)])
@@ -71,7 +71,6 @@ class Contacts(Stream):
 
     @property
     def best(self) -> float:
-        """The best possible accuracy: that of naming the partner of the letter at the other place."""
         return self._coupling + (1 - self._coupling) / LETTERS
 
     def draw(self, count: int, generator: Generator) -> Examples:
@@ -92,8 +91,8 @@ class Contacts(Stream):
 def _far_pairs(n: int, count: int, generator: Generator) -> Tensor:
     """``count`` pairs of different places after the first, n/4 or more apart, int64 ``(count, 2)``.
 
-    There are always as many as n/4: at least n/2 places are left before the last pair, so that the outermost two of
-    them are far enough apart.
+    n/4 pairs always exist: at least n/2 places are left before the last pair, and the outermost two are far enough
+    apart.
     """
     order = (1 + torch.randperm(n - 1, generator=generator)).tolist()
     left, pairs = dict.fromkeys(order), list[tuple[int, int]]()

@@ -30,7 +30,6 @@ _CLEAR = (7 * _PIXEL // 2) ** 2
 """Least squared distance between two curves, and between a curve and a later part of itself."""
 _MARGIN = 2 * _PIXEL
 _DOT = (13 * _PIXEL // 8) ** 2
-"""Squared radius of a dot."""
 _LEVELS = 16
 _FULL = 3 * _PIXEL * _PIXEL
 """Amount of paint that makes a pixel white."""
@@ -40,10 +39,9 @@ _CIRCLE = 64
 _TRIES = 6
 """Number of directions, or starting points, to try; the first that is clear is taken."""
 _AGAIN = 8
-"""How many times a curve without room is tried before the whole image is given up."""
+"""Tries of a curve without room before the whole image is given up."""
 _AT_ONCE = 128
 _LEAST = 32
-"""Fewest images to try in one round."""
 _IN_VAIN = 5
 """Number of rounds without a whole image after which the task is given up."""
 _ALIKE = _PIXEL
@@ -104,7 +102,6 @@ class Contours(Stream):
         return Examples(pictures, joined)
 
     def _drawn_curves(self, count: int, generator: Generator) -> _Curves:
-        """Curves of ``count`` images in which all found room; drawn until there are enough."""
         found: list[_Curves] = []
         missing, in_vain = count, 0
         while in_vain < _IN_VAIN and self._room:
@@ -117,7 +114,7 @@ class Contours(Stream):
         raise Unsupported(f"{self._label}: there is no room for the curves; lower dashes or distractors")
 
     def _try_curves(self, count: int, generator: Generator) -> tuple[_Curves, Tensor]:
-        """All curves of ``count`` images, and bool ``(count,)``: whether all of an image's curves found room."""
+        """All curves of ``count`` images, and bool ``(count,)``: True if all curves of an image found room."""
         whole = torch.ones(count, dtype=torch.bool)
         taken = torch.empty(count, 0, 2, dtype=torch.int64)
         every: list[_Curves] = []
@@ -147,8 +144,6 @@ class Contours(Stream):
 
 
 class _Curves(NamedTuple):
-    """The dashes of all curves in some images, one curve after another."""
-
     starts: Tensor
     """int64 ``(B, dashes, 2)``."""
     turns: Tensor
@@ -158,7 +153,7 @@ class _Curves(NamedTuple):
 
 
 def _grown(taken: Tensor, length: int, side: int, generator: Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """One more curve in each image: a point at each pixel, the direction of each dash, and whether it found room."""
+    """One more curve in each image: a point at each pixel, the direction of each dash, and if it found room."""
     count = len(taken)
     images = torch.arange(count)
     at = _MARGIN + torch.randint(side * _PIXEL - 2 * _MARGIN, (count, _TRIES, 2), generator=generator)
@@ -181,7 +176,7 @@ def _grown(taken: Tensor, length: int, side: int, generator: Generator) -> tuple
 
 
 def _first_clear(at: Tensor, taken: Tensor, side: int) -> tuple[Tensor, Tensor]:
-    """The first of ``at`` ``(B, tries, points, 2)`` that is clear of ``taken`` ``(B, P, 2)``, and whether one is."""
+    """The first of ``at`` ``(B, tries, points, 2)`` that is clear of ``taken`` ``(B, P, 2)``, and if one is."""
     inside = ((at >= _MARGIN) & (at < side * _PIXEL - _MARGIN)).all(3).all(2)
     across, down = (at[..., None, axis] - taken[:, None, None, :, axis] for axis in (0, 1))
     clear = inside & (across.square_().add_(down.square_()) >= _CLEAR).all(3).all(2)
@@ -189,7 +184,7 @@ def _first_clear(at: Tensor, taken: Tensor, side: int) -> tuple[Tensor, Tensor]:
 
 
 def _first(true: Tensor) -> tuple[Tensor, Tensor]:
-    """Column of the first True in each row of ``(rows, columns)``, and whether there is one."""
+    """Column of the first True in each row of ``(rows, columns)``, and if there is one."""
     columns = torch.arange(true.shape[1])
     first = torch.where(true, columns, len(columns)).amin(1)
     return first.clamp(max=len(columns) - 1), first < len(columns)
@@ -206,15 +201,10 @@ def _dots(curves: _Curves, dashes: int, joined: Tensor) -> Tensor:
 
 
 def _distances(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """How much the distance between an end of each curve differs from the distance between the ends of one curve.
+    """Differences between the distance of the ends of two curves and that of the ends of one, float64 ``(B, 8)``.
 
-    Args:
-        a: ends of the first curve, ``(B, 2, 2)``.
-        b: ends of the second curve.
-
-    Returns:
-        Differences float64 ``(B, 8)``: those of the four pairs from the first curve, then from the second; and the
-        pairs themselves, ``(B, 4, 2, 2)``.
+    ``a`` and ``b`` are the ends of both curves, ``(B, 2, 2)``. The differences of the four pairs ``(B, 4, 2, 2)``, also
+    returned, come from the first curve and then from the second.
     """
     pairs = torch.stack([torch.stack([a[:, i], b[:, j]], dim=1) for i in (0, 1) for j in (0, 1)], dim=1)
     apart, of_a, of_b = ((ends[..., 0, :] - ends[..., 1, :]).square().sum(-1).double().sqrt() for ends in (pairs, a, b))
@@ -236,7 +226,6 @@ def _painted(curves: _Curves, side: int) -> Tensor:
 
 
 def _add_dots(pictures: Tensor, dots: Tensor, side: int) -> None:
-    """Draw white discs in place."""
     middles = torch.arange(side) * _PIXEL + _PIXEL // 2
     for dot in dots.unbind(1):
         far = (middles - dot[:, :1]).square()[:, None, :] + (middles - dot[:, 1:]).square()[:, :, None]

@@ -20,15 +20,12 @@ from attnbench.tasks.streams import Stream, choices
 
 _VERSION = 1
 _PATCH = 2
-"""Pixels along a side of a patch."""
 _IDS = 2 ** (_PATCH * _PATCH)
 """Different patches of black and white pixels."""
 _LEAST, _MOST = 5, 8
-"""Pixels along a side of a shape."""
 _CELL = _MOST + 2
 """Least pixels along a side of the cell that a shape has for itself."""
 _SIDES = 4
-"""Left, top, right and bottom."""
 _FILLED, _CROSS, _OPEN, _FRAME = range(4)
 """Kinds of shapes, of which the frame alone has a hole."""
 _AT_ONCE = 256
@@ -98,7 +95,7 @@ class Detection(Stream):
 
 
 def _edges(pixels: int) -> Tensor:
-    """Where cells begin and the last one ends: as many as fit, about equally wide."""
+    """Starts of the cells and the end of the last one: as many as fit, about equally wide."""
     cells = pixels // _CELL
     return torch.arange(cells + 1) * pixels // cells
 

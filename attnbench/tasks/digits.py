@@ -50,7 +50,6 @@ class Digits(Stored):
         super().__init__("digits", Form(vocab=(_LEVELS,), classes=10), masked_share=0.5)
 
     def read(self) -> dict[Literal["train", "validation", "test"], Part]:
-        """The shipped images."""
         with gzip.open(DIGITS, "rt", encoding="ascii") as file:
             table = np.loadtxt(file, delimiter=",", dtype=np.uint8)
         every = Images(table[:, :_PIXELS], table[:, _PIXELS])
@@ -59,5 +58,4 @@ class Digits(Stored):
         return {"train": every.at(cuts[0]), "validation": every.at(cuts[1]), "test": every.at(cuts[2])}
 
     def digest_read(self) -> str:
-        """Digest of the shipped file."""
         return digest_of(blocks(DIGITS))

@@ -59,7 +59,6 @@ class Image(Stored):
         super().__init__("image", Form(vocab=(256,), classes=10), masked_share=0.5)
 
     def read(self) -> dict[Literal["train", "validation", "test"], Part]:
-        """All images, in grey."""
         batches = [_grey(self._folder / name) for name in _TRAIN]
         given = Images(np.concatenate([grey for grey, _ in batches]), np.concatenate([labels for _, labels in batches]))
         last = np.arange(len(given)) >= len(given) * 9 // 10
@@ -67,7 +66,6 @@ class Image(Stored):
         return {"train": given.at(np.flatnonzero(~last)), "validation": given.at(np.flatnonzero(last)), "test": test}
 
     def files(self) -> list[Path]:
-        """Five files to train on, one to test on."""
         return [self._folder / name for name in (*_TRAIN, _TEST)]
 
 

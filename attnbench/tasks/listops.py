@@ -37,11 +37,7 @@ _POOL = 16  # number of batches drawn together and sorted by length, so that the
 
 @dataclass(frozen=True, slots=True)
 class ListOps:
-    """Which trees to draw; the defaults are the Long Range Arena's.
-
-    Raises:
-        ValueError: no tree can have such a length.
-    """
+    """Rules of the trees; the defaults are the Long Range Arena's. Raises ValueError if no tree has such a length."""
 
     min_length: int = 501
     """Fewest tokens of a tree, counting digits, operators and closing brackets."""
@@ -102,7 +98,6 @@ class Batch:
 
     @classmethod
     def of(cls, sequences: list[list[int]]) -> Batch:
-        """Pad and evaluate the sequences."""
         tokens = torch.full((len(sequences), max(map(len, sequences))), PAD)
         values = torch.full_like(tokens, NO_ANSWER)
         for row, sequence in enumerate(sequences):
@@ -113,20 +108,13 @@ class Batch:
 
 
 def evaluate(tokens: list[int]) -> int:
-    """The value, 0 to 9, of a whole tree.
-
-    Raises:
-        ValueError: this is not one tree whose root is an operator.
-    """
+    """The value, 0 to 9, of a whole tree. Raises ValueError: this is not one tree whose root is an operator."""
     return subtree_values(tokens)[-1]
 
 
 def subtree_values(tokens: list[int]) -> list[int]:
-    """The value of what each closing bracket closes, at that bracket; elsewhere :data:`NO_ANSWER`.
-
-    Raises:
-        ValueError: this is not one tree whose root is an operator.
-    """
+    """The value of what each closing bracket closes, at that bracket; elsewhere :data:`NO_ANSWER`. Raises ValueError:
+    this is not one tree whose root is an operator."""
     result = [NO_ANSWER] * len(tokens)
     stack: list[tuple[int, list[int]]] = []
     for position, token in enumerate(tokens):

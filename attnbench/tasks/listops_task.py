@@ -119,8 +119,6 @@ class _Released(Stored):
 
 
 class _AtBrackets:
-    """The same trees, with a question at each closing bracket."""
-
     def __init__(self, part: Ragged) -> None:
         self._part = part
 
@@ -140,12 +138,8 @@ def _at_brackets(examples: Examples) -> Examples:
 
 
 def _lines(file: Path, n: int) -> Iterator[tuple[bytes, int]]:
-    """Ids and value of each tree in a released file.
-
-    Raises:
-        UsageError: a line is not a tree and its value.
-        Unsupported: a tree is longer than ``n``.
-    """
+    """Ids and value of each tree in a released file. Raises UsageError: a line is not a tree and its value. Raises
+    Unsupported: a tree is longer than ``n``."""
     empty = True
     with file.open(encoding="utf-8", errors="replace", newline="\n") as lines:
         if next(lines, "").split() != ["Source", "Target"]:

@@ -76,7 +76,6 @@ class MQAR(Stream):
         return Examples(tokens, labels)
 
     def _gaps(self, count: int, generator: Generator) -> Tensor:
-        """Different whole numbers from 0, ``(count, pairs)``, drawn one after another by weight."""
         twos = (self.n - 2 * self._pairs) // 2
         weights = torch.arange(1, twos + 1, dtype=torch.float64) ** (self._power - 1)
         # Exponential waiting times at these rates, in order of arrival, are a draw without replacement.

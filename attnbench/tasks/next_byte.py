@@ -23,7 +23,7 @@ from attnbench.tasks.stored import Part, Stored, digest_of
 from attnbench.tasks.streams import refuse_cross
 
 _TENTHS = (8, 9)
-"""Where training ends and where validation ends, in tenths of the text."""
+"""Ends of training and of validation, in tenths of the text."""
 
 
 @register_task(
@@ -62,7 +62,6 @@ class NextByte(Stored):
         super().__init__("next-byte", Form(vocab=(256,), classes=256, per_token=True), masked_share=0.15)
 
     def read(self) -> dict[Literal["train", "validation", "test"], Part]:
-        """The windows of each part of the text."""
         train, validation, test = (Windows(part, self._n) for part in divided(self._text()))
         for part in (train, validation, test):
             if not len(part):
@@ -70,7 +69,6 @@ class NextByte(Stored):
         return {"train": train, "validation": validation, "test": test}
 
     def files(self) -> list[Path]:
-        """The file, if it is not Python's own."""
         return [] if self._file is None else [self._file]
 
     def digest_read(self) -> str:
@@ -82,7 +80,7 @@ class NextByte(Stored):
 
 
 class Windows:
-    """A text in windows of n bytes, each with the bytes that follow its own; what is left at the end is dropped."""
+    """A text in windows of n bytes, each with the byte after each; the rest at the end is dropped."""
 
     def __init__(self, text: bytes, n: int) -> None:
         self._bytes, self._n = np.frombuffer(text, dtype=np.uint8), n
@@ -91,14 +89,13 @@ class Windows:
         return max(0, len(self._bytes) - 1) // self._n
 
     def take(self, rows: Tensor) -> Examples:
-        """The windows at ``rows``, without padding."""
         at = rows.numpy()[:, None] * self._n + np.arange(self._n)
         tokens, labels = (torch.from_numpy(self._bytes[places].astype(np.int64)) for places in (at, at + 1))
         return Examples(tokens, labels)
 
 
 def divided(text: bytes) -> list[bytes]:
-    """What to train on, to validate on and to test on: whole paragraphs in order, each kept where it stands first."""
+    """The parts for training, validation and test: whole paragraphs in order, only the first of equal ones."""
     first: dict[bytes, bytes] = {}
     for paragraph in text.split(b"\n\n"):
         first.setdefault(b" ".join(paragraph.split()), paragraph)
@@ -110,11 +107,7 @@ def divided(text: bytes) -> list[bytes]:
 
 
 def help_of_python() -> str:
-    """The help on Python's keywords and types, some 450 kB of English that come with Python.
-
-    Raises:
-        Unsupported: this Python was packed without it.
-    """
+    """The help on Python's keywords and types, some 450 kB of English. Raises Unsupported if Python lacks it."""
     try:
         topics: dict[str, str] = import_module("pydoc_data.topics").topics
     except ImportError:

@@ -63,7 +63,6 @@ class Pathfinder(Stored):
         super().__init__("pathfinder", Form(vocab=(256,), classes=2), masked_share=0.5)
 
     def read(self) -> dict[Literal["train", "validation", "test"], Part]:
-        """All images, with one byte for each pixel."""
         listed = _listed(self._folder)
         pixels = np.empty((len(listed), _PIXELS), dtype=np.uint8)
         kept = [place for place, image in enumerate(listed) if _decode(image.file, pixels[place])]
@@ -73,11 +72,9 @@ class Pathfinder(Stored):
         return {"train": every.at(train), "validation": every.at(validation), "test": every.at(test)}
 
     def files(self) -> list[Path]:
-        """The lists of images, and all images."""
         return [*sorted((self._folder / "metadata").glob("*.npy")), *(image.file for image in _listed(self._folder))]
 
     def digest_read(self) -> str:
-        """Digest of the labels and the images' files."""
         return digest_of(
             piece
             for image in _listed(self._folder)
@@ -115,11 +112,7 @@ def _lines(folder: Path, file: Path) -> list[_Listed]:
 
 
 def _decode(file: Path, pixels: NDArray[np.uint8]) -> bool:
-    """Write the image into ``pixels`` ``(1024,)``; return False if the file is empty.
-
-    Raises:
-        UsageError: the image is missing, broken or of another size.
-    """
+    """Write the image into ``pixels`` ``(1024,)``; False if the file is empty. Raises UsageError if it is damaged."""
     from PIL import Image
 
     try:

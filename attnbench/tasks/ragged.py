@@ -16,11 +16,7 @@ class Ragged:
     """Sequences kept as bytes: a token takes one byte here, and eight once it is in a batch."""
 
     def __init__(self, sequences: Sequence[bytes], labels: Sequence[int], n: int, *, first_id: int) -> None:
-        """Take sequences of at most ``n`` bytes each.
-
-        Args:
-            first_id: the id of byte 0; padding has the id 0.
-        """
+        """Take sequences of at most ``n`` bytes each; byte 0 gets the id ``first_id``, padding the id 0."""
         self._flat = np.frombuffer(b"".join(sequences), dtype=np.uint8)
         self._starts = np.concatenate([[0], np.cumsum([len(one) for one in sequences], dtype=np.int64)])
         self._labels = np.asarray(labels, dtype=np.int64)
@@ -30,13 +26,11 @@ class Ragged:
         return len(self._labels)
 
     def take(self, rows: Tensor) -> Examples:
-        """The examples at ``rows``, with the mask of real tokens."""
         at = rows.numpy()
         tokens, mask = padded([self[row] for row in at], self._n, first_id=self._first_id)
         return Examples(tokens, torch.from_numpy(self._labels[at]), mask)
 
     def __getitem__(self, row: int) -> NDArray[np.uint8]:
-        """One sequence as it is stored."""
         return self._flat[self._starts[row] : self._starts[row + 1]]
 
 

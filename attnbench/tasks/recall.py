@@ -95,7 +95,7 @@ class Recall(Stream):
         return torch.where(value < self._values, key * self._values + value, bare)
 
     def _places_filler(self, count: int, generator: Generator) -> tuple[Tensor, Tensor]:
-        """Which pair is at each place, and which is asked for there, each ``(count, N)``, with -1 for none."""
+        """The number of the pair at each place, and of the pair asked for there, each ``(count, N)``, -1 for none."""
         pair = torch.full((count, self.n), -1)
         pair[:, : self._pairs] = torch.arange(self._pairs)
         asked = torch.full_like(pair, -1)
@@ -104,7 +104,6 @@ class Recall(Stream):
         return pair, asked
 
     def _places_long(self, count: int, generator: Generator) -> tuple[Tensor, Tensor]:
-        """The same for the form ``long``."""
         half = self.n // 2
         pair, asked = torch.full((2, count, self.n), -1)
         more = torch.randint(self._pairs, (count, half - self._pairs), generator=generator)

@@ -68,11 +68,9 @@ class Retrieval(Stored):
         super().__init__("retrieval", Form(vocab=(257,), classes=2, towers=2), masked_share=0.15)
 
     def read(self) -> dict[Literal["train", "validation", "test"], Part]:
-        """The place of each text in its file."""
         return {split: _Pairs(self._folder / name, self._n) for split, name in _FILES.items()}
 
     def files(self) -> list[Path]:
-        """One file for each split."""
         return [self._folder / name for name in _FILES.values()]
 
 
@@ -89,7 +87,7 @@ class _Pairs:
         labels, texts = _lines(file, self._map)
         self._labels = np.frombuffer(labels, dtype=np.int64)
         self._texts = np.frombuffer(texts, dtype=np.int64).reshape(-1, 2, 2)
-        """Where the two texts of each line start and end."""
+        """Start and end of the two texts of each line."""
 
     def __len__(self) -> int:
         return len(self._labels)
@@ -107,11 +105,7 @@ class _Pairs:
 
 
 def _lines(file: Path, content: mmap.mmap) -> tuple[array[int], array[int]]:
-    """Label of each line, and start and end of its two texts, one after another.
-
-    Raises:
-        UsageError: a line is not label, id, id, text, text.
-    """
+    """Label of each line, and start and end of its two texts, one after another. Raises UsageError."""
     labels, texts = array("q"), array("q")
     start = number = 0
     while start < len(content):

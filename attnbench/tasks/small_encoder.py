@@ -1,8 +1,8 @@
 """Train a smaller encoder on short trees of ListOps: the trained model that ``attnbench swap listops`` starts from.
 
-``python -m attnbench.tasks.small_encoder --out encoder.safetensors`` makes the file that ``attnbench`` ships. It is
-half as wide as the encoder behind the input ``listops``, and saw trees of at most 128 tokens, so that a swap of it with
-some training takes seconds. It uses one thread and fixed seeds.
+``python -m attnbench.tasks.small_encoder --out encoder.safetensors`` makes the shipped file, with one thread and fixed
+seeds. It is half as wide as the encoder of the input ``listops``, and saw trees of at most 128 tokens, so that a swap
+with some training takes seconds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ CURRICULUM = (
     Stage(ListOps(min_length=32, max_length=128), batch=12, steps=800),
 )
 LONGEST = CURRICULUM[-1].trees.max_length
-"""Tokens of the longest trees that it was trained on."""
 
 
 def untrained_encoder() -> Encoder:

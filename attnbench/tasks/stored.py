@@ -43,7 +43,6 @@ class Images:
         return Examples(tokens, torch.from_numpy(self._labels[at].astype(np.int64)))
 
     def at(self, rows: NDArray[np.integer]) -> Images:
-        """The images at ``rows``."""
         return Images(self._tokens[rows], self._labels[rows])
 
 
@@ -60,15 +59,11 @@ class Stored:
         self._name = name
 
     def read(self) -> dict[Literal["train", "validation", "test"], Part]:
-        """Read all examples.
-
-        Raises:
-            UsageError: a file is damaged.
-        """
+        """Read all examples. Raises UsageError if a file is damaged."""
         raise NotImplementedError
 
     def files(self) -> Iterable[Path]:
-        """All files that :meth:`read` reads; none where the data is shipped. With other files it is another run."""
+        """All files that :meth:`read` reads; none if the data is shipped. Other files make another run."""
         return ()
 
     def digest_read(self) -> str:
@@ -91,7 +86,6 @@ class Stored:
 
     @cached_property
     def digest(self) -> str:
-        """Digest of the files as they are when it is first needed."""
         return self.digest_read()
 
     def batch(self, seed: int, step: int, size: int) -> Examples:
@@ -105,13 +99,11 @@ class Stored:
         return train.take(rows)
 
     def held_out(self, split: Split, size: int) -> Iterator[Examples]:
-        """The examples of a split, in the order in which they are stored."""
         part = self._parts[split]
         for rows in torch.split(torch.arange(len(part)), size):
             yield part.take(rows)
 
     def fresh(self, seed: int, size: int) -> Iterator[Examples] | None:
-        """None: there are no other examples."""
         return None
 
 
@@ -131,11 +123,7 @@ def fixed_order(name: str, count: int) -> NDArray[np.int64]:
 def present(folder: str, needed: Iterable[str], get: str) -> Path:
     """The folder, relative to the working directory, if each of ``needed`` is in it.
 
-    Args:
-        get: advice on where to get it: ``get X from URL``.
-
-    Raises:
-        Unsupported: the folder, or one of ``needed``, is missing.
+    Raises Unsupported if one is missing, with ``get``, advice such as ``get X from URL``.
     """
     root = Path(folder).expanduser()
     for name in needed:

@@ -1,4 +1,4 @@
-"""Tasks whose sequences are drawn without end, by generators that depend only on what is asked for."""
+"""Endless tasks, drawn by generators that depend only on their arguments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from attnbench.spec import Scalar, Spec
 from attnbench.task import Examples, Form, Split, stream_seed
 
 _MOST_DRAWS = 100
-"""How many times to draw in search of sequences that are not held out, before the task is given up as too small."""
+"""Draws in search of sequences that are not held out, before the task is given up as too small."""
 
 
 class Stream:
@@ -65,7 +65,6 @@ class Stream:
         return self._draw_others(size, self._generator("train", seed, step), self._held_out_keys)
 
     def held_out(self, split: Split, size: int) -> Iterator[Examples]:
-        """The examples of a split, the same whatever ``size`` is."""
         return in_parts(self._held_out[split], size)
 
     def fresh(self, seed: int, size: int) -> Iterator[Examples] | None:
@@ -89,7 +88,6 @@ class Stream:
         return torch.Generator().manual_seed(stream_seed(self._label, split, seed, step))
 
     def _draw_others(self, count: int, generator: Generator, taken: frozenset[bytes]) -> Examples:
-        """``count`` examples, none of them among ``taken``."""
         found: list[Examples] = []
         missing = count
         for _ in range(_MOST_DRAWS):

@@ -56,7 +56,6 @@ class Text(Stored):
         super().__init__("text", Form(vocab=(257,), classes=2), masked_share=0.15)
 
     def read(self) -> dict[Literal["train", "validation", "test"], Part]:
-        """The first n bytes of all reviews."""
         given, test = self._reviews("train"), self._reviews("test")
         order = fixed_order("text", len(given))
         held = len(given) // 10
@@ -67,11 +66,9 @@ class Text(Stored):
         }
 
     def files(self) -> Iterator[Path]:
-        """The files of all reviews."""
         return (self._folder / file for file, _ in self._files())
 
     def digest_read(self) -> str:
-        """Digest of all names and texts."""
         return digest_of(piece for file, _ in self._files() for piece in (str(file).encode(), self._bytes(file)))
 
     def _part(self, reviews: list[tuple[bytes, int]]) -> Part:
@@ -87,7 +84,6 @@ class Text(Stored):
         return found
 
     def _files(self) -> Iterator[tuple[Path, int]]:
-        """Each review's file below the folder, by name, and its label."""
         for folder in _FOLDERS:
             names = sorted(file.name for file in (self._folder / folder).iterdir() if file.suffix == ".txt")
             yield from ((Path(folder, name), int(folder.endswith("pos"))) for name in names)
@@ -97,7 +93,6 @@ class Text(Stored):
 
 
 def _checked(file: Path, text: bytes, label: int) -> bytes:
-    """``text``, if it is a review with this label; otherwise raise UsageError."""
     name = _NAME.fullmatch(file.name)
     if name is None:
         raise UsageError(f"{file}: the name is not <id>_<stars>.txt; remove the file")
