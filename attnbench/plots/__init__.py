@@ -22,7 +22,7 @@ class FigureKind(NamedTuple):
     """How to draw one kind of figure, and what a table must hold for it."""
 
     draw: Callable[..., Figure]
-    """Takes rows as ``read_results`` gives them, ``only``, column -> value of the rows to draw, and its own options.
+    """Takes rows of ``read_results``, ``only`` (column -> value) and its own options.
 
     Raises UsageError if no row has a value, and ResultsError if this is not a results table.
     """
@@ -163,7 +163,7 @@ def _tables(frame: pd.DataFrame) -> list[tuple[pd.DataFrame, str]]:
 
 
 def _prefixes(suites: Iterable[str]) -> dict[str, str]:
-    """Suite -> prefix of its file names; prefixes differ even where upper and lower case are not told apart."""
+    """Suite -> prefix of its file names, unique on file systems that ignore case."""
     suites = list(suites)
     prefixes: dict[str, str] = {}
     for suite in suites if len(suites) > 1 else ():

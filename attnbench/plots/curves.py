@@ -36,12 +36,8 @@ def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bo
 def draw_curves(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None) -> Figure:
     """Draw a panel for each task: means over seeds, and each seed as a thin line, at the rate that validation chose.
 
-    Args:
-        frame: rows as :func:`attnbench.plots.load.read_results` gives them, which knows where the curves are.
-
-    Raises:
-        NothingToDraw: no training has a curve.
-        CorruptResults: a curve is not as it was written.
+    Rows come from :func:`read_results`, which finds the curves. Raises NothingToDraw if no training has a curve, and
+    CorruptResults if one was altered.
     """
     rows = restrict(frame, only or {})
     curves = read_curves(rows)

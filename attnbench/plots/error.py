@@ -53,15 +53,14 @@ def draw_error(
 ) -> Figure:
     """Draw error against a numeric option of each variant, and against the logits' standard deviation, in two panels.
 
-    Inputs without such a number, those of a trained model say, stand in columns beside the second panel.
-
-    The trivial answer, mean(V), and the oracles are drawn as lines in both. Exact methods, other operators and methods
-    that need fitting are left out, and named in a note. Rows that were measured differently get panels of their own.
+    Inputs without such a number, those of a trained model say, have columns at the edge of the second panel. Lines show
+    mean(V) and the oracles. A note names exact methods, other operators and unfitted methods, which are left out. Rows
+    that were measured differently get separate panels.
 
     Args:
-        n: the length; by default the one with most rows, and the longest of these.
-        inputs: the inputs that the first panel shows; by default those with most rows.
-        option: the option that the first panel shows; by default each variant's most varied number.
+        n: by default the length with most rows, and the longest of these.
+        inputs: of the first panel; by default those with most rows.
+        option: of the first panel; by default each variant's most varied number.
 
     Raises:
         UsageError: no row has this length, these inputs or this option.
@@ -88,7 +87,6 @@ def draw_error(
 
 
 def _left_out(ok: pd.DataFrame, panels: Sequence[Panel]) -> list[str]:
-    """One line that names exact methods, other operators, unfitted methods, and those with a single error."""
     words = {"exact": "exact up to rounding", "distance": "other operators", "learned": "no error before fitting"}
     drawn = {"mean-value", *(line.variant for panel in panels for line in panel.lines)}
     single = ok[(ok["error_kind"] == "approximation") & (ok["rel_error"] >= ROUNDING) & ~ok["variant"].isin(drawn)]
@@ -150,7 +148,7 @@ def _axis(panel: Panel) -> float:
 
 
 def _how(line: Line, look: Look) -> dict[str, Any]:
-    """How to draw a line; one that does not depend on the horizontal axis is level and has no markers."""
+    """Level lines, which do not depend on the horizontal axis, have no markers."""
     return look.line if np.isfinite(line.x).any() else {**look.line, "marker": ""}
 
 

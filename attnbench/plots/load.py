@@ -67,11 +67,7 @@ def read_results(path: str | Path | Sequence[str | Path], *, warn: Callable[[str
 def read_curves(frame: pd.DataFrame) -> dict[tuple[str, str], list[dict[str, typing.Any]]]:
     """(run's name, cell id) -> the points of the learning curve, by step; a single run has an empty name.
 
-    Args:
-        frame: a table from :func:`read_results`, or some of its rows.
-
-    Raises:
-        CorruptResults: lines are not as they were written.
+    ``frame``: rows of :func:`read_results`. Raises CorruptResults for altered lines.
     """
     folders = [(name, Path(folder)) for name, folder in frame.attrs.get(FOLDERS, ())]
     return {
@@ -83,7 +79,7 @@ def read_curves(frame: pd.DataFrame) -> dict[tuple[str, str], list[dict[str, typ
 
 
 def run_names(files: Sequence[Path]) -> list[str]:
-    """For each CSV file, the part of its path that tells its run from the others."""
+    """For each CSV file, the part of its path that distinguishes its run."""
     paths = [(file.absolute().parent if file.name == FILE else file.absolute()).parts for file in files]
     while len(paths) > 1 and len({path[:1] for path in paths}) == 1 and all(len(path) > 1 for path in paths):
         paths = [path[1:] for path in paths]
@@ -96,12 +92,9 @@ def run_names(files: Sequence[Path]) -> list[str]:
 
 
 def find_results(path: Path) -> list[Path]:
-    """The CSV files that ``path`` stands for; of a suite's runs only the newest.
+    """The CSV files of ``path``: of a suite's runs only the newest, but all runs in a folder of several suites.
 
-    In a folder with runs of several suites, where somebody collects runs, each of them stands for itself.
-
-    Raises:
-        ResultsError: there is nothing to read.
+    Raises ResultsError if there is nothing to read.
     """
     path = path.with_suffix("") if path.suffix == PACKED and path.is_file() else path
     if stored(path).is_file():
@@ -122,12 +115,11 @@ def find_results(path: Path) -> list[Path]:
 
 
 def _is_stray(file: Path) -> bool:
-    """Whether a table stands where runs are, and not in one: somebody else put it there."""
     return not _is_in_run(file) and any(runs_in(near) for near in (file.parent, *file.parent.glob("*")))
 
 
 def is_collection(runs: Sequence[Path]) -> bool:
-    """Whether these runs of one folder are of several suites, so that none of them takes the place of another."""
+    """True if the runs of one folder are of several suites, so that none replaces another."""
     return len(suites_of(runs)) > 1
 
 
@@ -165,7 +157,7 @@ def _of_run(file: Path, warn: Callable[[str], None]) -> pd.DataFrame:
 
 
 def _as_one_machine(frame: pd.DataFrame, folder: RunFolder) -> pd.DataFrame:
-    """Rows of a merged run with the name of all its machines, which were found alike, so that they share a series."""
+    """Give the rows of a merged run one machine name, so that they share a series: its machines were found alike."""
     environment = folder.environment
     return frame.assign(machine_id=str(environment["machine_id"])) if environment.get("machines") else frame
 
@@ -219,7 +211,6 @@ _BEFORE = {name: "" if value is None else str(value) for name, value in ADDED.it
 
 @functools.cache
 def _kinds() -> Mapping[str, type]:
-    """Column -> str, bool, int or float; a number that may be missing is float."""
     found = {}
     for column, (kind, *others) in zip(COLUMNS, kinds().values(), strict=True):
         found[column] = str if issubclass(kind, str) else float if others else kind
@@ -227,11 +218,7 @@ def _kinds() -> Mapping[str, type]:
 
 
 def _value(text: str, kind: type) -> object:
-    """What a cell says.
-
-    Raises:
-        ValueError, KeyError: it is none of this kind.
-    """
+    """The value of a cell; ValueError or KeyError if it is not of this kind."""
     if kind is str:  # the writer puts ' before what a spreadsheet would run as a formula
         return re.sub(rf"^'(?={FORMULA})", "", text)
     if kind is bool:

@@ -1,4 +1,4 @@
-"""Which scores belong to timed rows: those of the same model at equal length, or a note says what differs."""
+"""Scores of the timed models: those of the same model at equal length, or a note on the differences."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Match:
 
     problem: Problem
     differs: tuple[str, ...]
-    """Columns of :data:`SAME` in which the two models differ; empty if they are one model."""
+    """Columns of :data:`SAME` that differ between the two models; empty if they are one model."""
     said: str
 
     @property
@@ -60,21 +60,15 @@ class Match:
 
 
 def tasks_of_both(frame: pd.DataFrame, rows: pd.DataFrame) -> set[str]:
-    """Tasks on which rows were timed and other rows of the table were trained for a score.
-
-    Args:
-        rows: the timed rows.
-    """
+    """Tasks of the timed ``rows`` on which other rows of the table were trained for a score."""
     trainings = scored(frame)
     return (set(rows["task"].dropna()) & set(trainings.loc[trainings["score"].notna(), "task"])) - {""}
 
 
 def match(every: Sequence[Problem], speed: Setting, n: int) -> Match | None:
-    """The scores of the model most like the timed one; None if there are no scores.
+    """The scores of the model most like the one timed at length ``n``; None if there are none.
 
-    Args:
-        every: the problems of the run that ``speed`` belongs to.
-        n: the length that was timed.
+    ``every``: the problems of the run that ``speed`` belongs to.
     """
     found = [one for one in every if one.parts]
     if not found:
@@ -93,11 +87,7 @@ def match(every: Sequence[Problem], speed: Setting, n: int) -> Match | None:
 
 
 def notes(frame: pd.DataFrame, found: Match, labels: Sequence[str]) -> list[str]:
-    """Which labels were scored but not timed, and why others have no score.
-
-    Args:
-        labels: the labels that were timed.
-    """
+    """Notes on labels that were scored but not timed (``labels`` were), and the reasons of missing scores."""
     unseen = sorted(one.label for one in found.problem.parts if one.label not in labels)
     lines = [f"Scored, not timed alike: {', '.join(unseen)}."] if unseen else []
     if found.problem.task == MEAN:

@@ -1,4 +1,4 @@
-"""Time and peak memory against length, with the measured power of n beside the one that the paper claims."""
+"""Time and peak memory against length, with the measured power of n and the one that the paper claims."""
 
 from __future__ import annotations
 
@@ -56,15 +56,10 @@ def draw_scaling(
 ) -> Figure:
     """Draw two log-log panels with a table of fitted and claimed powers of n, and mark where each variant stopped.
 
-    Rows that were measured differently get lines of their own, with their own dashes, or panels if lines are many.
-
-    Args:
-        overlay: ``published`` adds panels with the Nyströmformer paper's own measurements; a path adds those of
-            :mod:`a file of points <attnbench.plots.points>`.
-
-    Raises:
-        UsageError: no row has a value, or the file of points is none.
-        NothingToDraw: no row has a time or a memory.
+    Rows that were measured differently get lines with other dashes, or panels if lines are many. ``overlay``:
+    ``published`` adds the Nyströmformer paper's measurements, a path those of :mod:`a file of points
+    <attnbench.plots.points>`. Raises UsageError if no row has a value or the file is no such file, and NothingToDraw
+    without a time or memory.
     """
     points = None
     if overlay:
@@ -113,11 +108,7 @@ def draw_scaling(
 
 
 def cheapest(rows: pd.DataFrame, names: Mapping[str, str]) -> str:
-    """``Fastest at n = 64k: linear; least memory: local``: at the longest length, of all but references; else empty.
-
-    Args:
-        names: label -> name; a label has its own where there is none.
-    """
+    """``Fastest at n = 64k: linear; least memory: local``, at the longest length without references; else empty."""
     rows = rows[(rows["family"] != "reference") & (rows["status"] == Status.OK)]
     rows, said = rows[rows["seq_len"] == rows["seq_len"].max()], []
     for column, words in (("time_median_s", "Fastest at n = {}"), ("peak_bytes", "least memory")):

@@ -1,4 +1,4 @@
-"""Lines of scores over steps or over bytes, in stacked panels with their names beside or below."""
+"""Lines of scores over steps or over bytes, in stacked panels with their names at the right or below."""
 
 from __future__ import annotations
 
@@ -58,9 +58,7 @@ def draw_lines(
 ) -> Figure:
     """Draw a panel for each problem, all with one vertical scale.
 
-    Args:
-        scale: gives the axes their horizontal scale.
-        draw: draws one line.
+    ``scale`` sets the horizontal scale; ``draw`` draws one line.
     """
     look = looks((line.name, line.family) for panel in panels for line in panel.lines)
     keys = min(2.6, max(text_width(name, SMALL_SIZE) for name in look) + 0.56)

@@ -27,7 +27,7 @@ _STOPPED = [status for status in Status if status not in (Status.OK, Status.UNSU
 
 @dataclass(frozen=True)
 class Series:
-    """One line."""
+    """One line of the scaling figure."""
 
     name: str
     look: Look
@@ -41,16 +41,12 @@ class Series:
         return power_of_n(self.rows["seq_len"].to_numpy(), self.rows[column].to_numpy())
 
     def half(self, column: str) -> float:
-        """Half the 95 % interval of that power (:func:`half_of_power`)."""
         low, high = self.rows[["time_ci_low_s", "time_ci_high_s"]].to_numpy(dtype=float).T
         ends = (low, high) if column == "time_median_s" else None
         return half_of_power(self.rows["seq_len"].to_numpy(), self.rows[column].to_numpy(), ends)
 
     def is_above(self, column: str) -> bool:
-        """Whether the power is larger than claimed, by more than :data:`LARGER` and with its whole interval.
-
-        Never of a reference line, which has no paper whose claim its cost could break.
-        """
+        """True if the power with its whole interval exceeds the claim by :data:`LARGER`; never of references."""
         power, claim = self.power(column), self.claimed(column)
         accused = self.rows["family"].iloc[0] != "reference" and power > claim + LARGER
         return accused and power - self.half(column) > claim
@@ -68,11 +64,7 @@ class Series:
 
 
 def panels_of(found: Sequence[Setting]) -> list[tuple[str, list[Series]]]:
-    """The heading and the lines of each panel.
-
-    All lines share one panel if they are few and their names have room for what tells them apart; otherwise each
-    setting has a panel.
-    """
+    """The heading and the lines of each panel: all in one if they are few and their names fit, else one a setting."""
     every = pd.concat([setting.rows for setting in found])
     look = looks(zip(every["label"], every["family"], strict=True))
     short, _ = short_names(every)
@@ -117,10 +109,7 @@ def power_of_n(lengths: Values, values: Values) -> float:
 def half_of_power(lengths: Values, values: Values, ends: tuple[Values, Values] | None = None) -> float:
     """Half the 95 % interval of :func:`power_of_n`; NaN with fewer than three lengths.
 
-    It is what the intervals of the values leave open. Without them, Student's t by how far the values lie off a line.
-
-    Args:
-        ends: lower and upper ends of the values' own intervals, as far as there are any.
+    It follows from the values' own intervals ``ends`` (lower, upper), else from the residuals by Student's t.
     """
     from scipy.special import stdtrit  # takes a moment; scipy.stats takes a second
 

@@ -1,4 +1,4 @@
-"""How much faster than a baseline, and in how much less memory: one table for each, length against rank.
+"""Speed-up over a baseline and saved memory: one table for each, length against rank.
 
 The layout is that of table 3 in Wang et al. 2020, "Linformer", arXiv:2006.04768.
 """
@@ -60,16 +60,16 @@ def draw_speedup(
 ) -> Figure:
     """Draw two annotated heat maps: baseline over variant, in time and peak memory; above 1 the variant wins.
 
-    Rows that were measured differently get tables of their own.
+    Rows that were measured differently get separate tables.
 
     Args:
         variant: by default ``linformer``, else the one with most rows.
         baseline: a label; by default ``softmax``, else ``sdpa``.
-        overlay: ``published`` adds tables with the Linformer paper's own measurements.
+        overlay: ``published`` adds the Linformer paper's measurements.
 
     Raises:
         UsageError: a variant, baseline or value has no such rows, or there is no such overlay.
-        NothingToDraw: no variant has two sizes and lengths, or there is no baseline beside it.
+        NothingToDraw: no variant has two sizes and lengths, or there is no baseline for it.
     """
     only_published("speedup", overlay)
     every = timed(restrict(frame, only or {}))
@@ -124,10 +124,9 @@ def _title(tables: Sequence[_Table], name: str, baseline: str) -> str:
 class _Table:
     heading: str
     mine: pd.DataFrame
-    """Rows of the variant, with their ``_size``."""
     base: pd.DataFrame
     size: str
-    """The option whose values are the columns."""
+    """The option with the values of the columns."""
     kind: str
     """Values of the variant's other options."""
 
