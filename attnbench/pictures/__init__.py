@@ -102,7 +102,6 @@ def write(
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Compute with one thread: matrices are small, and sums then do not depend on the number of cores."""
     import torch
 
     threads = torch.get_num_threads()

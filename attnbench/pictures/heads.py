@@ -23,7 +23,7 @@ class Head:
     """Queries and keys of one head, in float64."""
 
     layer: int | None
-    """None where the input is drawn and has no layers."""
+    """None for an input without layers."""
     head: int
     q: Tensor
     """``(1, 1, N, D)``."""
@@ -71,7 +71,6 @@ def heads_of(
 
 
 def _layers(spec: Spec, count: int) -> Sequence[int | None]:
-    """The layers to take; a single None of an input that has none."""
     asked = dict(spec.options).get("layer")
     if isinstance(asked, int):
         return [asked]

@@ -1,4 +1,4 @@
-"""What a picture is: the figure, and the numbers in it."""
+"""A picture: the figure, and the numbers in it."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ class Picture:
 def write_numbers(picture: Picture, path: Path) -> Path:
     """Write the numbers as a CSV; none of its texts is a formula to a spreadsheet.
 
-    Raises:
-        CannotCreate: a link is in the place of the file.
-        StoreError: it cannot be written.
+    Raises CannotCreate if a link is in the place of the file, StoreError if it cannot be written.
     """
     table = picture.numbers.copy()
     for name in table.columns:

@@ -1,4 +1,4 @@
-"""What the factor 1/√d is for: entropy and gradient of softmax rows over the scale of the logits."""
+"""The effect of the factor 1/√d: entropy and gradient of softmax rows over the scale of the logits."""
 
 from __future__ import annotations
 
@@ -46,12 +46,8 @@ class Rows:
 def draw_saturation(*, n: int | None = None, head_dim: int | None = None) -> Picture:
     """Draw entropy and Jacobian norm of softmax(c·q·k) over c, for independent normal q and k of variance 1.
 
-    Args:
-        n: keys; 512 by default.
-        head_dim: width d of a head; 16, 64 and 256 by default.
-
-    Raises:
-        UsageError: n is below 2 or above :data:`MOST`.
+    ``n`` keys, 512 by default; width ``head_dim`` of a head, 16, 64 and 256 by default. Raises UsageError if n is below
+    2 or above :data:`MOST`.
     """
     n = N if n is None else n
     if not 2 <= n <= MOST:
@@ -71,11 +67,7 @@ def rows_over_scale(n: int, head_dim: int) -> list[Rows]:
 
 
 def quartiles_of(weights: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Quartiles over the rows of entropy over log n, and of the norm of the Jacobian.
-
-    Args:
-        weights: softmax rows ``(rows, n)``.
-    """
+    """Quartiles over softmax rows ``(rows, n)`` of entropy over log n, and of the norm of the Jacobian."""
     entropy = torch.special.entr(weights).sum(-1) / math.log(weights.shape[-1])
     quarters = torch.tensor([0.25, 0.5, 0.75], dtype=weights.dtype)
     return entropy.quantile(quarters).numpy(), jacobian_norm(weights).quantile(quarters).numpy()

@@ -1,7 +1,7 @@
 """The families as sets that may overlap, with the year, the claimed cost and decoding of every variant.
 
-After figure 2 and table 1 of Tay et al. 2020, "Efficient Transformers: A Survey", arXiv:2009.06732. The sets are drawn
-as bars beside the names instead of circles around them, so that no overlap is lost, however many there are.
+After figure 2 and table 1 of Tay et al. 2020, "Efficient Transformers: A Survey", arXiv:2009.06732. The sets are bars
+beside the names instead of circles around them, so that no overlap is lost, however many there are.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def in_order(entries: Sequence[Variant]) -> list[Variant]:
 
 
 def spans(entries: Sequence[Variant], family: str) -> list[tuple[int, int]]:
-    """The runs of lines, first and last, whose variants belong to a family."""
+    """The runs of lines, first and last, of the members of a family."""
     runs: list[tuple[int, int]] = []
     for row, entry in enumerate(entries):
         if family in entry.families:

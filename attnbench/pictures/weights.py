@@ -1,4 +1,4 @@
-"""The matrix that each variant applies to the values on real inputs, beside that of exact softmax."""
+"""The matrix that each variant applies to the values on real inputs, and that of exact softmax."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ N = 128
 """Tokens, by default."""
 MOST = 1024
 VARIANTS_SHOWN = ("local:window=16", "topk:keys=8", "nystrom:landmarks=16", "performer", "linear")
-"""What is drawn where no variant is named: one of each way to save the n × n matrix."""
+"""The default variants: one of each way to save the n × n matrix."""
 _GAP, _NAME, _KEY = 0.2, 0.34, 0.5
 
 
 @dataclass(frozen=True)
 class Weights:
-    """One matrix, and how far it is from softmax's."""
+    """One matrix, and its distance from softmax's."""
 
     name: str
     matrix: np.ndarray
@@ -59,11 +59,9 @@ def draw_weights(
 
     Args:
         variants: names, with options as one types them.
-        inputs: where q and k come from.
         layer: of a captured input, from 0; the first by default.
         head: from 0; the first by default.
         n: tokens, the first of a captured sequence.
-        causal: query i sees the keys up to i.
 
     Raises:
         UsageError: an unknown variant, input, layer or head, or n is below 2 or above :data:`MOST`.
@@ -91,9 +89,7 @@ def draw_weights(
 def variant_matrix(spec: Spec, head: Head, *, causal: bool) -> torch.Tensor:
     """The matrix ``(N, M)`` of a variant on the queries and keys of a head, in float64.
 
-    Raises:
-        UsageError: an unknown variant or option.
-        Unsupported: it is a mixer, or refuses the shape.
+    Raises UsageError for an unknown variant or option, Unsupported for a mixer or a refused shape.
     """
     entry = VARIANTS.get(spec.name)
     if entry.kind == "mixer":

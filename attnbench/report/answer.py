@@ -28,19 +28,17 @@ _WITHIN = {
     "loss_delta": (f"{CLOSE:g} nats of the untouched model's loss", "{} nats from it"),
     "hidden_error": (f"an error of {CLOSE:g} in the last features", "error {}"),
 }
-"""Column -> what an approximation comes within, and how its number is said."""
+"""Column -> the bound of a close approximation, and the format of its number."""
 
 Part = tuple[str, bool]
-"""Some words, and whether they are what the sentence is about."""
+"""Some words, and True for the sentence's subject."""
 Sentence = Sequence[Part]
 
 
 def answer(frame: pd.DataFrame, views: Sequence[View], problems: Sequence[Problem]) -> list[Sentence]:
-    """A few sentences on the first view, at the longest length at which softmax was measured, and on the scores.
+    """A few sentences on the first view, at the longest length with softmax, and on the scores.
 
-    Args:
-        frame: rows of one machine.
-        problems: the tasks with scores, and their mean last.
+    ``frame`` has the rows of one machine; ``problems`` are the tasks with scores, their mean last.
     """
     if not views:
         said = [*_scores(problems, {}, {})]

@@ -47,11 +47,11 @@ def make_page(
     """The report as one HTML document; the same runs give the same text.
 
     Args:
-        title: of the page; by default the suites and the machine.
-        laws: what ``attnbench check`` found.
-        figures: also put in what ``attnbench plot`` draws, as SVG.
-        against: what changed since an older run.
-        doubts: what reading the runs warned of.
+        title: by default the suites and the machine.
+        laws: findings of ``attnbench check``.
+        figures: also include the figures of ``attnbench plot``, as SVG.
+        against: changes since an older run.
+        doubts: warnings from reading the runs.
 
     Raises:
         ResultsError: this is not a results table.
@@ -85,7 +85,7 @@ def make_page(
 
 
 def as_json(value: Any) -> str:
-    """JSON that may stand inside a ``script`` element: without ``<`` no text in it can end the element."""
+    """JSON for a ``script`` element: without ``<`` no text in it can end the element."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c")
 
@@ -173,12 +173,12 @@ class Failure:
     reason: str
     labels: tuple[str, ...]
     where: str
-    """Lengths and what was asked for: ``n = 4096, 8192 · forward pass``."""
+    """Lengths and the measured pass: ``n = 4096, 8192 · forward pass``."""
     cells: int
 
 
 def failed(rows: pd.DataFrame) -> list[Failure]:
-    """What failed first, then what the mathematics of a variant does not allow."""
+    """Failures first, then settings that the mathematics of a variant does not allow."""
     bad = rows[rows["status"] != Status.OK]
     found = [
         Failure(
