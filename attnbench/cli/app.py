@@ -29,7 +29,7 @@ from attnbench.printable import without_home
 
 
 class _Command(typer.core.TyperCommand):
-    """A command that refuses to start where loading libraries would end Python without a word."""
+    """A command that refuses to start if loading libraries would end Python without a word."""
 
     def invoke(self, ctx: Any) -> Any:
         from attnbench.run.process import allowed_address_space
@@ -73,7 +73,7 @@ def _epilog(name: str | None) -> str:
 
 
 class _Group(typer.core.TyperGroup):
-    """Commands of which one is imported once it is known which; until then a line of help stands for each."""
+    """Commands, each imported once it is chosen; until then a line of help stands for it."""
 
     def __init__(self, **settings: Any) -> None:
         known = {name: typer.core.TyperCommand(name, help=command.what) for name, command in COMMANDS.items()}
@@ -136,7 +136,7 @@ class _Terminated(KeyboardInterrupt):
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:
-    """The first signal ends the command in good order; a second one ends it at once."""
+    """End the command in good order at the first signal, at once at the second."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop_now)
     raise _Interrupted if signum == signal.SIGINT else _Terminated
@@ -188,7 +188,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _unforeseen(error: Exception) -> int:
-    """Print one line on an error that no code foresaw; its traceback goes into a file, and this is the exit code."""
+    """Print one line on an unforeseen error, write its traceback to a file, and return the exit code."""
     from attnbench.run.process import allowed_address_space
     from attnbench.units import format_bytes
 

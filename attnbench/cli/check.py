@@ -164,8 +164,6 @@ def check(
 
 
 def _worst(findings: list[Finding]) -> Finding:
-    """The finding that did not hold, else the one that came nearest to its bound."""
-
     def excess(finding: Finding) -> float:
         if not finding.held:
             return float("inf")
@@ -207,7 +205,7 @@ def _one(report: Report, *, whole: bool) -> None:
 
 
 def _growth(name: str) -> str:
-    """The claims on time and memory, and whether the time follows from the cost."""
+    """The claims on time and memory, with the cost if the time follows from it."""
     from attnbench.cost import power_of_n
     from attnbench.variant import VARIANTS
 
@@ -287,7 +285,7 @@ def _as_data(report: Report) -> dict[str, Any]:
 
 
 def check_module(wanted: Wanted, settings: Settings, *, label: str | None, timeout: float, as_json: bool) -> None:
-    """Probe and print; exit code 1 if the module breaks what ``label`` or its options, not its name, claim."""
+    """Probe and print; exit code 1 if the module breaks the claims of ``label`` or its options."""
     from attnbench.probing.verdict import conclusion, contradictions, lines, named_after
     from attnbench.run.isolation import Worker
     from attnbench.run.module import examine_module

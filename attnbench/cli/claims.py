@@ -1,4 +1,4 @@
-"""``attnbench claims``: what papers and articles claim, and what was measured here."""
+"""``attnbench claims``: published claims against measurements on this machine."""
 
 from __future__ import annotations
 
@@ -90,12 +90,9 @@ def _rows(results: list[Path] | None) -> pd.DataFrame | None:
 
 
 def _measure(wanted: list[Claim], results: list[Path] | None, *, narrow: bool) -> None:
-    """Make the runs of claims that have no rows yet; what was measured is not measured again.
+    """Make the runs of claims without rows; claims about several numbers of threads have a run for each.
 
-    Claims about several numbers of threads have a run for each, one after the other.
-
-    Args:
-        narrow: measure only the sweeps that these claims read, not their whole suites.
+    ``narrow``: measure only the sweeps that these claims read, not their whole suites.
     """
     from attnbench.cli.screen import measured
     from attnbench.decision.judging import judge_all_rows
@@ -123,7 +120,7 @@ def _measure(wanted: list[Claim], results: list[Path] | None, *, narrow: bool) -
 
 
 def _sweeps(wanted: list[Claim]) -> set[str]:
-    """The sweeps that these claims read; empty where one of them does not say."""
+    """The sweeps that these claims read; empty if one of them names none."""
     return {name for one in wanted for name in one.sweeps} if all(one.sweeps for one in wanted) else set()
 
 
@@ -183,5 +180,4 @@ def _as_data(judged: Judgement, table: pd.DataFrame | None) -> dict[str, object]
 
 
 def _number(value: float) -> float | None:
-    """JSON has no infinity, which stands for a length that was not reached."""
     return value if math.isfinite(value) else None

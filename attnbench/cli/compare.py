@@ -111,11 +111,8 @@ def compare(
 def question_of(variants: Sequence[str], given: options.CompareOptions, typed: Collection[str]) -> Question:
     """The question in the options of the command or of :func:`attnbench.compare`.
 
-    Args:
-        typed: the options that are there by the user's hand; a named shape decides the axes among the others.
-
-    Raises:
-        UsageError: an unknown shape, or a size that is none.
+    ``typed`` are the options given by the user: a named shape decides the other axes. Raises UsageError for an unknown
+    shape or a malformed size.
     """
     from attnbench.run.question import Question
 
@@ -126,7 +123,7 @@ def question_of(variants: Sequence[str], given: options.CompareOptions, typed: C
 
 
 def watching(bar: Progress, lengths: Sequence[int], say: Callable[[str], None] = lambda text: None) -> OnLength:
-    """Shows the length that is measured on a bar, and gives ``say`` its times as soon as there are some."""
+    """Show the measured length on a bar, and give its times to ``say`` as soon as there are some."""
 
     def on_length(length: int, process: int, found: Mapping[str, float | str]) -> None:
         if found:
@@ -188,7 +185,6 @@ def _print(comparison: Comparison, table: Printer) -> None:
 
 
 def _time_rows(comparison: Comparison, shown: Sequence[Row]) -> list[list[str]]:
-    """A line for the first variant at each length, and one for each other below it."""
     lines = []
     for n in dict.fromkeys(row.n for row in shown):
         here = [row for row in shown if row.n == n]
@@ -204,11 +200,11 @@ def _time_rows(comparison: Comparison, shown: Sequence[Row]) -> list[list[str]]:
 
 
 _MIRROR = {"faster": "slower", "slower": "faster"}
-"""What is said of the first beside another -> what is said of the other beside the first."""
+"""Verdict of a variant -> the same verdict, said of the first."""
 
 
 def _without_error(n: int, record: Record) -> str:
-    """From which length on errors are missing, and the shape at which they are measured."""
+    """The length from which errors are missing, and the shape of their measurement."""
     from attnbench.run.compare import LONGEST_ERROR
 
     heads = LONGEST_ERROR // n**2
@@ -218,7 +214,7 @@ def _without_error(n: int, record: Record) -> str:
 
 
 def _how_sure(comparison: Comparison) -> str:
-    """For how many ratios the 95 % of the verdicts stands, and over how many processes."""
+    """Numbers of ratios that share the 95 % of the verdicts, and of processes."""
     over = " to ".join(dict.fromkeys(map(str, comparison.processes[:1] + comparison.processes[-1:]))) or "no"
     said = f"95 % intervals over {over} processes"
     if comparison.family:
@@ -238,7 +234,7 @@ def _explain(rows: Sequence[Row]) -> None:
 
 
 def _time(side: Side) -> list[str]:
-    """The time, how it was launched and the host's share of it; the last two are empty but on a GPU."""
+    """The time, its launch and the host's share of it; the last two are empty except on a GPU."""
     if side.time is None:
         return [str(side.record.status), "", ""]
     return [
@@ -264,7 +260,6 @@ def _rate_rows(comparison: Comparison) -> list[list[str]]:
 
 
 def _each(comparison: Comparison) -> list[tuple[int, Record]]:
-    """The record of each variant at each length, in that order."""
     seen = {
         (row.n, side.record.label): side.record
         for rows in comparison.rows.values()
@@ -275,7 +270,7 @@ def _each(comparison: Comparison) -> list[tuple[int, Record]]:
 
 
 def _print_crossovers(found: Mapping[str, Crossover]) -> None:
-    """Print a sentence for each of the others, or one for all of which the same is said."""
+    """Print a sentence for each of the others, or one if all have the same."""
     said: dict[str, list[str]] = {}
     for name, one in found.items():
         where = "" if one.n is None else f"near n = {one.n:.0f}, between {one.low} and {one.high} (95 %); "

@@ -19,7 +19,7 @@ _LAW = re.compile(r"\n@law\(\s*\"([^\"]+)\"")
 _BREAKS = (":", "=")
 """Characters at which bash splits a word; it replaces the last part only."""
 _KEPT = "_ATTNBENCH_KEPT"
-"""Environment variable with the beginning of the word to complete, which bash keeps."""
+"""Environment variable with the beginning of the completed word, which bash keeps."""
 
 
 def variants(incomplete: str) -> list[str]:
@@ -86,7 +86,7 @@ def figures(incomplete: str) -> list[str]:
 
 
 def drawn(ctx: typer.Context, incomplete: str) -> list[str]:
-    """What `plot` can draw without a run, and then variants; the shell completes the names of runs."""
+    """The pictures of ``plot``, and then variants; the shell completes the names of runs."""
     given = [str(word) for word in ctx.params.get("results") or ()]
     if not given:
         return [name for name in PICTURES if name.startswith(incomplete)]
@@ -111,7 +111,7 @@ def _with_options(folder: str, typed: str) -> Iterator[str]:
 
 
 def _options(folder: str, name: str) -> list[str]:
-    """The keyword-only parameters of the class or function that is registered as ``name``."""
+    """The keyword-only parameters of the class or function registered as ``name``."""
     for file in (_PACKAGE / folder).rglob("*.py"):
         text = file.read_text(encoding="utf-8")
         if name in _REGISTERED.findall(text):
@@ -143,7 +143,7 @@ def _rest(incomplete: str, whole: Callable[[str], Iterable[str]]) -> list[str]:
 
 
 def join_words() -> None:
-    """Bash splits ``performer:fea`` into three words: remove the first two, and note that bash keeps them."""
+    """Remove the first two words of a split ``performer:fea``, and note that bash keeps them."""
     words = os.environ.get("COMP_WORDS", "").split()
     at = int(os.environ.get("COMP_CWORD") or 0)
     before, asked = words[:at], (words[at : at + 1] or [""])[0]

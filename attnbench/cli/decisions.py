@@ -1,4 +1,4 @@
-"""What ``diff`` and ``gate`` share: their options, and a decision on the terminal or in a file."""
+"""The common options of ``diff`` and ``gate``, and a decision on the terminal or in a file."""
 
 from __future__ import annotations
 
@@ -25,11 +25,7 @@ MOST = 1_000_000
 
 
 def limit(text: str | float) -> float:
-    """A ratio that is too much, new over old; nothing is below, above or equal to ``nan``.
-
-    Raises:
-        BadParameter: it is no number from 1 to :data:`MOST`.
-    """
+    """The limit of a ratio, new over old; BadParameter if it is no number from 1 to :data:`MOST`, as ``nan`` is not."""
     try:
         value = float(text)
     except ValueError:
@@ -61,11 +57,7 @@ Select = Annotated[str | None, typer.Option("-k", metavar="EXPRESSION", help="On
 
 
 def measures_of(text: str) -> tuple[Measure, ...]:
-    """The measures that were typed after ``--on``.
-
-    Raises:
-        UsageError: one does not exist, or none is named.
-    """
+    """The measures typed after ``--on``; UsageError for an unknown or empty one."""
     from attnbench.decision.judge import MEASURES
 
     names = [part.strip() for part in text.split(",") if part.strip()]
@@ -78,11 +70,9 @@ def measures_of(text: str) -> tuple[Measure, ...]:
 
 
 def read(paths: Sequence[Path]) -> list[MeasuredRun]:
-    """Load runs, and warn of what is wrong with them, though not with their rows.
+    """Load runs, and warn of faults outside their rows.
 
-    Raises:
-        UsageError: two paths lead to the same run.
-        ResultsError, CorruptResults: one cannot be read.
+    Raises UsageError if two paths lead to the same run; ResultsError or CorruptResults if one cannot be read.
     """
     from attnbench.decision.decide import read_runs
 
@@ -94,11 +84,7 @@ def read(paths: Sequence[Path]) -> list[MeasuredRun]:
 
 
 def show(decision: Decision, format_: Format, out: Path | None) -> None:
-    """Print a decision, or write it to ``out`` and print its table.
-
-    Raises:
-        CannotCreate: ``out`` cannot be written.
-    """
+    """Print a decision, or write it to ``out`` and print its table; CannotCreate if ``out`` cannot be written."""
     if out is not None:
         from attnbench.files import write_output
 

@@ -1,4 +1,4 @@
-"""``attnbench gate NEW --against OLD``: end with 1 where a run is worse than older ones, beyond doubt."""
+"""``attnbench gate NEW --against OLD``: exit code 1 if a run is worse than older ones, beyond doubt."""
 
 from __future__ import annotations
 
@@ -90,10 +90,9 @@ def _confirmed(
     rounds: int,
     plugins: list[str],
 ) -> Decision:
-    """The decision after more rounds of what fails in it, if something does and the run can go on.
+    """The decision after more rounds of its failures, if there are any and the run can go on.
 
-    Raises:
-        UsageError: the rounds are too few for an interval of their own.
+    Raises UsageError if the rounds are too few for an interval of their own.
     """
     from attnbench.decision.decide import confirm, doubtful
     from attnbench.measure.statistics import FEWEST_VISITS

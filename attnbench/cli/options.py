@@ -388,11 +388,7 @@ class SwapOptions(TypedDict, total=False):
 
 
 def bytes_of(memory_limit: int | str | None) -> int | None:
-    """Bytes of a memory limit, given as such or as text.
-
-    Raises:
-        UsageError: it is no size.
-    """
+    """Bytes of a memory limit, given as such or as text; UsageError if it is no size."""
     from attnbench.units import parse_bytes
 
     try:
@@ -402,6 +398,6 @@ def bytes_of(memory_limit: int | str | None) -> int | None:
 
 
 def typed_of(ctx: typer.Context) -> dict[str, str]:
-    """Each parameter that was given on the command line -> its option."""
+    """Each parameter given on the command line -> its option."""
     sources = {str(one.name): (one.opts[0], ctx.get_parameter_source(str(one.name))) for one in ctx.command.params}
     return {name: option for name, (option, source) in sources.items() if source and source.name == "COMMANDLINE"}

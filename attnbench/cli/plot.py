@@ -25,10 +25,9 @@ HELP = f"Or a picture that needs no run: {', '.join(PICTURES)}"
 
 
 def asked_for(results: Sequence[Path] | None) -> str | None:
-    """The name of the picture that the arguments begin with; None where they are runs. A file or folder comes first.
+    """The picture's name that the arguments begin with; None for runs. A file or folder comes first.
 
-    Raises:
-        UsageError: the first argument is neither, and much like a picture's name.
+    Raises UsageError if the first argument is neither, and much like a picture's name.
     """
     first = str(results[0]) if results else ""
     hint = did_you_mean(first, PICTURES)
@@ -48,12 +47,10 @@ def draw_picture(
     plugins: Sequence[str],
     options: Mapping[str, Any],
 ) -> None:
-    """Draw one picture, write it, and say where.
+    """Draw one picture, write it, and print its path.
 
-    Raises:
-        UsageError: an option that the picture does not have, or a variant or input that does not exist.
-        Unsupported: a variant or an input cannot give it.
-        StoreError: a file cannot be written.
+    Raises UsageError for an unknown option, variant or input; Unsupported if one cannot give the picture; and
+    StoreError if a file cannot be written.
     """
     from attnbench.pictures import write
     from attnbench.run.trial import load_all

@@ -78,7 +78,7 @@ def report(
 
 
 def _place(folders: list[Path]) -> Path:
-    """Where the report goes if nobody says: into the run, or here if there are several."""
+    """The default place of the report: the run, or here for several."""
     if len(folders) != 1:
         return Path(FILE)
     file = folders[0] / FILE

@@ -24,7 +24,7 @@ AGAIN = "--retry-failed repeats those that failed, --fresh all"
 
 
 class Screen(Watcher):
-    """Shows cells by variant, length and the axes in which the plan's cells differ."""
+    """A bar of cells by variant, length and the axes that differ between them."""
 
     folder: Path | None = None
     """The folder of the rows, once it is known."""
@@ -71,15 +71,9 @@ class Screen(Watcher):
 def measured(
     plan: Plan, worker: Worker | None = None, engine: Engine | None = None, *, what: str = "cells"
 ) -> list[tuple[RunFolder, list[Record]]]:
-    """Execute a plan with a bar; whoever stops it is told where the finished part is.
+    """Execute a plan with a bar, and print the finished part's folder if it is stopped; return folders and rows.
 
-    Args:
-        worker: measures here; a new one where None.
-        engine: gives machines that measure instead.
-        what: what cells are called.
-
-    Returns:
-        The folder of each run, and its rows.
+    ``worker`` measures here, a new one by default; ``engine`` gives machines instead; ``what`` names the cells.
     """
     with console.progress(total=len(plan.cells)) as bar:
         screen = Screen(plan, bar)

@@ -224,13 +224,13 @@ def _facts(data: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _instead(data: dict[str, Any], trait: str, texts: Mapping[Any, str]) -> list[tuple[str, str]]:
-    """What the variant claims about a trait with certain options."""
+    """The variant's claims about a trait with certain options."""
     given = data["given"].items()
     return [("", f"{_where(condition)}: {texts[instead[trait]]}") for condition, instead in given if trait in instead]
 
 
 def knob_text(knob: Mapping[str, Any] | None) -> str:
-    """What attnbench match turns, in words."""
+    """The knob of ``attnbench match``, in words."""
     if knob is None:
         return "none"
     way = "a smaller value costs more" if knob["falling"] else "a larger value costs more"
@@ -248,7 +248,7 @@ def _plain(instead: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _own_form(data: dict[str, Any]) -> list[tuple[str, str]]:
-    """How it differs from the method of its source, one line for each sentence that says so."""
+    """Differences from the method of its source, one line for each sentence."""
     lines = [data["own_form"]] if data["own_form"] else []
     for condition, instead in data["given"].items():
         if "own_form" in instead:
@@ -257,7 +257,6 @@ def _own_form(data: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _where(condition: str) -> str:
-    """A condition in :attr:`Traits.given` as words: ``causal, with sort=learned``."""
     shape = {"causal=true": "causal", "causal=false": "not causal"}
     return ", ".join(shape.get(part, f"with {part}") for part in condition.split(","))
 
@@ -305,7 +304,7 @@ _SECTION = re.compile(r"(Args|Returns|Raises):$")
 
 
 def prose(text: str, width: int) -> str:
-    """``text``, as ``inspect.getdoc`` gives it, in lines of at most ``width`` characters if its words allow that."""
+    """``text`` of ``inspect.getdoc`` in lines of at most ``width`` characters if its words allow that."""
     plain = _CODE.sub(_unmarked, _ROLE.sub(r"\1", text))
     blocks = re.split(r"\n\s*\n", plain.strip("\n"))
     return "\n\n".join("\n".join(_filled(block, width)) for block in blocks).replace(_HARD, " ")
@@ -328,7 +327,7 @@ def _filled(block: str, width: int) -> Iterator[str]:
 
 
 def _items(block: str) -> list[tuple[int, int, str]]:
-    """Each part that begins a new line: its indentation, that of its further lines, and its words."""
+    """Parts of a block that begin a new line: indentation of the first and further lines, and words."""
     items: list[tuple[int, int, str]] = []
     in_section = False
     for raw in block.splitlines():

@@ -1,4 +1,4 @@
-"""``attnbench swap MODEL --variant performer``: what is left of a trained model with another attention."""
+"""``attnbench swap MODEL --variant performer``: the quality of a trained model with another attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands, each with an example; and one line that says what is wrong with a command line, with the remedy."""
+"""The commands, each with an example; and one line on a faulty command line, with the remedy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ class Command(NamedTuple):
 
     what: str
     example: str
-    """The example's words after ``attnbench``."""
     needs: str = ""
     """The arguments that it cannot start without."""
 
@@ -42,7 +41,7 @@ COMMANDS = {
     "schema": Command("Print the JSON Schema of a suite.", "schema"),
     "env": Command("Print what a bug report needs.", "env"),
 }
-"""Commands in the order shown. The rest of each is in a file of its own, read only when the command is used."""
+"""Commands in the order shown."""
 
 OVERVIEW = "\n".join(
     [
@@ -65,7 +64,7 @@ _IN_OUR_WORDS = (
 
 
 def explain(problem: typer.BadParameter) -> str:
-    """One line: what is wrong, and what to type instead."""
+    """One line: the fault, and what to type instead."""
     name = str(problem.ctx.info_name) if problem.ctx else ""
     command = COMMANDS.get(name)
     parameter = getattr(problem, "param", None)
@@ -86,7 +85,7 @@ def explain(problem: typer.BadParameter) -> str:
 
 
 def _wanted(said: str) -> str:
-    """What a value must be, in our words instead of typer's."""
+    """The expected value, in our words instead of typer's."""
     said = plain_words(said)
     choice = _CHOICE.fullmatch(said)
     if not choice:
