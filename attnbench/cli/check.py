@@ -205,7 +205,6 @@ def _one(report: Report, *, whole: bool) -> None:
 
 
 def _growth(name: str) -> str:
-    """The claims on time and memory, with the cost if the time follows from it."""
     from attnbench.cost import power_of_n
     from attnbench.variant import VARIANTS
 

@@ -90,10 +90,7 @@ def _rows(results: list[Path] | None) -> pd.DataFrame | None:
 
 
 def _measure(wanted: list[Claim], results: list[Path] | None, *, narrow: bool) -> None:
-    """Make the runs of claims without rows; claims about several numbers of threads have a run for each.
-
-    ``narrow``: measure only the sweeps that these claims read, not their whole suites.
-    """
+    """Make the runs of claims without rows, one for each number of threads; if ``narrow``, only their sweeps."""
     from attnbench.cli.screen import measured
     from attnbench.decision.judging import judge_all_rows
     from attnbench.machine import available_cores

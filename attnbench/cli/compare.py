@@ -109,10 +109,9 @@ def compare(
 
 
 def question_of(variants: Sequence[str], given: options.CompareOptions, typed: Collection[str]) -> Question:
-    """The question in the options of the command or of :func:`attnbench.compare`.
+    """The question of a command or of :func:`attnbench.compare`; UsageError for an unknown shape or malformed size.
 
-    ``typed`` are the options given by the user: a named shape decides the other axes. Raises UsageError for an unknown
-    shape or a malformed size.
+    A named shape decides the axes that the user has not ``typed``.
     """
     from attnbench.run.question import Question
 
@@ -200,11 +199,9 @@ def _time_rows(comparison: Comparison, shown: Sequence[Row]) -> list[list[str]]:
 
 
 _MIRROR = {"faster": "slower", "slower": "faster"}
-"""Verdict of a variant -> the same verdict, said of the first."""
 
 
 def _without_error(n: int, record: Record) -> str:
-    """The length from which errors are missing, and the shape of their measurement."""
     from attnbench.run.compare import LONGEST_ERROR
 
     heads = LONGEST_ERROR // n**2
@@ -234,7 +231,6 @@ def _explain(rows: Sequence[Row]) -> None:
 
 
 def _time(side: Side) -> list[str]:
-    """The time, its launch and the host's share of it; the last two are empty except on a GPU."""
     if side.time is None:
         return [str(side.record.status), "", ""]
     return [
@@ -270,7 +266,6 @@ def _each(comparison: Comparison) -> list[tuple[int, Record]]:
 
 
 def _print_crossovers(found: Mapping[str, Crossover]) -> None:
-    """Print a sentence for each of the others, or one if all have the same."""
     said: dict[str, list[str]] = {}
     for name, one in found.items():
         where = "" if one.n is None else f"near n = {one.n:.0f}, between {one.low} and {one.high} (95 %); "

@@ -99,7 +99,6 @@ def _found(pattern: re.Pattern[str], files: str) -> Iterator[str]:
 
 
 def _with_options(folder: str, typed: str) -> Iterator[str]:
-    """Names, or after ``NAME:`` the typed text with each further option."""
     name, colon, options = typed.partition(":")
     if not colon:
         yield from _found(_REGISTERED, f"{folder}/**/*.py")

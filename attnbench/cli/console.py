@@ -266,7 +266,6 @@ def fused_note(records: Iterable[Record]) -> None:
 
 
 REACHED = ("TFLOP/s", "GB/s", "of limits")
-"""Columns of a table of rates."""
 
 
 def reached(record: Record) -> list[str]:
@@ -292,7 +291,6 @@ def replaced_note(records: Iterable[Record]) -> None:
 
 
 def _takes(spec: Spec, record: Record) -> bool:
-    """True if a variant takes the settings of another one's row."""
     from attnbench.axes import names_of
     from attnbench.cell import STEPS
     from attnbench.errors import Unsupported
@@ -336,10 +334,7 @@ def in_lines(columns: Sequence[Sequence[str]], numbers: Sequence[bool], space: i
 
 
 def fit(columns: Sequence[Sequence[str]], numbers: Sequence[bool], space: int) -> tuple[list[int], int] | None:
-    """Widths of the columns, and the gap between them, so that numbers and words stay whole; None without room.
-
-    The widest column with text, head included, is narrowed again and again. Arguments are those of :func:`in_lines`.
-    """
+    """Widths of the columns, and the gap between them, so that numbers and words stay whole; None without room."""
     from rich.cells import cell_len
 
     widths = [max(1, *(cell_len(line) for cell in cells for line in cell.split("\n"))) for cells in columns]
@@ -415,10 +410,7 @@ def _lasting(stream: TextIO | None, number: int) -> Lasting:
 
 
 def _open_missing() -> None:
-    """Open streams that were closed before this program began, on the null device.
-
-    Otherwise the next opened file would take such a stream's number, and prints would go into a file of results.
-    """
+    """Open closed streams on the null device: otherwise the next opened file would take their number and prints."""
     for number in range(3):
         try:
             os.fstat(number)

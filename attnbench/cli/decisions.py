@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 Format = Literal["table", "markdown", "json", "junit", "action"]
 
 MOST = 1_000_000
-"""The largest limit of a ratio."""
 
 
 def limit(text: str | float) -> float:
@@ -70,10 +69,7 @@ def measures_of(text: str) -> tuple[Measure, ...]:
 
 
 def read(paths: Sequence[Path]) -> list[MeasuredRun]:
-    """Load runs, and warn of faults outside their rows.
-
-    Raises UsageError if two paths lead to the same run; ResultsError or CorruptResults if one cannot be read.
-    """
+    """Load runs, and warn of faults outside their rows; UsageError if two paths lead to the same run."""
     from attnbench.decision.decide import read_runs
 
     runs = read_runs(paths)

@@ -49,7 +49,6 @@ def _version(distribution: str) -> str | None:
 
 
 def _machine() -> dict[str, Any]:
-    """The machine as a run would find it, or the error of importing torch."""
     from attnbench import cgroup, machine
 
     facts: dict[str, Any] = {
@@ -75,7 +74,6 @@ def _machine() -> dict[str, Any]:
 
 
 def _card(device: str) -> dict[str, Any]:
-    """Facts of a card from torch and NVML, with the reason if NVML has none."""
     from attnbench.machine import describe
     from attnbench.measure import card
 
@@ -85,7 +83,6 @@ def _card(device: str) -> dict[str, Any]:
 
 
 def _plugins() -> dict[str, str]:
-    """Installed plug-ins by name: the package with its version, and the error if it cannot be loaded."""
     from attnbench.foreign import told
     from attnbench.plugins import GROUP
 

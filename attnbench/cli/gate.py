@@ -90,10 +90,7 @@ def _confirmed(
     rounds: int,
     plugins: list[str],
 ) -> Decision:
-    """The decision after more rounds of its failures, if there are any and the run can go on.
-
-    Raises UsageError if the rounds are too few for an interval of their own.
-    """
+    """The decision after more rounds of its failures, if there are any; UsageError for too few rounds."""
     from attnbench.decision.decide import confirm, doubtful
     from attnbench.measure.statistics import FEWEST_VISITS
     from attnbench.run.runner import Watcher

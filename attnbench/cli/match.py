@@ -161,7 +161,6 @@ def asked_in(
 
 
 def _measure(prepared: Prepared, csv: Path | None) -> Match:
-    """Search and time; Ctrl-C keeps the measurements so far."""
     from attnbench.cli.match_screen import MatchScreen
 
     with console.progress(total=1) as bar:

@@ -26,7 +26,6 @@ class MatchScreen(Watcher):
     """A bar of settings; the final rounds count as one more."""
 
     folder: Path | None = None
-    """The folder of the trainings, once one has begun."""
 
     def __init__(self, prepared: Prepared, bar: Progress) -> None:
         self.tried: dict[str, list[Point]] = {}
@@ -35,7 +34,6 @@ class MatchScreen(Watcher):
         self._each = prepared.trainings.of_one_setting if prepared.trainings else 1
         self._searched = 0
         self._parts: dict[str, float] = {}
-        """Share of the steps done, for each training of the current setting."""
 
     @property
     def most(self) -> int:
@@ -107,7 +105,6 @@ def print_match(answer: Match, how: str) -> None:
 
 
 def _row(answer: Match, one: Found) -> list[str]:
-    """The chosen setting, else the nearest to the budget, else the last try."""
     point = one.chosen or one.best(answer.budget) or (one.tries[-1] if one.tries else None)
     label = console.in_parts(one.variant, 24)
     if point is None:
@@ -127,7 +124,6 @@ def _row(answer: Match, one: Found) -> list[str]:
 
 
 def _between(point: Point) -> str:
-    """The interval of the score if there is one, else of the error."""
     if point.score_low is not None and point.score_high is not None:
         return f"{point.score_low:.2g} to {point.score_high:.2g}"
     return f"{point.spread[0]:.2g} to {point.spread[1]:.2g}" if point.spread else "-"

@@ -31,10 +31,7 @@ def refuse_files(*files: Path | None, plot: Path | None = None, option: str = "-
 
 
 def write_rows(rows: Sequence[Mapping[str, Any]], path: Path, *, whole: Sequence[str] = ()) -> None:
-    """Write rows as CSV, safe to open in a spreadsheet; StoreError if it cannot be written.
-
-    ``whole``: columns of whole numbers that some rows lack.
-    """
+    """Write rows as CSV, safe to open in a spreadsheet, with whole numbers in the columns ``whole``; or StoreError."""
     import pandas as pd
 
     from attnbench.files import write_output

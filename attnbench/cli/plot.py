@@ -47,11 +47,7 @@ def draw_picture(
     plugins: Sequence[str],
     options: Mapping[str, Any],
 ) -> None:
-    """Draw one picture, write it, and print its path.
-
-    Raises UsageError for an unknown option, variant or input; Unsupported if one cannot give the picture; and
-    StoreError if a file cannot be written.
-    """
+    """Draw one picture, write it, and print its path; UsageError, Unsupported or StoreError if that fails."""
     from attnbench.pictures import write
     from attnbench.run.trial import load_all
 

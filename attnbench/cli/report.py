@@ -78,7 +78,6 @@ def report(
 
 
 def _place(folders: list[Path]) -> Path:
-    """The default place of the report: the run, or here for several."""
     if len(folders) != 1:
         return Path(FILE)
     file = folders[0] / FILE

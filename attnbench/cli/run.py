@@ -152,7 +152,6 @@ def options_of(given: options.RunOptions, **more: Any) -> Options:
 
 @contextmanager
 def _worker_ahead(threads: int | None, *, wanted: bool) -> Iterator[Worker]:
-    """A worker that imports torch while this process does, if ``wanted``; settings but threads may follow."""
     from attnbench.machine import default_threads
     from attnbench.run.isolation import Settings, Worker
 
@@ -163,7 +162,6 @@ def _worker_ahead(threads: int | None, *, wanted: bool) -> Iterator[Worker]:
 
 
 def _repeated(context: typer.Context, suite: str) -> dict[str, Any]:
-    """Arguments that repeat the run in the folder ``suite``, changed by the typed ones; empty for all else."""
     from attnbench.files import stored
 
     if not stored(Path(suite) / "records.jsonl").is_file():
@@ -181,7 +179,6 @@ def _repeated(context: typer.Context, suite: str) -> dict[str, Any]:
 
 
 def _engine(on: str, *, device: str, shard: str | None, dry_run: bool) -> str:
-    """The address in ``--on``, before anything heavy is imported."""
     from attnbench.run.many.ray import parse_on, refuse_senseless
 
     there = parse_on(on)
@@ -225,7 +222,6 @@ _RATES = ("examples/s", "first token", "per token", *console.REACHED)
 
 
 def _print_records(records: list[Record], *, rates: bool = False) -> None:
-    """Print a table for each sweep at its longest measured length; the CSV has the others."""
     from attnbench.axes import IN_ROWS
     from attnbench.record import COLUMNS
 

@@ -61,10 +61,7 @@ def short_task(label: str) -> str:
 def _print_problem(
     choices: Sequence[Choice], records: Sequence[Record], shown: dict[str, str], apart: str, family: int
 ) -> None:
-    """Print one table; ``apart`` ends its title with the distinguishing words of its models.
-
-    ``family`` is the number of differences tested together, in all tables.
-    """
+    """Print one table; ``apart`` ends its title, and ``family`` is the number of differences tested together."""
     from attnbench.scores import REFERENCE, difference, floor_of, learnt, summary
 
     task, setting = choices[0].problem
@@ -122,7 +119,6 @@ def _between(other: Difference | None) -> list[str]:
 
 
 def _seconds(one: Summary, records: Sequence[Record]) -> str:
-    """Processor time of one training, as the median over seeds."""
     from statistics import median
 
     taken = [

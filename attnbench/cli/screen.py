@@ -27,7 +27,6 @@ class Screen(Watcher):
     """A bar of cells by variant, length and the axes that differ between them."""
 
     folder: Path | None = None
-    """The folder of the rows, once it is known."""
 
     def __init__(self, plan: Plan, bar: Progress) -> None:
         self._bar = bar
@@ -35,7 +34,6 @@ class Screen(Watcher):
         self._names = {cell.cell_id: name(cell, axes) for cell in plan.cells}
         self._done = 0
         self._parts: dict[str, float] = {}
-        """Share of the steps done, for each training in progress."""
 
     def begun(self, folder: Path, *, cells: int, visits: int, resumed: int) -> None:
         self.folder = folder
@@ -71,10 +69,7 @@ class Screen(Watcher):
 def measured(
     plan: Plan, worker: Worker | None = None, engine: Engine | None = None, *, what: str = "cells"
 ) -> list[tuple[RunFolder, list[Record]]]:
-    """Execute a plan with a bar, and print the finished part's folder if it is stopped; return folders and rows.
-
-    ``worker`` measures here, a new one by default; ``engine`` gives machines instead; ``what`` names the cells.
-    """
+    """Execute a plan with a bar, and print the finished part's folder if it is stopped; return folders and rows."""
     with console.progress(total=len(plan.cells)) as bar:
         screen = Screen(plan, bar)
         try:

@@ -224,7 +224,6 @@ def _facts(data: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _instead(data: dict[str, Any], trait: str, texts: Mapping[Any, str]) -> list[tuple[str, str]]:
-    """The variant's claims about a trait with certain options."""
     given = data["given"].items()
     return [("", f"{_where(condition)}: {texts[instead[trait]]}") for condition, instead in given if trait in instead]
 
@@ -248,7 +247,6 @@ def _plain(instead: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _own_form(data: dict[str, Any]) -> list[tuple[str, str]]:
-    """Differences from the method of its source, one line for each sentence."""
     lines = [data["own_form"]] if data["own_form"] else []
     for condition, instead in data["given"].items():
         if "own_form" in instead:
@@ -327,7 +325,6 @@ def _filled(block: str, width: int) -> Iterator[str]:
 
 
 def _items(block: str) -> list[tuple[int, int, str]]:
-    """Parts of a block that begin a new line: indentation of the first and further lines, and words."""
     items: list[tuple[int, int, str]] = []
     in_section = False
     for raw in block.splitlines():

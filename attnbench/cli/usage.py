@@ -16,7 +16,6 @@ class Command(NamedTuple):
     what: str
     example: str
     needs: str = ""
-    """The arguments that it cannot start without."""
 
 
 COMMANDS = {
@@ -41,7 +40,6 @@ COMMANDS = {
     "schema": Command("Print the JSON Schema of a suite.", "schema"),
     "env": Command("Print what a bug report needs.", "env"),
 }
-"""Commands in the order shown."""
 
 OVERVIEW = "\n".join(
     [
@@ -85,7 +83,6 @@ def explain(problem: typer.BadParameter) -> str:
 
 
 def _wanted(said: str) -> str:
-    """The expected value, in our words instead of typer's."""
     said = plain_words(said)
     choice = _CHOICE.fullmatch(said)
     if not choice:

@@ -108,12 +108,7 @@ def kernels(inputs: Spec, shape: Shape, *, features: int = FEATURES, draws: int 
 def rays(q: Tensor, k: Tensor, distances: Tensor) -> tuple[Tensor, Tensor]:
     """For each query, keys on the line through its own key, at given distances (times D^¼) from the query.
 
-    Args:
-        q, k: ``(1, 1, n, D)``.
-        distances: ``(T,)``.
-
-    Returns:
-        ``(n, 1, 1, D)`` and ``(n, 1, T, D)``.
+    q, k ``(1, 1, n, D)`` and distances ``(T,)`` -> ``(n, 1, 1, D)`` and ``(n, 1, T, D)``.
     """
     queries = q[0, 0, :, None, None]
     towards = normalize(k[0, 0, :, None, None] - queries, dim=-1)

@@ -143,7 +143,6 @@ def _draw(errors: Sequence[Errors], trivial: float, about: str) -> Figure:
 
 
 def _said(errors: Sequence[Errors]) -> list[str]:
-    """The lower line of each panel, at the fewest and at the most features."""
     counts = sorted({one.features for one in errors})
     median = {(one.way, one.features): float(one.quartiles[1]) for one in errors}
     lines = []

@@ -37,16 +37,9 @@ class Head:
 def heads_of(
     inputs: str, n: int, *, causal: bool, layer: int | None = None, head: int | None = None
 ) -> tuple[str, list[Head]]:
-    """The label of the input, and its heads, all or those asked for.
+    """The label of the input, and its heads, all or only ``layer`` and ``head``, from 0, at its first ``n`` positions.
 
-    Args:
-        n: positions; a captured input gives its first.
-        layer: one layer only, from 0; the same as the option ``layer`` of a captured input.
-        head: one head only, from 0.
-
-    Raises:
-        UsageError: an unknown input, or there is no such layer or head.
-        Unsupported: the input has fewer positions.
+    Raises UsageError for an unknown input, layer or head, and Unsupported if the input has fewer positions.
     """
     spec = parse_spec(inputs)
     spec = INPUTS.get(spec.name).normalise(spec)

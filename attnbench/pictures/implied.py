@@ -23,10 +23,7 @@ _AT_ONCE = 32
 
 
 def small_setting(text: str) -> Spec:
-    """The variant as typed; without options, the first setting of its checks, which suits few tokens.
-
-    Raises UsageError for an unknown variant or option.
-    """
+    """The variant as typed, else the first setting of its checks, which suits few tokens; UsageError if unknown."""
     spec = parse_spec(text)
     entry = VARIANTS.get(spec.name)
     if spec.options:

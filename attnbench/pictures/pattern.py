@@ -23,7 +23,6 @@ from attnbench.variant import FAMILIES, HOME, VARIANTS
 
 TITLE = "Which keys each query may see"
 N = 32
-"""Tokens, by default."""
 MOST = 512
 """Most tokens: beyond, no printed pair could be told from its neighbour."""
 
@@ -35,7 +34,6 @@ _BETWEEN, _GAP = 0.08, 0.2
 _NAME, _LINE, _BELOW = 0.22, 0.115, 0.12
 """Inches above a matrix for its name, and for each line of options, and below it."""
 _TINY = 6.5
-"""Size of the letters of options, in points."""
 _OTHER_WAY = {False: "only causal", True: "no causal form"}
 
 

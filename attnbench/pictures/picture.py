@@ -22,10 +22,7 @@ class Picture:
 
 
 def write_numbers(picture: Picture, path: Path) -> Path:
-    """Write the numbers as a CSV; none of its texts is a formula to a spreadsheet.
-
-    Raises CannotCreate if a link is in the place of the file, StoreError if it cannot be written.
-    """
+    """Write the numbers as a CSV without formulas; CannotCreate if a link is in its place, StoreError if it fails."""
     table = picture.numbers.copy()
     for name in table.columns:
         if not is_numeric_dtype(table[name]):

@@ -31,7 +31,6 @@ class Shift:
     angles: np.ndarray
     """``(width / 2,)``: the rotation that fits all positions best, in radians from -π to π."""
     expected: np.ndarray
-    """``by`` times the frequency, taken into the same range."""
     error: float
     """Largest difference, over all positions and columns, between the shifted positions and the rotated ones."""
 

@@ -23,7 +23,6 @@ from attnbench.plots.ticks import halves, log_axis, padded
 
 TITLE = "Softmax saturates without the factor 1/√d"
 WIDTHS = (16, 64, 256)
-"""Widths of a head, by default."""
 N = 512
 MOST = 65536
 _QUERIES = 256

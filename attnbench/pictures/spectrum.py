@@ -53,7 +53,6 @@ class Spectrum:
         return np.asarray(self.values.cumsum() / self.values.sum())
 
     def needed(self, part: float) -> int:
-        """Number of the largest singular values that make up this part of their sum."""
         return int(np.searchsorted(self.cumulative, part) + 1)
 
 
@@ -67,14 +66,9 @@ def draw_spectrum(
 ) -> Picture:
     """Draw the cumulative singular values of softmax's matrix P of each head, and the part of the first quarter.
 
-    Args:
-        inputs: of q and k: ``listops``, or a file of your own model as ``file:path=qkv.safetensors``.
-        layer, head: one only, from 0.
-        n: tokens, the first of a captured sequence; 512 by default.
-
-    Raises:
-        UsageError: an unknown input, layer or head, or n is below 2 or above :data:`MOST`.
-        Unsupported: the input is too short.
+    ``inputs``: ``listops``, or a file of your own model as ``file:path=qkv.safetensors``. ``n``: first tokens, 512 by
+    default. ``layer``, ``head``: one only, from 0. Raises UsageError for an unknown one of these, or an n below 2 or
+    above :data:`MOST`, and Unsupported if the input is too short.
     """
     n = N if n is None else n
     if not 2 <= n <= MOST:

@@ -29,7 +29,6 @@ from attnbench.variant import VARIANTS, build
 
 TITLE = "Attention weights on real inputs"
 N = 128
-"""Tokens, by default."""
 MOST = 1024
 VARIANTS_SHOWN = ("local:window=16", "topk:keys=8", "nystrom:landmarks=16", "performer", "linear")
 """The default variants: one of each way to save the n × n matrix."""
@@ -57,15 +56,9 @@ def draw_weights(
 ) -> Picture:
     """Draw softmax's matrix and each variant's, of one head.
 
-    Args:
-        variants: names, with options as one types them.
-        layer: of a captured input, from 0; the first by default.
-        head: from 0; the first by default.
-        n: tokens, the first of a captured sequence.
-
-    Raises:
-        UsageError: an unknown variant, input, layer or head, or n is below 2 or above :data:`MOST`.
-        Unsupported: a variant is a mixer or refuses the shape, or the input is too short.
+    ``variants``: names, with options as one types them. ``layer`` (of a captured input) and ``head`` from 0; the first
+    by default. ``n``: first tokens. Raises UsageError for an unknown one of these, or an n below 2 or above
+    :data:`MOST`, and Unsupported if a variant is a mixer or refuses the shape, or the input is too short.
     """
     if not 2 <= n <= MOST:
         raise UsageError(f"matrices of weights have 2 to {MOST} tokens, not {n}")
@@ -87,10 +80,7 @@ def draw_weights(
 
 
 def variant_matrix(spec: Spec, head: Head, *, causal: bool) -> torch.Tensor:
-    """The matrix ``(N, M)`` of a variant on the queries and keys of a head, in float64.
-
-    Raises UsageError for an unknown variant or option, Unsupported for a mixer or a refused shape.
-    """
+    """The matrix ``(N, M)`` of a variant on a head, in float64; UsageError if unknown, Unsupported if refused."""
     entry = VARIANTS.get(spec.name)
     if entry.kind == "mixer":
         raise Unsupported(f"{spec.name} has no weights of q and k; attnbench plot pattern {spec.name} shows it")

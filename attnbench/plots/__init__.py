@@ -136,18 +136,10 @@ def draw_all(
     dpi: float | None = None,
     **options: Any,
 ) -> list[Path]:
-    """Draw the figures that apply, like :func:`draw` with ``options``, into files in ``out_dir``.
+    """Draw the figures that apply, like :func:`draw` with ``options``, into files in ``out_dir``; return their paths.
 
-    Args:
-        dpi: dots per inch of a png; 100 by default.
-
-    Returns:
-        The files written: ``tradeoff.svg`` and so on.
-
-    Raises:
-        UsageError: as for :func:`draw`, or a format is unknown.
-        ResultsError: as for :func:`draw`.
-        StoreError: a file cannot be written.
+    ``dpi``: dots per inch of a png; 100 by default. Raises as :func:`draw`, UsageError for an unknown format, and
+    StoreError if a file cannot be written.
     """
     from attnbench.plots.style import save
 

@@ -37,10 +37,7 @@ ROUNDING = 1e-5
 
 @dataclass(frozen=True)
 class Agreement:
-    """One row for each label: label, family, y, y_std, error_kind; scores also have an interval y_low, y_high.
-
-    ``learnt``: the interval lies above that of a model that mixes no tokens.
-    """
+    """One row for each label: label, family, y, y_std, error_kind; for scores also y_low, y_high, learnt."""
 
     rows: pd.DataFrame
     column: str
@@ -112,7 +109,6 @@ def alike(rows: pd.DataFrame, setting: Setting) -> Setting:
 
 
 def _own(frame: pd.DataFrame, speed: Setting) -> str | None:
-    """The inputs of the timed rows, if their sweep has several: then a figure has a panel for each."""
     first = speed.rows.iloc[0]
     beside = frame[(frame["suite"] == first["suite"]) & (frame["sweep"] == first["sweep"])]
     return str(first["inputs"]) if beside.loc[beside["time_median_s"].notna(), "inputs"].nunique() > 1 else None

@@ -21,10 +21,7 @@ FRONT = "Pareto front"
 
 
 def draw_circles(ax: Axes, points: pd.DataFrame, largest: float) -> list[float]:
-    """Draw a circle for each row, dashed and empty if its memory is unknown; return the radii in points.
-
-    Columns: label, family, x, at, memory. Areas start at zero: twice the memory is twice the ink.
-    """
+    """Draw a circle for each row, dashed and empty if its memory is unknown; return the radii in points."""
     radii = []
     for label, family, x, at, memory in points[["label", "family", "x", "at", "memory"]].itertuples(index=False):
         colour = palette().family(family)

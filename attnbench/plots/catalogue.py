@@ -90,7 +90,6 @@ class _List:
 
     @property
     def lines(self) -> list[tuple[str, str]]:
-        """(family, label) in the order of the families; in a family's heading the label is empty."""
         families = {str(row["label"]): str(row["family"]) for row in records(self.rows, "label", "family")}
         known = [*palette().families, *dict.fromkeys(families.values())]
         groups = sorted(set(families.values()), key=known.index)
@@ -181,7 +180,6 @@ def _draw_line(ax: Axes, y: float, panel: Panel, label: str, colour: str) -> Non
 
 
 MARKS = ("o", "s", "^", "D")
-"""Markers of the inputs whose errors are shown, in their order."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +194,6 @@ class Panel:
     """Base of the logarithm; its powers are ticks: 2 for bytes, else 10."""
     intervals: dict[str, tuple[float, float]]
     words: dict[str, str]
-    """Label -> the word shown instead of a number."""
     lines: Sequence[tuple[float, str]] = ()
     """Values marked for comparison, each with the marker of its inputs."""
 

@@ -29,7 +29,6 @@ class Contenders:
     """Columns label, variant, family, x, x_low, x_high, memory, y, y_std, y_low, y_high, learnt, kind."""
     agreed: Agreement
     fast_low: bool
-    """True if less is faster on the horizontal axis."""
 
     @property
     def log(self) -> bool:
@@ -85,10 +84,7 @@ class Contenders:
 def contenders(
     frame: pd.DataFrame, setting: Setting, n: int | None, x: str, y: str, inputs: str | None
 ) -> Contenders | None:
-    """The points at one length, by default the longest with most labels; None if nothing has a speed there.
-
-    ``frame`` is the whole table, for the errors.
-    """
+    """The points at one length, by default the longest with most labels; None if nothing has a speed there."""
     n = longest_of_most(setting, x) if n is None else n
     return None if n is None else at_lengths(frame, setting, [n], x, y, inputs).get(n)
 

@@ -34,10 +34,9 @@ def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bo
 
 @in_style
 def draw_curves(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None) -> Figure:
-    """Draw a panel for each task: means over seeds, and each seed as a thin line, at the rate that validation chose.
+    """Draw a panel a task: means over seeds, and each seed as a thin line, at the rate that validation chose.
 
-    Rows come from :func:`read_results`, which finds the curves. Raises NothingToDraw if no training has a curve, and
-    CorruptResults if one was altered.
+    Raises NothingToDraw if no training has a curve, and CorruptResults if one was altered.
     """
     rows = restrict(frame, only or {})
     curves = read_curves(rows)

@@ -27,7 +27,6 @@ from attnbench.units import format_number
 NEEDS = "errors at two options or logit_std"
 _TRIVIAL = "answering mean(V)"
 _TICKS = 9
-"""Most numbers on the horizontal axis."""
 _HALF = 0.18
 """Half the width of a column for inputs beside the axis, in powers of two."""
 
@@ -57,14 +56,9 @@ def draw_error(
     mean(V) and the oracles. A note names exact methods, other operators and unfitted methods, which are left out. Rows
     that were measured differently get separate panels.
 
-    Args:
-        n: by default the length with most rows, and the longest of these.
-        inputs: of the first panel; by default those with most rows.
-        option: of the first panel; by default each variant's most varied number.
-
-    Raises:
-        UsageError: no row has this length, these inputs or this option.
-        NothingToDraw: there is no approximation, or its error at one setting only.
+    Defaults: ``n`` is the longest of the lengths with most rows, ``inputs`` of the first panel those with most rows,
+    ``option`` each variant's most varied number. Raises UsageError if one of these has no rows, and NothingToDraw
+    without an approximation, or with its error at one setting only.
     """
     every = compared(restrict(frame, only or {}))
     found = settings(every, {"level": ("operator",)})

@@ -162,7 +162,6 @@ def over_logit_std(rows: pd.DataFrame, options: Mapping[str, Mapping[str, Any]])
 
 
 def _beside(lines: Sequence[Line], rows: pd.DataFrame, ok: pd.DataFrame) -> dict[str, float]:
-    """Give each line its errors on inputs without a known standard deviation; return these with mean(V)'s."""
     known: dict[str, float] = {}
     for line in lines:
         own = rows.loc[rows["label"] == line.name, ["inputs", "rel_error", "rel_error_std"]]

@@ -14,11 +14,9 @@ from attnbench.plots.sheets import COLUMN
 from attnbench.plots.style import SMALL_SIZE, Look
 
 KEY = 1.9
-"""Width of a key with wrapped names beside a figure, in inches."""
 NAMES = 0.46
 """Inches from the left edge of a key to its names."""
 _LINE, _GAP = 0.14, 0.05
-"""Inches from one line of a wrapped name to the next, and between two names."""
 
 
 def on_all(page: Page) -> Axes:

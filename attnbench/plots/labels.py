@@ -19,7 +19,6 @@ from attnbench.plots.palette import palette
 from attnbench.plots.style import SMALL_SIZE
 
 _STEP = 3.0
-"""Pixels between the places that are tried."""
 _NEAR = 90.0
 """Pixels around a circle that are searched for a place first."""
 _CLEAR = 2.0
@@ -47,13 +46,11 @@ class _Taken:
     """Obstacles of names, in pixels."""
 
     frame: np.ndarray
-    """The box that names stay in."""
     segments: np.ndarray
     circles: np.ndarray
     boxes: np.ndarray
 
     def cost(self, boxes: np.ndarray) -> np.ndarray:
-        """Cost of each box: high if it covers something, zero if it is free."""
         wide = boxes + _CLEAR * np.array([-1, -1, 1, 1])
         outside = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]) - _common_area(boxes, self.frame)
         on_lines = _length_inside(self.segments, wide[:, None]).sum(axis=1)
@@ -62,7 +59,6 @@ class _Taken:
         return _blocked(np.asarray(outside.round(3) + on_lines + on_circles + on_boxes))
 
     def leader_cost(self, leaders: np.ndarray) -> np.ndarray:
-        """Cost of each leader line: it should cross few lines and circles, and no text."""
         discs = np.column_stack([self.circles[:, :2] - self.circles[:, 2:], self.circles[:, :2] + self.circles[:, 2:]])
         on_circles = 2 * _length_inside(leaders[:, None], discs).sum(axis=1)
         crossed = _CROSSING * _crossing(leaders[:, None], self.segments).sum(axis=1)
@@ -72,9 +68,9 @@ class _Taken:
 def place_labels(
     ax: Axes, names: Sequence[str], x: Sequence[float], y: Sequence[float], radii: Sequence[float]
 ) -> list[Text]:
-    """Write each name near its circle, with a thin line to it if the name must be further away.
+    """Write each name near its circle (x, y in data units, radii in points), with a line to it if it is far.
 
-    Call it last: limits, figure size and all obstacles must be final. x and y are in data units, radii in points.
+    Call it last: limits, figure size and all obstacles must be final.
     """
     if not len(names):
         return []
@@ -123,7 +119,6 @@ def write_along(ax: Axes, words: str, y: float) -> None:
 
 
 def _cheapest(taken: _Taken, boxes: np.ndarray, *costs: np.ndarray) -> int:
-    """The first of the cheapest boxes, trying those with low costs of their own first."""
     alone = sum(costs, np.zeros(len(boxes)))
     order = np.argsort(alone, kind="stable")
     least, best = np.inf, -1
@@ -218,10 +213,7 @@ def _blocked(covered: np.ndarray) -> np.ndarray:
 
 
 def _settled(ax: Axes) -> Figure:
-    """The figure, once matplotlib has computed the limits of these axes.
-
-    To lay out the whole figure would take ten times as long, and moves nothing inside axes at a fixed place.
-    """
+    """The figure with the limits of these axes computed; a whole layout takes ten times as long and moves nothing."""
     figure = ax.get_figure(root=True)
     assert isinstance(figure, Figure)
     ax.get_xlim()

@@ -157,7 +157,6 @@ def _of_run(file: Path, warn: Callable[[str], None]) -> pd.DataFrame:
 
 
 def _as_one_machine(frame: pd.DataFrame, folder: RunFolder) -> pd.DataFrame:
-    """Give the rows of a merged run one machine name, so that they share a series: its machines were found alike."""
     environment = folder.environment
     return frame.assign(machine_id=str(environment["machine_id"])) if environment.get("machines") else frame
 

@@ -36,7 +36,6 @@ class Match:
 
     @property
     def rows(self) -> pd.DataFrame:
-        """Columns label, family, y, y_low, y_high, learnt."""
         floor = self.problem.floor
         return pd.DataFrame(
             [
@@ -48,7 +47,6 @@ class Match:
 
     @property
     def lines(self) -> dict[str, float]:
-        """Name -> score of the best constant answer, and of a model that mixes no tokens."""
         lines = {} if self.problem.chance is None else {CHANCE: self.problem.chance}
         still = self.problem.no_mixing
         return lines | ({NO_MIXING: still.over_seeds.mean} if still else {})
@@ -66,10 +64,7 @@ def tasks_of_both(frame: pd.DataFrame, rows: pd.DataFrame) -> set[str]:
 
 
 def match(every: Sequence[Problem], speed: Setting, n: int) -> Match | None:
-    """The scores of the model most like the one timed at length ``n``; None if there are none.
-
-    ``every``: the problems of the run that ``speed`` belongs to.
-    """
+    """The scores of the model most like the one timed at length ``n``, among its run's problems ``every``; or None."""
     found = [one for one in every if one.parts]
     if not found:
         return None

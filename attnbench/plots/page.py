@@ -27,14 +27,12 @@ _MARGIN = 0.14
 _HEADING, _LINE, _GAP = 0.3, 0.15, 0.16
 """Inches above a panel for its heading, for each further line of the heading, and between panels."""
 _BOLD = 0.88
-"""Width of normal letters divided by that of bold ones."""
 WIDTHS = ("page", "column")
 NARROW_ROOM = 2.5
 """Height of a panel in a figure for one column, without its key: with the title it is no taller than a sheet."""
 _NARROW_HEAD = 2
 """Most lines of a subtitle in a figure for one column; its notes have all."""
 _CAPTION = 3
-"""Most lines of footnotes in a figure."""
 _WIDTH: ContextVar[str] = ContextVar("width", default="page")
 
 
@@ -84,7 +82,6 @@ class Page:
         self.figure.text(x / w, y / h, text, **{"fontsize": SMALL_SIZE, **how})
 
     def parts(self, headings: Sequence[str], rooms: Sequence[float]) -> list[Page]:
-        """Divide the room from top to bottom among panels that need ``rooms`` inches, each under its heading."""
         if len(headings) == 1:
             return [self]
         spare = (self.top - self.bottom - stacked(rooms, headings)) / sum(rooms)
@@ -103,7 +100,6 @@ class Page:
         return replace(self, bottom=self.bottom + below), replace(self, top=self.bottom + below - 0.1)
 
     def blank(self, left: float, bottom: float, width: float, height: float) -> Axes:
-        """Axes without frame or ticks in units of inches, for keys and tables."""
         ax = self.axes(left, bottom, width, height)
         ax.set_axis_off()
         ax.set_xlim(0, width)

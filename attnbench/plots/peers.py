@@ -55,16 +55,12 @@ class Pair:
     """Lower end of the 95 % interval of ``time``; ``high`` is the upper end."""
     high: float
     least: float
-    """The variant's least time over the peer's least time."""
     peak: float
     limit: float
-    """Least time that this machine's limits allow the variant, over the peer's time."""
     above_floor: float
-    """The variant's time over the least time that this machine's limits allow it."""
 
     @property
     def names(self) -> tuple[str, str]:
-        """The two labels, the first with the distinguishing words."""
         return ", ".join(part for part in (self.variant, self.told) if part), self.peer
 
 
@@ -138,7 +134,6 @@ def ratio_of(over: Row, under: Row) -> tuple[float, float, float]:
 
 
 TIMES = ("time_median_s", "time_ci_low_s", "time_ci_high_s")
-"""Columns of a median time and its interval."""
 
 
 def _pair(mine: Row, peer: Row, told: str) -> Pair:
@@ -235,7 +230,6 @@ def draw_peers(frame: pd.DataFrame, *, n: int | None = None, only: Mapping[str, 
 def _draw(
     ax: Axes, part: Sequence[Pair], what: str, names: Sequence[tuple[str, str]], lengths: Sequence[int]
 ) -> list[float]:
-    """Draw the bars of one panel; return the values that its scale must reach."""
     values = []
     for pair in part:
         ratio = pair.time if what == "time" else pair.peak

@@ -25,14 +25,10 @@ class Problem:
 
     task: str
     setting: Mapping[str, object]
-    """Columns in which its trainings agree -> their values."""
     parts: tuple[Summary, ...]
-    """A summary for each label with a score, the best mean first."""
     choices: tuple[Choice, ...] = ()
     name: str = ""
-    """Words that distinguish it from the other problems; empty if only the task does."""
     short: str = ""
-    """The task, with only its distinguishing options."""
 
     @property
     def heading(self) -> str:
@@ -40,7 +36,6 @@ class Problem:
 
     @property
     def floor(self) -> float | None:
-        """The score that only mixing tokens can exceed."""
         return floor_of(self.parts)
 
     @property
@@ -214,7 +209,6 @@ def left_out(frame: pd.DataFrame, found: Sequence[Problem]) -> list[str]:
 
 
 def _once(lines: Sequence[str], headings: Sequence[str]) -> list[str]:
-    """Join lines that are the same for several tasks into one that names them all."""
     told: dict[str, list[str]] = {}
     for line in lines:
         start, _, rest = line.partition(" — ")

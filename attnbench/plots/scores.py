@@ -39,7 +39,6 @@ _HEAD, _AXIS, _GAP = 0.34, 0.42, 0.16
 _LINE = 0.065
 """Inches from the middle of a row to the middle of a line in it."""
 _SAID = 0.98
-"""Width of the text on a difference, in inches."""
 
 
 def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
@@ -122,7 +121,6 @@ def _limits(drawn: Sequence[Problem]) -> tuple[float, float]:
 
 
 def _panel(page: Page, one: Problem, names: Mapping[str, str], of_all: tuple[tuple[float, float], int]) -> None:
-    """Draw one problem; ``of_all`` holds the limits of the scale and the number of differences."""
     limits, family = of_all
     wide, tall = page.right - page.left, _ROW * len(one.parts)
     room = 0.3 * wide if narrow() else 0.34 * wide

@@ -32,12 +32,10 @@ class Series:
     name: str
     look: Look
     rows: pd.DataFrame
-    """Measured rows in order of length."""
     stopped: tuple[int, str] | None
     """The first length after the last measured one at which it failed, and how."""
 
     def power(self, column: str) -> float:
-        """The power of n that the column follows; NaN for fewer than three lengths."""
         return power_of_n(self.rows["seq_len"].to_numpy(), self.rows[column].to_numpy())
 
     def half(self, column: str) -> float:
@@ -52,13 +50,11 @@ class Series:
         return accused and power - self.half(column) > claim
 
     def claimed(self, column: str) -> float:
-        """The power that the paper claims; NaN if it claims none."""
         name = "claimed_time_exponent" if column == "time_median_s" else "claimed_memory_exponent"
         return float(self.rows[name].iloc[0])
 
     @property
     def height(self) -> tuple[float, float]:
-        """Sort key that orders lines from top to bottom by their right ends."""
         time, memory = self.rows[["time_median_s", "peak_bytes"]].iloc[-1].fillna(0)
         return (self.stopped[0] if self.stopped else math.inf, -(float(time) or float(memory) * 1e-18))
 
@@ -107,10 +103,7 @@ def power_of_n(lengths: Values, values: Values) -> float:
 
 
 def half_of_power(lengths: Values, values: Values, ends: tuple[Values, Values] | None = None) -> float:
-    """Half the 95 % interval of :func:`power_of_n`; NaN with fewer than three lengths.
-
-    It follows from the values' own intervals ``ends`` (lower, upper), else from the residuals by Student's t.
-    """
+    """Half the 95 % interval of :func:`power_of_n`, by the values' own intervals ``ends``, else by Student's t; or NaN."""
     from scipy.special import stdtrit  # takes a moment; scipy.stats takes a second
 
     x, y, found = _longest(lengths, values)

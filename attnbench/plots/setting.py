@@ -40,7 +40,6 @@ class Setting:
     name: str = ""
     """Few words that distinguish it from the other settings: ``bfloat16, causal``; empty for the only one."""
     about: str = ""
-    """Everything that distinguishes it."""
 
     @cached_property
     def ok(self) -> pd.DataFrame:
@@ -173,10 +172,7 @@ def settings(
 
 
 def _large_with_the_others(frame: pd.DataFrame) -> pd.DataFrame:
-    """Relabel a tuned run's rows that ran with the default allocator only because of their size, and mark them.
-
-    They belong to the lines of the cells around them; the column ``large`` marks them for the caption.
-    """
+    """Relabel a tuned run's rows that ran with the default allocator only because of their size, and mark them."""
     alike = [frame[key] for key in (*_OF_A_RUN, RUN, "sweep", "level", "pass") if key in frame and key != "process"]
     tuned = (frame["process"] == "tuned").groupby(alike, dropna=False, sort=False).transform("any")
     large = tuned & (frame["process"] == "as-shipped") & ~_is_training(frame)

@@ -26,7 +26,6 @@ NEEDS = "times of a layer or model at two lengths, beside identity or the operat
 IDENTITY = "identity"
 """The variant that returns the values: everything but attention is left."""
 _NAMES = 2.95
-"""Most inches for the names and the notes under them."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,6 @@ class _Panel:
     rows: pd.DataFrame
     shares: list[Share]
     by: str
-    """Method that found the part."""
 
 
 def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
@@ -97,10 +95,7 @@ def draw_share(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None)
 
 
 def shares_of(rows: pd.DataFrame, others: pd.DataFrame) -> tuple[list[Share], str]:
-    """The part of each label at the lengths with a known one, and the method; nothing with fewer than two lengths.
-
-    ``rows``: of one setting, of a layer or model. ``others``: every timed row, for the operators.
-    """
+    """The known parts of each label of a layer or model (``rows``; operators are in ``others``), and the method."""
     ok = rows[(rows["status"] == Status.OK) & (rows["time_median_s"] > 0)]
     if ok.empty or ok["level"].iloc[0] == "operator":
         return [], ""

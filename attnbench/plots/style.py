@@ -172,12 +172,8 @@ def save(
 
     Notes without room in the caption go to ``path_stem.txt``, a line each. A figure for one column that is too tall
     becomes several :func:`sheets <attnbench.plots.sheets.sheets>`, ``path_stem-2.svg`` and so on. ``dpi``: dots per
-    inch of a png.
-
-    Raises:
-        UsageError: a format is not svg, png or pdf.
-        CannotCreate: the folder cannot be made, or a link is in the place of a file.
-        StoreError: a file cannot be written.
+    inch of a png. Raises UsageError for a format other than svg, png or pdf, CannotCreate without a folder or for a
+    link in a file's place, StoreError if a file cannot be written.
     """
     unknown = [name for name in formats if name not in _METADATA]
     if unknown:

@@ -15,7 +15,6 @@ from attnbench.errors import UsageError
 from attnbench.record import one_line
 
 _MOST = 12
-"""Most changed cells that are listed; the table has them all."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,6 @@ class Change:
     """One row and its older one."""
 
     ratio: float | None
-    """New time over old; None if one of them is missing."""
     low: float | None
     high: float | None
     verdict: str
@@ -37,7 +35,6 @@ class Against:
     name: str
     changes: Mapping[str, Change]
     said: tuple[str, ...]
-    """Sentences on all cells together."""
     listed: tuple[tuple[str, str, str, str], ...]
     """The worst: cell, what it was, what it is, verdict."""
     more: int

@@ -36,10 +36,7 @@ Sentence = Sequence[Part]
 
 
 def answer(frame: pd.DataFrame, views: Sequence[View], problems: Sequence[Problem]) -> list[Sentence]:
-    """A few sentences on the first view, at the longest length with softmax, and on the scores.
-
-    ``frame`` has the rows of one machine; ``problems`` are the tasks with scores, their mean last.
-    """
+    """A few sentences on the first view at the longest length with softmax, and on the scores (their mean last)."""
     if not views:
         said = [*_scores(problems, {}, {})]
         if said:
@@ -66,7 +63,6 @@ class _Speaker:
         self.names, _ = short_names(view.setting.rows)
 
     def speeds(self) -> Iterator[Sentence]:
-        """The fastest exact attention, and the fastest approximation that is close, or the closest."""
         errors = self._agreed()
         points = errors.points.set_index("label") if errors else pd.DataFrame(columns=["kind", "y"])
         fair = self.fair.assign(**{name: self.fair["label"].map(points[name].to_dict()) for name in ("kind", "y")})
@@ -78,7 +74,6 @@ class _Speaker:
             yield self._near(near, exact, errors)
 
     def fastest(self, told: Sequence[Sentence]) -> Iterator[Sentence]:
-        """The fastest of all, unless an earlier sentence has named it."""
         names = {words for sentence in told for words, strong in sentence if strong}
         if len(self.fair) and self._name(self.fair.iloc[0]) not in names:
             row = self.fair.iloc[0]

@@ -12,7 +12,6 @@ from attnbench.errors import UsageError
 from attnbench.record import one_line
 
 _MOST = 3
-"""Most faults shown for one law; the others usually say the same of further settings."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +20,6 @@ class Broken:
 
     law: str
     faults: tuple[str, ...]
-    """The setting and what went wrong in it, a few of them."""
     more: int
 
 
@@ -31,10 +29,8 @@ class Checked:
 
     variant: str
     laws: int
-    """Number of laws tested."""
     broken: tuple[Broken, ...]
     unsupported: str = ""
-    """Reason if it could not be checked, else empty."""
 
 
 def read_laws(file: Path) -> list[Checked]:

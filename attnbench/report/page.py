@@ -46,15 +46,8 @@ def make_page(
 ) -> str:
     """The report as one HTML document; the same runs give the same text.
 
-    Args:
-        title: by default the suites and the machine.
-        laws: findings of ``attnbench check``.
-        figures: also include the figures of ``attnbench plot``, as SVG.
-        against: changes since an older run.
-        doubts: warnings from reading the runs.
-
-    Raises:
-        ResultsError: this is not a results table.
+    ``title``: by default the suites and the machine. ``figures``: also include those of ``attnbench plot``, as SVG.
+    ``doubts``: warnings from reading the runs. Raises ResultsError if this is not a results table.
     """
     families = [*LIGHT.families]
     machines = by_machine(sources)

@@ -156,11 +156,8 @@ def table(
 ) -> dict[str, Any]:
     """All rows for the scripts.
 
-    Args:
-        frame: rows of one machine, counted from 0.
-        families: names, extended by new ones; a row holds the place of its own.
-        beside: row -> its numbers relative to softmax.
-        changes: cell id -> its change from an older run.
+    ``frame``: rows of one machine, counted from 0. ``families`` gets new names; a row holds the place of its own.
+    ``beside``: row -> its numbers relative to softmax. ``changes``: cell id -> its change from an older run.
     """
     abouts = _abouts(frame)
     known = list(dict.fromkeys(abouts))

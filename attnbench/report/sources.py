@@ -24,7 +24,6 @@ ONLY = ""
 """Name of the only run of a table; its rows have no column ``run``."""
 Fact = tuple[str, str]
 _MOST = 12
-"""Most kinds of warnings that are listed."""
 _SHORT = {
     "card",
     "environment",
@@ -47,7 +46,6 @@ class Sources:
 
     frame: pd.DataFrame
     environments: dict[str, dict[str, Any]]
-    """Name of the run -> its environment at the start; empty for a table without its folder."""
     folders: dict[str, Path]
 
 
@@ -154,7 +152,6 @@ def heading(machine: Machine) -> list[Fact]:
 
 
 def _by_kind(rows: pd.DataFrame, name: str, *words: str) -> str:
-    """Every value of a column without these words; apart for trainings if theirs differ."""
     trained = rows["protocol"] != ""
     said = []
     for part in (rows[~trained], rows[trained]):

@@ -25,9 +25,7 @@ _OF_TRAINED = {"pass": ("forward", "training")}
 """The order for trained models alone: their attention makes way for a quicker prefill, and is not trained again."""
 _APART = ("inputs", "layers", "ffn", "model")
 _VALUES = {"score": "score", "rel_error": "error", "loss_delta": "loss_delta", "hidden_error": "features"}
-"""Column of the vertical axis -> its name in the page's rows."""
 _WORDS = {"loss_delta": "loss", "features": "error"}
-"""Column of the vertical axis -> its name in sentences, if that is another word."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,6 @@ class View:
     at: Mapping[int, Contenders]
     n: int
     lines: Sequence[Series]
-    """The lines of time over length; empty with a single length."""
 
     @property
     def what(self) -> str:
@@ -49,16 +46,12 @@ class View:
 
     @property
     def name(self) -> str:
-        """Words that distinguish it from the other views, else what was measured."""
         row = self.setting.rows.iloc[0]
         return self.setting.name or f"{in_words('level', row['level'])}, {in_words('pass', row['pass'])}"
 
 
 def views(frame: pd.DataFrame) -> list[View]:
-    """One view for each way of timing in the rows of one machine, the whole model and the training step first.
-
-    For trained models alone the forward pass is first.
-    """
+    """One view for each way of timing, whole model and training step first; forward first for trained models alone."""
     rows = timed(frame)
     prefer = _OF_TRAINED if (rows["level"] == "pretrained").all() else _PREFER
     return [view for setting in settings(rows, prefer, also_same=_APART) if (view := _view(frame, setting))]
