@@ -62,14 +62,11 @@ _LEAST_TO_LOAD = 512 * 2**20
 def _command(name: str | None) -> Any:
     python_name = "list_" if name == "list" else name  # so that it does not hide the built-in one
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command(name, cls=_Command, epilog=_epilog(name))(
+    epilog = f"Example: attnbench {COMMANDS[name].example}" if name else ""
+    app.command(name, cls=_Command, epilog=epilog)(
         getattr(import_module(f"attnbench.cli.{python_name}"), str(python_name))
     )
     return typer.main.get_command(app)
-
-
-def _epilog(name: str | None) -> str:
-    return f"Example: attnbench {COMMANDS[name].example}" if name else ""
 
 
 class _Group(typer.core.TyperGroup):

@@ -170,7 +170,7 @@ def _print(comparison: Comparison, table: Printer) -> None:
         columns = ["n", "variant", *console.REACHED]
         table(
             columns,
-            _rate_rows(comparison),
+            [[str(n), name_text(r.label, r.own_form), *console.reached(r)] for n, r in _each(comparison)],
             right=["n", *console.REACHED],
             title="\nrates, and their share of the machine's limits",
         )
@@ -249,10 +249,6 @@ def _side_rows(comparison: Comparison) -> list[list[str]]:
         sizes = [format_bytes(r.peak_bytes), format_bytes(r.state_bytes)]
         lines.append([str(n), name_text(r.label, r.own_form), *sizes, error, trivial, note])
     return lines
-
-
-def _rate_rows(comparison: Comparison) -> list[list[str]]:
-    return [[str(n), name_text(r.label, r.own_form), *console.reached(r)] for n, r in _each(comparison)]
 
 
 def _each(comparison: Comparison) -> list[tuple[int, Record]]:

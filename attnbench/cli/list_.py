@@ -43,9 +43,13 @@ def list_(
 
     load_all(plugin or [])
     if what == "inputs":
-        _inputs(as_json)
+        from attnbench.qkv import INPUTS
+
+        _with_options("input", INPUTS, as_json)
     elif what == "tasks":
-        _tasks(as_json)
+        from attnbench.task import TASKS
+
+        _with_options("task", TASKS, as_json)
     else:
         _variants(as_json)
 
@@ -73,18 +77,6 @@ def _file(what: str, file: Path, as_json: bool) -> None:
     from attnbench.cli.captured_tables import print_described
 
     print_described(file, found)
-
-
-def _inputs(as_json: bool) -> None:
-    from attnbench.qkv import INPUTS
-
-    _with_options("input", INPUTS, as_json)
-
-
-def _tasks(as_json: bool) -> None:
-    from attnbench.task import TASKS
-
-    _with_options("task", TASKS, as_json)
 
 
 def _with_options(what: str, entries: Iterable[Entry], as_json: bool) -> None:

@@ -72,7 +72,8 @@ def report(
     file = out or _place(list(sources.folders.values()))
     write_output(file, page)
     console.line(f"{file}")
-    console.note(f"{len(sources.frame)} rows of {_runs(len(sources.folders))}, {format_bytes(len(page))}")
+    count = len(sources.folders)
+    console.note(f"{len(sources.frame)} rows of {count} run{'s' * (count != 1)}, {format_bytes(len(page))}")
     if open_:
         _open(file)
 
@@ -84,10 +85,6 @@ def _place(folders: list[Path]) -> Path:
     if file.is_symlink():
         raise CannotCreate(f"{file} is a link, and a report is never written through one; remove it or give --out")
     return file
-
-
-def _runs(count: int) -> str:
-    return f"{count} run{'s' * (count != 1)}"
 
 
 def _open(file: Path) -> None:

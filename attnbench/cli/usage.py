@@ -75,7 +75,9 @@ def explain(problem: typer.BadParameter) -> str:
         return f"{subject} {_wanted(problem.message)}; {remedy}"
     if hasattr(problem, "possibilities"):
         unknown = str(getattr(problem, "option_name", ""))
-        return f"unknown option {unknown}{did_you_mean(unknown, _flags(problem.ctx))}; {remedy}"
+        context: Any = problem.ctx
+        flags = [flag for one in context.command.params for flag in one.opts if flag.startswith("--")]
+        return f"unknown option {unknown}{did_you_mean(unknown, flags)}; {remedy}"
     said = problem.message.rstrip(".")
     for theirs, ours in _IN_OUR_WORDS:
         said = theirs.sub(ours, said)
@@ -89,7 +91,3 @@ def _wanted(said: str) -> str:
         return said
     words = [word.strip("'") for word in choice[2].split(", ")]
     return f"must be {any_of(words)}, not {choice[1]}"
-
-
-def _flags(context: Any) -> list[str]:
-    return [flag for parameter in context.command.params for flag in parameter.opts if flag.startswith("--")]

@@ -149,14 +149,10 @@ def _said(errors: Sequence[Errors]) -> list[str]:
     for what, (own, other) in _PANELS:
         ratios = [median[other, count] / median[own, count] for count in (counts[0], counts[-1])]
         names = own.split(", ")[what == "features"], other.split(", ")[what == "features"]
-        few, many = map(_two, ratios)
+        few, many = (plain(float(f"{ratio:.2g}")) for ratio in ratios)
         said = f"{few} times the error at {counts[0]} features, {many} at {counts[-1]}"
         lines.append(f"{names[1]} over {names[0]}: {said}")
     return lines
-
-
-def _two(ratio: float) -> str:
-    return plain(float(f"{ratio:.2g}"))
 
 
 def _two_digits(value: float) -> str:

@@ -119,7 +119,8 @@ def _draw(found: Sequence[Rows], widths: Sequence[int], n: int) -> Figure:
         if not narrow() or place:
             ax.set_xlabel("factor c of the logits (log2 scale)")
         if place == 0:
-            _key(ax, widths)
+            lines = [Line2D([], [], color=colour) for _, colour in zip(widths, palette().sequence, strict=False)]
+            ax.legend(lines, [f"d = {one}" for one in widths], loc="lower left", fontsize=SMALL_SIZE, frameon=False)
     return page.figure
 
 
@@ -150,8 +151,3 @@ def _panel(ax: Axes, found: Sequence[Rows], widths: Sequence[int], what: str) ->
         ax.plot(scales, middle, color=colour)
         ax.fill_between(scales, low, most, color=colour, alpha=0.15, lw=0)
         ax.axvline(width**-0.5, color=colour, lw=1.0, ls=(0, (3, 2)))
-
-
-def _key(ax: Axes, widths: Sequence[int]) -> None:
-    lines = [Line2D([], [], color=colour) for _, colour in zip(widths, palette().sequence, strict=False)]
-    ax.legend(lines, [f"d = {width}" for width in widths], loc="lower left", fontsize=SMALL_SIZE, frameon=False)

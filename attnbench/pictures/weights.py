@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -130,14 +130,10 @@ def _draw(matrices: Sequence[Weights], about: str) -> Figure:
         page.write(left, top - 0.02, shorten(one.name, side, SMALL_SIZE), va="top")
         said = "exact" if place == 0 else f"distance {one.error:.2g}"
         page.write(left, top - 0.17, said, va="top", color=palette().faint)
-        _matrix(replace(page, left=left, bottom=top - _NAME - side), one, side, largest)
+        ax = page.axes(left, top - _NAME - side, side, side)
+        draw_matrix(ax, by_size(one.matrix, largest), positive(), other=one.matrix < 0)
     _key(page, n, largest)
     return page.figure
-
-
-def _matrix(at: Page, one: Weights, side: float, largest: float) -> None:
-    ax = at.axes(at.left, at.bottom, side, side)
-    draw_matrix(ax, by_size(one.matrix, largest), positive(), other=one.matrix < 0)
 
 
 def _key(page: Page, n: int, largest: float) -> None:

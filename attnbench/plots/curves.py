@@ -65,7 +65,7 @@ def draw_curves(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None
         notes,
         panels,
         "validation score",
-        _scale,
+        lambda ax, panel: linear_x(ax, max(max(line.x) for line in panel.lines), "step"),
         _draw,
     )
 
@@ -93,10 +93,6 @@ def _line(choice: Choice, run: str, curves: Curves, names: Mapping[str, str]) ->
     first = choice.rows[0]
     behind = tuple(single) if len(single) > 1 else ()
     return Line(names[first.label], first.family, tuple(common), mean, mean, mean, behind)
-
-
-def _scale(ax: Axes, panel: Panel) -> None:
-    linear_x(ax, max(max(line.x) for line in panel.lines), "step")
 
 
 def _draw(ax: Axes, line: Line, look: Look) -> None:

@@ -153,7 +153,8 @@ def _trivial() -> dict[str, Any]:
 def _panel(ax: Axes, panel: Panel, drawn: Sequence[tuple[Line, dict[str, Any]]]) -> None:
     x = sorted({value for line in panel.lines for value in line.x if math.isfinite(value)})
     y = [value for line in panel.lines for value in (*line.y, *(error for error, _ in line.beside.values()))]
-    columns = _columns(x, list(panel.beside))
+    apart = max(0.3 * math.log2(x[-1] / x[0]), 3 * _HALF) if panel.beside else 0.0
+    columns = {inputs: x[-1] * 2 ** (apart * place) for place, inputs in enumerate(panel.beside, start=1)}
     names = {at: inputs for inputs, at in columns.items()}
     ticks = [*(x if len(x) <= _TICKS else x[:: -(-len(x) // _TICKS)]), *names]
     limits = padded([*x, *names], share=0.07 if names else 0.04)
@@ -188,12 +189,6 @@ def _panel(ax: Axes, panel: Panel, drawn: Sequence[tuple[Line, dict[str, Any]]])
         ax.axvline(math.sqrt(x[-1] * columns[next(iter(columns))]), color=palette().faint, lw=0.8)
     for inputs, middle in columns.items():
         ax.hlines(panel.beside[inputs], middle * 2**-_HALF, middle * 2**_HALF, **{**_trivial(), "color": palette().ink})
-
-
-def _columns(x: Sequence[float], inputs: Sequence[str]) -> dict[str, float]:
-    """Places right of the measured ones ``x`` on a log axis for inputs that have no number."""
-    apart = max(0.3 * math.log2(x[-1] / x[0]), 3 * _HALF) if inputs else 0.0
-    return {name: x[-1] * 2 ** (apart * (place + 1)) for place, name in enumerate(inputs)}
 
 
 def _write_key(

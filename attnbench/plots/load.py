@@ -153,11 +153,7 @@ def _of_run(file: Path, warn: Callable[[str], None]) -> pd.DataFrame:
         warn(f"{file} lacks {missing} of {len(records)} rows; those of {RECORDS} are used")
     rows = [records[cell_id] for cell_id in dict.fromkeys([*order, *records]) if cell_id in records]
     frame = _read(csv_text(rows), file)
-    return _as_one_machine(frame, folder)
-
-
-def _as_one_machine(frame: pd.DataFrame, folder: RunFolder) -> pd.DataFrame:
-    environment = folder.environment
+    environment = folder.environment  # the machines of a merged run were found alike, and share a series
     return frame.assign(machine_id=str(environment["machine_id"])) if environment.get("machines") else frame
 
 

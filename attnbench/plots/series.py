@@ -103,7 +103,7 @@ def power_of_n(lengths: Values, values: Values) -> float:
 
 
 def half_of_power(lengths: Values, values: Values, ends: tuple[Values, Values] | None = None) -> float:
-    """Half the 95 % interval of :func:`power_of_n`, by the values' own intervals ``ends``, else by Student's t; or NaN."""
+    """Half the 95 % interval of :func:`power_of_n`, by the values' intervals ``ends``, else by Student's t; or NaN."""
     from scipy.special import stdtrit  # takes a moment; scipy.stats takes a second
 
     x, y, found = _longest(lengths, values)

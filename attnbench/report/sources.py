@@ -230,8 +230,9 @@ def warnings(rows: pd.DataFrame) -> list[tuple[int, str]]:
     """Kinds of warnings in rows, each with how many rows have it and one of its texts; the most frequent first."""
     kinds: dict[str, list[str]] = {}
     for said in rows["warnings"]:
-        for one in _apart(said):
-            kinds.setdefault(re.sub(r"[0-9][0-9.]*", "#", one), []).append(one)
+        for one in filter(None, _ADVICE.sub("\0", said).split("; ")):
+            text = one.replace("\0", "; ")
+            kinds.setdefault(re.sub(r"[0-9][0-9.]*", "#", text), []).append(text)
     ordered = sorted(kinds.values(), key=len, reverse=True)
     shown = [(len(texts), texts[0]) for texts in ordered[:_MOST]]
     rest = sum(len(texts) for texts in ordered[_MOST:])
@@ -241,11 +242,6 @@ def warnings(rows: pd.DataFrame) -> list[tuple[int, str]]:
 
 
 _ADVICE = re.compile(r"; (?=(?:close|raise|use|expect|repeat|lower|give|free|do not)\b)")
-
-
-def _apart(said: str) -> list[str]:
-    """The warnings of one row; a piece of advice stays with the warning before it."""
-    return [one.replace("\0", "; ") for one in _ADVICE.sub("\0", said).split("; ") if one]
 
 
 def name_of(run: str, facts: Mapping[str, Any], rows: pd.DataFrame) -> str:
