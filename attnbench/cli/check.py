@@ -40,7 +40,7 @@ def check(
     ] = None,
     time: Annotated[bool, typer.Option("--time/--no-time", help="Also measure how time grows with n.")] = True,
     threads: options.Threads = None,
-    timeout: Annotated[float, typer.Option(min=1, max=1e6, metavar="SECONDS", help="Time limit for each law.")] = 300.0,
+    timeout: Annotated[float, options.Limit(help="Time limit for each law.")] = 300.0,
     memory_limit: Annotated[str | None, options.MEMORY_LIMIT] = None,
     as_json: options.AsJson = False,
     call: Annotated[
@@ -59,11 +59,9 @@ def check(
         ),
     ] = None,
     vocab: Annotated[
-        int | None, typer.Option(min=2, metavar="N", help="Tokens are below it; default: its smallest embedding.")
+        int | None, options.Count(min=2, help="Tokens are below it; default: its smallest embedding.")
     ] = None,
-    width: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Width of x; default: what its first layer takes.")
-    ] = None,
+    width: Annotated[int | None, options.Count(min=1, help="Width of x; default: what its first layer takes.")] = None,
 ) -> None:
     """Check that variants are what they say they are: hold them to their formulas and to every law that they claim.
 

@@ -44,14 +44,12 @@ def compare(
             autocompletion=completion.variants,
         ),
     ] = None,
-    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the rows to this file.")] = None,
+    csv: Annotated[Path | None, options.File(help="Write the rows to this file.")] = None,
     as_json: options.AsJson = False,
     format_: Annotated[
         Literal["table", "markdown", "latex"], typer.Option("--format", help="How tables are printed.")
     ] = "table",
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw time against n into this .svg, .png or .pdf.")
-    ] = None,
+    plot: Annotated[Path | None, options.File(help="Draw time against n into this .svg, .png or .pdf.")] = None,
     width: options.Width = "page",
     **given: Unpack[options.CompareOptions],
 ) -> None:

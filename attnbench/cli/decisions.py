@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from attnbench.cli import console
+from attnbench.cli.options import File
 from attnbench.errors import UsageError, any_of, did_you_mean
 
 if TYPE_CHECKING:
@@ -35,9 +36,7 @@ def limit(text: str | float) -> float:
 
 
 FormatOption = Annotated[Format, typer.Option("--format", help="junit: XML; action: JSON of github-action-benchmark.")]
-OutOption = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Write the format to this file, and print the table.")
-]
+OutOption = Annotated[Path | None, File(help="Write the format to this file, and print the table.")]
 OnOption = Annotated[
     str, typer.Option("--on", metavar="MEASURES", help="What is compared: time, memory, error, status, score.")
 ]

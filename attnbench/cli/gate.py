@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from attnbench.cli import console, decisions
-from attnbench.cli.options import Plugins
+from attnbench.cli.options import Count, Plugins
 from attnbench.cli.outputs import refuse_files
 from attnbench.errors import StoreError, UsageError
 
@@ -33,9 +33,7 @@ def gate(
     error_above: decisions.ErrorAbove = 1.1,
     on: decisions.OnOption = "time,memory,error,status",
     relative_to: decisions.RelativeTo = None,
-    confirm: Annotated[
-        int, typer.Option(min=0, max=20, metavar="N", help="Measure slower cells for N more rounds; these decide.")
-    ] = 0,
+    confirm: Annotated[int, Count(min=0, max=20, help="Measure slower cells for N more rounds; these decide.")] = 0,
     select: decisions.Select = None,
     missing: Annotated[
         Literal["fail", "warn", "ignore"], typer.Option(help="What to do about cells that only OLD has.")

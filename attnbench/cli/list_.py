@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from attnbench.cli import console
-from attnbench.cli.options import AsJson, Plugins
+from attnbench.cli.options import AsJson, File, Plugins
 from attnbench.errors import UsageError
 from attnbench.marks import name_text
 
@@ -22,9 +22,7 @@ def list_(
     what: Annotated[
         Literal["variants", "suites", "inputs", "tasks"], typer.Argument(help="What to list.")
     ] = "variants",
-    file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With inputs: what this file of captured q, k and v holds.")
-    ] = None,
+    file: Annotated[Path | None, File(help="With inputs: what this file of captured q, k and v holds.")] = None,
     plugin: Plugins = None,
     as_json: AsJson = False,
 ) -> None:

@@ -51,10 +51,10 @@ def match(
         Path | None,
         typer.Option("--from", metavar="RUN", help="Choose among the settings of this run; measure nothing."),
     ] = None,
-    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write every try to this file.")] = None,
+    csv: Annotated[Path | None, options.File(help="Write every try to this file.")] = None,
     as_json: options.AsJson = False,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw error or score against cost into this .svg, .png or .pdf.")
+        Path | None, options.File(help="Draw error or score against cost into this .svg, .png or .pdf.")
     ] = None,
     width: options.Width = "page",
     style: Annotated[Literal["light", "dark"], typer.Option(help="Colours of the drawing.")] = "light",

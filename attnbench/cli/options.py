@@ -16,6 +16,7 @@ from attnbench.errors import UsageError
 from attnbench.shape import Bias, Sink
 
 Count = partial(typer.Option, metavar="N")
+File = partial(typer.Option, metavar="FILE")
 Limit = partial(typer.Option, min=1, max=1e6, metavar="SECONDS")
 
 Device = Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, cuda:1 or mps.")]
@@ -26,7 +27,7 @@ PLUGIN = typer.Option(
 )
 Plugins = Annotated[list[str] | None, PLUGIN]
 Threads = Annotated[int | None, Count(min=1, help="CPU threads; default: all cores.")]
-TEXT = typer.Option(metavar="FILE", help="Text to read; default the model's own.")
+TEXT = File(help="Text to read; default the model's own.")
 MEMORY_LIMIT = typer.Option(metavar="SIZE", help="8GiB, say; default: 85 % of free memory.")
 FirstCallTimeout = Annotated[float, Limit(help="Limit for first calls that may compile, as on a GPU.")]
 ProcessState = Annotated[

@@ -11,6 +11,7 @@ import typer
 
 from attnbench.cell import Pass
 from attnbench.cli import completion, console
+from attnbench.cli.options import Count
 from attnbench.errors import CannotCreate, UsageError, did_you_mean
 from attnbench.pictures import PICTURES
 from attnbench.units import format_interval
@@ -81,10 +82,7 @@ def plot(
             autocompletion=completion.figures,
         ),
     ] = None,
-    n: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Length; default for runs: the longest at which all are ok."),
-    ] = None,
+    n: Annotated[int | None, Count(min=1, help="Length; default for runs: the longest at which all are ok.")] = None,
     x: Annotated[
         Literal["examples_per_s", "tokens_per_s", "time_median_s"] | None,
         typer.Option(help="Speed axis of tradeoff; default: examples_per_s."),
@@ -105,17 +103,15 @@ def plot(
     causal: Annotated[
         bool | None, typer.Option("--causal/--no-causal", help="Only causal rows, or only the others.")
     ] = None,
-    head_dim: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only rows of this head width.")] = None,
+    head_dim: Annotated[int | None, Count(min=1, help="Only rows of this head width.")] = None,
     inputs: Annotated[
         str | None,
         typer.Option(metavar="INPUT", help="Show errors or weights on these inputs; default: listops."),
     ] = None,
     layer: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Layer of captured inputs, from 0, for weights and spectrum.")
+        int | None, Count(min=0, help="Layer of captured inputs, from 0, for weights and spectrum.")
     ] = None,
-    head: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Head, from 0, for weights and spectrum.")
-    ] = None,
+    head: Annotated[int | None, Count(min=0, help="Head, from 0, for weights and spectrum.")] = None,
     plugin: Annotated[
         list[str] | None,
         typer.Option(
@@ -137,7 +133,7 @@ def plot(
     width: Annotated[
         Literal["page", "column"], typer.Option(help="column: 3.3 inches wide, for one column of a paper.")
     ] = "page",
-    dpi: Annotated[int, typer.Option(min=30, max=1200, metavar="N", help="Dots per inch of a png.")] = 100,
+    dpi: Annotated[int, Count(min=30, max=1200, help="Dots per inch of a png.")] = 100,
     format_: Annotated[
         str, typer.Option("--format", metavar="FORMATS", help="svg, png, pdf, with commas between them.")
     ] = "svg,png",

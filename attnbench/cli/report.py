@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from attnbench.cli import console
+from attnbench.cli.options import File
 from attnbench.cli.outputs import refuse_files
 from attnbench.errors import CannotCreate, UsageError
 
@@ -24,15 +25,12 @@ def report(
         ),
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="The file; default: RUN/report.html, or ./report.html for several runs."),
+        Path | None, File(help="The file; default: RUN/report.html, or ./report.html for several runs.")
     ] = None,
     against: Annotated[
         Path | None, typer.Option(metavar="RUN", help="An older run: each row gets its ratio and a verdict.")
     ] = None,
-    check: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also show what attnbench check --json wrote to this file.")
-    ] = None,
+    check: Annotated[Path | None, File(help="Also show what attnbench check --json wrote to this file.")] = None,
     title: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Title; default: the suites and the machine.")
     ] = None,

@@ -60,7 +60,7 @@ def run(
         str | None,
         typer.Option("--shard", metavar="I/K", help="Only part I of K, from 0; attnbench merge joins the parts."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, metavar="N", help="Override the suite's seed.")] = None,
+    seed: Annotated[int | None, options.Count(min=0, help="Override the suite's seed.")] = None,
     on: Annotated[
         str | None,
         typer.Option("--on", metavar="ENGINE", help="Let machines share the cells: ray, or ray:ADDRESS of a cluster."),

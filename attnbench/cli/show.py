@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attnbench.cli import completion, console
-from attnbench.cli.options import AsJson, Plugins
+from attnbench.cli.options import AsJson, File, Plugins
 from attnbench.cli.outputs import refuse_files
 from attnbench.spec import Spec
 from attnbench.traits import ABILITIES, Knob, Rounds, Traits
@@ -30,8 +30,7 @@ def show(
     plugin: Plugins = None,
     as_json: AsJson = False,
     picture: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Also draw which keys each query sees, to this .svg, .png or .pdf."),
+        Path | None, File(help="Also draw which keys each query sees, to this .svg, .png or .pdf.")
     ] = None,
 ) -> None:
     """Show a variant with its paper, formula, cost, claims and options, or an input, or a task."""
