@@ -38,7 +38,7 @@ class _Command(typer.core.TyperCommand):
             raise MemoryError  # before loading a library that ends Python if it gets no memory
         return super().invoke(ctx)
 
-    # While the shell completes, only the names of what is given matter; to convert values would import pydantic.
+    # Completion by the shell needs only names: converting values would import pydantic.
     def _unconverted(self, ctx: Any, args: list[str]) -> list[str]:
         given, ctx.args, _ = self.make_parser(ctx).parse_args(args=args)
         for parameter in self.get_params(ctx):
@@ -152,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         join_words()
     atexit.register(gc.freeze)  # else Python searches for garbage when it ends, 0.2 s after torch
     os.environ.pop("MPLBACKEND", None)  # matplotlib refuses to be imported with a name that it does not know
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns where a home cannot be written
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns if a home cannot be written
     with lasting_streams() as output:
         code = _run(arguments)
         if not output.lost or code != Exit.OK:

@@ -105,7 +105,7 @@ def _measure(wanted: list[Claim], results: list[Path] | None, *, narrow: bool) -
     most = available_cores()
     for run in dict.fromkeys(run for one in lacking for run in one.runs):
         if run.threads is not None and run.threads > most:
-            # More threads than cores would say of the claim what is true of the machine.
+            # More threads than cores would test the machine instead of the claim.
             console.warning(f"this process may use {most} of the cores, too few for: {run.command}")
             continue
         plan = make_plan(run.suite, Options(out=folder, select=run.select, threads=run.threads))

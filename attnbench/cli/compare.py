@@ -1,4 +1,4 @@
-"""``attnbench compare A B --n 1024..16384``: times beside those of the first, verdicts and crossover lengths."""
+"""``attnbench compare A B --n 1024..16384``: times and ratios to the first, verdicts and crossover lengths."""
 
 from __future__ import annotations
 

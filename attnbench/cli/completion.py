@@ -1,4 +1,4 @@
-"""Names for the shell to complete, read from the source files as text, without importing what a command needs."""
+"""Names for the shell to complete, read from the source files as text, without a command's imports."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def _rest(incomplete: str, whole: Callable[[str], Iterable[str]]) -> list[str]:
     kept = os.environ.get(_KEPT, "")
     found = [one[len(kept) :] for one in whole(kept + incomplete) if one.startswith(kept + incomplete)]
     if _KEPT in os.environ and len(found) == 1 and found[0].endswith("="):
-        found.append(f"{found[0]}VALUE")  # bash puts a space after what it takes for the whole word
+        found.append(f"{found[0]}VALUE")  # bash puts a space after a word that it takes for whole
     return found
 
 

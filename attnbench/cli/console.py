@@ -77,7 +77,7 @@ def in_parts(label: str, longest: int) -> str:
 
 
 def heading(text: str) -> None:
-    """Print a line that names what follows."""
+    """Print the title of the following lines."""
     _print(_out(), (text, "bold"))
 
 
@@ -211,7 +211,7 @@ def progress(total: int, *, wanted: bool = True) -> Iterator[Progress]:
         TimeRemainingColumn(compact=True),
         console=_err(),
         transient=True,
-        redirect_stdout=sys.stdout.isatty(),  # else what is printed for a file would go to the terminal of the bar
+        redirect_stdout=sys.stdout.isatty(),  # else output for a file would go to the terminal of the bar
         disable=not wanted or not _err().is_terminal,
     ) as bar:
         bar.add_task("starting", total=total)
@@ -378,7 +378,7 @@ class Lasting:
     def _lose(self, error: OSError) -> None:
         if not isinstance(error, BrokenPipeError):
             self.lost = self.lost or error.strerror or str(error)
-        # What is still in the stream's buffer goes there as well; otherwise it would raise again when Python ends.
+        # The rest of the stream's buffer goes there as well; otherwise it would raise again when Python ends.
         with suppress(OSError, ValueError):
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self._stream.fileno())

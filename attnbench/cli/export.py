@@ -58,7 +58,7 @@ def export(
             from attnbench.report.page import make_page
             from attnbench.report.sources import read_sources
 
-            return make_page(read_sources([folder.path], warn=lambda doubt: None))  # doubts have been told
+            return make_page(read_sources([folder.path], warn=lambda doubt: None))  # read and warned of before
 
         console.note(f"MLflow run {log_run(folder, page)}")
     if format_ is not None:

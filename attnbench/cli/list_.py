@@ -1,4 +1,4 @@
-"""``attnbench list``: what there is to measure."""
+"""``attnbench list``: everything that can be measured."""
 
 from __future__ import annotations
 

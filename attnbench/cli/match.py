@@ -1,4 +1,4 @@
-"""``attnbench match A B --error 0.1``: the setting of each variant that meets one budget, and how these compare."""
+"""``attnbench match A B --error 0.1``: the setting of each variant that meets one budget, and their comparison."""
 
 from __future__ import annotations
 

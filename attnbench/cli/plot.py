@@ -185,7 +185,7 @@ def plot(
     wanted = {"sweep": sweep, "level": level, "pass": pass_, "dtype": dtype, "causal": causal, "head_dim": head_dim}
     only = {column: value for column, value in wanted.items() if value is not None}
     paths = results or [Path("results")]
-    # Several runs make one table. A folder of several suites makes a table for each: nobody asked to compare them.
+    # Several runs make one table; a folder of several suites makes one for each, since these are not compared.
     tables = [paths] if len(paths) > 1 else [[path] for path in find_results(paths[0])]
     refused: list[tuple[str, UsageError | NothingToDraw]] = []
     for table in tables:

@@ -91,7 +91,7 @@ def _print_together(found: Sequence[Line]) -> None:
         }
         for line in ordered
     ]
-    # The untouched model and exact attention in all layers stand beside any choice of layers.
+    # The untouched model and exact attention in all layers accompany any choice of layers.
     some = dict.fromkeys(line.layers.removeprefix("only ") for line in found if line.layers not in ("none", "all"))
     _table(cells, f"\nreplaced: layers {', '.join(some)}" if some else "\nall replaced together")
 

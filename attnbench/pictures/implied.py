@@ -17,7 +17,7 @@ from attnbench.variant import VARIANTS, Variant, build
 Formula = Callable[..., Tensor]
 
 _MIXER_DIM = 8
-"""Width of the single head of a mixer whose pattern is drawn."""
+"""Width of the single head of a mixer in a drawn pattern."""
 _AT_ONCE = 32
 """Outputs whose gradients are computed together: their memory grows with this number."""
 

@@ -15,7 +15,7 @@ from attnbench.plots.style import SMALL_SIZE
 LEVELS = ((0.5, 1.0), (0.1, 0.6), (0.01, 0.32))
 """Steps of colour: (share of the largest weight in the row, strength of the colour from that share on)."""
 FAINTEST = 0.13
-"""The colour of every other pair with a weight at all: only what is never seen is white."""
+"""The colour of every other pair with a weight at all: only unseen pairs are white."""
 
 DECADES_BELOW = 2.0
 """Decades below the uniform weight 1/n at which :func:`by_size` begins to show a weight."""

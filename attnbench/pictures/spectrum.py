@@ -129,7 +129,7 @@ def _draw(spectra: Sequence[Spectrum], about: str) -> Figure:
     _table(page, spectra, layers, heads, right, table)
     if not narrow():
         _write_keys(page, keys, page.left + 5.4, page.top - table - 0.45)
-    elif len(heads) <= 2:  # beside the table
+    elif len(heads) <= 2:  # next to the table
         _write_keys(page, keys, page.left + 1.5, page.bottom + under)
     return page.figure
 

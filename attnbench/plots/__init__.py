@@ -19,7 +19,7 @@ __all__ = ["FigureKind", "draw", "draw_all", "figure_kinds"]
 
 
 class FigureKind(NamedTuple):
-    """How to draw one kind of figure, and what a table must hold for it."""
+    """A kind of figure: its drawing function, and the contents that a table needs for it."""
 
     draw: Callable[..., Figure]
     """Takes rows of ``read_results``, ``only`` (column -> value) and its own options.
@@ -102,7 +102,7 @@ def draw(
             if name != "scaling":
                 raise UsageError(f"{name} takes no file of points; only the figure scaling does")
         figures = ["scaling"]
-    restrict(frame, only or {})  # raises where no suite has such rows
+    restrict(frame, only or {})  # raises if no suite has such rows
     drawn: list[tuple[str, Figure]] = []
     left_out: list[tuple[str, AttnbenchError]] = []
     with drawn_in(style), laid_out(width):

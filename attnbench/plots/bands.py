@@ -24,12 +24,12 @@ _NAMES = {
 }
 _ROW = 0.3
 _FLOOR, _CEILING = 1e-6, 100.0
-"""Errors beyond these limits are drawn at the edge, with their value beside the name."""
+"""Errors beyond these limits are drawn at the edge, with their value after the name."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Points with their height ``at`` in inches, and what the vertical axis shows."""
+    """Points with their height ``at`` in inches, and the contents of the vertical axis."""
 
     points: pd.DataFrame
     ticks: list[tuple[float, str]]

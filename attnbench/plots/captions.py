@@ -1,4 +1,4 @@
-"""The circumstances in words: what was measured, on what, how settings differ, what failed."""
+"""The circumstances in words: measurements, inputs, differences between settings, failures."""
 
 from __future__ import annotations
 

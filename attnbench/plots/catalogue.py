@@ -188,7 +188,7 @@ class Panel:
 
     title: str
     values: dict[str, list[tuple[float, str, bool]]]
-    """Label -> (value, marker, whether it is hollow)."""
+    """Label -> (value, marker, True if hollow)."""
     text: Callable[[float], str]
     base: int
     """Base of the logarithm; its powers are ticks: 2 for bytes, else 10."""

@@ -59,7 +59,7 @@ class Contenders:
 
     @cached_property
     def lines(self) -> dict[str, float]:
-        """Name -> error of what has no speed, answering mean(V) and the oracles; or score of chance and no mixing."""
+        """Name -> error of the oracles and mean(V), which have no speed; or score of chance and no mixing."""
         if self.agreed.column == "score":
             return dict(self.agreed.lines)
         lines = {TRIVIAL: self.agreed.trivial} if math.isfinite(self.agreed.trivial) else {}

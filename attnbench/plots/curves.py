@@ -27,7 +27,7 @@ Curves = Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]
 
 
 def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
-    """A training left its learning curve beside the results."""
+    """A training left its learning curve with the results."""
     rows = restrict(frame, only or {})
     return not scored(rows).empty and bool(read_curves(rows))
 

@@ -1,4 +1,4 @@
-"""Error against a method's budget (features, rank, window) and against how peaked the attention is."""
+"""Error against a method's budget (features, rank, window) and against the sharpness of the attention."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NEEDS = "errors at two options or logit_std"
 _TRIVIAL = "answering mean(V)"
 _TICKS = 9
 _HALF = 0.18
-"""Half the width of a column for inputs beside the axis, in powers of two."""
+"""Half the width of a column for inputs at the edge of the axis, in powers of two."""
 
 
 def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:

@@ -1,4 +1,4 @@
-"""The panels of the error figure: which rows form one line, and what the horizontal axis shows."""
+"""The panels of the error figure: the rows of each line, and the quantity on the horizontal axis."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def at_length(rows: pd.DataFrame, n: int | None) -> pd.DataFrame:
 def _inputs(rows: pd.DataFrame, wanted: str | None) -> str:
     known = rows["inputs"].value_counts(sort=False)
     if wanted is None:
-        # Of inputs with equally many rows, take those whose logits have a standard deviation nearest to 1.
+        # Among inputs with equally many rows, take those with a logit standard deviation nearest to 1.
         far = {label: abs(math.log(logit_std(str(label)) or 1e9)) for label in known.index}
         return str(min(known.index, key=lambda label: (-known[label], far[label])))
     return pick_inputs([str(label) for label in known.index], wanted)

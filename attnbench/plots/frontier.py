@@ -25,12 +25,12 @@ from attnbench.units import format_bytes, format_seconds
 _NAMED = {"error": "an error", "score": "a score"}
 _PALE = 0.3
 DISTANCE = " *"
-"""Mark after the name of another operator, whose distance from softmax attention is no error."""
+"""Mark after the name of another operator: its distance from softmax attention is no error."""
 _ACROSS = {
     "peak_bytes": ("peak memory", lambda value: trimmed(format_bytes(value)), 2),
     "time_median_s": ("median time", lambda value: trimmed(format_seconds(value)), 10),
 }
-"""Column across -> its name, how its values are written, and the base of its ticks."""
+"""Column across -> its name, the format of its values, and the base of its ticks."""
 
 
 @in_style

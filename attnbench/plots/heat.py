@@ -1,4 +1,4 @@
-"""Coloured tables: one number in each cell, blue where the method wins and red where it loses."""
+"""Coloured tables: one number in each cell, blue if the method wins and red if it loses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Heat:
     row_names: Sequence[str]
     column_names: Sequence[str]
     unsure: np.ndarray | None = None
-    """True where the sign of the gain is uncertain; the text is then in italics."""
+    """True if the sign of the gain is uncertain; the text is then in italics."""
 
 
 def draw_heat(ax: Axes, inches: tuple[float, float], heat: Heat, limit: float) -> None:

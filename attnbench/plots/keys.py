@@ -1,4 +1,4 @@
-"""Keys of figures: a piece of each line, and its name beside it."""
+"""Keys of figures: a piece of each line, and its name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LINE, _GAP = 0.14, 0.05
 
 
 def on_all(page: Page) -> Axes:
-    """Axes without frame over a whole page, whose data units are inches."""
+    """Axes without frame over a whole page, in units of inches."""
     return page.blank(page.left, page.bottom, page.right - page.left, page.top - page.bottom)
 
 

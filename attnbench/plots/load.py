@@ -85,7 +85,7 @@ def run_names(files: Sequence[Path]) -> list[str]:
         paths = [path[1:] for path in paths]
     while len(paths) > 1 and len({path[-1:] for path in paths}) == 1 and all(len(path) > 1 for path in paths):
         paths = [path[:-1] for path in paths]
-    for place in range(min(map(len, paths), default=0)):  # one folder's name is enough if it tells all apart
+    for place in range(min(map(len, paths), default=0)):  # one folder's name is enough if it distinguishes all
         if len({path[place] for path in paths}) == len(paths) > 1:
             return [path[place] for path in paths]
     return ["/".join(path) if len(paths) > 1 else path[-1] for path in paths]
@@ -214,7 +214,7 @@ def _kinds() -> Mapping[str, type]:
 
 def _value(text: str, kind: type) -> object:
     """The value of a cell; ValueError or KeyError if it is not of this kind."""
-    if kind is str:  # the writer puts ' before what a spreadsheet would run as a formula
+    if kind is str:  # the writer puts ' before a formula of a spreadsheet
         return re.sub(rf"^'(?={FORMULA})", "", text)
     if kind is bool:
         return {"true": True, "false": False}[text.lower()]

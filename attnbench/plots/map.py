@@ -1,6 +1,6 @@
 """The error of random features by their number and the logits' standard deviation, with a panel for each kind.
 
-Which feature map and projection wins depends on how peaked the attention is, so that one number misleads. Figure 4 of
+The best feature map and projection depend on the sharpness of the attention, so that one number misleads. Figure 4 of
 Choromanski et al. 2021, arXiv:2009.14794, is one column of these maps.
 """
 

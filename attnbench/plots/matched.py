@@ -19,9 +19,10 @@ SAME = tuple(
         + [axis for axis in OF_MODEL if AXES[axis].of == "shape"]
     )
 )
-"""Columns, beside the label with its options, that must agree for a scored model to be the timed one.
+"""Columns, besides the label with its options, that must agree for a scored model to be the timed one.
 
-It may be timed in another dtype than it was trained in, and a task has padding of its own."""
+It may be timed in another dtype than it was trained in, and a task has padding of its own.
+"""
 CHANCE, NO_MIXING = "chance", "identity trained on the same task"
 
 

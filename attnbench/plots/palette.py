@@ -94,7 +94,7 @@ _CURRENT: ContextVar[Palette] = ContextVar("palette", default=LIGHT)
 
 
 def palette() -> Palette:
-    """The colours to draw with: the light set, or what :func:`drawn_in` chose."""
+    """The colours to draw with: the light set, or the choice of :func:`drawn_in`."""
     return _CURRENT.get()
 
 

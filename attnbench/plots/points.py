@@ -40,7 +40,7 @@ _MODELS, _TEXT, _BYTES = 16, 300, 1_000_000
 
 @dataclass(frozen=True)
 class Points:
-    """Published values over the length, and where they come from."""
+    """Published values over the length, and their source."""
 
     title: str
     source: str

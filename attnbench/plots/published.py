@@ -1,4 +1,4 @@
-"""Numbers of papers, drawn beside a run but never on its axes: of the Long Range Arena, Linformer, Nyströmformer."""
+"""Numbers of papers, drawn next to a run but never on its axes: Long Range Arena, Linformer, Nyströmformer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from attnbench.plots.ticks import length, linear_ticks, log_axis, padded, plain
 
 GB = 1e9
 WIDE, OWN_ROOM = 13.6, 7.72
-"""Width of a page with published numbers beside a run's, and the room that the run's have, in inches."""
+"""Width of a page with published numbers and a run's, and the room of the run's own, in inches."""
 _SOURCE = (
     "Tay et al. 2020, arXiv:2011.04006, tables 1 and 2. Other hardware, other code, and scores instead of errors: "
     "compare the order of the methods, not the places of the circles."
@@ -50,7 +50,7 @@ def read_published() -> pd.DataFrame:
 
 
 def draw_published(page: Page, left: float) -> None:
-    """Draw a separate panel, since hardware, code and vertical axis differ from those of the run beside it."""
+    """Draw a separate panel, since hardware, code and vertical axis differ from those of the run."""
     table = read_published()
     points = pd.DataFrame(
         {

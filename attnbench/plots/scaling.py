@@ -42,7 +42,7 @@ _POWERS = 2.0
 """Width of the two columns of powers, in inches."""
 _AXIS, _GAP = 0.42, 0.18
 _ROW = 0.14
-"""Height of a line that names what stopped, in inches."""
+"""Height of a line that names stopped variants, in inches."""
 
 
 def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
@@ -148,7 +148,7 @@ def _block(page: Page, drawn: Sequence[Series]) -> None:
         values = np.concatenate([np.clip(one, one[:, :1] / 3, one[:, :1] * 3).ravel() for one in shown])
         limits = padded(values, share=0.05)
         stops = _stops(drawn) if place == 0 else {}
-        # Leave room above the lines to name what stopped.
+        # Leave room above the lines to name the stopped ones.
         share = min(0.5, _ROW * (len(stops) + 0.5) / tall) if stops else 0.0
         top = math.exp(math.log(limits[0]) + math.log(limits[1] / limits[0]) / (1 - share))
         log_axis(ax, "x", padded(lengths, share=0.04), at=lengths, text=length, most=6)

@@ -1,4 +1,4 @@
-"""Scores by training for the figures: problems, each with a summary for every label, and what they leave out."""
+"""Scores by training for the figures: problems with a summary for every label, and the labels left out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lines of the scaling figure: the power of n that each one follows, and where it stopped."""
+"""The lines of the scaling figure: the power of n of each, and its end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from attnbench.status import UNFINISHED, Status
 
 Values = Sequence[float] | np.ndarray
 LONGEST = 3
-"""Number of lengths in the fit: the longest, where the constant part matters least."""
+"""Number of lengths in the fit: the longest, since the constant part matters least there."""
 LARGER = 0.2
 """A power that exceeds the claim by no more than this is the claimed one."""
 _TOGETHER = 12
@@ -33,7 +33,7 @@ class Series:
     look: Look
     rows: pd.DataFrame
     stopped: tuple[int, str] | None
-    """The first length after the last measured one at which it failed, and how."""
+    """The first length after the last measured one at which it failed, and its failure."""
 
     def power(self, column: str) -> float:
         return power_of_n(self.rows["seq_len"].to_numpy(), self.rows[column].to_numpy())

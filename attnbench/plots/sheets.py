@@ -1,4 +1,4 @@
-"""Sheets of a figure for one column: cut where nothing is drawn, so that none is much taller than it is wide."""
+"""Sheets of a figure for one column: cut through empty places, so that none is much taller than wide."""
 
 from __future__ import annotations
 

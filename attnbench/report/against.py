@@ -36,7 +36,7 @@ class Against:
     changes: Mapping[str, Change]
     said: tuple[str, ...]
     listed: tuple[tuple[str, str, str, str], ...]
-    """The worst: cell, what it was, what it is, verdict."""
+    """The worst: cell, old value, new value, verdict."""
     more: int
 
 

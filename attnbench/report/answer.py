@@ -1,4 +1,4 @@
-"""The sentences that answer: what is fastest, by how much, in how much memory, at what error, score or loss."""
+"""The sentences that answer: the fastest, by how much, in how much memory, at which error, score or loss."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from attnbench.status import Status
 from attnbench.units import format_bytes, format_seconds
 
 FEW_CLEAN = "too few clean ones"
-"""Words of the warning of a row whose disturbed samples count."""
+"""Words of the warning of a row with counted disturbed samples."""
 CLOSE = 0.1
 """Relative error, or nats of loss, up to which an approximation is called close."""
 _WITHIN = {
@@ -101,7 +101,7 @@ class _Speaker:
         best = exact.iloc[0]
         others = exact.iloc[1:]
         if (beside := self.beside.get(best.name)) and beside.verdict == "unsure":
-            others = others[others["variant"] != BASELINE]  # said beside its speed
+            others = others[others["variant"] != BASELINE]  # said with its speed
         tied = [self._name(row) for _, row in others.iterrows() if not row["time_ci_low_s"] > best["time_ci_high_s"]]
         one = "the fastest exact attention" if len(exact) > 1 else "the only exact attention measured"
         what = f" is {one}: {format_seconds(best['time_median_s'])} for {self.view.what} ({configuration(best)})"

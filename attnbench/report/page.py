@@ -32,7 +32,7 @@ from attnbench.status import Status
 
 _HERE = Path(__file__).parent / "parts"
 _SCRIPTS = ("format", "plane", "tip", "points", "tradeoff", "growth", "tasks", "table", "start")
-"""Files in the order in which they define what later ones use."""
+"""Files in the order of their definitions."""
 
 
 def make_page(
