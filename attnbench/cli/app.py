@@ -29,7 +29,7 @@ from attnbench.printable import without_home
 
 
 class _Command(typer.core.TyperCommand):
-    """A command that refuses to start where loading libraries would end Python without a word."""
+    """A command that refuses to start if loading libraries would end Python without a word."""
 
     def invoke(self, ctx: Any) -> Any:
         from attnbench.run.process import allowed_address_space
@@ -38,7 +38,7 @@ class _Command(typer.core.TyperCommand):
             raise MemoryError  # before loading a library that ends Python if it gets no memory
         return super().invoke(ctx)
 
-    # While the shell completes, only the names of what is given matter; to convert values would import pydantic.
+    # Completion by the shell needs only names: converting values would import pydantic.
     def _unconverted(self, ctx: Any, args: list[str]) -> list[str]:
         given, ctx.args, _ = self.make_parser(ctx).parse_args(args=args)
         for parameter in self.get_params(ctx):
@@ -62,18 +62,15 @@ _LEAST_TO_LOAD = 512 * 2**20
 def _command(name: str | None) -> Any:
     python_name = "list_" if name == "list" else name  # so that it does not hide the built-in one
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command(name, cls=_Command, epilog=_epilog(name))(
+    epilog = f"Example: attnbench {COMMANDS[name].example}" if name else ""
+    app.command(name, cls=_Command, epilog=epilog)(
         getattr(import_module(f"attnbench.cli.{python_name}"), str(python_name))
     )
     return typer.main.get_command(app)
 
 
-def _epilog(name: str | None) -> str:
-    return f"Example: attnbench {COMMANDS[name].example}" if name else ""
-
-
 class _Group(typer.core.TyperGroup):
-    """Commands of which one is imported once it is known which; until then a line of help stands for each."""
+    """Commands, each imported once it is chosen; until then a line of help stands for it."""
 
     def __init__(self, **settings: Any) -> None:
         known = {name: typer.core.TyperCommand(name, help=command.what) for name, command in COMMANDS.items()}
@@ -136,7 +133,7 @@ class _Terminated(KeyboardInterrupt):
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:
-    """The first signal ends the command in good order; a second one ends it at once."""
+    """End the command in good order at the first signal, at once at the second."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop_now)
     raise _Interrupted if signum == signal.SIGINT else _Terminated
@@ -155,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         join_words()
     atexit.register(gc.freeze)  # else Python searches for garbage when it ends, 0.2 s after torch
     os.environ.pop("MPLBACKEND", None)  # matplotlib refuses to be imported with a name that it does not know
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns where a home cannot be written
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns if a home cannot be written
     with lasting_streams() as output:
         code = _run(arguments)
         if not output.lost or code != Exit.OK:
@@ -188,7 +185,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _unforeseen(error: Exception) -> int:
-    """Print one line on an error that no code foresaw; its traceback goes into a file, and this is the exit code."""
+    """Print one line on an unforeseen error, write its traceback to a file, and return the exit code."""
     from attnbench.run.process import allowed_address_space
     from attnbench.units import format_bytes
 

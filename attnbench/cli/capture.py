@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from attnbench.cli import console
-from attnbench.cli.options import TEXT, AsJson, Device, ModelName, Threads, WindowLength
+from attnbench.cli.options import TEXT, AsJson, Count, Device, File, ModelName, Threads, WindowLength
 from attnbench.cli.outputs import refuse_files
 from attnbench.errors import UsageError
 
@@ -21,16 +21,14 @@ def capture(
         typer.Option(metavar="LAYERS", help="all, or numbers such as 0,7; default the first, the middle, the last."),
     ] = None,
     length: WindowLength = None,
-    windows: Annotated[int, typer.Option(min=1, max=100_000, metavar="N", help="Windows of text.")] = 4,
-    heads: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="The first so many heads of each layer; default all.")
-    ] = None,
+    windows: Annotated[int, Count(min=1, max=100_000, help="Windows of text.")] = 4,
+    heads: Annotated[int | None, Count(min=1, help="The first so many heads of each layer; default all.")] = None,
     dtype: Annotated[
         Literal["float16", "bfloat16", "float32"], typer.Option(help="Data type in the file.")
     ] = "float16",
     device: Device = "auto",
     threads: Threads = None,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="File to write.")] = Path("qkv.safetensors"),
+    out: Annotated[Path, File(help="File to write.")] = Path("qkv.safetensors"),
     as_json: AsJson = False,
 ) -> None:
     """Write q, k and v as a trained model's attention sees them, to measure errors on them.

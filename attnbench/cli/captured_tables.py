@@ -1,4 +1,4 @@
-"""What a file of captured q, k and v says of itself, on a terminal."""
+"""The facts in a file of captured q, k and v, on a terminal."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ if TYPE_CHECKING:
     from attnbench.inputs.captured import Described
 
 _FACTS = ("model", "task", "text", "made_by")
-"""Metadata that is printed, if it is there."""
 
 
 def print_layers(about: Mapping[str, Any], title: str) -> None:
-    """Print how sharp the attention of each captured layer is: the median over its heads, with their range."""
+    """Print the sharpness of each captured layer's attention: the median over its heads, with their range."""
     columns = ["layer", "sees", "logit std", "keys attended to"]
     rows = [
         [str(layer), kind, over_heads(std, 2), over_heads(keys, 1)]
@@ -29,7 +28,7 @@ def print_layers(about: Mapping[str, Any], title: str) -> None:
 
 
 def print_described(file: Path, found: Described) -> None:
-    """Print the shape of a file, what it was captured from, and the line for a suite."""
+    """Print the shape of a file, its source, and the line for a suite."""
     about = found.about
     S, L, H, N, D = found.q
     K, M, E = found.v[2:]

@@ -40,7 +40,7 @@ def check(
     ] = None,
     time: Annotated[bool, typer.Option("--time/--no-time", help="Also measure how time grows with n.")] = True,
     threads: options.Threads = None,
-    timeout: Annotated[float, typer.Option(min=1, max=1e6, metavar="SECONDS", help="Time limit for each law.")] = 300.0,
+    timeout: Annotated[float, options.Limit(help="Time limit for each law.")] = 300.0,
     memory_limit: Annotated[str | None, options.MEMORY_LIMIT] = None,
     as_json: options.AsJson = False,
     call: Annotated[
@@ -59,11 +59,9 @@ def check(
         ),
     ] = None,
     vocab: Annotated[
-        int | None, typer.Option(min=2, metavar="N", help="Tokens are below it; default: its smallest embedding.")
+        int | None, options.Count(min=2, help="Tokens are below it; default: its smallest embedding.")
     ] = None,
-    width: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Width of x; default: what its first layer takes.")
-    ] = None,
+    width: Annotated[int | None, options.Count(min=1, help="Width of x; default: what its first layer takes.")] = None,
 ) -> None:
     """Check that variants are what they say they are: hold them to their formulas and to every law that they claim.
 
@@ -164,8 +162,6 @@ def check(
 
 
 def _worst(findings: list[Finding]) -> Finding:
-    """The finding that did not hold, else the one that came nearest to its bound."""
-
     def excess(finding: Finding) -> float:
         if not finding.held:
             return float("inf")
@@ -207,7 +203,6 @@ def _one(report: Report, *, whole: bool) -> None:
 
 
 def _growth(name: str) -> str:
-    """The claims on time and memory, and whether the time follows from the cost."""
     from attnbench.cost import power_of_n
     from attnbench.variant import VARIANTS
 
@@ -287,7 +282,7 @@ def _as_data(report: Report) -> dict[str, Any]:
 
 
 def check_module(wanted: Wanted, settings: Settings, *, label: str | None, timeout: float, as_json: bool) -> None:
-    """Probe and print; exit code 1 if the module breaks what ``label`` or its options, not its name, claim."""
+    """Probe and print; exit code 1 if the module breaks the claims of ``label`` or its options."""
     from attnbench.probing.verdict import conclusion, contradictions, lines, named_after
     from attnbench.run.isolation import Worker
     from attnbench.run.module import examine_module

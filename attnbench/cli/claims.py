@@ -1,4 +1,4 @@
-"""``attnbench claims``: what papers and articles claim, and what was measured here."""
+"""``attnbench claims``: published claims against measurements on this machine."""
 
 from __future__ import annotations
 
@@ -90,13 +90,7 @@ def _rows(results: list[Path] | None) -> pd.DataFrame | None:
 
 
 def _measure(wanted: list[Claim], results: list[Path] | None, *, narrow: bool) -> None:
-    """Make the runs of claims that have no rows yet; what was measured is not measured again.
-
-    Claims about several numbers of threads have a run for each, one after the other.
-
-    Args:
-        narrow: measure only the sweeps that these claims read, not their whole suites.
-    """
+    """Make the runs of claims without rows, one for each number of threads; if ``narrow``, only their sweeps."""
     from attnbench.cli.screen import measured
     from attnbench.decision.judging import judge_all_rows
     from attnbench.machine import available_cores
@@ -111,7 +105,7 @@ def _measure(wanted: list[Claim], results: list[Path] | None, *, narrow: bool) -
     most = available_cores()
     for run in dict.fromkeys(run for one in lacking for run in one.runs):
         if run.threads is not None and run.threads > most:
-            # More threads than cores would say of the claim what is true of the machine.
+            # More threads than cores would test the machine instead of the claim.
             console.warning(f"this process may use {most} of the cores, too few for: {run.command}")
             continue
         plan = make_plan(run.suite, Options(out=folder, select=run.select, threads=run.threads))
@@ -123,7 +117,7 @@ def _measure(wanted: list[Claim], results: list[Path] | None, *, narrow: bool) -
 
 
 def _sweeps(wanted: list[Claim]) -> set[str]:
-    """The sweeps that these claims read; empty where one of them does not say."""
+    """The sweeps that these claims read; empty if one of them names none."""
     return {name for one in wanted for name in one.sweeps} if all(one.sweeps for one in wanted) else set()
 
 
@@ -183,5 +177,4 @@ def _as_data(judged: Judgement, table: pd.DataFrame | None) -> dict[str, object]
 
 
 def _number(value: float) -> float | None:
-    """JSON has no infinity, which stands for a length that was not reached."""
     return value if math.isfinite(value) else None

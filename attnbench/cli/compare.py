@@ -1,4 +1,4 @@
-"""``attnbench compare A B --n 1024..16384``: times beside those of the first, verdicts and crossover lengths."""
+"""``attnbench compare A B --n 1024..16384``: times and ratios to the first, verdicts and crossover lengths."""
 
 from __future__ import annotations
 
@@ -44,14 +44,12 @@ def compare(
             autocompletion=completion.variants,
         ),
     ] = None,
-    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the rows to this file.")] = None,
+    csv: Annotated[Path | None, options.File(help="Write the rows to this file.")] = None,
     as_json: options.AsJson = False,
     format_: Annotated[
         Literal["table", "markdown", "latex"], typer.Option("--format", help="How tables are printed.")
     ] = "table",
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw time against n into this .svg, .png or .pdf.")
-    ] = None,
+    plot: Annotated[Path | None, options.File(help="Draw time against n into this .svg, .png or .pdf.")] = None,
     width: options.Width = "page",
     **given: Unpack[options.CompareOptions],
 ) -> None:
@@ -109,13 +107,9 @@ def compare(
 
 
 def question_of(variants: Sequence[str], given: options.CompareOptions, typed: Collection[str]) -> Question:
-    """The question in the options of the command or of :func:`attnbench.compare`.
+    """The question of a command or of :func:`attnbench.compare`; UsageError for an unknown shape or malformed size.
 
-    Args:
-        typed: the options that are there by the user's hand; a named shape decides the axes among the others.
-
-    Raises:
-        UsageError: an unknown shape, or a size that is none.
+    A named shape decides the axes that the user has not ``typed``.
     """
     from attnbench.run.question import Question
 
@@ -126,7 +120,7 @@ def question_of(variants: Sequence[str], given: options.CompareOptions, typed: C
 
 
 def watching(bar: Progress, lengths: Sequence[int], say: Callable[[str], None] = lambda text: None) -> OnLength:
-    """Shows the length that is measured on a bar, and gives ``say`` its times as soon as there are some."""
+    """Show the measured length on a bar, and give its times to ``say`` as soon as there are some."""
 
     def on_length(length: int, process: int, found: Mapping[str, float | str]) -> None:
         if found:
@@ -174,7 +168,7 @@ def _print(comparison: Comparison, table: Printer) -> None:
         columns = ["n", "variant", *console.REACHED]
         table(
             columns,
-            _rate_rows(comparison),
+            [[str(n), name_text(r.label, r.own_form), *console.reached(r)] for n, r in _each(comparison)],
             right=["n", *console.REACHED],
             title="\nrates, and their share of the machine's limits",
         )
@@ -188,7 +182,6 @@ def _print(comparison: Comparison, table: Printer) -> None:
 
 
 def _time_rows(comparison: Comparison, shown: Sequence[Row]) -> list[list[str]]:
-    """A line for the first variant at each length, and one for each other below it."""
     lines = []
     for n in dict.fromkeys(row.n for row in shown):
         here = [row for row in shown if row.n == n]
@@ -204,11 +197,9 @@ def _time_rows(comparison: Comparison, shown: Sequence[Row]) -> list[list[str]]:
 
 
 _MIRROR = {"faster": "slower", "slower": "faster"}
-"""What is said of the first beside another -> what is said of the other beside the first."""
 
 
 def _without_error(n: int, record: Record) -> str:
-    """From which length on errors are missing, and the shape at which they are measured."""
     from attnbench.run.compare import LONGEST_ERROR
 
     heads = LONGEST_ERROR // n**2
@@ -218,7 +209,7 @@ def _without_error(n: int, record: Record) -> str:
 
 
 def _how_sure(comparison: Comparison) -> str:
-    """For how many ratios the 95 % of the verdicts stands, and over how many processes."""
+    """Numbers of ratios that share the 95 % of the verdicts, and of processes."""
     over = " to ".join(dict.fromkeys(map(str, comparison.processes[:1] + comparison.processes[-1:]))) or "no"
     said = f"95 % intervals over {over} processes"
     if comparison.family:
@@ -238,7 +229,6 @@ def _explain(rows: Sequence[Row]) -> None:
 
 
 def _time(side: Side) -> list[str]:
-    """The time, how it was launched and the host's share of it; the last two are empty but on a GPU."""
     if side.time is None:
         return [str(side.record.status), "", ""]
     return [
@@ -259,12 +249,7 @@ def _side_rows(comparison: Comparison) -> list[list[str]]:
     return lines
 
 
-def _rate_rows(comparison: Comparison) -> list[list[str]]:
-    return [[str(n), name_text(r.label, r.own_form), *console.reached(r)] for n, r in _each(comparison)]
-
-
 def _each(comparison: Comparison) -> list[tuple[int, Record]]:
-    """The record of each variant at each length, in that order."""
     seen = {
         (row.n, side.record.label): side.record
         for rows in comparison.rows.values()
@@ -275,7 +260,6 @@ def _each(comparison: Comparison) -> list[tuple[int, Record]]:
 
 
 def _print_crossovers(found: Mapping[str, Crossover]) -> None:
-    """Print a sentence for each of the others, or one for all of which the same is said."""
     said: dict[str, list[str]] = {}
     for name, one in found.items():
         where = "" if one.n is None else f"near n = {one.n:.0f}, between {one.low} and {one.high} (95 %); "

@@ -1,4 +1,4 @@
-"""Names for the shell to complete, read from the source files as text, without importing what a command needs."""
+"""Names for the shell to complete, read from the source files as text, without a command's imports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LAW = re.compile(r"\n@law\(\s*\"([^\"]+)\"")
 _BREAKS = (":", "=")
 """Characters at which bash splits a word; it replaces the last part only."""
 _KEPT = "_ATTNBENCH_KEPT"
-"""Environment variable with the beginning of the word to complete, which bash keeps."""
+"""Environment variable with the beginning of the completed word, which bash keeps."""
 
 
 def variants(incomplete: str) -> list[str]:
@@ -87,7 +87,7 @@ def figures(incomplete: str) -> list[str]:
 
 
 def drawn(ctx: typer.Context, incomplete: str) -> list[str]:
-    """What `plot` can draw without a run, and then variants; the shell completes the names of runs."""
+    """The pictures of ``plot``, and then variants; the shell completes the names of runs."""
     given = [str(word) for word in ctx.params.get("results") or ()]
     if not given:
         return [name for name in PICTURES if name.startswith(incomplete)]
@@ -100,7 +100,6 @@ def _found(pattern: re.Pattern[str], files: str) -> Iterator[str]:
 
 
 def _with_options(folder: str, typed: str) -> Iterator[str]:
-    """Names, or after ``NAME:`` the typed text with each further option."""
     name, colon, options = typed.partition(":")
     if not colon:
         yield from _found(_REGISTERED, f"{folder}/**/*.py")
@@ -146,12 +145,12 @@ def _rest(incomplete: str, whole: Callable[[str], Iterable[str]]) -> list[str]:
     kept = os.environ.get(_KEPT, "")
     found = [one[len(kept) :] for one in whole(kept + incomplete) if one.startswith(kept + incomplete)]
     if _KEPT in os.environ and len(found) == 1 and found[0].endswith("="):
-        found.append(f"{found[0]}VALUE")  # bash puts a space after what it takes for the whole word
+        found.append(f"{found[0]}VALUE")  # bash puts a space after a word that it takes for whole
     return found
 
 
 def join_words() -> None:
-    """Bash splits ``performer:fea`` into three words: remove the first two, and note that bash keeps them."""
+    """Remove the first two words of a split ``performer:fea``, and note that bash keeps them."""
     words = os.environ.get("COMP_WORDS", "").split()
     at = int(os.environ.get("COMP_CWORD") or 0)
     before, asked = words[:at], (words[at : at + 1] or [""])[0]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from attnbench.spec import Spec
 
 NARROWEST = 20
-"""Columns below which a screen is not believed; 0 of them are none that were told."""
+"""Columns below which a screen's width is not believed; 0 means unknown."""
 
 for _stream in (sys.stdout, sys.stderr):
     # On a terminal without µ or √ print a substitute instead of ending the program.
@@ -72,12 +72,12 @@ def paragraph(text: str) -> None:
 
 
 def in_parts(label: str, longest: int) -> str:
-    """A label of more than ``longest`` characters with each option on a line of its own, so that no word is broken."""
+    """A label of more than ``longest`` characters with each option on a line of its own."""
     return label if len(label) <= longest else label.replace(":", ":\n").replace(",", ",\n")
 
 
 def heading(text: str) -> None:
-    """Print a line that names what follows."""
+    """Print the title of the following lines."""
     _print(_out(), (text, "bold"))
 
 
@@ -97,7 +97,6 @@ def error(text: str) -> None:
 
 
 def _print(to: Console, *parts: tuple[str, str]) -> None:
-    """Print parts, each a text and its style, on one line, however long it is."""
     from rich.text import Text
 
     to.print(Text.assemble(*((_shown(text), style) for text, style in parts)), soft_wrap=True)
@@ -108,19 +107,19 @@ def _shown(text: str) -> str:
 
 
 def only_repeats() -> None:
-    """Declare that what follows on stdout is in files as well, so that losing it is a warning, not an error."""
+    """Declare that the following output is in files as well: losing it is a warning, not an error."""
     if isinstance(sys.stdout, Lasting):
         sys.stdout.only_repeats = True
 
 
 def data(value: Any) -> None:
-    """Print JSON on stdout, unstyled; characters that the encoding lacks (√) or a terminal would obey are escaped."""
+    """Print JSON on stdout, unstyled; escape characters that the encoding lacks (√) or a terminal would obey."""
     _write(_json(value) + "\n")
 
 
 @contextmanager
 def items(*, wanted: bool = True) -> Iterator[Callable[[Any], None]]:
-    """Print a JSON list as :func:`data` does, each item as soon as it is given; after an error it is closed as well."""
+    """Print a JSON list as :func:`data` does, each item at once; after an error it is closed as well."""
     before = "["
 
     def add(value: Any) -> None:
@@ -154,8 +153,8 @@ def table(
 ) -> None:
     """Print a table on stdout under its title; columns named in ``right`` hold numbers.
 
-    If it is too wide, text takes several lines, and after that a row does: no number and no name is ever cut. What
-    several rows have as a long note stands once below, under a number.
+    Text that is too wide takes several lines, then a row does: no number and no name is cut. A long note of several
+    rows stands once below, under a number.
     """
     from collections import Counter
 
@@ -187,7 +186,7 @@ def table(
 _LONG_NOTE = 20
 """A note of more characters is not repeated in each row."""
 A_LINE_EACH = 60.0
-"""Seconds between the lines of a progress that no terminal shows."""
+"""Seconds between the lines of a progress without a terminal."""
 
 
 @contextmanager
@@ -212,7 +211,7 @@ def progress(total: int, *, wanted: bool = True) -> Iterator[Progress]:
         TimeRemainingColumn(compact=True),
         console=_err(),
         transient=True,
-        redirect_stdout=sys.stdout.isatty(),  # else what is printed for a file would go to the terminal of the bar
+        redirect_stdout=sys.stdout.isatty(),  # else output for a file would go to the terminal of the bar
         disable=not wanted or not _err().is_terminal,
     ) as bar:
         bar.add_task("starting", total=total)
@@ -236,13 +235,13 @@ DAGGER = marks.OWN_FORM
 
 
 def mark_notes(cells: Iterable[str]) -> None:
-    """Print what the marks in these cells mean, where the cells went: a file with the one has the other."""
+    """Print the meaning of the marks in these cells to the cells' own stream."""
     for said in marks.notes(cells):
         line(said)
 
 
 def unchecked_note(laws: Iterable[str]) -> None:
-    """Print that rows were measured unchecked, if some were."""
+    """Print a note if some rows were measured without checking the laws."""
     from attnbench.record import UNCHECKED
 
     if UNCHECKED in laws:
@@ -250,7 +249,7 @@ def unchecked_note(laws: Iterable[str]) -> None:
 
 
 def fused_note(records: Iterable[Record]) -> None:
-    """Print which rows of a GPU are made of many small kernels, and what is the same in fused ones, if that is so."""
+    """Print the rows of a GPU that consist of many small kernels, and equal fused variants if there are some."""
     from attnbench.spec import parse_spec
     from attnbench.variant import VARIANTS
 
@@ -267,7 +266,6 @@ def fused_note(records: Iterable[Record]) -> None:
 
 
 REACHED = ("TFLOP/s", "GB/s", "of limits")
-"""Columns of a table of rates."""
 
 
 def reached(record: Record) -> list[str]:
@@ -281,7 +279,7 @@ def reached(record: Record) -> list[str]:
 
 
 def replaced_note(records: Iterable[Record]) -> None:
-    """Print which labels stand for another algorithm where ``torch.compile`` made it so, and whether it always did."""
+    """Print the labels that ``torch.compile`` changed into another algorithm, and if it always did."""
     from attnbench.record import REPLACED
 
     compiled = [record for record in records if record.compiled]
@@ -293,7 +291,6 @@ def replaced_note(records: Iterable[Record]) -> None:
 
 
 def _takes(spec: Spec, record: Record) -> bool:
-    """Whether a variant takes what a row of another one was measured with."""
     from attnbench.axes import names_of
     from attnbench.cell import STEPS
     from attnbench.errors import Unsupported
@@ -312,7 +309,7 @@ def _takes(spec: Spec, record: Record) -> bool:
 
 
 GAPS = (2, 1)
-"""Spaces between two columns: the second number is used if the first leaves too little room."""
+"""Spaces between two columns: the second if the first leaves too little room."""
 INDENT = 2
 """Spaces before the further lines of a row that takes several."""
 _NARROW = 16
@@ -320,14 +317,10 @@ _NARROW = 16
 
 
 def in_lines(columns: Sequence[Sequence[str]], numbers: Sequence[bool], space: int) -> list[tuple[int, list[int], int]]:
-    """The lines that a row takes: the first column of each, the widths of its columns, and the gap between them.
+    """The lines of a row: the first column of each, the widths of its columns, and the gap between them.
 
-    Only a cell that is wider than the screen is broken within a word.
-
-    Args:
-        columns: the cells of each column, the first of which is its head.
-        numbers: which columns hold numbers.
-        space: characters in a line.
+    Only a cell that is wider than the screen is broken within a word. ``columns`` are the cells of each column, head
+    first, ``numbers`` is True for those with numbers, and ``space`` is in characters.
     """
     lines, start = list[tuple[int, list[int], int]](), 0
     while start < len(columns):
@@ -341,18 +334,7 @@ def in_lines(columns: Sequence[Sequence[str]], numbers: Sequence[bool], space: i
 
 
 def fit(columns: Sequence[Sequence[str]], numbers: Sequence[bool], space: int) -> tuple[list[int], int] | None:
-    """Widths of the columns, and the gap between them, so that numbers and words stay whole.
-
-    The widest column that has text, be it in its head, is narrowed again and again.
-
-    Args:
-        columns: the cells of each column, the first of which is its head.
-        numbers: which columns hold numbers.
-        space: characters in a line.
-
-    Returns:
-        The widths and the gap; None if there is too little room.
-    """
+    """Widths of the columns, and the gap between them, so that numbers and words stay whole; None without room."""
     from rich.cells import cell_len
 
     widths = [max(1, *(cell_len(line) for cell in cells for line in cell.split("\n"))) for cells in columns]
@@ -377,9 +359,8 @@ class Lasting:
     def __init__(self, stream: TextIO, lost: str = "") -> None:
         self._stream = stream
         self.lost = lost
-        """Why something was not written; empty if all was, or if a reader has seen enough (``| head``)."""
+        """Reason of lost output; empty if all was written, or if a reader has seen enough (``| head``)."""
         self.only_repeats = False
-        """Whether what is written here is in files as well."""
 
     def write(self, text: str) -> int:
         try:
@@ -397,7 +378,7 @@ class Lasting:
     def _lose(self, error: OSError) -> None:
         if not isinstance(error, BrokenPipeError):
             self.lost = self.lost or error.strerror or str(error)
-        # What is still in the stream's buffer goes there as well; otherwise it would raise again when Python ends.
+        # The rest of the stream's buffer goes there as well; otherwise it would raise again when Python ends.
         with suppress(OSError, ValueError):
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self._stream.fileno())
@@ -429,10 +410,7 @@ def _lasting(stream: TextIO | None, number: int) -> Lasting:
 
 
 def _open_missing() -> None:
-    """Open streams that were closed before this program began, on the null device.
-
-    Otherwise the next opened file would take such a stream's number, and prints would go into a file of results.
-    """
+    """Open closed streams on the null device: otherwise the next opened file would take their number and prints."""
     for number in range(3):
         try:
             os.fstat(number)

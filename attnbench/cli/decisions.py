@@ -1,4 +1,4 @@
-"""What ``diff`` and ``gate`` share: their options, and a decision on the terminal or in a file."""
+"""The common options of ``diff`` and ``gate``, and a decision on the terminal or in a file."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 import typer
 
 from attnbench.cli import console
+from attnbench.cli.options import File
 from attnbench.cli.signature import Default
 from attnbench.errors import UsageError, any_of, did_you_mean
 
@@ -22,15 +23,10 @@ if TYPE_CHECKING:
 Format = Literal["table", "markdown", "json", "junit", "action"]
 
 MOST = 1_000_000
-"""The largest limit of a ratio."""
 
 
 def limit(text: str | float) -> float:
-    """A ratio that is too much, new over old; nothing is below, above or equal to ``nan``.
-
-    Raises:
-        BadParameter: it is no number from 1 to :data:`MOST`.
-    """
+    """The limit of a ratio, new over old; BadParameter if it is no number from 1 to :data:`MOST`, as ``nan`` is not."""
     try:
         value = float(text)
     except ValueError:
@@ -81,7 +77,7 @@ class JudgeOptions(TypedDict, total=False):
     ]
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write the format to this file, and print the table."),
+        File(help="Write the format to this file, and print the table."),
         Default(None),
     ]
 
@@ -101,11 +97,7 @@ def question_of(above: float, on: str, given: JudgeOptions, **more: Any) -> Ques
 
 
 def measures_of(text: str) -> tuple[Measure, ...]:
-    """The measures that were typed after ``--on``.
-
-    Raises:
-        UsageError: one does not exist, or none is named.
-    """
+    """The measures typed after ``--on``; UsageError for an unknown or empty one."""
     from attnbench.decision.judge import MEASURES
 
     names = [part.strip() for part in text.split(",") if part.strip()]
@@ -118,12 +110,7 @@ def measures_of(text: str) -> tuple[Measure, ...]:
 
 
 def read(paths: Sequence[Path]) -> list[MeasuredRun]:
-    """Load runs, and warn of what is wrong with them, though not with their rows.
-
-    Raises:
-        UsageError: two paths lead to the same run.
-        ResultsError, CorruptResults: one cannot be read.
-    """
+    """Load runs, and warn of faults outside their rows; UsageError if two paths lead to the same run."""
     from attnbench.decision.decide import read_runs
 
     runs = read_runs(paths)
@@ -134,11 +121,7 @@ def read(paths: Sequence[Path]) -> list[MeasuredRun]:
 
 
 def show(decision: Decision, format_: Format, out: Path | None) -> None:
-    """Print a decision, or write it to ``out`` and print its table.
-
-    Raises:
-        CannotCreate: ``out`` cannot be written.
-    """
+    """Print a decision, or write it to ``out`` and print its table; CannotCreate if ``out`` cannot be written."""
     if out is not None:
         from attnbench.files import write_output
 

@@ -1,4 +1,4 @@
-"""``attnbench diff OLD NEW``: what changed between two runs, cell by cell."""
+"""``attnbench diff OLD NEW``: the changes between two runs, cell by cell."""
 
 from __future__ import annotations
 

@@ -49,7 +49,6 @@ def _version(distribution: str) -> str | None:
 
 
 def _machine() -> dict[str, Any]:
-    """The machine as a run would find it. That torch cannot be imported is one of the facts."""
     from attnbench import cgroup, machine
 
     facts: dict[str, Any] = {
@@ -75,7 +74,6 @@ def _machine() -> dict[str, Any]:
 
 
 def _card(device: str) -> dict[str, Any]:
-    """What torch and NVML tell of a card; why NVML tells nothing, if it does not."""
     from attnbench.machine import describe
     from attnbench.measure import card
 
@@ -85,7 +83,6 @@ def _card(device: str) -> dict[str, Any]:
 
 
 def _plugins() -> dict[str, str]:
-    """Installed plug-ins by name: the package with its version, and why it cannot be loaded, if so."""
     from attnbench.foreign import told
     from attnbench.plugins import GROUP
 

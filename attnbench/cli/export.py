@@ -8,23 +8,20 @@ from typing import Annotated, Literal
 import typer
 
 from attnbench.cli import console
+from attnbench.cli.options import File
 from attnbench.cli.outputs import refuse_files
 from attnbench.errors import UsageError
 
 
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, or of a suite for its newest run.")],
-    parquet: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the rows, with types and units, to this Parquet file.")
-    ] = None,
-    samples: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write every raw sample to this Parquet file.")
-    ] = None,
+    parquet: Annotated[Path | None, File(help="Write the rows, with types and units, to this Parquet file.")] = None,
+    samples: Annotated[Path | None, File(help="Write every raw sample to this Parquet file.")] = None,
     mlflow: Annotated[bool, typer.Option("--mlflow", help="Log it as one MLflow run at MLFLOW_TRACKING_URI.")] = False,
     format_: Annotated[
         Literal["markdown", "latex"] | None, typer.Option("--format", help="Print a table for each sweep.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the tables to this file instead.")] = None,
+    out: Annotated[Path | None, File(help="Write the tables to this file instead.")] = None,
 ) -> None:
     """Hand the rows of a run to other programs.
 
@@ -61,7 +58,7 @@ def export(
             from attnbench.report.page import make_page
             from attnbench.report.sources import read_sources
 
-            return make_page(read_sources([folder.path], warn=lambda doubt: None))  # doubts have been told
+            return make_page(read_sources([folder.path], warn=lambda doubt: None))  # read and warned of before
 
         console.note(f"MLflow run {log_run(folder, page)}")
     if format_ is not None:

@@ -1,4 +1,4 @@
-"""``attnbench gate NEW --against OLD``: end with 1 where a run is worse than older ones, beyond doubt."""
+"""``attnbench gate NEW --against OLD``: exit code 1 if a run is worse than older ones, beyond doubt."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Unpack
 import typer
 
 from attnbench.cli import console, decisions
-from attnbench.cli.options import Plugins
+from attnbench.cli.options import Count, Plugins
 from attnbench.cli.outputs import refuse_files
 from attnbench.cli.signature import command, completed
 from attnbench.errors import StoreError, UsageError
@@ -32,9 +32,7 @@ def gate(
         ),
     ] = 1.05,
     on: decisions.OnOption = "time,memory,error,status",
-    confirm: Annotated[
-        int, typer.Option(min=0, max=20, metavar="N", help="Measure slower cells for N more rounds; these decide.")
-    ] = 0,
+    confirm: Annotated[int, Count(min=0, max=20, help="Measure slower cells for N more rounds; these decide.")] = 0,
     missing: Annotated[
         Literal["fail", "warn", "ignore"], typer.Option(help="What to do about cells that only OLD has.")
     ] = "warn",
@@ -76,11 +74,7 @@ def _confirmed(
     rounds: int,
     plugins: list[str],
 ) -> Decision:
-    """The decision after more rounds of what fails in it, if something does and the run can go on.
-
-    Raises:
-        UsageError: the rounds are too few for an interval of their own.
-    """
+    """The decision after more rounds of its failures, if there are any; UsageError for too few rounds."""
     from attnbench.decision.decide import confirm, doubtful
     from attnbench.measure.statistics import FEWEST_VISITS
     from attnbench.run.runner import Watcher

@@ -58,7 +58,6 @@ def init(
 
 
 def _name(stem: str) -> str:
-    """The file's name where a suite can be called so."""
     from pydantic import TypeAdapter, ValidationError
 
     from attnbench.suite.sweep import Name

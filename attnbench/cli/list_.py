@@ -1,4 +1,4 @@
-"""``attnbench list``: what there is to measure."""
+"""``attnbench list``: everything that can be measured."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from attnbench.cli import console
-from attnbench.cli.options import AsJson, Plugins
+from attnbench.cli.options import AsJson, File, Plugins
 from attnbench.errors import UsageError
 from attnbench.marks import name_text
 
@@ -22,9 +22,7 @@ def list_(
     what: Annotated[
         Literal["variants", "suites", "inputs", "tasks"], typer.Argument(help="What to list.")
     ] = "variants",
-    file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With inputs: what this file of captured q, k and v holds.")
-    ] = None,
+    file: Annotated[Path | None, File(help="With inputs: what this file of captured q, k and v holds.")] = None,
     plugin: Plugins = None,
     as_json: AsJson = False,
 ) -> None:
@@ -43,9 +41,13 @@ def list_(
 
     load_all(plugin or [])
     if what == "inputs":
-        _inputs(as_json)
+        from attnbench.qkv import INPUTS
+
+        _with_options("input", INPUTS, as_json)
     elif what == "tasks":
-        _tasks(as_json)
+        from attnbench.task import TASKS
+
+        _with_options("task", TASKS, as_json)
     else:
         _variants(as_json)
 
@@ -73,18 +75,6 @@ def _file(what: str, file: Path, as_json: bool) -> None:
     from attnbench.cli.captured_tables import print_described
 
     print_described(file, found)
-
-
-def _inputs(as_json: bool) -> None:
-    from attnbench.qkv import INPUTS
-
-    _with_options("input", INPUTS, as_json)
-
-
-def _tasks(as_json: bool) -> None:
-    from attnbench.task import TASKS
-
-    _with_options("task", TASKS, as_json)
 
 
 def _with_options(what: str, entries: Iterable[Entry], as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""``attnbench match A B --error 0.1``: the setting of each variant that meets one budget, and how these compare."""
+"""``attnbench match A B --error 0.1``: the setting of each variant that meets one budget, and their comparison."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _WITH_FROM = {
     *("variants", "error", "memory", "time", "score", "run", "n", "inputs", "task", "level", "pass_", "plugins"),
     *("csv", "as_json", "plot", "width", "style"),
 }
-"""Parameters that mean something beside ``--from``; the others say how to measure."""
+"""Parameters with a meaning for ``--from``; the others are about measuring."""
 _OF_TRAININGS = {"task", "steps", "seeds", "rates", "layers", "ffn", "pretrain", "out", "fresh"}
-"""Parameters that mean something beside ``--score`` only."""
+"""Parameters for ``--score`` only."""
 _NOT_OF_TRAININGS = {"inputs", "draws", "dtype", "level", "padding", "compile", "seed"}
-"""Parameters that mean nothing beside ``--score``."""
+"""Parameters without a meaning for ``--score``."""
 
 
 @command(options.MatchOptions)
@@ -51,10 +51,10 @@ def match(
         Path | None,
         typer.Option("--from", metavar="RUN", help="Choose among the settings of this run; measure nothing."),
     ] = None,
-    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write every try to this file.")] = None,
+    csv: Annotated[Path | None, options.File(help="Write every try to this file.")] = None,
     as_json: options.AsJson = False,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw error or score against cost into this .svg, .png or .pdf.")
+        Path | None, options.File(help="Draw error or score against cost into this .svg, .png or .pdf.")
     ] = None,
     width: options.Width = "page",
     style: Annotated[Literal["light", "dark"], typer.Option(help="Colours of the drawing.")] = "light",
@@ -99,7 +99,7 @@ def match(
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a user asks of ``match``: the variants, the budget and the options."""
+    """The question of a ``match``: the variants, the budget and the options."""
 
     variants: Sequence[str]
     budget: Budget
@@ -108,8 +108,7 @@ class Asked:
     def to_measure(self) -> Prepared:
         """The settings and the process that will measure them.
 
-        Raises:
-            UsageError: a variant or an option is wrong, or nothing has a knob.
+        Raises UsageError if a variant or an option is wrong, or nothing has a knob.
         """
         from attnbench.decision.match import MatchQuestion, score_match
         from attnbench.run.question import Question
@@ -124,11 +123,7 @@ class Asked:
         ).prepare()
 
     def among(self, frame: pd.DataFrame) -> Match:
-        """The answer among the rows of finished runs.
-
-        Raises:
-            ResultsError: they have nothing that the budget is about.
-        """
+        """The answer among the rows of finished runs; ResultsError if they lack the budget's measure."""
         from attnbench.decision.match import one_length
         from attnbench.decision.match_run import match_run, match_scores
 
@@ -143,14 +138,10 @@ class Asked:
 def asked_in(
     variants: Sequence[str], given: options.MatchOptions, typed: Mapping[str, str], *, measures: bool
 ) -> Asked:
-    """The question in the options of the command or of :func:`attnbench.match`; its plug-ins are loaded.
+    """The question in the options of the command or of :func:`attnbench.match`; loads its plug-ins.
 
-    Args:
-        typed: option that is there by the user's hand -> its name for messages.
-        measures: no rows of finished runs are given.
-
-    Raises:
-        UsageError: there is no budget or more than one, or an option means nothing beside the others.
+    ``typed``: option given by the user -> its name for messages. ``measures``: no rows of finished runs are given.
+    Raises UsageError without exactly one budget, or if an option means nothing beside the others.
     """
     from attnbench.decision.budget import budget_of
     from attnbench.run.trial import load_all
@@ -170,7 +161,6 @@ def asked_in(
 
 
 def _measure(prepared: Prepared, csv: Path | None) -> Match:
-    """Search and time; what was measured before Ctrl-C is written too."""
     from attnbench.cli.match_screen import MatchScreen
 
     with console.progress(total=1) as bar:

@@ -23,34 +23,29 @@ if TYPE_CHECKING:
 
 
 class MatchScreen(Watcher):
-    """Counts settings; that of the turns at the end counts as one more."""
+    """A bar of settings; the final rounds count as one more."""
 
     folder: Path | None = None
-    """The folder of the trainings, once one was begun."""
 
     def __init__(self, prepared: Prepared, bar: Progress) -> None:
         self.tried: dict[str, list[Point]] = {}
-        """Variant -> what was measured of it so far."""
         self._bar = bar
         self._most = [prepared.most_tries(one) for one in prepared.entrants]
         self._each = prepared.trainings.of_one_setting if prepared.trainings else 1
         self._searched = 0
         self._parts: dict[str, float] = {}
-        """Share of the steps done, for each training of the setting that is tried now."""
 
     @property
     def most(self) -> int:
-        """How many settings are tried at most, in all."""
         return sum(self._most)
 
     def searching(self, label: str) -> None:
-        """A variant's turn has come; or the turns at the end, where the label is empty."""
+        """Name the variant in turn; an empty label means the final rounds."""
         ahead = sum(self._most[self._searched :]) if label else 0
         self._searched += 1
         self._show(label or "in turns", total=self._done + ahead + 1)
 
     def found(self, label: str, point: Point) -> None:
-        """A setting was measured."""
         self.tried.setdefault(label, []).append(point)
         self._parts.clear()
         self._show(f"{point.label}, {len(self.tried[label])} tried")
@@ -88,11 +83,7 @@ _COLUMNS = ("variant", "knob", "value", "error", "score", "95 % interval", "time
 
 
 def print_match(answer: Match, how: str) -> None:
-    """Print what was found and how it compares.
-
-    Args:
-        how: by which process it was measured, for the second line.
-    """
+    """Print the results and their comparison; ``how`` describes the process, for the second line."""
     console.line(answer.about)
     console.line(how)
     columns, rows = without_empty(_COLUMNS, [_row(answer, one) for one in answer.found])
@@ -114,7 +105,6 @@ def print_match(answer: Match, how: str) -> None:
 
 
 def _row(answer: Match, one: Found) -> list[str]:
-    """The chosen setting, else what comes nearest to the budget, else the last try."""
     point = one.chosen or one.best(answer.budget) or (one.tries[-1] if one.tries else None)
     label = console.in_parts(one.variant, 24)
     if point is None:
@@ -134,7 +124,6 @@ def _row(answer: Match, one: Found) -> list[str]:
 
 
 def _between(point: Point) -> str:
-    """The interval of the score where there is one, else of the error."""
     if point.score_low is not None and point.score_high is not None:
         return f"{point.score_low:.2g} to {point.score_high:.2g}"
     return f"{point.spread[0]:.2g} to {point.spread[1]:.2g}" if point.spread else "-"

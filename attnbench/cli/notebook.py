@@ -14,12 +14,10 @@ class NotebookProgress(Progress):
     _shown: Any = None
 
     def start(self) -> None:
-        """Display the bar."""
         display = import_module("IPython.display").display  # every notebook has IPython; it is not needed elsewhere
         self._shown = display(self.make_tasks_table(self.tasks), display_id=True)
 
     def stop(self) -> None:
-        """Remove the bar."""
         self._shown.update({"text/plain": ""}, raw=True)
 
     def update(self, *args: Any, **fields: Any) -> None:

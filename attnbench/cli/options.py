@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, TypedDict
 
@@ -14,21 +15,21 @@ from attnbench.cli.signature import Default
 from attnbench.errors import UsageError
 from attnbench.shape import Bias, Sink
 
+Count = partial(typer.Option, metavar="N")
+File = partial(typer.Option, metavar="FILE")
+Limit = partial(typer.Option, min=1, max=1e6, metavar="SECONDS")
+
 Device = Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, cuda:1 or mps.")]
 OUT = typer.Option(metavar="FOLDER", help="Folder for results.")
 Fresh = Annotated[bool, typer.Option("--fresh", help="Start a new run instead of resuming one.")]
 PLUGIN = typer.Option(
-    "--plugin",
-    metavar="PLUGIN",
-    help="FILE.py, FILE.py:Class, module or hub:OWNER/NAME@1 with more variants or tasks.",
+    "--plugin", metavar="PLUGIN", help="FILE.py, FILE.py:Class, module or hub:OWNER/NAME@1 with more variants or tasks."
 )
 Plugins = Annotated[list[str] | None, PLUGIN]
-Threads = Annotated[int | None, typer.Option(min=1, metavar="N", help="CPU threads; default: all cores.")]
-TEXT = typer.Option(metavar="FILE", help="Text to read; default the model's own.")
+Threads = Annotated[int | None, Count(min=1, help="CPU threads; default: all cores.")]
+TEXT = File(help="Text to read; default the model's own.")
 MEMORY_LIMIT = typer.Option(metavar="SIZE", help="8GiB, say; default: 85 % of free memory.")
-FirstCallTimeout = Annotated[
-    float, typer.Option(min=1, max=1e6, metavar="SECONDS", help="Limit for first calls that may compile, as on a GPU.")
-]
+FirstCallTimeout = Annotated[float, Limit(help="Limit for first calls that may compile, as on a GPU.")]
 ProcessState = Annotated[
     Literal["tuned", "as-shipped"], typer.Option(help="Allocator and matmul library: tuned, or as torch ships them.")
 ]
@@ -48,13 +49,11 @@ Variants = Annotated[
         autocompletion=completion.variants,
     ),
 ]
-WindowLength = Annotated[
-    int | None, typer.Option(min=4, max=2**20, metavar="N", help="Tokens of a window; default 512, of listops 128.")
-]
-Heads = Annotated[int, typer.Option(min=1, metavar="N", help="Heads H.")]
-HeadDim = Annotated[int, typer.Option(min=1, metavar="N", help="Head width D.")]
+WindowLength = Annotated[int | None, Count(min=4, max=2**20, help="Tokens of a window; default 512, of listops 128.")]
+Heads = Annotated[int, Count(min=1, help="Heads H.")]
+HeadDim = Annotated[int, Count(min=1, help="Head width D.")]
 Causal = Annotated[bool, typer.Option("--causal", help="Query i sees no key after i.")]
-Batch = Annotated[int, typer.Option(min=1, metavar="N", help="Batch B.")]
+Batch = Annotated[int, Count(min=1, help="Batch B.")]
 Dtype = Annotated[Literal["float64", "float32", "bfloat16", "float16"], typer.Option(help="Data type of q, k, v.")]
 LevelOption = Annotated[
     Literal["operator", "layer", "model"], typer.Option(help="Attention alone, with projections, or a whole model.")
@@ -62,7 +61,7 @@ LevelOption = Annotated[
 Padding = Annotated[float, typer.Option(metavar="SHARE", help="Share of the tokens that are padding: 0.5.")]
 Compile = Annotated[bool, typer.Option("--compile", help="Compile each variant by torch.compile, as a whole.")]
 LAUNCH = "On CUDA: eager, or graph, a CUDA graph of the call; auto: graph if possible."
-Seed = Annotated[int, typer.Option(min=0, metavar="N", help="Seed of inputs and projections.")]
+Seed = Annotated[int, Count(min=0, help="Seed of inputs and projections.")]
 MinTime = Annotated[
     float, typer.Option(min=0.001, max=3600, metavar="SECONDS", help="Least seconds spent on samples at each length.")
 ]
@@ -73,16 +72,14 @@ AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
 Width = Annotated[
     Literal["page", "column"], typer.Option(help="Width of the drawing; column: 3.3 inches, as in a paper.")
 ]
-Steps = Annotated[int, typer.Option(min=1, metavar="N", help="Steps of each training.")]
-Seeds = Annotated[
-    int, typer.Option(min=1, max=100, metavar="N", help="Number of seeds; each is a training of its own.")
-]
+Steps = Annotated[int, Count(min=1, help="Steps of each training.")]
+Seeds = Annotated[int, Count(min=1, max=100, help="Number of seeds; each is a training of its own.")]
 OfLimits = Annotated[
     bool, typer.Option("--rates", help="On a CPU as well, tell how close to its measured limits each variant is.")
 ]
 Rates = Annotated[str, typer.Option(metavar="RATES", help="Learning rates; the best on validation data counts.")]
-Layers = Annotated[int, typer.Option(min=1, metavar="N", help="Layers of the encoder.")]
-Ffn = Annotated[int, typer.Option(min=1, metavar="N", help="Width of the feed-forward layer.")]
+Layers = Annotated[int, Count(min=1, help="Layers of the encoder.")]
+Ffn = Annotated[int, Count(min=1, help="Width of the feed-forward layer.")]
 Pretrain = Annotated[bool, typer.Option("--pretrain", help="Train on masked tokens of the task first.")]
 
 
@@ -105,14 +102,10 @@ class CompareOptions(TypedDict, total=False):
     ]
     heads: Annotated[Heads, Default(8)]
     kv_heads: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Heads of keys and values; default: as many as heads."),
-        Default(None),
+        int | None, Count(min=1, help="Heads of keys and values; default: as many as heads."), Default(None)
     ]
     head_dim: Annotated[HeadDim, Default(64)]
-    v_dim: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Width of values; default: that of keys."), Default(None)
-    ]
+    v_dim: Annotated[int | None, Count(min=1, help="Width of values; default: that of keys."), Default(None)]
     batch: Annotated[Batch, Default(1)]
     dtype: Annotated[Dtype, Default("float32")]
     device: Annotated[Device, Default("auto")]
@@ -128,22 +121,16 @@ class CompareOptions(TypedDict, total=False):
         typer.Option(metavar="MASK", help="Which pairs are hidden: prefix:64, document:300+200, sliding:128."),
         Default("none"),
     ]
-    q_start: Annotated[int, typer.Option(min=0, metavar="N", help="Number of keys before the first query."), Default(0)]
+    q_start: Annotated[int, Count(min=0, help="Number of keys before the first query."), Default(0)]
     bias: Annotated[Bias, typer.Option(help="Position bias, added to the logits."), Default("none")]
     sink: Annotated[Sink, typer.Option(help="Logit without a key in each softmax."), Default("none")]
     padding: Annotated[Padding, Default(0.0)]
-    new_tokens: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Tokens after the prompt, at --pass generate; 0: 32."), Default(0)
-    ]
+    new_tokens: Annotated[int, Count(min=0, help="Tokens after the prompt, at --pass generate; 0: 32."), Default(0)]
     added_tokens: Annotated[
-        int,
-        typer.Option(min=0, metavar="N", help="Learned tokens in front of a layer, at --level layer or model."),
-        Default(0),
+        int, Count(min=0, help="Learned tokens in front of a layer, at --level layer or model."), Default(0)
     ]
     query_stride: Annotated[
-        int,
-        typer.Option(min=1, metavar="N", help="Tokens for each query of a layer, at --level layer or model."),
-        Default(1),
+        int, Count(min=1, help="Tokens for each query of a layer, at --level layer or model."), Default(1)
     ]
     architecture: Annotated[
         Architecture,
@@ -169,11 +156,7 @@ class CompareOptions(TypedDict, total=False):
     error: Annotated[bool, typer.Option("--error/--no-error", help="Also measure the error."), Default(True)]
     threads: Annotated[Threads, Default(None)]
     seed: Annotated[Seed, Default(0)]
-    timeout: Annotated[
-        float,
-        typer.Option(min=1, max=1e6, metavar="SECONDS", help="Time limit for each length in each process."),
-        Default(120.0),
-    ]
+    timeout: Annotated[float, Limit(help="Time limit for each length in each process."), Default(120.0)]
     first_call_timeout: Annotated[FirstCallTimeout, Default(600.0)]
     min_time: Annotated[MinTime, Default(1.0)]
     memory_limit: Annotated[int | str | None, MEMORY_LIMIT, Default(None, str | None)]
@@ -220,21 +203,13 @@ class MatchOptions(TypedDict, total=False):
         ),
         Default(None),
     ]
-    draws: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Draws for each error."), Default(5)]
+    draws: Annotated[int, Count(min=1, max=1000, help="Draws for each error."), Default(5)]
     most: Annotated[
-        int | None,
-        typer.Option(min=1, max=2**20, metavar="N", help="Largest value of a knob; default: the length."),
-        Default(None),
+        int | None, Count(min=1, max=2**20, help="Largest value of a knob; default: the length."), Default(None)
     ]
-    heads: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Heads H; default: 8, with --score 2."), Default(None)
-    ]
-    head_dim: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Head width D; default: 64, with --score 32."), Default(None)
-    ]
-    batch: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Batch B; default: 1, with --score 32."), Default(None)
-    ]
+    heads: Annotated[int | None, Count(min=1, help="Heads H; default: 8, with --score 2."), Default(None)]
+    head_dim: Annotated[int | None, Count(min=1, help="Head width D; default: 64, with --score 32."), Default(None)]
+    batch: Annotated[int | None, Count(min=1, help="Batch B; default: 1, with --score 32."), Default(None)]
     dtype: Annotated[Dtype, Default("float32")]
     device: Annotated[Device, Default("auto")]
     pass_: Annotated[
@@ -265,11 +240,7 @@ class MatchOptions(TypedDict, total=False):
     fresh: Annotated[Fresh, Default(False)]
     threads: Annotated[Threads, Default(None)]
     seed: Annotated[Seed, Default(0)]
-    timeout: Annotated[
-        float,
-        typer.Option(min=1, max=1e6, metavar="SECONDS", help="Time limit for one try; a slower one is too expensive."),
-        Default(60.0),
-    ]
+    timeout: Annotated[float, Limit(help="Time limit for one try; a slower one is too expensive."), Default(60.0)]
     first_call_timeout: Annotated[FirstCallTimeout, Default(600.0)]
     min_time: Annotated[MinTime, Default(1.0)]
     memory_limit: Annotated[int | str | None, MEMORY_LIMIT, Default(None, str | None)]
@@ -292,11 +263,7 @@ class RunOptions(TypedDict, total=False):
     out: Annotated[str | Path, OUT, Default(Path("results"), Path)]
     plugins: Annotated[Sequence[str], PLUGIN, Default((), list[str] | None)]
     threads: Annotated[Threads, Default(None)]
-    cell_timeout: Annotated[
-        float,
-        typer.Option(min=1, max=1e6, metavar="SECONDS", help="Time limit for one visit of a cell."),
-        Default(60.0),
-    ]
+    cell_timeout: Annotated[float, Limit(help="Time limit for one visit of a cell."), Default(60.0)]
     first_call_timeout: Annotated[FirstCallTimeout, Default(600.0)]
     memory_limit: Annotated[int | str | None, MEMORY_LIMIT, Default(None, str | None)]
     min_time: Annotated[
@@ -316,9 +283,7 @@ class RunOptions(TypedDict, total=False):
         Default(None, Path | None),
     ]
     rounds: Annotated[
-        int | None,
-        typer.Option(min=1, max=20, metavar="N", help="Shuffled visits of each cell; default: the suite's."),
-        Default(None),
+        int | None, Count(min=1, max=20, help="Shuffled visits of each cell; default: the suite's."), Default(None)
     ]
     quick: Annotated[bool, typer.Option("--quick", help="One sample per cell, no interval."), Default(False)]
     fresh: Annotated[Fresh, Default(False)]
@@ -336,7 +301,7 @@ class ScoreOptions(TypedDict, total=False):
     ]
     n: Annotated[int, typer.Option("--n", min=1, metavar="LENGTH", help="Tokens in a sequence."), Default(64)]
     steps: Annotated[Steps, Default(400)]
-    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Sequences in a step."), Default(32)]
+    batch: Annotated[int, Count(min=1, help="Sequences in a step."), Default(32)]
     seeds: Annotated[Seeds, Default(3)]
     rates: Annotated[Rates, Default("0.004,0.008")]
     layers: Annotated[Layers, Default(2)]
@@ -357,9 +322,7 @@ class SwapOptions(TypedDict, total=False):
         Default("all"),
     ]
     length: Annotated[WindowLength, Default(None)]
-    windows: Annotated[
-        int, typer.Option(max=100_000, metavar="N", help="Windows to evaluate on, at least 6."), Default(16)
-    ]
+    windows: Annotated[int, Count(max=100_000, help="Windows to evaluate on, at least 6."), Default(16)]
     steps: Annotated[
         str | int | Sequence[int],
         typer.Option(metavar="STEPS", help="After how many steps of training to evaluate: 0,50."),
@@ -368,18 +331,14 @@ class SwapOptions(TypedDict, total=False):
     learning_rate: Annotated[
         float, typer.Option("--lr", metavar="RATE", help="Learning rate of the training."), Default(3e-4)
     ]
-    batch: Annotated[int, typer.Option(min=1, max=2**20, metavar="N", help="Windows in a step."), Default(8)]
+    batch: Annotated[int, Count(min=1, max=2**20, help="Windows in a step."), Default(8)]
     train: Annotated[
         Literal["all", "attention", "variant"],
         typer.Option(help="What is trained; variant: fits what it brings, layer by layer, to the exact output."),
         Default("all"),
     ]
-    redraw: Annotated[
-        int,
-        typer.Option(min=0, metavar="N", help="Draw random features anew every N steps; 0: never."),
-        Default(0),
-    ]
-    seeds: Annotated[int, typer.Option(min=1, max=100, metavar="N", help="Visits of each variant."), Default(1)]
+    redraw: Annotated[int, Count(min=0, help="Draw random features anew every N steps; 0: never."), Default(0)]
+    seeds: Annotated[int, Count(min=1, max=100, help="Visits of each variant."), Default(1)]
     device: Annotated[Device, Default("auto")]
     threads: Annotated[Threads, Default(None)]
     out: Annotated[str | Path, OUT, Default(Path("results"), Path)]
@@ -448,11 +407,7 @@ class PlotOptions(TypedDict, total=False):
 
 
 def bytes_of(memory_limit: int | str | None) -> int | None:
-    """Bytes of a memory limit, given as such or as text.
-
-    Raises:
-        UsageError: it is no size.
-    """
+    """Bytes of a memory limit, given as such or as text; UsageError if it is no size."""
     from attnbench.units import parse_bytes
 
     try:
@@ -462,6 +417,6 @@ def bytes_of(memory_limit: int | str | None) -> int | None:
 
 
 def typed_of(ctx: typer.Context) -> dict[str, str]:
-    """Each parameter that was given on the command line -> its option."""
+    """Each parameter given on the command line -> its option."""
     sources = {str(one.name): (one.opts[0], ctx.get_parameter_source(str(one.name))) for one in ctx.command.params}
     return {name: option for name, (option, source) in sources.items() if source and source.name == "COMMANDLINE"}

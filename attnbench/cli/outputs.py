@@ -1,4 +1,4 @@
-"""Files that a command writes beside what it prints: a table of rows, a drawing."""
+"""Files of a command besides its printed output: a table of rows, a drawing."""
 
 from __future__ import annotations
 
@@ -14,14 +14,10 @@ if TYPE_CHECKING:
 
 
 def refuse_files(*files: Path | None, plot: Path | None = None, option: str = "--plot") -> None:
-    """Find out before anything is measured that a file could not be written.
+    """Check before measuring that files can be written.
 
-    Args:
-        plot: the drawing, given by ``option``.
-
-    Raises:
-        UsageError: ``plot`` is of a kind that is not drawn.
-        CannotCreate: there is no folder to write in, or the file is a run's own or a link.
+    Raises UsageError if ``plot`` (of ``option``) is of a kind that is not drawn; CannotCreate without a folder to write
+    in, or if the file is a run's own or a link.
     """
     from attnbench.files import refuse_output
 
@@ -35,14 +31,7 @@ def refuse_files(*files: Path | None, plot: Path | None = None, option: str = "-
 
 
 def write_rows(rows: Sequence[Mapping[str, Any]], path: Path, *, whole: Sequence[str] = ()) -> None:
-    """Write rows as CSV, safe to open in a spreadsheet.
-
-    Args:
-        whole: columns of whole numbers that some rows lack.
-
-    Raises:
-        StoreError: the file cannot be written.
-    """
+    """Write rows as CSV, safe to open in a spreadsheet, with whole numbers in the columns ``whole``; or StoreError."""
     import pandas as pd
 
     from attnbench.files import write_output
@@ -58,11 +47,7 @@ def write_rows(rows: Sequence[Mapping[str, Any]], path: Path, *, whole: Sequence
 
 
 def draw(figure: Callable[[], Figure], path: Path, *, width: str, style: str = "light") -> None:
-    """Draw a figure in this width and style and write it, or warn that there is nothing to draw.
-
-    Raises:
-        StoreError: the file cannot be written.
-    """
+    """Draw and write a figure in this width and style, or warn that it is empty; StoreError if it cannot be written."""
     from attnbench.plots.page import NothingToDraw, laid_out
     from attnbench.plots.palette import drawn_in
     from attnbench.plots.style import save

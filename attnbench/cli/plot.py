@@ -26,10 +26,9 @@ HELP = f"Or a picture that needs no run: {', '.join(PICTURES)}"
 
 
 def asked_for(results: Sequence[Path] | None) -> str | None:
-    """The name of the picture that the arguments begin with; None where they are runs. A file or folder comes first.
+    """The picture's name that the arguments begin with; None for runs. A file or folder comes first.
 
-    Raises:
-        UsageError: the first argument is neither, and much like a picture's name.
+    Raises UsageError if the first argument is neither, and much like a picture's name.
     """
     first = str(results[0]) if results else ""
     hint = did_you_mean(first, PICTURES)
@@ -49,13 +48,7 @@ def draw_picture(
     plugins: Sequence[str],
     options: Mapping[str, Any],
 ) -> None:
-    """Draw one picture, write it, and say where.
-
-    Raises:
-        UsageError: an option that the picture does not have, or a variant or input that does not exist.
-        Unsupported: a variant or an input cannot give it.
-        StoreError: a file cannot be written.
-    """
+    """Draw one picture, write it, and print its path; UsageError, Unsupported or StoreError if that fails."""
     from attnbench.pictures import write
     from attnbench.run.trial import load_all
 
@@ -91,11 +84,9 @@ def plot(
     ] = None,
     *,
     layer: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Layer of captured inputs, from 0, for weights and spectrum.")
+        int | None, options.Count(min=0, help="Layer of captured inputs, from 0, for weights and spectrum.")
     ] = None,
-    head: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Head, from 0, for weights and spectrum.")
-    ] = None,
+    head: Annotated[int | None, options.Count(min=0, help="Head, from 0, for weights and spectrum.")] = None,
     plugin: Annotated[
         list[str] | None,
         typer.Option(
@@ -152,7 +143,7 @@ def plot(
     console.only_repeats()
     how = how_to_draw(given)
     paths = results or [Path("results")]
-    # Several runs make one table. A folder of several suites makes a table for each: nobody asked to compare them.
+    # Several runs make one table; a folder of several suites makes one for each, since these are not compared.
     tables = [paths] if len(paths) > 1 else [[path] for path in find_results(paths[0])]
     refused: list[tuple[str, UsageError | NothingToDraw]] = []
     for table in tables:

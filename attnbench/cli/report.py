@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from attnbench.cli import console
+from attnbench.cli.options import File
 from attnbench.cli.outputs import refuse_files
 from attnbench.errors import CannotCreate, UsageError
 
@@ -24,15 +25,12 @@ def report(
         ),
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="The file; default: RUN/report.html, or ./report.html for several runs."),
+        Path | None, File(help="The file; default: RUN/report.html, or ./report.html for several runs.")
     ] = None,
     against: Annotated[
         Path | None, typer.Option(metavar="RUN", help="An older run: each row gets its ratio and a verdict.")
     ] = None,
-    check: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also show what attnbench check --json wrote to this file.")
-    ] = None,
+    check: Annotated[Path | None, File(help="Also show what attnbench check --json wrote to this file.")] = None,
     title: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Title; default: the suites and the machine.")
     ] = None,
@@ -72,23 +70,19 @@ def report(
     file = out or _place(list(sources.folders.values()))
     write_output(file, page)
     console.line(f"{file}")
-    console.note(f"{len(sources.frame)} rows of {_runs(len(sources.folders))}, {format_bytes(len(page))}")
+    count = len(sources.folders)
+    console.note(f"{len(sources.frame)} rows of {count} run{'s' * (count != 1)}, {format_bytes(len(page))}")
     if open_:
         _open(file)
 
 
 def _place(folders: list[Path]) -> Path:
-    """Where the report goes if nobody says: into the run, or here if there are several."""
     if len(folders) != 1:
         return Path(FILE)
     file = folders[0] / FILE
     if file.is_symlink():
         raise CannotCreate(f"{file} is a link, and a report is never written through one; remove it or give --out")
     return file
-
-
-def _runs(count: int) -> str:
-    return f"{count} run{'s' * (count != 1)}"
 
 
 def _open(file: Path) -> None:

@@ -60,7 +60,7 @@ def run(
         str | None,
         typer.Option("--shard", metavar="I/K", help="Only part I of K, from 0; attnbench merge joins the parts."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, metavar="N", help="Override the suite's seed.")] = None,
+    seed: Annotated[int | None, options.Count(min=0, help="Override the suite's seed.")] = None,
     on: Annotated[
         str | None,
         typer.Option("--on", metavar="ENGINE", help="Let machines share the cells: ray, or ray:ADDRESS of a cluster."),
@@ -140,11 +140,7 @@ def run(
 
 
 def options_of(given: options.RunOptions, **more: Any) -> Options:
-    """What a plan may take from the options of the command or of :func:`attnbench.run`, and ``more`` of its fields.
-
-    Raises:
-        UsageError: the memory limit is no size.
-    """
+    """The plan's share of a command's options, and ``more`` fields; UsageError if the memory limit is no size."""
     from attnbench.run.plan import Options
 
     given = completed(options.RunOptions, given)
@@ -156,7 +152,6 @@ def options_of(given: options.RunOptions, **more: Any) -> Options:
 
 @contextmanager
 def _worker_ahead(threads: int | None, *, wanted: bool) -> Iterator[Worker]:
-    """A measuring process that imports torch while this one does, if ``wanted``; settings but threads may follow."""
     from attnbench.machine import default_threads
     from attnbench.run.isolation import Settings, Worker
 
@@ -167,7 +162,6 @@ def _worker_ahead(threads: int | None, *, wanted: bool) -> Iterator[Worker]:
 
 
 def _repeated(context: typer.Context, suite: str) -> dict[str, Any]:
-    """What measures the run again whose folder ``suite`` is, changed by what was typed; empty for all else."""
     from attnbench.files import stored
 
     if not stored(Path(suite) / "records.jsonl").is_file():
@@ -185,7 +179,6 @@ def _repeated(context: typer.Context, suite: str) -> dict[str, Any]:
 
 
 def _engine(on: str, *, device: str, shard: str | None, dry_run: bool) -> str:
-    """The address in ``--on``, before anything heavy is imported."""
     from attnbench.run.many.ray import parse_on, refuse_senseless
 
     there = parse_on(on)
@@ -194,7 +187,6 @@ def _engine(on: str, *, device: str, shard: str | None, dry_run: bool) -> str:
 
 
 def _axes(texts: Sequence[str]) -> dict[str, str]:
-    """Axis -> values, as typed after ``--set``."""
     axes: dict[str, str] = {}
     for text in texts:
         axis, _, values = (part.strip() for part in text.partition("="))
@@ -226,12 +218,10 @@ def _measure(plan: Plan, worker: Worker, engine: Engine | None, *, as_json: bool
 
 
 _LAUNCH = ("launched", "device", "host")
-"""Columns of a GPU."""
 _RATES = ("examples/s", "first token", "per token", *console.REACHED)
 
 
 def _print_records(records: list[Record], *, rates: bool = False) -> None:
-    """Print a table for each sweep, with its longest measured length; the CSV has the other lengths."""
     from attnbench.axes import IN_ROWS
     from attnbench.record import COLUMNS
 
@@ -311,7 +301,7 @@ def _result_row(record: Record, axes: list[str], *, rates: bool) -> list[str]:
 
 
 def print_heading(plan: Plan) -> None:
-    """Print the suite, the process that will measure it, and a line for each sweep."""
+    """Print the suite, its process, and a line for each sweep."""
     settings = plan.settings
     limit = f", memory limit {format_bytes(settings.memory_limit)}" if settings.memory_limit else ""
     shard = f", shard {plan.options.shard} of {_cells(plan.whole)}" if plan.options.shard else ""
@@ -337,7 +327,7 @@ def print_heading(plan: Plan) -> None:
 
 
 def predict(plan: Plan, *, as_json: bool) -> None:
-    """Print a line for each cell, with the axes in which cells differ, or everything as JSON."""
+    """Print a line for each cell, with the axes that differ between cells, or everything as JSON."""
     from attnbench.run.estimate import duration, estimate
     from attnbench.suite.describe import axes_of, shown, varying
 

@@ -1,4 +1,4 @@
-"""``attnbench schema``: what may stand in a suite, as an editor wants it."""
+"""``attnbench schema``: the keys of a suite, for an editor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def schema() -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Without defaults that mean "nothing", and without titles that repeat a key: an editor would show both."""
+    """Remove defaults that mean "nothing" and titles that repeat a key: an editor would show both."""
     if isinstance(value, list):
         return [_plain(one) for one in value]
     if not isinstance(value, dict):

@@ -27,11 +27,9 @@ def score(
     out: Annotated[Path, options.OUT] = Path("results"),
     plugins: options.Plugins = None,
     threads: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Trainings at once, each on one core; default: all cores.")
+        int | None, options.Count(min=1, help="Trainings at once, each on one core; default: all cores.")
     ] = None,
-    cell_timeout: Annotated[
-        float, typer.Option(min=1, max=1e6, metavar="SECONDS", help="Longest time without progress of a training.")
-    ] = 60.0,
+    cell_timeout: Annotated[float, options.Limit(help="Longest time without progress of a training.")] = 60.0,
     first_call_timeout: options.FirstCallTimeout = 600.0,
     quick: Annotated[bool, typer.Option("--quick", help="One seed, one learning rate.")] = False,
     fresh: options.Fresh = False,

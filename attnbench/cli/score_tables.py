@@ -17,15 +17,11 @@ if TYPE_CHECKING:
     from attnbench.trained import Choice
 
 _UNTITLED = tuple(name for name in ALIKE if name not in ("seq_len", "steps", "guide"))
-"""What tells models apart, and stands in a title only where it does so."""
+"""Columns that distinguish models, and stand in a title only if they do."""
 
 
 def print_scores(records: Sequence[Record], shown: dict[str, str] | None = None) -> None:
-    """Print the scores of the trainings among these rows.
-
-    Args:
-        shown: label -> the name to show for it, if another.
-    """
+    """Print the scores of the trainings among these rows; ``shown`` maps labels to other names."""
     from attnbench.scores import REFERENCE, comparisons, joint, summary
     from attnbench.trained import choose, trained
 
@@ -65,11 +61,7 @@ def short_task(label: str) -> str:
 def _print_problem(
     choices: Sequence[Choice], records: Sequence[Record], shown: dict[str, str], apart: str, family: int
 ) -> None:
-    """Print one table; ``apart`` ends its title with what tells its models from those of the others.
-
-    Args:
-        family: how many differences stand together, in all tables.
-    """
+    """Print one table; ``apart`` ends its title, and ``family`` is the number of differences tested together."""
     from attnbench.scores import REFERENCE, difference, floor_of, learnt, summary
 
     task, setting = choices[0].problem
@@ -127,7 +119,6 @@ def _between(other: Difference | None) -> list[str]:
 
 
 def _seconds(one: Summary, records: Sequence[Record]) -> str:
-    """Processor time of one training, as the median over seeds."""
     from statistics import median
 
     taken = [

@@ -24,10 +24,9 @@ AGAIN = "--retry-failed repeats those that failed, --fresh all"
 
 
 class Screen(Watcher):
-    """Shows cells by variant, length and the axes in which the plan's cells differ."""
+    """A bar of cells by variant, length and the axes that differ between them."""
 
     folder: Path | None = None
-    """The folder of the rows, once it is known."""
 
     def __init__(self, plan: Plan, bar: Progress) -> None:
         self._bar = bar
@@ -35,7 +34,6 @@ class Screen(Watcher):
         self._names = {cell.cell_id: name(cell, axes) for cell in plan.cells}
         self._done = 0
         self._parts: dict[str, float] = {}
-        """Share of the steps done, for each training in progress."""
 
     def begun(self, folder: Path, *, cells: int, visits: int, resumed: int) -> None:
         self.folder = folder
@@ -71,16 +69,7 @@ class Screen(Watcher):
 def measured(
     plan: Plan, worker: Worker | None = None, engine: Engine | None = None, *, what: str = "cells"
 ) -> list[tuple[RunFolder, list[Record]]]:
-    """Execute a plan with a bar; whoever stops it is told where the finished part is.
-
-    Args:
-        worker: measures here; a new one where None.
-        engine: gives machines that measure instead.
-        what: what cells are called.
-
-    Returns:
-        The folder of each run, and its rows.
-    """
+    """Execute a plan with a bar, and print the finished part's folder if it is stopped; return folders and rows."""
     with console.progress(total=len(plan.cells)) as bar:
         screen = Screen(plan, bar)
         try:

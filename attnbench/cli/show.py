@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attnbench.cli import completion, console
-from attnbench.cli.options import AsJson, Plugins
+from attnbench.cli.options import AsJson, File, Plugins
 from attnbench.cli.outputs import refuse_files
 from attnbench.spec import Spec
 from attnbench.traits import ABILITIES, Knob, Rounds, Traits
@@ -30,8 +30,7 @@ def show(
     plugin: Plugins = None,
     as_json: AsJson = False,
     picture: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Also draw which keys each query sees, to this .svg, .png or .pdf."),
+        Path | None, File(help="Also draw which keys each query sees, to this .svg, .png or .pdf.")
     ] = None,
 ) -> None:
     """Show a variant with its paper, formula, cost, claims and options, or an input, or a task."""
@@ -224,13 +223,12 @@ def _facts(data: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _instead(data: dict[str, Any], trait: str, texts: Mapping[Any, str]) -> list[tuple[str, str]]:
-    """What the variant claims about a trait with certain options."""
     given = data["given"].items()
     return [("", f"{_where(condition)}: {texts[instead[trait]]}") for condition, instead in given if trait in instead]
 
 
 def knob_text(knob: Mapping[str, Any] | None) -> str:
-    """What attnbench match turns, in words."""
+    """The knob of ``attnbench match``, in words."""
     if knob is None:
         return "none"
     way = "a smaller value costs more" if knob["falling"] else "a larger value costs more"
@@ -248,7 +246,6 @@ def _plain(instead: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _own_form(data: dict[str, Any]) -> list[tuple[str, str]]:
-    """How it differs from the method of its source, one line for each sentence that says so."""
     lines = [data["own_form"]] if data["own_form"] else []
     for condition, instead in data["given"].items():
         if "own_form" in instead:
@@ -257,7 +254,6 @@ def _own_form(data: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _where(condition: str) -> str:
-    """A condition in :attr:`Traits.given` as words: ``causal, with sort=learned``."""
     shape = {"causal=true": "causal", "causal=false": "not causal"}
     return ", ".join(shape.get(part, f"with {part}") for part in condition.split(","))
 
@@ -305,7 +301,7 @@ _SECTION = re.compile(r"(Args|Returns|Raises):$")
 
 
 def prose(text: str, width: int) -> str:
-    """``text``, as ``inspect.getdoc`` gives it, in lines of at most ``width`` characters if its words allow that."""
+    """``text`` of ``inspect.getdoc`` in lines of at most ``width`` characters if its words allow that."""
     plain = _CODE.sub(_unmarked, _ROLE.sub(r"\1", text))
     blocks = re.split(r"\n\s*\n", plain.strip("\n"))
     return "\n\n".join("\n".join(_filled(block, width)) for block in blocks).replace(_HARD, " ")
@@ -328,7 +324,6 @@ def _filled(block: str, width: int) -> Iterator[str]:
 
 
 def _items(block: str) -> list[tuple[int, int, str]]:
-    """Each part that begins a new line: its indentation, that of its further lines, and its words."""
     items: list[tuple[int, int, str]] = []
     in_section = False
     for raw in block.splitlines():

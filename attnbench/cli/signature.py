@@ -50,11 +50,7 @@ def _declared(options: type) -> dict[str, _Option]:
 
 
 def completed(options: type[Options], given: Options) -> Options:
-    """All options of the declaration, those that are not given by default.
-
-    Raises:
-        UsageError: there is no option of that name.
-    """
+    """All options of the declaration, with defaults for the others; UsageError for an unknown name."""
     declared = _declared(options)
     for name in given.keys() - declared.keys():
         raise UsageError(f"unknown argument {name!r}{did_you_mean(name, declared)}")
@@ -86,7 +82,6 @@ def in_python(options: type) -> Callable[[Function], Function]:
 
 
 def _with(function: Function, own: inspect.Signature, types: Mapping[str, Any], options: type) -> Function:
-    """The function with the options between its positional arguments and its own keywords."""
     defaults = {name: one.default.value for name, one in _declared(options).items()}
     keyword = inspect.Parameter.KEYWORD_ONLY
     declared = [inspect.Parameter(name, keyword, default=defaults[name], annotation=one) for name, one in types.items()]

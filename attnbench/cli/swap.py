@@ -1,4 +1,4 @@
-"""``attnbench swap MODEL --variant performer``: what is left of a trained model with another attention."""
+"""``attnbench swap MODEL --variant performer``: the quality of a trained model with another attention."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def swap(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Time one window, say what all would take; replace nothing.")
     ] = False,
-    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the rows to this file as well.")] = None,
+    csv: Annotated[Path | None, options.File(help="Write the rows to this file as well.")] = None,
     as_json: options.AsJson = False,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw loss over steps and KL over layers to .svg, .png or .pdf.")
+        Path | None, options.File(help="Draw loss over steps and KL over layers to .svg, .png or .pdf.")
     ] = None,
     width: options.Width = "page",
     **given: Unpack[options.SwapOptions],

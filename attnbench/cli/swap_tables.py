@@ -1,4 +1,4 @@
-"""A swap on a terminal: its progress, all layers together, what training repaired, and each layer alone."""
+"""A swap on a terminal: its progress, all layers together, the effect of training, and each layer alone."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 _LONGEST_LABEL = 15
 """Characters of a label that stays on one line."""
 _MOST_LAYERS = 8
-"""Layers that have a column each; of more, the table says the median and the largest."""
+"""Layers with a column each; of more, the table has the median and the largest."""
 
 
 def print_swap(rows: Sequence[Row], layers: Sequence[Layer]) -> None:
-    """Print what the rows say, and why others are missing."""
+    """Print the rows, and the reasons of missing ones."""
     from attnbench.pretrained.summary import lines
 
     found = lines(rows)
@@ -43,7 +43,7 @@ def print_swap(rows: Sequence[Row], layers: Sequence[Layer]) -> None:
 
 
 def print_foreseen(asked: Asked, *, as_json: bool) -> None:
-    """Print what the answer would take."""
+    """Print the cost of an answer."""
     from dataclasses import asdict
 
     from attnbench.units import format_bytes, format_count, format_seconds
@@ -91,7 +91,7 @@ def _print_together(found: Sequence[Line]) -> None:
         }
         for line in ordered
     ]
-    # The untouched model and exact attention in all layers stand beside any choice of layers.
+    # The untouched model and exact attention in all layers accompany any choice of layers.
     some = dict.fromkeys(line.layers.removeprefix("only ") for line in found if line.layers not in ("none", "all"))
     _table(cells, f"\nreplaced: layers {', '.join(some)}" if some else "\nall replaced together")
 

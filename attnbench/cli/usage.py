@@ -1,4 +1,4 @@
-"""The commands, each with an example; and one line that says what is wrong with a command line, with the remedy."""
+"""The commands, each with an example; and one line on a faulty command line, with the remedy."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ class Command(NamedTuple):
 
     what: str
     example: str
-    """The example's words after ``attnbench``."""
     needs: str = ""
-    """The arguments that it cannot start without."""
 
 
 COMMANDS = {
@@ -42,7 +40,6 @@ COMMANDS = {
     "schema": Command("Print the JSON Schema of a suite.", "schema"),
     "env": Command("Print what a bug report needs.", "env"),
 }
-"""Commands in the order shown. The rest of each is in a file of its own, read only when the command is used."""
 
 OVERVIEW = "\n".join(
     [
@@ -65,7 +62,7 @@ _IN_OUR_WORDS = (
 
 
 def explain(problem: typer.BadParameter) -> str:
-    """One line: what is wrong, and what to type instead."""
+    """One line: the fault, and what to type instead."""
     name = str(problem.ctx.info_name) if problem.ctx else ""
     command = COMMANDS.get(name)
     parameter = getattr(problem, "param", None)
@@ -78,7 +75,9 @@ def explain(problem: typer.BadParameter) -> str:
         return f"{subject} {_wanted(problem.message)}; {remedy}"
     if hasattr(problem, "possibilities"):
         unknown = str(getattr(problem, "option_name", ""))
-        return f"unknown option {unknown}{did_you_mean(unknown, _flags(problem.ctx))}; {remedy}"
+        context: Any = problem.ctx
+        flags = [flag for one in context.command.params for flag in one.opts if flag.startswith("--")]
+        return f"unknown option {unknown}{did_you_mean(unknown, flags)}; {remedy}"
     said = problem.message.rstrip(".")
     for theirs, ours in _IN_OUR_WORDS:
         said = theirs.sub(ours, said)
@@ -86,14 +85,9 @@ def explain(problem: typer.BadParameter) -> str:
 
 
 def _wanted(said: str) -> str:
-    """What a value must be, in our words instead of typer's."""
     said = plain_words(said)
     choice = _CHOICE.fullmatch(said)
     if not choice:
         return said
     words = [word.strip("'") for word in choice[2].split(", ")]
     return f"must be {any_of(words)}, not {choice[1]}"
-
-
-def _flags(context: Any) -> list[str]:
-    return [flag for parameter in context.command.params for flag in parameter.opts if flag.startswith("--")]

@@ -1,4 +1,4 @@
-"""``attnbench verify RUN...``: which rows of a run are not as they were written."""
+"""``attnbench verify RUN...``: the rows of a run that are not as they were written."""
 
 from __future__ import annotations
 

@@ -85,12 +85,8 @@ def write(
 ) -> list[Path]:
     """Draw one picture, like :func:`draw` with ``options``, into ``folder``: ``NAME.svg`` and so on, and ``NAME.csv``.
 
-    Returns:
-        The files written. The CSV has the numbers that are drawn.
-
-    Raises:
-        UsageError, Unsupported: as for :func:`draw`; or a format is unknown.
-        StoreError: a file cannot be written.
+    The CSV has the numbers that are drawn. Raises as :func:`draw`, UsageError for an unknown format, and StoreError if
+    a file cannot be written.
     """
     from attnbench.pictures.picture import write_numbers
     from attnbench.plots.style import save
@@ -102,7 +98,6 @@ def write(
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Compute with one thread: matrices are small, and sums then do not depend on the number of cores."""
     import torch
 
     threads = torch.get_num_threads()

@@ -1,8 +1,8 @@
-"""Softmax as a density estimate: the Gaussian kernel of the distance of query and key, and what features make of it.
+"""Softmax as a density estimate: the Gaussian kernel of the distance of query and key, and features for it.
 
 With x = q/d^¼ and y = k/d^¼, exp(q·k/√d) = exp(‖x‖²/2)·exp(-‖x - y‖²/2)·exp(‖y‖²/2). The first factor is the same for a
-whole row and cancels, so that a row weighs its keys by a Gaussian kernel around the query, and by their own length: a
-kernel density estimate. Random features estimate exp(q·k/√d); divided by the two lengths, they estimate that kernel.
+whole row and cancels: a row weighs its keys by a Gaussian kernel around the query, and by their own length. Random
+features estimate exp(q·k/√d); divided by the two lengths, they estimate that kernel.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ WAYS = {
     "trigonometric": "performer:kernel=trig",
     "FAVOR++": "favor-plus-plus",
 }
-"""What the features are called -> the variant that has them."""
+"""Name of the features -> the variant with them."""
 _LEAST = 1e-3
 """Relative errors below it are drawn there."""
 
@@ -67,17 +67,10 @@ class Kernel:
 def draw_density(
     *, inputs: str = "gaussian:logit_std=0.5", n: int | None = None, head_dim: int | None = None
 ) -> Picture:
-    """Draw the Gaussian kernel that softmax weighs keys by, and how four kinds of random features estimate it.
+    """Draw the Gaussian kernel that softmax weighs keys by, and the estimates of four kinds of random features.
 
-    Args:
-        inputs: where the queries come from, and the directions in which the keys lie; another draw for each draw of
-            the features.
-        n: queries of a draw; 64 by default.
-        head_dim: width of a head; 16 by default.
-
-    Raises:
-        UsageError: an unknown input, or n is below 2 or above :data:`MOST`.
-        Unsupported: the input cannot give this shape.
+    ``inputs`` gives the queries and the directions of the keys, drawn again for each draw of the features. Raises
+    UsageError for an unknown input or an n below 2 or above :data:`MOST`, Unsupported if the input lacks this shape.
     """
     n, width = N if n is None else n, WIDTH if head_dim is None else head_dim
     if not 2 <= n <= MOST:
@@ -115,12 +108,7 @@ def kernels(inputs: Spec, shape: Shape, *, features: int = FEATURES, draws: int 
 def rays(q: Tensor, k: Tensor, distances: Tensor) -> tuple[Tensor, Tensor]:
     """For each query, keys on the line through its own key, at given distances (times D^¼) from the query.
 
-    Args:
-        q, k: ``(1, 1, n, D)``.
-        distances: ``(T,)``.
-
-    Returns:
-        ``(n, 1, 1, D)`` and ``(n, 1, T, D)``.
+    q, k ``(1, 1, n, D)`` and distances ``(T,)`` -> ``(n, 1, 1, D)`` and ``(n, 1, T, D)``.
     """
     queries = q[0, 0, :, None, None]
     towards = normalize(k[0, 0, :, None, None] - queries, dim=-1)

@@ -1,4 +1,4 @@
-"""How the error of random features falls with their number; after figure 4 of Choromanski et al. 2021, "Performer".
+"""The error of random features over their number; after figure 4 of Choromanski et al. 2021, "Performer".
 
 The figure has two panels, orthogonal against independent projections and positive against trigonometric features. The
 paper does not print its numbers of features or the size of its inputs, so here both are options.
@@ -45,7 +45,7 @@ _PANELS = (
     ("projections", ("orthogonal, positive", "independent, positive")),
     ("features", ("orthogonal, positive", "orthogonal, trigonometric")),
 )
-"""What each panel compares; the first line is that of the paper's method."""
+"""The lines of each panel; the first is that of the paper's method."""
 
 
 @dataclass(frozen=True)
@@ -67,14 +67,8 @@ def draw_features(
 ) -> Picture:
     """Draw the mean squared error of the Performer's estimate of softmax's matrix, in two panels.
 
-    Args:
-        inputs: where q and k come from; another draw of them for each draw of the features.
-        n: tokens; 512 by default.
-        head_dim: width of a head; 16 by default, the paper's.
-
-    Raises:
-        UsageError: an unknown input, or n is below 2 or above :data:`MOST`.
-        Unsupported: the input cannot give this shape.
+    ``inputs`` gives q and k, drawn again for each draw of the features. Raises UsageError for an unknown input or an n
+    below 2 or above :data:`MOST`, and Unsupported if the input lacks this shape.
     """
     n, width = N if n is None else n, WIDTH if head_dim is None else head_dim
     if not 2 <= n <= MOST:
@@ -149,25 +143,19 @@ def _draw(errors: Sequence[Errors], trivial: float, about: str) -> Figure:
 
 
 def _said(errors: Sequence[Errors]) -> list[str]:
-    """Which line of each panel is lower where, at the fewest and at the most features."""
     counts = sorted({one.features for one in errors})
     median = {(one.way, one.features): float(one.quartiles[1]) for one in errors}
     lines = []
     for what, (own, other) in _PANELS:
         ratios = [median[other, count] / median[own, count] for count in (counts[0], counts[-1])]
         names = own.split(", ")[what == "features"], other.split(", ")[what == "features"]
-        few, many = map(_two, ratios)
+        few, many = (plain(float(f"{ratio:.2g}")) for ratio in ratios)
         said = f"{few} times the error at {counts[0]} features, {many} at {counts[-1]}"
         lines.append(f"{names[1]} over {names[0]}: {said}")
     return lines
 
 
-def _two(ratio: float) -> str:
-    return plain(float(f"{ratio:.2g}"))
-
-
 def _two_digits(value: float) -> str:
-    """``1.5e-5``: neighbouring ticks differ."""
     return f"{value:.2g}".replace("e-0", "e-")
 
 

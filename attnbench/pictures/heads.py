@@ -23,7 +23,7 @@ class Head:
     """Queries and keys of one head, in float64."""
 
     layer: int | None
-    """None where the input is drawn and has no layers."""
+    """None for an input without layers."""
     head: int
     q: Tensor
     """``(1, 1, N, D)``."""
@@ -37,16 +37,9 @@ class Head:
 def heads_of(
     inputs: str, n: int, *, causal: bool, layer: int | None = None, head: int | None = None
 ) -> tuple[str, list[Head]]:
-    """The label of the input, and its heads, all or those asked for.
+    """The label of the input, and its heads, all or only ``layer`` and ``head``, from 0, at its first ``n`` positions.
 
-    Args:
-        n: positions; a captured input gives its first.
-        layer: one layer only, from 0; the same as the option ``layer`` of a captured input.
-        head: one head only, from 0.
-
-    Raises:
-        UsageError: an unknown input, or there is no such layer or head.
-        Unsupported: the input has fewer positions.
+    Raises UsageError for an unknown input, layer or head, and Unsupported if the input has fewer positions.
     """
     spec = parse_spec(inputs)
     spec = INPUTS.get(spec.name).normalise(spec)
@@ -71,7 +64,6 @@ def heads_of(
 
 
 def _layers(spec: Spec, count: int) -> Sequence[int | None]:
-    """The layers to take; a single None of an input that has none."""
     asked = dict(spec.options).get("layer")
     if isinstance(asked, int):
         return [asked]

@@ -1,4 +1,4 @@
-"""The matrix that a variant applies to the values, whether or not it ever forms one."""
+"""The matrix that a variant applies to the values, formed or not."""
 
 from __future__ import annotations
 
@@ -17,17 +17,13 @@ from attnbench.variant import VARIANTS, Variant, build
 Formula = Callable[..., Tensor]
 
 _MIXER_DIM = 8
-"""Width of the single head of a mixer whose pattern is drawn."""
+"""Width of the single head of a mixer in a drawn pattern."""
 _AT_ONCE = 32
 """Outputs whose gradients are computed together: their memory grows with this number."""
 
 
 def small_setting(text: str) -> Spec:
-    """The variant as typed; without options, the first setting of its checks, which shows its pattern on few tokens.
-
-    Raises:
-        UsageError: an unknown variant or option.
-    """
+    """The variant as typed, else the first setting of its checks, which suits few tokens; UsageError if unknown."""
     spec = parse_spec(text)
     entry = VARIANTS.get(spec.name)
     if spec.options:
@@ -36,7 +32,7 @@ def small_setting(text: str) -> Spec:
 
 
 def formula_of(entry: Variant, module: nn.Module, causal: bool) -> Formula:
-    """What computes the output by the documented formula: ``dense``, softmax attention, or the module itself."""
+    """The documented formula of the output: ``dense``, softmax attention, or the module itself."""
     if isinstance(module, Dense):
         return module.dense
     if entry.traits.exact:
@@ -48,11 +44,7 @@ def formula_of(entry: Variant, module: nn.Module, causal: bool) -> Formula:
 def implied(formula: Formula, q: Tensor, k: Tensor) -> Tensor:
     """The matrix of each head, from values that are the columns of I, as many at a time as a head is wide.
 
-    Args:
-        q: ``(1, H, N, D)``; k: ``(1, H, M, D)``.
-
-    Returns:
-        ``(H, N, M)``; weight (i, j) is what value j contributes to output i.
+    q ``(1, H, N, D)``, k ``(1, H, M, D)`` -> ``(H, N, M)``; weight (i, j) is the part of value j in output i.
     """
     _, H, M, D = k.shape
     identity = nn.functional.pad(torch.eye(M, dtype=q.dtype), (0, -M % D))
@@ -62,10 +54,9 @@ def implied(formula: Formula, q: Tensor, k: Tensor) -> Tensor:
 
 @torch.no_grad()
 def mixes_channels(formula: Formula, q: Tensor, k: Tensor) -> bool:
-    """Whether values that have but one channel give more in the others than in that one: no weight times a value.
+    """True if values with a single channel give more in the others than in that one: no weight times a value.
 
-    Args:
-        q: ``(1, H, N, D)``; k: ``(1, H, M, D)``.
+    q ``(1, H, N, D)``, k ``(1, H, M, D)``.
     """
     values = torch.zeros_like(k)
     values[..., 0] = torch.linspace(1.0, 2.0, k.shape[2], dtype=k.dtype)
@@ -74,13 +65,9 @@ def mixes_channels(formula: Formula, q: Tensor, k: Tensor) -> bool:
 
 
 def reach(formula: Formula, x: Tensor) -> Tensor:
-    """How much each token of x moves each output of a mixer: the size of a gradient.
+    """The norm of the gradient of each output, in a random direction, by each token of a mixer's input.
 
-    Args:
-        x: ``(1, N, C)``.
-
-    Returns:
-        ``(N, N)``: the norm of the gradient of output i, in a random direction, with respect to token j.
+    x ``(1, N, C)`` -> ``(N, N)``: output i, token j.
     """
     x = x.detach().requires_grad_()
     out = formula(x)
@@ -92,7 +79,7 @@ def reach(formula: Formula, x: Tensor) -> Tensor:
 
 
 def _gradients(out: Tensor, x: Tensor, directions: Tensor) -> Tensor:
-    """The gradient of ``out`` in each direction. One pass for all takes a fraction of the time, where torch has one."""
+    """The gradient of ``out`` in each direction, in one pass if torch can: it takes a fraction of the time."""
     try:
         return torch.autograd.grad(out, x, directions, retain_graph=True, is_grads_batched=True)[0]
     except RuntimeError:  # an autograd function that a plug-in wrote may have no rule for many at once
@@ -100,14 +87,10 @@ def _gradients(out: Tensor, x: Tensor, directions: Tensor) -> Tensor:
 
 
 def random_weights(spec: Spec, n: int, *, causal: bool) -> Tensor:
-    """How much token j moves output i, on random inputs: ``(N, N)``, not negative.
+    """Size of the influence of token j on output i, on random inputs: ``(N, N)``, not negative.
 
-    Of an operator it is the size of the weight in its documented formula. A mixer has no weights, nor has an operator
-    that mixes the channels of a value: of these it is :func:`reach`.
-
-    Raises:
-        UsageError: an unknown variant or option.
-        Unsupported: the variant does not allow the shape; the message is the reason.
+    For an operator it is the weight in its documented formula; for a mixer, or an operator that mixes channels, it is
+    :func:`reach`. Raises UsageError for an unknown variant or option, Unsupported for a refused shape.
     """
     entry = VARIANTS.get(spec.name)
     operator = entry.kind == "operator"

@@ -15,18 +15,14 @@ from attnbench.plots.style import SMALL_SIZE
 LEVELS = ((0.5, 1.0), (0.1, 0.6), (0.01, 0.32))
 """Steps of colour: (share of the largest weight in the row, strength of the colour from that share on)."""
 FAINTEST = 0.13
-"""The colour of every other pair with a weight at all: only what is never seen is white."""
+"""The colour of every other pair with a weight at all: only unseen pairs are white."""
 
 DECADES_BELOW = 2.0
 """Decades below the uniform weight 1/n at which :func:`by_size` begins to show a weight."""
 
 
 def by_share(share: np.ndarray) -> np.ndarray:
-    """How full the colour of each weight is, in the steps of :data:`LEVELS`.
-
-    Args:
-        share: weights over the largest of their row, not negative.
-    """
+    """The fullness of each weight's colour, in the steps of :data:`LEVELS`, from shares of the row's largest."""
     full = np.where(share > 0, FAINTEST, 0.0)
     for least, value in reversed(LEVELS):
         full[share >= least] = value
@@ -34,7 +30,7 @@ def by_share(share: np.ndarray) -> np.ndarray:
 
 
 def by_size(weights: np.ndarray, largest: float) -> np.ndarray:
-    """How full the colour of each weight is, by its logarithm: nothing at 1/(100 n), full at ``largest``."""
+    """The fullness of each weight's colour, by its logarithm: nothing at 1/(100 n), full at ``largest``."""
     least = 10.0**-DECADES_BELOW / weights.shape[-1]
     with np.errstate(divide="ignore"):
         place = np.log(np.abs(weights) / least) / math.log(max(largest, 2 * least) / least)
@@ -44,9 +40,8 @@ def by_size(weights: np.ndarray, largest: float) -> np.ndarray:
 def draw_matrix(ax: Axes, full: np.ndarray, colour: str, *, other: np.ndarray | None = None) -> None:
     """Draw a matrix from the top left, a row for each query.
 
-    Args:
-        full: (rows, columns), from 0, the page, to 1, the colour.
-        other: True where the colour is that of negative weights.
+    ``full`` (rows, columns) goes from 0, the page, to 1, the colour; ``other`` is True for the colour of negative
+    weights.
     """
     image = np.empty((*full.shape, 4))
     image[..., :3] = to_rgb(colour)
@@ -68,7 +63,7 @@ def negative() -> str:
 
 
 def positive() -> str:
-    """The colour of weights where it does not tell a family."""
+    """The colour of weights if it does not mean a family."""
     return palette().family("fixed pattern")
 
 

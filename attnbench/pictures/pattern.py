@@ -1,4 +1,4 @@
-"""Which keys each query of a variant may see: n × n, from its documented formula, for one variant or for all."""
+"""The keys that each query of a variant may see: n × n, from its documented formula, for one variant or for all."""
 
 from __future__ import annotations
 
@@ -23,19 +23,17 @@ from attnbench.variant import FAMILIES, HOME, VARIANTS
 
 TITLE = "Which keys each query may see"
 N = 32
-"""Tokens, by default."""
 MOST = 512
 """Most tokens: beyond, no printed pair could be told from its neighbour."""
 
 _SIDES = ((1, 2.4), (4, 1.44), (12, 0.96))
-"""Up to how many variants the side of one matrix has how many inches."""
+"""Side of one matrix in inches, for up to so many variants."""
 _SMALL = 0.64
 _BETWEEN, _GAP = 0.08, 0.2
 """Inches between the two matrices of a variant, and between variants."""
 _NAME, _LINE, _BELOW = 0.22, 0.115, 0.12
 """Inches above a matrix for its name, and for each line of options, and below it."""
 _TINY = 6.5
-"""Size of the letters of options, in points."""
 _OTHER_WAY = {False: "only causal", True: "no causal form"}
 
 
@@ -47,30 +45,23 @@ class Pattern:
     family: str
     own_form: bool
     shares: dict[bool, np.ndarray]
-    """Causal or not -> ``(n, n)``, each weight over the largest of its row; nothing where the variant refuses."""
+    """Causal or not -> ``(n, n)``, each weight over the largest of its row; no entry if the variant refuses."""
 
     @property
     def name(self) -> str:
         return self.spec.name + OWN_FORM * self.own_form
 
     def setting(self, width: float) -> list[str]:
-        """The options in lines of so many inches, broken between two of them."""
         options = self.spec.label.partition(":")[2]
         return [line.replace(" ", "") for line in wrap(options.replace(",", ", "), width / 0.96, _TINY)]
 
 
 def draw_pattern(variants: Sequence[str] = (), *, n: int = N, causal: bool | None = None) -> Picture:
-    """Draw n × n pairs of each variant, not causal beside causal.
+    """Draw n × n pairs of each variant, without and with causality.
 
-    Args:
-        variants: names, with options as one types them; all that are shipped where there are none. A name alone stands
-            for the first setting of its checks, which shows its pattern on a few tokens.
-        n: tokens.
-        causal: only with causality, or only without; both by default.
-
-    Raises:
-        UsageError: an unknown variant or option, or n is below 2 or above :data:`MOST`.
-        Unsupported: a variant that was named refuses the length; the message is the reason.
+    Default variants: all shipped ones. A name without options means the first setting of its checks, which suits few
+    tokens. ``causal``: both by default. Raises UsageError for an unknown variant or option, or an n below 2 or above
+    :data:`MOST`, and Unsupported if a named variant refuses the length.
     """
     if not 2 <= n <= MOST:
         raise UsageError(f"a pattern has 2 to {MOST} tokens, not {n}")

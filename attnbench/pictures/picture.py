@@ -1,4 +1,4 @@
-"""What a picture is: the figure, and the numbers in it."""
+"""A picture: the figure, and the numbers in it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,7 @@ class Picture:
 
 
 def write_numbers(picture: Picture, path: Path) -> Path:
-    """Write the numbers as a CSV; none of its texts is a formula to a spreadsheet.
-
-    Raises:
-        CannotCreate: a link is in the place of the file.
-        StoreError: it cannot be written.
-    """
+    """Write the numbers as a CSV without formulas; CannotCreate if a link is in its place, StoreError if it fails."""
     table = picture.numbers.copy()
     for name in table.columns:
         if not is_numeric_dtype(table[name]):

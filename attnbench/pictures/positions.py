@@ -1,4 +1,4 @@
-"""The sinusoids that tell positions apart, and the law that a shift rotates them by one angle at each frequency."""
+"""The sinusoids of positions, and the law that a shift rotates them by one angle at each frequency."""
 
 from __future__ import annotations
 
@@ -25,26 +25,21 @@ MOST = 2048
 
 @dataclass(frozen=True)
 class Shift:
-    """What a shift by ``by`` positions does to each pair of columns, a sine and its cosine."""
+    """The effect of a shift by ``by`` positions on each pair of columns, a sine and its cosine."""
 
     by: int
     angles: np.ndarray
     """``(width / 2,)``: the rotation that fits all positions best, in radians from -π to π."""
     expected: np.ndarray
-    """``by`` times the frequency, taken into the same range."""
     error: float
     """Largest difference, over all positions and columns, between the shifted positions and the rotated ones."""
 
 
 def draw_positions(*, n: int | None = None, head_dim: int | None = None) -> Picture:
-    """Draw the table of sinusoids beside the rotation that a shift is.
+    """Draw the table of sinusoids and the rotation that a shift is.
 
-    Args:
-        n: positions; 50 by default.
-        head_dim: width of a position, an even number; 128 by default.
-
-    Raises:
-        UsageError: n is below 5 or the width is odd, or one of them is above :data:`MOST`.
+    ``n`` positions, 50 by default, of an even width ``head_dim``, 128 by default. Raises UsageError if n is below 5 or
+    the width is odd, or one of them is above :data:`MOST`.
     """
     n, width = N if n is None else n, WIDTH if head_dim is None else head_dim
     if not 5 <= n <= MOST:
@@ -62,12 +57,7 @@ def frequencies(width: int) -> np.ndarray:
 
 
 def shift_of(table: np.ndarray, by: int) -> Shift:
-    """Fit one rotation to each pair of columns: the same for all positions.
-
-    Args:
-        table: ``(n, width)``, sines in the even columns and cosines in the odd ones.
-        by: positions to shift by.
-    """
+    """Fit one rotation to each pair of columns of ``table`` ``(n, width)``, sines in the even ones, for all rows."""
     here, there = table[:-by], table[by:]
     sine, cosine = here[:, 0::2], here[:, 1::2]
     sine_then, cosine_then = there[:, 0::2], there[:, 1::2]

@@ -1,4 +1,4 @@
-"""What the factor 1/√d is for: entropy and gradient of softmax rows over the scale of the logits."""
+"""The effect of the factor 1/√d: entropy and gradient of softmax rows over the scale of the logits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from attnbench.plots.ticks import halves, log_axis, padded
 
 TITLE = "Softmax saturates without the factor 1/√d"
 WIDTHS = (16, 64, 256)
-"""Widths of a head, by default."""
 N = 512
 MOST = 65536
 _QUERIES = 256
@@ -46,12 +45,8 @@ class Rows:
 def draw_saturation(*, n: int | None = None, head_dim: int | None = None) -> Picture:
     """Draw entropy and Jacobian norm of softmax(c·q·k) over c, for independent normal q and k of variance 1.
 
-    Args:
-        n: keys; 512 by default.
-        head_dim: width d of a head; 16, 64 and 256 by default.
-
-    Raises:
-        UsageError: n is below 2 or above :data:`MOST`.
+    ``n`` keys, 512 by default; width ``head_dim`` of a head, 16, 64 and 256 by default. Raises UsageError if n is below
+    2 or above :data:`MOST`.
     """
     n = N if n is None else n
     if not 2 <= n <= MOST:
@@ -71,11 +66,7 @@ def rows_over_scale(n: int, head_dim: int) -> list[Rows]:
 
 
 def quartiles_of(weights: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Quartiles over the rows of entropy over log n, and of the norm of the Jacobian.
-
-    Args:
-        weights: softmax rows ``(rows, n)``.
-    """
+    """Quartiles over softmax rows ``(rows, n)`` of entropy over log n, and of the norm of the Jacobian."""
     entropy = torch.special.entr(weights).sum(-1) / math.log(weights.shape[-1])
     quarters = torch.tensor([0.25, 0.5, 0.75], dtype=weights.dtype)
     return entropy.quantile(quarters).numpy(), jacobian_norm(weights).quantile(quarters).numpy()
@@ -128,7 +119,8 @@ def _draw(found: Sequence[Rows], widths: Sequence[int], n: int) -> Figure:
         if not narrow() or place:
             ax.set_xlabel("factor c of the logits (log2 scale)")
         if place == 0:
-            _key(ax, widths)
+            lines = [Line2D([], [], color=colour) for _, colour in zip(widths, palette().sequence, strict=False)]
+            ax.legend(lines, [f"d = {one}" for one in widths], loc="lower left", fontsize=SMALL_SIZE, frameon=False)
     return page.figure
 
 
@@ -159,8 +151,3 @@ def _panel(ax: Axes, found: Sequence[Rows], widths: Sequence[int], what: str) ->
         ax.plot(scales, middle, color=colour)
         ax.fill_between(scales, low, most, color=colour, alpha=0.15, lw=0)
         ax.axvline(width**-0.5, color=colour, lw=1.0, ls=(0, (3, 2)))
-
-
-def _key(ax: Axes, widths: Sequence[int]) -> None:
-    lines = [Line2D([], [], color=colour) for _, colour in zip(widths, palette().sequence, strict=False)]
-    ax.legend(lines, [f"d = {width}" for width in widths], loc="lower left", fontsize=SMALL_SIZE, frameon=False)

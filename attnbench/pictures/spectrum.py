@@ -1,4 +1,4 @@
-"""How many singular values hold softmax's matrix, by layer and head.
+"""Number of singular values that hold softmax's matrix, by layer and head.
 
 After figure 1 of Wang et al. 2020, "Linformer", arXiv:2006.04768.
 """
@@ -53,7 +53,6 @@ class Spectrum:
         return np.asarray(self.values.cumsum() / self.values.sum())
 
     def needed(self, part: float) -> int:
-        """How many of the largest singular values make up this part of their sum."""
         return int(np.searchsorted(self.cumulative, part) + 1)
 
 
@@ -65,18 +64,11 @@ def draw_spectrum(
     n: int | None = None,
     causal: bool = False,
 ) -> Picture:
-    """Draw the cumulative singular values of softmax's matrix P of each head, and what the first quarter holds.
+    """Draw the cumulative singular values of softmax's matrix P of each head, and the part of the first quarter.
 
-    Args:
-        inputs: where q and k come from: ``listops``, or a file of your own model as ``file:path=qkv.safetensors``.
-        layer: one layer only, from 0.
-        head: one head only, from 0.
-        n: tokens, the first of a captured sequence; 512 by default.
-        causal: query i sees the keys up to i.
-
-    Raises:
-        UsageError: an unknown input, layer or head, or n is below 2 or above :data:`MOST`.
-        Unsupported: the input is too short.
+    ``inputs``: ``listops``, or a file of your own model as ``file:path=qkv.safetensors``. ``n``: first tokens, 512 by
+    default. ``layer``, ``head``: one only, from 0. Raises UsageError for an unknown one of these, or an n below 2 or
+    above :data:`MOST`, and Unsupported if the input is too short.
     """
     n = N if n is None else n
     if not 2 <= n <= MOST:
@@ -137,7 +129,7 @@ def _draw(spectra: Sequence[Spectrum], about: str) -> Figure:
     _table(page, spectra, layers, heads, right, table)
     if not narrow():
         _write_keys(page, keys, page.left + 5.4, page.top - table - 0.45)
-    elif len(heads) <= 2:  # beside the table
+    elif len(heads) <= 2:  # next to the table
         _write_keys(page, keys, page.left + 1.5, page.bottom + under)
     return page.figure
 

@@ -1,7 +1,7 @@
 """The families as sets that may overlap, with the year, the claimed cost and decoding of every variant.
 
-After figure 2 and table 1 of Tay et al. 2020, "Efficient Transformers: A Survey", arXiv:2009.06732. The sets are drawn
-as bars beside the names instead of circles around them, so that no overlap is lost, however many there are.
+After figure 2 and table 1 of Tay et al. 2020, "Efficient Transformers: A Survey", arXiv:2009.06732. The sets are bars
+beside the names instead of circles around them, so that no overlap is lost, however many there are.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def in_order(entries: Sequence[Variant]) -> list[Variant]:
 
 
 def spans(entries: Sequence[Variant], family: str) -> list[tuple[int, int]]:
-    """The runs of lines, first and last, whose variants belong to a family."""
+    """The runs of lines, first and last, of the members of a family."""
     runs: list[tuple[int, int]] = []
     for row, entry in enumerate(entries):
         if family in entry.families:
@@ -94,7 +94,8 @@ def _draw(entries: Sequence[Variant]) -> Figure:
         "or a cache. Longer: takes longer sequences than it was made for.",
         own_form_note(names.values()),
     ]
-    about = [f"{len(entries)} variants in {len(families)} families; {_shared(entries)} are in more than one"]
+    shared = sum(bool(entry.also) for entry in entries)
+    about = [f"{len(entries)} variants in {len(families)} families; {shared} are in more than one"]
     tall = _STEP * len(entries)
     page = new_page(TITLE, about, notes, height=1.0, room=tall + _HEAD)
     left, bottom = page.left, page.top - _HEAD - tall
@@ -139,7 +140,3 @@ def _columns(ax: Axes, entries: Sequence[Variant], left: float, right: float) ->
         for x, has in ((causal, traits.causal), (decodes, traits.decode), (longer, traits.longer)):
             ax.text(x, y, "yes" if has else "–", ha="center", va="center", fontsize=SMALL_SIZE,
                     color=palette().ink if has else palette().faint)  # fmt: skip
-
-
-def _shared(entries: Sequence[Variant]) -> int:
-    return sum(bool(entry.also) for entry in entries)

@@ -1,11 +1,11 @@
-"""The matrix that each variant applies to the values on real inputs, beside that of exact softmax."""
+"""The matrix that each variant applies to the values on real inputs, and that of exact softmax."""
 
 from __future__ import annotations
 
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -29,16 +29,15 @@ from attnbench.variant import VARIANTS, build
 
 TITLE = "Attention weights on real inputs"
 N = 128
-"""Tokens, by default."""
 MOST = 1024
 VARIANTS_SHOWN = ("local:window=16", "topk:keys=8", "nystrom:landmarks=16", "performer", "linear")
-"""What is drawn where no variant is named: one of each way to save the n × n matrix."""
+"""The default variants: one of each way to save the n × n matrix."""
 _GAP, _NAME, _KEY = 0.2, 0.34, 0.5
 
 
 @dataclass(frozen=True)
 class Weights:
-    """One matrix, and how far it is from softmax's."""
+    """One matrix, and its distance from softmax's."""
 
     name: str
     matrix: np.ndarray
@@ -57,17 +56,9 @@ def draw_weights(
 ) -> Picture:
     """Draw softmax's matrix and each variant's, of one head.
 
-    Args:
-        variants: names, with options as one types them.
-        inputs: where q and k come from.
-        layer: of a captured input, from 0; the first by default.
-        head: from 0; the first by default.
-        n: tokens, the first of a captured sequence.
-        causal: query i sees the keys up to i.
-
-    Raises:
-        UsageError: an unknown variant, input, layer or head, or n is below 2 or above :data:`MOST`.
-        Unsupported: a variant is a mixer or refuses the shape, or the input is too short.
+    ``variants``: names, with options as one types them. ``layer`` (of a captured input) and ``head`` from 0; the first
+    by default. ``n``: first tokens. Raises UsageError for an unknown one of these, or an n below 2 or above
+    :data:`MOST`, and Unsupported if a variant is a mixer or refuses the shape, or the input is too short.
     """
     if not 2 <= n <= MOST:
         raise UsageError(f"matrices of weights have 2 to {MOST} tokens, not {n}")
@@ -89,12 +80,7 @@ def draw_weights(
 
 
 def variant_matrix(spec: Spec, head: Head, *, causal: bool) -> torch.Tensor:
-    """The matrix ``(N, M)`` of a variant on the queries and keys of a head, in float64.
-
-    Raises:
-        UsageError: an unknown variant or option.
-        Unsupported: it is a mixer, or refuses the shape.
-    """
+    """The matrix ``(N, M)`` of a variant on a head, in float64; UsageError if unknown, Unsupported if refused."""
     entry = VARIANTS.get(spec.name)
     if entry.kind == "mixer":
         raise Unsupported(f"{spec.name} has no weights of q and k; attnbench plot pattern {spec.name} shows it")
@@ -144,14 +130,10 @@ def _draw(matrices: Sequence[Weights], about: str) -> Figure:
         page.write(left, top - 0.02, shorten(one.name, side, SMALL_SIZE), va="top")
         said = "exact" if place == 0 else f"distance {one.error:.2g}"
         page.write(left, top - 0.17, said, va="top", color=palette().faint)
-        _matrix(replace(page, left=left, bottom=top - _NAME - side), one, side, largest)
+        ax = page.axes(left, top - _NAME - side, side, side)
+        draw_matrix(ax, by_size(one.matrix, largest), positive(), other=one.matrix < 0)
     _key(page, n, largest)
     return page.figure
-
-
-def _matrix(at: Page, one: Weights, side: float, largest: float) -> None:
-    ax = at.axes(at.left, at.bottom, side, side)
-    draw_matrix(ax, by_size(one.matrix, largest), positive(), other=one.matrix < 0)
 
 
 def _key(page: Page, n: int, largest: float) -> None:

@@ -19,10 +19,10 @@ __all__ = ["FIGURES", "FigureKind", "draw", "draw_all", "figure_kinds"]
 
 
 class FigureKind(NamedTuple):
-    """How to draw one kind of figure, and what a table must hold for it."""
+    """A kind of figure: its drawing function, and the contents that a table needs for it."""
 
     draw: Callable[..., Figure]
-    """Takes rows as ``read_results`` gives them, ``only``, column -> value of the rows to draw, and its own options.
+    """Takes rows of ``read_results``, ``only`` (column -> value) and its own options.
 
     Raises UsageError if no row has a value, and ResultsError if this is not a results table.
     """
@@ -102,7 +102,7 @@ def draw(
             if name != "scaling":
                 raise UsageError(f"{name} takes no file of points; only the figure scaling does")
         figures = ["scaling"]
-    restrict(frame, only or {})  # raises where no suite has such rows
+    restrict(frame, only or {})  # raises if no suite has such rows
     drawn: list[tuple[str, Figure]] = []
     left_out: list[tuple[str, AttnbenchError]] = []
     with drawn_in(style), laid_out(width):
@@ -136,18 +136,10 @@ def draw_all(
     dpi: float | None = None,
     **options: Any,
 ) -> list[Path]:
-    """Draw the figures that apply, like :func:`draw` with ``options``, into files in ``out_dir``.
+    """Draw the figures that apply, like :func:`draw` with ``options``, into files in ``out_dir``; return their paths.
 
-    Args:
-        dpi: dots per inch of a png; 100 by default.
-
-    Returns:
-        The files written: ``tradeoff.svg`` and so on.
-
-    Raises:
-        UsageError: as for :func:`draw`, or a format is unknown.
-        ResultsError: as for :func:`draw`.
-        StoreError: a file cannot be written.
+    ``dpi``: dots per inch of a png; 100 by default. Raises as :func:`draw`, UsageError for an unknown format, and
+    StoreError if a file cannot be written.
     """
     from attnbench.plots.style import save
 
@@ -163,7 +155,7 @@ def _tables(frame: pd.DataFrame) -> list[tuple[pd.DataFrame, str]]:
 
 
 def _prefixes(suites: Iterable[str]) -> dict[str, str]:
-    """Suite -> prefix of its file names; prefixes differ even where upper and lower case are not told apart."""
+    """Suite -> prefix of its file names, unique on file systems that ignore case."""
     suites = list(suites)
     prefixes: dict[str, str] = {}
     for suite in suites if len(suites) > 1 else ():

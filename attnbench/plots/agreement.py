@@ -1,4 +1,4 @@
-"""How well each label agrees with exact attention: the rows that tell, and which of them share one scale."""
+"""Agreement of each label with exact attention: the rows that measure it, and those that share one scale."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Y_AXES = {
     "hidden_error": "relative error of the last features\n(log scale, better upwards)",
 }
 OF_TRAINED = ("loss_delta", "hidden_error")
-"""Those that say what a trained model loses by its new attention; the timed row itself holds them."""
+"""Losses of a trained model by its new attention; the timed row itself holds them."""
 KINDS = ("exact", "measured", "missing", "learned", "other")
 """``exact``: equal up to rounding, at least on these inputs. ``measured``: has a place on the scale. ``missing``: has
 no number. ``learned``: has no error before fitting. ``other``: another operator, whose difference is not an error."""
@@ -37,39 +37,26 @@ ROUNDING = 1e-5
 
 @dataclass(frozen=True)
 class Agreement:
-    """One row for each label (columns label, family, y, y_std, error_kind), and where the rows come from.
-
-    Scores also have y_low and y_high (an interval), and learnt (the interval lies above that of a model that mixes no
-    tokens).
-    """
+    """One row for each label: label, family, y, y_std, error_kind; for scores also y_low, y_high, learnt."""
 
     rows: pd.DataFrame
     column: str
     said: str
     trivial: float
-    """Error of answering mean(V) on the same inputs; NaN where it was not measured."""
+    """Error of answering mean(V) on the same inputs; NaN if it was not measured."""
     inputs: str = ""
-    """Label of the inputs on which the error was measured."""
     lines: Mapping[str, float] = field(default_factory=dict)
     """Name -> score, for chance and for a model that mixes no tokens."""
     band: tuple[float, float] | None = None
     """Interval of softmax's score."""
     left_out: tuple[str, ...] = ()
-    """Notes on which labels have no score, and why."""
 
 
 def agreement(frame: pd.DataFrame, column: str, inputs: str | None, speed: Setting) -> Callable[[int], Agreement]:
-    """The values of ``column`` on the problem most like the timed one, by length.
+    """The values of ``column`` on the problem most like the timed one, by length; else at the longest with a value.
 
-    Args:
-        inputs: label or name of the inputs; by default those of the timed rows if their sweep has several, else
-            ``listops``, else the first in the table.
-
-    Returns:
-        A function of the wanted length; if that has no value, the longest length that has one is taken.
-
-    Raises:
-        UsageError: no row has these inputs.
+    Default inputs: those of the timed rows if their sweep has several, else ``listops``, else the first. Raises
+    UsageError if no row has the given inputs.
     """
     if column == "score":
         every = problems(same_run(frame, speed))
@@ -105,7 +92,7 @@ def _errors(rows: pd.DataFrame, column: str, said: str, inputs: str) -> Agreemen
 
 
 def of_trained(rows: pd.DataFrame) -> str | None:
-    """What trained models say of their new attention; a loss where they predict something, else the last features."""
+    """Column of trained models' loss if they predict something, else of the error of their last features."""
     return next((column for column in OF_TRAINED if rows[column].notna().any()), None)
 
 
@@ -122,7 +109,6 @@ def alike(rows: pd.DataFrame, setting: Setting) -> Setting:
 
 
 def _own(frame: pd.DataFrame, speed: Setting) -> str | None:
-    """The inputs of the timed rows, if their sweep has several: then a figure has a panel for each."""
     first = speed.rows.iloc[0]
     beside = frame[(frame["suite"] == first["suite"]) & (frame["sweep"] == first["sweep"])]
     return str(first["inputs"]) if beside.loc[beside["time_median_s"].notna(), "inputs"].nunique() > 1 else None

@@ -24,12 +24,12 @@ _NAMES = {
 }
 _ROW = 0.3
 _FLOOR, _CEILING = 1e-6, 100.0
-"""Errors beyond these limits are drawn at the edge, with their value beside the name."""
+"""Errors beyond these limits are drawn at the edge, with their value after the name."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Points with their height ``at`` in inches, and what the vertical axis shows."""
+    """Points with their height ``at`` in inches, and the contents of the vertical axis."""
 
     points: pd.DataFrame
     ticks: list[tuple[float, str]]
@@ -51,16 +51,14 @@ def arrange(
     also: Sequence[float] = (),
     within: tuple[float, float] = (-math.inf, math.inf),
 ) -> Layout:
-    """Give each point a height.
+    """Give each point (label, name, kind, x, y) a height.
 
     Args:
-        points: columns label, name, kind, x, y; ``kind`` as in :data:`attnbench.plots.agreement.KINDS`.
         place: x -> inches, to see which names in a band would collide.
-        height: height of the axes, in inches.
-        log: whether y is an error, best at zero, on an inverted log scale; otherwise the scale is linear.
-        down: whether less is better on a linear scale too.
-        also: more values that the scale must reach.
-        within: the range of possible values, in which a linear scale may have ticks.
+        height: of the axes, in inches.
+        log: y is an error, best at zero, on an inverted log scale; otherwise the scale is linear.
+        down: less is better on a linear scale too.
+        within: range of possible values, for the ticks of a linear scale.
     """
     kinds = {kind: points[points["kind"] == kind].sort_values(["x", "label"]) for kind in dict.fromkeys(points["kind"])}
     scaled = kinds.pop("measured", points.iloc[:0])

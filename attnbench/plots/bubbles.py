@@ -1,4 +1,4 @@
-"""Circles whose area is memory, the front of those that nothing beats, and the keys beside the chart."""
+"""Circles with areas for memory, the front of the unbeaten ones, and the keys of the chart."""
 
 from __future__ import annotations
 
@@ -21,13 +21,7 @@ FRONT = "Pareto front"
 
 
 def draw_circles(ax: Axes, points: pd.DataFrame, largest: float) -> list[float]:
-    """Draw a circle for each row (columns label, family, x, at, memory), dashed and empty where memory is not known.
-
-    The area starts at zero: twice the memory is twice the ink.
-
-    Returns:
-        The radii in points, in the order of the rows.
-    """
+    """Draw a circle for each row, dashed and empty if its memory is unknown; return the radii in points."""
     radii = []
     for label, family, x, at, memory in points[["label", "family", "x", "at", "memory"]].itertuples(index=False):
         colour = palette().family(family)
@@ -59,10 +53,7 @@ def pareto(x: Sequence[float], y: Sequence[float]) -> list[int]:
 
 
 def draw_front(ax: Axes, x: np.ndarray, at: np.ndarray, low: float) -> None:
-    """Draw steps through points in the order of :func:`pareto`, from ``low`` below the fastest up to the best.
-
-    What lies below and left of the steps is beaten; no method reaches the room beyond them.
-    """
+    """Draw steps through points in the order of :func:`pareto`, from ``low`` below the fastest up to the best."""
     corners = [(x[0], low), *zip(x, at, strict=True)]
     turns = [(left, down) for (_, down), (left, _) in pairwise(corners)]
     steps = [place for both in zip(corners, turns, strict=False) for place in both] + [corners[-1]]
@@ -74,10 +65,7 @@ def draw_front(ax: Axes, x: np.ndarray, at: np.ndarray, low: float) -> None:
 def draw_keys(
     page: Page, left: float, top: float, families: Sequence[str], largest: float, title: str, sizes: Mapping[float, str]
 ) -> None:
-    """Draw the keys from ``left`` on: a colour for each family, then three circles with the memory they stand for.
-
-    The circles are below the families; in a figure of column width they are beside them.
-    """
+    """Draw the keys from ``left`` on: a colour for each family, then three circles with the memory they stand for."""
     height = top - page.bottom
     ax = page.blank(left, page.bottom, page.right - left, height)
     x, y = 0.0, height - 0.08

@@ -1,4 +1,4 @@
-"""The circumstances in words: what was measured, on what, how settings differ, what failed."""
+"""The circumstances in words: measurements, inputs, differences between settings, failures."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _WORDS: dict[str, Callable[[Any], str]] = {
     "torch_version": lambda value: f"torch {value or 'not known'}",
     "method_version": lambda value: f"method {value}",
 }
-"""Column -> a function that puts its value in words, where the value does not speak for itself."""
+"""Column -> a function that puts its value in words, unless the value speaks for itself."""
 
 
 def in_words(column: str, value: object) -> str:
@@ -65,11 +65,7 @@ def as_typed(value: object) -> str:
 
 
 def difference(table: pd.DataFrame) -> list[tuple[str, str]]:
-    """For each row, few words that tell it from the others, and all words that do; both empty for a single row.
-
-    Args:
-        table: one row for each setting, with the preferred columns first.
-    """
+    """Few words that distinguish each row of ``table`` (preferred columns first), and all; empty for a single row."""
     if len(table) == 1:
         return [("", "")]
     cells = {str(name): [None if pd.isna(cell) else cell for cell in table[name].tolist()] for name in table}
@@ -91,7 +87,6 @@ def difference(table: pd.DataFrame) -> list[tuple[str, str]]:
 
 
 def _exists(column: str, row: Mapping[str, Any]) -> bool:
-    """Whether the row's level has such a thing: an operator has no architecture, and a layer no number of layers."""
     level = row.get("level", "model")
     if column == "model":
         return bool(level == "pretrained")
@@ -101,13 +96,12 @@ def _exists(column: str, row: Mapping[str, Any]) -> bool:
 
 
 def _usual(column: str, row: Mapping[str, Any]) -> bool:
-    """Whether a value is what most have, or nothing where most have some: both go without saying."""
     usual = AXES[column].usual if column in AXES else None
     return usual is not None and row[column] in (usual, None, "")
 
 
 def where(rows: pd.DataFrame, n: int | None = None) -> list[str]:
-    """Two lines for a subtitle: what was measured, and on what, as far as all rows agree."""
+    """Two lines for a subtitle: the measurement and its circumstances, as far as all rows agree."""
     if rows.empty:
         return []
     row = rows.iloc[0]
@@ -133,7 +127,7 @@ def where(rows: pd.DataFrame, n: int | None = None) -> list[str]:
 
 
 def configuration(row: pd.Series[Any]) -> str:
-    """What a sentence about one row has to say beside its length: ``float32, 8 heads × 64, batch 8, 2 threads``."""
+    """Settings of a row apart from its length: ``float32, 8 heads × 64, batch 8, 2 threads``."""
     rest = [axis for axis in ALIKE if axis not in ("dtype", "heads", "head_dim", "batch", "seed", "inputs")]
     said = [
         str(row["dtype"]),
@@ -145,14 +139,13 @@ def configuration(row: pd.Series[Any]) -> str:
 
 
 def _large(rows: pd.DataFrame) -> str:
-    """Which rows only their size had measured with an allocator that returns memory after each call, in words."""
     found = rows[rows["large"].astype(bool)] if "large" in rows else rows[:0]
     names = [_named(str(variant), part, True) for variant, part in found.groupby("variant", sort=False)]
     return f"allocator as shipped for large cells: {', '.join(names)}" if names else ""
 
 
 def launched(rows: pd.DataFrame) -> str:
-    """How the calls of a GPU were launched, in words, and which of them otherwise; empty if no row says."""
+    """Launch of a GPU's calls in words, with exceptions; empty if no row says."""
     if "launched" not in rows:
         return ""
     ways = {str(how): part for how, part in rows[rows["launched"] != ""].groupby("launched", sort=False)}
@@ -166,7 +159,7 @@ _LAUNCHED = {"graph": "as CUDA graphs", "eager": "launched by the host"}
 
 
 def unheld(rows: pd.DataFrame) -> str:
-    """Which of the rows with numbers were measured without holding their variants to their laws, in words."""
+    """Note on the rows with numbers that were measured without checking the laws."""
     if "laws" not in rows:
         return ""
     every = rows[rows["status"] == Status.OK]
@@ -187,12 +180,12 @@ def _worth_saying(name: str, row: pd.Series[Any]) -> bool:
 
 
 def follows(name: str, row: Mapping[str, Any] | pd.Series[Any]) -> bool:
-    """Whether an axis has the value of the one whose value it has unless it says otherwise: as many keys as queries."""
+    """True if an axis equals the one that it follows by default: as many keys as queries."""
     return name in FOLLOWING and bool(row.get(name) == row.get(FOLLOWING[name]))
 
 
 def is_expected(name: str, value: Any) -> bool:
-    """Whether a value says only that there is none of it, or nothing but what was so before there was a choice."""
+    """True for a value that means none, or for the only one before there was a choice."""
     axis = AXES.get(name)
     if axis is not None and axis.usual is not None:  # none of it is news
         return bool(pd.isna(value)) or not value or axis.unsaid(value)
@@ -200,7 +193,7 @@ def is_expected(name: str, value: Any) -> bool:
 
 
 def is_off(value: Any) -> bool:
-    """Whether a value says only that there is none of it: no bias, not causal."""
+    """True for a value that means none: no bias, not causal."""
     return bool(pd.isna(value)) or not value or value == "none"
 
 
@@ -220,7 +213,6 @@ def failures(rows: pd.DataFrame, *, at_n: bool = True) -> list[str]:
 
 
 def _named(variant: str, rows: pd.DataFrame, at_n: bool) -> str:
-    """The labels of one variant, or how many it has."""
     labels = list(dict.fromkeys(rows["label"]))
     name = ", ".join(labels) if len(labels) < 3 else f"{bare(variant, labels[0])} with {len(labels)} settings"
     return f"{name} (n = {', '.join(str(n) for n in sorted(set(rows['seq_len'])))})" if at_n else name

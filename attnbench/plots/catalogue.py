@@ -58,14 +58,9 @@ def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bo
 def draw_catalogue(frame: pd.DataFrame, *, n: int | None = None, only: Mapping[str, object] | None = None) -> Figure:
     """Draw a line for each label, grouped by family, and panels for time, peak memory, error and decoding.
 
-    Rows that were measured differently get lists of their own, the layer and the forward pass first.
-
-    Args:
-        n: the length; by default the one with most labels, and the longest of these.
-
-    Raises:
-        UsageError: a length or value has no rows.
-        NothingToDraw: no time or memory was measured.
+    Rows that were measured differently get separate lists, the layer and the forward pass first. By default ``n`` is
+    the longest of the lengths with most labels. Raises UsageError if a length or value has no rows, and NothingToDraw
+    if no time or memory was measured.
     """
     only_on_a_page("catalogue")
     every = timed(restrict(frame, only or {}))
@@ -95,7 +90,6 @@ class _List:
 
     @property
     def lines(self) -> list[tuple[str, str]]:
-        """(family, label) in the order of the families; in a family's heading the label is empty."""
         families = {str(row["label"]): str(row["family"]) for row in records(self.rows, "label", "family")}
         known = [*palette().families, *dict.fromkeys(families.values())]
         groups = sorted(set(families.values()), key=known.index)
@@ -186,22 +180,20 @@ def _draw_line(ax: Axes, y: float, panel: Panel, label: str, colour: str) -> Non
 
 
 MARKS = ("o", "s", "^", "D")
-"""Markers of the inputs whose errors are shown, in their order."""
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One column: what it shows for each label."""
+    """The values of one column for each label."""
 
     title: str
     values: dict[str, list[tuple[float, str, bool]]]
-    """Label -> (value, marker, whether it is hollow)."""
+    """Label -> (value, marker, True if hollow)."""
     text: Callable[[float], str]
     base: int
     """Base of the logarithm; its powers are ticks: 2 for bytes, else 10."""
     intervals: dict[str, tuple[float, float]]
     words: dict[str, str]
-    """Label -> the word shown instead of a number."""
     lines: Sequence[tuple[float, str]] = ()
     """Values marked for comparison, each with the marker of its inputs."""
 
@@ -213,7 +205,7 @@ def cost(rows: pd.DataFrame) -> list[Panel]:
 
 
 def decoding(rows: pd.DataFrame) -> list[Panel]:
-    """Panels of the time of one token and of what is kept of the tokens before it."""
+    """Panels of the time of one token and of the bytes kept for earlier tokens."""
     words = {
         r["label"]: "–" if r["status"] == Status.UNSUPPORTED else str(r["status"])
         for r in records(rows, "label", "status")

@@ -25,13 +25,8 @@ from attnbench.units import format_seconds
 def draw_comparison(frame: pd.DataFrame, *, crossovers: Sequence[Mapping[str, Any]], about: str = "") -> Figure:
     """Draw median times with 95 % intervals, and each variant's ratio to the first one, with the crossover length.
 
-    Args:
-        frame: rows of ``Comparison.to_rows()``.
-        crossovers: the list of that name in ``Comparison.to_json()``.
-        about: where and how it was measured, for the line under the title.
-
-    Raises:
-        NothingToDraw: no variant ran beside the first at any length.
+    ``frame`` has the rows of ``Comparison.to_rows()``; ``about`` goes under the title. Raises NothingToDraw if no
+    variant ran with the first at any length.
     """
     names = _names(frame)
     frame = frame.assign(a=frame["a"].map(names), b=frame["b"].map(names))
@@ -97,7 +92,6 @@ def _title(frame: pd.DataFrame, base: str, crossed: Mapping[str, Mapping[str, An
 
 
 def _names(frame: pd.DataFrame) -> dict[str, str]:
-    """Label -> the same label, with the mark of an own form where it is one."""
     sides = [frame[[side, f"{side}_own_form"]].to_numpy() for side in "ab"]
     return {label: label + OWN_FORM * bool(form) for side in sides for label, form in side}
 

@@ -21,7 +21,7 @@ _TIMES = ("time_median_s", "time_ci_low_s", "time_ci_high_s")
 
 @dataclass(frozen=True)
 class Contenders:
-    """What one panel shows."""
+    """The contents of one panel."""
 
     setting: Setting
     n: int
@@ -29,29 +29,22 @@ class Contenders:
     """Columns label, variant, family, x, x_low, x_high, memory, y, y_std, y_low, y_high, learnt, kind."""
     agreed: Agreement
     fast_low: bool
-    """Whether less is faster on the horizontal axis."""
 
     @property
     def log(self) -> bool:
-        """Whether the vertical axis shows an error, on a log scale."""
         return self.agreed.column in ("rel_error", "max_abs_error", "hidden_error")
 
     @property
     def down(self) -> bool:
-        """Whether less is better."""
         return self.log or self.agreed.column == "loss_delta"
 
     @property
     def rows(self) -> pd.DataFrame:
-        """The setting's rows at this length."""
         return self.setting.by_length[self.n]
 
     @cached_property
     def competing(self) -> pd.DataFrame:
-        """Points with both a speed and an error, without references and those that are no better than mean(V).
-
-        With scores instead of errors, the points whose interval lies above that of a model that mixes no tokens.
-        """
+        """Points with a speed and an error below mean(V)'s, or a score above no mixing; without references."""
         fair = self.points[self.points["kind"].isin(["exact", "measured"]) & (self.points["family"] != "reference")]
         if math.isfinite(self.agreed.trivial):
             fair = fair[(fair["kind"] == "exact") | (fair["y"] < self.agreed.trivial)]
@@ -59,7 +52,6 @@ class Contenders:
 
     @cached_property
     def front(self) -> pd.DataFrame:
-        """The competing points on the Pareto front, fastest first."""
         fair = self.competing
         # All exact methods are equally good.
         goodness = (-fair["y"] if self.down else fair["y"]).where(fair["kind"] != "exact", math.inf)
@@ -67,7 +59,7 @@ class Contenders:
 
     @cached_property
     def lines(self) -> dict[str, float]:
-        """Name -> error of what has no speed, answering mean(V) and the oracles; or score of chance and no mixing."""
+        """Name -> error of the oracles and mean(V), which have no speed; or score of chance and no mixing."""
         if self.agreed.column == "score":
             return dict(self.agreed.lines)
         lines = {TRIVIAL: self.agreed.trivial} if math.isfinite(self.agreed.trivial) else {}
@@ -80,7 +72,6 @@ class Contenders:
 
     @property
     def left_out(self) -> list[str]:
-        """Why labels have no point, one line for each reason."""
         here = self.rows[["label", "variant", "seq_len", "status", "reason"]]
         failed = failures(here[~here["label"].isin(self.points["label"])], at_n=False)
         known = set(here["label"])
@@ -93,12 +84,7 @@ class Contenders:
 def contenders(
     frame: pd.DataFrame, setting: Setting, n: int | None, x: str, y: str, inputs: str | None
 ) -> Contenders | None:
-    """The points at one length; None if nothing has a speed there.
-
-    Args:
-        frame: the whole table, for the errors.
-        n: the length; by default the longest of those at which most labels were measured.
-    """
+    """The points at one length, by default the longest with most labels; None if nothing has a speed there."""
     n = longest_of_most(setting, x) if n is None else n
     return None if n is None else at_lengths(frame, setting, [n], x, y, inputs).get(n)
 
@@ -119,7 +105,7 @@ def _with_speed(setting: Setting, x: str) -> pd.DataFrame:
 def at_lengths(
     frame: pd.DataFrame, setting: Setting, lengths: Iterable[int], x: str, y: str, inputs: str | None
 ) -> dict[int, Contenders]:
-    """Length -> its points, for those at which something has a speed; the whole table is looked through once."""
+    """Length -> its points, for those with a speed; the whole table is searched once."""
     here = {int(str(n)): rows for n, rows in _with_speed(setting, x).groupby("seq_len")}
     known = agreement(frame, y, inputs, setting)
     return {n: _at_length(setting, n, here[n], x, known(n)) for n in lengths if n in here}

@@ -27,21 +27,16 @@ Curves = Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]
 
 
 def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
-    """A training left its learning curve beside the results."""
+    """A training left its learning curve with the results."""
     rows = restrict(frame, only or {})
     return not scored(rows).empty and bool(read_curves(rows))
 
 
 @in_style
 def draw_curves(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None) -> Figure:
-    """Draw a panel for each task: means over seeds, and each seed as a thin line, at the rate that validation chose.
+    """Draw a panel a task: means over seeds, and each seed as a thin line, at the rate that validation chose.
 
-    Args:
-        frame: rows as :func:`attnbench.plots.load.read_results` gives them, which knows where the curves are.
-
-    Raises:
-        NothingToDraw: no training has a curve.
-        CorruptResults: a curve is not as it was written.
+    Raises NothingToDraw if no training has a curve, and CorruptResults if one was altered.
     """
     rows = restrict(frame, only or {})
     curves = read_curves(rows)
@@ -70,7 +65,7 @@ def draw_curves(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None
         notes,
         panels,
         "validation score",
-        _scale,
+        lambda ax, panel: linear_x(ax, max(max(line.x) for line in panel.lines), "step"),
         _draw,
     )
 
@@ -98,10 +93,6 @@ def _line(choice: Choice, run: str, curves: Curves, names: Mapping[str, str]) ->
     first = choice.rows[0]
     behind = tuple(single) if len(single) > 1 else ()
     return Line(names[first.label], first.family, tuple(common), mean, mean, mean, behind)
-
-
-def _scale(ax: Axes, panel: Panel) -> None:
-    linear_x(ax, max(max(line.x) for line in panel.lines), "step")
 
 
 def _draw(ax: Axes, line: Line, look: Look) -> None:

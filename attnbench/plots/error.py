@@ -1,4 +1,4 @@
-"""Error against a method's budget (features, rank, window) and against how peaked the attention is."""
+"""Error against a method's budget (features, rank, window) and against the sharpness of the attention."""
 
 from __future__ import annotations
 
@@ -27,9 +27,8 @@ from attnbench.units import format_number
 NEEDS = "errors at two options or logit_std"
 _TRIVIAL = "answering mean(V)"
 _TICKS = 9
-"""Most numbers on the horizontal axis."""
 _HALF = 0.18
-"""Half the width of a column for inputs beside the axis, in powers of two."""
+"""Half the width of a column for inputs at the edge of the axis, in powers of two."""
 
 
 def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
@@ -53,19 +52,13 @@ def draw_error(
 ) -> Figure:
     """Draw error against a numeric option of each variant, and against the logits' standard deviation, in two panels.
 
-    Inputs without such a number, those of a trained model say, stand in columns beside the second panel.
+    Inputs without such a number, those of a trained model say, have columns at the edge of the second panel. Lines show
+    mean(V) and the oracles. A note names exact methods, other operators and unfitted methods, which are left out. Rows
+    that were measured differently get separate panels.
 
-    The trivial answer, mean(V), and the oracles are drawn as lines in both. Exact methods, other operators and methods
-    that need fitting are left out, and named in a note. Rows that were measured differently get panels of their own.
-
-    Args:
-        n: the length; by default the one with most rows, and the longest of these.
-        inputs: the inputs that the first panel shows; by default those with most rows.
-        option: the option that the first panel shows; by default each variant's most varied number.
-
-    Raises:
-        UsageError: no row has this length, these inputs or this option.
-        NothingToDraw: there is no approximation, or its error at one setting only.
+    Defaults: ``n`` is the longest of the lengths with most rows, ``inputs`` of the first panel those with most rows,
+    ``option`` each variant's most varied number. Raises UsageError if one of these has no rows, and NothingToDraw
+    without an approximation, or with its error at one setting only.
     """
     every = compared(restrict(frame, only or {}))
     found = settings(every, {"level": ("operator",)})
@@ -88,7 +81,6 @@ def draw_error(
 
 
 def _left_out(ok: pd.DataFrame, panels: Sequence[Panel]) -> list[str]:
-    """One line that names exact methods, other operators, unfitted methods, and those with a single error."""
     words = {"exact": "exact up to rounding", "distance": "other operators", "learned": "no error before fitting"}
     drawn = {"mean-value", *(line.variant for panel in panels for line in panel.lines)}
     single = ok[(ok["error_kind"] == "approximation") & (ok["rel_error"] >= ROUNDING) & ~ok["variant"].isin(drawn)]
@@ -150,7 +142,7 @@ def _axis(panel: Panel) -> float:
 
 
 def _how(line: Line, look: Look) -> dict[str, Any]:
-    """How to draw a line; one that does not depend on the horizontal axis is level and has no markers."""
+    """Level lines, which do not depend on the horizontal axis, have no markers."""
     return look.line if np.isfinite(line.x).any() else {**look.line, "marker": ""}
 
 
@@ -161,7 +153,8 @@ def _trivial() -> dict[str, Any]:
 def _panel(ax: Axes, panel: Panel, drawn: Sequence[tuple[Line, dict[str, Any]]]) -> None:
     x = sorted({value for line in panel.lines for value in line.x if math.isfinite(value)})
     y = [value for line in panel.lines for value in (*line.y, *(error for error, _ in line.beside.values()))]
-    columns = _columns(x, list(panel.beside))
+    apart = max(0.3 * math.log2(x[-1] / x[0]), 3 * _HALF) if panel.beside else 0.0
+    columns = {inputs: x[-1] * 2 ** (apart * place) for place, inputs in enumerate(panel.beside, start=1)}
     names = {at: inputs for inputs, at in columns.items()}
     ticks = [*(x if len(x) <= _TICKS else x[:: -(-len(x) // _TICKS)]), *names]
     limits = padded([*x, *names], share=0.07 if names else 0.04)
@@ -196,12 +189,6 @@ def _panel(ax: Axes, panel: Panel, drawn: Sequence[tuple[Line, dict[str, Any]]])
         ax.axvline(math.sqrt(x[-1] * columns[next(iter(columns))]), color=palette().faint, lw=0.8)
     for inputs, middle in columns.items():
         ax.hlines(panel.beside[inputs], middle * 2**-_HALF, middle * 2**_HALF, **{**_trivial(), "color": palette().ink})
-
-
-def _columns(x: Sequence[float], inputs: Sequence[str]) -> dict[str, float]:
-    """Places right of the measured ones ``x`` on a log axis for inputs that have no number."""
-    apart = max(0.3 * math.log2(x[-1] / x[0]), 3 * _HALF) if inputs else 0.0
-    return {name: x[-1] * 2 ** (apart * (place + 1)) for place, name in enumerate(inputs)}
 
 
 def _write_key(

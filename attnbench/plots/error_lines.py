@@ -1,4 +1,4 @@
-"""The panels of the error figure: which rows form one line, and what the horizontal axis shows."""
+"""The panels of the error figure: the rows of each line, and the quantity on the horizontal axis."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class Line:
     y: list[float] = field(default_factory=list)
     std: list[float] = field(default_factory=list)
     beside: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Inputs that have no place on the horizontal axis, such as those of a trained model -> error and its deviation."""
+    """Inputs without a place on the horizontal axis, such as those of a trained model -> error and its deviation."""
 
 
 @dataclass(frozen=True)
 class Panel:
-    """What one pair of axes shows."""
+    """The contents of one pair of axes."""
 
     heading: str
     lines: list[Line]
@@ -52,7 +52,7 @@ class Panel:
     said: str
     trivial: dict[float, float]
     beside: dict[str, float] = field(default_factory=dict)
-    """Inputs that stand beside the axis -> error of mean(V); NaN where it is not known."""
+    """Inputs without a place on the axis -> error of mean(V); NaN if unknown."""
 
 
 def panels_of(heading: str, rows: pd.DataFrame, inputs: str | None, option: str | None) -> list[Panel]:
@@ -77,11 +77,7 @@ def panels_of(heading: str, rows: pd.DataFrame, inputs: str | None, option: str 
 
 
 def at_length(rows: pd.DataFrame, n: int | None) -> pd.DataFrame:
-    """The rows of one length: by default the one with most rows, and the longest of these.
-
-    Raises:
-        UsageError: no row has that length.
-    """
+    """The rows of one length, by default the longest of those with most rows; UsageError if there are none."""
     counts = rows["seq_len"].value_counts()
     check_length(n, counts.index, "error rows")
     return rows[rows["seq_len"] == (fullest(counts) if n is None else n)]
@@ -90,7 +86,7 @@ def at_length(rows: pd.DataFrame, n: int | None) -> pd.DataFrame:
 def _inputs(rows: pd.DataFrame, wanted: str | None) -> str:
     known = rows["inputs"].value_counts(sort=False)
     if wanted is None:
-        # Of inputs with equally many rows, take those whose logits have a standard deviation nearest to 1.
+        # Among inputs with equally many rows, take those with a logit standard deviation nearest to 1.
         far = {label: abs(math.log(logit_std(str(label)) or 1e9)) for label in known.index}
         return str(min(known.index, key=lambda label: (-known[label], far[label])))
     return pick_inputs([str(label) for label in known.index], wanted)
@@ -99,7 +95,7 @@ def _inputs(rows: pd.DataFrame, wanted: str | None) -> str:
 def over_option(
     rows: pd.DataFrame, options: Mapping[str, Mapping[str, Any]], wanted: str | None
 ) -> tuple[list[Line], str]:
-    """One line for each variant and setting of its other options, and the axis label, which names the options on it."""
+    """One line for each variant and setting of its other options, and the axis label with the options' names."""
     lines: dict[str, Line] = {}
     names: dict[str, list[str]] = {}
     known: set[str] = set()
@@ -135,7 +131,6 @@ def over_option(
 
 
 def _told(name: str, options: Mapping[str, Any]) -> str:
-    """``orthogonal`` for a word, which speaks for itself; ``layers=2`` for anything else."""
     value = options.get(name, "default")
     return value if isinstance(value, str) and name in options else f"{name}={written(value)}"
 
@@ -167,7 +162,6 @@ def over_logit_std(rows: pd.DataFrame, options: Mapping[str, Mapping[str, Any]])
 
 
 def _beside(lines: Sequence[Line], rows: pd.DataFrame, ok: pd.DataFrame) -> dict[str, float]:
-    """Give each line its errors on inputs of which no standard deviation is known; return these with mean(V)'s."""
     known: dict[str, float] = {}
     for line in lines:
         own = rows.loc[rows["label"] == line.name, ["inputs", "rel_error", "rel_error_std"]]

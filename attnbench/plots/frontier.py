@@ -25,27 +25,21 @@ from attnbench.units import format_bytes, format_seconds
 _NAMED = {"error": "an error", "score": "a score"}
 _PALE = 0.3
 DISTANCE = " *"
-"""Mark after the name of another operator, whose distance from softmax attention is no error."""
+"""Mark after the name of another operator: its distance from softmax attention is no error."""
 _ACROSS = {
     "peak_bytes": ("peak memory", lambda value: trimmed(format_bytes(value)), 2),
     "time_median_s": ("median time", lambda value: trimmed(format_seconds(value)), 10),
 }
-"""Column across -> its name, how its values are written, and the base of its ticks."""
+"""Column across -> its name, the format of its values, and the base of its ticks."""
 
 
 @in_style
 def draw_frontier(frame: pd.DataFrame, *, about: str = "") -> Figure:
-    """Draw the settings of each variant, those that no other setting of it beats in both joined by a line.
+    """Draw each variant's settings and a line through the unbeaten ones.
 
-    Up is the score where that is the budget, else the error, of which exact methods stand at the lower edge. Across is
-    memory where that is the budget, else time.
-
-    Args:
-        frame: rows of ``Match.to_rows()``, or of the file that they were written to.
-        about: where and how it was measured, for the line under the title.
-
-    Raises:
-        NothingToDraw: no setting has both an error, or a score, and a cost.
+    Up is the score if the budget is a score, else the error, with exact methods at the lower edge. Across is memory if
+    that is the budget, else time. ``frame`` has the rows of ``Match.to_rows()``; ``about`` goes under the title. Raises
+    NothingToDraw if no setting has both an error or score and a cost.
     """
     target, budget = str(frame["target"].iloc[0]), float(frame["budget"].iloc[0])
     column = "peak_bytes" if target == "memory" else "time_median_s"

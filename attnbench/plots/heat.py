@@ -1,4 +1,4 @@
-"""Coloured tables: one number in each cell, blue where the method wins and red where it loses."""
+"""Coloured tables: one number in each cell, blue if the method wins and red if it loses."""
 
 from __future__ import annotations
 
@@ -17,30 +17,24 @@ from attnbench.plots.palette import palette
 from attnbench.plots.style import SMALL_SIZE
 
 _LEAST = 6.0
-"""Size of the smallest letters in a figure of column width, in points: nobody enlarges a printed column."""
+"""Size of the smallest letters in a figure of column width, in points: a printed column cannot be enlarged."""
 
 
 @dataclass(frozen=True)
 class Heat:
-    """What stands in the cells of a coloured table, from the top left."""
+    """The cells of a coloured table, from the top left."""
 
     gain: np.ndarray
     """(rows, columns); the logarithm of the factor by which the method wins, NaN for a cell without a number."""
     texts: Sequence[Sequence[str]]
-    """What to write in each cell."""
     row_names: Sequence[str]
     column_names: Sequence[str]
     unsure: np.ndarray | None = None
-    """True where the sign of the gain is uncertain; the text is then in italics."""
+    """True if the sign of the gain is uncertain; the text is then in italics."""
 
 
 def draw_heat(ax: Axes, inches: tuple[float, float], heat: Heat, limit: float) -> None:
-    """Draw a coloured table.
-
-    Args:
-        inches: width and height of the axes.
-        limit: the gain at which the colour is full.
-    """
+    """Draw a coloured table in ``inches`` (width, height); the colour is full at the gain ``limit``."""
     gain, texts = heat.gain, heat.texts
     rows, columns = gain.shape
     colours = matplotlib.colormaps[palette().diverging]
@@ -83,10 +77,7 @@ def _word(text: str, cell: tuple[float, float]) -> tuple[str, float]:
 
 
 def draw_colour_key(page: Page, bottom: float, limit: float, name: str, text: Callable[[float], str]) -> None:
-    """Draw a bar of the colours with five marks, at the left of the page; ``text`` puts a gain into words.
-
-    In a figure of column width the name is above the bar.
-    """
+    """Draw a bar of the colours with five marks, at the left of the page; ``text`` puts a gain into words."""
     ax = page.axes(page.left + 0.3, bottom, 2.5 if narrow() else 2.6, 0.11)
     ramp = np.linspace(-limit, limit, 61)
     colours = matplotlib.colormaps[palette().diverging](Normalize(-limit, limit)(ramp))

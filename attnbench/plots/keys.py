@@ -1,4 +1,4 @@
-"""Keys of figures: a piece of each line, and its name beside it."""
+"""Keys of figures: a piece of each line, and its name."""
 
 from __future__ import annotations
 
@@ -14,25 +14,18 @@ from attnbench.plots.sheets import COLUMN
 from attnbench.plots.style import SMALL_SIZE, Look
 
 KEY = 1.9
-"""Width of a key with wrapped names beside a figure, in inches."""
 NAMES = 0.46
 """Inches from the left edge of a key to its names."""
 _LINE, _GAP = 0.14, 0.05
-"""Inches from one line of a wrapped name to the next, and between two names."""
 
 
 def on_all(page: Page) -> Axes:
-    """Axes without frame over a whole page, whose data units are inches."""
+    """Axes without frame over a whole page, in units of inches."""
     return page.blank(page.left, page.bottom, page.right - page.left, page.top - page.bottom)
 
 
 def write_entry(ax: Axes, y: float, name: str, how: Mapping[str, Any], *, right: float | None = None) -> None:
-    """Draw a piece of a line at the left edge, and write its name beside it, cut where it is too long.
-
-    Args:
-        how: arguments for ``Line2D``.
-        right: where names end; the right edge where None.
-    """
+    """Draw a piece of a line (``how``: arguments of ``Line2D``) and its name, cut at ``right`` or at the edge."""
     _draw_piece(ax, y, {"markersize": 4.2, **how})
     room = (ax.get_xlim()[1] if right is None else right) - NAMES
     ax.text(NAMES, y, shorten(name, room, SMALL_SIZE), fontsize=SMALL_SIZE, va="center")
@@ -43,7 +36,7 @@ def _draw_piece(ax: Axes, y: float, how: Mapping[str, Any]) -> None:
 
 
 def write_wrapped(page: Page, hows: Mapping[str, Look], said: Mapping[str, str]) -> None:
-    """Write names in as many lines as they need, in their order, and under each what is said of it."""
+    """Write names in as many lines as they need, in their order, with ``said`` under each."""
     ax, y = on_all(page), page.top - page.bottom - 0.1
     for name, how in hows.items():
         _draw_piece(ax, y, {"markersize": 4.5, **how.line})

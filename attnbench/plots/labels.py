@@ -19,21 +19,20 @@ from attnbench.plots.palette import palette
 from attnbench.plots.style import SMALL_SIZE
 
 _STEP = 3.0
-"""Pixels between the places that are tried."""
 _NEAR = 90.0
 """Pixels around a circle that are searched for a place first."""
 _CLEAR = 2.0
 """Pixels that stay free around a name."""
 _TOUCHING = 6.0
-"""Up to this many pixels from its circle, a name needs no line to it."""
+"""Up to this many pixels from its circle, a name needs no leader line."""
 _ROUNDS = 16
 _BLOCKED, _LEADER, _CROSSING = 1e4, 12.0, 10.0
-"""Costs, as pixels of distance: of covering something, of a line to the circle, of each line that this one crosses."""
+"""Costs, as pixels of distance: of covering something, of a leader line, of each line that the leader crosses."""
 _AT_ONCE = 1000
 _ALONG = 60.0
 """One pixel away from the line that is named costs as much as this many pixels to the right."""
 _LEADS = (0.5, 0.1, 0.9)
-"""Where the words above or below a level line have the line to it, as shares of their width: the first is preferred."""
+"""Ends of the leader line of words above or below a level line, as shares of their width, preferred first."""
 _SIDES = np.array([(0, 1), (1, 1), (-1, 1), (0, -1), (1, -1), (-1, -1), (1, 0), (-1, 0)], dtype=float)
 _CORNER = np.where(np.abs(_SIDES).sum(axis=1, keepdims=True) == 2, 0.72, 1.0)
 """Share of the radius that a name keeps from the centre along each axis; at a corner it may come nearer."""
@@ -44,17 +43,14 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class _Taken:
-    """What names must stay clear of, in pixels."""
+    """Obstacles of names, in pixels."""
 
     frame: np.ndarray
-    """The box that names stay in."""
     segments: np.ndarray
     circles: np.ndarray
-    """x, y and radius of each."""
     boxes: np.ndarray
 
     def cost(self, boxes: np.ndarray) -> np.ndarray:
-        """Cost of each box: high where it covers something, zero where it is free."""
         wide = boxes + _CLEAR * np.array([-1, -1, 1, 1])
         outside = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]) - _common_area(boxes, self.frame)
         on_lines = _length_inside(self.segments, wide[:, None]).sum(axis=1)
@@ -63,7 +59,6 @@ class _Taken:
         return _blocked(np.asarray(outside.round(3) + on_lines + on_circles + on_boxes))
 
     def leader_cost(self, leaders: np.ndarray) -> np.ndarray:
-        """Cost of each line from a circle to its name: it should cross few lines and circles, and no text."""
         discs = np.column_stack([self.circles[:, :2] - self.circles[:, 2:], self.circles[:, :2] + self.circles[:, 2:]])
         on_circles = 2 * _length_inside(leaders[:, None], discs).sum(axis=1)
         crossed = _CROSSING * _crossing(leaders[:, None], self.segments).sum(axis=1)
@@ -73,13 +68,9 @@ class _Taken:
 def place_labels(
     ax: Axes, names: Sequence[str], x: Sequence[float], y: Sequence[float], radii: Sequence[float]
 ) -> list[Text]:
-    """Write each name near its circle, with a thin line to it if the name must be further away.
+    """Write each name near its circle (x, y in data units, radii in points), with a line to it if it is far.
 
-    Call it last: limits, figure size and everything that the names must not cover must be there.
-
-    Args:
-        x, y: centres of the circles, in data units.
-        radii: radii of the circles, in points.
+    Call it last: limits, figure size and all obstacles must be final.
     """
     if not len(names):
         return []
@@ -128,7 +119,6 @@ def write_along(ax: Axes, words: str, y: float) -> None:
 
 
 def _cheapest(taken: _Taken, boxes: np.ndarray, *costs: np.ndarray) -> int:
-    """The first of the cheapest boxes. Those that cost little by themselves are asked first what they cover."""
     alone = sum(costs, np.zeros(len(boxes)))
     order = np.argsort(alone, kind="stable")
     least, best = np.inf, -1
@@ -155,7 +145,6 @@ class _Search:
         self.far: set[int] = set()
 
     def best(self) -> tuple[np.ndarray, np.ndarray]:
-        """Boxes of all names, and the lines to them."""
         free = [int((costs < _BLOCKED).sum()) for _, _, costs in self.places]
         order = sorted(range(len(free)), key=lambda i: (free[i], i))  # the name with the fewest choices goes first
         for _ in range(_ROUNDS):
@@ -220,15 +209,11 @@ class _Search:
 
 
 def _blocked(covered: np.ndarray) -> np.ndarray:
-    """A cost that outweighs any distance where something is covered; else zero."""
     return np.where(covered > 1e-6, _BLOCKED + covered, 0.0)
 
 
 def _settled(ax: Axes) -> Figure:
-    """The figure, after the limits of these axes are known: they are worked out when somebody asks for them.
-
-    To lay out the whole figure would take ten times as long, and moves nothing inside axes that have a fixed place.
-    """
+    """The figure with the limits of these axes computed; a whole layout takes ten times as long and moves nothing."""
     figure = ax.get_figure(root=True)
     assert isinstance(figure, Figure)
     ax.get_xlim()
@@ -252,7 +237,6 @@ def _taken(ax: Axes, circles: np.ndarray) -> _Taken:
 
 
 def _circles(ax: Axes) -> np.ndarray:
-    """x, y and radius in pixels of the circles drawn so far."""
     found = [
         (*ax.transData.transform(drawn.get_offsets())[0], np.sqrt(drawn.get_sizes()[0] / np.pi) * drawn.figure.dpi / 72)
         for drawn in ax.collections
@@ -262,7 +246,6 @@ def _circles(ax: Axes) -> np.ndarray:
 
 
 def _common_area(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Area that boxes share."""
     width = np.minimum(a[..., 2], b[..., 2]) - np.maximum(a[..., 0], b[..., 0])
     height = np.minimum(a[..., 3], b[..., 3]) - np.maximum(a[..., 1], b[..., 1])
     return np.asarray(width.clip(0) * height.clip(0))
@@ -285,7 +268,6 @@ def _length_inside(segments: np.ndarray, boxes: np.ndarray) -> np.ndarray:
 
 
 def _crossing(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Whether two segments cross."""
     near, (a, b) = _near(a, b, _around(b))
 
     def side(of: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -298,10 +280,7 @@ def _crossing(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _near(segments: np.ndarray, others: np.ndarray, boxes: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Where a segment may meet the other thing, which lies in a box; and these segments and others, one by one.
-
-    Most of thousands of places are far from most lines.
-    """
+    """Mask of segments that may meet the others, which lie in boxes; and both, one by one. Most are far apart."""
     around = _around(segments) + np.array([-_ROUNDING, -_ROUNDING, _ROUNDING, _ROUNDING])
     near = (around[..., 0] <= boxes[..., 2]) & (boxes[..., 0] <= around[..., 2])
     near &= (around[..., 1] <= boxes[..., 3]) & (boxes[..., 1] <= around[..., 3])
@@ -309,7 +288,6 @@ def _near(segments: np.ndarray, others: np.ndarray, boxes: np.ndarray) -> tuple[
 
 
 def _around(segments: np.ndarray) -> np.ndarray:
-    """The smallest box around each segment."""
     ends = segments[..., :2], segments[..., 2:]
     return np.concatenate([np.minimum(*ends), np.maximum(*ends)], axis=-1)
 

@@ -66,11 +66,7 @@ def read_results(path: str | Path | Sequence[str | Path], *, warn: Callable[[str
 def read_curves(frame: pd.DataFrame) -> dict[tuple[str, str], list[dict[str, typing.Any]]]:
     """(run's name, cell id) -> the points of the learning curve, by step; a single run has an empty name.
 
-    Args:
-        frame: a table from :func:`read_results`, or some of its rows.
-
-    Raises:
-        CorruptResults: lines are not as they were written.
+    ``frame``: rows of :func:`read_results`. Raises CorruptResults for altered lines.
     """
     folders = [(name, Path(folder)) for name, folder in frame.attrs.get(FOLDERS, ())]
     return {
@@ -82,25 +78,22 @@ def read_curves(frame: pd.DataFrame) -> dict[tuple[str, str], list[dict[str, typ
 
 
 def run_names(files: Sequence[Path]) -> list[str]:
-    """For each CSV file, the part of its path that tells its run from the others."""
+    """For each CSV file, the part of its path that distinguishes its run."""
     paths = [(file.absolute().parent if file.name == FILE else file.absolute()).parts for file in files]
     while len(paths) > 1 and len({path[:1] for path in paths}) == 1 and all(len(path) > 1 for path in paths):
         paths = [path[1:] for path in paths]
     while len(paths) > 1 and len({path[-1:] for path in paths}) == 1 and all(len(path) > 1 for path in paths):
         paths = [path[:-1] for path in paths]
-    for place in range(min(map(len, paths), default=0)):  # one folder's name is enough if it tells all apart
+    for place in range(min(map(len, paths), default=0)):  # one folder's name is enough if it distinguishes all
         if len({path[place] for path in paths}) == len(paths) > 1:
             return [path[place] for path in paths]
     return ["/".join(path) if len(paths) > 1 else path[-1] for path in paths]
 
 
 def find_results(path: Path) -> list[Path]:
-    """The CSV files that ``path`` stands for; of a suite's runs only the newest.
+    """The CSV files of ``path``: of a suite's runs only the newest, but all runs in a folder of several suites.
 
-    In a folder with runs of several suites, where somebody collects runs, each of them stands for itself.
-
-    Raises:
-        ResultsError: there is nothing to read.
+    Raises ResultsError if there is nothing to read.
     """
     path = path.with_suffix("") if path.suffix == PACKED and path.is_file() else path
     if stored(path).is_file():
@@ -121,12 +114,11 @@ def find_results(path: Path) -> list[Path]:
 
 
 def _is_stray(file: Path) -> bool:
-    """Whether a table stands where runs are, and not in one: somebody else put it there."""
     return not _is_in_run(file) and any(runs_in(near) for near in (file.parent, *file.parent.glob("*")))
 
 
 def is_collection(runs: Sequence[Path]) -> bool:
-    """Whether these runs of one folder are of several suites, so that none of them takes the place of another."""
+    """True if the runs of one folder are of several suites, so that none replaces another."""
     return len(suites_of(runs)) > 1
 
 
@@ -160,12 +152,7 @@ def _of_run(file: Path, warn: Callable[[str], None]) -> pd.DataFrame:
         warn(f"{file} lacks {missing} of {len(records)} rows; those of {RECORDS} are used")
     rows = [records[cell_id] for cell_id in dict.fromkeys([*order, *records]) if cell_id in records]
     frame = _read(csv_text(rows), file)
-    return _as_one_machine(frame, folder)
-
-
-def _as_one_machine(frame: pd.DataFrame, folder: RunFolder) -> pd.DataFrame:
-    """Rows of a merged run with the name of all its machines, which were found alike, so that they share a series."""
-    environment = folder.environment
+    environment = folder.environment  # the machines of a merged run were found alike, and share a series
     return frame.assign(machine_id=str(environment["machine_id"])) if environment.get("machines") else frame
 
 
@@ -223,12 +210,8 @@ _KINDS: dict[str, type] = {
 
 
 def _value(text: str, kind: type) -> object:
-    """What a cell says.
-
-    Raises:
-        ValueError, KeyError: it is none of this kind.
-    """
-    if kind is str:  # the writer puts ' before what a spreadsheet would run as a formula
+    """The value of a cell; ValueError or KeyError if it is not of this kind."""
+    if kind is str:  # the writer puts ' before a formula of a spreadsheet
         return re.sub(rf"^'(?={FORMULA})", "", text)
     if kind is bool:
         return {"true": True, "false": False}[text.lower()]

@@ -1,6 +1,6 @@
 """The error of random features by their number and the logits' standard deviation, with a panel for each kind.
 
-Which feature map and projection wins depends on how peaked the attention is, so that one number misleads. Figure 4 of
+The best feature map and projection depend on the sharpness of the attention, so that one number misleads. Figure 4 of
 Choromanski et al. 2021, arXiv:2009.14794, is one column of these maps.
 """
 
@@ -52,16 +52,10 @@ def draw_map(
 ) -> Figure:
     """Draw heat maps: size upwards, standard deviation of the logits to the right, panels by further options.
 
-    The number in a cell is the relative error; the colour compares it with answering mean(V) on the same inputs. Rows
-    that were measured differently get panels of their own.
-
-    Args:
-        n: the length; by default the one with most rows, and the longest of these.
-        variant: the variant to draw; by default the one with most rows.
-
-    Raises:
-        UsageError: a length or variant has no such rows.
-        NothingToDraw: no variant has errors at two sizes and two standard deviations.
+    A cell's number is the relative error; its colour compares it with mean(V) on the same inputs. Rows that were
+    measured differently get separate panels. By default ``n`` is the longest of the lengths with most rows, and
+    ``variant`` the one with most. Raises UsageError if these have no rows, and NothingToDraw without errors at two
+    sizes and two standard deviations.
     """
     rows = compared(restrict(frame, only or {}))
     known = _mapped(rows)
@@ -103,7 +97,6 @@ def draw_map(
 
 
 def _told(options: Mapping[str, Any], names: Sequence[str]) -> str:
-    """``kernel trig, projection iid``; an option that is not given is at its default."""
     return ", ".join(f"{name} {written(options.get(name, 'default'))}" for name in names)
 
 

@@ -1,4 +1,4 @@
-"""Which scores belong to timed rows: those of the same model at equal length, or a note says what differs."""
+"""Scores of the timed models: those of the same model at equal length, or a note on the differences."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ SAME = tuple(
         + [axis for axis in OF_MODEL if AXES[axis].of == "shape"]
     )
 )
-"""Columns, beside the label with its options, that must agree for a scored model to be the timed one.
+"""Columns, besides the label with its options, that must agree for a scored model to be the timed one.
 
-It may be timed in another dtype than it was trained in, and a task has padding of its own."""
+It may be timed in another dtype than it was trained in, and a task has padding of its own.
+"""
 CHANCE, NO_MIXING = "chance", "identity trained on the same task"
 
 
@@ -31,12 +32,11 @@ class Match:
 
     problem: Problem
     differs: tuple[str, ...]
-    """Columns of :data:`SAME` in which the two models differ; empty if they are one model."""
+    """Columns of :data:`SAME` that differ between the two models; empty if they are one model."""
     said: str
 
     @property
     def rows(self) -> pd.DataFrame:
-        """Columns label, family, y, y_low, y_high, learnt."""
         floor = self.problem.floor
         return pd.DataFrame(
             [
@@ -48,7 +48,6 @@ class Match:
 
     @property
     def lines(self) -> dict[str, float]:
-        """Name -> score of the best constant answer, and of a model that mixes no tokens."""
         lines = {} if self.problem.chance is None else {CHANCE: self.problem.chance}
         still = self.problem.no_mixing
         return lines | ({NO_MIXING: still.over_seeds.mean} if still else {})
@@ -60,22 +59,13 @@ class Match:
 
 
 def tasks_of_both(frame: pd.DataFrame, rows: pd.DataFrame) -> set[str]:
-    """Tasks on which rows were timed and other rows of the table were trained for a score.
-
-    Args:
-        rows: the timed rows.
-    """
+    """Tasks of the timed ``rows`` on which other rows of the table were trained for a score."""
     trainings = scored(frame)
     return (set(rows["task"].dropna()) & set(trainings.loc[trainings["score"].notna(), "task"])) - {""}
 
 
 def match(every: Sequence[Problem], speed: Setting, n: int) -> Match | None:
-    """The scores of the model most like the timed one; None if there are no scores.
-
-    Args:
-        every: the problems of the run that ``speed`` belongs to.
-        n: the length that was timed.
-    """
+    """The scores of the model most like the one timed at length ``n``, among its run's problems ``every``; or None."""
     found = [one for one in every if one.parts]
     if not found:
         return None
@@ -93,11 +83,7 @@ def match(every: Sequence[Problem], speed: Setting, n: int) -> Match | None:
 
 
 def notes(frame: pd.DataFrame, found: Match, labels: Sequence[str]) -> list[str]:
-    """Which labels were scored but not timed, and why others have no score.
-
-    Args:
-        labels: the labels that were timed.
-    """
+    """Notes on labels that were scored but not timed (``labels`` were), and the reasons of missing scores."""
     unseen = sorted(one.label for one in found.problem.parts if one.label not in labels)
     lines = [f"Scored, not timed alike: {', '.join(unseen)}."] if unseen else []
     if found.problem.task == MEAN:

@@ -37,7 +37,7 @@ def varying_numbers(options: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Whether it is a finite number and not a truth value."""
+    """True for a finite number that is not a truth value."""
     return isinstance(value, int | float) and not isinstance(value, bool) and bool(np.isfinite(value))
 
 
@@ -56,14 +56,14 @@ def logit_std(inputs: str) -> float | None:
 
 
 def without_logit_std(inputs: str) -> str:
-    """An inputs label without its ``logit_std``: what two inputs have in common that differ in it alone."""
+    """An inputs label without its ``logit_std``."""
     name, options = parse_spec(inputs).name, dict(parse_spec(inputs).options)
     told = ",".join(f"{key}={written(value)}" for key, value in options.items() if key != "logit_std")
     return f"{name}:{told}" if told else name
 
 
 def most_peaked(inputs: Iterable[str]) -> dict[str, float]:
-    """Label -> ``logit_std``, for the labels that differ in it alone: of the kind of inputs that has most of them."""
+    """Label -> ``logit_std`` for the largest set of labels that differ in it alone."""
     kinds: dict[str, dict[str, float]] = {}
     for label in inputs:
         if std := logit_std(label):
@@ -72,11 +72,7 @@ def most_peaked(inputs: Iterable[str]) -> dict[str, float]:
 
 
 def pick_inputs(known: Sequence[str], wanted: str) -> str:
-    """The label that means ``wanted`` (``gaussian:logit_std=2`` is ``gaussian:logit_std=2.0``), or has that name.
-
-    Raises:
-        UsageError: there is no such label.
-    """
+    """The label that equals ``wanted`` up to spelling, or has that name; UsageError if there is none."""
     spec = parse_spec(wanted)
     exact = [label for label in known if label == wanted or parse_spec(label) == spec]
     named = [label for label in known if parse_spec(label).name == wanted]

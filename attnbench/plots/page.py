@@ -27,29 +27,23 @@ _MARGIN = 0.14
 _HEADING, _LINE, _GAP = 0.3, 0.15, 0.16
 """Inches above a panel for its heading, for each further line of the heading, and between panels."""
 _BOLD = 0.88
-"""Width of normal letters divided by that of bold ones."""
 WIDTHS = ("page", "column")
 NARROW_ROOM = 2.5
 """Height of a panel in a figure for one column, without its key: with the title it is no taller than a sheet."""
 _NARROW_HEAD = 2
 """Most lines of a subtitle in a figure for one column; its notes have all."""
 _CAPTION = 3
-"""Most lines of footnotes in a figure."""
 _WIDTH: ContextVar[str] = ContextVar("width", default="page")
 
 
 def narrow() -> bool:
-    """Whether figures are drawn for one column: keys below panels, panels below each other, text of the same size."""
+    """True if figures are drawn for one column: keys below panels, panels below each other, text of the same size."""
     return _WIDTH.get() == "column"
 
 
 @contextmanager
 def laid_out(width: str) -> Iterator[None]:
-    """Draw figures for this width.
-
-    Raises:
-        UsageError: there is no such width.
-    """
+    """Draw figures for this width; UsageError if it is unknown."""
     if width not in WIDTHS:
         raise UsageError(f"unknown width {width!r}{did_you_mean(width, WIDTHS) or '; there are: page, column'}")
     token = _WIDTH.set(width)
@@ -80,21 +74,14 @@ class Page:
     top: float
 
     def axes(self, left: float, bottom: float, width: float, height: float) -> Axes:
-        """Axes at a place given in inches."""
         w, h = self.figure.get_size_inches()
         return self.figure.add_axes((left / w, bottom / h, width / w, height / h))
 
     def write(self, x: float, y: float, text: str, **how: Any) -> None:
-        """Write text at a place given in inches."""
         w, h = self.figure.get_size_inches()
         self.figure.text(x / w, y / h, text, **{"fontsize": SMALL_SIZE, **how})
 
     def parts(self, headings: Sequence[str], rooms: Sequence[float]) -> list[Page]:
-        """Divide the room among panels from top to bottom, each under its heading; a single panel gets all of it.
-
-        Args:
-            rooms: inches that each panel needs; room beyond :func:`stacked` is shared in proportion.
-        """
         if len(headings) == 1:
             return [self]
         spare = (self.top - self.bottom - stacked(rooms, headings)) / sum(rooms)
@@ -113,7 +100,6 @@ class Page:
         return replace(self, bottom=self.bottom + below), replace(self, top=self.bottom + below - 0.1)
 
     def blank(self, left: float, bottom: float, width: float, height: float) -> Axes:
-        """Axes without frame or ticks whose data units are inches: for keys and tables."""
         ax = self.axes(left, bottom, width, height)
         ax.set_axis_off()
         ax.set_xlim(0, width)
@@ -144,13 +130,12 @@ def new_page(
 ) -> Page:
     """Start a figure: title, grey subtitle and footnotes, wrapped to the width.
 
-    The caption has three lines at most. The first notes stand there as far as they have room;
-    the text file beside the figure has all.
+    The caption has the first notes, in three lines at most; the figure's text file has all.
 
     Args:
-        width, height: inches; the page grows in height if heading and notes would leave less than ``room``. A column
-            has a width of its own, and only the height that it needs.
-        room: inches of height that must be left for the panels.
+        width, height: inches; the page grows if heading and notes leave less than ``room``. A column has a fixed width,
+            and only the height that it needs.
+        room: inches of height for the panels.
     """
     if narrow():
         width, height = COLUMN, 0.0
@@ -201,7 +186,6 @@ def retitle(figure: Figure, title: str) -> None:
 
 
 def _fitted(title: str, width: float, size: float, more: int = 1) -> str:
-    """The title in one line and at most so many ``more``, cut if it needs more than these."""
     lines = wrap(title, _BOLD * width, size) or [""]
     return "\n".join([*lines[:more], *([shorten(" ".join(lines[more:]), _BOLD * width, size)] if lines[more:] else [])])
 

@@ -1,4 +1,4 @@
-"""The colours of a figure: a light set, a dark set, and which one is in use."""
+"""The colours of a figure: a light set, a dark set, and the one in use."""
 
 from __future__ import annotations
 
@@ -17,23 +17,21 @@ class Palette:
     page: str
     ink: str
     faint: str
-    """Colour of secondary text, axes and ticks."""
     line: str
     grid: str
     band: str
-    """Background of points that have no place on the scale."""
+    """Background of points without a place on the scale."""
     worse: str
     """Background of errors that are no better than the trivial answer."""
     families: Mapping[str, str]
     other: str
     """Colour of a family that a plug-in brought."""
     sequence: tuple[str, ...]
-    """Colours of lines that are told apart by their order, since they are often of one family."""
+    """Colours of lines by their order, since they are often of one family."""
     diverging: str
     """Name of a matplotlib colour map from loss to gain; its middle is close to the page's colour."""
 
     def family(self, name: str) -> str:
-        """The colour of a family, known or not."""
         return self.families.get(name, self.other)
 
 
@@ -96,17 +94,13 @@ _CURRENT: ContextVar[Palette] = ContextVar("palette", default=LIGHT)
 
 
 def palette() -> Palette:
-    """The colours to draw with: the light set, or what :func:`drawn_in` chose."""
+    """The colours to draw with: the light set, or the choice of :func:`drawn_in`."""
     return _CURRENT.get()
 
 
 @contextmanager
 def drawn_in(style: str) -> Iterator[None]:
-    """Draw and save figures in this style.
-
-    Raises:
-        UsageError: there is no such style.
-    """
+    """Draw and save figures in this style; UsageError if it is unknown."""
     if style not in STYLES:
         raise UsageError(f"unknown style {style!r}{did_you_mean(style, STYLES) or '; there are: light, dark'}")
     token = _CURRENT.set(STYLES[style])

@@ -1,4 +1,4 @@
-"""Variants beside public packages that do the same: ratios of time and memory, and the machine's limit."""
+"""Variants and public packages of the same method: ratios of time and memory, and the machine's limit."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A variant's numbers over a peer's at one length and pass; NaN where one of them has no number."""
+    """A variant's numbers over a peer's at one length and pass; NaN if one of them has no number."""
 
     variant: str
     peer: str
     told: str
-    """What tells this pair from others with the same two labels: ``causal``, ``causal, bfloat16``."""
+    """Words that distinguish this pair from others with the same labels: ``causal, bfloat16``."""
     n: int
     pass_: str
     time: float
@@ -55,16 +55,12 @@ class Pair:
     """Lower end of the 95 % interval of ``time``; ``high`` is the upper end."""
     high: float
     least: float
-    """The variant's least time over the peer's least time."""
     peak: float
     limit: float
-    """Least time that this machine's limits allow the variant, over the peer's time."""
     above_floor: float
-    """The variant's time over the least time that this machine's limits allow it."""
 
     @property
     def names(self) -> tuple[str, str]:
-        """The two labels, the first with what else tells pairs apart."""
         return ", ".join(part for part in (self.variant, self.told) if part), self.peer
 
 
@@ -79,7 +75,6 @@ def _alike(frame: pd.DataFrame) -> list[tuple[Row, Row]]:
 
 
 def _told(sides: Sequence[tuple[Row, Row]]) -> list[str]:
-    """What tells each pair from others with the same labels, apart from pass and length."""
     words = ["causal" if mine["causal"] else "" for mine, _ in sides]
     groups: dict[tuple[str, ...], list[int]] = {}
     for i, (mine, peer) in enumerate(sides):
@@ -127,10 +122,9 @@ def _sides(frame: pd.DataFrame) -> Iterator[tuple[Row, Row]]:
 
 
 def ratio_of(over: Row, under: Row) -> tuple[float, float, float]:
-    """The ratio of the medians of two rows, and the ends of its interval; NaN where a time is missing or 0.
+    """The ratio of the medians of two rows, and its interval; NaN if a time is missing or 0.
 
-    The interval follows from those of both rows: half-widths of logarithms add up like independent errors (Zou and
-    Donner 2008, doi:10.1002/sim.3095).
+    The half-widths of logarithms add up like independent errors (Zou and Donner 2008, doi:10.1002/sim.3095).
     """
     a, a_low, a_high = (over[name] for name in TIMES)
     b, b_low, b_high = (under[name] for name in TIMES)
@@ -140,7 +134,6 @@ def ratio_of(over: Row, under: Row) -> tuple[float, float, float]:
 
 
 TIMES = ("time_median_s", "time_ci_low_s", "time_ci_high_s")
-"""Columns of a median time and its interval."""
 
 
 def _pair(mine: Row, peer: Row, told: str) -> Pair:
@@ -181,14 +174,9 @@ def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bo
 
 @in_style
 def draw_peers(frame: pd.DataFrame, *, n: int | None = None, only: Mapping[str, object] | None = None) -> Figure:
-    """Draw bars of variant over peer, one for each length: time and peak memory, with a panel for each pass.
+    """Draw bars of variant over peer at each length (or at ``n``): time and peak memory, a panel for each pass.
 
-    Args:
-        n: draw only this length.
-
-    Raises:
-        UsageError: no pair was measured at this length.
-        NothingToDraw: no pair was measured.
+    Raises UsageError if no pair was measured at this length, and NothingToDraw without any pair.
     """
     only_on_a_page("peers")
     frame = restrict(frame, only or {})
@@ -242,7 +230,6 @@ def draw_peers(frame: pd.DataFrame, *, n: int | None = None, only: Mapping[str, 
 def _draw(
     ax: Axes, part: Sequence[Pair], what: str, names: Sequence[tuple[str, str]], lengths: Sequence[int]
 ) -> list[float]:
-    """Draw the bars of one panel; return the values that its scale must reach."""
     values = []
     for pair in part:
         ratio = pair.time if what == "time" else pair.peak

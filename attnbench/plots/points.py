@@ -1,14 +1,14 @@
-"""A file of points that somebody read off a paper's figure or table, to be drawn beside a run.
+"""A file of points read off a paper's figure or table, to be drawn with a run.
 
-A CSV file, with what the points are in lines above its columns::
+A CSV file, with comments on the points above its columns::
 
     # source: Who et al. 2021, arXiv:0000.00000, figure 3
     # read: by eye from the PDF, each point within 10 %
     model,family,n,time_ms
     Transformer,exact,1024,2.4
 
-``source`` and ``read`` must be there; ``title`` may be. A row is one point: ``model``, ``n``, perhaps ``family``, and
-one or more of :data:`VALUES`. An empty cell is a value that was not published.
+``source`` and ``read`` are required, ``title`` is optional. A row is one point: ``model``, ``n``, perhaps ``family``,
+and one or more of :data:`VALUES`. An empty cell is a value that was not published.
 """
 
 from __future__ import annotations
@@ -40,22 +40,17 @@ _MODELS, _TEXT, _BYTES = 16, 300, 1_000_000
 
 @dataclass(frozen=True)
 class Points:
-    """Published values over the length, and where they come from."""
+    """Published values over the length, and their source."""
 
     title: str
     source: str
     read: str
-    """How exactly the points were read."""
     table: pd.DataFrame
     """Columns ``model``, ``n``, perhaps ``family``, and those of :data:`VALUES` that the file has."""
 
 
 def read_points(path: Path) -> Points:
-    """Read a file of points.
-
-    Raises:
-        UsageError: it is no such file; the message has the file, the line and what to write instead.
-    """
+    """Read a file of points; UsageError with the file, the line and the remedy if it is not one."""
     lines = _text(path).splitlines()
     above = next((place for place, line in enumerate(lines) if not line.startswith("#")), len(lines))
     about = _about(path, lines[:above])

@@ -1,4 +1,4 @@
-"""Numbers of papers, drawn beside a run but never on its axes: of the Long Range Arena, Linformer, Nyströmformer."""
+"""Numbers of papers, drawn next to a run but never on its axes: Long Range Arena, Linformer, Nyströmformer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from attnbench.plots.ticks import length, linear_ticks, log_axis, padded, plain
 
 GB = 1e9
 WIDE, OWN_ROOM = 13.6, 7.72
-"""Width of a page with published numbers beside a run's, and the room that the run's have, in inches."""
+"""Width of a page with published numbers and a run's, and the room of the run's own, in inches."""
 _SOURCE = (
     "Tay et al. 2020, arXiv:2011.04006, tables 1 and 2. Other hardware, other code, and scores instead of errors: "
     "compare the order of the methods, not the places of the circles."
@@ -42,16 +42,15 @@ def only_published(figure: str, overlay: str | None) -> None:
 def read_published() -> pd.DataFrame:
     """Table 1 (scores, %) and table 2 (speed, memory) of Tay et al. 2020, arXiv:2011.04006, as printed.
 
-    There are eleven rows. ``relative_speed_4k`` is relative to the paper's Transformer; ``memory_gb_4k`` is per device,
-    on 4×4 TPU v3 chips with a batch of 32. ``path_x`` is ``FAIL`` for all; ``note`` says where a printed number looks
-    like a slip.
+    ``relative_speed_4k`` is relative to the paper's Transformer; ``memory_gb_4k`` is per device, on 4×4 TPU v3 chips
+    with a batch of 32. ``path_x`` is ``FAIL`` for all; ``note`` marks a printed number that looks like a slip.
     """
     with (files("attnbench.plots") / "published.csv").open(encoding="utf-8") as file:
         return pd.read_csv(file, keep_default_na=False, na_values=[""], dtype={"path_x": str, "note": str})
 
 
 def draw_published(page: Page, left: float) -> None:
-    """Draw a separate panel, since hardware, code and vertical axis differ from those of the run beside it."""
+    """Draw a separate panel, since hardware, code and vertical axis differ from those of the run."""
     table = read_published()
     points = pd.DataFrame(
         {
@@ -118,11 +117,7 @@ def read_linformer() -> pd.DataFrame:
 
 
 def draw_ratios(page: Page, left: float, limit: float) -> None:
-    """Draw two tables side by side in the room to the right of ``left``.
-
-    Args:
-        limit: log2 of the factor at which the colour is full.
-    """
+    """Draw two tables in the room to the right of ``left``; the colour is full at the factor 2**``limit``."""
     table = read_linformer()
     width = page.right - left
     box = page.blank(left, page.top - _HEAD, width, _HEAD)
@@ -211,10 +206,10 @@ _MODELS = 1.75
 
 
 def read_rescored() -> pd.DataFrame:
-    """Scores (%) on the Long Range Arena's tasks from two later papers, which trained all models anew in PyTorch.
+    """Scores (%) on the Long Range Arena's tasks from two later papers, which repeated all trainings in PyTorch.
 
-    There are fourteen rows. ``source`` names the paper, ``setting`` the size of the method there, and ``variant`` our
-    variant of that name; it is empty if there is none. ``average`` is the mean of the five tasks.
+    ``source`` names the paper, ``setting`` the method's size there, and ``variant`` our variant (empty without one).
+    ``average`` is the mean of the five tasks.
     """
     with (files("attnbench.plots") / "rescored.csv").open(encoding="utf-8") as file:
         return pd.read_csv(file, keep_default_na=False, na_values=[])

@@ -1,4 +1,4 @@
-"""Score over the bytes that a variant keeps of earlier tokens: how much a state of a given size remembers."""
+"""Score over the bytes that a variant keeps of earlier tokens."""
 
 from __future__ import annotations
 
@@ -43,11 +43,8 @@ def _enough(one: Problem) -> bool:
 def draw_recall(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None) -> Figure:
     """Draw a panel for each task: a line over the options of each variant, or a point if it has a single setting.
 
-    After figure 2 of Arora et al. 2024, "Simple linear attention language models balance the recall-throughput
-    tradeoff", arXiv:2402.18668. Here the bytes were measured.
-
-    Raises:
-        NothingToDraw: fewer than three labels have a score and bytes.
+    After figure 2 of Arora et al. 2024, arXiv:2402.18668. Here the bytes were measured. Raises NothingToDraw if fewer
+    than three labels have a score and bytes.
     """
     rows = restrict(frame, only or {})
     every = problems(rows)
@@ -94,7 +91,7 @@ def _line(name: str, parts: list[Summary]) -> Line:
 
 
 def _ends(part: Summary) -> tuple[float, float]:
-    """A t-interval over two seeds would span the whole axis, so that a bar of them has their scores at its ends."""
+    """The scores of two seeds: their t-interval would span the whole axis."""
     scores = list(part.by_seed.values())
     if len(scores) == 2:
         return min(scores), max(scores)

@@ -1,4 +1,4 @@
-"""Time and peak memory against length, with the measured power of n beside the one that the paper claims."""
+"""Time and peak memory against length, with the measured power of n and the one that the paper claims."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _POWERS = 2.0
 """Width of the two columns of powers, in inches."""
 _AXIS, _GAP = 0.42, 0.18
 _ROW = 0.14
-"""Height of a line that names what stopped, in inches."""
+"""Height of a line that names stopped variants, in inches."""
 
 
 def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
@@ -56,15 +56,10 @@ def draw_scaling(
 ) -> Figure:
     """Draw two log-log panels with a table of fitted and claimed powers of n, and mark where each variant stopped.
 
-    Rows that were measured differently get lines of their own, with their own dashes, or panels if lines are many.
-
-    Args:
-        overlay: ``published`` adds panels with the Nyströmformer paper's own measurements; a path adds those of
-            :mod:`a file of points <attnbench.plots.points>`.
-
-    Raises:
-        UsageError: no row has a value, or the file of points is none.
-        NothingToDraw: no row has a time or a memory.
+    Rows that were measured differently get lines with other dashes, or panels if lines are many. ``overlay``:
+    ``published`` adds the Nyströmformer paper's measurements, a path those of :mod:`a file of points
+    <attnbench.plots.points>`. Raises UsageError if no row has a value or the file is no such file, and NothingToDraw
+    without a time or memory.
     """
     points = None
     if overlay:
@@ -113,11 +108,7 @@ def draw_scaling(
 
 
 def cheapest(rows: pd.DataFrame, names: Mapping[str, str]) -> str:
-    """``Fastest at n = 64k: linear; least memory: local``: at the longest length, of all but references; else empty.
-
-    Args:
-        names: label -> name; a label has its own where there is none.
-    """
+    """``Fastest at n = 64k: linear; least memory: local``, at the longest length without references; else empty."""
     rows = rows[(rows["family"] != "reference") & (rows["status"] == Status.OK)]
     rows, said = rows[rows["seq_len"] == rows["seq_len"].max()], []
     for column, words in (("time_median_s", "Fastest at n = {}"), ("peak_bytes", "least memory")):
@@ -157,7 +148,7 @@ def _block(page: Page, drawn: Sequence[Series]) -> None:
         values = np.concatenate([np.clip(one, one[:, :1] / 3, one[:, :1] * 3).ravel() for one in shown])
         limits = padded(values, share=0.05)
         stops = _stops(drawn) if place == 0 else {}
-        # Leave room above the lines to name what stopped.
+        # Leave room above the lines to name the stopped ones.
         share = min(0.5, _ROW * (len(stops) + 0.5) / tall) if stops else 0.0
         top = math.exp(math.log(limits[0]) + math.log(limits[1] / limits[0]) / (1 - share))
         log_axis(ax, "x", padded(lengths, share=0.04), at=lengths, text=length, most=6)

@@ -1,4 +1,4 @@
-"""Lines of scores over steps or over bytes, in stacked panels with their names beside or below."""
+"""Lines of scores over steps or over bytes, in stacked panels with their names at the right or below."""
 
 from __future__ import annotations
 
@@ -42,7 +42,6 @@ class Panel:
 
     heading: str
     lines: tuple[Line, ...]
-    """Lines in the order of the key, the best first."""
     levels: tuple[tuple[str, float], ...]
     """Name and height of the level lines: chance is dotted, identity dashed."""
 
@@ -56,12 +55,7 @@ def draw_lines(
     scale: Callable[[Axes, Panel], None],
     draw: Callable[[Axes, Line, Look], None],
 ) -> Figure:
-    """Draw a panel for each problem, all with one vertical scale.
-
-    Args:
-        scale: gives the axes their horizontal scale.
-        draw: draws one line.
-    """
+    """Draw a panel a problem, all with one vertical scale; ``scale`` sets the horizontal one, ``draw`` draws a line."""
     look = looks((line.name, line.family) for panel in panels for line in panel.lines)
     keys = min(2.6, max(text_width(name, SMALL_SIZE) for name in look) + 0.56)
     below = [_STEP * (len(panel.lines) + len(panel.levels)) + 0.2 if narrow() else 0.0 for panel in panels]

@@ -1,4 +1,4 @@
-"""Scores by training as figures show them: problems, each with a summary for every label, and what was left out."""
+"""Scores by training for the figures: problems with a summary for every label, and the labels left out."""
 
 from __future__ import annotations
 
@@ -25,14 +25,10 @@ class Problem:
 
     task: str
     setting: Mapping[str, object]
-    """Columns in which its trainings agree -> their values."""
     parts: tuple[Summary, ...]
-    """A summary for each label with a score, the best mean first."""
     choices: tuple[Choice, ...] = ()
     name: str = ""
-    """What tells it from the other problems, in words; empty if only the task does."""
     short: str = ""
-    """The task, with only those options that tell it from other tasks of its name."""
 
     @property
     def heading(self) -> str:
@@ -40,7 +36,6 @@ class Problem:
 
     @property
     def floor(self) -> float | None:
-        """The score that only mixing tokens can exceed."""
         return floor_of(self.parts)
 
     @property
@@ -48,7 +43,6 @@ class Problem:
         return next((one.chance for one in self.parts if one.chance is not None), None)
 
     def of(self, variant: str) -> Summary | None:
-        """The summary of a variant, preferably without options."""
         found = [one for one in self.parts if one.variant == variant]
         return min(found, key=lambda one: (one.label != variant, one.label), default=None)
 
@@ -62,11 +56,7 @@ class Problem:
 
 
 def problems(frame: pd.DataFrame) -> list[Problem]:
-    """The problems of a table, with tasks in the order of its rows; within a task, those with most labels first.
-
-    Args:
-        frame: rows as :func:`attnbench.plots.load.read_results` gives them.
-    """
+    """The problems of a table, with tasks in the order of its rows; within a task, those with most labels first."""
     rows = scored(frame)
     also = [RUN] if RUN in rows else []
     found: dict[tuple[str, Setting], list[Choice]] = {}
@@ -96,12 +86,12 @@ def _named(found: Sequence[Problem]) -> list[Problem]:
 
 
 def family_of(found: Iterable[Problem]) -> int:
-    """How many differences from softmax stand together in these problems and the mean over them."""
+    """Number of differences from softmax that are tested together in these problems and the mean over them."""
     return comparisons((one.parts, one.reference) for one in found if one.task != MEAN)
 
 
 def short_tasks(tasks: Iterable[str]) -> dict[str, str]:
-    """Each task, ``NAME:OPTION=VALUE,...``, with only those options that tell it from others of its name."""
+    """Each task, ``NAME:OPTION=VALUE,...``, with only the options that distinguish it from others of its name."""
     alike: dict[str, dict[str, list[str]]] = {}
     for task in tasks:
         name, _, options = task.partition(":")
@@ -152,7 +142,7 @@ def _common(found: Sequence[Problem]) -> list[str]:
 
 
 def about(frame: pd.DataFrame, found: Sequence[Problem]) -> list[str]:
-    """Lines for a subtitle: the model, how it was trained and on what machine, as far as all problems agree."""
+    """Lines for a subtitle: the model, its training and machine, as far as all problems agree."""
     table = pd.DataFrame([one.setting for one in found])
     same = {str(name): table[name].iloc[0] for name in table if table[name].nunique(dropna=False) == 1}
     rows = scored(frame)
@@ -189,7 +179,7 @@ def about(frame: pd.DataFrame, found: Sequence[Problem]) -> list[str]:
 
 
 def seeds_of(found: Sequence[Problem]) -> str:
-    """``5 seeds``, or ``2 to 5 seeds`` where not all scores have as many; empty for no score."""
+    """``5 seeds``, or ``2 to 5 seeds`` if their number differs; empty for no score."""
     counts = sorted({len(part.by_seed) for one in found for part in one.parts})
     return f"{' to '.join(map(str, counts[:1] + counts[1:][-1:]))} seed{'s' * (counts != [1])}" if counts else ""
 
@@ -219,7 +209,6 @@ def left_out(frame: pd.DataFrame, found: Sequence[Problem]) -> list[str]:
 
 
 def _once(lines: Sequence[str], headings: Sequence[str]) -> list[str]:
-    """Join lines that are the same for several tasks into one that names them all."""
     told: dict[str, list[str]] = {}
     for line in lines:
         start, _, rest = line.partition(" — ")

@@ -39,7 +39,6 @@ _HEAD, _AXIS, _GAP = 0.34, 0.42, 0.16
 _LINE = 0.065
 """Inches from the middle of a row to the middle of a line in it."""
 _SAID = 0.98
-"""Width of the text on a difference, in inches."""
 
 
 def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
@@ -51,16 +50,10 @@ def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bo
 def draw_scores(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None, overlay: str | None = None) -> Figure:
     """Draw a panel for each task, variants from the best mean down; last the mean of labels with the same seeds on all.
 
-    Each row has a dot with its 95 % interval over seeds, and a tick for each seed. Softmax's interval is a band; chance
-    and identity are lines. Beside each row is the difference from softmax over the common seeds, called ``better`` or
-    ``worse`` only if its interval excludes 0.
-
-    Args:
-        overlay: ``published`` adds panels with the Long Range Arena's scores, as printed and as others repeated them.
-
-    Raises:
-        UsageError: no row has a value, or there is no such overlay.
-        NothingToDraw: no training has a score.
+    Each row has a dot with its 95 % interval over seeds, a tick for each seed, and the difference from softmax over the
+    common seeds: ``better`` or ``worse`` only if its interval excludes 0. Softmax's interval is a band; chance and
+    identity are lines. ``overlay``: ``published`` adds the Long Range Arena's scores, as printed and as repeated by
+    others. Raises UsageError for an unknown overlay or if no row has a value, and NothingToDraw without a score.
     """
     if overlay not in (None, "published"):
         raise UsageError(f"overlay must be published, not {overlay!r}")
@@ -128,7 +121,6 @@ def _limits(drawn: Sequence[Problem]) -> tuple[float, float]:
 
 
 def _panel(page: Page, one: Problem, names: Mapping[str, str], of_all: tuple[tuple[float, float], int]) -> None:
-    """Draw one problem; ``of_all`` holds the limits of the scale and how many differences stand together."""
     limits, family = of_all
     wide, tall = page.right - page.left, _ROW * len(one.parts)
     room = 0.3 * wide if narrow() else 0.34 * wide

@@ -1,4 +1,4 @@
-"""The lines of the scaling figure: the power of n that each one follows, and where it stopped."""
+"""The lines of the scaling figure: the power of n of each, and its end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from attnbench.status import UNFINISHED, Status
 
 Values = Sequence[float] | np.ndarray
 LONGEST = 3
-"""Number of lengths in the fit: the longest, where the constant part matters least."""
+"""Number of lengths in the fit: the longest, since the constant part matters least there."""
 LARGER = 0.2
 """A power that exceeds the claim by no more than this is the claimed one."""
 _TOGETHER = 12
@@ -27,52 +27,40 @@ _STOPPED = [status for status in Status if status not in (Status.OK, Status.UNSU
 
 @dataclass(frozen=True)
 class Series:
-    """One line."""
+    """One line of the scaling figure."""
 
     name: str
     look: Look
     rows: pd.DataFrame
-    """Measured rows in order of length."""
     stopped: tuple[int, str] | None
-    """The first length after the last measured one at which it failed, and how."""
+    """The first length after the last measured one at which it failed, and its failure."""
 
     def power(self, column: str) -> float:
-        """The power of n that the column follows; NaN for fewer than three lengths."""
         return power_of_n(self.rows["seq_len"].to_numpy(), self.rows[column].to_numpy())
 
     def half(self, column: str) -> float:
-        """Half the 95 % interval of that power (:func:`half_of_power`)."""
         low, high = self.rows[["time_ci_low_s", "time_ci_high_s"]].to_numpy(dtype=float).T
         ends = (low, high) if column == "time_median_s" else None
         return half_of_power(self.rows["seq_len"].to_numpy(), self.rows[column].to_numpy(), ends)
 
     def is_above(self, column: str) -> bool:
-        """Whether the power is larger than claimed, by more than :data:`LARGER` and with its whole interval.
-
-        Never of a reference line, which has no paper whose claim its cost could break.
-        """
+        """True if the power with its whole interval exceeds the claim by :data:`LARGER`; never of references."""
         power, claim = self.power(column), self.claimed(column)
         accused = self.rows["family"].iloc[0] != "reference" and power > claim + LARGER
         return accused and power - self.half(column) > claim
 
     def claimed(self, column: str) -> float:
-        """The power that the paper claims; NaN if it claims none."""
         name = "claimed_time_exponent" if column == "time_median_s" else "claimed_memory_exponent"
         return float(self.rows[name].iloc[0])
 
     @property
     def height(self) -> tuple[float, float]:
-        """Sort key that orders lines from top to bottom by their right ends."""
         time, memory = self.rows[["time_median_s", "peak_bytes"]].iloc[-1].fillna(0)
         return (self.stopped[0] if self.stopped else math.inf, -(float(time) or float(memory) * 1e-18))
 
 
 def panels_of(found: Sequence[Setting]) -> list[tuple[str, list[Series]]]:
-    """The heading and the lines of each panel.
-
-    All lines share one panel if they are few and their names have room for what tells them apart; otherwise each
-    setting has a panel.
-    """
+    """The heading and the lines of each panel: all in one if they are few and their names fit, else one a setting."""
     every = pd.concat([setting.rows for setting in found])
     look = looks(zip(every["label"], every["family"], strict=True))
     short, _ = short_names(every)
@@ -115,13 +103,7 @@ def power_of_n(lengths: Values, values: Values) -> float:
 
 
 def half_of_power(lengths: Values, values: Values, ends: tuple[Values, Values] | None = None) -> float:
-    """Half the 95 % interval of :func:`power_of_n`; NaN with fewer than three lengths.
-
-    It is what the intervals of the values leave open. Without them, Student's t by how far the values lie off a line.
-
-    Args:
-        ends: lower and upper ends of the values' own intervals, as far as there are any.
-    """
+    """Half the 95 % interval of :func:`power_of_n`, by the values' intervals ``ends``, else by Student's t; or NaN."""
     from scipy.special import stdtrit  # takes a moment; scipy.stats takes a second
 
     x, y, found = _longest(lengths, values)

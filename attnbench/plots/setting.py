@@ -1,4 +1,4 @@
-"""Which rows may share a series: those with one machine, one shape and one way of measuring; others are separated."""
+"""Settings: rows of one machine, one shape and one method may share a series; others are separated."""
 
 from __future__ import annotations
 
@@ -38,9 +38,8 @@ class Setting:
 
     rows: pd.DataFrame
     name: str = ""
-    """What tells it from the other settings, in few words: ``bfloat16, causal``; empty for the only one."""
+    """Few words that distinguish it from the other settings: ``bfloat16, causal``; empty for the only one."""
     about: str = ""
-    """Everything in which it differs from them."""
 
     @cached_property
     def ok(self) -> pd.DataFrame:
@@ -48,12 +47,10 @@ class Setting:
 
     @cached_property
     def labels(self) -> list[str]:
-        """Every label once, in the order of the table."""
         return list(dict.fromkeys(self.rows["label"]))
 
     @cached_property
     def by_length(self) -> Mapping[int, pd.DataFrame]:
-        """Length -> its rows."""
         return {int(str(n)): part for n, part in self.rows.groupby("seq_len")}
 
 
@@ -65,14 +62,7 @@ def check_columns(frame: pd.DataFrame) -> None:
 
 
 def restrict(frame: pd.DataFrame, only: Mapping[str, object]) -> pd.DataFrame:
-    """The rows with these values.
-
-    Args:
-        only: column -> value.
-
-    Raises:
-        UsageError: no row has a value; the message lists those that exist.
-    """
+    """The rows with the values of ``only``; UsageError lists the existing values if none has one."""
     told: list[str] = []
     for column, value in only.items():
         here = frame[column] == value
@@ -86,7 +76,7 @@ def restrict(frame: pd.DataFrame, only: Mapping[str, object]) -> pd.DataFrame:
 
 
 def check_length(n: int | None, lengths: Iterable[int], what: str) -> None:
-    """Raise UsageError if ``n`` is asked for and is none of the lengths, which have ``what``: rows, pairs."""
+    """Raise UsageError if ``n`` is none of the lengths; ``what`` names their contents: rows, pairs."""
     known = sorted(lengths)
     if n is not None and n not in known:
         raise UsageError(f"no {what} at n = {n}; there are: {', '.join(map(str, known)) or 'none'}")
@@ -98,7 +88,7 @@ def fullest(counts: pd.Series[int]) -> int:
 
 
 def only_length(rows: pd.DataFrame) -> int | None:
-    """The length of all rows; None where they have several."""
+    """The length of all rows; None if they have several."""
     return int(rows["seq_len"].iloc[0]) if rows["seq_len"].nunique() == 1 else None
 
 
@@ -140,7 +130,6 @@ def _of_sweeps(frame: pd.DataFrame, columns: Sequence[str], *, or_empty: bool) -
 
 
 def _marked(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows with the mark after the labels of own forms."""
     return frame.assign(label=list(map(name_text, frame["label"], frame["own_form"])))
 
 
@@ -149,11 +138,8 @@ def settings(
 ) -> list[Setting]:
     """Group the table by what was measured alike: preferred settings first, then those with most measured rows.
 
-    A preferred setting with less than half as many measured labels as the richest comes after the others.
-
-    Args:
-        prefer: column -> values, the best first.
-        also_same: further columns in which the rows of a setting must agree.
+    ``prefer``: column -> values, the best first. A preferred setting with less than half as many measured labels as the
+    richest comes after the others. ``also_same``: further columns in which rows must agree.
     """
     if frame.empty:
         return []
@@ -186,10 +172,7 @@ def settings(
 
 
 def _large_with_the_others(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rows of a tuned run that only their size had measured with the allocator as shipped, as tuned and marked.
-
-    They belong to the lines and ratios of the cells beside them. The column ``large`` marks them for the caption.
-    """
+    """Relabel a tuned run's rows that ran with the default allocator only because of their size, and mark them."""
     alike = [frame[key] for key in (*_OF_A_RUN, RUN, "sweep", "level", "pass") if key in frame and key != "process"]
     tuned = (frame["process"] == "tuned").groupby(alike, dropna=False, sort=False).transform("any")
     large = tuned & (frame["process"] == "as-shipped") & ~_is_training(frame)
@@ -197,7 +180,7 @@ def _large_with_the_others(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def without_room(found: Sequence[Setting]) -> str:
-    """One line on which settings a figure leaves out and how to see them."""
+    """One line on the settings that a figure leaves out and the way to see them."""
     rest = [setting.name for setting in found[PANELS:]]
     names = "; ".join(rest[:PANELS]) + f" and {len(rest) - PANELS} more" * (len(rest) > PANELS)
     remedy = "choose rows with --sweep, --level, --pass, --dtype, --causal or --head-dim"

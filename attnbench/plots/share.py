@@ -26,7 +26,6 @@ NEEDS = "times of a layer or model at two lengths, beside identity or the operat
 IDENTITY = "identity"
 """The variant that returns the values: everything but attention is left."""
 _NAMES = 2.95
-"""Most inches for the names and what is said of each line."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +42,9 @@ class Share:
     high: np.ndarray
 
     def half(self) -> float:
-        """The least length from which attention is the larger part, between measured ones on a log scale.
+        """The least length from which attention is the larger part, interpolated on a log scale.
 
-        0 where it is so at the shortest length, infinity where it is not at the longest.
+        0 if it already is at the shortest length, infinity if it is not at the longest.
         """
         above = self.part >= 0.5
         if not above[-1]:
@@ -64,23 +63,19 @@ class _Panel:
     rows: pd.DataFrame
     shares: list[Share]
     by: str
-    """How the part was found."""
 
 
 def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
-    """A layer or model was timed at two lengths, and so was what is left without attention, or attention alone."""
+    """A layer or model was timed at two lengths, and so was the rest without attention, or attention alone."""
     return bool(_panels(timed(restrict(frame, only or {})), timed(frame))[0])
 
 
 @in_style
 def draw_share(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None) -> Figure:
-    """Draw, for each label, which part of the time of the layer or model is that of attention.
+    """Draw each label's share of attention in the time of the layer or model.
 
-    The time of the same layer or model with ``identity`` is what everything else takes. Where a run has none, the time
-    of the operator alone, times the layers, is that of attention.
-
-    Raises:
-        NothingToDraw: no layer or model was timed at two lengths beside identity or the operators alone.
+    The rest is the time of the same layer or model with ``identity``; without one, attention is the operator's time
+    times the layers. Raises NothingToDraw without a layer or model at two lengths with either.
     """
     rows = timed(restrict(frame, only or {}))
     panels, found = _panels(rows, timed(frame))
@@ -100,12 +95,7 @@ def draw_share(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None)
 
 
 def shares_of(rows: pd.DataFrame, others: pd.DataFrame) -> tuple[list[Share], str]:
-    """The part of each label at the lengths where it can be known, and how; nothing with fewer than two lengths.
-
-    Args:
-        rows: of one setting, of a layer or model.
-        others: every timed row, for operators measured like these.
-    """
+    """The known parts of each label of a layer or model (``rows``; operators are in ``others``), and the method."""
     ok = rows[(rows["status"] == Status.OK) & (rows["time_median_s"] > 0)]
     if ok.empty or ok["level"].iloc[0] == "operator":
         return [], ""
@@ -128,7 +118,6 @@ def shares_of(rows: pd.DataFrame, others: pd.DataFrame) -> tuple[list[Share], st
 
 
 _OF_LINES = ["label", "family", "seq_len", "layers", *TIMES]
-"""Columns that lines are made of."""
 
 
 def _alike(others: pd.DataFrame, like: pd.Series[Any]) -> pd.DataFrame:
@@ -142,7 +131,7 @@ def _alike(others: pd.DataFrame, like: pd.Series[Any]) -> pd.DataFrame:
 
 
 _OF_MODELS = ("layers", "ffn", "positions", "task", "protocol", "steps", "pretrain_steps")
-"""Columns that an operator has no value in."""
+"""Columns without a value for operators."""
 
 
 def _lines(wholes: pd.DataFrame, beside: Callable[[str], pd.DataFrame | None], *, remain: bool) -> list[Share]:

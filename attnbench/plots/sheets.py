@@ -1,4 +1,4 @@
-"""Sheets of a figure for one column: cut where nothing is drawn, so that none is much taller than it is wide."""
+"""Sheets of a figure for one column: cut through empty places, so that none is much taller than wide."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TALLEST = 1.2
 
 
 def sheets(figure: Figure) -> list[Bbox]:
-    """The parts of a figure from top to bottom, in inches; none for one that is not too tall, or not for one column."""
+    """The parts of a figure from top to bottom, in inches; none if it is not too tall or not for one column."""
     width, height = figure.get_size_inches()
     most = TALLEST * width
     if height <= most or width > COLUMN + 0.01:
@@ -39,7 +39,7 @@ def sheets(figure: Figure) -> list[Bbox]:
 
 @contextmanager
 def only(figure: Figure, sheet: Bbox) -> Iterator[None]:
-    """Show nothing but what is on one sheet: what lies outside would still be in the file, unseen."""
+    """Show only one sheet: hidden artists outside it would still be in the file."""
     others = [artist for artist, box in _drawn(figure) if box.y1 <= sheet.y0 or box.y0 >= sheet.y1]
     for artist in others:
         artist.set_visible(False)
@@ -51,7 +51,7 @@ def only(figure: Figure, sheet: Bbox) -> Iterator[None]:
 
 
 def _drawn(figure: Figure) -> list[tuple[Artist, Bbox]]:
-    """What may not be cut, with its box in inches: panels with their ticks and titles, and each piece of a key."""
+    """Indivisible pieces with their boxes in inches: panels with ticks and titles, and each piece of a key."""
     figure.draw_without_rendering()
     pieces: list[Artist] = [*figure.texts]
     for ax in figure.axes:
@@ -66,7 +66,7 @@ def _drawn(figure: Figure) -> list[tuple[Artist, Bbox]]:
 
 
 def _shared(piece: Artist) -> float:
-    """Inches that a panel reaches into the one below it, whose scale across it shares."""
+    """Inches that a panel reaches into the one below it, which has the same scale."""
     return 0.3 if isinstance(piece, Axes) and piece.xaxis.get_tick_params().get("labelbottom") is False else 0.0
 
 

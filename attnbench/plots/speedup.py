@@ -1,4 +1,4 @@
-"""How much faster than a baseline, and in how much less memory: one table for each, length against rank.
+"""Speed-up over a baseline and saved memory: one table for each, length against rank.
 
 The layout is that of table 3 in Wang et al. 2020, "Linformer", arXiv:2006.04768.
 """
@@ -32,7 +32,6 @@ _BASELINES = ("softmax", "sdpa")
 _LIMIT = 4.0
 """log2 of the factor at which the colour is full."""
 _KEY = 0.44
-"""Height of the colour bar, in inches."""
 
 
 def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
@@ -60,16 +59,10 @@ def draw_speedup(
 ) -> Figure:
     """Draw two annotated heat maps: baseline over variant, in time and peak memory; above 1 the variant wins.
 
-    Rows that were measured differently get tables of their own.
-
-    Args:
-        variant: by default ``linformer``, else the one with most rows.
-        baseline: a label; by default ``softmax``, else ``sdpa``.
-        overlay: ``published`` adds tables with the Linformer paper's own measurements.
-
-    Raises:
-        UsageError: a variant, baseline or value has no such rows, or there is no such overlay.
-        NothingToDraw: no variant has two sizes and lengths, or there is no baseline beside it.
+    Rows that were measured differently get separate tables. Default variant: ``linformer``, else the one with most
+    rows; default baseline: ``softmax``, else ``sdpa``. ``overlay``: ``published`` adds the Linformer paper's own.
+    Raises UsageError for a value without such rows or an unknown overlay, and NothingToDraw if no variant has two sizes
+    and lengths, or there is no baseline for it.
     """
     only_published("speedup", overlay)
     every = timed(restrict(frame, only or {}))
@@ -124,12 +117,9 @@ def _title(tables: Sequence[_Table], name: str, baseline: str) -> str:
 class _Table:
     heading: str
     mine: pd.DataFrame
-    """Rows of the variant, with their ``_size``."""
     base: pd.DataFrame
     size: str
-    """The option whose values are the columns."""
     kind: str
-    """Values of the variant's other options."""
 
 
 def _table(setting: Setting, variant: str, baseline: str) -> _Table | None:
@@ -213,7 +203,6 @@ def _panels(page: Page, table: _Table, baseline: str) -> None:
 
 
 def _ratio(cell: Row, other: Row | None, column: str, baseline: str) -> tuple[str, float]:
-    """Text and log2 of baseline over variant; without a ratio, the reason and NaN."""
     if cell["status"] != Status.OK:
         return str(cell["status"]), math.nan
     if other is None:

@@ -1,4 +1,4 @@
-"""Error over the steps of a generation: does what was kept of the prompt still do for the last tokens?"""
+"""Error over the steps of a generation: does the state of the prompt still serve the last tokens?"""
 
 from __future__ import annotations
 
@@ -33,14 +33,8 @@ def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bo
 def draw_steps(frame: pd.DataFrame, *, n: int | None = None, only: Mapping[str, object] | None = None) -> Figure:
     """Draw the relative error of new tokens against their number, in a panel for each input.
 
-    Exact methods, whose error is rounding, are left out, and named in a note. Rows that were measured differently get
-    panels of their own.
-
-    Args:
-        n: length of the prompt; by default the one with most rows, and the longest of these.
-
-    Raises:
-        NothingToDraw: there is no error of steps, or none at this length.
+    A note names exact methods, which are left out. Rows that were measured differently get separate panels. ``n`` is
+    the prompt's length; by default the longest of those with most rows. Raises NothingToDraw without an error of steps.
     """
     rows = compared(restrict(frame, only or {}))
     drawn = _drawn(rows)

@@ -1,4 +1,4 @@
-"""How every figure looks: colours by family, markers and dashes by variant, and files that are the same each time."""
+"""Style of every figure: colours by family, markers and dashes by variant, and reproducible files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from attnbench.plots.palette import Palette, palette
 from attnbench.plots.sheets import only, sheets
 
 BESIDE = "in the text file beside this figure"
-"""Words of a caption that has not all notes."""
+"""Words of a caption that lacks some notes."""
 _NOTES: WeakKeyDictionary[Figure, Sequence[str]] = WeakKeyDictionary()
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
 DASHES: tuple[Any, ...] = ("-", (0, (7, 1.5)), (0, (3.5, 1.5)), (0, (6, 1.5, 1, 1.5)), (0, (1.2, 1.2)))
@@ -57,7 +57,7 @@ _RC = {
 }
 _METADATA: dict[str, dict[str, str | None]] = {"svg": {"Date": None}, "png": {}, "pdf": {"CreationDate": None}}
 _NOT_IN_XML = re.compile(r"[^\n\t\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""Characters that XML does not allow: nobody could open an SVG with one."""
+"""Characters that XML does not allow: no program could open an SVG with one."""
 
 P = ParamSpec("P")
 
@@ -73,7 +73,7 @@ def _colours(given: Palette) -> dict[str, str]:
 
 
 def in_style(draw: Callable[P, Figure]) -> Callable[P, Figure]:
-    """Decorator: draw with these settings, whatever the reader's own matplotlibrc says, and restore the reader's."""
+    """Decorator: draw with these settings instead of the reader's own matplotlibrc, which is restored."""
 
     @functools.wraps(draw)
     def styled(*args: P.args, **kwargs: P.kwargs) -> Figure:
@@ -102,7 +102,6 @@ class Look:
 
     @property
     def line(self) -> dict[str, Any]:
-        """Arguments for matplotlib's ``plot`` and ``Line2D``."""
         face = palette().page if self.hollow else self.colour
         return {
             "color": self.colour,
@@ -116,7 +115,7 @@ class Look:
 def looks(names_and_families: Iterable[tuple[str, str]]) -> dict[str, Look]:
     """Name -> look: the family gives the colour, the place within the family gives marker and dashes.
 
-    Where all lines but references are of one family, and there are several, each has a colour of its own.
+    If all lines but references are of one family, and there are several, each has another colour.
     """
     families = dict(names_and_families)
     others = [family for family in families.values() if family != "reference"]
@@ -137,7 +136,7 @@ def look(colour: str, turn: int) -> Look:
 
 
 def texts(artist: Artist) -> Iterator[Text]:
-    """Every text in a figure or a part of it, but for the numbers of axes that have none: to ask would make them."""
+    """Every text in a figure or part of it, except tick labels of axes without any, which reading would create."""
     for part in artist.get_children():
         if isinstance(part, Axis) and part.axes is not None and not part.axes.axison:
             continue
@@ -147,7 +146,7 @@ def texts(artist: Artist) -> Iterator[Text]:
 
 
 def keep_notes(figure: Figure, notes: Sequence[str]) -> None:
-    """Remember all notes of a figure, also those for which its caption has no room."""
+    """Remember all notes of a figure, also those without room in its caption."""
     _NOTES[figure] = notes
 
 
@@ -157,12 +156,7 @@ def notes_of(figure: Figure) -> list[str]:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write one file.
-
-    Raises:
-        CannotCreate: a link is in its place.
-        StoreError: it cannot be written.
-    """
+    """Write one file; CannotCreate if a link is in its place, StoreError if it cannot be written."""
     if path.is_symlink():
         raise CannotCreate(f"{path} is a link, and figures are never written through one; remove it")
     try:
@@ -176,16 +170,10 @@ def save(
 ) -> list[Path]:
     """Write ``path_stem.svg`` and so on; the same figure gives the same bytes.
 
-    If its caption has not room for all notes, they stand in ``path_stem.txt``, a line each. A figure for one column
-    that is too tall becomes several sheets, ``path_stem-2.svg`` and so on (:func:`attnbench.plots.sheets.sheets`).
-
-    Args:
-        dpi: dots per inch of a png; 100 by default.
-
-    Raises:
-        UsageError: a format is not svg, png or pdf.
-        CannotCreate: the folder cannot be made, or a link is in the place of a file.
-        StoreError: a file cannot be written.
+    Notes without room in the caption go to ``path_stem.txt``, a line each. A figure for one column that is too tall
+    becomes several :func:`sheets <attnbench.plots.sheets.sheets>`, ``path_stem-2.svg`` and so on. ``dpi``: dots per
+    inch of a png. Raises UsageError for a format other than svg, png or pdf, CannotCreate without a folder or for a
+    link in a file's place, StoreError if a file cannot be written.
     """
     unknown = [name for name in formats if name not in _METADATA]
     if unknown:

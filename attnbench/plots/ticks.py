@@ -17,7 +17,6 @@ from attnbench.plots.style import SMALL_SIZE
 _BETWEEN = 0.03
 """Least inches between the texts of two ticks."""
 _TALL = SMALL_SIZE / 72
-"""Inches that the text of a tick is high."""
 
 
 def plain(value: float) -> str:

@@ -72,15 +72,15 @@ def draw_tradeoff(
 ) -> Figure:
     """Draw a bubble plot of one length: x is speed (log2), y agreement, area peak memory; with the Pareto front.
 
-    Rows that were measured differently get panels of their own, the whole model and the training step first.
+    Rows that were measured differently get separate panels, the whole model and the training step first.
 
     Args:
-        n: the length; by default the longest of those at which most labels were measured.
+        n: by default the longest of the lengths with most labels.
         x: ``examples_per_s``, ``tokens_per_s`` or ``time_median_s``; right is faster.
         y: ``rel_error``, ``max_abs_error``, ``cosine``, ``score``, ``loss_delta`` or ``hidden_error``; up is better.
-            By default ``score`` if there are tasks that were both timed and trained on, for the rows of these tasks
-            only; what trained models lose where no error was measured; else ``rel_error``.
-        inputs: which error rows, by label or name; by default ``listops``, else the first.
+            By default ``score`` for the rows of tasks that were both timed and trained on; the loss of trained models
+            if no error was measured; else ``rel_error``.
+        inputs: of the errors, by label or name; by default ``listops``, else the first.
         overlay: ``published`` adds a panel with the paper's own measurements.
 
     Raises:
@@ -216,10 +216,7 @@ def _keys(page: Page, points: pd.DataFrame, largest: float) -> None:
 
 
 def _mark_lines(ax: Axes, layout: Layout, lines: Mapping[str, float]) -> None:
-    """Draw errors without a speed: the oracles, and answering mean(V), which no method below the line can beat.
-
-    For scores the lines are chance and a model that mixes no tokens.
-    """
+    """Draw errors without a speed: the oracles, and mean(V), which a useful method beats; or chance and no mixing."""
     if not (layout.points["kind"] == "measured").any():
         return
     for name, value in lines.items():

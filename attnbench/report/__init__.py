@@ -1,8 +1,7 @@
 """A report: one HTML file that answers, shows and holds every row of one run or several, and needs no network.
 
-``parts/`` has what the file is made of: a template, a style sheet and scripts. Everything that is foreign text (labels,
-reasons, names of suites) gets into it in two ways only: as JSON that the scripts write by ``textContent``, and by a
-template that escapes.
+``parts/`` has its template, style sheet and scripts. Foreign text (labels, reasons, names of suites) gets into the page
+in two ways only: as JSON that the scripts write by ``textContent``, and by a template that escapes.
 
 Called, this package is :func:`attnbench.api.report`, for the reason that :mod:`attnbench.run` gives.
 """
@@ -18,7 +17,6 @@ from typing import Any
 
 class _Callable(ModuleType):
     def __call__(self, *args: Any, **options: Any) -> Any:
-        """Make the report of a run; see :func:`attnbench.api.report`."""
         return import_module("attnbench.api").report(*args, **options)
 
     @property

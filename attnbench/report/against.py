@@ -1,4 +1,4 @@
-"""A run beside an older one: a verdict for each row, and what changed in all of them together."""
+"""A comparison of a run with an older one: a verdict for each row, and the changes of all of them together."""
 
 from __future__ import annotations
 
@@ -15,44 +15,36 @@ from attnbench.errors import UsageError
 from attnbench.record import one_line
 
 _MOST = 12
-"""Most changed cells that are listed; the table has them all."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """One row beside its older one."""
+    """One row and its older one."""
 
     ratio: float | None
-    """New time over old; None where one of them has none."""
     low: float | None
     high: float | None
     verdict: str
-    """Verdict on the time, then on whatever else is not the same: ``slower, more memory``."""
+    """Verdict on the time, then on everything else that changed: ``slower, more memory``."""
 
 
 @dataclass(frozen=True)
 class Against:
-    """What a report says of an older run."""
+    """A report's findings about an older run."""
 
     name: str
     changes: Mapping[str, Change]
-    """Cell id in the new run -> its change."""
     said: tuple[str, ...]
-    """Sentences on all cells together."""
     listed: tuple[tuple[str, str, str, str], ...]
-    """The worst: cell, what it was, what it is, verdict."""
+    """The worst: cell, old value, new value, verdict."""
     more: int
 
 
 def read_against(folders: Mapping[str, Path], old: Path) -> Against:
-    """Hold the only run of a report against an older one.
+    """Compare the only run of a report with an older one.
 
-    Args:
-        folders: name -> folder of the report's runs.
-
-    Raises:
-        UsageError: there are several runs, both are the same, or they may not be compared.
-        ResultsError: one cannot be read, or they have no cell in common.
+    ``folders``: name -> folder of the report's runs. Raises UsageError for several runs, twice the same, or runs that
+    may not be compared, and ResultsError for an unreadable one or no cell in common.
     """
     if len(folders) != 1:
         raise UsageError(f"--against compares one run with an older one, and {len(folders)} are named; name one")

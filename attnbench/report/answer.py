@@ -1,4 +1,4 @@
-"""The sentences that answer: what is fastest, by how much, in how much memory, at what error, score or loss."""
+"""The sentences that answer: the fastest, by how much, in how much memory, at which error, score or loss."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from attnbench.status import Status
 from attnbench.units import format_bytes, format_seconds
 
 FEW_CLEAN = "too few clean ones"
-"""Words of the warning of a row whose disturbed samples count."""
+"""Words of the warning of a row with counted disturbed samples."""
 CLOSE = 0.1
 """Relative error, or nats of loss, up to which an approximation is called close."""
 _WITHIN = {
@@ -28,20 +28,15 @@ _WITHIN = {
     "loss_delta": (f"{CLOSE:g} nats of the untouched model's loss", "{} nats from it"),
     "hidden_error": (f"an error of {CLOSE:g} in the last features", "error {}"),
 }
-"""Column -> what an approximation comes within, and how its number is said."""
+"""Column -> the bound of a close approximation, and the format of its number."""
 
 Part = tuple[str, bool]
-"""Some words, and whether they are what the sentence is about."""
+"""Some words, and True for the sentence's subject."""
 Sentence = Sequence[Part]
 
 
 def answer(frame: pd.DataFrame, views: Sequence[View], problems: Sequence[Problem]) -> list[Sentence]:
-    """A few sentences on the first view, at the longest length at which softmax was measured, and on the scores.
-
-    Args:
-        frame: rows of one machine.
-        problems: the tasks with scores, and their mean last.
-    """
+    """A few sentences on the first view at the longest length with softmax, and on the scores (their mean last)."""
     if not views:
         said = [*_scores(problems, {}, {})]
         if said:
@@ -68,7 +63,6 @@ class _Speaker:
         self.names, _ = short_names(view.setting.rows)
 
     def speeds(self) -> Iterator[Sentence]:
-        """The fastest exact attention, and the fastest approximation that is close, or the closest."""
         errors = self._agreed()
         points = errors.points.set_index("label") if errors else pd.DataFrame(columns=["kind", "y"])
         fair = self.fair.assign(**{name: self.fair["label"].map(points[name].to_dict()) for name in ("kind", "y")})
@@ -80,7 +74,6 @@ class _Speaker:
             yield self._near(near, exact, errors)
 
     def fastest(self, told: Sequence[Sentence]) -> Iterator[Sentence]:
-        """The fastest of all, unless an earlier sentence has named it."""
         names = {words for sentence in told for words, strong in sentence if strong}
         if len(self.fair) and self._name(self.fair.iloc[0]) not in names:
             row = self.fair.iloc[0]
@@ -108,7 +101,7 @@ class _Speaker:
         best = exact.iloc[0]
         others = exact.iloc[1:]
         if (beside := self.beside.get(best.name)) and beside.verdict == "unsure":
-            others = others[others["variant"] != BASELINE]  # said beside its speed
+            others = others[others["variant"] != BASELINE]  # said with its speed
         tied = [self._name(row) for _, row in others.iterrows() if not row["time_ci_low_s"] > best["time_ci_high_s"]]
         one = "the fastest exact attention" if len(exact) > 1 else "the only exact attention measured"
         what = f" is {one}: {format_seconds(best['time_median_s'])} for {self.view.what} ({configuration(best)})"

@@ -1,4 +1,4 @@
-"""What ``attnbench check --json`` found, for the variants of a report."""
+"""Findings of ``attnbench check --json`` for the variants of a report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from attnbench.errors import UsageError
 from attnbench.record import one_line
 
 _MOST = 3
-"""Most faults shown for one law; the others usually say the same of further settings."""
 
 
 @dataclass(frozen=True)
@@ -21,28 +20,21 @@ class Broken:
 
     law: str
     faults: tuple[str, ...]
-    """The setting and what went wrong in it, a few of them."""
     more: int
 
 
 @dataclass(frozen=True)
 class Checked:
-    """One variant under its laws."""
+    """The laws of one variant."""
 
     variant: str
     laws: int
-    """Laws that it was held to."""
     broken: tuple[Broken, ...]
     unsupported: str = ""
-    """Why it could not be checked; empty where it was."""
 
 
 def read_laws(file: Path) -> list[Checked]:
-    """What a file of ``attnbench check --json`` says.
-
-    Raises:
-        UsageError: it is no such file.
-    """
+    """The variants in a file of ``attnbench check --json``; UsageError if it is no such file."""
     remedy = f"write it with: attnbench check all --json > {file}"
     if file.exists() and not file.is_file():  # reading a pipe may take for ever
         raise UsageError(f"--check {file}: not a file; {remedy}")
@@ -80,6 +72,6 @@ def _text(value: object) -> str:
 
 
 def unchecked(checked: Iterable[Checked], variants: Iterable[str]) -> list[str]:
-    """Variants of a report of which the file says nothing."""
+    """Variants of a report that the file lacks."""
     known = {one.variant.partition(":")[0] for one in checked}
     return [name for name in dict.fromkeys(variants) if name not in known]

@@ -32,7 +32,7 @@ from attnbench.status import Status
 
 _HERE = Path(__file__).parent / "parts"
 _SCRIPTS = ("format", "plane", "tip", "points", "tradeoff", "growth", "tasks", "table", "start")
-"""Files in the order in which they define what later ones use."""
+"""Files in the order of their definitions."""
 
 
 def make_page(
@@ -46,15 +46,8 @@ def make_page(
 ) -> str:
     """The report as one HTML document; the same runs give the same text.
 
-    Args:
-        title: of the page; by default the suites and the machine.
-        laws: what ``attnbench check`` found.
-        figures: also put in what ``attnbench plot`` draws, as SVG.
-        against: what changed since an older run.
-        doubts: what reading the runs warned of.
-
-    Raises:
-        ResultsError: this is not a results table.
+    ``title``: by default the suites and the machine. ``figures``: also include those of ``attnbench plot``, as SVG.
+    ``doubts``: warnings from reading the runs. Raises ResultsError if this is not a results table.
     """
     families = [*LIGHT.families]
     machines = by_machine(sources)
@@ -85,7 +78,7 @@ def make_page(
 
 
 def as_json(value: Any) -> str:
-    """JSON that may stand inside a ``script`` element: without ``<`` no text in it can end the element."""
+    """JSON for a ``script`` element: without ``<`` no text in it can end the element."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c")
 
@@ -173,12 +166,12 @@ class Failure:
     reason: str
     labels: tuple[str, ...]
     where: str
-    """Lengths and what was asked for: ``n = 4096, 8192 · forward pass``."""
+    """Lengths and the measured pass: ``n = 4096, 8192 · forward pass``."""
     cells: int
 
 
 def failed(rows: pd.DataFrame) -> list[Failure]:
-    """What failed first, then what the mathematics of a variant does not allow."""
+    """Failures first, then settings that the mathematics of a variant does not allow."""
     bad = rows[rows["status"] != Status.OK]
     found = [
         Failure(

@@ -1,4 +1,4 @@
-"""Every row of a run for the table: its numbers in few digits, beside softmax's, and what tells it from the others."""
+"""Every row of a run for the table: its numbers in few digits, ratios to softmax's, and its distinguishing settings."""
 
 from __future__ import annotations
 
@@ -51,16 +51,15 @@ _TIMES = ("median", "ci_low", "ci_high")
 
 @dataclass(frozen=True)
 class Relative:
-    """One row beside softmax at the same length."""
+    """One row relative to softmax at the same length."""
 
     speed: float
     """Time of softmax over its time: above 1 it is faster."""
     low: float | None
-    """Lower end of the interval of ``speed``, from the far ends of the intervals of both medians; ``high`` is the upper
-    end. None where a median has none."""
+    """Lower end of the interval of ``speed``, from both medians' intervals (``high``: upper); None without these."""
     high: float | None
     memory: float | None
-    """Its peak over that of softmax; None where one was not measured, or is zero."""
+    """Its peak over that of softmax; None if one was not measured, or is zero."""
 
     @property
     def verdict(self) -> str:
@@ -76,7 +75,7 @@ def baseline_at(rows: pd.DataFrame) -> pd.Series[Any] | None:
 
 
 def relative(setting: Setting) -> dict[Hashable, Relative]:
-    """Row's index -> how it stands beside softmax; without softmax itself."""
+    """Row's index -> its numbers relative to softmax; without softmax itself."""
     found: dict[Hashable, Relative] = {}
     columns = ["label", "variant", "seq_len", "kv_len", *(f"time_{what}_s" for what in _TIMES), "peak_bytes"]
     for _, rows in setting.ok[columns].groupby(["seq_len", "kv_len"]):
@@ -88,7 +87,7 @@ def relative(setting: Setting) -> dict[Hashable, Relative]:
 
 
 def ratio(base: pd.Series[Any], row: pd.Series[Any]) -> Relative:
-    """``row`` beside ``base``; both have a time."""
+    """``row`` relative to ``base``; both have a time."""
     low, high = (
         _over(base[f"time_ci_{ours}_s"], row[f"time_ci_{theirs}_s"])
         for ours, theirs in (("low", "high"), ("high", "low"))
@@ -102,7 +101,7 @@ def _over(one: float, other: float) -> float | None:
 
 
 def of_all(settings: Sequence[Setting]) -> dict[Hashable, Relative]:
-    """The same of several settings."""
+    """The numbers of several settings' rows relative to softmax."""
     return {index: one for setting in settings for index, one in relative(setting).items()}
 
 
@@ -115,10 +114,11 @@ COLUMNS = (
     *("loss", "loss_delta", "loss_low", "loss_high", "features"),
     *("change", "change_low", "change_high", "verdict"),
 )
-"""What a row holds, in order: the texts of a time, its interval and an error are those of every other table, ``speed``
-in examples per second, ``ratio`` and ``memory`` beside softmax, ``first_token`` and ``per_token`` in seconds, ``state``
-in bytes, ``loss_delta`` and its ends over the loss of the untouched model, ``features`` the error of the last features,
-``change`` as its time over that of an older run."""
+"""Fields of a row, in order, with texts formatted as in every other table.
+
+``speed`` is in examples per second, ``first_token`` and ``per_token`` in seconds, ``state`` in bytes; ``ratio`` and
+``memory`` are relative to softmax, ``loss_delta`` to the untouched model, ``change`` to an older run.
+"""
 
 _RULES = (
     *(name for name, axis in AXES.items() if axis.only == "score"),
@@ -129,24 +129,21 @@ _RULES = (
 )
 """Columns that only trainings have."""
 _OF_TRAINING = (*_RULES, "seed", "process", "threads")
-"""Columns that are said of trainings only, unless other rows differ in them too."""
+"""Columns shown for trainings only, unless other rows differ in them too."""
 _ABOUT = (
     *(RUN, "suite", "level", "pass"),
     *sorted(IN_ROWS, key=lambda axis: AXES[axis].asked),
     *("layers", "ffn", "device", "process", "threads", *_RULES),
     *("quick", "torch_version", "machine_id", "method_version"),
 )
-"""Columns that tell rows of one label and length apart; a task is among the inputs."""
+"""Columns that distinguish rows of one label and length; a task is among the inputs."""
 
 
 _UNCHECKED = "not held to its laws before it was measured (--unchecked)"
 
 
 def marked(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows with the mark after the labels of own forms, as the figures have them, and text fit to be shown.
-
-    What was measured unchecked has a warning that says so.
-    """
+    """The rows as the figures label them, with text fit to be shown and a warning for unchecked ones."""
     text = {name: frame[name].map(printable) for name in frame.columns if frame[name].dtype == object}
     frame = frame.assign(**text)
     more = frame["warnings"].where(frame["warnings"] == "", frame["warnings"] + "; ") + _UNCHECKED
@@ -159,11 +156,8 @@ def table(
 ) -> dict[str, Any]:
     """All rows for the scripts.
 
-    Args:
-        frame: rows of one machine, counted from 0.
-        families: names, to which new ones are added; a row holds the place of its own.
-        beside: row -> how it stands beside softmax.
-        changes: cell id -> how it stands beside an older run.
+    ``frame``: rows of one machine, counted from 0. ``families`` gets new names; a row holds the place of its own.
+    ``beside``: row -> its numbers relative to softmax. ``changes``: cell id -> its change from an older run.
     """
     abouts = _abouts(frame)
     known = list(dict.fromkeys(abouts))
@@ -217,7 +211,7 @@ def _tells(frame: pd.DataFrame, name: str, training: pd.Series[bool]) -> bool:
 
 
 def _followed(name: str) -> str:
-    """The axis whose value this one has unless it says otherwise; empty for none."""
+    """The axis that this one equals by default; empty for none."""
     return AXES[name].same_as if name in AXES else ""
 
 

@@ -1,4 +1,4 @@
-"""The runs that a report is about: their rows by class of machine, and what they say of themselves, in words."""
+"""The runs of a report: their rows by class of machine, and their facts in words."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ ONLY = ""
 """Name of the only run of a table; its rows have no column ``run``."""
 Fact = tuple[str, str]
 _MOST = 12
-"""Most kinds of warnings that are listed."""
 _SHORT = {
     "card",
     "environment",
@@ -47,21 +46,14 @@ class Sources:
 
     frame: pd.DataFrame
     environments: dict[str, dict[str, Any]]
-    """Name of the run -> what was written when it began; empty for a table without its folder."""
     folders: dict[str, Path]
-    """Name of the run -> its folder."""
 
 
 def read_sources(paths: Sequence[str | Path], *, warn: Callable[[str], None]) -> Sources:
     """Read runs, tables and folders of runs, as ``attnbench plot`` takes them.
 
-    Args:
-        warn: called with one line for each thing that is wrong with a run, though not with its rows.
-
-    Raises:
-        UsageError: one run is named twice.
-        CorruptResults: rows, or ``environment.json`` of their run, are not as they were written.
-        ResultsError: there is nothing to read.
+    ``warn`` gets a line for each fault of a run outside its rows. Raises UsageError if one run is named twice,
+    CorruptResults for altered rows or ``environment.json``, and ResultsError if there is nothing to read.
     """
     files = [file for path in paths for file in find_results(Path(path))]
     seen: dict[Path, Path] = {}
@@ -73,7 +65,7 @@ def read_sources(paths: Sequence[str | Path], *, warn: Callable[[str], None]) ->
 
 
 def of_frame(frame: pd.DataFrame) -> Sources:
-    """The same for rows that :func:`attnbench.read_results` has read."""
+    """The sources of rows that :func:`attnbench.read_results` has read."""
     folders = {str(name): Path(folder) for name, folder in frame.attrs.get(FOLDERS, ())}
     return Sources(frame, {name: _written(folder) for name, folder in folders.items()}, folders)
 
@@ -84,12 +76,10 @@ def _written(folder: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Machine:
-    """One class of machines and what was measured on it."""
+    """One class of machines and its measurements."""
 
     rows: pd.DataFrame
-    """Its rows, counted from 0."""
     environments: Mapping[str, Mapping[str, Any]]
-    """Name of each of its runs -> ``environment.json``."""
 
 
 def by_machine(sources: Sources) -> list[Machine]:
@@ -127,7 +117,7 @@ def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def title_of(machine: Machine) -> str:
-    """``AMD EPYC, 2 threads``; the digest of a machine of which nothing else is known."""
+    """``AMD EPYC, 2 threads``; the digest of a machine without other facts."""
     known = _environment(machine)
     name = known.get("gpu") if str(known.get("device", "")).startswith("cuda") else known.get("processor")
     asked = next((one["threads"] for one in machine.environments.values() if one.get("threads")), None)
@@ -162,7 +152,6 @@ def heading(machine: Machine) -> list[Fact]:
 
 
 def _by_kind(rows: pd.DataFrame, name: str, *words: str) -> str:
-    """Every value of a column without these words; of trainings apart where theirs are others."""
     trained = rows["protocol"] != ""
     said = []
     for part in (rows[~trained], rows[trained]):
@@ -185,13 +174,12 @@ def _environment(machine: Machine) -> Mapping[str, Any]:
 
 
 def _values(rows: pd.DataFrame, name: str) -> list[str]:
-    """Every value of a column in words, the most frequent first."""
     values = rows[name].replace("", None).dropna()
     return [in_words(name, value) for value in values.value_counts().index]
 
 
 def environment_of(facts: Mapping[str, Any]) -> list[Fact]:
-    """What ``environment.json`` says, one line for each name."""
+    """The facts of ``environment.json``, one line for each name."""
     return [(name, one_line(said, 500)) for name, said in _lines(facts) if said]
 
 
@@ -242,8 +230,9 @@ def warnings(rows: pd.DataFrame) -> list[tuple[int, str]]:
     """Kinds of warnings in rows, each with how many rows have it and one of its texts; the most frequent first."""
     kinds: dict[str, list[str]] = {}
     for said in rows["warnings"]:
-        for one in _apart(said):
-            kinds.setdefault(re.sub(r"[0-9][0-9.]*", "#", one), []).append(one)
+        for one in filter(None, _ADVICE.sub("\0", said).split("; ")):
+            text = one.replace("\0", "; ")
+            kinds.setdefault(re.sub(r"[0-9][0-9.]*", "#", text), []).append(text)
     ordered = sorted(kinds.values(), key=len, reverse=True)
     shown = [(len(texts), texts[0]) for texts in ordered[:_MOST]]
     rest = sum(len(texts) for texts in ordered[_MOST:])
@@ -255,13 +244,8 @@ def warnings(rows: pd.DataFrame) -> list[tuple[int, str]]:
 _ADVICE = re.compile(r"; (?=(?:close|raise|use|expect|repeat|lower|give|free|do not)\b)")
 
 
-def _apart(said: str) -> list[str]:
-    """The warnings of one row; a piece of advice stays with the warning before it."""
-    return [one.replace("\0", "; ") for one in _ADVICE.sub("\0", said).split("; ") if one]
-
-
 def name_of(run: str, facts: Mapping[str, Any], rows: pd.DataFrame) -> str:
-    """A run's name for people: as several runs are told apart, else its suite and its folder."""
+    """A readable name of a run: its distinguishing name among several, else its suite and its folder."""
     folder = facts.get("folder")
     suites = ", ".join(dict.fromkeys(rows["suite"]))
     return one_line(run or " ".join([suites, *([str(folder)] if folder else [])]), 120)

@@ -1,4 +1,4 @@
-"""What the figures of a report show: rows measured alike, at each length and over lengths, and scores by task."""
+"""The contents of a report's figures: rows measured alike, at each length and over lengths, and scores by task."""
 
 from __future__ import annotations
 
@@ -22,12 +22,10 @@ from attnbench.scores import Summary, difference, joint, learnt
 
 _PREFER = {"level": ("model", "layer", "operator"), "pass": ("training", "forward")}
 _OF_TRAINED = {"pass": ("forward", "training")}
-"""The order for trained models alone: their attention gives way for a quicker prefill, and is not trained again."""
+"""The order for trained models alone: their attention makes way for a quicker prefill, and is not trained again."""
 _APART = ("inputs", "layers", "ffn", "model")
 _VALUES = {"score": "score", "rel_error": "error", "loss_delta": "loss_delta", "hidden_error": "features"}
-"""Column of the vertical axis -> what a row of the page calls it."""
 _WORDS = {"loss_delta": "loss", "features": "error"}
-"""The same -> what sentences call it, where that is another word."""
 
 
 @dataclass(frozen=True)
@@ -36,15 +34,11 @@ class View:
 
     setting: Setting
     at: Mapping[int, Contenders]
-    """Length -> the points of the trade-off figure."""
     n: int
-    """The longest of the lengths at which most labels were measured."""
     lines: Sequence[Series]
-    """The lines of time over length; empty where there is one length only."""
 
     @property
     def what(self) -> str:
-        """``a training step of the whole model``."""
         row = self.setting.rows.iloc[0]
         passes = {"forward": "a forward pass", "training": "a training step", "backward": "a backward pass"}
         level = LEVELS.get(row["level"], row["level"])
@@ -52,19 +46,12 @@ class View:
 
     @property
     def name(self) -> str:
-        """What tells it from the other views, else what was measured."""
         row = self.setting.rows.iloc[0]
         return self.setting.name or f"{in_words('level', row['level'])}, {in_words('pass', row['pass'])}"
 
 
 def views(frame: pd.DataFrame) -> list[View]:
-    """One for each way of timing in a table, the whole model and the training step first.
-
-    For trained models alone the forward pass is first.
-
-    Args:
-        frame: rows of one machine.
-    """
+    """One view for each way of timing, whole model and training step first; forward first for trained models alone."""
     rows = timed(frame)
     prefer = _OF_TRAINED if (rows["level"] == "pretrained").all() else _PREFER
     return [view for setting in settings(rows, prefer, also_same=_APART) if (view := _view(frame, setting))]
@@ -157,9 +144,8 @@ def found_in(frame: pd.DataFrame) -> list[Problem]:
 def task_data(one: Problem, families: list[str], family: int) -> dict[str, Any]:
     """A task for the scripts.
 
-    Args:
-        family: how many differences from softmax stand together in all tasks.
-        families: names, to which new ones are added; a part holds the place of its own.
+    ``family`` is the number of differences tested together; ``families`` gets new names, and a part holds the place of
+    its own.
     """
     families += [name for name in dict.fromkeys(part.family for part in one.parts) if name not in families]
     reference, still = one.reference, one.no_mixing
@@ -193,7 +179,7 @@ def _part(one: Problem, part: Summary, place: int, family: int) -> dict[str, Any
 
 
 def task_notes(frame: pd.DataFrame, found: Sequence[Problem]) -> list[str]:
-    """What was trained and how, what hollow marks mean, and which labels have no score."""
+    """Notes on the trainings, the hollow marks and the labels without a score."""
     several = any(len(part.by_seed) > 1 for one in found for part in one.parts)
     single = any(len(part.by_seed) == 1 for one in found for part in one.parts)
     bars = ["Bars: 95 % t-intervals over seeds; ticks: single seeds."] if several else []
@@ -214,5 +200,5 @@ def task_notes(frame: pd.DataFrame, found: Sequence[Problem]) -> list[str]:
 
 
 def how_trained(frame: pd.DataFrame, found: Sequence[Problem]) -> str:
-    """One line: the model, how it was trained and on what, as far as all tasks agree."""
+    """One line: the model and its training, as far as all tasks agree."""
     return " · ".join(about(frame, [one for one in found if one.choices])[:2])
