@@ -70,7 +70,6 @@ class DenseLayer(nn.Module):
         return nn.functional.linear(units, self.W2, self.b2)
 
     def begin(self, x: Tensor) -> tuple[()]:
-        """Nothing is kept of x ``(B, n, C)``."""
         return ()
 
     def step(self, state: tuple[()], x: Tensor) -> tuple[Tensor, tuple[()]]:
