@@ -160,7 +160,6 @@ class Delta(HeadLayer):
         return torch.unflatten(state, 0, (x.shape[0], self.heads))
 
     def prompted(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x ``(B, n, C)``, n >= 1, in one pass over the chunks."""
         q, k, v, beta, *log_decay = (part.to(accumulator(x.dtype)).flatten(0, 1) for part in self._parts(x))
         q = _unit(q).repeat_interleave(self.steps, 1) if self.steps > 1 else _unit(q)
         y, state = delta_rule(q, _unit(k), v, beta, *log_decay, chunk=self.chunk)

@@ -108,7 +108,6 @@ class FlexPrefill(BlockSelecting):
         return self.over(allowed, (q, k, v), key_mask)
 
     def _kept(self, q: Tensor, k: Tensor, real: list[int], blocks: list[list[int]]) -> set[tuple[int, int]]:
-        """The pairs of blocks of one head that the formula keeps; q, k ``(N, D)``."""
         scale, total = q.shape[1] ** -0.5, len(blocks)
         past = [(I, J) for I in range(total) for J in range(I + 1 if self.causal else total)]
         always = {(I, J) for I, J in past if J in (0, I)}
@@ -180,12 +179,10 @@ class FlexPrefill(BlockSelecting):
         return (torch.where(close[:, None, None], pairs, lines) | always) & allowed
 
     def last(self, q: Tensor, k: Tensor, real: Tensor) -> LastQueries:
-        """The queries that represent all."""
         return of_last_queries(q, k, real, self.block, causal=self.causal)
 
 
 def _divergence(p: Tensor, guess: Tensor) -> Tensor:
-    """The root of the Jensen-Shannon divergence of distributions ``(B, n)``."""
     middle = (p + guess) / 2
     parts = [torch.special.xlogy(x, x) - torch.special.xlogy(x, middle) for x in (p, guess)]
     return torch.stack(parts).sum((0, -1)).div_(2).clamp_(min=0).sqrt_()

@@ -187,14 +187,12 @@ class Kernel(nn.Module):
         return quotient(by_heads(compute, q, k, values)).to(out)
 
     def _prepared(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """q and k as the kernel takes them, float32 at least."""
         dtype = accumulator(q.dtype)
         if self.sim != "rebased":
             return q.to(dtype), k.to(dtype)
         return _normed(q.to(dtype), self.norm_q), _normed(k.to(dtype), self.norm_k)
 
     def _weights(self, q: Tensor, k: Tensor) -> Tensor:
-        """The kernel of all pairs, for kernels that are no exponentials."""
         if self.sim == "poly":
             power: Tensor = (1 + q @ k.mT * q.shape[-1] ** -0.5) ** self.degree
             return power

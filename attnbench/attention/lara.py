@@ -162,7 +162,6 @@ class LARA(nn.Module):
 
 
 def _parts(*inputs: Tensor) -> list[tuple[Tensor, ...]]:
-    """The inputs ``(G, N, ...)`` in parts that stay in the cache."""
     return list(zip(*(torch.split(x, STRETCH, 1) for x in inputs), strict=True))
 
 

@@ -223,7 +223,6 @@ class Linear(FeatureAttention):
 
 
 def _positive(x: Tensor) -> Tensor:
-    """elu(x) + 1, as :class:`EluPlusOne` computes it."""
     return torch.ops.aten.elu_backward(x.clamp(min=0.0).add_(1.0), 1.0, 1.0, 1.0, False, x)  # type: ignore[no-any-return]
 
 

@@ -133,7 +133,6 @@ class Thinformer(nn.Module):
         return kept.view(B, H, -1)
 
     def _compress(self, kernel: Tensor, level: int, run: int) -> list[int]:
-        """The keys left of run ``run`` after ``level`` halvings."""
         m, rounds = len(kernel), self._rounds(len(kernel))
         points = m // (2 * 4 ** (rounds - 1)) * 2
         n = 4 ** (rounds - 1) * points

@@ -127,7 +127,6 @@ class WindowLinear(nn.Module):
         return quotient(by_heads(partial(_attend, layout=layout), *given)).to(out)
 
     def _projected(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """The features' inputs, ``(B, H, n, D)``."""
         if not self.learned:
             return q, k
         return q @ self.W_q.to(q.dtype).mT, k @ self.W_k.to(k.dtype).mT
@@ -139,7 +138,6 @@ class WindowLinear(nn.Module):
         return Recent(sums, k[:, :, old:].clone(), v[:, :, old:].clone())
 
     def _added(self, k: Tensor, v: Tensor) -> Tensor:
-        """The keys' addition to the sums, from keys ``(B, H, n, D)``."""
         return self.map(self._projected(k, k)[1]).mT @ with_ones(v)
 
     @torch.no_grad()

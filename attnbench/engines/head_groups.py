@@ -26,7 +26,6 @@ class HeadGroups(nn.Module):
         return self.joined(lambda part, *x: part(*x, key_mask=key_mask), q, k, v)
 
     def joined(self, run: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-        """The outputs of ``run(part, *its heads of each input)`` for all parts, joined."""
         out = [run(part, *x) for part, x in self.split(*inputs)]
         return out[0] if len(out) == 1 else torch.cat(out, 1)
 
@@ -45,7 +44,6 @@ class HeadGroups(nn.Module):
             first += heads
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
-        """The states of all parts after q, k, v ``(B, H, n, D)``, n >= 0."""
         return tuple(part.begin(*x) for part, x in self.split(q, k, v))
 
     def step(self, state: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, tuple[Any, ...]]:

@@ -24,7 +24,6 @@ class Grouped:
     """Places from the queries of one head of a group to those of the next; 0 if each has a choice of its own."""
 
     def pairs(self, queries: slice) -> Tensor:
-        """``(B, H, n, M)`` bool: the keys that each of these n queries attends to."""
         places = [slice(queries.start + g * self.apart, queries.stop + g * self.apart) for g in range(len(self.parts))]
         return torch.stack([part.pairs(at) for part, at in zip(self.parts, places, strict=True)], 2).flatten(1, 2)
 

@@ -229,7 +229,6 @@ class CSA(CompressedLayer):
         return torch.unflatten(a, 2, (self.index_heads, -1)), w * a.shape[2] ** -0.5
 
     def _index_parts(self, x: Tensor) -> Tensor:
-        """Tokens' parts of the keys of the index, ``(B, n, 4·index_dim)``."""
         dtype = accumulator(x.dtype)
         return linear(x.to(dtype), self.index_entry.parts.weight.to(dtype))
 
@@ -288,7 +287,6 @@ class CSA(CompressedLayer):
         return self._joined(y, t), Compressed(window, pending, entries, m)
 
     def _parts(self, x: Tensor) -> Tensor:
-        """Tokens' parts of entries and of the index's keys, joined."""
         return torch.cat([self.entry.parts(x), self._index_parts(x)], -1)
 
     def _split(self, parts: Tensor) -> tuple[Tensor, Tensor]:

@@ -87,7 +87,6 @@ class HCA(CompressedLayer):
         self.entry_norm = nn.RMSNorm(D, eps=EPS)
 
     def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """Head by head with the matrix of all tokens and entries."""
         (x,) = emptied(key_mask, x)
         (B, N, _), D, m = x.shape, self.D, self.run
         i = torch.arange(N, device=x.device)

@@ -116,7 +116,6 @@ class HyperAttention(Decoding, nn.Module):
         return out
 
     def _whole(self, asked: list[int], keys: list[int]) -> list[list[float]]:
-        """w of each pair of n queries and m keys, from their hashes."""
         n, m = len(asked), len(keys)
         blocks = -(-m // self.block)
         chunks = max(-(-n // self.block), blocks)
@@ -184,7 +183,6 @@ class HyperAttention(Decoding, nn.Module):
         return out.view(q.shape)
 
     def codes(self, x: Tensor) -> Tensor:
-        """The hashes ``(B, H, n)`` of x ``(B, H, n, D)``."""
         dtype = accumulator(x.dtype)
         projections = self.projections.to(dtype)
         place = 1 << torch.arange(projections.shape[1] - 1, -1, -1, device=x.device)

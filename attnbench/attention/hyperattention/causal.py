@@ -255,7 +255,6 @@ class Decoding:
     draws: Tensor
 
     def codes(self, x: Tensor) -> Tensor:
-        """Hashes ``(B, H, n)`` of x ``(B, H, n, D)``."""
         raise NotImplementedError
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> State:

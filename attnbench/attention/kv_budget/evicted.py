@@ -145,7 +145,6 @@ class Evicting(AfterPrompt):
         """The scores of the prompt's keys ``(B, 1 or K, P)`` again, by the formula."""
 
     def read(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
-        """The pairs that are read, by :meth:`worth`: rows are ranked in turn."""
         (B, K, N), P = k.shape[:3], self.prompt or 0
         kept = self.tokens_kept(P)
         real_keys = None if key_mask is None else key_mask[:, :P]

@@ -55,7 +55,6 @@ class AfterPrompt(nn.Module):
         self.budget, self.ratio, self.prompt = budget, ratio, prompt
 
     def tokens_kept(self, prompt: int) -> int:
-        """Number of ``prompt`` tokens that a step reads."""
         if self.ratio is not None:
             return prompt - int(self.ratio * prompt)
         return min(prompt, self.budget or _DEFAULT)

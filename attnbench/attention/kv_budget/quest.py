@@ -77,7 +77,6 @@ class Quest(AfterPrompt):
         self.page = page
 
     def read(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
-        """The bound of each query and page by itself, one channel after the other."""
         (B, H, N, _), K, P = q.shape, k.shape[1], self.prompt or 0
         pairs = torch.zeros(B, K, N - P, N, dtype=torch.bool, device=k.device)
         for b, h, t in product(range(B), range(K), range(P, N)):

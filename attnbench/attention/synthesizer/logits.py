@@ -26,7 +26,6 @@ class Source(nn.Module):
         raise NotImplementedError
 
     def of_pairs(self, x: Tensor) -> Tensor:
-        """All logits ``(B, H, N, N)`` straight from the formula."""
         raise NotImplementedError
 
 
@@ -134,7 +133,6 @@ class DotProduct(Source):
         return self._heads(self.q(x) * self.scale)
 
     def keys(self, x: Tensor) -> Tensor:
-        """The keys of x, ``(H, B, N, D)``."""
         return self._heads(self.k(x))
 
     def _heads(self, x: Tensor) -> Tensor:

@@ -35,7 +35,6 @@ class BlockSelecting(nn.Module):
         raise NotImplementedError
 
     def select(self, q: Tensor, k: Tensor, *, key_mask: Tensor | None = None) -> BlockSelection:
-        """The choice for q ``(B, H, N, D)`` and k ``(B, K, N, D)``."""
         dtype = accumulator(q.dtype)
         B, H, N, _ = q.shape
         real = torch.ones(B, N, dtype=torch.bool, device=q.device) if key_mask is None else key_mask
@@ -48,7 +47,6 @@ class BlockSelecting(nn.Module):
         return selection
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection) -> Tensor:
-        """Softmax attention over the selection, ``(B, H, N, E)``."""
         return attend_in_form(self.flex, q, k, v, selection, self.sink)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:

@@ -89,7 +89,6 @@ class BlockSelection:
         return seen if self.real is None else seen & self.real[:, None, None]
 
     def of(self, B: int, H: int, N: int) -> BlockSelection:
-        """The selection of the first examples, heads and tokens."""
         if self.size == (B, H, N):
             return self
         heads, tokens = self.size[1:]
@@ -103,7 +102,6 @@ class BlockSelection:
         return BlockSelection((B, H, N), self.causal, tuple(parts), None if self.real is None else self.real[:B, :N])
 
     def repeated(self, B: int, H: int) -> BlockSelection:
-        """A selection of one head of one example, repeated for all."""
         if self.size[:2] == (B, H):
             return self
         parts, device = [], self.parts[0].queries.device

@@ -38,7 +38,6 @@ class Cache(NamedTuple):
 
     @property
     def keys(self) -> Tensor:
-        """``(B, K, length, D)``, a view."""
         return self.k[:, :, : self.length]
 
     @property

@@ -114,8 +114,6 @@ class FlexPattern:
     def _mask(
         self, seen: Callable[[Tensor], Seen], known: Hashable, q: Tensor, key_mask: Tensor | None
     ) -> tuple[BlockMask, int]:
-        """A block mask, and its number of pairs over all heads of an example."""
-
         def made() -> tuple[BlockMask, int, Mod]:
             found = seen(q)
             return (

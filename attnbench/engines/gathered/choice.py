@@ -40,7 +40,6 @@ class Choice:
         return seen if self.real is None else seen & self.real[:, None, None]
 
     def of(self, B: int, H: int, N: int) -> Choice:
-        """The choice of the first examples, heads and tokens, if there are as many keys as queries."""
         if (len(self.chosen), self.heads, self.keys) == (B, H, N):
             return self
         part = self.chosen[:B, : H * self.chosen.shape[1] // self.heads, :N]
@@ -72,7 +71,6 @@ class Choice:
         return flex.over(plain, masks, q, k, v, key_mask=self.real)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Softmax attention of q ``(B, H, N, D)`` to the chosen k and v ``(B, K, M, ·)``."""
         k, v = emptied(self.real, k, v)
         own, causal = self.size, self.causal
         return attend_to_chosen(q, k, v, self.chosen, size=own, causal=causal, key_mask=self.real)

@@ -141,7 +141,6 @@ class Chunks:
         self.carried = (before - rows).exp2_()  # the weight of the sums so far in each row, (Gm, c, 1)
 
     def split(self, x: Tensor) -> Tensor:
-        """``(G, R, ·)`` to ``(Gm, c, ·)``, contiguous."""
         return x.reshape(x.shape[0] * self.count, -1, x.shape[2]).contiguous()
 
     def weigh_(self, scores: Tensor) -> Tensor:
@@ -149,7 +148,6 @@ class Chunks:
         return scores.tril_() if self.weight is None else scores.mul_(self.pairs)
 
     def carry(self, rows: Tensor) -> Tensor:
-        """Weigh rows ``(Gm, c, ·)`` that read the sums before the chunk."""
         return rows if self.weight is None else rows * self.carried
 
     def carry_(self, rows: Tensor) -> Tensor:

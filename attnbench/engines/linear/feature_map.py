@@ -97,7 +97,6 @@ class Tiles:
         put(x, self.group, block, tile)
 
     def queries(self, q: Tensor, block: slice) -> tuple[Tensor, Tensor]:
-        """The queries of the block and their features."""
         x = self.cut(q, block)
         phi = self.blank(x.shape[1])
         self.features.queries(x, phi)
@@ -150,7 +149,6 @@ class Tiles:
             fill(target, torch.div, numerator.view_as(target), divisor)
 
     def numerator_grad(self, grad: Tensor, divisors: Tensor, block: slice) -> Tensor:
-        """The numerator's gradient, ``(G, c, E)``."""
         return self.cut(grad, block) / self.cut(divisors, block)
 
 

@@ -200,7 +200,6 @@ class _Kernels:
         )
 
     def keys(self, states: Tensor, grad: Tensor, factors: Factors, dk: Tensor, dv: Tensor) -> None:
-        """Write the gradients of keys and values into ``dk`` and ``dv``."""
         (segments, chunks), tokens = self._segments(self.k), self.k.shape[2]
         self._launch(
             "key_gradients",
@@ -365,7 +364,6 @@ Featured = tuple[Tensor, Tensor]
 
 
 def _featured(features: FeatureMap, q: Tensor, k: Tensor, keys: Keys) -> tuple[Featured, Featured, Keys]:
-    """Features of queries and keys, and the keys with their levels."""
     padded = None if keys.mask is None else ~keys.mask[:, None, :, None]
     if padded is not None:
         k = k.masked_fill(padded, 0.0)
@@ -506,7 +504,6 @@ class _FeatureKernels:
     def _through(
         self, name: str, *arguments: Any, of: Tensor, states: Tensor, products: int, **constants: bool
     ) -> None:
-        """Run a kernel on all segments of the tokens of ``of``, for all values."""
         segments, chunks = self._segments(of.shape[2])
         self._launch(
             name,

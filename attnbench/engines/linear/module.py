@@ -39,7 +39,6 @@ class FeatureAttention(nn.Module):
         self.summed_by = forms.require("these sums", form, ("triton",) if chunk is None else ())
 
     def feature_map(self, dtype: torch.dtype) -> FeatureMap:
-        """φ for inputs of this dtype."""
         raise NotImplementedError
 
     def pair_weights(self, q: Tensor, k: Tensor, allowed: Tensor) -> Tensor:
@@ -116,7 +115,6 @@ class FeatureAttention(nn.Module):
         return attend_all(q, k, v, features, key_mask=key_mask, rows=self.chunk)
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """The output from :meth:`pair_weights`, without tiles or running sums."""
         allowed = visible_pairs(q, k, self.causal, key_mask)
         weights = self.pair_weights(q, k, allowed).masked_fill(~allowed, 0.0)
         total = weights.sum(-1, keepdim=True).masked_fill(~allowed.any(-1, keepdim=True), 1.0)

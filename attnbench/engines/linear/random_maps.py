@@ -37,7 +37,6 @@ class Projected(FeatureMap):
         return u.view(*x.shape[:2], -1)
 
     def pull_back(self, grad: Tensor) -> Tensor:
-        """The gradient of x from that of u."""
         return self.project(self.weight.mT, grad)
 
     def half_square(self, x: Tensor) -> Tensor:

@@ -154,7 +154,6 @@ def _pieces(x: Tensor, few: int) -> Iterator[tuple[int, _Heads, _Piece]]:
 
 
 def _rooms(x: Tensor, few: int, count: int) -> Tensor:
-    """Memory ``(count, ·)`` that all pieces use in turn."""
     tokens, heads = _sizes(x, few)
     return x.new_empty((count, heads * tokens * few))
 

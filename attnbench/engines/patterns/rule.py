@@ -18,7 +18,6 @@ class Rule:
     device: torch.device
 
     def pairs(self, queries: slice) -> Tensor:
-        """``(1, 1, n, M)`` bool: the keys that each of these n queries attends to."""
         start, stop, _ = queries.indices(self.keys)
         i = torch.arange(start, stop, device=self.device)[:, None]
         return self.sees(i, torch.arange(self.keys, device=self.device))[None, None]

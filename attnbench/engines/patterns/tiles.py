@@ -65,7 +65,6 @@ class Blocks:
         return part.unfold(1, self.size, max(1, self.step // self.stride)).transpose(2, 3)
 
     def positions(self, device: torch.device) -> Tensor:
-        """The positions of all tokens, ``(count, size)``."""
         block, token = torch.arange(self.count, device=device), torch.arange(self.size, device=device)
         return self.start + block[:, None] * self.step + token * self.stride
 
