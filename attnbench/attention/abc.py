@@ -23,7 +23,7 @@ from attnbench.variant import Knob, No, Traits, register
 
 
 class Slots(NamedTuple):
-    """What is kept of the tokens so far."""
+    """The slots' contents and weights after the tokens so far."""
 
     filled: Tensor
     """Keys and values of the slots, ``(B, H, slots, 2·D)``, float32 at least."""
@@ -89,7 +89,7 @@ class ABC(HeadLayer):
 
     @alone
     def dense(self, x: Tensor) -> Tensor:
-        """The means of the tokens that each token sees, from the weights as they stand."""
+        """The means of the tokens that each token sees, from their plain weights."""
         q, k, v = (torch.unflatten(y, 1, (self.heads, -1)) for y in (x @ self.qkv.weight.T).chunk(3, 1))
         s = torch.unflatten(x @ self.control.weight.T, 1, (self.heads, -1))
         rows = []
@@ -129,7 +129,7 @@ class ABC(HeadLayer):
         return torch.cat([first, _kept(before, s[:, :, 1:])], 2)
 
     def _of_all(self, x: Tensor, key_mask: Tensor | None) -> Tensor:
-        """o ``(B, N, C)`` where all tokens fill the slots."""
+        """o ``(B, N, C)`` if all tokens fill the slots."""
         q, k, v, s = self._parts(x)
         if key_mask is not None:
             s = s + added_to_logits(key_mask, s.dtype)[:, None, :, None]
@@ -164,5 +164,5 @@ def _scaled(q: Tensor, k: Tensor, v: Tensor, s: Tensor) -> tuple[Tensor, Tensor,
 
 
 def _kept(total: Tensor, s: Tensor) -> Tensor:
-    """log2 of the share that a slot keeps of what it has, whose weights sum to exp(total)."""
+    """log2 of a slot's kept share, if its weights sum to exp(total)."""
     return (logsigmoid(total - s) * LOG2E).clamp(min=STRONGEST)

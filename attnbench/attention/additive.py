@@ -75,7 +75,6 @@ class Additive(CachedDecoding, nn.Module):
         self.w = nn.Parameter(torch.randn(H, A) * A**-0.5)
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """The hidden layers of all pairs at once, ``(B, H, N, M, A)``."""
         x, y = (torch.einsum("bhnd,hda->bhna", one, matrix) for one, matrix in ((q, self.W), (k, self.U)))
         layers = torch.tanh(x[:, :, :, None] + y[:, :, None] + self.b[:, None, None])
         logits = torch.einsum("bhnma,ha->bhnm", layers, self.w)
@@ -88,7 +87,6 @@ class Additive(CachedDecoding, nn.Module):
         return attend_by_score(hidden, x, y, v, chunk=self.chunk, **how)
 
     def _of_queries(self, q: Tensor) -> Tensor:
-        """W q + b, float32 at least."""
         dtype = accumulator(q.dtype)
         return q.to(dtype) @ self.W.to(dtype) + self.b.to(dtype)[:, None]
 

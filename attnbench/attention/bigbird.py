@@ -94,7 +94,6 @@ class BigBird(nn.Module):
         self.register_buffer("draws", torch.randint(2**53, (-(-shape.N // block), shape.H, random_blocks)))
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """:meth:`forward` with an N × N mask for each head and example."""
         real = torch.ones_like(q[:, 0, :, 0], dtype=torch.bool) if key_mask is None else key_mask
         whole, bias = slice(0, q.shape[2]), self.position_bias
         added = None if bias is None else bias(whole, whole, q.dtype)
@@ -194,7 +193,7 @@ def random_blocks(draws: Tensor) -> Tensor:
     """Blocks that each block sees by chance, ``(blocks, H, picks)``, from draws ``(blocks, H, r)`` of 0 .. 2^53 - 1.
 
     Never the first, the last, the block itself or its neighbours; no two alike; every such set is equally likely.
-    ``picks`` is at most what blocks 1 and blocks - 2 have to choose from. The other blocks have one less, and where r
+    ``picks`` is at most the number of choices of blocks 1 and blocks - 2. The other blocks have one less, and if r
     exceeds that, their last pick is void. The rows of the first and the last block mean nothing.
     """
     total, _, wanted = draws.shape
@@ -216,7 +215,7 @@ def random_blocks(draws: Tensor) -> Tensor:
 
 
 def seen_blocks(draws: Tensor) -> Tensor:
-    """Whether block I of a head sees block J, ``(H, blocks, blocks)``, from draws ``(blocks, H, r)``."""
+    """A mask ``(H, blocks, blocks)`` of the blocks J that block I of a head sees, from draws ``(blocks, H, r)``."""
     total, heads, _ = draws.shape
     here = torch.arange(total, device=draws.device)
     outer = (here == 0) | (here == total - 1)

@@ -60,7 +60,6 @@ class Bilinear(CachedDecoding, nn.Module):
         self.W = nn.Parameter(torch.randn(shape.H, shape.D, shape.D) / shape.D)
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """All logits at once, ``(B, H, N, M)``."""
         logits = torch.einsum("bhnd,hde,bhme->bhnm", q, self.W, k)
         return softmax_of(logits, self.visible, key_mask, self.sink) @ v
 

@@ -88,13 +88,13 @@ class Chunked(CachedDecoding, nn.Module):
 
 class _How(NamedTuple):
     visible: Visible | bool
-    """Whether it is causal; or which keys each query sees."""
+    """Causality; or the keys that each query sees."""
     chunks: tuple[int, int]
     bias: PositionBias | None = None
     sink: Sink | None = None
     key_mask: Tensor | None = None
     place: int = 0
-    """Place of the first query among the keys, where ``visible`` does not say it."""
+    """Place of the first query among the keys, unless ``visible`` gives it."""
 
 
 class _Attend(torch.autograd.Function):
@@ -137,7 +137,6 @@ class _Tiles:
             self.unseen = ~some.repeat_interleave(self.shared, 0)
 
     def grouped(self, x: Tensor) -> Tensor:
-        """``(B, H, N, ·)`` by heads of keys, ``(B·K, G, N, ·)``."""
         return _flat(torch.unflatten(x, 1, (self.shared, self.G)))
 
     def rows(self) -> Iterator[tuple[slice, slice]]:
@@ -151,7 +150,6 @@ class _Tiles:
                 yield slice(first, min(first + at_once, heads)), slice(a, min(a + self.query_chunk, N))
 
     def keys(self, queries: slice) -> Iterator[slice]:
-        """The chunks of keys that these queries may see."""
         first, last = 0, queries.stop if self.causal else self.K.shape[1]
         if self.visible is not None:
             some = self.visible.seen_by_some(queries, last)
@@ -159,7 +157,6 @@ class _Tiles:
         return (slice(c, min(c + self.key_chunk, last)) for c in range(first, last, self.key_chunk))
 
     def space(self) -> Tensor:
-        """Memory for the largest tile."""
         heads, queries = next(self.rows())
         size = heads.stop * self.G * queries.stop * min(self.key_chunk, self.K.shape[1])
         return torch.empty(size, dtype=self.sums, device=self.Q.device)
@@ -189,7 +186,7 @@ class _Tiles:
         return torch.unflatten(bias(rows, keys, self.sums, self.numbers(heads)), 0, (-1, self.G))
 
     def numbers(self, heads: slice) -> Tensor:
-        """Which of the H heads read some of the B·K heads of keys, ``(h·G,)``."""
+        """Numbers of the H heads that read some of the B·K heads of keys, ``(h·G,)``."""
         device = self.Q.device
         return torch.arange(heads.start * self.G, heads.stop * self.G, device=device) % self.q.shape[1]
 
@@ -231,7 +228,7 @@ class _Tiles:
         return output.view(*self.q.shape[:3], -1), log_sums if keep_log_sums else None
 
     def gradients(self, grad: Tensor, output: Tensor, log_sums: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients of q, k, v and the bias's parameters from that of the output."""
+        """The gradients of q, k, v and the bias's parameters."""
         grads, output = self.grouped(grad), self.grouped(output)
         dQ = torch.empty(self.Q.shape, dtype=self.q.dtype, device=self.q.device)
         # Transposed: MKL multiplies by a transposed tile a third slower than by a transposed narrow matrix.
@@ -246,7 +243,7 @@ class _Tiles:
             total = _rows(log_sums, heads, queries)
             # The mean of dP under P.
             mean = (g * _rows(output, heads, queries)).sum(-1, keepdim=True, dtype=self.sums)
-            if self.sink is not None:  # whose value is 0: its weight times the mean of dP is all that it costs
+            if self.sink is not None:  # the sink's value is 0: its weight times the mean of dP is its whole gradient
                 kept = (self.sinks(self.sink, heads, queries) - total).exp_().mul_(mean)
                 of_sinks[heads] -= torch.unflatten(kept, 1, (self.G, -1)).sum((2, 3))
             dq = torch.zeros(Q.shape, dtype=self.sums, device=Q.device)
@@ -273,7 +270,7 @@ class _Tiles:
 
 
 def _rows(x: Tensor, heads: slice, queries: slice) -> Tensor:
-    """Some queries in all heads that share keys, ``(h, G·n, ·)`` of x ``(B·K, G, N, ·)``; a view where G = 1."""
+    """Some queries in all heads that share keys, ``(h, G·n, ·)`` of x ``(B·K, G, N, ·)``; a view for G = 1."""
     return x[heads, :, queries].flatten(1, 2)
 
 
@@ -284,7 +281,7 @@ def _flat(x: Tensor) -> Tensor:
 
 
 def _product(a: Tensor, b: Tensor, space: Tensor | None = None) -> Tensor:
-    """a·b batch by batch, in ``space`` if given; float32 also where one of the two is half precision."""
+    """a·b batch by batch, in ``space`` if given; float32 also if one of the two is half precision."""
     half = next((x.dtype for x in (a, b) if x.dtype.itemsize == 2), None)
     if half is not None:
         return torch.bmm(a.to(half), b.to(half), out_dtype=torch.float32)

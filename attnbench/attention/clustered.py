@@ -18,7 +18,7 @@ from attnbench.shape import Shape
 from attnbench.variant import Knob, No, Traits, register
 
 _SLOTS = 32
-"""How many queries of one cluster are multiplied with its keys at a time."""
+"""Queries of one cluster that are multiplied with its keys at a time."""
 
 
 @register(
@@ -80,7 +80,6 @@ class Clustered(nn.Module):
         self.register_buffer("directions", torch.randn(shape.D, bits))
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """Head by head over (real) tokens, with a row of weights over all keys for every query."""
         out = q.new_zeros(*q.shape[:3], v.shape[3])
         for b, h in product(range(q.shape[0]), range(q.shape[1])):
             keys = torch.arange(k.shape[2], device=q.device) if key_mask is None else key_mask[b].nonzero()[:, 0]
@@ -113,7 +112,7 @@ class Clustered(nn.Module):
         flat = q.reshape(G, N, D)
         with torch.no_grad():
             cluster = self.assign(flat, real)
-        # One more cluster for what is padded.
+        # One more cluster for padding.
         at = (cluster + (C + 1) * torch.arange(G, device=q.device).unsqueeze(1)).flatten()
         count = at.new_zeros(G * (C + 1)).index_add_(0, at, torch.ones_like(at)).view(G, C + 1)
         dtype = accumulator(q.dtype)
@@ -168,14 +167,9 @@ class Clustered(nn.Module):
         return out.to(v.dtype).view(B, H, N, E)
 
     def assign(self, q: Tensor, real: Tensor | None = None) -> Tensor:
-        """The cluster of every query.
+        """The cluster of every query, ``(G, N)`` int64; padding has cluster min(clusters, N) for itself.
 
-        Args:
-            q: ``(G, N, D)``.
-            real: ``(G, N)`` bool, True where a query is no padding.
-
-        Returns:
-            ``(G, N)`` int64; padding is in cluster min(clusters, N), which holds nothing else.
+        ``q`` is ``(G, N, D)``, ``real`` ``(G, N)`` bool.
         """
         G, N, _ = q.shape
         C, bits = min(self.clusters, N), self.directions.shape[1]

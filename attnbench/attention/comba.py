@@ -1,4 +1,4 @@
-"""Comba: a delta rule that erases by less than it writes, and whose queries are corrected by their own key."""
+"""Comba: a delta rule that erases by less than it writes, with queries corrected by their own key."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Comba(ErasingLayer):
 
     Hu et al. 2025, "Comba: Improving Bilinear RNNs with Closed-loop Control". The state fades by α_t. Of what stood for
     k_t before, the share b β_t is taken out, and β_t v_t written: S_t = α_t S_{t-1} + β_t k_t (v_t - b S_{t-1}ᵀ k_t)ᵀ.
-    b = σ(·) is a parameter of the head. What is taken out is read before the decay, as in ``rwkv7`` and unlike in
+    b = σ(·) is a parameter of the head. The part taken out is read before the decay, as in ``rwkv7`` and unlike in
     ``gated-delta``. The query is corrected by its token's key, o_t = S_tᵀ (q_t - p k_t) / √D, where p is a parameter of
     the head that starts at ``correction``; 0.02 is the authors' other choice.
 

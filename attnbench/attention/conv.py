@@ -1,4 +1,4 @@
-"""A depthwise convolution along the tokens: what attention is compared with where only neighbours matter."""
+"""A depthwise convolution along the tokens: the baseline of attention if only neighbours matter."""
 
 from __future__ import annotations
 
@@ -66,7 +66,6 @@ class Convolution(nn.Module):
         self.b = nn.Parameter(torch.empty(shape.C).uniform_(-1, 1) * width**-0.5)
 
     def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """For each channel, the product with the N × N matrix of the weights of distances."""
         (x,) = emptied(key_mask, x)
         i = torch.arange(x.shape[1], device=x.device)[:, None]
         matrix = self.weight[:, (i.mT - i + self.before).clamp(0, self.before + self.after)]
@@ -84,7 +83,7 @@ class Convolution(nn.Module):
         return conv1d(channels.to(dtype), weight, b, groups=len(b)).mT.to(out)
 
     def begin(self, x: Tensor) -> tuple[Tensor]:
-        """x ``(B, n, C)``, n >= 0. The last ``width - 1`` tokens, zeros in front of the first."""
+        """The last ``width - 1`` tokens of x ``(B, n, C)``, n >= 0, with zeros in front of the first."""
         short = max(0, self.before - x.shape[1])
         return (pad(x[:, max(0, x.shape[1] - self.before) :], (0, 0, short, 0)).clone(),)
 

@@ -23,7 +23,7 @@ from attnbench.variant import No, Traits, register
 
 
 class CosineSums(NamedTuple):
-    """What is kept of the keys so far."""
+    """The sums over keys so far."""
 
     sums: Tensor
     """Σ φ_j(k_j) (v_j, 1)ᵀ, ``(B, H, 2D, D + 1)``, float32 at least."""
@@ -87,7 +87,6 @@ class CosFormer(nn.Module):
         self.causal, self.chunk, self.horizon = shape.causal, chunk, horizon or longest
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """The N × M matrix of products times cosines, divided by its row sums."""
         i, j = (torch.arange(x.shape[2], dtype=q.dtype, device=q.device) for x in (q, k))
         weights = (q.relu() @ k.relu().mT) * torch.cos((i[:, None] - j) * (pi / 2 / self.horizon))
         weights = weights * visible_pairs(q, k, self.causal, key_mask)
@@ -120,7 +119,6 @@ class CosFormer(nn.Module):
         return quotient(phi_q @ sums).to(v.dtype), CosineSums(sums, state.length + 1)
 
     def _turns(self, start: int, count: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosine and sine of the positions from ``start`` on, ``(count, 1)``."""
         if start + count > self.horizon:
             raise Unsupported(
                 f"{start + count} tokens, but the cosines are positive for at most horizon = {self.horizon}"

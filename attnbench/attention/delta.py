@@ -1,4 +1,4 @@
-"""DeltaNet: each key overwrites what the state held for it, instead of adding to it."""
+"""DeltaNet: each key overwrites its entry in the state, instead of adding to it."""
 
 from __future__ import annotations
 
@@ -92,7 +92,6 @@ class Delta(HeadLayer):
             self.step_bias = nn.Parameter(drawn_step_sizes(shape.H))
 
     def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """The recurrence, token by token."""
         (x,) = emptied(key_mask, x)
         q, k, v, beta, *_ = self._parts(x, key_mask)
         alpha = torch.ones_like(q[..., :1])
@@ -123,7 +122,7 @@ class Delta(HeadLayer):
     def _parts(self, x: Tensor, key_mask: Tensor | None = None) -> list[Tensor]:
         """q ``(B, H, N, D)``, and of all steps k, v ``(B, H, N·steps, D)`` and β ``(B, H, N·steps)``.
 
-        If the state fades also log2(α) ``(B, H, N·steps, 1)``, all of it at the first step of each token.
+        If the state fades, also log2(α) ``(B, H, N·steps, 1)``, all of it at the first step of each token.
         """
         B, N, C = x.shape
         parts = self.qkv(x).view(B, N, 1 + 2 * self.steps, self.heads, C // self.heads).permute(0, 3, 1, 2, 4)
@@ -161,7 +160,6 @@ class Delta(HeadLayer):
         return torch.unflatten(state, 0, (x.shape[0], self.heads))
 
     def prompted(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x ``(B, n, C)``, n >= 1, in one pass over the chunks."""
         q, k, v, beta, *log_decay = (part.to(accumulator(x.dtype)).flatten(0, 1) for part in self._parts(x))
         q = _unit(q).repeat_interleave(self.steps, 1) if self.steps > 1 else _unit(q)
         y, state = delta_rule(q, _unit(k), v, beta, *log_decay, chunk=self.chunk)
@@ -206,9 +204,8 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, *, causal: bool) -> Te
 def delta_rule(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | None = None, *, chunk: int, strict: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """o_t = S_tᵀ q_t, or what the decay leaves of S_{t-1}, times q_t, with ``strict``; and the last state.
+    """o_t = S_tᵀ q_t, or with ``strict`` the decayed S_{t-1} times q_t; and the last state.
 
-    Args:
-        q, k: ``(G, N, D)``; v: ``(G, N, E)``; beta: ``(G, N)``; log_decay: ``(G, N, 1)``.
+    q, k: ``(G, N, D)``; v: ``(G, N, E)``; beta: ``(G, N)``; log_decay: ``(G, N, 1)``.
     """
     return erase_and_write(q, k, v, beta, log_decay, chunk=chunk, strict=strict)

@@ -1,4 +1,4 @@
-"""DeltaFormer: softmax attention to values from which each token has first taken what it finds already there."""
+"""DeltaFormer: softmax attention to values that each token has first reduced by its finds among the earlier ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from attnbench.shape import Shape
 from attnbench.variant import No, Traits, register
 
 _ROWS = 64
-"""Tokens that are solved for at once."""
+"""Tokens solved at once."""
 
 
 @register(
@@ -87,7 +87,6 @@ class DeltaFormer(HeadLayer):
 
     @alone
     def dense(self, x: Tensor) -> Tensor:
-        """One token's u after the other; then N × N weights."""
         read = []
         for side in (x,) if self.causal else (x, x.flip(0)):
             q, k, v = (torch.unflatten(y, 1, (self.heads, -1)).transpose(0, 1) for y in self.qkv(side).chunk(3, 1))
@@ -108,7 +107,7 @@ class DeltaFormer(HeadLayer):
         return self.out(both_ways(self._run, x, key_mask, causal=self.causal))
 
     def _parts(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """q over √D, k, v and what asks in the first step ``(B, H, n, D)``, and β ``(B, H, n, 1)``."""
+        """q over √D, k, v and the first step's queries ``(B, H, n, D)``, and β ``(B, H, n, 1)``."""
         q, k, v = self.projected(x)
         dtype = accumulator(x.dtype)
         scale = q.shape[-1] ** -0.5
@@ -144,7 +143,7 @@ class DeltaFormer(HeadLayer):
 
     @staticmethod
     def cached_bytes(shape: Shape, width: int, **_: object) -> int:
-        """The keys of a token and what remains of its values, float32 at least."""
+        """A token's keys and the rest of its values, float32 at least."""
         return 2 * shape.C * max(width, 4)
 
 
@@ -157,10 +156,10 @@ def _taken(asking: Tensor, k: Tensor, beta: Tensor) -> Tensor:
 
 
 class _Remaining(torch.autograd.Function):
-    """u of what asks and k ``(G, N, D)``, v ``(G, N, E)`` and β ``(G, N, 1)``, in blocks of :data:`_ROWS` tokens.
+    """u of the first step's queries and k ``(G, N, D)``, v ``(G, N, E)``, β ``(G, N, 1)``, in blocks of :data:`_ROWS`.
 
-    (I + T) u = v, where T holds the weights that are taken off. Its transpose gives v's gradient, last block first, and
-    the outer product of that and -u the gradient of T.
+    (I + T) u = v, with T the weights that are taken off. Its transpose gives v's gradient, last block first, and the
+    outer product of that and -u the gradient of T.
     """
 
     @staticmethod

@@ -58,7 +58,6 @@ class DenseLayer(nn.Module):
         self.W2, self.b2 = nn.Parameter(torch.randn(C, F) * F**-0.5), nn.Parameter(torch.zeros(C))
 
     def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """Unit by unit, as sums over channels."""
         (x,) = emptied(key_mask, x)
         units = torch.einsum("bnc,fc->bnf", x, self.W1) + self.b1
         units = units * (1 + torch.erf(units * 0.5**0.5)) / 2
@@ -70,7 +69,6 @@ class DenseLayer(nn.Module):
         return nn.functional.linear(units, self.W2, self.b2)
 
     def begin(self, x: Tensor) -> tuple[()]:
-        """Nothing is kept of x ``(B, n, C)``."""
         return ()
 
     def step(self, state: tuple[()], x: Tensor) -> tuple[Tensor, tuple[()]]:

@@ -1,4 +1,4 @@
-"""Differential attention: one softmax map minus another, so that what both see cancels."""
+"""Differential attention: one softmax map minus another, so that their common part cancels."""
 
 from __future__ import annotations
 
@@ -85,7 +85,6 @@ class Differential(CachedDecoding, nn.Module):
         self.scale = nn.Parameter(torch.ones(shape.D)) if norm else None
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """Both maps as N × M matrices."""
         N, M = q.shape[2], k.shape[2]
         k, v = (of_query_heads(x, q.shape[1]) for x in (k, v))
         allowed = self.places.pairs(slice(0, N), slice(0, M), M, q.device)
@@ -104,7 +103,7 @@ class Differential(CachedDecoding, nn.Module):
         return self._difference(first, second)
 
     def _difference(self, first: Tensor, second: Tensor) -> Tensor:
-        """What the two maps make of the values, ``(B, H, n, D)`` each, put together in float32 at least."""
+        """The two maps' outputs ``(B, H, n, D)``, put together in float32 at least."""
         dtype = accumulator(first.dtype)
         a, b, c, d = self.of_lambda.to(dtype)
         weight = (a @ b).exp() - (c @ d).exp() + self.lambda_init

@@ -23,7 +23,7 @@ _NO_MASK = "form=fla takes no mask: sums may fade by more than the kernel can te
 
 
 class Averages(NamedTuple):
-    """What each channel remembers of the keys met so far."""
+    """Each channel's averages over the keys so far."""
 
     context: Tensor
     """Average of the values, weighted by exp(k_c): ``(G, D, E)``."""
@@ -99,7 +99,6 @@ class Efficient(nn.Module):
         self.chunk = 1 << (min(chunk, shape.N) - 1).bit_length()
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """A softmax over keys for every query and channel, ``(B, H, N, M, D)``, then the mixture over channels."""
         unseen = ~visible_pairs(q, k, self.causal, key_mask)
         logits = k[:, :, None].masked_fill(unseen[..., None], float("-inf"))
         shares = logits.softmax(3).nan_to_num(0.0)
@@ -158,13 +157,13 @@ class Efficient(nn.Module):
 
 
 def _by_triton(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Not causal: both softmaxes make features of which each row's weights sum to 1."""
+    """Not causal: both softmaxes make features with weights that sum to 1 in each row."""
     phi_q, phi_k = (x.to(accumulator(x.dtype)).softmax(axis) for x, axis in ((q, -1), (k, 2)))
     return fused.sums(phi_q, phi_k, v, fused.Keys(causal=False))
 
 
 def _by_fla(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal: each channel's average fades by what its total grows, and takes a share of each value."""
+    """Causal: each channel's average fades by its total's growth, and takes a share of each value."""
     log_total = k.double().logcumsumexp(2)
     faded = pad(log_total[:, :, :-1] - log_total[:, :, 1:], (0, 0, 1, 0)).to(accumulator(k.dtype)) * LOG2E
     of_query = q.softmax(-1, accumulator(q.dtype)) * q.shape[-1] ** 0.5  # the kernel divides by that
@@ -215,7 +214,7 @@ def _sums(keys: Tensor, values: Tensor, top: Tensor | None = None) -> tuple[Tens
 
 
 _ROWS = 4096
-"""Rows of a tile: products of fewer take longer, and what is made of these stays in the cache."""
+"""Rows of a tile: products of fewer take longer, and their results stay in the cache."""
 
 
 def _empty(pairs: int, channels: int, v: Tensor) -> Averages:

@@ -51,7 +51,7 @@ class Etc(nn.Module):
 
     The sequence of n tokens is the concatenation of the paper's two inputs: the first g = ``global_tokens`` tokens are
     the global input, the others the long input. The output has the rows of both, as a layer in the paper has. (There
-    are no projections here: global tokens that were parameters would be constants, and nobody would use their rows.) So
+    are no projections here: global tokens that were parameters would be constants, with unused rows.) So
     g tokens of n are global; compare at equal n. A long token takes one softmax over all global tokens and the long
     tokens at most ``window`` away, r in the paper; a global token takes one over everything. A g above n counts as n.
 
@@ -91,7 +91,6 @@ class Etc(nn.Module):
             self.tables = nn.Parameter(torch.randn(2, shape.H, 2 * max_distance + 2, shape.D) * 0.02)
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """:meth:`forward` with N × N logits, labels and mask."""
         i, j = torch.arange(q.shape[2], device=q.device)[:, None], torch.arange(q.shape[2], device=q.device)
         g, allowed = self.global_tokens, self._sees(i, j)
         allowed = allowed if key_mask is None else allowed & key_mask[:, None, None]
@@ -116,7 +115,7 @@ class Etc(nn.Module):
         return self.flex.attend(self._plain, seen, q, k, v, key_mask=key_mask, bias=bias)
 
     def _added(self, q: Tensor) -> tuple[Tensor, Mod]:
-        """What each row adds to the scores of each label ``(B, H, N, labels)``, and the function that adds it."""
+        """Each row's addition to the scores of each label ``(B, H, N, labels)``, and the function that adds it."""
         rows, label = self._of_labels(q.to(accumulator(q.dtype))), self._label
         return rows, lambda score, b, h, i, j: score + rows[b, h, i, label(i, j)]
 

@@ -1,4 +1,4 @@
-"""FAVOR++: positive random features whose free parameter gives the least variance for the data."""
+"""FAVOR++: positive random features with a free parameter that gives the least variance for the data."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class FavorPlusPlus(FeatureAttention):
         return (ExponentialFeatures if self.causal else LogExponentials)(torch.cat(rows))
 
     def prepare(self, x: Tensor, *parameters: Tensor) -> Tensor:
-        """√(1 - 4A)·x, A and -‖x‖²/2 side by side, ``(B, H, N, D + 2)``, in which the exponent is linear."""
+        """√(1 - 4A)·x, A and -‖x‖²/2, joined to ``(B, H, N, D + 2)``, in which the exponent is linear."""
         x = x.to(accumulator(x.dtype))
         factor, constant = parameters or _parameters(x.new_full((), self.spread or 0.0), x.shape[-1])
         half_square = expectations.squares(x) * (-0.5 * x.shape[-1] ** -0.5)

@@ -1,4 +1,4 @@
-"""Each head's pattern of blocks is found anew for each input, from its last queries."""
+"""A pattern of blocks for each head and input, found from the last queries."""
 
 from __future__ import annotations
 
@@ -95,7 +95,6 @@ class FlexPrefill(BlockSelecting):
         self.least = -(-least // block)
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """Head by head, in plain loops over pairs of the last queries and of blocks."""
         B, H, N, _ = q.shape
         x, y = q.detach().double(), of_query_heads(k.detach().double(), H)
         allowed = torch.zeros(B, H, N, N, dtype=torch.bool, device=q.device)
@@ -109,7 +108,6 @@ class FlexPrefill(BlockSelecting):
         return self.over(allowed, (q, k, v), key_mask)
 
     def _kept(self, q: Tensor, k: Tensor, real: list[int], blocks: list[list[int]]) -> set[tuple[int, int]]:
-        """The pairs of blocks of one head that the formula keeps; q, k ``(N, D)``."""
         scale, total = q.shape[1] ** -0.5, len(blocks)
         past = [(I, J) for I in range(total) for J in range(I + 1 if self.causal else total)]
         always = {(I, J) for I, J in past if J in (0, I)}
@@ -152,7 +150,6 @@ class FlexPrefill(BlockSelecting):
         return (Grid(self.block, self.block, kept),)
 
     def _of_head(self, q: Tensor, k: Tensor, real: Tensor) -> Tensor:
-        """The blocks that are kept ``(B, blocks, blocks)``, from q and k ``(B, N, D)`` of one head."""
         N, D = q.shape[1:]
         total = -(-N // self.block)
         own, before = own_blocks(slice(0, total), self.block, total, self.block, q)
@@ -182,12 +179,10 @@ class FlexPrefill(BlockSelecting):
         return (torch.where(close[:, None, None], pairs, lines) | always) & allowed
 
     def last(self, q: Tensor, k: Tensor, real: Tensor) -> LastQueries:
-        """The queries that stand for all."""
         return of_last_queries(q, k, real, self.block, causal=self.causal)
 
 
 def _divergence(p: Tensor, guess: Tensor) -> Tensor:
-    """The root of the Jensen-Shannon divergence of distributions ``(B, n)``."""
     middle = (p + guess) / 2
     parts = [torch.special.xlogy(x, x) - torch.special.xlogy(x, middle) for x in (p, guess)]
     return torch.stack(parts).sum((0, -1)).div_(2).clamp_(min=0).sqrt_()

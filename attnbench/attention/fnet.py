@@ -49,7 +49,6 @@ class FNet(nn.Module):
         super().__init__()
 
     def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """The product with the cosines and sines of both transforms, C_n X C_c - S_n X S_c, of the real tokens."""
         cos_c, sin_c = _waves(x.shape[2], x)
         out = torch.zeros_like(x)
         for b, tokens in enumerate(x):

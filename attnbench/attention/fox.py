@@ -1,4 +1,4 @@
-"""Forgetting attention: a logit falls with what the gates of the tokens in between let go of."""
+"""Forgetting attention: a logit falls with the gates of the tokens in between."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from attnbench.variant import No, Traits, register
 
 
 class Remembered(NamedTuple):
-    """What decoding keeps."""
+    """The state of decoding."""
 
     cache: Cache
     totals: Tensor
@@ -82,7 +82,6 @@ class ForgettingAttention(HeadLayer):
         self.out = nn.Linear(C, C, bias=False)
 
     def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """The N × N sums of log f between all pairs."""
         (x,) = emptied(key_mask, x)
         B, N, _ = x.shape
         q, k, v = (part.view(B, N, self.heads, -1).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))

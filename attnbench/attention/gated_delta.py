@@ -1,4 +1,4 @@
-"""Gated DeltaNet: the delta rule on a state that fades at a rate which each token chooses for a head."""
+"""Gated DeltaNet: the delta rule on a state that fades at a rate that each token chooses for a head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gated DeltaNet-2: what a token erases and what it writes are chosen apart, channel by channel."""
+"""Gated DeltaNet-2: erasing and writing are chosen apart, channel by channel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Softmax attention behind a gate: what each head gives is multiplied by a sigmoid of the token."""
+"""Softmax attention behind a gate: each head's output is multiplied by a sigmoid of the token."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class GatedSoftmax(HeadLayer):
 
     x ``(B, N, C)`` gives q, k and v by C × C projections; the output projection is C × C, and none has a bias. The
     attention is one call of PyTorch's fused kernel (``sdpa``). With a ``source`` ``(B, M, C)`` k and v are made of it,
-    and the gate still of x; the gate costs O(N·C²) beside it, or O(N·C·H). Decoding
+    and the gate still of x; the gate adds O(N·C²), or O(N·C·H). Decoding
     keeps keys and values.
 
     Differs from the paper: q and k have no norm and are not turned by their places; heads of keys and values are not
@@ -73,7 +73,6 @@ class GatedSoftmax(HeadLayer):
         self.attend = VARIANTS.get("sdpa").make(shape)
 
     def dense(self, x: Tensor, *, source: Tensor | None = None, key_mask: Tensor | None = None) -> Tensor:
-        """The N × M weights of each head, and the gates beside them."""
         x, source = with_source(key_mask, x, source)
         (B, N, C), M = x.shape, source.shape[1]
         ours = zip((x, source, source), self.qkv.weight.chunk(3), strict=True)
@@ -87,18 +86,16 @@ class GatedSoftmax(HeadLayer):
 
     @property
     def position_bias(self) -> PositionBias | None:
-        """What it adds to the logits."""
         found: PositionBias | None = self.attend.position_bias
         return found
 
     @property
     def sink(self) -> Sink | None:
-        """The sink beside the logits."""
         found: Sink | None = self.attend.sink
         return found
 
     def forward(self, x: Tensor, *, source: Tensor | None = None, key_mask: Tensor | None = None) -> Tensor:
-        """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real, or ``(B, M)`` with a ``source``."""
+        """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True for a real token, or ``(B, M)`` with a ``source``."""
         if source is None:
             (x,) = emptied(key_mask, x)
             return self._joined(x, self.attend(*self.projected(x), key_mask=key_mask))
@@ -123,5 +120,4 @@ class GatedSoftmax(HeadLayer):
 
     @staticmethod
     def cached_bytes(shape: Shape, width: int, **_: object) -> int:
-        """The keys and values of a token."""
         return 2 * shape.C * width

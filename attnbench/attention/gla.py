@@ -84,7 +84,6 @@ class GLA(HeadLayer):
         self.out = nn.Linear(C, C, bias=False)
 
     def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """Weights Σ_c q_ic k_jc exp(-|L_ic - L_jc|), N × N × D numbers, with L the running sum of log(α)."""
         (x,) = emptied(key_mask, x)
         B, N, C = x.shape
         log_alpha = logsigmoid(self.decay(x)).view(B, N, self.heads, C // self.heads) / self.temperature
@@ -143,12 +142,9 @@ class GLA(HeadLayer):
 
 
 def gated_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *, causal: bool, chunk: int) -> Tensor:
-    """Σ_j Σ_c q_ic k_jc 2^-|L_ic - L_jc| v_j / √D over j <= i, or over all j.
+    """Σ_j Σ_c q_ic k_jc 2^-|L_ic - L_jc| v_j / √D over j <= i, or over all j; q, k, v ``(G, N, D)``.
 
-    Args:
-        q, k, v: ``(G, N, D)``.
-        log_decay: log2(α) <= 0, ``(G, N, D)``; L is its running sum.
-        chunk: a power of two.
+    ``log_decay`` is log2(α) <= 0, ``(G, N, D)``; L is its running sum. ``chunk`` is a power of two.
     """
     N = q.shape[1]
     while chunk >= 2 * N:
@@ -162,7 +158,7 @@ def gated_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *, causa
 
 
 def _backwards(state: Tensor | None, *part: Tensor) -> tuple[Tensor, Tensor]:
-    """What a stretch reads from later tokens; stretches are given from the last to the first."""
+    """A stretch's readings of later tokens; stretches come from the last to the first."""
     out, state = _stretch(state, *(x.flip(1, 2) for x in part), strict=True)
     return out.flip(1), state
 

@@ -1,4 +1,4 @@
-"""gMLP: a feed-forward unit whose hidden layer is gated by a learned mixture of the tokens."""
+"""gMLP: a feed-forward unit with a hidden layer gated by a learned mixture of the tokens."""
 
 from __future__ import annotations
 
@@ -85,7 +85,6 @@ class GMLP(nn.Module):
         self.from_head = nn.Linear(attention, ffn // 2) if attention else None
 
     def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """The same with a matrix for each example, with zeros for what is hidden."""
         (x,) = emptied(key_mask, x)
         N = x.shape[1]
         visible = visible_pairs(x, x, self.causal, key_mask)[:, 0]
@@ -103,7 +102,7 @@ class GMLP(nn.Module):
         return out
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """x ``(B, N, C)`` with N at most ``shape.N``; ``key_mask`` ``(B, N)``, True where a token is real."""
+        """x ``(B, N, C)`` with N at most ``shape.N``; ``key_mask`` ``(B, N)``, True for a real token."""
         (x,) = emptied(key_mask, x)
         B, n, _ = x.shape
         self._check(n)
@@ -146,7 +145,7 @@ class GMLP(nn.Module):
         return scaled_dot_product_attention(q, k, v, attn_mask=visible | ~some).masked_fill(~some, 0.0)[:, 0]
 
     def begin(self, x: Tensor) -> Cache:
-        """x ``(B, n, C)``, n >= 0. The cache's values are LN(Z₂); its keys are the head's keys and values."""
+        """The cache after x ``(B, n, C)``, n >= 0. Its values are LN(Z₂); its keys are the head's keys and values."""
         return Cache.of(self._kept(x), self._halves(x)[1][:, None], self.longest)
 
     def step(self, state: Cache, x: Tensor) -> tuple[Tensor, Cache]:
@@ -171,5 +170,5 @@ class GMLP(nn.Module):
     def cached_bytes(
         shape: Shape, width: int, *, ffn: int | None = None, attention: int | None = None, **_: object
     ) -> int:
-        """The half of a token's hidden units that is mixed, and the key and value of the head in the gate."""
+        """The mixed half of a token's hidden units, and the key and value of the head in the gate."""
         return ((6 * shape.C if ffn is None else ffn) // 2 + 2 * (attention or 0)) * width

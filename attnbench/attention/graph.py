@@ -47,7 +47,7 @@ class Graph(nn.Module):
 
     q, k, v ``(B, H, N, D)`` -> ``(B, H, N, D)``. All heads have the same graph. The keys of each query are gathered,
     some queries at a time, as for any graph: that the ring is regular is not made use of. The graph is drawn for
-    ``shape.N`` tokens; in a shorter input, edges to what is not there are missing.
+    ``shape.N`` tokens; in a shorter input, edges to missing tokens are left out.
 
     Differs from the paper: the graph does not come from data; self-edges; no features of edges and no embedding of
     positions.
@@ -57,7 +57,7 @@ class Graph(nn.Module):
     """
 
     neighbours: Tensor
-    """``(N, K)``, positions; -1 where a neighbour is listed already."""
+    """``(N, K)``, positions; -1 for a neighbour listed already."""
 
     def __init__(
         self,
@@ -78,7 +78,6 @@ class Graph(nn.Module):
         self.register_buffer("neighbours", listed.masked_fill(again, -1))
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """The N × N matrix of edges as a mask."""
         N = q.shape[2]
         edges = torch.zeros(self.longest, self.longest, dtype=torch.bool, device=q.device)
         for i, row in enumerate(self.neighbours.tolist()):

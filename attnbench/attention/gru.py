@@ -1,4 +1,4 @@
-"""Gated recurrent units: the smaller of the two recurrences that there were before attention."""
+"""Gated recurrent units: the smaller of the two recurrences from before attention."""
 
 from __future__ import annotations
 
@@ -54,7 +54,6 @@ class GRU(nn.Module):
         )
 
     def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """The gates of one real token after another, example by example."""
         out = []
         for b, example in enumerate(x):
             real = range(len(example)) if key_mask is None else key_mask[b].nonzero()[:, 0].tolist()
@@ -86,7 +85,7 @@ class GRU(nn.Module):
 
     @torch.no_grad()
     def begin(self, x: Tensor) -> tuple[Tensor]:
-        """x ``(B, n, C)``, n >= 0. The state h is ``(1, B, C)``."""
+        """The state h ``(1, B, C)`` after x ``(B, n, C)``, n >= 0."""
         if x.shape[1]:
             return (self._run(x, 0)[1],)
         return (x.new_zeros(1, x.shape[0], x.shape[2], dtype=accumulator(x.dtype)),)

@@ -1,4 +1,4 @@
-"""Gated slot attention: softmax over a fixed number of slots, whose keys and values fade as the token chooses."""
+"""Gated slot attention: softmax over a fixed number of slots, with keys and values that fade as the token chooses."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class GSA(HeadLayer):
 
     @alone
     def dense(self, x: Tensor) -> Tensor:
-        """What each token left in each slot when another reads it, N × N × slots numbers, for logits and for values."""
+        """Each token's share in each slot when another reads it, N × N × slots numbers, for logits and for values."""
         read = []
         for side in (x,) if self.causal else (x, x.flip(0)):
             projected = side @ self.qkv.weight.T

@@ -72,7 +72,6 @@ class Hedgehog(FeatureAttention):
         self.W_k = nn.Parameter(torch.eye(shape.D).repeat(shape.H, 1, 1))
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """The output again from the N × M matrix φ_q(Q) φ_k(K)ᵀ."""
         u_q, u_k = (torch.einsum("hed,bhnd->bhne", W, x) for W, x in ((self.W_q, q), (self.W_k, k)))
         return super().dense(u_q, u_k, v, key_mask=key_mask)
 

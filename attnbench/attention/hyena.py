@@ -1,4 +1,4 @@
-"""Hyena: two gates around a convolution as long as the sequence, whose kernel a small network makes of distances."""
+"""Hyena: two gates around a convolution as long as the sequence, with a kernel made of distances by a small network."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from attnbench.variant import No, Traits, register
 _SHORT = 3
 """Tokens under the short convolution."""
 _FREQUENCY = 1e-4
-"""f, of the cosine and the sine that the network gets beside a distance."""
+"""f, of the cosine and the sine that the network gets with a distance."""
 _LEFT, _FAST, _SLOW = 1e-2, 0.3, 1.5
-"""The window leaves so much after these shares of the length, in the fastest and the slowest channel."""
+"""The window's height after these shares of the length, in the fastest and the slowest channel."""
 
 
 @register(
@@ -87,7 +87,6 @@ class Hyena(nn.Module):
         self.out = nn.Linear(C, C, bias=False)
 
     def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """For each channel, the product with the N × N matrix of the weights of distances."""
         (x,) = emptied(key_mask, x)
         N, C = x.shape[1:]
         projected, mixed = self.inputs(x), []
@@ -119,7 +118,7 @@ class Hyena(nn.Module):
         return out
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """x ``(B, N, C)`` with N at most ``shape.N``; ``key_mask`` ``(B, N)``, True where a token is real."""
+        """x ``(B, N, C)`` with N at most ``shape.N``; ``key_mask`` ``(B, N)``, True for a real token."""
         (x,) = emptied(key_mask, x)
         N = x.shape[1]
         self._check(N)
@@ -132,7 +131,7 @@ class Hyena(nn.Module):
         return out
 
     def _gated(self, given: Tensor) -> tuple[Tensor, Tensor]:
-        """x₂ and x₁ ⊙ v, ``(B, n, C)``, of what the short convolution reads, ``(B, n + 2, 3·C)``."""
+        """x₂ and x₁ ⊙ v, ``(B, n, C)``, from the short convolution's input ``(B, n + 2, 3·C)``."""
         dtype = accumulator(given.dtype)
         mixed = conv1d(given.mT.to(dtype), self.short.to(dtype)[:, None], groups=len(self.short)).mT
         second, first, v = mixed.chunk(3, 2)
@@ -171,7 +170,7 @@ class Hyena(nn.Module):
 
     @staticmethod
     def cached_bytes(shape: Shape, width: int, /, **_: object) -> int:  # its own option is called width, too
-        """What of a token goes into the long convolution, float32 at least."""
+        """A token's part of the long convolution's input, float32 at least."""
         return shape.C * max(width, 4)
 
 

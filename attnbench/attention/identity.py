@@ -36,7 +36,6 @@ class Identity(nn.Module):
         super().__init__()
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """The identity matrix, without the rows of hidden tokens, times V."""
         matrix = torch.eye(v.shape[2], dtype=v.dtype, device=v.device).expand(v.shape[0], 1, -1, -1)
         if key_mask is not None:
             matrix = matrix * key_mask[:, None, :, None]
@@ -46,9 +45,7 @@ class Identity(nn.Module):
         return emptied(key_mask, v)[0]
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[()]:
-        """Nothing is kept of k and v ``(B, H, n, D)``."""
         return ()
 
     def step(self, state: tuple[()], q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, tuple[()]]:
-        """v ``(B, H, 1, D)`` is its own answer."""
         return v, state

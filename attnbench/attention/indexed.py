@@ -22,7 +22,7 @@ from attnbench.variant import Knob, No, Traits, register
 
 
 class Random(nn.Module):
-    """An index that learns nothing: queries and keys, all heads side by side, through one random projection.
+    """An index that learns nothing: queries and keys, all heads joined, through one random projection.
 
     A product of projections estimates logits (Johnson and Lindenstrauss 1984), summed over the heads of attention that
     an index head stands for: every I-th.
@@ -43,7 +43,6 @@ class Random(nn.Module):
         self.register_buffer("of_keys", keys.flatten(1))
 
     def forward(self, q: Tensor, k: Tensor) -> Index:
-        """q ``(B, H, n, D)``, k ``(B, K, m, D)``."""
         x, y = _side_by_side(q), _side_by_side(k)
         a = linear(x, self.of_queries.to(x.dtype))
         return Index(torch.unflatten(a, 2, (self.heads, -1)), linear(y, self.of_keys.to(y.dtype)), None)
@@ -62,7 +61,6 @@ class Learned(nn.Module):
         self.heads, self.scale = heads, float((heads * width) ** -0.5)
 
     def forward(self, q: Tensor, k: Tensor) -> Index:
-        """q ``(B, H, n, D)``, k ``(B, K, m, D)``."""
         x, y = _side_by_side(q), _side_by_side(k)
         a, w = (linear(x, one.weight.to(x.dtype)) for one in (self.of_queries, self.weights))
         b, norm = linear(y, self.of_keys.weight.to(y.dtype)), self.norm
@@ -71,7 +69,7 @@ class Learned(nn.Module):
 
 
 def _side_by_side(x: Tensor) -> Tensor:
-    """All heads of a token ``(B, n, H · D)``, in the dtype of sums."""
+    """All heads of a token ``(B, n, H · D)``, in the accumulator."""
     return x.transpose(1, 2).flatten(2).to(accumulator(x.dtype))
 
 
@@ -168,7 +166,6 @@ class IndexedAttention(nn.Module):
             self.index = Learned(shape, index_heads, index_dim)
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """All indices as an N × N matrix; the weights of all pairs whose rank in their row is below ``top_k``."""
         q, k, v = emptied(key_mask, q, k, v)
         K, V = of_query_heads(k, q.shape[1]), of_query_heads(v, q.shape[1])
         logits, seen = q @ K.mT * q.shape[-1] ** -0.5, visible_pairs(q, k, self.causal, key_mask)
@@ -201,18 +198,16 @@ class IndexedAttention(nn.Module):
         return taught(out, lesson(index, chosen, q, k, key_mask))
 
     def select(self, q: Tensor, k: Tensor, *, key_mask: Tensor | None = None) -> Choice:
-        """The keys kept for q ``(B, H, N, D)`` and k ``(B, K, N, D)``."""
         q, k = emptied(key_mask, q, k)
         chosen = self._choose(q, k, key_mask)[:, None]
         return Choice(chosen, q.shape[1], k.shape[2], causal=self.causal, real=key_mask)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, selection: Choice) -> Tensor:
-        """Softmax attention over what was selected, ``(B, H, N, E)``."""
         return selection.attend(q, k, v)
 
     @torch.no_grad()
     def _choose(self, q: Tensor, k: Tensor, key_mask: Tensor | None) -> Tensor:
-        """The keys kept for each query, ``(B, N, min(top_k, M))`` int32; -1 where fewer are visible."""
+        """The keys kept for each query, ``(B, N, min(top_k, M))`` int32; -1 if fewer are visible."""
         (B, H, N), M = q.shape[:3], k.shape[2]
         index: Index | None = None if self.index is None else self.index(q, k)
         heads = H if index is None else index.a.shape[2]
@@ -252,7 +247,7 @@ class IndexedAttention(nn.Module):
 
     @torch.no_grad()
     def _index_keys(self, q: Tensor, k: Tensor) -> Tensor:
-        """What the index keeps of tokens, ``(B, 1, n, index_dim)``, in as many digits as they are ranked with."""
+        """The index's part of the cache, ``(B, 1, n, index_dim)``, in the dtype of the ranking."""
         if self.index is None:
             return k.new_zeros(k.shape[0], 1, k.shape[2], 0)
         index: Index = self.index(q, k)

@@ -140,7 +140,6 @@ class Kernel(nn.Module):
             self.norm_q, self.norm_k = (nn.LayerNorm(shape.D) for _ in range(2))
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """The kernel of all pairs, ``(B, H, N, M)``, divided by its row sums."""
         root: float = q.shape[-1] ** 0.5
         s = q @ k.mT / root
         match self.sim:
@@ -188,14 +187,12 @@ class Kernel(nn.Module):
         return quotient(by_heads(compute, q, k, values)).to(out)
 
     def _prepared(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """q and k as the kernel takes them, float32 at least."""
         dtype = accumulator(q.dtype)
         if self.sim != "rebased":
             return q.to(dtype), k.to(dtype)
         return _normed(q.to(dtype), self.norm_q), _normed(k.to(dtype), self.norm_k)
 
     def _weights(self, q: Tensor, k: Tensor) -> Tensor:
-        """The kernel of all pairs, for kernels that are no exponentials."""
         if self.sim == "poly":
             power: Tensor = (1 + q @ k.mT * q.shape[-1] ** -0.5) ** self.degree
             return power
@@ -208,7 +205,7 @@ class Kernel(nn.Module):
         scale: float = q.shape[-1] ** -0.5
         if self.sim != "gaussian":
             return (q * scale) @ k.mT
-        # Differences alone count; the squares of what all keys share would drown these.
+        # Differences alone count; the squares of a part common to all keys would drown these.
         q, k = q - first.detach(), k - first.detach()
         return (q * scale) @ k.mT - k.square().sum(-1)[:, :, None] * (scale / 2)
 
@@ -225,7 +222,6 @@ class Kernel(nn.Module):
         return (logits.softmax(-1) @ v).masked_fill(~self.visible.seeing(key_mask, q.shape[2]), 0)
 
     def _seen(self, q: Tensor, k: Tensor) -> Tensor:
-        """The pairs that see each other, ``(N, M)`` bool."""
         N, M = q.shape[2], k.shape[2]
         return self.visible.pairs(slice(0, N), slice(0, M), M, q.device)
 

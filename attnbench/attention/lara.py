@@ -55,7 +55,7 @@ class LARA(nn.Module):
 
     Differs from the authors' code: the means are of q and k themselves, without a linear layer and a layer norm, as
     with its option no-param-pool, and scaled as q and k are (there μ is not divided by D^¼); ε is drawn in the
-    constructor and stays (there it is drawn anew in training, and 0 in evaluation as with ``sampled=false`` here).
+    constructor and stays (there it is drawn again in training, and 0 in evaluation as with ``sampled=false`` here).
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class LARA(nn.Module):
         return out.masked_fill(~key_mask.any(1)[:, None, None, None], 0.0)
 
     def _runs(self, x: Tensor, y: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Means of runs of x and of y, ``(B, H, C, D)``, and which of them are used, ``(B, C)``; None: all."""
+        """Means of runs of x and of y, ``(B, H, C, D)``, and those in use, ``(B, C)``; None: all."""
         N, M = x.shape[2], y.shape[2]
         of_queries = Segments(self.landmarks, N, key_mask if N == M else None)
         of_keys = Segments(self.landmarks, M, key_mask)
@@ -162,7 +162,6 @@ class LARA(nn.Module):
 
 
 def _parts(*inputs: Tensor) -> list[tuple[Tensor, ...]]:
-    """The inputs ``(G, N, ...)`` in parts that stay in the cache."""
     return list(zip(*(torch.split(x, STRETCH, 1) for x in inputs), strict=True))
 
 
@@ -202,7 +201,7 @@ def _read(
 
 
 def _hide(logits: Tensor, there: Tensor | None) -> Tensor:
-    """The logits, with :func:`hidden` in the columns ``(G, columns)`` that are not there."""
+    """The logits, with :func:`hidden` in the missing columns of ``(G, columns)``."""
     return logits if there is None else logits.masked_fill(there[:, None] == 0, hidden(logits.dtype))
 
 

@@ -31,7 +31,7 @@ _ONE_WIDTH = "form=triton keeps D x D sums, for values as wide as keys; form=tor
 
 
 class Turned(NamedTuple):
-    """What decoding keeps with rotary positions."""
+    """The state of decoding with rotary positions."""
 
     of_values: Tensor
     """Σ R_j φ(k_j) v_jᵀ, ``(B, H, D, D)``, float32 at least."""
@@ -41,7 +41,7 @@ class Turned(NamedTuple):
 
 
 class EluPlusOne(FeatureMap):
-    """φ(x) = elu(x) + 1, computed as elu'(x)·(max(x, 0) + 1), which keeps its digits where elu is near -1.
+    """φ(x) = elu(x) + 1, computed as elu'(x)·(max(x, 0) + 1), which keeps its digits for elu near -1.
 
     The derivative is exp(x) below 0 and 1 above. The features of a query that is negative throughout are divided by the
     largest of them, which cancels. Every feature of a key is at least :data:`_LEAST`, so that no product underflows.
@@ -99,7 +99,7 @@ class Linear(FeatureAttention):
     outputs and gradients are those of the formula. ``form=fla`` sums over flash-linear-attention's kernel, causal only.
 
     However negative q is, each row of weights sums to 1: a factor of a whole query cancels and is taken out. A key
-    feature below 2^-120, where an entry of k is below -83, is raised to 2^-120. Beside a key above -66 in the same
+    feature below 2^-120, where an entry of k is below -83, is raised to 2^-120. Next to a key above -66 in the same
     channel (above -46 in float64) that is less than a rounding error. A query whose keys are all below -83 in the
     channels that it weighs gives all of them the same weight. ``form=triton`` does neither: where the features of a
     query, or of all its keys, underflow, below -87, it gives NaN.
@@ -145,7 +145,6 @@ class Linear(FeatureAttention):
         return phi_q @ phi_k.mT
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """The weights of all pairs, those of the numerator turned by their distance in complex numbers."""
         if not self.rotary:
             return super().dense(q, k, v, key_mask=key_mask)
         i, j = (torch.arange(x.shape[2], dtype=torch.float64, device=x.device) for x in (q, k))
@@ -224,7 +223,6 @@ class Linear(FeatureAttention):
 
 
 def _positive(x: Tensor) -> Tensor:
-    """elu(x) + 1, as :class:`EluPlusOne` computes it."""
     return torch.ops.aten.elu_backward(x.clamp(min=0.0).add_(1.0), 1.0, 1.0, 1.0, False, x)  # type: ignore[no-any-return]
 
 

@@ -17,7 +17,7 @@ from attnbench.variant import Knob, No, Traits, register
 
 _ONE_WIDTH = "one convolution serves the channels of keys and those of values, as many as of keys"
 _POOLED: dict[str, Any] = {"stochastic": False, "rows_sum_to_one": True, "longer": True}
-"""What is so where the rows of the projection are averages, or maxima, of runs of keys."""
+"""Claims for a projection with rows that are averages, or maxima, of runs of keys."""
 
 
 @register(
@@ -153,7 +153,7 @@ class Linformer(nn.Module):
 
 
 Rows = tuple[Tensor, Tensor, Tensor | None]
-"""Keys and values ``(B, H, R, D)``; which rows are filled, ``(B, R)`` bool, None: all."""
+"""Keys and values ``(B, H, R, D)``; a mask of the filled rows, ``(B, R)`` bool, None: all."""
 
 
 class Projection(Protocol):

@@ -103,7 +103,6 @@ class Local(nn.Module):
         self.position_bias, self.sink = position_bias(shape), sink_of(shape)
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """:meth:`forward` with an N × N mask."""
         i, j = torch.arange(q.shape[2], device=q.device)[:, None], torch.arange(q.shape[2], device=q.device)
         allowed = self._sees(i, j)
         allowed = allowed if key_mask is None else allowed & key_mask[:, None, None]
@@ -119,7 +118,7 @@ class Local(nn.Module):
         return near & (j <= i) if self.causal else near
 
     def pairs_by_place(self, keys: int, device: torch.device) -> Rule | None:
-        """The pairs that count; None where a bias joins them."""
+        """The pairs that count; None if a bias joins them."""
         return Rule(self._sees, keys, device) if self.position_bias is None else None
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Location-based attention: the query alone says at which positions it looks, whatever stands there."""
+"""Location-based attention: the query alone decides the positions it looks at, whatever the content."""
 
 from __future__ import annotations
 
@@ -64,7 +64,6 @@ class Location(CachedDecoding, nn.Module):
         self.locations = nn.Parameter(torch.randn(shape.H, shape.M, shape.D) * shape.D**-0.5)
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """All logits at once, ``(B, H, N, M)``."""
         logits = torch.einsum("bhnd,hmd->bhnm", q, self.locations[:, : v.shape[2]])
         return softmax_of(logits, self.visible, key_mask, self.sink) @ v
 
@@ -80,7 +79,7 @@ class Location(CachedDecoding, nn.Module):
         return self.locations[:, :count].to(accumulator(self.locations.dtype))
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Cache:
-        """q, k, v ``(B, H, n, D)``, n >= 0. Of the keys nothing is kept."""
+        """The state after q, k, v ``(B, H, n, D)``, n >= 0; it holds no keys."""
         return Cache.of(v[..., :0], v, self.capacity)
 
     @torch.no_grad()

@@ -24,12 +24,12 @@ from attnbench.variant import RECURRENCE, Knob, No, register
 
 
 class Subtrees(NamedTuple):
-    """What is kept of the tokens so far."""
+    """The state of decoding."""
 
     states: Tensor
     """``(B, H, levels - 1, state, D)``, one at least; float32 at least."""
     seen: int
-    """How many there were."""
+    """Number of tokens so far."""
 
 
 @register(
@@ -153,7 +153,7 @@ class LogLinear(nn.Module):
     def _parts(self, u: Tensor) -> tuple[Tensor, ...]:
         """C and B ``(B, H, N, state)``, Δx ``(B, H, N, D)``, log2(a) ``(B, H, N)``, and λ ``(B, H, N, levels)``.
 
-        Where the base erases: q and k, x, log2(a), λ, and β ``(B, H, N)``.
+        If the base erases: q and k, x, log2(a), λ, and β ``(B, H, N)``.
         """
         key, query = self.key_query(u).chunk(2, -1)
         dtype = accumulator(u.dtype)
@@ -203,7 +203,7 @@ class LogLinear(nn.Module):
     def _erased(
         self, pieces: list[int], key: Tensor, values: Tensor, log_decay: Tensor, beta: Tensor
     ) -> tuple[Tensor, ...]:
-        """What is left at the end of what each piece wrote: states side by side that are all erased from alike."""
+        """The rest at the end of each piece's writing: states joined, all erased from alike."""
         (B, H, _, D), E, start = key.shape, values.shape[3], 0
         state = key.new_zeros(B * H, D, 0)
         for s in pieces:
@@ -230,8 +230,8 @@ class LogLinear(nn.Module):
 
 
 def _faded(pieces: list[int], key: Tensor, values: Tensor, log_decay: Tensor) -> list[Tensor]:
-    """What is left at the end of what each piece wrote."""
-    # Summed over the tokens after each: nothing is subtracted, and what follows a strong decay keeps its digits.
+    """The rest at the end of each piece's writing."""
+    # Summed over the tokens after each: nothing is subtracted, and numbers after a strong decay keep their digits.
     until = pad(log_decay[:, :, 1:], (0, 1)).flip(2).cumsum(2).flip(2)[..., None].exp2()
     kept, lengths = key * until, [2**s for s in pieces]
     parts = zip(torch.split(kept, lengths, 2), torch.split(values, lengths, 2), strict=True)

@@ -59,7 +59,6 @@ class LongConvolution(nn.Module):
         self.skip = nn.Parameter(torch.ones(C))
 
     def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """For each channel, the product with the N × N matrix of the weights of distances."""
         (x,) = emptied(key_mask, x)
         i = torch.arange(x.shape[1], device=x.device)[:, None]
         matrix = self.later[:, (i - i.mT).clamp(min=0)].tril()
@@ -68,7 +67,7 @@ class LongConvolution(nn.Module):
         return torch.einsum("cij,bjc->bic", matrix, x) + self.skip * x
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """x ``(B, N, C)`` with N at most ``shape.N``; ``key_mask`` ``(B, N)``, True where a token is real."""
+        """x ``(B, N, C)`` with N at most ``shape.N``; ``key_mask`` ``(B, N)``, True for a real token."""
         (x,) = emptied(key_mask, x)
         N = x.shape[1]
         self._check(N)
@@ -80,7 +79,7 @@ class LongConvolution(nn.Module):
             raise Unsupported(f"{tokens} tokens, but the kernel was made for at most {self.longest}")
 
     def begin(self, x: Tensor) -> Cache:
-        """x ``(B, n, C)``, n >= 0. The cache's values are the tokens."""
+        """The cache after x ``(B, n, C)``, n >= 0. Its values are the tokens."""
         return Cache.of(x[:, None, :, :0], x[:, None], self.longest)
 
     @torch.no_grad()
@@ -93,5 +92,4 @@ class LongConvolution(nn.Module):
 
     @staticmethod
     def cached_bytes(shape: Shape, width: int, **_: object) -> int:
-        """The token."""
         return shape.C * width

@@ -93,7 +93,6 @@ class Longformer(nn.Module):
             self.maps = nn.ParameterList(nn.Parameter(identity.clone()) for _ in "qkv")
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """:meth:`forward` with an N × N mask, and the global rows computed apart."""
         i, j = torch.arange(q.shape[2], device=q.device)[:, None], torch.arange(q.shape[2], device=q.device)
         allowed = self._sees(i, j)
         allowed = allowed if key_mask is None else allowed & key_mask[:, None, None]

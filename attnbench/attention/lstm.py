@@ -1,4 +1,4 @@
-"""Long short-term memory: what there was before attention."""
+"""Long short-term memory: the recurrence from before attention."""
 
 from __future__ import annotations
 
@@ -54,7 +54,6 @@ class LSTM(nn.Module):
         self.b = nn.Parameter(torch.empty(directions, 4 * C).uniform_(-1, 1) * C**-0.5)
 
     def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """The gates of one real token after another, example by example."""
         out = []
         for b, example in enumerate(x):
             real = range(len(example)) if key_mask is None else key_mask[b].nonzero()[:, 0].tolist()
@@ -91,7 +90,7 @@ class LSTM(nn.Module):
 
     @torch.no_grad()
     def step(self, state: State, x: Tensor) -> tuple[Tensor, State]:
-        """x ``(B, 1, C)``, by two products: PyTorch's kernel prepares itself anew for each sequence."""
+        """A step for x ``(B, 1, C)``, by two products: PyTorch's kernel prepares itself again for each sequence."""
         (h,), (c,) = state
         W, U, b = (weight[0].to(h.dtype) for weight in (self.W, self.U, self.b))
         gates = torch.addmm(torch.addmm(b, x[:, 0].to(h.dtype), W.mT), h, U.mT)

@@ -14,7 +14,7 @@ from attnbench.variant import Traits, register
 
 
 class Mean(NamedTuple):
-    """What is kept of earlier tokens."""
+    """The state of decoding."""
 
     total: Tensor
     """Sum of their values ``(B, H, 1, D)``."""
@@ -69,6 +69,5 @@ class MeanValue(nn.Module):
         return Mean(v.sum(2, keepdim=True, dtype=accumulator(v.dtype)), v.shape[2])
 
     def step(self, state: Mean, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Mean]:
-        """v ``(B, H, 1, D)``."""
         state = Mean(state.total + v, state.tokens + 1)
         return (state.total / state.tokens).to(v.dtype), state

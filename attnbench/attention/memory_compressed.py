@@ -132,7 +132,7 @@ class MemoryCompressed(nn.Module):
         return attend_to_filled(q, keys, values, filled)
 
     def _compress(self, x: Tensor, kernel: Tensor | None, key_mask: Tensor | None = None) -> Tensor:
-        """``(B, H, ceil(n / c), D)`` from x ``(B, H, n, D)``, which is zero where it is padding."""
+        """``(B, H, ceil(n / c), D)`` from x ``(B, H, n, D)``, which is zero at padding."""
         if kernel is not None:
             return strided_convolution(x, kernel)
         c, n = self.compression, x.shape[2]
@@ -149,7 +149,7 @@ class MemoryCompressed(nn.Module):
         mask = None if key_mask is None else key_mask[:, : T * c]
         keys = self._compress(k[:, :, : T * c], self.of_keys, mask)
         values = self._compress(v[:, :, : T * c], self.of_values, mask)
-        # Not with the fused kernel, which takes no mask beside the causal one and knows no staircase.
+        # Not with the fused kernel, which takes no mask with the causal one and knows no staircase.
         blocks = None if filled is None else filled[:, :T]
         out = attend(q[:, :, c - 1 :], keys, values, self._staircase(q, T), key_mask=blocks)
         if blocks is not None:

@@ -91,7 +91,7 @@ class Mesa(HeadLayer):
         self.heads, self.causal, self.chunk, self.steps = shape.H, shape.causal, chunk, steps
         self.qkv = nn.Linear(C, 3 * C, bias=False)
         self.gates = nn.Linear(C, 2 * shape.H)
-        one = torch.tensor(1.0 - _LEAST).expm1().log()  # whose softplus is 1 - 0.25
+        one = torch.tensor(1.0 - _LEAST).expm1().log()  # its softplus is 1 - 0.25
         self.penalty = nn.Parameter(one.repeat(shape.H, shape.D))
         self.norm = nn.RMSNorm(shape.D, eps=1e-5)
         self.out = nn.Linear(C, C, bias=False)
@@ -128,7 +128,7 @@ class Mesa(HeadLayer):
         return q, k, v, torch.sigmoid(beta), logsigmoid(gamma) * LOG2E, penalty[None, :, None]
 
     def _parts(self, x: Tensor) -> tuple[Tensor, ...]:
-        """The same with q and k of length 1, float32 at least, and Λ of each example."""
+        """:meth:`_projected` with q and k of length 1, float32 at least, and Λ of each example."""
         return _ready(*self._projected(x))
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
@@ -149,7 +149,7 @@ class Mesa(HeadLayer):
 
     @torch.no_grad()
     def begin(self, x: Tensor) -> Tensor:
-        """H and G side by side, ``(B, H, D, 2·D)``, after x ``(B, n, C)``, n >= 0, float32 at least."""
+        """H and G joined, ``(B, H, D, 2·D)``, after x ``(B, n, C)``, n >= 0, float32 at least."""
         _, k, v, beta, log_decay, _ = self._parts(x)
         return last_state(beta * k, torch.cat([k, v], -1), log_decay)
 
@@ -236,13 +236,13 @@ def _stretch(
 
 
 def _solved(systems: Tensor, b: Tensor) -> Tensor:
-    """The solution of each positive system; NaN for one that is not positive, without waiting for the device to say."""
+    """The solution of each positive system; NaN for one that is not positive, without waiting for the device."""
     factors, failed = torch.linalg.cholesky_ex(systems)
     return torch.cholesky_solve(b, factors).masked_fill(failed[..., None, None] != 0, torch.nan)
 
 
 def conjugate_gradients(system: Solve, b: Tensor, steps: int) -> Tensor:
-    """What ``system``, symmetric and positive for each row, maps to b ``(..., n, D)``, from 0 in so many steps."""
+    """The solution x of ``system(x)`` = b ``(..., n, D)``, symmetric and positive, from 0 in so many steps."""
     x, rest, along = torch.zeros_like(b), b, b
     square, least = rest.square().sum(-1, keepdim=True), torch.finfo(b.dtype).tiny
     for _ in range(steps):
@@ -255,7 +255,7 @@ def conjugate_gradients(system: Solve, b: Tensor, steps: int) -> Tensor:
 
 
 class _Following(torch.autograd.Function):
-    """0, with the gradient of the solution: where A x = b, that of b - A x at a fixed x is A⁻¹ times that of x."""
+    """0, with the gradient of the solution: at A x = b, that of b - A x at a fixed x is A⁻¹ times that of x."""
 
     @staticmethod
     def forward(ctx: Any, rest: Tensor, solve: Solve) -> Tensor:

@@ -106,7 +106,6 @@ class MInference(BlockSelecting):
         self.ahead, self.window = sink, window
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """Head by head, with the columns and distances in plain lists, and an N × N mask."""
         B, H, N, _ = q.shape
         x, y = q.detach().double(), of_query_heads(k.detach().double(), H)
         allowed = torch.zeros(B, H, N, N, dtype=torch.bool, device=q.device)
@@ -200,7 +199,6 @@ class MInference(BlockSelecting):
         return blocks & before if self.causal else blocks, columns
 
     def of_last(self, q: Tensor, k: Tensor, real: Tensor) -> LastQueries:
-        """The weights of the queries that stand for all."""
         return of_last_queries(q, k, real, self.rows, causal=self.causal)
 
     def _a_shape(self, total: int, like: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from attnbench.variant import Traits, register
 
 
 class Latents(NamedTuple):
-    """Room for what is kept of each token, its latent and its rotary key; the first ``length`` rows are filled."""
+    """Room for each token's latent and rotary key; the first ``length`` rows are filled."""
 
     room: Tensor
     """``(B, capacity, R + P)``."""
@@ -43,11 +43,9 @@ class Latents(NamedTuple):
 
     @property
     def rows(self) -> Tensor:
-        """``(B, length, R + P)``, a view."""
         return self.room[:, : self.length]
 
     def unused(self) -> tuple[Tensor]:
-        """The rows that are not filled."""
         return (self.room[:, self.length :],)
 
 
@@ -80,7 +78,7 @@ class MLA(HeadLayer):
     are made for every head. ``absorbed``: the map of the keys goes to the query, so that all heads read the kept rows
     themselves as one shared head of width kv_rank + rope_dim, whose first kv_rank columns are also the values; it
     multiplies more and reads less. ``auto`` takes the expanded form for whole sequences and the absorbed one for
-    decoding. Decoding in the expanded form makes keys and values of all earlier tokens anew at each step, and shows
+    decoding. Decoding in the expanded form makes keys and values of all earlier tokens again at each step, and shows
     what absorbing saves. Either way a token costs kv_rank + rope_dim numbers of cache, where attention with H heads
     keeps 2·H·D.
 
@@ -132,7 +130,6 @@ class MLA(HeadLayer):
         self.out = nn.Linear(self.H * self.E, C, bias=False)
 
     def dense(self, x: Tensor, *, source: Tensor | None = None, key_mask: Tensor | None = None) -> Tensor:
-        """Head by head with keys, values and the N × M matrix of weights."""
         x, source = with_source(key_mask, x, source)
         N, M, P = x.shape[1], source.shape[1], self.P
         latent, query = source @ self.down.weight[: self.rank].mT, x @ self.q_down.weight.mT
@@ -164,7 +161,7 @@ class MLA(HeadLayer):
         return self.out(torch.cat(heads, -1))
 
     def forward(self, x: Tensor, *, source: Tensor | None = None, key_mask: Tensor | None = None) -> Tensor:
-        """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True where a token is real, or ``(B, M)`` with a ``source``."""
+        """x ``(B, N, C)``; ``key_mask`` ``(B, N)``, True for a real token, or ``(B, M)`` with a ``source``."""
         x, source = with_source(key_mask, x, source)
         q, turned = self._queries(x, 0)
         rows = self._rows(source, 0)
@@ -177,11 +174,11 @@ class MLA(HeadLayer):
 
     @property
     def scale(self) -> float:
-        """What logits are multiplied by, in either form: the root of the width of a head's whole key."""
+        """The factor of logits, in either form: the root of the width of a head's whole key."""
         return float((self.D + self.P) ** -0.5)
 
     def _rows(self, x: Tensor, first: int) -> Tensor:
-        """What is kept of the tokens x, the first of them at place ``first``: ``(B, n, R + P)``."""
+        """The cached rows of the tokens x from place ``first`` on: ``(B, n, R + P)``."""
         latent, key = torch.split(self.down(x), [self.rank, self.P], -1)
         return torch.cat([self.norm(latent), _turned(key[:, None], first)[:, 0]], -1)
 
@@ -226,12 +223,11 @@ class MLA(HeadLayer):
     def cached_bytes(
         shape: Shape, width: int, *, kv_rank: int | None = None, rope_dim: int | None = None, **_: object
     ) -> int:
-        """The latent and the rotary key of a token."""
         return sum(_kept(shape, kv_rank, rope_dim)) * width
 
 
 def _kept(shape: Shape, kv_rank: int | None, rope_dim: int | None) -> tuple[int, int]:
-    """Widths of the latent and of the rotary key: the options, or what DeepSeek-V3 has for each channel of a head."""
+    """Widths of the latent and of the rotary key: the options, or DeepSeek-V3's for each channel of a head."""
     return kv_rank or min(4 * shape.D, shape.C), rope_dim or max(2, shape.D // 4 * 2)
 
 

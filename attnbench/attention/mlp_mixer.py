@@ -67,7 +67,6 @@ class MLPMixer(nn.Module):
         self.W2, self.b2 = nn.Parameter(torch.randn(N, S) * S**-0.5), nn.Parameter(torch.zeros(N))
 
     def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """Channel by channel, from the real tokens only."""
         n = x.shape[1]
         examples = []
         for b, example in enumerate(x):
@@ -81,7 +80,7 @@ class MLPMixer(nn.Module):
         return torch.stack(examples)
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """x ``(B, N, C)`` with N at most ``shape.N``; ``key_mask`` ``(B, N)``, True where a token is real."""
+        """x ``(B, N, C)`` with N at most ``shape.N``; ``key_mask`` ``(B, N)``, True for a real token."""
         B, n, _ = x.shape
         if self.longest < n:
             raise Unsupported(f"{n} tokens, but the layer was made for at most {self.longest}")

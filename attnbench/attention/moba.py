@@ -21,7 +21,7 @@ from attnbench.variant import Knob, No, Traits, register
 
 
 class Blocks(NamedTuple):
-    """What is kept of the keys so far."""
+    """The state of decoding."""
 
     cache: Cache
     means: Tensor
@@ -65,7 +65,7 @@ class MoBA(BlockSelecting):
     Differs from the authors' code: that runs a library's kernel for the own block and another time for the chosen ones,
     and joins both by their log-sums; here all tiles are of one kind. It answers a single query, in decoding, with all
     keys; here a step chooses as the paper's formula does, among the means of the blocks that are complete, which the
-    state keeps beside keys and values.
+    state keeps with keys and values.
     """
 
     def __init__(
@@ -82,7 +82,6 @@ class MoBA(BlockSelecting):
         self.causal, self.block, self.blocks, self.capacity = shape.causal, block, blocks, shape.M
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """Query by query: the blocks of the largest products with mean keys, in an N × N mask."""
         B, H, N, _ = q.shape
         x, keys = q.detach(), of_query_heads(k.detach(), H)
         allowed = torch.zeros(B, H, N, N, dtype=torch.bool, device=q.device)
@@ -113,7 +112,7 @@ class MoBA(BlockSelecting):
         return (listed((1, self.block), N, total, kept, q),)
 
     def keep(self, gates: Tensor, allowed: Tensor, own: Tensor) -> Tensor:
-        """Which blocks each query keeps ``(B, H, n, blocks)``, from its products with their mean keys."""
+        """The blocks that each query keeps ``(B, H, n, blocks)``, from its products with their mean keys."""
         return largest(gates, self.blocks, allowed=allowed, forced=own)
 
     @torch.no_grad()
@@ -140,11 +139,9 @@ class MoBA(BlockSelecting):
         return attend(q, keys, values, sink=self.sink), after
 
     def _of_heads(self, x: Tensor, before: int, which: Tensor) -> Tensor:
-        """The chosen blocks of each head of queries, and then its own block, ``(B, H, ·, D)``.
+        """The chosen blocks ``(B, H, chosen)`` of x ``(B, K, n, D)``, and then the own block, ``(B, H, ·, D)``.
 
-        Args:
-            x: ``(B, K, n, D)``; before: blocks in front of the own one.
-            which: ``(B, H, chosen)``.
+        ``before`` counts the blocks in front of the own one.
         """
         B, H, _ = which.shape
         start, shared = before * self.block, H // x.shape[1]

@@ -150,7 +150,7 @@ class Monarch(nn.Module):
 
 
 def _hidden(real: Tensor | None, x: Tensor, places: int, dtype: torch.dtype) -> Tensor | None:
-    """``(B·H, places)``: far below 0 where there is no token of x ``(B, H, n, D)``; None where every place has one."""
+    """``(B·H, places)``: far below 0 for a missing token of x ``(B, H, n, D)``; None if every place has one."""
     B, H, n, _ = x.shape
     if real is None and n == places:
         return None
@@ -173,7 +173,7 @@ def _right(x: Tensor, k: Tensor, v: Tensor | None, bias: Tensor | None) -> tuple
 
 
 def _left(q: Tensor, mean: Tensor, entropy: Tensor, read: Tensor | None, bias: Tensor | None) -> tuple[Tensor, ...]:
-    """What each query reads by L, or the mean query of each block k; q is ``(g, l, D)``, mean keys ``(g, k, D)``."""
+    """Each query's readings by L, or the mean query of each block k; q is ``(g, l, D)``, mean keys ``(g, k, D)``."""
     gain = torch.bmm(q, mean.mT) - entropy
     if read is not None:
         return (torch.bmm(gain.softmax(-1), read),)

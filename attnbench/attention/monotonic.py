@@ -82,7 +82,6 @@ class Monotonic(nn.Module):
             self.u = nn.Parameter(torch.randn(H, D) * D**-0.5)
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """All logits at once, ``(B, H, N, M)``."""
         N, M = q.shape[2], v.shape[2]
         i, j = (torch.arange(n, dtype=q.dtype, device=q.device) for n in (N, M))
         centres = i.expand(*q.shape[:3])
@@ -114,7 +113,7 @@ class Monotonic(nn.Module):
         return attend_by_score(window, x, y, v, causal=self.causal, key_mask=key_mask, chunk=self.chunk)
 
     def _centres(self, q: Tensor, own: Tensor, ends: Tensor) -> Tensor:
-        """p ``(B, H, N, 1)``, float32 at least, of queries at ``own``, where s is ``ends``; both broadcast to it."""
+        """p ``(B, H, N, 1)``, float32 at least, of queries at ``own``, with ``ends`` for s; both broadcast to it."""
         dtype = accumulator(q.dtype)
         if not self.predicted:
             return own.to(dtype).expand(*q.shape[:2], -1, -1)
@@ -126,7 +125,7 @@ class Monotonic(nn.Module):
         return torch.cat([x.to(positions.dtype) * scale, positions], -1) if self.content else positions
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Cache:
-        """q, k, v ``(B, H, n, D)``, n >= 0. Keys are kept only where they count."""
+        """The state after q, k, v ``(B, H, n, D)``, n >= 0. Keys are kept only if they count."""
         return Cache.of(self._kept(k), v, self.capacity)
 
     def _kept(self, k: Tensor) -> Tensor:

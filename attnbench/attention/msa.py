@@ -27,7 +27,7 @@ from attnbench.variant import Knob, No, Traits, register
 
 
 class Ranking(NamedTuple):
-    """What keys are ranked by for each head of keys and all that read it: a_t·b_j, or Σ_i w_ti·relu(a_ti·b_j)."""
+    """A ranking of keys for each head of keys and all that read it: a_t·b_j, or Σ_i w_ti·relu(a_ti·b_j)."""
 
     a: Tensor
     """``(B, K, N, I, d)``."""
@@ -175,7 +175,7 @@ class MSA(BlockSelecting):
     over the heads of queries that it stands for, and an index key is a key's. ``exact`` takes the probabilities
     themselves, summed over these heads: the best that an index can know, at the price of all of attention. ``learned``
     has projections with a loss of their own, the cross entropy of the index's softmax over the keys kept with the mean
-    of the heads' weights; its gradient reaches the projections alone, beside whatever the model learns from.
+    of the heads' weights; its gradient reaches the projections alone, apart from the model's own loss.
 
     As many blocks as there are give exact attention. The index costs N² products of ``index_dim`` numbers for each of
     its heads, some queries at a time: memory is O(n·d). Numbers are compared in float32; of equal ones the later block
@@ -185,7 +185,7 @@ class MSA(BlockSelecting):
     Without causality all blocks compete; the paper is causal.
 
     Differs from the authors' code: that makes index queries and keys of the layer's input, chooses once for all heads
-    of keys, by the largest of their numbers, and keeps its own block beside the chosen ones.
+    of keys, by the largest of their numbers, and keeps its own block with the chosen ones.
 
     Raises:
         Unsupported: an odd ``index_dim``, unless nothing is turned.
@@ -226,7 +226,7 @@ class MSA(BlockSelecting):
             self.index = Learned(shape, index_heads, index_dim, plain=plain)
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """The numbers of all keys as N × N matrices; of each row the blocks whose largest rank below ``blocks``."""
+        """N × N matrices of scores; of each row the blocks whose largest score ranks below ``blocks``."""
         q, k, v = emptied(key_mask, q, k, v)
         (B, H, N, D), K = q.shape, k.shape[1]
         seen = visible_pairs(q, k, self.causal, key_mask)
@@ -308,7 +308,7 @@ class MSA(BlockSelecting):
         return best(largest.masked_fill(forced, torch.inf), self.blocks)
 
     def _pairs(self, chosen: Tensor, H: int) -> tuple[Pairs, ...]:
-        """What every head of queries keeps, from the choice of the heads of keys."""
+        """The pairs that every head of queries keeps, from the choice of the heads of keys."""
         every = of_query_heads(chosen, H)
         T, keys = every.shape[3], every.flatten()
         kept = keys >= 0
@@ -348,7 +348,7 @@ class MSA(BlockSelecting):
 
     @torch.no_grad()
     def _index_keys(self, q: Tensor, k: Tensor, first: int) -> Tensor:
-        """What the index keeps of tokens, ``(B, K or 1, n, index_dim)``, in as many digits as they are ranked with."""
+        """The index's part of the cache, ``(B, K or 1, n, index_dim)``, in the dtype of the ranking."""
         if self.index is None:
             return k.new_zeros(*k.shape[:3], 0)
         dtype = accumulator(q.dtype)

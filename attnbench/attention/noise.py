@@ -82,7 +82,6 @@ class Noise(CachedDecoding, nn.Module):
         self.register_buffer("levels", (torch.rand(samples, dtype=torch.float64) * _LEVELS).long())
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """How often each query drew each key, over R, ``(B, H, N, M)``; or these numbers times exponentials."""
         visible = visible_pairs(q, k, self.causal, key_mask)
         logits: Tensor = q.double() @ k.double().mT / q.shape[-1] ** 0.5
         if self.rows:
@@ -163,7 +162,6 @@ class Noise(CachedDecoding, nn.Module):
 
 
 def _mean(v: Tensor, drawn: Tensor) -> Tensor:
-    """Means of the rows of v ``(B, H, M, D)`` that are drawn ``(B, H, N, R)``, summed in float32 at least."""
     B, H, M, D = v.shape
     table = v.to(accumulator(v.dtype)).reshape(B * H * M, D)
     first = torch.arange(B * H, device=v.device).view(B, H, 1, 1) * M

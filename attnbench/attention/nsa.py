@@ -29,13 +29,13 @@ from attnbench.shape import Shape
 from attnbench.variant import Knob, No, Traits, register
 
 _ROWS = 16
-"""Queries at least whose pooled keys are scored at a time."""
+"""Fewest queries with pooled keys scored at a time."""
 _FORCED = torch.finfo(torch.float32).max
 """Score of a block that is always taken, below that of the query's own."""
 
 
 class Pooled(NamedTuple):
-    """What decoding keeps: every key and value, and those of the pooled blocks that are complete."""
+    """The state of decoding: every key and value, and those of the complete pooled blocks."""
 
     cache: Cache
     pooled: Cache
@@ -102,7 +102,7 @@ class NSA(nn.Module):
 
     - pooled: one key and value for every ``length`` tokens, one such block every ``stride`` tokens; a weighted average
       whose weights are learned for each place in a block and each head of keys, and equal at first. A query sees the
-      blocks that end at its token or before it; none gives 0. A block with a padded token is seen by nobody;
+      blocks that end at its token or before it; none gives 0. No query sees a block with a padded token;
     - selected: the tokens of ``top_n`` blocks of ``block`` tokens. A block scores the weights of the pooled blocks,
       each once for every ``stride`` tokens that both have in common, summed over all heads of queries that share a head
       of keys: these make one choice. A query's own block, the one before it and the first are always taken, in this
@@ -169,11 +169,10 @@ class NSA(nn.Module):
             self.gate = nn.Parameter((2 * torch.rand(shape.H, 3, shape.D) - 1) * shape.D**-0.5)
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """Every branch with its matrix of all pairs."""
         q, k, v = emptied(key_mask, q, k, v)
         (H, N), K, l, s = q.shape[1:3], k.shape[1], self.length, self.stride
         seen, i = visible_pairs(q, k, self.causal, key_mask), torch.arange(N, device=q.device)
-        # Pooled blocks: their keys and values, who sees them, and the weights.
+        # Pooled blocks: their keys and values, the queries that see them, and the weights.
         starts = range(0, N - l + 1, s)
         pooled = []
         for x, weights in ((k, self.of_keys), (v, self.of_values)):
@@ -187,7 +186,7 @@ class NSA(nn.Module):
         open_ = whole[:, None, None] & ((ends <= i[:, None]) if self.causal else torch.ones_like(ends).bool())
         logits = q @ pooled[0].mT * q.shape[-1] ** -0.5
         p = logits.masked_fill(~open_, torch.finfo(q.dtype).min).softmax(-1).masked_fill(~open_, 0.0)
-        # Blocks to select from: what they have in common with the pooled ones, and which are always taken.
+        # Blocks to select from: their overlap with the pooled ones, and those always taken.
         places = range(0, N, self.block)
         common = [[max(0, min(a + l, b + self.block) - max(a, b)) // s for b in places] for a in starts]
         scores = torch.unflatten(p, 1, (K, -1)).sum(2) @ q.new_tensor(common).view(len(starts), len(places))
@@ -219,7 +218,7 @@ class NSA(nn.Module):
         q, k, v = emptied(key_mask, q, k, v)
         outputs = []
         if self.branch != "window":
-            values = v[..., :0] if self.branch == "selected" else v  # whose scores need no values
+            values = v[..., :0] if self.branch == "selected" else v  # its scores need no values
             of_pooled, chosen = self._pooled(q, k, values, key_mask)
             if self.branch != "selected":
                 outputs.append(of_pooled)
@@ -240,11 +239,9 @@ class NSA(nn.Module):
 
     @property
     def selects(self) -> bool:
-        """Whether all of it is one softmax over the keys that it chose."""
         return self.branch == "selected"
 
     def select(self, q: Tensor, k: Tensor, *, key_mask: Tensor | None = None) -> Choice:
-        """The blocks taken for q ``(B, H, N, D)`` and k ``(B, K, N, D)``."""
         q, k = emptied(key_mask, q, k)
         _, chosen = self._pooled(q, k, k[..., :0], key_mask)
         return self._choice(q, k, chosen, key_mask)
@@ -256,11 +253,10 @@ class NSA(nn.Module):
         return choice
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, selection: Choice) -> Tensor:
-        """Softmax attention over what was selected, ``(B, H, N, E)``."""
         return selection.attend_in_form(self.flex, q, k, v)
 
     def _gated(self, q: Tensor, outputs: list[Tensor]) -> Tensor:
-        """The outputs of the branches ``(B, H, n, E)``, added up."""
+        """The sum of the outputs of the branches ``(B, H, n, E)``, gated."""
         if self.gate is None:
             return outputs[0]
         dtype = accumulator(q.dtype)
@@ -273,7 +269,6 @@ class NSA(nn.Module):
         return near & (j <= i) if self.causal else near
 
     def _near(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None) -> Tensor:
-        """The window; each head of queries of a group after the other."""
         parts = []
         for one in torch.unflatten(q, 1, (k.shape[1], -1)).unbind(2):
             tiles = band(one, (self.window - 1, 0 if self.causal else self.window - 1))
@@ -281,7 +276,7 @@ class NSA(nn.Module):
         return torch.stack(parts, 2).flatten(1, 2)
 
     def _pool(self, x: Tensor, weights: Tensor | None) -> Tensor:
-        """One for every ``length`` tokens of x ``(B, K, n, ·)``, in the dtype of sums."""
+        """One vector for every ``length`` tokens of x ``(B, K, n, ·)``, in the accumulator."""
         dtype, (B, K, n, width) = accumulator(x.dtype), x.shape
         if n < self.length:
             return x.new_zeros(B, K, 0, width, dtype=dtype)
@@ -316,7 +311,7 @@ class NSA(nn.Module):
         return torch.cat(outputs, 2), chosen
 
     def _closed(self, rows: slice, blocks: int, whole: Tensor | None, device: torch.device) -> Tensor:
-        """Which of the first pooled blocks some queries do not see, ``(1 or B, rows, blocks)``."""
+        """The pairs of queries and first pooled blocks that are hidden, ``(1 or B, rows, blocks)``."""
         closed = torch.zeros(1, rows.stop - rows.start, blocks, dtype=torch.bool, device=device)
         if self.causal:
             ends = torch.arange(blocks, device=device) * self.stride + self.length - 1
@@ -325,15 +320,15 @@ class NSA(nn.Module):
 
     @torch.no_grad()
     def _select(self, weights: Tensor, rows: slice, blocks: int, some: Tensor | None) -> Tensor:
-        """The blocks that some queries take, ``(B, K, rows, min(top_n, blocks))``; -1 where there are fewer.
+        """The blocks that some queries take, ``(B, K, rows, min(top_n, blocks))``; -1 if there are fewer.
 
         Args:
             weights: of the pooled blocks, summed over the heads of a group, ``(B, K, rows, pooled)``.
-            blocks: how many there are to select from.
+            blocks: number of blocks to select from.
             some: ``(B, blocks)``, those that have a real token.
         """
         shifts = self.length // self.stride
-        # In units of stride tokens: what each has from the pooled blocks that it is a part of.
+        # In units of stride tokens: each one's share of the pooled blocks that it is a part of.
         units = pad(weights, (0, shifts - 1))
         for shift in range(1, shifts):
             units = units + pad(weights, (shift, shifts - 1 - shift))
@@ -392,12 +387,8 @@ class NSA(nn.Module):
 def _weighed(q: Tensor, keys: Tensor, values: Tensor, closed: Tensor) -> tuple[Tensor, Tensor]:
     """Softmax attention to pooled blocks, and its weights summed over the heads of a group, without a gradient.
 
-    Args:
-        q: ``(B, H, n, D)``; keys, values: ``(B, K, m, ·)``.
-        closed: ``(1 or B, n, m)``, the pairs that do not count.
-
-    Returns:
-        ``(B, H, n, E)``, 0 where nothing counts, and ``(B, K, n, m)``.
+    q ``(B, H, n, D)``, keys, values ``(B, K, m, ·)``, closed ``(1 or B, n, m)`` -> ``(B, H, n, E)``, 0 if nothing
+    counts, and ``(B, K, n, m)``.
     """
     dtype, K = accumulator(q.dtype), keys.shape[1]
     if not keys.shape[2]:

@@ -62,7 +62,7 @@ class Nystrom(nn.Module):
     in float32 at least, and so is the query side of half precision.
 
     Raises:
-        Unsupported: ``conv`` with keys from another sequence, whose tokens have no place beside a query.
+        Unsupported: ``conv`` with keys from another sequence, which has no neighbours of a query.
         UsageError: an even ``conv``; ``iterations`` with the exact pseudo-inverse.
     """
 
@@ -137,7 +137,7 @@ class Nystrom(nn.Module):
             columns = of_keys.filled[:, None, None] | ~some if of_keys.filled is not None else None
         values = attend_from_few_queries(q_mean, k, v, keys)
         # Columns of the inverse that belong to empty runs are zero. Its product with the values may be far larger than
-        # what the weights of a query leave of it: hence no half precision from here on.
+        # the product with a query's weights: hence no half precision from here on.
         A = _weights(q_mean.to(accumulate), k_mean.to(accumulate), of_queries.filled, of_keys.filled)
         values = torch.matmul(self._inverse(A), values.to(accumulate))
         out = attend_to_few_keys(q.to(accumulate), k_mean.to(accumulate), values, columns, keep=True)

@@ -1,4 +1,4 @@
-"""What attention to a few blocks of keys would give if it knew the exact probabilities."""
+"""The bound of attention to a few blocks of keys: a choice by the exact probabilities."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class OracleBlocks(BlockSelecting):
     q ``(B, H, N, D)``, k and v ``(B, K, N, ·)`` -> ``(B, H, N, E)``. It computes the exact probabilities, in float32 at
     least, sums them over blocks of ``block`` keys, and takes one softmax over the keys of ``blocks`` blocks: the
     query's own and the others of the largest sums. So it keeps the most mass that a method can keep that chooses as
-    many blocks for each query, its own among them, as ``moba`` does. What such a method loses beside it is its choice;
-    what it loses itself beside ``oracle-topk`` is the form of blocks.
+    many blocks for each query, its own among them, as ``moba`` does. A method loses more by its choice; the loss
+    against ``oracle-topk`` is the form of blocks.
 
     It is no lower bound of the error: where attention is flat, a few renormalised keys are noise. Its choice takes all
     scores, some queries at a time; its time says nothing about a method. As many blocks as there are give exact
@@ -67,7 +67,6 @@ class OracleBlocks(BlockSelecting):
         self.causal, self.block, self.blocks = shape.causal, block, blocks
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """Query by query: the blocks of the largest sums of probabilities, in an N × N mask."""
         B, H, N, D = q.shape
         x, keys = q.detach(), of_query_heads(k.detach(), H)
         allowed = torch.zeros(B, H, N, N, dtype=torch.bool, device=q.device)

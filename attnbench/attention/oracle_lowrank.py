@@ -1,4 +1,4 @@
-"""What low-rank attention would give if it knew the exact matrix."""
+"""The bound of low-rank attention: the exact matrix, truncated."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FIRST = 3
 """Size of the space, as a multiple of the rank, at which it is first checked."""
 
 _REST = 1e-9
-"""Growth, by a quarter, ends once it takes off less than this share of what is left; later growth takes even less."""
+"""Growth, by a quarter, ends once it gains less than this share of the rest; later growth gains even less."""
 
 
 @register(
@@ -66,7 +66,6 @@ class OracleLowRank(nn.Module):
         self.cross = shape.cross
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """The matrix P of each head, and the sum of its R largest terms σ·u·wᵀ."""
         output = torch.zeros_like(q, dtype=torch.float64)
         for b, h in torch.cartesian_prod(torch.arange(q.shape[0]), torch.arange(q.shape[1])):
             keys = torch.ones(k.shape[2], dtype=torch.bool, device=q.device) if key_mask is None else key_mask[b]
@@ -93,7 +92,7 @@ class OracleLowRank(nn.Module):
         if key_mask is not None:
             seen = key_mask.any(1, keepdim=True) if self.cross else key_mask
             matrix = matrix.masked_fill(~seen[:, None, :, None], 0)
-        # A decomposition of what is not finite raises, and the other heads are as they are.
+        # A decomposition of numbers that are not finite raises; the other heads are unchanged.
         lost = ~matrix.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
         matrix, v64 = matrix.masked_fill(lost, 0), v.double().masked_fill(lost, torch.nan)
         if self.rank >= min(matrix.shape[-2:]):
@@ -118,9 +117,9 @@ def _apply_truncated(matrix: Tensor, v: Tensor, rank: int) -> Tensor:
 def leading(matrix: Tensor, rank: int) -> Tensor:
     """The R leading left singular vectors ``(n, R)`` of P ``(n, m)``, n <= m.
 
-    They come from a Krylov space of P·Pᵀ, which grows block by block and stays orthogonal, until what the R vectors
-    leave of P falls by less than one part in 10^9. Products with V then agree with those of the best vectors to about
-    1e-8. Where that would take no less time, all n eigenvectors are computed.
+    They come from a Krylov space of P·Pᵀ, which grows block by block and stays orthogonal, until the rest of P falls by
+    less than one part in 10^9. Products with V then agree with those of the best vectors to about 1e-8. If that would
+    take no less time, all n eigenvectors are computed.
     """
     n, m = matrix.shape
     most = n // 2
@@ -134,7 +133,7 @@ def leading(matrix: Tensor, rank: int) -> Tensor:
         block, known = slice(size, size + _BLOCK), slice(0, size + _BLOCK)
         space[:, block] = own
         image = matrix @ (matrix.mT @ own)
-        for _ in range(2):  # the second time for what rounding left over
+        for _ in range(2):  # the second time for the rounding errors of the first
             along = space[:, known].mT @ image
             small[known, block] += along
             image -= space[:, known] @ along
@@ -155,7 +154,7 @@ def _of_all(matrix: Tensor, rank: int) -> Tensor:
 
 
 class _Truncate(torch.autograd.Function):
-    """P -> P_R, with a derivative that stays finite where singular values below the cut coincide.
+    """P -> P_R, with a derivative that stays finite if singular values below the cut coincide.
 
     Autograd through the decomposition divides by the difference of every two squared singular values. In the derivative
     of P_R itself, only pairs across the cut remain. With U, s, W the decomposition, A = Uᵀ·dP·W and i <= R < j,

@@ -1,4 +1,4 @@
-"""What sparse attention would give if it knew the exact probabilities."""
+"""The bound of sparse attention: a choice by the exact probabilities."""
 
 from __future__ import annotations
 
@@ -72,7 +72,6 @@ class OracleTopK(CachedDecoding, nn.Module):
         self.renormalise = renormalise
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """Row by row: the probabilities, all but the largest of them set to 0, times V."""
         logits = (q.double() @ k.double().mT) / math.sqrt(q.shape[-1])
         if self.position_bias is not None:
             logits = logits + self.position_bias(slice(0, q.shape[2]), slice(0, k.shape[2]), torch.float64)
@@ -93,22 +92,19 @@ class OracleTopK(CachedDecoding, nn.Module):
 
     @property
     def selects(self) -> bool:
-        """Whether it is a softmax over the keys that it keeps, and keeps them by q·k alone."""
         return self.renormalise and self.position_bias is None
 
     @torch.no_grad()
     def select(self, q: Tensor, k: Tensor, *, key_mask: Tensor | None = None) -> Choice:
-        """The keys kept for q ``(B, H, N, D)`` and k ``(B, H, M, D)``."""
         (k,) = emptied(key_mask, k)
         chosen = [self._largest(logits)[1].int() for logits in self._logits(q, k, key_mask)]
         return Choice(torch.cat(chosen, 2), q.shape[1], k.shape[2], causal=self.causal, real=key_mask)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, selection: Choice) -> Tensor:
-        """Softmax attention over what was selected, ``(B, H, N, E)``."""
         return selection.attend(q, k, v)
 
     def _logits(self, q: Tensor, k: Tensor, key_mask: Tensor | None) -> Iterator[Tensor]:
-        """Those of some queries at a time, ``(B, H, n, M)``, hidden where a key is not seen."""
+        """Logits of some queries at a time, ``(B, H, n, M)``, hidden for unseen keys."""
         dtype = accumulator(q.dtype)
         N, M = q.shape[2], k.shape[2]
         k = k.to(dtype)

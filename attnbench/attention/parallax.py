@@ -1,4 +1,4 @@
-"""Parallax: softmax attention less a covariance of values with what a second query finds in the keys."""
+"""Parallax: softmax attention less a covariance of values with a second query's finds among the keys."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Parallax(CachedDecoding, nn.Module):
     negative. With r = 0 it is softmax attention.
 
     q ``(B, H, N, D)``, k and v ``(B, H, M, D)`` -> ``(B, H, N, D)``. The paper makes r of the layer's input, by a
-    projection beside that of q. An operator has q alone, so that here r = q W with a D × D matrix W for each head,
+    projection next to that of q. An operator has q alone, so that here r = q W with a D × D matrix W for each head,
     drawn from N(0, 1/D²): r·k of standard normal q and k has variance 1. The pairs of 64 queries exist at a time,
     forward and backward; memory is O(n·d).
 
@@ -63,7 +63,6 @@ class Parallax(CachedDecoding, nn.Module):
         self.W = nn.Parameter(torch.randn(shape.H, shape.D, shape.D) / shape.D)
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """Mean and covariance of N × M pairs, written out."""
         visible = visible_pairs(q, k, self.causal, key_mask)
         weights = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~visible, float("-inf")).softmax(-1)
         weights = weights.masked_fill(~visible, 0.0)

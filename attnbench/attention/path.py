@@ -1,4 +1,4 @@
-"""PaTH attention: between two tokens the key is reflected by what stands there, and so it knows where it is."""
+"""PaTH attention: the tokens between two others reflect the key, which so encodes its position."""
 
 from __future__ import annotations
 
@@ -153,7 +153,6 @@ class PaTH(HeadLayer):
         return unit(torch.unflatten(w, -1, (self.heads, -1)).transpose(1, 2))
 
     def _beta(self, x: Tensor) -> Tensor:
-        """β ``(B, H, n, 1)``, float32 at least."""
         return 2 * torch.sigmoid(self.beta(x).to(accumulator(x.dtype))).mT[..., None]
 
     @torch.no_grad()
@@ -180,7 +179,7 @@ class PaTH(HeadLayer):
 
     @staticmethod
     def cached_bytes(shape: Shape, width: int, **_: object) -> int:
-        """The keys of a token, float32 at least since each step changes them, and its values."""
+        """A token's keys, float32 at least since each step changes them, and its values."""
         return shape.C * (max(width, 4) + width)
 
 
@@ -220,7 +219,7 @@ def _carried(inputs: list[Tensor], chunk: int) -> _Carried:
     """Chunks of scaled queries, keys and w ``(G, N, D)`` and β ``(G, N, 1)``; tokens behind the last have β = 0."""
     q, k, w, beta = (chunked(x, min(chunk, x.shape[1])) for x in inputs)
     weighted = beta * w
-    ahead = (w @ k.mT).tril(-1)  # what a token finds in the keys before it
+    ahead = (w @ k.mT).tril(-1)  # each token's finds among the keys before it
     right = torch.cat((weighted, beta * ahead), -1)
     solved = torch.linalg.solve_triangular((weighted @ w.mT).tril(-1), right, upper=False, unitriangular=True)
     u, s = solved[..., : w.shape[-1]], solved[..., w.shape[-1] :]

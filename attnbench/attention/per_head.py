@@ -27,7 +27,7 @@ class Part(NamedTuple):
 
     spec: Spec
     heads: int | None
-    """None: a share of the heads that no part names."""
+    """None: a share of the heads not given to other parts."""
 
 
 def parse_parts(text: str) -> list[Part]:
@@ -50,7 +50,7 @@ def parse_parts(text: str) -> list[Part]:
 
 
 def heads_of(parts: list[Part], total: int) -> list[int]:
-    """How many of ``total`` heads each part has: the number named, or an equal share of the rest, larger shares first.
+    """Number of heads of each part: the number named, or an equal share of the rest, larger shares first.
 
     Raises:
         Unsupported: there are not as many heads as the parts name.
@@ -149,12 +149,11 @@ class PerHead(nn.Module):
             self.groups.share(self.position_bias)
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """:meth:`forward` with the formula of each part."""
         return self.groups.joined(lambda part, *x: _formula(part, self.shape.causal)(*x, key_mask=key_mask), q, k, v)
 
     @classmethod
     def claims(cls, traits: Traits, options: Mapping[str, Scalar]) -> Traits:
-        """What all of the parts claim."""
+        """The claims that all parts share."""
         try:
             named = [part.spec for part in parse_parts(str(options["parts"]))]
             each = [VARIANTS.get(spec.name).claims(spec, causal=bool(options["causal"])) for spec in named]
@@ -188,12 +187,11 @@ class PerHead(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         if key_mask is not None:
             self._require(key_mask=True)
-        k, v = emptied(key_mask, k, v)  # some parts leave that to who calls them
+        k, v = emptied(key_mask, k, v)  # some parts leave that to their callers
         out: Tensor = self.groups(q, k, v, key_mask=key_mask)
         return out
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
-        """q, k, v ``(B, H, n, D)``, n >= 0. The state holds the states of all parts."""
         self._require(decode=True)
         return self.groups.begin(q, k, v)
 

@@ -1,4 +1,4 @@
-"""Latents: a few learned queries pack the keys, and the queries attend to what is packed."""
+"""Latents: a few learned queries pack the keys, and the queries attend to the packed ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SEGMENT = 1024
 
 
 class Packed(NamedTuple):
-    """What every latent has read: the sums of exp(logit - top), of that times k, and of that times v."""
+    """The latents' sums of exp(logit - top), of that times k, and of that times v."""
 
     top: Tensor
     """``(B, H, R, 1)``, the largest logit so far."""
@@ -95,7 +95,7 @@ class Perceiver(nn.Module):
         self.latents = nn.Parameter(torch.randn(shape.H, latents, shape.D))
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """The same with the matrices of both softmaxes; if causal, anew for the prefix of each query."""
+        """The output from the matrices of both softmaxes; if causal, again for the prefix of each query."""
         real = torch.ones_like(k[:, 0, :, 0], dtype=torch.bool) if key_mask is None else key_mask
         rows = []
         for i in range(q.shape[2]) if self.causal else (k.shape[2],):
@@ -136,7 +136,7 @@ class Perceiver(nn.Module):
     def _segment(
         self, state: Packed, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None
     ) -> tuple[Tensor, Packed]:
-        """The outputs of a segment's tokens, and what the latents have packed after it."""
+        """The outputs of a segment's tokens, and the latents' sums after it."""
         dtype = q.dtype
         q, k, v = (x.to(accumulator(dtype)) for x in (q, k, v))
         q = q * q.shape[-1] ** -0.5
@@ -161,7 +161,6 @@ class Perceiver(nn.Module):
         return Packed(torch.full_like(k[..., :1], hidden(accumulate)), torch.zeros_like(k[..., :1]), k, v)
 
     def _logits(self, k: Tensor, key_mask: Tensor | None = None) -> Tensor:
-        """The logits of every key and latent, ``(B, H, T, R)``."""
         logits = torch.matmul(k, (self.latents.to(k.dtype) * k.shape[-1] ** -0.5).mT)
         # As low as top begins: weights are 1 until the first real key comes, which scales them to 0.
         return logits if key_mask is None else logits.masked_fill(~key_mask[:, None, :, None], hidden(k.dtype))
@@ -182,7 +181,7 @@ class Perceiver(nn.Module):
 
 
 def _steep(logits: Tensor) -> list[bool]:
-    """Whether, in each chunk, a token's largest logit so far may lie too far below the chunk's for float32."""
+    """For each chunk, True if a token's largest logit so far may lie too far below the chunk's for float32."""
     if isinstance(logits, FakeTensor):  # a prediction assumes the usual way
         return [False] * -(-logits.shape[2] // _CHUNK)
     rises = [(own.amax(2) - own[:, :, 0]).amax() for own in torch.split(logits, _CHUNK, 2)]
@@ -193,7 +192,7 @@ def _steep(logits: Tensor) -> list[bool]:
 def _pair_by_pair(state: Packed, q: Tensor, k: Tensor, v: Tensor, logits: Tensor) -> Tensor:
     """The outputs ``(B, H, T, D)`` of a chunk after ``state``, with a weight of each token for each query and latent.
 
-    What a latent has packed up to token t is Σ exp(logit_j - log Z_t) k_j: no exponent is positive.
+    A latent's sum up to token t is Σ exp(logit_j - log Z_t) k_j: no exponent is positive.
     """
     before = (state.top + state.total.clamp(min=torch.finfo(q.dtype).tiny).log()).mT.double()
     log_total = torch.logaddexp(before, logits.double().logcumsumexp(2))

@@ -89,7 +89,7 @@ class Performer(FeatureAttention):
 
     Differs from the authors' code: Q of QR gets the signs that make it uniform (else positive features are biased);
     no constant is added to an exponential, since it would pull every row towards the mean of V; the causal form
-    subtracts a running maximum, so that no later key affects an earlier row; only :meth:`redraw` draws ω anew. In a
+    subtracts a running maximum, so that no later key affects an earlier row; only :meth:`redraw` draws a new ω. In a
     module cast to half precision, ω itself is rounded to it.
 
     Raises:
@@ -171,7 +171,7 @@ class Performer(FeatureAttention):
         return out.to(q.dtype), state
 
     def _ready(self, q: Tensor, k: Tensor, key_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """What φ takes: β q and k/β, or what the general form makes of them."""
+        """The inputs of φ: β q and k/β, or those of the general form."""
         if self.general is None:
             return self._balanced(q, k)
         dtype = accumulator(q.dtype)
@@ -212,7 +212,7 @@ class Performer(FeatureAttention):
     def shifted(
         self, x: Tensor, y: Tensor, allowed: Tensor | None
     ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """x - a and y - b, and the logarithms of what makes up for it: b·x and a·y - a·b, ``(B, H, n, 1)``."""
+        """x - a and y - b, and the logarithms of their compensation: b·x and a·y - a·b, ``(B, H, n, 1)``."""
         if self.general is None or self.general.shift == "none":
             return (x, y), (x.new_zeros(1, 1), x.new_zeros(1, 1))
         keys = torch.ones_like(y[..., :1]) if allowed is None else allowed[:, :, -1, :, None].to(y.dtype)
@@ -245,7 +245,7 @@ class Performer(FeatureAttention):
         return expectations.rectified(x, y, ReluFeatures.floor, first, second)
 
     def kernel_variance(self, q: Tensor, k: Tensor) -> Tensor | None:
-        """None where there is no closed form: dependent rows of ω, lengths that are not chi, relu."""
+        """None without a closed form: dependent rows of ω, lengths that are not chi, relu."""
         if self.drawn != ("iid", "chi"):
             return None
         (x, y), features = self.scaled(q, k), self.projection.shape[0]

@@ -46,7 +46,7 @@ class Pooling(nn.Module):
     and no projections.
 
     The window is centred, or holds the last ``pool`` tokens if ``shape.causal``. Only tokens that are there count: at
-    the ends and beside padding, fewer are averaged. A token with no real one in its window gives 0. Sums of windows are
+    the ends and near padding, fewer are averaged. A token with no real one in its window gives 0. Sums of windows are
     put together from sums of 1, 2, 4, ... tokens, in float32 at least. Decoding keeps the last ``pool - 1`` tokens.
 
     Differs from the paper: one axis of tokens, where images have two; causal windows and padding are this project's.
@@ -67,7 +67,6 @@ class Pooling(nn.Module):
         self.back, self.ahead = (pool - 1, 0) if shape.causal else (pool // 2, pool // 2)
 
     def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """The product with the N × N matrix of averages."""
         B, N, _ = x.shape
         position = torch.arange(N, device=x.device)
         distance = position - position[:, None]
@@ -138,7 +137,7 @@ def _tiles(x: Tensor, back: int, ahead: int) -> Iterator[tuple[slice, slice, sli
 
 
 def _sums_inside(x: Tensor, back: int, ahead: int, inside: slice) -> Tensor:
-    """The same for some of the tokens. Copies x only where a window ends beyond it."""
+    """:func:`_sums` for some of the tokens. Copies x only if a window ends beyond it."""
     n, most = inside.stop - inside.start, x.shape[1] - 1
     back, ahead = min(back, most), min(ahead, most)
     beyond = max(0, back - inside.start), max(0, inside.stop + ahead - x.shape[1])

@@ -1,4 +1,4 @@
-"""Attention whose inputs are rounded to a few bits, block by block: what that costs in accuracy."""
+"""Attention with inputs rounded to a few bits, block by block: the cost in accuracy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from attnbench.variant import VARIANTS, No, Rounds, Traits, register
 from attnbench.visible import Visible
 
 _MOST = {"int8": 127.0, "float8_e4m3": 448.0, "float4_e2m1": 2688.0}
-"""What the largest number under a scale becomes, for :meth:`Quantised.dense`."""
+"""The largest number under a scale after scaling, for :meth:`Quantised.dense`."""
 
 _FLOATS = Rounds(smooth="smooth_k")
 """Numbers that have exponents: a block's scale decides little."""
@@ -112,7 +112,6 @@ class Quantised(nn.Module):
         self.attend = VARIANTS.get("sdpa").make(shape)
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """Block after block of each example and head, and N × M weights."""
         N, M = q.shape[2], k.shape[2]
         real = torch.ones(len(k), M, dtype=torch.bool, device=k.device) if key_mask is None else key_mask
         there = real if N == M else torch.ones(len(q), N, dtype=torch.bool, device=q.device)
@@ -149,7 +148,7 @@ class Quantised(nn.Module):
         return y.to(out)
 
     def _rounded_too(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
-        """Attention whose weights and values are rounded, some queries at a time; q and k are rounded already."""
+        """Attention with rounded weights and values, some queries at a time; q and k are rounded already."""
         (B, H, N, _), M = q.shape, k.shape[2]
         v = scaled(v.mT, (3,), self.values).mT
         most = max(1, budget("gathered.listed", q.device) // (B * H * M))
@@ -162,7 +161,7 @@ class Quantised(nn.Module):
         return torch.cat(outputs, 2)
 
     def _answers(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
-        """What some queries ``(B, H, n, D)`` read of the keys that they see, ``(..., n, M)``."""
+        """The readings of some queries ``(B, H, n, D)`` of the keys that they see, ``(..., n, M)``."""
         most, nearest = ROUNDING[self.values]
         shared = torch.unflatten(q * q.shape[-1] ** -0.5, 1, (k.shape[1], -1))
         logits = torch.matmul(shared, k[:, :, None].mT).flatten(1, 2).masked_fill(~seen, hidden(q.dtype))
@@ -174,14 +173,13 @@ class Quantised(nn.Module):
 
 
 def _mean(k: Tensor, key_mask: Tensor | None) -> Tensor:
-    """The mean of the real keys, ``(B, K, 1, D)``; padded ones are 0."""
     if key_mask is None:
         return k.mean(2, keepdim=True)
     return k.sum(2, keepdim=True) / key_mask.sum(1)[:, None, None, None].clamp(min=1)
 
 
 def rounded(x: Tensor, block: int, dtype: str) -> Tensor:
-    """x ``(B, H, n, D)`` as a few bits can say it, each block of tokens with a scale. 0 for a block of zeros."""
+    """x ``(B, H, n, D)`` in a few bits, each block of tokens with a scale; 0 for a block of zeros."""
     n = x.shape[2]
     blocks = torch.unflatten(pad(x, (0, 0, 0, -n % block)), 2, (-1, block))
     return scaled(blocks, (3, 4), dtype).flatten(2, 3)[:, :, :n]
@@ -195,7 +193,7 @@ def _coarse(x: Tensor, over: tuple[int, ...], dtype: str) -> Tensor:
 
 
 def _bits(x: Tensor, dtype: str) -> Tensor:
-    """For the dense form: the nearest number that there is, 16 by 16 along the last dimension where there are few."""
+    """For the dense form: the nearest representable number, 16 by 16 along the last dimension for 4 bits."""
     if dtype == "int8":
         return x.round()
     if dtype == "float8_e4m3":
@@ -212,7 +210,7 @@ def _bits(x: Tensor, dtype: str) -> Tensor:
 
 
 GROUP = 16
-"""Neighbours that share a scale of their own where a number has 4 bits."""
+"""Neighbours that share a scale of their own if a number has 4 bits."""
 
 
 def whole(x: Tensor) -> Tensor:
@@ -240,7 +238,7 @@ def grouped_e2m1(x: Tensor) -> Tensor:
     n = x.shape[-1]
     groups = torch.unflatten(pad(x, (0, -n % GROUP)), -1, (-1, GROUP))
     scale = e4m3(groups.abs().amax(-1, keepdim=True) / 6)
-    scale = torch.where(scale > 0, scale, 1.0)  # what is too small for a scale becomes 0
+    scale = torch.where(scale > 0, scale, 1.0)  # numbers too small for a scale become 0
     return (e2m1(groups / scale) * scale).flatten(-2)[..., :n]
 
 
@@ -249,7 +247,7 @@ ROUNDING: dict[str, tuple[float, Callable[[Tensor], Tensor]]] = {
     "float8_e4m3": (448.0, e4m3),
     "float4_e2m1": (6.0 * 448.0, grouped_e2m1),
 }
-"""By dtype: what the largest number under one scale becomes, and what is done with the numbers after that."""
+"""By dtype: the largest number under one scale after scaling, and the rounding that follows."""
 
 
 def scaled(x: Tensor, over: tuple[int, ...], dtype: str) -> Tensor:

@@ -1,4 +1,4 @@
-"""Attention to a cache of few bits: keys rounded by channel, values by token; what that costs in accuracy."""
+"""Attention to a cache of few bits: keys rounded by channel, values by token; the cost in accuracy."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class QuantisedCache(CachedDecoding, nn.Module):
     (there the prompt is read before it is rounded); keys and values of a group are rounded together, where there a
     value is rounded as soon as it is ``recent`` tokens old, and keys only when ``recent`` of them have come together;
     least number and step are kept in full, there in 16 bits. XQuant rounds the input of a layer in place of keys and
-    values, and makes these anew; an operator has no such input.
+    values, and makes these again; an operator has no such input.
     """
 
     def __init__(
@@ -75,7 +75,6 @@ class QuantisedCache(CachedDecoding, nn.Module):
         self.group, self.recent = group, recent
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """Round group by group and channel by channel, then form N × M weights of rounded and of exact keys."""
         k, v = emptied(key_mask, k, v)
         (B, H, N, D), M = q.shape, k.shape[2]
         real = torch.ones(B, M, dtype=torch.bool, device=k.device) if key_mask is None else key_mask
@@ -119,7 +118,7 @@ class QuantisedCache(CachedDecoding, nn.Module):
         return torch.cat(outputs, 2).to(v.dtype)
 
     def _answers(self, q: Tensor, rows: slice, both: tuple[Tensor, Tensor, Tensor, Tensor], real: Tensor) -> Tensor:
-        """What some queries ``(B, H, n, D)`` at these places read, in the dtype of sums."""
+        """The readings of some queries ``(B, H, n, D)`` at these places, in the accumulator."""
         seen = real[:, None].expand(-1, rows.stop - rows.start, -1)
         if self.causal:
             last = torch.arange(rows.start, rows.stop, device=q.device)[:, None]
@@ -127,12 +126,12 @@ class QuantisedCache(CachedDecoding, nn.Module):
         return _attended(q, both, seen, self._rounded(real, seen))
 
     def _both(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Keys and values, and both rounded, in the dtype of sums."""
+        """Keys and values, and both rounded, in the accumulator."""
         k, v = (x.to(accumulator(x.dtype)) for x in (k, v))
         return k, v, self._rounded_keys(k), self._rounded_values(v)
 
     def _rounded_keys(self, k: Tensor) -> Tensor:
-        """Each channel of each group of tokens by a step of its own; the last group, too, where it is not full."""
+        """Each channel of each group of tokens by a step of its own; a last group that is not full, too."""
         return self._coarse(k, 2)
 
     def _rounded_values(self, v: Tensor) -> Tensor:
@@ -154,11 +153,7 @@ class QuantisedCache(CachedDecoding, nn.Module):
         return torch.narrow((least + levels * step).flatten(dim, dim + 1), dim, 0, n)
 
     def _rounded(self, real: Tensor, seen: Tensor) -> Tensor:
-        """The keys that some queries find rounded, ``(1 or B, n, M)``.
-
-        Args:
-            real: ``(1 or B, M)``; seen: ``(1 or B, n, M)``, the keys that the queries see.
-        """
+        """The keys that some queries find rounded, ``(1 or B, n, M)``, from masks of real and of seen keys."""
         M, group = real.shape[1], self.group
         full = torch.unflatten(pad(real, (0, -M % group)), 1, (-1, group)).all(2).repeat_interleave(group, 1)[:, :M]
         # Keys that a query sees behind the end of each key's group.
@@ -181,7 +176,7 @@ class QuantisedCache(CachedDecoding, nn.Module):
 
 
 def _attended(q: Tensor, both: tuple[Tensor, Tensor, Tensor, Tensor], seen: Tensor, there: Tensor) -> Tensor:
-    """Softmax attention of queries ``(B, H, n, D)`` to keys that are rounded where ``there``, ``(1 or B, n, M)``."""
+    """Softmax attention of queries ``(B, H, n, D)`` to keys, rounded at ``there`` ``(1 or B, n, M)``."""
     k, v, keys, values = both
     dtype, K = accumulator(q.dtype), k.shape[1]
     rows = torch.unflatten(q.to(dtype) * q.shape[-1] ** -0.5, 1, (K, -1))

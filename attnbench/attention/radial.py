@@ -81,7 +81,6 @@ class Radial(nn.Module):
         self.frame, self.block, self.text = frame, block, text
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """Pair by pair of places, in an N × N mask."""
         N, s, B = q.shape[2], self.frame, self.block
         text = min(self.text, N)
         seen = torch.zeros(N - text, N - text, dtype=torch.bool, device=q.device)
@@ -122,7 +121,7 @@ class Radial(nn.Module):
         return pairs
 
     def _meet(self, apart: int) -> bool:
-        """Whether frames that are so far apart have pairs: all where a band is a block wide or more, else some."""
+        """Return True if frames so far apart have pairs: all for a band at least a block wide, else some."""
         r = 1 << max(0, apart.bit_length() - 1)
         return apart <= 1 or apart % -(-r * self.block // self.frame) == 0 or self.frame >= r * self.block
 

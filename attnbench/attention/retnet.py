@@ -1,4 +1,4 @@
-"""Retention: linear attention whose keys fade at a fixed rate for each head."""
+"""Retention: linear attention with keys that fade at a fixed rate for each head."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from attnbench.variant import No, Traits, register
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """What no token changes: no part of the state, but made with it, so that a step need not make it again."""
+    """Constants of decoding: no part of the state, but made with it, so that a step need not make them again."""
 
     gamma: Tensor
     """``(H, 1, 1)``."""
@@ -33,7 +33,7 @@ class Fixed:
 
 
 class Retained(NamedTuple):
-    """What is kept of the keys so far."""
+    """The state of decoding."""
 
     state: Tensor
     """Σ γ^(t-j) (R_j k_j) v_jᵀ, ``(B, H, D, E)``, float32 at least."""
@@ -106,7 +106,6 @@ class RetNet(nn.Module):
         self.form = forms.require("retnet", form, self._fast())
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """The N × M matrix of scores times the powers of γ, in complex numbers if q and k are rotated."""
         H, D = q.shape[1], q.shape[3]
         k, v = (of_query_heads(x, H) for x in (k, v))
         i, j = (torch.arange(x.shape[2], dtype=torch.float64, device=q.device) for x in (q, k))

@@ -121,7 +121,7 @@ class RandomFeatureAttention(FeatureAttention):
         return expectations.rectified(x, y, ReluFeatures.floor)
 
     def kernel_variance(self, q: Tensor, k: Tensor) -> Tensor | None:
-        """The variance of φ(q)·φ(k) / R; None where there is no closed form: dependent rows of ω, arccos."""
+        """The variance of φ(q)·φ(k) / R; None without a closed form: dependent rows of ω, arccos."""
         if not (self.gaussian and self.independent):
             return None
         return expectations.cosine_variance(self.prepare(q), self.prepare(k), self.projection.shape[-2])

@@ -87,7 +87,6 @@ class Routing(nn.Module):
         self.register_buffer("centroids", normalize(torch.randn(shape.H, count, shape.D), dim=-1))
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """Cluster by cluster, with a matrix of all (real) pairs that is -inf for pairs that do not meet."""
         out = q.new_zeros(*q.shape[:3], v.shape[3])
         q, k = ((x - x.mean(-1, keepdim=True)) / (x.var(-1, correction=0, keepdim=True) + 1e-5).sqrt() for x in (q, k))
         for b, h in product(range(q.shape[0]), range(q.shape[1])):
@@ -139,7 +138,7 @@ class Routing(nn.Module):
     def _pick(
         self, q: Tensor, k: Tensor, key_mask: Tensor | None
     ) -> tuple[tuple[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]:
-        """The queries and the keys picked, ``(B·H, clusters, window)`` rows of all heads, and which of each count."""
+        """The queries and keys picked, ``(B·H, clusters, window)`` rows of all heads, and masks of those that count."""
         heads = len(self.centroids)
         dtype = accumulator(q.dtype)
         centroids = self.centroids.to(dtype).repeat(len(q) // heads, 1, 1)
@@ -191,12 +190,11 @@ def _normed(x: Tensor) -> Tensor:
 
 
 class AttendWithin(torch.autograd.Function):
-    """A query's attention to the keys of each cluster that holds it, averaged; 0 where none holds it.
+    """A query's attention to the keys of each cluster that holds it, averaged; 0 for none.
 
-    q ``(N, D)``, k ``(M, D)`` and v ``(M, E)``, of all heads together; at_q ``(clusters, w)``, at_k ``(clusters, u)``
-    say which rows are in a cluster; real_q, real_k, of the same shapes or None, say which of these count; times
-    ``(N, 1)`` says how often a query counts, at least 1. -> ``(N, E)``. The backward pass gathers and computes the
-    weights again.
+    q ``(N, D)``, k ``(M, D)`` and v ``(M, E)`` of all heads; at_q ``(clusters, w)``, at_k ``(clusters, u)`` are a
+    cluster's rows; real_q, real_k, of the same shapes or None, mark those that count; times ``(N, 1)`` is the number of
+    a query's clusters, at least 1. -> ``(N, E)``. The backward pass gathers and computes the weights again.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""RWKV-7: a state that fades channel by channel, from which one key takes out and to which another one writes."""
+"""RWKV-7: a state that fades channel by channel; one key takes out of it and another one writes to it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class RWKV7(nn.Module):
     Peng et al. 2025, 'RWKV-7 "Goose" with Expressive Dynamic State Evolution', the layer that mixes tokens. Every
     channel of the state fades by w_t. Along κ_t, of length 1, the share a_t of what stood there before the decay is
     taken out, channel by channel; then k_t writes v_t: S_t = Diag(w_t) S_{t-1} - (a_t ⊙ κ_t)(κ_tᵀ S_{t-1}) + k_t v_tᵀ.
-    What is taken out is read before the decay, unlike in ``gated-delta`` and ``kda``.
+    The part taken out is read before the decay, unlike in ``gated-delta`` and ``kda``.
 
     x ``(B, N, C)`` is first mixed with the token before it, x_t + μ ⊙ (x_{t-1} - x_t), by a μ for each of six streams.
     From these come r, k and v by C × C products; w = exp(-σ(·)/√e), between 0.545 and 1, and a = σ(·), through ``rank``
@@ -166,7 +166,7 @@ class RWKV7(nn.Module):
         return [torch.unflatten(part, -1, (self.heads, -1)).transpose(1, 2) for part in parts], self.gate(g)
 
     def _finish(self, y: Tensor, parts: list[Tensor], gate: Tensor) -> Tensor:
-        """Norm, what a token gets of its own value, and gate; y ``(B, H, N, D)`` to ``(B, N, C)``."""
+        """Norm, a token's share of its own value, and gate; y ``(B, H, N, D)`` to ``(B, N, C)``."""
         r, k, v, *_ = parts
         own = (r * k * self.bonus[:, None]).sum(-1, keepdim=True) * v
         y = layer_norm(y, y.shape[-1:], eps=self.eps)

@@ -57,7 +57,6 @@ class RowWiseWeightNormalisation(CachedDecoding, nn.Module):
         self.causal, self.capacity, self.by_length = shape.causal, shape.M, norm == "length"
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """The exponentials of all pairs, row by row over their norm."""
         weights: Tensor = (q @ k.mT / q.shape[-1] ** 0.5).exp() * visible_pairs(q, k, self.causal, key_mask)
         size = weights.square().sum(-1, keepdim=True).sqrt() if self.by_length else weights.sum(-1, keepdim=True)
         return weights / size.masked_fill(size == 0, 1.0) @ v

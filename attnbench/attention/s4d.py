@@ -21,7 +21,7 @@ _RUN = 64
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """What no token changes: no part of the state, but made with it, so that a step need not make it again."""
+    """Constants of decoding: no part of the state, but made with it, so that a step need not make them again."""
 
     kept: Tensor
     """e^(ΔA), complex128, as the others: ``(C, S)`` each."""
@@ -32,7 +32,7 @@ class Fixed:
 
 
 class Driven(NamedTuple):
-    """What is kept of the tokens so far."""
+    """The state of decoding."""
 
     h: Tensor
     """``(B, C, S)``, complex128."""
@@ -95,7 +95,6 @@ class S4D(nn.Module):
         self.skip = nn.Parameter(torch.randn(C))
 
     def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """The recurrence, step by step, from either end if not causal."""
         (x,) = emptied(key_mask, x)
         exponent, reads = self._parts()
         kept, added = exponent.exp(), self._added(exponent)
@@ -115,7 +114,7 @@ class S4D(nn.Module):
         return self.log_step.double().exp()[:, None]
 
     def _added(self, exponent: Tensor) -> Tensor:
-        """What a token of 1 adds to a state, (e^(ΔA) - 1)/A, from ΔA."""
+        """The addition of a token of 1 to a state, (e^(ΔA) - 1)/A, from ΔA."""
         return self._per_step() * (exponent.exp() - 1) / exponent
 
     def _parts(self) -> tuple[Tensor, Tensor]:
@@ -136,7 +135,7 @@ class S4D(nn.Module):
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         (x,) = emptied(key_mask, x)
-        # A token is in the state that it reads, and in the one that comes from the other end it is not.
+        # A token is in the state that it reads, but not in the one from the other end.
         later, *others = self._kernels(x.shape[1])
         earlier = others[0][:, : x.shape[1] - 1] if others else None
         return long_convolution(x, later, earlier) + self.skip * x

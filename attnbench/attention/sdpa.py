@@ -31,7 +31,7 @@ BACKENDS = {
 }
 
 _ROWS = 512
-"""Queries in a call with a mask of places: half of what is computed for a window of as many keys is in vain."""
+"""Queries in a call with a mask of places: half of the work for a window of as many keys is in vain."""
 
 
 @register(
@@ -68,7 +68,7 @@ class Sdpa(CachedDecoding, nn.Module):
     the keys that some of them sees, and a mask of these pairs where not all of them see all.
 
     Nor does PyTorch have a sink. Here it is a first key with a value of 0, whose logit comes of 8 more columns; if
-    causal, a query that nobody asks for stands before the others, so that all of them see it. A decoding step with a
+    causal, a query that is not asked for stands before the others, so that all of them see it. A decoding step with a
     sink is made of plain products.
 
     Differs from PyTorch's own call: without a bias, a mask of places or a sink in nothing. As there, what padded tokens
@@ -149,7 +149,7 @@ class Sdpa(CachedDecoding, nn.Module):
         return self._attend(q, state.keys, state.values, row, causal=False), state
 
     def _with_bias(self, bias: PositionBias, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
-        """The only way that PyTorch offers: bias and all masks in one tensor of H x N x M numbers."""
+        """PyTorch's only way: bias and all masks in one tensor of H x N x M numbers."""
         N, M = q.shape[2], k.shape[2]
         added = bias(slice(0, N), slice(0, M), q.dtype)[None]
         hidden = torch.ones(N, M, dtype=torch.bool, device=q.device).triu(1) if self.causal else None

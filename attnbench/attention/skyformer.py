@@ -17,7 +17,7 @@ from attnbench.shape import Shape
 from attnbench.variant import Knob, No, Traits, register
 
 _ROWS = 512
-"""How many tokens' kernel values are held at a time where no gradient is wanted."""
+"""Tokens with kernel values held at a time if no gradient is wanted."""
 
 _BITS = 31
 
@@ -93,7 +93,6 @@ class Skyformer(nn.Module):
         self.register_buffer("place", place)
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """The same, example by example, from the distances of all pairs and without padding."""
         out = q.new_zeros(*q.shape[:3], v.shape[3])
         for b in range(q.shape[0]):
             shown = torch.ones_like(k[b, 0, :, 0], dtype=torch.bool) if key_mask is None else key_mask[b]
@@ -125,7 +124,7 @@ class Skyformer(nn.Module):
         k, v = emptied(key_mask, k, v)
         X, filled = self._sample(q, k, key_mask)
         X = X.to(accumulate)
-        # The kernel knows differences alone; the squares of what all points share would drown these.
+        # The kernel knows differences alone; the squares of a part common to all points would drown these.
         origin = X[:, :, :1].detach()
         X = X - origin
         sums = X.new_zeros(*X.shape[:3], v.shape[3])
@@ -133,7 +132,7 @@ class Skyformer(nn.Module):
             sums = sums + _gaussian(X, K.to(accumulate) - origin) @ V.to(accumulate)
         gram = _gaussian(X, X)
         if filled is not None:
-            # Points that are not there become rows of the identity, and pass nothing on.
+            # Missing points become rows of the identity, and pass nothing on.
             there = filled[:, None, :, None]
             gram = gram.masked_fill(~(there & there.mT), 0.0) + torch.diag_embed((~there[..., 0]).to(accumulate))
             sums = sums.masked_fill(~there, 0.0)
@@ -150,7 +149,7 @@ class Skyformer(nn.Module):
         )
 
     def _sample(self, q: Tensor, k: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """The landmarks ``(B, H, R, D)`` and, with a mask, which of them are there, ``(B, R)``."""
+        """The landmarks ``(B, H, R, D)`` and, with a mask, those that exist, ``(B, R)``."""
         (B, _, N, _), points = q.shape, q.shape[2] + k.shape[2]
         count = min(self.landmarks, points)
         if key_mask is None:

@@ -53,7 +53,7 @@ class Softmax(CachedDecoding, nn.Module):
         rows = H // K * N
         logits = torch.bmm((q * D**-0.5).reshape(B * K, rows, D), k.reshape(B * K, M, D).mT)
         if H != K:
-            logits = logits.view(B * H, N, M)  # not always: gradients pay for what is written into a view
+            logits = logits.view(B * H, N, M)  # not always: gradients pay for writing into a view
         visible = self.visible
         if self.position_bias is not None:
             start = 0 if visible is None else visible.start

@@ -1,4 +1,4 @@
-"""Blocks of keys are chosen by mean queries and keys, where these stand for their blocks."""
+"""Blocks of keys are chosen by mean queries and keys, if these represent their blocks."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class Sparge(BlockSelecting):
         return self.over(allowed, (q, k, v), key_mask)
 
     def _alike(self, tokens: Tensor) -> bool:
-        """Whether the mean cosine of all pairs of ``(n, D)`` is large enough."""
+        """Return True if the mean cosine of all pairs of ``(n, D)`` is large enough."""
         units = tokens / tokens.norm(dim=1, keepdim=True)
         return float((units @ units.mT).mean()) >= self.similarity
 
@@ -170,11 +170,11 @@ class Sparge(BlockSelecting):
         return (Grid(self.queries, self.keys, kept & allowed),)
 
     def keep(self, masses: Tensor, allowed: Tensor, forced: Tensor) -> Tensor:
-        """Which of the blocks that stand for their tokens are kept ``(B, H, n, blocks)``."""
+        """The kept blocks ``(B, H, n, blocks)`` among those represented by their means."""
         if self.holding:
             return heaviest(masses, self.threshold, allowed=allowed, forced=forced) | forced
         return within(masses, self.threshold, allowed=allowed)
 
     def alike(self, x: Tensor, real: Tensor, size: int) -> Tensor:
-        """Which blocks stand for their tokens, ``(B, H, blocks)``: the mean cosine is the mean unit's square."""
+        """The blocks that their means represent, ``(B, H, blocks)``: the mean cosine is the mean unit's square."""
         return means(normalize(x, dim=-1), real, size).square().sum(-1) >= self.similarity

@@ -92,7 +92,6 @@ class SSD(HeadLayer):
             self.step_size.bias.copy_(drawn_step_sizes(H))
 
     def dense(self, u: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """The semiseparable matrix of each head, written out."""
         (u,) = emptied(key_mask, u)
         B, N, C = u.shape
         of_groups = torch.unflatten(self.key_query(u), -1, (2, self.groups, -1)).permute(2, 0, 3, 1, 4)

@@ -85,7 +85,6 @@ class SlidingTile(nn.Module):
         self.text = text
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """Token by token, with coordinates, in an N × N mask."""
         N, (rows, columns) = q.shape[2], self.frame
         text = min(self.text, N)
         at = [(i // (rows * columns), i // columns % rows, i % columns) for i in range(N - text)]
@@ -123,7 +122,7 @@ class SlidingTile(nn.Module):
         return with_text(layout, torch.stack([queries.flatten(), blocks.flatten()], 1), text)
 
     def _window(self, tiles: int, window: int, device: torch.device) -> Tensor:
-        """Which tiles of one axis each of them sees, ``(tiles, min(window, tiles))``."""
+        """The tiles of one axis that each of them sees, ``(tiles, min(window, tiles))``."""
         window_of = torch.arange(tiles, device=device) - window // 2
         first = window_of.clamp(max=tiles - window).clamp(min=0)
         return first[:, None] + torch.arange(min(window, tiles), device=device)

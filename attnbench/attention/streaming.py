@@ -31,7 +31,7 @@ from attnbench.variant import Knob, No, Traits, register
 
 
 class Streamed(NamedTuple):
-    """What decoding keeps: keys, turned by their places in the text if at all, and values."""
+    """The state of decoding: keys, turned by their places in the text if at all, and values."""
 
     first: Cache
     recent: Ring
@@ -99,7 +99,6 @@ class Streaming(nn.Module):
         self.flex = FlexPattern(name, form, fits=not rotary)
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """:meth:`forward` with an N × N mask; with ``rotary``, in complex numbers that turn with the distance."""
         i, j = torch.arange(q.shape[2], device=q.device)[:, None], torch.arange(q.shape[2], device=q.device)
         a, w, allowed = self.sinks, self.window, self._sees(i, j)
         allowed = allowed if key_mask is None else allowed & key_mask[:, None, None]
@@ -118,7 +117,7 @@ class Streaming(nn.Module):
         return near & (j <= i) if self.causal else near
 
     def pairs_by_place(self, keys: int, device: torch.device) -> Rule | None:
-        """The pairs that count; None where turned q and k decide their weights."""
+        """The pairs that count; None if turned q and k decide their weights."""
         return None if self.rotary else Rule(self._sees, keys, device)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
@@ -159,7 +158,7 @@ class Streaming(nn.Module):
             first = first.append(k, v)
         else:
             recent = recent.append(k, v)
-        left = max(0, place - (self.sinks + self.window - 1))  # by which text and cache count differently
+        left = max(0, place - (self.sinks + self.window - 1))  # the difference between the counts of text and cache
         keys = torch.cat((self._turned(first.keys, left, alike=True), recent.keys), 2)
         values = torch.cat((first.values, recent.values), 2)
         return kv_cache.attend(q, keys, values), Streamed(first, recent)

@@ -19,8 +19,8 @@ from attnbench.variant import No, Traits, register
 class TaylorFeatures(FeatureMap):
     """φ(x) with φ(x)·φ(y) = 1 + s + s²/2, s = x·y/√D: 1, x, and products of two channels.
 
-    x_i x_j and x_j x_i are one feature, except where both channels are in the same block of 8, so that a few large
-    products of blocks replace one for each channel: D = 64 gives 2369 features, not 4161 (2145 without the blocks).
+    x_i x_j and x_j x_i are one feature, unless both channels are in the same block of 8, so that a few large products
+    of blocks replace one for each channel: D = 64 gives 2369 features, not 4161 (2145 without the blocks).
     """
 
     block = 8
@@ -34,7 +34,6 @@ class TaylorFeatures(FeatureMap):
         return ColumnTiles(self, group, rows, like, count)
 
     def _blocks(self) -> Iterator[tuple[int, int]]:
-        """First channel and number of channels of each block."""
         for start in range(0, self.head_dim, self.block):
             yield start, min(self.block, self.head_dim - start)
 

@@ -76,7 +76,7 @@ class Thinformer(nn.Module):
         self.register_buffer("draws", torch.empty(shape.M).uniform_(-1, 1))
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """Softmax attention to the kept keys only, which are found again recursively, one by one."""
+        """Softmax attention to the kept keys only, found again recursively, one by one."""
         (B, H, M, D), logits = k.shape, (q @ k.mT) * k.shape[3] ** -0.5
         weights = torch.zeros_like(logits)
         for b, h in product(range(B), range(H)):
@@ -133,7 +133,6 @@ class Thinformer(nn.Module):
         return kept.view(B, H, -1)
 
     def _compress(self, kernel: Tensor, level: int, run: int) -> list[int]:
-        """The keys left of run ``run`` after ``level`` halvings."""
         m, rounds = len(kernel), self._rounds(len(kernel))
         points = m // (2 * 4 ** (rounds - 1)) * 2
         n = 4 ** (rounds - 1) * points
@@ -186,7 +185,7 @@ def _kernel(i: int, j: int, x: Tensor, y: Tensor, shift: Tensor, offset: Tensor)
 
 
 def _balance(products: Tensor, draws: Tensor) -> Tensor:
-    """Whether the first of each pair is kept: ``(X, P)`` bool."""
+    """A mask of the pairs that keep their first key: ``(X, P)`` bool."""
     norm = products.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt_()
     bound = norm.cummax(-1).values.mul_(norm).mul_(draws)
     signs, sums, one = torch.empty_like(bound), torch.zeros_like(bound), bound.new_ones(())

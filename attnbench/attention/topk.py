@@ -27,7 +27,7 @@ class _Tile(NamedTuple):
     """The queries from a to b."""
 
     def logits(self, q: Tensor, k: Tensor, bias: Tensor | None, mask: Tensor | None, causal: bool) -> Tensor:
-        """``(heads, b - a, m)`` of q ``(G, N, D)`` and k ``(G, M, D)``, -∞ where a key is not seen."""
+        """``(heads, b - a, m)`` of q ``(G, N, D)`` and k ``(G, M, D)``, -∞ for an unseen key."""
         heads, a, b = self
         dtype, N = accumulator(q.dtype), q.shape[1]
         rows = q[heads, a:b].to(dtype) * q.shape[2] ** -0.5
@@ -69,7 +69,7 @@ class _Attend(torch.autograd.Function):
         for heads, a, b in tiles(G, N, M, budget("topk.logits", q.device), rows):
             logits = _Tile(heads, a, b).logits(q, k, bias, mask, causal)
             kept, chosen = largest(logits.flatten(0, 1), min(keys, logits.shape[2]))
-            # Where nothing is seen, every logit is -inf and every weight 0.
+            # If nothing is seen, every logit is -inf and every weight 0.
             part = kept.sub_(kept.amax(-1, keepdim=True).clamp(min=torch.finfo(dtype).min)).exp_()
             part /= part.sum(-1, keepdim=True).clamp(min=torch.finfo(dtype).tiny)
             first = torch.arange(heads.start, heads.stop, device=q.device) * M
@@ -168,7 +168,6 @@ class TopK(CachedDecoding, nn.Module):
         self.position_bias = position_bias(shape)
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """The weights as an N × M matrix: a softmax over the entries whose rank in their row is below ``keys``."""
         logits = q @ k.mT * q.shape[-1] ** -0.5
         if self.position_bias is not None:
             logits = logits + self.position_bias(slice(0, q.shape[2]), slice(0, k.shape[2]), q.dtype)
@@ -192,12 +191,10 @@ class TopK(CachedDecoding, nn.Module):
 
     @property
     def selects(self) -> bool:
-        """Whether it keeps keys by q·k alone."""
         return self.position_bias is None
 
     @torch.no_grad()
     def select(self, q: Tensor, k: Tensor, *, key_mask: Tensor | None = None) -> Choice:
-        """The keys kept for q ``(B, H, N, D)`` and k ``(B, H, M, D)``, without a bias."""
         (k,) = emptied(key_mask, k)
         (B, H, N), M = q.shape[:3], k.shape[2]
         x, y = (one.reshape(B * H, *one.shape[2:]) for one in (q, k))
@@ -210,7 +207,6 @@ class TopK(CachedDecoding, nn.Module):
         return Choice(torch.unflatten(chosen, 0, (B, H)), H, M, causal=self.causal, real=key_mask)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, selection: Choice) -> Tensor:
-        """Softmax attention over what was selected, ``(B, H, N, E)``."""
         return selection.attend(q, k, v)
 
     def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Cache]:

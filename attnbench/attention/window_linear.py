@@ -24,7 +24,7 @@ _MAPS: dict[str, Map] = {"hedgehog": spiky, "taylor": exponential_series, "elu+1
 
 
 class Recent(NamedTuple):
-    """What decoding keeps: the sums of what has left the window, and what is in it."""
+    """The state of decoding: the sums of keys beyond the window, and the window's tokens."""
 
     sums: Tensor
     """Σ φ(k_j) (v_j, 1)ᵀ, ``(B, H, R, D + 1)``, float32 at least."""
@@ -96,7 +96,6 @@ class WindowLinear(nn.Module):
             self.log_gamma = nn.Parameter(torch.zeros(H))
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """Both kinds of weights as N × N matrices."""
         i = torch.arange(q.shape[2], device=q.device)
         visible = visible_pairs(q, k, self.causal, key_mask)
         near = visible & ((i[:, None] - i).abs() <= self.window)
@@ -128,7 +127,6 @@ class WindowLinear(nn.Module):
         return quotient(by_heads(partial(_attend, layout=layout), *given)).to(out)
 
     def _projected(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """What the features are made of, ``(B, H, n, D)``."""
         if not self.learned:
             return q, k
         return q @ self.W_q.to(q.dtype).mT, k @ self.W_k.to(k.dtype).mT
@@ -140,7 +138,6 @@ class WindowLinear(nn.Module):
         return Recent(sums, k[:, :, old:].clone(), v[:, :, old:].clone())
 
     def _added(self, k: Tensor, v: Tensor) -> Tensor:
-        """What keys ``(B, H, n, D)`` add to the sums."""
         return self.map(self._projected(k, k)[1]).mT @ with_ones(v)
 
     @torch.no_grad()
@@ -158,7 +155,7 @@ class WindowLinear(nn.Module):
 
 
 class _Layout(NamedTuple):
-    """How a sequence is cut up: queries in chunks, each with its own keys and those in reach on either side."""
+    """A cut of a sequence: queries in chunks, each with its own keys and those in reach on either side."""
 
     map: Map
     causal: bool
@@ -170,8 +167,7 @@ class _Layout(NamedTuple):
 def _attend(q: Tensor, k: Tensor, v: Tensor, *learned: Tensor, layout: _Layout) -> Tensor:
     """Numerators and denominators ``(G, N, E)``, up to a factor of each row, for inputs ``(G, N, D)``, v ``(G, N, E)``.
 
-    Args:
-        learned: what features are made of, if not of q and k, and log γ ``(G, 1)``; nothing for exp(l) as it is.
+    ``learned``: the features' inputs, if not q and k, and log γ ``(G, 1)``; nothing for exp(l) itself.
     """
     N = q.shape[1]
     layout = layout._replace(chunk=min(layout.chunk, N), before=min(layout.before, N), after=min(layout.after, N))
@@ -221,7 +217,7 @@ def _read(
     c, before, after = layout.chunk, layout.before, layout.after
     keys, phi_k, values = (x.unfold(1, c + before + after, c).mT for x in (k, layout.map(u_k), v))
     phi_q = layout.map(u_q)
-    # What is first among the keys of a chunk is beyond the reach of the next one.
+    # The first keys of a chunk are beyond the reach of the next one.
     past, state = states_before(phi_k[:, :, :c].mT @ values[:, :, :c], v.new_ones(1, 1, 1, 1), state)
     apart = torch.arange(c + before + after, device=q.device) - before - torch.arange(c, device=q.device)[:, None]
     near, far = (apart >= -before) & (apart <= after), apart < -before
@@ -239,9 +235,9 @@ def _joined(logits: Tensor, values: Tensor, far: Tensor, gamma: Tensor | None) -
     """Sums over the window and over the rest, up to a factor of each row.
 
     Args:
-        logits: of the window, -inf for what is not in it; values: what they weigh, ``(..., E)``.
+        logits: of the window, -inf for keys outside; values: those that they weigh, ``(..., E)``.
         far: the sums over the rest, ``(..., E)``, the last column those of 1.
-        gamma: log γ, where the window's weights are relative to the largest; None where they are exp(l).
+        gamma: log γ, if the window's weights are relative to the largest; None if they are exp(l).
     """
     top = logits.amax(-1, keepdim=True)
     if gamma is not None:

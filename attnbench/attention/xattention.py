@@ -80,7 +80,6 @@ class XAttention(BlockSelecting):
         self.causal, self.block, self.stride, self.threshold = shape.causal, block, stride, threshold
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """Tile by tile: the sums of an N × N matrix of logits, and blocks taken one by one until they hold enough."""
         B, H, N, D = q.shape
         S, side, total = self.stride, self.block // self.stride, -(-N // self.block)
         real = torch.ones(B, N, dtype=torch.bool, device=q.device) if key_mask is None else key_mask
@@ -142,5 +141,5 @@ class XAttention(BlockSelecting):
         return products[..., : (self.stride + 1) // 2].sum(-1)  # no others are seen
 
     def keep(self, masses: Tensor, allowed: Tensor, forced: Tensor) -> Tensor:
-        """Which blocks each block of queries keeps ``(B, H, n, blocks)``, from their estimated masses."""
+        """The blocks that each block of queries keeps ``(B, H, n, blocks)``, from their estimated masses."""
         return heaviest(masses, self.threshold, allowed=allowed, forced=forced)

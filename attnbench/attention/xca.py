@@ -53,7 +53,6 @@ class XCA(nn.Module):
         self.temperature = nn.Parameter(torch.ones(shape.H, 1, 1))
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """Channel by channel, from the real tokens only."""
         output = torch.zeros_like(v)
         for b in range(q.shape[0]):
             real = slice(None) if key_mask is None else key_mask[b]

@@ -5,9 +5,9 @@ An engine imports other engines, shapes and errors, but nothing from :mod:`attnb
 ========== ===============================================================================
 Word       Meaning, here and in all names
 ========== ===============================================================================
-tile       what is in cache at a time: some rows of queries with the keys that they see
+tile       some rows of queries with the keys that they see, in cache at a time
 chunk      consecutive tokens whose pairs are formed; a state holds all that came before
-block      what a pattern is made of: consecutive or equally spaced tokens seen as one
+block      consecutive or equally spaced tokens seen as one, the parts of a pattern
 run        consecutive tokens that are averaged into one
 stretch    a thousand tokens or so, computed one after the other to keep memory constant
 group      a range of batch entries and a range of heads, computed together
@@ -15,17 +15,17 @@ plan       which queries meet which keys in one call, as indices, before any pro
 ========== ===============================================================================
 
 ================ ===================================================== ===========================================
-Room             What is in it                                         Who uses it
+Room             Content                                               Users
 ================ ===================================================== ===========================================
 ``precision``    the dtype of sums, the number that hides a pair       nearly all
-``masks``        what a key mask means for logits and outputs          nearly all
+``masks``        a key mask's effect on logits and outputs             nearly all
 ``products``     matrix products, each by the faster library           patterns, linear, low_rank, efficient, reformer
-``tiling``       how much fits a cache, and cutting tensors into it    nearly all
+``tiling``       pieces of tensors that fit a cache                    nearly all
 ``head_groups``  heads of one layer with modules of their own          sparse, per-head
 ``head_layer``   projections before and after the heads of a layer     fox, path, gla, mesa, abc
-``shared_heads`` heads of queries that share keys and values           all that do not do it by themselves
+``shared_heads`` heads of queries that share keys and values           all without such heads of their own
 ``pair_scores``  softmax over any score of two vectors                 additive, bilinear, location, monotonic
-``fused``        PyTorch's kernels where their call has no form        sdpa, mla
+``fused``        PyTorch's kernels for calls without a form            sdpa, mla
 ``linear``       φ(q)·φ(k): feature maps, sums of keys                 linear, performer, rfa, hedgehog, taylor
 ``patterns``     softmax over blocks and bands of keys                 local, sparse, longformer, etc, bigbird
 ``gathered``     rows found by sorting, hashing, or in a list          topk, indexed, nsa, csa, reformer, graph
@@ -37,7 +37,7 @@ Room             What is in it                                         Who uses 
 ``flex``         FlexAttention, compiled for each module               flex, bigbird
 ================ ===================================================== ===========================================
 
-Some of this exists for the speed of a CPU alone, and decides what is measured there: ``products`` gives each product to
+Some of this exists for the speed of a CPU alone, and decides the figures there: ``products`` gives each product to
 the faster of torch's two libraries, ``gathered`` ranks floats by their bits, ``low_rank`` and ``linear`` keep tiles in
-the cache, and ``patterns`` takes few heads at a time where more would be copied.
+the cache, and ``patterns`` takes few heads at a time if more would be copied.
 """

@@ -21,21 +21,21 @@ from attnbench.compiled import out_of_sight
 
 LN2 = log(2.0)
 NO_MASK = "flash-linear-attention's kernel takes no mask; form=torch takes one"
-"""Why a form takes no padding."""
+"""The reason why a form takes no padding."""
 Kernel = Callable[..., Tensor]
-"""Maps tensors ``(B, H, N, ...)``, the third of them values, to ``(B, H, N, E)``."""
+"""Maps tensors ``(B, H, N, ...)``, values third, to ``(B, H, N, E)``."""
 
 
 class Row(NamedTuple):
-    """Where a kernel is, and how it is called."""
+    """A kernel and its call."""
 
     module: str
     """Below ``fla.ops``."""
     function: str
     call: Callable[..., Any]
-    """Calls it with tensors ``(B, N, H, ...)``: what it gives is the output, or a tuple that begins with it."""
+    """Calls it with tensors ``(B, N, H, ...)``; gives the output, or a tuple that begins with it."""
     by_channel: str = ""
-    """The row that does the same with a decay for each channel, if its own is one number for a head."""
+    """The equivalent row for a decay of each channel, if its own is one number for a head."""
 
 
 def _simple(f: Kernel, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = None, **named: Any) -> Any:
@@ -99,7 +99,7 @@ def _rebased(f: Kernel, q: Tensor, k: Tensor, v: Tensor) -> Any:
     q = q * (q.shape[3] ** -0.5 * q.shape[1] ** -0.25)
     above, below = f(q, k, v, use_scale=False, use_normalize=False, return_both=True)
     out = (above / below.masked_fill(below == 0, 1.0)[..., None]).transpose(1, 2)
-    # The first token has a weight of 1, whatever its square: a small one divides what rounding leaves of gradients.
+    # The first token has a weight of 1, even if a small square divides rounding errors of its gradients.
     return torch.cat([v[:, :1] * (below.mT[:, :1, :, None] > 0), out[:, 1:]], 1)
 
 
@@ -143,10 +143,7 @@ KERNELS = {
 
 
 def run(name: str, *given: Tensor, **named: Any) -> Tensor:
-    """What a kernel of :data:`KERNELS` makes of ``(B, H, N, ...)``: ``(B, H, N, E)``.
-
-    Args:
-        named: what goes to the kernel as it is.
+    """Run a kernel of :data:`KERNELS` on ``(B, H, N, ...)``: ``(B, H, N, E)``; ``named`` is passed on.
 
     Raises:
         ImportError: the package is missing.
@@ -155,7 +152,7 @@ def run(name: str, *given: Tensor, **named: Any) -> Tensor:
     if row.by_channel and not named and torch.is_grad_enabled() and any(x.requires_grad for x in given) and refused():
         row = KERNELS[row.by_channel]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what the package says of others that it lacks, when it is imported
+        warnings.simplefilter("ignore")  # the package reports other missing packages on import
         function = getattr(import_module(f"fla.ops.{row.module}"), row.function)
 
     def call() -> Tensor:
@@ -167,7 +164,7 @@ def run(name: str, *given: Tensor, **named: Any) -> Tensor:
 
 
 def refused() -> bool:
-    """Whether the package refuses gradients of a decay that is one number for a head: some Tritons make them wrong."""
+    """Return True if the package refuses gradients of a decay per head, which some Tritons make wrong."""
     state = import_module("fla.ops.common.chunk_o")
     hopper, since, mended = (
         bool(getattr(state, name, False)) for name in ("IS_NVIDIA_HOPPER", "TRITON_ABOVE_3_4_0", "TRITON_ABOVE_3_7_1")
@@ -176,7 +173,7 @@ def refused() -> bool:
 
 
 class _Measured(torch.autograd.Function):
-    """What it is given; backwards times or over the size that a gradient has at the output."""
+    """Identity whose gradient is multiplied or divided by the size of the output's gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, size: list[Tensor], at_the_output: bool) -> Tensor:
@@ -193,7 +190,7 @@ class _Measured(torch.autograd.Function):
 
 
 def _of_any_size(*given: Tensor) -> tuple[list[Tensor], Callable[[Tensor], Tensor]]:
-    """Inputs and a function of the output, between which gradients are of size 1, for a kernel that adds to them."""
+    """Inputs and a function of the output that scale gradients to size 1, for a kernel that adds a constant to them."""
     size: list[Tensor] = []
     measured = _Measured.apply
     inputs = [measured(x, size, False) for x in given]  # type: ignore[no-untyped-call]  # untyped in torch
@@ -201,10 +198,9 @@ def _of_any_size(*given: Tensor) -> tuple[list[Tensor], Callable[[Tensor], Tenso
 
 
 def before(compute: Kernel, q: Tensor, *others: Tensor, log_decay: Tensor | None = None) -> Tensor:
-    """What q reads of the tokens before its own: the kernel is asked by each token for the one behind it.
+    """The kernel's output at each token, from the tokens before it alone.
 
-    Args:
-        log_decay: what the state fades by at the token itself, before it is read; ``(B, H, N, 1)`` or as q.
+    ``log_decay`` ``(B, H, N, 1)``, or as q, fades the state at the token itself before it is read.
     """
     if log_decay is not None:
         q = (q * log_decay.exp2()).to(q.dtype)
@@ -212,7 +208,7 @@ def before(compute: Kernel, q: Tensor, *others: Tensor, log_decay: Tensor | None
 
 
 def from_both_ends(compute: Kernel, q: Tensor, k: Tensor, v: Tensor, *log_decay: Tensor, scale: float = 1.0) -> Tensor:
-    """Σ_j (q_i·k_j) v_j over all tokens, faded by what lies between, of a causal kernel: each token counts itself once.
+    """Σ_j (q_i·k_j) v_j over all tokens, faded by the decay between them, of two causal runs; each token counts once.
 
     Args:
         log_decay: ``(B, H, N)`` or as q; going back, the decay between tokens t + 1 and t is that of t + 1.
@@ -225,5 +221,4 @@ def from_both_ends(compute: Kernel, q: Tensor, k: Tensor, v: Tensor, *log_decay:
 
 
 def _of_heads(x: Tensor, heads: int, axis: int = 2) -> Tensor:
-    """Each head beside itself for all that share it."""
     return x if x.shape[axis] == heads else x.repeat_interleave(heads // x.shape[axis], axis)

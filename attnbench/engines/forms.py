@@ -1,7 +1,7 @@
 """One computation in several forms: PyTorch's operations, and fused kernels for a GPU that gave the same numbers.
 
 ``form=auto`` takes the first fused form that is installed, takes these dtypes and widths, and gave what the operations
-give: the first call for each of them tries it on a few tokens of what it was given. On a processor it is always the
+give: the first call for each of them tries it on a few tokens of its inputs. On a processor it is always the
 operations.
 """
 
@@ -23,36 +23,33 @@ from attnbench.errors import Unsupported, said
 
 WHICH = "PyTorch's operations, or fused kernels on a CUDA device; auto: the first of those that gives their numbers"
 Fla = Annotated[Literal["auto", "torch", "fla"], Field(description=WHICH)]
-"""The option of a variant whose kernel is one of :mod:`attnbench.engines.fla`."""
+"""The option of variants with a kernel in :mod:`attnbench.engines.fla`."""
 
 _PACKAGES = {
     "fla": ("fla", "flash-linear-attention's kernels, and they are not installed; pip install 'attnbench[gpu]'"),
     "triton": ("triton", "triton, which comes with torch for CUDA and is not installed here"),
 }
-"""Form -> the package that it needs, and how to get that."""
+"""Form -> its package, and the remedy if that is missing."""
 
 TOKENS, HEADS, EXAMPLES = 200, 2, 2
-"""How much of what a call was given a form is tried on: more than three chunks of 64 tokens, and no whole number."""
+"""The size of a trial: more than three chunks of 64 tokens, and no whole number."""
 
 BOUNDS = {torch.bfloat16: 0.03, torch.float16: 0.004, torch.float32: 1e-4}
-"""How far the output may be off, ‖a - b‖ / ‖b‖, by the dtype of what was given; a gradient twice as far. Float32 leaves
-no room for products in TF32, which are off by about 4e-4."""
+"""Largest error of an output, ‖a - b‖ / ‖b‖, by dtype of the inputs; a gradient's is twice as large. Float32 leaves no
+room for products in TF32, which are off by about 4e-4.
+"""
 
 _Like = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device, bool]
 """Shape, strides, dtype, device, and whether gradients are wanted."""
 Key = tuple[object, ...]
 _verdicts: dict[Key, str] = {}
-"""What was found of a form: why it is not used, or an empty text if it is."""
+"""The outcome of a form's trial: the reason against it, or an empty text."""
 _passed_over: list[str] = []
 _only_operations: list[bool] = []
 
 
 def require(name: str, form: str, fast: Collection[str]) -> str:
-    """The form, if it can run here, as far as is known before any tensor is.
-
-    Args:
-        name: of the variant, for the message.
-        fast: the fused forms that it has with its options.
+    """The form, if it can run here, as far as that is known without tensors; ``fast`` are the fused forms.
 
     Raises:
         Unsupported: the form was named, and there is no such form, package or device; the message names the remedy.
@@ -74,12 +71,12 @@ def require(name: str, form: str, fast: Collection[str]) -> str:
 def attend(
     name: str, form: str, plain: Callable[..., Tensor], *given: Tensor, fast: Mapping[str, Callable[..., Tensor]]
 ) -> Tensor:
-    """``plain(*given)``, or what a fused form makes of the same.
+    """``plain(*given)``, or the same by a fused form.
 
-    What ``plain`` and a fused form compute may depend on the tensors given and on nothing else that has a dtype.
+    Both may depend on the tensors given and on nothing else that has a dtype.
 
     Args:
-        name: of the computation, options and causality included: verdicts are remembered under it.
+        name: of the computation, options and causality included: the key of the verdict.
         form: ``auto``, ``torch`` for ``plain``, or a name in ``fast``.
         plain: PyTorch's operations; it takes ``given`` in float64 as well.
         given: ``(batch, heads, tokens, ...)``, or ``(batch, tokens)`` for a mask of bool.
@@ -117,7 +114,7 @@ def attend(
 
 @contextmanager
 def operations() -> Iterator[None]:
-    """Have ``auto`` mean PyTorch's operations inside, as it does in what torch compiles."""
+    """Inside, ``auto`` means PyTorch's operations, as it does if torch compiles."""
     _only_operations.append(True)
     try:
         yield
@@ -126,30 +123,29 @@ def operations() -> Iterator[None]:
 
 
 def passed_over() -> list[str]:
-    """Why fused forms were not used, one line each, since this was last asked."""
+    """Reasons why fused forms were not used since the last call, one line each."""
     told = list(_passed_over)
     _passed_over.clear()
     return told
 
 
 def forget() -> None:
-    """Try every form anew."""
+    """Forget all verdicts."""
     _verdicts.clear()
     _passed_over.clear()
 
 
 def a_device() -> bool:
-    """Whether there is a CUDA device. Tests put their own answer in its place."""
+    """Return True if there is a CUDA device; tests replace this."""
     return torch.cuda.is_available()
 
 
 def on_device(x: Tensor) -> bool:
-    """Whether a tensor is where fused kernels run. Tests put their own answer in its place."""
+    """Return True if fused kernels run on a tensor's device; tests replace this."""
     return x.is_cuda
 
 
 def _capturing(x: Tensor) -> bool:
-    """Whether a CUDA graph is being made, in which nothing can be compared."""
     return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
@@ -162,7 +158,7 @@ def _fused(plain: Callable[..., Tensor], compute: Callable[..., Tensor], given: 
 
 
 def _again(plain: Callable[..., Tensor], like: list[_Like], backward: bool) -> Callable[[], object]:
-    """A call of ``plain``, or of its backward pass, on tensors like those given."""
+    """A call of ``plain``, or of its backward pass, on new tensors like these."""
     given = [
         torch.empty_strided(shape, stride, dtype=dtype, device=device).requires_grad_(wanted and backward)
         for shape, stride, dtype, device, wanted in like
@@ -183,7 +179,6 @@ def _operations(plain: Callable[..., Tensor], given: tuple[Tensor, ...]) -> Tens
 def _tried(
     plain: Callable[..., Tensor], compute: Callable[..., Tensor], given: tuple[Tensor, ...], gradients: bool
 ) -> str:
-    """Why a form is not to be used for such tensors, or an empty text."""
     few = _few(given)
     bound = BOUNDS[given[0].dtype]
     wanted = [gradients and x.requires_grad for x in given]
@@ -204,7 +199,6 @@ def _tried(
 
 
 def _few(given: tuple[Tensor, ...]) -> list[Tensor]:
-    """A few tokens of a few heads, as views; heads that others share are kept with all of those."""
     least = min(x.shape[1] for x in given if x.ndim > 2)
     few = []
     for x in given:
@@ -215,7 +209,7 @@ def _few(given: tuple[Tensor, ...]) -> list[Tensor]:
 
 
 def _results(compute: Callable[..., Tensor], given: list[Tensor], wanted: list[bool]) -> list[Tensor]:
-    """The output, and the gradients of a fixed random sum of it by what is ``wanted`` of ``given``."""
+    """The output, and the gradients of a fixed random sum of it by the ``wanted`` inputs."""
     if not any(wanted):
         with torch.no_grad():
             return [compute(*given)]

@@ -1,4 +1,4 @@
-"""PyTorch's fused attention where its own call has no form: values of another width, a key mask beside causality."""
+"""PyTorch's fused attention for calls without a form: values of another width, or a key mask with causality."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from attnbench.engines.masks import seeing
 
 EXTRA = 8
-"""Columns that carry a key mask; fused kernels want widths in multiples of 8."""
+"""Columns for a key mask; fused kernels want widths in multiples of 8."""
 
 
 def fused_attention(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, key_mask: Tensor | None = None
 ) -> Tensor:
-    """softmax(scale · q kᵀ) v in O(n) memory: no fused kernel is asked for what it does not have.
+    """softmax(scale · q kᵀ) v in O(n) memory.
 
     Args:
         q: ``(B, H, N, D)``.
         k: ``(B, H, M, D)``, or one head ``(B, 1, M, D)`` for all heads of q, which is not repeated in memory.
-        v: ``(B, H, M, E)`` or ``(B, 1, M, E)``, E <= D; narrower values are filled up with zeros. At padded keys, k and
-            v must be finite.
-        key_mask: ``(B, M)`` bool, True where a key is real.
+        v: ``(B, H, M, E)`` or ``(B, 1, M, E)``, E <= D. At padded keys, k and v must be finite.
+        key_mask: ``(B, M)`` bool, True for a real key.
 
     Returns:
         ``(B, H, N, E)``. A query that sees no key gives 0.
@@ -41,7 +40,7 @@ def fused_attention(
 def _with_mask_columns(
     q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor, seen: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v with :data:`EXTRA` more columns, which give hidden keys a logit far below all others.
+    """q, k and v with :data:`EXTRA` more columns that give hidden keys a logit far below all others.
 
     Queries that are not ``seen`` to see a key get zeros: a row of nothing but such logits makes NaN of gradients.
     """

@@ -12,9 +12,9 @@ from attnbench.position_bias import PositionBias
 
 
 class HeadGroups(nn.Module):
-    """Runs ``parts[i]`` on the next ``heads[i]`` heads and joins the outputs along the heads.
+    """Run ``parts[i]`` on the next ``heads[i]`` heads, one after another, and join the outputs along the heads.
 
-    Parts without heads must not be given. The parts run one after another: their times add up.
+    Parts without heads must not be given.
     """
 
     def __init__(self, parts: Sequence[nn.Module], heads: Sequence[int]) -> None:
@@ -26,17 +26,15 @@ class HeadGroups(nn.Module):
         return self.joined(lambda part, *x: part(*x, key_mask=key_mask), q, k, v)
 
     def joined(self, run: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-        """The outputs of ``run(part, *its heads of each input)`` for all parts, side by side."""
         out = [run(part, *x) for part, x in self.split(*inputs)]
         return out[0] if len(out) == 1 else torch.cat(out, 1)
 
     def split(self, *inputs: Tensor) -> list[tuple[Any, tuple[Tensor, ...]]]:
-        """Each part with views of its heads of the inputs ``(B, H, n, D)``."""
         slices = zip(*(torch.split(x, self.heads, 1) for x in inputs), strict=True)
         return list(zip(self.parts, slices, strict=True))
 
     def share(self, bias: PositionBias) -> None:
-        """Give each part, and the groups within it, the bias rows of its heads in place of a bias of its own."""
+        """Give each part, and the groups within it, the bias rows of its heads."""
         first = 0
         for part, heads in zip(self.parts, self.heads, strict=True):
             part.position_bias = bias.of_heads(slice(first, first + heads))
@@ -46,7 +44,6 @@ class HeadGroups(nn.Module):
             first += heads
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
-        """q, k, v ``(B, H, n, D)``, n >= 0. The state holds the states of all parts."""
         return tuple(part.begin(*x) for part, x in self.split(q, k, v))
 
     def step(self, state: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, tuple[Any, ...]]:

@@ -15,11 +15,11 @@ class HeadLayer(nn.Module):
     out: Map
 
     def projected(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Queries, keys, values and what else ``qkv`` gives, in widths of x ``(B, n, C)``: ``(B, H, n, D)`` each."""
+        """Queries, keys, values and the further outputs of ``qkv`` for x ``(B, n, C)``: ``(B, H, n, D)`` each."""
         B, n, C = x.shape
         parts = self.qkv(x).view(B, n, self.qkv.out_features // C, self.heads, C // self.heads)
         return tuple(parts.permute(2, 0, 3, 1, 4).unbind())
 
     def joined(self, y: Tensor) -> Tensor:
-        """The output ``(B, n, C)`` of what the heads give, ``(B, H, n, D)``."""
+        """The output ``(B, n, C)`` from the heads' ``(B, H, n, D)``."""
         return self.out(y.transpose(1, 2).flatten(2))

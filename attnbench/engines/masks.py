@@ -1,4 +1,4 @@
-"""What a key mask, ``(B, M)`` bool and True where a key is real, means for logits and outputs."""
+"""The effect of a key mask, ``(B, M)`` bool and True for real keys, on logits and outputs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def emptied(key_mask: Tensor | None, *inputs: Tensor) -> tuple[Tensor, ...]:
 
 
 def with_source(key_mask: Tensor | None, x: Tensor, source: Tensor | None) -> tuple[Tensor, Tensor]:
-    """x ``(B, N, C)`` and the tokens that keys come from: ``source`` ``(B, M, C)``, or x itself; emptied like them."""
+    """x ``(B, N, C)`` and the tokens of keys: ``source`` ``(B, M, C)``, or x itself; emptied like them."""
     if source is None:
         (x,) = emptied(key_mask, x)
         return x, x
@@ -39,7 +39,7 @@ def added_to_logits(key_mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def seeing(key_mask: Tensor, causal: bool) -> Tensor:
-    """The queries that see a real key, ``(B, 1, N, 1)`` bool; ``(B, 1, 1, 1)`` where all see the same keys."""
+    """The queries that see a real key, ``(B, 1, N, 1)`` bool; ``(B, 1, 1, 1)`` if all see the same keys."""
     seen = key_mask.cumsum(1) > 0 if causal else key_mask.any(1, keepdim=True)
     return seen[:, None, :, None]
 

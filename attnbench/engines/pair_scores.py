@@ -1,7 +1,7 @@
 """Softmax over any score of a query and a key, tile by tile: the scores of all pairs are never in memory at once.
 
-A score is a function of tiles. The backward pass computes each tile again and differentiates it there, so that what a
-score needs for a pair, a hidden layer say, exists for one tile at a time in both directions.
+A score is a function of tiles. The backward pass computes each tile again and differentiates it there, so that a
+score's own intermediates, a hidden layer say, exist for one tile at a time in both directions.
 """
 
 from __future__ import annotations
@@ -31,19 +31,20 @@ class Score(NamedTuple):
     weights: tuple[Tensor, ...] = ()
     """Its parameters, ``(H, ·)`` each."""
     width: int = 1
-    """How many numbers it computes for a pair."""
+    """Numbers computed for a pair."""
     totals: Tensor | None = None
-    """A running sum of each token, ``(B, H, N)`` in float64, of which a score takes differences. So are its gradients:
-    what one token gets is a small difference of sums over all pairs, and what comes before the sum adds these up."""
+    """A running sum of each token, ``(B, H, N)`` in float64, for scores made of differences; so are its gradients: a
+    token's gradient is a small difference of sums over all pairs.
+    """
 
 
 Chunk = Annotated[
     int | None, Field(ge=1, description="queries and keys of a tile; none: what is fast. Moves time and memory only")
 ]
-"""The option of all variants that are computed by :func:`attend_by_score`."""
+"""The option of all variants on :func:`attend_by_score`."""
 
 ROWS = 64
-"""Queries of a tile, and the fewest keys."""
+"""Queries of a tile, and fewest keys."""
 
 
 def _product(q: Tensor, k: Tensor) -> Tensor:
@@ -68,11 +69,11 @@ def attend_by_score(
     """Σ_j softmax_j(score(q_i, k_j)) v_j.
 
     Args:
-        q: what the score reads of the queries, ``(B, H, N, ·)``; k: what it reads of the keys, ``(B, H, M, ·)``.
+        q: the score's input of the queries, ``(B, H, N, ·)``; k: of the keys, ``(B, H, M, ·)``.
         v: ``(B, H, M, E)``. At padded keys, v and k must be finite.
-        causal: query i sees keys j <= i; or which keys each query sees.
-        key_mask: ``(B, M)`` bool, True where a key is real.
-        chunk: queries and keys of a tile; None: what fits the cache. It changes nothing in the result but rounding.
+        causal: query i sees keys j <= i; or the keys that each query sees.
+        key_mask: ``(B, M)`` bool, True for a real key.
+        chunk: queries and keys of a tile; None: a cache's worth. It changes nothing in the result but rounding.
         sink: a logit of each head without a key.
 
     Returns:
@@ -95,7 +96,6 @@ def attend_by_score(
 
 
 def _sizes(N: int, M: int, width: int, most: int, chunk: int | None) -> tuple[int, int, int]:
-    """Heads, queries and keys of a tile."""
     if chunk is not None:
         return max(1, most // (chunk * chunk * width)), chunk, chunk
     rows = min(N, ROWS)
@@ -106,11 +106,9 @@ def _sizes(N: int, M: int, width: int, most: int, chunk: int | None) -> tuple[in
 
 @dataclass(frozen=True)
 class _Tiling:
-    """How the pairs of one call are cut up, and which of them are hidden."""
-
     score: Callable[..., Tensor]
     sides: int
-    """How many tensors it takes of queries, and as many of keys, in turn; all others are of heads."""
+    """Number of tensors of queries, followed by as many of keys in turn; all others are of heads."""
     visible: Visible
     padding: Tensor | None
     """``(G, 1, M)``, added to the scores."""
@@ -119,7 +117,6 @@ class _Tiling:
     columns: int
 
     def blocks(self, x: Tensor, y: Tensor) -> Iterator[tuple[slice, slice, slice]]:
-        """Heads and queries computed together, and the keys that one of them may see."""
         count, N = x.shape[:2]
         for first in range(0, count, self.heads):
             for start in range(0, N, self.rows):
@@ -131,7 +128,7 @@ class _Tiling:
             yield slice(start, min(start + self.columns, seen.stop))
 
     def hiding(self, heads: slice, rows: slice, keys: slice, y: Tensor) -> Tensor | None:
-        """What is added to a tile of scores to hide pairs; None where all see each other."""
+        """The addition to a tile of scores that hides pairs; None if all see each other."""
         added, total = None if self.padding is None else self.padding[heads, :, keys], y.shape[1]
         every = self.visible.seen_by_all(rows, total)
         if every.start <= keys.start and keys.stop <= every.stop:
@@ -141,12 +138,11 @@ class _Tiling:
         return below if added is None else added + below
 
     def places(self, heads: slice, rows: slice, keys: slice, inputs: Sequence[Tensor]) -> list[tuple[slice, ...]]:
-        """What a tile takes of each input of the score."""
+        """The part of each input of the score that a tile takes."""
         of_tokens: list[tuple[slice, ...]] = [(heads, rows), (heads, keys)] * self.sides
         return of_tokens + [(heads,)] * (len(inputs) - len(of_tokens))
 
     def scores(self, heads: slice, rows: slice, keys: slice, inputs: Sequence[Tensor]) -> Tensor:
-        """A tile, hidden pairs far below all others."""
         places = self.places(heads, rows, keys, inputs)
         tile = self.score(*(one[place] for one, place in zip(inputs, places, strict=True)))
         added = self.hiding(heads, rows, keys, inputs[1])
@@ -154,7 +150,7 @@ class _Tiling:
 
 
 class _Attend(torch.autograd.Function):
-    """v ``(G, M, E)``, and what the score takes: x ``(G, N, ·)``, y ``(G, M, ·)``, perhaps totals, weights ``(G, ·)``.
+    """v ``(G, M, E)``, and the score's x ``(G, N, ·)``, y ``(G, M, ·)``, perhaps totals, weights ``(G, ·)``.
 
     The sink is ``(G, 1, 1)`` or None.
     """

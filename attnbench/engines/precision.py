@@ -1,4 +1,4 @@
-"""The dtype in which sums are taken, and what stands for -∞ in it."""
+"""The dtype of sums, and its stand-in for -∞."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Matrix products, each by that library of the process which is faster for it.
+"""Matrix products, each by the faster library of the process.
 
-On a CPU, torch's default library multiplies float32 matrices, or oneDNN where torch may round them. oneDNN is faster
-for large dense matrices only: it takes a while to start, and copies right matrices that overlap or have gaps between
+On a CPU, torch's default library multiplies float32 matrices, or oneDNN if torch may round them. oneDNN is faster for
+large dense matrices only: it takes a while to start, and copies right matrices that overlap or have gaps between
 them: for windows, four to nine times the keys.
 """
 
@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 _SMALL = 1 << 21
-"""Multiplications in a product up to which the 10 to 20 µs that oneDNN takes to start outweigh all else."""
+"""Multiplications in a product up to which oneDNN's start, 10 to 20 µs, outweighs all else."""
 
 _AS_IT_IS = nullcontext()
 
 _LIBRARY = "mkldnn", "matmul"
-"""The switch that decides. Other names for it raise where two of them were set."""
+"""The switch. Other names for it raise if two of them were set."""
 
 _in_place: ContextVar[bool] = ContextVar("windows_in_place", default=False)
 
@@ -29,7 +29,7 @@ _in_place: ContextVar[bool] = ContextVar("windows_in_place", default=False)
 def windows_in_place(wanted: bool) -> Iterator[None]:
     """Inside, the default library multiplies what oneDNN would copy first, whatever multiplies the rest.
 
-    Which is faster depends on the machine. The process that measures finds out and stays inside all its life.
+    The faster of the two depends on the machine: the measuring process probes once and stays inside all its life.
     """
     before = _in_place.set(wanted)
     try:
@@ -45,10 +45,7 @@ def bmm(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
 
 
 def best_for(a: Tensor, b: Tensor) -> AbstractContextManager[None]:
-    """The context for products that are as large as a·b and whose right matrices lie in memory like b.
-
-    For several at a time, or for those that :func:`bmm` does not compute.
-    """
+    """The context for products as large as a·b with right matrices in memory like b, if :func:`bmm` does not do."""
     if torch.compiler.is_compiling():
         return nullcontext()
     if not _has_a_choice(b):
@@ -58,34 +55,29 @@ def best_for(a: Tensor, b: Tensor) -> AbstractContextManager[None]:
 
 
 def copies(x: Tensor) -> bool:
-    """Whether a product copies its right matrices, like x, if they overlap or have gaps between them."""
+    """Return True if a product copies right matrices like x, which overlap or have gaps between them."""
     if torch.compiler.is_compiling():  # it cannot trace a change of library
         return _may_choose(x)
     return not _in_place.get() and _has_a_choice(x)
 
 
 def laid_out(x: Tensor, room: Tensor | None = None) -> Tensor:
-    """x for use in several products: copied once, without gaps, where each of them would copy it.
-
-    Args:
-        room: contiguous memory for the copy, no smaller than x.
-    """
+    """x for several products: copied once, without gaps, into ``room`` if given, if each of them would copy it."""
     if x.is_contiguous() or not copies(x):
         return x
     return x.contiguous() if room is None else room.view(-1)[: x.numel()].view(x.shape).copy_(x)
 
 
 def writes_gaps() -> bool:
-    """Whether a product can be written into matrices with gaps between them at no cost.
+    """Return True if a product can be written into matrices with gaps between them at no cost, as by oneDNN.
 
-    oneDNN can. Torch's default library then multiplies one at a time and takes half as long again; torch.compile
-    refuses.
+    Torch's default library then multiplies one at a time and takes half as long again; torch.compile refuses.
     """
     return not torch.compiler.is_compiling() and is_onednn()
 
 
 class _DefaultLibrary:
-    """Products inside go to torch's default library. A class, since a generator would add 1 µs to each product."""
+    """Inside, products go to torch's default library. A class, since a generator would add 1 µs to each product."""
 
     __slots__ = ("_precision",)
 
@@ -98,7 +90,7 @@ class _DefaultLibrary:
 
 
 def is_onednn() -> bool:
-    """Whether oneDNN multiplies float32 matrices on a CPU, as torch's switches stand now."""
+    """Return True if torch's switches have oneDNN multiply float32 matrices on a CPU."""
     return torch._C._get_fp32_precision_getter(*_LIBRARY) not in ("ieee", "none")
 
 
@@ -107,5 +99,5 @@ def _has_a_choice(x: Tensor) -> bool:
 
 
 def _may_choose(x: Tensor) -> bool:
-    """Whether oneDNN may multiply x. On a GPU the precision, which chooses the library here, means something else."""
+    """Return True if oneDNN may multiply x. On a GPU the switch, a precision, means something else."""
     return x.dtype != torch.float64 and x.device.type == "cpu"

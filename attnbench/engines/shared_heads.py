@@ -1,4 +1,4 @@
-"""Heads of queries that share a head of keys and values, for operators that know nothing of it."""
+"""Heads of queries that share a head of keys and values, for operators without such heads of their own."""
 
 from __future__ import annotations
 
@@ -17,15 +17,13 @@ Way = Literal["query by query", "head by head"]
 
 @dataclass(frozen=True, slots=True)
 class Grouped:
-    """What the heads of queries of each group choose."""
+    """The choices of the heads of queries of each group."""
 
     parts: tuple[Selection, ...]
-    """G choices of K heads."""
     apart: int
-    """Places from the queries of one head of a group to those of the next; 0 where each has a choice of its own."""
+    """Places from the queries of one head of a group to those of the next; 0 if each has a choice of its own."""
 
     def pairs(self, queries: slice) -> Tensor:
-        """``(B, H, n, M)`` bool: the keys that each of these n queries attends to."""
         places = [slice(queries.start + g * self.apart, queries.stop + g * self.apart) for g in range(len(self.parts))]
         return torch.stack([part.pairs(at) for part, at in zip(self.parts, places, strict=True)], 2).flatten(1, 2)
 
@@ -34,13 +32,13 @@ class SharedHeads(nn.Module):
     """An operator with K heads that answers queries of H = G·K heads; head h reads head h // G of keys and values.
 
     Ainslie et al. 2023, arXiv:2305.13245, section 2.2. q ``(B, H, N, D)``, k ``(B, K, M, D)`` and v ``(B, K, M, E)`` ->
-    ``(B, H, N, E)``. Keys and values are never repeated. What belongs to a head, random numbers and parameters, belongs
-    to a head of keys and values: queries and keys need the same features.
+    ``(B, H, N, E)``. Keys and values are never repeated. Random numbers and parameters belong to heads of keys and
+    values: queries and keys need the same features.
 
     Args:
         operator: made for K heads; for ``query by query`` also for G·N queries, which are then G sequences one after
-            another. ``head by head`` runs it G times, once for each head of queries that shares, and what it makes of
-            keys and values it makes G times.
+            another. ``head by head`` runs it G times, once for each head of queries that shares, its work on keys and
+            values included.
         groups: G.
     """
 
@@ -66,7 +64,7 @@ class SharedHeads(nn.Module):
             outputs = [self.operator(of_group[:, :, g], k, v, key_mask=key_mask) for g in range(G)]
             return torch.stack(outputs, 2).flatten(1, 2)
         first: Tensor = self.operator(of_group[:, :, 0], k, v, key_mask=key_mask)
-        joined = first.new_empty(B, H // G, G, *first.shape[2:])  # one output at a time beside it, not all of them
+        joined = first.new_empty(B, H // G, G, *first.shape[2:])  # one further output at a time, not all of them
         joined[:, :, 0] = first
         del first
         for g in range(1, G):
@@ -77,7 +75,6 @@ class SharedHeads(nn.Module):
         return torch.unflatten(q, 1, (-1, self.groups))
 
     def _dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """The formula of the operator, one head of queries of each group after another."""
         assert isinstance(self.operator, Dense)
         of_group = self._by_group(q)
         outputs = [self.operator.dense(of_group[:, :, g], k, v, key_mask=key_mask) for g in range(self.groups)]
@@ -104,12 +101,12 @@ class SharedHeads(nn.Module):
         return torch.stack(outputs, 2).flatten(1, 2)
 
     def _begin(self, q: Tensor, k: Tensor, v: Tensor) -> Any:
-        """q ``(B, H, n, D)``, k and v ``(B, K, n, ·)``; a state holds nothing of queries: any of a group will do."""
+        """The state after q ``(B, H, n, D)``, k, v ``(B, K, n, ·)``; without queries: any head of a group will do."""
         assert isinstance(self.operator, Decoding)
         return self.operator.begin(self._by_group(q)[:, :, 0], k, v)
 
     def _step(self, state: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Any]:
-        """q ``(B, H, 1, D)``, k and v ``(B, K, 1, D)``; one state, which holds nothing of queries, answers all."""
+        """A step for q ``(B, H, 1, D)``, k and v ``(B, K, 1, D)``; one state, which holds no queries, answers all."""
         operator = self.operator
         assert isinstance(operator, Decoding)
         if getattr(type(operator), "step", None) is CachedDecoding.step:

@@ -1,4 +1,4 @@
-"""How much of what is too large to keep stays in a cache, and cutting tensors into pieces of that size."""
+"""Sizes of pieces that stay in a cache, and functions that cut tensors into them."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from attnbench.engines.products import writes_gaps
 
 
 def threads() -> int:
-    """How many cores share a tile; 1 for torch.compile, which knows no thread number and splits small tiles itself."""
+    """Cores that share a tile; 1 for torch.compile, which knows no thread number and splits small tiles itself."""
     return 1 if torch.compiler.is_compiling() else torch.get_num_threads()
 
 
 class Tuned(NamedTuple):
-    """How many numbers a piece of one kind of work holds."""
+    """Numbers in a piece of one kind of work."""
 
     cpu: int
     """Numbers on a CPU, for each ``cores`` cores."""
     cores: int | None = None
-    """How many cores share that; None: all of them, however many there are."""
+    """Cores that share that; None: all."""
     gpu: int = 1 << 26
     """Numbers on a GPU, which needs fewer and larger kernels. A guess: only numbers for CPUs have been tuned."""
     tuned: str = ""
-    """Date of the tuning; ``guessed`` where none has been done yet."""
+    """Date of the tuning; ``guessed`` without one."""
 
 
 TUNED = {
@@ -63,11 +63,11 @@ TUNED = {
     "topk.logits": Tuned(1 << 19, 1, 1 << 26, "2026-11-20"),
     "topk.values": Tuned(1 << 18, 1, 1 << 26, "2026-11-20"),
 }
-"""What was found to be fastest, for each user. 2^18 numbers in float32 are 1 MiB, half of what a core caches."""
+"""The fastest sizes found, for each user. 2^18 numbers in float32 are 1 MiB, half of a core's cache."""
 
 
 def budget(work: str, device: torch.device) -> int:
-    """How many numbers a piece of this work, a key of :data:`TUNED`, may hold."""
+    """Most numbers in a piece of this work, a key of :data:`TUNED`."""
     tuned = TUNED[work]
     if device.type != "cpu":
         return tuned.gpu
@@ -79,15 +79,8 @@ def tiles(
 ) -> Iterator[tuple[slice, int, int]]:
     """Pieces of at most ``most`` entries (but at least one row): several whole matrices, or rows a to b of one.
 
-    Args:
-        matrices: how many matrices of ``rows`` × ``columns`` there are.
-        rows: rows of each.
-        columns: columns of each.
-        most: entries of a piece at most.
-        step: rows of a piece, instead of as many as fit.
-
-    Yields:
-        Which matrices, the first row, and the last row + 1.
+    ``step`` sets the rows of a piece in place of the most that fit. Yields a slice of matrices, the first row, and the
+    last row + 1.
     """
     step = min(rows, step or max(1, most // columns))
     together = max(1, most // (rows * columns)) if step == rows else 1
@@ -97,7 +90,7 @@ def tiles(
 
 
 def within(room: Tensor, size: Sequence[int]) -> Tensor:
-    """The first numbers of contiguous memory as a tensor of this size."""
+    """The start of contiguous memory as a tensor of this size."""
     return room.view(-1)[: math.prod(size)].view(size)
 
 
@@ -106,10 +99,9 @@ Group = tuple[slice, slice]
 
 
 def head_groups(x: Tensor, elements: int) -> list[Group]:
-    """Cut the pairs of ``(B, H, ...)`` into groups, adjacent in memory, whose tiles are within the limit.
+    """Cut the pairs of ``(B, H, ...)`` into groups, adjacent in memory, with tiles within the limit.
 
-    Args:
-        elements: how many one pair has in a tile.
+    ``elements`` is one pair's share of a tile.
     """
     batch, heads = x.shape[:2]
     most = max(1, budget("linear.features", x.device) // elements)
@@ -124,7 +116,7 @@ _Result = TypeVar("_Result")
 
 
 def recomputed(work: Callable[..., _Result], *inputs: Any, wanted: bool = True) -> _Result:
-    """``work(*inputs)``, of which only the inputs are kept if ``wanted``: the backward pass computes the rest again."""
+    """``work(*inputs)``; if ``wanted``, only the inputs are kept, and the backward pass computes the rest again."""
     if not (wanted and torch.is_grad_enabled()):
         return work(*inputs)
     result: _Result = checkpoint(work, *inputs, use_reentrant=False, preserve_rng_state=False)
@@ -137,7 +129,7 @@ def row_blocks(length: int, rows: int) -> list[slice]:
 
 
 def cut(x: Tensor, group: Group, block: slice = slice(None)) -> Tensor:
-    """``(G, c, ·)`` from ``(B, H, N, ·)``: a view where layout and dtype allow it, else a copy of this tile only."""
+    """``(G, c, ·)`` from ``(B, H, N, ·)``: a view if layout and dtype allow it, else a copy of this tile only."""
     return x[(*group, block)].flatten(0, 1).to(accumulator(x.dtype))
 
 
@@ -148,7 +140,7 @@ def put(x: Tensor, group: Group, block: slice, tile: Tensor) -> None:
 
 
 def fill(out: Tensor, function: Callable[..., Tensor], *inputs: Any) -> None:
-    """``function(*inputs, out=out)``, also where ``out`` has gaps, which torch.compile refuses to write to."""
+    """``function(*inputs, out=out)``, also if ``out`` has gaps, which torch.compile refuses to write to."""
     if torch.compiler.is_compiling():
         out.copy_(function(*inputs))
     else:
@@ -156,7 +148,7 @@ def fill(out: Tensor, function: Callable[..., Tensor], *inputs: Any) -> None:
 
 
 def place(x: Tensor, group: Group, block: slice = slice(None)) -> Tensor | None:
-    """View ``(G, c, ·)`` of x into which a product is best written directly; None where it is not."""
+    """View ``(G, c, ·)`` of x for a product's output; None if writing it directly would be slower."""
     part = x[(*group, block)]
     if part.dtype != accumulator(x.dtype) or torch.compiler.is_compiling():
         return None
@@ -165,7 +157,7 @@ def place(x: Tensor, group: Group, block: slice = slice(None)) -> Tensor | None:
 
 
 def put_product(x: Tensor, group: Group, block: slice, left: Tensor, right: Tensor) -> None:
-    """Like :func:`put`, with left · right as the tile."""
+    """:func:`put` for the tile left · right."""
     target = place(x, group, block)
     product = torch.bmm(left, right, out=target)
     if target is None:
@@ -173,25 +165,22 @@ def put_product(x: Tensor, group: Group, block: slice, left: Tensor, right: Tens
 
 
 def large_steps(q: Tensor) -> bool:
-    """Whether few large steps beat many that fit a cache, even where keys have to be copied for them."""
+    """Return True if few large steps beat many that fit a cache, even with copies of keys."""
     return q.device.type != "cpu"
 
 
 def short_examples(q: Tensor) -> bool:
-    """Whether copying the examples end to end, so that a step holds heads of several, beats steps for each of them."""
+    """Return True if copying the examples end to end, for steps with heads of several, beats steps for each of them."""
     return q.shape[0] > 1 and q[0].numel() <= budget("patterns.short_example", q.device)
 
 
 def learned(*inputs: Tensor) -> bool:
-    """Whether a backward pass may follow."""
+    """Return True if a backward pass may follow."""
     return torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
 
 
 def tile_scores(q: Tensor) -> int:
-    """How many scores one step should hold at most.
-
-    With gradients up to twice as many, for fewer calls, if inputs are long and so take more memory than a tile.
-    """
+    """Most scores in one step; twice as many with gradients of long inputs, which take more memory than a tile."""
     most = budget("patterns.scores", q.device)
     if large_steps(q):
         return max(most, q.numel())

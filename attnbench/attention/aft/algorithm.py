@@ -118,7 +118,6 @@ class AFT(nn.Module):
             self.register_parameter(name, nn.Parameter(drawn))
 
     def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """The formula with every weight of every channel in memory, ``(B, N, N, H, D)``."""
         (x,) = emptied(key_mask, x)
         B, N, _ = x.shape
         q, k, v = (projection(x).view(B, N, self.heads, -1) for projection in (self.q, self.k, self.v))
@@ -153,7 +152,7 @@ class AFT(nn.Module):
         return dict(self.named_parameters(recurse=False))
 
     def begin(self, x: Tensor) -> Cache | Recent:
-        """x ``(B, n, C)``, n >= 0. Keys beyond the reach of the biases are kept as one sum."""
+        """The state after x ``(B, n, C)``, n >= 0. Keys beyond the reach of the biases are kept as one sum."""
         return self.mode.begin(*self._keys(x))
 
     def step(self, state: Cache | Recent, x: Tensor) -> tuple[Tensor, Cache | Recent]:

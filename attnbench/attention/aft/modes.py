@@ -1,6 +1,6 @@
-"""The modes of AFT: which pairs of positions have a bias, and the sums over keys that this takes.
+"""The modes of AFT: the pairs of positions that have a bias, and the sums over keys for each.
 
-What is learned belongs to the module and is handed in by name. k and v are ``(B, n, C)``, in the dtype of the sums.
+Learned tensors belong to the module and are handed in by name. k and v are ``(B, n, C)``, in the accumulator.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Learned = Mapping[str, Tensor]
 
 
 class Recent(NamedTuple):
-    """State of decoding with a bias of bounded reach: one sum over what lies beyond it, and the tokens within it."""
+    """State of decoding with a bias of bounded reach: one sum over the tokens beyond it, and those within it."""
 
     log: Tensor
     """``(B, 1, C)``."""
@@ -51,13 +51,12 @@ class Simple:
     """No pair has a bias."""
 
     back, ahead = 0, 0
-    """The farthest keys with a bias."""
 
     def __init__(self, causal: bool) -> None:
         self.causal = causal
 
     def draw(self) -> dict[str, Tensor]:
-        """What is learned, before it is; biases have variance 1."""
+        """Initial values of the learned tensors; biases have variance 1."""
         return {}
 
     def w(self, learned: Learned, i: int, j: int) -> Tensor | float:
@@ -65,11 +64,11 @@ class Simple:
         return 0.0
 
     def mean(self, k: Tensor, v: Tensor, key_mask: Tensor | None, learned: Learned) -> Tensor:
-        """The weighted means ``(B, n, C)`` of the values; ``(B, 1, C)`` if they are the same for all queries."""
+        """The weighted means ``(B, n, C)`` of the values; ``(B, 1, C)`` if all queries share them."""
         return (running(k, v) if self.causal else read(k, v)).mean
 
     def begin(self, k: Tensor, v: Tensor) -> Cache | Recent:
-        """The state after these tokens. Those out of reach are kept as one sum."""
+        """The state after these tokens; those out of reach are kept as one sum."""
         old = max(0, k.shape[1] - self.back)
         far = Sums(k.new_full((k.shape[0], 1, k.shape[2]), EMPTY), v.new_zeros(v.shape[0], 1, v.shape[2]))
         if old:
@@ -83,7 +82,7 @@ class Simple:
 
 
 class Full(Simple):
-    """Every pair has one, u_i · u'_j with ``factors`` columns or, with 0, an entry: O(n²·d) time, O(n·d) memory."""
+    """Every pair has a bias, u_i · u'_j with ``factors`` columns or, with 0, an entry: O(n²·d) time, O(n·d) memory."""
 
     groups = 1
     """Groups of channels that have biases of their own."""
@@ -103,7 +102,7 @@ class Full(Simple):
         return learned["rows"][i] @ learned["columns"][j] if self.factors else learned["w"][i, self.column(i, j - i)]
 
     def column(self, i: Any, distance: Any) -> Any:
-        """Where the bias of i and i + distance stands among the ``width`` entries of row i."""
+        """Index of the bias of i and i + distance among the ``width`` entries of row i."""
         return i + distance
 
     def bias(self, learned: Learned, rows: Tensor, keys: Tensor) -> Tensor:
@@ -111,7 +110,7 @@ class Full(Simple):
         return self.entries(learned, rows, keys, keys[:, None] - rows[:, :, None])
 
     def entries(self, learned: Learned, rows: Tensor, keys: Tensor, distance: Tensor) -> Tensor:
-        """u_i · u'_j, or what the table has; ``distance`` is ``(squares, r, s)``."""
+        """u_i · u'_j, or the table's entry; ``distance`` is ``(squares, r, s)``."""
         last = self.longest - 1
         column = self.column(rows[:, :, None], distance).clamp(0, self.width - 1)
         rows, keys = rows.clamp(0, last), keys.clamp(0, last)
@@ -132,13 +131,13 @@ class Full(Simple):
         return mean.transpose(1, 2).reshape(B, n, C)
 
     def folded(self, k: Tensor, v: Tensor, bias: Bias, key_mask: Tensor | None, learned: Learned) -> Tensor:
-        """The means for k and v as :meth:`_fold` leaves them, in the same layout."""
+        """The means for k and v in the layout of :meth:`_fold`, which they keep."""
         parts = [learned[name][: k.shape[-2]].to(k.dtype) for name in ("rows", "columns", "w") if name in learned]
         padded = None if key_mask is None else ~key_mask[:, None, None]
         return full(k, v, parts[0], parts[1] if self.factors else None, bias, padded, causal=self.causal)
 
     def check(self, tokens: int) -> None:
-        """Refuse more tokens than have biases."""
+        """Raise if there are more tokens than biases."""
         if tokens > self.longest:
             raise Unsupported(f"{tokens} tokens, but the biases were made for at most {self.longest}")
 
@@ -170,10 +169,10 @@ class Full(Simple):
 
 
 class Local(Full):
-    """Pairs within ``window`` tokens have one: O(n·w·d)."""
+    """Pairs within ``window`` tokens have a bias: O(n·w·d)."""
 
     alike = False
-    """Whether only the distance counts."""
+    """The distance alone counts."""
 
     begin = Simple.begin
 
@@ -207,7 +206,7 @@ class Local(Full):
 
 
 class Conv(Local):
-    """Pairs within reach of a kernel have one for their head and distance: O(n·kernel·d)."""
+    """Pairs within reach of a kernel have a bias for their head and distance: O(n·kernel·d)."""
 
     alike = True
 
@@ -227,7 +226,7 @@ class Conv(Local):
         return w.masked_fill((distance < -self.back) | (distance > self.ahead), 0.0)
 
     def check(self, tokens: int) -> None:
-        """There is no longest input."""
+        """Accept any length."""
 
 
 _ROWS = 128
@@ -250,7 +249,7 @@ def full(
         k, v: ``(..., 1, n, X)``.
         rows, columns: w is ``rows @ columnsᵀ``, ``(n, F)`` each; if ``columns`` is None, w is ``rows``, ``(n, n)``.
         bias: the same w.
-        padded: ``(..., 1, 1, n)`` bool, True where there is no key; None if all are there.
+        padded: ``(..., 1, 1, n)`` bool, True for no key; None if all are there.
     """
     n = k.shape[-2]
     length = min(_ROWS, power_of_two(n))

@@ -1,11 +1,11 @@
-"""Softmax over keys that has separate logits for each channel: what AFT computes, in sums that never overflow.
+"""Softmax over keys with separate logits for each channel, the engine of AFT, in sums that never overflow.
 
-Channel x of the result is ``Σ_j e^(k_jx + w_ij) v_jx / Σ_j e^(k_jx + w_ij)``. For each query and channel, a set of keys
-is summed up as the logarithm of its denominator and its weighted mean; two sets are joined by a convex combination of
-the means. So no row overflows, and no key, however large, affects a row that does not see it.
+Channel x of the result is ``Σ_j e^(k_jx + w_ij) v_jx / Σ_j e^(k_jx + w_ij)``. For each query and channel, a set of
+keys is summed up as the logarithm of its denominator and its weighted mean; two sets are joined by a convex
+combination of the means. So no row overflows, and no key, however large, affects a row that does not see it.
 
-k and v are ``(..., n, X)`` in float32 or float64; w is ``(..., rows, n)`` and broadcasts against them. A key that is
-not there has k = :data:`EMPTY`, v = 0 and w = -inf.
+k and v are ``(..., n, X)`` in float32 or float64; w is ``(..., rows, n)`` and broadcasts against them. A missing key
+has k = :data:`EMPTY`, v = 0 and w = -inf.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from attnbench.engines.precision import hidden
 from attnbench.engines.tiling import budget, recomputed
 
 EMPTY = hidden(torch.float32)
-"""k of a key that is not there; finite, so that the difference of two of them is 0 and not NaN."""
+"""k of a missing key; finite, so that the difference of two of them is 0 and not NaN."""
 
 _RUN = 16
 """Tokens in a run of :func:`running`."""
 
 Bias = Callable[[Tensor, Tensor], Tensor]
 """w ``(..., squares, rows, keys)`` for the positions ``(squares, rows)`` and ``(squares, keys)``, or for one square if
-all have the same. A key that is not there must not decide what its row is relative to: a padded key has w = -inf, and
-one outside of 0 .. n - 1 has the w of the nearest key inside."""
+all are alike. A missing key must not decide a row's reference: a padded key has w = -inf, and one outside of
+0 .. n - 1 has the w of the nearest key inside.
+"""
 
 
 class Sums(NamedTuple):
@@ -41,7 +42,6 @@ class Sums(NamedTuple):
     mean: Tensor
 
     def last(self) -> Sums:
-        """The sums of the last row, ``(..., 1, X)``."""
         return Sums(self.log[..., -1:, :], self.mean[..., -1:, :])
 
 
@@ -51,12 +51,12 @@ def join(a: Sums, b: Sums) -> Sums:
 
 
 class Weighed(NamedTuple):
-    """Keys ready to be read by any query."""
+    """Keys that any query can read."""
 
     top: Tensor
     """``(..., 1, X)``, the largest k."""
     both: Tensor
-    """``(..., n, 2X)``: e^(k - top) beside e^(k - top)·v."""
+    """``(..., n, 2X)``: e^(k - top) and e^(k - top)·v."""
 
     @classmethod
     def of(cls, k: Tensor, v: Tensor) -> Weighed:
@@ -67,14 +67,14 @@ class Weighed(NamedTuple):
     def read(self, w: Tensor | None) -> Sums:
         """The sums for queries with the biases w, or for one query without biases if w is None.
 
-        One product does it, because e^(w + k) is split into factors. It loses a key whose w lies so far below the
-        largest of the row, and whose k so far below that of the channel, that both together exceed 87 (708 in float64).
-        A row in which all keys are lost gives 0.
+        One product does it, because e^(w + k) is split into factors. It loses a key if its w lies so far below the
+        row's largest, and its k so far below the channel's, that both together exceed 87 (708 in float64). A row
+        without any key left gives 0.
         """
         if w is None:
             log, total = self.top, self.both.sum(-2, keepdim=True)
         else:
-            row_top = w.detach().amax(-1, keepdim=True).clamp_(min=EMPTY)  # where no key is there
+            row_top = w.detach().amax(-1, keepdim=True).clamp_(min=EMPTY)  # if no key is there
             log, total = self.top + row_top, torch.matmul((w - row_top).exp_(), self.both)
         denominator, numerator = total.chunk(2, -1)
         denominator = denominator.clamp(min=torch.finfo(total.dtype).tiny)
@@ -87,7 +87,7 @@ def read(k: Tensor, v: Tensor, w: Tensor | None = None) -> Sums:
 
 
 def blocks(x: Tensor, length: int, value: float) -> Tensor:
-    """``(..., n, X)`` as ``(..., n / length, length, X)``, filled up with ``value``."""
+    """``(..., n, X)`` as ``(..., n / length, length, X)``, padded with ``value``."""
     missing = -x.shape[-2] % length
     if missing:
         x = pad(x, (0, 0, 0, missing), value=value)
@@ -97,8 +97,8 @@ def blocks(x: Tensor, length: int, value: float) -> Tensor:
 def _piecewise(work: Callable[[int, Tensor, Tensor], Sums], k: Tensor, v: Tensor, *, around: bool = False) -> Sums:
     """``work(number of the first block, k, v)`` for some blocks ``(..., blocks, T, X)`` at a time.
 
-    What ``work`` holds stays small, and in a CPU's cache; for gradients it is computed again. With ``around``, ``work``
-    also gets the block before and the block after those that it computes.
+    Its intermediates stay in a CPU's cache; for gradients they are computed again. With ``around``, ``work`` also gets
+    the block before and the block after its own.
     """
     size = max(1, budget("aft.blocks", k.device) * k.shape[-3] // k.numel())
     pieces = zip(_split(k, size, EMPTY, around), _split(v, size, 0.0, around), strict=True)
@@ -120,14 +120,10 @@ def _split(x: Tensor, size: int, value: float, around: bool) -> list[Tensor]:
 
 
 def triangles(k: Tensor, v: Tensor, bias: Bias | None) -> Sums:
-    """The sums of row i of each block over the keys j <= i of the block.
+    """The sums of row i of each block over its keys j <= i; k, v ``(..., blocks, T, X)``, T a power of two.
 
     A triangle is cut into squares: the second half of the rows with the first half of the keys, and so on in each
     half. No square holds a key that one of its rows does not see.
-
-    Args:
-        k, v: ``(..., blocks, T, X)``, T a power of two.
-        bias: None for 0.
     """
     return _piecewise(lambda first, k, v: _triangles(first, k, v, bias), k, v)
 
@@ -177,10 +173,7 @@ def _before(ends: Sums, steps: int) -> Sums:
 def windowed(k: Tensor, v: Tensor, reach: int, bias: Bias, *, alike: bool, causal: bool) -> Sums:
     """The sums of every row over all keys, or those up to its own, with biases 0 beyond ``reach`` tokens: O(n·reach).
 
-    Args:
-        k, v: ``(..., n, X)``.
-        reach: the farthest key with a bias.
-        alike: whether all blocks but those at the ends have the same biases.
+    ``alike``: all blocks but those at the ends have the same biases.
     """
     n = k.shape[-2]
     length = min(power_of_two(max(reach, 32)), power_of_two(n))
@@ -190,7 +183,7 @@ def windowed(k: Tensor, v: Tensor, reach: int, bias: Bias, *, alike: bool, causa
 
     def work(first: int, k: Tensor, v: Tensor) -> Sums:
         inner = k.shape[-3] - 2
-        # The first and the last block have neighbours that are not there, hence a w of their own.
+        # The first and the last block have missing neighbours, hence a w of their own.
         ends = sorted({0, int(first == 0), max(0, inner - int(first + inner == count)), inner} if alike else {0, inner})
         parts = []
         for start, stop in pairwise(ends):

@@ -35,10 +35,8 @@ class Overlapping(nn.Module):
     def forward(self, parts: Tensor, real: Tensor | None = None) -> Tensor:
         """``(B, n // run, width)`` from parts ``(B, n, 4·width)``: contents for the next entry and the own, then gates.
 
-        In the dtype of sums: an entry goes through a mean and a norm before it is read.
-
-        Args:
-            real: ``(1 or B, n)`` bool, the tokens that count. A run before the first does not.
+        In the accumulator: an entry goes through a mean and a norm before it is read. ``real`` is ``(1 or B, n)`` bool;
+        the run before the first does not count.
         """
         B, n, _ = parts.shape
         runs, dtype = n // self.run, accumulator(parts.dtype)
@@ -95,18 +93,18 @@ class CSA(CompressedLayer):
     an entry of width ``index_dim`` that has its own contents and gates, the ``index_heads`` queries a_h are made of the
     latent of the layer's queries, and the weights w_h of the input. No gradient flows through a choice. The index has a
     loss of its own, the cross entropy of its softmax with the mean of the heads' weights over the chosen entries, whose
-    gradient reaches it alone, beside whatever the model learns from.
+    gradient reaches it alone, apart from the model's own loss.
 
     Logits exist for a tile of queries at a time, and of the entries those that its queries have chosen: memory is O(n).
     Time keeps a square, N²/run products of the index. Decoding keeps the window, the last two runs, the entries and the
-    index's keys. A padded token gives nothing to the next run's entry, and that of its own run is seen by nobody. Runs
+    index's keys. A padded token gives nothing to the next run's entry, and no query sees that of its own run. Runs
     of 4 are the paper's; window, rope_dim and q_rank are as in ``hca``; top_k, index_heads and index_dim are this
     project's, for shorter sequences. As many entries as there are leave out none.
 
     Differs from the authors' code: one matrix makes the output, where theirs goes through a low rank in groups of
     heads; rotary angles have the base 10000, without any extension to longer contexts, and pairs are the channels c and
     c + rope_dim/2; the index has no rotary part, no Hadamard rotation and no 8-bit numbers, and learns from the start,
-    without a first stage beside attention to all entries.
+    without a first stage with attention to all entries.
 
     Raises:
         UsageError: ``rope_dim`` is odd, or more than D.
@@ -137,7 +135,7 @@ class CSA(CompressedLayer):
         self.index_w = nn.Linear(shape.C, index_heads, bias=False)
 
     def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """Head by head with the matrix of all tokens and entries, of which those of lower rank are hidden."""
+        """Head by head with the matrix of all tokens and entries; those of lower rank are hidden."""
         (x,) = emptied(key_mask, x)
         (B, N, _), D, m = x.shape, self.D, self.run
         i, runs = torch.arange(N, device=x.device), N // m
@@ -193,7 +191,7 @@ class CSA(CompressedLayer):
         index = self._index(x, key_mask)
         chosen = self._choose(index, key_mask)
         width = self.H * (self.window + chosen.shape[2]) + chosen.shape[2] * self.D
-        # No more than the window is long: a tile has the logits of all near tokens that one of its queries sees.
+        # No more than the window's length: a tile has the logits of all near tokens that one of its queries sees.
         most = max(ROWS, min(self.window, budget("gathered.listed", x.device) // (B * width)))
         rows, outputs = row_blocks(N, most), []
         for block, part, picks in zip(rows, torch.split(q, most, 2), torch.split(chosen, most, 1), strict=True):
@@ -209,11 +207,10 @@ class CSA(CompressedLayer):
         return taught(out, lesson(index, chosen, q, entries[:, None], key_mask))
 
     def _entries(self, parts: Tensor, first: int, real: Tensor | None = None) -> Tensor:
-        """One entry for every whole run of parts ``(B, n, 4·D)``, the first of which stands at ``first``."""
         return self._turned(self.entry(parts, real)[:, None], first, self.run)[:, 0]
 
     def _index(self, x: Tensor, key_mask: Tensor | None) -> Index:
-        """The index by which entries are ranked. Only the index's own loss trains it."""
+        """The ranking of entries. Only the index's own loss trains it."""
         x = x.detach()
         a, w = self._asks(x)
         return Index(a, self.index_entry(self._index_parts(x), key_mask), w)
@@ -221,7 +218,7 @@ class CSA(CompressedLayer):
     def _asks(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Queries of the index ``(B, n, I, d)`` and their weights ``(B, n, I)``.
 
-        In the dtype of sums from the input on, with what they are compared with: rounding must not choose.
+        In the accumulator from the input on, as their keys are: rounding must not choose.
         """
         dtype = accumulator(x.dtype)
         x = x.to(dtype)
@@ -232,13 +229,12 @@ class CSA(CompressedLayer):
         return torch.unflatten(a, 2, (self.index_heads, -1)), w * a.shape[2] ** -0.5
 
     def _index_parts(self, x: Tensor) -> Tensor:
-        """What tokens give to the keys of the index, ``(B, n, 4·index_dim)``."""
         dtype = accumulator(x.dtype)
         return linear(x.to(dtype), self.index_entry.parts.weight.to(dtype))
 
     @torch.no_grad()
     def _choose(self, index: Index, key_mask: Tensor | None) -> Tensor:
-        """The entries of each query, ``(B, N, min(top_k, entries))`` int32; -1 where fewer are closed."""
+        """The entries of each query, ``(B, N, min(top_k, entries))`` int32; -1 if fewer are closed."""
         (B, N, heads), runs = index.a.shape[:3], index.b.shape[1]
         device = index.a.device
         chosen = torch.full((B, N, min(self.top_k, runs)), -1, dtype=torch.int32, device=device)
@@ -291,7 +287,6 @@ class CSA(CompressedLayer):
         return self._joined(y, t), Compressed(window, pending, entries, m)
 
     def _parts(self, x: Tensor) -> Tensor:
-        """What tokens give to entries and to the index's keys, side by side."""
         return torch.cat([self.entry.parts(x), self._index_parts(x)], -1)
 
     def _split(self, parts: Tensor) -> tuple[Tensor, Tensor]:
@@ -313,7 +308,7 @@ def _attended(q: Tensor, tokens: Tensor, entries: Tensor, chosen: Tensor, sink: 
         seen: ``(1 or B, n, m)``, of the tokens.
 
     Returns:
-        ``(B, H, n, D)`` in the dtype of sums.
+        ``(B, H, n, D)`` in the accumulator.
     """
     (B, H, n, D), dtype, T = q.shape, accumulator(q.dtype), chosen.shape[2]
     tokens, entries = tokens.to(dtype), entries.to(dtype)

@@ -52,11 +52,11 @@ class HCA(CompressedLayer):
 
     Tokens and entries go through a root-mean-square norm with a learned scale, the queries of a head, which come of a
     latent of ``q_rank`` numbers, through one without. After it the last ``rope_dim`` channels are turned by the place,
-    those of an entry by the place of its run's first token. What is read is turned too, since keys are values: the
+    those of an entry by the place of its run's first token. Readings are turned too, since keys are values: the
     output is turned back by the query's place, so that it depends on distances.
 
     Logits exist for a tile of queries at a time: memory is O(n). Time keeps a square, of N²/run pairs. Decoding keeps
-    the window, the open run and the entries. An entry with a padded token is seen by nobody. Defaults: run and window
+    the window, the open run and the entries. No query sees an entry with a padded token. Defaults: run and window
     of 128 are the paper's; rope_dim = D/8 (64 of 512) and q_rank = 2·D, at most C, are in the proportions of its
     smaller model.
 
@@ -87,7 +87,6 @@ class HCA(CompressedLayer):
         self.entry_norm = nn.RMSNorm(D, eps=EPS)
 
     def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """Head by head with the matrix of all tokens and entries."""
         (x,) = emptied(key_mask, x)
         (B, N, _), D, m = x.shape, self.D, self.run
         i = torch.arange(N, device=x.device)
@@ -133,7 +132,6 @@ class HCA(CompressedLayer):
         return self._joined(torch.cat(outputs, 2), 0)
 
     def _seen(self, rows: slice, near: slice, count: int, device: torch.device) -> Tensor:
-        """Whether some queries see tokens and the first entries, ``(1, rows, tokens + count)``."""
         of_entries = torch.ones(rows.stop - rows.start, count, dtype=torch.bool, device=device)
         if self.causal:
             last = torch.arange(1, count + 1, device=device) * self.run - 1
@@ -141,9 +139,9 @@ class HCA(CompressedLayer):
         return torch.cat([self._seen_near(rows, near, device), of_entries], 1)[None]
 
     def _entries(self, parts: Tensor, first: int) -> Tensor:
-        """One entry for every whole run of parts ``(B, n, 2·D)``, the first of which stands at ``first``.
+        """One entry for every whole run of parts ``(B, n, 2·D)``, from place ``first`` on.
 
-        In the dtype of sums: an entry goes through a mean, a norm and a turn before it is read.
+        In the accumulator: an entry goes through a mean, a norm and a turn before it is read.
         """
         B, n, _ = parts.shape
         runs, dtype = n // self.run, accumulator(parts.dtype)
@@ -184,11 +182,9 @@ class HCA(CompressedLayer):
 
 
 def _attended(q: Tensor, keys: Tensor, sink: Tensor, seen: Tensor) -> Tensor:
-    """softmax([q·keys/√D, sink])·[keys; 0], in the dtype of sums.
+    """softmax([q·keys/√D, sink])·[keys; 0], in the accumulator.
 
-    Args:
-        q: ``(B, H, n, D)``; keys: ``(B, m, D)``; sink: ``(H,)``.
-        seen: ``(1 or B, n, m)``.
+    q: ``(B, H, n, D)``; keys: ``(B, m, D)``; sink: ``(H,)``; seen: ``(1 or B, n, m)``.
     """
     (B, H, n, D), dtype = q.shape, accumulator(q.dtype)
     keys = keys.to(dtype)

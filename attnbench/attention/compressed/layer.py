@@ -1,4 +1,4 @@
-"""What layers share whose heads read one head of keys that are values too: queries, tokens, and the way back."""
+"""A base of layers with heads that read one head of keys, values too: queries, tokens, and the way back."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from attnbench.errors import Unsupported, UsageError
 from attnbench.shape import Shape
 
 ROWS = 64
-"""Queries of a tile at least."""
+"""Fewest queries of a tile."""
 EPS = 1e-6
 
 
 class Compressed(NamedTuple):
-    """What decoding keeps."""
+    """The state of decoding."""
 
     window: Ring
-    """The last tokens, as keys that are values too; what the ring calls values has no width."""
+    """The last tokens, as keys that are values too; the ring's values have no width."""
     pending: Tensor
-    """``(B, slots, ·)``, parts of entries, of which one or two runs have slots; token j is in slot j mod slots."""
+    """``(B, slots, ·)``, parts of entries, slots for one or two runs; token j is in slot j mod slots."""
     entries: Cache
-    """One for every closed run; what the cache calls values are the keys of an index, if there is one."""
+    """One for every closed run; the cache's values are the keys of an index, if there is one."""
     run: int
 
     def unused(self) -> tuple[Tensor, ...]:
-        """The slots of tokens that the open run is still to get, and before the first run is closed all others."""
+        """The slots of tokens still to come in the open run, and before the first run is closed all others."""
         t, run = self.window.length, self.run
         open_ = t // run * run % self.pending.shape[1]
         free = self.pending[:, open_ + t % run : open_ + run]
@@ -39,7 +39,7 @@ class Compressed(NamedTuple):
 
 
 class CompressedLayer(nn.Module):
-    """Maps of x ``(B, N, C)`` to queries and tokens, and of what the heads read to the output.
+    """Maps of x ``(B, N, C)`` to queries and tokens, and of the heads' readings to the output.
 
     Args:
         shape: H heads of queries, which read one head of width D.
@@ -72,7 +72,7 @@ class CompressedLayer(nn.Module):
         self.out = nn.Linear(C, C, bias=False)
 
     def _latent(self, x: Tensor) -> Tensor:
-        """What the queries of all heads are made of, ``(B, n, q_rank)``."""
+        """The latent behind the queries of all heads, ``(B, n, q_rank)``."""
         latent: Tensor = self.q_norm(self.q_down(x))
         return latent
 
@@ -92,14 +92,13 @@ class CompressedLayer(nn.Module):
         return torch.cat([kept, rotate(moved, cos, sin).to(x.dtype)], -1)
 
     def _seen_near(self, rows: slice, near: slice, device: torch.device) -> Tensor:
-        """Whether some queries see these tokens one by one, ``(rows, tokens)``."""
+        """The pairs of queries and tokens seen one by one, ``(rows, tokens)`` bool."""
         i, j = (torch.arange(part.start, part.stop, device=device) for part in (rows, near))
         distance = i[:, None] - j
         seen = distance.abs() < self.window
         return seen & (distance >= 0) if self.causal else seen
 
     def _near(self, rows: slice, N: int) -> slice:
-        """The tokens that some of these queries see one by one."""
         return slice(
             max(0, rows.start - self.window + 1), rows.stop if self.causal else min(N, rows.stop + self.window - 1)
         )

@@ -43,7 +43,7 @@ _OWN_MASK = "its window is a mask already; remove the window"
 _FORWARD_ONLY: dict[str, Any] = (
     {"compute_q_blocks": False} if "compute_q_blocks" in inspect.signature(BlockMask.from_kv_blocks).parameters else {}
 )
-"""Leaves out of a block mask what only gradients need: making it takes longer than a decoding step."""
+"""Leave out the parts of a block mask for gradients: making them takes longer than a decoding step."""
 
 
 @register(
@@ -126,7 +126,6 @@ class Flex(CachedDecoding, nn.Module):
         self.kernel = FlexKernel()
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """:meth:`forward` with an N × M mask."""
         (N, M), windows = (q.shape[2], k.shape[2]), self.windows
         sink = None if self.sink is None else self.sink.logit
         if self.visible is not None:
@@ -160,7 +159,7 @@ class Flex(CachedDecoding, nn.Module):
             if key_mask is not None:
                 mod = _of_real_keys(key_mask, causal=self.causal)
                 return _block_mask(full, asked, N, M, mod, q.device, gradients=backward)
-            # Even where nothing is masked: without blocks, the code for a CPU holds all scores at once.
+            # Blocks are given even if nothing is masked: without them, the code for a CPU holds all scores at once.
             return _kept_blocks(N, M, self.causal, q.device)
 
         pairs = _pairs(full, asked, N, M) if pattern is None else pattern.pairs(N, M, sink=sink)
@@ -171,19 +170,19 @@ class Flex(CachedDecoding, nn.Module):
         return output.masked_fill(~seeing, 0)
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Cache:
-        """q ``(B, H, n, D)``, k and v ``(B, K, n, ·)``, n >= 0; a sink is the first key of the cache."""
+        """The state after q ``(B, H, n, D)``, k and v ``(B, K, n, ·)``, n >= 0; a sink is its first key."""
         if self.sink is None:
             return super().begin(q, k, v)
         return Cache.of(pad(k, (0, 0, 1, 0)), pad(v, (0, 0, 1, 0)), self.capacity + 1)
 
     def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Cache]:
-        """q ``(B, H, 1, D)``, k and v ``(B, K, 1, ·)``; the kernel gets the whole cache, and how far it is filled."""
+        """q ``(B, H, 1, D)``, k and v ``(B, K, 1, ·)``; the kernel gets the whole cache and its filled length."""
         if self.windows is not None:
             raise Unsupported(_NO_STEP)
         state = state.append(k, v)
         n, room, ahead = state.length, state.k.shape[2], int(self.sink is not None)
         full, asked = [n // BLOCK], [int(n % BLOCK > 0)]
-        # The kernel reads whole blocks: it multiplies what lies behind the last value by a weight of 0.
+        # The kernel reads whole blocks: it multiplies anything behind the last value by a weight of 0.
         state.v[:, :, n : -(-n // BLOCK) * BLOCK] = 0
         if self.first_seen(state._replace(length=n - ahead)):
             raise Unsupported(_NO_STEP)
@@ -203,7 +202,7 @@ class Flex(CachedDecoding, nn.Module):
 
 
 def _ranges(N: int, M: int, *, causal: bool, asking: bool) -> tuple[list[int], list[int]]:
-    """For each block of queries: how many blocks of keys it sees in full, and how many after them are asked by pair."""
+    """For each block of queries, numbers of blocks of keys seen in full, and of later ones masked pair by pair."""
     rows = range(-(-N // BLOCK))
     if causal:
         return ([0 for _ in rows], [row + 1 for row in rows]) if asking else (list(rows), [1 for _ in rows])
@@ -212,7 +211,6 @@ def _ranges(N: int, M: int, *, causal: bool, asking: bool) -> tuple[list[int], l
 
 
 def _pairs(full: list[int], asked: list[int], N: int, M: int) -> int:
-    """How many pairs of query and key are computed for one head."""
     seen = (min(M, (f + a) * BLOCK) for f, a in zip(full, asked, strict=True))
     return sum(min(BLOCK, N - row * BLOCK) * keys for row, keys in enumerate(seen))
 
@@ -223,7 +221,7 @@ def _block_mask(
     first, count = torch.tensor([full, asked], dtype=torch.int32, device=device)[:, None, None]
     every = torch.arange(-(-M // BLOCK), dtype=torch.int32, device=device).expand(1, 1, len(full), -1)
     after = ((every + first[..., None]) % every.shape[-1]).to(torch.int32)
-    # Blocks seen in full are given even where there are none: the code made for a CPU relies on it.
+    # Whole blocks are given even if there are none: the code generated for a CPU relies on it.
     how = {} if gradients else _FORWARD_ONLY
     return BlockMask.from_kv_blocks(
         count, after, first, every.contiguous(), BLOCK_SIZE=BLOCK, mask_mod=mod, seq_lengths=(N, M), **how

@@ -1,4 +1,4 @@
-"""Masks of places for FlexAttention: which blocks it computes, and which pairs in them it sees."""
+"""Masks of places for FlexAttention: its blocks, and the pairs seen in them."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ Blocks = NDArray[np.bool_]
 
 
 class Pattern(ABC):
-    """Which of M keys each of N queries sees."""
+    """The keys of M that each of N queries sees."""
 
     @abstractmethod
     def sees(self, N: int, M: int, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
-        """Whether query i sees key j, as a function for FlexAttention to compile; its numbers become constants."""
+        """A function for FlexAttention to compile: True if query i sees key j; its numbers become constants."""
 
     @abstractmethod
     def blocks(self, N: int, M: int) -> tuple[Blocks, Blocks]:
-        """The blocks whose every pair is seen, and those with some pair seen, ``(N / 128, M / 128)``."""
+        """The blocks with all pairs seen, and those with any, ``(N / 128, M / 128)``."""
 
     @abstractmethod
     def seeing(self, key_mask: Tensor, N: int) -> Tensor:
-        """Which queries see a real key, ``(B, 1, N, 1)`` bool."""
+        """The queries that see a real key, ``(B, 1, N, 1)`` bool."""
 
     def pairs(self, N: int, M: int, *, sink: bool = False) -> int:
-        """How many pairs the computed blocks hold, those with a sink among them."""
+        """Number of pairs in the computed blocks, those with a sink included."""
         full, some = self.blocks(N, M)
         if sink:
             some, M = with_sink(full, some, M)[1], M + 1
@@ -47,10 +47,9 @@ class Pattern(ABC):
     def block_mask(
         self, N: int, M: int, device: torch.device, key_mask: Tensor | None, *, sink: bool = False
     ) -> BlockMask:
-        """The block mask of N queries and M keys; a key mask ``(B, M)`` is asked in every block.
+        """The block mask of N queries and M keys; with a key mask ``(B, M)`` every block is masked pair by pair.
 
-        Args:
-            sink: whether one key that all queries see stands behind the M others.
+        ``sink``: one key that all queries see stands behind the M others.
         """
         if key_mask is None:
             return _kept(self, N, M, device, sink=sink)
@@ -70,7 +69,7 @@ def _kept(pattern: Pattern, N: int, M: int, device: torch.device, *, sink: bool)
 def _listed(
     blocks: tuple[Blocks, Blocks], mod: Mod, lengths: tuple[int, int], device: torch.device, *, sink: bool
 ) -> BlockMask:
-    """A block mask from the blocks that are computed whole, and all that are computed, where ``mod`` is asked."""
+    """A block mask from the blocks computed whole, and all computed blocks, which ``mod`` masks."""
     N, M = lengths
     if sink:
         blocks = with_sink(*blocks, M)
@@ -81,7 +80,7 @@ def _listed(
 
 
 def with_sink(full: Blocks, some: Blocks, keys: int) -> tuple[Blocks, Blocks]:
-    """The same blocks where one key that all queries see stands behind the others."""
+    """The same blocks with one further key behind the others that all queries see."""
     more = keys // BLOCK + 1 - full.shape[1]
     full, some = (np.pad(blocks, ((0, 0), (0, more)), constant_values=True) for blocks in (full, some))
     some[:, -1] = True
@@ -119,9 +118,9 @@ class Windows(Pattern):
     window: int
     """Token i sees i - window .. i + window."""
     global_tokens: int
-    """How many first tokens see every token and are seen by every token."""
+    """First tokens that see every token and are seen by every token."""
     causal: bool
-    """Whether token i sees only those of all these up to i."""
+    """Token i sees no token after i."""
 
     def sees(self, N: int, M: int, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
         window, first = self.window, self.global_tokens

@@ -94,7 +94,7 @@ class HyperAttention(Decoding, nn.Module):
         self.register_buffer("draws", torch.randint(1 << GRID, (samples,)))
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """The formula with N x M matrices, head by head; blocks and sample are found anew, token by token."""
+        """The formula with N x M matrices, head by head; blocks and sample are found again, token by token."""
         (B, H, _, D), out = q.shape, torch.zeros_like(q)
 
         def hashes(x: Tensor) -> list[int]:
@@ -116,7 +116,6 @@ class HyperAttention(Decoding, nn.Module):
         return out
 
     def _whole(self, asked: list[int], keys: list[int]) -> list[list[float]]:
-        """w of each pair of n queries and m keys, from their hashes."""
         n, m = len(asked), len(keys)
         blocks = -(-m // self.block)
         chunks = max(-(-n // self.block), blocks)
@@ -152,7 +151,7 @@ class HyperAttention(Decoding, nn.Module):
         return times
 
     def _sampled(self, m: int) -> list[float]:
-        """How many keys each of m sorted ones stands for."""
+        """Weights of m sorted keys: the number of keys that each stands for."""
         s, times = min(self.samples, m), [0.0] * m
         for j in range(s):
             times[((j << GRID) + int(self.draws[j])) * m // (s << GRID)] += m / s
@@ -184,7 +183,6 @@ class HyperAttention(Decoding, nn.Module):
         return out.view(q.shape)
 
     def codes(self, x: Tensor) -> Tensor:
-        """The hashes ``(B, H, n)`` of x ``(B, H, n, D)``."""
         dtype = accumulator(x.dtype)
         projections = self.projections.to(dtype)
         place = 1 << torch.arange(projections.shape[1] - 1, -1, -1, device=x.device)
@@ -197,7 +195,6 @@ class HyperAttention(Decoding, nn.Module):
         return torch.cat(codes).view(x.shape[:3])
 
     def _order(self, x: Tensor, real: Tensor | None) -> Tensor:
-        """The tokens sorted by hash and position, ``(B, H, n)``, padding last."""
         (B, H, n, _), bits, code = x.shape, self.projections.shape[1], self.codes(x)
         if real is not None:
             code = code.masked_fill(~real[:, None], 1 << bits)

@@ -18,16 +18,16 @@ Tile = tuple[slice, slice]
 class Attend(torch.autograd.Function):
     """Chunks of queries to their block of keys and to the sample, in one softmax; backward computes weights again.
 
-    q ``(T, D)``, k and v ``(U, D)`` are the rows of all G heads. asked ``(G, C, r)`` says which rows are the queries of
-    each of C chunks, each row once, and T where there is none; own ``(G, C, c)`` which are the keys of a chunk; sampled
-    ``(G, S)`` which are keys of all chunks. bias is ``(G, C, c + S)``.
+    q ``(T, D)``, k and v ``(U, D)`` are the rows of all G heads. asked ``(G, C, r)`` are the queries of each of C
+    chunks, each row once, and T for none; own ``(G, C, c)`` the keys of a chunk; sampled ``(G, S)`` the keys of all
+    chunks. bias is ``(G, C, c + S)``.
     """
 
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, asked: Tensor, own: Tensor, sampled: Tensor, bias: Tensor
     ) -> Tensor:
-        # The row behind the last is written where there is no query, and never read.
+        # The row behind the last is written for missing queries, and never read.
         out = q.new_empty(len(q) + 1, v.shape[1])
         for tile in _tiles(asked, bias.shape[2]):
             rows, _, _, _, values, weights = _tile((q, k, v, asked, own, sampled, bias), tile)
@@ -72,7 +72,7 @@ def _rows(x: Tensor, which: Tensor, like: Tensor) -> Tensor:
 
 
 def _tile(tensors: tuple[Tensor, ...], tile: Tile) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """What one tile reads and its weights.
+    """A tile's inputs and weights.
 
     Returns:
         Rows of q ``(g·r)``, rows of k ``(heads, chunks, c + S)``, scaled queries ``(g, r, D)``, keys and values

@@ -29,15 +29,15 @@ def place(left: Tensor, right: Tensor, at: Tensor | int, tokens: int, block: int
     """The block of sorted keys that a query picks.
 
     Args:
-        left: how many keys have a smaller hash.
-        right: how many keys have a smaller or the same hash.
+        left: number of keys with a smaller hash.
+        right: number of keys with a smaller or the same hash.
         at: place of the query among the ``tokens`` places of its rectangle, which spreads equal hashes.
     """
     return (left + (right - left) * at // tokens).clamp(max=tokens - 1) // block
 
 
 class Rectangles(NamedTuple):
-    """``repeats`` rectangles, ``step`` tokens apart; squares on the diagonal, where both first tokens are the same."""
+    """``repeats`` rectangles, ``step`` tokens apart; squares on the diagonal, with equal first tokens."""
 
     first_key: int
     first_query: int
@@ -48,7 +48,7 @@ class Rectangles(NamedTuple):
 
 
 def rectangles(n: int, block: int) -> Iterator[Rectangles]:
-    """The recursion over n tokens, by size: what the end cuts off keeps all its keys, unless it is the last square."""
+    """The recursion over n tokens, by size: the cut-off end keeps all its keys, unless it is the last square."""
     whole, rest = divmod(n, block)
     if whole:
         yield Rectangles(0, 0, block, whole, block, block)
@@ -78,7 +78,7 @@ class _Part(NamedTuple):
     asked: Tensor
     """``(chunks, r)``: rows of q; T in an empty slot."""
     block: Tensor
-    """``(chunks,)``: the block whose keys they see."""
+    """``(chunks,)``: the block of keys that they see."""
     own: Tensor
     """``(blocks, b)``: rows of k."""
     sample: Tensor
@@ -90,7 +90,7 @@ class _Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """Who sees whom."""
+    """The pairs of queries and keys."""
 
     queries: Tensor
     """``(heads, n)``: hashes."""
@@ -148,7 +148,7 @@ class Plan:
 
 
 class Attend(torch.autograd.Function):
-    """q, k, v ``(heads · n, D)`` -> the same shape; parts are merged by log-sum-exp, and nothing of them is kept."""
+    """q, k, v ``(heads · n, D)`` -> the same shape; parts are merged by log-sum-exp, and none of them is kept."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Tensor:
@@ -255,7 +255,6 @@ class Decoding:
     draws: Tensor
 
     def codes(self, x: Tensor) -> Tensor:
-        """Hashes ``(B, H, n)`` of x ``(B, H, n, D)``."""
         raise NotImplementedError
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> State:

@@ -15,23 +15,23 @@ from attnbench.engines.precision import accumulator
 
 
 class Evicted(NamedTuple):
-    """What is kept of the tokens so far."""
+    """The state of decoding."""
 
     cache: Cache
-    """All tokens until the prompt is over; then what is left of it, and all that follow."""
+    """All tokens until the prompt is over; then its kept tokens, and all that follow."""
     seen: int
     """Tokens so far."""
     prompt: int
     """Tokens of the prompt."""
     queries: Tensor
-    """``(B, H, m, D)``: the last queries, as many as the score asks for, until the prompt is over; then none."""
+    """``(B, H, m, D)``: the last queries, as many as the score needs, until the prompt is over; then none."""
 
 
 class Evicting(AfterPrompt):
     """At the end of the prompt each key has a score, and the keys with the largest stay.
 
-    The choice has no gradient. Each head of keys keeps its own; heads of queries that share it are never told apart,
-    and keys and values are not repeated for them.
+    The choice has no gradient. Each head of keys keeps its own; heads of queries that share it have one choice, and
+    keys and values are not repeated for them.
     """
 
     @abstractmethod
@@ -41,7 +41,7 @@ class Evicting(AfterPrompt):
         Args:
             q: ``(B, H, m, D)``, the prompt's last queries, as many as :meth:`observed` says; padded ones are 0.
             k: ``(B, K, P, D)``; padded ones are 0.
-            real: ``(B, P)`` bool, True where a token is real.
+            real: ``(B, P)`` bool, True for a real token.
         """
 
     def weighed(self, scores: Tensor, v: Tensor) -> Tensor:
@@ -49,19 +49,19 @@ class Evicting(AfterPrompt):
         return scores
 
     def observed(self, prompt: int) -> int:
-        """How many of the prompt's last queries the score looks at."""
+        """Number of the prompt's last queries that the score looks at."""
         return 0
 
     def always(self, kept: int) -> int:
-        """How many of the prompt's last tokens stay whatever their score, where ``kept`` stay in all."""
+        """Number of the prompt's last tokens that stay whatever their score, if ``kept`` stay in all."""
         return 0
 
     @torch.no_grad()
     def places(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None = None) -> Tensor:
-        """Which tokens of the prompt stay, ``(B, K, kept)``, in their order; q, k and real as of :meth:`scores`,
-        v ``(B, K, P, E)``.
+        """The kept tokens of the prompt, ``(B, K, kept)``, in order.
 
-        Of equal scores the first ones count. Padded tokens stay only where there are too few others.
+        q, k and real as of :meth:`scores`, v ``(B, K, P, E)``. Of equal scores the first ones count.
+        Padded tokens stay only if there are too few others.
         """
         prompt = k.shape[2]
         kept = self.tokens_kept(prompt)
@@ -145,7 +145,6 @@ class Evicting(AfterPrompt):
         """The scores of the prompt's keys ``(B, 1 or K, P)`` again, by the formula."""
 
     def read(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
-        """The pairs that are read, by :meth:`worth`: rows are ranked in turn."""
         (B, K, N), P = k.shape[:3], self.prompt or 0
         kept = self.tokens_kept(P)
         real_keys = None if key_mask is None else key_mask[:, :P]
@@ -162,6 +161,6 @@ class Evicting(AfterPrompt):
 
 
 def left(x: Tensor, places: Tensor, prompt: int) -> Tensor:
-    """What stays of x ``(B, K, n, d)``: the tokens at ``places`` ``(B, K, kept)``, and all behind the prompt."""
+    """The kept part of x ``(B, K, n, d)``: the tokens at ``places`` ``(B, K, kept)``, and all behind the prompt."""
     stays = x.gather(2, places[..., None].expand(-1, -1, -1, x.shape[3]))
     return stays if x.shape[2] == prompt else torch.cat((stays, x[:, :, prompt:]), 2)

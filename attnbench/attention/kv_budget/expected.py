@@ -1,4 +1,4 @@
-"""Expected attention: the keys stay to which queries like those of the prompt would attend."""
+"""Expected attention: keep the keys that queries like those of the prompt would attend to."""
 
 from __future__ import annotations
 
@@ -46,7 +46,6 @@ class ExpectedAttention(Evicting):
     """
 
     def worth(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None) -> Tensor:
-        """Mean, covariance and exponentials head by head."""
         (B, K, P, D), H = k.shape, q.shape[1]
         G, worth = H // K, k.new_zeros(B, K, P)
         for b in range(B):

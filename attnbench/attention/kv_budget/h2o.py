@@ -1,4 +1,4 @@
-"""H2O: the keys stay that got the most attention in the prompt, and the last ones."""
+"""H2O: keep the last keys and those with the most attention in the prompt."""
 
 from __future__ import annotations
 
@@ -65,7 +65,6 @@ class H2O(Evicting):
         self.recent, self.normalise = recent, normalise
 
     def worth(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None) -> Tensor:
-        """The probabilities of the prompt as a P × P matrix, summed key by key."""
         worth = probabilities(q, k, real).sum(-2).mean(2)
         if self.normalise:
             for j in range(k.shape[2]):

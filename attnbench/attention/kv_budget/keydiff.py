@@ -1,4 +1,4 @@
-"""KeyDiff: the keys stay that are least like the others."""
+"""KeyDiff: keep the keys that are least like the others."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ class KeyDiff(Evicting):
     """
 
     def worth(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None) -> Tensor:
-        """Cosines one key after the other."""
         units = [one / (one**2).sum(-1, keepdim=True) ** 0.5 for one in k.unbind(2)]
         counts = [k.new_ones(())] * k.shape[2] if real is None else real[..., None, None].unbind(1)
         mean = sum((one * count for one, count in zip(units, counts, strict=True)), torch.zeros_like(units[0]))

@@ -1,4 +1,4 @@
-"""Knorm: the keys of the smallest norm stay."""
+"""Knorm: keep the keys of the smallest norm."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ class Knorm(Evicting):
     """
 
     def worth(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None) -> Tensor:
-        """Norms as roots of sums of squares."""
         norms: Tensor = (k**2).sum(-1) ** 0.5
         return -norms
 

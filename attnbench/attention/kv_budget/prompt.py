@@ -1,4 +1,4 @@
-"""Softmax attention that answers a prompt exactly, and lets what follows it read a part of the prompt's keys."""
+"""Softmax attention that answers a prompt exactly, and lets later queries read a part of the prompt's keys."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _OPEN_END = "without prompt=, a whole sequence is a prompt, and none of its toke
 NO_BIAS = No("keys are chosen by logits without a bias")
 
 OF_ALL = Traits(decode=True, bias=NO_BIAS, shares="by itself", permutable=True)
-"""What all of them claim. A sequence without a prompt in it is answered exactly, so that its order does not matter."""
+"""The claims of all. A sequence without a prompt is answered exactly, so that its order does not matter."""
 
 
 class AfterPrompt(nn.Module):
@@ -55,14 +55,13 @@ class AfterPrompt(nn.Module):
         self.budget, self.ratio, self.prompt = budget, ratio, prompt
 
     def tokens_kept(self, prompt: int) -> int:
-        """How many of ``prompt`` tokens are read by a step."""
         if self.ratio is not None:
             return prompt - int(self.ratio * prompt)
         return min(prompt, self.budget or _DEFAULT)
 
     @classmethod
     def claims(cls, traits: Traits, options: Mapping[str, Scalar]) -> Traits:
-        """Steps give what the whole sequence gives where it is said at which token the prompt ends."""
+        """Steps agree with the whole sequence if the prompt's end is given."""
         return traits if options.get("prompt") is not None else replace(traits, decode=No(_OPEN_END))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
@@ -91,7 +90,6 @@ class AfterPrompt(nn.Module):
         """The outputs ``(B, H, N - prompt, E)`` of the queries behind the prompt; arguments as of ``forward``."""
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """Softmax over the pairs that are read, as an N × M matrix."""
         pairs = visible_pairs(q, k, self.causal, key_mask).expand(-1, q.shape[1], -1, -1).clone()
         if self.causal and self.prompt is not None and self.prompt < q.shape[2]:
             read = self.read(q.detach(), k.detach(), v.detach(), key_mask)
@@ -108,7 +106,7 @@ class AfterPrompt(nn.Module):
 
 
 def earlier(queries: slice, keys: int, device: torch.device) -> Tensor:
-    """Whether a query at a place in a range comes no earlier than each of the keys: ``(1, 1, n, m)`` bool."""
+    """A mask ``(1, 1, n, m)`` of the pairs whose query comes no earlier than the key."""
     places = torch.arange(queries.start, queries.stop, device=device)
     return (torch.arange(keys, device=device) <= places[:, None])[None, None]
 
@@ -120,9 +118,7 @@ _ROWS = 512
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, causal: bool = False) -> Tensor:
     """Softmax attention of q ``(B, H, n, D)`` to k ``(B, K, m, D)`` and v ``(B, K, m, E)``, which are not repeated.
 
-    Args:
-        mask: ``(1 or B, 1 or K, n, m)`` bool, True where a query sees a key; each query must see one.
-        causal: query i sees the keys up to i.
+    ``mask`` is ``(1 or B, 1 or K, n, m)`` bool, True if a query sees a key; each query must see one.
     """
     (B, H, n, D), K = q.shape, k.shape[1]
     if H == K:
@@ -139,10 +135,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, causa
 
 
 def attend_where(q: Tensor, k: Tensor, v: Tensor, seen: Callable[[slice], Tensor]) -> Tensor:
-    """The same, some queries after the other, where a query that sees no key gives 0.
+    """:func:`attend`, some queries after the other; a query that sees no key gives 0.
 
-    Args:
-        seen: gives ``(1 or B, 1 or K, n, m)`` bool for a range of n queries: the keys that they see.
+    ``seen`` maps a range of n queries to the keys that they see, ``(1 or B, 1 or K, n, m)`` bool.
     """
     outputs = []
     for queries in row_blocks(q.shape[2], _ROWS):
@@ -162,7 +157,7 @@ def received(q: Tensor, k: Tensor, real: Tensor | None) -> Tensor:
     Args:
         q: ``(B, H, m, D)``, the queries of the last m of P tokens; padded ones give nothing.
         k: ``(B, K, P, D)``. Head h of the queries reads head h // G, G = H / K.
-        real: ``(B, P)`` bool, True where a token is real.
+        real: ``(B, P)`` bool, True for a real token.
 
     Memory is O(P), a few rows of probabilities at a time.
     """

@@ -1,4 +1,4 @@
-"""Quest: all keys stay, in pages, and each step reads those pages whose keys may have the largest logits."""
+"""Quest: all keys stay, in pages, and each step reads the pages with bounds for the largest logits."""
 
 from __future__ import annotations
 
@@ -77,7 +77,6 @@ class Quest(AfterPrompt):
         self.page = page
 
     def read(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
-        """The bound of each query and page by itself, one channel after the other."""
         (B, H, N, _), K, P = q.shape, k.shape[1], self.prompt or 0
         pairs = torch.zeros(B, K, N - P, N, dtype=torch.bool, device=k.device)
         for b, h, t in product(range(B), range(K), range(P, N)):
@@ -102,30 +101,23 @@ class Quest(AfterPrompt):
     def bounds(self, q: Tensor, low: Tensor, high: Tensor) -> Tensor:
         """No key of a page has a larger q·k, ``(B, K, n, pages)``; for heads of queries that share a key, on the mean.
 
-        Args:
-            q: ``(B, H, n, D)``; low, high: ``(B, K, pages, D)``.
+        q: ``(B, H, n, D)``; low, high: ``(B, K, pages, D)``.
         """
         rows = torch.unflatten(q, 1, (low.shape[1], -1))
         up, down = rows.clamp(min=0).mean(2), rows.clamp(max=0).mean(2)
         return torch.matmul(up, high.mT) + torch.matmul(down, low.mT)
 
     def _pages(self, tokens: int) -> int:
-        """How many pages a step reads after ``tokens`` tokens, including the page of its own token."""
+        """Number of pages that a step reads after ``tokens`` tokens, including the page of its own token."""
         return -(-super().tokens_kept(tokens) // self.page)
 
     def tokens_kept(self, prompt: int) -> int:
-        """How many of ``prompt`` tokens the last of them would read, in whole pages."""
+        """Number of ``prompt`` tokens that the last of them would read, in whole pages."""
         return min(prompt, self._pages(prompt) * self.page)
 
     @torch.no_grad()
     def _pages_read(self, q: Tensor, k: Tensor, start: int, real: Tensor | None) -> Tensor:
-        """Which pages are read, ``(B, K, n, pages)`` bool.
-
-        Args:
-            q: ``(B, H, n, D)``, of tokens from ``start`` on.
-            k: ``(B, K, M, D)``, all keys.
-            real: ``(B, M)`` bool, True where a key is real.
-        """
+        """The pages that are read, ``(B, K, n, pages)`` bool, by q ``(B, H, n, D)`` from place ``start`` on."""
         M, n = k.shape[2], q.shape[2]
         pages, most = -(-M // self.page), torch.finfo(k.dtype).max
         real = torch.ones(1, M, dtype=torch.bool, device=k.device) if real is None else real
@@ -144,13 +136,12 @@ class Quest(AfterPrompt):
         return read
 
     def _keys_read(self, q: Tensor, k: Tensor, start: int, real: Tensor | None = None) -> Tensor:
-        """The same for single keys, ``(B, K, n, M)``, without those to come."""
+        """:meth:`_pages_read` for single keys, ``(B, K, n, M)``, without those to come."""
         M = k.shape[2]
         read = self._pages_read(q, k, start, real).repeat_interleave(self.page, -1)[..., :M]
         return read & earlier(slice(start, start + q.shape[2]), M, k.device)
 
     def keys_read(self, q: Tensor, k: Tensor, v: Tensor, prompt: int) -> Tensor:
-        """The keys ``(B, K, N - prompt, N)`` bool that the queries behind a prompt read."""
         return self._keys_read(q[:, :, prompt:], k, prompt)
 
     def continued(self, q: Tensor, k: Tensor, v: Tensor, prompt: int, key_mask: Tensor | None) -> Tensor:

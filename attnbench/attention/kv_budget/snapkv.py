@@ -1,4 +1,4 @@
-"""SnapKV: the keys stay to which the end of the prompt attends, with their neighbours."""
+"""SnapKV: keep the keys that the end of the prompt attends to, with their neighbours."""
 
 from __future__ import annotations
 
@@ -64,7 +64,6 @@ class SnapKV(Evicting):
         self.window, self.pool = window, pool
 
     def worth(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None) -> Tensor:
-        """The probabilities of the prompt as a P × P matrix, summed and averaged key by key."""
         P = k.shape[2]
         weights = probabilities(q, k, real)
         worth = weights[..., max(0, P - self.window) :, :].sum(-2).mean(2)

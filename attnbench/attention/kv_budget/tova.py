@@ -1,4 +1,4 @@
-"""TOVA: the keys stay to which the last query of the prompt attends."""
+"""TOVA: keep the keys that the last query of the prompt attends to."""
 
 from __future__ import annotations
 
@@ -42,7 +42,6 @@ class Tova(Evicting):
     """
 
     def worth(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None) -> Tensor:
-        """The last row of the P × P probabilities of the prompt."""
         weights = probabilities(q, k, real)
         return weights[..., -1, :].mean((1, 2))[:, None]
 

@@ -25,13 +25,13 @@ _PADDING = 2 * _COLUMNS**2 * 2  # sorts behind every bucket
 
 
 class State(NamedTuple):
-    """What decoding keeps: all tokens, and the latest tokens of every bucket in every round."""
+    """The state of decoding: all tokens, and the latest tokens of every bucket in every round."""
 
     cache: Cache
     latest: Tensor
     """``(B, H, rounds, buckets · (chunk + 1))``: a ring of positions for each bucket."""
     fill: Tensor
-    """``(B, H, rounds, buckets)``: how many tokens went into each ring."""
+    """``(B, H, rounds, buckets)``: number of tokens that went into each ring."""
 
 
 _LATEST = (
@@ -121,7 +121,7 @@ class Reformer(nn.Module):
         self.register_buffer("rotations", torch.randn(shape.D, 2, rounds, _COLUMNS))
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """One softmax over the pairs seen, with an N × N matrix of how often; head by head over real tokens."""
+        """One softmax over the pairs seen, with an N × N matrix of their counts; head by head over real tokens."""
         out = torch.zeros_like(v)
         for b, h in product(range(k.shape[0]), range(k.shape[1])):
             real = torch.arange(k.shape[2], device=k.device) if key_mask is None else key_mask[b].nonzero()[:, 0]
@@ -201,15 +201,12 @@ class Reformer(nn.Module):
         return out.to(v.dtype), State(cache, latest, count)
 
     def hashes(self, x: Tensor, real: Tensor | None = None, *, length: int | None = None) -> Tensor:
-        """The bucket of every token in every round.
+        """The bucket of every token in every round, ``(rounds, ..., N)`` int64; padding gets a number above all.
 
         Args:
             x: ``(..., N, D)``.
-            real: ``(..., N)`` bool, True where a token is no padding.
-            length: how many tokens the number of buckets is made for; None: those in ``x``.
-
-        Returns:
-            ``(rounds, ..., N)`` int64; padding gets a number above every bucket.
+            real: ``(..., N)`` bool, True for a real token.
+            length: number of tokens that decides the number of buckets; None: that of ``x``.
         """
         N, D = x.shape[-2:]
         dtype = accumulator(x.dtype)
@@ -274,6 +271,6 @@ class Reformer(nn.Module):
 
 
 def _sizes(N: int, chunk: int, buckets: int | None) -> tuple[int, int]:
-    """How many hashes make one code at length N, and how many columns the rotation of each has."""
+    """Numbers of hashes in one code at length N, and of columns in the rotation of each."""
     half = max(1, (N + chunk) // (2 * chunk)) if buckets is None else buckets // 2
     return (1, half) if half <= _COLUMNS else (2, min(math.ceil(math.sqrt(half / 2)), _COLUMNS))

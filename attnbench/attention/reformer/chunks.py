@@ -15,12 +15,12 @@ from attnbench.engines.tiling import budget
 SELF = -1e5
 """Logit of a token to itself; finite, so that a token with no other target attends to itself."""
 APART = 1e25
-"""How far a logit is lowered for each position that its key is out of reach; times 10^6 positions still finite."""
+"""Decrease of a logit for each position that its key is out of reach; times 10^6 positions still finite."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Who may see whom: i sees j in a round where 0 <= place_i - place_j <= 2·reach."""
+    """The pairs of a round: i sees j if 0 <= place_i - place_j <= 2·reach."""
 
     tokens: int
     """T = B·H·N; token T stands for an empty slot."""
@@ -28,27 +28,26 @@ class Plan:
     """N, the tokens of one head."""
     chunk: int
     chunks: int
-    """How many chunks one head has."""
+    """Chunks of one head."""
     back: int
-    """How many chunks a chunk looks back: 1, or 0 if there is only one."""
+    """Chunks that a chunk looks back: 1, or 0 if there is only one."""
     order: Tensor
     """``(rounds, back·chunk + B·H·chunks·chunk)``: the token in each slot."""
     place: Tensor
     """``(rounds, T + 1)`` int32, even."""
     reach: int
     hidden: Tensor | None
-    """``(T + 1)``: large where there is no key; None where every slot holds one."""
+    """``(T + 1)``: large for no key; None if every slot holds one."""
     same_bucket: bool
     distinct: bool
     causal: bool
 
     @property
     def skip(self) -> int:
-        """How many slots of a tile come before its first query."""
+        """Slots of a tile before its first query."""
         return self.back * self.chunk
 
     def tiles(self) -> list[tuple[int, int, int]]:
-        """(round, first chunk, last chunk + 1) of each tile; its weights stay in cache."""
         weights = budget("reformer.weights", self.order.device)
         step = max(1, weights // (self.chunk * (self.chunk + self.skip)))
         total = self.tokens // self.row * self.chunks
@@ -61,7 +60,7 @@ class Plan:
         return slots.as_strided((chunks, chunk * (1 + self.back), width), (chunk * width, width, 1))
 
     def sources(self, slots: Tensor) -> Tensor:
-        """The token that each slot of whole chunks fetches; an empty one, which nobody sees, the first of its chunk."""
+        """The token that each slot of whole chunks fetches; an empty slot, never seen, the first of its chunk."""
         chunks = slots.view(-1, self.chunk)
         return torch.where(chunks < self.tokens, chunks, chunks[:, :1]).flatten().clamp(max=self.tokens - 1)
 

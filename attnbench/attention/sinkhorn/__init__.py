@@ -1,3 +1,3 @@
-"""Attention to a query's own block and to one that a learned, soft permutation puts beside it."""
+"""Attention to a query's own block and to one that a learned, soft permutation joins to it."""
 
 from attnbench.attention.sinkhorn.algorithm import Sinkhorn as Sinkhorn

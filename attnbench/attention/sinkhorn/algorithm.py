@@ -1,4 +1,4 @@
-"""Attention to a query's own block and to one that a learned, soft permutation puts beside it."""
+"""Attention to a query's own block and to one that a learned, soft permutation joins to it."""
 
 from __future__ import annotations
 
@@ -108,7 +108,6 @@ class Sinkhorn(Decoding, nn.Module):
                 self.net[name] = nn.Parameter(torch.empty(size).uniform_(-(D**-0.5), D**-0.5))
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """Every mean, S, the mixtures and the weights as plain matrices over all tokens."""
         N, D = q.shape[2:]
         b, position = min(self.block, N), torch.arange(N, device=q.device)
         real = (torch.ones_like(q[:, 0, :, 0], dtype=torch.bool) if key_mask is None else key_mask)[:, None, None]

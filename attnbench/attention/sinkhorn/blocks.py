@@ -1,4 +1,4 @@
-"""What a block mixed from all blocks takes: balanced scores, and attention to it beside a query's own block."""
+"""The mixtures of all blocks: balanced scores, and attention to a mixture and a query's own block."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Balance(torch.autograd.Function):
         for _ in range(iterations):
             y = x - rows
             columns = y.logcumsumexp(-2) if causal else y.logsumexp(-2, keepdim=True)
-            # Where nothing is allowed the potential is free; 0 keeps the entry forbidden.
+            # If nothing is allowed the potential is free; 0 keeps the entry forbidden.
             columns.masked_fill_(columns < hidden(x.dtype) / 2, 0)
             before, rows = rows, (x - columns).logsumexp(-1, keepdim=True)
             rows.masked_fill_(rows < hidden(x.dtype) / 2, 0)
@@ -145,7 +145,7 @@ class Attend(torch.autograd.Function):
 
 
 def _pieces(q: Tensor) -> Iterator[tuple[slice, Iterator[slice]]]:
-    """Heads whose blocks are all mixed at once, and their blocks in pieces whose weights stay in cache."""
+    """Heads whose blocks are mixed at once, and their blocks in pieces with weights that stay in cache."""
     G, n, b, _ = q.shape
     for heads, pieces in groupby(tiles(G, n, 2 * b * b, budget("sinkhorn.weights", q.device)), itemgetter(0)):
         yield heads, (slice(first, stop) for _, first, stop in pieces)
@@ -161,7 +161,7 @@ def _rooms(q: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _kept(kept: Tensor, q: Tensor, heads: slice, blocks: slice) -> Tensor | None:
-    """Where the weights of these blocks are kept for the backward pass, or None where they are not."""
+    """The place of these blocks' weights kept for the backward pass, or None."""
     first = heads.start * q.shape[1] + blocks.start
     stop = first + (heads.stop - heads.start) * (blocks.stop - blocks.start)
     return kept[first:stop] if stop <= len(kept) else None
@@ -178,12 +178,12 @@ def _product(a: Tensor, b: Tensor, out: Tensor) -> None:
 
 
 def inverse_mass(log_mass: Tensor) -> Tensor:
-    """1 / mass, with one more axis at the end; where there is no mass, a finite number for a sum that is 0."""
+    """1 / mass, with one more axis at the end; without mass, a finite number for a sum that is 0."""
     return log_mass.clamp(min=-80).neg().exp().unsqueeze(-1)
 
 
 def _beside(x: Tensor, sort: Tensor, log_mass: Tensor | None, heads: slice, room: Tensor) -> Tensor:
-    """Each block of x ``(g, n, b, D)`` and the mixture beside it, ``(g, n, 2b, D)``; sort ``(g, n, n)``."""
+    """Each block of x ``(g, n, b, D)`` joined with its mixture, ``(g, n, 2b, D)``; sort ``(g, n, n)``."""
     g, n, b, D = x.shape
     joined = room[:g]
     own, mixed = joined.view(g, n, 2, b * D).unbind(2)

@@ -1,7 +1,7 @@
-"""What a query sees: its own block and the mixture beside it, or only the first mixtures.
+"""The two fields of view of a query: its own block and its mixture, or only the first mixtures.
 
-Both are called with q, k, v ``(G, n, b, D)`` of G = B·H heads cut into n blocks, sort ``(G, n, n)``, and where tokens
-are missing log_mass ``(G, n, b)`` of the mixtures and real ``(G, n, b)`` bool.
+Both are called with q, k, v ``(G, n, b, D)`` of G = B·H heads cut into n blocks, sort ``(G, n, n)``, and, if tokens
+are missing, log_mass ``(G, n, b)`` of the mixtures and real ``(G, n, b)`` bool.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from attnbench.engines.precision import hidden
 
 
 class OwnAndSorted:
-    """Its own block and the mixture beside it, in one softmax."""
+    """A query's own block and its mixture, in one softmax."""
 
     own = True
 
@@ -38,7 +38,7 @@ class OwnAndSorted:
 
 
 class SortCut:
-    """The first ``cut`` mixtures and nothing else, the same for all queries."""
+    """The first ``cut`` mixtures alone, the same for all queries."""
 
     own = False
 

@@ -14,16 +14,16 @@ from attnbench.engines.precision import accumulator
 
 
 class Sorted(NamedTuple):
-    """What is known after some tokens; the last of them belong to a block that may still be open."""
+    """The state after some tokens; the last of them belong to a block that may still be open."""
 
     cache: Cache
-    """Every token: what is mixed anew when a block begins, and the open block."""
+    """Every token: the source of later mixtures, and the open block."""
     total: Tensor
     """``(B, H, 1, D)``: sum over all tokens of the vectors, queries or keys, whose means are scored."""
     columns: Tensor
     """``(B, H, iterations, n)``: log of the sum of each of the n columns over all rows so far, in each iteration."""
     keys: Tensor
-    """``(B, H, b, D)``: the mixture beside the open block; no rows beside the first."""
+    """``(B, H, b, D)``: the open block's mixture; no rows for the first block."""
     values: Tensor
 
 
@@ -84,7 +84,7 @@ class Decoding:
         return attend(q, keys, torch.cat([state.values, state.cache.values[:, :, start:]], 2)), state
 
     def _begin_block(self, state: Sorted, first: Tensor, start: int, *, mix: bool = True) -> Sorted:
-        """Sort for the block whose first token, at ``start``, is ``first`` ``(B, H, 1, D)``."""
+        """Sort for the block with the first token ``first`` ``(B, H, 1, D)`` at ``start``."""
         n = start // self.block
         if not n:
             return state

@@ -132,7 +132,6 @@ class Sparse(nn.Module):
                 self.groups.share(self.position_bias)
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """:meth:`forward` with an N × N mask for each head."""
         n = q.shape[2]
         i, j = torch.arange(n, device=q.device)[:, None], torch.arange(n, device=q.device)
         if self.groups is None:
@@ -167,7 +166,7 @@ class Sparse(nn.Module):
         return attend(q, k, v, tiles, key_mask=key_mask, position_bias=self.position_bias)
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
-        """q, k, v ``(B, H, n, D)``, n >= 0. The state is a Cache, Summaries, or a state for each half of the heads."""
+        """The state after q, k, v ``(B, H, n, D)``: a Cache, Summaries, or a state for each half of the heads."""
         return self.pattern.begin(k, v, self.tokens) if self.groups is None else self.groups.begin(q, k, v)
 
     def step(self, state: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, tuple[Any, ...]]:

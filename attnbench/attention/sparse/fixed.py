@@ -15,7 +15,7 @@ from attnbench.engines.patterns.tiles import Blocks, Keys, Tile, batches, minus_
 
 
 class Summaries(NamedTuple):
-    """What decoding keeps."""
+    """The state of decoding."""
 
     summaries: Cache
     """The summary tokens; of :class:`Fixed` those of whole blocks only."""
@@ -44,7 +44,6 @@ class Fixed:
         return 0
 
     def tiles(self, q: Tensor, causal: bool) -> Iterator[Tile]:
-        """Each token's own block, and the last c tokens of the blocks before it."""
         n, length, summary = q.shape[2], self.length, self.summary
         total = n // length
         for start, size in batches(0, length if causal else self.ordinary, ROWS):
@@ -99,7 +98,7 @@ class Fixed:
 
 
 class Summary(Fixed):
-    """A² alone; a token for which it is empty sees itself."""
+    """A² alone; a token without any sees itself."""
 
     def sees(self, i: Tensor, j: Tensor) -> Tensor:
         return self.far(i, j) | (i == j) & (i < self.ordinary)

@@ -29,7 +29,6 @@ class Strided:
         return (i - j) % self.length == 0
 
     def sees(self, i: Tensor, j: Tensor) -> Tensor:
-        """Whether token i sees token j <= i."""
         return self.near(i, j) | self.far(i, j)
 
     def padding(self, n: int, causal: bool) -> int:

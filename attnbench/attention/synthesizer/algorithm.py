@@ -128,7 +128,6 @@ class Synthesizer(nn.Module):
         self.per_example = any(source.per_example for source in self._sources())
 
     def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """The same with every weight in memory, ``(B, H, N, N)``."""
         (x,) = emptied(key_mask, x)
         B, N, _ = x.shape
         visible = visible_pairs(x, x, self.causal, key_mask)
@@ -143,7 +142,7 @@ class Synthesizer(nn.Module):
         return [source for source in self.sources.values() if isinstance(source, Source)]
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """x ``(B, N, C)`` with N at most ``shape.N``; ``key_mask`` ``(B, N)``, True where a token is real."""
+        """x ``(B, N, C)`` with N at most ``shape.N``; ``key_mask`` ``(B, N)``, True for a real token."""
         (x,) = emptied(key_mask, x)
         B, N, _ = x.shape
         H = self.heads
@@ -176,7 +175,6 @@ class Synthesizer(nn.Module):
         return next((source.keys(x) for source in self._sources() if isinstance(source, DotProduct)), None)
 
     def _logits(self, rows: tuple[Tensor, ...], keys: int, key_rows: Tensor | None) -> Tensor:
-        """B before the softmax, ``(H, B or 1, rows, keys)``."""
         logits = [source.logits(part, keys, key_rows) for source, part in zip(self._sources(), rows, strict=True)]
         if self.alpha is None:
             return logits[0]
@@ -213,12 +211,12 @@ class Synthesizer(nn.Module):
         return self.out(y.permute(1, 2, 0, 3).reshape(x.shape)), state
 
     def _kept(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys, of width 0 where nothing needs them, and values, ``(B, H, n, D)``."""
+        """Keys, of width 0 if unused, and values, ``(B, H, n, D)``."""
         values = self.value(x).view(*x.shape[:2], self.heads, x.shape[2] // self.heads).transpose(1, 2)
         keys = self._key_rows(x)
         return values[..., :0] if keys is None else keys.transpose(0, 1), values
 
     @staticmethod
     def cached_bytes(shape: Shape, width: int, *, mode: str, mixture: str = "", **_: object) -> int:
-        """The values of a token, and its keys where products are in the mixture."""
+        """The values of a token, and its keys if products are in the mixture."""
         return (2 if mode == "mixture" and "dot" in mixture else 1) * shape.C * width

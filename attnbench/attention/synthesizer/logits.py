@@ -1,7 +1,7 @@
-"""Where a Synthesizer's logits come from: one class for each source.
+"""The sources of a Synthesizer's logits, a class each.
 
-A source gives ``rows``, what belongs to the queries: ``(H, B, N, ·)``, or ``(H, 1, N, ·)`` if it is the same for every
-example. From any slice of these it gives the logits of that slice over the first keys.
+A source gives ``rows``, the queries' part: ``(H, B, N, ·)``, or ``(H, 1, N, ·)`` if it is the same for every example.
+From any slice of these it gives the logits of that slice over the first keys.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Source(nn.Module):
     per_example = True
 
     def rows(self, x: Tensor, start: int = 0) -> Tensor:
-        """What belongs to the tokens x ``(B, n, C)`` at the positions ``start, start + 1, ...``."""
+        """The part of the tokens x ``(B, n, C)`` at the positions ``start, start + 1, ...``."""
         raise NotImplementedError
 
     def logits(self, rows: Tensor, keys: int, key_rows: Tensor | None) -> Tensor:
@@ -26,7 +26,6 @@ class Source(nn.Module):
         raise NotImplementedError
 
     def of_pairs(self, x: Tensor) -> Tensor:
-        """All logits ``(B, H, N, N)`` straight from the formula."""
         raise NotImplementedError
 
 
@@ -56,7 +55,7 @@ class Dense(Source):
 
 
 class FactorizedDense(Source):
-    """``A_i[j mod a] · B_i[j div a]``, where A_i and B_i come from token i as in :class:`Dense`."""
+    """``A_i[j mod a] · B_i[j div a]``, with A_i and B_i from token i as in :class:`Dense`."""
 
     def __init__(self, shape: Shape, units: int, a: int) -> None:
         super().__init__()
@@ -134,7 +133,6 @@ class DotProduct(Source):
         return self._heads(self.q(x) * self.scale)
 
     def keys(self, x: Tensor) -> Tensor:
-        """The keys of x, ``(H, B, N, D)``."""
         return self._heads(self.k(x))
 
     def _heads(self, x: Tensor) -> Tensor:

@@ -23,12 +23,11 @@ from attnbench.sink import Sink
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, sink: Sink | None = None) -> Tensor:
-    """Σ_j softmax_j(q_i·k_j/√D) v_j over the visible keys of the blocks that are selected for query i.
+    """Σ_j softmax_j(q_i·k_j/√D) v_j over the visible keys of the blocks selected for query i.
 
     Args:
         q: ``(B, H, N, D)``; k: ``(B, K, N, D)``; v: ``(B, K, N, E)``; head h of the queries reads head h // (H / K).
-        selection: of these sizes.
-        sink: a logit of each head without a key; that of its first heads, if it has more than q.
+        sink: a logit of each head without a key; may have more heads than q.
 
     Returns:
         ``(B, H, N, E)`` in v's dtype, summed in float32 at least. A query without any visible key gives 0.
@@ -64,12 +63,10 @@ def attend_in_form(
 
 
 def _whole(x: Tensor, tokens: int) -> Tensor:
-    """x ``(B, H, n, d)``, padded with zeros to ``tokens`` tokens, as rows ``(B·H·tokens, d)``."""
     return pad(x, (0, 0, 0, tokens - x.shape[2])).reshape(-1, x.shape[3])
 
 
 def _fetched(tile: Tile, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries ``(T, R, D)`` and what there is of keys ``(T, C, ·)`` of a tile."""
     T = len(tile.units)
     return x.index_select(0, tile.queries).view(T, -1, x.shape[2]), _of_keys(tile, y)
 
@@ -80,16 +77,12 @@ def _of_keys(tile: Tile, y: Tensor) -> Tensor:
 
 
 def _logits(plan: Plan, tile: Tile, queries: Tensor, keys: Tensor) -> Tensor:
-    """``(T, R, C)``, -inf where a pair is not seen."""
     logits = torch.bmm(queries, keys.mT)
     return logits.masked_fill_(plan.hidden(tile), -torch.inf) if tile.cut else logits
 
 
 class _Attend(torch.autograd.Function):
-    """x ``(units, rows, D)``, scaled, y ``(tokens, D)`` and z ``(tokens, E)``, of all heads -> ``(units, rows, E)``.
-
-    ``sink`` is the logit of each row's sink, ``(units, rows)``, or None.
-    """
+    """Scaled x ``(units, rows, D)``, y, z ``(tokens, D or E)``, sink ``(units, rows)`` -> ``(units, rows, E)``."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, z: Tensor, sink: Tensor | None, plan: Plan) -> Tensor:
@@ -133,7 +126,6 @@ class _Attend(torch.autograd.Function):
 
 
 def _added(total: Tensor, tile: Tile, found: Tensor) -> None:
-    """Add what a tile found for its keys, ``(T, C, ·)``, to total ``(tokens, ·)``."""
     width = total.shape[1]
     total.view(-1, tile.columns, width).index_add_(0, tile.keys, found.view(-1, tile.columns, width))
 
@@ -141,13 +133,10 @@ def _added(total: Tensor, tile: Tile, found: Tensor) -> None:
 def _mixed(
     plan: Plan, number: int, ends: tuple[int, int], inputs: tuple[Tensor, Tensor, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Outputs of a range of blocks of queries ``(n, rows, E)``, and the logarithms of their sums ``(n, rows)``.
-
-    A row that sees no key gives 0, and ∞ for the logarithm.
-    """
+    """Outputs ``(n, rows, E)`` and log sums ``(n, rows)`` of a range of blocks; 0 and ∞ for a row that sees no key."""
     x, y, z = inputs
     first, last = ends
-    size = last - first + 1, plan.rows  # the last one takes what belongs to no block
+    size = last - first + 1, plan.rows  # the last one takes queries that belong to no block
     lowest = torch.finfo(x.dtype).min
     top, total = x.new_full(size, lowest), x.new_zeros(size)
     mixed = x.new_zeros(*size, z.shape[1])

@@ -1,4 +1,4 @@
-"""What variants share that first choose blocks of keys, and then take one softmax over these."""
+"""A base for variants that choose blocks of keys, and then take one softmax over these."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from attnbench.sink import Sink
 
 
 class BlockSelecting(nn.Module):
-    """Chooses with :meth:`choose`, and attends by one engine for all: they differ in what they choose alone.
+    """Choose with :meth:`choose`, which alone differs between subclasses, and attend by one engine.
 
     q ``(B, H, N, D)``, k ``(B, K, N, D)``, v ``(B, K, N, E)`` -> ``(B, H, N, E)``. No gradient flows through a choice.
     """
 
     causal: bool
     flex = FlexPattern("blocks", "torch")
-    """The form in which it attends."""
     sink: Sink | None
-    """Beside the logits of what was chosen, from ``shape.sink``; a choice knows nothing of it."""
+    """From ``shape.sink``; it does not influence the choice."""
 
     def choose(self, q: Tensor, k: Tensor, real: Tensor) -> tuple[Pairs, ...]:
         """The pairs of blocks that are kept.
@@ -36,7 +35,6 @@ class BlockSelecting(nn.Module):
         raise NotImplementedError
 
     def select(self, q: Tensor, k: Tensor, *, key_mask: Tensor | None = None) -> BlockSelection:
-        """The choice for q ``(B, H, N, D)`` and k ``(B, K, N, D)``."""
         dtype = accumulator(q.dtype)
         B, H, N, _ = q.shape
         real = torch.ones(B, N, dtype=torch.bool, device=q.device) if key_mask is None else key_mask
@@ -49,19 +47,13 @@ class BlockSelecting(nn.Module):
         return selection
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection) -> Tensor:
-        """Softmax attention over what was selected, ``(B, H, N, E)``."""
         return attend_in_form(self.flex, q, k, v, selection, self.sink)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         return self.attend(q, k, v, self.select(q, k, key_mask=key_mask))
 
     def over(self, allowed: Tensor, inputs: tuple[Tensor, Tensor, Tensor], key_mask: Tensor | None) -> Tensor:
-        """Dense softmax attention over the visible pairs among those ``allowed``, for formulas.
-
-        Args:
-            allowed: ``(B, H, N, N)`` bool.
-            inputs: q, k and v.
-        """
+        """Dense softmax attention over the visible pairs among ``allowed`` ``(B, H, N, N)`` bool, for formulas."""
         q, k, v = inputs
         k, v = (of_query_heads(x, q.shape[1]) for x in (k, v))
         sink = None if self.sink is None else self.sink.logit

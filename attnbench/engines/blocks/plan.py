@@ -1,4 +1,4 @@
-"""How the kept pairs of blocks are cut into tiles of one size, which one product computes together."""
+"""A cut of the kept pairs of blocks into tiles of one size, each computed by one product."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attnbench.engines.blocks.selection import BlockSelection, Pairs
 from attnbench.engines.tiling import budget
 
 WIDE = 64
-"""Queries, and keys, of a tile at least: smaller blocks share one with others."""
+"""Fewest queries, and keys, of a tile: smaller blocks share one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,64 +26,52 @@ class Tile:
     columns: int
     """Keys of a block."""
     cut: bool
-    """Whether some of its pairs may not be seen."""
 
     @property
     def keys(self) -> Tensor:
-        """``(T·W,)``, for fetching; where there is no block, the tile's first, of the same example: nothing is seen."""
+        """``(T·W,)``, for fetching; -1 becomes the tile's first block, of the same example: nothing is seen."""
         return torch.where(self.blocks < 0, self.blocks[:, :1], self.blocks).flatten()
 
     def places(self, first: int, last: int) -> Tensor:
-        """``(T·U,)``: places of its blocks of queries among those from ``first`` to ``last``, which is for no block."""
+        """``(T·U,)``: places of its blocks of queries between ``first`` and ``last``; -1 becomes ``last``."""
         return torch.where(self.units < 0, last - first, self.units - first).flatten()
 
     @property
     def queries(self) -> Tensor:
-        """``(T·U,)``, for fetching; where there is no block, the tile's first, whose example reads the same keys."""
+        """``(T·U,)``, for fetching; -1 becomes the tile's first block, whose example reads the same keys."""
         return torch.where(self.units < 0, self.units[:, :1], self.units).flatten()
 
 
 @dataclass(frozen=True, slots=True)
 class _List:
-    """Tiles of one kind, those of the same range of queries one after another."""
+    """Tiles of one kind, sorted by range of queries."""
 
     units: Tensor
     blocks: Tensor
     columns: int
     cut: bool
     bounds: list[int]
-    """Where the tiles of each range begin, and where the last one ends."""
+    """Starts of the ranges' tiles, and the end of the last one."""
     step: int
     """Tiles taken together."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The tiles of one call, range by range of the blocks of queries: a range has sums of its own.
-
-    So what is summed so far stays in a cache, and is scaled anew only as often as a tile that fills it is computed.
-    """
+    """The tiles of one call. Each range of blocks of queries has sums of its own, which stay in a cache."""
 
     selection: BlockSelection
     groups: int
-    """Heads of queries that share one of keys."""
     rows: int
-    """Queries of a block."""
     units: int
-    """Blocks of queries in each head."""
     tokens: int
-    """Keys of each head, filled up to whole blocks."""
+    """Keys of each head, padded to whole blocks."""
     per: int
-    """Blocks of queries in a range."""
     lists: tuple[_List, ...]
 
     @classmethod
     def of(cls, selection: BlockSelection, groups: int, widths: tuple[int, int], device: torch.device) -> Plan:
-        """The plan of a call with ``groups`` heads of queries for one of keys.
-
-        Args:
-            widths: of keys and of values.
-        """
+        """The plan of a call with ``groups`` heads of queries for one of keys; widths are those of keys and values."""
         N = selection.size[2]
         rows = selection.parts[0].rows
         largest = max(part.columns for part in selection.parts)
@@ -96,17 +84,15 @@ class Plan:
 
     @property
     def total(self) -> int:
-        """Blocks of queries of all heads and examples."""
         B, H, _ = self.selection.size
         return B * H * self.units
 
     def ranges(self) -> Iterator[tuple[int, int, int]]:
-        """Each range's number, first block of queries, and last one + 1."""
+        """Number, first block of queries, and last block + 1 of each range."""
         for number, first in enumerate(range(0, self.total, self.per)):
             yield number, first, min(first + self.per, self.total)
 
     def tiles(self, number: int) -> Iterator[Tile]:
-        """All tiles of a range."""
         for one in self.lists:
             stop = one.bounds[number + 1]
             for a in range(one.bounds[number], stop, one.step):
@@ -133,7 +119,6 @@ class Plan:
         return hidden | (keys.flatten(1).unsqueeze(1) > places.flatten(1).unsqueeze(2))
 
     def _lists(self, part: Pairs, widths: tuple[int, int], most: int) -> Iterator[_List]:
-        """The pairs that are seen as a whole, and the others, each in tiles."""
         _, H, N = self.selection.size
         in_head = self.tokens // part.columns
         head = part.queries // self.units
@@ -153,7 +138,7 @@ class Plan:
         if self.rows <= part.columns:  # blocks of queries that want the same keys share a tile
             found, units = _grouped(number * every + blocks, queries, -(-WIDE // self.rows))
             number, wanted = found // every, (found % every).unsqueeze(1)
-        else:  # blocks of keys that the same queries want share one
+        else:
             found, wanted = _grouped(queries, blocks, -(-WIDE // part.columns))
             number, units = found // self.per, found.unsqueeze(1)
         count = -(-self.total // self.per)
@@ -164,7 +149,7 @@ class Plan:
 
 
 def _grouped(major: Tensor, minor: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """The major of each row ``(T,)``, and the rows ``(T, size)`` of minors of one major, filled up with -1."""
+    """Major of each row ``(T,)``, and rows ``(T, size)`` of minors of one major, filled up with -1."""
     major, order = major.sort(stable=True)
     minor = minor[order]
     if size == 1:

@@ -1,4 +1,4 @@
-"""Which blocks of keys each block of queries attends to: a list as long as what is kept, chosen by a score of each."""
+"""A selection of blocks of keys for each block of queries: a list of the kept pairs, chosen by their scores."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ class Pairs:
     """Pairs of a block of queries and a block of keys, each at most once, in any order."""
 
     rows: int
-    """Queries of a block; the last one may be shorter."""
     columns: int
-    """Keys of a block."""
     queries: Tensor
     """``(P,)``, numbers of blocks of queries: (b·H + h)·I + i for block i of I, of head h of example b."""
     keys: Tensor
@@ -32,7 +30,7 @@ class Pairs:
 
 
 class Grid(Pairs):
-    """The same from which pairs are kept; listed if anybody asks, since on a GPU a list's length is waited for."""
+    """A dense form of the pairs, listed only on demand: on a GPU, the host waits for a list's length."""
 
     def __init__(self, rows: int, columns: int, kept: Tensor) -> None:
         """``kept``: ``(B, H, blocks of queries, blocks of keys)`` bool."""
@@ -56,19 +54,18 @@ class Grid(Pairs):
 
 @dataclass(frozen=True)
 class BlockSelection:
-    """The pairs of query and key whose scores are computed, as lists of pairs of blocks.
+    """The pairs of query and key to compute, as lists of pairs of blocks.
 
     Several lists must have no pair of tokens in common. All have blocks of as many queries, and their numbers of keys
     divide the largest of them.
     """
 
     size: tuple[int, int, int]
-    """B, H and N, of queries and keys alike."""
     causal: bool
-    """Whether a query sees no later key, whatever its blocks hold."""
+    """A query sees no later key, whatever its blocks hold."""
     parts: tuple[Pairs, ...]
     real: Tensor | None = None
-    """``(B, N)`` bool: the keys that are no padding; None where all are real."""
+    """``(B, N)`` bool: the keys that are no padding; None: all."""
 
     def pairs(self, queries: slice) -> Tensor:
         """``(B, H, n, N)`` bool: the keys that each of these n queries attends to."""
@@ -92,7 +89,6 @@ class BlockSelection:
         return seen if self.real is None else seen & self.real[:, None, None]
 
     def of(self, B: int, H: int, N: int) -> BlockSelection:
-        """The same for the first of examples, heads and tokens."""
         if self.size == (B, H, N):
             return self
         heads, tokens = self.size[1:]
@@ -106,7 +102,6 @@ class BlockSelection:
         return BlockSelection((B, H, N), self.causal, tuple(parts), None if self.real is None else self.real[:B, :N])
 
     def repeated(self, B: int, H: int) -> BlockSelection:
-        """The same in each head of each example, from that of one head of one example."""
         if self.size[:2] == (B, H):
             return self
         parts, device = [], self.parts[0].queries.device
@@ -119,11 +114,10 @@ class BlockSelection:
 
     @cached_property
     def block_mask(self) -> BlockMask:
-        """The block mask for FlexAttention."""
         return self.seen().mask(self.real)
 
     def seen(self) -> Seen:
-        """Blocks by how many of their pairs are kept; a bit for each kept pair of blocks says which these are."""
+        """Blocks by number of kept pairs; a bit for each kept pair of blocks marks these."""
         B, H, N = self.size
         kept, counts = [], []
         for part in self.parts:
@@ -152,7 +146,7 @@ class BlockSelection:
 
 
 def _kept(part: Pairs, size: tuple[int, int, int]) -> Tensor:
-    """Which pairs of blocks are kept, ``(B, H, blocks of queries, blocks of keys)`` bool."""
+    """A mask of the kept pairs of blocks, ``(B, H, blocks of queries, blocks of keys)`` bool."""
     if isinstance(part, Grid):
         return part.kept
     (B, H, N), keys = size, part.keys
@@ -162,7 +156,7 @@ def _kept(part: Pairs, size: tuple[int, int, int]) -> Tensor:
 
 
 def _overlaps(size: int, N: int, device: torch.device) -> Tensor:
-    """How many tokens each block of FlexAttention has in common with each block of ``size``, ``(Q, blocks)``."""
+    """Number of tokens that each block of FlexAttention shares with each block of ``size``, ``(Q, blocks)``."""
     ends, others = (
         torch.arange(0, N + one, one, device=device)[: -(-N // one) + 1].clamp(max=N) for one in (BLOCK, size)
     )
@@ -171,13 +165,13 @@ def _overlaps(size: int, N: int, device: torch.device) -> Tensor:
 
 
 def listed(sizes: tuple[int, int], total: int, width: int, choose: Callable[[slice], Tensor], q: Tensor) -> Pairs:
-    """The pairs that are kept, from what is chosen for some blocks of queries at a time.
+    """The pairs that ``choose`` keeps, asked for some blocks of queries at a time.
 
     Args:
         sizes: queries and keys of a block.
         total: blocks of queries in each head.
-        width: how many numbers ``choose`` computes for a block of queries of one head.
-        choose: gives which blocks of keys these blocks of queries keep, ``(B, H, n, blocks)`` bool.
+        width: numbers that ``choose`` computes for a block of queries of one head.
+        choose: maps blocks of queries to a mask of the kept blocks of keys, ``(B, H, n, blocks)`` bool.
         q: ``(B, H, N, D)``; no more numbers than it has are computed at a time.
     """
     # No more than q has, or memory would grow faster than n until a cache is full.
@@ -194,14 +188,9 @@ def listed(sizes: tuple[int, int], total: int, width: int, choose: Callable[[sli
 
 
 def largest(scores: Tensor, count: int, *, allowed: Tensor, forced: Tensor) -> Tensor:
-    """The ``count`` allowed entries of largest score in each row, the forced ones among them first.
+    """A mask of the ``count`` largest allowed scores ``(..., J)`` in each row, forced ones first; ties go to the first.
 
-    Args:
-        scores: ``(..., J)``. The first of equal ones is taken.
-        allowed, forced: bool, broadcastable to it.
-
-    Returns:
-        ``(..., J)`` bool.
+    ``allowed`` and ``forced`` are bool and broadcastable to the scores.
     """
     ranked = scores.masked_fill(forced, torch.inf).masked_fill(~allowed, -torch.inf)
     order = ranked.sort(dim=-1, descending=True, stable=True).indices[..., :count]
@@ -209,18 +198,15 @@ def largest(scores: Tensor, count: int, *, allowed: Tensor, forced: Tensor) -> T
 
 
 def heaviest(masses: Tensor, share: float, *, allowed: Tensor, forced: Tensor, least: int = 0) -> Tensor:
-    """The fewest allowed entries of each row that hold ``share`` of its mass, the largest first.
+    """A mask of the fewest allowed entries in each row that hold ``share`` of its mass, the largest first.
 
-    Forced ones are in it, and their mass counts. All that is allowed is kept where the share is 1: sums of rounded
-    masses reach 1 before all of them are added.
+    Forced entries are kept, and their mass counts. A share of 1 keeps all that is allowed: sums of rounded masses reach
+    1 too early.
 
     Args:
-        masses: ``(..., J)``, 0 or more. The first of equal ones is taken.
+        masses: ``(..., J)``, 0 or more; ties go to the first.
         allowed, forced: bool, broadcastable to it.
-        least: how many entries are kept at least, where so many are allowed.
-
-    Returns:
-        ``(..., J)`` bool.
+        least: fewest entries kept, if so many are allowed.
     """
     forced = (forced & allowed).expand(masses.shape)
     if share >= 1:
@@ -236,9 +222,9 @@ def heaviest(masses: Tensor, share: float, *, allowed: Tensor, forced: Tensor, l
 
 
 def within(masses: Tensor, share: float, *, allowed: Tensor) -> Tensor:
-    """The allowed entries of each row ``(..., J)`` that, the largest first, add up to no more than ``share``; bool.
+    """A mask of the allowed entries in each row ``(..., J)`` that, the largest first, add up to at most ``share``.
 
-    All that is allowed where the share is 1, whatever sums of rounded masses are.
+    A share of 1 keeps all that is allowed, despite rounding.
     """
     if share >= 1:
         return allowed.expand(masses.shape)
@@ -247,18 +233,16 @@ def within(masses: Tensor, share: float, *, allowed: Tensor) -> Tensor:
 
 
 def in_blocks(x: Tensor, size: int, dim: int = -1) -> Tensor:
-    """x with one axis cut into blocks, ``(..., blocks, size, ...)``; the last one is filled up with zeros, or False."""
+    """x with one axis cut into blocks, ``(..., blocks, size, ...)``; the last one is padded with zeros, or False."""
     dim %= x.ndim
     short = -x.shape[dim] % size
     return torch.unflatten(pad(x, (0, 0) * (x.ndim - 1 - dim) + (0, short)), dim, (-1, size))
 
 
 def means(x: Tensor, real: Tensor, size: int) -> Tensor:
-    """Means of the real tokens of each block, ``(B, H, blocks, D)``; 0 where there is none.
+    """Means of the real tokens of each block, ``(B, H, blocks, D)``; 0 for none. x is 0 at padded tokens.
 
-    Args:
-        x: ``(B, H, n, D)``, 0 at padded tokens.
-        real: ``(B or 1, n)`` bool.
+    ``real`` is ``(B or 1, n)`` bool.
     """
     count = in_blocks(real, size).sum(-1).clamp(min=1)
     return in_blocks(x, size, 2).sum(3) / count[:, None, :, None]
@@ -271,11 +255,7 @@ def products(q: Tensor, k: Tensor) -> Tensor:
 
 
 def own_blocks(blocks: slice, rows: int, total: int, columns: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """For blocks of queries, which blocks of keys hold some of their tokens, and which begin at these or earlier ones.
-
-    Returns:
-        ``(n, total)`` bool each.
-    """
+    """Masks ``(n, total)`` of blocks of keys that share tokens with these blocks of queries, and of those not later."""
     i = torch.arange(blocks.start, blocks.stop, device=like.device)[:, None] * rows
     j = torch.arange(total, device=like.device) * columns
     before = j < i + rows
@@ -288,18 +268,13 @@ class LastQueries(NamedTuple):
     rows: Tensor
     """``(B, r, D)``, 0 where an example has fewer than r real tokens."""
     at: Tensor
-    """``(B, r)``, their places, from the first to the last; -1 where there is none."""
+    """``(B, r)``, their places in order; -1 for none."""
     weights: Tensor
-    """``(B, r, N)``, their softmax weights; 0 where there is no query or nothing to see."""
+    """``(B, r, N)``, their softmax weights; 0 for no query or nothing to see."""
 
 
 def of_last_queries(q: Tensor, k: Tensor, real: Tensor, count: int, *, causal: bool) -> LastQueries:
-    """The weights of the last ``count`` real queries.
-
-    Args:
-        q: ``(B, N, D)``; k: ``(B, N, D)``; 0 at padded tokens.
-        real: ``(B, N)`` bool.
-    """
+    """The weights of the last ``count`` real queries of q and k ``(B, N, D)``, which are 0 at padded tokens."""
     N, D = q.shape[1:]
     places = torch.arange(N, device=q.device)
     at = torch.where(real, places, -1).sort(1).values[:, -count:]
@@ -312,11 +287,7 @@ def of_last_queries(q: Tensor, k: Tensor, real: Tensor, count: int, *, causal: b
 
 
 def by_distance(found: LastQueries, side: int) -> Tensor:
-    """Sums of weights over the keys that are as far before their query, ``(B, 2·side)``: distance δ is at δ + side.
-
-    Args:
-        side: no less than the number of tokens.
-    """
+    """Sums of weights by distance, ``(B, 2·side)``: distance δ (key before query) is at δ + side, side >= tokens."""
     B, r, N = found.weights.shape
     distance = found.at[..., None] - torch.arange(N, device=found.at.device) + side
     sums = found.weights.new_zeros(B, 2 * side)

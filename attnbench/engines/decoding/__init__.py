@@ -1,1 +1,1 @@
-"""What a module keeps of earlier tokens to answer the next one."""
+"""Caches of earlier tokens, from which a module answers the next one."""

@@ -1,4 +1,4 @@
-"""The cache of keys and values against which one query at a time is answered."""
+"""A cache of keys and values for decoding."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Cache(NamedTuple):
 
     @classmethod
     def of(cls, k: Tensor, v: Tensor, capacity: int) -> Cache:
-        """A cache with room for ``capacity`` tokens (at least those of k) that holds k and v ``(B, K, n, D)``."""
+        """A cache with room for at least ``capacity`` tokens that holds k and v ``(B, K, n, D)``."""
         n = k.shape[2]
         room_k, room_v = (x.new_zeros(*x.shape[:2], max(capacity, n), x.shape[3]) for x in (k, v))
         room_k[:, :, :n], room_v[:, :, :n] = k, v
         return cls(room_k, room_v, n)
 
     def append(self, k: Tensor, v: Tensor) -> Cache:
-        """The cache with one more key and value ``(B, K, 1, D)``, written in place; a full cache doubles its room."""
+        """Append one key and value ``(B, K, 1, D)`` in place; a full cache doubles its room."""
         cache = self if self.length < self.k.shape[2] else Cache.of(self.k, self.v, 2 * self.length + 1)
         cache.k[:, :, self.length : self.length + 1] = k
         cache.v[:, :, self.length : self.length + 1] = v
@@ -38,7 +38,6 @@ class Cache(NamedTuple):
 
     @property
     def keys(self) -> Tensor:
-        """``(B, K, length, D)``, a view."""
         return self.k[:, :, : self.length]
 
     @property
@@ -46,27 +45,22 @@ class Cache(NamedTuple):
         return self.v[:, :, : self.length]
 
     def unused(self) -> tuple[Tensor, Tensor]:
-        """The room behind the last key."""
         return self.k[:, :, self.length :], self.v[:, :, self.length :]
 
 
 class AndRecent(NamedTuple):
-    """A cache, and the last tokens of what a short convolution reads."""
+    """A cache, and the inputs of a short convolution."""
 
     cache: Cache
     recent: Tensor
-    """``(B, width - 1, ·)``, zeros in front of the first."""
+    """``(B, width - 1, ·)``, the last tokens, after zeros."""
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None = None, sink: Sink | None = None) -> Tensor:
     """Softmax attention of the last query ``(B, H, 1, D)`` to k and v ``(B, K, n, D)``; statistics in float32 at least.
 
-    Args:
-        added: what is added to the logits, ``(H, 1, n)``.
-        sink: a logit of each head without a key.
-
-    Returns:
-        ``(B, H, 1, E)``. Head h reads head h // (H / K) of k and v; heads that share make the rows of one product.
+    ``added`` ``(H, 1, n)`` is added to the logits. Head h reads head h // (H / K) of k and v; heads that share make the
+    rows of one product. Returns ``(B, H, 1, E)``.
     """
     logit = None if sink is None else sink.logit[:, None, None]  # one column more
     if k.shape[1] != q.shape[1]:
@@ -78,7 +72,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None = None, sink: S
 
 
 def _softmax(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, logit: Tensor | None) -> Tensor:
-    """The further logit is ``(·, n, 1)`` where those of the keys are ``(B, ·, n, m)``."""
+    """Attention with logits ``(B, ·, n, m)`` and a further logit ``(·, n, 1)``."""
     accumulate = accumulator(q.dtype)
     logits = torch.matmul(q * q.shape[-1] ** -0.5, k.transpose(2, 3)).to(accumulate)
     if added is not None:
@@ -89,8 +83,7 @@ def _softmax(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, logit: Tenso
 def weighed(logits: Tensor, v: Tensor, sink: Tensor | None = None) -> Tensor:
     """The mean of v ``(B, K, m, E)`` by the softmax of logits ``(B, K, n, m)``, ``(B, K, n, E)`` in v's dtype.
 
-    Args:
-        sink: a logit of each head, or of each of its rows, without a key: ``(K, 1 or n, 1)``.
+    ``sink`` is a logit of each head, or of each of its rows, without a key: ``(K, 1 or n, 1)``.
     """
     if sink is None:
         return torch.matmul(logits.softmax(-1).to(v.dtype), v)
@@ -99,7 +92,7 @@ def weighed(logits: Tensor, v: Tensor, sink: Tensor | None = None) -> Tensor:
 
 
 def pick(x: Tensor, parts: list[slice]) -> Tensor:
-    """Rows of x ``(..., n, d)`` in the ranges ``parts``, side by side; a view if there is only one range."""
+    """Rows of x ``(..., n, d)`` in the ranges ``parts``, joined; a view for a single range."""
     pieces = [x[..., part, :] for part in parts]
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, -2)
 
@@ -111,13 +104,13 @@ def last_row(bias: PositionBias, n: int, dtype: torch.dtype) -> Tensor:
 
 
 class CachedDecoding:
-    """Decoding for variants whose every query sees all earlier keys, with their ``position_bias`` and ``sink``, if any.
+    """Decoding for variants without forgetting: each query sees all earlier keys, or those that ``visible`` marks.
 
-    Where a mask hides some of these, ``visible`` says which. The state is the :class:`Cache`, of all keys.
+    ``position_bias`` and ``sink`` count, if any. The state is the :class:`Cache` of all keys.
     """
 
     capacity: int
-    """Tokens for which room is made at once."""
+    """Tokens for which room is made at first."""
     visible: Visible | None = None
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Cache:
@@ -134,5 +127,5 @@ class CachedDecoding:
         return attend(q, state.keys, state.values, added, sink), state
 
     def first_seen(self, state: Cache) -> int:
-        """The first key that the last token sees; the token itself is the last."""
+        """The first key that the last token sees."""
         return 0 if self.visible is None else self.visible.span(state.length - 1, state.length)[0]

@@ -1,4 +1,4 @@
-"""The last keys and values of a sequence, in a buffer where the next one overwrites the oldest."""
+"""A ring buffer of the last keys and values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Ring(NamedTuple):
     """The last ``size`` keys and values; token j is in slot j mod ``size``."""
 
     k: Tensor
-    """``(B, H, slots, D)``; the slots beyond those filled mean nothing."""
+    """``(B, H, slots, D)``; slots not yet filled mean nothing."""
     v: Tensor
     length: int
     """Tokens seen so far."""
@@ -21,14 +21,14 @@ class Ring(NamedTuple):
 
     @classmethod
     def of(cls, k: Tensor, v: Tensor, size: int, room: int) -> Ring:
-        """A ring that holds the last of k, v ``(B, H, n, D)``; starts with at least ``min(size, room)`` slots."""
+        """A ring with the last of k, v ``(B, H, n, D)``; starts with at least ``min(size, room)`` slots."""
         first = max(0, k.shape[2] - size)
         last_k, last_v = (x[:, :, first:].roll(first % size, 2) for x in (k, v))
         cache = Cache.of(last_k, last_v, min(size, room))
         return cls(cache.k, cache.v, k.shape[2], size)
 
     def append(self, k: Tensor, v: Tensor) -> Ring:
-        """The ring with one more key and value ``(B, H, 1, D)``, written in place over the oldest once it is full."""
+        """Append one key and value ``(B, H, 1, D)`` in place; a full ring overwrites the oldest."""
         if self.length < self.size:
             cache = Cache(self.k, self.v, self.length).append(k, v)
             return Ring(cache.k, cache.v, cache.length, self.size)
@@ -39,7 +39,6 @@ class Ring(NamedTuple):
 
     @property
     def keys(self) -> Tensor:
-        """The filled slots, a view."""
         return self.k[:, :, : min(self.length, self.size)]
 
     @property
@@ -47,6 +46,5 @@ class Ring(NamedTuple):
         return self.v[:, :, : min(self.length, self.size)]
 
     def unused(self) -> tuple[Tensor, Tensor]:
-        """The slots that are not filled."""
         filled = min(self.length, self.size)
         return self.k[:, :, filled:], self.v[:, :, filled:]

@@ -1,4 +1,4 @@
-"""Block masks for FlexAttention: which blocks of pairs it computes, in which it asks about every pair, and how."""
+"""Block masks for FlexAttention: blocks of pairs left out, computed whole, or masked pair by pair."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from attnbench.engines.flex.kernel import Mod
 from attnbench.engines.tiling import budget
 
 BLOCK = 128
-"""Queries and keys in a block, which is left out, computed whole, or computed with every pair asked about."""
+"""Queries and keys in a block."""
 
 
 class Seen(NamedTuple):
     """The pairs that count among n queries and n keys."""
 
     full: Tensor
-    """``(B or 1, H or 1, Q, K)`` bool, the blocks whose every pair counts."""
+    """``(B or 1, H or 1, Q, K)`` bool, the blocks with every pair."""
     some: Tensor
-    """The same of those with some pair that counts."""
+    """Like ``full``, the blocks with any pair."""
     mod: Mod
-    """Whether query i of head h of example b sees key j, from b, h, i and j."""
+    """Maps b, h, i and j to True if query i of head h of example b sees key j."""
     n: int
 
     def mask(self, key_mask: Tensor | None) -> BlockMask:
@@ -36,7 +36,7 @@ class Seen(NamedTuple):
         return listed(torch.zeros_like(self.full), self.some, mod, (self.n, self.n))
 
     def pairs(self, heads: int) -> int:
-        """How many pairs the computed blocks hold, over ``heads`` heads of one example."""
+        """Number of pairs in the computed blocks, over ``heads`` heads of one example."""
         size = BLOCK - torch.zeros(self.some.shape[-1], dtype=torch.float64, device=self.some.device)
         size[-1] -= -self.n % BLOCK
         held = (self.some.double() @ size @ size).sum()
@@ -44,17 +44,16 @@ class Seen(NamedTuple):
 
 
 def asking(key_mask: Tensor, mod: Mod) -> Mod:
-    """The same pairs, without those of padded keys; ``key_mask`` is ``(B, n)``, or ``(1, n)`` for all examples."""
+    """``mod`` without the pairs of padded keys; ``key_mask`` is ``(B, n)``, or ``(1, n)`` for all examples."""
     if len(key_mask) == 1:
         return lambda b, h, i, j: key_mask[0, j] & mod(b, h, i, j)
     return lambda b, h, i, j: key_mask[b, j] & mod(b, h, i, j)
 
 
 def by_places(sees: Callable[[Tensor, Tensor], Tensor], q: Tensor) -> Seen:
-    """What counts by the places of a query and a key alone, for all heads, asked for some blocks of queries at a time.
+    """The pairs of a pattern that depends on places alone, asked for some blocks of queries at a time.
 
-    Args:
-        sees: places of queries ``(r, 1)`` and of keys ``(n,)`` -> ``(r, n)`` bool; of one each for FlexAttention.
+    ``sees`` maps places of queries ``(r, 1)`` and of keys ``(n,)`` to ``(r, n)`` bool; FlexAttention gives one of each.
     """
     n = q.shape[2]
     j = torch.arange(n, dtype=torch.int32, device=q.device)
@@ -69,23 +68,16 @@ def by_places(sees: Callable[[Tensor, Tensor], Tensor], q: Tensor) -> Seen:
 
 
 def _in_blocks(seen: Tensor, *, value: bool) -> Tensor:
-    """``(Q, 128, K, 128)`` from ``(r, n)``, filled up with ``value``."""
     filled = pad(seen, (0, -seen.shape[1] % BLOCK, 0, -seen.shape[0] % BLOCK), value=value)
     return filled.view(-1, BLOCK, filled.shape[1] // BLOCK, BLOCK)
 
 
 def listed(full: Tensor, some: Tensor, mod: Mod, lengths: tuple[int, int]) -> BlockMask:
-    """A block mask from the blocks that are computed whole, and all that are computed, where pairs are asked about.
-
-    Args:
-        full, some: ``(B or 1, H or 1, Q, K)`` bool.
-        lengths: of queries and keys.
-    """
-    # Blocks seen in full are given even where there are none: the code made for a CPU relies on it.
+    """A block mask from the blocks computed whole and all computed blocks, ``(B or 1, H or 1, Q, K)`` bool."""
+    # Whole blocks are given even if there are none: the code generated for a CPU relies on it.
     asked, whole = _numbers(some & ~full), _numbers(full)
     return BlockMask.from_kv_blocks(*asked, *whole, BLOCK_SIZE=BLOCK, mask_mod=mod, seq_lengths=lengths)
 
 
 def _numbers(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """How many blocks of keys each block of queries has, and their numbers, before those of the others; int32."""
     return blocks.sum(-1, dtype=torch.int32), (~blocks).byte().argsort(dim=-1, stable=True).int()

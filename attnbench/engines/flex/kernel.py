@@ -17,13 +17,13 @@ Mod = Callable[..., Tensor]
 """A function of a pair that is compiled into the kernel."""
 
 DTYPES = ("bfloat16", "float16", "float32")
-"""The dtypes in which it runs on a CPU."""
+"""Supported dtypes on a CPU."""
 
 
 class FlexKernel:
-    """softmax(q kᵀ / √D) v over the blocks of a block mask, in code compiled at the first call for each shape and type.
+    """softmax(q kᵀ / √D) v over the blocks of a block mask, compiled at the first call for each shape and type.
 
-    Only compiled code ever runs. The FLOPs recorded are those of the blocks that it computes.
+    Only compiled code ever runs. The FLOPs recorded are those of the computed blocks.
     """
 
     def __init__(self) -> None:
@@ -47,14 +47,12 @@ class FlexKernel:
 
         Args:
             blocks: makes the block mask, if anything is to run.
-            pairs: how many pairs of query and key the computed blocks hold, over all heads of one example, if that
-                is known.
-            learned: whether gradients are wanted.
-            score_mod: changes scores.
+            pairs: pairs in the computed blocks over all heads of one example, if known.
+            learned: gradients are wanted.
             sink: logits ``(H,)`` without a key.
 
         Raises:
-            Unsupported: float64, gradients or a sink on a CPU, where PyTorch compiles none of them, or no C++ compiler.
+            Unsupported: float64, gradients or a sink on a CPU, which PyTorch does not compile, or no C++ compiler.
         """
         if q.device.type == "cpu" and sink is not None:
             raise Unsupported("FlexAttention gives no sums of exponentials on a CPU, of which a sink takes its share")

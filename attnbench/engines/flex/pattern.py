@@ -25,26 +25,26 @@ from attnbench.sink import Sink
 Form = Annotated[Literal["auto", "torch", "flex"], Field(description=forms.WHICH)]
 
 Added = PositionBias | Callable[[Tensor], tuple[Tensor, Mod]]
-"""What is added to scores: a bias, or from q a tensor that may be learned, and the function that adds what it reads."""
+"""An addition to scores: a bias, or a map from q to a tensor that may be learned and the function that adds it."""
 
 _Made = TypeVar("_Made")
 
 _KEPT = 4
-"""Block masks that a module keeps: of two lengths, with padding and without."""
+"""Block masks kept by a module: of two lengths, with padding and without."""
 
 
 class FlexPattern:
-    """The form that a variant with a pattern runs in, and the kernel with the block masks that it keeps.
+    """A variant's form and, for FlexAttention, its kernel and cached block masks.
 
     The kernel is compiled at the first call for each shape and type. ``auto`` takes it on a CUDA device alone.
     """
 
     def __init__(self, name: str, form: str, *, fits: bool = True) -> None:
-        """The arguments say what the module will run.
+        """Choose a form.
 
         Args:
-            name: of the variant with its options, for the memory of what was tried.
-            fits: whether its options leave a softmax over pairs, which the kernel is.
+            name: of the variant with its options, for the cache of verdicts.
+            fits: its options leave a softmax over pairs, as the kernel computes.
 
         Raises:
             Unsupported: the kernel was asked for by name, and it does not fit.
@@ -65,14 +65,13 @@ class FlexPattern:
         sink: Sink | None = None,
         known: Hashable = (),
     ) -> Tensor:
-        """``(B, H, N, E)`` over a pattern, whose block masks are kept.
+        """``(B, H, N, E)`` over a pattern with cached block masks.
 
         Args:
-            plain: PyTorch's operations on q, k, v and the key mask, if there is one. Of a bias and a sink it takes the
-                first heads, if q has fewer.
+            plain: PyTorch's operations on q, k, v and the key mask, if any; a bias or sink may have more heads.
             seen: the pairs of q ``(B, H, N, D)`` that count.
             given: q ``(B, H, N, D)``, k ``(B, K, N, D)`` and v ``(B, K, N, E)``.
-            known: what the pairs depend on beside the number of tokens; a block mask is kept while that is the same.
+            known: the key of a block mask in the cache, apart from the number of tokens.
         """
         masks = partial(self._mask, seen, known)
         return self.over(plain, masks, *given, key_mask=key_mask, bias=bias, sink=sink)
@@ -87,12 +86,11 @@ class FlexPattern:
         sink: Sink | None = None,
         same_tokens: bool = False,
     ) -> Tensor:
-        """The same for what was chosen anew.
+        """:meth:`attend` over pairs that were chosen for these inputs.
 
         Args:
-            masks: for q and a key mask, the block mask and how many pairs it holds over all heads of an example, if
-                that is known.
-            same_tokens: whether a padded token is no query either, and its q is emptied.
+            masks: maps q and a key mask to a block mask and its pairs over all heads of an example, if known.
+            same_tokens: a padded token is no query either, and its q is emptied.
         """
         if key_mask is not None:
             given = *given, key_mask
@@ -109,15 +107,13 @@ class FlexPattern:
         return forms.attend(name, self.form, plain, *given, fast={"flex": fused} if self.fits else {})
 
     def may_run(self, q: Tensor) -> bool:
-        """Whether the kernel may be what runs on such a tensor, so that a block mask is wanted."""
+        """Return True if the kernel may run on such a tensor, so that a block mask is wanted."""
         device = self.form == "flex" or (self.form == "auto" and forms.on_device(q) and q.dtype != torch.float64)
         return self.fits and device and not isinstance(q, FakeTensor)
 
     def _mask(
         self, seen: Callable[[Tensor], Seen], known: Hashable, q: Tensor, key_mask: Tensor | None
     ) -> tuple[BlockMask, int]:
-        """A block mask, and how many pairs it holds over all heads of an example."""
-
         def made() -> tuple[BlockMask, int, Mod]:
             found = seen(q)
             return (
@@ -133,7 +129,7 @@ class FlexPattern:
         return mask, pairs
 
     def kept(self, key: Hashable, make: Callable[[], _Made]) -> _Made:
-        """What was made for a key, while it is one of the last few."""
+        """A cache of the last few results of ``make``."""
         if key not in self._kept:
             while len(self._kept) >= _KEPT:
                 del self._kept[next(iter(self._kept))]

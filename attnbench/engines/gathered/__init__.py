@@ -1,1 +1,1 @@
-"""Attention among rows that are found by content."""
+"""Attention among rows found by content."""

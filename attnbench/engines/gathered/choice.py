@@ -1,4 +1,4 @@
-"""What each query has chosen, as a selection: its pairs one by one for who asks, and attention to them."""
+"""The keys that each query has chosen, as a selection, and attention to them."""
 
 from __future__ import annotations
 
@@ -18,22 +18,18 @@ from attnbench.engines.masks import emptied
 
 @dataclass(frozen=True)
 class Choice:
-    """The blocks of keys that each query has chosen, as :func:`attend_to_chosen` takes them."""
+    """Chosen blocks of keys for each query, as :func:`attend_to_chosen` takes them."""
 
     chosen: Tensor
-    """``(B, S, N, n)``, numbers of blocks, each at most once in a row; below 0: none."""
+    """``(B, S, N, n)``, numbers of blocks, distinct in a row; below 0: none."""
     heads: int
-    """H, of queries; a multiple of S."""
     keys: int
-    """M."""
     size: int = 1
     """Keys of a block; the last one may have fewer."""
     causal: bool = False
     real: Tensor | None = None
-    """``(B, M)`` bool: the keys that are no padding; None where all are real."""
 
     def pairs(self, queries: slice) -> Tensor:
-        """``(B, H, n, M)`` bool: the keys that each of these n queries attends to."""
         chosen = self.chosen[:, :, queries]
         seen = self._taken(chosen).repeat_interleave(self.size, 3)[..., : self.keys]
         seen = seen.repeat_interleave(self.heads // chosen.shape[1], 1)
@@ -44,7 +40,6 @@ class Choice:
         return seen if self.real is None else seen & self.real[:, None, None]
 
     def of(self, B: int, H: int, N: int) -> Choice:
-        """The same for the first of examples, heads and tokens, if there are as many keys as queries."""
         if (len(self.chosen), self.heads, self.keys) == (B, H, N):
             return self
         part = self.chosen[:B, : H * self.chosen.shape[1] // self.heads, :N]
@@ -53,7 +48,6 @@ class Choice:
 
     @cached_property
     def block_mask(self) -> BlockMask:
-        """The block mask for FlexAttention, if there are as many keys as queries."""
         B, S, N = self.chosen.shape[:3]
         grid = Grid(1, self.size, self._taken(self.chosen))
         seen, share = BlockSelection((B, S, N), self.causal, (grid,)).seen(), self.heads // S
@@ -62,15 +56,12 @@ class Choice:
         return of_heads.mask(self.real)
 
     def _taken(self, chosen: Tensor) -> Tensor:
-        """``(B, S, n, blocks)`` bool: the blocks in each row of ``(B, S, n, ·)``."""
         blocks = -(-self.keys // self.size)
         taken = torch.zeros(*chosen.shape[:3], blocks + 1, dtype=torch.bool, device=chosen.device)
         taken.scatter_(3, torch.where(chosen < 0, blocks, chosen).long(), True)
         return taken[..., :blocks]
 
     def attend_in_form(self, flex: FlexPattern, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """:meth:`attend`, or one kernel of FlexAttention."""
-
         def plain(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None) -> Tensor:
             return self.of(*q.shape[:3]).attend(q, k, v)
 
@@ -80,7 +71,6 @@ class Choice:
         return flex.over(plain, masks, q, k, v, key_mask=self.real)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Softmax attention of q ``(B, H, N, D)`` to what was chosen of k and v ``(B, K, M, ·)``."""
         k, v = emptied(self.real, k, v)
         own, causal = self.size, self.causal
         return attend_to_chosen(q, k, v, self.chosen, size=own, causal=causal, key_mask=self.real)

@@ -1,4 +1,4 @@
-"""Softmax over the blocks of keys that each query has chosen: they are gathered for some queries at a time."""
+"""Softmax over the blocks of keys that each query has chosen, gathered for some queries at a time."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from attnbench.engines.tiling import budget
 
 _LAST = torch.iinfo(torch.int32).max
 _NEVER = -2139095041
-"""-∞ in float32 as an integer of the same order."""
+"""The bits of -∞ in float32 as an integer in the same order."""
 
 
 def best(scores: Tensor, count: int) -> Tensor:
-    """Where the ``count`` largest of scores ``(..., M)`` are: ``(..., min(count, M))``, int32, in any order.
+    """Indices of the ``count`` largest of scores ``(..., M)``: ``(..., min(count, M))``, int32, in any order.
 
-    A score of -∞ is never chosen; -1 stands in its place. Scores are compared in float32, and of equal ones the later
-    is taken: a score that a ReLU made 0 is equal to many, and the choice must not depend on what else is computed.
+    A score of -∞ becomes -1. Scores are compared in float32, and of equal ones the later is taken: a ReLU makes many
+    scores 0, and the choice must not depend on the rest of the computation.
     """
     M = scores.shape[-1]
     bits = (scores.float() + 0.0).view(torch.int32)  # -0 becomes 0
-    bits = bits ^ (bits >> 31).bitwise_and_(_LAST)  # integers in the order of the floats that they are the bits of
+    bits = bits ^ (bits >> 31).bitwise_and_(_LAST)  # integers in the order of their floats
     ranks = (bits.long() << 32) + torch.arange(M, device=scores.device)
     kept, where = largest(ranks.flatten(0, -2), min(count, M))
     return torch.unflatten(torch.where(kept >> 32 == _NEVER, -1, where).to(torch.int32), 0, scores.shape[:-1])
@@ -50,11 +50,10 @@ def attend_to_chosen(
     Args:
         q: ``(B, H, N, D)``.
         k: ``(B, K, M, D)``; v: ``(B, K, M, E)``. Head h of q reads head h // (H / K) of both. Finite at padded keys.
-        chosen: ``(B, S, N, n)``, numbers of blocks, each at most once in a row; below 0: none. K / S neighbouring heads
-            of keys, and all heads of queries that read them, share one choice.
+        chosen: ``(B, S, N, n)``, numbers of blocks, distinct in a row; below 0: none. K / S neighbouring heads of keys,
+            and all heads of queries that read them, share one choice.
         size: keys in a block; the last block may have fewer.
-        causal: whether a query sees the keys up to its own place alone.
-        key_mask: ``(B, M)`` bool, True where a key is real.
+        causal: a query sees the keys up to its own place alone.
 
     Returns:
         ``(B, H, N, E)`` in v's dtype. A query without a key gives 0.
@@ -73,7 +72,7 @@ def attend_to_chosen(
 
 
 def answer_from_chosen(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor, size: int = 1) -> Tensor:
-    """:func:`attend_to_chosen` for one query ``(B, H, 1, D)`` that stands at the last of all keys."""
+    """:func:`attend_to_chosen` for one query ``(B, H, 1, D)`` at the last of all keys."""
     (K, M), S = k.shape[1:3], chosen.shape[1]
     tokens = _tokens(chosen[:, :, 0], size)
     seen = ((tokens >= 0) & (tokens < M)).repeat_interleave(K // S, 1)
@@ -85,41 +84,34 @@ def answer_from_chosen(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor, size: in
 
 
 def _tokens(chosen: Tensor, size: int) -> Tensor:
-    """The keys in blocks ``(..., n)``, ``(..., n · size)``; below 0 where there is no block."""
+    """The keys in blocks ``(..., n)``, ``(..., n · size)``; below 0 for no block."""
     inside = torch.arange(size, device=chosen.device)
     return torch.where(chosen[..., None] < 0, -1, chosen.long()[..., None] * size + inside).flatten(-2)
 
 
 class _How(NamedTuple):
     real: Tensor
-    """``(1 or B, blocks · size)``, the keys that count."""
     shares: int
-    """S."""
     causal: bool
 
 
 class _Tile(NamedTuple):
-    """Some queries of one example that share their choices with some heads: Z = B·S of these in all."""
+    """Some queries of one example and some heads that share their choices: Z = B·S such units in all."""
 
     z: int
     rows: slice
     blocks: Tensor
-    """``(n, c)``, int64; 0 where there is none."""
     seen: Tensor
-    """``(n, c · size)``."""
 
     def gathered(self, x: Tensor) -> Tensor:
-        """The keys in the blocks of x ``(Z, blocks, size, heads, ·)``: ``(n, c · size, heads, ·)``."""
         return x[self.z][self.blocks].flatten(1, 2)
 
     def weights(self, q: Tensor, keys: Tensor) -> Tensor:
-        """``(n, heads, G, c · size)``."""
         rows = q[self.z, self.rows] * q.shape[-1] ** -0.5
         logits = torch.einsum("nhgd,nthd->nhgt", rows, keys).masked_fill_(~self.seen[:, None, None], -torch.inf)
         return logits.softmax(-1).masked_fill_(~self.seen.any(-1)[:, None, None, None], 0.0)
 
     def scatter(self, total: Tensor, parts: Tensor) -> None:
-        """Add ``(n, c · size, heads, ·)`` to the keys that were gathered."""
         of_blocks = torch.unflatten(parts, 1, (self.blocks.shape[1], -1)).flatten(0, 1)
         total[self.z].index_add_(0, self.blocks.flatten(), of_blocks)
 
@@ -140,7 +132,7 @@ def _tiles(how: _How, q: Tensor, k: Tensor, v: Tensor, chosen: Tensor) -> Iterat
 
 
 class _Attend(torch.autograd.Function):
-    """q ``(Z, N, heads, G, D)``, k and v ``(Z, blocks, size, heads, ·)``, chosen ``(Z, N, n)``; only these are kept."""
+    """q ``(Z, N, heads, G, D)``, k and v ``(Z, blocks, size, heads, ·)``, chosen ``(Z, N, n)``, all that is saved."""
 
     @staticmethod
     def forward(ctx: Any, how: _How, q: Tensor, k: Tensor, v: Tensor, chosen: Tensor) -> Tensor:

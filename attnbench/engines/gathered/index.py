@@ -1,4 +1,4 @@
-"""An index that ranks keys by a few small products, and how it learns: beside the model, from what attention does."""
+"""An index that ranks keys by a few small products, and its lesson, taken from attention's own weights."""
 
 from __future__ import annotations
 
@@ -13,22 +13,19 @@ from attnbench.engines.precision import accumulator, hidden
 from attnbench.engines.tiling import budget, recomputed, row_blocks
 
 _LESSON_ROWS = 64
-"""Queries at least whose index is taught at a time: the gradients of all index keys are added up anew for each."""
+"""Fewest queries in a lesson: gradients of all index keys are added up for each."""
 
 
 class Index(NamedTuple):
-    """What keys are ranked by: key j has Σ_i w_ti·relu(a_ti·b_j) for query t, or Σ_i a_ti·b_j if ``plain``."""
+    """A ranking of keys: key j has Σ_i w_ti·relu(a_ti·b_j) for query t, or Σ_i a_ti·b_j if ``plain``."""
 
     a: Tensor
-    """``(B, N, I, d)``."""
     b: Tensor
-    """``(B, M, d)``, one head."""
     w: Tensor | None
     """``(B, N, I)``; None: 1."""
     plain: bool = False
 
     def scores(self, examples: slice, rows: slice, last: int) -> Tensor:
-        """Scores of some queries with the keys before ``last``, ``(n, rows, last)``."""
         a, b = self.a[examples, rows], self.b[examples, :last]
         products = torch.unflatten(torch.matmul(a.flatten(1, 2), b.mT), 1, a.shape[1:3])
         products = products if self.plain else products.relu_()
@@ -38,15 +35,15 @@ class Index(NamedTuple):
 
 
 class Ranked(NamedTuple):
-    """What decoding keeps: keys and values, and the index's keys of each token."""
+    """A cache of keys and values, and of the index's keys."""
 
     cache: Cache
     ranking: Cache
-    """Its values have no width; neither have its keys if there is no index."""
+    """Its values have no width; without an index, neither have its keys."""
 
 
 class _Taught(torch.autograd.Function):
-    """Gives a tensor unchanged. In the backward pass a loss gets the gradient 1, whatever gradient the tensor gets."""
+    """Identity, but a loss gets the gradient 1 in the backward pass, whatever gradient the tensor gets."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, loss: Tensor) -> Tensor:
@@ -59,21 +56,21 @@ class _Taught(torch.autograd.Function):
 
 
 def taught(x: Tensor, loss: Tensor) -> Tensor:
-    """x as it is; in its backward pass the loss gets the gradient 1, whatever that of x is."""
+    """x unchanged; in its backward pass the loss gets the gradient 1."""
     out: Tensor = _Taught.apply(x, loss)  # type: ignore[no-untyped-call]  # untyped in torch
     return out
 
 
 def lesson(index: Index, chosen: Tensor, q: Tensor, k: Tensor, key_mask: Tensor | None) -> Tensor:
-    """The loss that teaches an index: its cross entropy with the mean weights of the heads, over the keys kept.
+    """The loss of an index: its cross entropy with the heads' mean weights over the kept keys, over real queries.
 
-    The mean over all real queries. Attention learns nothing from it: q and k are taken as they are.
+    Attention learns nothing from it: q and k are detached.
 
     Args:
         index: of N queries and M keys.
         chosen: ``(B, N, T)``, the keys that each query keeps; below 0 for none.
         q: ``(B, H, N, D)``; k: ``(B, K, M, D)``.
-        key_mask: ``(B, N)`` bool, True where a token is real.
+        key_mask: ``(B, N)`` bool, True for a real token.
     """
     w = torch.ones_like(index.a[..., 0]) if index.w is None else index.w
     q, k = q.detach(), k.detach()
@@ -116,11 +113,9 @@ def _surprise(
 
 
 def probabilities(q: Tensor, k: Tensor, unseen: Tensor, groups: int = 1) -> Tensor:
-    """The softmax of each row, summed over the heads of each group: ``(B, groups, n, m)``.
+    """The softmax of each row, summed over the heads of each of ``groups`` groups: ``(B, groups, n, m)``.
 
-    Args:
-        q: ``(B, H, n, D)``; k: ``(B, K, m, D)``; K is a multiple of ``groups``.
-        unseen: ``(1 or B, n, m)``, the pairs that do not count.
+    q is ``(B, H, n, D)``, k ``(B, K, m, D)``, ``unseen`` ``(1 or B, n, m)`` bool.
     """
     dtype, K = accumulator(q.dtype), k.shape[1]
     rows = torch.unflatten(q.to(dtype) * q.shape[-1] ** -0.5, 1, (K, -1))

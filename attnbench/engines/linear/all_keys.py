@@ -26,9 +26,7 @@ def attend_all(
 
     Args:
         q: ``(B, H, N, D)``; k: ``(B, H, M, D)``; v: ``(B, H, M, E)``.
-        features: the feature map φ.
-        key_mask: ``(B, M)`` bool, True where a key is real.
-        rows: tokens taken at a time; None for what fits the cache. It changes nothing in the result but rounding.
+        rows: tokens taken at a time; None for a cache's worth. It changes nothing in the result but rounding.
 
     Returns:
         ``(B, H, N, E)`` in q's dtype. A query that sees no key gives 0.
@@ -39,11 +37,7 @@ def attend_all(
 
 
 def _rows(q: Tensor, numbers: int) -> int:
-    """How many rows a tile of all heads has; with many heads, enough that the work costs more than the call.
-
-    Args:
-        numbers: how many features, values and outputs a row has.
-    """
+    """Rows in a tile of all heads, with ``numbers`` features, values and outputs each; enough to outweigh a call."""
     most = 2 * budget("linear.features", q.device) // (q.shape[0] * q.shape[1] * numbers)
     return max(512 if numbers < 320 else 256, most // 64 * 64)
 
@@ -57,11 +51,7 @@ def add_keys(
     rows: int,
     spare: Tensor | None = None,
 ) -> None:
-    """Take all keys of a group into its sums, ``rows`` at a time.
-
-    Args:
-        spare: memory for a tile of values, see :func:`attnbench.engines.linear.key_sums.weigh`.
-    """
+    """Add all keys of a group to its sums, ``rows`` at a time; ``spare`` as in :func:`weigh`."""
     for block in row_blocks(k.shape[2], rows):
         _, values, phi, log_weight = tiles.keys(k, v, key_mask, block)
         sums.add_(values, phi, log_weight, spare)
@@ -110,7 +100,7 @@ class _AttendAll(torch.autograd.Function):
                 x, phi = tiles.queries(q, block)
                 above = tiles.numerator_grad(grad, divisors, block)
                 d_phi = tiles.product(above, of_values, 1)
-                # Numerator times its gradient, from what is at hand: the output need not be kept.
+                # Numerator times its gradient, from numbers at hand: the output need not be kept.
                 below = torch.linalg.vecdot(phi, d_phi)[..., None].div_(tiles.cut(divisors, block)).neg_()
                 d_phi.addcmul_(below, sums.of_ones)
                 d_of_values.baddbmm_(above.mT, phi)

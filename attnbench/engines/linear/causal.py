@@ -28,9 +28,7 @@ def attend_causally(
 
     Args:
         q, k: ``(B, H, N, D)``; v: ``(B, H, N, E)``.
-        features: the feature map φ.
-        key_mask: ``(B, N)`` bool, True where a key is real.
-        chunk: c; None for what is fast. It changes nothing in the result but rounding.
+        chunk: c; None for a fast one. It changes nothing in the result but rounding.
 
     Returns:
         ``(B, H, N, E)`` in q's dtype. A query that sees no key gives 0.
@@ -58,7 +56,7 @@ def _attend_group(call: Call, group: Group, out: Tensor, *, differentiable: bool
 
 
 def _differentiate_group(call: Call, group: Group, kept: list[Tensor], gradients: Gradients) -> None:
-    """Fill in the group's share of the gradients; takes what :func:`_attend_group` returned off the end of ``kept``."""
+    """Fill in the group's share of the gradients; consumes the list of :func:`_attend_group` from its end."""
     tiles = Tiles(call.features, group, call.rows, call.q, count=4)
     # Gradients, but for top; last block first.
     d_sums = KeySums.empty(call.q, call.v.shape[-1], call.features, tiles.pairs)

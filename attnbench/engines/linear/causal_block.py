@@ -13,11 +13,10 @@ from attnbench.engines.linear.key_sums import KeySums, weigh, weigh_ones
 from attnbench.engines.tiling import row_blocks, within
 
 BLOCK = 512
-"""Tokens in a block. Sums are kept for the backward pass once per block; those in between are computed again."""
 
 
 class Call(NamedTuple):
-    """What all blocks of a call have in common."""
+    """The facts that all blocks of a call share."""
 
     q: Tensor
     k: Tensor
@@ -26,22 +25,20 @@ class Call(NamedTuple):
     features: FeatureMap
     chunk: int
     divisors: Tensor
-    """``(B, H, N, 1)``, what each numerator was divided by."""
+    """``(B, H, N, 1)``, the denominators."""
 
     @property
     def rows(self) -> int:
-        """Tokens in a block."""
         return max(1, BLOCK // self.chunk) * self.chunk
 
     def blocks(self) -> list[slice]:
-        """Blocks of whole chunks, and what is left as a block of one shorter chunk."""
+        """Blocks of whole chunks, and the rest as a block of one shorter chunk."""
         length = self.q.shape[2]
         whole = length - length % self.chunk
         rest = [slice(whole, length)] if whole < length else []
         return row_blocks(whole, self.rows) + rest
 
     def room(self, sums: KeySums) -> Tensor:
-        """Memory for the sums of all chunks of a block."""
         count, *size = sums.of_values.shape
         return sums.of_values.new_empty(count * (self.rows // self.chunk) + 1, *size)
 
@@ -57,7 +54,7 @@ class Gradients(NamedTuple):
 
 # One function per block, so that nothing of a block outlives it.
 def attend_block(call: Call, tiles: Tiles, block: slice, room: Tensor, sums: KeySums, out: Tensor) -> KeySums:
-    """Fill in the output of the block; the sums after it from those before it."""
+    """Fill in the output of the block; returns the sums after it."""
     q, k, v, key_mask, _, chunk, divisors = call
     _, phi_q = tiles.queries(q, block)
     _, values, phi_k, log_weight = tiles.keys(k, v, key_mask, block, 1)
@@ -78,7 +75,7 @@ def attend_block(call: Call, tiles: Tiles, block: slice, room: Tensor, sums: Key
 def differentiate_block(
     call: Call, tiles: Tiles, block: slice, room: Tensor, sums: KeySums, d_sums: KeySums, gradients: Gradients
 ) -> KeySums:
-    """The gradients of the sums before the block from those of the sums after it."""
+    """Fill in the block's gradients; returns the gradients of the sums before it."""
     q, k, v, key_mask, features, chunk, divisors = call
     x_q, phi_q = tiles.queries(q, block)
     x_k, values, phi_k, log_weight = tiles.keys(k, v, key_mask, block, 1)
@@ -86,7 +83,7 @@ def differentiate_block(
     of_chunks, phi_q, phi_k = chunks.split(values), chunks.split(phi_q), chunks.split(phi_k)
     of_values, of_ones, _ = chunks.sums_before(sums, of_chunks, phi_k, by_feature=False)
     above = chunks.split(tiles.numerator_grad(gradients.out, divisors, block))
-    # Numerators times their gradients, from what is at hand: the output need not be kept.
+    # Numerators times their gradients, from numbers at hand: the output need not be kept.
     scores = chunks.weigh_(torch.bmm(phi_q, phi_k.mT))
     d_scores = torch.bmm(above, of_chunks.mT)
     above_sums = chunks.carry(above)
@@ -125,8 +122,7 @@ class Chunks:
         log_weight: ``(G, R, 1)`` or None.
         top: the largest log weight before the block, ``(G, 1, 1)``.
         count: m.
-        room: memory for the sums of the chunks, ``(Gm + 1, E, F)`` or more; the same for all blocks, so that it is in
-            the cache.
+        room: memory for the sums of the chunks, ``(Gm + 1, E, F)`` or more, reused by all blocks to stay in the cache.
     """
 
     def __init__(self, log_weight: Tensor | None, top: Tensor, count: int, room: Tensor) -> None:
@@ -145,7 +141,6 @@ class Chunks:
         self.carried = (before - rows).exp2_()  # the weight of the sums so far in each row, (Gm, c, 1)
 
     def split(self, x: Tensor) -> Tensor:
-        """``(G, R, ·)`` to ``(Gm, c, ·)``, contiguous."""
         return x.reshape(x.shape[0] * self.count, -1, x.shape[2]).contiguous()
 
     def weigh_(self, scores: Tensor) -> Tensor:
@@ -153,21 +148,17 @@ class Chunks:
         return scores.tril_() if self.weight is None else scores.mul_(self.pairs)
 
     def carry(self, rows: Tensor) -> Tensor:
-        """Weigh rows ``(Gm, c, ·)`` that read from the sums before the chunk."""
         return rows if self.weight is None else rows * self.carried
 
     def carry_(self, rows: Tensor) -> Tensor:
-        """Like :meth:`carry`, in place."""
         return rows if self.weight is None else rows.mul_(self.carried)
 
     def sums_before(
         self, sums: KeySums, values: Tensor, phi: Tensor, *, by_feature: bool
     ) -> tuple[Tensor, Tensor, KeySums]:
-        """What each chunk reads, ``(Gm, E, F)`` and ``(Gm, 1, F)``, and the sums after the block.
+        """The sums before each chunk, ``(Gm, E, F)`` and ``(Gm, 1, F)``, and the sums after the block.
 
-        Args:
-            by_feature: whether the first lies in memory as ``(Gm, F, E)``, which suits products with features; else
-                as ``(Gm, E, F)``, which suits products with values.
+        ``by_feature`` lays the first out in memory as ``(Gm, F, E)``, which suits products with features.
         """
         values = weigh(values, self.weight)
         if by_feature:
@@ -187,7 +178,7 @@ class Chunks:
             total: ``(G, E, F)``, the sum before the first chunk; with ``back``, after the last.
             left, right: ``(Gm, E, c)`` and ``(Gm, c, F)``; a chunk adds their product. Or all with E and F exchanged.
         """
-        # What a chunk adds is written where the sum that it goes into will be: in the place of the next chunk.
+        # A chunk's addition is written in the place of the next chunk, where the sum will be.
         room = self.room[: left.shape[0] + 1].view(-1, *total.shape[1:])
         added, met = (room[:-1], room[1:]) if back else (room[1:], room[:-1])
         torch.bmm(left, right, out=added)
@@ -207,7 +198,7 @@ class Chunks:
         return met, end
 
     def run_ones(self, total: Tensor, added: Tensor, *, back: bool = False) -> tuple[Tensor, Tensor]:
-        """Like :meth:`run`, for sums ``(Gm, 1, F)``: so little that the number of calls decides the time."""
+        """Like :meth:`run`, for sums ``(Gm, 1, F)``: the number of calls decides their time."""
         own = added.view(total.shape[0], self.count, -1)
         parts = torch.cat([own, total] if back else [total, own], 1)
         if self.decays is not None:

@@ -71,14 +71,7 @@ def rectified(x: Tensor, y: Tensor, floor: float, first: float = 1.0, second: fl
     """Mean of (max(ω·x, 0) + floor)·(max(ω·y, 0) + floor), for rows ω of uniform directions.
 
     For ω ~ N(0, I) and no floor it is ‖x‖‖y‖ (sin θ + (π - θ) cos θ) / 2π, half the arc-cosine kernel of order 1 of
-    Cho and Saul 2009.
-
-    Args:
-        x: ``(..., N, D)``.
-        y: ``(..., M, D)``.
-        floor: the constant.
-        first: mean length of ω over that of N(0, I).
-        second: mean square length over that of N(0, I).
+    Cho and Saul 2009. ``first`` and ``second`` are the mean length and mean square length of ω over those of N(0, I).
     """
     long_x, long_y = squares(x).sqrt(), squares(y).sqrt().mT
     lengths = long_x * long_y

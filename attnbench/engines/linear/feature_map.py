@@ -1,4 +1,4 @@
-"""Feature maps as the linear-attention engines see them, and the tiles of queries, keys and values they work on.
+"""The interface of feature maps, and the tiles of queries, keys and values that engines work on.
 
 A tile holds c tokens of G pairs of batch entry and head: ``(G, c, D)`` inputs, ``(G, c, F)`` features. It is small
 enough to stay in the cache; the features of a whole sequence never exist in memory.
@@ -27,7 +27,7 @@ class FeatureMap(ABC):
     """F, the number of features."""
 
     def of(self, group: Group) -> FeatureMap:
-        """The map for one group of pairs; itself if it is the same for all."""
+        """The map for one group of pairs; itself if all share it."""
         return self
 
     def tiles(self, group: Group, rows: int, like: Tensor, count: int = 1) -> Tiles:
@@ -74,20 +74,20 @@ class Tiles:
         self._memory = like.new_empty(count, self.pairs * rows * features.width, dtype=self.dtype)
 
     def blank(self, tokens: int, which: int = 0) -> Tensor:
-        """``(G, tokens, F)``, not filled; contiguous, or its transpose is."""
+        """``(G, tokens, F)`` uninitialised; contiguous, or its transpose is."""
         return self.laid_out(self._memory[which, : self.pairs * tokens * self.features.width], tokens)
 
     def laid_out(self, memory: Tensor, tokens: int) -> Tensor:
-        """Memory of ``G·tokens·F`` numbers as ``(G, tokens, F)``: the features of each token side by side."""
+        """Memory of ``G·tokens·F`` numbers as ``(G, tokens, F)``, token by token."""
         return memory.view(self.pairs, tokens, self.features.width)
 
     def at(self, level: Tensor) -> None:
-        """Make up in the queries from here on for the ``level`` divided out of keys, if that is one of each feature."""
+        """From here on, make up in queries for the ``level`` divided out of keys, if that is one of each feature."""
         if isinstance(self.features, LogKeys):
             self.features = self.features.at(level)
 
     def product(self, a: Tensor, b: Tensor, which: int) -> Tensor:
-        """a b ``(G, tokens, F)`` in a tile's memory, as oneDNN writes it: row by row."""
+        """a b ``(G, tokens, F)`` in a tile's memory, row by row as oneDNN writes it."""
         return torch.bmm(a, b, out=self.blank(a.shape[1], which))
 
     def cut(self, x: Tensor, block: slice) -> Tensor:
@@ -97,7 +97,6 @@ class Tiles:
         put(x, self.group, block, tile)
 
     def queries(self, q: Tensor, block: slice) -> tuple[Tensor, Tensor]:
-        """The queries of the block and their features."""
         x = self.cut(q, block)
         phi = self.blank(x.shape[1])
         self.features.queries(x, phi)
@@ -137,7 +136,7 @@ class Tiles:
 
         Args:
             top: the largest log weight a query has seen (as in ``KeySums.empty``), or None if no key is padded.
-            in_place: whether the numerator is already in the block of ``out``.
+            in_place: the numerator is already in the block of ``out``.
         """
         target, divisor = out[(*self.group, block)], divisors[(*self.group, block)]
         divisor.copy_(denominator.view_as(divisor))
@@ -150,12 +149,11 @@ class Tiles:
             fill(target, torch.div, numerator.view_as(target), divisor)
 
     def numerator_grad(self, grad: Tensor, divisors: Tensor, block: slice) -> Tensor:
-        """The gradient of the numerator of the quotient, ``(G, c, E)``."""
         return self.cut(grad, block) / self.cut(divisors, block)
 
 
 class ColumnTiles(Tiles):
-    """Tiles written feature by feature, each for all its tokens: that is faster for products of two channels, say."""
+    """Tiles written feature by feature for all tokens: faster for products of two channels, for instance."""
 
     def laid_out(self, memory: Tensor, tokens: int) -> Tensor:
         return memory.view(self.pairs, self.features.width, tokens).mT
@@ -167,12 +165,7 @@ class ColumnTiles(Tiles):
 
 
 class Prepared(FeatureMap):
-    """φ applied to what ``prepare(x, *parameters)`` makes of each row, without gradients.
-
-    Args:
-        prepare: takes x ``(G, c, D)`` and the parameters ``(G, ...)``.
-        parameters: ``(B, H, ...)``.
-    """
+    """φ of ``prepare(x, *parameters)``, without gradients: x ``(G, c, D)``, parameters ``(B, H, ...)``."""
 
     def __init__(self, features: FeatureMap, prepare: Callable[..., Tensor], parameters: tuple[Tensor, ...]) -> None:
         self.features, self.prepare, self.parameters = features, prepare, parameters
@@ -192,7 +185,7 @@ class Prepared(FeatureMap):
 
 
 class PreparedLogKeys(Prepared, LogKeys):
-    """:class:`Prepared` for a map of :class:`LogKeys`."""
+    """:class:`Prepared` for :class:`LogKeys`."""
 
     features: LogKeys
 

@@ -1,12 +1,12 @@
 """Linear attention with φ = elu + 1 in a few fused Triton kernels, for a GPU.
 
-A sequence is cut into segments, as many as fill a GPU and no more, so that memory beyond inputs and outputs does not
-grow with the sequence. A first kernel adds up φ(k) (v, 1)ᵀ over each segment; a segment begins with the sums before it
+A sequence is cut into segments, just enough to fill a GPU, so that memory beyond inputs and outputs does not grow
+with the sequence. A first kernel adds up φ(k) (v, 1)ᵀ over each segment; a segment begins with the sums before it
 (not causal: with those over all segments). A second kernel goes through the segment chunk by chunk: each query reads
-the sums so far and the triangle of its chunk's own pairs, and the chunk joins the sums. The backward pass does the same
-twice: forward in time for q, whose denominators are computed again, and backward in time for k and v.
+the sums so far and the triangle of its chunk's own pairs, and the chunk joins the sums. The backward pass does the
+same twice: forward in time for q, with denominators computed again, and backward in time for k and v.
 
-:func:`sums` is the same for features of any width that are there already, and :func:`of_map` for a feature map.
+:func:`sums` is the same for ready features of any width, and :func:`of_map` for a feature map.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ from attnbench.engines.precision import accumulator, hidden
 from attnbench.errors import Unsupported
 
 TILES = {("tf32", 64): (32, 4), ("tf32", 128): (32, 8), ("ieee", 64): (16, 4), ("ieee", 128): (16, 16)}
-"""Tokens in a chunk and warps in a program, by the precision of products and the largest head width they are for.
+"""Tokens in a chunk and warps in a program, by precision of products and largest head width.
 
 Timed on an H100 at 16,384 tokens, forward and backward: width 64 causal and not, width 128 causal in TF32 only. At
-width 64 in TF32, chunks of 64 tokens gain a tenth where attention is causal, and take nearly four times as
-long where it is not."""
+width 64 in TF32, chunks of 64 tokens gain a tenth if causal, and take nearly four times as long if not.
+"""
 
 PROGRAMS = 512
 """Segments of all pairs of batch entry and head together: about four per multiprocessor of the largest GPUs."""
 
 WIDEST = 128
-"""Largest head width whose D x D sums fit the registers of a multiprocessor."""
+"""Largest head width with D x D sums that fit the registers of a multiprocessor."""
 
 Factors = tuple[Tensor, Tensor]
-"""Two numbers per query, each ``(B, H, N)``: 1 / denominator, which turns the gradient of the output into that of the
-numerator, and the gradient of the denominator."""
+"""Two numbers per query, each ``(B, H, N)``: 1 / denominator, which turns the gradient of the output into the
+numerator's, and the gradient of the denominator.
+"""
 
 
 def require_triton(head_dim: int) -> None:
@@ -60,20 +61,19 @@ def require_triton(head_dim: int) -> None:
 
 
 def _interpreted() -> bool:
-    """Whether Triton's own interpreter stands in for its compiler, on any device."""
+    """Return True if Triton's interpreter stands in for its compiler, on any device."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, key_mask: Tensor | None = None) -> Tensor:
     """φ(q)ᵀ Σ φ(k)vᵀ / φ(q)ᵀ Σ φ(k), φ = elu + 1, summed over all keys or, if causal, over those up to the query's own.
 
-    Sums and normaliser are float32 whatever the inputs are. The products in them are float32 for float32 inputs, and
-    TF32 for bfloat16 and float16 inputs, which TF32 holds exactly.
+    Sums and normaliser are float32. Products are float32 for float32 inputs, and TF32 for bfloat16 and float16 inputs,
+    which TF32 holds exactly.
 
     Args:
-        q: ``(B, H, N, D)``; k, v: ``(B, H, M, D)``.
-        causal: whether query i sees only the keys j <= i; M = N then.
-        key_mask: ``(B, M)`` bool, True where a key is real.
+        q: ``(B, H, N, D)``; k, v: ``(B, H, M, D)``; M = N if causal.
+        key_mask: ``(B, M)`` bool, True for a real key.
 
     Returns:
         ``(B, H, N, D)`` in q's dtype and order in memory. A query that sees no key gives 0.
@@ -91,7 +91,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, key_mask: Tensor | 
 
 
 def _first_keys(key_mask: Tensor | None, causal: bool, queries: int) -> tuple[Tensor | None, Tensor | None]:
-    """The mask as the kernels read it, and the first query of each example that sees a key, ``(B,)``."""
+    """The mask in the kernels' layout, and the first query of each example that sees a key, ``(B,)``."""
     if key_mask is None:
         return None, None
     some = key_mask.any(1)
@@ -125,7 +125,6 @@ class _Attend(torch.autograd.Function):
 
 
 def _in_rows(x: Tensor) -> Tensor:
-    """x with the numbers of each token side by side, as the kernels read them."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
@@ -136,13 +135,10 @@ def _kernel(name: str) -> Any:
 
 
 def _placed(*tensors: Tensor | None) -> tuple[Any, ...]:
-    """Each tensor ``(B, H, N, D)`` followed by its strides along batch, head and token."""
     return tuple(part for x in tensors for part in ((None, 0, 0, 0) if x is None else (x, *x.stride()[:3])))
 
 
 class _Kernels:
-    """The kernels of :mod:`attnbench.engines.linear.triton_kernels`, with what all their launches share."""
-
     def __init__(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, first: Tensor | None, causal: bool
     ) -> None:
@@ -155,13 +151,13 @@ class _Kernels:
         self.how |= {"num_warps": warps, "num_stages": 1}
 
     def _segments(self, x: Tensor) -> tuple[int, int]:
-        """How many segments the sequences of x have, and how many chunks a segment has."""
+        """Numbers of segments of a sequence, and of chunks in a segment."""
         chunks = -(-x.shape[2] // self.rows)
         each = -(-chunks // min(chunks, -(-PROGRAMS // self.pairs)))
         return -(-chunks // each), each
 
     def states(self, x: Tensor, y: Tensor, factors: Factors | None = None) -> Tensor:
-        """What a segment begins with, ``(pairs, count, D + 1, D)``: sums of φ(x) (y, 1)ᵀ over the segments before it.
+        """Initial states of segments, ``(pairs, count, D + 1, D)``: sums of φ(x) (y, 1)ᵀ over the segments before.
 
         With ``factors``, sums of φ(x) (y·first, second)ᵀ over the segments after it, in reverse order. If not causal,
         over all segments.
@@ -204,7 +200,6 @@ class _Kernels:
         )
 
     def keys(self, states: Tensor, grad: Tensor, factors: Factors, dk: Tensor, dv: Tensor) -> None:
-        """Write the gradients of keys and values into ``dk`` and ``dv``."""
         (segments, chunks), tokens = self._segments(self.k), self.k.shape[2]
         self._launch(
             "key_gradients",
@@ -230,13 +225,13 @@ class _Kernels:
         within: int = 0,
         **constants: Any,
     ) -> None:
-        """Run a kernel on each segment of each pair.
+        """Run a kernel on each segment of each pair; the last numbers count FLOPs.
 
         Args:
-            tokens: how many tokens all segments of a pair have together.
-            features: how often φ is computed per token.
-            across: number of products of ``(tokens, D)`` and ``(D, D)``, to count FLOPs.
-            within: number of products of ``(c, D)`` and ``(D, c)`` in each chunk of c tokens.
+            tokens: tokens of a pair in all segments.
+            features: computations of φ per token.
+            across: products of ``(tokens, D)`` and ``(D, D)``.
+            within: products of ``(c, D)`` and ``(D, c)`` in each chunk of c tokens.
         """
         whole, rest = divmod(tokens, self.rows)
         products = 2 * self.D * (tokens * self.D * across + (whole * self.rows**2 + rest**2) * within)
@@ -272,37 +267,33 @@ FEATURE_TILES = {
     ("tf32x3", 64): (32, 32, 4, 2),
     ("tf32x3", 128): (16, 32, 8, 2),
 }
-"""Tokens in a chunk, features in a block, warps and stages, by the precision of products and the most values that a
-program takes. Compiled and counted, not timed: with 64 tokens and features the matrix units of an H100 have whole tiles
-and shared memory holds three stages; what spills is least with 8 warps for 128 values."""
+"""Tokens in a chunk, features in a block, warps and stages, by precision of products and largest number of values in a
+program. Compiled and counted, not timed: with 64 tokens and features the matrix units of an H100 have whole tiles
+and shared memory holds three stages; 8 warps spill least for 128 values.
+"""
 
 FEATURE_PROGRAMS, STATE_BYTES = 256, 1 << 29
-"""Programs that share the tokens, two per multiprocessor, and how much memory the states of all may take at most."""
+"""Programs that share the tokens, two per multiprocessor, and the largest memory of all states."""
 
 
 class Keys(NamedTuple):
-    """Which keys count, and how much."""
+    """The keys that count, and their levels."""
 
     causal: bool
     mask: Tensor | None = None
-    """``(B, M)`` bool, True where a key is real."""
+    """``(B, M)`` bool, True for a real key."""
     levels: Tensor | None = None
     """``(B, H, M)``: each key counts 2^level times its features. No gradient reaches it."""
     lenient: bool = False
-    """Whether a denominator of 0 gives 0; else only a query without a key does, and others give NaN."""
+    """A denominator of 0 gives 0; else only a query without a key does, and others give NaN."""
 
 
 def sums(phi_q: Tensor, phi_k: Tensor, v: Tensor, keys: Keys) -> Tensor:
     """φ(q)ᵀ Σ φ(k)vᵀ / φ(q)ᵀ Σ φ(k) of ready features, over all keys or over those up to the query's own.
 
     Sums and normaliser are float32. Products are in TF32 if v has half precision, else three products in TF32 make one
-    that is nearly float32.
-
-    Args:
-        phi_q: ``(B, H, N, F)``; phi_k: ``(B, H, M, F)``; v: ``(B, H, M, E)``.
-
-    Returns:
-        ``(B, H, N, E)`` in v's dtype.
+    that is nearly float32. phi_q ``(B, H, N, F)``, phi_k ``(B, H, M, F)``, v ``(B, H, M, E)`` -> ``(B, H, N, E)`` in
+    v's dtype.
     """
     out: Tensor = _OfFeatures.apply(phi_q, phi_k, v, keys)  # type: ignore[no-untyped-call]  # untyped in torch
     return out
@@ -311,7 +302,7 @@ def sums(phi_q: Tensor, phi_k: Tensor, v: Tensor, keys: Keys) -> Tensor:
 def of_map(features: FeatureMap, q: Tensor, k: Tensor, v: Tensor, keys: Keys) -> Tensor:
     """:func:`sums` of the features of q ``(B, H, N, D)`` and k ``(B, H, M, D)``, ``(B, H, N, E)`` in q's dtype.
 
-    The backward pass computes the features again, so that none are kept for it.
+    The backward pass computes the features again instead of keeping them.
     """
     out: Tensor = _OfMap.apply(q, k, v, features, keys)  # type: ignore[no-untyped-call]  # untyped in torch
     return out.to(q.dtype)
@@ -357,7 +348,7 @@ class _OfMap(torch.autograd.Function):
 
 @contextmanager
 def _rounded_like(v: Tensor) -> Iterator[None]:
-    """Products of float32 inside are in TF32, as in the kernels, if v has half precision and is on a GPU."""
+    """Inside, products of float32 are in TF32, as in the kernels, if v has half precision and is on a GPU."""
     before = torch.backends.cuda.matmul.allow_tf32
     if v.is_cuda and v.dtype != torch.float32:
         torch.backends.cuda.matmul.allow_tf32 = True
@@ -369,11 +360,10 @@ def _rounded_like(v: Tensor) -> Iterator[None]:
 
 
 Featured = tuple[Tensor, Tensor]
-"""What a feature map takes, ``(BH, N, D)``, and its features, ``(B, H, N, F)``."""
+"""The input of a feature map, ``(BH, N, D)``, and its features, ``(B, H, N, F)``."""
 
 
 def _featured(features: FeatureMap, q: Tensor, k: Tensor, keys: Keys) -> tuple[Featured, Featured, Keys]:
-    """Features of queries and keys, and the keys with their levels."""
     padded = None if keys.mask is None else ~keys.mask[:, None, :, None]
     if padded is not None:
         k = k.masked_fill(padded, 0.0)
@@ -392,8 +382,6 @@ def _featured(features: FeatureMap, q: Tensor, k: Tensor, keys: Keys) -> tuple[F
 
 
 class _FeatureKernels:
-    """The kernels for ready features, with what all their launches share."""
-
     def __init__(self, phi_q: Tensor, phi_k: Tensor, v: Tensor, keys: Keys) -> None:
         self.q, self.k, self.v = map(_in_rows, (phi_q, phi_k, v))
         self.causal, self.lenient = keys.causal, keys.lenient
@@ -416,7 +404,6 @@ class _FeatureKernels:
             self.tops = self.levels.cummax(1).values if keys.causal else largest
 
     def outputs(self) -> tuple[Tensor, Tensor]:
-        """The output, and 1 / denominator, ``(B, H, N)``."""
         out = self.v.new_empty(*self.q.shape[:3], self.E)
         inverses = out.new_empty(self.q.shape[:3], dtype=torch.float32)
         states = self._states()
@@ -432,7 +419,6 @@ class _FeatureKernels:
         return out, inverses
 
     def gradients(self, out: Tensor, inverses: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Those of both features and of the values."""
         grad = _in_rows(grad)
         slopes = (grad.float() * out).sum(-1).mul_(inverses).neg_()  # of denominators
         dq, dk = (x.new_empty(self.parts, *x.shape) for x in (self.q, self.k))
@@ -459,20 +445,18 @@ class _FeatureKernels:
         return dq, dk, dv
 
     def _segments(self, tokens: int) -> tuple[int, int]:
-        """How many segments there are, and how many chunks a segment has."""
         chunks, each = -(-tokens // self.rows), self.pairs * self.parts
         most = min(-(-FEATURE_PROGRAMS // each), max(1, STATE_BYTES // (4 * each * self._width)))
-        # Two at least, so that a trial of few tokens goes the way of many.
+        # At least two, so that a trial of few tokens runs the same code as many.
         length = min(chunks, max(2, -(-chunks // min(chunks, most))))
         return -(-chunks // length), length
 
     @property
     def _width(self) -> int:
-        """Numbers in the state of a program."""
         return self.blocks * self.BF * (self.BE + 1)
 
     def _states(self, of_queries: tuple[Tensor, Tensor, Tensor] | None = None) -> Tensor:
-        """What a segment begins with, ``(pairs, segments, ·)``: Σ φ(k) (v, 1)ᵀ over those before it.
+        """Initial states of segments, ``(pairs, segments, ·)``: Σ φ(k) (v, 1)ᵀ over those before.
 
         With the gradient of the output, 1 / denominators and ``slopes``, the gradients of these sums over those after
         it, from the last segment to the first. If not causal, over all, ``(pairs, 1, ·)``.
@@ -507,7 +491,7 @@ class _FeatureKernels:
         return torch.bmm((reference[:, None] - reference[..., None]).exp2_().tril_(), states)
 
     def _relative(self, segment: int, tokens: int, *, reverse: bool) -> tuple[Tensor | None, Tensor | None]:
-        """The level of each segment's state, negative if ``reverse``, and what each token counts for in its sum."""
+        """The level of each segment's state, negative if ``reverse``, and the weight of each token in its sum."""
         if self.levels is None or self.tops is None or (reverse and not self.causal):
             return None, None
         ends = torch.cat([self.tops[:, segment - 1 :: segment], self.tops[:, -1:]], 1)[:, : -(-tokens // segment)]
@@ -520,7 +504,6 @@ class _FeatureKernels:
     def _through(
         self, name: str, *arguments: Any, of: Tensor, states: Tensor, products: int, **constants: bool
     ) -> None:
-        """Run a kernel on all segments of the tokens of ``of``, for all values."""
         segments, chunks = self._segments(of.shape[2])
         self._launch(
             name,
@@ -544,13 +527,12 @@ class _FeatureKernels:
         within: int = 0,
         **constants: Any,
     ) -> None:
-        """Run a kernel.
+        """Run a kernel; the last numbers count FLOPs.
 
         Args:
-            tokens: how many tokens all segments of a pair have together.
-            across: number of products of ``(tokens, F)`` and ``(F, E)``, to count FLOPs.
-            within: number of products of ``(c, F)`` and ``(F, c)``, and of ``(c, c)`` and ``(c, E)``, in each chunk of
-                c tokens.
+            tokens: tokens of a pair in all segments.
+            across: products of ``(tokens, F)`` and ``(F, E)``.
+            within: products of ``(c, F)`` and ``(F, c)``, and of ``(c, c)`` and ``(c, E)``, in each chunk of c tokens.
         """
         whole, rest = divmod(tokens, self.rows)
         squares = (whole * self.rows**2 + rest**2) * within
@@ -560,5 +542,4 @@ class _FeatureKernels:
 
 
 def _power(width: int) -> int:
-    """The power of 2 from 16 on that holds so many numbers."""
     return max(16, 1 << (width - 1).bit_length())

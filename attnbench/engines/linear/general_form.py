@@ -31,7 +31,7 @@ Shift = Literal["none", "mean"]
 
 @dataclass(frozen=True)
 class GeneralForm:
-    """Which of the features, with which γ and shifts."""
+    """A kind of features with its γ and shifts."""
 
     kernel: str
     """``positive``, ``hyperbolic`` or ``trig``."""
@@ -39,11 +39,9 @@ class GeneralForm:
     shift: Shift
 
     def inputs(self, x: Tensor, y: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """What :meth:`feature_map` takes: γ(x - a) and γ(y - b), beside them numbers of their own for each token.
+        """Inputs of :meth:`feature_map`, γ(x - a) and γ(y - b) with further numbers of each token.
 
-        Args:
-            x: ``(B, H, N, D)``; y: ``(B, H, M, D)``, float32 at least.
-            key_mask: ``(B, M)`` bool, True where a key is real; of queries as well, where N = M.
+        x is ``(B, H, N, D)``, y ``(B, H, M, D)``, float32 at least; ``key_mask`` is of queries too if N = M.
         """
         (y,) = emptied(key_mask, y)
         of_keys = torch.zeros_like(y[..., :1])
@@ -61,11 +59,9 @@ class GeneralForm:
         return torch.cat(columns, -1)
 
     def feature_map(self, omega: Tensor, *, causal: bool) -> FeatureMap:
-        """φ for what :meth:`inputs` gives.
+        """φ for the outputs of :meth:`inputs`; ``omega`` is ``(R, D)``, float32 at least.
 
-        Args:
-            omega: ``(R, D)``, float32 at least.
-            causal: whether queries see different keys; else exponentials are relative to the largest of each feature.
+        If not causal, exponentials are relative to the largest of each feature.
         """
         rows = omega.mT.contiguous()
         growth = omega.square().sum(-1) * ((1 - self.gamma**2) / 4)
@@ -109,11 +105,7 @@ class WeighedWaves(CosineSineFeatures):
 
 
 def token_mean(x: Tensor, real: Tensor | None) -> Tensor:
-    """Mean over the real tokens of x ``(B, H, n, D)``, ``(B, H, 1, D)``; 0 where none is real.
-
-    Args:
-        real: ``(B, n)`` bool; None: all are.
-    """
+    """Mean over the real tokens of x ``(B, H, n, D)``, ``(B, H, 1, D)``; 0 if none is real."""
     if real is None:
         return x.mean(2, keepdim=True)
     (x,) = emptied(real, x)

@@ -1,4 +1,4 @@
-"""What linear attention remembers of the keys met so far."""
+"""Running sums of linear attention over keys."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from attnbench.engines.tiling import Group, within
 def weigh(values: Tensor, weight: Tensor | None, spare: Tensor | None = None) -> Tensor:
     """Values times weights, ``(G, c, E)``, laid out for products.
 
-    Args:
-        spare: contiguous memory that may be overwritten, ``(G, ·, E)`` with at least c rows.
+    ``spare`` is contiguous memory that may be overwritten, ``(G, ·, E)`` with at least c rows.
     """
     if weight is None:
         return laid_out(values, spare)
@@ -25,7 +24,7 @@ def weigh(values: Tensor, weight: Tensor | None, spare: Tensor | None = None) ->
 
 
 def weigh_ones(weight: Tensor | None, phi: Tensor) -> Tensor:
-    """Σ weight · φ over the tokens, ``(G, 1, F)``; with None, all weights are 1."""
+    """Σ weight · φ over the tokens, ``(G, 1, F)``; None: all weights are 1."""
     return phi.sum(1, keepdim=True) if weight is None else torch.bmm(weight.mT, phi)
 
 
@@ -48,7 +47,7 @@ class KeySums(NamedTuple):
 
     @classmethod
     def empty(cls, like: Tensor, values: int, features: FeatureMap, *count: int) -> KeySums:
-        """No keys yet. The largest log weight is finite, so that the difference of two such is 0 and not NaN."""
+        """Sums without keys. The largest log weight is finite, so that the difference of two such is 0 and not NaN."""
         dtype, levels = accumulator(like.dtype), features.width if isinstance(features, LogKeys) else 1
         return cls(
             like.new_zeros(*count, features.width, values, dtype=dtype).mT,
@@ -64,7 +63,7 @@ class KeySums(NamedTuple):
         return KeySums(*(each.clone() for each in self))
 
     def add_(self, values: Tensor, phi: Tensor, log_weight: Tensor | None, spare: Tensor | None = None) -> None:
-        """Take in a tile of keys; ``spare`` as in :func:`weigh`."""
+        """Add a tile of keys; ``spare`` as in :func:`weigh`."""
         weight = None
         if log_weight is None:
             self.top.zero_()
@@ -81,9 +80,5 @@ class KeySums(NamedTuple):
         self.of_ones.add_(weigh_ones(weight, phi))
 
     def read(self, phi: Tensor, into: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Numerators ``(G, c, E)`` and denominators ``(G, c, 1)`` for the query features ``phi``, which it overwrites.
-
-        Args:
-            into: where the numerators go, or None.
-        """
+        """Numerators ``(G, c, E)``, in ``into`` if given, and denominators ``(G, c, 1)``; overwrites ``phi``."""
         return torch.bmm(phi, self.of_values.mT, out=into), phi.mul_(self.of_ones).sum(-1, keepdim=True)

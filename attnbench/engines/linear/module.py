@@ -23,16 +23,15 @@ from attnbench.shape import Shape
 Chunk = Annotated[
     int | None, Field(ge=1, description="tokens taken at a time; none: what is fast. Moves time and memory only")
 ]
-"""The option of all linear attention with a feature map."""
 Form = Annotated[
     Literal["auto", "torch", "triton"],
     Field(description="PyTorch's operations, or sums by fused kernels on a CUDA device; auto: these if they are right"),
 ]
-"""The option of those whose features go to :func:`attnbench.engines.linear.fused.of_map`."""
+"""The option of variants with features for :func:`attnbench.engines.linear.fused.of_map`."""
 
 
 class FeatureAttention(nn.Module):
-    """Σ_j φ(q_i)·φ(k_j) v_j / Σ_j φ(q_i)·φ(k_j); a subclass says what φ and the weights are."""
+    """Σ_j φ(q_i)·φ(k_j) v_j / Σ_j φ(q_i)·φ(k_j); a subclass defines φ and the weights."""
 
     def __init__(self, shape: Shape, chunk: int | None, form: str = "torch") -> None:
         super().__init__()
@@ -40,22 +39,19 @@ class FeatureAttention(nn.Module):
         self.summed_by = forms.require("these sums", form, ("triton",) if chunk is None else ())
 
     def feature_map(self, dtype: torch.dtype) -> FeatureMap:
-        """φ for inputs of this dtype."""
         raise NotImplementedError
 
     def pair_weights(self, q: Tensor, k: Tensor, allowed: Tensor) -> Tensor:
         """Weights ``(B, H, N, M)`` by the plain formula, for :meth:`dense`.
 
-        Args:
-            allowed: ``(B, 1, N, M)`` bool, which pairs see each other. The others may have any finite weight.
+        ``allowed`` is ``(B, 1, N, M)`` bool; other pairs may have any finite weight.
         """
         raise NotImplementedError
 
     def prepare(self, x: Tensor, *parameters: Tensor) -> Tensor:
-        """What φ is applied to, made of queries or keys ``(B, H, N, D)`` row by row; in x's dtype or a wider one.
+        """The input of φ, made of queries or keys ``(B, H, N, D)`` row by row; in x's dtype or a wider one.
 
-        Args:
-            parameters: what :meth:`attend_prepared` was given; nothing in decoding.
+        ``parameters`` are those of :meth:`attend_prepared`; none in decoding.
         """
         return x
 
@@ -63,7 +59,6 @@ class FeatureAttention(nn.Module):
         return self.attend(q, k, v, key_mask)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
-        """:meth:`forward` for queries and keys that φ takes as they are."""
         return self._in_form(self.attend_as_it_is, q, k, v, key_mask)
 
     def attend_prepared(
@@ -71,8 +66,7 @@ class FeatureAttention(nn.Module):
     ) -> Tensor:
         """:meth:`forward` for queries and keys that :meth:`prepare` changes first.
 
-        Args:
-            parameters: those of :meth:`prepare`, ``(B, H, ...)``; gradients reach them.
+        Gradients reach the parameters ``(B, H, ...)``.
         """
         return self._in_form(self._prepared, q, k, v, key_mask, *parameters)
 
@@ -86,7 +80,9 @@ class FeatureAttention(nn.Module):
             return compute(q, k, v, mask, *rest[len(masks) :], by_triton=by_triton)
 
         fast = {"triton": partial(run, by_triton=True)} if self.chunk is None else {}
-        name = "" if torch.compiler.is_compiling() else self._computation  # a name is for memory, of which it has none
+        name = (
+            "" if torch.compiler.is_compiling() else self._computation
+        )  # a name is for a cache of verdicts, of which a compiled call has none
         return forms.attend(name, self.summed_by, run, q, k, v, *masks, *others, fast=fast)
 
     @cached_property
@@ -98,7 +94,6 @@ class FeatureAttention(nn.Module):
     def attend_as_it_is(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, *, by_triton: bool = False
     ) -> Tensor:
-        """:meth:`attend` in one of its two forms."""
         features = self.feature_map(q.dtype)
         if by_triton:
             return fused.of_map(features, q, k, v, fused.Keys(self.causal, key_mask))
@@ -120,7 +115,6 @@ class FeatureAttention(nn.Module):
         return attend_all(q, k, v, features, key_mask=key_mask, rows=self.chunk)
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """The output again from :meth:`pair_weights`, without tiles or running sums."""
         allowed = visible_pairs(q, k, self.causal, key_mask)
         weights = self.pair_weights(q, k, allowed).masked_fill(~allowed, 0.0)
         total = weights.sum(-1, keepdim=True).masked_fill(~allowed.any(-1, keepdim=True), 1.0)
@@ -138,7 +132,7 @@ class FeatureAttention(nn.Module):
 
     @torch.no_grad()
     def step(self, state: KeySums, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, KeySums]:
-        """q ``(B, H, n, D)``, n queries at the place of one token, in most models 1; k, v ``(B, H, 1, D)``."""
+        """A step for n queries q ``(B, H, n, D)`` at the place of one token; k, v ``(B, H, 1, D)``."""
         features, dtype = self.feature_map(q.dtype), state.top.dtype
         x_q, x_k, values = (x.flatten(0, 1).to(dtype) for x in (self.prepare(q), self.prepare(k), v))
         phi_k, phi = (x.new_empty(*x.shape[:2], features.width) for x in (x_k, x_q))
@@ -156,12 +150,12 @@ class FeatureAttention(nn.Module):
 def stepped(
     state: KeySums, of_query: Tensor, of_key: Tensor, log_weight: Tensor | None, values: Tensor, out: torch.dtype
 ) -> tuple[Tensor, KeySums]:
-    """A step, in few calls: at the size of one token each of them costs more than what it computes.
+    """A step in few calls: at the size of one token a call costs more than its arithmetic.
 
     Args:
         of_query: ``(B, H, n, F)``; of_key: ``(B, H, 1, F)``; values: ``(B, H, 1, E)``.
-        log_weight: that of the key, ``(B, H, 1, 1)``; ``of_key`` itself if its features are their own log
-            weights; None where every key weighs 1.
+        log_weight: that of the key, ``(B, H, 1, 1)``; ``of_key`` itself if its features are their own log weights;
+            None: 1.
         out: the dtype of the output.
     """
     of_values, of_ones, top = state.of_values.mT, state.of_ones, state.top

@@ -37,7 +37,6 @@ class Projected(FeatureMap):
         return u.view(*x.shape[:2], -1)
 
     def pull_back(self, grad: Tensor) -> Tensor:
-        """The gradient of x from that of u."""
         return self.project(self.weight.mT, grad)
 
     def half_square(self, x: Tensor) -> Tensor:
@@ -96,11 +95,7 @@ class HyperbolicFeatures(PositiveFeatures):
 
 
 class ExponentialFeatures(PositiveFeatures):
-    """φ(x) = exp(weightᵀ x) and nothing else.
-
-    Args:
-        weight: ``(D, R)``.
-    """
+    """φ(x) = exp(weightᵀ x), weight ``(D, R)``."""
 
     def keys(self, x: Tensor, out: Tensor) -> Tensor:
         return self.exponentiate(x, out)
@@ -110,10 +105,9 @@ class ExponentialFeatures(PositiveFeatures):
 
 
 class LogExponentials(ExponentialFeatures, LogKeys):
-    """The same, each key feature relative to its own largest value over the keys.
+    """:class:`ExponentialFeatures`, each key feature relative to its own largest value over the keys.
 
-    Args:
-        level: the exponents of these largest values, to the base 2, ``(G, 1, R)``, added to those of queries; None: 0.
+    ``level`` ``(G, 1, R)`` are the exponents of these values, to the base 2, added to those of queries; None: 0.
     """
 
     def __init__(self, weight: Tensor, level: Tensor | None = None) -> None:
@@ -191,19 +185,14 @@ Norms = Literal["chi", "sqrt-d", "quantile"]
 def draw_projection(
     features: int, head_dim: int, projection: Projection = "orthogonal", norms: Norms = "chi"
 ) -> Tensor:
-    """Rows ω_1 .. ω_R, each a direction times a radius, from the global CPU generator.
+    """Rows ω_1 .. ω_R ``(R, D)`` float32, each a direction times a radius, from the global CPU generator.
 
     Args:
-        features: R.
-        head_dim: D.
         projection: ``iid``: independent uniform directions. ``orthogonal``: independent blocks of D rows, each the
             rows of a Haar-distributed orthogonal matrix (the last block cut).
         norms: ``chi``: independent chi radii with D degrees of freedom, so that each row by itself is N(0, I).
             ``sqrt-d``: every radius is √D. ``quantile``: the chi quantiles i / (R + 1), i = 1 .. R, given to the rows
             by a random permutation.
-
-    Returns:
-        ``(R, D)`` float32.
     """
     if projection == "iid":
         gaussian = torch.randn(features, head_dim, dtype=torch.float64)

@@ -24,7 +24,6 @@ import triton.language as tl
 
 @triton.jit
 def _block(x, batch_stride, head_stride, row_stride, pair, heads, first_row, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """Addresses ``(ROWS, WIDTH)`` of the rows of one pair from ``first_row`` on."""
     start = x + (pair // heads) * batch_stride + (pair % heads) * head_stride + first_row.to(tl.int64) * row_stride
     return start + tl.arange(0, ROWS)[:, None] * row_stride + tl.arange(0, WIDTH)[None, :]
 
@@ -62,7 +61,6 @@ def _fine_dot(a, b, PRECISION: tl.constexpr):
 
 @triton.jit
 def _real(mask, pair, heads, rows, length, MASKED: tl.constexpr):
-    """Which rows hold keys."""
     real = rows < length
     if MASKED:
         real = real & (tl.load(mask + (pair // heads) * length + rows, mask=real, other=0) != 0)
@@ -202,20 +200,20 @@ def key_gradients(
 
 @triton.jit
 def _columns(first, count, WIDTH: tl.constexpr):
-    """Columns of a block, and which of them are there."""
+    """Columns of a block, and a mask of those that exist."""
     columns = first + tl.arange(0, WIDTH)
     return columns, columns < count
 
 
 @triton.jit
 def _own_state(states, pair, count, index, width):
-    """Where the state number ``index`` of ``count`` of this program lies, of ``width`` numbers."""
+    """Address of the state number ``index`` of ``count`` of this program, ``width`` numbers long."""
     return states + ((pair * count + index) * tl.num_programs(2) + tl.program_id(2)) * width
 
 
 @triton.jit
 def _scales(levels, tops, pair, length, at, ROWS: tl.constexpr, LEVELS: tl.constexpr):
-    """What the sums before a chunk count for in each row, each key in those after it, and the former in the latter."""
+    """Weights of the earlier sums in each row, of each key in the later sums, and of earlier sums in later ones."""
     carried, taken = tl.full((ROWS,), 1.0, tl.float32), tl.full((ROWS,), 1.0, tl.float32)
     kept = tl.full((1,), 1.0, tl.float32)
     if LEVELS:
@@ -231,7 +229,7 @@ def _scales(levels, tops, pair, length, at, ROWS: tl.constexpr, LEVELS: tl.const
 
 @triton.jit
 def _seen(pairs, levels, tops, pair, length, at, ROWS: tl.constexpr, LEVELS: tl.constexpr):
-    """Numbers of the pairs of a chunk ``(ROWS, ROWS)``, each times what the key counts for; 0 for later keys."""
+    """Numbers of the pairs of a chunk ``(ROWS, ROWS)``, each times the key's weight; 0 for later keys."""
     rows = at + tl.arange(0, ROWS)
     seen = rows[:, None] >= rows[None, :]
     if LEVELS:

@@ -1,1 +1,1 @@
-"""Attention with few keys or few queries, and how tokens are averaged into them."""
+"""Attention with few keys or few queries, and averages of tokens that make them."""

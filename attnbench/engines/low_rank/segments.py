@@ -11,22 +11,17 @@ from attnbench.engines.precision import accumulator
 
 
 class Segments:
-    """At most ``count`` runs of the real tokens of a sequence, whose lengths differ by at most one, longer ones first.
+    """At most ``count`` runs of the real tokens, longer ones first, with lengths that differ by at most 1.
 
-    Padding, wherever it stands, is cut out before the runs are formed, so that they are those of the shorter sequence.
-    With fewer real tokens than ``count``, each is a run of its own, and the remaining runs are empty.
-
-    Args:
-        count: runs wanted.
-        tokens: length of the sequence, padding included.
-        key_mask: ``(B, tokens)`` bool, True where a token is real.
+    Padding is cut out before the runs are formed, so that they are those of the shorter sequence. With fewer real
+    tokens than ``count``, each is a run, and the remaining runs are empty. ``key_mask`` is ``(B, tokens)`` bool.
     """
 
     def __init__(self, count: int, tokens: int, key_mask: Tensor | None = None) -> None:
         self.count = min(count, tokens)
         self.tokens = tokens
         self.filled: Tensor | None = None
-        """``(B, R)`` bool: which runs have a token in them; None: all."""
+        """``(B, R)`` bool: the runs that have a token; None: all."""
         if key_mask is None:
             return
         start, self.length = split(key_mask.sum(1), self.count)
@@ -52,7 +47,6 @@ class Segments:
         return slots.amax(3).masked_fill(~self.filled[:, None, :, None], 0.0)
 
     def _unmasked(self, x: Tensor) -> list[Tensor]:
-        """Views ``(B, H, runs, length, D)``, one for each length that occurs."""
         short, longer = divmod(self.tokens, self.count)
         cut = longer * (short + 1)
         if not longer:
@@ -61,12 +55,11 @@ class Segments:
         return [torch.unflatten(part, 2, size) for part, size in parts]
 
     def _slots(self, x: Tensor) -> Tensor:
-        """``(B, H, R, longest, D)``: the tokens of each run, filled up with others."""
         return torch.unflatten(take(x, self.position), 2, self.inside.shape[1:])
 
 
 def split(real: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Start and length ``(B, count)`` of the runs into which ``real`` ``(B,)`` tokens are cut; empty runs last."""
+    """Start and length ``(B, count)`` of the runs of ``real`` ``(B,)`` tokens; empty runs last."""
     runs = real.clamp(min=1, max=count)[:, None]
     index = torch.arange(count, device=real.device)
     short, longer = real[:, None] // runs, real[:, None] % runs
@@ -89,14 +82,10 @@ def take(x: Tensor, position: Tensor) -> Tensor:
 
 
 def strided_convolution(x: Tensor, kernel: Tensor) -> Tensor:
-    """Convolution along the tokens with stride = kernel length c, zeros after the last token.
+    """Convolution along the tokens of x ``(B, H, n, D)`` with stride = kernel length c, zeros after the last token.
 
-    Args:
-        x: ``(B, H, n, D)``.
-        kernel: ``(c, D, D)`` for all heads or ``(H, c, D, D)``; [t, i, o] takes channel i of token t to channel o.
-
-    Returns:
-        ``(B, H, ceil(n / c), D)``.
+    ``kernel`` is ``(c, D, D)`` for all heads or ``(H, c, D, D)``; [t, i, o] takes channel i of token t to channel o.
+    Returns ``(B, H, ceil(n / c), D)``.
     """
     c = kernel.shape[-3]
     if x.shape[2] % c:
@@ -106,12 +95,12 @@ def strided_convolution(x: Tensor, kernel: Tensor) -> Tensor:
 
 
 def any_real(key_mask: Tensor, c: int) -> Tensor:
-    """``(B, ceil(M / c))`` bool: which blocks of c tokens hold a real one, from ``key_mask`` ``(B, M)``."""
+    """A mask ``(B, ceil(M / c))`` of the blocks of c tokens with a real one, from ``key_mask`` ``(B, M)``."""
     return torch.unflatten(pad(key_mask, (0, -key_mask.shape[1] % c)), 1, (-1, c)).any(2)
 
 
 def attend_to_filled(q: Tensor, k: Tensor, v: Tensor, filled: Tensor | None) -> Tensor:
-    """Softmax attention to those of R rows that ``filled`` ``(B, R)`` marks; the others must be zero."""
+    """Softmax attention to the rows that ``filled`` ``(B, R)`` marks; the others must be zero."""
     # With no real key every row is zero: attending to all of them gives 0, attending to none NaN on some devices.
     mask = None if filled is None else (filled | ~filled.any(1, keepdim=True))[:, None, None]
     return attend_to_few_keys(q, k, v, mask, keep=True)

@@ -23,14 +23,12 @@ _Piece = tuple[int, slice, slice]
 
 
 def attend_to_few_keys(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, keep: bool = False) -> Tensor:
-    """softmax(q kᵀ / √D) v, fast where there are at most :data:`FEW` keys.
+    """softmax(q kᵀ / √D) v, fast for at most :data:`FEW` keys.
 
     Args:
-        q: ``(B, H, N, D)``.
-        k: ``(B, H, R, D)``.
-        v: ``(B, H, R, Dv)``.
-        mask: True where a key takes part, ``(B, 1, 1, R)``; None: all do.
-        keep: whether to keep the weights, R per query, for the backward pass, which saves a seventh of a training step.
+        q: ``(B, H, N, D)``; k: ``(B, H, R, D)``; v: ``(B, H, R, Dv)``.
+        mask: True for a key that takes part, ``(B, 1, 1, R)``; None: all do.
+        keep: keep the weights, R per query, for the backward pass, which saves a seventh of a training step.
 
     Returns:
         ``(B, H, N, Dv)``.
@@ -43,16 +41,10 @@ def attend_to_few_keys(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = No
 
 
 def attend_from_few_queries(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """softmax(q kᵀ / √D) v, fast where there are at most :data:`FEW` queries.
+    """softmax(q kᵀ / √D) v, fast for at most :data:`FEW` queries.
 
-    Args:
-        q: ``(B, H, R, D)``.
-        k: ``(B, H, M, D)``.
-        v: ``(B, H, M, Dv)``.
-        mask: True where a key takes part, ``(B, 1, 1, M)``; None: all do.
-
-    Returns:
-        ``(B, H, R, Dv)``.
+    q ``(B, H, R, D)``, k ``(B, H, M, D)``, v ``(B, H, M, Dv)``, mask ``(B, 1, 1, M)`` of the keys that take part ->
+    ``(B, H, R, Dv)``.
     """
     if mask is not None or not _tiled(k, q.shape[2]):
         return scaled_dot_product_attention(q, k, v, attn_mask=mask)
@@ -145,7 +137,7 @@ def _tiled(x: Tensor, few: int) -> bool:
 
 
 def _sizes(x: Tensor, few: int) -> tuple[int, int]:
-    """Tokens and heads in a piece of x ``(B, H, n, D)`` whose weights with ``few`` others stay in cache.
+    """Tokens and heads in a piece of x ``(B, H, n, D)`` with weights for ``few`` others that stay in cache.
 
     Several heads have to be copied, and are taken only as far as they fill the cache of one core.
     """
@@ -155,7 +147,6 @@ def _sizes(x: Tensor, few: int) -> tuple[int, int]:
 
 
 def _pieces(x: Tensor, few: int) -> Iterator[tuple[int, _Heads, _Piece]]:
-    """Each piece of x: its place in the sequence, counted in pieces from 0; its heads; and its index in x."""
     tokens, heads = _sizes(x, few)
     for i, b, h in product(range(-(-x.shape[2] // tokens)), range(x.shape[0]), range(0, x.shape[1], heads)):
         some = slice(h, h + heads)
@@ -163,25 +154,24 @@ def _pieces(x: Tensor, few: int) -> Iterator[tuple[int, _Heads, _Piece]]:
 
 
 def _rooms(x: Tensor, few: int, count: int) -> Tensor:
-    """Memory ``(count, ·)`` that the weights of all pieces use in turn."""
     tokens, heads = _sizes(x, few)
     return x.new_empty((count, heads * tokens * few))
 
 
 def _scaled(x: Tensor) -> Tensor:
-    """x ``(B, H, R, D)`` / √D. The few rows are scaled, not the logits, which would take a pass after the product."""
+    """x ``(B, H, R, D)`` / √D: scaling the few rows costs less than scaling the logits."""
     scale: float = x.shape[3] ** -0.5
     return x * scale
 
 
 def _columns(x: Tensor) -> Tensor:
-    """``(B, H, D, R)``, a copy of x ``(B, H, R, D)``: oneDNN takes up to a quarter longer if it has to transpose."""
+    """A copy ``(B, H, D, R)`` of x ``(B, H, R, D)``: oneDNN takes up to a quarter longer if it has to transpose."""
     return x.mT.contiguous()
 
 
 def _multiply(a: Tensor, b: Tensor, out: Tensor, *, beta: float = 0.0) -> Tensor:
     """a b + beta·out, head by head, in ``out``."""
-    if len(a) == 1:  # a product of many would copy a strided one
+    if len(a) == 1:  # a product of many heads would copy a strided one
         torch.addmm(out[0], a[0], b[0], beta=beta, out=out[0])
     else:
         torch.baddbmm(out, a, b, beta=beta, out=out)
@@ -205,5 +195,4 @@ def _weights(queries: Tensor, columns: Tensor, room: Tensor, log_sum: Tensor | N
 
 
 def _like(x: Tensor, columns: int) -> Tensor:
-    """An uninitialised tensor, in memory like x if it has as many columns, else contiguous."""
     return torch.empty_like(x) if columns == x.shape[3] else x.new_empty((*x.shape[:3], columns))

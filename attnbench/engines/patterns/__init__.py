@@ -1,1 +1,1 @@
-"""Softmax over patterns of blocks: how a pattern is written down, which keys it reads, and the arithmetic."""
+"""Softmax over patterns of blocks: their notation, the keys they read, and the arithmetic."""

@@ -37,10 +37,10 @@ def attend(
     Args:
         q: ``(B, H, N, D)``; k: ``(B, H, M, D)``; v: ``(B, H, M, E)``; any strides and floating dtype.
         tiles: every row of q is in exactly one tile, and sees every key at most once.
-        key_mask: ``(B, M)`` bool, True where the key is real.
-        labelled: ``(B, H, N, labels)``, what each row adds to the scores of its pairs with a label, unscaled.
-        position_bias: added to the scores; that of its first heads, if it has more than q.
-        sink: a logit of each head without a key; the same.
+        key_mask: ``(B, M)`` bool, True for a real key.
+        labelled: ``(B, H, N, labels)``, each row's addition to the scores of its pairs with a label, unscaled.
+        position_bias: added to the scores; may have more heads than q.
+        sink: a logit of each head without a key; may have more heads than q.
 
     Returns:
         ``(B, H, N, E)`` in q's dtype, accumulated in float32, or float64 for float64. Rows that see no key give 0.
@@ -63,7 +63,6 @@ def attend(
 
 
 def _like(x: Tensor, dtype: torch.dtype, width: int | None = None) -> Tensor:
-    """A new tensor, as wide or of another width, whose heads lie inside its tokens in memory if those of x do."""
     (B, H, n), d = x.shape[:3], width or x.shape[3]
     if x.stride(1) < x.stride(2):
         return torch.empty(B, n, H, d, dtype=dtype, device=x.device).transpose(1, 2)
@@ -91,7 +90,6 @@ _Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | N
 
 
 def _seen(tile: Tile, y: Tensor, heads: Heads) -> list[Tensor]:
-    """What a tile's rows see of y."""
     return [keys.of(y, heads, tile.rows, accumulator(y.dtype)) for keys in tile.keys]
 
 
@@ -103,10 +101,7 @@ def _scores(tile: Tile, x: Tensor, seen: list[Tensor]) -> Tensor:
 def _weights(
     tile: Tile, heads: Heads, inputs: _Inputs, seen: list[Tensor], room: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Scaled query rows ``(heads, blocks, rows, d)`` and their softmax weights ``(heads, blocks, rows, keys)``.
-
-    The rows are written to ``room``, if that is given.
-    """
+    """Scaled query rows ``(heads, blocks, rows, d)``, in ``room`` if given, and softmax weights ``(..., keys)``."""
     q, _, _, bias, labelled, line, sink = inputs
     accumulate = accumulator(q.dtype)
     x = torch.mul(tile.rows.of(q, heads, accumulate), q.shape[-1] ** -0.5, out=room)
@@ -132,7 +127,7 @@ def _weights(
 
 
 def _softmax(p: Tensor, sink: Tensor | None, heads: Heads) -> Tensor:
-    """Softmax of scores in their place, beside the logits ``(H,)`` of sinks if there are any."""
+    """In-place softmax of scores, with the logits ``(H,)`` of sinks if there are any."""
     if sink is None:
         return torch.softmax(p, -1, out=p)
     top = p.amax(-1, keepdim=True)
@@ -143,15 +138,11 @@ def _softmax(p: Tensor, sink: Tensor | None, heads: Heads) -> Tensor:
 
 
 def _numbers(line: Tensor, heads: Heads) -> Tensor:
-    """Which rows of line ``(H, ...)`` belong to ``heads``, some of the B·H heads."""
     return torch.arange(heads[1].start, heads[1].stop, device=line.device) % len(line)
 
 
 def _distances(tile: Tile, heads: Heads, line: Tensor) -> Tensor:
-    """Where in ``line`` the number for each pair is, ``(heads, blocks, rows, keys)``.
-
-    The size of the first or second dimension is 1 where all heads, or all blocks, are alike.
-    """
+    """Indices in ``line`` of each pair's number, ``(heads or 1, blocks or 1, rows, keys)``."""
     rows, middle = tile.rows.positions(line.device)[:, :, None], line.shape[1] // 2
     parts = [keys.positions(tile.rows, heads, line.device) - rows + middle for keys in tile.keys]
     # All blocks are alike if those of queries and those of keys are the same step apart.
@@ -178,7 +169,6 @@ def _by_label(tile: Tile, ds: Tensor, like: Tensor) -> Tensor:
 
 
 def _mixed(tile: Tile, p: Tensor, seen: list[Tensor], out: Tensor | None = None) -> Tensor:
-    """Each row's sum of what its keys hold, weighted by p, ``(heads, blocks, rows, d)``; in ``out`` if given."""
     if len(seen) == 1:
         return tile.keys[0].mix(p, seen[0], out)
     parts = [keys.mix(p[..., columns], own, None) for (keys, columns), own in zip(tile.columns(), seen, strict=True)]
@@ -188,7 +178,7 @@ def _mixed(tile: Tile, p: Tensor, seen: list[Tensor], out: Tensor | None = None)
 
 
 def _room(rows: Tensor) -> Tensor | None:
-    """The rows of a result, if products can read them and write to them; else None."""
+    """A result's rows, if products can read them and write to them; else None."""
     written = rows.dtype == accumulator(rows.dtype) and rows.is_contiguous() and not torch.compiler.is_compiling()
     return rows if written else None
 
@@ -220,7 +210,7 @@ def _differentiate_tile(
     for keys, columns in tile.columns():
         keys.spread(p[..., columns], g, dv, heads)
     ds = _scores(tile, g, _seen(tile, v, heads))
-    if d_sink is not None:  # whose value is 0: its weight times the mean of ds is all that it costs
+    if d_sink is not None:  # the sink's value is 0: its weight times the mean of ds is its whole gradient
         cost = (1 - p.sum(-1)).mul_(torch.linalg.vecdot(p, ds))
         d_sink.index_add_(0, _numbers(d_sink, heads), cost.sum((1, 2)), alpha=-1)
     torch.ops.aten._softmax_backward_data.out(ds, p, -1, p.dtype, grad_input=ds)
@@ -240,7 +230,7 @@ def _differentiate_tile(
 class _BlockSparse(torch.autograd.Function):
     """q, k, v ``(B, H, n, ·)``, tokens contiguous; bias ``(B, H, n, 1)`` and labelled ``(B, H, n, labels)`` or None.
 
-    line is ``(H, 2n - 1)``, what is added at the distances 1 - n .. n - 1, or None; sink is ``(H,)`` or None.
+    line is ``(H, 2n - 1)``, added at the distances 1 - n .. n - 1, or None; sink is ``(H,)`` or None.
     """
 
     @staticmethod

@@ -20,26 +20,25 @@ ROWS = 64
 def band_rows(q: Tensor, keys: int) -> int:
     """Query rows per product of a window of ``keys`` keys.
 
-    Half of ROWS where the corners would be a large part of the window, unless keys are copied for every block of rows,
-    or gradients of keys are summed over the blocks.
+    Half of ROWS if the corners would be a large part of the window, unless keys are copied for every block of rows, or
+    gradients of keys are summed over the blocks.
     """
     return ROWS if keys > 512 or not _only_scores(q) else ROWS // 2
 
 
 def _only_scores(q: Tensor) -> bool:
-    """Whether a tile of windows holds little but its scores."""
     return not (large_steps(q) or copies(q) or learned(q))
 
 
 def blocks_per_tile(q: Tensor, blocks: int, scores: int, *, least: int = 1) -> int:
-    """How many of ``blocks`` equal query blocks of q ``(B, H, N, D)``, ``scores`` scores each, go into one tile."""
+    """Number of the ``blocks`` equal query blocks of q ``(B, H, N, D)``, ``scores`` scores each, in one tile."""
     most = max(1, tile_scores(q) // scores)
     heads = q.shape[0] * q.shape[1] if q.is_contiguous() or short_examples(q) else q.shape[1]
     if least == 1 and not large_steps(q) and blocks * -(-heads // most) < heads * -(-blocks // most):
         return 1  # one block of many heads at a time makes fewer steps than many blocks of one head
     if most >= blocks:
         return max(least, blocks)
-    # Tiles of the same size, a multiple of the number of cores: else all would wait for the one with a block more.
+    # Tiles of one size, a multiple of the number of cores: else all would wait for the one with a block more.
     alike, cores = -(-blocks // -(-blocks // most)), threads()
     return max(least, min(most, -(-alike // cores) * cores))
 
@@ -76,12 +75,12 @@ def band(
     """Tiles of a band over some tokens.
 
     Args:
-        reach: how many of these tokens before it and after it a token sees.
-        tokens: which these are; None: all.
-        step: how many tokens apart the blocks of one tile are; None: ``rows``, the most that a block is long.
+        reach: tokens before it and after it that a token sees.
+        tokens: the band's tokens; None: all.
+        step: distance in tokens between the blocks of one tile; None: ``rows``, the longest block.
         also: further keys for the query blocks of a tile.
         rows: query rows per product; None: :func:`band_rows`.
-        least: fewest blocks in a tile, where there are that many; above 1, one head at a time.
+        least: fewest blocks in a tile, if there are that many; above 1, one head at a time.
     """
     tokens = range(q.shape[2]) if tokens is None else tokens
     length, start, stride = len(tokens), tokens.start, tokens.step
@@ -114,7 +113,7 @@ def around_global(q: Tensor, g: int, window: int, dilation: int = 1) -> Iterator
 
 
 def with_first(q: Tensor, g: int, window: int, *, causal: bool) -> Iterator[Tile]:
-    """Token i sees i - window .. i + window and the first ``g`` tokens; of all of these none after itself if causal.
+    """Token i sees i - window .. i + window and the first ``g`` tokens, but none after itself if causal.
 
     The rows of the first tokens come first, with the first keys in front; in all others these stand behind the window.
     """
@@ -132,7 +131,7 @@ def with_first(q: Tensor, g: int, window: int, *, causal: bool) -> Iterator[Tile
 
 
 def _behind(q: Tensor, g: int, reach: tuple[int, int], tokens: range) -> Iterator[Tile]:
-    """A band over some of the tokens behind the first ``g``, all of whose rows see these as well."""
+    """A band over tokens behind the first ``g``; all of its rows see these as well."""
     seen_by_all: tuple[Keys, ...] = (Shared(Blocks(0, g)),) if g else ()
     copied = bool(g) and not large_steps(q)
     # The band covers only the tokens after the first ones, so that these are never counted twice.
@@ -143,7 +142,6 @@ def _behind(q: Tensor, g: int, reach: tuple[int, int], tokens: range) -> Iterato
 
 
 def _beside(tile: Tile) -> Tile:
-    """The same tile with its windows and shared keys in one product."""
     (window, shared) = tile.keys
     assert isinstance(window, Window)
     assert isinstance(shared, Shared)
@@ -151,7 +149,7 @@ def _beside(tile: Tile) -> Tile:
 
 
 def _corners(q: Tensor, shift: int, rows: int, keys: int, before: int, after: int) -> Iterator[Mask]:
-    """Masks where a rectangle sticks out of the band: fewer than ``rows`` columns on either side.
+    """Masks of the rectangle's corners beyond the band: fewer than ``rows`` columns on either side.
 
     Its first row is ``shift`` tokens after its first key.
     """

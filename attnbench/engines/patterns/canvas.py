@@ -1,4 +1,4 @@
-"""A sequence that is a video: frames of rows and columns, and tokens put side by side that are near each other."""
+"""A video as a sequence: frames of rows and columns, ordered so that near tokens are side by side."""
 
 from __future__ import annotations
 
@@ -20,10 +20,7 @@ _SIDES = re.compile(r"[1-9][0-9]*(x[1-9][0-9]*)*")
 
 
 def sides(text: str, count: int, option: str) -> tuple[int, ...]:
-    """The whole numbers of ``4x8x8``.
-
-    Args:
-        option: the option whose value it is, for errors.
+    """The whole numbers of ``4x8x8``, the value of ``option``.
 
     Raises:
         UsageError: it is not so many whole numbers of at least 1.
@@ -39,21 +36,15 @@ class Layout(NamedTuple):
     """Tokens in another order, with gaps, so that a block of consecutive places holds tokens that belong together."""
 
     places: Tensor
-    """``(n,)``, the place of each token."""
     block: int
-    """Places of a block."""
     blocks: int
 
     def spread(self, x: Tensor) -> Tensor:
-        """``(B, H, blocks · block, d)`` from x ``(B, H, n, d)``; 0 where there is no token."""
+        """``(B, H, blocks · block, d)`` from x ``(B, H, n, d)``; 0 for no token."""
         return x.new_zeros(*x.shape[:2], self.blocks * self.block, x.shape[3]).index_copy(2, self.places, x)
 
     def selection(self, kept: Tensor) -> BlockSelection:
-        """The pairs that count in each head, between places.
-
-        Args:
-            kept: ``(P, 2)``, pairs of a block of queries and a block of keys.
-        """
+        """The pairs of places that count in each head, from the kept pairs of blocks ``(P, 2)``."""
         real = torch.zeros(1, self.blocks * self.block, dtype=torch.bool, device=kept.device)
         real[:, self.places] = True
         pairs, full = Pairs(self.block, self.block, *kept.T), len(self.places) == real.shape[1]
@@ -69,9 +60,7 @@ def attend_on_canvas(
 ) -> Tensor:
     """Softmax attention of each block of queries to the keys of its blocks, ``(B, H, n, E)``.
 
-    Args:
-        q: ``(B, H, n, D)``; k, v: ``(B, K, n, ·)``.
-        sink: a logit of each head without a key.
+    q is ``(B, H, n, D)``, k and v ``(B, K, n, ·)``.
     """
 
     def made() -> tuple[Layout, BlockSelection]:
@@ -87,12 +76,9 @@ def attend_on_canvas(
 
 
 def in_tiles(n: int, canvas: tuple[int, ...], tile: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """For each token of frames, rows and columns, in this order: its tile ``(n, 3)``, and its place in it ``(n,)``.
+    """The tile ``(n, 3)`` of each of ``n`` tokens of frames, rows and columns, and its place in the tile ``(n,)``.
 
-    Args:
-        n: how many tokens there are; the last frame may be incomplete.
-        canvas: frames, rows and columns. Tiles at the far sides may reach beyond it.
-        tile: frames, rows and columns of a tile.
+    The last frame may be incomplete; tiles at the far sides may reach beyond the canvas.
     """
     i = torch.arange(n, device=device)
     _, rows, columns = canvas
@@ -103,7 +89,7 @@ def in_tiles(n: int, canvas: tuple[int, ...], tile: tuple[int, ...], device: tor
 
 
 def with_text(layout: Layout, kept: Tensor, text: int) -> tuple[Layout, Tensor]:
-    """The layout with ``text`` further tokens behind all others, which attend to all, and to which all attend."""
+    """The layout with ``text`` further tokens behind all others, in full attention to and from all."""
     if not text:
         return layout, kept
     first, block = layout.blocks, layout.block
@@ -116,5 +102,5 @@ def with_text(layout: Layout, kept: Tensor, text: int) -> tuple[Layout, Tensor]:
 
 
 def tokens_seen(x: Tensor, text: int) -> Tensor:
-    """``(n, n)`` bool from that of the tokens of a video ``(n - text, n - text)``: text sees all, and all see it."""
+    """A mask ``(n, n)`` from that of a video's tokens ``(n - text, n - text)``: text sees all, and all see it."""
     return pad(x, (0, text, 0, text), value=True)

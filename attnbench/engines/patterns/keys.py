@@ -32,7 +32,7 @@ def sums_by_key(p: Tensor, x: Tensor) -> Tensor:
 
 
 class _OwnBlock:
-    """Keys of which each block of queries has its own."""
+    """Keys that belong to one block of queries."""
 
     __slots__ = ()
 
@@ -65,7 +65,6 @@ class Window(_OwnBlock):
 
 
 def _add(b: Blocks, sums: Tensor, into: Tensor, heads: Heads) -> None:
-    """Add to each of the blocks, which may overlap, its own part of ``sums`` ``(heads, count, size, d)``."""
     target = b.of(into, heads)
     apart = b.count == 1 or b.step < b.stride
     # No piece of a block is longer than the step, so that it does not overlap the same piece of other blocks.
@@ -106,8 +105,7 @@ class Shared:
 class Beside(_OwnBlock):
     """The queries of block t see the keys of block t of ``own``, and every query those of ``shared``.
 
-    Both are copied side by side for a single product. A :class:`Window` and a :class:`Shared` take two products, and
-    their scores have to be joined.
+    Both are copied side by side for a single product, in place of two products with joined scores.
     """
 
     own: Blocks

@@ -1,8 +1,8 @@
-"""How a pattern of blocks is written down: tiles of query rows and all the keys that they see.
+"""The notation for a pattern of blocks: tiles of query rows and all the keys that they see.
 
 A pattern is a list of :class:`Tile`. A tile holds some query rows and *all* the keys that they see, so that the
-softmax of each row is complete inside its tile. No key is counted twice as long as the key sets of a tile do not
-intersect; whoever lists the tiles must see to that.
+softmax of each row is complete inside its tile. The key sets of a tile must not intersect, so that no key is counted
+twice.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Blocks:
     def of(self, x: Tensor, heads: Heads, dtype: torch.dtype | None = None) -> Tensor:
         """View of x ``(B, H, n, d)`` as ``(heads, count, size, d)``; blocks may overlap, nothing is copied.
 
-        If the dtype is not x's, a view of a converted copy of these tokens.
+        A dtype other than x's gives a view of a converted copy of these tokens.
         """
         if (dtype is not None and dtype != x.dtype) or torch.compiler.is_compiling():
             return self._sliced(x, heads, x.dtype if dtype is None else dtype)
@@ -55,7 +55,7 @@ class Blocks:
         )
 
     def _sliced(self, x: Tensor, heads: Heads, dtype: torch.dtype) -> Tensor:
-        """The same in several steps, which take longer but can be compiled, and convert only these tokens."""
+        """:meth:`of` in several steps, which take longer but can be compiled, and convert only these tokens."""
         b, some = heads
         stop = self.start + (self.count - 1) * self.step + (self.size - 1) * self.stride + 1
         interleaved = self.count > 1 and self.step < self.stride
@@ -65,7 +65,6 @@ class Blocks:
         return part.unfold(1, self.size, max(1, self.step // self.stride)).transpose(2, 3)
 
     def positions(self, device: torch.device) -> Tensor:
-        """The positions of all tokens, ``(count, size)``."""
         block, token = torch.arange(self.count, device=device), torch.arange(self.size, device=device)
         return self.start + block[:, None] * self.step + token * self.stride
 
@@ -74,12 +73,12 @@ class Keys(Protocol):
     """Some keys of a tile, and the three products of attention with them.
 
     x is ``(heads, blocks, rows, d)`` in the dtype of accumulation, y and ``into`` are ``(B, H, n, d)``, and p is
-    ``(heads, blocks, rows, width)``. ``heads`` says which of y's heads x has. ``own`` is what :meth:`of` returned.
+    ``(heads, blocks, rows, width)``. ``heads`` are x's heads in y. ``own`` is the result of :meth:`of`.
     """
 
     @property
     def width(self) -> int:
-        """How many keys each query row sees."""
+        """Keys that each query row sees."""
 
     @property
     def masks(self) -> tuple[Mask, ...]:
@@ -89,13 +88,13 @@ class Keys(Protocol):
         """The positions of the keys that ``rows`` see, broadcastable to ``(heads, blocks, rows, width)``."""
 
     def of(self, y: Tensor, heads: Heads, rows: Blocks, dtype: torch.dtype) -> Tensor:
-        """What ``rows`` see of y, laid out for the products."""
+        """The part of y that ``rows`` see, laid out for the products."""
 
     def dot(self, x: Tensor, own: Tensor) -> Tensor:
         """Inner products of the rows with their keys, shaped as p."""
 
     def mix(self, p: Tensor, own: Tensor, out: Tensor | None) -> Tensor:
-        """Each row's sum of its keys' y, weighted by p; shaped as x. Written to ``out`` if that is given."""
+        """Each row's sum of its keys' y, weighted by p; shaped as x, in ``out`` if given."""
 
     def spread(self, p: Tensor, x: Tensor, into: Tensor, heads: Heads) -> None:
         """The transpose of :meth:`mix`: add p times the row's x to each of its keys."""
@@ -108,13 +107,11 @@ class Tile:
     rows: Blocks
     keys: tuple[Keys, ...]
     by_head: bool = False
-    """One head at a time on a CPU: for tiles where batching heads would copy keys."""
     labels: tuple[Label, ...] = ()
     """The labels of pairs: a row's logit for the label is added to the score. Columns count over all ``keys``."""
 
     @property
     def scores(self) -> int:
-        """How many scores one head has."""
         return self.rows.count * self.rows.size * sum(keys.width for keys in self.keys)
 
     def columns(self) -> Iterator[tuple[Keys, slice]]:
@@ -125,7 +122,7 @@ class Tile:
 
 
 def minus_infinity(blocked: Tensor, like: Tensor) -> Tensor:
-    """0 / -inf from a bool mask, in the dtype in which ``like`` is accumulated."""
+    """0 / -inf from a bool mask, in the accumulator of ``like``."""
     accumulate = accumulator(like.dtype)
     return torch.zeros(blocked.shape, dtype=accumulate, device=like.device).masked_fill_(blocked, float("-inf"))
 

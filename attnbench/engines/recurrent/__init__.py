@@ -1,1 +1,1 @@
-"""Recurrences whose state fades, many tokens at a time."""
+"""Recurrences with a state that fades, many tokens at a time."""

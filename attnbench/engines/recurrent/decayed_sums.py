@@ -1,10 +1,10 @@
-"""Sums of keys and values that fade: what the recurrent variants have in common.
+"""Sums of keys and values that fade, the engine of most recurrent variants.
 
 S_t = a_t S_{t-1} + k_t v_tᵀ and o_t = q_tᵀ S_t, with 0 < a_t <= 1, amount to a product with a lower triangular matrix,
 o_i = Σ_{j<=i} (q_i·k_j) a_{j+1}···a_i v_j. It is computed chunk by chunk: pairs within a chunk as a c x c matrix, all
-earlier keys through the one state in front of the chunk, so that the work is O(n). Every factor is a power of two. Its
-exponent is the sum of the logarithms between two tokens and never positive: nothing overflows, however strong a decay
-is, and what follows a strong decay keeps its digits.
+earlier keys through the one state in front of the chunk, so that the work is O(n). Every factor is a power of two.
+Its exponent is the sum of the logarithms between two tokens and never positive: nothing overflows, however strong a
+decay is, and numbers after a strong decay keep their digits.
 """
 
 from __future__ import annotations
@@ -36,16 +36,13 @@ HalvedChunk = Annotated[
     Field(ge=1, description="tokens whose pairs are formed, a power of two. Moves time and memory only"),
     AfterValidator(_power_of_two),
 ]
-"""The same for those that halve a chunk again and again."""
 
 
 def states_before(added: Tensor, kept: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The state in front of each chunk, S_{b+1} = kept_b ⊙ S_b + added_b, and the one after the last.
 
-    Args:
-        added: ``(G, chunks, D, E)``.
-        kept: broadcastable against it; for one chunk only if all are alike.
-        state: S_0 ``(G, D, E)``; None for 0.
+    ``added`` is ``(G, chunks, D, E)``; ``kept`` is broadcastable against it, for one chunk only if all are alike;
+    ``state`` is S_0 ``(G, D, E)``, None for 0.
     """
     state = torch.zeros_like(added[:, 0]) if state is None else state
     factors = kept.unbind(1) * (added.shape[1] if kept.shape[1] == 1 else 1)
@@ -66,7 +63,7 @@ def decayed_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *, cau
     Args:
         q, k: ``(G, N, D)``; v: ``(G, N, E)``.
         log_decay: log2(a_t) <= 0, ``(G, N)``, or ``(G, 1)`` if it is the same for all tokens. The former is summed in
-            float64: tokens that follow a strong decay are known only by differences of such sums.
+            float64: tokens after a strong decay are known only by differences of such sums.
     """
     N = q.shape[1]
     chunk = min(chunk, N)
@@ -86,7 +83,6 @@ def decayed_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *, cau
 
 
 def _states_after(state: Tensor | None, keys: Tensor, values: Tensor, since: Tensor) -> tuple[Tensor, Tensor]:
-    """The state behind each chunk, which holds all later keys."""
     begun = since[..., None].to(keys.dtype).exp2()
     states, state = states_before(((keys * begun).mT @ values).flip(1), begun[:, :, -1:].flip(1), state)
     return states.flip(1), state
@@ -102,7 +98,7 @@ def _read(
     *,
     causal: bool,
 ) -> tuple[Tensor, Tensor]:
-    # What is left from the start of the chunk to a token, its own decay included, and from there to the end.
+    # The decay from the start of the chunk to a token, its own included, and from there to the end.
     begun, until = (x[..., None].to(keys.dtype).exp2() for x in (since, since[..., -1:] - since))
     past, state = states_before((keys * until).mT @ values, begun[:, :, -1:], state)
     out = (queries @ keys.mT * weights_between(since, causal, keys.dtype)) @ values + (queries * begun) @ past
@@ -112,7 +108,7 @@ def _read(
 
 
 def weights_between(since: Tensor, causal: bool, dtype: torch.dtype) -> Tensor:
-    """What is left between two tokens of a chunk, ``(G, chunks, c, c)``."""
+    """The decay between two tokens of a chunk, ``(G, chunks, c, c)``."""
     between = (since[..., :, None] - since[..., None, :]).to(dtype)
     if not causal:
         return between.copysign(-1.0).exp2()  # -|x|
@@ -123,31 +119,25 @@ def weights_between(since: Tensor, causal: bool, dtype: torch.dtype) -> Tensor:
 def last_state(k: Tensor, v: Tensor, log_decay: Tensor) -> Tensor:
     """Σ_j 2^(L_n - L_j) k_j v_jᵀ after the last of n >= 0 tokens, ``(B, H, D, E)``.
 
-    Args:
-        k: ``(B, H, n, D)``; v: ``(B, H, n, E)``.
-        log_decay: log2(a_t), ``(B, H, n, 1)`` or ``(B, H, n, D)``.
+    k is ``(B, H, n, D)``, v ``(B, H, n, E)``, ``log_decay`` log2(a_t), ``(B, H, n, 1)`` or ``(B, H, n, D)``.
     """
-    # Summed over the tokens after each: nothing is subtracted, so that what follows a strong decay keeps its digits.
+    # Summed over the tokens after each: nothing is subtracted, so that numbers after a strong decay keep their digits.
     until = pad(log_decay[:, :, 1:], (0, 0, 0, 1)).flip(2).cumsum(2).flip(2)
     return (k * until.exp2()).mT @ v
 
 
 def drawn_step_sizes(count: int) -> Tensor:
-    """Numbers ``(count,)`` whose softplus is log-uniform in [0.001, 0.1]."""
+    """Numbers ``(count,)`` with a softplus that is log-uniform in [0.001, 0.1]."""
     size = torch.empty(count).uniform_(log(0.001), log(0.1)).exp()
     return size + torch.log(-torch.expm1(-size))  # the inverse of softplus
 
 
 KeyGroups = Annotated[int, Field(ge=1, description="groups of heads, each with a B and a C of its own; divides them")]
-"""The option of layers whose heads share B and C."""
+"""The option of layers with heads that share B and C."""
 
 
 def divided(heads: int, groups: int, name: str) -> None:
-    """Refuse groups that are not all as large.
-
-    Raises:
-        Unsupported
-    """
+    """Raise :class:`Unsupported` unless ``groups`` divides the heads."""
     if heads % groups:
         raise Unsupported(f"{name}: {heads} heads do not fall into groups={groups} of one size")
 
@@ -155,11 +145,8 @@ def divided(heads: int, groups: int, name: str) -> None:
 def attended_in_groups(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *, causal: bool, chunk: int) -> Tensor:
     """:func:`decayed_attention` of every head, ``(B, H, N, E)``; head h reads q and k of group h // (H / groups).
 
-    The groups take turns, so that q and k are views for each head, and are never repeated.
-
-    Args:
-        q, k: ``(B, groups, N, D)``; v: ``(B, H, N, E)``.
-        log_decay: ``(B, H, N)``.
+    The groups take turns, so that q and k ``(B, groups, N, D)`` are views for each head and never repeated. v is
+    ``(B, H, N, E)``, ``log_decay`` ``(B, H, N)``.
     """
     groups, heads = q.shape[1], v.shape[1] // q.shape[1]
     compute = partial(decayed_attention, causal=causal, chunk=chunk)

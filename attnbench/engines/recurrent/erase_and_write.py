@@ -1,8 +1,8 @@
-"""The delta rule with decay: a state that fades, from which a token erases something before it writes.
+"""The delta rule with decay: a state that fades, and tokens that erase from it before they write.
 
-S_t = (I - b_t e_tᵀ) Diag(2^g_t) S_{t-1} + k_t v_tᵀ and o_t = S_tᵀ q_t. The state fades first: what e_t reads, and b_t
-takes out, is what the decay has left; or, :class:`BeforeDecay`, what stood there before. Work and memory grow as n,
-forwards and backwards.
+S_t = (I - b_t e_tᵀ) Diag(2^g_t) S_{t-1} + k_t v_tᵀ and o_t = S_tᵀ q_t. The state fades first: e_t reads, and b_t
+takes out, from the decayed state; or, :class:`BeforeDecay`, from the one before. Work and memory grow as n, forwards
+and backwards.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from attnbench.engines.recurrent.stretches import rows_in_turn, stretches
 
 
 class BeforeDecay(NamedTuple):
-    """What e_t reads is read before the state fades: S_t = (Diag(2^g_t) - b_t e_tᵀ) S_{t-1} + k_t v_tᵀ."""
+    """e_t reads before the state fades: S_t = (Diag(2^g_t) - b_t e_tᵀ) S_{t-1} + k_t v_tᵀ."""
 
     erase: Tensor
     """e ``(G, N, D)``."""
@@ -39,10 +39,10 @@ def erase_and_write(
 ) -> tuple[Tensor, Tensor]:
     """The outputs ``(G, N, E)``, and the state ``(G, D, E)`` after the last of N >= 1 tokens.
 
-    With u_t, minus what e_t reads, the state is a plain sum: b_t u_tᵀ and k_t v_tᵀ are added to what is left of it. In
-    a chunk that starts from S, (I + A) U = -(C V + R S): A are the products of e_i with b_j, and C with k_j, for j < i;
-    R is what is left of e. One triangular solve for all chunks at once gives U = U₀ - W S, and then S moves on from
-    chunk to chunk. Where b = k, v_t is part of u_t, and V stands in place of -C V.
+    With u_t, minus the number that e_t reads, the state is a plain sum: b_t u_tᵀ and k_t v_tᵀ are added to the decayed
+    state. In a chunk that starts from S, (I + A) U = -(C V + R S): A are the products of e_i with b_j, and C with k_j,
+    for j < i; R is e, decayed. One triangular solve for all chunks at once gives U = U₀ - W S, and then S moves on from
+    chunk to chunk. If b = k, v_t is part of u_t, and V stands in place of -C V.
 
     Args:
         q, k: ``(G, N, D)``; v: ``(G, N, E)``.
@@ -50,8 +50,8 @@ def erase_and_write(
             place of v.
         log_decay: g in log2, at most 0: ``(G, N, 1)``, or ``(G, N, D)`` for a rate for each channel; None for no decay.
         along: b ``(G, N, D)``; None for k.
-        chunk: tokens whose pairs are formed; a power of two where each channel has a rate.
-        strict: o_t reads what is left for t of the tokens before it, and not what t itself erases and writes.
+        chunk: tokens whose pairs are formed; a power of two if each channel has a rate.
+        strict: o_t reads the earlier tokens only, decayed to t, and not its own erasure and writing.
         state: S in front of the first token ``(G, D, E)``; None for 0.
     """
     N, E = v.shape[1:]
@@ -80,7 +80,6 @@ def _stretch(
     early: bool,
     strict: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Chunks ``(G, chunks, c, ·)`` in a row."""
     log_decay = others[0] if fading else None
     along = others[-1] if len(others) > fading else None
     if erase.ndim == 3:
@@ -91,7 +90,7 @@ def _stretch(
     if log_decay is None:
         read, erased = ([x @ y.mT for y in writers] for x in (q, erase))
     else:
-        # Before its own decay a token reads what is left for the token in front of it.
+        # Before its own decay a token reads the state left for the token in front of it.
         (read, erased), begun, until = faded([q, erase.roll(-1, 2) if early else erase], writers, log_decay)
         for_erasing = begun
         if early:

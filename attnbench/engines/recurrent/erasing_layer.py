@@ -25,7 +25,7 @@ Groups = Annotated[int, Field(ge=1, description="heads of values that read one h
 
 
 class Rule(NamedTuple):
-    """What :func:`erase_and_write` takes of the tokens."""
+    """The arguments of :func:`erase_and_write` that come from tokens."""
 
     q: Tensor
     k: Tensor
@@ -35,21 +35,19 @@ class Rule(NamedTuple):
 
 
 class ErasingLayer(nn.Module):
-    """x ``(B, N, C)`` through a state that :meth:`rule` describes, and o_t = S_tᵀ q_t, to ``(B, N, C)``.
+    """x ``(B, N, C)`` through a state by :meth:`rule`, and o_t = S_tᵀ q_t, to ``(B, N, C)``.
 
     One product gives q, k and v and ``gates`` more columns. The former go through a convolution over ``width`` tokens
     and silu; q and k then have length 1 in each head. A subclass makes the rates of the latter, and the output's gate
     of x. By default the rates are β and log2(α), and S_t = (I - β k kᵀ) Diag(α) S_{t-1} + β k vᵀ; q is divided by √D.
     Every head's output goes through a root-mean-square norm over its E = ``expand``·D channels before the gate. A
-    padded token is passed over. Not causal: a token also reads what the tokens after it leave, by a recurrence that
-    runs from the end.
+    padded token is passed over. Not causal: a token also reads later tokens, by a recurrence from the end.
 
     With ``groups`` above 1 each head of q and k serves as many heads of values, with a state and rates of their own:
     head h of the H·groups heads of values reads head h // groups. Below, they stand side by side in the columns of
     v ``(..., groups·E)``. No q or k is copied: the groups take turns, and gradients of q and k add up.
 
-    On a GPU the recurrence is the kernel of :mod:`attnbench.engines.fla` that a subclass names, as :meth:`takes_form`
-    says.
+    On a GPU a kernel of :mod:`attnbench.engines.fla`, named by a subclass, runs the recurrence: see :meth:`takes_form`.
     """
 
     out: Map
@@ -67,7 +65,7 @@ class ErasingLayer(nn.Module):
         self.out = nn.Linear(H * E, C, bias=False)
 
     def rates(self, gates: Tensor) -> tuple[Tensor, ...]:
-        """What :meth:`rule` takes beside q, k and v, each ``(B, H·groups, ...)``, of columns ``(B, N, gates)``.
+        """The rates for :meth:`rule`, each ``(B, H·groups, ...)``, of columns ``(B, N, gates)``.
 
         By default β ``(B, H·groups, N)`` and log2(α) <= 0, ``(B, H·groups, N, 1)`` or ``(B, H·groups, N, D)``.
         """
@@ -79,11 +77,10 @@ class ErasingLayer(nn.Module):
         return Rule(q, k, v, beta, log_decay)
 
     def opened(self, x: Tensor) -> Tensor:
-        """The output's gate, ``(B, N, H·E)``."""
         raise NotImplementedError
 
     def takes_form(self, form: str) -> None:
-        """Choose the form of the recurrence, for the constructor of a subclass.
+        """Choose the form of the recurrence; subclasses call this in their constructors.
 
         Raises:
             Unsupported: it was named, and there is none for these options, or no device or package for it.
@@ -91,7 +88,7 @@ class ErasingLayer(nn.Module):
         self.form = forms.require(self.kernel, form, self._fast(strict=not self.causal))
 
     def given(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> tuple[Tensor, ...]:
-        """What the kernel takes of :func:`activated` tokens and of their rates: q first, the decay last."""
+        """The kernel's arguments, from :func:`activated` tokens and their rates: q first, the decay last."""
         return q, k, v, *rates
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
@@ -99,7 +96,7 @@ class ErasingLayer(nn.Module):
         return self._finish(x, both_ways(self._run, self.project(x), key_mask, causal=self.causal))
 
     def _run(self, projected: Tensor, direction: int) -> Tensor:
-        """What tokens read of those before them, and of themselves if ``direction`` is 0, ``(B, N, H·E)``."""
+        """Each token's readings of those before it, and of itself if ``direction`` is 0, ``(B, N, H·E)``."""
         tokens, gates = self._split(projected)
         strict = direction == 1
         parts, plain = (*self._heads(self.short(tokens)), *self.rates(gates)), partial(self._plain, strict=strict)
@@ -131,7 +128,7 @@ class ErasingLayer(nn.Module):
         return [(q, k, some, *more) for some, more in zip(values, own, strict=True)]
 
     def _side_by_side(self, parts: list[Tensor]) -> Tensor:
-        """``(B, H·groups, ...)`` of what each turn gave, ``(B, H, ...)``."""
+        """``(B, H·groups, ...)`` from the outputs of the turns ``(B, H, ...)``."""
         return parts[0] if len(parts) == 1 else torch.stack(parts, 2).flatten(1, 2)
 
     def _read(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor, strict: bool) -> Tensor:
@@ -142,7 +139,6 @@ class ErasingLayer(nn.Module):
         return projected[..., :mixed], projected[..., mixed:]
 
     def _heads(self, tokens: Tensor) -> list[Tensor]:
-        """q and k ``(B, H, N, D)`` and v ``(B, H, N, groups·E)``."""
         parts = torch.split(tokens, [self.heads * size for size in self.sizes], -1)
         return [torch.unflatten(part, -1, (self.heads, -1)).transpose(1, 2) for part in parts]
 
@@ -160,13 +156,12 @@ class ErasingLayer(nn.Module):
         return Remembered(state, self.short.begin(tokens))
 
     def prompted(self, x: Tensor) -> tuple[Tensor, Remembered]:
-        """x ``(B, n, C)``, n >= 1, in one pass over the chunks."""
         tokens, gates = self._split(self.project(x))
         y, state = self._pass(tokens, gates)
         return self._finish(x, y.transpose(1, 2).flatten(2).to(x.dtype)), Remembered(state, self.short.begin(tokens))
 
     def _pass(self, tokens: Tensor, gates: Tensor) -> tuple[Tensor, Tensor]:
-        """The outputs of the heads ``(B, H·groups, n, E)`` and the last state, in the dtype of sums."""
+        """The outputs of the heads ``(B, H·groups, n, E)`` and the last state, in the accumulator."""
         outputs, states = [], []
         for parts in self._in_turn(*self._heads(self.short(tokens)), *self.rates(gates)):
             q, k, v, *rates = (part.flatten(0, 1).to(accumulator(tokens.dtype)) for part in parts)
@@ -199,7 +194,7 @@ class ErasingLayer(nn.Module):
         return self._finish(x, y), Remembered(left.view_as(state.state), last)
 
     def _activated(self, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What :func:`activated` gives for one token ``(B, 1, ·)``, in half as many calls: they take the time here."""
+        """:func:`activated` for one token ``(B, 1, ·)``, in half as many calls, which take the time here."""
         B, H, (D, _, E) = len(token), self.heads, self.sizes
         both, v = torch.split(silu(token), [2 * H * D, H * E], -1)
         q, k = unit(both.view(B, 2, H, 1, D)).unbind(1)

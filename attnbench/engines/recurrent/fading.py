@@ -1,8 +1,8 @@
-"""Products of what is read and what was written, which fades with every token between the two, chunk by chunk.
+"""Products of readers and writers that fade with every token between the two, chunk by chunk.
 
-What token j writes is left to token i >= j by the factor 2^(g_{j+1} + ... + g_i), g <= 0: one number for all channels,
-or one for each. No factor is a quotient of two powers: every exponent is a sum of logarithms of one sign, so that
-nothing overflows, however strong a decay is, and what follows a strong decay keeps its digits.
+Token j's writing reaches token i >= j by the factor 2^(g_{j+1} + ... + g_i), g <= 0: one number for all channels, or
+one for each. No factor is a quotient of two powers: every exponent is a sum of logarithms of one sign, so that
+nothing overflows, however strong a decay is, and numbers after a strong decay keep their digits.
 """
 
 from __future__ import annotations
@@ -17,25 +17,22 @@ from attnbench.engines.recurrent.decayed_sums import STRONGEST, weights_between
 
 
 class Faded(NamedTuple):
-    """What is left within the chunks, and of what comes into them."""
+    """Decays within the chunks, and of the state in front of them."""
 
     products: list[list[Tensor]]
     """For each reader x and each writer y the numbers Σ_c x_ic y_jc 2^(g_{j+1,c} + ... + g_ic), ``(G, chunks, c, c)``,
-    for j <= i. Above the diagonal stands nothing of use."""
+    for j <= i. Entries above the diagonal are undefined.
+    """
     begun: Tensor
-    """What is left of the state in front of a chunk when a token reads it, its own decay included:
-    ``(G, chunks, c, 1)`` or ``(G, chunks, c, D)``."""
+    """The decay from a chunk's start to each reader, its own included: ``(G, chunks, c, 1 or D)``."""
     until: Tensor
-    """What is left at the end of its chunk of what a token writes; shaped as ``begun``."""
+    """The decay from each writer to the end of its chunk; shaped as ``begun``."""
 
 
 def faded(readers: Sequence[Tensor], writers: Sequence[Tensor], log_decay: Tensor) -> Faded:
-    """Products of every reader with every writer.
+    """Products of every reader with every writer, ``(G, chunks, c, D)`` each.
 
-    Args:
-        readers, writers: ``(G, chunks, c, D)``.
-        log_decay: g in log2, at most 0: ``(G, chunks, c, 1)`` for any c, or ``(G, chunks, c, D)`` for c a
-            power of two.
+    ``log_decay`` is g in log2, at most 0: ``(G, chunks, c, 1)``, or ``(G, chunks, c, D)`` for c a power of two.
     """
     if log_decay.shape[-1] == 1:
         return _by_token(readers, writers, log_decay[..., 0])
@@ -52,21 +49,18 @@ def _by_token(readers: Sequence[Tensor], writers: Sequence[Tensor], log_decay: T
 
 
 SMALL = 2
-"""Tokens in a block up to which a matrix product takes longer than elementwise products and sums."""
+"""Largest block that is faster by elementwise products and sums than by a matrix product."""
 
 
 def faded_by_channel(readers: Sequence[Tensor], writers: Sequence[Tensor], log_decay: Tensor) -> Faded:
-    """Every channel fades at its own rate. Above the diagonal stand zeros.
+    """:func:`faded` with a rate for each channel, ``(G, chunks, c, D)``, c a power of two; zeros above the diagonal.
 
     A chunk is halved again and again. The product of a token of the later half with one of the earlier half is one of
     two vectors, each of which carries the powers up to the border between the halves.
-
-    Args:
-        log_decay: ``(G, chunks, c, D)``, c a power of two.
     """
     x, y = ([each.unsqueeze(3) for each in some] for some in (readers, writers))
     since = log_decay.unsqueeze(3)
-    # Both sums are added up, neither is a difference: what follows a strong decay keeps its digits.
+    # Both sums are added up, neither is a difference: numbers after a strong decay keep their digits.
     until = torch.zeros_like(since)
     products = [[torch.linalg.vecdot(one, other).unsqueeze(4) for other in y] for one in x]
     while since.shape[2] > 1:
@@ -87,12 +81,12 @@ def faded_by_channel(readers: Sequence[Tensor], writers: Sequence[Tensor], log_d
 
 
 def faded_values(weights: Tensor, values: Tensor, log_decay: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Σ_{j<=i} w_ij 2^(g_{j+1,e} + ... + g_ie) v_je: the channels of what is read fade, not those of the products.
+    """Σ_{j<=i} w_ij 2^(g_{j+1,e} + ... + g_ie) v_je: the channels of the values fade, not those of the products.
 
     Halved as in :func:`faded_by_channel`.
 
     Args:
-        weights: ``(G, chunks, c, c)``; above the diagonal may stand anything finite.
+        weights: ``(G, chunks, c, c)``; above the diagonal anything finite.
         values, log_decay: ``(G, chunks, c, E)``, c a power of two.
 
     Returns:
@@ -119,19 +113,17 @@ def faded_values(weights: Tensor, values: Tensor, log_decay: Tensor) -> tuple[Te
 
 
 def _halves(x: Tensor) -> tuple[Tensor, ...]:
-    """The even and the odd blocks of ``(G, chunks, blocks, ...)``."""
     return torch.unflatten(x, 2, (-1, 2)).unbind(3)
 
 
 def _joined(blocks: Tensor, across: Tensor) -> Tensor:
-    """Blocks twice as large: two on the diagonal, what the later half reads of the earlier one below, zeros above."""
+    """Blocks twice as large: two on the diagonal, ``across`` below, zeros above."""
     left, right = _halves(blocks)
     rows = torch.cat([left, torch.zeros_like(left)], -1), torch.cat([across, right], -1)
     return torch.cat(rows, -2)
 
 
 def _products(x: Tensor, y: Tensor) -> Tensor:
-    """``x @ y.mT`` for blocks ``(..., c, D)``; small ones avoid a matrix product, which takes longer to start."""
     if x.shape[-2] > SMALL:
         return x @ y.mT
     products: Tensor = torch.linalg.vecdot(x.unsqueeze(-2), y.unsqueeze(-3))

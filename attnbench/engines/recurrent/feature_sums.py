@@ -1,6 +1,6 @@
 """Sums of keys and values under a plain feature map, O(n): Σ_j φ(q_i)·ψ(k_j) v_j without a denominator.
 
-Where a column of ones stands beside the values, the sums of that column are the denominators.
+A further column of ones in the values makes its sums the denominators.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from attnbench.engines.recurrent.stretches import STRETCH, in_turn, rows_in_turn
 
 
 def with_ones(v: Tensor, key_mask: Tensor | None = None) -> Tensor:
-    """v ``(B, H, M, E)`` and a column beside it, 1 at real keys and 0 at padded ones: ``(B, H, M, E + 1)``."""
+    """v ``(B, H, M, E)`` and a further column, 1 at real keys and 0 at padded ones: ``(B, H, M, E + 1)``."""
     ones = torch.ones_like(v[..., :1])
     if key_mask is not None:
         ones = ones * key_mask[:, None, :, None]
@@ -23,7 +23,7 @@ def with_ones(v: Tensor, key_mask: Tensor | None = None) -> Tensor:
 
 
 def quotient(sums: Tensor) -> Tensor:
-    """All columns but the last, divided by the last; where that is 0, so is the quotient's divisor replaced by 1."""
+    """All columns but the last, divided by the last, or by 1 if that is 0."""
     total = sums[..., -1:]
     return sums[..., :-1] / total.masked_fill(total == 0, 1.0)
 
@@ -31,10 +31,7 @@ def quotient(sums: Tensor) -> Tensor:
 def feature_sums(q: Tensor, k: Tensor, v: Tensor, *, of_queries: Map, of_keys: Map, causal: bool, chunk: int) -> Tensor:
     """Σ_j φ(q_i)·ψ(k_j) v_j over j <= i, or over all j, ``(G, N, E)``: a computation for :func:`by_heads`.
 
-    Args:
-        q: ``(G, N, D)``; k: ``(G, M, D)``; v: ``(G, M, E)``.
-        of_queries: φ; of_keys: ψ.
-        chunk: if causal, tokens whose pairs are formed.
+    q is ``(G, N, D)``, k ``(G, M, D)``, v ``(G, M, E)``; ``of_queries`` is φ, ``of_keys`` ψ.
     """
     N, M = q.shape[1], k.shape[1]
     if causal:
@@ -56,7 +53,6 @@ def _read(sums: Tensor, q: Tensor, *, of_queries: Map) -> tuple[Tensor, Tensor]:
 def _chunks(
     sums: Tensor | None, q: Tensor, k: Tensor, v: Tensor, *, of_queries: Map, of_keys: Map
 ) -> tuple[Tensor, Tensor]:
-    """Chunks ``(G, chunks, c, ·)`` in a row, after those that are in the sums ``(G, 1, F, E)``."""
     phi_q, phi_k = of_queries(q), of_keys(k)
     added = phi_k.mT @ v
     first = torch.zeros_like(added[:, :1]) if sums is None else sums

@@ -1,10 +1,10 @@
 """Sums of keys and values that fade, read with a weight for each level of distance: O(n log n).
 
 Tokens are the leaves of a binary tree. The level of two tokens is 0 for a token and itself, and otherwise 1 plus the
-highest bit in which their places differ: the height of the smallest subtree that holds both. A token i reads what token
-j wrote with its weight for their level. All that it reads at one level was written in one half of a subtree, whose sum
-is one state; so there is one state for each bit of its place. Levels from the last weight on share that weight, and
-their states are one. What a later token does to the past, fading or erasing, it does to each of these states alike.
+highest bit in which their places differ: the height of the smallest subtree that holds both. A token i reads token j
+with its weight for their level. All tokens that it reads at one level are one half of a subtree, whose sum is one
+state; so there is one state for each bit of its place. Levels from the last weight on share that weight and one
+state. A later token fades, and erases from, each of these states alike.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def levelled_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, weigh
         q, k: ``(G, N, D)``; v: ``(G, N, E)``.
         log_decay: in log2, at most 0, ``(G, N)``.
         weights: λ ``(G, N, levels)``.
-        chunk: tokens whose pairs are formed, a power of two.
+        chunk: a power of two.
     """
     return _levelled(_read, chunk, q, k, v, log_decay, weights)
 
@@ -36,15 +36,15 @@ def levelled_delta_rule(
 ) -> Tensor:
     """Σ_j λ_i(level of i and j) (q_iᵀ P_i···P_{j+1} k_j) β_j v_j over j <= i, with P_t = (I - β_t k_t k_tᵀ) 2^g_t.
 
-    P is what the gated delta rule makes of a state; with all λ = 1 this is the rule itself. Within a chunk one
-    triangular solve gives the weights of its pairs, what its readers see of the state in front of it, and what the
-    chunk makes of such a state, a D x D matrix that each of the states is multiplied by.
+    P is the gated delta rule's change of a state; with all λ = 1 this is the rule itself. Within a chunk one triangular
+    solve gives the weights of its pairs, its readers' view of the state in front of it, and the chunk's change of such
+    a state, a D x D matrix that multiplies each of the states.
 
     Args:
         q, k: ``(G, N, D)``; v: ``(G, N, E)``.
         log_decay: g in log2, at most 0, ``(G, N)``; beta: β ``(G, N)``.
         weights: λ ``(G, N, levels)``.
-        chunk: tokens whose pairs are formed, a power of two.
+        chunk: a power of two.
     """
     return _levelled(_read_erased, chunk, q, k, v, log_decay, weights, beta)
 
@@ -66,7 +66,6 @@ def _levelled(
 def _read_erased(
     state: Tensor, first: int, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, weights: Tensor, beta: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """As :func:`_read`, for chunks that erase."""
     c, rates = q.shape[2], beta[..., None]
     ([read], [erased]), begun, until = faded([q, k * rates], [k], log_decay[..., None])
     right = torch.cat([torch.diag_embed(beta), k * rates * begun], -1)
@@ -95,10 +94,9 @@ def _read(
 
 
 def _out(pairs: Tensor, readers: Tensor, v: Tensor, weights: Tensor, states: list[Tensor]) -> Tensor:
-    """What tokens read of their chunk and of the states in front of it, ``(G, chunks·c, E)``.
+    """Tokens' readings of their chunk and of the states in front of it, ``(G, chunks·c, E)``.
 
-    Args:
-        pairs: ``(G, chunks, c, c)``; readers: ``(G, chunks, c, D)``; both without λ.
+    ``pairs`` ``(G, chunks, c, c)`` and ``readers`` ``(G, chunks, c, D)`` come without λ.
     """
     (c, levels), above = weights.shape[2:], states[0].shape[1]
     level = tree(c, v.device).clamp(max=levels - 1).expand(*v.shape[:2], -1, -1)
@@ -110,10 +108,10 @@ def _out(pairs: Tensor, readers: Tensor, v: Tensor, weights: Tensor, states: lis
 
 
 def carried(states: Tensor, added: Tensor, place: int) -> Tensor:
-    """The states ``(..., above, D, E)`` once the unit at ``place`` has added its own ``(..., D, E)``, as one carries 1.
+    """The states ``(..., above, D, E)`` after the unit at ``place`` has added ``(..., D, E)``, as one carries 1.
 
-    State s holds the sums of 2^s units if bit s of the place is 1, and zeros otherwise; the last one holds all that is
-    larger, too.
+    State s holds the sums of 2^s units if bit s of the place is 1, and zeros otherwise; the last one holds all larger
+    sums, too.
     """
     carry = min((~place & (place + 1)).bit_length() - 1, states.shape[-3] - 1)
     whole = added[..., None, :, :] + states[..., : carry + 1, :, :].sum(-3, keepdim=True)

@@ -10,12 +10,12 @@ from torch import Tensor
 
 
 def both_ways(run: Callable[[Tensor, int], Tensor], x: Tensor, key_mask: Tensor | None, *, causal: bool) -> Tensor:
-    """``run(x, 0)``, plus ``run(x, 1)`` over the tokens turned round unless causal; padding is cut out.
+    """``run(x, 0)``, plus ``run(x, 1)`` over the reversed tokens unless causal; padding is cut out.
 
     Args:
         run: maps tokens ``(B, N, C)`` to ``(B, N, ·)``, each from itself and those before it.
         x: ``(B, N, C)``, zeros at padded tokens.
-        key_mask: ``(B, N)`` bool, True where a token is real. What padded tokens get means nothing.
+        key_mask: ``(B, N)`` bool, True for a real token. Outputs of padded tokens mean nothing.
     """
     if key_mask is None:
         return run(x, 0) if causal else run(x, 0) + run(x.flip(1), 1).flip(1)
@@ -32,9 +32,7 @@ def both_ways(run: Callable[[Tensor, int], Tensor], x: Tensor, key_mask: Tensor 
 def alone(formula: Callable[[Any, Tensor], Tensor]) -> Callable[..., Tensor]:
     """Make a dense form ``(module, x, *, key_mask)`` of one that computes the real tokens of one example.
 
-    Args:
-        formula: method from tokens ``(n, C)``, n >= 1, to ``(n, C)``. Of ``(B, N, C)`` it gets one example after the
-            other; padded tokens get 0.
+    ``formula`` is a method from tokens ``(n, C)``, n >= 1, to ``(n, C)``, called for each example; padded tokens get 0.
     """
 
     def dense(self: Any, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:

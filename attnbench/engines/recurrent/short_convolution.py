@@ -16,12 +16,12 @@ Width = Annotated[int, Field(ge=1, description="tokens under the short convoluti
 
 
 class Remembered(NamedTuple):
-    """What a recurrence keeps of the tokens so far."""
+    """A recurrence's state and recent tokens."""
 
     state: Tensor
     """``(B, H, rows, E)`` of all heads, float32 at least."""
     last: Tensor
-    """What the next token is mixed with of the last ones, ``(B, few, ·)``; zeros in front of the first."""
+    """The last tokens that the convolution still reads, ``(B, few, ·)``; zeros in front of the first."""
 
 
 class ShortConvolution(nn.Module):
@@ -38,7 +38,6 @@ class ShortConvolution(nn.Module):
         self.b = nn.Parameter(torch.empty(channels).uniform_(-1, 1) * width**-0.5) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """x ``(B, N, channels)``, N >= 1."""
         weight, b = self._numbers(x)
         channels = pad(x.to(weight.dtype).mT, (self.before, 0))
         return conv1d(channels, weight[:, None], b, groups=len(weight)).mT.to(x.dtype)

@@ -1,4 +1,4 @@
-"""Softmax over slots whose keys and values fade, chunk by chunk: two scans with a softmax between."""
+"""Softmax over slots with keys and values that fade, chunk by chunk: two scans with a softmax between."""
 
 from __future__ import annotations
 
@@ -12,17 +12,14 @@ from attnbench.engines.recurrent.stretches import rows_in_turn, stretches
 
 
 def written_share(log_decay: Tensor) -> Tensor:
-    """1 - α, with all its digits where α is nearly 1."""
+    """1 - α, with all its digits for α near 1."""
     return -torch.expm1(log_decay / LOG2E)
 
 
 def slot_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *, chunk: int) -> Tensor:
     """o_t = V_tᵀ softmax(K_t q_t) over the slots that the tokens up to t have filled.
 
-    Args:
-        q, k: ``(G, N, D)``; v: ``(G, N, E)``.
-        log_decay: log2(α) <= 0, ``(G, N, slots)``.
-        chunk: a power of two.
+    q, k: ``(G, N, D)``; v: ``(G, N, E)``; ``log_decay``: log2(α) <= 0, ``(G, N, slots)``; ``chunk``: a power of two.
     """
     N = q.shape[1]
     while chunk >= 2 * N:
@@ -31,7 +28,7 @@ def slot_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *, chunk:
 
 
 def _stretch(state: Tensor | None, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor) -> tuple[Tensor, Tensor]:
-    """Chunks ``(G, chunks, c, ·)`` in a row after slots whose keys and values are the state ``(G, slots, D + E)``."""
+    """Chunks ``(G, chunks, c, ·)`` in a row after slots with the state ``(G, slots, D + E)``."""
     written = written_share(log_decay)
     near, begun, until = faded_values(q @ k.mT, written, log_decay)
     past, state = states_before((written * until).mT @ torch.cat([k, v], -1), begun[:, :, -1:].mT, state)

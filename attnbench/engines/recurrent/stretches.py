@@ -1,4 +1,4 @@
-"""Long sequences by stretches, many heads by groups, and what the backward pass computes again."""
+"""Long sequences by stretches, many heads by groups, and recomputation in the backward pass."""
 
 from __future__ import annotations
 
@@ -17,19 +17,16 @@ Compute = Callable[..., Tensor]
 
 
 def by_heads(compute: Compute, *inputs: Tensor, again: bool | None = None) -> Tensor:
-    """Run ``compute`` on as many heads at a time as stay in the cache.
+    """Run ``compute`` on a cache's worth of heads at a time; ``(B, H, N, E)`` in the dtype of the first input.
 
     For long inputs the backward pass runs it again for each group: only the inputs are kept, and the intermediate
     results of one group at a time exist. For short inputs all are kept, about ten times as many numbers: no more than
     those of one group.
 
     Args:
-        again: False keeps the intermediate results of long inputs too, for a ``compute`` whose results take longer to
-            compute again than to read; it must take STRETCH tokens at a time.
+        again: False keeps the intermediate results of long inputs too, for a ``compute`` with results that are faster
+            to read than to compute; it must take STRETCH tokens at a time.
         inputs: ``(B, H, ...)``, the first of them ``(B, H, N, D)`` and the third ``(B, H, N, E)``.
-
-    Returns:
-        ``(B, H, N, E)`` in the dtype of the first input.
     """
     if again is None:
         again = inputs[0].numel() > budget("recurrent.kept", inputs[0].device)
@@ -58,7 +55,7 @@ class _ByHeads(torch.autograd.Function):
         ctx.compute, ctx.groups = compute, groups
         outputs = (compute(*(cut(x, group) for x in inputs)) for group in groups)
         shape = *first.shape[:3], values.shape[-1]
-        if len(groups) == 1:  # the only one is the output as it is
+        if len(groups) == 1:  # the only one is the whole output
             return next(outputs).view(shape).to(first.dtype)
         out = first.new_empty(shape)
         for group, part in zip(groups, outputs, strict=True):
@@ -84,7 +81,7 @@ class _ByHeads(torch.autograd.Function):
 
 
 def chunked(x: Tensor, chunk: int) -> Tensor:
-    """``(G, N, ...)`` to ``(G, chunks, chunk, ...)``, the last chunk filled up with zeros."""
+    """``(G, N, ...)`` to ``(G, chunks, chunk, ...)``, the last chunk padded with zeros."""
     missing = -x.shape[1] % chunk
     if missing:
         x = pad(x, (0, 0) * (x.ndim - 2) + (0, missing))
@@ -105,7 +102,7 @@ def stretches(chunk: int, *inputs: Tensor) -> list[tuple[Tensor, ...]]:
 
 
 KEPT = 16
-"""Stretches up to which everything is kept for gradients; computing them again adds one or two fifths to the time."""
+"""Stretches up to which everything is kept for gradients; recomputing adds one or two fifths to the time."""
 
 
 def in_turn(
@@ -127,7 +124,7 @@ def rows_in_turn(
 ) -> tuple[Tensor, Any]:
     """Like :func:`in_turn`, with the outputs of all parts joined: ``(G, tokens, E)``, without the rows beyond.
 
-    Where nothing is kept for gradients, each output is put in its place while it is still in the cache.
+    Without gradients, each output is copied to its place while it is still in the cache.
     """
     if torch.is_grad_enabled():
         outputs, state = in_turn(work, parts, state)

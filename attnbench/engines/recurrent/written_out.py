@@ -1,4 +1,4 @@
-"""What an :class:`ErasingLayer` computes, as N × N matrices: for dense forms, which share no code with the layer."""
+"""An :class:`ErasingLayer` as N × N matrices: for dense forms, which share no code with the layer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attnbench.engines.recurrent.erasing_layer import ErasingLayer
 def projected(layer: ErasingLayer, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """q and k ``(H, n, D)`` of length 1, v ``(H, n, E)`` and the other columns, of one sequence ``(n, C)``.
 
-    H counts the heads of values; where several read one head of q and k, these stand there as often.
+    H counts the heads of values; q and k are repeated for all that read them.
     """
     widths = [layer.heads * size for size in layer.sizes]
     tokens, rest = torch.split(layer.project(x), [sum(widths), layer.project.out_features - sum(widths)], 1)
@@ -31,11 +31,8 @@ def projected(layer: ErasingLayer, x: Tensor) -> tuple[Tensor, Tensor, Tensor, T
 def erased_and_written(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_alpha: Tensor, *, strict: bool) -> Tensor:
     """tril(X(q, k)) U / √D with (I + tril(B X(k, k), -1)) U = B V and X_ij(q, k) = Σ_c q_ic k_jc α_{j+1,c}···α_ic.
 
-    Args:
-        q, k: ``(H, n, D)``; v: ``(H, n, E)``.
-        beta: ``(H, n)``.
-        log_alpha: ``(H, n, 1)`` or ``(H, n, D)``.
-        strict: without the diagonal of X(q, k).
+    q, k: ``(H, n, D)``; v: ``(H, n, E)``; beta: ``(H, n)``; log_alpha: ``(H, n, 1)`` or ``(H, n, D)``. ``strict``
+    leaves out the diagonal of X(q, k).
     """
     total = log_alpha.cumsum(1)
     system = torch.eye(q.shape[1], dtype=q.dtype, device=q.device) + left_to_read(beta[..., None] * k, k, total, total)
@@ -47,9 +44,7 @@ def erased_and_written(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_alpha:
 def left_to_read(q: Tensor, k: Tensor, until: Tensor, since: Tensor, *, own: bool = False) -> Tensor:
     """Σ_c q_ic k_jc exp(until_ic - since_jc) for j < i, and for j = i if ``own``, else 0: ``(H, n, n)``.
 
-    Args:
-        q, k: ``(H, n, D)``.
-        until, since: sums of the decays' logarithms, ``(H, n, 1)`` or ``(H, n, D)``.
+    q, k: ``(H, n, D)``; until, since: sums of the decays' logarithms, ``(H, n, 1)`` or ``(H, n, D)``.
     """
     n, D = q.shape[1:]
     seen = torch.ones(n, n, dtype=torch.bool, device=q.device).tril(0 if own else -1)[..., None]
