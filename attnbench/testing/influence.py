@@ -58,10 +58,8 @@ def both_directions(case: Case) -> Iterator[Measured]:
 
 
 def _changed(case: Case, after: list[Tensor], others: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """The inputs in which later tokens may change, with others: the values alone where tokens are rounded together.
-
-    Where values are, too, they change their signs, which moves no scale.
-    """
+    """The inputs, also with other later tokens: values alone if tokens are rounded together, and then perhaps only
+    their signs."""
     if _values_together(case):
         return [(after[-1], -after[-1])]
     pairs = list(zip(after, others, strict=True))
@@ -73,7 +71,7 @@ def _values_together(case: Case) -> bool:
 
 
 def _with_choice(case: Case, module: nn.Module, inputs: list[Tensor]) -> Callable[..., Tensor]:
-    """The module; where its choice of pairs reads ahead, its attention to those that it chooses for these inputs."""
+    """The module; if its choice of pairs reads ahead, its attention to the pairs chosen for these inputs."""
     if not case.traits.reads_ahead:
         return module
     choosing = chooser(module)
@@ -84,7 +82,7 @@ def _with_choice(case: Case, module: nn.Module, inputs: list[Tensor]) -> Callabl
 
 
 def _loud(case: Case, dtype: torch.dtype, factor: float, bound: float) -> Measured:
-    """How far a last token that is ``factor`` times as large moves the outputs before it."""
+    """The change of earlier outputs by a last token that is ``factor`` times as large."""
     before = case.draw(dtype=dtype)
     module = _with_choice(case, case.module(dtype=dtype), before)
     after = [x.clone() for x in before]
@@ -117,7 +115,7 @@ def receptive_field(case: Case) -> Iterator[Measured]:
 
 
 def _reach(function: Callable[..., Tensor], inputs: list[Tensor]) -> list[list[int]]:
-    """For each output token, the tokens of the last input that get a gradient from it."""
+    """For each output token, the tokens of the last input with a gradient from it."""
     *others, last = inputs
     last = last.detach().requires_grad_()
     out = function(*others, last)

@@ -29,8 +29,7 @@ LEAST = 2.0
 """The rounding of a formula, in roundings of its result, if it is less: some are computed in float64 throughout."""
 
 FEW = 16
-"""Tensors of fewer numbers are left out in bfloat16, and drawn several times in float32: chance decides how well they
-are met."""
+"""Tensors of fewer numbers are left out in bfloat16, and drawn several times in float32, since chance decides."""
 
 LENGTH, DRAWS, SAME = 128, 6, 30.0
 """In float32: tokens; draws of parameters and inputs at most; and the error of the output or of an input's gradient, in
@@ -114,7 +113,6 @@ def _beside_its_formula(case: Case) -> Iterator[Measured]:
 def _results(
     function: Callable[..., Tensor], module: nn.Module, inputs: list[Tensor], direction: Tensor
 ) -> dict[str, Tensor]:
-    """The output, and its gradients for inputs and parameters."""
     names = ("q", "k", "v") if len(inputs) == 3 else ("x",)
     inputs = [x.detach().requires_grad_() for x in inputs]
     wanted = dict(zip(names, inputs, strict=True)) | dict(module.named_parameters())

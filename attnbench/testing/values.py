@@ -144,7 +144,7 @@ def later_queries(case: Case) -> Iterator[Measured]:
 
 
 def _hidden(case: Case, shape: Shape, what: str) -> Iterator[Measured]:
-    """How far a shape that hides pairs or has a sink is from the formula, and its gradients and decoding are."""
+    """The gap of a shape that hides pairs or has a sink to the formula, with gradients and decoding."""
     module, inputs = case.module(shape), case.draw(shape, grad=case.dtype == torch.float64)
     own = [x for name, x in module.named_parameters() if name.endswith("sink.logit")]
     for key_mask in case.key_masks()[: 1 if shape.q_start else 2]:
@@ -205,19 +205,19 @@ def shared_heads(case: Case) -> Iterator[Measured]:
 
 
 def _fixed(case: Case) -> bool:
-    """Whether nothing in it was drawn or learns, so that a module for more heads has the same numbers in each."""
+    """True if nothing in it is drawn or learns: a module for more heads then has the same numbers in each."""
     return not case.traits.stochastic and not any(True for _ in case.module().parameters())
 
 
 def _repeated(whole: nn.Module, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-    """What a module without shared heads gives each head of queries, whose keys and values are its own."""
+    """A module's output without shared heads: each head of queries has keys and values of its own."""
     k, v = (of_query_heads(x, q.shape[1]) for x in (k, v))
     out: Tensor = whole(q, k, v, key_mask=key_mask)
     return out
 
 
 def _in_turn(alone: nn.Module, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-    """What a module with as many heads as keys gives one head of queries of each group after another."""
+    """The output of a module with as many heads as keys, for one head of queries of each group after another."""
     of_group = torch.unflatten(q, 1, (k.shape[1], -1)).unbind(2)
     return torch.stack([alone(one, k, v, key_mask=key_mask) for one in of_group], 2).flatten(1, 2)
 
@@ -225,7 +225,7 @@ def _in_turn(alone: nn.Module, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Ten
 def _gradients(
     inputs: list[Tensor], found: Tensor, expected: Tensor, bound: float, what: str = ""
 ) -> Iterator[Measured]:
-    """How far the gradients of q, k, v and a sink through one output are from those through another."""
+    """The gaps between gradients of q, k, v and a sink through one output and through another."""
     direction = torch.randn(found.shape, dtype=found.dtype, generator=torch.Generator().manual_seed(5))
     one, other = (gradients_along(y, inputs, direction) for y in (found, expected))
     for name, a, b in zip(("q", "k", "v", "the sink"), one, other, strict=False):
@@ -307,7 +307,7 @@ def decoding(case: Case) -> Iterator[Measured]:
 
 @torch.no_grad()
 def _answered(case: Case) -> Measured:
-    """How far a prompt that is answered and kept in one go, and the token after it, are from the whole sequence."""
+    """The gap of a prompt answered in one go, and of the token after it, to the whole sequence."""
     module, inputs, worst = case.module(), case.draw(), (-1.0, 0)
     expected = module(*inputs)
     for prompt in (1, 9, case.shape.N - 1):
@@ -324,7 +324,7 @@ def _answered(case: Case) -> Measured:
 
 @torch.no_grad()
 def _handed_over(case: Case) -> Measured:
-    """How far the token after a prompt is from what the whole sequence gives it, for the worst length of the prompt."""
+    """The gap of the token after a prompt to the whole sequence, for the worst length of the prompt."""
     module, inputs = case.module(), case.draw()
     decoding, found = cast(Decoding, module), []
     for t in range(case.shape.N):
@@ -336,12 +336,12 @@ def _handed_over(case: Case) -> Measured:
 
 
 LOUD = 1e-4
-"""How far two ways to the same numbers may be apart in float32 where the inputs are large."""
+"""Largest gap of two ways to the same numbers in float32 for large inputs."""
 
 
 @torch.no_grad()
 def _rounding(case: Case, inputs: list[Tensor]) -> float:
-    """How far the worst token of a whole sequence in float32 is from the same in float64; 0 where that is not taken."""
+    """The gap of the worst token in float32 to the same in float64; 0 if that is not taken."""
     if case.dtype != torch.float64:
         return 0.0
     rounded, exact = case.module(dtype=torch.float32)(*inputs), case.module()(*(x.double() for x in inputs))
@@ -350,7 +350,7 @@ def _rounding(case: Case, inputs: list[Tensor]) -> float:
 
 @torch.no_grad()
 def _decoded(case: Case, inputs: list[Tensor], prompt: int, bound: float, shape: Shape | None = None) -> Measured:
-    """How far the worst token after a prompt of ``prompt`` tokens is from what the whole sequence gives."""
+    """The gap of the worst token after ``prompt`` tokens to the whole sequence."""
     module = case.module(shape, dtype=inputs[0].dtype)
     decoding, found = cast(Decoding, module), []
     state = decoding.begin(*(x[..., :prompt, :] for x in inputs))
