@@ -40,7 +40,6 @@ class Board:
     """One card."""
 
     nvml: Any
-    """The module ``pynvml``, or one that stands in for it."""
     handle: Any
 
     @classmethod
@@ -115,7 +114,6 @@ def after(card: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _UNITS = {"_mhz": "MHz", "_w": "W", "_c": "°C"}
-"""Ends of the names above, and their units."""
 
 
 def in_words(name: str, told: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -171,7 +169,6 @@ class Card:
     """Reads a card's clock and throttling between samples, rarely enough to keep it busy; and the energy of a call."""
 
     def __init__(self, board: Board, wait: Callable[[], None], *, energy: bool = False) -> None:
-        """``wait`` waits for the device; with ``energy`` that is counted before the samples."""
         self._board, self._wait, self._energy = board, wait, energy
         self.joules: float | None = None
         """Energy of a call; None if it was not counted, or the card has no counter that moves."""

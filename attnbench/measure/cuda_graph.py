@@ -31,7 +31,6 @@ class Replay:
 
     again: Callable[[], object]
     output: Any
-    """The tensors into which they write."""
 
     def __call__(self) -> Any:
         self.again()
@@ -119,7 +118,6 @@ def captured(calls: Sequence[Call], recorder: Recorder) -> list[Replay]:
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of an error's cause, and its line of code outside torch."""
     while error.__context__ is not None:  # ending a capture that is broken raises once more
         error = error.__context__
     text = (str(error).strip() or type(error).__name__).splitlines()[0]

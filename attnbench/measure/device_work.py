@@ -28,7 +28,6 @@ class Work(NamedTuple):
     """The work of one call on the device."""
 
     seconds: float
-    """Sum of the kernels' own times."""
     kernels: float
 
 

@@ -51,7 +51,6 @@ class Meter:
     _joules: float | None
     _at: float
     _values: list[float]
-    """Time and values of the last look; not set while the sum is unknown."""
 
     def __init__(self, counters: Sequence[Counter] = (), before: float | None = 0.0) -> None:
         self._counters = counters
@@ -88,7 +87,6 @@ def _read(counter: Counter) -> float:
 
 
 def _taken(counter: Counter, before: float, now: float, seconds: float) -> float:
-    """Joules between two looks; not finite if unknown."""
     if counter.full < _MOST_WATTS * seconds:
         return math.nan
     return now - before + (counter.full if now < before else 0.0)

@@ -80,7 +80,6 @@ class ErrorResult:
     fit_steps: int | None = None
     """Steps of the fit; None without one."""
     doubt: str = ""
-    """The reason for doubt; empty without one."""
     bound: float = math.inf
     """Largest rel_error of an exact variant (:func:`roundings`); infinite for others."""
 
@@ -284,7 +283,6 @@ def beyond_rounding(off: float, dtype: torch.dtype, what: str = "") -> Attnbench
 
 
 def _prompt(cell: Cell, variant: Variant) -> int:
-    """The tokens of a prompt with outputs that are not compared; 0 in passes without one."""
     if cell.pass_ != "generate":
         return 0
     if cell.padding:
@@ -365,8 +363,6 @@ class _Draw:
 
 @dataclass(frozen=True, slots=True)
 class _Problem:
-    """One draw of the inputs, with its exact answer in float64."""
-
     qkv: tuple[Tensor, Tensor, Tensor]
     exact: Tensor
     trivial_error: float
@@ -388,7 +384,6 @@ class _Fitted:
 
 
 def _fitted(cell: Cell, dtype: torch.dtype) -> _Fitted | None:
-    """The variant, fitted to the exact output on other draws than those of the error; None if it learns nothing."""
     operator = build(cell.variant, cell.whole_shape, seed=cell.seed).to(cell.device)
     if not learnt(operator):
         return None
@@ -459,7 +454,6 @@ def _rows(output: Tensor, real: Tensor | None) -> Tensor:
 
 
 def _selection(operator: nn.Module, q: Tensor, k: Tensor, **masked: Tensor) -> Selection | None:
-    """The pairs that an operator keeps, by choice or by a fixed pattern; None for all."""
     choosing = chooser(operator)
     if choosing is not None:
         chosen: Selection = choosing.select(q, k, **masked)
@@ -505,7 +499,6 @@ def _of_stretches(output: Tensor, exact: Tensor) -> tuple[float, ...]:
 
 
 def _over_steps(draws: list[tuple[float, ...]]) -> dict[str, Any]:
-    """The medians over the draws, by field of the result; empty without steps."""
     medians = [statistics.median(one) for one in zip(*draws, strict=True)]
     return {"first": medians[0], "last": medians[1], "steps": tuple(medians[2:])} if medians else {}
 
@@ -520,7 +513,6 @@ def _digest(*tensors: Tensor) -> bytes:
 RATE = 1e-2
 """Learning rate at the first step; it falls to 0 along a cosine."""
 _CLIPPED_TO = 1.0
-"""Largest norm of the gradient."""
 _GIVEN = {"position_bias", "sink"}
 """Modules of the question: the exact output has the same bias and the same sink."""
 

@@ -89,7 +89,6 @@ class Counted:
 @dataclass(frozen=True, slots=True)
 class _Operation:
     composite: bool
-    """Made by torch of other operations, which are counted in its place."""
     flops: Formula | None
     """FLOPs by its arguments and its result, ``out_val``; None if it is no product."""
     exponential: bool
@@ -99,7 +98,6 @@ class _Operation:
 
 
 def _attention(name: str) -> str | None:
-    """The attention kernel's name of an operation, the same forward and backward."""
     fused = _FUSED.match(name)
     return fused[1] + ("_cpu" if fused[2] else "") if fused else None
 
@@ -119,8 +117,6 @@ def _operation(func: OpOverload[..., Any]) -> _Operation:
 
 @without_compiler
 class _Counter(TorchDispatchMode):
-    """Counts FLOPs of products and exponentials, and collects the names of attention kernels."""
-
     def __init__(self) -> None:
         super().__init__()
         self.matmul_flops = self.exponentials = 0
@@ -158,7 +154,6 @@ class _Counter(TorchDispatchMode):
 
 
 def _pairs_in_the_past(N: int, M: int) -> int:
-    """Pairs of a query and a key not after it, of N queries and M keys that begin at the same token."""
     square = min(N, M)
     return square * (square + 1) // 2 + (N - square) * M
 
@@ -194,7 +189,6 @@ def _flops(one: Booked) -> int | None:
 
 
 def _sum(seen: int, booked: Iterable[int | None]) -> int | None:
-    """None if a part is unknown."""
     total = seen
     for one in booked:
         if one is None:
@@ -204,7 +198,6 @@ def _sum(seen: int, booked: Iterable[int | None]) -> int | None:
 
 
 def _kernels(call: Callable[[], Any]) -> collections.Counter[str]:
-    """The number of calls of each attention kernel, compiled code included."""
     names = (_attention(event.name().removeprefix("aten::")) for event in profiled(call, profile(use_kineto=True)))
     return collections.Counter(name for name in names if name)
 
@@ -217,9 +210,7 @@ class Prediction:
     peak_bytes: int | None
     reason: str = ""
     too_long: bool = False
-    """True if the call has more steps than were to be followed."""
     steps: int = field(default=0, compare=False)
-    """Calls of torch that were followed."""
 
 
 class _TooLong(Exception):  # an answer, not an error
@@ -246,8 +237,6 @@ class _Patience(TorchFunctionMode):
 
 @without_compiler
 class _LiveBytes(TorchDispatchMode):
-    """Counts the bytes of all live storages made under this mode, and their peak."""
-
     def __init__(self) -> None:
         super().__init__()
         self.held = self.peak = 0
@@ -275,7 +264,6 @@ class _LiveBytes(TorchDispatchMode):
 
 
 def _storages(tree: object) -> Iterator[tuple[int, torch.UntypedStorage]]:
-    """The storages of all tensors in a tree, each with what identifies it."""
     for one in tree_iter(tree):
         if isinstance(one, Tensor):
             storage = one.untyped_storage()

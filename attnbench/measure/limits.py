@@ -135,7 +135,6 @@ def faster_of(first: Mapping[str, Any], again: Mapping[str, Any]) -> dict[str, A
 
 
 def _best(device: str, rounds: int, call: Callable[[], object]) -> float:
-    """Seconds of the quickest of ``rounds`` clean calls, after a warm-up; infinity without one."""
     sampler, clean = Sampler(WallClock(sync=lambda: _synchronise(device)), call), list[float]()
     sampler.take(1)
     for _ in range(TRIES * rounds):

@@ -29,14 +29,12 @@ _LEAST = 0.2
 _SHARE = 0.5
 """Share of the time that passed; above it the thread was idle for longer than it worked."""
 _MEMORY = 3
-"""Past calls that predict how idle the next one may be."""
 
 # Bound before anything foreign is imported, which may put another clock in their place.
 _clock, _thread_time, _read_clock = time.perf_counter, time.thread_time, getattr(time, "clock_gettime", None)
 _BOOT_CLOCK, _AWAKE_CLOCK = getattr(time, "CLOCK_BOOTTIME", None), getattr(time, "CLOCK_MONOTONIC", None)
 
 _continued = 0
-"""Number of continuations of this process after a stop."""
 
 
 def notice_stops() -> None:

@@ -177,7 +177,6 @@ class Ratio:
     joint: tuple[float, float] | None
     """Ends of the interval that holds with 95 % together with those of all other ratios of the table at each look."""
     noise: float = 0.0
-    """The machine's noise floor (:func:`noise_floor`), as a share."""
     processes: int = 0
 
     @property
@@ -259,7 +258,6 @@ def _middle(runs: Sequence[Numbers]) -> float:
 
 
 def _of_runs(olds: Sequence[Sequence[float]]) -> list[Numbers]:
-    """Logarithms of the visits in each older run; in one, if a run has too few to show its spread."""
     logs = [np.log(one) for one in olds]
     return logs if min(map(len, logs)) >= FEWEST_VISITS else [np.concatenate(logs)]
 

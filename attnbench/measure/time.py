@@ -232,7 +232,6 @@ def measure_time(
 
 
 def _warm_up(watch: Stopwatch, sampler: Sampler, rules: TimingRules, first: Sample) -> int:
-    """Run until caches, allocator and clocks have settled; return the number of calls of one sample."""
     spent, calls_made, quickest = (0.0 if first.stopped else first.seconds), 1, math.inf
     calls = 1
     shortest = max(rules.shortest_sample, watch.cost() / OVERHEAD)
@@ -285,7 +284,6 @@ def slowed_warning(samples: Sequence[Sample]) -> str | None:
 
 
 def _stop(samples: Sequence[Sample], rules: TimingRules) -> str:
-    """The reason to stop now, or the empty string. ``samples`` are those of this round that count."""
     if rules.quick:
         return "quick" if samples else ""
     share = 1 / rules.rounds

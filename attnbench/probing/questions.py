@@ -123,7 +123,6 @@ class Growth:
     values: tuple[int, ...]
 
     def _square(self, end: int) -> float:
-        """The share c·n² of the cost at ``lengths[end]``, by it and the two before it."""
         few, more, most = (self.values[end - back] for back in (2, 1, 0))
         return (most - 3 * more + 2 * few) * 8 / (3 * most) if most else 0.0
 
@@ -267,7 +266,6 @@ def _reads(subject: Subject) -> dict[str, Any]:
 
 
 def _some(n: int) -> list[int]:
-    """Tokens at both ends, neighbours in the middle, and some between."""
     near = {*range(3), *range(n - 3, n), *range(n // 2, n // 2 + 8), *(n * i // 11 for i in range(11))}
     return sorted(j for j in near if 0 <= j < n)
 
@@ -336,8 +334,6 @@ def _crossing(subject: Subject) -> dict[str, Any]:
 
 @without_compiler
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped in torch
-    """Notes the shapes of what goes into and out of the operations that tell attention."""
-
     _SOFTMAX = ("_softmax", "_safe_softmax", "softmax")
     _PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "matmul", "_cdist_forward", "_euclidean_dist")
     _COPIES = ("_to_copy", "clone", "native_dropout", "convolution", "constant_pad_nd")
@@ -372,11 +368,9 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped in 
         return result
 
     def _is_n(self, size: int) -> bool:
-        """True for n, and for n with padding to whole blocks."""
         return self.n <= size <= self.n + self.n // 8 + 1
 
     def _follow(self, name: str, args: Any, result: Any) -> None:
-        """Count the weights that an operation multiplies, or follow them into a copy."""
         copied = name in self._COPIES
         if not (copied or name.startswith("mul") or name in self._PRODUCTS):
             return
@@ -397,8 +391,6 @@ def _storage(x: Tensor) -> int:
 
 @without_compiler
 class _Numbers(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped in torch
-    """Counts the numbers that operations write; a view writes none."""
-
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
         self.written = 0

@@ -148,7 +148,6 @@ class Subject:
         return not self.steady or not moved > 1e-5
 
     def _call_somehow(self, wide: Sequence[int | None]) -> None:
-        """Find a length, a width and a dtype in which it can be called; the output then has that dtype."""
         refused: Exception | None = None
         for length in (8, *_lengths(self.module)):
             self.shortest = length
@@ -249,7 +248,6 @@ class Subject:
 
 
 def _lengths(module: nn.Module) -> list[int]:
-    """Lengths that it may insist on: sizes of its configuration and their doubles, and powers of two."""
     parts = [*module.modules(), *(vars(one).get("config") for one in module.modules())]
     sizes = {x for part in parts if part is not None for x in getattr(part, "__dict__", {}).values() if type(x) is int}
     sizes |= {2 * x for x in sizes} | {2**power for power in range(4, 12)}
@@ -263,7 +261,6 @@ def _vocabulary(module: nn.Module) -> int | None:
 
 @contextmanager
 def _caught(module: nn.Module, tokens: Tensor) -> Iterator[list[Tensor]]:
-    """Collects embeddings of ``tokens`` in this block, without history and with gradients."""
     leaves: list[Tensor] = []
 
     def hook(_: nn.Module, given: tuple[Any, ...], out: Tensor) -> Tensor:

@@ -91,7 +91,6 @@ def _stretched(rules: TimingRules, rounds: int) -> TimingRules:
 
 
 def _known(environment: Mapping[str, Any]) -> Ready:
-    """The facts of the run's first process about the machine, as far as a later process takes them over."""
     return cast("Ready", {name: environment[name] for name in Ready.__annotations__ if name in environment})
 
 

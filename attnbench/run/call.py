@@ -44,7 +44,6 @@ Trained = Callable[[Cell], "tuple[nn.Module, Text]"]
 
 
 Make = Callable[[Iterator[Any]], Callable[[], Any]]
-"""Makes a call from an endless iterator, one item a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +62,7 @@ class Call:
     tokens_kept: int | None = None
     """Tokens of the prompt that a step reads, if it reads a part of them."""
     laps: Laps | None = None
-    """Notes the ends of a call's parts, if it has some."""
     like: Tensor | None = None
-    """A tensor of the shape and dtype that the output must have."""
     may_repeat: bool = False
     """True if inputs of two numbers may be equal by chance: a single token out of few."""
     uncompiled: Callable[[], Callable[[], Any]] | None = None
@@ -252,7 +249,6 @@ def _layer(cell: Cell) -> tuple[nn.Module, list[Windows]]:
 def _model(
     cell: Cell, examples: Callable[[Cell], tuple[Form, Examples]]
 ) -> tuple[nn.Module, list[Windows], Tensor | None]:
-    """The model, its inputs, and the answers that it should give; None if any will do."""
     size = cell.model or ModelSize()
     if cell.architecture != "encoder":
         return _writing(cell, size)
@@ -270,7 +266,6 @@ def _model(
 
 
 def _writing(cell: Cell, size: ModelSize) -> tuple[nn.Module, list[Windows], Tensor]:
-    """A model that writes, its text and, for an encoder-decoder, its source, and the token after each."""
     if cell.task is not None:
         raise Unsupported("a task is answered by an encoder; remove the task, or write architecture: encoder")
     generator = torch.Generator().manual_seed(cell.seed)
@@ -331,7 +326,6 @@ def _allow_decoding(cell: Cell) -> None:
 
 
 def _answer(cell: Cell, inputs: Sequence[Tensor]) -> Tensor:
-    """A tensor of the output's shape and dtype for the first inputs: as wide as v, as long as q, x or fewer queries."""
     like, shape = inputs[0], cell.shape
     if cell.level == "operator" and shape.E != shape.D:
         return like.new_empty(*like.shape[:-1], shape.E)
@@ -341,7 +335,6 @@ def _answer(cell: Cell, inputs: Sequence[Tensor]) -> Tensor:
 
 
 def _like(cell: Cell, inputs: Sequence[Tensor]) -> Tensor | None:
-    """A tensor of the output's shape and dtype; None if unknown."""
     if cell.level in OF_TOKENS or cell.pass_ not in ("forward", "stepwise", "generate"):
         return None
     like = _answer(cell, inputs)
@@ -459,7 +452,6 @@ def _backward(loss: Callable[[Sequence[Tensor]], Tensor], first: tuple[list[Tens
 
 
 def _decode(module: nn.Module, inputs: Sequence[Windows], *, compiled: bool) -> _Made:
-    """Decode tokens that take turns, all against the state of all tokens but the last."""
     module.requires_grad_(False)
     decoding = cast(Decoding, module)
     with torch.inference_mode():
@@ -480,7 +472,6 @@ def _decode(module: nn.Module, inputs: Sequence[Windows], *, compiled: bool) -> 
 
 
 def _stepwise(module: nn.Module, inputs: Sequence[Windows]) -> _Made:
-    """Decode every token from the state before the first: the output of ``forward``."""
     module.requires_grad_(False)
     decoding = cast(Decoding, module)
 

@@ -72,7 +72,6 @@ class Canary:
 
     @staticmethod
     def _seconds(words: str) -> float:
-        """Time of one piece, relative to work that no setting reaches but a shared core slows too."""
         return _quickest(_PIECES[words]) / _quickest(lambda: sha256(_BYTES))
 
 

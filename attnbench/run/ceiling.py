@@ -27,7 +27,6 @@ _CERTAINLY = 4.0
 """More than this many times the best rate is impossible: some convolutions spare three quarters of the counted
 products."""
 _OF_THE_RUN = ("machine_id", "torch_version", "threads", "process", "started_at", "host")
-"""Columns for the place and time of a measurement."""
 
 
 def corrected(record: Record, cell: Cell, limits: Limits) -> Record:
@@ -59,8 +58,6 @@ def faster_than_possible(cell: Cell, flops: int, seconds: float) -> float | None
 
 @without_compiler
 class _Sparse(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """Notes sparse matrices in a call."""
-
     seen: bool = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

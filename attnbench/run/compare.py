@@ -49,11 +49,9 @@ FALL = 0.8
 """Less than this share of the time for twice the length is impossible."""
 
 _ASKED = tuple(name for name in COLUMNS if name in {"level", "pass", "device", *IN_ROWS} - {"kv_len"})
-"""Columns that all rows of a comparison share."""
 RATES = ("flops_per_s", "bytes_per_s", "peak_fraction")
 """Columns that are held to the machine's measured rates: on a GPU, and if they were asked for."""
 _TOLD = ("batch", "heads", "kv_heads", "head_dim", "v_dim", "dtype", "seed")
-"""Axes that the line above a comparison always states, or never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +84,6 @@ class Row:
     """Time of A over time of B; None if one of them did not run."""
     said: Said = Said("withheld")
     disturbed: int = 0
-    """Turns in which another process took the core."""
     stopped: int = 0
     """Turns that were left out because the measuring process stood still."""
     processes: int = 0
@@ -139,12 +136,9 @@ class Comparison:
     without_error: list[int] = field(default_factory=list)
     """Lengths at which an error was asked for but takes too long."""
     warnings: list[str] = field(default_factory=list)
-    """Reasons for doubt, one line each, with the remedy."""
 
     family: int = 1
-    """Number of ratios that the verdicts hold for together."""
     rated: bool = False
-    """True if times are held to the machine's measured rates."""
 
     def ratio(self, visit: Length, i: int, j: int) -> Ratio | None:
         """Time of one variant over another's, by position; None if they never took turns."""
@@ -250,14 +244,12 @@ class Contest:
     """Variants to compare, with their lengths and rules."""
 
     cells: Sequence[Cell]
-    """One for each variant, at any length."""
     lengths: Sequence[int]
     settings: Settings
     rules: TimingRules
     timeout: float = 120.0
     """Seconds for one length, whatever fails there, and for one law."""
     unchecked: bool = False
-    """Measure variants whatever laws they break."""
 
     def answer(
         self, on_length: OnLength = lambda n, process, found: None, *, against_itself: bool = False
@@ -337,7 +329,6 @@ class Contest:
                 result.crossovers[labels[i], labels[j]] = replace(found, note="; ".join([found.note, *shares]))
 
     def _visit_all(self, worker: Worker, visits: list[Length], on_length: OnLength, result: Comparison) -> None:
-        """Visit each length in the first process, with laws, errors and memory, and complete ``result``."""
         ran_out: dict[int, Record] = {}
         threads = self.settings.threads
         result.environment = {**worker.start(), "threads": threads, "variables": variables(environment_for(threads))}
@@ -391,7 +382,6 @@ class Contest:
 
     @property
     def _share(self) -> TimingRules:
-        """The rules for one process: the first three together take the requested time."""
         rules, first = self.rules, LOOKS[0]
         return replace(
             rules,
@@ -416,7 +406,6 @@ class Contest:
 
 
 def _most_by_host(sides: Sequence[Side]) -> str:
-    """The host's share of one variant's time, in words, at the length at which it is largest."""
     sides = [side for side in sides if side.by_host]
     most = max(sides, key=lambda side: side.host_share or 0.0, default=None)
     return "" if most is None else f"{most.by_host} at n = {most.record.seq_len}"
@@ -436,7 +425,6 @@ def _side(
 
 
 def _reached(record: Record, time: float, machine: Mapping[str, Any]) -> Record:
-    """The record with the rates of a call of ``time`` seconds, held to the machine's."""
     timed = replace(record, time_median_s=time)
     add_rates(timed)
     matmul, exp = (machine[name].get(record.dtype) for name in ("matmul_rate", "exp_rate"))

@@ -17,7 +17,6 @@ from pathlib import Path
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 _AWAITED = (signal.SIGCHLD, signal.SIGTERM)
 _COMPILER = b"_inductor/compile_worker"
-"""Part of the command line of torch's compiler processes."""
 
 
 def guard() -> None:
@@ -53,7 +52,6 @@ def guard() -> None:
 
 
 def _exit_code(child: int) -> int | None:
-    """The exit code of ``child``, None while it lives. Collects every child that has ended, and waits for none."""
     code = None
     with suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -104,7 +102,6 @@ def seconds_used(guard: int) -> float:
 
 
 def _below(process: int) -> list[int]:
-    """All processes below ``process``, its own children first and the oldest before the others."""
     children: dict[int, list[int]] = {}
     for pid, (parent, _) in sorted(_processes(), key=lambda one: one[1][1]):
         children.setdefault(parent, []).append(pid)
@@ -122,7 +119,6 @@ def _left_behind(guard: int) -> Iterator[int]:
 
 
 def _processes() -> Iterator[tuple[int, tuple[int, int]]]:
-    """Number, parent and start time of each process; none without /proc."""
     for entry in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # gone
             fields = entry.read_bytes().rpartition(b")")[2].split()

@@ -92,12 +92,10 @@ def duration(plan: Plan) -> Duration:
 
 
 def _sizes_alone(cell: Cell) -> Cell:
-    """The cell without names, seed and training, which change no size."""
     return replace(cell, suite="", sweep="", seed=0, training=None)
 
 
 def _of_all_steps(cell: Cell, one: Prediction) -> Prediction:
-    """The prediction of a cell, which may be a whole training, from that of one step."""
     if cell.training is None or one.peak_bytes is None:
         return one
     steps = cell.training.pretrain_steps + cell.training.steps

@@ -181,7 +181,6 @@ def run_cell(
 
 
 def _add_error(record: Record, cell: Cell, begins: Callable[..., None], *, unchecked: bool) -> None:
-    """Fill in the error, with the exact answer computed before the first call."""
     own, draws = cell.compile and not always_compiled(cell), count_from(0)
 
     def adapt(module: nn.Module) -> nn.Module:
@@ -206,7 +205,6 @@ def _add_error(record: Record, cell: Cell, begins: Callable[..., None], *, unche
 
 
 def _add_trained(record: Record, cell: Cell) -> None:
-    """Name the trained model and, if asked for, the variant's effect on it."""
     from attnbench.pretrained.measured import measure_loss, opened  # only trained models need it
 
     one = opened(cell)
@@ -220,7 +218,6 @@ def _add_trained(record: Record, cell: Cell) -> None:
 
 
 def _left(cell: Cell) -> str:
-    """The layers of a trained model that are not the variant's."""
     from attnbench.pretrained.measured import opened  # only trained models need it
 
     return opened(cell).left
@@ -364,7 +361,6 @@ def add_rates(record: Record) -> None:
 
 
 def _add_parts(record: Record, cell: Cell, parts: Parts | None, round_: int) -> None:
-    """Fill in the two times of a generation: this round's, and the mean of all rounds."""
     if parts is None:
         return
     for column, now in (("first_token_s", parts.first), ("token_s", parts.rest / cell.new_tokens)):
@@ -381,7 +377,6 @@ def hold_to_limits(record: Record, limits: Limits) -> None:
 
 
 def _real_queries(cell: Cell) -> int:
-    """Queries of the whole batch, without padding; in cross-attention only keys are padded."""
     padding = 0.0 if cell.shape.cross or cell.architecture == "encoder-decoder" else cell.padding
     return sum(real_tokens(cell.shape.B, cell.shape.N, padding))
 

@@ -21,7 +21,6 @@ _ROUNDING = 1e-3
 """A smaller fault, of outputs of size 1 in float64, may be float32 arithmetic: float32 then decides about the timing,
 though ``attnbench check`` reports the lost digits."""
 _LONGEST = 110
-"""Most characters of a fault in a reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +77,6 @@ class Gate:
     """Knows which settings may be measured, and tries unknown ones."""
 
     def __init__(self, timeout: float, *, unchecked: bool = False) -> None:
-        """``timeout``: seconds for one law. ``unchecked``: let every setting through."""
         self._timeout, self._unchecked = timeout, unchecked
         self._known: dict[tuple[str, bool], Verdict] = {}
         self.doing: Callable[[Cell, str], None] = lambda cell, part: None

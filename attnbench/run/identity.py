@@ -25,7 +25,6 @@ from attnbench.task import TASKS, HasFiles, make_task
 
 _MOST_FILES = 1000
 _MOST_BYTES = 2**28
-"""Most bytes that are read of one task's files: less than a second."""
 
 
 def identity(plan: Plan, machine_id: str) -> dict[str, Any]:
@@ -106,7 +105,6 @@ def model_files(cells: Iterable[Cell]) -> dict[str, str]:
 
 
 def _libraries(cells: Iterable[Cell]) -> dict[str, Any]:
-    """The version of the library behind trained models, if there are some."""
     if all(cell.pretrained is None for cell in cells):
         return {}
     with suppress(PackageNotFoundError):

@@ -56,9 +56,7 @@ class Settings:
     alone: bool = True
     """No other process of the run computes at the same time."""
     models: tuple[str, ...] = ()
-    """Trained models of the cells."""
     files: tuple[str, ...] = ()
-    """Files of the cells."""
     products: Products | None = None
     """The matmul libraries of the tuned process; None to probe for the faster ones."""
     first_call_timeout: float = 600.0
@@ -258,7 +256,6 @@ class Worker:
                 raise self.garbage() from None
 
     def _first_line(self, first: dict[str, Any], told: Callable[[dict[str, Any]], None] | None) -> str | None:
-        """The line that ends a first call; ``told`` hears after :data:`SOON` that it compiles."""
         left = self.settings.first_call_timeout
         if told and left > SOON:
             with suppress(TimeoutError):

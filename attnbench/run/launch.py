@@ -32,7 +32,6 @@ _NO_GRAPH = {
     "stepwise": "stepwise: each step has a place of its own; pass decode captures one",
     "generate": "generate: its parts are timed while it runs; pass decode captures a step",
 }
-"""Passes that are not captured, and the reasons."""
 _LISTS = "a trained model takes its attention call by call"
 _OTHER = "a replay gives other numbers than the call"
 _LONG = 5.0

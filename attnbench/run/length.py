@@ -29,7 +29,6 @@ _OF_ONE_CALL: dict[str, Any] = dict.fromkeys(
         *("first_token_s", "token_s", "host_share", "energy_j"),
     )
 )
-"""Columns of the first look that need more than one call."""
 
 
 @dataclass(slots=True)
@@ -37,7 +36,6 @@ class Length:
     """Results at one length. Variants by position in the list of cells."""
 
     records: dict[int, Record] = field(default_factory=dict)
-    """One for each variant, without times."""
     seconds: dict[int, float] = field(default_factory=dict)
     """Seconds of one call at the first look."""
     times: list[dict[int, list[float]]] = field(default_factory=list)
@@ -48,14 +46,12 @@ class Length:
     others: float | None = None
     """Number of cores that other programs used, if nothing took turns; None if the system does not say."""
     unchecked: list[tuple[int, str]] = field(default_factory=list)
-    """Impossible checks of a variant's calls."""
     with_error: bool = True
     even_if_off: bool = False
     """Measure an incorrect variant that claims to be exact all the same, with a warning."""
     unsure: set[int] = field(default_factory=set)
     """Variants out of time, perhaps through another's fault: longer lengths still try them."""
     traces: str = ""
-    """Traces of the turns in their process (see :mod:`attnbench.run.traces`)."""
 
     def of_both(self, i: int, j: int) -> tuple[list[list[float]], list[list[float]]]:
         """Seconds of both variants, for each process in which both took turns."""
@@ -133,7 +129,6 @@ class _Visit:
         self._clock = clock
 
     def look(self) -> None:
-        """Measure error, memory and one call of each; the cells ahead and the turns share the time left equally."""
         ahead = [i for i in range(len(self.cells)) if i not in self.found.records]
         for place, i in enumerate(ahead):
             self.found.records[i] = self._outcome(i, shares=len(ahead) - place + 1)
@@ -173,7 +168,6 @@ class _Visit:
         return replace(record, quick=False, **_OF_ONE_CALL)
 
     def take_turns(self) -> None:
-        """Measure paired times of all that are ``ok`` and fit into the time left."""
         self._leave_out_the_slow()
         while alive := self._alive():
             try:
@@ -221,7 +215,6 @@ class _Visit:
         return pairs
 
     def _culprits(self, alive: Sequence[int], together: CellFailed) -> dict[int, Record]:
-        """The cells that also fail alone; all of them if none does, or the time is over."""
         failed: dict[int, CellFailed] = {}
         if not together.late:
             for place, i in enumerate(alive):
@@ -237,7 +230,6 @@ class _Visit:
         return {i: self._failed(i, one) for i, one in failed.items()}
 
     def _failed(self, i: int, failed: CellFailed) -> Record:
-        """The row of a failed cell; longer lengths are tried if its first call took too long."""
         self.found.unsure |= {i} if FIRST_CALL in failed.reason else set()
         return Record.of(self.cells[i], failed.status, failed.reason)
 

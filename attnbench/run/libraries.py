@@ -18,7 +18,6 @@ from attnbench.runs import find_runs, newest_run
 from attnbench.store import RunFolder
 
 _MACHINE = ("processor", "instructions", "system", "torch")
-"""Facts of a machine that decide a library's speed."""
 
 
 def products_like(path: Path, *, device: str, process: Process) -> Products:
@@ -65,7 +64,6 @@ def products_before(folder: RunFolder) -> Products | None:
 
 
 def _chosen(environment: Mapping[str, Any]) -> Products | None:
-    """The libraries that a run states, if it states all of them."""
     found = products_of(environment)
     known = found.keys() == set(Products._fields) and set(found.values()) <= {"default", "oneDNN"}
     known = known and environment.get("process") == "tuned"  # as shipped there is no choice

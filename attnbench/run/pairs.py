@@ -67,7 +67,6 @@ class Entrant:
 
     run: Callable[[], object]
     batch: int
-    """Calls in one sample."""
 
 
 _Count = Annotated[int, Field(ge=0)]
@@ -92,7 +91,6 @@ class Pairs:
     warnings: list[tuple[int, str]] = field(default_factory=list)
     """Position of a cell, and an impossible check of its calls."""
     slowed: str = ""
-    """As in :class:`Turns`."""
 
 
 def measure_pairs(
@@ -162,7 +160,6 @@ class _Ready:
     cell: Cell
     call: Call
     looks: list[Look]
-    """Its output before anything is timed."""
     timed: Launch
     warm: Timing
     off: str

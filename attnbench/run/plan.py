@@ -151,7 +151,6 @@ def _is_file(name: str) -> bool:
 
 
 def _first_trainings(cells: list[Cell]) -> list[Cell]:
-    """Keep only the first training of each thing: one seed and one learning rate, which is then fixed."""
     kept, seen = [], set[Cell]()
     for cell in cells:
         if cell.training is None:

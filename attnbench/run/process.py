@@ -19,7 +19,6 @@ from attnbench.units import format_bytes
 Process = Literal["tuned", "as-shipped"]
 Library = Literal["default", "oneDNN"]
 _PRECISION: dict[Library, str] = {"default": "highest", "oneDNN": "medium"}
-"""torch's switch for each library of float32 products."""
 
 _TURNS = 4
 """Turns of each library on windows: all of a single, short one may be disturbed."""

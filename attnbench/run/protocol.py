@@ -109,7 +109,6 @@ class Outcome:
     killed: bool = False
     """True if it was killed from outside, as far as can be known."""
     points: Sequence[dict[str, Any]] = ()
-    """The learning curve of a training."""
 
     @property
     def taken(self) -> list[dict[str, Any]]:
@@ -185,7 +184,6 @@ class Train(Request[Outcome]):
     do = "score"
     cell: Cell
     folder: Path
-    """Where its checkpoint is kept."""
     quick: bool
 
     @classmethod
@@ -207,9 +205,7 @@ class TakeTurns(Request[Pairs]):
     rules: TimingRules
     fewest: int
     process: int = 0
-    """Number of processes that have timed them before."""
     unchecked: bool = False
-    """As in :class:`VisitCell`."""
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
@@ -236,7 +232,6 @@ class Remeasured:
     limits: dict[str, Any]
     """``matmul_rate``, ``exp_rate`` and ``copy_rates``, as in :class:`Ready`."""
     records: list[Record]
-    """The rows again, held to these limits."""
 
 
 @dataclass(frozen=True, slots=True)

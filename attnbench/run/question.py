@@ -125,7 +125,6 @@ class Question:
 
 
 def _refuse_unsupported(cells: Sequence[Cell], modules: Collection[str]) -> None:
-    """Refuse early a question that too few variants support, or a user's module does not."""
     reasons = {}
     for cell in cells:
         variant, padded, decodes = VARIANTS.get(cell.variant.name), cell.padding > 0, cell.pass_ in STEPS

@@ -37,7 +37,6 @@ def command_of(plan: Plan) -> str:
 
 
 def _kept(plugins: Iterable[str]) -> Iterator[Path | None]:
-    """The place of each plug-in below the sources; None for an installed one."""
     for number, source in enumerate(plugins):
         path = Path(file_of(source))
         yield Path(str(number), path.resolve().relative_to(home_of(path)[0])) if path.suffix == ".py" else None

@@ -170,7 +170,6 @@ class _Run:
             self.worker.stop()
 
     def _hold_to_limits(self) -> None:
-        """If a cell was impossibly fast, measure the machine once more and correct all rows."""
         timed, impossible = self.rows.beyond_limits()
         if not impossible:
             return
@@ -211,7 +210,6 @@ class _Run:
             (self.folder.path / CHECKPOINTS).rmdir()
 
     def _note_sources(self) -> None:
-        """Record the code and data in use as soon as they are known."""
         found = self.worker.state.get("sources", {})
         if found.keys() - self.sources.keys():
             self.sources = {**self.folder.environment.get("sources", {}), **found}
@@ -243,7 +241,6 @@ class _Run:
         return self.visitor.visit(self.worker, self.rows.request(cell, round_), self.pending.flush)
 
     def _finish(self, cell: Cell, outcome: Outcome, started_at: str) -> None:
-        """Complete and hold the row of a visit; store that of the visit before."""
         self.pending.flush()
         # Without this row, which is not stored yet. Later, writing a long table would take a core from the next cell.
         self.folder.write_csv(self.rows.in_order(), at_most_every=2.0)

@@ -25,7 +25,6 @@ _OPTIONS = {
     "head_dim": "--head-dim",
     "ffn": "--ffn",
 }
-"""Key of the suite -> the command's option."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,6 @@ class Switch(NamedTuple):
     """A switch of torch for its numbers or kernels. Old versions of torch lack some."""
 
     words: str
-    """Its subject, in a row's words."""
     read: Callable[[], Any]
     write: Callable[[Any], object]
 
@@ -95,7 +94,6 @@ SWITCHES: Mapping[str, Switch] = {
     },
     **{f"torch.backends{place}.fp32_precision": _precision(words, *inside) for words, place, *inside in _INHERITED},
 }
-"""All of them, by their names in torch."""
 
 
 def read_switches() -> dict[str, object]:
@@ -147,7 +145,6 @@ def _autograd() -> object:
 
 
 def _kernels_of_others() -> object:
-    """Names of kernels that replace torch's own on a CPU."""
     return {name for name in torch.library._impls if name.startswith("aten/") and name.rpartition("/")[2] in _CPU}
 
 
@@ -161,7 +158,6 @@ def _modes() -> object:
 
 
 def _rounding() -> object:
-    """Treatment of subnormal numbers, and the direction of rounding."""
     half = sys.float_info.epsilon / 2
     return sys.float_info.min / 2 > 0, 1 + half, 1 + 3 * half, -1 - half, 1 - half / 2
 

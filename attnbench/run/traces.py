@@ -60,7 +60,6 @@ class Snapshot:
     """The state of the process between two cells, taken in some milliseconds. Memory in bytes."""
 
     settings: Mapping[str, object]
-    """Values by their words in the row."""
     variables: Mapping[str, str]
     functions: Mapping[str, object]
     """Contents of the modules that variants are made of, by name."""
@@ -172,7 +171,6 @@ def _is_busy() -> bool:
 
 
 def _threads() -> frozenset[int]:
-    """Threads that run Python, except torch's compiler's and idle ones of a pool."""
     return frozenset(thread for thread, frame in sys._current_frames().items() if not _is_at_rest(frame))
 
 
@@ -197,7 +195,6 @@ def _names(threads: frozenset[int]) -> list[str]:
 
 
 def _set(now: Mapping[str, str], before: Mapping[str, str]) -> list[str]:
-    """Names of changed variables, except new ones of torch's own."""
     own = {name for name in now.keys() - before.keys() if name.startswith(_OWN_VARIABLES)}
     return sorted(name for name in {*now, *before} - own if now.get(name) != before.get(name))
 

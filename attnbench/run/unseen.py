@@ -62,7 +62,6 @@ def look(output: Any) -> Look:
 
 @lru_cache(maxsize=64)
 def _places(shape: torch.Size, device: torch.device, *, flat: bool) -> tuple[Tensor, ...]:
-    """Places of some numbers in a tensor of this shape, or in it as a vector if ``flat``."""
     count = shape.numel()
     generator = torch.Generator().manual_seed(0)
     places = torch.randint(max(1, count), (_LOOKED_AT if count else 0,), generator=generator).to(device)

@@ -174,7 +174,6 @@ class Served:
         return {"record": self._told(record).to_json(), "points": points}
 
     def _told(self, record: Record) -> Record:
-        """The row with the facts of this process."""
         from attnbench.run.execute import add_warning
 
         for note in self.notes:
@@ -182,7 +181,6 @@ class Served:
         return record
 
     def _limits_again(self, request: MeasureLimits) -> dict[str, Any]:
-        """The higher of both rates, and the rows of cells held to them."""
         from attnbench.measure.limits import faster_of
         from attnbench.run.ceiling import corrected
 
@@ -247,7 +245,6 @@ def _answer(stream: TextIO, message: dict[str, Any]) -> None:
 
 
 def _import() -> None:
-    """Import slow modules, while the parent imports them too."""
     import attnbench.attention
     import attnbench.inputs
     import attnbench.run.execute
@@ -351,7 +348,6 @@ _LIMITS = ("matmul_rate", "exp_rate", "copy_rates", "timer_cost_s", "noise_floor
 
 
 def _limits(settings: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
-    """The machine's limits, by the names in _LIMITS, and a warning if it is noisy."""
     from attnbench.machine import OtherLoad, noise_warning
     from attnbench.run.execute import stopwatch
     from attnbench.run.pairs import measure_noise
@@ -363,7 +359,6 @@ def _limits(settings: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
 
 
 def _rates(settings: dict[str, Any]) -> dict[str, Any]:
-    """The known rates behind the limits of cells; none if none are wanted."""
     import torch
 
     from attnbench.measure.limits import copy_rates, exp_rate, matmul_rate

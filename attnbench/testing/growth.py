@@ -53,7 +53,6 @@ def cache(case: Case) -> Iterator[Measured]:
 
 
 def _held(case: Case, n: int) -> int:
-    """Bytes that a module for n tokens keeps of as many."""
     shape = replace(case.shape, batch=1, seq_len=n)
     with torch.no_grad():
         return state_bytes(cast(Decoding, case.module(shape)).begin(*case.draw(shape)))

@@ -71,7 +71,6 @@ def _values_together(case: Case) -> bool:
 
 
 def _with_choice(case: Case, module: nn.Module, inputs: list[Tensor]) -> Callable[..., Tensor]:
-    """The module; if its choice of pairs reads ahead, its attention to the pairs chosen for these inputs."""
     if not case.traits.reads_ahead:
         return module
     choosing = chooser(module)
@@ -82,7 +81,6 @@ def _with_choice(case: Case, module: nn.Module, inputs: list[Tensor]) -> Callabl
 
 
 def _loud(case: Case, dtype: torch.dtype, factor: float, bound: float) -> Measured:
-    """The change of earlier outputs by a last token that is ``factor`` times as large."""
     before = case.draw(dtype=dtype)
     module = _with_choice(case, case.module(dtype=dtype), before)
     after = [x.clone() for x in before]
@@ -115,7 +113,6 @@ def receptive_field(case: Case) -> Iterator[Measured]:
 
 
 def _reach(function: Callable[..., Tensor], inputs: list[Tensor]) -> list[list[int]]:
-    """For each output token, the tokens of the last input with a gradient from it."""
     *others, last = inputs
     last = last.detach().requires_grad_()
     out = function(*others, last)
@@ -195,7 +192,6 @@ def anything_in_padding(case: Case) -> Iterator[Measured]:
 
 
 def _real_parts(case: Case, inputs: list[Tensor], mask: Tensor, real: Tensor) -> dict[str, Tensor]:
-    """The output and the gradients of the inputs, 0 at padded tokens, and of the parameters."""
     module = case.module()
     leaves = [x.detach().requires_grad_() for x in inputs]
     wanted = dict(zip("qkv" if case.operator else "x", leaves, strict=True)) | dict(module.named_parameters())
@@ -285,7 +281,6 @@ def batch(case: Case) -> Iterator[Measured]:
 
 
 def _of_example(case: Case, inputs: list[Tensor], example: int) -> list[Tensor]:
-    """The output of one example, and what it makes of the gradients of its inputs, side by side."""
     leaves = [x.detach().requires_grad_(not case.traits.compiled) for x in inputs]
     out = case.module()(*leaves)[example]
     if not out.requires_grad:

@@ -143,7 +143,6 @@ def score(
 
 
 def _doubts(ratio: float, guide: float) -> list[str]:
-    """Reasons against a comparison with other models: the size, as a ratio to softmax's, and the loss."""
     size = f"{ratio:.2f} times the parameters of softmax" if abs(ratio - 1) > _ALIKE else ""
     guided = f"trained to attend near the diagonal: guide={guide:g}, which train_loss holds as well" if guide else ""
     return [size, guided]
@@ -170,7 +169,6 @@ def _told_of_each_call(model: nn.Module, tell: Callable[[int], None]) -> Callabl
 
 
 def _allow(cell: Cell, examples: Examples) -> None:
-    """Raise Unsupported for a variant that takes no padding of the task, cannot be guided, or is softmax itself."""
     variant = VARIANTS.get(cell.variant.name)
     if cell.training and cell.training.guide and variant.kind == "mixer":
         raise Unsupported(f"guide: {variant.name} replaces the layer, and has no weights of pairs to be guided")

@@ -114,7 +114,6 @@ class _Driver:
         """Hosts that have begun something."""
 
     def _take_up(self) -> None:
-        """Bind groups to the hosts where they began, and drop complete ones."""
         for group in self.queue.waiting:
             found = [(kind, row) for cell in group.cells for kind, row in self.kinds.rows_of(cell.cell_id)]
             if found:
@@ -157,7 +156,6 @@ class _Driver:
         return [(kind.folder, kind.rows.in_order()) for kind in self.kinds.all]
 
     def _tell_begun(self) -> None:
-        """Report the work ahead, as if all turned out ok."""
         waiting = [cell for group in self.queue.waiting for cell in group.cells]
         records = {id_: record for kind in self.kinds.all for id_, record in kind.rows.records.items()}
         ahead = 0
@@ -173,7 +171,6 @@ class _Driver:
     # Machines
 
     def _hire(self) -> None:
-        """Own all machines, unless the last ones died before they took part."""
         if self.looked_at is not None and self.clock() - self.looked_at < _TICK:  # asking takes milliseconds
             return
         self.looked_at, places = self.clock(), self.engine.places()
@@ -183,7 +180,6 @@ class _Driver:
             self._advance(member, None)
 
     def _is_hopeless(self) -> bool:
-        """True if too many machines in a row died before they took part."""
         return self.stillborn >= DEATHS + sum(bool(member.host) for member in self.members.values())
 
     def _hear(self, member: Member, answer: dict[str, Any] | str) -> None:
@@ -227,13 +223,11 @@ class _Driver:
         self._let_go(member)
 
     def _give_row(self, member: Member, cell: Cell, status: Status, reason: str) -> None:
-        """Store the row of a cell at work on a stopped machine."""
         assert member.call is not None
         outcome = Outcome(Record.of(cell, status, reason, quick=self.plan.rules.quick))
         self.work.finish(member, cell, outcome, member.call.started_at)
 
     def _note_interrupted(self) -> None:
-        """Give cells at work without a row one that says so."""
         for member in self.members.values():
             for cell in member.call.cells if member.call else ():
                 if cell.cell_id not in member.kind.rows.records:
@@ -293,7 +287,6 @@ class _Driver:
                 yield None
 
     def _take_in(self, member: Member) -> Script:
-        """Let a machine take part; raise Lost if it differs from the driver or cannot set its process up."""
         hello = yield Call("hello", hello_of(self.plan), inf)  # no time limit: it waits until a machine is free
         if why := misfit(hello, ours(self.kinds.base)):
             raise Lost(why)
@@ -311,7 +304,6 @@ class _Driver:
         self.stillborn = 0
 
     def _keeps(self, host: str) -> bool:
-        """True if a host keeps its groups: it is there, or may come again after a stop."""
         members = self.members.values()
         comes = any(member.call and not member.host for member in members)
         return any(member.host == host for member in members) or (

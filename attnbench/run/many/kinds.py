@@ -32,7 +32,6 @@ class Kind:
     """Machines of one class whose rates agree, and the rows that they measured."""
 
     plan: Plan
-    """The driver's, with the threads of this class."""
     machine_class: str
     folder: RunFolder
     rows: Rows
@@ -84,7 +83,6 @@ def _a_second(rate: float) -> str:
 
 
 _OF_A_KIND = ("threads", "variables", *PRODUCTS, TOGETHER)
-"""Facts that rows of one folder share, besides the class of machines and the driver's own facts."""
 
 
 class Kinds:
@@ -125,7 +123,6 @@ class Kinds:
             self._open(folder, environment["machine_class"], environment["threads"], machines)
 
     def _facts(self, known: Mapping[str, Any]) -> dict[str, Any]:
-        """Facts that decide the numbers of one kind of machines."""
         of_the_kind = {name: known[name] for name in _OF_A_KIND}
         return {**self.base, "machine_id": f"class {known['machine_class']}", **of_the_kind, ENGINE: self._engine}
 

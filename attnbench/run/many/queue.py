@@ -23,7 +23,6 @@ class Group:
 
     cells: list[Cell]
     weight: float
-    """Seconds of a round of it, about."""
     kind: Kind | None = None
     """The kind of machines in whose folder it has rows; None for none."""
     host: str = ""

@@ -119,7 +119,6 @@ class RayEngine:
                 signal.signal(signal.SIGTERM, stop)  # Ray puts its own there
 
     def _nodes(self) -> list[dict[str, float]]:
-        """The resources of each living node that is a machine of ours."""
         nodes = [node.get("Resources", {}) for node in self._ray.nodes() if node.get("Alive")]
         return [resources for resources in nodes if resources.get(_RESOURCE, 0) >= 1]
 
@@ -218,6 +217,5 @@ def _refuse_unreachable(address: str) -> None:
 
 
 def _first_line(error: BaseException) -> str:
-    """The first line of an error; those of Ray go on for a page."""
     lines = [line.strip() for line in said(error).splitlines() if line.strip()]
     return one_line(" ".join(lines[:2]), 160)

@@ -53,7 +53,6 @@ class Member:
     name: str = ""
     """Name of its host, for people; empty until it has answered."""
     refused: str = ""
-    """The reason against its part."""
     script: Script = field(init=False)
     call: Call | None = None
     host: str = ""
@@ -74,7 +73,6 @@ def is_complete(kind: Kind, cells: Sequence[Cell]) -> bool:
 
 
 def _phases(kind: Kind, cells: Sequence[Cell]) -> Iterator[Sequence[Cell]]:
-    """Trainings at each learning rate, and then the others at the chosen one."""
     trainings = kind.rows.trainings(cells)
     yield phases(trainings)[0]
     yield at_chosen_rates(trainings, kind.rows.records)
@@ -124,7 +122,6 @@ class Work:
         self.finish(member, cell, outcome, call.started_at)
 
     def _most_s(self, cells: Sequence[Cell]) -> float:
-        """Seconds for a visit of one of these, a retry in a fresh process included."""
         options = self._plan.options
         return 2 * (options.cell_timeout + any(map(may_compile, cells)) * options.first_call_timeout) + START_TIMEOUT
 
@@ -139,7 +136,6 @@ class Work:
             self._watcher.visited(record)
 
     def _hold_to_limits(self, member: Member, lot: Sequence[Cell]) -> Script:
-        """If a cell of a lot was impossibly fast, measure the machine again and correct the lot's rows."""
         rows = member.kind.rows
         timed, impossible = rows.beyond_limits(lot)
         if not impossible:
@@ -161,7 +157,6 @@ class Work:
         rows.correct(found.records)
 
     def _train(self, member: Member, cells: Sequence[Cell]) -> Script:
-        """Train the cells without a row, as many at once as the machine has threads."""
         records = member.kind.rows.records
         due = {cell.cell_id: cell for cell in cells if cell.cell_id not in records}
         for cell in list(due.values()):
@@ -197,7 +192,6 @@ class Work:
 
 
 def _outcome(member: Member, cell: Cell, answer: Mapping[str, Any], request: VisitCell | None = None) -> Outcome:
-    """The outcome of a visit, or of a training without ``request``; raise Lost for anything else."""
     try:
         threads = threads_of(cell, member.kind.plan.settings)
         return Outcome.from_json(answer["outcome"], cell, threads=threads, request=request)
