@@ -88,7 +88,7 @@ def facts(device: str) -> dict[str, Any]:
 
 
 def look(board: Board) -> dict[str, Any]:
-    """How the card runs now."""
+    """The present state of the card."""
     power = board.ask("nvmlDeviceGetPowerUsage")
     told = {
         "sm_clock_mhz": board.ask("nvmlDeviceGetClockInfo", _SM),

@@ -92,7 +92,7 @@ class CudaRecorder:
             torch.cuda.empty_cache()
 
     def _keeps_memory(self) -> bool:
-        """True if the pool holds memory without tensors, as one that can be freed does not."""
+        """True if the pool holds memory of no tensor, unlike one that can be freed."""
         parts = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]  # torch leaves it so
         return any(one.get("segment_pool_id") == self._pool and not one["active_size"] for one in parts)
 

@@ -168,7 +168,7 @@ def measure_error(cell: Cell, *, adapt: Callable[[nn.Module], nn.Module] | None 
 
 
 def roundings(q: Tensor, k: Tensor, *, biased: bool = False) -> float:
-    """How many roundings of its dtype exact attention may be off by, to first order.
+    """The largest error of exact attention in roundings of its dtype, to first order.
 
     A logit is at most S = max ‖q‖ max ‖k‖ / √D (Cauchy and Schwarz). It is rounded once, and its D terms, taken by
     halves, carry 1 + log₂ D roundings of random signs, so S · max(1, (1 + log₂ D) / √D) in all. An error of the logits

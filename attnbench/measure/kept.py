@@ -38,12 +38,12 @@ def kept(
     key_mask: Tensor | None = None,
     queries: Tensor | None = None,
 ) -> Kept:
-    """What a selection keeps of the softmax weights of q ``(B, H, N, D)`` and k ``(B, K, M, D)``, in float64.
+    """The shares that a selection keeps of the softmax weights of q ``(B, H, N, D)`` and k ``(B, K, M, D)``, in float64.
 
     Args:
         causal: query i sees the keys up to its place; or which keys each query sees.
         key_mask: ``(B, M)`` bool, True where a key is real.
-        queries: ``(B, N)`` bool, the queries that count; all where None.
+        queries: ``(B, N)`` bool, the queries that count; all if None.
     """
     k = of_query_heads(k.double(), q.shape[1])
     (B, H, N, D), M = q.shape, k.shape[2]

@@ -24,9 +24,9 @@ _KNOWN_BETWEEN = 8
 _FARTHEST = 600.0
 """Largest logarithm of a ratio that is worth telling from infinity."""
 FASTER_BAND = math.log(1.01)
-"""A difference counts only where the whole interval lies beyond 1 %."""
+"""A difference counts only if the whole interval lies beyond 1 %."""
 SAME_BAND = math.log(1.02)
-"""Two times are called the same where the whole interval lies within 2 %."""
+"""Two times are called the same if the whole interval lies within 2 %."""
 LOOKS = (FEWEST_VISITS, 6, 9)
 """Processes for a ratio: three, and three more each time they leave it undecided."""
 LEAST_SPREAD = 0.005

@@ -136,11 +136,11 @@ class Paced:
         self._since = 0.0
         """Seconds of samples since the last reading."""
         self._read = 0
-        """How many samples have theirs."""
+        """Number of samples with a reading."""
         self.samples: list[Sample] = []
         """All samples until now; those since the last reading do not have theirs yet."""
         self.of_a_card = False
-        """Whether a card's clock stands beside them."""
+        """True if the samples have a card's clock."""
 
     def add(self, sample: Sample) -> None:
         """Take a sample; read if the last reading is long ago."""

@@ -483,7 +483,7 @@ def _training(subject: Subject) -> dict[str, Any]:
 
 
 def _gradient(subject: Subject) -> dict[str, Any]:
-    """The gradient along random directions beside how far the output changes along them, by central differences."""
+    """The gradient along random directions against central differences of the output."""
     if not subject.steady:
         raise Unsupported("two calls on the same input differ, by random numbers that are not torch's")
     if subject.dtype != torch.float64:

@@ -161,11 +161,11 @@ class Comparison:
 
     @property
     def ok(self) -> bool:
-        """Whether anything could be measured."""
+        """True if anything could be measured."""
         return any(side.time is not None for rows in self.rows.values() for row in rows for side in (row.a, row.b))
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Plain rows for CSV and JSON; unit in the name, None where not measured."""
+        """Plain rows for CSV and JSON; unit in the name, None if not measured."""
         rows = []
         for (label_a, label_b), pair in self.rows.items():
             for row in pair:
@@ -454,7 +454,7 @@ class Doubts:
         self._visits, self._threads = visits, threads
         cores = os.cpu_count() or 1
         self.busy = [busy(visit, threads, cores) if on_cpu else "" for visit in visits]
-        """How busy the machine was, in words, at each place of the lengths; empty where it was not."""
+        """The load of the machine, in words, at each place of the lengths; empty if it was idle."""
         # A decoding step may take the same time at every length, so that a quicker core alone can make it fall.
         self._falls = {} if decoding else _falls(lengths, visits)
 

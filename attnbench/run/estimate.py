@@ -61,9 +61,9 @@ class Duration:
     """The time that a run will take."""
 
     seconds: float | None
-    """By earlier runs of the suite on this machine; None without any."""
+    """Seconds by earlier runs of the suite on this machine; None without any."""
     least_seconds: float
-    """Those of the samples alone."""
+    """Seconds of the samples alone."""
     ground: str
     """The source of the number, or the reason why there is none."""
 

@@ -91,7 +91,7 @@ class Gate:
                 self._known[one.label, one.causal] = verdict
 
     def verdict(self, worker: Worker, cell: Cell) -> Verdict:
-        """What is known of the setting of a cell, or found out now."""
+        """The verdict on the setting of a cell, known or found now."""
         if self._unchecked:
             return Verdict(UNCHECKED)
         if cell.variant.name == UNTOUCHED:  # a trained model as it is, which claims nothing

@@ -70,7 +70,7 @@ class CellFailed(Exception):  # an outcome of the cell, not an error of ours
         super().__init__(reason)
         self.status, self.reason, self.stderr = status, reason, list(stderr)
         self.killed = killed
-        """Whether a signal ended it that can come from outside: from the system short of memory, from a scheduler."""
+        """True if a signal ended it that can come from outside: from the system short of memory, from a scheduler."""
 
     @property
     def late(self) -> bool:
@@ -84,19 +84,19 @@ class Worker:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.state = cast("Ready", {})
-        """What the process says about itself; empty until one was set up."""
+        """The facts of the process; empty until one was set up."""
         self._process: subprocess.Popen[str] | None = None
         self._replies = Replies()
-        """What the process that runs now writes, or the one that ran last wrote."""
+        """The output of the present process, or of the last one."""
         self._ready = False
         self.served = 0
-        """How many requests the process that runs now has got."""
+        """Number of requests to the present process."""
         self._oom_kills = 0
         """As it stood before the last request."""
         self.compiled = 0.0
         """Seconds of the last request in its first calls, as far as they may compile."""
         self.traces = ""
-        """What the last request left behind in its process, which was ended for that; empty for nothing."""
+        """Traces of the last request in its process, which was ended for them; empty for none."""
         self.warn: Callable[[str], None] = lambda message: warnings.warn(message, RuntimeWarning, stacklevel=2)
         """Called with what the user should know about a process that does not end."""
 

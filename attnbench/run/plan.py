@@ -81,7 +81,7 @@ class Plan:
     """Ids of the cells to visit, if all others are to stay as they are; None for all cells."""
 
     def visits(self, cell: Cell) -> bool:
-        """Whether this cell is to be visited at all."""
+        """True if this cell is to be visited at all."""
         return self.only is None or cell.cell_id in self.only
 
 

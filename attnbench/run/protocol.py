@@ -40,7 +40,7 @@ class Ready(TypedDict):
     float32_products: str
     window_products: str
     matmul_rate: dict[str, float]
-    """FLOP/s by dtype; empty where no rates were wanted. Likewise ``exp_rate`` (1/s) and ``copy_rates``."""
+    """FLOP/s by dtype; empty if no rates were wanted. Likewise ``exp_rate`` (1/s) and ``copy_rates``."""
     exp_rate: dict[str, float]
     copy_rates: list[Any]
     timer_cost_s: float

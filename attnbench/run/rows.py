@@ -41,7 +41,7 @@ class Rows:
         """
         self.plan, self.folder = plan, folder
         self.notes: list[str] = []
-        """What is wrong with the rows that are there already."""
+        """Warnings about the rows that are there already."""
         self.records = stored_rows(plan, folder, self.notes.append)
         self.samples = folder.samples()
         self._stopped: dict[tuple[object, ...], tuple[int, Status]] = {}
@@ -102,7 +102,7 @@ class Rows:
         return inferred(cell, n, status, quick=self.plan.rules.quick) if n < cell.shape.N else None
 
     def request(self, cell: Cell, round_: int) -> VisitCell:
-        """What this round asks the process that measures."""
+        """The request of this round to the worker."""
         earlier = [taken for r, taken in sorted(self.samples.get(cell.cell_id, {}).items()) if r < round_]
         previous, unchecked = self.records.get(cell.cell_id), self.plan.options.unchecked
         return VisitCell(cell, self.plan.rules, round_, earlier, previous, unchecked)

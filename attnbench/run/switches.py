@@ -97,7 +97,7 @@ SWITCHES: Mapping[str, Switch] = {
 
 
 def read_switches() -> dict[str, object]:
-    """What each switch is now."""
+    """The present value of each switch."""
     return {name: _told(switch.read) for name, switch in SWITCHES.items()}
 
 

@@ -59,7 +59,7 @@ def at_once(settings: Settings) -> int:
 
 
 def threads_of(cell: Cell, settings: Settings) -> int:
-    """How many threads a cell is measured or trained with."""
+    """The number of threads of a cell's measurement or training."""
     return THREADS if cell.training is not None and settings.device == "cpu" else settings.threads
 
 

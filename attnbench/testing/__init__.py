@@ -49,7 +49,7 @@ class Report:
 
     @property
     def held(self) -> bool:
-        """Whether every law that applies holds in every case."""
+        """True if every law that applies holds in every case."""
         return all(finding.held for finding in self.findings)
 
     @property
@@ -63,7 +63,7 @@ class Report:
         return {finding.law: finding.skipped for finding in self.findings if finding.law not in asked}
 
     def of(self, law: str) -> list[Finding]:
-        """Findings of one law; empty where it does not apply."""
+        """Findings of one law; empty if it does not apply."""
         return [finding for finding in self.findings if finding.law == law]
 
 
@@ -72,7 +72,7 @@ def check_variant(variant: str | Variant, *, laws: Collection[str] | None = None
 
     Args:
         variant: a registered name; with options, only that setting is checked: ``local:window=3``.
-        laws: names from :data:`LAWS`; all where None.
+        laws: names from :data:`LAWS`; all if None.
         time: also measure with which power of n the time grows, which takes seconds and a quiet machine.
 
     Raises:
@@ -169,7 +169,7 @@ def first_fault(case: Case, tell: Callable[[int, int], None]) -> tuple[int, Find
 
 
 def examine(law: str, variant: Variant) -> Iterator[Finding]:
-    """What one law of :data:`LAWS` finds in each case of a variant."""
+    """The findings of one law of :data:`LAWS` in each case of a variant."""
     one, applied, seen, claimed = LAWS[law], False, False, False
     for case in cases(variant):
         claimed = claimed or one.claimed(case.traits)

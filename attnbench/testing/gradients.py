@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from attnbench.testing.laws import F64, Case, Measured, apart, gradients_along, law
 
 STEP = 1e-6
-"""How far a difference looks to either side: what it cuts off and what it rounds are below 1e-9 of numbers around 1."""
+"""Half width of a difference: its cut-off and its rounding are below 1e-9 of numbers around 1."""
 
 
 @law("finite differences", applies=lambda case: case.dtype == F64)  # in fewer digits a difference says nothing

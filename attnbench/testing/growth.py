@@ -1,4 +1,4 @@
-"""Laws about cost: bytes that decoding keeps of a token, and memory and time as powers of n beside those claimed."""
+"""Laws about cost: bytes that decoding keeps of a token, and memory and time as powers of n against those claimed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from attnbench.spec import Spec
 from attnbench.testing.laws import Case, Measured, NothingClaimed, law
 
 SPARE = 0.05
-"""What parts of lower order may add to the claimed power."""
+"""Most that parts of lower order may add to the claimed power."""
 
 SPARE_TIME = 0.35
 """The same for time, which caches and tiles bend."""

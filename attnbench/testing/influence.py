@@ -13,7 +13,7 @@ from attnbench.capabilities import chooser
 from attnbench.testing.laws import Case, DoesNotWork, Measured, apart, gap, gradients_along, law
 
 SINGLE = 2e-5
-"""How far two ways to the same numbers may be apart in float32."""
+"""Largest gap of two ways to the same numbers in float32."""
 
 
 def _padded(case: Case) -> bool:

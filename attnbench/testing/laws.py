@@ -40,7 +40,7 @@ class Measured:
     number: float
     bound: float
     fault: str = ""
-    """What is wrong where it does not hold, in words."""
+    """The fault in words, if it does not hold."""
 
     @property
     def holds(self) -> bool:
@@ -49,7 +49,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a law found in one case."""
+    """The finding of a law in one case."""
 
     law: str
     case: str
@@ -94,7 +94,7 @@ class Case:
 
     @cached_property
     def traits(self) -> Traits:
-        """What the variant claims with these options."""
+        """The variant's claims with these options."""
         return self.variant.claims(self.spec, causal=self.causal)
 
     @property

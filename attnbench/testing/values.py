@@ -44,7 +44,7 @@ def formula(case: Case) -> Iterator[Measured]:
 _QUICK = 0.5
 """Seconds of processor time of a formula that is computed once more."""
 _FLOAT32 = 5e-5
-"""How far a row may be off in float32. The formulas here are within 4e-6; bfloat16 is off by 2e-3, TF32 by 2e-4."""
+"""Largest error of a row in float32. The formulas here are within 4e-6; bfloat16 is off by 2e-3, TF32 by 2e-4."""
 
 
 def _in_float32(case: Case) -> Measured:

@@ -33,7 +33,7 @@ class Answers:
         return float(self.right.sum() / max(1, self.asked.sum()))
 
     def interval(self) -> tuple[float, float]:
-        """95 % interval over test examples: Wilson's, or by drawing sequences anew if each has several answers."""
+        """95 % interval over test examples: Wilson's, or a bootstrap over sequences if each has several answers."""
         if not self.per_token:
             return _wilson(int(self.right.sum()), len(self.right))
         drawn = np.random.default_rng(0).integers(len(self.right), size=(_RESAMPLES, len(self.right)))

@@ -333,7 +333,7 @@ class Leaks:
 
     @property
     def seen(self) -> list[str]:
-        """What was seen, for a checkpoint to hold."""
+        """The sequences seen, for a checkpoint."""
         return sorted(one.hex() for one in self._seen)
 
     def add(self, seen: Iterable[str]) -> None:

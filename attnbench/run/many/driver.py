@@ -104,11 +104,11 @@ class _Driver:
         self.stillborn = 0
         """Machines in a row that died before they took part."""
         self.why = "the engine has none"
-        """What became of the last machine that is not there."""
+        """The fate of the last lost machine."""
         self.begun_at = self.busy_at = clock()
-        """When the run began, and when somebody last worked."""
+        """Times of the run's begin, and of the last work."""
         self.looked_at: float | None = None
-        """When the engine was last asked how many machines there are."""
+        """Time of the last count of machines."""
         self._take_up()
         self.expected = {group.host for group in self.queue.waiting if group.host}
         """Hosts that have begun something."""

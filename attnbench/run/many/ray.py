@@ -88,7 +88,7 @@ class RayEngine:
         self._ray: Any = import_module("ray")
         self._actors: dict[int, Any] = {}
         self._pending: dict[Any, int] = {}
-        """What each call will give -> the machine that was called."""
+        """Reference to each call's answer -> the machine."""
         self._numbers = count()
         self._join()
         try:
@@ -143,7 +143,7 @@ class RayEngine:
         return [one for one in nodes if one.get("GPU", 0) >= 1] if self.device == "cuda" else nodes
 
     def places(self) -> int:
-        """How many machines the cluster says it has, of those with the device."""
+        """The cluster's number of machines with the device."""
         return sum(int(resources[_RESOURCE]) for resources in self._usable())
 
     def start(self) -> int:

@@ -34,7 +34,7 @@ class Call:
     """Cells that the machine measures meanwhile, and may die of."""
     started_at: str = field(default_factory=now)
     since: float = 0.0
-    """When it was made, in seconds of the driver's clock."""
+    """Time of the call, in seconds of the driver's clock."""
 
 
 Script = Generator[Call | None, dict[str, Any], None]
@@ -56,7 +56,7 @@ class Member:
     script: Script = field(init=False)
     call: Call | None = None
     host: str = ""
-    """Digest of its host; empty until it takes part, as the two below."""
+    """Digest of its host; empty until it takes part."""
     kind: Kind = field(init=False)
     state: Ready = field(init=False)
 
@@ -79,7 +79,7 @@ def _phases(kind: Kind, cells: Sequence[Cell]) -> Iterator[Sequence[Cell]]:
 
 
 class Work:
-    """What machines do with their lots."""
+    """The work of machines on their lots."""
 
     def __init__(self, plan: Plan, queue: Queue, watcher: Watcher) -> None:
         self._plan, self._queue, self._watcher = plan, queue, watcher
