@@ -38,7 +38,7 @@ def kept(
     key_mask: Tensor | None = None,
     queries: Tensor | None = None,
 ) -> Kept:
-    """The shares that a selection keeps of the softmax weights of q ``(B, H, N, D)`` and k ``(B, K, M, D)``, in float64.
+    """A selection's shares of the softmax weights of q ``(B, H, N, D)`` and k ``(B, K, M, D)``, in float64.
 
     Args:
         causal: query i sees the keys up to its place; or which keys each query sees.

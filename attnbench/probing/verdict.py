@@ -163,7 +163,8 @@ def _between(found: Found) -> str:
     if not found.per_token:
         return "no question: there is one output for the whole sequence"
     if not found.crossing:
-        return f"could not be asked: it takes {_shortest(found)}"
+        taken = f"{found.reads.n} tokens at most" if found.reads else "too few tokens"
+        return f"could not be asked: it takes {taken}"
     if not any(rank for _, rank, _ in found.crossing):
         return "nothing passes from earlier tokens to later ones"
     told = ", ".join(str(rank) for _, rank, _ in found.crossing)
@@ -171,10 +172,6 @@ def _between(found: Found) -> str:
     if found.state is not None:
         return f"about {found.state} numbers, however many tokens went before ({told} after {tokens})"
     return f"more numbers, the more tokens went before ({told} after {tokens}); no end was seen"
-
-
-def _shortest(found: Found) -> str:
-    return f"{found.reads.n} tokens at most" if found.reads else "too few tokens"
 
 
 def _power(power: float) -> str:

@@ -36,7 +36,7 @@ def estimate(cells: Sequence[Cell], threads: int) -> Iterator[tuple[Cell, Predic
     found: dict[Cell, Prediction] = {}
     too_long, left = dict[Cell, int](), ALL_STEPS
     for cell in cells:
-        alike = _sizes_alone(cell)
+        alike = replace(cell, suite="", sweep="", seed=0, training=None)
         family = replace(alike, shape=replace(alike.shape, seq_len=1))
         if alike not in found:
             known = too_long.get(family, math.inf) <= cell.shape.N
@@ -89,10 +89,6 @@ def duration(plan: Plan) -> Duration:
     usual = sum(known.values()) / len(known)
     seconds = sum(count * known.get(cell.cell_id, usual) for cell, count in visits.items())
     return Duration(max(seconds, least), least, f"as earlier runs of {plan.suite.name} on this machine did")
-
-
-def _sizes_alone(cell: Cell) -> Cell:
-    return replace(cell, suite="", sweep="", seed=0, training=None)
 
 
 def _of_all_steps(cell: Cell, one: Prediction) -> Prediction:

@@ -340,7 +340,8 @@ def _add_time(record: Record, cell: Cell, rounds: Sequence[Sequence[Sample]], li
     record.time_samples = summary.used
     record.host_share = host_share(record.device_s, summary.median)
     record.examples_per_s = cell.shape.B / summary.median
-    tokens = _real_queries(cell)
+    padding = 0.0 if cell.shape.cross or cell.architecture == "encoder-decoder" else cell.padding  # of keys alone
+    tokens = sum(real_tokens(cell.shape.B, cell.shape.N, padding))
     if cell.pass_ in ("decode", "generate"):
         tokens = cell.shape.B * (cell.new_tokens or 1)
     record.tokens_per_s = tokens / summary.median
@@ -374,11 +375,6 @@ def hold_to_limits(record: Record, limits: Limits) -> None:
         flops, moved = record.matmul_flops, moved_bytes(record)
         record.peak_fraction = limits.peak_fraction(record.time_median_s, flops=flops, moved=moved)
         record.floor_s = limits.floor(flops=flops, exponentials=record.exponentials, moved=moved)
-
-
-def _real_queries(cell: Cell) -> int:
-    padding = 0.0 if cell.shape.cross or cell.architecture == "encoder-decoder" else cell.padding
-    return sum(real_tokens(cell.shape.B, cell.shape.N, padding))
 
 
 def add_warning(record: Record, warning: str | None) -> None:

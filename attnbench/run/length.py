@@ -138,7 +138,8 @@ class _Visit:
         fitted."""
         with_error, bare = self.cells[i], without_error(self.cells[i])
         asked = self.found.with_error and "error" in with_error.measure
-        learned = asked and _means_nothing(with_error)
+        variant = with_error.variant
+        learned = asked and error_kind(VARIANTS.get(variant.name), variant) == "learned"
         if asked and not learned:
             try:
                 return self._look(i, with_error, self.left / shares / 2)
@@ -248,7 +249,3 @@ class _Visit:
 def without_error(cell: Cell) -> Cell:
     """The same cell, but its error is not measured."""
     return replace(cell, measure=tuple(what for what in cell.measure if what != "error"))
-
-
-def _means_nothing(cell: Cell) -> bool:
-    return error_kind(VARIANTS.get(cell.variant.name), cell.variant) == "learned"
