@@ -1,4 +1,4 @@
-"""What glibc's allocator does with freed memory.
+"""Control what glibc's allocator does with freed memory.
 
 Memory that it gives back costs a page fault for each 4 KiB when it is taken again: a call on tensors of a few MiB may
 take three times as long. Whether it gives them back depends on what the process allocated before.
@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4  # mallopt(3)
 _DEFAULT_TRIM_THRESHOLD, _DEFAULT_MMAP_MAX = 128 * 1024, 65536
 _LARGEST_MMAP_THRESHOLD = 32 * 2**20
-"""Bytes. Where the threshold ends that glibc raises to the size of each tensor that is freed."""
+"""Bytes: the end of glibc's threshold, which rises to the size of each tensor that is freed."""
 
 
 def keep_freed_memory() -> bool:
@@ -27,7 +27,7 @@ def keep_freed_memory() -> bool:
 
 @contextmanager
 def freed_memory_kept() -> Iterator[None]:
-    """Keep freed memory for a while, where glibc is; afterwards it works as it does once large tensors were freed."""
+    """Keep freed memory in this block, with glibc; afterwards it works as it does once large tensors were freed."""
     kept = keep_freed_memory()
     try:
         yield
@@ -42,9 +42,9 @@ def freed_memory_kept() -> Iterator[None]:
 
 @contextmanager
 def freed_memory_returned(wanted: bool) -> Iterator[None]:
-    """Use the allocator as shipped for a while, inside the tuned process: it gives large tensors back when freed.
+    """Use the default allocator in this block of the tuned process: it gives large tensors back when freed.
 
-    An allocator that keeps memory may hold a large tensor's place twice, which is too much near the limit.
+    One that keeps memory may hold a large tensor's place twice, too much near the limit.
     """
     if not wanted or not keep_freed_memory():
         yield

@@ -1,4 +1,4 @@
-"""An NVIDIA card as its driver's library NVML tells of it: what it is, how fast it runs now, and who else uses it.
+"""NVML's facts of an NVIDIA card: what it is, how fast it runs now, and who else uses it.
 
 NVML is reached by the module ``pynvml`` (package nvidia-ml-py). What it does not tell is absent: no driver, a GPU of
 another maker, a part of a card (MIG), a field that this card or driver does not have.
@@ -26,11 +26,11 @@ NOT_TOLD = (
 PATIENT = 10
 """Samples between two readings take this many times as long as a reading, so that the card hardly idles."""
 ALONE = 1 << 30, 10
-"""Bytes and percent of the time that a card may seem used before we begin: of a screen, or of the driver itself."""
+"""Bytes and percent of the time that a card may seem used at the start: a screen, or the driver itself."""
 TICK = 0.1
-"""Seconds after which the counter of energy has changed, at most."""
+"""Most seconds between changes of the counter of energy."""
 COUNTED = 0.2
-"""Seconds between the two changes of that counter between which calls are counted, at least."""
+"""Least seconds of counted calls, between two changes of that counter."""
 _SM, _MEMORY = 1, 2
 """NVML's numbers of clocks."""
 
@@ -40,7 +40,6 @@ class Board:
     """One card."""
 
     nvml: Any
-    """The module ``pynvml``, or one that stands in for it."""
     handle: Any
 
     @classmethod
@@ -60,7 +59,7 @@ class Board:
             return None
 
     def ask(self, name: str, *given: Any) -> Any:
-        """What a function of NVML tells of this card, or of the machine; None if it cannot."""
+        """The result of an NVML function for this card, or for the machine; None if it fails."""
         try:
             return getattr(self.nvml, name)(*([] if "System" in name else [self.handle]), *given)
         except Exception:  # NVMLError, or an older package without the function
@@ -74,7 +73,7 @@ class Board:
 
 
 def facts(device: str) -> dict[str, Any]:
-    """What the card is, and how it runs before anything is measured; empty if it is not told."""
+    """The card, and its speed before anything is measured; empty if unknown."""
     board = Board.of(device)
     if board is None:
         return {}
@@ -89,7 +88,7 @@ def facts(device: str) -> dict[str, Any]:
 
 
 def look(board: Board) -> dict[str, Any]:
-    """How the card runs now."""
+    """The present state of the card."""
     power = board.ask("nvmlDeviceGetPowerUsage")
     told = {
         "sm_clock_mhz": board.ask("nvmlDeviceGetClockInfo", _SM),
@@ -115,11 +114,10 @@ def after(card: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _UNITS = {"_mhz": "MHz", "_w": "W", "_c": "°C"}
-"""Ends of the names above, and their units."""
 
 
 def in_words(name: str, told: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Facts as names with text: a line for what the card is, and one for how it ran before, during and after."""
+    """Facts as names with text: a line for the card, and one for its speed before, during and after."""
     said, more = list[str](), list[tuple[str, str]]()
     for key, one in told.items():
         if isinstance(one, Mapping):
@@ -133,10 +131,7 @@ def in_words(name: str, told: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def warning(device: str) -> str | None:
-    """What a process that has not used the card yet says of it: that others use it, or that NVML tells nothing of it.
-
-    None if there is nothing to say, or the card is of another maker.
-    """
+    """A warning before the first use of the card: others use it, or NVML does not know it; None without one."""
     board = Board.of(device)
     if board is None:
         import torch
@@ -159,27 +154,21 @@ def warning(device: str) -> str | None:
 
 
 class Clocked(NamedTuple):
-    """How fast the card ran at one moment, and NVML's bits of why it throttled."""
+    """The card's clock at one moment, and NVML's bits of throttling."""
 
     sm_mhz: int | None
     throttled: int
 
     def until(self, later: Self) -> dict[str, Any]:
-        """What is known of samples between two such moments: the worse of both."""
+        """The worse of two moments, for the samples between them."""
         clocks = [one for one in (self.sm_mhz, later.sm_mhz) if one is not None]
         return {"sm_mhz": min(clocks, default=None), "throttled": self.throttled | later.throttled}
 
 
 class Card:
-    """Reads a card's clock and throttling between samples, as seldom as keeps it busy; and the energy of a call."""
+    """Reads a card's clock and throttling between samples, rarely enough to keep it busy; and the energy of a call."""
 
     def __init__(self, board: Board, wait: Callable[[], None], *, energy: bool = False) -> None:
-        """Look once.
-
-        Args:
-            wait: waits for the device.
-            energy: whether to count it before the samples.
-        """
         self._board, self._wait, self._energy = board, wait, energy
         self.joules: float | None = None
         """Energy of a call; None if it was not counted, or the card has no counter that moves."""
@@ -204,11 +193,8 @@ class Card:
         return Clocked(self._board.ask("nvmlDeviceGetClockInfo", _SM), self._board.throttles())
 
     def begin(self, call: Callable[[], object], calls: int) -> None:
-        """Count the energy of calls that follow one another, between two changes of the card's counter.
-
-        Args:
-            calls: how many take a millisecond or more.
-        """
+        """Count the energy of consecutive calls, of which ``calls`` take a millisecond or more, between two counter
+        changes."""
         changes, made, begun = [(self._millijoules(), 0, perf_counter())], 0, perf_counter()
         while self._energy and changes[0][0] is not None:
             start = perf_counter()

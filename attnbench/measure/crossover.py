@@ -1,4 +1,4 @@
-"""The length from which on the other variant is faster: claimed only between lengths with opposite verdicts."""
+"""The length from which the other variant is faster, claimed only between lengths with opposite verdicts."""
 
 from __future__ import annotations
 
@@ -15,25 +15,22 @@ from attnbench.measure.statistics import Ratio
 
 @dataclass(frozen=True, slots=True)
 class Crossover:
-    """Where A and B take the same time. All three numbers are None unless there is exactly one such place."""
+    """The length at which A and B take the same time. All three numbers are None unless there is exactly one."""
 
     n: float | None
-    """Roughly where, by a straight line in log n between measured lengths."""
+    """An estimate, by a straight line in log n between measured lengths."""
     low: int | None
     high: int | None
     """The nearest lengths with opposite verdicts. All verdicts together are right with 95 %, so the crossing lies
     between these two with 95 %, whatever the curve does there."""
     note: str
-    """Which one is faster where, or why there is no crossover."""
+    """The faster one at each length, or the reason why there is no crossover."""
 
 
 def crossover(lengths: Sequence[int], ratios: Sequence[Ratio | None], *, names: tuple[str, str]) -> Crossover:
-    """Where time A / time B passes through 1. Never extrapolates, and never trusts a difference without a verdict.
+    """The place where time A / time B passes through 1, never extrapolated, nor claimed without verdicts.
 
-    Args:
-        lengths: in any order.
-        ratios: one for each length; None where a variant failed or the verdict is withheld.
-        names: what to call A and B in the note.
+    ``lengths`` come in any order. ``ratios`` are None for a failure or a withheld verdict. ``names`` are for the note.
     """
     found = [(n, one) for n, one in zip(lengths, ratios, strict=True) if one is not None]
     rows = sorted(found, key=itemgetter(0))

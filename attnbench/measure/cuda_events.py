@@ -1,4 +1,4 @@
-"""The stopwatch of a CUDA device. What it uses is bound before anything foreign is imported, as in :mod:`stopwatch`."""
+"""The stopwatch of a CUDA device, bound before anything foreign is imported, as in :mod:`stopwatch`."""
 
 from __future__ import annotations
 

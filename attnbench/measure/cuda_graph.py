@@ -1,6 +1,6 @@
-"""A call as a CUDA graph: the device runs all of its kernels again without waiting for the host to start each.
+"""A call as a CUDA graph: the device repeats all of its kernels without waiting for the host to start each.
 
-What it uses of torch is bound before anything foreign is imported, as in :mod:`stopwatch`.
+Functions of torch are bound before anything foreign is imported, as in :mod:`stopwatch`.
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ class Replay:
     """A call that was captured."""
 
     again: Callable[[], object]
-    """Runs its kernels."""
     output: Any
-    """The tensors into which they write."""
 
     def __call__(self) -> Any:
         self.again()
@@ -43,22 +41,18 @@ class Recorder(Protocol):
     """Makes graphs of calls: a CUDA device, or what stands in for one."""
 
     def warm(self, call: Call) -> None:
-        """Make the call where it will be captured, so that all that it prepares once is there."""
+        """Make the call where it will be captured, to prepare everything that is done once."""
 
     def capture(self, call: Call) -> Replay:
         """Record what the call has the device do."""
 
     def recover(self) -> None:
-        """Put the device back in order after a capture that failed.
-
-        Raises:
-            RuntimeError: the device is lost.
-        """
+        """Restore the device after a failed capture; raise RuntimeError if it is lost."""
 
 
 @cache
 def _side_stream(device: torch.device) -> Stream:
-    """One for all cells: torch keeps memory for each stream that multiplied something."""
+    """One stream for all cells: torch keeps memory for each stream that multiplied something."""
     return Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it so
 
 
@@ -98,7 +92,7 @@ class CudaRecorder:
             torch.cuda.empty_cache()
 
     def _keeps_memory(self) -> bool:
-        """Whether the pool holds on to memory that no tensor is in, as one that can be freed does not."""
+        """True if the pool holds memory of no tensor, unlike one that can be freed."""
         parts = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]  # torch leaves it so
         return any(one.get("segment_pool_id") == self._pool and not one["active_size"] for one in parts)
 
@@ -106,9 +100,7 @@ class CudaRecorder:
 def captured(calls: Sequence[Call], recorder: Recorder) -> list[Replay]:
     """The calls as graphs, each of which writes into the same tensors whenever it is replayed.
 
-    Raises:
-        NotCaptured: one of the calls cannot be captured; the device is as it was.
-        RuntimeError: the device is lost.
+    Raises NotCaptured if a call cannot be captured, with the device as before; RuntimeError if it is lost.
     """
     replays, why = list[Replay](), ""
     try:
@@ -126,7 +118,6 @@ def captured(calls: Sequence[Call], recorder: Recorder) -> list[Replay]:
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of what led to an error, and the line of code outside torch that it came from."""
     while error.__context__ is not None:  # ending a capture that is broken raises once more
         error = error.__context__
     text = (str(error).strip() or type(error).__name__).splitlines()[0]

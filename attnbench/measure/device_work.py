@@ -1,4 +1,4 @@
-"""How long the kernels of a call work on a GPU, and how many there are, by torch's profiler."""
+"""The time and number of a call's kernels on a GPU, by torch's profiler."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.autograd.profiler import profile
 from attnbench.measure.memory import profiled
 
 _CALLS, _SECONDS = 5, 0.5
-"""At most this many calls are looked at, and fewer if they would take longer than this."""
+"""Most calls that are looked at, and most seconds."""
 
 
 class Kernel(NamedTuple):
@@ -25,10 +25,9 @@ class Kernel(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What one call has the device do."""
+    """The work of one call on the device."""
 
     seconds: float
-    """Sum of the kernels' own times."""
     kernels: float
 
 
@@ -51,11 +50,9 @@ def device_work(
     *,
     look: Callable[[Callable[[], object]], list[Kernel]] = kernels_of,
 ) -> Work | None:
-    """What a call has the device do, with the cache flushed before it as while it is timed; None if nobody tells.
+    """The device's work in a call, with the cache flushed before it as in the timing; None if unknown.
 
-    Args:
-        flush: empties the cache by one kernel, which takes longer than others of its name.
-        seconds: what a call takes.
+    ``flush`` empties the cache by one kernel, longer than others of its name; ``seconds`` is a call's time.
     """
     calls = max(1, min(_CALLS, int(_SECONDS / seconds)))
 

@@ -25,7 +25,7 @@ POWERCAP = Path("/sys/class/powercap")
 _TOP_ZONE = re.compile(r"intel-rapl:\d+")
 """Name of a whole package. Its parts (``intel-rapl:0:0``) and ``intel-rapl-mmio:0`` would count the same twice."""
 _MOST_WATTS = 1000.0
-"""Most watts that one package takes. A counter that these fill between two looks may have wrapped several times."""
+"""Most watts of one package. A counter that these fill between two looks may have wrapped several times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Counter:
 
 
 def energy_counters(device: str) -> tuple[Counter, ...]:
-    """All counters of what the device takes; none where there are none, or one of them cannot be read."""
+    """Counters of all that the device takes; none if one of them cannot be read."""
     if device == "cpu":
         return _packages()
     return _board(device) if device.startswith("cuda") else ()
@@ -51,19 +51,18 @@ class Meter:
     _joules: float | None
     _at: float
     _values: list[float]
-    """When the counters were last looked at, and what they said; not set while the sum is unknown."""
 
     def __init__(self, counters: Sequence[Counter] = (), before: float | None = 0.0) -> None:
         self._counters = counters
         self.go_on(before)
 
     def go_on(self, before: float | None) -> None:
-        """Count from now, on top of ``before`` instead of what was counted until now."""
+        """Count from now, on top of ``before``."""
         self._joules = before if self._counters else None
         self.skip()
 
     def skip(self) -> None:
-        """Leave out the energy that was taken since the last look."""
+        """Leave out the energy since the last look."""
         if self._joules is not None:
             self._at, self._values = time.monotonic(), [_read(counter) for counter in self._counters]
 
@@ -81,7 +80,6 @@ class Meter:
 
 
 def _read(counter: Counter) -> float:
-    """Joules; NaN if it can no longer be read."""
     try:
         return counter.read()
     except (OSError, ValueError):
@@ -89,7 +87,6 @@ def _read(counter: Counter) -> float:
 
 
 def _taken(counter: Counter, before: float, now: float, seconds: float) -> float:
-    """Joules between two looks; not finite if they are unknown."""
     if counter.full < _MOST_WATTS * seconds:
         return math.nan
     return now - before + (counter.full if now < before else 0.0)

@@ -1,4 +1,4 @@
-"""How far a variant's output is from exact attention on the same inputs, and how far a trivial answer would be."""
+"""The error of a variant's output against exact attention, and that of a trivial answer."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _ORACLE_LOGITS = 2**24
 _KEPT_ELEMENTS = 2**22
 """Draws with at most this many elements in q (32 MiB for the exact answer) are kept for the next variant."""
 STRETCHES = 32
-"""Most numbers that tell how the error goes over the steps of a generation."""
+"""Most numbers for the course of the error over the steps of a generation."""
 _LESSONS = 16
-"""Different draws, at most, that a variant is fitted to; few and large ones are fewer."""
+"""Most draws that a variant is fitted to; of large ones fewer."""
 _LESSON_ELEMENTS = 2**22
 """Elements of q in all of these together."""
 
@@ -58,8 +58,8 @@ class ErrorResult:
     rel_error_std: float | None = None
     """Standard deviation over the draws; None for a single one."""
     steps: tuple[float, ...] = ()
-    """In pass ``generate`` the rel_error of each of :data:`STRETCHES` stretches of the steps, or of each step where
-    there are fewer; the median over the draws. Empty in others."""
+    """In pass ``generate`` the rel_error of each of :data:`STRETCHES` stretches of the steps, or of each step if there
+    are fewer; the median over the draws. Else empty."""
     first: float | None = None
     """The same for the first quarter of the steps."""
     last: float | None = None
@@ -71,31 +71,28 @@ class ErrorResult:
     trivial_error: float | None = None
     """Median over the draws of the rel_error of answering with the mean of the values that a query may see."""
     kept_mass: float | None = None
-    """Mean over the draws of the share of the exact probability that falls on the keys that are read, in a variant that
-    chooses pairs, or that has a budget and meets a prompt; None in others."""
+    """Mean over the draws of the exact probability's share on the keys that are read, for a variant that chooses pairs,
+    or has a budget and meets a prompt; else None."""
     kept_pairs: float | None = None
-    """The same for the share of the visible pairs, in a variant that chooses them."""
+    """The same for the share of the visible pairs, for a variant that chooses them."""
     draws: int = 0
-    """How many draws differ: a variant without random numbers on an input that repeats itself is measured once."""
+    """Number of different draws: a variant without random numbers on an input that repeats itself is measured once."""
     fit_steps: int | None = None
-    """Steps by which it was fitted; None where it has nothing to fit, or nobody asked."""
+    """Steps of the fit; None without one."""
     doubt: str = ""
-    """What weakens the numbers; empty where nothing does."""
     bound: float = math.inf
-    """What the rel_error of an exact variant can be (:func:`roundings`); infinite for others."""
+    """Largest rel_error of an exact variant (:func:`roundings`); infinite for others."""
 
 
 def measure_error(cell: Cell, *, adapt: Callable[[nn.Module], nn.Module] | None = None) -> ErrorResult:
     """Build the variant and draw its input ``error_draws`` times, with the cell's seed, the one after it and so on.
 
-    In pass ``generate`` the outputs behind the prompt are compared, each of which is that of a step.
+    In pass ``generate`` the outputs behind the prompt are compared, each of which is that of a step. Outputs of padded
+    tokens are not compared. Memory is that of the variant plus O(B · H · (N + M) · D): the oracle works on blocks of
+    queries.
 
-    Memory is that of the variant plus O(B · H · (N + M) · D): the oracle works on blocks of queries. Outputs of padded
-    tokens mean nothing and are not compared.
-
-    Where the cell says ``fit``, what the variant learns is fitted first, to the exact output on draws that are not
-    measured: Adam on the squared relative error, in float32. It is fitted once, with the cell's seed, and measured on
-    every draw.
+    With ``fit`` the variant's parameters are fitted once, with the cell's seed, to the exact output on draws that are
+    not measured: Adam on the squared relative error, in float32.
 
     Args:
         adapt: turns the variant into what is measured, for example compiled code.
@@ -171,7 +168,7 @@ def measure_error(cell: Cell, *, adapt: Callable[[nn.Module], nn.Module] | None 
 
 
 def roundings(q: Tensor, k: Tensor, *, biased: bool = False) -> float:
-    """How many roundings of its dtype exact attention may be off by, to first order.
+    """The largest error of exact attention in roundings of its dtype, to first order.
 
     A logit is at most S = max ‖q‖ max ‖k‖ / √D (Cauchy and Schwarz). It is rounded once, and its D terms, taken by
     halves, carry 1 + log₂ D roundings of random signs, so S · max(1, (1 + log₂ D) / √D) in all. An error of the logits
@@ -206,9 +203,8 @@ def hold_rows(
     """Hold random rows of an operator that claims to be exact to the formula, in its own shape and dtype.
 
     Args:
-        output: what it gave for the last queries; it is called where None.
-        backward: hold also the gradients that come from these rows alone, in which a query has those of its row, and
-            all keys and values have some.
+        output: for the last queries; computed if None.
+        backward: hold also the gradients from these rows alone: of their queries, and of all keys and values.
 
     Raises:
         AttnbenchError: they are off by more than rounding can be.
@@ -261,10 +257,10 @@ def hold_rows(
 def _sizes_of_gradients(
     formula: Callable[[int, Tensor], Tensor], rows: Sequence[int], qkv: Sequence[Tensor], direction: Tensor
 ) -> tuple[float, float]:
-    """How large the gradients of queries and keys would be if nothing in them cancelled.
+    """The size of the gradients of queries and keys if nothing in them cancelled.
 
-    With D = direction · v, that of a logit is its weight times D - mean(D). Where one weight is nearly 1, that is
-    small, though each of both is rounded.
+    With D = direction · v, a logit's is its weight times D - mean(D): small if one weight is nearly 1, though both are
+    rounded.
     """
     q, k, v = qkv[0], *(of_query_heads(x, qkv[0].shape[1]) for x in qkv[1:])
     queries = keys = 0.0
@@ -278,7 +274,7 @@ def _sizes_of_gradients(
 
 
 def beyond_rounding(off: float, dtype: torch.dtype, what: str = "") -> AttnbenchError:
-    """The error of a variant that claims to be exact and is off by so much, relative to what it should be."""
+    """The error of a variant that claims to be exact and is off by so much, relatively."""
     count = off / torch.finfo(dtype).eps
     return AttnbenchError(
         f"exact, but {what}off by {off:.2g}, {count:.2g} roundings of {str(dtype)[6:]}: "
@@ -287,7 +283,6 @@ def beyond_rounding(off: float, dtype: torch.dtype, what: str = "") -> Attnbench
 
 
 def _prompt(cell: Cell, variant: Variant) -> int:
-    """How many tokens are a prompt whose outputs are not compared; 0 in passes that have none."""
     if cell.pass_ != "generate":
         return 0
     if cell.padding:
@@ -299,7 +294,6 @@ def _prompt(cell: Cell, variant: Variant) -> int:
 
 
 def _generated(operator: nn.Module, qkv: tuple[Tensor, ...], prompt: int) -> Tensor:
-    """The outputs for the tokens behind the prompt, one after the other."""
     decoding, outputs = cast(Decoding, operator), []
     state = decoding.begin(*(x[:, :, :prompt] for x in qkv))
     for t in range(prompt, qkv[0].shape[2]):
@@ -309,7 +303,7 @@ def _generated(operator: nn.Module, qkv: tuple[Tensor, ...], prompt: int) -> Ten
 
 
 def _kept_mass(operator: nn.Module, problem: _Problem, prompt: int) -> float | None:
-    """Share of the exact probability that falls on the keys that are read behind the prompt; None where all are."""
+    """Share of the exact probability on the keys that are read behind the prompt; None if all are."""
     if not prompt or not isinstance(operator, Budgeted):
         return None
     q, k, _ = (x.double() for x in problem.qkv)
@@ -323,7 +317,7 @@ def _kept_mass(operator: nn.Module, problem: _Problem, prompt: int) -> float | N
 
 
 def error_kind(variant: Variant, spec: Spec) -> ErrorKind:
-    """What the error number of a variant with the options of ``spec`` means."""
+    """The meaning of the error of a variant with the options of ``spec``."""
     claims = variant.claims(spec)
     if claims.exact:
         return "exact"
@@ -369,15 +363,13 @@ class _Draw:
 
 @dataclass(frozen=True, slots=True)
 class _Problem:
-    """One draw of the inputs, with its exact answer in float64."""
-
     qkv: tuple[Tensor, Tensor, Tensor]
     exact: Tensor
     trivial_error: float
     digest: bytes
     key_mask: Tensor | None = None
     real_queries: Tensor | None = None
-    """``(B, N)`` bool: which queries are real tokens; None where all are, as in cross-attention."""
+    """``(B, N)`` bool: the real queries; None for all, as in cross-attention."""
 
     def compared(self, output: Tensor) -> Tensor:
         """The rows of real tokens: all of ``(B, H, N, D)``, or ``(rows, H, D)``."""
@@ -388,11 +380,10 @@ class _Problem:
 class _Fitted:
     operator: nn.Module
     doubt: str
-    """Empty, or that it was fitted to what it is measured on."""
+    """Empty, or that fit and measurement share draws."""
 
 
 def _fitted(cell: Cell, dtype: torch.dtype) -> _Fitted | None:
-    """The variant, fitted to the exact output on other draws than those of the error; None where it learns nothing."""
     operator = build(cell.variant, cell.whole_shape, seed=cell.seed).to(cell.device)
     if not learnt(operator):
         return None
@@ -411,11 +402,7 @@ def _fitted(cell: Cell, dtype: torch.dtype) -> _Fitted | None:
 
 
 def _lessons(cell: Cell, dtype: torch.dtype) -> tuple[list[_Problem], str]:
-    """What a variant is fitted to, and what is wrong with that.
-
-    These are draws that are not measured. An input that has too few, as a captured one may, gives them all, and the
-    error is then no error on inputs that were not seen.
-    """
+    """The draws to fit a variant to, and a warning if an input has too few others, as a captured one may."""
 
     def problem(seed: int) -> _Problem:
         return _problem(cell.inputs, cell.whole_shape, seed, dtype, cell.device, cell.padding, 0)
@@ -433,7 +420,7 @@ def _lessons(cell: Cell, dtype: torch.dtype) -> tuple[list[_Problem], str]:
 def _problem(
     inputs: Spec, shape: Shape, seed: int, dtype: torch.dtype, device: str, padding: float, prompt: int
 ) -> _Problem:
-    """One draw, kept if small: every variant of a suite meets the same draws, and the oracle costs most."""
+    """One draw, cached if small: every variant of a suite meets the same draws, and the oracle costs most."""
     small = shape.B * shape.H * max(shape.N, shape.M) * shape.D <= _KEPT_ELEMENTS
     return (_kept_problem if small else _new_problem)(inputs, shape, seed, dtype, device, padding, prompt)
 
@@ -462,12 +449,11 @@ def _new_problem(
 
 
 def _rows(output: Tensor, real: Tensor | None) -> Tensor:
-    """Those of the queries ``(B, N)`` that are real: ``(rows, H, D)`` of ``(B, H, N, D)``, or all of it."""
+    """Rows of the real queries ``(B, N)``: ``(rows, H, D)`` of ``(B, H, N, D)``, or all of it."""
     return output if real is None else output.transpose(1, 2)[real.to(output.device)]
 
 
 def _selection(operator: nn.Module, q: Tensor, k: Tensor, **masked: Tensor) -> Selection | None:
-    """The pairs that an operator keeps of all, by choice or by a fixed pattern; None where it keeps none out."""
     choosing = chooser(operator)
     if choosing is not None:
         chosen: Selection = choosing.select(q, k, **masked)
@@ -499,7 +485,7 @@ def _compare(output: Tensor, problem: _Problem, kept_mass: float | None, *, step
 
 
 def stretches(steps: int) -> list[slice]:
-    """Up to :data:`STRETCHES` neighbouring stretches of so many steps, as equal as can be."""
+    """Up to :data:`STRETCHES` neighbouring stretches of the steps, as equal as can be."""
     count = min(STRETCHES, steps)
     return [slice(i * steps // count, (i + 1) * steps // count) for i in range(count)]
 
@@ -513,7 +499,6 @@ def _of_stretches(output: Tensor, exact: Tensor) -> tuple[float, ...]:
 
 
 def _over_steps(draws: list[tuple[float, ...]]) -> dict[str, Any]:
-    """The medians over the draws, by their names in a result; nothing where there are no steps."""
     medians = [statistics.median(one) for one in zip(*draws, strict=True)]
     return {"first": medians[0], "last": medians[1], "steps": tuple(medians[2:])} if medians else {}
 
@@ -528,24 +513,19 @@ def _digest(*tensors: Tensor) -> bytes:
 RATE = 1e-2
 """Learning rate at the first step; it falls to 0 along a cosine."""
 _CLIPPED_TO = 1.0
-"""Largest norm of the gradient."""
 _GIVEN = {"position_bias", "sink"}
-"""Modules that belong to the question: the exact output has the same bias and the same sink."""
+"""Modules of the question: the exact output has the same bias and the same sink."""
 
 
 def learnt(operator: nn.Module) -> list[nn.Parameter]:
-    """The parameters that the variant brings, but for a bias or a sink that the shape asks for."""
+    """The variant's parameters, except a bias or a sink that the shape asks for."""
     return [one for name, one in operator.named_parameters() if not _GIVEN & set(name.split("."))]
 
 
 def fit(operator: nn.Module, loss: Callable[[int], Tensor], steps: int) -> None:
-    """Make ``loss`` small by ``steps`` steps of Adam on what the variant learns, in place.
+    """Minimise ``loss``, given a step's number from 0, by ``steps`` steps of Adam on the operator's own parameters.
 
-    Args:
-        loss: the loss of the operator as it then is, at the step of this number, from 0.
-
-    Raises:
-        Unsupported: no gradient reaches what it learns.
+    Raises Unsupported if no gradient reaches them.
     """
     parameters = learnt(operator)
     optimizer = torch.optim.Adam(parameters)

@@ -53,43 +53,42 @@ _PRODUCTS: dict[Any, Formula] = {
 }
 """Formulas of ours in place of torch's."""
 STEPS = 800
-"""Calls of torch that a prediction follows for each layer, unless it is told another number. They are counted and not
-timed, so that a busy machine foresees what a quiet one does."""
+"""Calls of torch that a prediction follows for each layer by default; counted, not timed, so that a busy machine
+foresees what a quiet one does."""
 SAME_STEPS = 20_000
-"""The same where operations stand for a kernel that does not tell its FLOPs, some 10 seconds."""
+"""The same with operations in place of a kernel without FLOPs of its own, some 10 seconds."""
 _FUSED = re.compile(r"_scaled_dot_product_(?:fused_)?(\w+?)(?:_attention)?(_for_cpu)?(?:_backward)?$")
 _EXPONENTIALS = {
     *("exp", "exp2", "expm1", "logsumexp", "logaddexp", "softmax", "safe_softmax", "log_softmax"),
     *("sigmoid", "tanh", "softplus", "log_sigmoid_forward", "elu", "elu_backward", "celu", "selu", "gelu"),
     *("silu", "silu_backward"),
 }
-"""Operations that take one exponential, or what costs as much, for each number of their first argument."""
+"""Operations with one exponential, or its like in cost, for each number of their first argument."""
 _ONLY_IN_MATH = "_safe_softmax"
 """An operation that only the math back end of PyTorch's attention calls; the others of that back end are ordinary."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What one call did."""
+    """The counts of one call."""
 
     output: Any
     matmul_flops: int | None
-    """Multiplications and additions inside matrix products; FFT, exp and softmax are not counted. For a kernel that
-    does not tell, those of the same in torch's operations; None where they are not known either."""
+    """Multiplications and additions inside matrix products, without FFT, exp and softmax. A kernel that does not tell
+    has those of torch's operations; None if unknown."""
     exponentials: int | None
-    """Numbers of which an exponential was taken, one for each pair inside a fused kernel; None if one does not tell."""
+    """Exponentials taken, one for each pair inside a fused kernel; None if one does not tell."""
     kernel: str | None
-    """What PyTorch's attention ran on, forward or backward: ``flash_cpu``, ``efficient``, ``cudnn`` or ``math`` (which
-    cannot be told in a backward pass alone); ``flex`` if compiled. What has several forms on a GPU: the one that ran,
-    ``fla`` or ``torch``. None where there was no choice."""
+    """The kernel of PyTorch's attention, forward or backward: ``flash_cpu``, ``efficient``, ``cudnn`` or ``math``
+    (unknown in a backward pass alone); ``flex`` if compiled. A GPU form that ran: ``fla`` or ``torch``. None without a
+    choice."""
     put: str = ""
-    """The kernels that torch's compiler put in the place of other operations."""
+    """Kernels of torch's compiler in place of other operations."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Operation:
     composite: bool
-    """Torch makes it of other operations, which are counted in its place."""
     flops: Formula | None
     """FLOPs by its arguments and its result, ``out_val``; None if it is no product."""
     exponential: bool
@@ -99,7 +98,6 @@ class _Operation:
 
 
 def _attention(name: str) -> str | None:
-    """The name of one of torch's operations as an attention kernel, the same forward and backward."""
     fused = _FUSED.match(name)
     return fused[1] + ("_cpu" if fused[2] else "") if fused else None
 
@@ -119,8 +117,6 @@ def _operation(func: OpOverload[..., Any]) -> _Operation:
 
 @without_compiler
 class _Counter(TorchDispatchMode):
-    """Counts FLOPs of products and exponentials, and collects the names of attention kernels."""
-
     def __init__(self) -> None:
         super().__init__()
         self.matmul_flops = self.exponentials = 0
@@ -144,9 +140,9 @@ class _Counter(TorchDispatchMode):
         return output
 
     def _look_inside(self, func: Any, args: Any, named: dict[str, Any]) -> None:
-        """Count an exponential and two products for each pair that a fused kernel looks at; five products backward.
+        """Count an exponential and two products for each pair that a fused kernel reads; five products backward.
 
-        Torch's own formulas know neither its kernel for the CPU (pytorch issue 195460) nor what causality spares.
+        Torch's formulas know neither its kernel for the CPU (pytorch issue 195460) nor the pairs that causality spares.
         """
         named = {**dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)), **named}
         q, k, v = named["query"], named["key"], named["value"]
@@ -158,7 +154,6 @@ class _Counter(TorchDispatchMode):
 
 
 def _pairs_in_the_past(N: int, M: int) -> int:
-    """Pairs of a query and a key not after it, of N queries and M keys that begin at the same token."""
     square = min(N, M)
     return square * (square + 1) // 2 + (N - square) * M
 
@@ -166,9 +161,8 @@ def _pairs_in_the_past(N: int, M: int) -> int:
 def count(call: Callable[[], Any], compiled: Callable[[], Any] | None = None) -> Counted:
     """Run ``call`` once and count. Slower than the bare call: never timed.
 
-    Args:
-        compiled: what torch's compiler made of ``call``. No dispatch mode sees into it, so that products and
-            exponentials are those of ``call``. The profiler sees which kernels it calls.
+    ``compiled`` is its compiled form. No dispatch mode sees into that: products and exponentials are those of ``call``,
+    and kernels are the profiler's.
     """
     ran = None if compiled is None else _kernels(compiled)
     with books() as booked, _Counter() as counter, nullcontext() if compiled is None else operations():
@@ -195,7 +189,6 @@ def _flops(one: Booked) -> int | None:
 
 
 def _sum(seen: int, booked: Iterable[int | None]) -> int | None:
-    """None if nobody knows a part."""
     total = seen
     for one in booked:
         if one is None:
@@ -205,26 +198,23 @@ def _sum(seen: int, booked: Iterable[int | None]) -> int | None:
 
 
 def _kernels(call: Callable[[], Any]) -> collections.Counter[str]:
-    """How often a call calls each attention kernel, compiled code included."""
     names = (_attention(event.name().removeprefix("aten::")) for event in profiled(call, profile(use_kineto=True)))
     return collections.Counter(name for name in names if name)
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a call would do; None where it cannot be known without running, with the reason."""
+    """Predicted counts of a call; None, with the reason, if they need a real run."""
 
     matmul_flops: int | None
     peak_bytes: int | None
     reason: str = ""
     too_long: bool = False
-    """Whether the call has more steps than were to be followed."""
     steps: int = field(default=0, compare=False)
-    """Calls of torch that were followed."""
 
 
 class _TooLong(Exception):  # an answer, not an error
-    """The call has too many steps: to follow them all takes longer than planning should."""
+    """The call has too many steps to follow in planning."""
 
 
 class _Patience(TorchFunctionMode):
@@ -247,8 +237,6 @@ class _Patience(TorchFunctionMode):
 
 @without_compiler
 class _LiveBytes(TorchDispatchMode):
-    """Counts the bytes of all live storages that were made under this mode, and their peak."""
-
     def __init__(self) -> None:
         super().__init__()
         self.held = self.peak = 0
@@ -276,7 +264,6 @@ class _LiveBytes(TorchDispatchMode):
 
 
 def _storages(tree: object) -> Iterator[tuple[int, torch.UntypedStorage]]:
-    """The storages of all tensors in a tree, each with what identifies it."""
     for one in tree_iter(tree):
         if isinstance(one, Tensor):
             storage = one.untyped_storage()
@@ -284,14 +271,13 @@ def _storages(tree: object) -> Iterator[tuple[int, torch.UntypedStorage]]:
 
 
 def predict(make_call: Callable[[], Callable[[], object]], *, most: int | None = None) -> Prediction:
-    """FLOPs and peak tensor bytes of a call without allocating or computing, from fake tensors.
+    """FLOPs and peak tensor bytes of a call, from fake tensors, without allocating or computing.
 
     Args:
         make_call: builds the module and its inputs and returns the call; runs under fake tensors too.
         most: calls of torch to follow at most; None for :data:`STEPS`.
 
-    Raises:
-        AttnbenchError: what ``make_call`` raises for impossible shapes and options.
+    Raises AttnbenchError for impossible shapes and options.
     """
     try:
         with FakeTensorMode():
@@ -313,7 +299,7 @@ def predict(make_call: Callable[[], Callable[[], object]], *, most: int | None =
 
 
 def move_fake(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
-    """``module.to(device, dtype)`` for a module of fake tensors, whose parameters torch cannot fill in place."""
+    """``module.to(device, dtype)`` for fake tensors, whose parameters torch cannot fill in place."""
     for part in module.modules():
         for name, old in list(part.named_parameters(recurse=False)):
             new = old.detach().to(device, dtype if old.is_floating_point() else None)

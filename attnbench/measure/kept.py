@@ -1,4 +1,4 @@
-"""What a variant keeps that chooses pairs: their share of the exact softmax weight, and of all visible pairs.
+"""The shares that a choice of pairs keeps: of the exact softmax weight, and of all visible pairs.
 
 If a row's kept weights sum to m, and ô and ō are the averages of the values over the keys that are kept and over the
 others, then the exact output is m·ô + (1 - m)·ō, and o - ô = (1 - m)(ō - ô). So a row is off by at most twice 1 - m
@@ -22,7 +22,7 @@ LOGITS = 2**22
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Both as shares; 1 where a choice leaves nothing out."""
+    """Both as shares; 1 if a choice leaves nothing out."""
 
     mass: float
     """Mean over the queries that see a key."""
@@ -38,12 +38,12 @@ def kept(
     key_mask: Tensor | None = None,
     queries: Tensor | None = None,
 ) -> Kept:
-    """What a selection keeps of the softmax weights of q ``(B, H, N, D)`` and k ``(B, K, M, D)``, in float64.
+    """A selection's shares of the softmax weights of q ``(B, H, N, D)`` and k ``(B, K, M, D)``, in float64.
 
     Args:
         causal: query i sees the keys up to its place; or which keys each query sees.
         key_mask: ``(B, M)`` bool, True where a key is real.
-        queries: ``(B, N)`` bool, the queries that count; all where None.
+        queries: ``(B, N)`` bool, the queries that count; all if None.
     """
     k = of_query_heads(k.double(), q.shape[1])
     (B, H, N, D), M = q.shape, k.shape[2]

@@ -1,4 +1,4 @@
-"""When the parts of a call end: a prompt, and what is generated after it."""
+"""The times at which the parts of a call end: a prompt, and what is generated after it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from attnbench.measure.time import Sample
 
 _KEPT = 1 << 16
-"""Calls whose laps are kept, the last ones: more than a round has samples of."""
+"""Calls with laps kept, the last ones: more than a round has samples of."""
 
 
 class Parts(NamedTuple):
@@ -28,8 +28,7 @@ class Parts(NamedTuple):
 class Laps:
     """Notes the start of a call, the end of its first part, and its own end.
 
-    On a CPU by the host's clock. On CUDA by events, so that nothing waits within a call. Any other device is waited for
-    at each of the three moments.
+    By the host's clock on a CPU, by events on CUDA, so that nothing waits within a call. Other devices are waited for.
     """
 
     def __init__(self, device: str) -> None:
@@ -56,7 +55,7 @@ class Laps:
         self.made += 1
 
     def of_calls(self, first: int, stop: int) -> list[Parts]:
-        """The parts of calls, by the number of calls noted before; those that are not kept any more are left out."""
+        """The parts of calls, by the number of calls before; those no longer kept are left out."""
         oldest = self.made - len(self._moments)
         found = list(self._moments)[max(0, first - oldest) : max(0, stop - oldest)]
         return [Parts(_seconds(start, middle), _seconds(middle, end)) for start, middle, end in found]
@@ -72,10 +71,7 @@ def _seconds(start: int | torch.cuda.Event, end: int | torch.cuda.Event) -> floa
 
 
 def parts_of(laps: Laps, samples: Sequence[Sample]) -> Parts | None:
-    """Medians over the calls of the clean ones among the last samples that were taken, which are all there are.
-
-    None if no calls were noted in a clean sample.
-    """
+    """Medians of the parts over calls of clean samples, the last ones that were taken; None without any."""
     calls = sum(sample.calls for sample in samples)
     at, used = laps.made - calls, list[Parts]()
     for sample in samples:

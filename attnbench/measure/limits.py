@@ -1,4 +1,4 @@
-"""How fast this machine can multiply matrices, take exponentials and move memory; no cell can be faster.
+"""This machine's rates of products, exponentials and copies; no cell can be faster.
 
 A rate is 0, which is unknown, if threads of the process waited for a core in every call.
 """
@@ -17,16 +17,14 @@ from attnbench.measure.stopwatch import WallClock
 from attnbench.measure.time import REST, Sampler
 
 LONGEST = 1.0
-"""Seconds of a product that tells a rate, at most; most take a tenth of that."""
+"""Most seconds of a product for a rate; most take a tenth of that."""
 TRIES = 4
-"""Calls for each clean one that is wanted, at most."""
+"""Most calls for each clean one that is wanted."""
 
 
 def matmul_rate(device: str, dtype: torch.dtype, *, size: int | None = None, rounds: int = 5) -> float:
-    """FLOPs per second of the best of ``rounds`` square products, after one that only warms up.
-
-    A processor without instructions for the dtype gets a smaller product, of :data:`LONGEST` at most.
-    """
+    """FLOPs per second of the best of ``rounds`` square products, after a warm-up; without instructions for the
+    dtype they are smaller, and take :data:`LONGEST` at most."""
     n = size or (8192 if device.startswith("cuda") else 1536)
     while device == "cpu" and not size and n > 256 and 64 * _product(device, dtype, n // 4, 1) > LONGEST:
         n //= 2
@@ -53,10 +51,7 @@ def windows_rate(*, rounds: int = 5) -> float:
 
 
 def exp_rate(device: str, dtype: torch.dtype, *, size: int | None = None) -> float:
-    """Exponentials per second over rows of 512 that stay in a cache: bare, to the base 2 or of a softmax.
-
-    The quickest of the three counts, lest a variant that uses it beat its own floor.
-    """
+    """Exponentials per second over cached rows of 512: the quickest of bare, to the base 2 and of a softmax."""
     rows = size or (1 << 17 if device.startswith("cuda") else 1 << 8)
     logits = torch.zeros(rows, 512, device=device, dtype=dtype)
     out = torch.empty_like(logits)
@@ -69,19 +64,17 @@ def exp_rate(device: str, dtype: torch.dtype, *, size: int | None = None) -> flo
 
 
 IMPOSSIBLE = 1.1
-"""A peak fraction above this shows that the limits were measured while something else kept the machine busy."""
+"""A peak fraction above this shows that the machine was busy when its limits were measured."""
 
 CopyRate = tuple[int, float]
 """Bytes read and written together, and how many are moved per second."""
 
 
 def copy_rates(device: str, *, sizes: Sequence[int] | None = None) -> list[CopyRate]:
-    """How fast copies of several sizes move bytes, smallest first: what fits into a cache moves faster.
+    """The rates of copies of several sizes, smallest first: what fits into a cache moves faster.
 
-    On CUDA there is one size, far beyond the cache, which is flushed before every sample there.
-
-    Args:
-        sizes: bytes moved, which is twice the size of what is copied.
+    On CUDA there is one size, far beyond the cache, which is flushed before every sample. ``sizes`` are bytes moved,
+    twice those copied.
     """
     sizes = sizes or ([1 << 30] if device.startswith("cuda") else [1 << power for power in range(18, 28, 3)])
     source = torch.zeros(max(sizes) // 2, dtype=torch.uint8, device=device)
@@ -95,7 +88,7 @@ def copy_rates(device: str, *, sizes: Sequence[int] | None = None) -> list[CopyR
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What this machine can do per second in one dtype; None or empty where it was not measured."""
+    """This machine's rates per second in one dtype; None or empty without a measurement."""
 
     matmul_rate: float | None = None
     """FLOPs of matrix products."""
@@ -109,14 +102,14 @@ class Limits:
         return smaller[-1] if smaller else (self.copy_rates[0][1] if self.copy_rates else None)
 
     def peak_fraction(self, seconds: float, *, flops: int | None, moved: int) -> float | None:
-        """How close a call is to the limit: of FLOPs and of bytes, the larger share of what ``seconds`` allow.
+        """The share of the machine's limit, of FLOPs or bytes if that is larger, that a call of ``seconds`` reaches.
 
-        Above 1 for a call that does not touch all of its bytes, such as one whose output is an input.
+        Above 1 for a call that does not touch all of its bytes, such as one with an input for its output.
         """
         return max((share / seconds for share in (self._products(flops), self._moving(moved)) if share), default=None)
 
     def floor(self, *, flops: int | None, exponentials: int | None, moved: int) -> float | None:
-        """Seconds that a call must take: its products and then its exponentials, or moving its bytes if that is more.
+        """Least seconds of a call: its products and then its exponentials, or moving its bytes if that is more.
 
         Products and exponentials do not overlap: they need the same cores.
         """
@@ -132,7 +125,7 @@ class Limits:
 
 
 def faster_of(first: Mapping[str, Any], again: Mapping[str, Any]) -> dict[str, Any]:
-    """The higher value of each rate, out of two reports of the worker; the lower came from a busier machine."""
+    """The higher value of each rate in two reports of the worker; the lower came from a busier machine."""
     rates: dict[str, Any] = {
         name: {dtype: max(rate, again[name].get(dtype, rate)) for dtype, rate in first[name].items()}
         for name in ("matmul_rate", "exp_rate")
@@ -142,7 +135,6 @@ def faster_of(first: Mapping[str, Any], again: Mapping[str, Any]) -> dict[str, A
 
 
 def _best(device: str, rounds: int, call: Callable[[], object]) -> float:
-    """Seconds of the quickest of ``rounds`` clean calls, after one that only warms up; infinity if none is clean."""
     sampler, clean = Sampler(WallClock(sync=lambda: _synchronise(device)), call), list[float]()
     sampler.take(1)
     for _ in range(TRIES * rounds):
@@ -164,7 +156,7 @@ def _synchronise(device: str) -> None:
 
 
 def is_true_float32() -> bool:
-    """Whether float32 products on the CPU carry float32's precision: one product compared with float64."""
+    """True if float32 products on the CPU carry float32's precision: one product compared with float64."""
     a = torch.randn(512, 512, generator=torch.Generator().manual_seed(0))
     exact = a.double() @ a.double()
     return bool(((a @ a).double() - exact).norm() / exact.norm() < 2e-6)

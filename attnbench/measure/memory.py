@@ -1,6 +1,6 @@
-"""How much memory one call takes: exact tensor bytes on the CPU and CUDA, and on Linux also resident memory.
+"""The memory of one call: exact tensor bytes on the CPU and CUDA, and on Linux also resident memory.
 
-It is never measured in the same pass as time, since the profiler and the allocator's counters cost time.
+Never measured in the same pass as time, since the profiler and the allocator's counters cost time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _OUT_OF_MEMORY = re.compile(
 _WANTED = re.compile(r"allocate (\d+(?:\.\d+)?) ?(bytes|[KMGT]iB)")
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _NEAR = 2**26
-"""Bytes. If less than this is left below the limit, any failure counts as lack of memory."""
+"""Bytes left below the limit at which any failure counts as lack of memory."""
 UNSURE = 2**26
 """Bytes of resident memory that libraries may take in their first calls."""
 _VAGUE = (TypeError, SystemError, RuntimeError, OSError)
@@ -39,10 +39,7 @@ _CLEAR_REFS = Path("/proc/self/clear_refs")
 
 
 def out_of_memory(error: BaseException) -> str | None:
-    """What an error, or one that led to it, says about lack of memory: ``needs another 512 MiB``.
-
-    None for any other error.
-    """
+    """An error's words on lack of memory, or its cause's: ``needs another 512 MiB``; None for any other error."""
     found = next((text for one in _chain(error) if (text := _memory_wanted(one)) is not None), None)
     if found is None and isinstance(error, _VAGUE) and _near_the_limit():
         return f"ran out of memory ({type(error).__name__})"
@@ -50,7 +47,6 @@ def out_of_memory(error: BaseException) -> str | None:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The exception, and those that led to it."""
     seen: list[BaseException] = []
     while error is not None and error not in seen:
         seen.append(error)
@@ -59,7 +55,6 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _memory_wanted(error: BaseException) -> str | None:
-    """How much memory was lacking, in words; None for an error of another kind."""
     text = said(error)
     known = isinstance(error, MemoryError | torch.OutOfMemoryError)
     if not known and not (isinstance(error, RuntimeError | OSError | SystemError) and _OUT_OF_MEMORY.search(text)):
@@ -69,7 +64,6 @@ def _memory_wanted(error: BaseException) -> str | None:
 
 
 def _near_the_limit() -> bool:
-    """Whether this process has hardly any address space left."""
     if sys.platform != "linux":
         return False
     import resource
@@ -79,7 +73,7 @@ def _near_the_limit() -> bool:
 
 
 class _Allocations(profile):
-    """torch's profiler without its events of operators, which take most of its time and are not looked at."""
+    """torch's profiler without its events of operators, which take most of its time."""
 
     def _start_trace(self) -> None:
         config = self.config()  # type: ignore[no-untyped-call]  # torch types little of this class
@@ -88,7 +82,7 @@ class _Allocations(profile):
 
 
 def profiled(call: Callable[[], object], profiler: profile) -> list[Any]:
-    """The events that torch's profiler sees in one call, whose result is alive at the end."""
+    """The profiler's events of one call, with its result alive at the end."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else the profiler writes to stderr that it starts and stops
     with profiler as recorded:
         result = call()
@@ -104,7 +98,7 @@ def peak_tensor_bytes(call: Callable[[], object], device: str = "cpu") -> int | 
 
 
 def tensor_bytes(call: Callable[[], object], device: str = "cpu") -> tuple[int, int] | None:
-    """Most bytes that tensors made by ``call`` held at once, and those that they hold behind it, its result included.
+    """Most bytes that tensors made by ``call`` held at once, and their bytes behind it, its result included.
 
     On the CPU exact to the byte, from the profiler's allocation events (allocations inside MKL or by other Python
     threads are not seen). On CUDA the allocator's own peak of requested bytes. None on devices without either.
@@ -149,7 +143,7 @@ def _cuda_bytes(call: Callable[[], object], device: str) -> tuple[int, int]:
 
 
 def peak_resident_bytes(call: Callable[[], object]) -> int | None:
-    """Rise of the process's resident high-water mark during ``call``; None where the kernel does not tell.
+    """Rise of the process's resident high-water mark during ``call``; None if the kernel does not say.
 
     Trust it from :data:`UNSURE` up and after a first, warming call. Where the allocator keeps freed memory (the
     ``tuned`` process), only what was returned before is seen, since a call reuses pages that are resident already.

@@ -1,6 +1,6 @@
-"""Results that were made for one cell and may serve the next. No cell is blamed for leaving their memory behind.
+"""A cache of results of one cell for the next, which is not blamed for their memory.
 
-Each cell is lent copies of their tensors, since nothing keeps a variant from writing into what it is given.
+Each cell gets copies of their tensors, since a variant may write into its inputs.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ T = TypeVar("T")
 
 
 class Recent(Generic[P, T]):
-    """Keeps the last few results of a function, and says how many bytes they hold.
+    """Keeps the last few results of a function, and counts their bytes.
 
-    What it gives is a copy; but modules are given as they are, of which the caller takes its own.
+    It gives copies; but modules are given as they are, for the caller to copy.
     """
 
     _all: list[Recent[Any, Any]] = []  # noqa: RUF012  # one list for all of them is intended

@@ -1,6 +1,6 @@
-"""The kernel's scheduler: which program gets a core first, and how long it kept threads waiting for one.
+"""The kernel's scheduler: priorities for a core, and the time that threads wait for one.
 
-All of it is bound here, when this module is imported, which is before anything foreign is.
+All of it is bound at import, before anything foreign.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def ask_for_cores() -> None:
 
 
 def run_delays() -> dict[str, float]:
-    """Seconds for which each thread of this process was ready and had no core, by its number; empty if nobody tells."""
+    """Seconds for which each thread of this process was ready without a core, by its number; empty if unknown."""
     delays = {}
     with suppress(OSError):
         for thread in _list(_THREADS):

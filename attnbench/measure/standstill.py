@@ -1,4 +1,4 @@
-"""Whether this process stood still for a while, or its threads waited for a core: neither is time of the program.
+"""Detect time that is not the program's: the process stood still, or its threads waited for a core.
 
 A thread that is ready and has no core waits for one: other programs have them all. The kernel counts that time for each
 thread, its run delay. A call with two threads takes as long as the one that waits, however quick the other is, and an
@@ -29,18 +29,16 @@ _LEAST = 0.2
 _SHARE = 0.5
 """Share of the time that passed; above it the thread was idle for longer than it worked."""
 _MEMORY = 3
-"""How many past calls tell how idle the next one may be."""
 
 # Bound before anything foreign is imported, which may put another clock in their place.
 _clock, _thread_time, _read_clock = time.perf_counter, time.thread_time, getattr(time, "clock_gettime", None)
 _BOOT_CLOCK, _AWAKE_CLOCK = getattr(time, "CLOCK_BOOTTIME", None), getattr(time, "CLOCK_MONOTONIC", None)
 
 _continued = 0
-"""How often this process went on after a stop."""
 
 
 def notice_stops() -> None:
-    """Count how often this process is continued from now on. Does nothing outside the main thread, or on Windows."""
+    """Count the continuations of this process from now on; only in the main thread, and not on Windows."""
     if hasattr(signal, "SIGCONT") and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGCONT, _count)
         signal.siginterrupt(signal.SIGCONT, False)  # a read inside a library must not fail for it
@@ -53,7 +51,7 @@ def _count(*_: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What is known at one moment; two of them tell about the time between. All but ``continued`` in seconds."""
+    """The state at one moment; two tell about the time between. All but ``continued`` in seconds."""
 
     passed: float
     busy: float
@@ -62,7 +60,7 @@ class Moment:
     """Time for which the machine slept."""
     continued: int
     delays: Mapping[str, float] = field(default_factory=dict)
-    """Run delay of each thread of the process; empty if the kernel does not tell."""
+    """Run delay of each thread of the process; empty if unknown."""
 
     @classmethod
     def now(cls) -> Moment:
@@ -75,7 +73,7 @@ class Moment:
         return cls(_clock(), _thread_time() + own, asleep, _continued, delays)
 
     def delay_until(self, end: Moment) -> float:
-        """Seconds for which the threads of the process, all together, waited for a core between two moments."""
+        """Seconds for which all threads of the process together waited for a core between two moments."""
         # A thread that ended meanwhile has no second number, one that was started meanwhile no first.
         return sum(max(0.0, delay - self.delays.get(thread, 0.0)) for thread, delay in end.delays.items())
 
@@ -91,7 +89,7 @@ class Standstill:
         which this thread was idle, beyond what the calls before it were."""
 
     def between(self, start: Moment, end: Moment, calls: int = 1) -> bool:
-        """Whether the process stood still at some time between two moments, while it made ``calls`` calls."""
+        """True if the process stood still at some time between two moments, while it made ``calls`` calls."""
         if end.continued != start.continued or end.asleep - start.asleep > _LEAST / 2:
             return True
         passed = end.passed - start.passed

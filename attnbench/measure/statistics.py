@@ -1,4 +1,4 @@
-"""What may be concluded from samples: medians with exact intervals, paired ratios, verdicts."""
+"""Conclusions from samples: medians with exact intervals, paired ratios, verdicts."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ FEWEST = 6
 FEWEST_VISITS = 3
 """With fewer visits than this to each of two programs, the spread of their medians allows no conclusion."""
 BETWEEN_RUNS = 0.02
-"""What two runs of one program may differ by, so far as older runs do not say it."""
+"""Difference of two runs of one program, unless older runs show it."""
 _KNOWN_BETWEEN = 8
-"""Fewest differences between older runs that say how runs differ."""
+"""Fewest differences between older runs that estimate it."""
 _FARTHEST = 600.0
 """Largest logarithm of a ratio that is worth telling from infinity."""
 FASTER_BAND = math.log(1.01)
-"""A difference counts only where the whole interval lies beyond 1 %."""
+"""A difference counts only if the whole interval lies beyond 1 %."""
 SAME_BAND = math.log(1.02)
-"""Two times are called the same where the whole interval lies within 2 %."""
+"""Two times are called the same if the whole interval lies within 2 %."""
 LOOKS = (FEWEST_VISITS, 6, 9)
-"""How many processes measure a ratio: three, and three more each time they leave it undecided."""
+"""Processes for a ratio: three, and three more each time they leave it undecided."""
 LEAST_SPREAD = 0.005
-"""By chance three processes may agree better than processes do: their spread counts as half a percent at least."""
+"""Least spread of processes, half a percent: by chance three may agree better than processes do."""
 BUSY_MACHINE = "busy machine"
 SAID = {
     "withheld": "no verdict and no ratio, for the reason given; both times stand as they were measured",
@@ -38,7 +38,7 @@ SAID = {
     "inconclusive": "the interval allows a difference in either direction, or one below the noise of the machine",
     "same": "the whole interval lies within 2 %",
 }
-"""What the words of a verdict mean that do not say it themselves."""
+"""Meanings of verdict words that do not say it themselves."""
 _NORMAL_IQR = 2 * NormalDist().inv_cdf(0.75)
 _NORMAL_REACH = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 
@@ -47,11 +47,11 @@ Verdict = Literal["faster", "slower", "same", "inconclusive"]
 
 
 class Said(NamedTuple):
-    """What is said of a ratio of two times."""
+    """The statement on a ratio of two times."""
 
     word: Verdict | Literal["withheld"]
     why: str = ""
-    """Why it is withheld; of a verdict that is given although others had the cores, :data:`BUSY_MACHINE`."""
+    """The reason to withhold it, or :data:`BUSY_MACHINE` for a verdict in spite of that."""
 
 
 def judged(interval: tuple[float, float] | None, noise: float = 0.0, *, busy: str = "", doubt: str = "") -> Said:
@@ -60,8 +60,8 @@ def judged(interval: tuple[float, float] | None, noise: float = 0.0, *, busy: st
     Args:
         interval: ends of the interval of time A over time B; None if there is none.
         noise: the machine's noise floor, as a share; a difference within it is none.
-        busy: how much other programs disturbed the samples, in words; empty if they did not. A difference beyond the
-            noise floor is given all the same, and marked.
+        busy: disturbance by other programs, in words. A difference beyond the noise floor is given all the same, and
+            marked.
         doubt: another reason against the times, which no interval outweighs.
     """
     if doubt or interval is None:
@@ -86,10 +86,10 @@ def median_interval(samples: Sequence[float], confidence: float = CONFIDENCE) ->
 
 
 def effective(samples: Sequence[float]) -> float:
-    """How many independent samples say as much of the median as these, if neighbours are alike.
+    """The number of independent samples that say as much of the median, if neighbours are alike.
 
-    As of a first-order autoregression: n (1 - r) / (1 + r), where r is the correlation of neighbours without what a
-    short series takes from it (Kendall 1954). At most n.
+    As of a first-order autoregression: n (1 - r) / (1 + r), with r the correlation of neighbours, corrected for a short
+    series (Kendall 1954). At most n.
     """
     n, apart = len(samples), np.asarray(samples, dtype=np.float64) - np.mean(samples)
     if not np.ptp(samples):
@@ -100,9 +100,9 @@ def effective(samples: Sequence[float]) -> float:
 
 
 def interval_of_visit(samples: Sequence[float]) -> tuple[float, float] | None:
-    """Interval of the median of one visit's samples, of which neighbours may be alike; None below six effective ones.
+    """Interval of the median of one visit's samples, with alike neighbours; None below six effective ones.
 
-    The ends are the quantiles that bound the interval of as many independent samples.
+    The ends are the quantiles of the interval of as many independent samples.
     """
     worth = int(effective(samples)) if len(samples) else 0
     if worth < FEWEST:
@@ -115,8 +115,8 @@ def interval_of_visit(samples: Sequence[float]) -> tuple[float, float] | None:
 def interval_over_rounds(rounds: Sequence[Sequence[float]]) -> tuple[float, float] | None:
     """Interval of the median of samples from several visits: Student's t on the logarithms of the visits' medians.
 
-    Samples of one visit share its process, its place in memory and the machine's state of that moment, so they do not
-    say how the next visit would differ. None for fewer than two visits: one visit has none between visits.
+    Samples of one visit share its process, memory and moment, so they do not predict the next visit. None for fewer
+    than two visits.
     """
     from scipy.special import stdtrit  # takes a moment; scipy.stats takes a second
 
@@ -133,7 +133,7 @@ def interval_over_rounds(rounds: Sequence[Sequence[float]]) -> tuple[float, floa
 
 @cache
 def _rank(n: int, confidence: float) -> int:
-    """The largest k for which the tails beyond x_k and x_{n-1-k} together hold at most 1 - confidence; -1: none."""
+    """Largest k for which the tails beyond x_k and x_{n-1-k} together hold at most 1 - confidence; -1: none."""
     k, ways, below = -1, 1, 1  # of 2**n orders of heads and tails: those with k + 1 heads, and with at most that many
     while k < n and below / 2 ** (n - 1) <= 1 - confidence:
         k += 1
@@ -143,9 +143,9 @@ def _rank(n: int, confidence: float) -> int:
 
 
 def expected_half_width(samples: Sequence[float]) -> float:
-    """Half the width that :func:`median_interval` would have on average for normal samples of this spread.
+    """The average half width of :func:`median_interval` for normal samples of this spread.
 
-    It is a rule to stop by. It does not depend on where the median is, so stopping by it favours no value.
+    A stopping rule that does not depend on the median, so it favours no value.
     """
     sigma = interquartile_range(samples) / _NORMAL_IQR
     return _NORMAL_REACH * sigma * math.sqrt(math.pi / (2 * len(samples)))
@@ -177,18 +177,17 @@ class Ratio:
     joint: tuple[float, float] | None
     """Ends of the interval that holds with 95 % together with those of all other ratios of the table at each look."""
     noise: float = 0.0
-    """How much faster than itself this machine finds one program (:func:`noise_floor`), as a share."""
     processes: int = 0
 
     @property
     def verdict(self) -> Verdict:
-        """What may be said of A against B on a quiet machine, by the joint interval; none is ``inconclusive``."""
+        """The verdict on A against B on a quiet machine, by the joint interval; without one ``inconclusive``."""
         word = judged(self.joint, self.noise).word
         return "inconclusive" if word == "withheld" else word
 
     @property
     def undecided(self) -> bool:
-        """Whether more processes may decide it: there are too few, or the estimate alone would be a verdict."""
+        """True if more processes may decide it: there are too few, or the estimate alone would be a verdict."""
         alone = judged((self.estimate, self.estimate), self.noise).word
         return self.verdict == "inconclusive" and (self.joint is None or alone != "inconclusive")
 
@@ -204,7 +203,7 @@ class Visited:
 
     @property
     def enough(self) -> bool:
-        """Whether both sides have visits enough for an interval."""
+        """True if both sides have visits enough for an interval."""
         return min(len(self.new), sum(map(len, self.olds))) >= FEWEST_VISITS
 
 
@@ -216,17 +215,15 @@ class OverVisits:
     """Ratio of each cell with the ends of its interval. The lower ends hold for all cells together with 95 %, and so do
     the upper ends."""
     between: float | None
-    """Standard deviation of logarithms between runs of one program; None if the older runs are too few to know it, and
-    each interval is wider by :data:`BETWEEN_RUNS`, or by what the older runs of the cell differ if that is more."""
+    """Standard deviation of logarithms between runs of one program; None if the older runs are too few, and each
+    interval is then wider by :data:`BETWEEN_RUNS`, or by the difference of the cell's older runs if that is more."""
 
 
 def ratios_over_visits(cells: Sequence[Visited]) -> OverVisits:
     """Ratios of times and their joint intervals, by moderated t-tests (Smyth 2004) on logarithms.
 
-    Times of visits vary by about the same factor both ways, so that their logarithms are compared. Four differences
-    say little of how the visits to one cell vary. All cells of a run say much of how visits vary there, as far as
-    cells vary alike. Both count, by how alike they are. The degrees of freedom are those of Welch (1947), and the 5 %
-    are shared by all cells (Bonferroni).
+    Four differences say little of the spread of one cell, all cells of a run say much: both count, by how alike cells
+    vary. Degrees of freedom are those of Welch (1947), and all cells share the 5 % (Bonferroni).
 
     Raises:
         ValueError: a cell has fewer than :data:`FEWEST_VISITS` visits on a side.
@@ -261,15 +258,14 @@ def _middle(runs: Sequence[Numbers]) -> float:
 
 
 def _of_runs(olds: Sequence[Sequence[float]]) -> list[Numbers]:
-    """Logarithms of the visits in each older run; in one, if a run has too few to say how they vary."""
     logs = [np.log(one) for one in olds]
     return logs if min(map(len, logs)) >= FEWEST_VISITS else [np.concatenate(logs)]
 
 
 def _variances(cells: Sequence[Sequence[Numbers]]) -> tuple[Numbers, Numbers]:
-    """Variance of the mean of each cell by how its visits vary, (cells,), and its degrees of freedom, (cells,).
+    """Variance of each cell's mean by its visits, (cells,), and its degrees of freedom, (cells,).
 
-    The variance of visits is that of the cell, moderated by those of all others (limma's empirical Bayes).
+    That of a cell's visits is moderated by those of all others (limma's empirical Bayes).
     """
     from scipy.special import digamma, polygamma
 
@@ -301,13 +297,10 @@ def _between(olds: Sequence[Sequence[Numbers]], within: Numbers) -> float:
 
 
 def noise_floor(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """The difference that one program shows if it is timed as A and as B: the far end of its ratio's interval, minus 1.
+    """The difference that one program shows if timed as A and as B: the far end of its ratio's interval, minus 1.
 
-    The interval is the exact one of the median, within one process; None for fewer than six pairs. It can be compared
-    between machines and moments. A smaller difference is no finding.
-
-    Raises:
-        ValueError: unequal numbers of samples, none, or a time that is not positive and finite.
+    The interval is the exact one of the median, within one process; None for fewer than six pairs. A smaller difference
+    is no finding. Raises ValueError as :func:`paired_ratio`.
     """
     interval = median_interval(_logs(a, b))
     return None if interval is None else math.exp(max(interval[1], -interval[0])) - 1
@@ -318,16 +311,14 @@ def paired_ratio(
 ) -> Ratio:
     """Ratio of A to B over processes; swapping a and b gives the reciprocal.
 
-    A process favours one side for as long as it lives, whatever its samples are, and they may depend on each other. So
-    each process counts once, by the median of log(a_i / b_i). The interval of their mean is Student's t.
+    A process favours one side for as long as it lives, and its samples may depend on each other. So each process counts
+    once, by the median of log(a_i / b_i). The interval of their mean is Student's t.
 
     Args:
-        a: seconds by process; the i-th of a process was measured beside the i-th of B in it.
-        b: the same of B.
+        a, b: seconds by process; the i-th of both were measured next to each other.
         noise: the machine's noise floor, below which no verdict is given.
-        family: how many ratios stand in one table. A table of 24 ratios, each with its own 95 % interval, would claim a
-            difference between identical programs about once. The joint intervals share the 5 % among the ratios and
-            :data:`LOOKS` (Bonferroni), so that processes may be added to whatever is undecided.
+        family: number of ratios in one table. The joint intervals share the 5 % among them and :data:`LOOKS`
+            (Bonferroni). With 95 % each, 24 ratios of identical programs would claim a difference about once.
 
     Raises:
         ValueError: unequal numbers of samples, none, or a time that is not positive and finite.
@@ -352,7 +343,6 @@ def paired_ratio(
 
 
 def _logs(a: Sequence[float], b: Sequence[float]) -> list[float]:
-    """Logarithms of a_i / b_i."""
     if len(a) != len(b) or not a:
         raise ValueError(f"need as many samples of each, got {len(a)} and {len(b)}")
     if not all(math.isfinite(t) and t > 0 for t in (*a, *b)):

@@ -1,7 +1,6 @@
-"""What is looked at before and after a call: the host's clock, and how often another process took the core.
+"""Readings before and after a call: the host's clock, and the times that another process took the core.
 
-All of it is bound here, when this module is imported, which is before anything foreign is: a plug-in that puts another
-clock into :mod:`time` changes no time that is measured.
+All of it is bound at import, before anything foreign: a plug-in that patches :mod:`time` changes no measured time.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ class ClockError(RuntimeError):
 
 
 READS = 32
-"""Number of looks at the clock that tell what one costs; few enough that a clock that stands still is soon found."""
+"""Looks at the clock that measure its cost; few, so that a clock that stands still is soon found."""
 
 
 class Stopwatch(Protocol):
     """Times a number of calls."""
 
     def cost(self) -> float:
-        """Seconds that looking at the clock adds to a sample."""
+        """Seconds that a look at the clock adds to a sample."""
 
     def time(self, call: Callable[[], object], calls: int) -> tuple[float, int]:
         """Seconds for all calls together, and involuntary context switches during them."""

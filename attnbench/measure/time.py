@@ -1,4 +1,4 @@
-"""How long one call takes: warm-up and first call apart, every sample kept, stopped by interval width only."""
+"""The time of one call: warm-up and first call apart, every sample kept, stopped by interval width only."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ if TYPE_CHECKING:  # decisions summarise samples, and need no torch for it
     from attnbench.measure.yardstick import Mark, Pace
 
 EVERY = 0.005
-"""Seconds of samples between readings at least."""
+"""Least seconds of samples between readings."""
 PATIENCE = 20
 """Most samples in a row that may be lost because the process is stopped again and again."""
 WAITED = 0.01
-"""Largest share of a clean sample for which threads of the process may have waited for a core."""
+"""Largest share of a clean sample that threads of the process may have waited for a core."""
 WAITED_FIRST = 0.1
 """The same of the first call, which wakes the threads and cannot be made again."""
 TOLD = 0.1
-"""A row has a warning if more than this share of its samples is not clean; a few are on every machine."""
+"""Share of unclean samples above which a row has a warning; a few are on every machine."""
 REST = 0.005
 """Seconds of rest after a sample in which threads waited."""
 LONGEST_WAIT = 1.0
-"""Seconds that a visit spends on samples that are not clean, and on rests, before it gives up."""
+"""Seconds on unclean samples and rests after which a visit gives up."""
 ENOUGH = 3
-"""Fewer clean samples than this give no time, unless fewer were wanted."""
+"""Fewest clean samples for a time, unless fewer were wanted."""
 OVERHEAD = 5e-4
-"""Largest share of a sample that looking at the clock may take: half a thousandth, since batches are sized by times
-that include the looking."""
+"""Largest share of a sample for looking at the clock: half a thousandth, since times for the size of batches include
+it."""
 FELL = 0.03
 """Share by which a card's clock may stand below the highest beside the samples of a cell."""
 THROTTLES = {0x4: "power cap", 0x8: "slowdown by hardware", 0x20: "heat", 0x40: "heat", 0x80: "power brake"}
-"""Bits in which NVML says why a card throttles, and their words. An idle card and chosen clocks are not among them."""
+"""NVML's bits of throttling, and their words, without those for an idle card and chosen clocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimingRules:
-    """When to stop. Times in seconds, over all rounds together."""
+    """The rules for stopping. Times in seconds, over all rounds together."""
 
     min_time: float = 0.5
     max_time: float = 3.0
@@ -76,17 +76,17 @@ class Sample:
     stopped: bool = False
     """The process stood still meanwhile (see :mod:`attnbench.measure.standstill`), so this is not the call's time."""
     yardstick: tuple[float, float] | None = None
-    """Seconds of the two pieces of work of :mod:`attnbench.measure.yardstick` beside it; None where none was read."""
+    """Seconds of the two pieces of :mod:`attnbench.measure.yardstick` beside it; None without a reading."""
     waited: float | None = None
     """Seconds for which threads of the process waited for a core, all together; None in samples of older versions."""
     sm_mhz: int | None = None
-    """Clock of the card's multiprocessors beside it; None where none was read."""
+    """Clock of the card's multiprocessors beside it; None without a reading."""
     throttled: int = 0
     """NVML's bits of why the card throttled meanwhile, of :data:`THROTTLES`."""
 
     @property
     def clean(self) -> bool:
-        """Whether the time is this program's own: the process was not stopped, and its threads hardly waited."""
+        """True if the time is this program's own: the process was not stopped, and its threads hardly waited."""
         whole = self.seconds * self.calls
         hardly = self.switches <= 1 + 50 * whole if self.waited is None else self.waited <= WAITED * whole
         return hardly and not self.stopped
@@ -117,7 +117,7 @@ class Timing:
 
 
 class Kept:
-    """Makes the next of several calls each time it is called, and keeps what the last one returned."""
+    """Makes the next of several calls each time it is called, and keeps its output."""
 
     def __init__(self, calls: Sequence[Callable[[], Any]]) -> None:
         self._next = iter(calls).__next__
@@ -128,7 +128,7 @@ class Kept:
 
 
 class Paced:
-    """Gives samples what the two readings say between which they were taken."""
+    """Gives samples the two readings around them."""
 
     def __init__(self, pace: Pace | None) -> None:
         self._pace = pace
@@ -136,14 +136,14 @@ class Paced:
         self._since = 0.0
         """Seconds of samples since the last reading."""
         self._read = 0
-        """How many samples have theirs."""
+        """Number of samples with a reading."""
         self.samples: list[Sample] = []
         """All samples until now; those since the last reading do not have theirs yet."""
         self.of_a_card = False
-        """Whether a card's clock stands beside them."""
+        """True if the samples have a card's clock."""
 
     def add(self, sample: Sample) -> None:
-        """Take a sample; reads where the last reading is long ago."""
+        """Take a sample; read if the last reading is long ago."""
         self.samples.append(sample)
         self._since += sample.seconds * sample.calls
         if self._pace is not None and self._since >= self._pace.apart:
@@ -169,11 +169,7 @@ class Sampler:
         """Samples in a row during which the process was stopped."""
 
     def take(self, calls: int, call: Callable[[], object] | None = None) -> Sample:
-        """Take one sample of ``calls`` calls, of ``call`` if it is given.
-
-        Raises:
-            ClockError: a duration of zero, below zero or not finite, or the process is stopped again and again.
-        """
+        """Take one sample of ``calls`` calls, of ``call`` if it is given; raise ClockError as :func:`measure_time`."""
         start = Moment.now()
         seconds, switches = self._watch.time(call or self._call, calls)
         stopped = self._standstill.between(start, Moment.now(), calls)
@@ -197,12 +193,10 @@ def measure_time(
     pace: Pace | None = None,
     on_first: Callable[[Any], None] = lambda output: None,
 ) -> Timing:
-    """Time ``call`` for one round of ``rules.rounds``.
+    """Time ``call`` for one round of ``rules.rounds``; ``on_first`` gets the first output.
 
-    ``on_first`` gets what the first call returned.
-    ``pace`` is read before and after samples, never within one.
-    Samples during which the process stood still or waited for a core are kept but do not count. Others are taken
-    instead, for :data:`LONGEST_WAIT` in all.
+    ``pace`` is read before and after samples, never within one. Samples with a standstill or a wait for a core are kept
+    but do not count. Others replace them, for :data:`LONGEST_WAIT` in all.
 
     Raises:
         ClockError: a duration of zero, below zero or not finite, or the process is stopped again and again.
@@ -238,7 +232,6 @@ def measure_time(
 
 
 def _warm_up(watch: Stopwatch, sampler: Sampler, rules: TimingRules, first: Sample) -> int:
-    """Run until caches, allocator and clocks have settled; returns how many calls make one sample."""
     spent, calls_made, quickest = (0.0 if first.stopped else first.seconds), 1, math.inf
     calls = 1
     shortest = max(rules.shortest_sample, watch.cost() / OVERHEAD)
@@ -259,7 +252,8 @@ def _warm_up(watch: Stopwatch, sampler: Sampler, rules: TimingRules, first: Samp
 
 
 def slowed(samples: Sequence[Sample]) -> list[bool]:
-    """Which samples the card slowed: it throttled meanwhile, or its clock was :data:`FELL` below the highest of all."""
+    """The samples that the card slowed: it throttled meanwhile, or its clock was :data:`FELL` below the highest of
+    all."""
     highest = max((one.sm_mhz or 0 for one in samples), default=0)
     return [bool(one.throttled) or (one.sm_mhz or highest) < (1 - FELL) * highest for one in samples]
 
@@ -271,7 +265,7 @@ def unslowed(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def why_throttled(bits: int) -> str:
-    """Why a card throttled, in words: ``power cap, heat``; empty if it did not."""
+    """The reasons for throttling, in words: ``power cap, heat``; empty without any."""
     return ", ".join(dict.fromkeys(word for bit, word in THROTTLES.items() if bits & bit))
 
 
@@ -290,7 +284,6 @@ def slowed_warning(samples: Sequence[Sample]) -> str | None:
 
 
 def _stop(samples: Sequence[Sample], rules: TimingRules) -> str:
-    """Why to stop now, or the empty string. ``samples`` are those of this round that count."""
     if rules.quick:
         return "quick" if samples else ""
     share = 1 / rules.rounds
@@ -336,14 +329,9 @@ class TimeSummary:
 
 
 def summarise(rounds: Sequence[Sequence[Sample]], *, quick: bool = False) -> TimeSummary:
-    """Median, interval and warnings of the clean samples.
+    """Median, interval and warnings of the clean samples of each visit to the cell.
 
-    Args:
-        rounds: the samples of each visit to the cell.
-
-    Raises:
-        Disturbed: threads of the process waited for a core in nearly all samples.
-        ValueError: no sample, or none of a process that was running.
+    Raises Disturbed if threads waited in nearly all samples, ValueError without one of a running process.
     """
     stopped = sum(sample.stopped for samples in rounds for sample in samples)
     rounds = [[sample for sample in samples if not sample.stopped] for samples in rounds]

@@ -1,10 +1,9 @@
-"""A fixed piece of work, timed beside the samples: how fast the machine is at this moment.
+"""A fixed piece of work, timed beside the samples: the machine's speed at this moment.
 
-The cores of a laptop or of a shared host change their speed from second to second, by half and more, and with it the
-time of everything that runs on them. What took longer because the machine was slow took longer by about as much as the
-yardstick beside it. So the samples of two runs can be held against each other at one speed.
+The cores of a laptop or of a shared host change their speed from second to second, by half and more. A slow machine
+slows the yardstick by about as much, so that samples of two runs can be compared at one speed.
 
-All of it is bound here, when this module is imported, which is before anything foreign is.
+All of it is bound at import, before anything foreign.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ from attnbench.measure.standstill import Moment
 from attnbench.measure.time import EVERY, WAITED
 
 SHARE = 0.06
-"""Share of the time since the last reading that a reading takes: one go is too short a look at a machine that changes
-its speed from one millisecond to the next."""
+"""Share of the time since the last reading for the next: one go is too short, since speed changes between
+milliseconds."""
 MOST = 8
-"""Goes of one reading at most."""
+"""Most goes of one reading."""
 _SIDE = 192
 _NUMBERS = 1 << 15
 _SMALL = 16
 
 
 class Reading(NamedTuple):
-    """Seconds of the two pieces of work: what fills the arithmetic units, and what is mostly calls of small kernels.
+    """Seconds of the two pieces of work: one fills the arithmetic units, one is mostly calls of small kernels.
 
     Cores slow down unevenly: a neighbour on the same core takes more from many small calls than from one product.
     """
@@ -45,23 +44,23 @@ class Reading(NamedTuple):
 
 
 class Mark(Protocol):
-    """How fast the machine was at one moment."""
+    """The machine's speed at one moment."""
 
     def until(self, later: Any) -> dict[str, Any]:
         """Fields of the samples that were taken between this moment and a later one."""
 
 
 class Pace(Protocol):
-    """Something that tells how fast the machine is."""
+    """A source of the machine's speed."""
 
     apart: float
-    """Seconds of samples between readings, at least."""
+    """Least seconds of samples between readings."""
 
     def begin(self, call: Callable[[], object], calls: int) -> None:
         """Look at a call before its samples, of which each makes it ``calls`` times."""
 
     def read(self, since: float) -> Mark:
-        """How fast it is now; ``since`` is how many seconds of samples the last reading is ago."""
+        """The speed now; ``since`` is the seconds of samples since the last reading."""
 
 
 class Yardstick:
@@ -89,10 +88,10 @@ class Yardstick:
         """Make none of the calls."""
 
     def read(self, since: float) -> Reading:
-        """The mean of some goes in which no thread waited for a core; the reading before if threads waited in all.
+        """The mean of goes without a waiting thread; the reading before if there are none.
 
-        Samples are not slowed by waiting, since those that are do not count: a reading that is would be of another
-        machine. If threads waited in all goes since the beginning, the quickest go stands.
+        A slowed reading would be of another machine than the samples, which do not count if they waited. If threads
+        waited in all goes since the beginning, the quickest go stands.
         """
         wanted = max(1, min(MOST, round(SHARE * since / self._quickest)))  # one if nothing was read before
         clean = list[tuple[float, float]]()

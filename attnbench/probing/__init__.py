@@ -1,5 +1,5 @@
-"""Questions to a module that is no registered variant, as it is: what ``attnbench check FILE.py:Class`` asks.
+"""Questions to an unregistered module as it is: ``attnbench check FILE.py:Class`` asks them.
 
 :mod:`~attnbench.probing.subject` makes and calls it, :mod:`~attnbench.probing.questions` measures, and
-:mod:`~attnbench.probing.verdict` says in words what was found.
+:mod:`~attnbench.probing.verdict` puts the findings into words.
 """

@@ -1,4 +1,4 @@
-"""What is measured of a module: who reads whom, how much passes between tokens, what it computes, what does nothing.
+"""Measurements of a module: tokens that it reads, numbers that pass, its computations, and idle parameters.
 
 Each question has a new module (:meth:`~attnbench.probing.subject.Subject.fresh`), since a call may change it.
 """
@@ -29,7 +29,7 @@ TOKENS = 1024
 SECONDS = 5.0
 """CPU time that each question takes, about: a busy machine looks no less far than a quiet one."""
 MOST_DIRECTIONS = 1024
-"""Most directions of the output in which is asked what crosses the cut."""
+"""Most directions of the output for the numbers that cross the cut."""
 MOST_BYTES = 2**30
 """Peak memory above which no longer sequence is tried; the longest has :data:`LONGEST` tokens."""
 LONGEST = 8192
@@ -42,31 +42,31 @@ SMALL_SHARE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What changes if one token is another."""
+    """The changes by an exchange of one token."""
 
     token: int
     own: bool
-    """Whether its own output changes; for one output of the whole sequence, whether that does."""
+    """True if its own output changes, or the one output of the whole sequence."""
     before: int
-    """How many outputs before it change."""
+    """Number of earlier outputs that change."""
     after: int
     first: int
     """The first output that changes, and the last one; ``token`` if none does."""
     last: int
     faint: bool
-    """Whether the change that is furthest away is hardly above rounding: it fades, and no window ends there."""
+    """True if the farthest change is hardly above rounding: it fades, and no window ends there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """Who reads whom, in a sequence of n tokens of which some were exchanged."""
+    """The reads in a sequence of n tokens, of which some were exchanged."""
 
     n: int
     exchanged: tuple[Exchange, ...]
 
     @property
     def everything(self) -> bool:
-        """Whether each output depends on its own token and on all earlier ones."""
+        """True if each output depends on its own token and on all earlier ones."""
         return all(one.own and one.after == self.n - 1 - one.token for one in self.exchanged)
 
     @property
@@ -76,12 +76,12 @@ class Reads:
 
     @property
     def local(self) -> list[Exchange]:
-        """The tokens that do not change nearly everything, as a first token may in the midst of windows."""
+        """The tokens that leave several outputs unchanged, unlike perhaps a first token in the midst of windows."""
         return [one for one in self.exchanged if one.before + one.after < (self.n - 1) * 0.9]
 
     @property
     def reach(self) -> tuple[int, int] | None:
-        """How many tokens before it and after it an output depends on at most; None if no end of that was seen."""
+        """Most tokens before and after it that an output depends on; None if no end of that was seen."""
         back, ahead = (
             (
                 max((x for x in side), default=0)
@@ -97,7 +97,7 @@ class Reads:
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Computations over all pairs of n tokens that one call runs."""
+    """The computations over all pairs of n tokens in one call."""
 
     softmax: int = 0
     """Softmax of rows of n weights, for each of n tokens."""
@@ -123,7 +123,6 @@ class Growth:
     values: tuple[int, ...]
 
     def _square(self, end: int) -> float:
-        """The share c·n² of the cost at ``lengths[end]``, by it and the two before it."""
         few, more, most = (self.values[end - back] for back in (2, 1, 0))
         return (most - 3 * more + 2 * few) * 8 / (3 * most) if most else 0.0
 
@@ -152,15 +151,14 @@ class Found:
 
     per_token: bool
     parameters: int = 0
-    """How many parameters it has."""
     call: str = "x"
-    """What it is called with: ``x`` or ``tokens``."""
+    """Its input: ``x`` or ``tokens``."""
     repeats: bool = True
-    """Whether two calls on the same input agree: it draws nothing, in eval mode."""
+    """True if two calls on the same input agree: it draws nothing, in eval mode."""
     apart: bool = True
-    """Whether no example of a batch changes another."""
+    """True if no example of a batch changes another."""
     claims_past: bool = False
-    """Whether its options say ``causal=true``."""
+    """True if its options say ``causal=true``."""
     reads: Reads | None = None
     crossing: tuple[tuple[int, int, int], ...] | None = None
     """Tokens before a cut, numbers of them that reach the outputs behind it, and how many could."""
@@ -176,9 +174,9 @@ class Found:
     trained_memory: Growth | None = None
     """Peak bytes of a forward and a backward pass."""
     gradient: float | None = None
-    """How far the gradient is from how the output changes, relative to that."""
+    """Gap of the gradient to the change of the output, relative to that."""
     idle: tuple[tuple[str, int], ...] | None = None
-    """Parameters without any effect on the output, with how many numbers they have."""
+    """Parameters without any effect on the output, with their numbers."""
     unasked: dict[str, str] = field(default_factory=dict)
     """Questions (:data:`QUESTIONS`) that could not be asked, each with the reason."""
 
@@ -188,7 +186,7 @@ class Found:
 
     @property
     def mixes(self) -> bool:
-        """Whether any output depends on another token than its own, as far as is known."""
+        """True if any output depends on another token than its own, as far as is known."""
         return not self.per_token or self.reads is None or any(e.before or e.after for e in self.reads.exchanged)
 
     @property
@@ -203,7 +201,7 @@ class Found:
 
     @property
     def state(self) -> int | None:
-        """About how many numbers pass from earlier tokens to later ones, if that does not grow with their number."""
+        """About the numbers that pass from earlier tokens to later ones, if that does not grow with their number."""
         if not self.crossing or len(self.crossing) < 2:
             return None
         *_, (_, before, _), (_, last, could) = self.crossing
@@ -211,7 +209,7 @@ class Found:
 
 
 def basics(subject: Subject) -> dict[str, Any]:
-    """What is known of a subject as soon as it can be called."""
+    """The facts of a subject as soon as it can be called."""
     options = subject.source.options
     return {
         "per_token": subject.per_token,
@@ -241,11 +239,7 @@ def probe(subject: Subject) -> Found:
 
 
 def collected(known: dict[str, Any], answers: dict[str, dict[str, Any]]) -> Found:
-    """All answers as one.
-
-    Raises:
-        ValidationError: they are none (pydantic's).
-    """
+    """All answers as one; raise pydantic's ValidationError for others."""
     unasked = {question: one["unasked"] for question, one in answers.items() if "unasked" in one}
     parts = {name: x for one in answers.values() for name, x in one.items() if name != "unasked"}
     return TypeAdapter(Found).validate_python({**known, **parts, "unasked": unasked})
@@ -272,7 +266,6 @@ def _reads(subject: Subject) -> dict[str, Any]:
 
 
 def _some(n: int) -> list[int]:
-    """Tokens at both ends, neighbours in the middle, and some between."""
     near = {*range(3), *range(n - 3, n), *range(n // 2, n // 2 + 8), *(n * i // 11 for i in range(11))}
     return sorted(j for j in near if 0 <= j < n)
 
@@ -305,7 +298,7 @@ def _another(subject: Subject, token: Tensor) -> Tensor:
 
 
 def _crossing(subject: Subject) -> dict[str, Any]:
-    """How many independent numbers of the tokens before a cut reach the outputs behind it: the rank of a Jacobian."""
+    """Independent numbers of the tokens before a cut that reach the outputs behind it: the rank of a Jacobian."""
     if not subject.per_token:
         return {}
     found: list[tuple[int, int, int]] = []
@@ -341,8 +334,6 @@ def _crossing(subject: Subject) -> dict[str, Any]:
 
 @without_compiler
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped in torch
-    """Notes the shapes of what goes into and out of the operations that tell attention."""
-
     _SOFTMAX = ("_softmax", "_safe_softmax", "softmax")
     _PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "matmul", "_cdist_forward", "_euclidean_dist")
     _COPIES = ("_to_copy", "clone", "native_dropout", "convolution", "constant_pad_nd")
@@ -377,11 +368,9 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped in 
         return result
 
     def _is_n(self, size: int) -> bool:
-        """Whether it is n, or n with what pads it to whole blocks."""
         return self.n <= size <= self.n + self.n // 8 + 1
 
     def _follow(self, name: str, args: Any, result: Any) -> None:
-        """Count the weights that an operation multiplies, or follow them into a copy."""
         copied = name in self._COPIES
         if not (copied or name.startswith("mul") or name in self._PRODUCTS):
             return
@@ -402,8 +391,6 @@ def _storage(x: Tensor) -> int:
 
 @without_compiler
 class _Numbers(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped in torch
-    """Counts the numbers that operations write; a view writes none."""
-
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
         self.written = 0
@@ -496,7 +483,7 @@ def _training(subject: Subject) -> dict[str, Any]:
 
 
 def _gradient(subject: Subject) -> dict[str, Any]:
-    """The gradient along random directions beside how far the output changes along them, by central differences."""
+    """The gradient along random directions against central differences of the output."""
     if not subject.steady:
         raise Unsupported("two calls on the same input differ, by random numbers that are not torch's")
     if subject.dtype != torch.float64:
@@ -550,4 +537,4 @@ QUESTIONS: dict[str, Callable[[Subject], dict[str, Any]]] = {
     "whether its gradient is that of its output": _gradient,
     "what does nothing": _idle,
 }
-"""What is asked of a subject -> how, as parts of :class:`Found`."""
+"""Questions to a subject -> functions for parts of :class:`Found`."""

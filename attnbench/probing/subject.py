@@ -24,7 +24,7 @@ Call = Literal["tokens", "x"]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a user asked for."""
+    """The request of a user."""
 
     source: str
     """``FILE.py:Class``, with what its constructor takes as options: ``FILE.py:Class:dim=64,heads=4``."""
@@ -43,7 +43,7 @@ class Wanted:
 
 @lru_cache(maxsize=1)
 def subject_of(wanted: Wanted) -> Subject:
-    """The module, called as the user said or else in the first way that works; what it raises is :class:`Subject`'s."""
+    """The module, called as the user said or else in the first way that works; raises as :class:`Subject`."""
     if wanted.call is not None:
         return Subject(wanted)
     try:
@@ -56,7 +56,7 @@ def subject_of(wanted: Wanted) -> Subject:
 
 
 class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped in torch
-    """Notes whether a call rounds numbers of float64 to fewer digits: a module that computes in float32 within."""
+    """Notes a rounding of float64 numbers in a call: the module computes in float32 within."""
 
     seen = False
 
@@ -70,7 +70,6 @@ class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped 
 
 
 _UNITS = (16, 32, 64, 128, 256, 512)
-"""Lengths of blocks that are looked for."""
 
 
 class Subject:
@@ -131,7 +130,7 @@ class Subject:
 
     @torch.no_grad()
     def _repeats(self) -> tuple[bool, bool]:
-        """Whether two calls on the same input agree with the same seed, and without it."""
+        """The agreement of two calls on the same input, with the same seed and without."""
         given = self.draw(self.shortest)
         first, second = self(given), self(given)
         after, _ = self._output(self._call(given), *given.shape[:2])  # as the call before has left torch's generator
@@ -139,7 +138,7 @@ class Subject:
 
     @torch.no_grad()
     def _apart(self) -> bool:
-        """Whether examples of a batch leave each other alone; if not, the second axis may be its batch."""
+        """True if examples of a batch leave each other alone; if not, the second axis may be its batch."""
         before, other = (self.draw(self.shortest, batch=2, seed=seed) for seed in (0, 1))
         after = torch.stack((other[0], before[1]))
         try:
@@ -149,7 +148,6 @@ class Subject:
         return not self.steady or not moved > 1e-5
 
     def _call_somehow(self, wide: Sequence[int | None]) -> None:
-        """Find a length, a width and a dtype in which it can be called; the output then has that dtype."""
         refused: Exception | None = None
         for length in (8, *_lengths(self.module)):
             self.shortest = length
@@ -204,11 +202,11 @@ class Subject:
         return torch.randn(batch, n, self.width or 1, generator=generator, dtype=torch.float64).to(self.dtype)
 
     def real(self, tokens: Tensor) -> Tensor:
-        """The same, with the next token for each that stands for none."""
+        """The tokens with the next one in place of each that stands for none."""
         return sum((tokens == hidden for hidden in self.padding), tokens) % (self.vocab or 1)
 
     def run(self, given: Tensor, *, seed: int = 0) -> object:
-        """What the module makes of tokens or x; what it draws follows from ``seed``."""
+        """The module's output for tokens or x; its draws follow from ``seed``."""
         torch.default_generator.manual_seed(seed)
         return self._call(given)
 
@@ -216,14 +214,12 @@ class Subject:
         return self.module(given.transpose(0, 1) if self.turned else given)
 
     def __call__(self, given: Tensor, *, seed: int = 0) -> Tensor:
-        """``(B, n, E)``, or ``(B, 1, E)`` where the output is about the whole sequence."""
+        """``(B, n, E)``, or ``(B, 1, E)`` for an output of the whole sequence."""
         return self._output(self.run(given, seed=seed), *given.shape[:2])[0]
 
     def from_vectors(self, given: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """The output, and the vectors ``(B, n, C)`` that it was made from, which gradients reach.
-
-        Those are x itself, or what its embeddings make of the tokens.
-        """
+        """The output, and its input vectors ``(B, n, C)``, which gradients reach: x itself, or embeddings of the
+        tokens."""
         if self.wanted.call == "x":
             leaf = given.detach().requires_grad_()
             return self(leaf), [leaf]
@@ -252,7 +248,6 @@ class Subject:
 
 
 def _lengths(module: nn.Module) -> list[int]:
-    """Numbers of tokens that it may insist on: sizes of its configuration and their doubles, and powers of two."""
     parts = [*module.modules(), *(vars(one).get("config") for one in module.modules())]
     sizes = {x for part in parts if part is not None for x in getattr(part, "__dict__", {}).values() if type(x) is int}
     sizes |= {2 * x for x in sizes} | {2**power for power in range(4, 12)}
@@ -266,7 +261,6 @@ def _vocabulary(module: nn.Module) -> int | None:
 
 @contextmanager
 def _caught(module: nn.Module, tokens: Tensor) -> Iterator[list[Tensor]]:
-    """Inside, what embeddings make of ``tokens`` has no history, is collected, and wants gradients."""
     leaves: list[Tensor] = []
 
     def hook(_: nn.Module, given: tuple[Any, ...], out: Tensor) -> Tensor:

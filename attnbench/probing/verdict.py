@@ -1,4 +1,4 @@
-"""What was found in a module, in words, and where it breaks what is claimed of it."""
+"""The findings about a module in words, and the claims that it breaks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHOWN = 4
 _LARGE_SHARE = 0.1
 """Share of the square part from which all pairs, or a part of them that grows as n², are in the products."""
 _CLOSE = 1e-4
-"""How far a gradient may be from what differences say."""
+"""Largest gap of a gradient to differences."""
 _COSTS = {
     "products": ("FLOPs", "products"),
     "numbers": ("numbers", "numbers that are written"),
@@ -33,7 +33,7 @@ class Line(NamedTuple):
 
 
 def lines(found: Found) -> list[Line]:
-    """The answers in the order in which a reader wants them; a question that could not be asked says why."""
+    """The answers in the order for a reader; a question that could not be asked states the reason."""
     drawn = "no: two calls on the same input differ, in eval mode; it draws random numbers, or drops some"
 
     def unless(asked: str, answer: str) -> str:
@@ -58,7 +58,7 @@ def lines(found: Found) -> list[Line]:
 
 
 def conclusion(found: Found) -> str:
-    """What all the costs say together."""
+    """The conclusion of all the costs."""
     if found.squares:
         return f"its cost grows as n²: {', '.join(_COSTS[name][1] for name in found.squares)}"
     unknown = [one for one in ("what it costs", "what its backward pass costs") if one in found.unasked]
@@ -163,7 +163,8 @@ def _between(found: Found) -> str:
     if not found.per_token:
         return "no question: there is one output for the whole sequence"
     if not found.crossing:
-        return f"could not be asked: it takes {_shortest(found)}"
+        taken = f"{found.reads.n} tokens at most" if found.reads else "too few tokens"
+        return f"could not be asked: it takes {taken}"
     if not any(rank for _, rank, _ in found.crossing):
         return "nothing passes from earlier tokens to later ones"
     told = ", ".join(str(rank) for _, rank, _ in found.crossing)
@@ -173,16 +174,11 @@ def _between(found: Found) -> str:
     return f"more numbers, the more tokens went before ({told} after {tokens}); no end was seen"
 
 
-def _shortest(found: Found) -> str:
-    return f"{found.reads.n} tokens at most" if found.reads else "too few tokens"
-
-
 def _power(power: float) -> str:
     return "n" if power == 1 else "n²" if power == 2 else f"about n^{power:.2f}"
 
 
 def _growth(found: Found, name: str) -> str:
-    """Empty if nothing is known."""
     growth: Growth | None = getattr(found, name)
     if growth is None:
         return ""
@@ -218,7 +214,7 @@ def _idle(found: Found) -> str:
 
 
 def named_after(name: str) -> Variant | None:
-    """The variant whose name is part of a class's name, which claims nothing; the longest, if there are several."""
+    """The variant with its name inside a class's name, which claims nothing; the longest of several."""
     plain = name.lower().replace("_", "")
     names = {one.replace("-", ""): one for one in VARIANTS.names() if one not in _COMMON}
     found = [part for part in names if part in plain]
@@ -226,12 +222,9 @@ def named_after(name: str) -> Variant | None:
 
 
 def contradictions(found: Found, label: str | None = None) -> list[str]:
-    """What is claimed and not kept: by ``causal=true`` of its options, and by the variant that it is said to be.
+    """Claims that are not kept: of ``causal=true`` in the options, and of the variant named ``label``.
 
-    A class's name claims nothing.
-
-    Raises:
-        UsageError: ``label`` is no variant.
+    A class's name claims nothing. Raises UsageError if ``label`` is no variant.
     """
     said = []
     if found.claims_past and found.sees_future:

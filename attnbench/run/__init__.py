@@ -1,7 +1,7 @@
 """Measuring suites and pairs. Called, this package is :func:`attnbench.api.run`: ``attnbench.run("quick")``.
 
-The package and the function cannot both be the attribute ``run`` of :mod:`attnbench`: which of them it was would depend
-on what was imported before.
+The package and the function cannot both be the attribute ``run`` of :mod:`attnbench`: the winner would depend on the
+order of imports.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""More visits of some cells of a run that is finished, in its own folder and as it was measured."""
+"""Add rounds to selected cells of a finished run, with its original settings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from attnbench.run.trial import load_all
 from attnbench.store import SUITE, RunFolder
 
 _SAME = ("method_version", "machine_id", "threads", "process", "variables", "input_files", "plugins")
-"""Facts of a run's identity that must be those of today for its rows to go on; its cells and rules are its own."""
+"""Facts of a run's identity that must be equal today; its cells and rules are its own."""
 
 
 def more_rounds(
@@ -33,18 +33,11 @@ def more_rounds(
     cell_timeout: float = 60.0,
     watcher: Watcher | None = None,
 ) -> None:
-    """Visit each of ``cells``, by id, ``rounds`` times more, for as long a time as each earlier visit took.
+    """Visit each of ``cells``, by id, ``rounds`` times more, for as long as each earlier visit took.
 
-    The process that measures uses the libraries and limits that were found when the run began.
+    The worker uses the libraries and limits with which the run began.
 
-    Args:
-        path: the run's folder.
-        plugins: those with which it was measured.
-
-    Raises:
-        UsageError: the run cannot go on here; the message names what is not as it was.
-        StoreError and its kinds: the folder cannot be written or is locked.
-        CorruptResults: the run is damaged.
+    Raises UsageError if the run cannot go on here, StoreError and its kinds or CorruptResults for its folder.
     """
     folder = RunFolder(path)
     environment = folder.environment
@@ -84,7 +77,7 @@ def _plan(
 
 
 def _stretched(rules: TimingRules, rounds: int) -> TimingRules:
-    """The same rules for each visit, of which there are ``rounds`` now: what they allow is for all rounds together."""
+    """Rules for ``rounds`` more visits: what they allow is for all rounds together."""
     more = rounds / rules.rounds
     return replace(
         rules,
@@ -98,7 +91,6 @@ def _stretched(rules: TimingRules, rounds: int) -> TimingRules:
 
 
 def _known(environment: Mapping[str, Any]) -> Ready:
-    """What the run's first process found out about the machine, as far as one that is started later takes it over."""
     return cast("Ready", {name: environment[name] for name in Ready.__annotations__ if name in environment})
 
 

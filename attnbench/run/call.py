@@ -1,4 +1,4 @@
-"""What a cell runs again and again: one pass of a variant at one level, on inputs of its own."""
+"""One call of a cell: a pass of a variant at one level, on inputs of its own."""
 
 from __future__ import annotations
 
@@ -44,12 +44,11 @@ Trained = Callable[[Cell], "tuple[nn.Module, Text]"]
 
 
 Make = Callable[[Iterator[Any]], Callable[[], Any]]
-"""Makes a call from an endless iterator, of which each run takes the next item."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One thing to run again and again, with the sizes of what it was built from."""
+    """A repeatable call, with the sizes of its inputs and state."""
 
     run: Callable[[], Any]
     """Runs it once, on inputs that take turns (see :mod:`attnbench.run.turns`)."""
@@ -61,19 +60,18 @@ class Call:
     state_bytes: int | None = None
     """Bytes of the state of a decoding step, or of that behind a prompt."""
     tokens_kept: int | None = None
-    """Tokens of the prompt that a step reads, where it reads a part of them."""
+    """Tokens of the prompt that a step reads, if it reads a part of them."""
     laps: Laps | None = None
-    """Notes when the parts of a call end, where it has some."""
     like: Tensor | None = None
-    """A tensor of the shape and dtype that the output must have."""
     may_repeat: bool = False
-    """Whether inputs of two numbers may be the same by chance: a single token out of few."""
+    """True if inputs of two numbers may be equal by chance: a single token out of few."""
     uncompiled: Callable[[], Callable[[], Any]] | None = None
-    """Makes ``on(0)`` without ``torch.compile``, where the call is compiled and therefore cannot be looked into."""
+    """Makes ``on(0)`` without ``torch.compile``, if the call is compiled and cannot be looked into."""
     hold: Callable[[], str] | None = None
-    """Holds random rows to the formula, for a variant that claims to be exact; gives what kept it from that, in words.
+    """Holds random rows to the formula, for a variant that claims to be exact; returns the reason if it could not.
 
-    Raises AttnbenchError if they are off by more than rounding can be."""
+    Raises AttnbenchError if they are off by more than rounding.
+    """
     select: Callable[[], Any] | None = None
     """Runs the choice of pairs alone, on the inputs of ``run``, for an operator that chooses before it attends."""
 
@@ -102,17 +100,9 @@ def prepare(
     examples: Callable[[Cell], tuple[Form, Examples]] = first_examples,
     trained: Trained | None = None,
 ) -> Call:
-    """Build the variant and its inputs; none of this is ever timed.
+    """Build the variant and its inputs; none of this is ever timed. ``trained`` None: read the trained model.
 
-    Args:
-        move: brings a module to a device and type.
-        draw: gives q, k and v for an input, a shape and a seed.
-        examples: gives the form of a cell's task and its first examples.
-        trained: gives a trained model with the cell's variant in it, and windows of text; None to read the model.
-
-    Raises:
-        Unsupported: the mathematics or the input does not allow this cell.
-        UsageError: unknown names or options.
+    Raises Unsupported if the mathematics or the input does not allow this cell, UsageError for unknown names.
     """
     _allow_cost(cell)
     if cell.launch == "graph" and not cell.device.startswith("cuda"):
@@ -158,7 +148,6 @@ def prepare(
 def _choosing(
     cell: Cell, module: nn.Module, inputs: Sequence[Windows], mask: Tensor | None
 ) -> Callable[[], Any] | None:
-    """The choice alone, on inputs that take turns as those of the call do."""
     choosing = chooser(module)
     if cell.level != "operator" or cell.pass_ in STEPS or choosing is None:
         return None
@@ -174,7 +163,6 @@ def _choosing(
 def _holding(
     cell: Cell, module: nn.Module, inputs: Sequence[Windows], mask: Tensor | None, made: _Made
 ) -> Callable[[], str] | None:
-    """What holds rows of the call to the formula, in an operator or one of a layer or an encoder, which is caught."""
     if cell.variant.name == UNTOUCHED or cell.shape.query_stride > 1 or cell.architecture != "encoder":
         return None
     if not VARIANTS.get(cell.variant.name).claims(cell.variant, causal=cell.shape.causal).exact:
@@ -223,13 +211,9 @@ def _holding(
 
 
 def held_to_formula(call: Call, *, unchecked: bool) -> str:
-    """Hold random rows of the call to the formula; what kept it from that, in words.
+    """Hold random rows of the call to the formula; return the reason if it could not, and with ``unchecked`` the error.
 
-    Args:
-        unchecked: give in words also that they are off.
-
-    Raises:
-        AttnbenchError: they are off by more than rounding can be.
+    Raises AttnbenchError if they are off by more than rounding.
     """
     try:
         return "" if call.hold is None else call.hold()
@@ -265,7 +249,6 @@ def _layer(cell: Cell) -> tuple[nn.Module, list[Windows]]:
 def _model(
     cell: Cell, examples: Callable[[Cell], tuple[Form, Examples]]
 ) -> tuple[nn.Module, list[Windows], Tensor | None]:
-    """The model, what it reads, and the answers that it should give, unless any will do."""
     size = cell.model or ModelSize()
     if cell.architecture != "encoder":
         return _writing(cell, size)
@@ -283,7 +266,6 @@ def _model(
 
 
 def _writing(cell: Cell, size: ModelSize) -> tuple[nn.Module, list[Windows], Tensor]:
-    """A model that writes, what it has written and, for an encoder-decoder, what it reads, and the token after each."""
     if cell.task is not None:
         raise Unsupported("a task is answered by an encoder; remove the task, or write architecture: encoder")
     generator = torch.Generator().manual_seed(cell.seed)
@@ -302,7 +284,6 @@ def _writing(cell: Cell, size: ModelSize) -> tuple[nn.Module, list[Windows], Ten
 
 
 def _pretrained(cell: Cell, trained: Trained | None) -> tuple[nn.Module, list[Windows], Tensor]:
-    """The trained model with the variant in it, windows of text, and the right answers."""
     if cell.pretrained is None:
         raise UsageError("level pretrained needs the name of a model; write model: listops in a suite")
     if cell.compile:
@@ -315,14 +296,14 @@ def _pretrained(cell: Cell, trained: Trained | None) -> tuple[nn.Module, list[Wi
     whole, generator = text.tokens.flatten(), torch.Generator().manual_seed(cell.seed)
 
     def more(count: int) -> Tensor:
-        """Tokens of the text in no order: the same ones in turn would give a later window what an earlier one has."""
+        """Random tokens of the text: in order, a later window would repeat an earlier one."""
         return whole[torch.randint(len(whole), (count,), generator=generator)]
 
     return module, [Windows.into(text.tokens.to(cell.device), more, tokens=-1)], text.targets
 
 
 def _allow_cost(cell: Cell) -> None:
-    """Raise Unsupported where time or memory is asked for and what runs only emulates the variant's method."""
+    """Refuse time or memory of code that only emulates the variant's method."""
     if cell.variant.name == UNTOUCHED:
         return
     reason = VARIANTS.get(cell.variant.name).claims(cell.variant, causal=cell.shape.causal).emulated
@@ -331,7 +312,6 @@ def _allow_cost(cell: Cell) -> None:
 
 
 def _allow_decoding(cell: Cell) -> None:
-    """Raise Unsupported where the variant does not decode, or the model does not take one token after another."""
     if cell.level == "model" and cell.architecture == "encoder":
         raise Unsupported("the encoder reads whole sequences; write architecture: decoder, or a lower level")
     if cell.level == "model" and cell.architecture == "encoder-decoder":
@@ -346,8 +326,6 @@ def _allow_decoding(cell: Cell) -> None:
 
 
 def _answer(cell: Cell, inputs: Sequence[Tensor]) -> Tensor:
-    """A tensor of the shape and dtype of the output for the first inputs: as wide as v, and as long as q or as x is, or
-    as there are queries in a layer that has fewer."""
     like, shape = inputs[0], cell.shape
     if cell.level == "operator" and shape.E != shape.D:
         return like.new_empty(*like.shape[:-1], shape.E)
@@ -357,7 +335,6 @@ def _answer(cell: Cell, inputs: Sequence[Tensor]) -> Tensor:
 
 
 def _like(cell: Cell, inputs: Sequence[Tensor]) -> Tensor | None:
-    """A tensor of the shape and dtype that the output of a call must have; None where that is not known."""
     if cell.level in OF_TOKENS or cell.pass_ not in ("forward", "stepwise", "generate"):
         return None
     like = _answer(cell, inputs)
@@ -367,7 +344,6 @@ def _like(cell: Cell, inputs: Sequence[Tensor]) -> Tensor | None:
 
 
 def _tokens_kept(cell: Cell, module: nn.Module) -> int | None:
-    """Tokens of the prompt that a step reads, in a variant with a budget."""
     budgeted = next((part for part in module.modules() if isinstance(part, Budgeted)), None)
     if budgeted is None or cell.pass_ not in ("decode", "generate"):
         return None
@@ -375,7 +351,6 @@ def _tokens_kept(cell: Cell, module: nn.Module) -> int | None:
 
 
 def _allow_padding(cell: Cell) -> None:
-    """Raise Unsupported where the variant takes no padding, or the pass has no place for it."""
     if cell.pass_ in STEPS:
         raise Unsupported("padding: a decoding step reads a state, in which padding has no place")
     reason = refusal(cell.variant, cell.shape, key_mask=True)
@@ -384,10 +359,7 @@ def _allow_padding(cell: Cell) -> None:
 
 
 def always_compiled(cell: Cell) -> bool:
-    """Whether the call is one of a variant that compiles itself.
-
-    False for a layer or a model around such a variant, which that does not compile.
-    """
+    """True if the variant is called itself and compiles itself: a layer or a model around it does not."""
     return (
         cell.level == "operator"
         and VARIANTS.get(cell.variant.name).claims(cell.variant, causal=cell.shape.causal).compiled
@@ -395,19 +367,17 @@ def always_compiled(cell: Cell) -> bool:
 
 
 def may_compile(cell: Cell) -> bool:
-    """Whether the first call of a cell may take long because it compiles: each on a GPU, where kernels are tuned."""
+    """True if a cell's first call may be slow because it compiles: each on a GPU, where kernels are tuned."""
     return cell.device != "cpu" or cell.compile or always_compiled(cell)
 
 
 @dataclass(frozen=True, slots=True)
 class _Made:
     turn: Callable[[int], Any]
-    """Gives what a call takes, by the number of its inputs."""
+    """The arguments of a call, by the number of its inputs."""
     call: Make
     state_bytes: int | None = None
-    """Bytes of the state against which it decodes, or of that behind a prompt."""
     laps: Laps | None = None
-    """Notes when the parts of a call end."""
 
     def on(self, number: int) -> Callable[[], Any]:
         return self.call(repeat(self.turn(number)))
@@ -482,7 +452,6 @@ def _backward(loss: Callable[[Sequence[Tensor]], Tensor], first: tuple[list[Tens
 
 
 def _decode(module: nn.Module, inputs: Sequence[Windows], *, compiled: bool) -> _Made:
-    """Decoding steps whose tokens take turns, all taken against the state of all tokens but the last."""
     module.requires_grad_(False)
     decoding = cast(Decoding, module)
     with torch.inference_mode():
@@ -503,7 +472,6 @@ def _decode(module: nn.Module, inputs: Sequence[Windows], *, compiled: bool) -> 
 
 
 def _stepwise(module: nn.Module, inputs: Sequence[Windows]) -> _Made:
-    """All tokens of the sequence, one step after the other, from the state before the first: what ``forward`` gives."""
     module.requires_grad_(False)
     decoding = cast(Decoding, module)
 
@@ -528,10 +496,7 @@ def _stepwise(module: nn.Module, inputs: Sequence[Windows]) -> _Made:
 
 
 def _generate(cell: Cell, module: nn.Module, inputs: Sequence[Windows]) -> _Made:
-    """A prompt in one call, then a step for each new token: the outputs of the prompt's last token and of the new ones.
-
-    Beside what the module does there is one loop; each token was cut out before the call.
-    """
+    """A prompt in one call, then a step for each new token: outputs of the prompt's last token and of the new ones."""
     module.requires_grad_(False)
     decoding, prompt, laps = cast(Decoding, module), cell.shape.N - cell.new_tokens, Laps(cell.device)
 
@@ -571,10 +536,7 @@ def _tokens(x: Tensor, which: slice) -> Tensor:
 def _loss(
     cell: Cell, run: Callable[..., Tensor], like: Tensor, mask: Tensor | None, labels: Tensor | None
 ) -> Callable[[Sequence[Tensor]], Tensor]:
-    """A scalar to differentiate: cross-entropy for the model, a fixed random projection of the output otherwise.
-
-    Outputs of padded tokens have no part in it.
-    """
+    """A scalar to differentiate, without padded tokens: cross-entropy for the model, else a fixed random projection."""
     generator = torch.Generator().manual_seed(cell.seed + 1)
     device = torch.device(cell.device)
     if cell.level in OF_TOKENS:

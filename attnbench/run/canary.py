@@ -1,8 +1,7 @@
-"""Whether a cell has made this process slower: a fixed piece of work, timed between cells.
+"""Detect a cell that has slowed this process, by a fixed piece of work between cells.
 
-No list of settings is complete. A tracer, a hook or an allocator that goes on working costs time whatever its name is,
-and that shows in work that never changes. Only the processor's time of this thread counts, and the quickest of several
-tries: a busy machine takes the core away, which costs none.
+No list of settings is complete, but a tracer, a hook or an allocator costs time in work that never changes. Only this
+thread's processor time counts, and the quickest of several tries: a busy machine costs none of it.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ import torch
 
 _TRIES = 5
 SLOWER = 2.0
-"""More than this many times as slow is told."""
+"""Smaller slow-downs are not reported."""
 _PATIENCE = 0.5
-"""Seconds in which what seems slower may show that it is not, while the core is shared."""
+"""Seconds in which an apparent slow-down may end, while the core is shared."""
 _SMALL = torch.linspace(-1, 1, 16).view(4, 4)
-"""So small that torch works on it with this thread alone. Products have more, which wait where the machine is busy."""
+"""So small that torch works on it with this thread alone: threads of larger products wait on a busy machine."""
 _BYTES = bytes(2**16)
 
 
@@ -54,13 +53,13 @@ _PIECES: dict[str, Callable[[], object]] = {
 
 
 class Canary:
-    """Knows how quick this process was when the canary was made. One look takes a few milliseconds."""
+    """The speed of this process when the canary was made. One look takes a few milliseconds."""
 
     def __init__(self) -> None:
         self._quickest = {words: self._seconds(words) for words in _PIECES}
 
     def slowed(self) -> str:
-        """What has become slower for good, in words after "the cell"; empty where nothing has."""
+        """The lasting slow-down, in words after "the cell"; empty without one."""
         slow, deadline = dict.fromkeys(_PIECES, inf), monotonic() + _PATIENCE
         while True:
             slow = {words: min(ratio, self._seconds(words) / self._quickest[words]) for words, ratio in slow.items()}
@@ -73,7 +72,6 @@ class Canary:
 
     @staticmethod
     def _seconds(words: str) -> float:
-        """Time of one piece, in times of what no setting of Python or torch reaches but a shared core slows too."""
         return _quickest(_PIECES[words]) / _quickest(lambda: sha256(_BYTES))
 
 

@@ -1,7 +1,7 @@
-"""Whether a cell can be as fast as its row says: held against plain products, of every dtype that it may use inside.
+"""Check that a cell can be as fast as its row says, against plain products of every dtype that it may use inside.
 
-Only matrix products are held to a limit: a cell cannot leave out those that are counted, but need not read all bytes of
-its inputs. Where torch counts more than is computed, as in products of sparse matrices, nothing is said.
+Only matrix products count: a cell need not read all bytes of its inputs. Sparse products are left out, since torch
+counts more than is computed.
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ from attnbench.run.turns import SEEN
 from attnbench.status import Status
 
 _CERTAINLY = 4.0
-"""More than this many times the rate of the best products is impossible. Less is not: some algorithms for convolutions
-spare three quarters of what is counted."""
+"""More than this many times the best rate is impossible: some convolutions spare three quarters of the counted
+products."""
 _OF_THE_RUN = ("machine_id", "torch_version", "threads", "process", "started_at", "host")
-"""Columns that say where and when it was measured."""
 
 
 def corrected(record: Record, cell: Cell, limits: Limits) -> Record:
-    """The row of a cell that has a time, held to new limits; an error row where the cell cannot be so fast."""
+    """The row of a timed cell, held to new limits; an error row if the cell cannot be so fast."""
     record = replace(record)
     hold_to_limits(record, limits)
     flops, seconds = record.matmul_flops, record.time_median_s
@@ -47,10 +46,7 @@ def corrected(record: Record, cell: Cell, limits: Limits) -> Record:
 
 
 def faster_than_possible(cell: Cell, flops: int, seconds: float) -> float | None:
-    """How many times as fast as the fastest products ``flops`` in ``seconds`` are; None where that is possible.
-
-    None also where torch counts more than is computed, and where a busy machine let no product be timed.
-    """
+    """The rate of ``flops`` in ``seconds`` over that of the fastest products; None if it is possible or unknown."""
     if _uses_sparse_matrices(prepare(cell).on(SEEN)):
         return None
     halves = {torch.bfloat16} if cell.device == "cpu" else {torch.bfloat16, torch.float16}  # CPUs lack the second
@@ -62,8 +58,6 @@ def faster_than_possible(cell: Cell, flops: int, seconds: float) -> float | None
 
 @without_compiler
 class _Sparse(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """Notes whether a call uses a matrix that is not stored in full."""
-
     seen: bool = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""Which of two variants is faster at each length, by how much, and from which length on."""
+"""The faster of two variants at each length, its lead, and the length from which it leads."""
 
 from __future__ import annotations
 
@@ -44,21 +44,19 @@ LONGEST_ERROR = 2**31
 """Logits of exact attention in float64 that take about a minute; errors of longer inputs are not measured."""
 
 BUSY = 0.25
-"""Other programs may take this share of the cores that the threads need without being in the way."""
+"""Share of the needed cores that other programs may take."""
 FALL = 0.8
-"""Twice the length in less than this share of the time is impossible."""
+"""Less than this share of the time for twice the length is impossible."""
 
 _ASKED = tuple(name for name in COLUMNS if name in {"level", "pass", "device", *IN_ROWS} - {"kv_len"})
-"""Columns that all rows of a comparison share, so that the table itself says what was compared."""
 RATES = ("flops_per_s", "bytes_per_s", "peak_fraction")
-"""Columns of rows that are held to the measured rates of the machine: on a GPU, and if they were asked for."""
+"""Columns that are held to the machine's measured rates: on a GPU, and if they were asked for."""
 _TOLD = ("batch", "heads", "kv_heads", "head_dim", "v_dim", "dtype", "seed")
-"""Axes that the line above a comparison always tells, or never."""
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One variant at one length. Times in seconds; None where it did not run."""
+    """One variant at one length. Times in seconds; None if it did not run."""
 
     record: Record
     time: float | None
@@ -71,7 +69,7 @@ class Side:
 
     @property
     def by_host(self) -> str:
-        """That much of its time is the host's; empty if it is not."""
+        """The host's share of its time, in words, if that is most of it; else empty."""
         return by_host(self.record.label, self.record.launched, self.host_share)
 
 
@@ -83,22 +81,18 @@ class Row:
     a: Side
     b: Side
     ratio: Ratio | None
-    """Time of A over time of B; None where one of them did not run."""
+    """Time of A over time of B; None if one of them did not run."""
     said: Said = Said("withheld")
-    """What is said of it."""
     disturbed: int = 0
-    """Turns in which another process took the core."""
     stopped: int = 0
-    """Turns in which the measuring process stood still, which were left out."""
+    """Turns that were left out because the measuring process stood still."""
     processes: int = 0
-    """In how many processes both took turns."""
+    """Number of processes in which both took turns."""
 
     @property
     def verdict(self) -> str:
-        """``faster``, ``slower``, ``same``, ``inconclusive``, ``withheld``, or how the side that failed ended.
-
-        Empty for a variant that is measured alone.
-        """
+        """``faster``, ``slower``, ``same``, ``inconclusive``, ``withheld``, a failed side's status, or empty for one
+        variant."""
         if self.ratio is not None:
             return self.said.word
         failed = next((one.record for one in (self.a, self.b) if one.record.status is not Status.OK), None)
@@ -106,28 +100,28 @@ class Row:
 
     @property
     def withheld(self) -> str:
-        """Why no verdict is given although both ran."""
+        """The reason against a verdict although both ran."""
         return self.said.why if self.ratio is not None and self.said.word == "withheld" else ""
 
     @property
     def busy(self) -> str:
-        """The mark of a verdict that is given although other programs had the cores; empty for none."""
+        """The mark of a verdict from a busy machine; empty for none."""
         return "" if self.said.word == "withheld" else self.said.why
 
     @property
     def word(self) -> str:
-        """The verdict with its mark, and whose time is the host's."""
+        """The verdict with its marks."""
         said = [self.verdict + f" ({self.busy})" * bool(self.busy), *(self.by_host if self.shown else ())]
         return "; ".join(said)
 
     @property
     def by_host(self) -> list[str]:
-        """Which of the two has a time that is mostly the host's, and how much of it."""
+        """The sides with mostly host time, and its share."""
         return [side.by_host for side in (self.a, self.b) if side.by_host]
 
     @property
     def shown(self) -> Ratio | None:
-        """The ratio, unless it is withheld: then it is no number to go by."""
+        """The ratio, unless it is withheld."""
         return None if self.said.word == "withheld" else self.ratio
 
 
@@ -140,23 +134,20 @@ class Comparison:
     crossovers: dict[tuple[str, str], Crossover] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
     without_error: list[int] = field(default_factory=list)
-    """Lengths at which an error was asked for but takes too long to measure."""
+    """Lengths at which an error was asked for but takes too long."""
     warnings: list[str] = field(default_factory=list)
-    """What weakens the numbers, one line each, with the remedy."""
 
     family: int = 1
-    """How many ratios the verdicts hold for together."""
     rated: bool = False
-    """Whether times are held to the measured rates of the machine."""
 
     def ratio(self, visit: Length, i: int, j: int) -> Ratio | None:
-        """Time of one variant over that of another, by position; None if they never took turns."""
+        """Time of one variant over another's, by position; None if they never took turns."""
         a, b = visit.of_both(i, j)
         noise = self.environment["noise_floor"] or 0.0
         return paired_ratio(a, b, noise=noise, family=self.family) if a else None
 
     def undecided(self, visit: Length) -> set[int]:
-        """The variants of all ratios at one length that more processes may decide; one alone is in three."""
+        """Variants of all ratios at one length that more processes may decide; one alone gets three."""
         if len(self.labels) == 1:
             return {0} if 0 < len(visit.times) < LOOKS[0] else set()
         pairs = combinations(range(len(self.labels)), 2)
@@ -165,16 +156,16 @@ class Comparison:
 
     @property
     def processes(self) -> list[int]:
-        """In how many processes the rows were measured: each number that occurs, in order."""
+        """The numbers of processes behind the rows, in order."""
         return sorted({row.processes for rows in self.rows.values() for row in rows if row.processes})
 
     @property
     def ok(self) -> bool:
-        """Whether anything could be measured."""
+        """True if anything could be measured."""
         return any(side.time is not None for rows in self.rows.values() for row in rows for side in (row.a, row.b))
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Plain rows for CSV and JSON; unit in the name, None where not measured."""
+        """Plain rows for CSV and JSON; unit in the name, None if not measured."""
         rows = []
         for (label_a, label_b), pair in self.rows.items():
             for row in pair:
@@ -241,7 +232,7 @@ OnLength = Callable[[int, int, Mapping[str, float | str]], object]
 
 
 class Stopped(KeyboardInterrupt):
-    """Ctrl-C, with what was measured until then."""
+    """Ctrl-C, with the measurements so far."""
 
     def __init__(self, comparison: Comparison) -> None:
         super().__init__()
@@ -250,18 +241,15 @@ class Stopped(KeyboardInterrupt):
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """Variants that are to be held against each other, at which lengths and how."""
+    """Variants to compare, with their lengths and rules."""
 
     cells: Sequence[Cell]
-    """One for each variant, at any length."""
     lengths: Sequence[int]
-    """Increasing."""
     settings: Settings
     rules: TimingRules
     timeout: float = 120.0
     """Seconds for one length, whatever fails there, and for one law."""
     unchecked: bool = False
-    """Whether variants are measured whatever laws they break."""
 
     def answer(
         self, on_length: OnLength = lambda n, process, found: None, *, against_itself: bool = False
@@ -269,14 +257,14 @@ class Contest:
         """Measure.
 
         Args:
-            on_length: called with each length before it is measured, with the number of processes that measured it
-                before; and again after the first, with the median seconds of each label, or its status.
-            against_itself: the same variant is there twice, to see what difference the machine alone makes.
+            on_length: called before each length with the number of processes so far; after the first process also with
+                the median seconds, or the status, of each label.
+            against_itself: the same variant twice, to see the machine's own difference.
 
         Raises:
             UsageError: no variant, or the same one twice.
-            WorkerFailed: the measuring process could not be started.
-            Stopped: Ctrl-C; it has the lengths that are finished.
+            WorkerFailed: the worker could not be started.
+            Stopped: Ctrl-C, with the finished lengths.
         """
         labels = [cell.variant.label for cell in self.cells]
         if not against_itself:
@@ -341,10 +329,6 @@ class Contest:
                 result.crossovers[labels[i], labels[j]] = replace(found, note="; ".join([found.note, *shares]))
 
     def _visit_all(self, worker: Worker, visits: list[Length], on_length: OnLength, result: Comparison) -> None:
-        """Visit each length in the first process, with laws, errors and memory.
-
-        The environment, warnings, and the lengths without an error go to ``result``.
-        """
         ran_out: dict[int, Record] = {}
         threads = self.settings.threads
         result.environment = {**worker.start(), "threads": threads, "variables": variables(environment_for(threads))}
@@ -375,7 +359,7 @@ class Contest:
             on_length(n, 0, {label: one.time or str(one.record.status) for label, one in sides.items()})
 
     def _visit_again(self, worker: Worker, visits: Sequence[Length], on_length: OnLength, result: Comparison) -> None:
-        """Let what is undecided take turns in more processes, each started anew, until it is decided or nine have."""
+        """Repeat undecided ratios in fresh processes, until they are decided or nine have run."""
         process = 1
         for look in LOOKS:
             wanting = [(n, visit, result.undecided(visit)) for n, visit in zip(self.lengths, visits, strict=True)]
@@ -398,7 +382,6 @@ class Contest:
 
     @property
     def _share(self) -> TimingRules:
-        """The rules for one process: together the first three take as long as is asked for."""
         rules, first = self.rules, LOOKS[0]
         return replace(
             rules,
@@ -413,7 +396,6 @@ class Contest:
         return [replace(cell, shape=replace(cell.shape, seq_len=n)) for cell in self.cells]
 
     def __str__(self) -> str:
-        """The circumstances that all variants share, in one line."""
         cell, shape = self.cells[0], self.cells[0].shape
         unusual = [axis for axis in ALIKE if axis not in _TOLD and not AXES[axis].unsaid(cell.at(axis))]
         form = ", ".join([f"{cell.level} {cell.pass_}", *(AXES[axis].in_words(cell.at(axis)) for axis in unusual)])
@@ -424,7 +406,6 @@ class Contest:
 
 
 def _most_by_host(sides: Sequence[Side]) -> str:
-    """What is said of one variant at the length at which most of its time is the host's."""
     sides = [side for side in sides if side.by_host]
     most = max(sides, key=lambda side: side.host_share or 0.0, default=None)
     return "" if most is None else f"{most.by_host} at n = {most.record.seq_len}"
@@ -433,11 +414,7 @@ def _most_by_host(sides: Sequence[Side]) -> str:
 def _side(
     visit: Length, i: int, times: Sequence[Sequence[float]] | None, machine: Mapping[str, Any] | None = None
 ) -> Side:
-    """One side, from the ``times`` of the pairs by process, or from all of its own where there are no pairs.
-
-    Args:
-        machine: the environment of the comparison; with its rates the record says how close to them its time is.
-    """
+    """One side, from its ``times`` in the pairs by process, or from all of its own; ``machine`` has the rates."""
     if times is None:
         times = [one[i] for one in visit.times if i in one]
     every, record = [second for one in times for second in one], visit.records[i]
@@ -448,7 +425,6 @@ def _side(
 
 
 def _reached(record: Record, time: float, machine: Mapping[str, Any]) -> Record:
-    """The record with the rates of a call that takes ``time`` seconds, held to those of the machine."""
     timed = replace(record, time_median_s=time)
     add_rates(timed)
     matmul, exp = (machine[name].get(record.dtype) for name in ("matmul_rate", "exp_rate"))
@@ -457,11 +433,9 @@ def _reached(record: Record, time: float, machine: Mapping[str, Any]) -> Record:
 
 
 def busy(visit: Length, threads: int, cores: int) -> str:
-    """Why the machine was too busy to compare anything, in a few words; empty where it was not.
+    """The reason why the machine was too busy to compare; empty if it was not.
 
-    Args:
-        threads: how many the measuring process has.
-        cores: how many the whole machine has, on all of which the load of other programs is counted.
+    ``threads`` are the worker's; ``cores`` are the whole machine's, on which the load of other programs is counted.
     """
     others = [pairs.others for pairs in visit.pairs if pairs.others is not None] or [visit.others or 0.0]
     needed, load = min(threads, cores), median(others)
@@ -472,7 +446,7 @@ def busy(visit: Length, threads: int, cores: int) -> str:
 
 
 class Doubts:
-    """What speaks against the times of a comparison, by its lengths and variants."""
+    """Reasons against the times of a comparison, by length and variant."""
 
     def __init__(
         self, lengths: Sequence[int], visits: Sequence[Length], threads: int, *, on_cpu: bool, decoding: bool
@@ -480,12 +454,12 @@ class Doubts:
         self._visits, self._threads = visits, threads
         cores = os.cpu_count() or 1
         self.busy = [busy(visit, threads, cores) if on_cpu else "" for visit in visits]
-        """How busy the machine was, in words, at each place of the lengths; empty where it was not."""
+        """The load of the machine, in words, at each place of the lengths; empty if it was idle."""
         # A decoding step may take the same time at every length, so that a quicker core alone can make it fall.
         self._falls = {} if decoding else _falls(lengths, visits)
 
     def at(self, place: int, variants: Sequence[int]) -> str:
-        """Why no time of these variants is believed at this place of the lengths; empty where they are."""
+        """The reason against all times of these variants at this place of the lengths; empty without one."""
         return next((self._falls[place, one] for one in variants if (place, one) in self._falls), "")
 
     def warnings(self, labels: Sequence[str]) -> list[str]:
@@ -504,7 +478,7 @@ class Doubts:
 
 
 def contradicted(ratio: Ratio, a: float, b: float) -> str:
-    """Why a ratio cannot stand beside two medians, in seconds; empty where it can."""
+    """The contradiction between a ratio and two medians, in seconds; empty without one."""
     if ratio.joint is None:
         return ""
     low, high = ratio.joint
@@ -515,10 +489,7 @@ def contradicted(ratio: Ratio, a: float, b: float) -> str:
 
 
 def _falls(lengths: Sequence[int], visits: Sequence[Length]) -> dict[tuple[int, int], str]:
-    """Where the time of a variant falls although the length doubles: a text by place and variant, for both lengths.
-
-    Nobody can tell which of the two times is wrong.
-    """
+    """A text for both lengths if a variant's time falls although the length doubles: either may be wrong."""
     found = {}
     for variant in {one for visit in visits for one in visit.records}:
         times = [[t for one in visit.times for t in one.get(variant, [])] for visit in visits]

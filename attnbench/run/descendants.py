@@ -1,8 +1,7 @@
-"""Everything that a cell starts ends with it, whatever session it moved to and however it changed its environment.
+"""End everything that a cell starts, whatever session it moved to and however it changed its environment.
 
-On Linux the process that measures is the child of a guard. The kernel makes the guard the parent of every process below
-it whose own parent has ended, so none gets away unless the guard itself is killed. On other systems a process that
-leaves its process group gets away.
+On Linux the worker is the child of a guard. The kernel makes the guard the parent of every orphan below it, so none
+gets away unless the guard itself is killed. On other systems a process that leaves its process group gets away.
 """
 
 from __future__ import annotations
@@ -18,14 +17,12 @@ from pathlib import Path
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 _AWAITED = (signal.SIGCHLD, signal.SIGTERM)
 _COMPILER = b"_inductor/compile_worker"
-"""Part of the command line of the processes in which torch compiles."""
 
 
 def guard() -> None:
     """On Linux, go on in a child process and leave this one as its guard.
 
-    When the child ends, or the process that started the guard, or at SIGTERM, the guard ends all that is below it.
-    Then it ends itself, in the way in which the child ended.
+    The guard ends all below it, and itself in the child's way, when the child or its own parent ends, or at SIGTERM.
     """
     if sys.platform != "linux":
         return
@@ -55,7 +52,6 @@ def guard() -> None:
 
 
 def _exit_code(child: int) -> int | None:
-    """The exit code of ``child``, None while it lives. Collects every child that has ended, and waits for none."""
     code = None
     with suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -77,10 +73,7 @@ def _end(code: int) -> None:
 
 
 def end_left_behind(guard: int) -> int:
-    """On Linux, kill all below ``guard`` but the process that measures, until none is left; return how many there were.
-
-    The compilers that torch keeps for the next compilation stay.
-    """
+    """On Linux, kill all below ``guard`` but the worker and torch's compilers; return their number."""
     ended: set[int] = set()
     while found := set(_left_behind(guard)) - ended:
         for pid in found:
@@ -91,10 +84,7 @@ def end_left_behind(guard: int) -> int:
 
 
 def end_all(guard: int) -> None:
-    """Kill ``guard`` and all that is below it, even where it is stopped or does not answer.
-
-    The guard goes first: while it and its processes live, they may start others.
-    """
+    """Kill ``guard``, even if it is stopped, and then all below it: while it lives, it may start others."""
     below = {guard, *_below(guard)} if sys.platform == "linux" else {guard}
     for pid in sorted(below, key=lambda pid: pid != guard):
         with suppress(OSError):
@@ -102,7 +92,7 @@ def end_all(guard: int) -> None:
 
 
 def seconds_used(guard: int) -> float:
-    """Processor time of ``guard`` and all below it, including what ended there; 0 where the system does not tell."""
+    """Processor time of ``guard`` and all below it, ended processes included; 0 if the system does not say."""
     ticks = 0
     for pid in (guard, *_below(guard)) if sys.platform == "linux" else ():
         with suppress(OSError):  # gone
@@ -112,7 +102,6 @@ def seconds_used(guard: int) -> float:
 
 
 def _below(process: int) -> list[int]:
-    """All processes below ``process``, its own children first and the oldest before the others."""
     children: dict[int, list[int]] = {}
     for pid, (parent, _) in sorted(_processes(), key=lambda one: one[1][1]):
         children.setdefault(parent, []).append(pid)
@@ -130,7 +119,6 @@ def _left_behind(guard: int) -> Iterator[int]:
 
 
 def _processes() -> Iterator[tuple[int, tuple[int, int]]]:
-    """Number, parent and start time of each process; none where there is no /proc."""
     for entry in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # gone
             fields = entry.read_bytes().rpartition(b")")[2].split()

@@ -11,14 +11,10 @@ _EXAMPLE = "attnbench compare softmax linear --n 1024..4096"
 
 
 def refuse_equal(labels: Sequence[str], written: Sequence[str]) -> None:
-    """Check that there is a variant, and each only once.
+    """Raise UsageError if there is no variant, or the same one twice.
 
-    Args:
-        labels: the variants without options at their defaults, so that equal variants have equal labels.
-        written: the same as the user wrote them, for the message.
-
-    Raises:
-        UsageError: none, or the same one twice, which could only be compared with itself.
+    ``labels`` leave out default options, so that equal variants are equal; ``written`` is the user's text, for the
+    message.
     """
     for (label, one), (other_label, other) in combinations(zip(labels, written, strict=True), 2):
         if label == other_label:

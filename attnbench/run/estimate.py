@@ -1,4 +1,4 @@
-"""What a suite will need, from fake tensors: nothing is allocated and nothing computed."""
+"""Estimate the needs of a suite from fake tensors: nothing is allocated or computed."""
 
 from __future__ import annotations
 
@@ -29,15 +29,14 @@ from attnbench.variant import build
 def estimate(cells: Sequence[Cell], threads: int) -> Iterator[tuple[Cell, Prediction]]:
     """One estimate per cell, in order, for ``threads`` threads, on which the sizes of tiles depend.
 
-    Cells of the same sizes are followed once, each at its own length. A call of too many steps to be followed is
-    unknown, and so are longer ones of the same thing: nothing is concluded from other lengths. After
-    :data:`ALL_STEPS` in all the rest is unknown.
+    Cells of the same sizes are followed once, at each length. A call of too many steps is unknown, and so are longer
+    ones of the same thing, and the rest after :data:`ALL_STEPS` in all.
     """
     torch.set_num_threads(threads)
     found: dict[Cell, Prediction] = {}
     too_long, left = dict[Cell, int](), ALL_STEPS
     for cell in cells:
-        alike = _sizes_alone(cell)
+        alike = replace(cell, suite="", sweep="", seed=0, training=None)
         family = replace(alike, shape=replace(alike.shape, seq_len=1))
         if alike not in found:
             known = too_long.get(family, math.inf) <= cell.shape.N
@@ -59,18 +58,18 @@ _TOO_LONG = "unknown: too many steps to be followed"
 
 @dataclass(frozen=True, slots=True)
 class Duration:
-    """How long a run will take."""
+    """The time that a run will take."""
 
     seconds: float | None
-    """By earlier runs of the suite on this machine; None if there are none."""
+    """Seconds by earlier runs of the suite on this machine; None without any."""
     least_seconds: float
-    """What the samples alone take."""
+    """Seconds of the samples alone."""
     ground: str
-    """Where the number comes from, or why there is none."""
+    """The source of the number, or the reason why there is none."""
 
 
 def duration(plan: Plan) -> Duration:
-    """The time that a run will take if each first visit lasts as long as in earlier runs, and later ones no longer."""
+    """The time of a run if first visits last as long as in earlier runs, and later ones no longer."""
     visits = {cell: plan.rules.rounds if "time" in cell.measure else 1 for cell in plan.cells}
     least = 0.0 if plan.rules.quick else plan.rules.min_time * sum("time" in cell.measure for cell in plan.cells)
     if plan.settings.device not in devices():
@@ -92,13 +91,7 @@ def duration(plan: Plan) -> Duration:
     return Duration(max(seconds, least), least, f"as earlier runs of {plan.suite.name} on this machine did")
 
 
-def _sizes_alone(cell: Cell) -> Cell:
-    """The cell without what changes no size: its names, its seed, and how it is trained."""
-    return replace(cell, suite="", sweep="", seed=0, training=None)
-
-
 def _of_all_steps(cell: Cell, one: Prediction) -> Prediction:
-    """The prediction of a step as that of the cell, which may be a whole training."""
     if cell.training is None or one.peak_bytes is None:
         return one
     steps = cell.training.pretrain_steps + cell.training.steps
@@ -107,7 +100,6 @@ def _of_all_steps(cell: Cell, one: Prediction) -> Prediction:
 
 
 def _follow(cell: Cell) -> Prediction:
-    """The prediction of a cell, from its own shapes."""
     gc.freeze()  # to look through what was imported, and through earlier cells, would take longer than to follow one
     try:
         # Fake tensors carry any device; the CPU is the one that every machine has.
@@ -139,7 +131,7 @@ def _follow(cell: Cell) -> Prediction:
 
 
 def _refuse(cell: Cell, trained: Trained | None) -> Callable[[], None]:
-    """Build the variant and draw its input as for an error or a loss: either refuses what it does not allow."""
+    """Build the variant and draw its input as for an error or a loss: either refuses an impossible cell."""
     if trained is not None:
         trained(cell)
     else:
@@ -149,7 +141,7 @@ def _refuse(cell: Cell, trained: Trained | None) -> Callable[[], None]:
 
 
 def _examples(cell: Cell) -> Callable[[Cell], tuple[Form, Examples]]:
-    """Makes fake examples of a cell's task, as long as the first ones, which are drawn here, where tensors are real."""
+    """Makes fake examples of a cell's task, as long as the first ones, which are drawn here as real tensors."""
     form, real = first_examples(cell)
     sizes = {name: list(getattr(real, name).shape) for name in ("tokens", "labels")}
     return lambda _: (form, Examples(**{name: torch.zeros(one, dtype=torch.int64) for name, one in sizes.items()}))

@@ -80,14 +80,13 @@ def run_cell(
 
     Args:
         resident: also measure resident memory (only meaningful in the ``as-shipped`` process).
-        limits: what this machine can do in the cell's dtype, for ``peak_fraction`` and ``floor_s``.
-        memory_limit: bytes. On a CPU a cell of the tuned process that needs more than a third of it is measured with
-            the allocator as shipped, and its row says so.
-        begins: called with the name of each part of the visit when it begins, and with ``first`` if that holds a first
-            call that may compile.
+        limits: the machine's rates in the cell's dtype, for ``peak_fraction`` and ``floor_s``.
+        memory_limit: bytes. On a CPU a tuned cell that needs more than a third of it gets the default allocator and a
+            note.
+        begins: called with the name of each part, and with ``first`` if its first call may compile.
 
     Returns:
-        The record, and the raw samples of this round as a JSON row (None where none were taken).
+        The record, and this round's raw samples as a JSON row (None without any).
     """
     cell, rules, round_, earlier = visit.cell, visit.rules, visit.round, visit.earlier_samples()
     record = visit.previous or Record.of(cell, Status.OK, quick=rules.quick)
@@ -182,7 +181,6 @@ def run_cell(
 
 
 def _add_error(record: Record, cell: Cell, begins: Callable[..., None], *, unchecked: bool) -> None:
-    """Fill in the error. The exact answer comes before the first call, and is no part of it."""
     own, draws = cell.compile and not always_compiled(cell), count_from(0)
 
     def adapt(module: nn.Module) -> nn.Module:
@@ -207,7 +205,6 @@ def _add_error(record: Record, cell: Cell, begins: Callable[..., None], *, unche
 
 
 def _add_trained(record: Record, cell: Cell) -> None:
-    """Which trained model it is, and what the variant does to it where that is asked for."""
     from attnbench.pretrained.measured import measure_loss, opened  # only trained models need it
 
     one = opened(cell)
@@ -221,14 +218,12 @@ def _add_trained(record: Record, cell: Cell) -> None:
 
 
 def _left(cell: Cell) -> str:
-    """Which layers of a trained model are not the variant's."""
     from attnbench.pretrained.measured import opened  # only trained models need it
 
     return opened(cell).left
 
 
 def _compile(record: Record, cell: Cell) -> Call:
-    """Prepare a cell whose first call compiles; its seconds have a column of their own."""
     if cell.device == "cpu":
         find_instructions()
     with compiling():
@@ -246,12 +241,9 @@ def _compile(record: Record, cell: Cell) -> Call:
 
 
 def _hold_to(output: Any, plain: Callable[[], Any]) -> None:
-    """Check that compiled code gives the numbers of what it was compiled from, to half the digits of their dtype.
+    """Hold compiled code to its source, to half the digits of the dtype; raise AttnbenchError if they differ.
 
-    torch's compiler is known to lose what custom gradients write in place. Code that draws anew in each call passes.
-
-    Raises:
-        AttnbenchError: it gives other numbers.
+    torch's compiler is known to lose in-place writes of custom gradients. Code with random draws passes.
     """
     wanted = plain()
     for got, one, again in zip(*map(tensors, (output, wanted, plain())), strict=True):
@@ -262,10 +254,9 @@ def _hold_to(output: Any, plain: Callable[[], Any]) -> None:
 
 
 def _first_look(record: Record, cell: Cell, call: Call, resident: bool) -> list[Look]:
-    """Correctness before speed: sizes, FLOPs and memory of one call, whose output must be finite.
+    """Check one call before timing: sizes, FLOPs, memory, and a finite output.
 
-    Returns:
-        A look at what the call gives for each of the inputs that will take turns.
+    Returns a look at the output for each of the inputs in turn.
     """
     first = Kept([lambda: count(call.uncompiled(), call.on(0)) if call.uncompiled else count(call.on(0))])
     held = Kept([partial(tensor_bytes, first, cell.device)])
@@ -321,12 +312,8 @@ def _first_look(record: Record, cell: Cell, call: Call, resident: bool) -> list[
 
 
 def _add_kept(record: Record, cell: Cell, kept: int, rise: int | None) -> None:
-    """Count what the first call left for later ones, and say where the process took what torch does not count.
-
-    Args:
-        kept: bytes of tensors behind the first call, beside its result.
-        rise: of the resident memory in the first call; None where it is not known.
-    """
+    """Count the tensor bytes ``kept`` behind the first call; warn if ``rise``, of resident memory, shows uncounted
+    memory."""
     if record.peak_bytes is None:
         return
     if kept > 0:
@@ -342,11 +329,7 @@ def _add_kept(record: Record, cell: Cell, kept: int, rise: int | None) -> None:
 
 
 def _add_time(record: Record, cell: Cell, rounds: Sequence[Sequence[Sample]], limits: Limits) -> None:
-    """Fill in the statistics of all rounds, and their warnings in the place of those of the rounds before.
-
-    Raises:
-        Disturbed: threads of the process waited for a core in nearly all samples.
-    """
+    """Fill in statistics and warnings of all rounds; raise Disturbed if threads waited in nearly all samples."""
     summary = summarise(rounds, quick=record.quick)
     with suppress(Disturbed, ValueError):  # nothing was said of the rounds before
         for outdated in summarise(rounds[:-1], quick=record.quick).warnings:
@@ -357,7 +340,8 @@ def _add_time(record: Record, cell: Cell, rounds: Sequence[Sequence[Sample]], li
     record.time_samples = summary.used
     record.host_share = host_share(record.device_s, summary.median)
     record.examples_per_s = cell.shape.B / summary.median
-    tokens = _real_queries(cell)
+    padding = 0.0 if cell.shape.cross or cell.architecture == "encoder-decoder" else cell.padding  # of keys alone
+    tokens = sum(real_tokens(cell.shape.B, cell.shape.N, padding))
     if cell.pass_ in ("decode", "generate"):
         tokens = cell.shape.B * (cell.new_tokens or 1)
     record.tokens_per_s = tokens / summary.median
@@ -370,7 +354,7 @@ def _add_time(record: Record, cell: Cell, rounds: Sequence[Sequence[Sample]], li
 
 
 def add_rates(record: Record) -> None:
-    """Fill in how many products and bytes a second a row is that has a time."""
+    """Fill in a timed row's products and bytes per second."""
     if record.time_median_s is not None:
         flops, moved = record.matmul_flops, moved_bytes(record)
         record.flops_per_s = flops / record.time_median_s if flops else None
@@ -378,7 +362,6 @@ def add_rates(record: Record) -> None:
 
 
 def _add_parts(record: Record, cell: Cell, parts: Parts | None, round_: int) -> None:
-    """Fill in the two times of a generation: what this round says, and the mean of all rounds."""
     if parts is None:
         return
     for column, now in (("first_token_s", parts.first), ("token_s", parts.rest / cell.new_tokens)):
@@ -387,17 +370,11 @@ def _add_parts(record: Record, cell: Cell, parts: Parts | None, round_: int) -> 
 
 
 def hold_to_limits(record: Record, limits: Limits) -> None:
-    """Fill in how a row that has a time compares with what the machine can do."""
+    """Compare a timed row with the machine's limits."""
     if record.time_median_s is not None:
         flops, moved = record.matmul_flops, moved_bytes(record)
         record.peak_fraction = limits.peak_fraction(record.time_median_s, flops=flops, moved=moved)
         record.floor_s = limits.floor(flops=flops, exponentials=record.exponentials, moved=moved)
-
-
-def _real_queries(cell: Cell) -> int:
-    """Queries of the whole batch, without padding; in cross-attention only keys are padded."""
-    padding = 0.0 if cell.shape.cross or cell.architecture == "encoder-decoder" else cell.padding
-    return sum(real_tokens(cell.shape.B, cell.shape.N, padding))
 
 
 def add_warning(record: Record, warning: str | None) -> None:
@@ -409,7 +386,7 @@ def add_warning(record: Record, warning: str | None) -> None:
 def moved_bytes(record: Record) -> int:
     """Bytes that the call must at least move: inputs and parameters read once, the output written once.
 
-    A decoding step reads the state instead of its inputs. 0 where nothing was allocated: then the output is an input.
+    A decoding step reads the state instead of its inputs. 0 if nothing was allocated: the output is an input.
     """
     if record.peak_bytes == 0:
         return 0

@@ -1,8 +1,7 @@
-"""Hold each setting to its laws before it is first measured: a time of something else would stand under its label.
+"""Check a variant's laws before timing it, so that no row reports the time of a broken implementation.
 
-The process that measures tries the laws, so that a variant which ends it or hangs breaks a law and not the run. A
-setting is a variant with its options, causal or not. What was found of one holds for all its cells, and for a run that
-is resumed: its rows say it.
+The laws run in the worker: a variant that crashes or hangs fails a law instead of ending the run. The verdict on a
+setting, a variant with its options, causal or not, holds for all its cells and, by its rows, for a resumed run.
 """
 
 from __future__ import annotations
@@ -19,15 +18,14 @@ from attnbench.run.protocol import Request
 from attnbench.status import Status
 
 _ROUNDING = 1e-3
-"""A fault no larger than this, of outputs of size 1 in float64, may come of arithmetic in float32, which then decides:
-what computes so may be timed, though ``attnbench check`` tells that it loses digits."""
+"""A smaller fault, of outputs of size 1 in float64, may be float32 arithmetic: float32 then decides about the timing,
+though ``attnbench check`` reports the lost digits."""
 _LONGEST = 110
-"""Characters of a fault in a reason, which has room for few."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was found of a setting, as its rows tell it."""
+    """The verdict on a setting, as its rows state it."""
 
     laws: str
     status: Status = Status.OK
@@ -35,13 +33,13 @@ class Verdict:
     stderr: Sequence[str] = ()
 
     def row(self, cell: Cell, *, quick: bool = False) -> Record:
-        """The row of a cell that is not measured because of it."""
+        """The row of a cell that its verdict keeps from being measured."""
         return Record.of(cell, self.status, self.reason, quick=quick, laws=self.laws)
 
 
 @dataclass(frozen=True, slots=True)
 class HoldSetting(Request[Verdict]):
-    """Hold the setting of a cell to its laws, up to the first that it breaks."""
+    """Hold the setting of a cell to its laws, up to the first broken one."""
 
     do = "setting"
     cell: Cell
@@ -51,11 +49,8 @@ class HoldSetting(Request[Verdict]):
         return cls(Cell.from_json(data["cell"]))
 
     def found(self, tell: Callable[[int, int], None]) -> dict[str, Any]:
-        """The answer, given by the process that measures.
-
-        Args:
-            tell: called before each law with its place among :func:`attnbench.testing.gating_laws` and their number.
-        """
+        """The answer, in the worker. ``tell`` is called before each law with its place and the number of gating
+        laws."""
         from attnbench.testing import first_fault, setting_of  # the laws take a while to import
 
         case = setting_of(self.cell.variant, causal=self.cell.shape.causal)
@@ -79,15 +74,9 @@ class HoldSetting(Request[Verdict]):
 
 
 class Gate:
-    """Knows which settings may be measured, and finds it out of those that it does not know."""
+    """Knows which settings may be measured, and tries unknown ones."""
 
     def __init__(self, timeout: float, *, unchecked: bool = False) -> None:
-        """Begin.
-
-        Args:
-            timeout: seconds that one law may take.
-            unchecked: let every setting through.
-        """
         self._timeout, self._unchecked = timeout, unchecked
         self._known: dict[tuple[str, bool], Verdict] = {}
         self.doing: Callable[[Cell, str], None] = lambda cell, part: None
@@ -102,7 +91,7 @@ class Gate:
                 self._known[one.label, one.causal] = verdict
 
     def verdict(self, worker: Worker, cell: Cell) -> Verdict:
-        """What is known of the setting of a cell, or found out now."""
+        """The verdict on the setting of a cell, known or found now."""
         if self._unchecked:
             return Verdict(UNCHECKED)
         if cell.variant.name == UNTOUCHED:  # a trained model as it is, which claims nothing

@@ -1,4 +1,4 @@
-"""What decides the numbers of a run. Two commands that agree in it continue each other's rows."""
+"""Facts that decide the numbers of a run. Commands with equal facts continue each other's rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from attnbench.task import TASKS, HasFiles, make_task
 
 _MOST_FILES = 1000
 _MOST_BYTES = 2**28
-"""Bytes of one task's files that are read, at most: they take less than a second before anything begins."""
 
 
 def identity(plan: Plan, machine_id: str) -> dict[str, Any]:
@@ -52,18 +51,18 @@ def identity(plan: Plan, machine_id: str) -> dict[str, Any]:
 
 
 def run_key(facts: dict[str, Any]) -> str:
-    """A key that is equal for two invocations whose rows may stand in one folder."""
+    """A key that is equal for invocations with rows for one folder."""
     return _digest(json.dumps(facts, sort_keys=True).encode())
 
 
 def read_files(cells: Sequence[Cell]) -> dict[str, str]:
-    """The digest of everything that cells read beside code, by a name without the user's home."""
+    """Digests of all data that cells read, by a name without the user's home."""
     found = input_files(cells) | task_files(cells) | model_files(cells)
     return {without_home(name): digest for name, digest in found.items()}
 
 
 def input_files(cells: Iterable[Cell]) -> dict[str, str]:
-    """The digest of each file that an option of a cell's variant or inputs names, by the name as it is written."""
+    """Digests of the files that options of variants or inputs name, by the name as written."""
     digests = {}
     for name in files_named(cells):
         with suppress(OSError), Path(name).expanduser().open("rb") as file:
@@ -72,12 +71,11 @@ def input_files(cells: Iterable[Cell]) -> dict[str, str]:
 
 
 def task_files(cells: Iterable[Cell]) -> dict[str, str]:
-    """A digest of the files of each task that reads some, by the task with every option that has a value.
+    """Digests of the files of each task, by the task with every option that has a value.
 
-    It covers the files' names and contents. For more than a thousand files, or more than 256 MiB in all, it covers
-    names, sizes and times of last change instead: a change that keeps all three goes unseen, and a copy of the files
-    begins a new run. The column ``data_digest`` always covers the contents. Files that are missing, or that the task
-    refuses, have no digest; the rows of the task say so.
+    They cover names and contents; beyond a thousand files, or 256 MiB, names, sizes and times of last change instead: a
+    change that keeps all three goes unseen, and a copy of the files begins a new run. The column ``data_digest`` always
+    covers the contents. Files that are missing or refused have no digest; the rows of the task say so.
     """
     digests = dict[str, str]()
     for spec, shape in dict.fromkeys((cell.task, cell.shape) for cell in cells if cell.task is not None):
@@ -91,7 +89,7 @@ def task_files(cells: Iterable[Cell]) -> dict[str, str]:
 
 
 def model_files(cells: Iterable[Cell]) -> dict[str, str]:
-    """A digest of the files of each trained model and of its text, by their names, as :func:`task_files` makes one."""
+    """Digests of each trained model's files and its text, by their names, as in :func:`task_files`."""
     models = list(dict.fromkeys(cell.pretrained for cell in cells if cell.pretrained is not None))
     if not models:
         return {}
@@ -107,7 +105,6 @@ def model_files(cells: Iterable[Cell]) -> dict[str, str]:
 
 
 def _libraries(cells: Iterable[Cell]) -> dict[str, Any]:
-    """The version of the library that computes trained models, where there are some."""
     if all(cell.pretrained is None for cell in cells):
         return {}
     with suppress(PackageNotFoundError):

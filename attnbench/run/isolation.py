@@ -1,4 +1,4 @@
-"""The parent's side of the worker process: start it, ask it, watch it, throw it away."""
+"""The parent's side of the worker process: start, ask, watch and replace it."""
 
 from __future__ import annotations
 
@@ -31,10 +31,9 @@ START_TIMEOUT = 120.0
 _STARTS = 3
 """Attempts to start a process: one that was killed while it set itself up has lost nothing."""
 SOON = 2.0
-"""Seconds of a first call after which its progress says that it compiles."""
+"""Seconds after which a first call is reported as compiling."""
 PATIENCE = 5.0
-"""Seconds that a process may take to end when asked, when killed, and by itself once it has closed its output; one
-with much memory takes a while."""
+"""Seconds for a process to end when asked, when killed, and once its output is closed; much memory takes a while."""
 
 
 class WorkerFailed(AttnbenchError):
@@ -45,7 +44,7 @@ class WorkerFailed(AttnbenchError):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What decides the state of the worker process. ``memory_limit`` in bytes, None for none."""
+    """The state of the worker process. ``memory_limit`` in bytes, None for none."""
 
     device: str = "cpu"
     threads: int = 1
@@ -57,49 +56,47 @@ class Settings:
     alone: bool = True
     """No other process of the run computes at the same time."""
     models: tuple[str, ...] = ()
-    """Trained models that cells are about."""
     files: tuple[str, ...] = ()
-    """Files that cells are given."""
     products: Products | None = None
-    """The libraries that multiply in the tuned process; None for those that a probe finds faster."""
+    """The matmul libraries of the tuned process; None to probe for the faster ones."""
     first_call_timeout: float = 600.0
-    """Seconds for a part of a request with a first call that may compile. The limits of the request leave it out."""
+    """Seconds for a part with a first call that may compile; the request's limits leave it out."""
 
 
 class CellFailed(Exception):  # an outcome of the cell, not an error of ours
-    """The worker did not answer or cannot go on. Carries status and reason of the row, and the end of stderr."""
+    """The worker did not answer or cannot go on. Carries the row's status and reason, and the end of stderr."""
 
     def __init__(self, status: Status, reason: str, stderr: Sequence[str] = (), *, killed: bool = False) -> None:
         super().__init__(reason)
         self.status, self.reason, self.stderr = status, reason, list(stderr)
         self.killed = killed
-        """Whether a signal ended it that can come from outside: from the system short of memory, from a scheduler."""
+        """True if a signal ended it that can come from outside: from the system short of memory, from a scheduler."""
 
     @property
     def late(self) -> bool:
-        """Whether it took longer than the limit of the request, which is not that of first calls."""
+        """True if it exceeded the limit of the request, not that of first calls."""
         return self.status is Status.TIMEOUT and FIRST_CALL not in self.reason
 
 
 class Worker:
-    """A process that measures; started when first asked, and again after anything but an answer or a stop."""
+    """The process that measures; started at the first request, and after anything but an answer or a stop."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.state = cast("Ready", {})
-        """What the process says about itself; empty until one was set up."""
+        """The facts of the process; empty until one was set up."""
         self._process: subprocess.Popen[str] | None = None
         self._replies = Replies()
-        """What the process that runs now writes, or the one that ran last wrote."""
+        """The output of the present process, or of the last one."""
         self._ready = False
         self.served = 0
-        """How many requests the process that runs now has got."""
+        """Number of requests to the present process."""
         self._oom_kills = 0
         """As it stood before the last request."""
         self.compiled = 0.0
         """Seconds of the last request in its first calls, as far as they may compile."""
         self.traces = ""
-        """What the last request left behind in its process, which was ended for that; empty for nothing."""
+        """Traces of the last request in its process, which was ended for them; empty for none."""
         self.warn: Callable[[str], None] = lambda message: warnings.warn(message, RuntimeWarning, stacklevel=2)
         """Called with what the user should know about a process that does not end."""
 
@@ -110,19 +107,13 @@ class Worker:
         self.stop()
 
     def begin(self) -> None:
-        """Start the process and let it import torch, before all settings are known.
-
-        It needs ``threads``; the other settings may be replaced until :meth:`start`.
-        """
+        """Start the process and let it import torch. It needs ``threads``; other settings may change until
+        :meth:`start`."""
         if self._process is None:
             self._spawn()
 
     def start(self) -> Ready:
-        """Set the process up unless it is, and start it if it does not run; return what it says about itself.
-
-        Raises:
-            WorkerFailed: it could not be set up.
-        """
+        """Start and set up the process unless it is ready; return its facts. Raises WorkerFailed."""
         if self._process is not None and self._process.poll() is not None:
             self.stop()
         if self._ready:
@@ -175,14 +166,14 @@ class Worker:
         """Send one request and wait for its answer; end what it left running.
 
         Args:
-            timeout: seconds for the answer; with ``told``, for each message. A message with ``first`` begins a first
-                call that may compile, which has :attr:`Settings.first_call_timeout` until the next message.
-            told: called with each message on how far it is.
-            meanwhile: called as soon as the request is sent. A few milliseconds in it cost nothing, since the process
-                first builds what it is to measure.
+            timeout: seconds for the answer; with ``told``, for each message. After a message with ``first``, until the
+                next one, :attr:`Settings.first_call_timeout` holds.
+            told: called with each message of progress.
+            meanwhile: called once the request is sent. A few milliseconds cost nothing, since the process first builds
+                the cell.
 
         Raises:
-            CellFailed: no message for so many seconds, or the process died or lost its device; it is thrown away.
+            CellFailed: no message in time, or the process died or lost its device; it is thrown away.
         """
         self.start()
         self._replies.forget()
@@ -265,7 +256,6 @@ class Worker:
                 raise self.garbage() from None
 
     def _first_line(self, first: dict[str, Any], told: Callable[[dict[str, Any]], None] | None) -> str | None:
-        """The line that ends a first call; ``told`` hears after :data:`SOON` that it compiles."""
         left = self.settings.first_call_timeout
         if told and left > SOON:
             with suppress(TimeoutError):
@@ -275,7 +265,6 @@ class Worker:
         return self._replies.answer(left)
 
     def _read(self, line: str | None) -> dict[str, Any]:
-        """A line of the process, which may be a message on how far it is."""
         if line is None:
             raise self._death()
         try:
@@ -287,7 +276,7 @@ class Worker:
         return answer
 
     def garbage(self) -> CellFailed:
-        """An answer that makes no sense: throw the process away, since the next answers may be out of step."""
+        """Throw the process away after a senseless answer, since the next answers may be out of step."""
         self.stop()
         return CellFailed(Status.CRASH, "the measuring process sent garbage", self._replies.tail)
 
@@ -315,7 +304,7 @@ class Worker:
         return CellFailed(Status.CRASH, reason, tail, killed=killed)
 
     def stop(self) -> None:
-        """End the process and everything it started, at once; warn of one that the system does not let end."""
+        """End the process and everything it started, at once; warn if the system does not let one end."""
         process, self._process, self._ready = self._process, None, False
         if process is None:
             return
@@ -345,7 +334,7 @@ def _has_ended(process: subprocess.Popen[str]) -> bool:
 
 
 def signal_name(number: int) -> str:
-    """``SIGSEGV``, or ``signal 40`` where it has no name."""
+    """``SIGSEGV``, or ``signal 40`` without a name."""
     try:
         return signal.Signals(number).name
     except ValueError:  # most real-time signals have no name

@@ -1,7 +1,7 @@
-"""How the timed calls of a cell reach a GPU: kernel after kernel from Python, or all of them as a CUDA graph.
+"""The launch of timed calls on a GPU: kernel after kernel from Python, or all of them as a CUDA graph.
 
-A graph is captured for each of the inputs that take turns, and must give what the call itself gives. Everything else
-that is asked of a cell, such as its memory and its error, is asked of the call itself.
+A graph is captured for each of the inputs in turn, and must equal the call's own output. Memory, error and all else are
+measured on the call itself.
 """
 
 from __future__ import annotations
@@ -32,11 +32,10 @@ _NO_GRAPH = {
     "stepwise": "stepwise: each step has a place of its own; pass decode captures one",
     "generate": "generate: its parts are timed while it runs; pass decode captures a step",
 }
-"""Passes that are not captured, and why."""
 _LISTS = "a trained model takes its attention call by call"
 _OTHER = "a replay gives other numbers than the call"
 _LONG = 5.0
-"""Seconds. A call that takes longer is made too often by a capture to be worth it."""
+"""Seconds. A longer call is not worth the many calls of a capture."""
 _DRAWS = "its numbers change from call to call, so that no replay could be held to them"
 
 
@@ -47,22 +46,22 @@ class Launch:
     run: Callable[[], Any]
     """Like :attr:`attnbench.run.call.Call.run`; the next call on the same inputs may overwrite what it gives."""
     launched: str = ""
-    """``eager`` or ``graph``; empty where there is no choice."""
+    """``eager`` or ``graph``; empty without a choice."""
     note: str = ""
-    """Why it is not a graph; empty if it is, or if it was not to be one."""
+    """The reason against a graph; empty if it is one, or was not to be one."""
 
     def without_graphs(self, call: Call) -> Launch:
-        """The same, with the call itself in the place of its graphs, beside which there may be no memory for a call."""
+        """The same without graphs, since memory may not hold both them and a call."""
         return replace(self, run=call.run)
 
     def seconds_by_host(self, watch: Stopwatch, seconds: float) -> float:
-        """What one call of :meth:`without_graphs` takes, if a timed one takes ``seconds``."""
+        """The time of one call of :meth:`without_graphs`, if a timed one takes ``seconds``."""
         return watch.time(self.run, SEEN)[0] / SEEN if self.launched == "graph" else seconds
 
     def of_part(
         self, part: Callable[[], Any], device: str, recorder: Callable[[str], Recorder] = CudaRecorder
     ) -> Callable[[], Any]:
-        """A part of the call, which takes the inputs in turn, as a graph if the call is one and the part can be."""
+        """A part of the call on inputs in turn, as a graph if the call is one and the part can be."""
         if self.launched != "graph":
             return part
         try:
@@ -75,14 +74,10 @@ class Launch:
 def launch(
     cell: Cell, call: Call, *, before: Record | None = None, recorder: Callable[[str], Recorder] = CudaRecorder
 ) -> Launch:
-    """Capture the call of a cell on a GPU, unless the cell is to be launched by the host.
+    """Capture the call of a cell on a GPU, unless the host is to launch it.
 
-    Args:
-        before: the row of an earlier round, whose way is kept, since the times of all rounds are of one thing.
-
-    Raises:
-        AttnbenchError: it was a graph in an earlier round and cannot be one now.
-        RuntimeError: the device is lost.
+    ``before`` is an earlier round's row: all rounds launch in the same way. Raises AttnbenchError if its graph cannot
+    be captured now, RuntimeError if the device is lost.
     """
     if not cell.device.startswith("cuda"):
         return Launch(call.run)
@@ -101,10 +96,9 @@ def launch(
 
 
 def _graphs(cell: Cell, call: Call, recorder: Recorder) -> list[Replay]:
-    """A replay for each of the inputs that take turns, held to the call itself.
+    """A replay for each of the inputs in turn, held to the call itself.
 
-    Raises:
-        NotCaptured: there are none, they give other numbers, or the call takes too long to try.
+    Raises NotCaptured without any, if the numbers differ, or if the call takes too long.
     """
     wanted, seen, ends = list[Any](), list[Look](), [perf_counter()]
     for number in range(SEEN):
@@ -126,7 +120,7 @@ def _graphs(cell: Cell, call: Call, recorder: Recorder) -> list[Replay]:
 
 @torch.inference_mode()
 def _spoil(output: Any, other: Any) -> None:
-    """Overwrite what the capture may have left in the output, except for parts that the call does not make anew."""
+    """Overwrite the captured output, except for parts that the call only passes on."""
     for one, beside in zip(tensors(output), tensors(other), strict=True):
         storage = one.untyped_storage()
         if one.is_floating_point() and storage.data_ptr() != beside.untyped_storage().data_ptr():
@@ -134,11 +128,11 @@ def _spoil(output: Any, other: Any) -> None:
 
 
 def note_work(record: Record, run: Callable[[], Any], watch: Stopwatch, seconds: float) -> None:
-    """Fill in what a timed call, which takes ``seconds``, has a GPU do."""
+    """Fill in a GPU's work in a timed call of ``seconds``."""
     if isinstance(watch, CudaEvents) and (work := device_work(run, watch.flush, seconds)) is not None:
         record.device_s, record.kernels = work.seconds, round(work.kernels)
 
 
 def host_share(device_s: float | None, seconds: float | None) -> float | None:
-    """The share of a call's time in which none of its kernels ran; None where that is not known."""
+    """The share of a call's time without a running kernel; None if unknown."""
     return None if device_s is None or not seconds else max(0.0, 1 - device_s / seconds)

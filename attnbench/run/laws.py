@@ -1,4 +1,4 @@
-"""Hold a variant to its laws in the isolated process: a variant that ends it, hangs or eats all memory breaks a law."""
+"""Check laws in the isolated process: a variant that ends it, hangs or eats all memory breaks a law."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class HoldToLaw(Request[list[Finding]]):
         return cls(**data)
 
     def answered(self, answer: dict[str, Any]) -> list[Finding]:
-        """Raises Unsupported where no setting can be built, and as any request's where the answer makes no sense."""
+        """Raises Unsupported if no setting can be built; for a senseless answer as any request."""
         if "unsupported" in answer:
             raise Unsupported(answer["unsupported"])
         return [Finding(**finding) for finding in answer["findings"]]
@@ -41,13 +41,12 @@ def examine(
     begun: Callable[[str], None] = lambda law: None,
     found: list[Finding] | None = None,
 ) -> Report:
-    """What :func:`attnbench.testing.check_variant` finds, whatever the variant does to the process.
+    """The report of :func:`attnbench.testing.check_variant`, whatever the variant does to the process.
 
     Args:
-        variant: a name with or without options.
         timeout: seconds for one law.
         begun: called with the name of each law before it is tried.
-        found: gets what each law finds as soon as it is known, for whoever stops this.
+        found: gets each law's findings at once, for a caller that stops this.
 
     Raises:
         Unsupported: no setting can be built for the small shapes of the laws.

@@ -1,4 +1,4 @@
-"""All variants at one length, within one time limit: each alone, then in turns."""
+"""Measure all variants at one length within one time limit: each alone, then in turns."""
 
 from __future__ import annotations
 
@@ -28,32 +28,28 @@ _OF_ONE_CALL: dict[str, Any] = dict.fromkeys(name for name, column in FIELDS.ite
 
 @dataclass(slots=True)
 class Length:
-    """What one length gave. Variants by position in the list of cells."""
+    """Results at one length. Variants by position in the list of cells."""
 
     records: dict[int, Record] = field(default_factory=dict)
-    """One for each variant, without times."""
     seconds: dict[int, float] = field(default_factory=dict)
-    """Seconds of one call, by the first look."""
+    """Seconds of one call at the first look."""
     times: list[dict[int, list[float]]] = field(default_factory=list)
     """For each process the seconds of each variant that took turns; the i-th entries of its lists are of one turn."""
     pairs: list[Pairs] = field(default_factory=list)
-    """What each process measured."""
     lost: list[tuple[int, Record]] = field(default_factory=list)
-    """How a variant failed in a later process, which costs nothing that the others measured."""
+    """Failures of a variant in a later process; they cost no other measurement."""
     others: float | None = None
-    """Number of cores that other programs used, if nothing took turns; None where the system does not tell."""
+    """Number of cores that other programs used, if nothing took turns; None if the system does not say."""
     unchecked: list[tuple[int, str]] = field(default_factory=list)
-    """What could not be checked about the calls of a variant."""
     with_error: bool = True
     even_if_off: bool = False
-    """Whether a variant that claims to be exact and is not is measured all the same, with a warning."""
+    """Measure an incorrect variant that claims to be exact all the same, with a warning."""
     unsure: set[int] = field(default_factory=set)
-    """Variants that ran out of time, perhaps through the fault of another: they are still tried at longer lengths."""
+    """Variants out of time, perhaps through another's fault: longer lengths still try them."""
     traces: str = ""
-    """What the turns left behind in their process (see :mod:`attnbench.run.traces`)."""
 
     def of_both(self, i: int, j: int) -> tuple[list[list[float]], list[list[float]]]:
-        """Seconds of both variants by process, for each process in which both took turns."""
+        """Seconds of both variants, for each process in which both took turns."""
         both = [(one[i], one[j]) for one in self.times if i in one and j in one]
         return [a for a, _ in both], [b for _, b in both]
 
@@ -70,11 +66,10 @@ def measure_length(
 ) -> Length:
     """Look at each cell alone, then let those that are ``ok`` take turns. A failure is a record and stops no other.
 
-    It is the first process that measures these cells; :func:`measure_again` is for the others.
+    This is the first process for these cells; :func:`measure_again` is for the others.
 
     Args:
-        timeout: seconds for all of it, retries included. Not counted: the start of a new process where one died, and
-            any time for which this process was stopped.
+        timeout: seconds for all of it, retries included, but not the start of a new process or a stop of this one.
         known: the records of cells that are not even tried.
         unchecked: measure also a variant that claims to be exact and is not.
     """
@@ -96,11 +91,9 @@ def measure_again(
     timeout: float,
     process: int,
 ) -> None:
-    """Let ``which`` of the cells take turns in one more process, and add what it measured to ``found``.
+    """Let ``which`` cells take turns in one more process, after ``process`` others, and complete ``found``.
 
-    Args:
-        timeout: as for :func:`measure_length`.
-        process: how many processes have measured this length before.
+    ``timeout`` is as for :func:`measure_length`.
     """
     visit = _Visit(worker, cells, rules, timeout, time.monotonic, process)
     visit.found.records, visit.found.seconds = {i: found.records[i] for i in which}, found.seconds
@@ -131,19 +124,17 @@ class _Visit:
         self._clock = clock
 
     def look(self) -> None:
-        """Measure error, memory and one call of each. The cells ahead and the turns share the time left equally."""
         ahead = [i for i in range(len(self.cells)) if i not in self.found.records]
         for place, i in enumerate(ahead):
             self.found.records[i] = self._outcome(i, shares=len(ahead) - place + 1)
 
     def _outcome(self, i: int, shares: int) -> Record:
-        """Measure it with its error in half of its share of the time; if that is too little, once more without.
-
-        Where the error means nothing before the variant is fitted, it is not measured, and the record says so.
-        """
+        """Measure with the error in half of the share; without it if that is too little or the variant is not
+        fitted."""
         with_error, bare = self.cells[i], without_error(self.cells[i])
         asked = self.found.with_error and "error" in with_error.measure
-        learned = asked and _means_nothing(with_error)
+        variant = with_error.variant
+        learned = asked and error_kind(VARIANTS.get(variant.name), variant) == "learned"
         if asked and not learned:
             try:
                 return self._look(i, with_error, self.left / shares / 2)
@@ -173,7 +164,6 @@ class _Visit:
         return replace(record, quick=False, **_OF_ONE_CALL)
 
     def take_turns(self) -> None:
-        """Measure paired times of all that are ``ok`` and fit into the time that is left."""
         self._leave_out_the_slow()
         while alive := self._alive():
             try:
@@ -197,9 +187,9 @@ class _Visit:
         return [i for i, record in sorted(self.found.records.items()) if record.status is Status.OK]
 
     def _leave_out_the_slow(self) -> None:
-        """Leave out those whose turns do not fit into an equal share of the time that the quicker ones leave.
+        """Leave out cells that exceed an equal share of the time that the quicker ones leave.
 
-        So two cells that are about equally slow stay or go together, whichever of them noise made the slower one.
+        So two about equally slow cells stay or go together, whatever the noise.
         """
         turns = TURNS + WARM_UP_CALLS
         left, seconds = self.left, self.found.seconds
@@ -221,7 +211,6 @@ class _Visit:
         return pairs
 
     def _culprits(self, alive: Sequence[int], together: CellFailed) -> dict[int, Record]:
-        """The cells that also fail when they are timed alone; all of them where none does, or the time is over."""
         failed: dict[int, CellFailed] = {}
         if not together.late:
             for place, i in enumerate(alive):
@@ -237,15 +226,13 @@ class _Visit:
         return {i: self._failed(i, one) for i, one in failed.items()}
 
     def _failed(self, i: int, failed: CellFailed) -> Record:
-        """The row of a cell that failed; longer lengths are tried if it was its first call that took too long."""
         self.found.unsure |= {i} if FIRST_CALL in failed.reason else set()
         return Record.of(self.cells[i], failed.status, failed.reason)
 
     def _ask(self, request: Request[Answer], limit: float) -> Answer:
-        """The answer to a request, which gets ``limit`` seconds of the time that is left.
+        """The answer to a request within ``limit`` seconds of the time left.
 
-        Time beyond them does not count: a new process had to start, or this one was stopped. Nor do first calls that
-        may compile, which have a limit of their own.
+        A new process, a stop of this one, and first calls that may compile do not count.
         """
         start = self._clock()
         try:
@@ -257,8 +244,3 @@ class _Visit:
 def without_error(cell: Cell) -> Cell:
     """The same cell, but its error is not measured."""
     return replace(cell, measure=tuple(what for what in cell.measure if what != "error"))
-
-
-def _means_nothing(cell: Cell) -> bool:
-    """Whether the cell's error means nothing before the variant is fitted."""
-    return error_kind(VARIANTS.get(cell.variant.name), cell.variant) == "learned"

@@ -1,8 +1,6 @@
-"""Which libraries a run multiplies with, where an older run has settled that and no probe is to choose anew.
+"""Choose the matrix-product libraries: reuse an older run's choice instead of probing again.
 
-Where two libraries are about as fast, a probe chooses one today and the other tomorrow, and rows of different libraries
-are not compared. So a run takes over the choice of the last run of its suite on such a machine, or that of the run
-after ``--like``.
+If two libraries are about as fast, probes disagree from day to day, and rows of different libraries are not compared.
 """
 
 from __future__ import annotations
@@ -20,15 +18,13 @@ from attnbench.runs import find_runs, newest_run
 from attnbench.store import RunFolder
 
 _MACHINE = ("processor", "instructions", "system", "torch")
-"""Facts of a machine on which the speed of a library depends."""
 
 
 def products_like(path: Path, *, device: str, process: Process) -> Products:
-    """The libraries of the run after ``--like``: a run's folder, or that of a suite for its newest run.
+    """The libraries of the run after ``--like``: a run's folder, or a suite's for its newest run.
 
-    Raises:
-        UsageError: there is no run, it does not tell its libraries or is of another machine, or none are chosen here.
-        CorruptResults: the run is damaged.
+    Raises UsageError without such a run, if it lacks its libraries or is of another machine, or if none are chosen
+    here; CorruptResults if it is damaged.
     """
     if device != "cpu" or process != "tuned":
         raise UsageError("--like is for the tuned process on a CPU, where a library is chosen; leave it out")
@@ -52,10 +48,8 @@ def products_like(path: Path, *, device: str, process: Process) -> Products:
 
 
 def products_before(folder: RunFolder) -> Products | None:
-    """The libraries of the rows in ``folder``, else those of the newest other run of its suite on such a machine.
-
-    None where a probe has to choose.
-    """
+    """The libraries of the rows in ``folder``, else of the suite's newest other run on such a machine; None for a
+    probe."""
     environment = folder.environment
     if (own := _chosen(environment)) is not None:
         return own
@@ -70,7 +64,6 @@ def products_before(folder: RunFolder) -> Products | None:
 
 
 def _chosen(environment: Mapping[str, Any]) -> Products | None:
-    """The libraries that a run tells, if it tells all of them."""
     found = products_of(environment)
     known = found.keys() == set(Products._fields) and set(found.values()) <= {"default", "oneDNN"}
     known = known and environment.get("process") == "tuned"  # as shipped there is no choice

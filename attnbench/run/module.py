@@ -37,7 +37,7 @@ class AskModule(Request[dict[str, Any]]):
         return {"found": answer(subject, self.question) if self.question else basics(subject)}
 
     def answered(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """Raises UsageError or Unsupported if the module cannot be made, called or looked at."""
+        """Raises UsageError or Unsupported if the module cannot be made, called or examined."""
         if "usage" in answer:
             raise UsageError(answer["usage"])
         if "unsupported" in answer:

@@ -1,4 +1,4 @@
-"""How a cell ended, by what it raised, and the record of a cell that is trained."""
+"""Map an exception to a cell's status, and train a cell into a record."""
 
 from __future__ import annotations
 
@@ -24,11 +24,7 @@ class Nonfinite(Exception):  # an outcome of the cell, not an error of ours
 
 
 def status_of(error: BaseException, memory_limit: int | None = None) -> tuple[Status, str]:
-    """Which outcome an exception stands for, and the reason in one line.
-
-    Args:
-        memory_limit: bytes; the reason states it where memory ran out.
-    """
+    """The status of an exception, and its reason in one line; ``memory_limit``, bytes, is stated if memory ran out."""
     if isinstance(error, Unsupported):
         return Status.UNSUPPORTED, one_line(str(error))
     if isinstance(error, Nonfinite | Diverged):
@@ -44,10 +40,9 @@ def status_of(error: BaseException, memory_limit: int | None = None) -> tuple[St
 
 
 def failed(cell: Cell, error: BaseException, *, quick: bool, memory_limit: int | None = None) -> Record:
-    """The row of a cell that raised an exception, whose traceback goes to stderr unless it is only unsupported.
+    """The row of a cell that raised ``error``, with a traceback on stderr unless it is only unsupported.
 
-    Args:
-        memory_limit: bytes; the reason states it where memory ran out.
+    ``memory_limit``: bytes, for the reason.
     """
     status, reason = status_of(error, memory_limit)
     if status is not Status.UNSUPPORTED:
@@ -64,15 +59,12 @@ def score_cell(
     quick: bool,
     alone: bool = False,
 ) -> tuple[Record, list[dict[str, Any]]]:
-    """Train and test.
+    """Train and test; return the record, and its learning curve.
 
     Args:
-        folder: where its checkpoint is kept; None for none.
+        folder: for its checkpoint; None for none.
         tell: called about once a second with the steps done and all steps.
         alone: no other cell of the run computes meanwhile.
-
-    Returns:
-        The record, and the points of its learning curve.
     """
     from attnbench.training.score import score  # needs scipy, which a run that only measures times need not load
 

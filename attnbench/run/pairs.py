@@ -1,4 +1,4 @@
-"""Several variants at one length, taking turns in random order in one process, inside the worker."""
+"""Time several variants at one length, in turns of random order, in one worker process."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ _HELD = (64, 2**16)
 
 
 class Turns(NamedTuple):
-    """What :func:`take_turns` measured."""
+    """The result of :func:`take_turns`."""
 
     blocks: list[list[float]]
     """Seconds per call: one list for each block, in the order of those that take turns."""
     disturbed: int
-    """Blocks in which another process took the core; they are left out of ``blocks`` while enough clean ones remain."""
+    """Blocks in which another process took the core; left out of ``blocks`` if enough clean ones remain."""
     taken: int
     """All blocks, disturbed ones included."""
     stopped: int
-    """Blocks in which this process stood still. They give no times, and count as none of the above."""
+    """Blocks in which this process stood still: no times, and counted in none of the above."""
     slowed: str = ""
-    """What the card did to the blocks, if it slowed some; those count as disturbed, unless they are most."""
+    """The card's effect on slowed blocks; those count as disturbed, unless they are most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,6 @@ class Entrant:
 
     run: Callable[[], object]
     batch: int
-    """Calls in one sample."""
 
 
 _Count = Annotated[int, Field(ge=0)]
@@ -75,24 +74,23 @@ _Count = Annotated[int, Field(ge=0)]
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """The times of several cells, as the worker answers."""
+    """Times of several cells, as the worker's answer."""
 
     __pydantic_config__: ClassVar = ConfigDict(strict=True, extra="forbid")
     ran: list[int]
-    """Which cells have times: positions in the list of cells."""
+    """Positions of the cells with times."""
     blocks: list[list[Annotated[float, Field(gt=0, allow_inf_nan=False)]]]
     """Like those of :class:`Turns`, in the order of ``ran``."""
     left_out: list[tuple[int, str, str]]
-    """Position, status and reason of each cell that could not be built beside the others, or did not always compute."""
+    """Position, status and reason of each cell that could not be built with the others, or did not always compute."""
     disturbed: _Count
     taken: _Count
     stopped: _Count
     others: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None
-    """Cores that other programs kept busy meanwhile; None where the kernel does not tell."""
+    """Cores that other programs kept busy meanwhile; None if the kernel does not say."""
     warnings: list[tuple[int, str]] = field(default_factory=list)
-    """Position of a cell, and what could not be checked about its calls."""
+    """Position of a cell, and an impossible check of its calls."""
     slowed: str = ""
-    """As in :class:`Turns`."""
 
 
 def measure_pairs(
@@ -106,12 +104,11 @@ def measure_pairs(
 ) -> Pairs:
     """Time the cells in turn until every ratio is narrow or the budget is spent, but at least ``fewest`` times each.
 
-    Where things lie in memory can favour one cell for as long as the process lives. So the cells are built in reversed
-    order in every other ``process``, and before each of them memory of a random size is taken and held.
+    Places in memory can favour one cell for as long as the process lives. So every other ``process`` builds the cells
+    in reversed order, and memory of a random size is held before each.
 
-    Args:
-        unchecked: time also a variant that claims to be exact and is not, with a warning.
-        begins: called with the first calls of each cell that may compile, and ``first``; and with what follows them.
+    ``unchecked``: time also a variant that claims to be exact and is not, with a warning. ``begins``: called before
+    first calls that may compile, with ``first``, and after them.
     """
     place, held = random.Random(f"{cells[0].seed} {cells[0].shape.N} {process}"), list[torch.Tensor]()
     watch = stopwatch(cells[0].device)
@@ -163,12 +160,10 @@ class _Ready:
     cell: Cell
     call: Call
     looks: list[Look]
-    """What it gives before anything is timed."""
     timed: Launch
-    """What takes turns."""
     warm: Timing
     off: str
-    """What is wrong with its rows, or kept them from being held to the formula."""
+    """The fault of its rows, or the reason why they were not held to the formula."""
 
     @classmethod
     def of(cls, cell: Cell, watch: Stopwatch, rules: TimingRules, *, unchecked: bool) -> _Ready:
@@ -183,11 +178,7 @@ class _Ready:
         return Entrant(self.timed.run, self.warm.samples[0].calls)
 
     def unchecked(self, watch: Stopwatch, seconds: float) -> list[str]:
-        """What could not be checked about its calls, which took ``seconds``.
-
-        Raises:
-            BrokenContract: it did not compute in each of its calls.
-        """
+        """Impossible checks of its calls of ``seconds``; raise BrokenContract if it did not compute in each."""
         cell, call = self.cell, self.call
         seconds = self.timed.seconds_by_host(watch, seconds)
         number, unseen, undecided = hold_to_unseen(cell, call, watch, seconds, self.looks)
@@ -198,9 +189,9 @@ class _Ready:
 
 
 def measure_noise(device: str, watch: Stopwatch | None = None) -> float | None:
-    """How much slower than itself this machine finds a small product, as a share, by the method of ``compare``.
+    """The share by which this machine finds a small product slower than itself, by the method of ``compare``.
 
-    The least of a few tries where the first is above 2 %: a short disturbance says nothing about the run.
+    The least of a few tries if the first is above 2 %: a short disturbance says nothing about the run.
     """
     watch = watch or stopwatch(device)
     n = 2048 if device.startswith("cuda") else 256  # long compared with the resolution of an event
@@ -240,13 +231,13 @@ def take_turns(
     clock: Callable[[], float] = time.monotonic,
     pace: Pace | None = None,
 ) -> Turns:
-    """Take blocks of one sample of each call. A random order is followed by its reverse, so as to favour no position.
+    """Take blocks of one sample of each call, a random order and its reverse, so as to favour no position.
 
     Args:
-        entrants: what to time; blocks hold their times in this order.
+        entrants: in the order of the times in blocks.
         fewest: blocks to be taken even if the budget is spent.
         clock: seconds, for the budget.
-        pace: tells between blocks how fast the card runs.
+        pace: read between blocks, for the card's speed.
 
     Raises:
         ClockError: a duration of zero, below zero or not finite, or the process is stopped again and again.
@@ -298,10 +289,9 @@ def take_turns(
 
 
 def _blocks_needed(blocks: list[list[float]], width: float) -> int:
-    """How many blocks make the interval of every ratio narrow enough, by the spread of those taken so far.
+    """Blocks for narrow intervals of all ratios, by the spread of those taken so far.
 
-    Asked once. To ask after each block is to stop where the interval is narrow by chance, and such an interval misses
-    the truth more often than it says.
+    Asked once: to stop at the first narrow interval is to stop by chance, and misses the truth more often than it says.
     """
     n = len(blocks)
     pairs = combinations(range(len(blocks[0])), 2)

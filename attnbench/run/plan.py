@@ -1,4 +1,4 @@
-"""What a run will do: the suite as the command line changes it, its cells and their order, and the process."""
+"""The plan of a run: the suite as the command line changes it, its cells and their order, and the process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from attnbench.suite.shard import Shard, part
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line may change about a run. Times in seconds, memory in bytes."""
+    """Changes of a run by the command line. Times in seconds, memory in bytes."""
 
     device: str = "auto"
     dtype: str | None = None
@@ -51,10 +51,9 @@ class Options:
     """None: what the suite says."""
     process: Process = "tuned"
     like: Path | None = None
-    """``--like``: a run by whose libraries to multiply; None to find out which are faster."""
+    """``--like``: a run with the libraries to use; None to find the faster ones."""
     rounds: int | None = None
-    """How often each cell is visited, in a new order each time, so that a slow minute does not hit one variant alone.
-    None: what the suite says."""
+    """Visits to each cell, in a new order each time, so that a slow minute hits no variant alone. None: the suite's."""
     quick: bool = False
     fresh: bool = False
     retry_failed: bool = False
@@ -68,7 +67,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run will do: the suite as overridden, its cells, and the state of the process that measures."""
+    """A run ahead: the suite as overridden, its cells, and the state of the worker."""
 
     suite: Suite
     cells: list[Cell]
@@ -79,18 +78,18 @@ class Plan:
     whole: int
     """Number of cells of all shards together."""
     only: frozenset[str] | None = None
-    """Ids of the cells to visit, where all others are to stay as they are; None for all cells."""
+    """Ids of the cells to visit, if all others are to stay as they are; None for all cells."""
 
     def visits(self, cell: Cell) -> bool:
-        """Whether this cell is to be visited at all."""
+        """True if this cell is to be visited at all."""
         return self.only is None or cell.cell_id in self.only
 
 
 def make_plan(suite: Suite | str | Path, options: Options) -> Plan:
     """Load, override, expand, select, take the shard.
 
-    Raises:
-        SuiteError: the suite file; UsageError: options, devices, an empty selection, an input file that cannot be read.
+    Raises SuiteError for the suite file; UsageError for options, devices, an empty selection or an unreadable input
+    file.
     """
     # Each of many machines looks for itself.
     device = options.device if options.on else resolve_device(options.device, elsewhere=options.dry)
@@ -140,7 +139,7 @@ def make_plan(suite: Suite | str | Path, options: Options) -> Plan:
 
 
 def files_named(cells: Iterable[Cell]) -> list[str]:
-    """Each file that an option of a cell's variant or inputs names, as it is written."""
+    """The files that options of variants or inputs name, as written."""
     specs = {spec for cell in cells for spec in (cell.variant, cell.inputs)}
     return sorted({value for spec in specs for _, value in spec.options if isinstance(value, str) and _is_file(value)})
 
@@ -152,7 +151,6 @@ def _is_file(name: str) -> bool:
 
 
 def _first_trainings(cells: list[Cell]) -> list[Cell]:
-    """Keep only the first training of each thing: one seed and one learning rate, which is then fixed."""
     kept, seen = [], set[Cell]()
     for cell in cells:
         if cell.training is None:
@@ -177,9 +175,9 @@ def family(cell: Cell) -> tuple[object, ...]:
 
 
 def in_order(cells: Sequence[Cell], seed: str) -> Iterator[Cell]:
-    """Cells in random order, but those that differ by variant alone in a row, in the same minute of the machine.
+    """Cells in random order, but those that differ by variant alone together, in the same minute.
 
-    Shorter lengths of the same thing come first, so that a failure can stand for the longer ones.
+    Shorter lengths come first, so that a failure can stand for the longer ones.
     """
     beside: dict[object, list[Cell]] = {}
     for cell in random.Random(seed).sample(list(cells), len(cells)):

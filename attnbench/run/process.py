@@ -1,7 +1,7 @@
 """The state of the process that measures: threads, allocator, matmul library, memory limit.
 
-Fresh pages and the choice of matmul library move CPU times by a factor of two to four and change winners, so a row says
-which of two settings it was measured in: ``tuned`` or ``as-shipped``.
+Fresh pages and the matmul library change CPU times by a factor of two to four, and winners, so a row states its
+setting: ``tuned`` or ``as-shipped``.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from attnbench.units import format_bytes
 Process = Literal["tuned", "as-shipped"]
 Library = Literal["default", "oneDNN"]
 _PRECISION: dict[Library, str] = {"default": "highest", "oneDNN": "medium"}
-"""torch's switch for each library of float32 products."""
 
 _TURNS = 4
-"""Turns in which each library multiplies windows: one is so short that all of it may be disturbed."""
+"""Turns of each library on windows: all of a single, short one may be disturbed."""
 
 
 class Products(NamedTuple):
@@ -34,26 +33,25 @@ class Products(NamedTuple):
 
 
 _products = Products()
-"""What this process uses, except for a cell that is better off with the default."""
+"""The libraries of this process, except for a cell that is better off with the default."""
 
 END_OF_REQUEST = "\0end of request\n"
-"""What the worker writes to stderr when it has answered, for the parent to know that it has read everything."""
+"""The worker's mark on stderr after an answer, by which the parent knows that it has read everything."""
 
 LEAST_MEMORY = 256 * 2**20
-"""Bytes of address space that torch itself takes in its first calls: stacks and arenas of its threads, oneDNN's code,
-modules that it imports late. With half of it, products and compilers fail whatever the variant is."""
+"""Bytes of address space for torch's first calls: stacks, arenas, oneDNN's code, late imports. With half of it,
+products and compilers fail whatever the variant is."""
 
 _MEMORY_SHARE = 0.85
-"""Share of the memory available at the start that a cell may take; the rest keeps the machine alive."""
+"""Share of the memory available at the start for a cell; the rest keeps the machine alive."""
 
 _TOO_LITTLE = f"torch itself needs {format_bytes(LEAST_MEMORY)}"
 
 
 def environment_for(threads: int) -> dict[str, str]:
-    """Variables that must be set before torch is imported; those that change arithmetic stay as the user set them.
+    """Variables to set before torch is imported; those that change arithmetic stay as the user set them.
 
-    Triton keeps on disk which of several kernels it found fastest, unless the user says otherwise. Compiled code lies
-    there anyway. So a process that follows another does not try all kernels again.
+    Unless the user says otherwise, Triton caches its choice of kernels, so that a later process does not try all again.
     """
     # With these, fewer threads would work than torch and the row say.
     inherited = {name: text for name, text in os.environ.items() if name not in ("OMP_THREAD_LIMIT", "OMP_DYNAMIC")}
@@ -65,18 +63,14 @@ def environment_for(threads: int) -> dict[str, str]:
 def apply(
     process: Process, *, threads: int, device: str, products: Products | None = None
 ) -> tuple[Process, Products, list[str]]:
-    """Set the process up; return its state, the libraries of float32 products, and notes on what could not be had.
+    """Set the process up; return its state, the libraries of float32 products, and notes on failures.
 
     ``tuned`` on the CPU: freed memory stays with the allocator, and float32 products use the faster library (but see
-    :func:`choose_products`), which for windows may be another one: see :func:`window_library`. On CUDA convolutions
-    and recurrent cells compute in true float32, as matrix products do anyway.
+    :func:`choose_products`), for windows perhaps another one (:func:`window_library`). On CUDA convolutions and
+    recurrent cells compute in true float32, as matrix products do anyway.
 
-    Args:
-        products: what another process or run found to be faster, which is tried for its precision; measured where
-            None.
-
-    Raises:
-        UsageError: torch does not take so many threads.
+    ``products`` of another process or run are tried for their precision; None measures them. Raises UsageError if torch
+    does not take so many threads.
     """
     global _products
     import torch
@@ -115,17 +109,17 @@ def apply(
 
 
 def window_library(process: Process, products: Products) -> AbstractContextManager[None]:
-    """What a process enters once it knows its libraries: inside, windows are multiplied by the one for them."""
+    """A context in which windows are multiplied by the library for them."""
     from attnbench.engines.products import windows_in_place
 
     return windows_in_place(process == "tuned" and products.window_products == "default")
 
 
 def faster_products() -> tuple[Products, bool]:
-    """The libraries that multiply float32 matrices faster, and whether oneDNN's were refused for their precision.
+    """The faster libraries of float32 products, and whether oneDNN's were refused for their precision.
 
-    torch calls its switch "medium" since it allows bfloat16 inside a product, which is what oneDNN uses on processors
-    with AMX; on others its products are true float32. A comparison with a product in float64 tells.
+    torch's "medium" allows bfloat16 inside a product, which oneDNN uses on processors with AMX; on others its products
+    are true float32. A comparison with a product in float64 decides.
     """
     import torch
 
@@ -149,7 +143,7 @@ def faster_products() -> tuple[Products, bool]:
 
 
 def _is_true_float32(library: Library) -> bool:
-    """Whether products of a library carry float32's precision; it is the one in use afterwards."""
+    """True if products of a library carry float32's precision; it stays in use."""
     import torch
 
     from attnbench.measure.limits import is_true_float32
@@ -159,9 +153,9 @@ def _is_true_float32(library: Library) -> bool:
 
 
 def choose_products(*, of_one_row: bool) -> None:
-    """Choose the library for the products of the next cell; do nothing unless the process is tuned.
+    """Choose the library for the products of the next cell, if the process is tuned.
 
-    For one row, a decoding step, oneDNN first copies the whole matrix: twelve times as slow as the default library.
+    For one row, a decoding step, oneDNN copies the whole matrix first: twelve times as slow as the default.
     """
     import torch
 
@@ -172,10 +166,8 @@ def choose_products(*, of_one_row: bool) -> None:
 def memory_limit(device: str, wanted: int | None = None) -> int | None:
     """Bytes that a cell may take: ``wanted``, else most of what is free, and no more than ``ulimit -v`` leaves.
 
-    On devices other than the CPU, None unless wanted: their own allocator refuses in time.
-
-    Raises:
-        UsageError: less than torch itself needs.
+    On other devices than the CPU None unless wanted: their allocator refuses in time. Raises UsageError for less than
+    torch itself needs.
     """
     if device != "cpu":
         return wanted
@@ -188,13 +180,10 @@ def memory_limit(device: str, wanted: int | None = None) -> int | None:
 
 
 def limit_memory(extra_bytes: int | None) -> int | None:
-    """Refuse allocations beyond what the process has now plus ``extra_bytes``; return how many more it may take.
+    """Refuse allocations beyond the present ones plus ``extra_bytes``; return the bytes left.
 
-    Those are fewer than ``extra_bytes`` where ``ulimit -v`` leaves fewer, and None where nothing is limited. Not for
-    CUDA processes: the driver maps far more address space than it uses.
-
-    Raises:
-        UsageError: ``ulimit -v`` leaves less than torch itself needs.
+    Those are fewer if ``ulimit -v`` leaves fewer, and None if nothing is limited. Not for CUDA processes: the driver
+    maps far more than it uses. Raises UsageError if ``ulimit -v`` leaves less than torch itself needs.
     """
     if extra_bytes is None or sys.platform != "linux":
         return None
@@ -210,7 +199,7 @@ def limit_memory(extra_bytes: int | None) -> int | None:
 
 
 def allowed_address_space() -> int | None:
-    """Bytes of ``ulimit -v``; None where there is no such limit."""
+    """Bytes of ``ulimit -v``; None without a limit."""
     if sys.platform != "linux":
         return None
     import resource
@@ -220,11 +209,7 @@ def allowed_address_space() -> int | None:
 
 
 def _address_space_left() -> int | None:
-    """Bytes below ``ulimit -v``; None where there is no such limit.
-
-    Raises:
-        UsageError: less than torch itself needs.
-    """
+    """Bytes below ``ulimit -v``, None without a limit; raise UsageError for less than torch itself needs."""
     allowed = allowed_address_space()
     if allowed is None:
         return None

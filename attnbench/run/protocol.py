@@ -1,7 +1,7 @@
-"""What the parent asks of the worker, and what it gets: one class for each request, with its JSON both ways.
+"""The requests of the parent and the answers of the worker: one class for each, with its JSON both ways.
 
-A request is sent as ``{"do": its name, ...}``. :meth:`Request.answered` holds an answer to what it must be, since a
-worker runs foreign code, which can write anything.
+A request is sent as ``{"do": its name, ...}``. :meth:`Request.answered` validates the answer, since a worker runs
+foreign code, which can write anything.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Answer = TypeVar("Answer")
 
 
 class Ready(TypedDict):
-    """What a worker says about itself once it is set up, as JSON."""
+    """A worker's facts once it is set up, as JSON."""
 
     environment: dict[str, Any]
     machine_id: str
@@ -40,19 +40,19 @@ class Ready(TypedDict):
     float32_products: str
     window_products: str
     matmul_rate: dict[str, float]
-    """FLOP/s by dtype; empty where no rates were wanted. Likewise ``exp_rate`` (1/s) and ``copy_rates``."""
+    """FLOP/s by dtype; empty if no rates were wanted. Likewise ``exp_rate`` (1/s) and ``copy_rates``."""
     exp_rate: dict[str, float]
     copy_rates: list[Any]
     timer_cost_s: float
     noise_floor: float | None
     sources: dict[str, list[str]]
-    """Code and data that it used up to now (:data:`attnbench.sources.Seen`)."""
+    """Code and data used so far (:data:`attnbench.sources.Seen`)."""
     card: NotRequired[dict[str, Any]]
-    """What NVML tells of the card, with how it ran up to now (:mod:`attnbench.measure.card`)."""
+    """NVML's facts of the card, with its speed so far (:mod:`attnbench.measure.card`)."""
 
 
 class Request(ABC, Generic[Answer]):
-    """Something that a worker can be asked."""
+    """A request to a worker."""
 
     do: ClassVar[str]
 
@@ -67,21 +67,13 @@ class Request(ABC, Generic[Answer]):
 
     @abstractmethod
     def answered(self, answer: dict[str, Any]) -> Answer:
-        """Read an answer.
-
-        Raises:
-            AttributeError, KeyError, TypeError, ValueError: it cannot be one to this request.
-        """
+        """Read an answer; raise AttributeError, KeyError, TypeError or ValueError if it cannot be one."""
 
     def ask(self, worker: Worker, timeout: float, **how: Any) -> Answer:
-        """Send the request and wait for its answer.
+        """Send the request and wait for its answer; ``timeout`` is the most seconds between messages.
 
-        Args:
-            timeout: seconds that may pass without a message.
-            how: ``meanwhile`` and ``told``, as :meth:`attnbench.run.isolation.Worker.ask` takes them.
-
-        Raises:
-            CellFailed: no answer, or one that makes no sense; the worker is thrown away.
+        ``how``: ``meanwhile`` and ``told`` of :meth:`attnbench.run.isolation.Worker.ask`. Raises CellFailed without an
+        answer that makes sense; the worker is thrown away.
         """
         answer = worker.ask({"do": self.do, **self.to_json()}, timeout, **how)
         try:
@@ -115,9 +107,8 @@ class Outcome:
     """The row that the visit alone would give; not :attr:`record` if an earlier round was ok."""
     stderr: Sequence[str] = ()
     killed: bool = False
-    """Whether it was killed from outside, as far as can be told."""
+    """True if it was killed from outside, as far as can be known."""
     points: Sequence[dict[str, Any]] = ()
-    """The learning curve of a training."""
 
     @property
     def taken(self) -> list[dict[str, Any]]:
@@ -132,14 +123,9 @@ class Outcome:
     def from_json(
         cls, data: dict[str, Any], cell: Cell, *, threads: int | None = None, request: VisitCell | None = None
     ) -> Self:
-        """Inverse of :meth:`to_json`, for an outcome of ``cell``.
+        """Inverse of :meth:`to_json`, for an outcome of ``cell``, measured with ``threads`` if that is known.
 
-        Args:
-            threads: with how many the cell is measured, if that is known.
-            request: the visit that was asked for, unless the cell was trained.
-
-        Raises:
-            AttributeError, KeyError, TypeError, ValueError: it cannot be one.
+        ``request`` is the visit's, None for a training. Raises as :meth:`Request.answered`.
         """
         record = row_of(cell, data["record"])
         failure = row_of(cell, data["failure"]) if data["failure"] else None
@@ -167,11 +153,10 @@ class VisitCell(Request[Outcome]):
     rules: TimingRules
     round: int = 0
     earlier: Sequence[list[dict[str, Any]]] = ()
-    """Samples of each earlier round."""
     previous: Record | None = None
     """The record of the round before, which later rounds refine."""
     unchecked: bool = False
-    """Whether a variant that claims to be exact and is not is measured all the same, with a warning."""
+    """Measure a variant that claims to be exact and is not all the same, with a warning."""
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
@@ -199,7 +184,6 @@ class Train(Request[Outcome]):
     do = "score"
     cell: Cell
     folder: Path
-    """Where its checkpoint is kept."""
     quick: bool
 
     @classmethod
@@ -221,9 +205,7 @@ class TakeTurns(Request[Pairs]):
     rules: TimingRules
     fewest: int
     process: int = 0
-    """How many processes have timed them before this one."""
     unchecked: bool = False
-    """As in :class:`VisitCell`."""
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
@@ -250,7 +232,6 @@ class Remeasured:
     limits: dict[str, Any]
     """``matmul_rate``, ``exp_rate`` and ``copy_rates``, as in :class:`Ready`."""
     records: list[Record]
-    """The rows again, held to these limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,11 +252,8 @@ class MeasureLimits(Request[Remeasured]):
 
 
 def row_of(cell: Cell, data: dict[str, Any]) -> Record:
-    """The row in an answer, which is to be stored for this cell.
-
-    Raises:
-        AttributeError, KeyError, TypeError, ValueError: it cannot be: a run that holds it could not be read again.
-    """
+    """The row in an answer, for this cell; raises as :meth:`Request.answered` if a run with it could not be read
+    again."""
     record = checked(Record.from_json(data))
     method = (record.method_version, record.schema_version)
     if (foreign := foreign_to_cell(record, cell)) or method != (METHOD_VERSION, SCHEMA_VERSION):

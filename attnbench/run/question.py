@@ -1,4 +1,4 @@
-"""What a user asks of ``compare``, as cells and settings: for the command and for :func:`attnbench.compare`."""
+"""A ``compare`` question as cells and settings, for the command and for :func:`attnbench.compare`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from attnbench.variant import VARIANTS
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked, as it was written; :func:`attnbench.compare` says what each field means."""
+    """A question as it was written; :func:`attnbench.compare` explains each field."""
 
     variants: Sequence[str]
     lengths: str | int | Sequence[int] = (1024, 2048, 4096)
@@ -51,14 +51,9 @@ class Question:
 
     @classmethod
     def of(cls, variants: Sequence[str], given: Mapping[str, Any]) -> Self:
-        """The question in the arguments of a function or a command.
+        """The question in the arguments of a function or a command; raise UsageError for an unknown shape.
 
-        Args:
-            given: argument -> value, among them the axes; an axis that is None or not there has its value in the named
-                ``shape``, if there is one, and else its default.
-
-        Raises:
-            UsageError: an unknown shape.
+        ``given`` includes the axes: one that is None or missing has the named ``shape``'s value, else its default.
         """
         own = {axis: given[axis] for axis in AXES if given.get(axis) is not None}
         axes = spelled_out({"shape": given.get("shape"), **own})
@@ -67,11 +62,8 @@ class Question:
     def prepare(self, *, alone: bool = False) -> Contest:
         """Load the plug-ins, look up every name, check every value.
 
-        Args:
-            alone: one variant stands for others, which may take what it does not.
-
-        Raises:
-            UsageError: a variant, an option, the same variant twice, or too few that take what is asked.
+        ``alone``: one variant stands for others, which may support what it does not. Raises UsageError for a variant,
+        an option, the same variant twice, or too few that support the question.
         """
         lengths = tuple(sorted(set(parse_range(self.lengths))))
         if not lengths[0]:
@@ -133,7 +125,6 @@ class Question:
 
 
 def _refuse_unsupported(cells: Sequence[Cell], modules: Collection[str]) -> None:
-    """Refuse before anything is measured what too few variants take, or what a module of the user's own does not."""
     reasons = {}
     for cell in cells:
         variant, padded, decodes = VARIANTS.get(cell.variant.name), cell.padding > 0, cell.pass_ in STEPS

@@ -1,4 +1,4 @@
-"""What repeats a run from its folder: the command, beside the suite and the source of plug-ins."""
+"""Repeat a run from its folder: the command, beside the suite and the source of plug-ins."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from attnbench.run.plan import Options, Plan
 from attnbench.store import RECORDS, SUITE, RunFolder
 
 COMMAND, SOURCES = "command", "sources"
-"""Fact of a run: what to type in its folder; and the folder with the plug-ins, and what they read that lies by them."""
+"""Facts of a run: the command to type in its folder; and the folder with the plug-ins and their data files."""
 _MOST_BYTES = 2**26
-"""A larger file is not kept: its digest is."""
+"""A larger file is not kept, only its digest."""
 
 
 def command_of(plan: Plan) -> str:
-    """What measures the same again, typed in the folder of the run; axes that were overridden stand in its suite."""
+    """The command that measures the same again in the run's folder; its suite has the overridden axes."""
     options, usual, settings = plan.options, Options(), plan.settings
     words = ["attnbench", "run", SUITE, "--device", settings.device, "--threads", str(settings.threads)]
     for name, option in (("select", "-k"), ("shard", "--shard"), ("cell_timeout", "--cell-timeout")):
@@ -37,14 +37,13 @@ def command_of(plan: Plan) -> str:
 
 
 def _kept(plugins: Iterable[str]) -> Iterator[Path | None]:
-    """Where each plug-in is kept below the sources; None for one that is installed."""
     for number, source in enumerate(plugins):
         path = Path(file_of(source))
         yield Path(str(number), path.resolve().relative_to(home_of(path)[0])) if path.suffix == ".py" else None
 
 
 def keep(folder: Path, plugins: Iterable[str], names: Iterable[str]) -> None:
-    """Copy the plug-ins, and those of the files that were used that lie by them or below, into the folder of a run."""
+    """Copy the plug-ins, and the used files next to or below them, into the folder of a run."""
     used = [Path(name).expanduser().resolve() for name in names]
     for number, source in enumerate(plugins):
         path = Path(file_of(source))
@@ -59,10 +58,9 @@ def keep(folder: Path, plugins: Iterable[str], names: Iterable[str]) -> None:
 
 
 def arguments_of(run: Path) -> list[str]:
-    """The arguments of ``attnbench run`` that repeat the run in this folder, from wherever they are given; else none.
+    """The arguments of ``attnbench run`` that repeat this folder's run from anywhere; else none.
 
-    Raises:
-        ResultsError: the run is older than what is kept to repeat it.
+    Raises ResultsError for a run older than these facts.
     """
     if not stored(run / RECORDS).is_file():
         return []

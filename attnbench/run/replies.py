@@ -1,4 +1,4 @@
-"""What the measuring process writes, read as it comes: its answers, and the end of what it says on stderr."""
+"""The worker's output, read as it comes: its answers, and the end of its stderr."""
 
 from __future__ import annotations
 
@@ -15,16 +15,14 @@ from attnbench.run.process import END_OF_REQUEST
 
 _TAIL_LINES = 40
 _SLICE = 1.0
-"""Seconds after which a wait looks around: whether it stood still itself, and whether the process has ended."""
+"""Seconds between checks for a standstill of this process, and for the end of the other."""
 _LEFT = 1.0
-"""Seconds in which what is left in the pipes of a process that has ended is read."""
+"""Seconds to read the rest of an ended process's pipes."""
 
 
 class Replies:
-    """The lines of one process; threads read them, and close what they read.
-
-    A process that got away may long hold the other end.
-    """
+    """The lines of one process, read by threads that close their pipes, since an escaped process may hold the other
+    end."""
 
     def __init__(self) -> None:
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
@@ -58,11 +56,8 @@ class Replies:
     def answer(self, timeout: float) -> str | None:
         """The next answer; None once the process has ended, even if a child still holds its end of the pipe.
 
-        Waits in slices, since on Windows a signal interrupts the main thread only between them. A slice in which this
-        process was itself stopped, by Ctrl-Z or with the machine, counts for at most twice its length.
-
-        Raises:
-            TimeoutError: none came for ``timeout`` seconds.
+        Waits in slices, since on Windows a signal interrupts the main thread only between them. A slice during a stop
+        of this process counts for at most twice its length. Raises TimeoutError after ``timeout`` seconds.
         """
         assert self._process is not None
         left = timeout
@@ -78,7 +73,7 @@ class Replies:
                     return None
 
     def close(self) -> None:
-        """Give the threads a moment to read what is left, which is all unless another process holds the other end."""
+        """Let the threads read the rest, which is all unless another process holds the other end."""
         end = time.monotonic() + _LEFT
         for reader in self._readers:
             reader.join(timeout=max(0.0, end - time.monotonic()))

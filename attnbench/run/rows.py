@@ -1,4 +1,4 @@
-"""The rows of one run: their folder, which are there, which visits are due, and how a visit becomes a row."""
+"""The rows of a run: which exist, which visits remain, and how an outcome becomes a row."""
 
 from __future__ import annotations
 
@@ -32,21 +32,16 @@ _TIMED = (Status.OK, Status.DISTURBED)
 
 
 class Rows:
-    """Rows and samples of a run folder as they are now.
-
-    Raises:
-        CorruptResults: the folder is damaged.
-    """
+    """Rows and samples of a run folder now; raise CorruptResults if it is damaged."""
 
     def __init__(self, plan: Plan, folder: RunFolder) -> None:
-        """Read what is there, without the rows of cells that are not finished.
+        """Read the rows of finished cells.
 
-        Nor are those of cells that took too long read, if this plan has more time, and with ``--retry-failed`` those
-        of failed ones.
+        Left out are cells that took too long, if this plan has more time, and failed ones with ``--retry-failed``.
         """
         self.plan, self.folder = plan, folder
         self.notes: list[str] = []
-        """What is wrong with the rows that are there already."""
+        """Warnings about the rows that are there already."""
         self.records = stored_rows(plan, folder, self.notes.append)
         self.samples = folder.samples()
         self._stopped: dict[tuple[object, ...], tuple[int, Status]] = {}
@@ -69,7 +64,7 @@ class Rows:
         return [self.records[cell.cell_id] for cell in self.plan.cells if cell.cell_id in self.records]
 
     def due(self, round_: int, cells: Iterable[Cell] | None = None) -> list[Cell]:
-        """Cells of the plan, or of ``cells``, that this round still has to visit, if earlier ones measure them."""
+        """Cells of the plan, or of ``cells``, for this round, unless an earlier one failed."""
         due = []
         for cell in self.plan.cells if cells is None else cells:
             record = self.records.get(cell.cell_id)
@@ -86,38 +81,35 @@ class Rows:
         return due
 
     def forget(self, cells: Iterable[Cell]) -> None:
-        """Take the rows of cells for not measured, with their samples; what is stored of them stays until then."""
+        """Drop the rows and samples of cells from memory, not from the store."""
         for cell in cells:
             self.records.pop(cell.cell_id, None)
             self.samples.pop(cell.cell_id, None)
 
     def disturbed(self) -> list[Cell]:
-        """Cells of the plan that waited for a core, so that they have no time."""
+        """Cells of the plan without a time because they waited for a core."""
         among = ((cell, self.records.get(cell.cell_id)) for cell in self.plan.cells)
         return [cell for cell, record in among if record is not None and record.status is Status.DISTURBED]
 
     def is_over(self, cell: Cell, round_: int) -> bool:
-        """Whether an earlier round has not measured the cell, so that this one does not visit it."""
+        """True if an earlier round has not measured the cell, so that this one skips it."""
         previous = self.records.get(cell.cell_id)
         return round_ > 0 and (previous is None or previous.status not in _TIMED)
 
     def known(self, cell: Cell) -> Record | None:
-        """The row of a cell that is not tried: a shorter length of the same thing ran out of memory or time."""
+        """The row of an untried cell, if a shorter length of the same thing ran out of memory or time."""
         n, status = self._stopped.get(family(cell), (cell.shape.N, Status.OK))
         return inferred(cell, n, status, quick=self.plan.rules.quick) if n < cell.shape.N else None
 
     def request(self, cell: Cell, round_: int) -> VisitCell:
-        """What this round asks the process that measures."""
+        """The request of this round to the worker."""
         earlier = [taken for r, taken in sorted(self.samples.get(cell.cell_id, {}).items()) if r < round_]
         previous, unchecked = self.records.get(cell.cell_id), self.plan.options.unchecked
         return VisitCell(cell, self.plan.rules, round_, earlier, previous, unchecked)
 
     def settle(self, cell: Cell, round_: int, outcome: Outcome) -> str:
-        """Keep the samples of a visit, and the numbers of earlier rounds where a later one failed.
-
-        Returns:
-            How the later round failed, in one line; empty where it did not.
-        """
+        """Keep a visit's samples, and earlier rounds' numbers if a later one failed; return that failure in one line,
+        else empty."""
         if outcome.samples:
             self.samples.setdefault(cell.cell_id, {})[round_] = outcome.samples["samples"]
         previous = self.records.get(cell.cell_id)
@@ -128,7 +120,7 @@ class Rows:
         return f"{cell.label}: {lost}; the row keeps the numbers of the rounds before"
 
     def put(self, cell: Cell, record: Record, state: Ready, started_at: str) -> None:
-        """Complete a row by what the process that measured it said of itself, and count it as the cell's."""
+        """Complete a row by the facts of its process, and count it as the cell's."""
         previous = self.records.get(cell.cell_id)
         record.machine_id = state["machine_id"]
         record.torch_version = state["environment"]["torch"]
@@ -145,16 +137,13 @@ class Rows:
                 self._stopped[family(cell)] = (cell.shape.N, record.status)
 
     def trainings(self, cells: Iterable[Cell] | None = None) -> list[Cell]:
-        """Cells of the plan, or of ``cells``, that are trained, those with the lowest seed first."""
+        """Trained cells of the plan, or of ``cells``, lowest seed first."""
         among = self.plan.cells if cells is None else cells
         found = [cell for cell in among if cell.training is not None and self.plan.visits(cell)]
         return sorted(found, key=lambda cell: (cell.seed, cell.shape.N))
 
     def beyond_limits(self, cells: Iterable[Cell] | None = None) -> tuple[list[Cell], int]:
-        """Cells of the plan, or of ``cells``, that have a time, and how many were faster than the machine can be.
-
-        No cells where none was.
-        """
+        """Timed cells of the plan, or of ``cells``, and the number of impossibly fast ones; no cells without these."""
         from attnbench.measure.limits import IMPOSSIBLE
 
         timed = [cell for cell in (self.plan.cells if cells is None else cells) if self._has_time(cell)]
@@ -172,7 +161,7 @@ class Rows:
             self.folder.add(record)
 
     def doubt_tasks(self, warn: Callable[[str], None]) -> None:
-        """Where a task does not tell variants apart here, say so in each of its rows, and once to ``warn``."""
+        """Mark each row of a task that does not separate variants here, and warn once."""
         said = doubts(self.trainings(), self.records)
         for warning in dict.fromkeys(said.values()):
             tasks = dict.fromkeys(str(self.records[cell_id].task) for cell_id, one in said.items() if one == warning)
@@ -185,7 +174,7 @@ class Rows:
 
 
 def beyond_in_words(impossible: int) -> str:
-    """The warning that ``impossible`` rows were faster than the machine's measured limits."""
+    """The warning about ``impossible`` rows faster than the machine's measured limits."""
     rows_were = "1 row was" if impossible == 1 else f"{impossible} rows were"
     return f"{rows_were} faster than the limits of the machine, so these are measured again"
 
@@ -201,9 +190,9 @@ def now() -> str:
 
 
 def doubts(cells: Sequence[Cell], records: Mapping[str, Record]) -> dict[str, str]:
-    """What speaks against all scores of a cell's task, by cell id, where the suite says what softmax must reach.
+    """Reasons against all scores of a task, by cell id, if the suite sets softmax's least score.
 
-    It says nothing before softmax or identity was trained.
+    Empty before softmax or identity was trained.
     """
     wanted = {
         cell.cell_id: cell.training.solved
@@ -232,10 +221,9 @@ def _said(scores: Mapping[str, Summary], solved: float) -> str:
 
 
 def find_folder(plan: Plan, identity: dict[str, Any], warn: Callable[[str], None]) -> RunFolder | None:
-    """The newest folder of the same run, unless a new one is wanted; ``warn`` is told of folders that cannot be read.
+    """The newest folder of the same run, unless a new one is wanted; ``warn`` gets unreadable folders.
 
-    Raises:
-        CannotCreate: a link stands in the place of the suite's folder.
+    Raises CannotCreate if a link stands in the place of the suite's folder.
     """
     root = suite_folder(plan.options.out, plan.suite.name)
     same = []
@@ -259,14 +247,7 @@ def find_folder(plan: Plan, identity: dict[str, Any], warn: Callable[[str], None
 
 
 def new_folder(plan: Plan, identity: dict[str, Any], name: str = "") -> RunFolder:
-    """A folder named after the time, the device and the shard.
-
-    Args:
-        name: its name, if it is to have another one.
-
-    Raises:
-        CannotCreate: it cannot be made.
-    """
+    """A folder called ``name``, else after the time, the device and the shard. Raises CannotCreate."""
     root = suite_folder(plan.options.out, plan.suite.name)
     shard = plan.options.shard
     parts = [stamp(), plan.settings.device.replace(":", ""), f"{shard.index}of{shard.of}" if shard else ""]
@@ -290,15 +271,14 @@ def new_folder(plan: Plan, identity: dict[str, Any], name: str = "") -> RunFolde
 
 
 def stamp() -> str:
-    """The time in UTC, as the names of run folders begin."""
+    """The time in UTC that begins a run folder's name."""
     return datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
 
 
 def stored_rows(plan: Plan, folder: RunFolder, warn: Callable[[str], None]) -> dict[str, Record]:
-    """The last row of every cell, except those whose samples are lost; ``warn`` is told of these.
+    """The last row of every cell, except those with lost samples, which go to ``warn``.
 
-    Raises:
-        CorruptResults: a row does not belong to the plan's cell with its id, or is otherwise not as it was written.
+    Raises CorruptResults if a row is not the plan's cell with its id, or is not as it was written.
     """
     cells = {cell.cell_id: cell for cell in plan.cells}
     history = folder.history()

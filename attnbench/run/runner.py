@@ -28,7 +28,7 @@ from attnbench.store import CHECKPOINTS, RunFolder
 
 
 class Watcher:
-    """Told what a run does while it goes on; every method may be overridden, none does anything here."""
+    """Progress of a run; every method may be overridden, none does anything here."""
 
     def begun(self, folder: Path, *, cells: int, visits: int, resumed: int) -> None:
         """The folder is open; ``visits`` cell visits are ahead, ``resumed`` cells were measured before."""
@@ -50,15 +50,12 @@ class Watcher:
 
 
 def execute(plan: Plan, watcher: Watcher | None = None, worker: Worker | None = None) -> tuple[RunFolder, list[Record]]:
-    """Measure every cell that is not measured yet, storing each row as it comes.
-
-    Args:
-        worker: one with the plan's number of threads, which has begun already.
+    """Measure every missing cell, storing each row as it comes; ``worker`` has the plan's threads and has begun.
 
     Raises:
         StoreError and its kinds: the folder cannot be made, written or locked.
         CorruptResults: the run to be continued is damaged.
-        KeyboardInterrupt: passed on after what is finished has been written.
+        KeyboardInterrupt: passed on after finished work is written.
     """
     watcher = watcher or Watcher()
     with ExitStack() as ours, worker or Worker(plan.settings) as worker:
@@ -79,15 +76,9 @@ def execute(plan: Plan, watcher: Watcher | None = None, worker: Worker | None = 
 
 
 def go_on(plan: Plan, folder: RunFolder, worker: Worker, watcher: Watcher | None = None) -> list[Record]:
-    """Visit cells of a run that is already there, in its own folder, and return all its rows.
+    """Visit :attr:`~attnbench.run.plan.Plan.only` of a run's cells in its own folder; return all its rows.
 
-    Args:
-        plan: with all cells of the run; :attr:`~attnbench.run.plan.Plan.only` says which to visit.
-        worker: set up as the one that measured the run.
-
-    Raises:
-        StoreError and its kinds: the folder cannot be written or is locked.
-        CorruptResults: the run is damaged.
+    ``worker`` is set up as in the run. Raises StoreError and its kinds, CorruptResults.
     """
     watcher = watcher or Watcher()
     worker.warn = watcher.warned
@@ -96,18 +87,16 @@ def go_on(plan: Plan, folder: RunFolder, worker: Worker, watcher: Watcher | None
 
 
 class _Pending:
-    """What came of the last visit. Its row is written while the worker builds the next cell."""
+    """The last outcome. Its row is written while the worker builds the next cell."""
 
     def __init__(self, folder: RunFolder, watcher: Watcher) -> None:
         self._folder, self._watcher = folder, watcher
         self._outcome: Outcome | None = None
 
     def hold(self, outcome: Outcome) -> None:
-        """Keep it until :meth:`flush`."""
         self._outcome = outcome
 
     def flush(self) -> None:
-        """Store the row, if that is not done yet."""
         outcome, self._outcome = self._outcome, None
         if outcome is None:
             return
@@ -173,15 +162,14 @@ class _Run:
     def _begin_round(self, round_: int) -> None:
         """Give each round a fresh process.
 
-        Where its memory lies makes a process faster or slower for as long as it lives, by some percent. In one process
-        all visits to a cell would share that, and their interval could not tell it.
+        Memory addresses change a process's speed by some percent for its life. In one process no interval could show
+        it.
         """
         if round_ and self.rows.due(round_):
             self.pending.flush()
             self.worker.stop()
 
     def _hold_to_limits(self) -> None:
-        """Where something was faster than the machine, measure the machine once more and correct all rows."""
         timed, impossible = self.rows.beyond_limits()
         if not impossible:
             return
@@ -197,7 +185,6 @@ class _Run:
         self.rows.correct(found.records)
 
     def _train(self, cells: Sequence[Cell]) -> None:
-        """Train the cells that have no row yet, several at once."""
         due = [cell for cell in cells if cell.cell_id not in self.rows.records]
         if not due:
             return
@@ -223,7 +210,6 @@ class _Run:
             (self.folder.path / CHECKPOINTS).rmdir()
 
     def _note_sources(self) -> None:
-        """Keep what the process has used of code and data, as soon as it is known."""
         found = self.worker.state.get("sources", {})
         if found.keys() - self.sources.keys():
             self.sources = {**self.folder.environment.get("sources", {}), **found}
@@ -255,7 +241,6 @@ class _Run:
         return self.visitor.visit(self.worker, self.rows.request(cell, round_), self.pending.flush)
 
     def _finish(self, cell: Cell, outcome: Outcome, started_at: str) -> None:
-        """Complete the row of a visit and hold it; store that of the visit before."""
         self.pending.flush()
         # Without this row, which is not stored yet. Later, writing a long table would take a core from the next cell.
         self.folder.write_csv(self.rows.in_order(), at_most_every=2.0)

@@ -1,4 +1,4 @@
-"""What a user asks of ``score``, as a suite: for the command, and for ``match --score``."""
+"""A ``score`` question as a suite, for the command and for ``match --score``."""
 
 from __future__ import annotations
 
@@ -25,12 +25,11 @@ _OPTIONS = {
     "head_dim": "--head-dim",
     "ffn": "--ffn",
 }
-"""Key in the suite made from the command line -> the option that it comes from."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreQuestion:
-    """What is trained and how, as it was written; ``attnbench score --help`` says what each field means."""
+    """A question as it was written; ``attnbench score --help`` says what each field means."""
 
     task: str = "recall"
     n: int = 64
@@ -46,13 +45,9 @@ class ScoreQuestion:
     pretrain: bool = False
 
     def suite(self, command: str, variants: Sequence[str]) -> Suite:
-        """A suite with one sweep, in which each variant is trained with every seed and rate.
+        """A suite with one sweep of each variant with every seed and rate; ``command`` begins its name.
 
-        Args:
-            command: of which the suite is; it begins the suite's name.
-
-        Raises:
-            UsageError: a task or number that cannot be; the message names its option.
+        Raises UsageError for an impossible task or number, with its option.
         """
         _check_task(self.task)
         data: dict[str, Any] = {

@@ -1,6 +1,6 @@
-"""Settings of the process that a cell may change, by the words that its row then has for them.
+"""Process settings that a cell may change, by the words of its row.
 
-Those that decide how precisely torch multiplies, and with which kernels, can also be set back: :data:`SWITCHES`.
+Those for torch's precision and kernels can also be set back: :data:`SWITCHES`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ _CPU = ("CPU", "CompositeImplicitAutograd", "CompositeExplicitAutograd", "Autogr
 
 
 class Switch(NamedTuple):
-    """A switch of torch that changes numbers, or the kernels that compute them. Old versions of torch lack some."""
+    """A switch of torch for its numbers or kernels. Old versions of torch lack some."""
 
     words: str
-    """What it decides, as a row says it."""
     read: Callable[[], Any]
     write: Callable[[Any], object]
 
@@ -68,7 +67,7 @@ _INHERITED = (
 
 
 def _called(path: str, *more: Any) -> Callable[..., Any]:
-    """The function of torch at ``path``, looked up when it is called, with ``more`` before other arguments."""
+    """The function of torch at ``path``, looked up at each call, with ``more`` before other arguments."""
     return lambda *given: attrgetter(path)(torch)(*more, *given)
 
 
@@ -95,16 +94,15 @@ SWITCHES: Mapping[str, Switch] = {
     },
     **{f"torch.backends{place}.fp32_precision": _precision(words, *inside) for words, place, *inside in _INHERITED},
 }
-"""All of them, by their names in torch."""
 
 
 def read_switches() -> dict[str, object]:
-    """What each switch is now."""
+    """The present value of each switch."""
     return {name: _told(switch.read) for name, switch in SWITCHES.items()}
 
 
 def set_back(before: Mapping[str, object]) -> None:
-    """Make each switch what it was; do nothing about one that cannot be set."""
+    """Restore each switch that can be set."""
     for _ in range(2):  # one that is set may take others with it
         for name, switch in SWITCHES.items():
             if _told(switch.read) != before[name]:
@@ -113,12 +111,12 @@ def set_back(before: Mapping[str, object]) -> None:
 
 
 chosen = set[tuple[object, ...]]()
-"""States of the switches of products between which this process itself chooses for each cell
+"""States of the product switches between which this process itself chooses
 (:func:`attnbench.run.process.choose_products`)."""
 
 
 def state_of(words: str) -> tuple[object, ...]:
-    """What the switches are now that decide one thing, such as :data:`PRODUCTS`."""
+    """The present state of the switches of one subject, such as :data:`PRODUCTS`."""
     return tuple(_told(switch.read) for switch in SWITCHES.values() if switch.words == words)
 
 
@@ -129,12 +127,12 @@ def _products() -> object:
 
 
 def read_settings() -> dict[str, object]:
-    """What each setting is now, by the words for it."""
+    """Each setting now, by its words."""
     return {words: _told(read) for words, read in _SETTINGS.items()}
 
 
 def _told(read: Callable[[], object]) -> object:
-    """What ``read`` gives, or how it fails: a folder that was removed, a default device that computes nothing."""
+    """The result of ``read``, or its failure: a removed folder, a default device that computes nothing."""
     try:
         return read()
     except Exception as error:
@@ -142,18 +140,15 @@ def _told(read: Callable[[], object]) -> object:
 
 
 def _autograd() -> object:
-    """Whether on one thread or several, and through which hooks saved tensors go."""
     inner: Any = torch._C
     return inner._is_multithreading_enabled(), id(inner._autograd._top_saved_tensors_default_hooks(True))
 
 
 def _kernels_of_others() -> object:
-    """Names of kernels that Python has put in the place of torch's own on a CPU."""
     return {name for name in torch.library._impls if name.startswith("aten/") and name.rpartition("/")[2] in _CPU}
 
 
 def _modes() -> object:
-    """Which of torch's modes see each call, and whether tensors of other classes are seen at all."""
     inner: Any = torch._C
     return (
         [id(inner._get_function_stack_at(i)) for i in range(inner._len_torch_function_stack())],
@@ -163,7 +158,6 @@ def _modes() -> object:
 
 
 def _rounding() -> object:
-    """Whether a number too small for the usual form is kept or becomes 0, and to which side halves are rounded."""
     half = sys.float_info.epsilon / 2
     return sys.float_info.min / 2 > 0, 1 + half, 1 + 3 * half, -1 - half, 1 - half / 2
 
@@ -190,8 +184,8 @@ _SETTINGS: dict[str, Callable[[], object]] = {
     "the working directory": os.getcwd,
     "the cores it may use": lambda: os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None,
 }
-"""What would make numbers of the next cell wrong without a word. What makes it fail is not here, since it is tried
-again in a fresh process, nor what shows in :mod:`attnbench.run.canary`."""
+"""Settings that silently change the next cell's numbers. One that makes it fail is left out, since a fresh process
+tries again, and so is one that shows in :mod:`attnbench.run.canary`."""
 
 with warnings.catch_warnings():  # torch 2.9 warns, once, that there is a newer way to ask
     warnings.simplefilter("ignore")

@@ -1,7 +1,7 @@
-"""What a cell leaves behind in the process: anything that the next cell would find changed.
+"""Traces of a cell in the process that the next cell would find.
 
-A thread that goes on working, another default dtype or a replaced softmax would make the next cell's numbers wrong
-without a word. Whatever differs after a cell is told in its row, and the next cell starts in a fresh process.
+A busy thread, another default dtype or a replaced softmax would silently change the next cell's numbers. A row states
+each difference, and the next cell starts in a fresh process.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ GRACE = 0.05
 _POOLED = concurrent.futures.thread._worker.__code__
 _TORCH = str(Path(torch.__file__).parent)
 _OWN_VARIABLES = ("TORCHINDUCTOR_", "KINETO_", "TEARDOWN_CUPTI", "TRITON_", "PYTORCH_", "CUDA_MODULE_LOADING")
-"""How names of variables begin that torch sets for itself when a part of it is first used."""
+"""Prefixes of variables that torch sets for itself when a part of it is first used."""
 
 
 _WATCHED: tuple[Any, ...] = (
@@ -52,7 +52,7 @@ _WATCHED: tuple[Any, ...] = (
 _COMPILER = tuple(f"{_TORCH}/{name}" for name in ("_compile.py", "_dynamo", "_functorch", "_inductor"))
 
 _OF_THE_COMPILER = "_TORCHINDUCTOR_"
-"""Begin of the names of variables by which torch tells the kernels that it loads where its own functions lie."""
+"""Prefix of variables in which torch keeps addresses of its functions for the kernels that it loads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +60,13 @@ class Snapshot:
     """The state of the process between two cells, taken in some milliseconds. Memory in bytes."""
 
     settings: Mapping[str, object]
-    """What each is, by the words that stand in the row."""
     variables: Mapping[str, str]
     functions: Mapping[str, object]
-    """What stands in the modules that variants are made of, by name."""
+    """Contents of the modules that variants are made of, by name."""
     threads: frozenset[int]
     files: int
-    """How many are open."""
     busy: bool
-    """Whether anything computes while the thread that measures waits, threads without Python included."""
+    """True if anything computes while the measuring thread waits, threads without Python included."""
     modules: int
     resident: int
 
@@ -87,7 +85,7 @@ class Snapshot:
         )
 
     def left_since(self, before: Snapshot) -> str:
-        """What differs from ``before``, as words after "the cell"; empty where nothing does."""
+        """The differences from ``before``, as words after "the cell"; empty without any."""
         changed = self.changed_since(before)
         if variables := _set(self.variables, before.variables):
             changed.append(f"{_some(variables)} in the environment")
@@ -110,25 +108,25 @@ class Snapshot:
         return [words for words, value in self.settings.items() if value != before.settings[words]]
 
     def kept_since(self, before: Snapshot, allowed: int) -> str:
-        """How much memory stayed, in words; empty where ``allowed`` and :data:`KEPT_PER_MODULE` cover it."""
+        """Memory that stayed, in words; empty if ``allowed`` and :data:`KEPT_PER_MODULE` cover it."""
         kept = self.resident - before.resident
         more = allowed + KEPT_PER_MODULE * max(0, self.modules - before.modules)
         return f"{format_bytes(kept)} of memory" if kept > more else ""
 
     def kept_by_all_since(self, first: Snapshot) -> str:
-        """What stayed since the process began, in words; empty where it is little."""
+        """Memory that stayed since the process began, in words; empty if it is little."""
         files = self.files - first.files
         return self.kept_since(first, KEPT_BY_ALL) or (f"{files} open files" if files > OPEN else "")
 
     def replaced_since(self, before: Snapshot) -> list[str]:
-        """Names of functions that were replaced or removed; torch.compile puts its own in the place of some."""
+        """Names of replaced or removed functions; torch.compile replaces some by its own."""
         now = self.functions
         names = [name for name, value in before.functions.items() if now.get(name) != value]
         return [name for name in names if not _file_of(now.get(name)).startswith(_COMPILER)]
 
 
 def functions() -> dict[str, object]:
-    """The functions of :data:`_WATCHED`, by their names: what a library patches for its own ends, it patches there."""
+    """The functions of :data:`_WATCHED`, by name: libraries patch them there."""
     found = dict[str, object]()
     for place in _WATCHED:
         # One that is put into a class may hide one that it inherits.
@@ -143,10 +141,8 @@ def _file_of(function: object) -> str:
 
 
 def _resident(device: str) -> int:
-    """Bytes of memory that this process holds, of the GPU's memory where ``device`` is one.
-
-    What is kept for the next cell on purpose does not count, nor do the pages of libraries that were read.
-    """
+    """Resident bytes of this process, or bytes of the GPU if ``device`` is one, without caches and pages of
+    libraries."""
     if device.startswith("cuda"):
         torch._C._cuda_clearCublasWorkspaces()  # those of a stream on which a graph was captured, say
         return int(torch.cuda.memory_allocated(torch.device(device))) - Recent.held("cuda")
@@ -163,7 +159,7 @@ def _open_files() -> int:
 
 
 def _is_busy() -> bool:
-    """Whether this process computes while this thread waits, for longer than torch's threads spin before they sleep."""
+    """True if this process computes while this thread waits, for longer than torch's threads spin before they sleep."""
     deadline = monotonic() + GRACE
     while True:
         began = process_time()
@@ -175,7 +171,6 @@ def _is_busy() -> bool:
 
 
 def _threads() -> frozenset[int]:
-    """Threads that run Python, except those that torch's compiler keeps and those that wait in a pool for work."""
     return frozenset(thread for thread, frame in sys._current_frames().items() if not _is_at_rest(frame))
 
 
@@ -188,7 +183,6 @@ def _is_at_rest(frame: FrameType) -> bool:
 
 
 def _still_running(threads: frozenset[int]) -> frozenset[int]:
-    """Those of ``threads`` that do not end within a moment."""
     deadline = monotonic() + GRACE
     while (left := threads & _threads()) and monotonic() < deadline:
         sleep(GRACE / 10)
@@ -196,13 +190,11 @@ def _still_running(threads: frozenset[int]) -> frozenset[int]:
 
 
 def _names(threads: frozenset[int]) -> list[str]:
-    """The names of threads; those that Python did not start have none."""
     known = {thread.ident: thread.name for thread in threading.enumerate()}
     return sorted(known.get(thread, "unnamed") for thread in threads)
 
 
 def _set(now: Mapping[str, str], before: Mapping[str, str]) -> list[str]:
-    """Names of variables that differ, except new ones of torch's own."""
     own = {name for name in now.keys() - before.keys() if name.startswith(_OWN_VARIABLES)}
     return sorted(name for name in {*now, *before} - own if now.get(name) != before.get(name))
 

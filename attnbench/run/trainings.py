@@ -1,8 +1,7 @@
 """Trainings in processes of one thread each, as many at once as the run has threads.
 
-One thread each, because its sums do not depend on how many cores there are: the same machine and torch give the same
-weights, bit for bit. The libraries are those that torch ships with, since each run finds out anew which one is
-faster. On a GPU there is one training at a time.
+Sums of one thread do not depend on the number of cores: the same machine and torch give the same weights, bit for bit.
+Their libraries are torch's default, since probes disagree. A GPU runs one training at a time.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """How far a training is."""
+    """Progress of a training."""
 
     cell: Cell
     done: int
@@ -43,7 +42,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """What came of a training."""
+    """Outcome of a training."""
 
     cell: Cell
     outcome: Any
@@ -60,7 +59,7 @@ def at_once(settings: Settings) -> int:
 
 
 def threads_of(cell: Cell, settings: Settings) -> int:
-    """How many threads a cell is measured or trained with."""
+    """The number of threads of a cell's measurement or training."""
     return THREADS if cell.training is not None and settings.device == "cpu" else settings.threads
 
 
@@ -83,15 +82,9 @@ def run_all(
     attempt: Try,
     warn: Callable[[str], None],
 ) -> Iterator[Event]:
-    """Train all cells, in their order, and yield what happens as it does.
+    """Train all cells in order, and yield events as they happen; all processes end when the caller stops listening.
 
-    All processes end at once when the caller stops listening.
-
-    Args:
-        known: what the process that measures says about itself, so that the others need not find it out.
-
-    Raises:
-        WorkerFailed: a process could not be started.
+    ``known``: the worker's facts, which spare the others a measurement. Raises WorkerFailed.
     """
     waiting, events = deque(cells), queue.Queue[Event | BaseException | None]()
     count = min(at_once(settings), len(cells))
@@ -139,10 +132,7 @@ def run_all(
 
 
 def phases(cells: Sequence[Cell]) -> tuple[list[Cell], list[Cell]]:
-    """Cells that are trained whatever the others give, and cells that are trained at only one of their rates.
-
-    The latter have the seeds after those with which each learning rate is tried.
-    """
+    """Cells that are trained whatever the others give, and cells of later seeds, trained at only one of their rates."""
     seeds: dict[tuple[str, Cell], set[int]] = {}
     for cell in cells:
         seeds.setdefault(_alike(cell), set()).add(cell.seed)
@@ -156,7 +146,7 @@ def phases(cells: Sequence[Cell]) -> tuple[list[Cell], list[Cell]]:
 
 
 def _alike(cell: Cell) -> tuple[str, Cell]:
-    """What the trainings share whose seeds count together: those of one sweep that any shard has all of."""
+    """The key of trainings with seeds that count together: those of one sweep that any shard has all of."""
     return cell.sweep, comparison_group(cell)
 
 
@@ -178,7 +168,7 @@ def of_any(cell: Cell, **same: Any) -> Cell:
 
 
 def count_trainings(cells: Sequence[Cell], records: Mapping[str, Record]) -> tuple[int, int]:
-    """How many trainings there are in all, and how many are ahead; later seeds are trained at one rate only."""
+    """The number of trainings in all, and ahead; later seeds are trained at one rate only."""
     first, late = phases(cells)
     begun = {of_any(cell) for cell in late if cell.cell_id in records}
     waiting = {of_any(cell) for cell in late} - begun

@@ -1,4 +1,4 @@
-"""Plug-ins are imported in a process of their own first: there they may hang, crash or end Python, and not here."""
+"""Import plug-ins in a process of their own first: there they may hang, crash or end Python, and not here."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from attnbench.run.isolation import signal_name
 from attnbench.run.process import environment_for
 
 LIMIT = 120.0
-"""Seconds in which all plug-ins of a command are imported and Python ends; ten times as many for a kernel of the hub,
-which may have to be fetched."""
+"""Seconds to import all plug-ins of a command and end Python; ten times as many for a kernel of the hub to be
+fetched."""
 _LOADED = "loaded"
 _tried = set[str]()
 
@@ -26,8 +26,7 @@ _tried = set[str]()
 def load_all(sources: Sequence[str]) -> None:
     """Load plug-ins in their order, once a process of its own could import them all and end.
 
-    Raises:
-        UsageError: one cannot be imported, takes too long to import or to end, or ends Python.
+    Raises UsageError if one cannot be imported, takes too long to import or to end, or ends Python.
     """
     if new := [file for file in dict.fromkeys(map(file_of, sources)) if file not in _tried]:
         _try(new)
@@ -68,7 +67,7 @@ def _try(files: Sequence[str]) -> None:
 
 
 def main() -> None:
-    """The process of its own: import each, and say so before Python ends, or say why not."""
+    """The trial process: import each plug-in, and report it before Python ends, or its failure."""
     guard()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is then the plug-in's own
     answer = os.fdopen(os.dup(1), "w", encoding="utf-8")

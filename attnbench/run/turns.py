@@ -1,9 +1,8 @@
-"""Inputs that take turns, so that no call gets the inputs of the call before it.
+"""Inputs that take turns, so that no call gets the inputs of the call before it and could return its last result.
 
-Otherwise a call could return its last result. Two further copies of the inputs would spoil the caches that a call finds
-warm, or fill the memory. So each input is a window into one stretch of memory that is a little longer than itself. The
-windows begin at different tokens, so whatever stands at one place in one stands somewhere else in the others. They
-share nearly all of their memory, have the same shape and strides, and begin at a boundary of 64 bytes.
+Further copies would spoil warm caches or fill the memory. So each input is a window into one slightly longer stretch of
+memory, beginning at another token: the same address holds different values in each input. Windows share nearly all of
+their memory, have the same shape and strides, and begin at a boundary of 64 bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 SEEN = 2
-"""How many windows take turns while a call is timed. Until that is over, it sees no others."""
+"""Number of windows in turn while a call is timed. Until that is over, it sees no others."""
 UNSEEN = 40
 _ALIGNMENT = 64  # bytes
 _SHARE = 8
@@ -31,17 +30,15 @@ class Windows:
     size: tuple[int, ...]
     stride: tuple[int, ...]
     step: int
-    """How many numbers apart the windows at two neighbouring places are."""
+    """Numbers between the windows at two neighbouring places."""
     apart: int
-    """How many places apart the two windows that take turns are."""
+    """Places between the two windows that take turns."""
 
     @classmethod
     def into(cls, x: Tensor, more: Callable[[int], Tensor], *, tokens: int = -2) -> Windows:
-        """Windows, the first of which is ``x``, in its own order of memory.
+        """Windows with ``x`` as the first, in its own order of memory; ``tokens`` is its dimension of tokens.
 
-        Args:
-            more: gives as many further numbers as it is asked for, for the end.
-            tokens: the dimension of ``x`` along which its tokens stand.
+        ``more`` gives as many further numbers as it is asked for, for the end.
         """
         order = sorted(range(x.dim()), key=lambda dim: x.stride(dim), reverse=True)
         x = x.permute(order).contiguous().permute([order.index(dim) for dim in range(x.dim())])

@@ -1,9 +1,8 @@
-"""Whether what was timed is what the variant computes: asked after the timing, on inputs that it has not seen.
+"""After timing, check the variant on new inputs: the timed code must compute the variant's own output.
 
-A variant could return an earlier result, or compute only while nobody looks at the clock. Then the numbers of a timed
-call differ from those of the same variant, built anew, in a call that is not timed. Or it could keep the results of
-inputs that it knows: then it takes longer on inputs that it does not know. Or it could compute something other than
-it says: then it differs from its formula.
+A variant could return an earlier result, or compute only off the clock: its numbers then differ from those of a newly
+built one in an untimed call. It could cache known inputs: it then takes longer on unknown ones. Or it could compute
+something else: it then differs from its formula.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from attnbench.run.call import Call
 from attnbench.run.turns import SEEN, UNSEEN
 
 _LOOKED_AT = 1024
-"""Numbers of each result that are kept: so few that looking at them leaves caches and memory as they were."""
+"""Numbers kept of each result: so few that looking at them leaves caches and memory as they were."""
 _ATTEMPTS = 10
 _GROUP = UNSEEN // _ATTEMPTS
-"""Calls in one attempt where a single one would be too short to be timed."""
+"""Calls in one attempt if a single one is too short to be timed."""
 _SHORT = 1e-3  # seconds
 _SLOWER = 1.5
-"""This many times as long as on inputs that were timed before is too long: less may be due to their place in memory."""
+"""More than this many times as long as on seen inputs is too long: less may be due to their place in memory."""
 _FEWEST, _CLEARLY, _LONG = 3, 10.0, 1.0
 """After this many attempts, calls that take this many times as long plus this many seconds are surely slower: no core
 is away for so long."""
@@ -39,15 +38,12 @@ _NOT_EACH = "it gives other numbers while it is timed: it does not compute in ea
 _UNDECIDED = "too busy to tell whether it keeps results; measure it again on a quiet machine"
 
 Look = Tensor
-"""Some numbers of what a call returned, in float64 on the CPU."""
+"""Some numbers of a call's output, in float64 on the CPU."""
 
 
 def tensors(output: Any) -> list[Tensor]:
-    """The tensors that a call returned.
-
-    Raises:
-        BrokenContract: it returned something else, which might compute only when it is looked at.
-    """
+    """The tensors of a call's output; raise BrokenContract for anything else, which might compute only when looked
+    at."""
     parts = [part for part in output if part is not None] if isinstance(output, tuple | list) else [output]
     for part in parts:
         if type(part) is not Tensor:
@@ -66,7 +62,6 @@ def look(output: Any) -> Look:
 
 @lru_cache(maxsize=64)
 def _places(shape: torch.Size, device: torch.device, *, flat: bool) -> tuple[Tensor, ...]:
-    """Places of some numbers in a tensor of this shape, or in the same tensor as a vector if ``flat``."""
     count = shape.numel()
     generator = torch.Generator().manual_seed(0)
     places = torch.randint(max(1, count), (_LOOKED_AT if count else 0,), generator=generator).to(device)
@@ -74,18 +69,14 @@ def _places(shape: torch.Size, device: torch.device, *, flat: bool) -> tuple[Ten
 
 
 def hold_to_earlier(call: Call, timed: Look, number: int, earlier: Sequence[Look], cell: Cell) -> str | None:
-    """Hold a look for one of the inputs in turn to the earlier one; if they differ, do as :func:`hold_to`."""
+    """Hold a look for one of the inputs in turn to the earlier one; if they differ, act as :func:`hold_to`."""
     return None if agree(timed, earlier[number], cell) else hold_to(timed, call.on(number), cell)
 
 
 def hold_to(timed: Look, otherwise: Callable[[], Any], cell: Cell) -> str | None:
-    """Hold what a timed call gave to what an untimed one gives, to half the digits of the cell's dtype.
+    """Hold a timed call's output to an untimed one's, to half the digits of the cell's dtype.
 
-    Returns:
-        A warning where untimed calls differ among themselves, so that nothing can be said.
-
-    Raises:
-        BrokenContract: they differ.
+    Returns a warning if untimed calls differ among themselves, and raises BrokenContract if the two differ.
     """
     wanted = look(otherwise())
     if agree(timed, wanted, cell):
@@ -96,7 +87,7 @@ def hold_to(timed: Look, otherwise: Callable[[], Any], cell: Cell) -> str | None
 
 
 def agree(one: Look, other: Look, cell: Cell) -> bool:
-    """Whether two looks saw the same numbers, to half the digits of the cell's dtype."""
+    """True if two looks saw the same numbers, to half the digits of the cell's dtype."""
     norm, eps = torch.linalg.vector_norm, torch.finfo(getattr(torch, cell.dtype)).eps
     return one.shape == other.shape and bool(norm(one - other) <= eps**0.5 * norm(other))
 
@@ -106,21 +97,19 @@ def hold_to_unseen(
 ) -> tuple[int, Look, str | None]:
     """Time a call on inputs that it has not seen, and look at it and at the next one.
 
-    Most calls are as quick at once. For the others, calls on inputs that were timed before and on unseen ones are taken
-    in a random order, several times. If a call computes each time, either is as likely to be the slower one, however
-    busy the machine is.
+    Most calls are as quick at once. For the others, seen and unseen inputs are timed in a random order, several times.
+    If a call computes each time, either is as likely to be the slower one, however busy the machine is.
 
     Args:
-        seconds: what a call takes on the inputs that take turns.
-        earlier: what it gave for those that take turns.
+        seconds: of a call on the inputs in turn.
+        earlier: looks at those.
 
     Returns:
-        The number of the inputs, what it gave for them, and a warning where unseen inputs took longer in every attempt,
-        but not by so much that a busy machine could not have done it.
+        The number of the inputs, the look, and a warning if unseen inputs took longer each time, but within reach of a
+            busy machine.
 
     Raises:
-        BrokenContract: it takes longer than on the others each time, gives what it gave for others, or computes in some
-            calls only.
+        BrokenContract: it takes longer each time, repeats another input's output, or computes in some calls only.
     """
     group = _GROUP if seconds < _SHORT else 1
     coin = Random(cell.seed)

@@ -1,4 +1,4 @@
-"""One visit of a cell: ask the process that measures, and ask again where it may not be the cell that failed."""
+"""Measure a cell in the worker; retry once if the failure may not be the cell's own."""
 
 from __future__ import annotations
 
@@ -18,27 +18,18 @@ _FAULTS = (Status.ERROR, Status.CRASH, Status.NONFINITE)
 
 
 class Visitor:
-    """Visits cells, and trains them, in processes that it is given."""
+    """Visits and trains cells in given processes."""
 
     def __init__(self, settings: Settings, rules: TimingRules, cell_timeout: float, *, unchecked: bool = False) -> None:
-        """Begin.
-
-        Args:
-            settings: of the process that measures.
-            cell_timeout: seconds that each part of a visit may take, such as its timed calls, and each law.
-            unchecked: visit without holding variants to their laws.
-        """
+        """``cell_timeout``: seconds for each part of a visit, and each law. ``unchecked``: skip the laws."""
         self._settings, self._rules, self._cell_timeout = settings, rules, cell_timeout
         self.gate = Gate(cell_timeout, unchecked=unchecked)
 
     def visit(self, worker: Worker, request: VisitCell, meanwhile: Callable[[], None] = lambda: None) -> Outcome:
-        """Visit a cell whose setting keeps its laws, and once more where it may not be the cell that failed.
+        """Visit a cell with a setting that keeps its laws; retry once if the failure may not be its own.
 
-        The second visit is in a fresh process. Memory may be short because of what other cells left behind, they may
-        have left what breaks this one, and a process may be killed by anybody.
-
-        Args:
-            meanwhile: called while the process builds the cell.
+        The retry is in a fresh process: other cells may have left too little memory or a broken state, and anybody may
+        kill a process. ``meanwhile`` is called while the process builds the cell.
         """
         used = worker.served > 0
         verdict = self.gate.verdict(worker, request.cell) if request.round == 0 else None
@@ -63,13 +54,10 @@ class Visitor:
         return outcome
 
     def train(self, worker: Worker, cell: Cell, folder: Path, tell: Callable[[int, int], None]) -> Outcome:
-        """Train a cell whose setting keeps its laws, and try again where it may not be the cell that failed.
+        """Train a cell with a setting that keeps its laws; retry, from its checkpoint, if the failure may not be its
+        own.
 
-        The second try resumes the first.
-
-        Args:
-            folder: for the checkpoint.
-            tell: called with the steps done and all steps.
+        ``folder`` is for the checkpoint; ``tell`` is called with the steps done and all steps.
         """
         verdict = self.gate.verdict(worker, cell)
         if verdict.status is not Status.OK:
@@ -114,9 +102,9 @@ class Visitor:
         return outcome
 
     def _has_its_own_process(self, cell: Cell) -> bool:
-        """Whether the cell starts in a fresh process, like the script that would call it: where it is timed as shipped.
+        """True if the cell needs a fresh process, like a user's script: it is timed as shipped.
 
-        There the heap that other cells leave behind would spare it its page faults.
+        The heap of other cells would spare it its page faults.
         """
         settings = self._settings
         return settings.device == "cpu" and settings.process == "as-shipped" and "time" in cell.measure

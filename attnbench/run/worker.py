@@ -1,6 +1,6 @@
 """The process in which cells run: one JSON request per line in, one JSON answer per line out.
 
-Answers go through a private copy of stdout; what a cell prints goes to stderr, of which the parent keeps the tail.
+Answers go through a private copy of stdout; a cell's prints go to stderr, with the parent keeping the tail.
 """
 
 from __future__ import annotations
@@ -96,17 +96,16 @@ def _serve(requests: TextIO, answers: TextIO, served: Served) -> None:
 
 
 class Served:
-    """How this process was set up, and what it has found out about the machine."""
+    """Setup of this process, and its facts about the machine."""
 
     def __init__(self, settings: dict[str, Any], state: dict[str, Any], notes: Sequence[str], watch: Watch) -> None:
         self.settings, self.state, self.notes, self.watch = settings, state, notes, watch
 
     def answer(self, request: dict[str, Any], tell: Callable[..., None]) -> dict[str, Any]:
-        """The answer to one request; ``lost`` where this process cannot go on.
+        """The answer to one request; ``lost`` if this process cannot go on.
 
-        Args:
-            tell: called with the steps done and all steps of a training, with the part of a visit that begins (``at``),
-                and whether that holds a first call that may compile (``first``).
+        ``tell`` is called with the steps done and all steps of a training, or with the part of a visit that begins
+        (``at``) and ``first`` if its first call may compile.
         """
         try:
             answer = self._done(request.pop("do"), request, tell)
@@ -175,7 +174,6 @@ class Served:
         return {"record": self._told(record).to_json(), "points": points}
 
     def _told(self, record: Record) -> Record:
-        """The row with what is true of all rows of this process, and not of every process of the run."""
         from attnbench.run.execute import add_warning
 
         for note in self.notes:
@@ -183,7 +181,6 @@ class Served:
         return record
 
     def _limits_again(self, request: MeasureLimits) -> dict[str, Any]:
-        """The rates once more, the higher of both times, and the rows of cells beside them."""
         from attnbench.measure.limits import faster_of
         from attnbench.run.ceiling import corrected
 
@@ -230,7 +227,7 @@ def _said(error: Exception) -> str:
 
 
 def _why_lost(device: str) -> str:
-    """Why nothing more can run on the GPU in this process, such as an illegal access; empty where it can."""
+    """The reason why the GPU is lost to this process, such as an illegal access; empty if it is not."""
     if not device.startswith("cuda"):
         return ""
     import torch
@@ -248,7 +245,6 @@ def _answer(stream: TextIO, message: dict[str, Any]) -> None:
 
 
 def _import() -> None:
-    """Import whatever takes long, while the parent imports it too, to find out what to measure."""
     import attnbench.attention
     import attnbench.inputs
     import attnbench.run.execute
@@ -257,7 +253,7 @@ def _import() -> None:
 
 
 def _set_up(settings: dict[str, Any]) -> tuple[dict[str, Any], list[str], Watch]:
-    """Set the process up, measure the machine's limits; return what the process is, and notes for each of its rows."""
+    """Set the process up and measure the machine's limits; return its facts, and notes for each of its rows."""
     import torch
 
     from attnbench.machine import describe, machine_class, machine_id
@@ -317,11 +313,8 @@ def _set_up(settings: dict[str, Any]) -> tuple[dict[str, Any], list[str], Watch]
 
 
 def _load_plugins(names: Sequence[str], *, undo: bool) -> tuple[list[str], list[str]]:
-    """Load plug-ins; return what they replaced, and notes on what else they changed.
-
-    Args:
-        undo: whether torch's switches are set back to what they were.
-    """
+    """Load plug-ins; return the names that they replaced, and notes on other changes; ``undo`` restores torch's
+    switches."""
     if not names:
         return [], []
     import torch
@@ -355,7 +348,6 @@ _LIMITS = ("matmul_rate", "exp_rate", "copy_rates", "timer_cost_s", "noise_floor
 
 
 def _limits(settings: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
-    """What this machine can do, by the names in _LIMITS, and a warning where it is noisy."""
     from attnbench.machine import OtherLoad, noise_warning
     from attnbench.run.execute import stopwatch
     from attnbench.run.pairs import measure_noise
@@ -367,7 +359,6 @@ def _limits(settings: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
 
 
 def _rates(settings: dict[str, Any]) -> dict[str, Any]:
-    """The known rates from which the limits of cells are made; none if none are wanted."""
     import torch
 
     from attnbench.measure.limits import copy_rates, exp_rate, matmul_rate

@@ -49,7 +49,7 @@ class Report:
 
     @property
     def held(self) -> bool:
-        """Whether every law that applies holds in every case."""
+        """True if every law that applies holds in every case."""
         return all(finding.held for finding in self.findings)
 
     @property
@@ -63,7 +63,7 @@ class Report:
         return {finding.law: finding.skipped for finding in self.findings if finding.law not in asked}
 
     def of(self, law: str) -> list[Finding]:
-        """Findings of one law; empty where it does not apply."""
+        """Findings of one law; empty if it does not apply."""
         return [finding for finding in self.findings if finding.law == law]
 
 
@@ -72,7 +72,7 @@ def check_variant(variant: str | Variant, *, laws: Collection[str] | None = None
 
     Args:
         variant: a registered name; with options, only that setting is checked: ``local:window=3``.
-        laws: names from :data:`LAWS`; all where None.
+        laws: names from :data:`LAWS`; all if None.
         time: also measure with which power of n the time grows, which takes seconds and a quiet machine.
 
     Raises:
@@ -104,7 +104,7 @@ def variant_named(text: str) -> Variant:
 
 
 def _build_once(variant: Variant) -> None:
-    """Raise Unsupported where every case of the variant does; other errors are for the laws to report."""
+    """Raise Unsupported if every case of the variant does; other errors are for the laws to report."""
     refusal = None
     for case in cases(variant):
         try:
@@ -119,11 +119,8 @@ def _build_once(variant: Variant) -> None:
 
 
 def laws_named(names: Collection[str] | None, *, time: bool = True) -> list[str]:
-    """The laws to try: those named, as one word each if you like, else all, or all that need no ``time``.
-
-    Raises:
-        UsageError: an unknown law.
-    """
+    """The named laws, as one word each if you like, else all, or all that need no ``time``; raise UsageError for
+    others."""
     if names is None:
         return [name for name in LAWS if time or not LAWS[name].needs_time]
     known = {shell_word(name): name for name in LAWS}
@@ -146,18 +143,15 @@ def gating_laws() -> list[str]:
 
 
 def setting_of(spec: Spec, *, causal: bool) -> Case:
-    """A variant with these options alone. What laws ask of a variant's first setting is not asked of it."""
+    """A variant with these options alone, not asked what only its first setting is."""
     return Case(VARIANTS.get(spec.name), spec, causal, first=False).fitted()
 
 
 def first_fault(case: Case, tell: Callable[[int, int], None]) -> tuple[int, Finding | None]:
-    """How many numbers the laws that gate a run measure in a case, and what is found where one does not hold.
+    """The number of measurements of the gating laws in a case, and the first fault; None if all hold or none applies.
 
-    They are tried one after the other, up to the first that is broken, and no further one once they have taken
-    :data:`_ENOUGH`. Nothing is found where all hold, and where the mathematics does not allow the case.
-
-    Args:
-        tell: called before each law with its place among those that gate a run and their number.
+    Laws are tried in order until one is broken or :data:`_ENOUGH` is spent; ``tell`` is called before each with its
+    place and their number.
     """
     tried, names, start = 0, gating_laws(), process_time()
     for place, name in enumerate(names if case.allowed else ()):
@@ -175,7 +169,7 @@ def first_fault(case: Case, tell: Callable[[int, int], None]) -> tuple[int, Find
 
 
 def examine(law: str, variant: Variant) -> Iterator[Finding]:
-    """What one law of :data:`LAWS` finds in each case of a variant."""
+    """The findings of one law of :data:`LAWS` in each case of a variant."""
     one, applied, seen, claimed = LAWS[law], False, False, False
     for case in cases(variant):
         claimed = claimed or one.claimed(case.traits)

@@ -50,7 +50,7 @@ def _has_kernel(case: Case) -> bool:
 
 
 def _pairs(shape: Shape) -> tuple[Tensor, Tensor]:
-    """Queries and keys that each have one sign, so that it shows where a random projection is not symmetric."""
+    """Queries and keys of one sign each, which reveal a random projection that is not symmetric."""
     generator = torch.Generator().manual_seed(5)
     q, k = (0.4 + 0.2 * torch.rand(1, shape.H, n, shape.D, dtype=F64, generator=generator) for n in (shape.N, shape.M))
     q[:, :, 1::2] *= -1

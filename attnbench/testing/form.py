@@ -84,7 +84,6 @@ def cross_attention(case: Case) -> Iterator[Measured]:
 
 
 def _asked(case: Case, module: nn.Module, x: Tensor, source: Tensor) -> Iterator[Measured]:
-    """A mixer whose tokens x ask those of another sequence, also with padding, and itself."""
     N, M = x.shape[1], source.shape[1]
     padded, oracle = torch.arange(M) < torch.tensor([[M - 4], [M]]), case.oracle(module)
     leaves = [y.detach().requires_grad_() for y in (x, source)]
@@ -166,7 +165,6 @@ def tracing(case: Case) -> Iterator[Measured]:
 
 
 def _traced(module: nn.Module, inputs: list[Tensor]) -> Tensor | None:
-    """What a module makes of tensors without numbers; None if it needs their numbers."""
     try:
         out: Tensor = module(*inputs)
     except (DataDependentOutputException, DynamicOutputShapeException):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from attnbench.testing.laws import F64, Case, Measured, apart, gradients_along, law
 
 STEP = 1e-6
-"""How far a difference looks to either side: what it cuts off and what it rounds are below 1e-9 of numbers around 1."""
+"""Half width of a difference: its cut-off and its rounding are below 1e-9 of numbers around 1."""
 
 
 @law("finite differences", applies=lambda case: case.dtype == F64)  # in fewer digits a difference says nothing
@@ -27,9 +27,9 @@ def finite_differences(case: Case) -> Iterator[Measured]:
 
 
 def _slopes(function: Callable[..., Tensor], inputs: list[Tensor], padded: str) -> Iterator[Measured]:
-    """Slopes of one random direction in each input: as the gradient says, and as a difference says.
+    """Slopes of one random direction in each input, by the gradient and by a difference.
 
-    ``torch.autograd.gradcheck`` does the same, but imports what a compiler needs, half a second in each new process.
+    ``torch.autograd.gradcheck`` imports what a compiler needs, half a second in each new process.
     """
     out = function(*inputs)
     generator = torch.Generator().manual_seed(6)

@@ -1,4 +1,4 @@
-"""Laws about cost: bytes that decoding keeps of a token, and memory and time as powers of n beside those claimed."""
+"""Laws about cost: bytes that decoding keeps of a token, and memory and time as powers of n against those claimed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from attnbench.spec import Spec
 from attnbench.testing.laws import Case, Measured, NothingClaimed, law
 
 SPARE = 0.05
-"""What parts of lower order may add to the claimed power."""
+"""Most that parts of lower order may add to the claimed power."""
 
 SPARE_TIME = 0.35
 """The same for time, which caches and tiles bend."""
@@ -53,7 +53,6 @@ def cache(case: Case) -> Iterator[Measured]:
 
 
 def _held(case: Case, n: int) -> int:
-    """Bytes that a module which is made for n tokens keeps of as many."""
     shape = replace(case.shape, batch=1, seq_len=n)
     with torch.no_grad():
         return state_bytes(cast(Decoding, case.module(shape)).begin(*case.draw(shape)))
@@ -138,10 +137,9 @@ def time_(case: Case) -> Iterator[Measured]:
 
 
 def _least_seconds(case: Case, n: int) -> float:
-    """CPU time of the calling thread, so that other processes do not count; least of several calls.
+    """Least CPU seconds of several calls of this thread.
 
-    Raises:
-        NothingClaimed: the thread waited for a core in nearly all calls; others have emptied its caches meanwhile.
+    Raises NothingClaimed if it waited for a core in nearly all: others have emptied its caches meanwhile.
     """
     shape = Shape(1, 1, n, 32)
     module, inputs = case.module(shape, dtype=case.common_dtype), case.draw(shape, dtype=case.common_dtype)

@@ -13,7 +13,7 @@ from attnbench.capabilities import chooser
 from attnbench.testing.laws import Case, DoesNotWork, Measured, apart, gap, gradients_along, law
 
 SINGLE = 2e-5
-"""How far two ways to the same numbers may be apart in float32."""
+"""Largest gap of two ways to the same numbers in float32."""
 
 
 def _padded(case: Case) -> bool:
@@ -58,10 +58,8 @@ def both_directions(case: Case) -> Iterator[Measured]:
 
 
 def _changed(case: Case, after: list[Tensor], others: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """The inputs in which later tokens may change, with others: the values alone where tokens are rounded together.
-
-    Where values are, too, they change their signs, which moves no scale.
-    """
+    """The inputs, also with other later tokens: values alone if tokens are rounded together, and then perhaps only
+    their signs."""
     if _values_together(case):
         return [(after[-1], -after[-1])]
     pairs = list(zip(after, others, strict=True))
@@ -73,7 +71,6 @@ def _values_together(case: Case) -> bool:
 
 
 def _with_choice(case: Case, module: nn.Module, inputs: list[Tensor]) -> Callable[..., Tensor]:
-    """The module; where its choice of pairs reads ahead, its attention to those that it chooses for these inputs."""
     if not case.traits.reads_ahead:
         return module
     choosing = chooser(module)
@@ -84,7 +81,6 @@ def _with_choice(case: Case, module: nn.Module, inputs: list[Tensor]) -> Callabl
 
 
 def _loud(case: Case, dtype: torch.dtype, factor: float, bound: float) -> Measured:
-    """How far a last token that is ``factor`` times as large moves the outputs before it."""
     before = case.draw(dtype=dtype)
     module = _with_choice(case, case.module(dtype=dtype), before)
     after = [x.clone() for x in before]
@@ -117,7 +113,6 @@ def receptive_field(case: Case) -> Iterator[Measured]:
 
 
 def _reach(function: Callable[..., Tensor], inputs: list[Tensor]) -> list[list[int]]:
-    """For each output token, the tokens of the last input that get a gradient from it."""
     *others, last = inputs
     last = last.detach().requires_grad_()
     out = function(*others, last)
@@ -197,7 +192,6 @@ def anything_in_padding(case: Case) -> Iterator[Measured]:
 
 
 def _real_parts(case: Case, inputs: list[Tensor], mask: Tensor, real: Tensor) -> dict[str, Tensor]:
-    """The output and the gradients of the inputs, 0 at padded tokens, and of the parameters."""
     module = case.module()
     leaves = [x.detach().requires_grad_() for x in inputs]
     wanted = dict(zip("qkv" if case.operator else "x", leaves, strict=True)) | dict(module.named_parameters())
@@ -287,7 +281,6 @@ def batch(case: Case) -> Iterator[Measured]:
 
 
 def _of_example(case: Case, inputs: list[Tensor], example: int) -> list[Tensor]:
-    """The output of one example, and what it makes of the gradients of its inputs, side by side."""
     leaves = [x.detach().requires_grad_(not case.traits.compiled) for x in inputs]
     out = case.module()(*leaves)[example]
     if not out.requires_grad:

@@ -1,4 +1,4 @@
-"""What a law is, the case that it is held against, and what was found."""
+"""A law, the case that it is held against, and a finding."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Measured:
     number: float
     bound: float
     fault: str = ""
-    """What is wrong where it does not hold, in words."""
+    """The fault in words, if it does not hold."""
 
     @property
     def holds(self) -> bool:
@@ -49,7 +49,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a law found in one case."""
+    """The finding of a law in one case."""
 
     law: str
     case: str
@@ -61,7 +61,7 @@ class Finding:
     skipped: str = ""
     """Why the law could not be asked, or had nothing to hold the variant to; then nothing is held against it."""
     final: bool = False
-    """Whether nothing more can be tried: it cannot be built, or ran out of memory."""
+    """True if nothing more can be tried: it cannot be built, or ran out of memory."""
 
 
 class NothingClaimed(Exception):
@@ -80,13 +80,13 @@ class Case:
     spec: Spec
     causal: bool = False
     first: bool = True
-    """Whether this is the first of the variant's settings."""
+    """True for the first of the variant's settings."""
     length: int = SHAPE.N
     """Tokens of its shape."""
     heads: int = SHAPE.H
     head_dim: int = SHAPE.D
     single: bool = False
-    """Whether it is held in float32 at most: some compute in float32 whatever they are given."""
+    """Held in float32 at most: some compute in float32 whatever they are given."""
 
     def __str__(self) -> str:
         options = self.spec.label.partition(":")[2]
@@ -94,7 +94,7 @@ class Case:
 
     @cached_property
     def traits(self) -> Traits:
-        """What the variant claims with these options."""
+        """The variant's claims with these options."""
         return self.variant.claims(self.spec, causal=self.causal)
 
     @property
@@ -103,7 +103,7 @@ class Case:
 
     @property
     def foreign(self) -> bool:
-        """Whether it is a module of somebody's file as it is, which claims nothing."""
+        """True for a module of a user's file as it is, which claims nothing."""
         return hasattr(self.variant.make, "source")
 
     @cached_property
@@ -112,11 +112,11 @@ class Case:
 
     @property
     def allowed(self) -> bool:
-        """Whether the variant claims such a case at all."""
+        """True if the variant claims such a case at all."""
         return bool(self.variant.traits.causal) or not self.causal
 
     def runs(self) -> bool:
-        """Whether it can be called on this processor; False also where it cannot be built."""
+        """True if it can be called on this processor; False also if it cannot be built."""
         try:
             self.module()(*self.draw())
         except (Exception, SystemExit):
@@ -124,7 +124,7 @@ class Case:
         return True
 
     def fitted(self) -> Case:
-        """Itself; with the first sizes that it takes, if it is somebody's module and takes only some."""
+        """Itself; a user's module that takes only some sizes has the first of these."""
         for heads, head_dim, length in (
             product((2, 4, 8), (4, 8, 16, 32, 64), (SHAPE.N, 64, 128)) if self.foreign else ()
         ):
@@ -152,17 +152,13 @@ class Case:
 
     @torch.no_grad()
     def repeats(self) -> bool:
-        """Whether two calls on the same input agree, and leave torch's generator alone."""
+        """True if two calls on the same input agree, and leave torch's generator alone."""
         module, before = self.module(), torch.get_rng_state()
         first, second = (module(*self.draw()) for _ in range(2))
         return torch.equal(first, second) and torch.equal(before, torch.get_rng_state())
 
     def works(self, call: Callable[..., Given], *given: Any, **options: Any) -> Given:
-        """What a call gives of which a law says that it works.
-
-        Raises:
-            DoesNotWork: it raises, though the variant claims that it can be called so.
-        """
+        """The result of a call that a law says works; raise DoesNotWork if it raises."""
         try:
             return call(*given, **options)
         except (Unsupported, NothingClaimed):
@@ -181,17 +177,17 @@ class Case:
 
     @property
     def common_dtype(self) -> torch.dtype:
-        """The dtype in which its cost is looked at: float32 where the variant takes it."""
+        """The dtype for cost: float32 if the variant takes it."""
         return torch.float32 if "float32" in self.dtypes else self.dtype
 
     @property
     def close(self) -> float:
-        """How far apart two ways to the same numbers may be; rounding adds up over more tokens."""
+        """Largest gap between two ways to the same numbers; rounding adds up over more tokens."""
         return _CLOSE[str(self.dtype).removeprefix("torch.")] * max(1.0, self.length / SHAPE.N)
 
     @property
     def rounding(self) -> float:
-        """How far two exact computations of the same numbers may be apart."""
+        """Largest gap between two exact computations of the same numbers."""
         return 1e-12 if self.dtype == F64 else self.close / 10
 
     def module(
@@ -202,7 +198,7 @@ class Case:
         dtype: torch.dtype | None = None,
         options: Mapping[str, Scalar] | None = None,
     ) -> nn.Module:
-        """The variant with these options; raises Unsupported where its mathematics does not allow the shape."""
+        """The variant with these options; raises Unsupported if its mathematics does not allow the shape."""
         return build(self.spec, shape or self.shape, seed=seed, **(options or {})).to(dtype or self.dtype)
 
     def draw(
@@ -228,7 +224,7 @@ class Case:
     def expected(
         self, module: nn.Module, inputs: Sequence[Tensor], shape: Shape, key_mask: Tensor | None = None
     ) -> Tensor | None:
-        """What the documented formula makes of inputs of any shape; None if there is none."""
+        """The documented formula's result for inputs of any shape; None without a formula."""
         if not self.traits.exact:
             return module.dense(*inputs, key_mask=key_mask) if isinstance(module, Dense) else None
         sink = next((x for name, x in module.named_parameters() if name.endswith("sink.logit")), None)
@@ -263,7 +259,7 @@ class Law:
     claim: str = ""
     """The trait that this law proves, which is asked of it alone: whatever claims it must offer a case to see it in."""
     vital: bool = False
-    """Nothing else can be tried where it is broken."""
+    """Nothing else can be tried if it is broken."""
     gates: bool = True
     """A run holds a setting to it before it measures it: it takes little time, and is true however few tokens there are
     for the options."""
@@ -271,20 +267,19 @@ class Law:
     """Also asked of a module that claims nothing: true of whatever computes the same function of each example."""
 
     def claimed(self, traits: Traits) -> bool:
-        """Whether they claim what this law proves."""
+        """True if they claim the subject of this law."""
         return bool(self.claim and getattr(traits, self.claim))
 
     def concerns(self, case: Case) -> bool:
-        """Whether the case is held to it."""
+        """True if the case is held to it."""
         asked = self.of_any if case.foreign else self.few_shapes or not case.traits.compiled
         return asked and (not self.claim or self.claimed(case.traits)) and self.applies(case)
 
     def examine(self, case: Case) -> list[Finding]:
-        """Every number that the law measures in this case; none where the mathematics does not allow the case.
+        """Every number that the law measures in this case; none if the mathematics does not allow the case.
 
-        A law holds, is broken, or could not be asked. It is broken by a counterexample that repeats: one of two askings
-        with modules made anew, and in float32 if the module is somebody's own, which may compute in it. Whatever else
-        is raised while it is asked says nothing of the variant.
+        A counterexample must repeat to break a law: in one of two retries with new modules, in float32 for a user's
+        own, which may compute in it. Anything else that is raised says nothing of the variant.
         """
         found = self._ask(case)
         if all(one.held for one in found) or any(one.final for one in found):
@@ -320,10 +315,7 @@ LAWS: dict[str, Law] = {}
 
 
 def law(name: str, **facts: Any) -> Callable[[Holds], Holds]:
-    """Decorator: put a law with these facts of :class:`Law` into the table, in the order in which laws are shown.
-
-    Its docstring is the sentence.
-    """
+    """Decorator: put a law with these facts of :class:`Law` into the table, in order; its docstring is the sentence."""
 
     def add(holds: Holds) -> Holds:
         LAWS[name] = Law(name, (holds.__doc__ or "").strip(), holds, **facts)
@@ -362,10 +354,10 @@ def gap(a: Tensor, b: Tensor) -> float:
 
 
 def gradients_along(out: Tensor, wanted: Sequence[Tensor], direction: Tensor) -> Sequence[Tensor]:
-    """The gradients of out·direction for leaves, 0 where there is none, as a step of training takes them.
+    """The gradients of out·direction for leaves, 0 without one, as a step of training takes them.
 
-    ``torch.autograd.grad`` refuses what is frozen and what is computed again in the backward pass, and where it takes a
-    direction it imports what a compiler needs: half a second in each new process.
+    ``torch.autograd.grad`` refuses frozen and recomputed leaves, and with a direction imports a compiler's needs: half
+    a second in each new process.
     """
     if not out.requires_grad:
         return [torch.zeros_like(x) for x in wanted]

@@ -20,17 +20,16 @@ ROUNDING = {torch.bfloat16: 2**-9, torch.float32: 2**-24}
 """Largest relative error of a number rounded to a dtype."""
 
 GROWTH = 3.0
-"""How much errors in bfloat16 may grow from 64 to 1024 tokens. Sums in it, one term at a time, make it 4 and more."""
+"""Largest growth of errors in bfloat16 from 64 to 1024 tokens. Sums in it, one term at a time, make it 4 and more."""
 
 TIMES = 8.0
-"""How many times the rounding of the formula, written out in float32, that of a variant may be."""
+"""Largest rounding of a variant, in units of the formula's, written out in float32."""
 
 LEAST = 2.0
 """The rounding of a formula, in roundings of its result, if it is less: some are computed in float64 throughout."""
 
 FEW = 16
-"""Tensors of fewer numbers are left out in bfloat16, and drawn several times in float32: chance decides how well they
-are met."""
+"""Tensors of fewer numbers are left out in bfloat16, and drawn several times in float32, since chance decides."""
 
 LENGTH, DRAWS, SAME = 128, 6, 30.0
 """In float32: tokens; draws of parameters and inputs at most; and the error of the output or of an input's gradient, in
@@ -80,7 +79,7 @@ def _errors(case: Case, n: int) -> dict[str, float]:
 
 
 def _beside_its_formula(case: Case) -> Iterator[Measured]:
-    """Errors of output and gradients over all draws, against the formula in float64, beside those of the formula."""
+    """Errors of output and gradients over all draws, against the formula in float64, and those of the formula."""
     shape, dtype = Shape(1, 1, LENGTH, FEW, causal=case.causal), torch.float32
     least = min((x.numel() for x in case.module(shape).parameters()), default=FEW)
     squares: defaultdict[str, Tensor] = defaultdict(lambda: torch.zeros(3, dtype=torch.float64))
@@ -114,7 +113,6 @@ def _beside_its_formula(case: Case) -> Iterator[Measured]:
 def _results(
     function: Callable[..., Tensor], module: nn.Module, inputs: list[Tensor], direction: Tensor
 ) -> dict[str, Tensor]:
-    """The output, and its gradients for inputs and parameters."""
     names = ("q", "k", "v") if len(inputs) == 3 else ("x",)
     inputs = [x.detach().requires_grad_() for x in inputs]
     wanted = dict(zip(names, inputs, strict=True)) | dict(module.named_parameters())
@@ -125,13 +123,13 @@ def _results(
 
 
 SIZES = (256, 64, 16, 4)
-"""What shares a scale, step by step."""
+"""Numbers that share a scale, step by step."""
 
 FALL = 0.95
 """The most that may be left of the error where a quarter as many share a scale, on inputs for which that matters."""
 
 SAME = 0.1
-"""How far an output may move when all keys do, in units of the error: of many numbers one may be rounded otherwise."""
+"""Largest move of an output with all keys, in units of the error: one of many numbers may be rounded otherwise."""
 
 WORSE = 0.2
 """The error without an offset in units of that with it, at most, where what keys share is rounded with them."""

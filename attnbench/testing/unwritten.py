@@ -76,7 +76,6 @@ def unwritten_memory(case: Case) -> Iterator[Measured]:
 
 
 def _calls(case: Case, mask: Tensor | None) -> dict[str, Callable[[], list[Tensor]]]:
-    """What is called, by the words for it, and what of its results must not depend on such memory."""
     shape = case.shape
     untrained, trained = case.module(), case.module()  # a first call without gradients may leave what has none
     real = torch.ones(shape.B, shape.N, dtype=torch.bool) if mask is None else mask
@@ -122,7 +121,6 @@ def _rooms(state: object) -> Iterator[Tensor]:
 
 
 def _differing(found: Tensor, expected: Tensor, close: float) -> int:
-    """How many numbers differ; what is NaN in both does not."""
     one, other = found.detach().double(), expected.detach().double()
     if not one.numel():
         return 0

@@ -44,7 +44,7 @@ def formula(case: Case) -> Iterator[Measured]:
 _QUICK = 0.5
 """Seconds of processor time of a formula that is computed once more."""
 _FLOAT32 = 5e-5
-"""How far a row may be off in float32. The formulas here are within 4e-6; bfloat16 is off by 2e-3, TF32 by 2e-4."""
+"""Largest error of a row in float32. The formulas here are within 4e-6; bfloat16 is off by 2e-3, TF32 by 2e-4."""
 
 
 def _in_float32(case: Case) -> Measured:
@@ -144,7 +144,6 @@ def later_queries(case: Case) -> Iterator[Measured]:
 
 
 def _hidden(case: Case, shape: Shape, what: str) -> Iterator[Measured]:
-    """How far a shape that hides pairs or has a sink is from the formula, and its gradients and decoding are."""
     module, inputs = case.module(shape), case.draw(shape, grad=case.dtype == torch.float64)
     own = [x for name, x in module.named_parameters() if name.endswith("sink.logit")]
     for key_mask in case.key_masks()[: 1 if shape.q_start else 2]:
@@ -205,19 +204,17 @@ def shared_heads(case: Case) -> Iterator[Measured]:
 
 
 def _fixed(case: Case) -> bool:
-    """Whether nothing in it was drawn or learns, so that a module for more heads has the same numbers in each."""
+    """True if nothing in it is drawn or learns: a module for more heads then has the same numbers in each."""
     return not case.traits.stochastic and not any(True for _ in case.module().parameters())
 
 
 def _repeated(whole: nn.Module, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-    """What a module without shared heads gives each head of queries, whose keys and values are its own."""
     k, v = (of_query_heads(x, q.shape[1]) for x in (k, v))
     out: Tensor = whole(q, k, v, key_mask=key_mask)
     return out
 
 
 def _in_turn(alone: nn.Module, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-    """What a module with as many heads as keys gives one head of queries of each group after another."""
     of_group = torch.unflatten(q, 1, (k.shape[1], -1)).unbind(2)
     return torch.stack([alone(one, k, v, key_mask=key_mask) for one in of_group], 2).flatten(1, 2)
 
@@ -225,7 +222,6 @@ def _in_turn(alone: nn.Module, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Ten
 def _gradients(
     inputs: list[Tensor], found: Tensor, expected: Tensor, bound: float, what: str = ""
 ) -> Iterator[Measured]:
-    """How far the gradients of q, k, v and a sink through one output are from those through another."""
     direction = torch.randn(found.shape, dtype=found.dtype, generator=torch.Generator().manual_seed(5))
     one, other = (gradients_along(y, inputs, direction) for y in (found, expected))
     for name, a, b in zip(("q", "k", "v", "the sink"), one, other, strict=False):
@@ -307,7 +303,6 @@ def decoding(case: Case) -> Iterator[Measured]:
 
 @torch.no_grad()
 def _answered(case: Case) -> Measured:
-    """How far a prompt that is answered and kept in one go, and the token after it, are from the whole sequence."""
     module, inputs, worst = case.module(), case.draw(), (-1.0, 0)
     expected = module(*inputs)
     for prompt in (1, 9, case.shape.N - 1):
@@ -324,7 +319,6 @@ def _answered(case: Case) -> Measured:
 
 @torch.no_grad()
 def _handed_over(case: Case) -> Measured:
-    """How far the token after a prompt is from what the whole sequence gives it, for the worst length of the prompt."""
     module, inputs = case.module(), case.draw()
     decoding, found = cast(Decoding, module), []
     for t in range(case.shape.N):
@@ -336,12 +330,12 @@ def _handed_over(case: Case) -> Measured:
 
 
 LOUD = 1e-4
-"""How far two ways to the same numbers may be apart in float32 where the inputs are large."""
+"""Largest gap of two ways to the same numbers in float32 for large inputs."""
 
 
 @torch.no_grad()
 def _rounding(case: Case, inputs: list[Tensor]) -> float:
-    """How far the worst token of a whole sequence in float32 is from the same in float64; 0 where that is not taken."""
+    """The gap of the worst token in float32 to the same in float64; 0 if that is not taken."""
     if case.dtype != torch.float64:
         return 0.0
     rounded, exact = case.module(dtype=torch.float32)(*inputs), case.module()(*(x.double() for x in inputs))
@@ -350,7 +344,6 @@ def _rounding(case: Case, inputs: list[Tensor]) -> float:
 
 @torch.no_grad()
 def _decoded(case: Case, inputs: list[Tensor], prompt: int, bound: float, shape: Shape | None = None) -> Measured:
-    """How far the worst token after a prompt of ``prompt`` tokens is from what the whole sequence gives."""
     module = case.module(shape, dtype=inputs[0].dtype)
     decoding, found = cast(Decoding, module), []
     state = decoding.begin(*(x[..., :prompt, :] for x in inputs))
@@ -364,7 +357,6 @@ def _decoded(case: Case, inputs: list[Tensor], prompt: int, bound: float, shape:
 
 
 def _worst_token(found: Tensor, expected: Tensor) -> tuple[float, int]:
-    """The largest gap of one token's outputs, NaN if there is any, and which token has it."""
     if found.shape != expected.shape:
         raise DoesNotWork(f"shapes {tuple(found.shape)} and {tuple(expected.shape)} differ")
     numbers = [axis for axis in range(found.ndim) if axis != found.ndim - 2]
@@ -418,7 +410,6 @@ def choice(case: Case) -> Iterator[Measured]:
 
 
 def _attention_to_a_choice(case: Case, module: nn.Module, choosing: Selecting) -> Iterator[Measured]:
-    """Choosing first and attending then is the whole, and NaN at padded tokens reaches nothing."""
     q, k, v = case.draw()
     far = gap(choosing.attend(q, k, v, choosing.select(q, k)), module(q, k, v))
     yield Measured(far, case.close, f"attention to what it chose before is {far:.2g} off its output")

@@ -1,4 +1,4 @@
-"""How many answers are right, and how sure that number is."""
+"""The share of right answers, and its interval."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _RESAMPLES = 2000
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What a model answered, in numbers for each sequence."""
+    """The answers of a model, as numbers for each sequence."""
 
     right: np.ndarray
     asked: np.ndarray
     loss: float
-    """Mean cross-entropy of the answers that were asked for."""
+    """Mean cross-entropy of the requested answers."""
     per_token: bool
 
     @property
@@ -33,7 +33,7 @@ class Answers:
         return float(self.right.sum() / max(1, self.asked.sum()))
 
     def interval(self) -> tuple[float, float]:
-        """95 % interval over test examples: Wilson's, or by drawing sequences anew where each has several answers."""
+        """95 % interval over test examples: Wilson's, or a bootstrap over sequences if each has several answers."""
         if not self.per_token:
             return _wilson(int(self.right.sum()), len(self.right))
         drawn = np.random.default_rng(0).integers(len(self.right), size=(_RESAMPLES, len(self.right)))
@@ -42,7 +42,7 @@ class Answers:
         return float(min(low, self.accuracy)), float(max(high, self.accuracy))
 
     def spread(self) -> float:
-        """Standard error of the accuracy, from how much sequences differ among themselves."""
+        """Standard error of the accuracy, from the differences among sequences."""
         shares = self.right / np.maximum(1, self.asked)
         return float(shares.std(ddof=1) / np.sqrt(len(shares))) if len(shares) > 1 else 1.0
 

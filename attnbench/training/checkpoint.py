@@ -1,4 +1,4 @@
-"""A training put aside, to go on bit for bit: weights, optimizer, random numbers, and what it has to tell."""
+"""The checkpoint of a training, to go on bit for bit: weights, optimizer, random numbers, and its progress."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class State:
 
 
 class Checkpoint:
-    """One file, replaced as a whole: a digest of all the rest, a line of JSON, and tensors as safetensors has them.
+    """One file, replaced as a whole: a digest of the rest, a line of JSON, and tensors as in safetensors.
 
     It belongs to one cell, one torch, one state of the data.
     """
@@ -50,7 +50,7 @@ class Checkpoint:
             self.trouble = f"no checkpoint could be written: {error.strerror}"
 
     def load(self) -> State | None:
-        """What was saved; None where there is no file, or none that fits."""
+        """The saved state; None without a file that fits."""
         if not self.path.is_file():
             return None
         try:
@@ -66,7 +66,7 @@ class Checkpoint:
             return None
 
     def remove(self) -> None:
-        """Remove the file, which nobody needs once the row is there, and what a killed training left of it."""
+        """Remove the file and the remains of a killed training, once the row is there."""
         with suppress(OSError):
             self.path.unlink()
         remove_unfinished(self.path)

@@ -52,7 +52,7 @@ class Point:
 
 @dataclass(slots=True)
 class Course:
-    """What a training has gone through, which a checkpoint keeps beside weights and optimizer."""
+    """The progress of a training, which a checkpoint keeps beside weights and optimizer."""
 
     step: int = 0
     train_s: float = 0.0
@@ -62,15 +62,15 @@ class Course:
     last_losses: list[float] = field(default_factory=list)
     """Losses of the last tenth of the steps."""
     energy_j: float | None = None
-    """Joules from the first step to the last, without evaluations; None where no counter tells."""
+    """Joules from the first step to the last, without evaluations; None without a counter."""
 
 
 Loss = Callable[[nn.Module, Examples, int], Tensor]
-"""The loss of a model on what the step of this number sees."""
+"""The loss of a model at the step of this number."""
 
 
 def answers_loss(device: str, guide: float = 0.0) -> Loss:
-    """Cross-entropy of the answers that are asked for, and so much of the guided-attention loss."""
+    """Cross-entropy of the requested answers, and a share of the guided-attention loss."""
 
     def loss(model: nn.Module, examples: Examples, step: int) -> Tensor:
         return cross_entropy(logits_of(model, examples, device), examples.labels.to(device))
@@ -85,26 +85,26 @@ def answers_loss(device: str, guide: float = 0.0) -> Loss:
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """What is learnt, where it is not to answer the task."""
+    """The lesson, if it is not to answer the task."""
 
     loss: Loss
     steps: int
     stream: str
-    """Name of the stream of random numbers that dropout draws from."""
+    """Name of dropout's stream of random numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """What whoever trains sees of it, and keeps in its checkpoints."""
+    """The hooks of a caller in a training and its checkpoints."""
 
     on_batch: Callable[[Examples], None] = lambda examples: None
-    """Is shown what each step sees."""
+    """Gets each step's batch."""
     extra: Callable[[], dict[str, Any]] = dict
-    """What a checkpoint keeps for the caller."""
+    """The caller's part of a checkpoint."""
     restore: Callable[[dict[str, Any]], None] = lambda extra: None
     """Gets it back."""
     tell: Callable[[int], None] = lambda step: None
-    """Is told about once a second how many steps are done."""
+    """Called about once a second with the steps done."""
 
 
 def train(
@@ -120,14 +120,13 @@ def train(
     """Train for a fixed number of steps; the weights after the last one count.
 
     AdamW with decoupled decay; the rate goes up along a line and down along a cosine; gradients are clipped to norm 1.
-    What step s sees depends on seed and s alone, and dropout on the seed alone. So a training that goes on from a
-    checkpoint ends with the same weights bit by bit (on the same machine and torch, with as many threads).
+    A step sees what seed and step decide, dropout follows the seed alone. So a training from a checkpoint ends with the
+    same weights bit by bit (on the same machine and torch, with as many threads).
 
     Args:
-        cell: says how it is trained, with which batch and seed, and on which device.
         lesson: what is learnt instead of the answers; the model is then not evaluated.
         checkpoint: read first, and written every minute.
-        meter: counts the energy taken meanwhile, on top of what it has counted before, or what the checkpoint tells.
+        meter: counts the energy, on top of its own earlier count, or the checkpoint's.
 
     Raises:
         Diverged: the loss is not finite.
@@ -263,7 +262,7 @@ WIDTH = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What one operator attended to in a forward pass."""
+    """The inputs of one operator in a forward pass."""
 
     operator: nn.Module
     q: Tensor
@@ -275,7 +274,7 @@ class Call:
 
 @contextmanager
 def calls_of(model: nn.Module) -> Iterator[list[Call]]:
-    """Collect what each operator inside the model is called with, in order."""
+    """Collect the inputs of each operator inside the model, in order."""
     found: list[Call] = []
 
     def keep(operator: nn.Module, inputs: tuple[Tensor, ...], more: dict[str, Tensor | None]) -> None:
@@ -291,9 +290,9 @@ def calls_of(model: nn.Module) -> Iterator[list[Call]]:
 
 
 def implied_weights(call: Call) -> Tensor:
-    """The weights of every pair ``(B, H, N, M)``, of any operator: its output for values that are the columns of I.
+    """The weights of every pair ``(B, H, N, M)``, of any operator: its output for the columns of I as values.
 
-    As many columns at a time as a head is wide, so that it takes M/D calls. Gradients pass through them.
+    As many columns at a time as a head is wide: M/D calls. Gradients pass through them.
     """
     (B, H, M, D), like = call.k.shape, call.k
     identity = pad(torch.eye(M, dtype=like.dtype, device=like.device), (0, -M % D))
@@ -311,7 +310,7 @@ def penalty(n: int, m: int, width: float = WIDTH) -> Tensor:
 
 
 def guided_loss(weights: Tensor, key_mask: Tensor | None = None, *, width: float = WIDTH) -> Tensor:
-    """Mean over the rows of Σ_j P_ij·(1 - exp(-(i/N - j/M)²/2g²)); 0 where all weight is on the diagonal.
+    """Mean over the rows of Σ_j P_ij·(1 - exp(-(i/N - j/M)²/2g²)); 0 if all weight is on the diagonal.
 
     Tachibana et al. 2017, "Efficiently Trainable Text-to-Speech System Based on Deep Convolutional Networks with Guided
     Attention", arXiv:1710.08969, adds it to the loss of the answers, with g = 0.2. Where input and output go forward at
@@ -332,11 +331,7 @@ def guided_loss(weights: Tensor, key_mask: Tensor | None = None, *, width: float
 
 
 def guidance(calls: list[Call]) -> Tensor:
-    """The mean of the loss over the operators of a model.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """The mean of the loss over the operators of a model; raise ValueError without any."""
     if not calls:
         raise ValueError("no operator attended to anything that could be guided")
     # A copy: while they are collected, the calls that this makes are collected, too.

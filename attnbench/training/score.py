@@ -42,10 +42,9 @@ _TARGET = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """What a training gave."""
+    """The result of a training."""
 
     columns: dict[str, Any]
-    """Columns of the row, by name."""
     points: list[dict[str, Any]]
     """The learning curve."""
     warnings: list[str]
@@ -61,9 +60,9 @@ def score(
     """Train the encoder around a variant from its seed for a fixed number of steps, and test it once.
 
     Args:
-        folder: where a checkpoint is kept while the training goes on; None for none.
+        folder: for a checkpoint while the training goes on; None for none.
         tell: called about once a second with the steps done and all steps.
-        alone: no other training computes meanwhile, so that the machine's counters tell the energy of this one.
+        alone: no other training computes meanwhile, so that the machine's counters give the energy of this one.
 
     Raises:
         Unsupported: the task or the variant does not allow this cell, or the variant would be softmax attention here.
@@ -144,7 +143,6 @@ def score(
 
 
 def _doubts(ratio: float, guide: float) -> list[str]:
-    """What makes a model less comparable with the others: its size, as a ratio to softmax's, and its loss."""
     size = f"{ratio:.2f} times the parameters of softmax" if abs(ratio - 1) > _ALIKE else ""
     guided = f"trained to attend near the diagonal: guide={guide:g}, which train_loss holds as well" if guide else ""
     return [size, guided]
@@ -153,8 +151,7 @@ def _doubts(ratio: float, guide: float) -> list[str]:
 def _told_of_each_call(model: nn.Module, tell: Callable[[int], None]) -> Callable[[int], None]:
     """Have ``tell`` called about once a second while the model is called, since tests of it take no steps.
 
-    Returns:
-        What is to be told of the steps that are done, and passes it on.
+    Returns the function to call with the steps that are done, which passes them on.
     """
     reached, last = 0, time.monotonic()
 
@@ -172,7 +169,6 @@ def _told_of_each_call(model: nn.Module, tell: Callable[[int], None]) -> Callabl
 
 
 def _allow(cell: Cell, examples: Examples) -> None:
-    """Raise Unsupported where the variant cannot take the padding of the task, or be guided, or is softmax itself."""
     variant = VARIANTS.get(cell.variant.name)
     if cell.training and cell.training.guide and variant.kind == "mixer":
         raise Unsupported(f"guide: {variant.name} replaces the layer, and has no weights of pairs to be guided")
@@ -223,10 +219,7 @@ def _trainable(model: nn.Module) -> int:
 
 
 def _state_bytes(cell: Cell, size: ModelSize) -> int | None:
-    """Bytes that all layers keep of one sequence of this length to decode the next token; None where it cannot decode.
-
-    Those of the variant's causal form, even if the model itself is not causal.
-    """
+    """Bytes that all layers keep of a sequence to decode the next token, in the causal form; None without decoding."""
     shape = cell.shape
     length = shape.N + shape.added_tokens
     causal = replace(shape, batch=1, seq_len=length, kv_len=None, causal=True, added_tokens=0, query_stride=1)
@@ -296,15 +289,13 @@ def filling_loss(encoder: Encoder, share: float, *, seed: int, device: str) -> L
 
 
 _STANDARD_ERRORS = 5
-"""How many standard errors a difference may have by chance."""
+"""Standard errors that a difference may have by chance."""
 _LEAKED = 0.01
 """Share of the test that may have been trained on, as a note in the row; more is an error of the task."""
 
 
 def hold_to_unseen(model: Callable[..., Tensor], task: Task, size: int, earned: Answers, device: str) -> None:
-    """Ask about examples drawn now, from a seed that nobody can know.
-
-    Nothing is asked where the task has no more examples than are stored.
+    """Ask about examples drawn now, from a seed that cannot be known, unless the task has only stored ones.
 
     Raises:
         BrokenContract: it is better at the test than chance explains.
@@ -333,11 +324,8 @@ class Leaks:
         self._seen |= self._test.intersection(_digests(examples))
 
     def warning(self) -> str | None:
-        """What the row says about leaks; None where there are none.
-
-        Raises:
-            BrokenContract: more than a hundredth of the test was trained on.
-        """
+        """The row's warning about leaks; None without any. Raises BrokenContract if over a hundredth of the test
+        leaked."""
         count, whole = len(self._seen), len(self._test)
         if count > _LEAKED * whole:
             raise BrokenContract(f"{count} of the {whole} test sequences were trained on: the task gives its test away")
@@ -345,7 +333,7 @@ class Leaks:
 
     @property
     def seen(self) -> list[str]:
-        """What was seen, for a checkpoint to hold."""
+        """The sequences seen, for a checkpoint."""
         return sorted(one.hex() for one in self._seen)
 
     def add(self, seen: Iterable[str]) -> None:

@@ -1,1 +1,1 @@
-"""One suite on many machines: an engine says which machines there are, a driver shares the cells out among them."""
+"""One suite on many machines: an engine lists the machines, a driver shares the cells out among them."""

@@ -1,7 +1,6 @@
-"""The driver: it shares the cells out and hears the machines.
+"""The driver: it shares the cells out and reads the machines' answers.
 
-What each machine does one after the other is a script, which makes the calls. If a machine dies, what it has not
-completed goes back to the queue, and another one takes its place.
+A script makes one machine's calls in order. If a machine dies, its unfinished work goes back to the queue.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ from attnbench.status import Status
 from attnbench.store import RunFolder
 
 DEATHS = 3
-"""A cell is not tried again after this number of machines died with it."""
+"""Machines that may die with a cell before it is given up."""
 _TICK = 1.0
-"""Seconds between two looks at what may have changed without news."""
+"""Seconds between checks for changes without news."""
 _SLACK = 120.0
-"""Seconds beyond what a call may take after which a machine that has not answered is given up."""
+"""Seconds past a call's limit after which a silent machine is given up."""
 _COME = 120.0
 """Seconds that a machine may take to come: one that was there when a run was stopped, or any at all."""
 
@@ -47,25 +46,21 @@ class Engine(Protocol):
     """Owns machines, each as a whole, and asks each of them one thing at a time. It knows nothing of cells."""
 
     name: str
-    """The engine's name after ``--on``."""
 
     def places(self) -> int:
-        """How many machines there are, busy or free. A death may be noticed late here."""
+        """The number of machines, busy or free. A death may be noticed late here."""
 
     def start(self) -> int:
-        """Own one more machine, wherever one is free, and return its number at once.
-
-        What it is called with waits until there is one.
-        """
+        """Own one more machine and return its number at once; its calls wait until one is free."""
 
     def call(self, machine: int, method: str, message: Mapping[str, Any]) -> None:
         """Call a method of :class:`~attnbench.run.many.machine.Machine` and return at once."""
 
     def wait(self, seconds: float) -> Sequence[tuple[int, dict[str, Any] | str]]:
-        """Machines that have answered since, or why they died; waits no longer than ``seconds`` for one."""
+        """Answers of machines since, or why they died; waits no longer than ``seconds`` for one."""
 
     def end(self, machine: int) -> None:
-        """Give a machine back; what it is doing ends with it. No news of it follows."""
+        """Give a machine back and end its work. No news of it follows."""
 
 
 class NoMachine(AttnbenchError):
@@ -77,22 +72,20 @@ class NoMachine(AttnbenchError):
 def execute_on(
     engine: Engine, plan: Plan, watcher: Watcher | None = None, clock: Callable[[], float] = monotonic
 ) -> list[tuple[RunFolder, list[Record]]]:
-    """Measure every cell that is not measured yet on the machines of an engine, storing each row as it comes.
+    """Measure every missing cell on the machines of an engine, storing each row as it comes.
 
     Args:
-        plan: with :attr:`~attnbench.run.plan.Options.on`. Threads and memory limit, where they are not given, are those
-            of each machine.
+        plan: with :attr:`~attnbench.run.plan.Options.on`; threads and memory limit default to each machine's.
         clock: seconds that pass for the engine.
 
     Returns:
         The run folder of each kind of machines, with its rows.
 
     Raises:
-        NoMachine: cells are left, and there is no machine for them; what is measured is kept.
+        NoMachine: cells are left without a machine; finished ones are kept.
         UsageError: no machine may measure anything; nothing is written.
-        StoreError and its kinds: a folder cannot be made, written or locked.
-        CorruptResults: a run to be continued is damaged.
-        KeyboardInterrupt: passed on after what is finished has been written.
+        StoreError and its kinds, CorruptResults: for a folder.
+        KeyboardInterrupt: passed on after finished work is written.
     """
     with ExitStack() as ours:
         return _Driver(engine, plan, watcher or Watcher(), clock, ours).go()
@@ -111,17 +104,16 @@ class _Driver:
         self.stillborn = 0
         """Machines in a row that died before they took part."""
         self.why = "the engine has none"
-        """What became of the last machine that is not there."""
+        """The fate of the last lost machine."""
         self.begun_at = self.busy_at = clock()
-        """When the run began, and when somebody last worked."""
+        """Times of the run's begin, and of the last work."""
         self.looked_at: float | None = None
-        """When the engine was last asked how many machines there are."""
+        """Time of the last count of machines."""
         self._take_up()
         self.expected = {group.host for group in self.queue.waiting if group.host}
         """Hosts that have begun something."""
 
     def _take_up(self) -> None:
-        """Bind groups to where they were begun, and drop those that are complete."""
         for group in self.queue.waiting:
             found = [(kind, row) for cell in group.cells for kind, row in self.kinds.rows_of(cell.cell_id)]
             if found:
@@ -164,7 +156,6 @@ class _Driver:
         return [(kind.folder, kind.rows.in_order()) for kind in self.kinds.all]
 
     def _tell_begun(self) -> None:
-        """Tell the watcher how much is ahead: all of it is expected to turn out ok."""
         waiting = [cell for group in self.queue.waiting for cell in group.cells]
         records = {id_: record for kind in self.kinds.all for id_, record in kind.rows.records.items()}
         ahead = 0
@@ -180,7 +171,6 @@ class _Driver:
     # Machines
 
     def _hire(self) -> None:
-        """Own all machines that there are, unless those that came last did not live long enough to take part."""
         if self.looked_at is not None and self.clock() - self.looked_at < _TICK:  # asking takes milliseconds
             return
         self.looked_at, places = self.clock(), self.engine.places()
@@ -190,7 +180,6 @@ class _Driver:
             self._advance(member, None)
 
     def _is_hopeless(self) -> bool:
-        """Whether no more machines are tried, since too many in a row died before they took part."""
         return self.stillborn >= DEATHS + sum(bool(member.host) for member in self.members.values())
 
     def _hear(self, member: Member, answer: dict[str, Any] | str) -> None:
@@ -203,7 +192,6 @@ class _Driver:
         self._advance(member, answer)
 
     def _advance(self, member: Member, answer: dict[str, Any] | None) -> None:
-        """Let a machine's script go on to its next call."""
         script = member.script
         try:
             if answer and answer.get("failed"):
@@ -221,7 +209,7 @@ class _Driver:
                 self.engine.call(member.number, call.method, call.message)
 
     def _bury(self, member: Member, reason: str) -> None:
-        """Give a machine up. What it has not completed goes to another one; a cell that took three with it does not."""
+        """Give a machine up. Its unfinished work moves on, except for a cell that took three with it."""
         self.why = one_line(reason)
         if not member.host:
             self.stillborn += 1
@@ -235,13 +223,11 @@ class _Driver:
         self._let_go(member)
 
     def _give_row(self, member: Member, cell: Cell, status: Status, reason: str) -> None:
-        """Store the row of a cell that a machine was at when it was stopped."""
         assert member.call is not None
         outcome = Outcome(Record.of(cell, status, reason, quick=self.plan.rules.quick))
         self.work.finish(member, cell, outcome, member.call.started_at)
 
     def _note_interrupted(self) -> None:
-        """Give cells that are at work, and have no row yet, one that says so."""
         for member in self.members.values():
             for cell in member.call.cells if member.call else ():
                 if cell.cell_id not in member.kind.rows.records:
@@ -256,11 +242,9 @@ class _Driver:
         self.engine.end(member.number)
 
     def _refuse_to_wait_for_ever(self) -> None:
-        """Stop where nobody works, nobody is about to, and nothing that waits may be given to those who are there.
+        """Stop if no machine works or is about to, and none of them may take what waits.
 
-        Raises:
-            NoMachine: so it is, for two minutes or for good.
-            UsageError: so it is, and no machine has taken part.
+        Raises NoMachine after two minutes or for good, UsageError if no machine has taken part.
         """
         members = self.members.values()
         if self.queue.is_worked_on or any(one.call and one.call.method == "begin" for one in members):
@@ -303,11 +287,6 @@ class _Driver:
                 yield None
 
     def _take_in(self, member: Member) -> Script:
-        """Let a machine take part.
-
-        Raises:
-            Lost: it is not as the driver is, or cannot set its process up.
-        """
         hello = yield Call("hello", hello_of(self.plan), inf)  # no time limit: it waits until a machine is free
         if why := misfit(hello, ours(self.kinds.base)):
             raise Lost(why)
@@ -325,7 +304,6 @@ class _Driver:
         self.stillborn = 0
 
     def _keeps(self, host: str) -> bool:
-        """Whether a host goes on with what it has begun: it is there, or may come again after the run was stopped."""
         members = self.members.values()
         comes = any(member.call and not member.host for member in members)
         return any(member.host == host for member in members) or (
@@ -334,7 +312,7 @@ class _Driver:
 
 
 def hello_of(plan: Plan) -> dict[str, Any]:
-    """What every machine is told first. Files are named as here, in the folder that is the current one here."""
+    """The first message to every machine. Files are named relative to the current folder here."""
     reading = {
         (cell.variant, cell.inputs, cell.pretrained, cell.task and (cell.task, cell.shape)): cell for cell in plan.cells
     }
@@ -349,7 +327,7 @@ def hello_of(plan: Plan) -> dict[str, Any]:
 def begin_of(
     plan: Plan, threads: int, known: Mapping[str, Any] | None = None, products: Products | None = None
 ) -> dict[str, Any]:
-    """What a machine that may take part is told: what it said of itself before, and the libraries of its processor."""
+    """The message to a machine that may take part: its earlier facts, and its processor's libraries."""
     settings = replace(
         plan.settings,
         threads=threads,
@@ -366,12 +344,12 @@ def _plugins(plan: Plan) -> list[str]:
 
 
 def ours(base: Mapping[str, Any]) -> dict[str, Any]:
-    """What every machine must have, beside the files and plug-ins in ``base``, the run's identity."""
+    """The requirements for every machine; ``base``, the run's identity, has files and plug-ins."""
     return {**base, "attnbench": __version__, "python": platform.python_version(), "torch": version("torch")}
 
 
 def misfit(facts: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """Why a machine that answered ``hello`` with ``facts`` cannot take part, with the remedy; empty if it can."""
+    """The reason, with the remedy, why a machine with ``facts`` cannot take part; empty if it can."""
 
     def release(text: str, parts: int) -> str:
         """``2.13.0+cpu`` -> ``2.13.0``: the build for a GPU and the one without are one version."""

@@ -32,15 +32,14 @@ class Kind:
     """Machines of one class whose rates agree, and the rows that they measured."""
 
     plan: Plan
-    """The driver's, with the threads of this class."""
     machine_class: str
     folder: RunFolder
     rows: Rows
     machines: list[dict[str, Any]] = field(default_factory=list)
-    """What each host said of itself when it first took part; twice where its facts have changed since."""
+    """Facts of each host when it first took part; twice if they have changed since."""
 
     def facts_of(self, host: str, state: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The entry of a machine in :attr:`machines`; None if it has not taken part."""
+        """The entry of a machine in :attr:`machines`; None before it has taken part."""
         same = (one for one in self.machines if (one["host"], one["machine_id"]) == (host, state["machine_id"]))
         return next(same, None)
 
@@ -52,7 +51,7 @@ class Kind:
             self._write()
 
     def correct(self, host: str, state: Ready, limits: Mapping[str, Any]) -> None:
-        """Replace the rates of a host, which has joined, by those that its process has measured since."""
+        """Replace a joined host's rates by newer ones."""
         (self.facts_of(host, state) or {}).update(limits)
         self._write()
 
@@ -68,7 +67,7 @@ class Kind:
         )
 
     def unlike(self, state: Mapping[str, Any]) -> str:
-        """How a machine of this class differs too much to share the folder, in a few words; empty where it does not."""
+        """The difference that keeps a machine of this class out of the folder; empty without one."""
         mine, *others = ({"memory": memory_bytes(one) or 0, **dict(rates(one))} for one in (state, *self.machines))
         for name, value in mine.items():
             theirs = [sizes[name] for sizes in others if sizes.get(name)]
@@ -84,22 +83,15 @@ def _a_second(rate: float) -> str:
 
 
 _OF_A_KIND = ("threads", "variables", *PRODUCTS, TOGETHER)
-"""Facts that the rows of one folder share, beside the class of machines and what the driver knows."""
 
 
 class Kinds:
     """All kinds of machines of one command."""
 
     def __init__(self, plan: Plan, engine: str, ours: ExitStack, warn: Callable[[str], None]) -> None:
-        """Find what an earlier command of the same kind has left; make nothing yet.
+        """Read the state of an earlier command of the same kind; make nothing yet.
 
-        Args:
-            ours: closes the folders.
-            warn: told of what is wrong with folders.
-
-        Raises:
-            StoreError and its kinds: a folder cannot be written or is locked.
-            CorruptResults: a run that would be continued is damaged.
+        ``ours`` closes the folders; ``warn`` gets faults of folders. Raises StoreError and its kinds, CorruptResults.
         """
         self._plan, self._engine, self._ours, self._warn = plan, engine, ours, warn
         self.base = identity(plan, "")
@@ -110,7 +102,6 @@ class Kinds:
                 self._take_up()
 
     def _take_up(self) -> None:
-        """Open the newest folders of the same run, if there are some."""
         found: dict[str, list[tuple[RunFolder, dict[str, Any]]]] = {}
         for folder in find_runs(suite_folder(self._plan.options.out, self._plan.suite.name)):
             try:
@@ -132,7 +123,6 @@ class Kinds:
             self._open(folder, environment["machine_class"], environment["threads"], machines)
 
     def _facts(self, known: Mapping[str, Any]) -> dict[str, Any]:
-        """What decides the numbers of one kind of machines."""
         of_the_kind = {name: known[name] for name in _OF_A_KIND}
         return {**self.base, "machine_id": f"class {known['machine_class']}", **of_the_kind, ENGINE: self._engine}
 
@@ -146,21 +136,17 @@ class Kinds:
         return kind
 
     def known(self, host: str) -> dict[str, Any] | None:
-        """What a host of the run said of itself when it last took part anew; None for others."""
+        """A host's facts from when it last joined; None for others."""
         return {machine["host"]: machine for kind in self.all for machine in kind.machines}.get(host)
 
     def products_on(self, processor: str) -> Products | None:
-        """The libraries by which machines with this processor multiply in this run; None where none has found out."""
+        """The libraries of this processor in this run; None before they are known."""
         machines = (machine for kind in self.all for machine in kind.machines)
         alike = (machine for machine in machines if machine["environment"].get("processor") == processor)
         return next((Products(*(machine[name] for name in PRODUCTS)) for machine in alike), None)
 
     def admit(self, hello: Mapping[str, Any], state: Ready) -> Kind:
-        """The kind of a machine, which joins it; a new one where it is like none.
-
-        Raises:
-            StoreError and its kinds: its folder cannot be made.
-        """
+        """The kind of a machine, which joins it; a new one if none fits. Raises StoreError and its kinds."""
         of_the_process = {name: hello[name] for name in ("threads", "variables")}
         facts = self._facts({**state, **of_the_process, TOGETHER: self._together})
         alike = [kind for kind in self.all if kind.folder.environment.get("run_key") == run_key(facts)]

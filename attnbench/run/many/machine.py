@@ -28,15 +28,11 @@ from attnbench.run.trainings import Begun, Ended, Event, Step, run_all
 from attnbench.run.visit import Visitor
 
 _AT_A_TIME = 5.0
-"""Seconds of news of trainings that one answer holds, about."""
+"""Seconds of training news in one answer, about."""
 
 
 class Machine:
-    """One machine, as a whole.
-
-    It must be called in one thread, which lasts: the system ends the process that measures with the thread that
-    started it.
-    """
+    """One machine, as a whole. Call it in one lasting thread: the worker ends with the thread that started it."""
 
     def __init__(self) -> None:
         threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
@@ -47,14 +43,10 @@ class Machine:
         self._visitor = Visitor(Settings(), TimingRules(), 0.0)
 
     def call(self, method: str, message: dict[str, Any]) -> dict[str, Any]:
-        """Do what is asked.
+        """Run ``method`` with the arguments ``message``.
 
-        Args:
-            method: another method.
-            message: its arguments, by name.
-
-        Returns:
-            Its answer, with ``notes`` for the user; if it failed, ``failed`` says why, on the machine ``name``.
+        Returns its answer, with ``notes`` for the user; after a failure ``failed`` has the reason and ``name`` the
+        machine.
         """
         try:
             value = getattr(self, method)(**message)
@@ -68,12 +60,10 @@ class Machine:
     def hello(
         self, folder: str, threads: int | None, plugins: Sequence[str], cells: Sequence[dict[str, Any]]
     ) -> dict[str, Any]:
-        """Say what decides whether this machine may take part; measure nothing yet.
+        """State the facts that decide about this machine's part; measure nothing yet.
 
-        Args:
-            folder: the driver's current one, where files are.
-            threads: None for the cores of this machine.
-            cells: those that may read files, as JSON.
+        ``folder`` is the driver's current one, with the files; ``threads`` None means the cores of this machine;
+        ``cells`` are those that may read files, as JSON.
         """
         with suppress(OSError):  # then files that are named relatively are missing, which is told
             os.chdir(folder)
@@ -102,11 +92,9 @@ class Machine:
     def begin(
         self, settings: Settings, rules: TimingRules, cell_timeout: float, known: Ready | None, *, unchecked: bool
     ) -> dict[str, Any]:
-        """Set the process up that measures, which measures the machine; give what it says of itself.
+        """Set the worker up, which measures the machine; return its facts.
 
-        Args:
-            settings: with the memory limit of the command, if it has one.
-            known: what the machine said before, of which it takes its limits over: a run has one set for each host.
+        ``known`` are its earlier facts, with the limits to take over: a run has one set for each host.
         """
         settings = replace(settings, memory_limit=memory_limit(settings.device, settings.memory_limit))
         self._visitor = Visitor(settings, rules, cell_timeout, unchecked=unchecked)
@@ -124,7 +112,7 @@ class Machine:
         return {"state": state}
 
     def fresh(self) -> dict[str, Any]:
-        """Measure in another process from now on: a round begins."""
+        """Start a new process: a round begins."""
         self._worker.stop()
         self._worker.start()
         return {}
@@ -140,7 +128,7 @@ class Machine:
         return {"limits": found.limits, "rows": [record.to_json() for record in found.records]}
 
     def train(self, cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Begin to train cells, as many at once as there are threads; the answer is that of :meth:`more`."""
+        """Begin to train cells, as many at once as there are threads; answer as :meth:`more`."""
         self._worker.stop()  # the trainings get its memory and its core
         self._events = self._trainings([Cell.from_json(cell) for cell in cells])
         return self.more()
@@ -156,7 +144,7 @@ class Machine:
             )
 
     def more(self) -> dict[str, Any]:
-        """News of the trainings since: of five seconds, or up to the end of one of them."""
+        """Training news of five seconds, or up to the end of one of them."""
         told = list[dict[str, Any]]()
         began = time.monotonic()
         for event in self._events:
@@ -167,7 +155,7 @@ class Machine:
 
 
 def _end_with(parent: int) -> None:
-    """End this process, and so all that it started, once ``parent`` has ended: an actor may outlive its Ray."""
+    """End this process and all that it started once ``parent`` has ended: an actor may outlive its Ray."""
     while os.getppid() == parent:
         time.sleep(1.0)
     os._exit(1)

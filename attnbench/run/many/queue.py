@@ -1,7 +1,7 @@
-"""Which machine measures what: comparison groups, each on one host from its first round to its last.
+"""The shares of the work: comparison groups, each on one host from its first round to its last.
 
-A machine takes a lot, some groups at once, and visits all their cells round by round, so that the rounds of a cell are
-minutes apart as they are on one machine. Lots become smaller towards the end, so that machines end together.
+A machine takes a lot, some groups at once, and visits all their cells round by round, minutes apart as on one machine.
+Lots become smaller towards the end, so that machines end together.
 """
 
 from __future__ import annotations
@@ -14,39 +14,37 @@ from attnbench.run.many.kinds import Kind
 from attnbench.suite.shard import groups, weight
 
 _MOST = 600.0
-"""Seconds of one round of a lot, about, at most: a death costs the groups of a lot that are not complete."""
+"""Most seconds of one round of a lot, about: a death costs its unfinished groups."""
 
 
 @dataclass(eq=False, slots=True)
 class Group:
-    """Cells that differ by the variant alone. As soon as one has a row, the others go where it was measured."""
+    """Cells that differ by the variant alone. Once one has a row, the others go where it was measured."""
 
     cells: list[Cell]
     weight: float
-    """About how many seconds a round of it takes."""
     kind: Kind | None = None
     """The kind of machines in whose folder it has rows; None for none."""
     host: str = ""
-    """The host that measured them."""
 
 
 class Queue:
-    """Groups that wait, in the order in which they are given out, and those that machines have taken."""
+    """Groups that wait, in order, and those that machines have taken."""
 
     def __init__(self, cells: Iterable[Cell]) -> None:
-        """All groups of these cells, those of short sequences first: their failures stand for longer ones."""
+        """All groups of these cells, short sequences first: their failures stand for longer ones."""
         found = [Group(group, sum(map(weight, group))) for group in groups(cells)]
         self.waiting = sorted(found, key=lambda group: max(cell.shape.N for cell in group.cells))
         self._taken: dict[int, list[Group]] = {}
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits and nobody works."""
+        """True if nothing waits and no machine works."""
         return not self.waiting and not self.is_worked_on
 
     @property
     def is_worked_on(self) -> bool:
-        """Whether some machine has taken something that it has not completed."""
+        """True if a machine has unfinished work."""
         return any(self._taken.values())
 
     def finish(self, machine: int, group: Group) -> None:
@@ -54,12 +52,9 @@ class Queue:
         self._taken[machine].remove(group)
 
     def take(self, machine: int, *, kind: Kind, host: str, keeps: Callable[[str], bool], machines: int) -> list[Group]:
-        """The next lot for a machine; nothing where no group that waits may be measured there now.
+        """The next lot for a machine; empty if no waiting group may be measured there now.
 
-        Args:
-            kind, host: the machine's.
-            keeps: whether a host keeps its own groups: it is at work, or may still come.
-            machines: how many share what waits.
+        ``keeps``: true for a host that keeps its own groups, being at work or expected. ``machines`` share what waits.
         """
         mine = [group for group in self.waiting if self._may(group, kind, host, keeps)]
         mine.sort(key=lambda group: group.kind is None)  # first what was begun, in its order
@@ -83,7 +78,7 @@ class Queue:
         return group.kind is kind and (group.host == host or not keeps(group.host))
 
     def give_back(self, machine: int) -> Sequence[Group]:
-        """Put what a machine has not completed at the head of the queue."""
+        """Put a machine's unfinished groups at the head of the queue."""
         left = self._taken.pop(machine, [])
         self.waiting = [*left, *self.waiting]
         return left

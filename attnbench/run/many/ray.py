@@ -1,6 +1,6 @@
 """``--on ray[:ADDRESS]``: the nodes of a Ray cluster that were started with ``--resources '{"machine": 1}'``.
 
-Ray places one actor on each and says when one has died. It retries nothing: the driver knows what belongs together.
+Ray places one actor on each and reports a dead one. It retries nothing: the driver does.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ _REACHED_WITHIN = 5.0
 def parse_on(text: str) -> str:
     """The address in ``ray:10.0.0.1:6379``; empty for ``ray``.
 
-    Raises:
-        UsageError: an unknown engine, one that is not installed, or an address that is none.
+    Raises UsageError for an engine that is unknown or not installed, or a malformed address.
     """
     name, colon, address = text.strip().partition(":")
     if name != "ray":
@@ -55,11 +54,7 @@ def parse_on(text: str) -> str:
 
 
 def refuse_senseless(*, device: str, shard: str | None, dry_run: bool) -> None:
-    """Refuse options that mean nothing where an engine shares the cells out.
-
-    Raises:
-        UsageError: one is given.
-    """
+    """Raise UsageError for options without a meaning on an engine."""
     if shard is not None:
         raise UsageError("--shard with --on: the engine shares all cells out by itself; leave one of them out")
     if dry_run:
@@ -79,8 +74,8 @@ class RayEngine:
         """Join a cluster.
 
         Args:
-            address: ``HOST:PORT``, ``auto`` for the one that this machine is part of, ``local`` for a new one that is
-                this machine alone. Empty: what ``RAY_ADDRESS`` says, else ``local``.
+            address: ``HOST:PORT``, ``auto`` for this machine's own, ``local`` for a new one of this machine alone.
+                Empty: ``RAY_ADDRESS``, else ``local``.
             device: ``auto`` (a GPU if all machines have one), ``cpu`` or ``cuda``.
 
         Raises:
@@ -93,7 +88,7 @@ class RayEngine:
         self._ray: Any = import_module("ray")
         self._actors: dict[int, Any] = {}
         self._pending: dict[Any, int] = {}
-        """What each call will give -> the machine that was called."""
+        """Reference to each call's answer -> the machine."""
         self._numbers = count()
         self._join()
         try:
@@ -124,7 +119,6 @@ class RayEngine:
                 signal.signal(signal.SIGTERM, stop)  # Ray puts its own there
 
     def _nodes(self) -> list[dict[str, float]]:
-        """The resources of each node that is said to live and is a machine of ours."""
         nodes = [node.get("Resources", {}) for node in self._ray.nodes() if node.get("Alive")]
         return [resources for resources in nodes if resources.get(_RESOURCE, 0) >= 1]
 
@@ -149,7 +143,7 @@ class RayEngine:
         return [one for one in nodes if one.get("GPU", 0) >= 1] if self.device == "cuda" else nodes
 
     def places(self) -> int:
-        """How many machines the cluster says it has, of those with the device."""
+        """The cluster's number of machines with the device."""
         return sum(int(resources[_RESOURCE]) for resources in self._usable())
 
     def start(self) -> int:
@@ -199,7 +193,7 @@ class RayEngine:
 
 @contextmanager
 def _hushed() -> Iterator[None]:
-    """Drop what is written to stderr in this block: gRPC says there at length what the exception says in a line."""
+    """Drop stderr in this block: gRPC repeats there at length what the exception says in a line."""
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     try:
@@ -223,6 +217,5 @@ def _refuse_unreachable(address: str) -> None:
 
 
 def _first_line(error: BaseException) -> str:
-    """What an error says first; those of Ray go on for a page."""
     lines = [line.strip() for line in said(error).splitlines() if line.strip()]
     return one_line(" ".join(lines[:2]), 160)

@@ -1,4 +1,4 @@
-"""The work of a machine that takes part, lot by lot, and the rows that come of it. Only this writes rows."""
+"""The work of a machine, lot by lot, and its rows. Only this module writes rows."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Call:
     most_s: float = START_TIMEOUT
     """Seconds that it may take."""
     cells: Sequence[Cell] = ()
-    """What the machine measures meanwhile, and may die of."""
+    """Cells that the machine measures meanwhile, and may die of."""
     started_at: str = field(default_factory=now)
     since: float = 0.0
-    """When it was made, in seconds of the driver's clock."""
+    """Time of the call, in seconds of the driver's clock."""
 
 
 Script = Generator[Call | None, dict[str, Any], None]
-"""What a machine does: it yields calls and is sent their answers; it yields None to wait for a second."""
+"""A machine's script: it yields calls and is sent their answers; it yields None to wait for a second."""
 
 
 class Lost(Exception):  # the machine's own failure, not an error of the run
@@ -50,23 +50,19 @@ class Member:
     """A machine, from its start to its end."""
 
     number: int
-    """As the engine has it."""
     name: str = ""
     """Name of its host, for people; empty until it has answered."""
     refused: str = ""
-    """Why it may not take part."""
     script: Script = field(init=False)
     call: Call | None = None
-    """What it is asked now."""
     host: str = ""
-    """Digest of its host; empty until it takes part, as the two below."""
+    """Digest of its host; empty until it takes part."""
     kind: Kind = field(init=False)
     state: Ready = field(init=False)
-    """What its process says of itself."""
 
 
 def is_complete(kind: Kind, cells: Sequence[Cell]) -> bool:
-    """Whether all rounds of a group are there, and of one host."""
+    """True if all rounds of a group are there, from one host."""
     rows = kind.rows
     records = [rows.records[cell.cell_id] for cell in cells if cell.cell_id in rows.records]
     if len({record.host for record in records if not record.reason.startswith(TOOK)}) > 1:
@@ -77,14 +73,13 @@ def is_complete(kind: Kind, cells: Sequence[Cell]) -> bool:
 
 
 def _phases(kind: Kind, cells: Sequence[Cell]) -> Iterator[Sequence[Cell]]:
-    """Trainings of each learning rate, and then, as they have chosen one, those at that rate."""
     trainings = kind.rows.trainings(cells)
     yield phases(trainings)[0]
     yield at_chosen_rates(trainings, kind.rows.records)
 
 
 class Work:
-    """What machines do with their lots."""
+    """The work of machines on their lots."""
 
     def __init__(self, plan: Plan, queue: Queue, watcher: Watcher) -> None:
         self._plan, self._queue, self._watcher = plan, queue, watcher
@@ -92,9 +87,7 @@ class Work:
     def measure(self, member: Member, lot: Sequence[Group]) -> Script:
         """Visit all cells of a lot round by round, then train those that are trained.
 
-        Raises:
-            Lost: the machine cannot go on.
-            StoreError: a row cannot be written.
+        Raises Lost if the machine cannot go on, StoreError if a row cannot be written.
         """
         rows = member.kind.rows
         cells = [cell for group in lot for cell in group.cells]
@@ -129,16 +122,11 @@ class Work:
         self.finish(member, cell, outcome, call.started_at)
 
     def _most_s(self, cells: Sequence[Cell]) -> float:
-        """Seconds that a visit of one of these may take: it may be tried twice, the second time in a fresh process."""
         options = self._plan.options
         return 2 * (options.cell_timeout + any(map(may_compile, cells)) * options.first_call_timeout) + START_TIMEOUT
 
     def finish(self, member: Member, cell: Cell, outcome: Outcome, started_at: str) -> None:
-        """Store the row of a visit.
-
-        Raises:
-            StoreError: it cannot be written.
-        """
+        """Store the row of a visit; raise StoreError if it cannot be written."""
         kind, record = member.kind, outcome.record
         record.host = member.host
         kind.rows.put(cell, record, member.state, started_at)
@@ -148,7 +136,6 @@ class Work:
             self._watcher.visited(record)
 
     def _hold_to_limits(self, member: Member, lot: Sequence[Cell]) -> Script:
-        """If a cell of a lot was impossibly fast, measure the machine again and correct the lot's rows."""
         rows = member.kind.rows
         timed, impossible = rows.beyond_limits(lot)
         if not impossible:
@@ -170,7 +157,6 @@ class Work:
         rows.correct(found.records)
 
     def _train(self, member: Member, cells: Sequence[Cell]) -> Script:
-        """Train the cells that have no row yet, as many at once as the machine has threads."""
         records = member.kind.rows.records
         due = {cell.cell_id: cell for cell in cells if cell.cell_id not in records}
         for cell in list(due.values()):
@@ -206,11 +192,6 @@ class Work:
 
 
 def _outcome(member: Member, cell: Cell, answer: Mapping[str, Any], request: VisitCell | None = None) -> Outcome:
-    """The outcome of a visit, or of a training if there is no ``request``.
-
-    Raises:
-        Lost: the machine sent something else.
-    """
     try:
         threads = threads_of(cell, member.kind.plan.settings)
         return Outcome.from_json(answer["outcome"], cell, threads=threads, request=request)
