@@ -134,8 +134,7 @@ def test_every_length_with_any_padding_gives_the_formula(label: str) -> None:
             holes = torch.rand(2, n) < torch.tensor([[0.6], [-1.0]])  # no token of the second example is real
             if case.variant.name in ONE_AT_LEAST:
                 holes[:, 0] = True
-                holes[:, 1:2] = False
-            for mask in (None, holes, ~holes) if case.traits.key_padding else (None,):
+            for mask in (None, holes, holes.flip(1)) if case.traits.key_padding else (None,):
                 faults.append(differs(case, replace(case.shape, seq_len=n), mask))
     assert list(filter(None, faults)) == []
 
