@@ -6,11 +6,8 @@ import pytest
 import torch
 
 from attnbench.attention.abc import ABC
-from attnbench.errors import UsageError
-from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.reference import exact_attention
 from attnbench.shape import Shape
-from attnbench.variant import build
 
 CAUSAL = Shape(batch=2, heads=3, seq_len=23, head_dim=4, causal=True)
 
@@ -40,19 +37,3 @@ def test_the_largest_weights_neither_overflow_nor_lose_digits(strength: float) -
         module.control.weight.mul_(strength)
     found = module(x)
     torch.testing.assert_close(found.double(), module.double().dense(x.double()), rtol=1e-3, atol=1e-3)
-
-
-def test_training_takes_memory_in_proportion_to_the_length() -> None:
-    peaks = []
-    for n in (1024, 4096):
-        module, x = ABC(Shape(1, 1, n, 16, causal=True), slots=16), torch.randn(1, n, 16, requires_grad=True)
-        peaks.append(peak_tensor_bytes(lambda m=module, x=x: m(x).sum().backward()))
-    few, many = peaks
-    assert few is not None
-    assert many is not None
-    assert many < 4.2 * few
-
-
-def test_a_chunk_that_cannot_be_halved_is_refused() -> None:
-    with pytest.raises(UsageError, match="power of two"):
-        build("abc:chunk=12", CAUSAL)

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from attnbench.attention.additive import Additive
-from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.shape import Shape
 from attnbench.variant import build
 
@@ -49,20 +48,6 @@ def test_a_weight_is_the_exponential_of_what_the_network_of_its_head_says(shape:
         close(out[b, h, i], weights / weights.sum() @ v[b, h, : len(seen)])
 
 
-@both
-@pytest.mark.parametrize("chunk", [1, 7, 23, None])
-def test_tiles_change_neither_output_nor_gradients(shape: Shape, chunk: int | None) -> None:
-    module, inputs = make(shape, chunk=chunk).requires_grad_(), [x.requires_grad_() for x in qkv(shape)]
-    mask = torch.arange(23) % 5 != torch.tensor([[0], [3]])
-    out, expected = (f(*inputs, key_mask=mask) for f in (module, module.dense))
-    close(out, expected)
-    grad, wanted = torch.randn_like(out), [*inputs, *module.parameters()]
-    mine = torch.autograd.grad(out, wanted, grad)
-    theirs = torch.autograd.grad(expected, wanted, grad)
-    for one, other in zip(mine, theirs, strict=True):
-        close(one, other)
-
-
 def test_where_queries_say_nothing_all_queries_weigh_alike() -> None:
     module, (q, k, v) = make(SHAPE), qkv(SHAPE)
     with torch.no_grad():
@@ -84,16 +69,6 @@ def test_the_logits_are_bounded_by_the_size_of_w_however_large_the_inputs_are() 
 def test_the_hidden_layer_is_as_wide_as_a_head_unless_asked() -> None:
     assert make(SHAPE, hidden=None).w.shape == (3, 4)
     assert make(SHAPE, hidden=9).W.shape == (3, 4, 9)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_the_hidden_layers_of_all_pairs_are_never_in_memory(causal: bool) -> None:
-    n, hidden = 1024, 32
-    module = build("additive", Shape(1, 1, n, 8, causal=causal), hidden=hidden)
-    q, k, v = (torch.randn(1, 1, n, 8, requires_grad=True) for _ in range(3))
-    peak = peak_tensor_bytes(lambda: module(q, k, v).sum().backward())
-    assert peak is not None
-    assert peak < 4 * n * n * hidden / 8
 
 
 def test_decoding_keeps_the_projected_keys() -> None:

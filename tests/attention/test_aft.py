@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor
@@ -220,32 +218,6 @@ def test_decoding_keeps_the_tokens_within_reach_and_one_sum() -> None:
     assert state.k.shape == (1, 5, 2)
     assert state.log.shape == (1, 1, 2)
     assert make("mode=simple", Shape(1, 1, 30, 2, causal=True)).begin(tokens(1, 20, 2)).k.numel() == 0
-
-
-@pytest.mark.parametrize("options", ["factors=2", "mode=local,window=3,factors=2", "mode=conv,kernel=5", "mode=simple"])
-@pytest.mark.parametrize("causal", [False, True])
-def test_what_is_computed_again_for_gradients_gives_those_of_the_formula(
-    options: str, causal: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(modes, "_ROWS", 32)
-    monkeypatch.setitem(tiling.TUNED, "aft.blocks", tiling.Tuned(1))
-    module = make(options, Shape(1, 2, 70, 1, causal=causal))
-    wanted = (tokens(1, 70, 2).requires_grad_(), *module.parameters())
-    weight = tokens(1, 70, 2)
-    fast, dense = (torch.autograd.grad((f(wanted[0]) * weight).sum(), wanted) for f in (module, module.dense))
-    for actual, expected in zip(fast, dense, strict=True):
-        close(actual, expected)
-
-
-def test_gradients_of_all_biases_match_finite_differences() -> None:
-    for options in ("factors=2", "factors=0", "mode=local,window=1,factors=0", "mode=conv,kernel=3"):
-        module = make(options, Shape(1, 1, 5, 2, causal=True))
-        x = tokens(1, 5, 2).requires_grad_()
-
-        def call(x: Tensor, *_: Tensor, module: Callable[[Tensor], Tensor] = module) -> Tensor:
-            return module(x)
-
-        assert torch.autograd.gradcheck(call, (x, *module.parameters()), fast_mode=True)
 
 
 # Refusals

@@ -74,22 +74,6 @@ def test_members_of_a_cluster_share_the_weights_of_their_mean(options: str, M: i
     close(module.dense(q, k, v), out)
 
 
-MODES = ["clusters=4,bits=6,iterations=3", "clusters=4,bits=6,improved=3", "", "improved=2", "clusters=2,improved=99"]
-
-
-@pytest.mark.parametrize("options", MODES)
-@pytest.mark.parametrize(("N", "M"), [(40, None), (70, 11), (5, 23)])
-def test_forward_equals_its_dense_form_with_any_padding(options: str, N: int, M: int | None) -> None:
-    q, k, v = draw(N, M)
-    module = clustered(options, N, M)
-    close(module(q, k, v), module.dense(q, k, v))
-    for share in (0.6, -1.0):
-        mask = torch.rand(B, M or N) < torch.tensor([[share], [0.4]])
-        out = module(q, k, v, key_mask=mask)
-        close(out, module.dense(q, k, v, key_mask=mask))
-        assert M or not out[~mask[:, None].expand(-1, H, -1)].any()
-
-
 def test_recomputing_all_keys_is_exact_attention() -> None:
     q, k, v = draw(70, 30)
     for keys in (30, 1000):
@@ -132,36 +116,6 @@ def test_every_option_decides_the_output(option: str) -> None:
     assert float((after - before).abs().max()) > 1e-3
 
 
-@pytest.mark.parametrize("improved", ["", ",improved=2"])
-@pytest.mark.parametrize("masked", [False, True])
-def test_gradients_are_those_of_finite_differences(improved: str, masked: bool) -> None:
-    q, k, v = (x.requires_grad_() for x in draw(9))
-    mask = torch.rand(B, 9) < torch.tensor([[0.6], [-1.0]]) if masked else None
-    module = clustered(f"clusters=3,bits=4{improved}", 9)
-    assert torch.autograd.gradcheck(lambda *x: module(*x, key_mask=mask), (q, k, v), fast_mode=True)
-
-
-@pytest.mark.parametrize("improved", ["", ",improved=4"])
-@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 0.02), (torch.float16, 0.003)])
-def test_lower_precision_stays_close_where_clusters_do_not_change(
-    dtype: torch.dtype, bound: float, improved: str
-) -> None:
-    q, k, v = (x.to(dtype) for x in draw(30))
-    module = clustered(f"clusters=1{improved}", 30)
-    mask = torch.tensor([[False], [True]]).expand(B, 30)
-    out, exact = module(q, k, v, key_mask=mask), module.dense(*(x.double() for x in (q, k, v)), key_mask=mask)
-    assert out.dtype == dtype
-    assert not out[0].any()
-    assert float((out.double() - exact).norm() / exact.norm()) < bound
-
-
-@pytest.mark.parametrize("improved", ["", ",improved=4"])
-@pytest.mark.parametrize("scale", [0.0, 1e4])
-def test_null_and_huge_tokens_stay_finite(scale: float, improved: str) -> None:
-    q, k, v = (x.float() for x in draw(30))
-    assert bool(clustered(f"clusters=4{improved}", 30)(scale * q, scale * k, v).isfinite().all())
-
-
 @pytest.mark.parametrize("backward", [False, True])
 def test_memory_grows_no_faster_than_the_sequence_where_improved(backward: bool) -> None:
     def peak(N: int) -> int:
@@ -172,16 +126,6 @@ def test_memory_grows_no_faster_than_the_sequence_where_improved(backward: bool)
         return bytes_
 
     assert peak(4096) < 4.2 * peak(1024)
-
-
-@pytest.mark.parametrize("improved", [None, 4])
-def test_runs_on_fake_tensors(improved: int | None) -> None:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with FakeTensorMode():
-        x = torch.empty(2, 3, 50, 8)
-        module = Clustered(Shape(2, 3, 50, 8), clusters=5, improved=improved)
-        assert module(x, x, x, key_mask=torch.ones(2, 50, dtype=torch.bool)).shape == x.shape
 
 
 def test_causal_attention_is_refused() -> None:

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from attnbench.attention import cosformer as of_cosformer
 from attnbench.attention.cosformer import CosFormer
-from attnbench.engines import tiling
 from attnbench.engines.recurrent import stretches
 from attnbench.errors import Unsupported, UsageError
 from attnbench.shape import Shape
@@ -82,20 +81,6 @@ def test_cross_attention_measures_by_the_longer_sequence(kv_len: int) -> None:
     shape = Shape(batch=2, heads=3, seq_len=23, kv_len=kv_len, head_dim=4)
     inputs = qkv(shape)
     close(CosFormer(shape)(*inputs), pair_by_pair(*inputs, max(23, kv_len)))
-
-
-@both
-@pytest.mark.parametrize("limit", [1, 2**19])
-def test_gradients_equal_those_of_the_sum_over_pairs(shape: Shape, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(tiling.TUNED, "linear.features", tiling.Tuned(limit, 2))
-    # Computed again, or kept.
-    monkeypatch.setitem(tiling.TUNED, "recurrent.kept", tiling.Tuned(0 if limit < 2**19 else 2**18))
-    inputs = [x.requires_grad_() for x in qkv(shape)]
-    grad = torch.randn_like(inputs[0])
-    mine = torch.autograd.grad(CosFormer(shape, chunk=5)(*inputs, key_mask=HOLES), inputs, grad)
-    theirs = torch.autograd.grad(pair_by_pair(*inputs, 23, shape.causal, HOLES), inputs, grad)
-    for one, other in zip(mine, theirs, strict=True):
-        close(one, other)
 
 
 @both

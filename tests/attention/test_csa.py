@@ -9,10 +9,9 @@ from torch import Tensor
 
 from attnbench.attention.compressed.csa import CSA, Overlapping
 from attnbench.cell import Cell
-from attnbench.engines import tiling
 from attnbench.engines.gathered.index import lesson
 from attnbench.errors import Unsupported, UsageError
-from attnbench.measure.memory import peak_tensor_bytes, state_bytes
+from attnbench.measure.memory import state_bytes
 from attnbench.record import Record
 from attnbench.shape import Shape
 from attnbench.spec import parse_spec
@@ -133,36 +132,6 @@ def test_a_padded_token_gives_nothing_to_any_entry(causal: bool, run: int, windo
     close(out.detach(), torch.where(real, by_hand(module, x, HOLES), 0.0))
 
 
-@both
-@each_size
-def test_tiles_change_nothing_forward_or_backward(
-    causal: bool, run: int, window: int, top_k: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("attnbench.attention.compressed.csa.ROWS", 3)
-    module, x, direction = make(causal, run, window, top_k), tokens().requires_grad_(), tokens()
-    wanted = [x, *module.parameters()]
-    for mask in (None, HOLES):
-        found = []
-        for numbers in (1, 1 << 18):
-            for work in ("gathered.listed", "topk.logits"):
-                monkeypatch.setitem(tiling.TUNED, work, tiling.Tuned(numbers, 1))
-            out = module(x, key_mask=mask)
-            grads = torch.autograd.grad(out, wanted, direction, allow_unused=True, materialize_grads=True)
-            found.append((out, *grads))
-        for one, other in zip(*found, strict=True):
-            close(one, other)
-
-
-@each_size
-@pytest.mark.parametrize("prompt", [0, 1, 8, 22])
-def test_decoding_gives_what_the_whole_sequence_gives(run: int, window: int, top_k: int, prompt: int) -> None:
-    module, x = make(True, run, window, top_k), tokens()
-    expected, state = by_hand(module, x), module.begin(x[:, :prompt])
-    for t in range(prompt, 23):
-        out, state = module.step(state, x[:, t : t + 1])
-        close(out[:, 0].detach(), expected[:, t])
-
-
 def test_an_entry_is_seen_once_its_run_is_closed_and_reads_the_run_before_it() -> None:
     module, x = make(True, run=4, window=1, top_k=1), tokens().requires_grad_()
     with torch.no_grad():
@@ -213,18 +182,6 @@ def test_the_index_learns_what_the_heads_read_and_nothing_else_learns_from_it() 
         (0.0 * module(x)).sum().backward()  # the lesson does not depend on what the model learns from
         optimiser.step()
     assert float(surprise().detach()) < before - 0.02
-
-
-@both
-def test_memory_grows_with_the_length_and_not_with_its_square(causal: bool) -> None:
-    def peak(n: int) -> int:
-        module = build("csa", Shape(1, 2, n, 8, causal=causal), run=4, window=16, top_k=8, index_heads=1, index_dim=4)
-        x = torch.randn(1, n, 16, requires_grad=True)
-        found = peak_tensor_bytes(lambda: module(x).sum().backward())
-        assert found is not None
-        return found
-
-    assert peak(4096) <= 4.2 * peak(1024)
 
 
 def test_a_token_costs_its_part_of_an_entry_and_of_an_index_key() -> None:

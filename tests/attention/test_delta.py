@@ -5,8 +5,6 @@ import torch
 from torch import Tensor
 
 from attnbench.attention.delta import Delta, delta_rule
-from attnbench.engines import tiling
-from attnbench.engines.recurrent import stretches
 from attnbench.shape import Shape
 
 SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=4)
@@ -34,14 +32,6 @@ def test_equals_the_recurrence_for_every_chunk(shape: Shape, chunk: int) -> None
     module, x = Delta(shape, chunk=chunk).double(), tokens(shape)
     for key_mask in (None, HOLES):
         close(module(x, key_mask=key_mask), module.dense(x, key_mask=key_mask))
-
-
-@both
-@pytest.mark.parametrize("stretch", [1, 14])
-def test_the_state_goes_on_from_stretch_to_stretch(shape: Shape, stretch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stretches, "STRETCH", stretch)
-    module, x = Delta(shape, chunk=7).double(), tokens(shape)
-    close(module(x, key_mask=HOLES), module.dense(x, key_mask=HOLES))
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -98,35 +88,6 @@ def test_the_mixer_is_silu_norm_rule_norm_and_projection() -> None:
     close(module(x), rows @ p["out.weight"].T)
 
 
-@both
-@pytest.mark.parametrize("limit", [1, 2**19])
-def test_gradients_equal_those_of_the_recurrence(shape: Shape, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(tiling.TUNED, "linear.features", tiling.Tuned(limit, 2))
-    # Computed again, or kept.
-    monkeypatch.setitem(tiling.TUNED, "recurrent.kept", tiling.Tuned(0 if limit < 2**19 else 2**18))
-    module, x = Delta(shape, chunk=5).double(), tokens(shape).requires_grad_()
-    wanted, grad = [x, *module.parameters()], tokens(shape)
-    mine = torch.autograd.grad(module(x, key_mask=HOLES), wanted, grad)
-    theirs = torch.autograd.grad(module.dense(x, key_mask=HOLES), wanted, grad)
-    for one, other in zip(mine, theirs, strict=True):
-        close(one, other)
-
-
-def test_a_padded_token_is_as_if_absent() -> None:
-    module, x = Delta(CAUSAL, chunk=5).double(), tokens(CAUSAL)
-    real = torch.ones(2, 23, dtype=torch.bool)
-    real[:, 9:14] = False
-    close(module(x, key_mask=real)[:, real[0]], module(x[:, real[0]]))
-
-
-def test_the_state_is_one_matrix_per_head() -> None:
-    module, x = Delta(CAUSAL, chunk=3).double(), tokens(CAUSAL)
-    state = module.begin(x[:, :9])
-    assert state.shape == (2, 3, 4, 4)
-    _, stepped = module.step(module.begin(x[:, :8]), x[:, 8:9])
-    close(stepped, state)
-
-
 def test_a_long_sequence_of_alike_keys_stays_bounded_in_float32() -> None:
     q, k, v, beta = (x.float() for x in draw(1024))
     k = torch.nn.functional.normalize(k + 3, dim=-1)
@@ -177,22 +138,6 @@ def test_a_token_makes_its_steps_one_after_the_other(
     y = out.view(2, 23, 3, 4)
     y = y / (y.square().mean(-1, keepdim=True) + 1e-6).sqrt() * p["norm.weight"]
     close(module(x), y.flatten(2) @ p["out.weight"].T)
-
-
-@both
-@pytest.mark.parametrize("decay", [False, True])
-def test_with_several_steps_too_a_padded_token_is_as_if_absent(shape: Shape, decay: bool) -> None:
-    module, x = Delta(shape, steps=2, decay=decay, chunk=5).double(), tokens(shape)
-    out = module(x, key_mask=HOLES)
-    for b in range(2):
-        close(out[b, HOLES[b]], module(x[b : b + 1, HOLES[b]])[0])
-
-
-def test_several_steps_keep_one_state() -> None:
-    module, x = Delta(CAUSAL, steps=3, chunk=5).double(), tokens(CAUSAL)
-    assert module.begin(x[:, :9]).shape == (2, 3, 4, 4)
-    _, stepped = module.step(module.begin(x[:, :8]), x[:, 8:9])
-    close(stepped, module.begin(x[:, :9]))
 
 
 def test_a_rate_of_two_turns_what_stood_there_round() -> None:

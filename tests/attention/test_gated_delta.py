@@ -12,10 +12,7 @@ from attnbench.attention.comba import Comba
 from attnbench.attention.gated_delta import GatedDelta
 from attnbench.attention.gated_delta_2 import GatedDelta2
 from attnbench.attention.kda import KimiDeltaAttention
-from attnbench.engines import tiling
-from attnbench.engines.recurrent import stretches
 from attnbench.engines.recurrent.erasing_layer import ErasingLayer
-from attnbench.errors import UsageError
 from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.shape import Shape
 from attnbench.variant import build
@@ -40,7 +37,6 @@ layers = pytest.mark.parametrize(
         "kda:chunk=4,value_groups=2",
     ],
 )
-HOLES = torch.arange(23) % 5 != torch.tensor([[1], [3]])
 
 
 def close(actual: Tensor, expected: Tensor) -> None:
@@ -141,67 +137,6 @@ def by_hand(module: ErasingLayer, x: Tensor) -> Tensor:
 def test_equals_the_recurrence_token_by_token(label: str, shape: Shape) -> None:
     module, x = make(label, shape), tokens(shape)
     close(module(x), by_hand(module, x))
-
-
-@layers
-@pytest.mark.parametrize("n", [1, 2, 3, 6])
-@torch.no_grad()
-def test_a_sequence_may_be_shorter_than_the_convolution(label: str, n: int) -> None:
-    module, x = make(label, SHAPE), tokens(SHAPE)[:, :n]
-    close(module(x), by_hand(module, x))
-
-
-@layers
-@both
-@pytest.mark.parametrize("stretch", [1, 8])
-@torch.no_grad()
-def test_the_state_goes_on_from_stretch_to_stretch(
-    label: str, shape: Shape, stretch: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stretches, "STRETCH", stretch)
-    module, x = make(label, shape), tokens(shape)
-    close(module(x), by_hand(module, x))
-
-
-@layers
-@both
-def test_a_padded_token_is_as_if_absent(label: str, shape: Shape) -> None:
-    module, x = make(label, shape), tokens(shape)
-    out = module(x, key_mask=HOLES)
-    for b in range(2):
-        close(out[b, HOLES[b]], module(x[b : b + 1, HOLES[b]])[0])
-    close(out * HOLES[..., None], module.dense(x, key_mask=HOLES))  # type: ignore[operator]  # both have one
-
-
-@layers
-@both
-@pytest.mark.parametrize("limit", [1, 2**19])
-def test_gradients_equal_those_of_the_dense_formula(
-    label: str, shape: Shape, limit: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(tiling.TUNED, "linear.features", tiling.Tuned(limit, 2))
-    # Computed again, or kept.
-    monkeypatch.setitem(tiling.TUNED, "recurrent.kept", tiling.Tuned(0 if limit < 2**19 else 2**18))
-    module, x = make(label, shape), tokens(shape).requires_grad_()
-    wanted, direction = [x, *module.parameters()], tokens(shape) * HOLES[..., None]
-    mine = torch.autograd.grad(module(x, key_mask=HOLES), wanted, direction)
-    theirs = torch.autograd.grad(module.dense(x, key_mask=HOLES), wanted, direction)  # type: ignore[operator]
-    for one, other in zip(mine, theirs, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
-
-
-@layers
-@torch.no_grad()
-def test_the_state_is_one_matrix_per_head_and_the_last_tokens(label: str) -> None:
-    module, x = make(label, CAUSAL), tokens(CAUSAL)
-    for n in (0, 1, 2, 9):
-        state = module.begin(x[:, :n])
-        assert state.state.shape == (2, 3 * module.groups, 4, module.sizes[2] // module.groups)
-        assert state.last.shape == (2, module.short.before, 3 * sum(module.sizes))
-        _, stepped = module.step(state, x[:, n : n + 1])
-        after = module.begin(x[:, : n + 1])
-        close(stepped.state, after.state)
-        close(stepped.last, after.last)
 
 
 def test_the_width_of_values_is_that_of_the_state() -> None:
@@ -316,21 +251,3 @@ def test_the_strongest_decay_forgets_in_float32_without_losing_the_rest(label: s
     torch.testing.assert_close(out.double(), expected, rtol=1e-4, atol=1e-5)
     (grad,) = torch.autograd.grad(out.square().sum(), x)
     assert bool(grad.isfinite().all())
-
-
-@pytest.mark.parametrize("label", ["gated-delta", "gated-delta-2", "comba", "kda"])
-def test_training_takes_memory_in_proportion_to_the_length(label: str) -> None:
-    peaks = []
-    for n in (1024, 4096):
-        module, x = build(label, Shape(1, 1, n, 16, causal=True)), torch.randn(1, n, 16, requires_grad=True)
-        peaks.append(peak_tensor_bytes(lambda m=module, x=x: m(x).sum().backward()))
-    few, many = peaks
-    assert few is not None
-    assert many is not None
-    assert many < 4.3 * few
-
-
-@pytest.mark.parametrize("name", ["gated-delta-2", "kda"])
-def test_a_chunk_that_cannot_be_halved_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match=rf"^{name}: option chunk=12 must be a power of two"):
-        build(f"{name}:chunk=12", CAUSAL)

@@ -5,12 +5,9 @@ import torch
 from torch import Tensor
 
 from attnbench.attention.gla import GLA, gated_attention
-from attnbench.engines import tiling
 from attnbench.engines.recurrent import stretches
-from attnbench.errors import UsageError
 from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.shape import Shape
-from attnbench.variant import build
 
 SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=4)
 CAUSAL = Shape(batch=2, heads=3, seq_len=23, head_dim=4, causal=True)
@@ -125,40 +122,6 @@ def test_gradients_are_finite_and_right_where_decays_are_strong(strength: float)
     theirs = torch.autograd.grad(pair_by_pair(*inputs, causal=False), inputs, grad)
     for one, other in zip(mine, theirs, strict=True):
         close(one, other)
-
-
-@both
-@pytest.mark.parametrize("limit", [1, 2**19])
-def test_gradients_equal_those_of_the_dense_formula(shape: Shape, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(tiling.TUNED, "linear.features", tiling.Tuned(limit, 2))
-    # Computed again, or kept.
-    monkeypatch.setitem(tiling.TUNED, "recurrent.kept", tiling.Tuned(0 if limit < 2**19 else 2**18))
-    module, x = GLA(shape, rank=3, chunk=16).double(), tokens(shape).requires_grad_()
-    wanted, grad = [x, *module.parameters()], tokens(shape)
-    mine = torch.autograd.grad(module(x, key_mask=HOLES), wanted, grad)
-    theirs = torch.autograd.grad(module.dense(x, key_mask=HOLES), wanted, grad)
-    for one, other in zip(mine, theirs, strict=True):
-        close(one, other)
-
-
-def test_a_padded_token_lets_nothing_fade() -> None:
-    module, x = GLA(CAUSAL, rank=3, chunk=8, temperature=1.0).double(), tokens(CAUSAL)
-    real = torch.ones(2, 23, dtype=torch.bool)
-    real[:, 9:14] = False
-    close(module(x, key_mask=real)[:, real[0]], module(x[:, real[0]]))
-
-
-def test_the_state_is_one_matrix_per_head() -> None:
-    module, x = GLA(CAUSAL, temperature=1.0).double(), tokens(CAUSAL)
-    state = module.begin(x[:, :9])
-    assert state.shape == (2, 3, 4, 4)
-    _, stepped = module.step(module.begin(x[:, :8]), x[:, 8:9])
-    close(stepped, state)
-
-
-def test_a_chunk_that_cannot_be_halved_is_refused() -> None:
-    with pytest.raises(UsageError, match="power of two"):
-        build("gla:chunk=12", SHAPE)
 
 
 @both

@@ -5,9 +5,7 @@ import torch
 from torch import Tensor
 
 from attnbench.attention.graph import Graph
-from attnbench.engines import tiling
 from attnbench.errors import Unsupported
-from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.reference import masked_attention
 from attnbench.shape import Shape
 from attnbench.variant import build
@@ -15,7 +13,6 @@ from attnbench.variant import build
 SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=4)
 CAUSAL = Shape(batch=2, heads=3, seq_len=23, head_dim=4, causal=True)
 both = pytest.mark.parametrize("shape", [SHAPE, CAUSAL], ids=["all", "causal"])
-HOLES = torch.arange(23) % 5 != torch.tensor([[0], [3]])
 
 
 def make(shape: Shape, edges: int = 3, ring: int = 2) -> Graph:
@@ -49,32 +46,8 @@ def test_each_token_has_its_own_random_neighbours_and_none_twice() -> None:
     assert {len(row) for row in real} <= set(range(3, 9))
 
 
-@both
-@pytest.mark.parametrize("most", [1, 200, 1 << 18])
-def test_tiles_change_neither_output_nor_gradients(shape: Shape, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(tiling.TUNED, "gathered.listed", tiling.Tuned(most))
-    module, inputs = make(shape), [x.requires_grad_() for x in qkv()]
-    for mask in (None, HOLES):
-        out, expected = (f(*inputs, key_mask=mask) for f in (module, module.dense))
-        close(out, expected)
-        grad = torch.randn_like(out)
-        for one, other in zip(*(torch.autograd.grad(y, inputs, grad) for y in (out, expected)), strict=True):
-            close(one, other)
-
-
 def test_a_shorter_input_lacks_the_edges_to_what_is_not_there_and_a_longer_one_has_none() -> None:
     module, inputs = make(SHAPE), qkv(11)
     close(module(*inputs), module.dense(*inputs))
     with pytest.raises(Unsupported, match="24 tokens, but the graph was drawn for at most 23"):
         module(*qkv(24))
-
-
-def test_memory_grows_with_the_number_of_edges() -> None:
-    def peak(n: int) -> int:
-        module = make(Shape(1, 1, n, 8), edges=8, ring=4)
-        q, k, v = (torch.randn(1, 1, n, 8, requires_grad=True) for _ in range(3))
-        found = peak_tensor_bytes(lambda: module(q, k, v).sum().backward())
-        assert found is not None
-        return found
-
-    assert peak(8192) <= 4.2 * peak(2048)

@@ -6,15 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.attention.gsa import GSA
 from attnbench.engines.recurrent import stretches
 from attnbench.engines.recurrent.slots import slot_attention
-from attnbench.errors import UsageError
-from attnbench.measure.memory import peak_tensor_bytes
-from attnbench.shape import Shape
-from attnbench.variant import build
-
-SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=4)
 
 
 def drawn(n: int = 23) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -58,19 +51,3 @@ def test_the_strongest_decays_neither_overflow_nor_lose_digits(strength: float) 
     inputs = [x.float() for x in (q, k, v, log_decay)]
     exact = by_hand(*(x.double() for x in inputs))
     torch.testing.assert_close(slot_attention(*inputs, chunk=32).double(), exact, rtol=1e-4, atol=1e-5)
-
-
-def test_training_takes_memory_in_proportion_to_the_length() -> None:
-    peaks = []
-    for n in (1024, 4096):
-        module, x = GSA(Shape(1, 1, n, 16, causal=True), slots=16), torch.randn(1, n, 16, requires_grad=True)
-        peaks.append(peak_tensor_bytes(lambda m=module, x=x: m(x).sum().backward()))
-    few, many = peaks
-    assert few is not None
-    assert many is not None
-    assert many < 4.2 * few
-
-
-def test_a_chunk_that_cannot_be_halved_is_refused() -> None:
-    with pytest.raises(UsageError, match="power of two"):
-        build("gsa:chunk=12", SHAPE)

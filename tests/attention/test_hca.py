@@ -8,9 +8,8 @@ from torch import Tensor
 
 from attnbench.attention.compressed.hca import HCA
 from attnbench.cell import Cell
-from attnbench.engines import tiling
 from attnbench.errors import Unsupported, UsageError
-from attnbench.measure.memory import peak_tensor_bytes, state_bytes
+from attnbench.measure.memory import state_bytes
 from attnbench.record import Record
 from attnbench.shape import Shape
 from attnbench.spec import parse_spec
@@ -104,35 +103,6 @@ def test_an_entry_with_a_padded_token_is_seen_by_nobody(causal: bool, run: int, 
     close(out.detach(), torch.where(real, by_hand(module, x, HOLES), 0.0))
 
 
-@both
-@each_size
-def test_tiles_change_nothing_forward_or_backward(
-    causal: bool, run: int, window: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("attnbench.attention.compressed.hca.ROWS", 3)
-    module, x, direction = make(causal, run, window), tokens().requires_grad_(), tokens()
-    wanted = [x, *module.parameters()]
-    for mask in (None, HOLES):
-        found = []
-        for numbers in (1, 1 << 18):
-            monkeypatch.setitem(tiling.TUNED, "gathered.listed", tiling.Tuned(numbers, 1))
-            out = module(x, key_mask=mask)
-            grads = torch.autograd.grad(out, wanted, direction, allow_unused=True, materialize_grads=True)
-            found.append((out, *grads))
-        for one, other in zip(*found, strict=True):
-            close(one, other)
-
-
-@each_size
-@pytest.mark.parametrize("prompt", [0, 1, 8, 22])
-def test_decoding_gives_what_the_whole_sequence_gives(run: int, window: int, prompt: int) -> None:
-    module, x = make(True, run, window), tokens()
-    expected, state = by_hand(module, x), module.begin(x[:, :prompt])
-    for t in range(prompt, 23):
-        out, state = module.step(state, x[:, t : t + 1])
-        close(out[:, 0].detach(), expected[:, t])
-
-
 def test_an_entry_is_seen_once_its_run_is_closed_and_not_before() -> None:
     module, x = make(True, run=4, window=1), tokens().requires_grad_()
     out = module(x)
@@ -160,18 +130,6 @@ def test_what_is_read_depends_on_distances_alone() -> None:
     later = torch.cat([tokens(8).zero_(), x], 1)
     mask = torch.arange(20) >= torch.tensor([[8], [8]])
     close(module(later, key_mask=mask)[:, 8:], module(x))
-
-
-@both
-def test_memory_grows_with_the_length_and_not_with_its_square(causal: bool) -> None:
-    def peak(n: int) -> int:
-        module = build("hca", Shape(1, 2, n, 8, causal=causal), run=16, window=16)
-        x = torch.randn(1, n, 16, requires_grad=True)
-        found = peak_tensor_bytes(lambda: module(x).sum().backward())
-        assert found is not None
-        return found
-
-    assert peak(4096) <= 4.2 * peak(1024)
 
 
 def test_a_token_costs_its_part_of_an_entry() -> None:

@@ -7,16 +7,11 @@ import torch
 from torch import Tensor
 
 from attnbench.attention.indexed import IndexedAttention, Learned, Random
-from attnbench.cell import Cell, ModelSize
-from attnbench.engines import tiling
+from attnbench.cell import ModelSize
 from attnbench.engines.gathered.chosen import attend_to_chosen
-from attnbench.measure.memory import peak_tensor_bytes, state_bytes
 from attnbench.model import Encoder
-from attnbench.record import Record
 from attnbench.reference import exact_attention, of_query_heads
 from attnbench.shape import Shape
-from attnbench.spec import parse_spec
-from attnbench.status import Status
 from attnbench.variant import build
 
 F64 = torch.float64
@@ -110,53 +105,10 @@ def test_a_padded_key_is_never_kept(causal: bool, indexer: str) -> None:
 
 @both
 @each
-@pytest.mark.parametrize("numbers", [1, 200])
-def test_tiles_change_nothing_forward_or_backward(
-    causal: bool, indexer: str, numbers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shape = shape_of(causal)
-    module, inputs = make(shape, indexer), [x.requires_grad_() for x in draw(shape)]
-    wanted = [*inputs, *module.parameters()]
-    for mask in (None, HOLES):
-        direction, found = torch.randn(2, 4, 19, 3, dtype=F64), []
-        for most in (numbers, 1 << 18):
-            for work in ("topk.logits", "gathered.listed"):
-                monkeypatch.setitem(tiling.TUNED, work, tiling.Tuned(most, 1))
-            monkeypatch.setattr("attnbench.engines.gathered.index._LESSON_ROWS", 4 if most == numbers else 64)
-            out = module(*inputs, key_mask=mask)
-            found.append((out, *torch.autograd.grad(out, wanted, direction)))
-        for one, other in zip(*found, strict=True):
-            close(one, other)
-
-
-@each
-@pytest.mark.parametrize("kv_heads", [4, 1])
-@pytest.mark.parametrize("prompt", [0, 1, 9])
-def test_decoding_keeps_the_same_keys(indexer: str, kv_heads: int, prompt: int) -> None:
-    shape = shape_of(True, kv_heads)
-    module, (q, k, v) = make(shape, indexer), draw(shape)
-    expected, state = by_hand(module, q, k, v), module.begin(*(x[:, :, :prompt] for x in (q, k, v)))
-    for t in range(prompt, 19):
-        out, state = module.step(state, *(x[:, :, t : t + 1] for x in (q, k, v)))
-        close(out[:, :, 0].detach(), expected[:, :, t])
-
-
-@both
-@each
 def test_enough_keys_are_all_keys(causal: bool, indexer: str) -> None:
     shape = shape_of(causal)
     q, k, v = draw(shape)
     close(make(shape, indexer, top_k=19)(q, k, v).detach(), exact_attention(q, k, v, causal=causal))
-
-
-@each
-def test_the_choice_of_a_query_does_not_look_ahead(indexer: str) -> None:
-    shape = shape_of(True)
-    module, (q, k, _) = make(shape, indexer), draw(shape)
-    before = module._choose(q, k, None)
-    for x in (q, k):
-        x[:, :, 12:] *= 3
-    assert torch.equal(module._choose(q, k, None)[:, :12], before[:, :12])
 
 
 def test_of_keys_without_any_index_the_latest_are_kept() -> None:
@@ -172,20 +124,6 @@ def test_a_random_index_has_no_more_heads_than_attention() -> None:
     shape = shape_of(False)
     assert make(shape, "random", index_heads=9).index.heads == 4
     assert make(shape, "learned", index_heads=9).index.heads == 9
-
-
-@each
-def test_an_error_is_the_dropped_mass_times_how_far_the_means_are_apart(indexer: str) -> None:
-    """For each row o - ô = (1 - m)(ō - ô), with m the mass kept, ô the output and ō that of the keys dropped."""
-    shape = shape_of(True)
-    module, (q, k, v) = make(shape, indexer), draw(shape)
-    kept = torch.zeros(2, 19, 20, dtype=torch.bool).scatter(2, module._choose(q, k, None).long() % 20, True)
-    kept = kept[:, None, :, :19].tril()
-    p = (q @ of_query_heads(k, 4).mT / 2).masked_fill(~torch.ones(19, 19).bool().tril(), -torch.inf).softmax(-1)
-    mass = (p * kept).sum(-1, keepdim=True)
-    dropped = (p * ~kept) @ of_query_heads(v, 4) / (1 - mass).clamp(min=1e-300)
-    out = module(q, k, v).detach()
-    close(exact_attention(q, k, v, causal=True) - out, (1 - mass) * (dropped - out))
 
 
 def kept_mass(module: IndexedAttention, q: Tensor, k: Tensor) -> float:
@@ -274,26 +212,3 @@ def test_training_makes_it_keep_more() -> None:
 
 
 # What it costs
-
-
-@pytest.mark.parametrize("indexer", ["random", "learned"])
-def test_memory_grows_with_the_length_and_not_with_its_square(indexer: str) -> None:
-    def peak(n: int) -> int:
-        module = build("indexed", Shape(1, 2, n, 8, causal=True), indexer=indexer, top_k=32, index_dim=8)
-        q, k, v = (torch.randn(1, 2, n, 8, requires_grad=True) for _ in range(3))
-        found = peak_tensor_bytes(lambda: module(q, k, v).sum().backward())
-        assert found is not None
-        return found
-
-    assert peak(4096) <= 4.2 * peak(1024)
-
-
-@each
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_state_holds_what_the_column_says(indexer: str, dtype: str) -> None:
-    shape = shape_of(True)
-    label = f"indexed:top_k=5,index_dim=6,indexer={indexer}"
-    to = getattr(torch, dtype)
-    state = build(label, shape).to(to).begin(*(x.to(to) for x in draw(shape)))
-    cell = Cell("x", "s", parse_spec(label), shape, dtype=dtype)
-    assert state_bytes(state) == 2 * 19 * (Record.of(cell, Status.OK).kv_bytes_per_token or 0)

@@ -6,7 +6,6 @@ import torch
 from attnbench.attention.linformer import Linformer
 from attnbench.cell import ModelSize
 from attnbench.errors import Unsupported, UsageError
-from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.model import Encoder
 from attnbench.reference import exact_attention
 from attnbench.shape import Shape
@@ -114,33 +113,6 @@ def test_mean_pooling_of_constant_values_gives_the_constant() -> None:
     )
 
 
-MODES = [
-    {"sharing": "unshared"},
-    {"sharing": "headwise"},
-    {},
-    {"projection": "mean-pool"},
-    {"projection": "max-pool"},
-    {"projection": "conv"},
-    {"projection": "conv", "sharing": "headwise"},
-    {"projection": "conv", "sharing": "unshared"},
-    {"projection": "jl", "delta": 0.5},
-]
-
-
-@pytest.mark.parametrize("options", MODES, ids=str)
-@pytest.mark.parametrize("real", [12, 11, 7, 5, 3])
-def test_padded_keys_change_nothing(options: dict[str, object], real: int) -> None:
-    q, k, v = qkv()
-    module = linformer(**options)
-    mask = torch.zeros(2, 12, dtype=torch.bool)
-    mask[0, :real] = True
-    mask[1] = True
-    padded = module(q, k, v, key_mask=mask)
-    alone = module(q[:1, :, :real], k[:1, :, :real], v[:1, :, :real])
-    torch.testing.assert_close(padded[:1, :, :real], alone, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(padded[1:], module(q[1:], k[1:], v[1:]), rtol=1e-12, atol=1e-12)
-
-
 @pytest.mark.parametrize("projection", ["mean-pool", "max-pool"])
 def test_pooling_cuts_padding_out_wherever_it_stands(projection: str) -> None:
     q, k, v = qkv()
@@ -150,13 +122,6 @@ def test_pooling_cuts_padding_out_wherever_it_stands(projection: str) -> None:
     for b in range(2):
         alone = module(q[b : b + 1], k[b : b + 1, :, mask[b]], v[b : b + 1, :, mask[b]])
         torch.testing.assert_close(out[b : b + 1], alone, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("projection", ["learned", "mean-pool", "max-pool", "conv", "jl"])
-def test_without_any_key_the_output_is_zero(projection: str) -> None:
-    q, k, v = qkv()
-    out = linformer(projection=projection)(q, k, v, key_mask=torch.zeros(2, 12, dtype=torch.bool))
-    assert torch.equal(out, torch.zeros_like(out))
 
 
 def test_mean_pooling_of_long_runs_keeps_its_precision_in_bfloat16() -> None:
@@ -196,18 +161,6 @@ def test_separate_projections_where_there_is_only_one_are_refused(projection: st
 def test_delta_without_the_random_projection_is_refused(projection: str) -> None:
     with pytest.raises(UsageError, match="delta needs projection=jl"):
         build(f"linformer:projection={projection},delta=0.1", Shape())
-
-
-@pytest.mark.parametrize("M", [12, 11, 9, 5])
-@pytest.mark.parametrize("options", MODES, ids=str)
-def test_equals_its_dense_form_with_holes_in_the_keys(options: dict[str, object], M: int) -> None:
-    q, k, v = qkv(N=7, M=M)
-    module = linformer(N=7, **options)
-    torch.testing.assert_close(module(q, k, v), module.dense(q, k, v), rtol=1e-12, atol=1e-12)
-    mask = torch.rand(2, M) < 0.5
-    mask[0] = False
-    out = module(q, k, v, key_mask=mask)
-    torch.testing.assert_close(out, module.dense(q, k, v, key_mask=mask), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("M", [13, 15, 16])
@@ -263,28 +216,6 @@ def test_pooling_and_convolution_have_no_longest_length(projection: str) -> None
     q, k, v = qkv(M=29)
     module = linformer(projection=projection)
     torch.testing.assert_close(module(q, k, v), module.dense(q, k, v), rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("options", MODES, ids=str)
-def test_gradients_match_finite_differences(options: dict[str, object]) -> None:
-    module = build("linformer:rank=2", Shape(1, 2, 3, 2, kv_len=5), **options).double()
-    inputs = [x.requires_grad_() for x in qkv(1, 2, 3, 5, 2)]
-    assert torch.autograd.gradcheck(
-        lambda q, k, v, *_: module(q, k, v), (*inputs, *module.parameters()), fast_mode=True
-    )
-
-
-@pytest.mark.parametrize("options", [MODES[0], MODES[4], MODES[5]], ids=str)
-def test_memory_of_a_training_step_with_padding_grows_linearly(options: dict[str, object]) -> None:
-    def peak(n: int) -> int:
-        module = build("linformer:rank=16", Shape(1, 2, n, 16), **options)
-        inputs = [x.requires_grad_() for x in qkv(1, 2, n, n, 16, torch.float32)]
-        mask = torch.ones(1, n, dtype=torch.bool)
-        bytes_ = peak_tensor_bytes(lambda: module(*inputs, key_mask=mask).sum().backward())
-        assert bytes_ is not None
-        return bytes_
-
-    assert peak(2048) / peak(512) < 4.2
 
 
 def test_the_convolution_is_drawn_with_variance_one_over_fan_in() -> None:

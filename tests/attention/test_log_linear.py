@@ -10,20 +10,14 @@ from torch import Tensor
 
 from attnbench.attention.log_linear import LogLinear
 from attnbench.attention.ssd import SSD
-from attnbench.engines import tiling
-from attnbench.engines.recurrent import stretches
 from attnbench.engines.recurrent.erase_and_write import erase_and_write
 from attnbench.engines.recurrent.levels import levelled_attention, levelled_delta_rule, tree
-from attnbench.errors import UsageError
-from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.shape import Shape
-from attnbench.variant import build
 
 SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=4)
 CAUSAL = Shape(batch=2, heads=3, seq_len=23, head_dim=4, causal=True)
 both = pytest.mark.parametrize("shape", [SHAPE, CAUSAL], ids=["all", "causal"])
 counts = pytest.mark.parametrize("levels", [None, 1, 2, 4, 9])
-HOLES = torch.arange(23) % 5 != torch.tensor([[1], [3]])
 
 
 def close(actual: Tensor, expected: Tensor) -> None:
@@ -140,18 +134,6 @@ def test_equals_the_formula_for_every_chunk_and_length(
     close(module(x), module.dense(x))
 
 
-@bases
-@counts
-@pytest.mark.parametrize("stretch", [1, 8, 16])
-@torch.no_grad()
-def test_the_states_go_on_from_stretch_to_stretch(
-    base: Base, levels: int | None, stretch: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stretches, "STRETCH", stretch)
-    module, x = make(CAUSAL, levels=levels, base=base), tokens(CAUSAL, 41)
-    close(module(x), module.dense(x))
-
-
 def drawn(n: int = 23) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     q, k, v = (torch.randn(2, n, 4, dtype=torch.float64) for _ in range(3))
     return q, k, v, -torch.rand(2, n, dtype=torch.float64)
@@ -204,47 +186,6 @@ def test_without_decay_orthonormal_keys_are_only_added_each_with_the_weight_of_i
     close(levelled_delta_rule(q, k, v, 0 * one, weights, one, chunk=4), expected)
 
 
-@both
-@bases
-@counts
-def test_a_padded_token_is_as_if_absent(shape: Shape, base: Base, levels: int | None) -> None:
-    module, x = make(shape, levels=levels, base=base), tokens(shape)
-    out = module(x, key_mask=HOLES)
-    for b in range(2):
-        close(out[b, HOLES[b]], module.dense(x[b : b + 1, HOLES[b]])[0])
-
-
-@both
-@bases
-@pytest.mark.parametrize("limit", [1, 2**19])
-def test_gradients_equal_those_of_the_dense_formula(
-    shape: Shape, base: Base, limit: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(tiling.TUNED, "linear.features", tiling.Tuned(limit, 2))
-    # Computed again, or kept.
-    monkeypatch.setitem(tiling.TUNED, "recurrent.kept", tiling.Tuned(0 if limit < 2**19 else 2**18))
-    module, x = make(shape, base=base), tokens(shape).requires_grad_()
-    wanted, direction = [x, *module.parameters()], tokens(shape) * HOLES[..., None]
-    mine = torch.autograd.grad(module(x, key_mask=HOLES), wanted, direction)
-    theirs = torch.autograd.grad(module.dense(x, key_mask=HOLES), wanted, direction)
-    for one, other in zip(mine, theirs, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
-
-
-@bases
-@counts
-@torch.no_grad()
-def test_steps_carry_the_states_as_one_counts(base: Base, levels: int | None) -> None:
-    module, x = make(CAUSAL, levels=levels, base=base), tokens(CAUSAL, 40)
-    whole, state = module(x), module.begin(x[:, :0])
-    for t in range(40):
-        out, state = module.step(state, x[:, t : t + 1])
-        close(out, whole[:, t : t + 1])
-        close(state.states, module.begin(x[:, : t + 1]).states)
-        assert state.seen == t + 1
-        assert state.states.shape[2] == max(1, module.levels - 1)
-
-
 def test_there_are_as_many_levels_as_the_length_needs() -> None:
     for n, levels in ((1, 1), (2, 2), (3, 3), (4, 3), (5, 4), (23, 6), (16384, 15)):
         assert LogLinear(Shape(heads=1, head_dim=2, seq_len=n)).levels == levels
@@ -258,23 +199,3 @@ def test_the_strongest_decays_neither_overflow_nor_lose_digits(strength: float) 
     inputs = [x.float() for x in (q, k, v, log_decay, weights)]
     exact = levelled_attention(*(x.double() for x in inputs), chunk=1)
     torch.testing.assert_close(levelled_attention(*inputs, chunk=32).double(), exact, rtol=1e-4, atol=1e-5)
-
-
-@bases
-def test_training_takes_memory_in_proportion_to_the_length(base: Base) -> None:
-    peaks = []
-    for n in (1024, 4096):
-        module, x = (
-            LogLinear(Shape(1, 1, n, 16, causal=True), base=base, state=16),
-            torch.randn(1, n, 16, requires_grad=True),
-        )
-        peaks.append(peak_tensor_bytes(lambda m=module, x=x: m(x).sum().backward()))
-    few, many = peaks
-    assert few is not None
-    assert many is not None
-    assert many < 5 * few  # n log n
-
-
-def test_a_chunk_that_cannot_be_halved_is_refused() -> None:
-    with pytest.raises(UsageError, match="power of two"):
-        build("log-linear:chunk=12", SHAPE)

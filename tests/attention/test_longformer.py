@@ -28,12 +28,6 @@ def test_one_softmax_over_window_and_global_tokens_counts_each_key_once(
     is_softmax_under(f, union(n, window, tokens, dilation), n)
 
 
-@pytest.mark.parametrize("spec", ["longformer:window=80,global_tokens=0", "longformer:window=1,global_tokens=80"])
-def test_a_window_or_global_tokens_that_cover_everything_are_exact_attention(spec: str) -> None:
-    q, k, v = draw(80)
-    torch.testing.assert_close(build(spec, Shape(2, 2, 80, 4))(q, k, v), exact_attention(q, k, v), rtol=0, atol=1e-12)
-
-
 def own(n: int, tokens: int, **options: int) -> longformer.Longformer:
     f = build("longformer:projections=own", Shape(2, 2, n, 4), global_tokens=tokens, **options).double()
     assert isinstance(f, longformer.Longformer)
@@ -89,15 +83,3 @@ def test_a_dilated_window_reaches_dilation_times_as_far_with_as_many_keys() -> N
     f = build("longformer:window=2,global_tokens=0,dilation=4", Shape(1, 1, 60, 60))
     seen = f(q, k, torch.eye(60, dtype=torch.float64)[None, None])[0, 0] > 0
     assert seen[30].nonzero().flatten().tolist() == [22, 26, 30, 34, 38]
-
-
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("options", ["window=2,global_tokens=3", "window=2,dilation=4", "global_tokens=0,window=1"])
-@pytest.mark.parametrize("projections", ["tied", "own"])
-def test_the_dense_formula_is_forward(options: str, projections: str, masked: bool) -> None:
-    q, k, v = draw(30)
-    f = build(f"longformer:{options},projections={projections}", Shape(2, 2, 30, 4)).double()
-    for parameter in f.parameters():
-        torch.nn.init.normal_(parameter)
-    mask = torch.rand(2, 30) < 0.6 if masked else None
-    torch.testing.assert_close(f.dense(q, k, v, key_mask=mask), f(q, k, v, key_mask=mask), rtol=0, atol=1e-12)

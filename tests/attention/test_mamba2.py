@@ -6,15 +6,12 @@ from torch import Tensor
 
 from attnbench.attention.mamba2 import Mamba2
 from attnbench.attention.ssd import SSD
-from attnbench.engines import tiling
-from attnbench.engines.recurrent import stretches
 from attnbench.errors import Unsupported
 from attnbench.shape import Shape
 
 SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=4)
 CAUSAL = Shape(batch=2, heads=3, seq_len=23, head_dim=4, causal=True)
 both = pytest.mark.parametrize("shape", [SHAPE, CAUSAL], ids=["all", "causal"])
-HOLES = torch.arange(23) % 5 != torch.tensor([[1], [3]])
 
 
 def close(actual: Tensor, expected: Tensor) -> None:
@@ -93,54 +90,6 @@ def test_groups_have_a_b_a_c_and_a_norm_of_their_own(shape: Shape, groups: int) 
 def test_groups_that_are_not_of_one_size_are_refused() -> None:
     with pytest.raises(Unsupported, match=r"^mamba2: 6 heads do not fall into groups=4 of one size"):
         make(SHAPE, groups=4)
-
-
-@pytest.mark.parametrize("n", [1, 2, 3, 6])
-def test_a_sequence_may_be_shorter_than_the_convolution(n: int) -> None:
-    module, u = make(SHAPE), tokens(SHAPE)[:, :n]
-    close(module(u), by_hand(module, u))
-
-
-@both
-@pytest.mark.parametrize("stretch", [1, 14])
-def test_the_state_goes_on_from_stretch_to_stretch(shape: Shape, stretch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stretches, "STRETCH", stretch)
-    module, u = make(shape), tokens(shape)
-    close(module(u), by_hand(module, u))
-
-
-@both
-def test_a_padded_token_is_as_if_absent(shape: Shape) -> None:
-    module, u = make(shape), tokens(shape)
-    out = module(u, key_mask=HOLES)
-    for b in range(2):
-        close(out[b, HOLES[b]], by_hand(module, u[b : b + 1, HOLES[b]])[0])
-
-
-@both
-@pytest.mark.parametrize("limit", [1, 2**19])
-def test_gradients_equal_those_of_the_dense_formula(shape: Shape, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(tiling.TUNED, "linear.features", tiling.Tuned(limit, 2))
-    # Computed again, or kept.
-    monkeypatch.setitem(tiling.TUNED, "recurrent.kept", tiling.Tuned(0 if limit < 2**19 else 2**18))
-    module, u = make(shape), tokens(shape).requires_grad_()
-    wanted, direction = [u, *module.parameters()], tokens(shape) * HOLES[..., None]
-    mine = torch.autograd.grad(module(u, key_mask=HOLES), wanted, direction)
-    theirs = torch.autograd.grad(module.dense(u, key_mask=HOLES), wanted, direction)
-    for one, other in zip(mine, theirs, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
-
-
-def test_the_state_is_one_matrix_per_head_and_the_last_tokens() -> None:
-    module, u = make(CAUSAL), tokens(CAUSAL)
-    for n in (0, 1, 2, 9):
-        state = module.begin(u[:, :n])
-        assert state.state.shape == (2, 6, 5, 4)
-        assert state.last.shape == (2, 3, 34)
-        _, stepped = module.step(state, u[:, n : n + 1])
-        after = module.begin(u[:, : n + 1])
-        close(stepped.state, after.state)
-        close(stepped.last, after.last)
 
 
 def test_without_what_stands_around_it_it_is_the_state_space_alone() -> None:

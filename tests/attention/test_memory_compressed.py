@@ -5,13 +5,11 @@ import torch
 from torch import Tensor
 
 from attnbench.attention.memory_compressed import MemoryCompressed
-from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.reference import exact_attention
 from attnbench.shape import Shape
 from attnbench.variant import build
 
 F64 = torch.float64
-MODES = [{}, {"kernel": "mean"}, {"compression": 5}, {"compression": 1}, {"compression": 40}]
 
 
 def qkv(N: int = 23, M: int | None = None, D: int = 5) -> list[Tensor]:
@@ -26,23 +24,6 @@ def compressed(N: int = 23, M: int | None = None, *, causal: bool = False, **opt
 
 def close(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-11, atol=1e-11)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("options", MODES, ids=str)
-@pytest.mark.parametrize("N", [23, 21, 3, 2, 1])
-def test_equals_its_dense_form_with_and_without_holes(options: dict[str, object], N: int, causal: bool) -> None:
-    inputs, module = qkv(N), compressed(N, causal=causal, **options)
-    close(module(*inputs), module.dense(*inputs))
-    mask = torch.rand(2, N) < 0.4
-    mask[0, : N // 2] = False
-    close(module(*inputs, key_mask=mask), module.dense(*inputs, key_mask=mask))
-
-
-@pytest.mark.parametrize(("N", "M"), [(9, 31), (31, 9), (4, 2)])
-def test_keys_may_come_from_another_sequence(N: int, M: int) -> None:
-    inputs, module = qkv(N, M), compressed(N, M)
-    close(module(*inputs), module.dense(*inputs))
 
 
 @pytest.mark.parametrize("c", [2, 3, 7])
@@ -88,16 +69,6 @@ def test_a_causal_query_without_a_block_attends_to_itself_alone() -> None:
     assert not out[1].any()
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_a_block_of_one_token_and_the_mean_is_exact_attention(causal: bool) -> None:
-    inputs = qkv()
-    module = compressed(compression=1, kernel="mean", causal=causal)
-    close(module(*inputs), exact_attention(*inputs, causal=causal))
-    mask = torch.rand(2, 23) < 0.6
-    expected = exact_attention(*inputs, causal=causal, key_mask=mask)
-    close(module(*inputs, key_mask=mask), expected)
-
-
 def test_averages_are_exact_where_keys_and_values_are_constant_within_blocks() -> None:
     q, k, v = qkv(24)
     k, v = (x[:, :, ::3].repeat_interleave(3, 2) for x in (k, v))
@@ -130,33 +101,6 @@ def test_decoding_keeps_complete_blocks_and_the_open_one() -> None:
     assert state.blocks.length == 7
     assert state.blocks.k.shape[2] == 7
     assert state.k.shape == state.v.shape == (2, 3, 2, 5)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("options", MODES[:3], ids=str)
-def test_gradients_match_finite_differences_for_every_parameter(options: dict[str, object], causal: bool) -> None:
-    module = build("memory-compressed", Shape(1, 1, 11, 2, causal=causal), **options).double()
-    inputs = [torch.randn(1, 1, 11, 2, dtype=F64, requires_grad=True) for _ in range(3)]
-    mask = torch.rand(1, 11) < 0.7
-    for key_mask in (None, mask):
-        assert torch.autograd.gradcheck(
-            lambda q, k, v, *_, m=key_mask: module(q, k, v, key_mask=m),
-            (*inputs, *module.parameters()),
-            fast_mode=True,
-        )
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_memory_of_a_training_step_with_padding_grows_linearly(causal: bool) -> None:
-    def peak(n: int) -> int:
-        module = build("memory-compressed", Shape(1, 1, n, 8, causal=causal))
-        inputs = [torch.randn(1, 1, n, 8, requires_grad=True) for _ in range(3)]
-        mask = torch.arange(n)[None] < n - 5
-        bytes_ = peak_tensor_bytes(lambda: module(*inputs, key_mask=mask).sum().backward())
-        assert bytes_ is not None
-        return bytes_
-
-    assert peak(4096) <= 4.2 * peak(1024)
 
 
 def test_kernels_are_drawn_so_that_sums_keep_their_size() -> None:

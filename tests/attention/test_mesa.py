@@ -6,11 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.attention.mesa import Mesa, conjugate_gradients, mesa_attention
+from attnbench.attention.mesa import conjugate_gradients, mesa_attention
 from attnbench.engines.recurrent import stretches
 from attnbench.engines.recurrent.decayed_sums import decayed_attention
-from attnbench.measure.memory import peak_tensor_bytes
-from attnbench.shape import Shape
 
 
 def drawn(n: int = 41) -> list[Tensor]:
@@ -76,15 +74,3 @@ def test_as_many_steps_as_channels_solve_exactly_and_fewer_come_nearer_one_by_on
         gaps.append(float((apart.mT @ matrix @ apart).sum()))
     assert gaps == sorted(gaps, reverse=True)
     assert gaps[-1] < 1e-18
-
-
-@pytest.mark.parametrize("steps", [None, 8])
-def test_training_takes_memory_in_proportion_to_the_length(steps: int | None) -> None:
-    peaks = []
-    for n in (1024, 4096):
-        module, x = Mesa(Shape(1, 1, n, 16, causal=True), steps=steps), torch.randn(1, n, 16, requires_grad=True)
-        peaks.append(peak_tensor_bytes(lambda m=module, x=x: m(x).sum().backward()))
-    few, many = peaks
-    assert few is not None
-    assert many is not None
-    assert many < 4.2 * few

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from attnbench.attention.msa import MSA, Random
 from attnbench.cell import Cell
-from attnbench.engines import tiling
-from attnbench.measure.memory import peak_tensor_bytes, state_bytes
+from attnbench.measure.memory import state_bytes
 from attnbench.record import Record
 from attnbench.shape import Shape
 from attnbench.spec import parse_spec
@@ -133,47 +132,6 @@ def test_the_heads_of_a_group_share_a_choice_and_groups_do_not(indexer: str) -> 
     assert torch.equal(seen[:, 0], seen[:, 1])
     assert torch.equal(seen[:, 2], seen[:, 3])
     assert not torch.equal(seen[:, 0], seen[:, 2])
-
-
-@both
-@each
-def test_tiles_change_nothing_forward_or_backward(causal: bool, indexer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    shape = shape_of(causal)
-    module, inputs = make(shape, indexer), [x.requires_grad_() for x in draw(shape)]
-    direction = torch.randn(2, 4, N, 3, dtype=F64)
-    monkeypatch.setattr("attnbench.engines.gathered.index._LESSON_ROWS", 3)
-    for mask in (None, HOLES):
-        found = []
-        for most in (1, 1 << 18):
-            for work in ("gathered.listed", "topk.logits", "blocks.scores"):
-                monkeypatch.setitem(tiling.TUNED, work, tiling.Tuned(most, 1))
-            out = module(*inputs, key_mask=mask)
-            found.append((out, *torch.autograd.grad(out, [*inputs, *module.parameters()], direction)))
-        for one, other in zip(*found, strict=True):
-            close(one, other)
-
-
-@each
-@pytest.mark.parametrize("prompt", [0, 3, N - 1])
-def test_decoding_gives_what_the_whole_sequence_gives(indexer: str, prompt: int) -> None:
-    shape = shape_of(True)
-    module, (q, k, v) = make(shape, indexer), draw(shape)
-    expected, state = by_hand(module, q, k, v), module.begin(*(x[:, :, :prompt] for x in (q, k, v)))
-    for t in range(prompt, N):
-        out, state = module.step(state, *(x[:, :, t : t + 1] for x in (q, k, v)))
-        close(out[:, :, 0].detach(), expected[:, :, t])
-
-
-@each
-def test_memory_grows_with_the_length_and_not_with_its_square(indexer: str) -> None:
-    def peak(n: int) -> int:
-        module = make(Shape(1, 2, n, 8, causal=True), indexer, block=16, blocks=2, index_dim=4).float()
-        inputs = [torch.randn(1, 2, n, 8, requires_grad=True) for _ in "qkv"]
-        found = peak_tensor_bytes(lambda: module(*inputs).sum().backward())
-        assert found is not None
-        return found
-
-    assert peak(4096) <= 4.3 * peak(1024)
 
 
 @pytest.mark.parametrize(("indexer", "numbers"), [("random", 2 * 6), ("learned", 6), ("exact", 0)])

@@ -7,15 +7,9 @@ import torch
 from torch import Tensor
 
 from attnbench.attention.nsa import NSA
-from attnbench.cell import Cell
-from attnbench.engines import tiling
 from attnbench.errors import UsageError
-from attnbench.measure.memory import peak_tensor_bytes, state_bytes
-from attnbench.record import Record
 from attnbench.reference import exact_attention
 from attnbench.shape import Shape
-from attnbench.spec import parse_spec
-from attnbench.status import Status
 from attnbench.variant import build
 
 F64 = torch.float64
@@ -146,38 +140,6 @@ def test_a_pooled_block_with_a_padded_token_is_seen_by_nobody(causal: bool, bran
 
 
 @both
-@each_branch
-def test_tiles_change_nothing_forward_or_backward(causal: bool, branch: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attnbench.attention.nsa._ROWS", 3)
-    shape = shape_of(causal)
-    module, inputs = make(shape, branch), [x.requires_grad_() for x in draw(shape)]
-    wanted, direction = [*inputs, *module.parameters()], torch.randn(2, 4, 29, 3, dtype=F64)
-    for mask in (None, HOLES):
-        found = []
-        for numbers in (1, 1 << 18):
-            monkeypatch.setitem(tiling.TUNED, "gathered.listed", tiling.Tuned(numbers, 1))
-            out = module(*inputs, key_mask=mask)
-            found.append((out, *torch.autograd.grad(out, wanted, direction)))
-        dense = module.dense(*inputs, key_mask=mask)
-        real = torch.ones(2, 29).bool() if mask is None else mask
-        close(found[0][0] * real[:, None, :, None], dense * real[:, None, :, None])
-        for one, other in zip(*found, strict=True):
-            close(one, other)
-
-
-@each_branch
-@pytest.mark.parametrize("kv_heads", [4, 1])
-@pytest.mark.parametrize("prompt", [0, 3, 10])
-def test_decoding_gives_what_the_whole_sequence_gives(branch: str, kv_heads: int, prompt: int) -> None:
-    shape = shape_of(True, kv_heads)
-    module, (q, k, v) = make(shape, branch), draw(shape)
-    expected, state = by_hand(module, q, k, v), module.begin(*(x[:, :, :prompt] for x in (q, k, v)))
-    for t in range(prompt, 29):
-        out, state = module.step(state, *(x[:, :, t : t + 1] for x in (q, k, v)))
-        close(out[:, :, 0].detach(), expected[:, :, t])
-
-
-@both
 def test_it_is_the_sum_of_its_branches_times_their_gates(causal: bool) -> None:
     shape = shape_of(causal)
     q, k, v = draw(shape)
@@ -236,25 +198,3 @@ def test_the_choice_of_a_query_does_not_look_ahead() -> None:
 def test_blocks_are_counted_in_strides(option: str) -> None:
     with pytest.raises(UsageError, match=f"nsa: option {option}=6 must be a multiple of stride=4"):
         build("nsa", Shape(seq_len=8), **{"length": 8, "block": 8, "stride": 4, option: 6})
-
-
-@both
-def test_memory_grows_with_the_length_and_not_with_its_square(causal: bool) -> None:
-    def peak(n: int) -> int:
-        options = {"block": 16, "length": 8, "stride": 4, "top_n": 3, "window": 32}
-        module = build("nsa", Shape(1, 2, n, 8, causal=causal), **options)
-        q, k, v = (torch.randn(1, 2, n, 8, requires_grad=True) for _ in range(3))
-        found = peak_tensor_bytes(lambda: module(q, k, v).sum().backward())
-        assert found is not None
-        return found
-
-    assert peak(4096) <= 4.2 * peak(1024)
-
-
-@each_branch
-def test_the_state_holds_what_the_column_says(branch: str) -> None:
-    shape = shape_of(True, n=32)
-    label = f"nsa:block=4,length=4,stride=4,branch={branch}"
-    state = build(label, shape).begin(*(x.float() for x in draw(shape)))
-    cell = Cell("x", "s", parse_spec(label), shape)
-    assert state_bytes(state) == 64 * (Record.of(cell, Status.OK).kv_bytes_per_token or 0)

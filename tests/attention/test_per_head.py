@@ -188,20 +188,6 @@ def test_key_padding_and_decoding_are_refused_where_they_are_asked_for(monkeypat
         f.begin(q, k, v)
 
 
-@pytest.mark.parametrize("parts", ["local[window=3]+softmax", "1*sparse[length=4]+local[block=5]", "local[window=2]"])
-@pytest.mark.parametrize("prompt", [0, 9])
-def test_decoding_gives_what_forward_gives(parts: str, prompt: int) -> None:
-    f = made(parts, CAUSAL)
-    q, k, v = draw()
-    expected = f(q, k, v)
-    state = f.begin(q[:, :, :prompt], k[:, :, :prompt], v[:, :, :prompt])
-    for t in range(prompt, 23):
-        token = [x[:, :, t : t + 1] for x in (q, k, v)]
-        f.step(state, *token)
-        out, state = f.step(state, *token)
-        torch.testing.assert_close(out, expected[:, :, t : t + 1], rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("bias", ["alibi", "relative"])
 @pytest.mark.parametrize("shape", [SHAPE, CAUSAL])
 @pytest.mark.parametrize(
@@ -242,15 +228,6 @@ def test_a_bias_is_refused_with_the_reason_of_the_part_that_takes_none() -> None
     assert refused.startswith("performer: ")
     assert refused.endswith("no weight for each pair")
     assert claims(parse_spec("per-head:parts=softmax+local")).bias is True
-
-
-@pytest.mark.parametrize("shape", [SHAPE, CAUSAL])
-@pytest.mark.parametrize("parts", ["local[window=3]+softmax", "1*sparse[length=4]+local[block=5]"])
-def test_the_dense_formula_is_forward(parts: str, shape: Shape) -> None:
-    f = made(parts, shape)
-    q, k, v = draw()
-    for mask in (None, torch.rand(2, 23) < 0.6):
-        torch.testing.assert_close(f.dense(q, k, v, key_mask=mask), f(q, k, v, key_mask=mask), rtol=0, atol=1e-12)
 
 
 def test_parts_without_causality_work_where_none_is_asked_for() -> None:

@@ -33,15 +33,6 @@ def test_is_the_average_pooling_of_the_paper_minus_the_input(pool: int, n: int) 
     close(make(pool)(x), pooled - x)
 
 
-@pytest.mark.parametrize("pool", [3, 9, 41])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("padded", [False, True])
-def test_equals_the_product_with_its_matrix(pool: int, causal: bool, padded: bool) -> None:
-    module, x = make(pool, causal=causal), tokens(2, 23, 4)
-    mask = torch.rand(2, 23) < 0.4 if padded else None
-    close(module(x, key_mask=mask), module.dense(x, key_mask=mask))
-
-
 @pytest.mark.parametrize("pool", [2, 4, 7])
 def test_causal_windows_trail(pool: int) -> None:
     x = tokens(1, 20, 2)

@@ -6,7 +6,6 @@ from torch import Tensor
 
 from attnbench.attention.quantised_cache import QuantisedCache
 from attnbench.cell import Cell
-from attnbench.engines import tiling
 from attnbench.errors import Unsupported
 from attnbench.record import Record
 from attnbench.reference import exact_attention, relative_error
@@ -85,18 +84,6 @@ def test_decoding_reads_what_the_whole_sequence_reads(bits: int, group: int, rec
     for t in range(prompt, 23):
         out, state = module.step(state, *(x[:, :, t : t + 1] for x in (q, k, v)))
         close(out[:, :, 0], expected[:, :, t])
-
-
-@both
-def test_tiles_change_nothing_forward_or_backward(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    module, inputs = make(causal, 2, 5, 3), [x.requires_grad_() for x in draw()]
-    direction, found = torch.randn(2, 2, 23, 4, dtype=F64), []
-    for most in (1, 1 << 18):
-        monkeypatch.setitem(tiling.TUNED, "gathered.listed", tiling.Tuned(most, 1))
-        out = module(*inputs)
-        found.append((out, *torch.autograd.grad(out, inputs, direction)))
-    for one, other in zip(*found, strict=True):
-        close(one, other)
 
 
 @both

@@ -10,10 +10,8 @@ from torch import Tensor
 
 from attnbench.attention.radial import Radial
 from attnbench.attention.sta import SlidingTile
-from attnbench.engines import tiling
 from attnbench.engines.patterns.canvas import sides
 from attnbench.errors import Unsupported, UsageError
-from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.reference import exact_attention
 from attnbench.shape import Shape
 from attnbench.variant import build
@@ -151,33 +149,6 @@ def test_each_doubling_of_the_distance_adds_as_many_pairs() -> None:
     apart = (of_one // 16 - 64).abs()
     counts = [int(((apart >= r) & (apart < 2 * r) & (of_one >= 16)).sum()) for r in (2, 4, 8, 16, 32)]
     assert counts == [60, 56, 48, 32, 32]
-
-
-@pytest.mark.parametrize("text", ["sta:frame=3x2,tile=2x2x1,window=1x2x1,text=4", "radial:frame=5,block=2,text=3"])
-def test_tiles_change_nothing_forward_or_backward(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs = [x.requires_grad_() for x in draw(60)]
-    module, direction, found = build(text, Shape(2, 2, 60, 4, v_dim=3)), torch.randn(2, 2, 60, 3, dtype=F64), []
-    for most in (1, 1 << 18):
-        monkeypatch.setitem(tiling.TUNED, "blocks.scores", tiling.Tuned(most, 1))
-        out = module(*inputs)
-        found.append((out, *torch.autograd.grad(out, inputs, direction)))
-    dense = module.dense(*inputs)  # type: ignore[operator]
-    found.append((dense, *torch.autograd.grad(dense, inputs, direction)))
-    for one, other, formula in zip(*found, strict=True):
-        close(one, other)
-        close(one, formula)
-
-
-@pytest.mark.parametrize("text", ["sta:frame=4x4,tile=2x4x4,window=3x1x1", "radial:frame=16,block=16"])
-def test_memory_grows_with_the_length_and_not_with_its_square(text: str) -> None:
-    def peak(n: int) -> int:
-        module = build(text, Shape(1, 2, n, 8))
-        inputs = [torch.randn(1, 2, n, 8, requires_grad=True) for _ in "qkv"]
-        found = peak_tensor_bytes(lambda: module(*inputs).sum().backward())
-        assert found is not None
-        return found
-
-    assert peak(4096) <= 5 * peak(1024)
 
 
 @pytest.mark.parametrize("text", ["sta:frame=2x2,tile=1x1x1,window=60x2x2", "radial:frame=30", "radial:frame=60"])

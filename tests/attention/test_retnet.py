@@ -5,7 +5,6 @@ import torch
 from torch import Tensor
 
 from attnbench.attention.retnet import RetNet
-from attnbench.engines import tiling
 from attnbench.engines.recurrent import stretches
 from attnbench.engines.recurrent.decayed_sums import decayed_attention, states_before
 from attnbench.errors import Unsupported
@@ -30,15 +29,6 @@ def mask() -> Tensor:
     real[0, 7] = False
     real[1, :4] = False
     return real
-
-
-@both
-@pytest.mark.parametrize("rotation", [False, True])
-@pytest.mark.parametrize("chunk", [1, 2, 7, 22, 23, 64])
-def test_equals_the_dense_formula_for_every_chunk(shape: Shape, rotation: bool, chunk: int) -> None:
-    module, inputs = RetNet(shape, rotation=rotation, chunk=chunk), qkv(shape)
-    for key_mask in (None, mask()):
-        close(module(*inputs, key_mask=key_mask), module.dense(*inputs, key_mask=key_mask))
 
 
 @pytest.mark.parametrize("rotation", [False, True])
@@ -83,13 +73,6 @@ def test_keys_of_another_sequence_fade_by_position() -> None:
 
 
 @both
-def test_a_long_sequence_is_computed_in_stretches(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stretches, "STRETCH", 10)
-    module, inputs = RetNet(shape, chunk=5), qkv(shape)
-    close(module(*inputs), module.dense(*inputs))
-
-
-@both
 def test_gradients_of_many_stretches_are_computed_again_from_their_states(
     shape: Shape, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,20 +87,6 @@ def test_gradients_of_many_stretches_are_computed_again_from_their_states(
     for once, again, other in zip(*mine, theirs, strict=True):
         close(again, other)
         assert torch.equal(once, again)
-
-
-@both
-@pytest.mark.parametrize("limit", [1, 200, 2**19])
-def test_gradients_equal_those_of_the_dense_formula(shape: Shape, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(tiling.TUNED, "linear.features", tiling.Tuned(limit, 2))
-    # Computed again, or kept.
-    monkeypatch.setitem(tiling.TUNED, "recurrent.kept", tiling.Tuned(0 if limit < 2**19 else 2**18))
-    inputs = [x.requires_grad_() for x in qkv(shape)]
-    module, grad = RetNet(shape, chunk=5), torch.randn(2, 3, 23, 4, dtype=torch.float64)
-    mine = torch.autograd.grad(module(*inputs, key_mask=mask()), inputs, grad)
-    theirs = torch.autograd.grad(module.dense(*inputs, key_mask=mask()), inputs, grad)
-    for one, other in zip(mine, theirs, strict=True):
-        close(one, other)
 
 
 def test_the_state_is_as_small_as_the_head_and_fades() -> None:

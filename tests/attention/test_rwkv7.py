@@ -7,16 +7,11 @@ import torch
 from torch import Tensor
 
 from attnbench.attention.rwkv7 import RWKV7
-from attnbench.engines import tiling
-from attnbench.engines.recurrent import stretches
-from attnbench.errors import UsageError
 from attnbench.shape import Shape
-from attnbench.variant import build
 
 SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=4)
 CAUSAL = Shape(batch=2, heads=3, seq_len=23, head_dim=4, causal=True)
 both = pytest.mark.parametrize("shape", [SHAPE, CAUSAL], ids=["all", "causal"])
-HOLES = torch.arange(23) % 5 != torch.tensor([[1], [3]])
 
 
 def close(actual: Tensor, expected: Tensor) -> None:
@@ -79,53 +74,6 @@ def test_equals_the_recurrence_of_the_paper(shape: Shape, chunk: int) -> None:
     close(module(x), by_hand(module, x))
 
 
-@pytest.mark.parametrize("n", [1, 2, 5])
-def test_a_sequence_may_be_shorter_than_a_chunk(n: int) -> None:
-    module, x = make(SHAPE, chunk=16), tokens(SHAPE)[:, :n]
-    close(module(x), by_hand(module, x))
-
-
-@both
-@pytest.mark.parametrize("stretch", [1, 8])
-def test_the_state_goes_on_from_stretch_to_stretch(shape: Shape, stretch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stretches, "STRETCH", stretch)
-    module, x = make(shape), tokens(shape)
-    close(module(x), by_hand(module, x))
-
-
-@both
-def test_a_padded_token_is_as_if_absent(shape: Shape) -> None:
-    module, x = make(shape), tokens(shape)
-    out = module(x, key_mask=HOLES)
-    for b in range(2):
-        close(out[b, HOLES[b]], by_hand(module, x[b : b + 1, HOLES[b]])[0])
-
-
-@both
-@pytest.mark.parametrize("limit", [1, 2**19])
-def test_gradients_equal_those_of_the_dense_formula(shape: Shape, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(tiling.TUNED, "linear.features", tiling.Tuned(limit, 2))
-    # Computed again, or kept.
-    monkeypatch.setitem(tiling.TUNED, "recurrent.kept", tiling.Tuned(0 if limit < 2**19 else 2**18))
-    module, x = make(shape), tokens(shape).requires_grad_()
-    wanted, direction = [x, *module.parameters()], tokens(shape) * HOLES[..., None]
-    mine = torch.autograd.grad(module(x, key_mask=HOLES), wanted, direction)
-    theirs = torch.autograd.grad(module.dense(x, key_mask=HOLES), wanted, direction)
-    for one, other in zip(mine, theirs, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
-
-
-def test_the_state_is_one_matrix_per_head_and_the_last_token() -> None:
-    module, x = make(CAUSAL), tokens(CAUSAL)
-    for n in (0, 1, 9):
-        state = module.begin(x[:, :n])
-        assert state.state.shape == (2, 3, 4, 4)
-        assert state.last.shape == (2, 1, 12)
-        _, stepped = module.step(state, x[:, n : n + 1])
-        close(stepped.state, module.begin(x[:, : n + 1]).state)
-        close(stepped.last, x[:, n : n + 1])
-
-
 def test_taking_nothing_out_leaves_linear_attention_with_decays() -> None:
     module, x = make(CAUSAL), tokens(CAUSAL)
     with torch.no_grad():
@@ -154,8 +102,3 @@ def test_widths_follow_the_model_as_in_the_authors_code() -> None:
     for C, narrow, wide in ((12, 32, 32), (256, 32, 64), (768, 64, 128), (2048, 128, 224)):
         module = RWKV7(Shape(heads=C // 4, head_dim=4))
         assert [part[0].weight.shape[0] for part in (module.decay, module.share, module.gate)] == [narrow, narrow, wide]
-
-
-def test_a_chunk_that_cannot_be_halved_is_refused() -> None:
-    with pytest.raises(UsageError, match="power of two"):
-        build("rwkv7:chunk=12", SHAPE)

@@ -6,13 +6,11 @@ from torch import Tensor
 
 from attnbench.attention.skyformer import Skyformer
 from attnbench.errors import UsageError
-from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.reference import relative_error
 from attnbench.shape import Shape
 from attnbench.variant import build
 
 F64 = torch.float64
-MODES = [{}, {"inverse": "exact"}, {"sampling": "strided", "ridge": 0.01}, {"iterations": 2}]
 
 
 def qkv(N: int = 23, M: int | None = None, D: int = 5) -> list[Tensor]:
@@ -35,16 +33,6 @@ def kernelized(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     A = torch.exp(q @ k.mT / root)
     of_q, of_k = (torch.exp(-x.square().sum(-1) / (2 * root)) for x in (q, k))
     return of_q[..., None] * A * of_k[..., None, :] @ v
-
-
-@pytest.mark.parametrize("options", MODES, ids=str)
-@pytest.mark.parametrize("N", [23, 20, 3, 1])
-def test_equals_its_dense_form_with_and_without_holes(options: dict[str, object], N: int) -> None:
-    inputs, module = qkv(N), skyformer(N, **options)
-    close(module(*inputs), module.dense(*inputs))
-    mask = torch.rand(2, N) < 0.5
-    mask[0] = False
-    close(module(*inputs, key_mask=mask), module.dense(*inputs, key_mask=mask))
 
 
 @pytest.mark.parametrize(("N", "M"), [(9, 31), (31, 9), (2, 3)])
@@ -110,46 +98,6 @@ def test_every_point_of_a_run_may_be_drawn() -> None:
     counts = torch.bincount(module.place * 5 >> 31, minlength=5)
     assert counts.min() > 700
     assert counts.sum() == 4000
-
-
-def test_padding_moves_no_landmark_wherever_it_stands() -> None:
-    q, k, v = qkv()
-    module = skyformer()
-    mask = torch.rand(2, 23) < 0.6
-    out = module(q, k, v, key_mask=mask)
-    for b in range(2):
-        alone = module(*(x[b : b + 1, :, mask[b]] for x in (q, k, v)))
-        close(out[b : b + 1, :, mask[b]], alone)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_keeps_the_landmarks_and_is_near_float64(dtype: torch.dtype) -> None:
-    inputs = [torch.randn(1, 2, 600, 16).to(dtype) for _ in range(3)]
-    module = build("skyformer:landmarks=64", Shape(1, 2, 600, 16)).to(dtype)
-    out = module(*inputs)
-    assert out.dtype == dtype
-    assert relative_error(out, module.double()(*(x.double() for x in inputs))) < 0.01
-
-
-@pytest.mark.parametrize("options", MODES, ids=str)
-def test_gradients_match_finite_differences(options: dict[str, object]) -> None:
-    module = build("skyformer:landmarks=5", Shape(1, 1, 7, 2), **options).double()
-    inputs = [torch.randn(1, 1, 7, 2, dtype=F64, requires_grad=True) for _ in range(3)]
-    mask = torch.tensor([[True, False, True, True, False, True, True]])
-    for key_mask in (None, mask, mask & (torch.arange(7) < 2)):
-        assert torch.autograd.gradcheck(lambda q, k, v, m=key_mask: module(q, k, v, key_mask=m), inputs, fast_mode=True)
-
-
-def test_memory_of_a_training_step_with_padding_grows_linearly() -> None:
-    def peak(n: int) -> int:
-        module = build("skyformer", Shape(1, 1, n, 8))
-        inputs = [torch.randn(1, 1, n, 8, requires_grad=True) for _ in range(3)]
-        mask = torch.arange(n)[None] < n - 5
-        bytes_ = peak_tensor_bytes(lambda: module(*inputs, key_mask=mask).sum().backward())
-        assert bytes_ is not None
-        return bytes_
-
-    assert peak(4096) <= 4.2 * peak(1024)
 
 
 def test_iterations_of_the_exact_inverse_are_refused() -> None:

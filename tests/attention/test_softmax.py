@@ -44,20 +44,6 @@ def test_equals_the_reference_with_and_without_gradients(causal: bool, M: int, m
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
-def test_a_query_that_sees_no_key_gives_zero_and_its_gradient_is_finite() -> None:
-    q, k, v = (x.requires_grad_() for x in draw())
-    mask = torch.ones(B, N, dtype=torch.bool)
-    mask[0] = False
-    mask[1, :4] = False
-    output = Softmax(Shape(B, H, N, D, causal=True))(q, k, v, key_mask=mask)
-    assert output[0].count_nonzero() == 0
-    assert output[1, :, :4].count_nonzero() == 0
-    assert output[1, :, 4:].count_nonzero() == H * (N - 4) * D
-    grads = torch.autograd.grad(output.sum(), (q, k, v))
-    assert all(grad.isfinite().all() for grad in grads)
-    assert all(grad[0].count_nonzero() == 0 for grad in grads)
-
-
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.float16, 2e-3), (torch.bfloat16, 1.5e-2)])
 @pytest.mark.parametrize("causal", [False, True])
 def test_keeps_the_dtype_and_rounds_no_more_than_it_must(dtype: torch.dtype, bound: float, causal: bool) -> None:
@@ -65,13 +51,6 @@ def test_keeps_the_dtype_and_rounds_no_more_than_it_must(dtype: torch.dtype, bou
     output = Softmax(Shape(B, H, N, D, causal=causal))(q, k, v, key_mask=some_keys())
     assert output.dtype == dtype
     assert relative_error(output, exact_attention(q, k, v, causal=causal, key_mask=some_keys())) < bound
-
-
-def test_huge_logits_stay_finite() -> None:
-    q, k, v = draw(dtype=torch.float32)
-    output = Softmax(Shape(B, H, N, D, causal=True))(q * 1e9, k * 1e9, v, key_mask=some_keys())
-    assert output.isfinite().all()
-    assert output[0].abs().amax() > 0
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -99,13 +78,6 @@ def test_a_bias_is_at_most_one_more_matrix_for_each_head_and_not_for_each_exampl
     with torch.no_grad():
         more = (peak_tensor_bytes(lambda: biased(q, k, v)) or 0) - (peak_tensor_bytes(lambda: plain(q, k, v)) or 0)
     assert 0 < more <= 1.05 * 2 * n * n * 4
-
-
-def test_inputs_are_left_as_they_were() -> None:
-    inputs = draw()
-    before = [x.clone() for x in inputs]
-    Softmax(Shape(B, H, N, D, causal=True))(*inputs, key_mask=some_keys())
-    assert all(torch.equal(x, y) for x, y in zip(inputs, before, strict=True))
 
 
 def test_is_exact_by_its_traits_and_has_no_options() -> None:

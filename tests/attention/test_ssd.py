@@ -8,7 +8,6 @@ from torch import Tensor
 
 from attnbench.attention.ssd import SSD
 from attnbench.engines import tiling
-from attnbench.engines.recurrent import stretches
 from attnbench.engines.recurrent.decayed_sums import decayed_attention, last_state
 from attnbench.engines.recurrent.stretches import by_heads
 from attnbench.measure.memory import peak_tensor_bytes
@@ -74,33 +73,6 @@ def test_equals_the_recurrence_of_the_paper() -> None:
     close(module(u), torch.stack(rows, 1) @ weight["out.weight"].T)
 
 
-@both
-@pytest.mark.parametrize("stretch", [1, 7, 14])
-def test_the_state_goes_on_from_stretch_to_stretch(shape: Shape, stretch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stretches, "STRETCH", stretch)
-    module, u = make(shape), tokens(shape).requires_grad_()
-    close(module(u, key_mask=HOLES), module.dense(u, key_mask=HOLES))
-    mine, theirs = (torch.autograd.grad(f(u, key_mask=HOLES).sin().sum(), u)[0] for f in (module, module.dense))
-    close(mine, theirs)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("limit", [1, 2**19])
-def test_gradients_through_decays_equal_those_of_the_matrix(
-    causal: bool, limit: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(tiling.TUNED, "linear.features", tiling.Tuned(limit, 2))
-    # Computed again, or kept.
-    monkeypatch.setitem(tiling.TUNED, "recurrent.kept", tiling.Tuned(0 if limit < 2**19 else 2**18))
-    shape = CAUSAL if causal else SHAPE
-    module, u = make(shape), tokens(shape).requires_grad_()
-    wanted, grad = [u, *module.parameters()], tokens(shape)
-    mine = torch.autograd.grad(module(u, key_mask=HOLES), wanted, grad)
-    theirs = torch.autograd.grad(module.dense(u, key_mask=HOLES), wanted, grad)
-    for one, other in zip(mine, theirs, strict=True):
-        close(one, other)
-
-
 def test_no_decay_is_linear_attention_without_a_denominator() -> None:
     q, k, v = (torch.randn(2, 23, 4, dtype=torch.float64) for _ in range(3))
     none = torch.zeros(2, 23, dtype=torch.float64)
@@ -122,14 +94,6 @@ def test_both_directions_decay_by_what_lies_between() -> None:
     close(out[0], weights @ v[0])
 
 
-def test_a_padded_token_lets_nothing_fade() -> None:
-    module, u = make(CAUSAL), tokens(CAUSAL)
-    real = torch.ones(2, 23, dtype=torch.bool)
-    real[:, 9:14] = False
-    out = module(u, key_mask=real)
-    close(out[:, real[0]], module(u[:, real[0]]))
-
-
 def test_rates_start_in_the_range_of_the_paper() -> None:
     torch.manual_seed(1)
     module = SSD(Shape(heads=64, head_dim=2, seq_len=4))
@@ -138,15 +102,6 @@ def test_rates_start_in_the_range_of_the_paper() -> None:
     assert 15 < A.max() <= 16
     assert 0.00099 < size.min() < 0.002
     assert 0.05 < size.max() < 0.101
-
-
-def test_the_state_is_one_matrix_per_head() -> None:
-    module, u = make(CAUSAL), tokens(CAUSAL)
-    state = module.begin(u[:, :9])
-    assert state.shape == (2, 3, 5, 4)
-    other = module.begin(u[:, :8])
-    _, stepped = module.step(other, u[:, 8:9])
-    close(stepped, state)
 
 
 def test_the_last_state_of_a_long_prompt_keeps_its_digits() -> None:

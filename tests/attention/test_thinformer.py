@@ -25,14 +25,6 @@ def thin(
     return module.double()
 
 
-@pytest.mark.parametrize("options", ["oversampling=0", "oversampling=1", "oversampling=0,failure=0.01"])
-@pytest.mark.parametrize(("N", "M"), [(23, None), (1, None), (9, 31), (7, 64), (3, 270)])
-def test_output_is_that_of_the_dense_formula(options: str, N: int, M: int | None) -> None:
-    module, (q, k, v) = thin(options, N, M), draw(N, M)
-    for mask in (None, torch.rand(2, M or N) < 0.6):
-        torch.testing.assert_close(module(q, k, v, key_mask=mask), module.dense(q, k, v, key_mask=mask))
-
-
 @pytest.mark.parametrize(("g", "N"), [(0, 3), (1, 15), (2, 63), (9, 64)])
 def test_too_few_keys_to_thin_give_softmax_attention(g: int, N: int) -> None:
     q, k, v = draw(N)
@@ -135,18 +127,6 @@ def test_error_falls_with_oversampling() -> None:
     assert by_g[0] > by_g[1] > by_g[2] > by_g[3] > 0.1
 
 
-@pytest.mark.parametrize("g", [0, 1])
-def test_padding_may_stand_anywhere_and_examples_may_differ_in_length(g: int) -> None:
-    q, k, v = draw(40)
-    mask = torch.stack([torch.rand(40) < 0.7, torch.arange(40) < 3])
-    module = thin(f"oversampling={g}", 40)
-    padded = module(q, k, v, key_mask=mask)
-    for i, real in enumerate(mask):
-        alone = module(*(x[i : i + 1, :, real] for x in (q, k, v)))
-        torch.testing.assert_close(padded[i : i + 1, :, real], alone)
-    assert not bool(module(q, k, v, key_mask=torch.zeros_like(mask)).any())
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("scale", [0.0, 1.0, 30.0])
 def test_output_is_finite_in_lower_precision_and_for_large_keys(dtype: torch.dtype, scale: float) -> None:
@@ -163,15 +143,6 @@ def test_gradients_are_those_of_attention_to_the_kept_keys() -> None:
     module(q, k, v).square().sum().backward()
     touched = v.grad.abs().amax(-1) > 0
     assert torch.equal(touched.sum(-1), torch.full((2, 2), 4))
-
-
-def test_seeds_decide_and_longer_sequences_use_the_draws_again() -> None:
-    q, k, v = draw(64)
-    outputs = [thin("oversampling=1", 64, seed=s)(q, k, v) for s in (0, 0, 1)]
-    assert torch.equal(outputs[0], outputs[1])
-    assert not torch.allclose(outputs[0], outputs[2])
-    short = thin("oversampling=1", 10)
-    torch.testing.assert_close(short(q, k, v), short.dense(q, k, v))
 
 
 def test_refuses_what_is_not_defined() -> None:
