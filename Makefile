@@ -81,8 +81,8 @@ test-all: lint-check $(VENV)/installed-all $(OLDEST)/installed
 
 # Branches of what measures that its tests take, without those which a tracer makes too slow to pass; fewer than
 # pyproject.toml says is a failure.
-OF_MEASURING := tests/measure tests/engines tests/attention tests/suite tests/test_store.py \
-  $(addprefix tests/run/test_,pairs.py compare.py length.py unseen.py)
+OF_MEASURING := tests/measure tests/catalogue/engines tests/catalogue/attention tests/suite tests/results/test_store.py \
+  $(addprefix tests/harness/test_,pairs.py compare.py length.py unseen.py)
 UNTRACED := $(addprefix --deselect=tests/,measure/test_standstill.py suite/test_hostile.py \
   run/test_unseen.py::test_a_cheat_is_an_error_with_the_way_in_which_it_cheats \
   suite/test_expand.py::test_the_largest_suite_takes_a_moment)
@@ -110,7 +110,7 @@ selfcheck: $(VENV)/installed-dev
 	$(BIN)/pytest -q -s --timeout=1800 $(wildcard tests/benchmarks/live_*.py)
 	ATTNBENCH_SECONDS=1 $(BIN)/pytest -q tests/suite/test_hostile.py
 	ATTNBENCH_CASES=20000 ATTNBENCH_KILLS=200 $(BIN)/pytest -q --timeout=3600 --durations=0 --durations-min=1 \
-	  tests/test_fuzz.py tests/test_fuzz_commands.py tests/suite/test_suite_fuzz.py tests/run/test_survival.py
+	  tests/test_fuzz.py tests/test_fuzz_commands.py tests/suite/test_suite_fuzz.py tests/harness/test_survival.py
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff format .

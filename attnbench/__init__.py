@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import attnbench.machine  # noqa: F401  # counts the cores, before torch comes in and may leave this thread one of them
+import attnbench.contract.plugins.aliases  # module paths of before, for plug-ins
+import attnbench.measure.machine  # noqa: F401  # counts the cores, before torch comes in and may leave this thread one
+from attnbench.version import __version__ as __version__
 
-__version__ = "0.1.0"
 __all__ = [
+    "Knob",
+    "No",
+    "Rounds",
     "Shape",
+    "Traits",
+    "Unsupported",
     "build",
     "compare",
     "load_suite",
@@ -22,22 +28,29 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from attnbench.api import compare, match, plot, report, run, swap
-    from attnbench.plots.load import read_results
-    from attnbench.shape import Shape
+    from attnbench.api.compare import compare
+    from attnbench.api.match import match
+    from attnbench.api.plot import plot
+    from attnbench.api.report import report
+    from attnbench.api.run import run
+    from attnbench.api.swap import swap
+    from attnbench.catalogue.build import build
+    from attnbench.contract.problem.shape import Shape
+    from attnbench.contract.traits import Knob, No, Rounds, Traits
+    from attnbench.contract.variant import register
+    from attnbench.errors import Unsupported
+    from attnbench.results.read import read_results
     from attnbench.suite.load import load_suite
-    from attnbench.variant import build, register
 
 _HOME = {
-    "Shape": "attnbench.shape",
-    "build": "attnbench.variant",
-    "register": "attnbench.variant",
-    "load_suite": "attnbench.suite.load",
-    "read_results": "attnbench.plots.load",
-    "compare": "attnbench.api",
-    "match": "attnbench.api",
-    "plot": "attnbench.api",
-    "swap": "attnbench.api",
+    **dict.fromkeys(("Knob", "No", "Rounds", "Traits"), "contract.traits"),
+    **{name: f"api.{name}" for name in ("compare", "match", "plot", "report", "run", "swap")},
+    "Shape": "contract.problem.shape",
+    "Unsupported": "errors",
+    "build": "catalogue.build",
+    "register": "contract.variant",
+    "load_suite": "suite.load",
+    "read_results": "results.read",
 }
 
 
@@ -45,10 +58,10 @@ def __getattr__(name: str) -> Any:
     """Load on first use: ``attnbench --help`` must not pay for torch."""
     from importlib import import_module
 
-    if name in ("report", "run", "testing"):
-        return import_module(f"attnbench.{name}")  # packages, of which the first two can be called
+    if name in ("laws", "testing"):
+        return import_module("attnbench.laws")  # ``testing`` is its name of before, for one release
     if name not in _HOME:
         raise AttributeError(f"module 'attnbench' has no attribute {name!r}")
-    value = getattr(import_module(_HOME[name]), name)
+    value = getattr(import_module(f"attnbench.{_HOME[name]}"), name)
     globals()[name] = value
     return value

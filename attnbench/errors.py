@@ -164,3 +164,7 @@ def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str
     same = _ELSEWHERE.get(name.lower())
     close = [same] if same in known else get_close_matches(name, known, n=1, cutoff=cutoff)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+class Diverged(Exception):  # an outcome of the training, not an error of ours
+    """The loss became NaN or infinity."""

@@ -17,7 +17,7 @@ sys.path.insert(0, str(HERE))
 
 from generators import write  # noqa: E402
 
-from attnbench import __version__  # noqa: E402
+from attnbench.version import __version__  # noqa: E402
 
 gc.freeze()
 gc.set_threshold(200_000, 50, 50)  # the trees of all pages are no garbage: to look for some takes a third of the time

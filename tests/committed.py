@@ -9,8 +9,8 @@ from pathlib import Path
 import pandas as pd
 
 from attnbench.files import unpack
-from attnbench.plots.load import read_results
-from attnbench.store import FILES, TABLE
+from attnbench.results.read import read_results
+from attnbench.results.store import FILES, TABLE
 
 REFERENCE = Path(__file__).parents[1] / "results" / "reference"
 

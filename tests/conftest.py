@@ -64,8 +64,7 @@ def forks() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _steps() -> None:
     """A test follows a call to its end, and a run in it does not look who else is there, unless it says otherwise."""
-    from attnbench import machine
-    from attnbench.measure import flops
+    from attnbench.measure import flops, machine
 
     flops.STEPS, machine.LOOK = 10**6, 0.0
 
@@ -101,7 +100,7 @@ def may_wait(_has_a_core: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 def _seed() -> None:
     import torch
 
-    from attnbench.cli import console
+    from attnbench.cli.screen import console
 
     console._out.cache_clear()  # rich asks how wide a terminal is once, and another test may have said
     console._err.cache_clear()

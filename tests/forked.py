@@ -27,15 +27,17 @@ import torch
 from PIL import Image
 from rich.cells import cell_len
 
-from attnbench import machine, plugins
-from attnbench.cli import console
-from attnbench.foreign import module_name
-from attnbench.measure import flops
-from attnbench.qkv import INPUTS
-from attnbench.run import plan, question, traces, worker
-from attnbench.run.isolation import Worker
-from attnbench.task import TASKS
-from attnbench.variant import VARIANTS
+from attnbench.cli.screen import console
+from attnbench.contract.inputs import INPUTS
+from attnbench.contract.plugins import load as plugins
+from attnbench.contract.plugins.foreign import module_name
+from attnbench.contract.task import TASKS
+from attnbench.contract.variant import VARIANTS
+from attnbench.harness import plan
+from attnbench.harness.compare import question
+from attnbench.harness.inside import traces, worker
+from attnbench.harness.outside.isolation import Worker
+from attnbench.measure import flops, machine
 
 _PYTHON = sys.executable
 """As it is before a test puts another program in its place."""
@@ -43,13 +45,36 @@ _PYTHON = sys.executable
 _SIGNATURE = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[attr-defined]  # what one may override
 
 _LATE = (
-    *(f"attnbench.cli.{file.stem}" for file in sorted(Path(console.__file__).parent.glob("[a-z]*.py"))),
-    *(f"attnbench.run.{name}" for name in ("compare", "execute", "laws", "protocol", "outcome", "runner", "traces")),
-    *("attnbench.attention", "attnbench.inputs", "attnbench.plots", "attnbench.tasks", "attnbench.training.score"),
-    *("attnbench.api", "attnbench.decision.match", "attnbench.testing", "pandas", "rich.progress", "rich.table"),
-    *("attnbench.plots.catalogue", "attnbench.plots.load", "attnbench.plots.page", "matplotlib.backends.backend_svg"),
-    *("attnbench.pictures.picture", "attnbench.probing.verdict", "attnbench.lock", "matplotlib.style.core"),
-    *("pyarrow.pandas_compat", "scipy.special", "attnbench.report", "attnbench.pictures.matrix"),
+    *(f"attnbench.cli.{file.stem}" for file in sorted(Path(console.__file__).parents[1].glob("[a-z]*.py"))),
+    *(f"attnbench.cli.screen.{file.stem}" for file in sorted(Path(console.__file__).parent.glob("[a-z]*.py"))),
+    *(
+        f"attnbench.harness.{name}"
+        for name in (
+            *("compare.compare", "inside.execute", "outside.laws", "wire.protocol", "wire.outcome", "runner"),
+            "inside.traces",
+        )
+    ),
+    *(
+        "attnbench.catalogue.attention",
+        "attnbench.catalogue.inputs",
+        "attnbench.figures",
+        "attnbench.catalogue.tasks",
+        "attnbench.harness.score.score",
+    ),
+    *("attnbench.api.run", "attnbench.answers.match.match", "attnbench.laws", "pandas", "rich.progress", "rich.table"),
+    *(
+        "attnbench.figures.catalogue",
+        "attnbench.results.read",
+        "attnbench.figures.kit.page",
+        "matplotlib.backends.backend_svg",
+    ),
+    *(
+        "attnbench.figures.pictures.picture",
+        "attnbench.laws.modules.verdict",
+        "attnbench.results.lock",
+        "matplotlib.style.core",
+    ),
+    *("pyarrow.pandas_compat", "scipy.special", "attnbench.answers.report.page", "attnbench.figures.pictures.matrix"),
 )
 """What commands and measuring processes import when they need it."""
 
@@ -148,7 +173,7 @@ def _is_ours(command: Any, environment: Mapping[str, str]) -> bool:
     if not isinstance(command, list) or command[:1] != [_PYTHON]:
         return False
     rest = _words(command)
-    if rest[:2] == ["-m", "attnbench.run.worker"]:
+    if rest[:2] == ["-m", "attnbench.harness.inside.worker"]:
         return environment["OMP_NUM_THREADS"] == "1"
     return rest[:1] == ["-c"] or rest[:2] == ["-m", "attnbench"]
 
@@ -211,7 +236,7 @@ def _begin(asked: dict[str, Any]) -> None:
     for name in [*plugins._modules, *_of_plugins()]:
         sys.modules.pop(name, None)
     plugins._modules.clear()
-    if asked := sys.modules.get("attnbench.probing.subject"):
+    if asked := sys.modules.get("attnbench.laws.modules.subject"):
         asked.subject_of.cache_clear()  # of modules that are gone now
     torch.set_num_threads(1)
     gc.freeze()  # else the first collection looks through all that pytest holds
@@ -238,7 +263,7 @@ def _end(words: list[str]) -> int:
     try:
         if words[0] == "-c":
             exec(compile(words[1], "<string>", "exec"), {"__name__": "__main__"})
-        elif words[1] == "attnbench.run.worker":
+        elif words[1] == "attnbench.harness.inside.worker":
             worker.main()
         else:
             from attnbench.cli.app import main

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
-from attnbench.cell import Cell
-from attnbench.record import Record
-from attnbench.status import Status
+from attnbench.measure.status import Status
+from attnbench.results.record import Record
+from attnbench.suite.cell import Cell
 
 
 class Instant:

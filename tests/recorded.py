@@ -20,10 +20,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from attnbench.catalogue.build import build
+from attnbench.contract.problem.shape import Shape
+from attnbench.contract.spec import parse_spec
+from attnbench.contract.variant import VARIANTS, Variant
 from attnbench.errors import Unsupported, UsageError
-from attnbench.shape import Shape
-from attnbench.spec import parse_spec
-from attnbench.variant import VARIANTS, Variant, build
 
 LENGTHS = 50, 600
 

@@ -21,7 +21,7 @@ sweeps: [{name: speed, matrix: {variant: [softmax, linear], seq_len: 64, heads: 
 OWN = '''
 import torch
 from attnbench import register
-from attnbench.variant import Traits
+from attnbench.contract.variant import Traits
 
 @register("own", family="reference", source="me", formula="V", cost="O(1)", traits=Traits(target="other"))
 class Own(torch.nn.Module):
@@ -157,7 +157,7 @@ def test_a_variant_of_this_session_is_refused_before_anything_is_measured(call: 
 @pytest.mark.parametrize(
     "before",
     [
-        "import attnbench.run.compare",
+        "import attnbench.harness.compare.compare",
         pytest.param("attnbench.compare", marks=pytest.mark.slow),
         pytest.param("from attnbench import api", marks=pytest.mark.slow),
     ],
@@ -170,7 +170,7 @@ def test_run_is_a_function_whatever_was_imported_before(before: str) -> None:
         {before}
         assert callable(attnbench.run)
         assert "select" in inspect.signature(attnbench.run).parameters
-        import attnbench.run.plan as plan
+        import attnbench.harness.plan as plan
         assert plan.make_plan
         """,
         strict=True,

@@ -10,11 +10,11 @@ import pytest
 from matplotlib.figure import Figure
 
 from attnbench.errors import CannotCreate, Exit, StoreError
+from attnbench.figures.kit.style import save
+from attnbench.figures.pictures.picture import Picture, write_numbers
 from attnbench.files import OF_A_RUN, replace_file, write_output
-from attnbench.pictures.picture import Picture, write_numbers
-from attnbench.plots.style import save
-from attnbench.pretrained import swap
-from attnbench.store import ENVIRONMENT, FILES, SUITE, TABLE
+from attnbench.harness.swap import swap
+from attnbench.results.store import ENVIRONMENT, FILES, SUITE, TABLE
 
 
 def test_a_reader_sees_the_whole_old_text_or_the_whole_new_one(tmp_path: Path) -> None:

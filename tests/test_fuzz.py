@@ -13,20 +13,20 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from attnbench.cell import Cell
+from attnbench.contract.inputs import INPUTS
+from attnbench.contract.problem.shape import Shape
+from attnbench.contract.spec import Spec, parse_specs
+from attnbench.contract.variant import VARIANTS
 from attnbench.errors import AttnbenchError, CorruptResults, UsageError
-from attnbench.journal import Journal
-from attnbench.manifest import digest
-from attnbench.plots.load import read_results
-from attnbench.printable import printable
-from attnbench.qkv import INPUTS
-from attnbench.record import COLUMNS, SEAL, Record
-from attnbench.shape import Shape
-from attnbench.spec import Spec, parse_specs
-from attnbench.status import Status
-from attnbench.store import ENVIRONMENT, RECORDS, SAMPLES, RunFolder
+from attnbench.measure.status import Status
+from attnbench.results.journal import Journal
+from attnbench.results.manifest import digest
+from attnbench.results.read import read_results
+from attnbench.results.record import COLUMNS, SEAL, Record
+from attnbench.results.store import ENVIRONMENT, RECORDS, SAMPLES, RunFolder
+from attnbench.suite.cell import Cell
 from attnbench.suite.ranges import parse_range
-from attnbench.variant import VARIANTS
+from attnbench.text import printable
 
 CASES = int(os.environ.get("ATTNBENCH_CASES", "60"))
 """20000 in make selfcheck."""

@@ -15,23 +15,23 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-import attnbench.attention
-import attnbench.inputs
-import attnbench.plots
-from attnbench.cell import Cell
+import attnbench.catalogue.attention
+import attnbench.catalogue.inputs
+import attnbench.figures
 from attnbench.cli.app import main
-from attnbench.decision.audit import audit
+from attnbench.contract.problem.shape import Shape
+from attnbench.contract.spec import Spec
 from attnbench.errors import CorruptResults, Exit
-from attnbench.machine import id_of
-from attnbench.record import HELD, Record
-from attnbench.run import runner
-from attnbench.run.gate import HoldSetting, Verdict
-from attnbench.run.plan import Options, Plan, make_plan
-from attnbench.shape import Shape
-from attnbench.spec import Spec
-from attnbench.status import Status
-from attnbench.store import ENVIRONMENT, RECORDS, SAMPLES, SUITE, TABLE, RunFolder
-from attnbench.table import read_table
+from attnbench.harness import runner
+from attnbench.harness.outside.gate import HoldSetting, Verdict
+from attnbench.harness.plan import Options, Plan, make_plan
+from attnbench.measure.machine import id_of
+from attnbench.measure.status import Status
+from attnbench.results.audit import audit
+from attnbench.results.record import HELD, Record
+from attnbench.results.store import ENVIRONMENT, RECORDS, SAMPLES, SUITE, TABLE, RunFolder
+from attnbench.results.table import read_table
+from attnbench.suite.cell import Cell
 from tests.instant import Instant
 
 CASES = int(os.environ.get("ATTNBENCH_CASES", "40"))
@@ -146,7 +146,7 @@ def table() -> bytes:
 def test_a_damaged_table_is_drawn_or_ends_the_command_in_one_line(
     data: st.DataObject, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attnbench.plots, "draw_all", lambda *args, **options: [])
+    monkeypatch.setattr(attnbench.figures, "draw_all", lambda *args, **options: [])
     Path(TABLE).write_bytes(data.draw(damaged(table())))
     assert refused_or_done(["plot", TABLE], capsys) in (Exit.OK, Exit.USAGE)
     assert set(files(Path.cwd().parent)) == {f"work/{TABLE}"}

@@ -12,32 +12,18 @@ import attnbench
 
 ROOT = Path(attnbench.__file__).parent
 LAYERS = {
-    0: "units printable marks",
-    1: "cgroup shape axes reference position_bias compiled status padding errors spec registry cost foreign "
-    "capabilities mask visible sink",
-    2: "traits reasons contract variant plugins hub sources module_source own_module qkv task cell record files "
-    "journal verify table lock store runs machine manifest trained scores engines added_tokens crossing "
-    "fewer_queries stack",
-    3: "attention inputs tasks model decoder",
-    4: "measure suite testing training probing pretrained",
-    5: "plots run",
-    6: "decision report pictures pretrained.asked pretrained.figure pretrained.swap",
-    7: "cli api notebook",
-    8: "__main__",
+    1: "errors units text version",
+    2: "files contract",
+    3: "suite catalogue",
+    4: "measure",
+    5: "results laws models",
+    6: "harness figures",
+    7: "answers",
+    8: "cli",
+    9: "api __main__",
 }
-"""A file that stands higher than the rest of its folder is a home of its own."""
-LAYER = {home: layer for layer, homes in LAYERS.items() for home in homes.split()}
-HIGHEST = dict.fromkeys(f"{LAYERS[3]} {LAYERS[4]} plots".split(), 2) | {
-    "engines": 1,
-    "run": 4,
-    "testing": 4,
-    "training": 4,
-    "probing": 4,
-    "pretrained": 4,
-    "decoder": 3,
-}
-"""The highest layer that a home may import; those not named here may import their own layer as well."""
-
+"""Rooms by floor. A room imports from lower floors only."""
+LAYER = {room: layer for layer, rooms in LAYERS.items() for room in rooms.split()}
 FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
 
 
@@ -49,26 +35,16 @@ def imported_homes(source: str) -> set[str]:
             names = [f"{node.module}.{name.name}" for name in node.names]
         else:
             names = [name.name for name in node.names] if isinstance(node, ast.Import) else []
-        homes |= {_home(name) for name in names if name.startswith("attnbench.")}
-    return homes - {"__version__"}
-
-
-def _home(name: str) -> str:
-    """The home of a module, or of what is imported from it: ``attnbench.pretrained.swap.Watcher``."""
-    parts = name.split(".")[1:]
-    return ".".join(parts[:2]) if ".".join(parts[:2]) in LAYER else parts[0]
+        homes |= {name.split(".")[1] for name in names if name.startswith("attnbench.")}
+    return homes
 
 
 def home_of(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:2]) if ".".join(parts[:2]) in LAYER else parts[0]
+    return path.relative_to(ROOT).with_suffix("").parts[0]
 
 
 def allowed(home: str, other: str) -> bool:
-    if other == home:
-        return True
-    limit = HIGHEST.get(home, LAYER[home])
-    return other in LAYER and LAYER[other] <= limit
+    return other == home or (other in LAYER and LAYER[other] < LAYER[home])
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -82,32 +58,18 @@ def test_imports_point_down_only(path: Path) -> None:
 @pytest.mark.parametrize(
     ("home", "other", "verdict"),
     [
-        ("run", "pretrained", True),
-        ("run", "pretrained.swap", False),
-        ("pretrained", "run", False),
-        ("pretrained.swap", "run", True),
-        ("units", "errors", False),
-        ("spec", "errors", True),
-        ("cell", "shape", True),
-        ("shape", "cell", False),
-        ("attention", "variant", True),
-        ("attention", "inputs", False),
-        ("attention", "engines", True),
-        ("engines", "attention", False),
-        ("engines", "variant", False),
-        ("engines", "shape", True),
-        ("measure", "attention", False),
-        ("run", "measure", True),
-        ("plots", "run", False),
-        ("plots", "measure", False),
-        ("testing", "attention", True),
-        ("testing", "run", False),
-        ("cli", "run", True),
-        ("run", "cli", False),
-        ("run", "testing", True),
-        ("measure", "testing", False),
-        ("decision", "run", True),
-        ("run", "decision", False),
+        ("contract", "errors", True),
+        ("contract", "catalogue", False),
+        ("catalogue", "contract", True),
+        ("catalogue", "suite", False),
+        ("suite", "catalogue", False),
+        ("measure", "catalogue", True),
+        ("laws", "harness", False),
+        ("results", "figures", False),
+        ("harness", "figures", False),
+        ("answers", "harness", True),
+        ("cli", "api", False),
+        ("api", "cli", True),
         ("cli", "no_such_module", False),
     ],
 )
@@ -116,32 +78,23 @@ def test_the_rule_itself_tells_up_from_down(home: str, other: str, verdict: bool
 
 
 def test_imports_of_every_form_are_seen() -> None:
-    source = "import attnbench.cli.app\nfrom attnbench import units\ndef f():\n    from attnbench.run.pairs import g\n"
-    assert imported_homes(source) == {"cli", "units", "run"}
+    source = (
+        "import attnbench.cli.app\nfrom attnbench import units\ndef f():\n    from attnbench.harness.plan import g\n"
+    )
+    assert imported_homes(source) == {"cli", "units", "harness"}
 
 
 def test_an_algorithm_uses_engines_and_no_other_algorithm() -> None:
     arrows = set()
-    for path in (ROOT / "attention").rglob("*.py"):
-        own = path.relative_to(ROOT / "attention").parts[0].removesuffix(".py")
-        for other in re.findall(r"attnbench\.attention\.(\w+)", "\n".join(import_lines(path))):
-            arrows |= {(own, other)} - {(own, own)}
-    assert {arrow for arrow in arrows if arrow[0] != "__init__"} == {
-        ("sparse", "local")
-    }  # its pattern of the same name
+    attention = ROOT / "catalogue" / "attention"
+    for path in attention.rglob("*.py"):
+        own = path.relative_to(attention).with_suffix("").parts[1:2]
+        for other in re.findall(r"attnbench\.catalogue\.attention\.\w+\.(\w+)", "\n".join(import_lines(path))):
+            arrows |= {(*own, other)} - {(other, other)}
+    assert {arrow for arrow in arrows if len(arrow) == 2} == {("sparse", "local")}  # its pattern of the same name
 
 
 def import_lines(path: Path) -> list[str]:
     return [
         line for line in path.read_text(encoding="utf-8").splitlines() if line.lstrip().startswith(("from", "import"))
     ]
-
-
-def test_homes_within_a_layer_do_not_import_in_circles() -> None:
-    edges: dict[str, set[str]] = {home: set() for home in LAYER}
-    for path in FILES:
-        edges[home_of(path)] |= imported_homes(path.read_text(encoding="utf-8")) & LAYER.keys() - {home_of(path)}
-    while leaves := [home for home, others in edges.items() if not others & edges.keys()]:
-        for home in leaves:
-            del edges[home]
-    assert not edges, f"circular: {', '.join(sorted(edges))}"

@@ -10,7 +10,7 @@ import pytest
 
 EXAMPLE = Path(__file__).parents[1] / "docs" / "example.ipynb"
 PROGRESS = """
-from attnbench.cli import console
+from attnbench.cli.screen import console
 bar = console.progress(3).__enter__()
 bar.update(bar.task_ids[0], completed=1, description="softmax n=64")
 """

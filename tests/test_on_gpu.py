@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from attnbench.spec import parse_spec
-from attnbench.variant import VARIANTS
+from attnbench.contract.spec import parse_spec
+from attnbench.contract.variant import VARIANTS
 from tests.benchmarks import on_gpu
 from tests.test_package import HERE
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from attnbench.cell import Cell
+from attnbench.catalogue.build import build
+from attnbench.contract.inputs import draw_qkv
+from attnbench.contract.problem.shape import Shape
+from attnbench.contract.spec import Spec
 from attnbench.measure.memory import state_bytes
-from attnbench.qkv import draw_qkv
-from attnbench.record import Record
-from attnbench.shape import Shape
-from attnbench.spec import Spec
-from attnbench.status import Status
-from attnbench.variant import build
+from attnbench.measure.status import Status
+from attnbench.results.record import Record
+from attnbench.suite.cell import Cell
 
 
 def row(shape: Shape, variant: str = "softmax", dtype: str = "float32") -> Record:

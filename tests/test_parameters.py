@@ -11,12 +11,12 @@ MOST = 7
 MOST_OF_A_COMMAND = 12
 """Options of a command that its Python function has not; those of both are declared in attnbench/cli/options.py."""
 EXCEPTIONS = {
-    "attention.compressed.csa.CSA.__init__": "the options of a variant, as a user types them",
-    "attention.minference.MInference.__init__": "the options of a variant, as a user types them",
-    "attention.msa.MSA.__init__": "the options of a variant, as a user types them",
-    "attention.nsa.NSA.__init__": "the options of a variant, as a user types them",
-    "attention.performer.Performer.__init__": "the options of a variant, as a user types them",
-    "attention.sparge.Sparge.__init__": "the options of a variant, as a user types them",
+    "catalogue.attention.selection.compressed.csa.CSA.__init__": "the options of a variant, as a user types them",
+    "catalogue.attention.selection.minference.MInference.__init__": "the options of a variant, as a user types them",
+    "catalogue.attention.selection.msa.MSA.__init__": "the options of a variant, as a user types them",
+    "catalogue.attention.selection.nsa.NSA.__init__": "the options of a variant, as a user types them",
+    "catalogue.attention.kernel.performer.Performer.__init__": "the options of a variant, as a user types them",
+    "catalogue.attention.selection.sparge.Sparge.__init__": "the options of a variant, as a user types them",
 }
 """What takes more all the same -> why."""
 

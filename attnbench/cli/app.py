@@ -19,20 +19,20 @@ import typer
 import typer.core
 import typer.main
 
-from attnbench import __version__
-from attnbench.cli import console
 from attnbench.cli.completion import join_words
-from attnbench.cli.console import lasting_streams
+from attnbench.cli.screen import console
+from attnbench.cli.screen.console import lasting_streams
 from attnbench.cli.usage import COMMANDS, OVERVIEW, UsageProblem, explain
 from attnbench.errors import AttnbenchError, Exit, UsageError, did_you_mean, said
-from attnbench.printable import without_home
+from attnbench.text import without_home
+from attnbench.version import __version__
 
 
 class _Command(typer.core.TyperCommand):
     """A command that refuses to start if loading libraries would end Python without a word."""
 
     def invoke(self, ctx: Any) -> Any:
-        from attnbench.run.process import allowed_address_space
+        from attnbench.harness.wire.process import allowed_address_space
 
         if ctx.info_name != "env" and (allowed_address_space() or _LEAST_TO_LOAD) < _LEAST_TO_LOAD:
             raise MemoryError  # before loading a library that ends Python if it gets no memory
@@ -186,7 +186,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 def _unforeseen(error: Exception) -> int:
     """Print one line on an unforeseen error, write its traceback to a file, and return the exit code."""
-    from attnbench.run.process import allowed_address_space
+    from attnbench.harness.wire.process import allowed_address_space
     from attnbench.units import format_bytes
 
     allowed = allowed_address_space() if isinstance(error, ImportError | MemoryError) else None

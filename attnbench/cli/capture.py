@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from attnbench.cli import console
 from attnbench.cli.options import TEXT, AsJson, Count, Device, File, ModelName, Threads, WindowLength
-from attnbench.cli.outputs import refuse_files
+from attnbench.cli.screen import console
+from attnbench.cli.screen.outputs import refuse_files
 from attnbench.errors import UsageError
 
 
@@ -39,12 +39,12 @@ def capture(
     """
     refuse_files(out)
 
-    from attnbench.cli.captured_tables import print_layers
-    from attnbench.machine import default_threads, resolve_device
-    from attnbench.pretrained.capture import Wish
-    from attnbench.pretrained.capture import capture as take
-    from attnbench.pretrained.models import open_model, threads_of_torch
-    from attnbench.pretrained.question import parse_layers
+    from attnbench.cli.screen.captured_tables import print_layers
+    from attnbench.harness.swap.question import parse_layers
+    from attnbench.measure.machine import default_threads, resolve_device
+    from attnbench.models.pretrained.capture import Wish
+    from attnbench.models.pretrained.capture import capture as take
+    from attnbench.models.pretrained.models import open_model, threads_of_torch
     from attnbench.units import format_bytes
 
     wanted = parse_layers(layers) if layers is not None else None

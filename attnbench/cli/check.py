@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from attnbench.cli import completion, console, options
+from attnbench.cli import completion, options
+from attnbench.cli.screen import console
 from attnbench.errors import Exit, Unsupported, UsageError
 
 if TYPE_CHECKING:
-    from attnbench.probing.subject import Wanted
-    from attnbench.run.isolation import Settings
-    from attnbench.testing import Finding, Report
+    from attnbench.harness.outside.isolation import Settings
+    from attnbench.laws import Finding, Report
+    from attnbench.laws.modules.subject import Wanted
 
 _SHOWN_FAULTS = 3
 """Most faults shown for one law; the others usually say the same of further settings."""
@@ -70,19 +71,19 @@ def check(
 
     The exit code is 1 if a law does not hold, or if a module does not do what --as or its options claim.
     """
-    from attnbench.machine import available_cores
-    from attnbench.run.isolation import Settings, Worker
-    from attnbench.run.laws import examine
-    from attnbench.run.process import memory_limit as limit_for
-    from attnbench.run.trial import load_all
-    from attnbench.testing import Report, laws_named, variant_named
-    from attnbench.variant import VARIANTS
+    from attnbench.contract.variant import VARIANTS
+    from attnbench.harness.outside.isolation import Settings, Worker
+    from attnbench.harness.outside.laws import examine
+    from attnbench.harness.trial import load_all
+    from attnbench.harness.wire.process import memory_limit as limit_for
+    from attnbench.laws import Report, laws_named, variant_named
+    from attnbench.measure.machine import available_cores
 
     limit = limit_for("cpu", options.bytes_of(memory_limit))
     cores = threads or available_cores()
     modules = [one for one in variants or [] if ".py:" in one]
     if modules:
-        from attnbench.probing.subject import Wanted
+        from attnbench.laws.modules.subject import Wanted
 
         if len(variants or []) > 1:
             raise UsageError("check looks at one FILE.py:Class at a time, without variants beside it")
@@ -179,7 +180,7 @@ def _number(value: float | None) -> str:
 
 
 def _one(report: Report, *, whole: bool) -> None:
-    from attnbench.testing import LAWS
+    from attnbench.laws import LAWS
 
     rows = []
     for name in dict.fromkeys(finding.law for finding in report.findings):
@@ -203,8 +204,8 @@ def _one(report: Report, *, whole: bool) -> None:
 
 
 def _growth(name: str) -> str:
-    from attnbench.cost import power_of_n
-    from attnbench.variant import VARIANTS
+    from attnbench.contract.cost import power_of_n
+    from attnbench.contract.variant import VARIANTS
 
     entry = VARIANTS.get(name)
     time, memory = (
@@ -215,7 +216,7 @@ def _growth(name: str) -> str:
 
 
 def _several(reports: list[Report]) -> None:
-    from attnbench.variant import VARIANTS
+    from attnbench.contract.variant import VARIANTS
 
     rows = []
     for report in reports:
@@ -253,7 +254,7 @@ def _faults(reports: list[Report]) -> None:
 
 
 def _verdict(report: Report) -> str:
-    from attnbench.variant import VARIANTS
+    from attnbench.contract.variant import VARIANTS
 
     laws = {finding.law for finding in report.findings} - report.skipped.keys()
     left = f"; {_laws(len(report.skipped))} could not be asked" if report.skipped else ""
@@ -283,10 +284,10 @@ def _as_data(report: Report) -> dict[str, Any]:
 
 def check_module(wanted: Wanted, settings: Settings, *, label: str | None, timeout: float, as_json: bool) -> None:
     """Probe and print; exit code 1 if the module breaks the claims of ``label`` or its options."""
-    from attnbench.probing.verdict import conclusion, contradictions, lines, named_after
-    from attnbench.run.isolation import Worker
-    from attnbench.run.module import examine_module
-    from attnbench.variant import VARIANTS
+    from attnbench.contract.variant import VARIANTS
+    from attnbench.harness.outside.isolation import Worker
+    from attnbench.harness.outside.module import examine_module
+    from attnbench.laws.modules.verdict import conclusion, contradictions, lines, named_after
 
     if label is not None:
         VARIANTS.get(label)

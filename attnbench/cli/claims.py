@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnbench.cli import console
 from attnbench.cli.options import AsJson
+from attnbench.cli.screen import console
 from attnbench.errors import UsageError
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from attnbench.decision.claims import Claim
-    from attnbench.decision.judging import Judgement, Verdict
+    from attnbench.answers.claims.claims import Claim
+    from attnbench.answers.claims.verdict import Judgement, Verdict
 
 
 def claims(
@@ -43,8 +43,8 @@ def claims(
     depends on the setting. It is open if all intervals hold both answers. It is not tested while a row is missing that
     its suite would measure. --json names all rows by run and cell.
     """
-    from attnbench.decision.claims import claims as all_claims
-    from attnbench.decision.judging import judge_all_rows
+    from attnbench.answers.claims.claims import claims as all_claims
+    from attnbench.answers.claims.verdict import judge_all_rows
 
     wanted = [one for one in all_claims() if _mentions(one, select or "")]
     if not wanted:
@@ -82,7 +82,7 @@ def _mentions(claim: Claim, text: str) -> bool:
 
 
 def _rows(results: list[Path] | None) -> pd.DataFrame | None:
-    from attnbench.decision.claim_runs import read_rows
+    from attnbench.answers.claims.runs import read_rows
 
     if results is None and not Path("results").is_dir():
         return None
@@ -91,10 +91,10 @@ def _rows(results: list[Path] | None) -> pd.DataFrame | None:
 
 def _measure(wanted: list[Claim], results: list[Path] | None, *, narrow: bool) -> None:
     """Make the runs of claims without rows, one for each number of threads; if ``narrow``, only their sweeps."""
-    from attnbench.cli.screen import measured
-    from attnbench.decision.judging import judge_all_rows
-    from attnbench.machine import available_cores
-    from attnbench.run.plan import Options, make_plan
+    from attnbench.answers.claims.verdict import judge_all_rows
+    from attnbench.cli.screen.run import measured
+    from attnbench.harness.plan import Options, make_plan
+    from attnbench.measure.machine import available_cores
 
     if results and len(results) > 1:
         raise UsageError("--run measures into one results folder; give one")
@@ -151,7 +151,7 @@ def _print_rest(judged: list[Judgement]) -> None:
 
 
 def _as_data(judged: Judgement, table: pd.DataFrame | None) -> dict[str, object]:
-    from attnbench.decision.judging import needed_by, rows_by_run, rows_of
+    from attnbench.answers.claims.verdict import needed_by, rows_by_run, rows_of
 
     claim = judged.claim
     read = None if table is None else rows_of(table, needed_by(claim, table))

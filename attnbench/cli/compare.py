@@ -9,26 +9,27 @@ from typing import TYPE_CHECKING, Annotated, Literal, Unpack
 
 import typer
 
-from attnbench.axes import AXES
-from attnbench.cli import completion, console, options
-from attnbench.cli.outputs import draw, refuse_files, write_rows
+from attnbench.cli import completion, options
+from attnbench.cli.screen import console
+from attnbench.cli.screen.outputs import draw, refuse_files, write_rows
 from attnbench.cli.signature import command, completed
 from attnbench.errors import Exit
-from attnbench.marks import error_text, name_text
-from attnbench.printable import without_empty
+from attnbench.results.frame.marks import error_text, name_text
+from attnbench.suite.axes import AXES
+from attnbench.text import without_empty
 from attnbench.units import format_bytes, format_number, format_seconds, format_share, with_interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.progress import Progress
 
+    from attnbench.harness.compare.compare import Comparison, OnLength, Row, Side
+    from attnbench.harness.compare.question import Question
     from attnbench.measure.crossover import Crossover
-    from attnbench.record import Record
-    from attnbench.run.compare import Comparison, OnLength, Row, Side
-    from attnbench.run.question import Question
+    from attnbench.results.record import Record
 
     Printer = Callable[..., None]
-    """Prints a table as :func:`attnbench.cli.console.table` does."""
+    """Prints a table as :func:`attnbench.cli.screen.console.table` does."""
 
 
 @command(options.CompareOptions)
@@ -57,15 +58,15 @@ def compare(
 
     The exit code is 1 if nothing could be measured.
     """
-    from attnbench.run.different import refuse_equal
+    from attnbench.harness.compare.distinct import refuse_equal
 
     variants = [*([baseline] if baseline else []), *(one for one in variants or [] if one != baseline)]
     if not variants:
         refuse_equal([], [])
     refuse_files(csv, plot=plot)
 
+    from attnbench.harness.compare.compare import Stopped
     from attnbench.measure.statistics import FASTER_BAND
-    from attnbench.run.compare import Stopped
 
     question = question_of(variants, given, options.typed_of(ctx)).prepare()
     lengths = question.lengths
@@ -111,7 +112,7 @@ def question_of(variants: Sequence[str], given: options.CompareOptions, typed: C
 
     A named shape decides the axes that the user has not ``typed``.
     """
-    from attnbench.run.question import Question
+    from attnbench.harness.compare.question import Question
 
     given = completed(options.CompareOptions, given)
     axes = {name: one for name, one in given.items() if given["shape"] is None or name not in AXES or name in typed}
@@ -136,7 +137,7 @@ def watching(bar: Progress, lengths: Sequence[int], say: Callable[[str], None] =
 def _printer(form: Literal["table", "markdown", "latex"]) -> Printer:
     if form == "table":
         return console.table
-    from attnbench.decision.export_tables import Table, as_text
+    from attnbench.results.export.tables import Table, as_text
 
     def show(
         columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = (), title: str | None = None
@@ -200,7 +201,7 @@ _MIRROR = {"faster": "slower", "slower": "faster"}
 
 
 def _without_error(n: int, record: Record) -> str:
-    from attnbench.run.compare import LONGEST_ERROR
+    from attnbench.harness.compare.compare import LONGEST_ERROR
 
     heads = LONGEST_ERROR // n**2
     fewer = f"--batch 1 --heads {min(heads, record.heads)} measures them" if heads else "measure them at shorter --n"
@@ -272,8 +273,8 @@ def _print_crossovers(found: Mapping[str, Crossover]) -> None:
 def _figure(comparison: Comparison, about: str) -> Figure:
     import pandas as pd
 
-    from attnbench.plots.comparison import draw_comparison
-    from attnbench.plots.page import NothingToDraw
+    from attnbench.figures.comparison import draw_comparison
+    from attnbench.figures.kit.page import NothingToDraw
 
     if len(comparison.labels) < 2:
         raise NothingToDraw("one variant alone is beside nothing; name another")

@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from attnbench.errors import shell_word
-from attnbench.pictures import PICTURES
+from attnbench.figures.pictures import PICTURES
 from attnbench.suite.shipped import shipped_suites
 
 _PACKAGE = Path(__file__).parent.parent
@@ -25,24 +25,24 @@ _KEPT = "_ATTNBENCH_KEPT"
 
 def variants(incomplete: str) -> list[str]:
     """Shipped variants with this beginning, and options after a variant's name: ``performer:features=``."""
-    return _rest(incomplete, lambda typed: _with_options("attention", typed))
+    return _rest(incomplete, lambda typed: _with_options("catalogue/attention", typed))
 
 
 def inputs(incomplete: str) -> list[str]:
     """Shipped inputs with this beginning, and their options."""
-    return _rest(incomplete, lambda typed: _with_options("inputs", typed))
+    return _rest(incomplete, lambda typed: _with_options("catalogue/inputs", typed))
 
 
 def tasks(incomplete: str) -> list[str]:
     """Shipped tasks with this beginning, and their options."""
-    return _rest(incomplete, lambda typed: _with_options("tasks", typed))
+    return _rest(incomplete, lambda typed: _with_options("catalogue/tasks", typed))
 
 
 def axes(incomplete: str) -> list[str]:
     """A suite's axes as ``AXIS=``, and after that variants, inputs or tasks."""
-    from attnbench.axes import AXES, Specs
+    from attnbench.suite.axes import AXES, Specs
 
-    folders = {"variant": "attention", "input": "inputs", "task": "tasks"}
+    folders = {"variant": "catalogue/attention", "input": "catalogue/inputs", "task": "catalogue/tasks"}
 
     def whole(typed: str) -> Iterable[str]:
         axis, equals, value = typed.partition("=")
@@ -70,18 +70,22 @@ def suites(incomplete: str) -> list[str]:
 
 def names(incomplete: str) -> list[str]:
     """All names that ``show`` can show."""
-    every = (name for folder in ("attention", "inputs", "tasks") for name in _found(_REGISTERED, f"{folder}/**/*.py"))
+    every = (
+        name
+        for folder in ("catalogue/attention", "catalogue/inputs", "catalogue/tasks")
+        for name in _found(_REGISTERED, f"{folder}/**/*.py")
+    )
     return [name for name in dict.fromkeys(every) if name.startswith(incomplete)]
 
 
 def laws(incomplete: str) -> list[str]:
     """The laws that ``check`` can test a variant against, each as one word of a command line."""
-    return [word for name in _found(_LAW, "testing/*.py") if (word := shell_word(name)).startswith(incomplete)]
+    return [word for name in _found(_LAW, "laws/*.py") if (word := shell_word(name)).startswith(incomplete)]
 
 
 def figures(incomplete: str) -> list[str]:
     """The figures that ``plot`` can draw."""
-    from attnbench.plots import FIGURES
+    from attnbench.figures import FIGURES
 
     return sorted(name for name in FIGURES if name.startswith(incomplete))
 

@@ -7,8 +7,8 @@ from typing import Annotated, Unpack
 
 import typer
 
-from attnbench.cli import decisions
-from attnbench.cli.outputs import refuse_files
+from attnbench.cli.screen import decisions
+from attnbench.cli.screen.outputs import refuse_files
 from attnbench.cli.signature import command, completed
 
 
@@ -36,7 +36,7 @@ def diff(
     refuse_files(given["out"])
     question = decisions.question_of(above, on, given, closes=False)
 
-    from attnbench.decision.decide import decide
+    from attnbench.answers.gate.decide import decide
 
     before, now = decisions.read([old, new])
     decisions.show(decide(now, [before], question), given["format_"], given["out"])

@@ -8,13 +8,13 @@ import re
 from importlib import metadata
 from typing import Any
 
-from attnbench import __version__
-from attnbench.cli import console
 from attnbench.cli.options import AsJson
+from attnbench.cli.screen import console
 from attnbench.errors import UsageError, said
-from attnbench.machine import variables
-from attnbench.printable import without_home
+from attnbench.measure.machine import variables
+from attnbench.text import without_home
 from attnbench.units import format_bytes
+from attnbench.version import __version__
 
 
 def env(as_json: AsJson = False) -> None:
@@ -49,7 +49,7 @@ def _version(distribution: str) -> str | None:
 
 
 def _machine() -> dict[str, Any]:
-    from attnbench import cgroup, machine
+    from attnbench.measure import cgroup, machine
 
     facts: dict[str, Any] = {
         "processor": machine.processor(),
@@ -74,8 +74,8 @@ def _machine() -> dict[str, Any]:
 
 
 def _card(device: str) -> dict[str, Any]:
-    from attnbench.machine import describe
     from attnbench.measure import card
+    from attnbench.measure.machine import describe
 
     known = {name: one for name, one in describe(device).items() if name in ("cuda", "cudnn", "triton")}
     told = card.facts(device)
@@ -83,8 +83,8 @@ def _card(device: str) -> dict[str, Any]:
 
 
 def _plugins() -> dict[str, str]:
-    from attnbench.foreign import told
-    from attnbench.plugins import GROUP
+    from attnbench.contract.plugins.foreign import told
+    from attnbench.contract.plugins.load import GROUP
 
     found = {}
     for point in metadata.entry_points(group=GROUP):

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from attnbench.cli import console
 from attnbench.cli.options import File
-from attnbench.cli.outputs import refuse_files
+from attnbench.cli.screen import console
+from attnbench.cli.screen.outputs import refuse_files
 from attnbench.errors import UsageError
 
 
@@ -36,11 +36,11 @@ def export(
         )
     refuse_files(parquet, samples, out)
 
-    from attnbench.decision.export_mlflow import log_run
-    from attnbench.decision.export_parquet import write_rows, write_samples
-    from attnbench.decision.export_tables import as_text, tables_of
     from attnbench.files import write_output
-    from attnbench.runs import newest_run
+    from attnbench.results.export.mlflow import log_run
+    from attnbench.results.export.parquet import write_rows, write_samples
+    from attnbench.results.export.tables import as_text, tables_of
+    from attnbench.results.runs import newest_run
 
     folder = newest_run(run)
     records = folder.in_order()
@@ -55,8 +55,8 @@ def export(
     if mlflow:
 
         def page() -> str:
-            from attnbench.report.page import make_page
-            from attnbench.report.sources import read_sources
+            from attnbench.answers.report.page import make_page
+            from attnbench.answers.report.sources import read_sources
 
             return make_page(read_sources([folder.path], warn=lambda doubt: None))  # read and warned of before
 

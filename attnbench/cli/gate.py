@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Literal, Unpack
 
 import typer
 
-from attnbench.cli import console, decisions
 from attnbench.cli.options import Count, Plugins
-from attnbench.cli.outputs import refuse_files
+from attnbench.cli.screen import console, decisions
+from attnbench.cli.screen.outputs import refuse_files
 from attnbench.cli.signature import command, completed
 from attnbench.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
-    from attnbench.cell import Cell
-    from attnbench.decision.decide import Decision
-    from attnbench.decision.measured import MeasuredRun
+    from attnbench.answers.gate.decide import Decision
+    from attnbench.results.measurements import MeasuredRun
+    from attnbench.suite.cell import Cell
 
 
 @command(decisions.JudgeOptions)
@@ -52,8 +52,8 @@ def gate(
     refuse_files(out)
     question = decisions.question_of(fail_above, on, given, missing=missing, strict=strict)
 
-    from attnbench.decision.decide import decide
-    from attnbench.decision.table import verdict_line
+    from attnbench.answers.gate.decide import decide
+    from attnbench.answers.gate.table import verdict_line
 
     now, *before = decisions.read([new, *against])
     decision = decide(now, before, question)
@@ -75,9 +75,9 @@ def _confirmed(
     plugins: list[str],
 ) -> Decision:
     """The decision after more rounds of its failures, if there are any; UsageError for too few rounds."""
-    from attnbench.decision.decide import confirm, doubtful
+    from attnbench.answers.gate.decide import confirm, doubtful
+    from attnbench.harness.runner import Watcher
     from attnbench.measure.statistics import FEWEST_VISITS
-    from attnbench.run.runner import Watcher
 
     if rounds < FEWEST_VISITS:
         raise UsageError(f"--confirm {rounds}: new rounds decide, so give at least {FEWEST_VISITS}")

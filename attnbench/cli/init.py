@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from attnbench.cli import console
+from attnbench.cli.screen import console
 from attnbench.errors import CannotCreate, UsageError
 
 TEXT = """\

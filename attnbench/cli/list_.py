@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from attnbench.cli import console
 from attnbench.cli.options import AsJson, File, Plugins
+from attnbench.cli.screen import console
 from attnbench.errors import UsageError
-from attnbench.marks import name_text
+from attnbench.results.frame.marks import name_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from attnbench.registry import Entry
+    from attnbench.contract.registry import Entry
 
 
 def list_(
@@ -37,15 +37,15 @@ def list_(
         _suites(as_json)
         return
 
-    from attnbench.run.trial import load_all
+    from attnbench.harness.trial import load_all
 
     load_all(plugin or [])
     if what == "inputs":
-        from attnbench.qkv import INPUTS
+        from attnbench.contract.inputs import INPUTS
 
         _with_options("input", INPUTS, as_json)
     elif what == "tasks":
-        from attnbench.task import TASKS
+        from attnbench.contract.task import TASKS
 
         _with_options("task", TASKS, as_json)
     else:
@@ -64,7 +64,7 @@ def _suites(as_json: bool) -> None:
 
 
 def _file(what: str, file: Path, as_json: bool) -> None:
-    from attnbench.inputs.captured import describe
+    from attnbench.catalogue.inputs.captured import describe
 
     if what != "inputs":
         raise UsageError(f"--file says what an input holds; write: attnbench list inputs --file {file}")
@@ -72,7 +72,7 @@ def _file(what: str, file: Path, as_json: bool) -> None:
     if as_json:
         console.data({"file": str(file), "shape": list(found.q), "kv_heads": found.v[2], **found.about})
         return
-    from attnbench.cli.captured_tables import print_described
+    from attnbench.cli.screen.captured_tables import print_described
 
     print_described(file, found)
 
@@ -93,7 +93,7 @@ def _with_options(what: str, entries: Iterable[Entry], as_json: bool) -> None:
 
 def _variants(as_json: bool) -> None:
     from attnbench.cli.show import as_data
-    from attnbench.variant import FAMILIES, VARIANTS
+    from attnbench.contract.variant import FAMILIES, VARIANTS
 
     entries = sorted(VARIANTS, key=lambda entry: FAMILIES.index(entry.family))
     if as_json:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal, Unpack
 
 import typer
 
-from attnbench.cli import completion, console, options
-from attnbench.cli.outputs import draw, refuse_files, write_rows
+from attnbench.cli import completion, options
+from attnbench.cli.screen import console
+from attnbench.cli.screen.outputs import draw, refuse_files, write_rows
 from attnbench.cli.signature import command, completed
 from attnbench.errors import Exit, UsageError
 
@@ -18,10 +19,10 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from attnbench.cli.match_screen import MatchScreen
-    from attnbench.decision.budget import Budget
-    from attnbench.decision.match import Prepared
-    from attnbench.decision.matched import Match
+    from attnbench.answers.match.budget import Budget
+    from attnbench.answers.match.match import Prepared
+    from attnbench.answers.match.result import Match
+    from attnbench.cli.screen.match import MatchScreen
 
 _WITH_FROM = {
     *("variants", "error", "memory", "time", "score", "run", "n", "inputs", "task", "level", "pass_", "plugins"),
@@ -69,7 +70,7 @@ def match(
     asked = asked_in(variants or [], given, options.typed_of(ctx), measures=run is None)
     refuse_files(csv, plot=plot)
     if run is not None:
-        from attnbench.plots.load import read_results
+        from attnbench.results.read import read_results
 
         answer = asked.among(read_results(run, warn=console.warning))
         how = f"from {run}; nothing was measured anew"
@@ -85,7 +86,7 @@ def match(
     if as_json:
         console.data(answer.to_json())
     else:
-        from attnbench.cli.match_screen import print_match
+        from attnbench.cli.screen.match import print_match
 
         print_match(answer, how)
     if csv is not None:  # last, so that a full disk does not cost the rest
@@ -110,8 +111,8 @@ class Asked:
 
         Raises UsageError if a variant or an option is wrong, or nothing has a knob.
         """
-        from attnbench.decision.match import MatchQuestion, score_match
-        from attnbench.run.question import Question
+        from attnbench.answers.match.match import MatchQuestion, score_match
+        from attnbench.harness.compare.question import Question
 
         given = {**self.given, "memory_limit": options.bytes_of(self.given["memory_limit"])}
         if self.budget.target == "score":
@@ -124,8 +125,8 @@ class Asked:
 
     def among(self, frame: pd.DataFrame) -> Match:
         """The answer among the rows of finished runs; ResultsError if they lack the budget's measure."""
-        from attnbench.decision.match import one_length
-        from attnbench.decision.match_run import match_run, match_scores
+        from attnbench.answers.match.from_run import match_run, match_scores
+        from attnbench.answers.match.match import one_length
 
         variants, budget, given = self.variants, self.budget, self.given
         n = None if given["n"] is None else one_length(given["n"])
@@ -143,8 +144,8 @@ def asked_in(
     ``typed``: option given by the user -> its name for messages. ``measures``: no rows of finished runs are given.
     Raises UsageError without exactly one budget, or if an option means nothing beside the others.
     """
-    from attnbench.decision.budget import budget_of
-    from attnbench.run.trial import load_all
+    from attnbench.answers.match.budget import budget_of
+    from attnbench.harness.trial import load_all
 
     given = completed(options.MatchOptions, given)
     trains = given["score"] is not None
@@ -161,7 +162,7 @@ def asked_in(
 
 
 def _measure(prepared: Prepared, csv: Path | None) -> Match:
-    from attnbench.cli.match_screen import MatchScreen
+    from attnbench.cli.screen.match import MatchScreen
 
     with console.progress(total=1) as bar:
         screen = MatchScreen(prepared, bar)
@@ -179,9 +180,9 @@ def _measure(prepared: Prepared, csv: Path | None) -> Match:
 
 
 def _keep(prepared: Prepared, screen: MatchScreen, csv: Path | None) -> None:
-    from attnbench.decision.matched import rows_of
-    from attnbench.decision.search import Found
-    from attnbench.printable import without_empty
+    from attnbench.answers.match.result import rows_of
+    from attnbench.answers.match.search import Found
+    from attnbench.text import without_empty
     from attnbench.units import format_bytes, format_seconds
 
     knobs = {one.spec.label: one.ladder.knob.option if one.ladder else "" for one in prepared.entrants}
@@ -212,6 +213,6 @@ def _keep(prepared: Prepared, screen: MatchScreen, csv: Path | None) -> None:
 def _figure(answer: Match, about: str) -> Figure:
     import pandas as pd
 
-    from attnbench.plots.frontier import draw_frontier
+    from attnbench.figures.frontier import draw_frontier
 
     return draw_frontier(pd.DataFrame(answer.to_rows()), about=about)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from attnbench.cli import console
+from attnbench.cli.screen import console
 from attnbench.errors import UsageError
 
 
@@ -34,7 +34,7 @@ def merge(
         raise UsageError(
             "merge needs --out FOLDER; for example: attnbench merge results/lra/*of4 --out results/lra-all"
         )
-    from attnbench.decision.merge import merge as join
+    from attnbench.results.merge import merge as join
 
     merged = join(runs, out, rates_within=rates_within)
     rows = [[str(path), machine, str(count)] for path, machine, count in merged.parts]

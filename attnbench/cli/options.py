@@ -9,11 +9,11 @@ from typing import Annotated, Literal, TypedDict
 
 import typer
 
-from attnbench.cell import Architecture, Launch, Pass, Positions
 from attnbench.cli import completion
 from attnbench.cli.signature import Default
+from attnbench.contract.problem.shape import Bias, Sink
 from attnbench.errors import UsageError
-from attnbench.shape import Bias, Sink
+from attnbench.suite.cell import Architecture, Launch, Pass, Positions
 
 Count = partial(typer.Option, metavar="N")
 File = partial(typer.Option, metavar="FILE")

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 import typer
 
-from attnbench.cli import completion, console, options
+from attnbench.cli import completion, options
+from attnbench.cli.screen import console
 from attnbench.cli.signature import command, completed
 from attnbench.errors import CannotCreate, UsageError, any_of, did_you_mean
-from attnbench.pictures import PICTURES
-from attnbench.plots import FIGURES
+from attnbench.figures import FIGURES
+from attnbench.figures.pictures import PICTURES
 from attnbench.units import format_interval
 
 if TYPE_CHECKING:
@@ -49,8 +50,8 @@ def draw_picture(
     options: Mapping[str, Any],
 ) -> None:
     """Draw one picture, write it, and print its path; UsageError, Unsupported or StoreError if that fails."""
-    from attnbench.pictures import write
-    from attnbench.run.trial import load_all
+    from attnbench.figures.pictures import write
+    from attnbench.harness.trial import load_all
 
     folder = out or Path("plots")
     if out is None and folder.is_symlink():
@@ -135,10 +136,10 @@ def plot(
             belongs = "belongs to a picture that needs no run: attnbench plot weights performer"
             raise UsageError(f"--{option} {belongs} --{option} ...")
 
-    from attnbench.plots import draw_all
-    from attnbench.plots.load import find_results, read_results
-    from attnbench.plots.page import NothingToDraw
-    from attnbench.plots.setting import restrict
+    from attnbench.figures import draw_all
+    from attnbench.figures.kit.page import NothingToDraw
+    from attnbench.results.frame.settings import restrict
+    from attnbench.results.read import find_results, read_results
 
     console.only_repeats()
     how = how_to_draw(given)
@@ -185,14 +186,14 @@ _FILTERS = ("sweep", "level", "pass_", "dtype", "causal", "head_dim")
 
 
 def how_to_draw(given: options.PlotOptions) -> dict[str, Any]:
-    """The options as :func:`attnbench.plots.draw` takes them: those that choose among rows become ``only``."""
+    """The options as :func:`attnbench.figures.draw` takes them: those that choose among rows become ``only``."""
     rest: dict[str, Any] = {**given}
     wanted = {name.rstrip("_"): rest.pop(name) for name in _FILTERS}
     return rest | {"only": {column: value for column, value in wanted.items() if value is not None}}
 
 
 def _print_pairs(frame: pd.DataFrame) -> None:
-    from attnbench.plots.peers import PASSES, left_out, pairs
+    from attnbench.figures.peers import PASSES, left_out, pairs
 
     numbers = ["n", "time", "95 %", "least", "limit", "peak", "×floor"]
     found = [one for one in pairs(frame) if not math.isnan(one.time) or not math.isnan(one.peak)]

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from attnbench.cli import console
 from attnbench.cli.options import File
-from attnbench.cli.outputs import refuse_files
+from attnbench.cli.screen import console
+from attnbench.cli.screen.outputs import refuse_files
 from attnbench.errors import CannotCreate, UsageError
 
 FILE = "report.html"
@@ -49,11 +49,11 @@ def report(
     if title is not None and not title.strip():
         raise UsageError("--title is empty; give some words, or leave it out")
 
+    from attnbench.answers.report.against import read_against
+    from attnbench.answers.report.laws import read_laws
+    from attnbench.answers.report.page import make_page
+    from attnbench.answers.report.sources import read_sources
     from attnbench.files import write_output
-    from attnbench.report.against import read_against
-    from attnbench.report.laws import read_laws
-    from attnbench.report.page import make_page
-    from attnbench.report.sources import read_sources
     from attnbench.units import format_bytes
 
     console.only_repeats()

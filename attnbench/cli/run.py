@@ -13,23 +13,24 @@ from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 import typer
 
-from attnbench.cell import Launch
-from attnbench.cli import completion, console, options
+from attnbench.cli import completion, options
+from attnbench.cli.screen import console
 from attnbench.cli.signature import command, completed
 from attnbench.errors import NothingMeasured, UsageError
-from attnbench.marks import error_text, name_text
-from attnbench.printable import without_empty
+from attnbench.results.frame.marks import error_text, name_text
+from attnbench.suite.cell import Launch
 from attnbench.suite.shard import parse_shard
+from attnbench.text import without_empty
 from attnbench.units import format_bytes, format_count, format_interval, format_number, format_seconds, format_share
 
 if TYPE_CHECKING:
-    from attnbench.cell import Cell
+    from attnbench.harness.forecast import Duration
+    from attnbench.harness.many.driver import Engine
+    from attnbench.harness.outside.isolation import Worker
+    from attnbench.harness.plan import Options, Plan
     from attnbench.measure.flops import Prediction
-    from attnbench.record import Record
-    from attnbench.run.estimate import Duration
-    from attnbench.run.isolation import Worker
-    from attnbench.run.many.driver import Engine
-    from attnbench.run.plan import Options, Plan
+    from attnbench.results.record import Record
+    from attnbench.suite.cell import Cell
 
 
 @command(options.RunOptions)
@@ -94,11 +95,11 @@ def run(
     named = {axis: f"--{axis}" for axis in given_to_all}
     refuse_early(suite, device=device, overrides=overrides | given_to_all, options=named)
     if device == "cpu":
-        from attnbench.run.process import memory_limit as limit_for
+        from attnbench.harness.wire.process import memory_limit as limit_for
 
         limit_for(device, limit)  # before torch is imported, which takes longer than to refuse it
 
-    from attnbench.lock import once
+    from attnbench.results.lock import once
 
     alone = nullcontext() if given["fresh"] or dry_run else once(Path(given["out"]), context.params)
     with ExitStack() as ours:
@@ -106,12 +107,12 @@ def run(
         worker = ours.enter_context(_worker_ahead(given["threads"], wanted=there is None and not dry_run))
         engine: Engine | None = None
         if there is not None:
-            from attnbench.run.many.ray import RayEngine
+            from attnbench.harness.many.ray import RayEngine
 
             cluster = ours.enter_context(closing(RayEngine(there, device)))
             engine, device = cluster, cluster.device
-        from attnbench.run.plan import make_plan
-        from attnbench.run.trial import load_all
+        from attnbench.harness.plan import make_plan
+        from attnbench.harness.trial import load_all
 
         load_all(given["plugins"])
         asked = options_of(
@@ -141,7 +142,7 @@ def run(
 
 def options_of(given: options.RunOptions, **more: Any) -> Options:
     """The plan's share of a command's options, and ``more`` fields; UsageError if the memory limit is no size."""
-    from attnbench.run.plan import Options
+    from attnbench.harness.plan import Options
 
     given = completed(options.RunOptions, given)
     like = given["like"]
@@ -152,8 +153,8 @@ def options_of(given: options.RunOptions, **more: Any) -> Options:
 
 @contextmanager
 def _worker_ahead(threads: int | None, *, wanted: bool) -> Iterator[Worker]:
-    from attnbench.machine import default_threads
-    from attnbench.run.isolation import Settings, Worker
+    from attnbench.harness.outside.isolation import Settings, Worker
+    from attnbench.measure.machine import default_threads
 
     with Worker(Settings(threads=threads or default_threads())) as worker:
         if wanted:
@@ -166,9 +167,9 @@ def _repeated(context: typer.Context, suite: str) -> dict[str, Any]:
 
     if not stored(Path(suite) / "records.jsonl").is_file():
         return {}
-    from attnbench.manifest import RUN_ID
-    from attnbench.run.repeat import arguments_of
-    from attnbench.store import RunFolder
+    from attnbench.harness.repeat import arguments_of
+    from attnbench.results.manifest import RUN_ID
+    from attnbench.results.store import RunFolder
 
     words = arguments_of(Path(suite))
     source = context.get_parameter_source
@@ -179,7 +180,7 @@ def _repeated(context: typer.Context, suite: str) -> dict[str, Any]:
 
 
 def _engine(on: str, *, device: str, shard: str | None, dry_run: bool) -> str:
-    from attnbench.run.many.ray import parse_on, refuse_senseless
+    from attnbench.harness.many.ray import parse_on, refuse_senseless
 
     there = parse_on(on)
     refuse_senseless(device=device, shard=shard, dry_run=dry_run)
@@ -200,8 +201,8 @@ def _axes(texts: Sequence[str]) -> dict[str, str]:
 
 def _measure(plan: Plan, worker: Worker, engine: Engine | None, *, as_json: bool, rates: bool) -> None:
     console.only_repeats()
-    from attnbench.cli.screen import measured
-    from attnbench.store import TABLE
+    from attnbench.cli.screen.run import measured
+    from attnbench.results.store import TABLE
 
     runs = measured(plan, worker, engine)
     if as_json:
@@ -222,8 +223,8 @@ _RATES = ("examples/s", "first token", "per token", *console.REACHED)
 
 
 def _print_records(records: list[Record], *, rates: bool = False) -> None:
-    from attnbench.axes import IN_ROWS
-    from attnbench.record import COLUMNS
+    from attnbench.results.record import COLUMNS
+    from attnbench.suite.axes import IN_ROWS
 
     trainings = [record for record in records if record.steps is not None]
     records = [record for record in records if record.steps is None]
@@ -247,7 +248,7 @@ def _print_records(records: list[Record], *, rates: bool = False) -> None:
             title=title,
         )
     if trainings:
-        from attnbench.cli.score_tables import print_scores
+        from attnbench.cli.screen.score import print_scores
 
         print_scores(trainings, {record.label: _name(record) for record in trainings})
     if any(record.loss is not None for record in records):
@@ -270,7 +271,7 @@ def _error(record: Record) -> str:
 
 def _axis_text(record: Record, axis: str) -> str:
     if axis == "inputs" and record.task is not None:
-        from attnbench.cli.score_tables import short_task
+        from attnbench.cli.screen.score import short_task
 
         return short_task(record.inputs)
     return str(getattr(record, axis))
@@ -328,7 +329,7 @@ def print_heading(plan: Plan) -> None:
 
 def predict(plan: Plan, *, as_json: bool) -> None:
     """Print a line for each cell, with the axes that differ between cells, or everything as JSON."""
-    from attnbench.run.estimate import duration, estimate
+    from attnbench.harness.forecast import duration, estimate
     from attnbench.suite.describe import axes_of, shown, varying
 
     found = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from attnbench.cli import console
+from attnbench.cli.screen import console
 
 
 def schema() -> None:

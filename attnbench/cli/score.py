@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Unpack
 
 import typer
 
-from attnbench.cli import console, options
+from attnbench.cli import options
+from attnbench.cli.screen import console
 from attnbench.cli.signature import command, completed
 from attnbench.errors import NothingMeasured, UsageError
-from attnbench.marks import name_text
+from attnbench.results.frame.marks import name_text
 
 if TYPE_CHECKING:
-    from attnbench.run.plan import Plan
+    from attnbench.harness.plan import Plan
 
 NEEDS_ONE = "score needs a variant; for example: attnbench score performer linear softmax --task recall"
 
@@ -44,10 +45,10 @@ def score(
     """
     if not variants:
         raise UsageError(NEEDS_ONE)
-    from attnbench.plugins import with_modules
-    from attnbench.run.plan import Options, make_plan
-    from attnbench.run.score_question import ScoreQuestion
-    from attnbench.run.trial import load_all
+    from attnbench.contract.plugins.load import with_modules
+    from attnbench.harness.plan import Options, make_plan
+    from attnbench.harness.score.question import ScoreQuestion
+    from attnbench.harness.trial import load_all
 
     names, plugins = with_modules(variants, plugins or ())
     load_all(plugins)
@@ -67,16 +68,16 @@ def score(
 
 
 def _specs(variants: list[str]) -> list[str]:
-    from attnbench.spec import parse_specs
-    from attnbench.variant import VARIANTS
+    from attnbench.contract.spec import parse_specs
+    from attnbench.contract.variant import VARIANTS
 
     specs = [VARIANTS.get(spec.name).normalise(spec).label for text in variants for spec in parse_specs(text)]
     return list(dict.fromkeys([*specs, "identity"]))
 
 
 def _train(plan: Plan, *, as_json: bool) -> None:
-    from attnbench.cli.score_tables import print_scores
-    from attnbench.cli.screen import measured
+    from attnbench.cli.screen.run import measured
+    from attnbench.cli.screen.score import print_scores
 
     console.only_repeats()
     ((folder, records),) = measured(plan, what="trainings")

@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attnbench.cli import completion, console
+from attnbench.cli import completion
 from attnbench.cli.options import AsJson, File, Plugins
-from attnbench.cli.outputs import refuse_files
-from attnbench.spec import Spec
-from attnbench.traits import ABILITIES, Knob, Rounds, Traits
+from attnbench.cli.screen import console
+from attnbench.cli.screen.outputs import refuse_files
+from attnbench.contract.spec import Spec
+from attnbench.contract.traits import ABILITIES, Knob, Rounds, Traits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from attnbench.registry import Entry
-    from attnbench.task import TaskEntry
-    from attnbench.variant import Variant
+    from attnbench.contract.registry import Entry
+    from attnbench.contract.task import TaskEntry
+    from attnbench.contract.variant import Variant
 
 
 def show(
@@ -34,16 +35,16 @@ def show(
     ] = None,
 ) -> None:
     """Show a variant with its paper, formula, cost, claims and options, or an input, or a task."""
-    from attnbench.qkv import INPUTS
-    from attnbench.run.trial import load_all
-    from attnbench.task import TASKS
-    from attnbench.variant import VARIANTS
+    from attnbench.contract.inputs import INPUTS
+    from attnbench.contract.task import TASKS
+    from attnbench.contract.variant import VARIANTS
+    from attnbench.harness.trial import load_all
 
     load_all(plugin or [])
     if picture is not None:
         refuse_files(plot=picture, option="--picture")
-        from attnbench.pictures import draw
-        from attnbench.plots.style import save
+        from attnbench.figures.kit.style import save
+        from attnbench.figures.pictures import draw
 
         save(draw("pattern", [name]).figure, picture.with_suffix(""), (picture.suffix[1:],))
     if name in VARIANTS or not (name in INPUTS or name in TASKS):
@@ -287,7 +288,7 @@ def _ability(data: dict[str, Any], key: str) -> str:
 
 
 def _text(value: object) -> str:
-    from attnbench.spec import format_scalar
+    from attnbench.contract.spec import format_scalar
 
     return format_scalar(value) if isinstance(value, bool | int | float | str) or value is None else str(value)
 

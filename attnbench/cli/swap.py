@@ -7,8 +7,9 @@ from typing import Annotated, Unpack
 
 import typer
 
-from attnbench.cli import completion, console, options
-from attnbench.cli.outputs import draw, refuse_files, write_rows
+from attnbench.cli import completion, options
+from attnbench.cli.screen import console
+from attnbench.cli.screen.outputs import draw, refuse_files, write_rows
 from attnbench.cli.signature import command, completed
 from attnbench.errors import NothingMeasured, UsageError
 
@@ -51,16 +52,16 @@ def swap(
         raise UsageError(NEEDS_ONE)
     refuse_files(csv, plot=plot)
 
-    from attnbench.pretrained.asked import Asked, variants_of
+    from attnbench.harness.swap.request import Asked, variants_of
 
     specs = variants_of(variant, given["plugins"])
     console.only_repeats()
     asked = Asked.of(model, specs, given)
 
-    from attnbench.cli.swap_tables import SwapScreen
+    from attnbench.cli.screen.swap import SwapScreen
 
     if dry_run:
-        from attnbench.cli.swap_tables import print_foreseen
+        from attnbench.cli.screen.swap import print_foreseen
 
         print_foreseen(asked, as_json=as_json)
         return
@@ -69,14 +70,14 @@ def swap(
     if as_json:
         console.data([row.to_plain() for row in answer.rows])
     else:
-        from attnbench.cli.swap_tables import print_swap
+        from attnbench.cli.screen.swap import print_swap
 
         print_swap(answer.rows, asked.subject.layers)
         console.line(f"rows: {answer.folder / 'swap.csv'}")
     if csv is not None:
         write_rows([row.to_plain() for row in answer.rows], csv)
     if plot is not None:
-        from attnbench.pretrained.figure import draw_swap
+        from attnbench.answers.swap.figure import draw_swap
 
         draw(lambda: draw_swap(answer.rows), plot, width=width)
     labels = {spec.label for spec in specs}

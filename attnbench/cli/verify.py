@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnbench.cli import console
+from attnbench.cli.screen import console
 from attnbench.errors import CorruptResults
 
 if TYPE_CHECKING:
-    from attnbench.decision.audit import Audit
+    from attnbench.results.audit import Audit
 
 
 def verify(
@@ -23,7 +23,7 @@ def verify(
     The exit code is 65 if anything differs from what was written. It finds accidents: whoever computes the checksums
     anew leaves no trace.
     """
-    from attnbench.decision.audit import audit
+    from attnbench.results.audit import audit
 
     folders = [folder for run in runs for folder in _folders(run)]
     audits = [audit(folder) for folder in dict.fromkeys(folders)]
@@ -41,7 +41,7 @@ def verify(
 
 
 def _folders(run: Path) -> list[Path]:
-    from attnbench.runs import find_runs, no_run
+    from attnbench.results.runs import find_runs, no_run
 
     found = find_runs(run) if run.is_dir() else []
     if not found:

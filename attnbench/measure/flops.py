@@ -27,8 +27,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry
 
-from attnbench.compiled import Booked, books, without_compiler
-from attnbench.engines.forms import operations
+from attnbench.catalogue.engines.forms import operations
+from attnbench.contract.compiled import Booked, books, without_compiler
 from attnbench.measure.memory import profiled
 
 Formula = Callable[..., int]

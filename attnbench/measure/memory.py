@@ -20,7 +20,7 @@ from torch._C._profiler import RecordScope
 from torch.autograd.profiler import profile  # torch.profiler's imports torch's compiler, for a second
 
 from attnbench.errors import said
-from attnbench.machine import address_space
+from attnbench.measure.machine import address_space
 from attnbench.units import format_bytes
 
 _OUT_OF_MEMORY = re.compile(

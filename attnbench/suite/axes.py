@@ -1,294 +1,460 @@
-"""Read the values of an axis of a matrix or of ``exclude`` from YAML data; mistakes have a place, for pydantic."""
+"""The axes of a suite, in one table.
+
+From one row follow the key of a matrix and of ``exclude``, the default, the override by ``--set``, what a cell's id
+leaves out, what older results lack, the words of a caption, and which rows may share a figure. CONTRIBUTING.md says how
+to add an axis; ``tests/suite/test_axes.py`` names what is still missing.
+"""
 
 from __future__ import annotations
 
-import math
-import operator
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args
+from typing import Any, ClassVar, Literal
 
-from pydantic import PlainValidator, ValidationInfo, WithJsonSchema
+from attnbench.contract.problem.shape import BIASES, SINKS, Shape
+from attnbench.contract.spec import Spec
 
-from attnbench.axes import Axis, Flag, Masks, Rate, Share, Specs, Whole, Words
-from attnbench.cell import UNTOUCHED
-from attnbench.errors import UsageError
-from attnbench.mask import FORMS as MASK_FORMS
-from attnbench.mask import masks_of
-from attnbench.qkv import INPUTS
-from attnbench.registry import Entry, Registry
-from attnbench.spec import Spec, parse_scalar, parse_specs
-from attnbench.suite.messages import pick, shown, wrong
-from attnbench.suite.ranges import FORMS, MAX_VALUES, is_number, parse_range
-from attnbench.task import TASKS
-from attnbench.variant import VARIANTS
-
-Device = Literal["cpu", "cuda", "mps"]
-DEVICES: tuple[str, ...] = get_args(Device)
-
-Test = Callable[[Any], bool]
-Check = Callable[[object, ValidationInfo], list[Any]]
-"""From plain data to checked values, or to conditions."""
-
-MAX_IN_ALL = 100_000
-_UNTOUCHED = Spec(UNTOUCHED)
-"""Stands for no variant; :mod:`attnbench.suite.expand` refuses it unless the model is trained already."""
-_COMPARISON = re.compile(r"\s*(>=|<=|==|!=|>|<)\s*([0-9]{1,18}k?)\s*")
-_OPERATORS: dict[str, Callable[[int, int], bool]] = {
-    ">=": operator.ge,
-    "<=": operator.le,
-    "==": operator.eq,
-    "!=": operator.ne,
-    ">": operator.gt,
-    "<": operator.lt,
-}
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+ARCHITECTURES = ("encoder", "decoder", "encoder-decoder")
+LAUNCHES = ("auto", "eager", "graph")
+POSITIONS = ("none", "learned", "trained-sinusoid", "sinusoid", "rotary")
 
 
-@dataclass(slots=True)
-class Reading:
-    """One reading of a suite, which pydantic hands to every check here as its context."""
+class _Values:
+    """The values of an axis; :mod:`attnbench.suite.values` checks each kind."""
 
-    registered: bool = True
-    """False while variants and inputs are not registered yet: names and options are then taken as they stand."""
-    values: int = 0
+    __slots__ = ()
+    condition: ClassVar[str]
+    """Its meaning in a row of ``exclude``."""
 
-    def add(self, number: int, *place: str | int) -> None:
-        """Count values before they are all held in memory."""
-        self.values += number
-        if self.values > MAX_IN_ALL:
-            wrong(f"more than {MAX_IN_ALL} values in one suite; use fewer, or larger steps", *place)
+    def in_words(self, name: str, value: object) -> str:
+        return f"{name.replace('_', ' ')} {value}"
 
 
-def _reading(info: ValidationInfo) -> Reading:
-    reading = info.context or Reading()
-    assert isinstance(reading, Reading)
-    reading.add(0)  # a suite that has too many is not read on
-    return reading
+@dataclass(frozen=True, slots=True)
+class Whole(_Values):
+    """Whole numbers from ``low`` to ``high``, written as numbers or ranges."""
+
+    low: int
+    high: int
+    condition = "a number, '>=8' or a range"
 
 
-def _listed(value: object, axis: str | None) -> list[object]:
-    items = value if isinstance(value, list) else [value]
-    if not items:
-        wrong(f"{axis!r} is an empty list; give at least one value")
-    return items
+@dataclass(frozen=True, slots=True)
+class Words(_Values):
+    """A few words. ``none`` may be written without quotes, although it is nothing in YAML."""
+
+    known: tuple[str, ...]
+    condition = "one word or several"
+
+    def in_words(self, name: str, value: object) -> str:
+        return f"no {name}" if value == "none" else f"{name} {value}"
 
 
-def _whole(low: int, high: int, *, null: bool = False) -> Check:
-    def check(value: object, info: ValidationInfo) -> list[int | None]:
-        axis, reading = info.field_name, _reading(info)
-        numbers: list[int | None] = []
-        for index, item in enumerate(_listed(value, axis)):
-            if item is None and null:
-                numbers.append(None)
-                continue
-            part = _numbers(item, axis, index)
-            for number in part:
-                if not low <= number <= high:
-                    wrong(f"{axis!r} must lie between {low} and {high}, got {number}; write a number in between", index)
-            numbers += part
-            reading.add(len(part), index)
-            if len(numbers) > MAX_VALUES:
-                wrong(f"{axis!r}: {len(numbers)} values, at most {MAX_VALUES}; use fewer", index)
-        return numbers
+@dataclass(frozen=True, slots=True)
+class Specs(_Values):
+    """Names with options, out of a registry."""
 
-    return check
+    kind: Literal["variant", "input", "task"]
+    condition = "name, or name and all options that are not the default"
+
+    def in_words(self, name: str, value: object) -> str:
+        return str(value)
 
 
-def _numbers(item: object, axis: str | None, index: int) -> list[int]:
-    if isinstance(item, bool) or not isinstance(item, int | str):
-        wrong(f"{axis!r} must be whole numbers, got {shown(item)}; {FORMS}", index)
-    if isinstance(item, str) and ".." not in item and "," not in item and (item.isdecimal() or not is_number(item)):
-        # A quoted number is text: the types of a suite are strict. YAML has no number such as 16k.
-        remedy = "remove the quotes" if item.isdecimal() else FORMS
-        wrong(f"{axis!r} must be whole numbers, got the text {shown(item)}; {remedy}", index)
-    try:
-        return parse_range(item)
-    except UsageError as error:
-        wrong(f"{axis!r}: {error}", index)
+@dataclass(frozen=True, slots=True)
+class Flag(_Values):
+    """True or false."""
+
+    condition = "true or false"
+
+    def in_words(self, name: str, value: object) -> str:
+        return name if value else f"not {name}"
 
 
-def _specs(registry: Registry[Any]) -> Check:
-    def check(value: object, info: ValidationInfo) -> list[Spec]:
-        specs: list[Spec] = []
-        reading = _reading(info)
-        for index, item in enumerate(_listed(value, info.field_name)):
-            specs += _normal_specs(registry, item, index, reading)
-        return specs
+@dataclass(frozen=True, slots=True)
+class Masks(_Values):
+    """Masks of pairs (:mod:`attnbench.contract.problem.mask`), ``none`` with or without quotes."""
 
-    return check
+    condition = "one mask or several"
 
-
-def _normal_specs(registry: Registry[Any], item: object, index: int, reading: Reading) -> list[Spec]:
-    remedy = f"; 'attnbench list {registry.kind}s' shows the names"
-    if item is None and registry is VARIANTS:
-        item = UNTOUCHED  # without quotes it is nothing in YAML
-    try:
-        specs = parse_specs(item)
-        reading.add(len(specs), index)
-        for position, spec in enumerate(specs):
-            for option, value in spec.options:
-                if isinstance(value, float) and not math.isfinite(value):
-                    wrong(f"{spec.name}: option {option}={value} is not finite; write a finite number", index)
-            if reading.registered and not (registry is VARIANTS and spec == _UNTOUCHED):
-                entry: Entry = registry.get(spec.name)
-                remedy = f"; 'attnbench show {spec.name}' lists its options"
-                specs[position] = entry.normalise(spec)
-    except UsageError as error:
-        wrong(str(error) if ";" in str(error) else f"{error}{remedy}", index)
-    return specs
+    def in_words(self, name: str, value: object) -> str:
+        return f"no {name}" if value == "none" else f"{name} {value}"
 
 
-def _words(known: tuple[str, ...]) -> Check:
-    def check(value: object, info: ValidationInfo) -> list[str]:
-        words: list[str] = []
-        for index, item in enumerate(_listed(value, info.field_name)):
-            word = "none" if item is None and "none" in known else item  # without quotes it is nothing in YAML
-            if not isinstance(word, str) or word not in known:
-                wrong(f"{info.field_name!r} cannot be {shown(item)}{pick(item, known)}", index)
-            words.append(word)
-        return words
+@dataclass(frozen=True, slots=True)
+class Share(_Values):
+    """At least 0 and below 1."""
 
-    return check
+    condition = "one share or several"
 
 
-def _masks(value: object, info: ValidationInfo) -> list[str]:
-    masks: list[str] = []
-    reading = _reading(info)
-    for index, item in enumerate(_listed(value, info.field_name)):
-        if item is not None and not isinstance(item, str | Mapping):
-            wrong(f"{info.field_name!r} cannot be {shown(item)}; write {MASK_FORMS}", index)
-        try:
-            found = masks_of("none" if item is None else item)  # without quotes it is nothing in YAML
-        except UsageError as error:
-            wrong(str(error) if ";" in str(error) else f"{error}; write {MASK_FORMS}", index)
-        reading.add(len(found), index)
-        masks += map(str, found)
-    return masks
+@dataclass(frozen=True, slots=True)
+class Rate(_Values):
+    """Above 0 and at most 1."""
+
+    condition = "one rate or several"
 
 
-def _flags(value: object, info: ValidationInfo) -> list[bool]:
-    flags: list[bool] = []
-    for index, item in enumerate(_listed(value, info.field_name)):
-        if not isinstance(item, bool):
-            wrong(f"{info.field_name!r} cannot be {shown(item)}; write true or false", index)
-        flags.append(item)
-    return flags
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One axis of a sweep."""
+
+    name: str
+    """Key in a suite, name of its field, column of the results."""
+    values: Whole | Words | Specs | Flag | Masks | Share | Rate
+    of: Literal["cell", "shape", "training"]
+    """The owner of a field of this name: the cell, its shape or its training."""
+    help: str
+    """Its text in the schema of a suite."""
+    condition: str = ""
+    """The same in a row of ``exclude``, if the text for its kind of values says too little."""
+    default: Any = None
+    required: bool = False
+    same_as: str = ""
+    """The axis whose value ``null`` stands for, which is then the default."""
+    plus: str = ""
+    """An axis that is added to that value."""
+    only: Literal["", "operator", "cross", "layer", "model", "task", "score", "generate"] = ""
+    """The scope in which it has a meaning: everywhere, level operator, two sequences, layers, models, models with a
+    task, scored cells, pass generate.
+    """
+    added: bool = False
+    """True if older cells and rows lack it; these have the default, and a cell with the default keeps its id."""
+    alike: bool = True
+    """True if the rows of one series in a figure agree in it."""
+    of_model: bool = True
+    """True if two models that differ in it are two models."""
+    usual: Any = None
+    """The usual value, if the default follows from the level; captions leave it out, as they do a default."""
+    asked: int = 5
+    """Rank in captions: settings are told apart by the axes with the least number first."""
+    words: Callable[[Any], str] | None = None
+    """Puts a value in the words of a caption, if those of its kind of values say too little."""
+
+    def in_words(self, value: object) -> str:
+        """``causal``, ``4 heads``, ``bfloat16``."""
+        return self.words(value) if self.words else self.values.in_words(self.name, value)
+
+    def unsaid(self, value: object) -> bool:
+        return value in (self.default, self.usual)
 
 
-def _shares(value: object, info: ValidationInfo) -> list[float]:
-    shares: list[float] = []
-    for index, item in enumerate(_listed(value, info.field_name)):
-        if isinstance(item, bool) or not isinstance(item, int | float) or not 0 <= item < 1:
-            wrong(f"{info.field_name!r} must be at least 0 and below 1, got {shown(item)}; write 0.5, say", index)
-        shares.append(float(item))
-    return shares
+def _heads(count: float) -> str:
+    return f"{count:.0f} head{'' if count == 1 else 's'}"
 
 
-def _rates(value: object, info: ValidationInfo) -> list[float]:
-    rates: list[float] = []
-    for index, item in enumerate(_listed(value, info.field_name)):
-        if isinstance(item, bool) or not isinstance(item, int | float) or not 0 < item <= 1:
-            is_rate = isinstance(item, str) and isinstance(parse_scalar(item), float)
-            remedy = "write 2.0e-3: YAML takes 2e-3 for text" if is_rate else "write 0.002, say"
-            wrong(f"{info.field_name!r} must be above 0 and at most 1, got {shown(item)}; {remedy}", index)
-        rates.append(float(item))
-    return rates
+_SIZE = Whole(1, 2**20)
+_LENGTH = Whole(1, 2**30)  # beyond any device; keeps products of sizes printable
+_PLAIN = Shape()
+
+_TABLE = (
+    Axis(
+        "variant",
+        Specs("variant"),
+        "cell",
+        "performer:features=64 or {name: performer, features: 64}",
+        required=True,
+        alike=False,
+    ),
+    Axis(
+        "seq_len",
+        _LENGTH,
+        "shape",
+        "N: 1024, 16k, 1024..16384 (doubling), 1024..4096+1024 (steps)",
+        "1024, '>=65536' or a range",
+        required=True,
+        alike=False,
+        words=lambda n: f"n = {n:.0f}",
+    ),
+    Axis(
+        "kv_len",
+        _LENGTH,
+        "shape",
+        "M; null means q_start + N (level operator, and what an encoder-decoder reads)",
+        "compares M, which is q_start + N where kv_len is null",
+        same_as="seq_len",
+        plus="q_start",
+        only="cross",
+        alike=False,  # it may grow with the length
+        words=lambda keys: f"{keys} keys" if keys else "as many keys",
+    ),
+    Axis(
+        "q_start",
+        Whole(0, 2**30),
+        "shape",
+        "place of the first query among the keys, where causality or a mask asks for places (operator level only)",
+        "place of the first query: a number, '>=8' or a range",
+        default=_PLAIN.q_start,
+        only="operator",
+        added=True,
+        asked=2,
+        words=lambda place: f"queries from place {place:.0f} on" if place else "queries from the first key on",
+    ),
+    Axis(
+        "heads",
+        _SIZE,
+        "shape",
+        "H",
+        "H: a number, '>=8' or a range",
+        default=_PLAIN.heads,
+        asked=3,
+        words=_heads,
+    ),
+    Axis(
+        "kv_heads",
+        _SIZE,
+        "shape",
+        "K, heads of keys and values, which divides H; null means H",
+        "compares K, which is H where kv_heads is null",
+        same_as="heads",
+        added=True,
+        asked=3,
+        words=lambda heads: f"{_heads(heads)} of keys and values" if heads else "as many heads of keys and values",
+    ),
+    Axis(
+        "head_dim",
+        _SIZE,
+        "shape",
+        "D",
+        "D: a number, '>=64' or a range",
+        default=_PLAIN.head_dim,
+        asked=2,
+        words=lambda width: f"head width {width}",
+    ),
+    Axis(
+        "v_dim",
+        _SIZE,
+        "shape",
+        "E, width of a value and of an output; null means D",
+        "compares E, which is D where v_dim is null",
+        same_as="head_dim",
+        added=True,
+        asked=3,
+        words=lambda width: f"values {width:.0f} wide" if width else "values as wide",
+    ),
+    Axis("batch", _SIZE, "shape", "B", "B: a number, '>=8' or a range", default=_PLAIN.batch, of_model=False, asked=4),
+    Axis(
+        "dtype",
+        Words(DTYPES),
+        "cell",
+        "element type of q, k and v",
+        "element type",
+        default="float32",
+        asked=0,
+        words=str,
+    ),
+    Axis("causal", Flag(), "shape", "query i sees keys j <= i only", default=_PLAIN.causal, asked=1),
+    Axis(
+        "mask",
+        Masks(),
+        "shape",
+        "pairs that are hidden: none, causal, prefix:64, document:300+200 or sliding:128",
+        "none, prefix:64, document:300+200 or sliding:128, as written in the matrix",
+        default=_PLAIN.mask,
+        added=True,
+        asked=1,
+    ),
+    Axis(
+        "bias",
+        Words(BIASES),
+        "shape",
+        "added to the logits by distance: none, alibi or relative",
+        "none, alibi or relative",
+        default=_PLAIN.bias,
+        added=True,
+        asked=1,
+    ),
+    Axis(
+        "sink",
+        Words(SINKS),
+        "shape",
+        "a logit of each head without a key, which takes weight and gives nothing: none or learned",
+        "none or learned",
+        default=_PLAIN.sink,
+        added=True,
+        asked=1,
+    ),
+    Axis(
+        "compile",
+        Flag(),
+        "cell",
+        "by torch.compile, all of it or nothing",
+        default=False,
+        added=True,
+        of_model=False,
+        words=lambda on: "compiled" if on else "not compiled",
+    ),
+    Axis(
+        "launch",
+        Words(LAUNCHES),
+        "cell",
+        "on CUDA: eager, from Python, or graph, all kernels at once; auto: graph where that is possible",
+        "auto, eager or graph",
+        default="auto",
+        added=True,
+        of_model=False,
+        words=lambda how: f"launch: {how}",
+    ),
+    Axis(
+        "padding",
+        Share(),
+        "cell",
+        "share of the batch's tokens that are padding: 0, 0.5",
+        "share of padding: 0, 0.5",
+        default=0.0,
+        added=True,
+        asked=1,
+        words=lambda share: f"{share:.0%} padding" if share else "no padding",
+    ),
+    Axis(
+        "new_tokens",
+        Whole(0, 2**20),
+        "cell",
+        "tokens generated behind a prompt of seq_len (pass generate only); 0 there means 32",
+        "tokens generated: a number, '>=8' or a range",
+        default=0,
+        only="generate",
+        added=True,
+        asked=2,
+        words=lambda count: f"{count:.0f} new tokens" if count else "no new tokens",
+    ),
+    Axis(
+        "inputs",
+        Specs("input"),
+        "cell",
+        "where q, k and v come from (operator level only)",
+        default=Spec("gaussian"),
+        only="operator",
+        alike=False,  # a figure of errors has a series for each
+    ),
+    Axis(
+        "added_tokens",
+        Whole(0, 2**20),
+        "shape",
+        "learned tokens in front of each layer's input (level layer or model)",
+        "a number, '>=8' or a range",
+        default=_PLAIN.added_tokens,
+        only="layer",
+        added=True,
+        words=lambda count: f"{count:.0f} added token{'' if count == 1 else 's'}" if count else "no added tokens",
+    ),
+    Axis(
+        "query_stride",
+        _SIZE,
+        "shape",
+        "tokens for which a layer has one query, so that its output is shorter (level layer or model)",
+        "a number, '>=2' or a range",
+        default=_PLAIN.query_stride,
+        only="layer",
+        added=True,
+        words=lambda stride: f"one query for {stride:.0f} token{'' if stride == 1 else 's'}",
+    ),
+    Axis(
+        "architecture",
+        Words(ARCHITECTURES),
+        "cell",
+        "encoder, decoder, or encoder-decoder, which reads kv_len tokens and writes seq_len (model level only)",
+        "encoder, decoder or encoder-decoder",
+        default="encoder",
+        only="model",
+        added=True,
+        asked=1,
+        words=str,
+    ),
+    Axis(
+        "positions",
+        Words(POSITIONS),
+        "cell",
+        "where tokens have their places from: none or rotary in a layer, also the others in a model",
+        "none, learned, trained-sinusoid, sinusoid or rotary",
+        only="layer",
+        added=True,
+        usual="learned",
+        asked=1,
+        words=lambda kind: "no positions" if kind == "none" else f"{kind or 'unknown'} positions",
+    ),
+    Axis(
+        "task",
+        Specs("task"),
+        "cell",
+        "what the model reads and answers (model level only)",
+        only="task",
+        added=True,
+        alike=False,
+    ),
+    Axis(
+        "learning_rate",
+        Rate(),
+        "training",
+        "several: the best one counts (measure: score only)",
+        default=2e-3,
+        only="score",
+        alike=False,  # of several the best one counts
+        words=lambda rate: "one rate a variant" if rate is None or rate != rate else f"rate {rate:g}",
+    ),
+    Axis(
+        "seed",
+        Whole(0, 2**63 - 1),
+        "cell",
+        "seed of inputs, random projections and initial weights",
+        default=0,
+        of_model=False,
+        asked=9,
+    ),
+)
+
+AXES: Mapping[str, Axis] = {axis.name: axis for axis in _TABLE}
+"""Name -> axis, in the order in which a suite's schema shows them."""
+ALIKE = tuple(axis.name for axis in sorted(_TABLE, key=lambda axis: axis.asked) if axis.alike)
+"""Axes in which the rows of one series agree, with those that readers ask about first in front."""
+OF_MODEL = tuple(name for name in ALIKE if AXES[name].of_model)
+"""Axes of ``ALIKE`` that are the same in all trainings of one model."""
+IN_ROWS = tuple(axis.name for axis in _TABLE if not axis.required and axis.only not in ("task", "score"))
+"""Axes that tell the rows of one variant and length apart, without those of trainings."""
+FOLLOWING: Mapping[str, str] = {axis.name: axis.same_as for axis in _TABLE if axis.same_as}
+"""Axis -> the axis whose value it has unless it says otherwise: as many keys as queries."""
 
 
-def _number_tests(value: object, info: ValidationInfo) -> list[Test]:
-    numbers: set[int] = set()
-    tests: list[Test] = [numbers.__contains__]
-    reading = _reading(info)
-    for index, item in enumerate(_listed(value, info.field_name)):
-        comparison = _COMPARISON.fullmatch(item) if isinstance(item, str) else None
-        if comparison:
-            tests.append(_comparison(_OPERATORS[comparison[1]], *parse_range(comparison[2])))
-        elif isinstance(item, str) and item.lstrip()[:1] in tuple("<>=!"):
-            wrong(f"{info.field_name!r}: {shown(item)} is not a comparison; write for instance '>=65536'", index)
-        else:
-            part = _numbers(item, info.field_name, index)
-            reading.add(len(part), index)
-            numbers.update(part)
-    return tests
+OF_PRETRAINED = ("variant", "seq_len", "heads", "kv_heads", "head_dim", "batch", "dtype", "causal", "seed")
+"""Axes at level pretrained; the others are the trained model's own."""
+_LEVELS = {"operator": ("operator",), "layer": ("layer", "model"), "model": ("model",), "task": ("model",)}
+"""Part of the models in which an axis has a meaning -> the levels with that part."""
 
 
-def _comparison(compare: Callable[[int, int], bool], number: int) -> Test:
-    return lambda value: compare(value, number)
+def exists(name: str, level: str) -> bool:
+    """True if a level has this axis or column: an operator has no architecture."""
+    if level == "pretrained" and name in AXES:
+        return name in OF_PRETRAINED
+    only = AXES[name].only if name in AXES else ""
+    return only not in _LEVELS or level in _LEVELS[only]
 
 
-def _equality(word: object) -> Test:
-    return lambda value: bool(value == word)
+def names_of(owner: Literal["cell", "shape", "training"]) -> tuple[str, ...]:
+    """The axes that are fields of a cell, of its shape or of its training."""
+    return tuple(axis.name for axis in _TABLE if axis.of == owner)
 
 
-def _spec_tests(registry: Registry[Any]) -> Check:
-    def check(value: object, info: ValidationInfo) -> list[Test]:
-        tests: list[Test] = []
-        reading = _reading(info)
-        for index, item in enumerate(_listed(value, info.field_name)):
-            by_name = ":" not in item if isinstance(item, str) else isinstance(item, Mapping) and set(item) == {"name"}
-            for spec in _normal_specs(registry, item, index, reading):
-                tests.append(_named(spec.name) if by_name else _equality(spec))
-        return tests
-
-    return check
+def before(owner: Literal["cell", "shape"]) -> dict[str, Any]:
+    """Axes that cells and rows did not have at first -> what leaving them out means."""
+    return {axis.name: axis.default for axis in _TABLE if axis.added and axis.of == owner}
 
 
-def _named(name: str) -> Test:
-    return lambda spec: bool(spec.name == name)
+def defaults() -> dict[str, Any]:
+    """Every axis with its default; None for those that a matrix must name."""
+    return {axis.name: axis.default for axis in _TABLE}
 
 
-def _equal_to(values: Check) -> Check:
-    return lambda value, info: [_equality(one) for one in values(value, info)]
+def filled(at: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by axis, with null replaced by the value that it stands for, such as the number of keys."""
+    return {**at, **{name: _stood_for(name, at) for name in FOLLOWING if at[name] is None}}
 
 
-def _schema(item: dict[str, Any]) -> WithJsonSchema:
-    return WithJsonSchema({"anyOf": [item, {"type": "array", "items": item, "minItems": 1}]})
+def shortened(at: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of :func:`filled`: the same value has one form."""
+    return {**at, **{name: None for name in FOLLOWING if at[name] == _stood_for(name, at)}}
 
 
-_SPEC = {"type": ["string", "object"]}
-_CONDITION = {"type": ["number", "string", "boolean", "object"]}
-_REGISTRIES: dict[str, Registry[Any]] = {"variant": VARIANTS, "input": INPUTS, "task": TASKS}
-
-
-def _checked_by(axis: Axis) -> tuple[Check, dict[str, Any]]:
-    match axis.values:
-        case Specs(kind):
-            types = [*_SPEC["type"], *["null"] * (kind == "variant")]
-            return _specs(_REGISTRIES[kind]), {**_SPEC, "type": types}
-        case Whole(low, high):
-            types = ["integer", "string", *["null"] * bool(axis.same_as)]
-            return _whole(low, high, null=bool(axis.same_as)), {"type": types}
-        case Words(known):
-            return _words(known), {"enum": [*known, *[None] * ("none" in known)]}
-        case Masks():
-            return _masks, {"type": ["string", "object", "null"]}
-        case Share():
-            return _shares, {"type": "number", "minimum": 0, "exclusiveMaximum": 1}
-        case Rate():
-            return _rates, {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
-        case Flag():
-            return _flags, {"type": "boolean"}
-
-
-def values_of(axis: Axis) -> Any:
-    """The type of a field with values of an axis: one value or a list of them."""
-    check, schema = _checked_by(axis)
-    return Annotated[list[Any], PlainValidator(check), _schema(schema)]
-
-
-def tests_of(axis: Axis) -> Any:
-    """The type of a field with conditions on an axis."""
-    match axis.values:
-        case Specs(kind):
-            return _tests(_spec_tests(_REGISTRIES[kind]))
-        case Whole():
-            return _tests(_number_tests)
-    return _tests(_equal_to(_checked_by(axis)[0]))
-
-
-def _tests(check: Check) -> Any:
-    return Annotated[list[Test], PlainValidator(check), _schema(_CONDITION)]
-
-
-DeviceTests = Annotated[list[Test], PlainValidator(_equal_to(_words(DEVICES))), _schema(_CONDITION)]
+def _stood_for(name: str, at: Mapping[str, Any]) -> Any:
+    more = AXES[name].plus
+    return at[AXES[name].same_as] + at[more] if more else at[AXES[name].same_as]

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attnbench.axes import AXES, Flag, Masks, Specs, Words
-from attnbench.cell import Cell
-from attnbench.record import COLUMNS
-from attnbench.spec import Spec, format_scalar
+from attnbench.contract.spec import Spec, format_scalar
+from attnbench.suite.axes import AXES, Flag, Masks, Specs, Words
+from attnbench.suite.cell import Cell
 
-_TOLD = [name for name in COLUMNS if name in AXES and not AXES[name].required]
+_FIRST = (
+    *("batch", "heads", "kv_heads", "head_dim", "v_dim", "kv_len", "q_start", "causal", "mask", "bias", "sink"),
+    *("compile", "launch", "padding", "new_tokens", "added_tokens", "query_stride", "architecture", "dtype", "inputs"),
+    *("seed", "task", "positions", "learning_rate"),
+)
+_TOLD = sorted((name for name in AXES if not AXES[name].required), key=[*_FIRST, *AXES].index)
+"""The axes in the order of the columns."""
 
 
 def axes_of(cell: Cell) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """The part of YAML that suites are written in: plain data with line numbers, and back to text.
 
 No tags, anchors, aliases, repeated keys or second documents, so that a file can neither run code nor grow when it is
-read. Bare words are read by :func:`attnbench.spec.parse_scalar`: ``1e-6`` is a number, ``no`` and ``010`` are words.
+read. Bare words are read by :func:`attnbench.contract.spec.parse_scalar`: ``1e-6`` is a number, ``no`` and ``010`` are
+words.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from attnbench.spec import parse_scalar
+from attnbench.contract.spec import parse_scalar
 from attnbench.suite.messages import Place
 
 MAX_DEPTH = 50

@@ -12,16 +12,16 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from attnbench.axes import AXES, Specs, filled, names_of, shortened
-from attnbench.cell import UNTOUCHED, Cell, ModelSize, Pretrained, Training
+from attnbench.contract.problem.shape import Shape
+from attnbench.contract.spec import Scalar, Spec, comma_separated, parse_scalar
 from attnbench.errors import UsageError
-from attnbench.shape import Shape
-from attnbench.spec import Scalar, Spec, comma_separated, parse_scalar
-from attnbench.suite.axes import DEVICES, Reading
+from attnbench.suite.axes import AXES, Specs, filled, names_of, shortened
+from attnbench.suite.cell import UNTOUCHED, Cell, ModelSize, Pretrained, Training
 from attnbench.suite.messages import pick, shown
 from attnbench.suite.named_shapes import spelled_out
 from attnbench.suite.schema import Exclude, Suite, first_problem
 from attnbench.suite.sweep import Axes, Rules, Sweep
+from attnbench.suite.values import DEVICES, Reading
 
 MAX_CELLS = 20_000
 """At half a second a cell, three hours."""
@@ -50,7 +50,7 @@ def expand(suite: Suite, *, device: str = "cpu") -> list[Cell]:
 
     The suite's profile for the type of ``device`` and then the sweep's own replace values of a sweep's matrix.
     ``exclude`` then takes cells away, and ``include`` adds some that ``exclude`` does not see. Cells at level
-    pretrained have the sizes of the matrix: ``attnbench.pretrained.sizes`` fills in those of the model. Raises
+    pretrained have the sizes of the matrix: ``attnbench.models.pretrained.sizes`` fills in those of the model. Raises
     SuiteError: ``none`` for a variant without a trained model, no cells, more than :data:`MAX_CELLS` (counted before
     any is made), or an impossible shape. Raises UsageError: an unknown type of device.
     """
@@ -79,8 +79,8 @@ def apply_overrides(
 ) -> Suite:
     """The suite with axes replaced in every sweep, over its matrices and profiles.
 
-    Axes that apply to some sweeps only (:attr:`attnbench.axes.Axis.only`) leave the others as they are. An ``include``
-    row loses the values that the override does not name.
+    Axes that apply to some sweeps only (:attr:`attnbench.suite.axes.Axis.only`) leave the others as they are. An
+    ``include`` row loses the values that the override does not name.
 
     Args:
         overrides: axis -> value, list, or text: ``{"seq_len": "1024..4096", "variant": "sdpa,performer:features=64"}``.

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from attnbench.errors import SuiteError, UsageError, any_of, did_you_mean, plain_words
-from attnbench.record import one_line
+from attnbench.text import one_line
 
 Place = tuple[str | int, ...]
 

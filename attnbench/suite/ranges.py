@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from attnbench.contract.spec import comma_separated
 from attnbench.errors import UsageError
-from attnbench.spec import comma_separated
 
 MAX_VALUES = 10_000
 """More than this on one axis is a slip of the keyboard."""

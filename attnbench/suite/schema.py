@@ -6,9 +6,9 @@ from typing import Any, Self
 
 from pydantic import BaseModel, Field, PrivateAttr, ValidationError, create_model, model_validator
 
-from attnbench.axes import AXES
 from attnbench.errors import did_you_mean
-from attnbench.suite import axes
+from attnbench.suite import values as axes
+from attnbench.suite.axes import AXES
 from attnbench.suite.document import write_document
 from attnbench.suite.messages import Origin, Place, explain, pick, shown, wrong
 from attnbench.suite.sweep import Axes, Matrix, Name, Profiles, Rules, Size, Strict, Sweep, SweepNames

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import get_args
 
-from attnbench.axes import DTYPES
-from attnbench.cell import Cell, Level, Pass
 from attnbench.errors import UsageError, did_you_mean
+from attnbench.suite.axes import DTYPES
+from attnbench.suite.cell import Cell, Level, Pass
 from attnbench.suite.describe import address
 
 _TOKEN = re.compile(r"[()]|[^\s()]+")

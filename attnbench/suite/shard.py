@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from attnbench.cell import Cell, ModelSize, Training
+from attnbench.contract.spec import Spec
 from attnbench.errors import UsageError
-from attnbench.spec import Spec
+from attnbench.suite.cell import Cell, ModelSize, Training
 
 MOST = 10_000
 _WRITTEN = re.compile(r"([0-9]{1,6})/([0-9]{1,6})")
@@ -49,7 +49,7 @@ def comparison_group(cell: Cell) -> Cell:
     """A cell that stands for all that differ from ``cell`` by the variant alone, in whatever sweep.
 
     Trainings that differ by seed, learning rate or weight decay are in one group as well: validation chooses among
-    rates over seeds, and their scores share a column (see :data:`attnbench.trained.ALIKE`).
+    rates over seeds, and their scores share a column (see :data:`attnbench.results.trainings.ALIKE`).
     """
     anybody = replace(cell, suite="", sweep="", variant=Spec("any"), measure=(), error_draws=0, fit=0)
     if cell.training is None:

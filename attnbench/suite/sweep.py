@@ -23,10 +23,10 @@ from pydantic import (
 from pydantic_core import CoreSchema
 from pydantic_core.core_schema import no_info_wrap_validator_function
 
-from attnbench.axes import AXES, exists
-from attnbench.cell import STEPS, Level, Measure, Pass, Positions
 from attnbench.errors import UsageError
-from attnbench.suite import axes
+from attnbench.suite import values as axes
+from attnbench.suite.axes import AXES, exists
+from attnbench.suite.cell import STEPS, Level, Measure, Pass, Positions
 from attnbench.suite.messages import shown, wrong
 from attnbench.suite.named_shapes import NAMED, known, spelled_out
 

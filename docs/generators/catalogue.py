@@ -9,9 +9,9 @@ from typing import Any
 import yaml
 
 from attnbench.cli.show import _EXACT, _ORDER, _RANDOM, _TARGETS, _WEIGHTS, _where, as_data, knob_text, options_of
-from attnbench.registry import Entry
-from attnbench.spec import format_scalar
-from attnbench.variant import FAMILIES, VARIANTS, Variant
+from attnbench.contract.registry import Entry
+from attnbench.contract.spec import format_scalar
+from attnbench.contract.variant import FAMILIES, VARIANTS, Variant
 from generators.law_numbers import of_variant as of_laws
 from generators.markdown import code, formula, page, prose, source, table, text
 from generators.naive_times import of_variant as of_formula

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 
 from attnbench.errors import Exit
-from attnbench.record import COLUMNS, FIELDS
-from attnbench.status import Status
+from attnbench.measure.status import Status
+from attnbench.results.record import COLUMNS, FIELDS
 from generators.markdown import code, described, page, table, text, words
 
 _NAMES = re.compile(rf"(?<![`\w])({'|'.join(name for name in COLUMNS if '_' in name)})(?![`\w])")
@@ -16,7 +16,7 @@ _NAMES = re.compile(rf"(?<![`\w])({'|'.join(name for name in COLUMNS if '_' in n
 
 def meanings() -> dict[str, str]:
     """Column -> the docstring of the field that it is made of."""
-    fields = described("attnbench/record.py", "Record")
+    fields = described("attnbench/results/record.py", "Record")
     return {column: _NAMES.sub(r"``\1``", fields["pass_" if column == "pass" else column]) for column in COLUMNS}
 
 

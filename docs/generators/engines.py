@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from attnbench import engines, variant
+from attnbench.catalogue import engines
+from attnbench.contract import variant
 from generators.markdown import first_line, page, prose, table, words
 
 _RULE = re.compile(r"^=+( =+)+$")

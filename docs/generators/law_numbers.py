@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 from functools import cache
 
-from attnbench.testing import LAWS, laws_of
-from attnbench.variant import Variant
+from attnbench.contract.variant import Variant
+from attnbench.laws import LAWS, laws_of
 from generators.laws import anchor
 from generators.markdown import ROOT, table, text
 

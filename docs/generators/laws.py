@@ -6,13 +6,13 @@ import ast
 import re
 from collections.abc import Iterator
 
-from attnbench.testing import LAWS, examine
-from attnbench.testing.laws import Finding
-from attnbench.variant import VARIANTS
+from attnbench.contract.variant import VARIANTS
+from attnbench.laws import LAWS, examine
+from attnbench.laws.laws import Finding
 from generators.markdown import ROOT, code, page, table, text
 
-_FAULTS = "tests/testing/test_wrong_variants.py"
-_WRONG = "tests/testing/wrong_variants.py"
+_FAULTS = "tests/laws/test_wrong_variants.py"
+_WRONG = "tests/laws/wrong_variants.py"
 
 
 def anchor(name: str) -> str:

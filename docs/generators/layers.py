@@ -10,15 +10,15 @@ from pathlib import Path
 from generators.markdown import ROOT, code, first_line, page, table, words
 
 WHAT = {
-    8: "python -m attnbench",
-    7: "the commands, and the same as functions",
-    6: "from finished runs to a verdict; one file that shows it; pictures of variants; swaps in trained models",
-    5: "figures; the processes that measure",
-    4: "suites; one measurement; laws; training; trained models",
-    3: "algorithms; inputs; tasks; the encoder",
-    2: "contracts, records, files; what algorithms share",
-    1: "shapes, names, errors",
-    0: "units and text",
+    9: "the commands as functions, and python -m attnbench",
+    8: "the commands",
+    7: "from finished runs to a verdict, a figure and a report",
+    6: "the processes that measure; figures",
+    5: "rows on disk and as a table; laws; models",
+    4: "instruments and the machine",
+    3: "suites; algorithms, inputs and tasks",
+    2: "the contract of a variant, an input and a task; files",
+    1: "errors, units and text",
 }
 _WIDTH, _ROW, _GAP, _LEFT, _PER_LINE = 760, 22, 14, 44, 88
 

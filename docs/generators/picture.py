@@ -6,10 +6,10 @@ from html import escape
 
 from torch import Tensor
 
+from attnbench.contract.variant import Variant
 from attnbench.errors import Unsupported
-from attnbench.pictures.implied import random_weights, share_of_largest, small_setting
-from attnbench.pictures.matrix import LEVELS
-from attnbench.variant import Variant
+from attnbench.figures.pictures.matrix import LEVELS
+from attnbench.laws.implied import random_weights, share_of_largest, small_setting
 
 N = 32
 """Tokens."""

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from importlib import import_module
 from typing import Any
 
 import attnbench
-from attnbench.testing import check_variant
-from attnbench.traits import No, Traits
+from attnbench.contract.traits import No, Traits
+from attnbench.laws import check_variant
 from generators.markdown import code, described, first_line, page, prose, table, text, words
 
 
 def pages() -> Iterator[tuple[str, str]]:
     """Functions and classes, one section each."""
     public = [(f"attnbench.{name}", getattr(attnbench, name)) for name in attnbench.__all__]
-    public.append(("attnbench.testing.check_variant", check_variant))
+    public.append(("attnbench.laws.check_variant", check_variant))
     parts = ["# The Python interface", "[From Python](../python.md) shows how they work together."]
     for name, found in public:
         parts += list(_section(name, found))
@@ -26,8 +25,6 @@ def pages() -> Iterator[tuple[str, str]]:
 
 def _section(name: str, found: Any) -> Iterator[str]:
     function = getattr(found, "__wrapped__", found)
-    if name in ("attnbench.report", "attnbench.run"):  # packages that can be called, with the names of the functions
-        function = getattr(import_module("attnbench.api"), name.rpartition(".")[2])
     yield f"## {name}"
     yield f"```python\n{_signature(name, function)}\n```"
     first, rest = first_line(function.__doc__)
@@ -59,9 +56,9 @@ def _plain(annotation: object) -> str:
 
 
 def _traits() -> Iterator[str]:
-    yield "## attnbench.variant.Traits"
+    yield "## The claims of Traits"
     yield "What a variant may claim about itself. `attnbench check` holds it to each claim."
-    meaning = described("attnbench/traits.py", "Traits")
+    meaning = described("attnbench/contract/traits.py", "Traits")
     defaults = {name: getattr(Traits, name) for name in meaning}
     rows = [[code(name), code(_claim(defaults[name])), words(said)] for name, said in meaning.items()]
     yield table(["claim", "default", "meaning"], rows)

@@ -7,7 +7,7 @@ from functools import cache
 
 import pandas as pd
 
-from attnbench.plots.load import read_results
+from attnbench.results.read import read_results
 from attnbench.units import format_bytes, format_seconds
 from generators.markdown import ROOT, code, table
 

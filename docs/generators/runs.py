@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from attnbench.files import stored
-from attnbench.pretrained.swap import TABLE
+from attnbench.harness.swap.swap import TABLE
 from generators.markdown import ROOT, code, page, table, text
 from generators.reference_rows import RUNS, all_rows, environment
 

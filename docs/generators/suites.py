@@ -9,9 +9,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from attnbench.axes import AXES
+from attnbench.contract.spec import Spec, format_scalar
 from attnbench.errors import any_of
-from attnbench.spec import Spec, format_scalar
+from attnbench.suite.axes import AXES
 from attnbench.suite.load import shipped_descriptions
 from attnbench.suite.schema import Axes, Exclude, Include, Matrix, Profiles, Rules, Size, Suite, Sweep
 from generators.markdown import code, page, table, text

@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 
-from attnbench.qkv import INPUTS
-from attnbench.registry import Entry
-from attnbench.task import TASKS, TaskEntry
+from attnbench.contract.inputs import INPUTS
+from attnbench.contract.registry import Entry
+from attnbench.contract.task import TASKS, TaskEntry
 from generators.catalogue import options
 from generators.markdown import first_line, page, prose, source, text
 

@@ -45,10 +45,10 @@ def noted(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def account() -> None:
-    import attnbench.measure.error as error
+    import attnbench.harness.inside.execute as execute
+    import attnbench.harness.inside.pairs as pairs
+    import attnbench.laws.error as error
     import attnbench.measure.limits as limits
-    import attnbench.run.execute as execute
-    import attnbench.run.pairs as pairs
 
     real_prepare, real_build = execute.prepare, error.build
 
@@ -73,5 +73,7 @@ def account() -> None:
         setattr(module, name, noted(timed(getattr(module, name), "machine")))
 
 
-if "attnbench.run.execute" in sys.modules:  # the process that measures; the command itself has no use for all that
+if (
+    "attnbench.harness.inside.execute" in sys.modules
+):  # the process that measures; the command itself has no use for all that
     account()

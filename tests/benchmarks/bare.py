@@ -17,10 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from attnbench import register
+from attnbench.contract.problem.shape import Shape
+from attnbench.contract.spec import parse_spec
+from attnbench.contract.variant import VARIANTS, No, Traits
 from attnbench.errors import Unsupported
-from attnbench.shape import Shape
-from attnbench.spec import parse_spec
-from attnbench.variant import VARIANTS, No, Traits
 
 _PRODUCTS = {"mm", "bmm", "addmm", "baddbmm"}
 _EXPONENTIALS = {"exp", "exp2", "softmax", "elu_backward"}

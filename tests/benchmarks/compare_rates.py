@@ -20,16 +20,16 @@ from unittest.mock import patch
 
 import numpy as np
 
-from attnbench.cell import Cell
+from attnbench.contract.problem.shape import Shape
+from attnbench.contract.spec import Spec
+from attnbench.harness.compare import compare
+from attnbench.harness.compare.compare import Comparison, Contest
+from attnbench.harness.outside.isolation import Settings
 from attnbench.measure.statistics import noise_floor
+from attnbench.measure.status import Status
 from attnbench.measure.time import TimingRules
-from attnbench.record import Record
-from attnbench.run import compare
-from attnbench.run.compare import Comparison, Contest
-from attnbench.run.isolation import Settings
-from attnbench.shape import Shape
-from attnbench.spec import Spec
-from attnbench.status import Status
+from attnbench.results.record import Record
+from attnbench.suite.cell import Cell
 
 PAIRS = 30
 """Pairs of one length in one process."""

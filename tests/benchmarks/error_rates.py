@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
+from attnbench.figures.series import LARGER, half_of_power, power_of_n
 from attnbench.measure.statistics import Visited, interval_of_visit, interval_over_rounds, ratios_over_visits
-from attnbench.plots.series import LARGER, half_of_power, power_of_n
-from attnbench.scores import Summary, comparisons, difference
+from attnbench.results.scores import Summary, comparisons, difference
 
 FILE = Path(__file__).resolve().parents[2] / "docs/data/error-rates.csv"
 FULL = 1000

@@ -18,11 +18,11 @@ from functools import partial
 from itertools import permutations
 from pathlib import Path
 
-from attnbench.decision.decide import Decision, Question, decide, read_runs
-from attnbench.decision.judge import ENOUGH_ROUNDS, Finding, Limits
-from attnbench.decision.measured import MeasuredRun
-from attnbench.record import Record
-from attnbench.status import Status
+from attnbench.answers.gate.decide import Decision, Question, decide, read_runs
+from attnbench.answers.gate.verdict import ENOUGH_ROUNDS, Finding, Limits
+from attnbench.measure.status import Status
+from attnbench.results.measurements import MeasuredRun
+from attnbench.results.record import Record
 
 FACTORS = (1.05, 1.1, 1.15, 1.2, 1.3)
 TIMES = ("time_median_s", "time_ci_low_s", "time_ci_high_s", "time_min_s", "time_iqr_s")

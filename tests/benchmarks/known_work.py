@@ -9,8 +9,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from attnbench import register
-from attnbench.shape import Shape
-from attnbench.variant import No, Traits
+from attnbench.contract.problem.shape import Shape
+from attnbench.contract.variant import No, Traits
 
 
 @register(

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from attnbench import register
-from attnbench.attention.linear import EluPlusOne
-from attnbench.shape import Shape
-from attnbench.variant import No, Traits
+from attnbench.catalogue.attention.kernel.linear import EluPlusOne
+from attnbench.contract.problem.shape import Shape
+from attnbench.contract.variant import No, Traits
 
 _ROWS = 1024
 _PHI = EluPlusOne(0)  # what it is told is the width of tiles, which it does not make here

@@ -12,12 +12,12 @@ from itertools import pairwise
 
 import pytest
 
-from attnbench.cell import Cell
+from attnbench.contract.problem.shape import Shape
+from attnbench.contract.spec import Spec
+from attnbench.harness.compare.compare import Comparison, Contest, Row
+from attnbench.harness.outside.isolation import Settings
 from attnbench.measure.time import TimingRules
-from attnbench.run.compare import Comparison, Contest, Row
-from attnbench.run.isolation import Settings
-from attnbench.shape import Shape
-from attnbench.spec import Spec
+from attnbench.suite.cell import Cell
 
 LENGTHS = (128, 256, 512, 1024)
 RULES = TimingRules(min_time=0.3, max_time=3.0, warmup_time=0.05)

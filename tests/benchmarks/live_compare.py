@@ -10,14 +10,14 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from attnbench.cell import Cell
+from attnbench.contract.plugins.load import load
+from attnbench.contract.problem.shape import Shape
+from attnbench.contract.spec import parse_spec
+from attnbench.harness.compare.compare import Contest
+from attnbench.harness.outside.isolation import Settings
 from attnbench.measure.statistics import Ratio
 from attnbench.measure.time import TimingRules
-from attnbench.plugins import load
-from attnbench.run.compare import Contest
-from attnbench.run.isolation import Settings
-from attnbench.shape import Shape
-from attnbench.spec import parse_spec
+from attnbench.suite.cell import Cell
 
 RUNS = int(os.environ.get("SELFCHECK_RUNS", "200"))
 PLUGIN = str(Path(__file__).with_name("known_work.py"))

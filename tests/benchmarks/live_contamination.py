@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-TRACES = Path(__file__).parents[1] / "run" / "test_traces.py"
+TRACES = Path(__file__).parents[1] / "harness" / "test_traces.py"
 PLUGIN = f"""
 import importlib.util, os, random, sys
 from pathlib import Path

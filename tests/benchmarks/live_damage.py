@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-DAMAGE = Path(__file__).parents[1] / "run" / "test_damage.py"
+DAMAGE = Path(__file__).parents[1] / "harness" / "test_damage.py"
 
 
 def damaged(times: int) -> None:

@@ -12,10 +12,11 @@ from typing import Any, cast
 import pytest
 import torch
 
-from attnbench.capabilities import Decoding
-from attnbench.shape import Shape
-from attnbench.spec import parse_spec
-from attnbench.variant import VARIANTS, build
+from attnbench.catalogue.build import build
+from attnbench.contract.capabilities import Decoding
+from attnbench.contract.problem.shape import Shape
+from attnbench.contract.spec import parse_spec
+from attnbench.contract.variant import VARIANTS
 from tests.benchmarks.bare_steps import BARE, D, H
 
 N = 64

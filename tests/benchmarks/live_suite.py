@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from attnbench.harness.plan import Options, make_plan
+from attnbench.harness.runner import execute
 from attnbench.measure.statistics import median
-from attnbench.run.plan import Options, make_plan
-from attnbench.run.runner import execute
 
 
 def agreement(out: Path, **options: Any) -> float:

@@ -14,17 +14,17 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from attnbench.cell import Cell
-from attnbench.record import COLUMNS, Record
-from attnbench.run.identity import identity, run_key
-from attnbench.run.plan import Options, make_plan
-from attnbench.shape import Shape
-from attnbench.spec import Spec
-from attnbench.status import Status
+from attnbench.contract.problem.shape import Shape
+from attnbench.contract.spec import Spec
+from attnbench.harness.identity import identity, run_key
+from attnbench.harness.plan import Options, make_plan
+from attnbench.measure.status import Status
+from attnbench.results.record import COLUMNS, Record
+from attnbench.results.table import cells_of
+from attnbench.suite.cell import Cell
 from attnbench.suite.expand import MAX_CELLS
 from attnbench.suite.messages import Origin
 from attnbench.suite.schema import Suite
-from attnbench.table import cells_of
 
 TURNS = int(os.environ.get("SELFCHECK_TURNS", "10"))
 ACCOUNTING = str(Path(__file__).with_name("accounting.py"))

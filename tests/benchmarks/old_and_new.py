@@ -30,10 +30,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from attnbench.catalogue.build import build
+from attnbench.contract.problem.shape import Shape
+from attnbench.contract.variant import VARIANTS
+from attnbench.harness.wire.process import apply, window_library
 from attnbench.measure.statistics import LOOKS, Ratio, paired_ratio
-from attnbench.run.process import apply, window_library
-from attnbench.shape import Shape
-from attnbench.variant import VARIANTS, build
 
 HERE = Path(__file__).parents[2]
 OLD = "attnbench_old"

@@ -165,8 +165,8 @@ def work(given: argparse.Namespace) -> None:
     """Measure what standard input asks for, one line each; what libraries print goes to standard error."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    from attnbench.contract.plugins.load import load
     from attnbench.errors import AttnbenchError
-    from attnbench.plugins import load
 
     try:
         load("attnbench_peers")
@@ -187,13 +187,13 @@ def measure(case: Row, given: argparse.Namespace) -> Row:
     """One case: causal if the variant can be."""
     import torch
 
-    from attnbench.cell import Cell
-    from attnbench.compiled import books
+    from attnbench.contract.compiled import books
+    from attnbench.contract.problem.shape import Shape
+    from attnbench.contract.spec import Spec, parse_spec
+    from attnbench.contract.variant import VARIANTS
     from attnbench.errors import Unsupported
-    from attnbench.run.call import prepare
-    from attnbench.shape import Shape
-    from attnbench.spec import Spec, parse_spec
-    from attnbench.variant import VARIANTS
+    from attnbench.harness.inside.call import prepare
+    from attnbench.suite.cell import Cell
 
     spec = parse_spec(case["variant"])
     if case["form"] != "auto":
@@ -236,7 +236,7 @@ def measure(case: Row, given: argparse.Namespace) -> Row:
 def passed_over() -> list[str]:
     """Why faster forms were not taken."""
     with suppress(ImportError):
-        from attnbench.engines import forms
+        from attnbench.catalogue.engines import forms
 
         return list(forms.passed_over())
     return []

@@ -20,12 +20,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from attnbench.decision.audit import audit
-from attnbench.run.many.driver import execute_on
-from attnbench.run.plan import Options, make_plan
-from attnbench.store import RECORDS, SAMPLES, RunFolder
-from tests.run.many.fakes import Cluster, Host
-from tests.run.many.nodes import Nodes, nodes
+from attnbench.harness.many.driver import execute_on
+from attnbench.harness.plan import Options, make_plan
+from attnbench.results.audit import audit
+from attnbench.results.store import RECORDS, SAMPLES, RunFolder
+from tests.harness.many.fakes import Cluster, Host
+from tests.harness.many.nodes import Nodes, nodes
 
 VARIANTS = ["softmax", "linear", "local", "identity", "mean-value", "performer", "linformer", "nystrom", "cosformer"]
 VARIANTS += ["efficient"]

@@ -17,14 +17,14 @@ import torch
 import typer
 from torch.profiler import ProfilerActivity, profile
 
-from attnbench.cell import Cell, Pass
+from attnbench.contract.problem.shape import Shape
+from attnbench.contract.spec import parse_spec
 from attnbench.errors import AttnbenchError
+from attnbench.harness.inside.call import prepare
+from attnbench.harness.wire.process import Process, apply, window_library
 from attnbench.measure.flops import count
 from attnbench.measure.limits import exp_rate, matmul_rate
-from attnbench.run.call import prepare
-from attnbench.run.process import Process, apply, window_library
-from attnbench.shape import Shape
-from attnbench.spec import parse_spec
+from attnbench.suite.cell import Cell, Pass
 
 KINDS = {
     "matrix products": ("mm", "bmm", "addmm", "baddbmm", "baddbmm_", "_scaled_dot_product_flash_attention_for_cpu"),

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from attnbench.cli.app import main
-from attnbench.testing import LAWS
-from attnbench.variant import VARIANTS
+from attnbench.contract.variant import VARIANTS
+from attnbench.laws import LAWS
 
 pytestmark = pytest.mark.usefixtures("forks")
 
 PLUGIN = """
 from attnbench import register
-from attnbench.attention.softmax import Softmax
-from attnbench.variant import Traits
+from attnbench.catalogue.attention.exact.softmax import Softmax
+from attnbench.contract.variant import Traits
 
 @register("mine", family="exact", source="me", formula="-", cost="O(n²·d)", time_exponent=2, memory_exponent=2,
           traits=Traits(exact=True, decode=True, permutable=True, bias=True))
@@ -29,7 +29,7 @@ class Mine(Softmax):
 
 NEEDS_A_GPU = """
 from attnbench import register
-from attnbench.attention.softmax import Softmax
+from attnbench.catalogue.attention.exact.softmax import Softmax
 from attnbench.errors import Unsupported
 
 @register("gpu", family="exact", source="me", formula="-", cost="")

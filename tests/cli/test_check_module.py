@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("forks")
-MODULES = ROOT / "tests/probing/modules.py"
+MODULES = ROOT / "tests/laws/modules.py"
 
 
 def check(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -52,12 +52,12 @@ def test_a_module_that_is_not_what_it_is_said_to_be_is_exit_code_1_and_the_page_
     page: str, module: str, call: str, label: str, fault: str
 ) -> None:
     asked = f"{module} --call {call} --as {label}"
-    done = check(*f"tests/probing/modules.py:{asked}".split())
+    done = check(*f"tests/laws/modules.py:{asked}".split())
     assert done.returncode == 1, done.stderr
     assert f"it is said to be {fault}" in " ".join(done.stdout.split())
     assert "Traceback" not in done.stderr
     command, *printed = (ROOT / f"docs/printed/{page}.txt").read_text(encoding="utf-8").splitlines()
-    assert command == f"$ attnbench check tests/probing/modules.py:{asked}"
+    assert command == f"$ attnbench check tests/laws/modules.py:{asked}"
     assert plain(done.stdout.splitlines()) == plain(printed)
 
 

@@ -19,7 +19,7 @@ import ctypes, os, sys, time, warnings
 import torch
 from torch import nn
 from attnbench import register
-from attnbench.variant import Traits
+from attnbench.contract.variant import Traits
 
 def variant(name, deed, at="forward"):
     class Evil(nn.Module):
@@ -168,8 +168,8 @@ def _children(pid: int) -> list[str]:
 @pytest.mark.usefixtures("forks")
 def test_in_a_test_of_ones_own_a_variant_that_ends_python_is_a_fault(plugin: Path) -> None:
     code = (
-        f"from attnbench.plugins import load; load({os.fspath(plugin)!r})\n"
-        "from attnbench.testing import check_variant\n"
+        f"from attnbench.contract.plugins.load import load; load({os.fspath(plugin)!r})\n"
+        "from attnbench.laws import check_variant\n"
         "report = check_variant('ends', laws=['formula', 'batch'])\n"
         "print(report.held, {finding.fault for finding in report.faults})"
     )

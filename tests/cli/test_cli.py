@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from attnbench import __version__
 from attnbench.cli import completion
 from attnbench.cli.app import main
 from attnbench.cli.usage import COMMANDS
 from attnbench.errors import Exit, shell_word
+from attnbench.version import __version__
 from tests.forked import forks
 
 
@@ -82,13 +82,13 @@ def test_completion_knows_every_shipped_name_without_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     variants, suites, names, laws, figures, axes = json.loads(done.stdout)
 
-    from attnbench.axes import AXES
-    from attnbench.plots import figure_kinds
-    from attnbench.qkv import INPUTS
+    from attnbench.contract.inputs import INPUTS
+    from attnbench.contract.task import TASKS
+    from attnbench.contract.variant import VARIANTS
+    from attnbench.figures import figure_kinds
+    from attnbench.laws import LAWS, laws_named
+    from attnbench.suite.axes import AXES
     from attnbench.suite.load import shipped_suites
-    from attnbench.task import TASKS
-    from attnbench.testing import LAWS, laws_named
-    from attnbench.variant import VARIANTS
 
     shipped = {entry.name for entry in VARIANTS if entry.make.__module__.startswith("attnbench.")}  # not of other tests
     assert set(variants) == shipped
@@ -104,9 +104,9 @@ def test_completion_knows_every_shipped_name_without_torch() -> None:
 
 
 def test_completion_knows_every_option_of_what_is_shipped() -> None:
-    from attnbench.qkv import INPUTS
-    from attnbench.task import TASKS
-    from attnbench.variant import VARIANTS
+    from attnbench.contract.inputs import INPUTS
+    from attnbench.contract.task import TASKS
+    from attnbench.contract.variant import VARIANTS
 
     every = ((completion.variants, VARIANTS), (completion.inputs, INPUTS), (completion.tasks, TASKS))
     for complete, entries in every:

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from attnbench.cell import Cell
 from attnbench.cli.app import main
 from attnbench.errors import Exit
-from attnbench.run import compare as compare_module
+from attnbench.harness.compare import compare as compare_module
+from attnbench.suite.cell import Cell
 from tests.forked import forks
 
 QUICK = ["--heads", "2", "--head-dim", "8", "--min-time", "0.01", "--device", "cpu", "--threads", "1", "--unchecked"]
@@ -152,7 +152,7 @@ def test_a_variant_that_takes_no_padding_says_so_and_a_share_that_is_none_is_ref
     own = tmp_path / "own.py"
     refuses = "cost='O(n)', traits=Traits(target='other', key_padding=No('it takes no mask'))"
     text = NEVER_FASTER.format(name="own").replace('cost="O(n)"', refuses)
-    own.write_text(f"from attnbench.variant import No, Traits\n{text}")
+    own.write_text(f"from attnbench.contract.variant import No, Traits\n{text}")
     arguments = ["own", "softmax", "--n", "16", "--no-error", "--plugin", str(own), *QUICK]
     three = compare(*arguments, "linear", "--padding", "0.5")
     assert "it takes no mask" in " ".join(three.stdout.split())

@@ -18,15 +18,15 @@ import rich.console
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from attnbench.cell import Cell
-from attnbench.cli import console
-from attnbench.cli.console import in_lines
-from attnbench.printable import without_empty
-from attnbench.record import REPLACED, Record
-from attnbench.shape import Shape
-from attnbench.spec import Spec, parse_spec
-from attnbench.status import Status
-from attnbench.table import csv_text
+from attnbench.cli.screen import console
+from attnbench.cli.screen.console import in_lines
+from attnbench.contract.problem.shape import Shape
+from attnbench.contract.spec import Spec, parse_spec
+from attnbench.measure.status import Status
+from attnbench.results.record import REPLACED, Record
+from attnbench.results.table import csv_text
+from attnbench.suite.cell import Cell
+from attnbench.text import without_empty
 
 HOSTILE = [chr(c) for c in (0x61C, 0x200B, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))]
 """Bidirectional marks, embeddings, overrides and isolates; a space without width."""
@@ -90,7 +90,7 @@ def test_a_screen_without_columns_is_not_believed(
 
 
 def test_every_table_of_a_terminal_is_made_in_one_place() -> None:
-    package = Path(console.__file__).parents[1]
+    package = Path(console.__file__).parents[2]
     makers = [path.name for path in package.rglob("*.py") if "rich.table" in path.read_text(encoding="utf-8")]
     assert makers == ["console.py"]
 

@@ -9,7 +9,7 @@ import pytest
 
 from attnbench.cli.app import main
 from attnbench.errors import Exit
-from tests.decision.fixture_runs import Row, environment, write_run
+from tests.answers.fixture_runs import Row, environment, write_run
 
 
 @pytest.fixture

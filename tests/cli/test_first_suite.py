@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from attnbench.axes import AXES
 from attnbench.cli.app import main
 from attnbench.errors import Exit
-from attnbench.run.plan import Options, make_plan
+from attnbench.harness.plan import Options, make_plan
+from attnbench.suite.axes import AXES
 from attnbench.suite.document import read_document
 from attnbench.suite.load import load_suite, shipped_suites, suite_path
 from attnbench.suite.schema import Suite

@@ -11,11 +11,13 @@ from tests.bare import in_bare_process
 FIRST = {
     "load_suite": "import attnbench; assert attnbench.load_suite('quick').name == 'quick'",
     "build": "import attnbench; attnbench.build('performer', attnbench.Shape(seq_len=8), features=4)",
-    "draw": "from attnbench.qkv import draw_qkv; from attnbench.spec import Spec; from attnbench import Shape; "
+    "draw": "from attnbench.contract.inputs import draw_qkv; from attnbench.contract.spec import Spec; "
+    "from attnbench import Shape; "
     "draw_qkv(Spec('gaussian'), Shape(seq_len=8), 0)",
-    "one variant": "from attnbench.attention.linear import Linear; from attnbench.variant import VARIANTS; "
+    "one variant": "from attnbench.catalogue.attention.kernel.linear import Linear; "
+    "from attnbench.contract.variant import VARIANTS; "
     "assert 'softmax' in VARIANTS",
-    "check": "from attnbench.testing import check_variant; check_variant('mean-value', laws=['causality'])",
+    "check": "from attnbench.laws import check_variant; check_variant('mean-value', laws=['causality'])",
 }
 OWN = """
 import torch
@@ -27,7 +29,7 @@ class Own(torch.nn.Module):
     def __init__(self, shape): ...
     def forward(self, q, k, v, *, key_mask=None): ...
 
-from attnbench.variant import VARIANTS
+from attnbench.contract.variant import VARIANTS
 print(VARIANTS.names()[0], VARIANTS.names()[-1])
 """
 SCRIPTS = {**FIRST, "own": OWN.format(name="own"), "taken": OWN.format(name="linear")}

@@ -12,8 +12,8 @@ import pytest
 
 from attnbench.cli.app import main
 from attnbench.errors import Exit
-from attnbench.store import RunFolder
-from tests.decision.fixture_runs import Row, environment, write_run
+from attnbench.results.store import RunFolder
+from tests.answers.fixture_runs import Row, environment, write_run
 
 ROWS = [Row(variant, n) for variant in ("softmax", "linear:chunk=16") for n in (1024, 2048)]
 SLOWER = [replace(row, seconds=1.3e-3) if row.variant == "softmax" else row for row in ROWS]
@@ -174,7 +174,7 @@ def test_what_is_slower_is_measured_again_before_the_gate_is_closed(
                     taken = [{"seconds": now * (1 + 1e-3 * round_), "calls": 1} for _ in range(8)]
                     folder.append("samples.jsonl", [{"cell_id": cell_id, "round": round_, "samples": taken}])
 
-    monkeypatch.setattr("attnbench.run.again.more_rounds", more_rounds)
+    monkeypatch.setattr("attnbench.harness.extra_rounds.more_rounds", more_rounds)
     shutil.copytree("slower", "twice")
     now = 1e-3
     assert main(["gate", "slower", "--against", "old", "--confirm", "3"]) == Exit.OK

@@ -19,16 +19,18 @@ from typing import Any
 
 import pytest
 
-from attnbench.cell import Cell
-from attnbench.cli import console
 from attnbench.cli.app import main
+from attnbench.cli.screen import console
 from attnbench.cli.show import as_data
-from attnbench.plots import figure_kinds
-from attnbench.record import HELD
-from attnbench.run import compare, isolation, runner
-from attnbench.run.gate import HoldSetting, Verdict
-from attnbench.testing import Finding
-from attnbench.variant import VARIANTS
+from attnbench.contract.variant import VARIANTS
+from attnbench.figures import figure_kinds
+from attnbench.harness import runner
+from attnbench.harness.compare import compare
+from attnbench.harness.outside import isolation
+from attnbench.harness.outside.gate import HoldSetting, Verdict
+from attnbench.laws import Finding
+from attnbench.results.record import HELD
+from attnbench.suite.cell import Cell
 from tests.forked import load
 from tests.instant import Instant, timed
 
@@ -149,7 +151,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 WRONG = '''
 import torch
 from attnbench import register
-from attnbench.variant import Traits
+from attnbench.contract.variant import Traits
 
 
 @register("twice", family="reference", source="é", formula="mean(V)", cost="O(n·d)", traits=Traits(target="other"))

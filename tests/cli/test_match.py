@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 
+from attnbench.answers.match.budget import Point
+from attnbench.answers.match.match import Prepared, ScoreMatch
 from attnbench.cli.app import main
-from attnbench.cli.console import in_parts
 from attnbench.cli.match import match as match_command
 from attnbench.cli.score import score
-from attnbench.decision.budget import Point
-from attnbench.decision.match import Prepared, ScoreMatch
+from attnbench.cli.screen.console import in_parts
 from attnbench.errors import Exit, UsageError
-from attnbench.run.score_question import ScoreQuestion
+from attnbench.harness.score.question import ScoreQuestion
 from tests.forked import forks
 
 ROOT = Path(__file__).parents[2]
@@ -245,7 +245,7 @@ def test_a_long_label_is_broken_between_its_options_and_never_within_a_word() ->
 
 HALF = """
 from torch import nn, softmax
-from attnbench.variant import Traits, register
+from attnbench.contract.variant import Traits, register
 
 @register("own-half", source="test", family="exact", cost="O(n²·d)", time_exponent=2.0, memory_exponent=2.0,
           formula="softmax(q k) v", traits=Traits())

@@ -8,7 +8,7 @@ import pytest
 
 from attnbench.cli.app import main
 from attnbench.errors import Exit
-from tests.decision.fixture_runs import Row, write_run
+from tests.answers.fixture_runs import Row, write_run
 
 COMMANDS = [
     "gate newer --against old",

@@ -8,8 +8,8 @@ import pytest
 
 from attnbench.cli.app import main
 from attnbench.errors import Exit
-from tests.decision.fixture_runs import Row, write_run
-from tests.decision.machines import files
+from tests.answers.fixture_runs import Row, write_run
+from tests.answers.machines import files
 
 ROWS = [Row("softmax", error=1e-7), Row("linear", error=0.1)]
 

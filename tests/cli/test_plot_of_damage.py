@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from attnbench.cell import Cell
 from attnbench.cli.app import main
+from attnbench.contract.problem.shape import Shape
+from attnbench.contract.spec import Spec
 from attnbench.errors import Exit
-from attnbench.record import Record
-from attnbench.shape import Shape
-from attnbench.spec import Spec
-from attnbench.status import Status
-from attnbench.store import ENVIRONMENT, RECORDS, SUITE, TABLE, RunFolder
+from attnbench.measure.status import Status
+from attnbench.results.record import Record
+from attnbench.results.store import ENVIRONMENT, RECORDS, SUITE, TABLE, RunFolder
+from attnbench.suite.cell import Cell
 
 pytestmark = pytest.mark.usefixtures("forks")
 

@@ -21,7 +21,10 @@ def test_errors_keep_a_line_each() -> None:
 
 
 def test_markup_is_gone_and_what_it_marked_stays() -> None:
-    assert prose("``rank=3`` by :meth:`redraw` of :class:`~attnbench.shape.Shape`", 80) == "rank=3 by redraw of Shape"
+    assert (
+        prose("``rank=3`` by :meth:`redraw` of :class:`~attnbench.contract.problem.shape.Shape`", 80)
+        == "rank=3 by redraw of Shape"
+    )
 
 
 def test_empty_lines_separate_paragraphs() -> None:

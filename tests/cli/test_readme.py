@@ -20,11 +20,11 @@ import yaml
 
 from attnbench.cli.app import main
 from attnbench.errors import Exit
+from attnbench.figures.pictures import PICTURES
+from attnbench.harness import forecast as estimate
 from attnbench.measure import flops
-from attnbench.pictures import PICTURES
-from attnbench.run import estimate
+from tests.answers.fixture_runs import copy_with
 from tests.committed import copy_of
-from tests.decision.fixture_runs import copy_with
 from tests.docs.making import written_pages
 
 ROOT = Path(__file__).parents[2]
@@ -45,13 +45,13 @@ SMALLER = {
 """What a command is given besides its own arguments; the last of two options wins."""
 
 ELSEWHERE_TRIED = {
-    "merge": "it needs shards of a suite; tests/decision/test_merge.py makes and merges them",
-    "--run": "it measures whole suites; tests/decision/test_claims.py measures a small one",
-    "ray": "it needs a cluster; tests/run/many makes one",
-    "file": "it stands for a file of the reader's; tests/inputs has some",
-    "tests/probing/modules.py": "its exit code is 1, as tests/cli/test_check_module.py asks",
+    "merge": "it needs shards of a suite; tests/results/test_merge.py makes and merges them",
+    "--run": "it measures whole suites; tests/answers/test_claims.py measures a small one",
+    "ray": "it needs a cluster; tests/harness/many makes one",
+    "file": "it stands for a file of the reader's; tests/catalogue/inputs has some",
+    "tests/laws/modules.py": "its exit code is 1, as tests/cli/test_check_module.py asks",
     "tests.benchmarks.packages": "it asks packages that no test installs, and rewrites a table of docs/data",
-    "model.py": "it stands for a file of the reader's; tests/probing has some",
+    "model.py": "it stands for a file of the reader's; tests/laws has some",
 }
 """Words of commands that need what is not here -> what tries them."""
 
@@ -72,7 +72,7 @@ STANDS_FOR = {
 ELSEWHERE = re.compile(
     r"output 0 sees the tokens|duckdb -c |export RAY_|MLFLOW_ALLOW|100 cells, two rounds|\d+ runs of the same programs"
 )
-"""Blocks that other tests try: the faults that tests/testing sees caught, a query (test_recipes.py), and Ray's."""
+"""Blocks that other tests try: the faults that tests/laws sees caught, a query (test_recipes.py), and Ray's."""
 
 
 class Block(NamedTuple):

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from attnbench.cell import Cell
 from attnbench.cli.run import _print_records
-from attnbench.record import Record
-from attnbench.shape import Shape
-from attnbench.spec import Spec
-from attnbench.status import Status
+from attnbench.contract.problem.shape import Shape
+from attnbench.contract.spec import Spec
+from attnbench.measure.status import Status
+from attnbench.results.record import Record
+from attnbench.suite.cell import Cell
 from tests.forked import forks
 
 SUITE = """

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from attnbench.cli.app import main
-from attnbench.run.plan import Options, make_plan
-from attnbench.run.repeat import arguments_of, command_of
-from attnbench.store import RunFolder
+from attnbench.harness.plan import Options, make_plan
+from attnbench.harness.repeat import arguments_of, command_of
+from attnbench.results.store import RunFolder
 from attnbench.suite.shard import parse_shard
 
 PLUGIN = """

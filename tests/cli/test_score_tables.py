@@ -8,9 +8,9 @@ from statistics import median
 
 import pytest
 
-from attnbench.cli.score_tables import print_scores
-from attnbench.record import Record
-from attnbench.store import RunFolder
+from attnbench.cli.screen.score import print_scores
+from attnbench.results.record import Record
+from attnbench.results.store import RunFolder
 from attnbench.units import format_seconds
 from tests.docs.making import RUNS
 

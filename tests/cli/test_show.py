@@ -10,17 +10,17 @@ from rich.cells import cell_len
 from rich.console import Console
 from torch import nn
 
-from attnbench.cli import console
 from attnbench.cli.app import main
+from attnbench.cli.screen import console
 from attnbench.cli.show import _facts, as_data
-from attnbench.qkv import INPUTS
-from attnbench.shape import Shape
-from attnbench.task import TASKS
-from attnbench.variant import FAMILIES, VARIANTS, Variant
+from attnbench.contract.inputs import INPUTS
+from attnbench.contract.problem.shape import Shape
+from attnbench.contract.task import TASKS
+from attnbench.contract.variant import FAMILIES, VARIANTS, Variant
 
-NAMES = [entry.name for entry in VARIANTS if entry.make.__module__.startswith("attnbench.attention.")]
+NAMES = [entry.name for entry in VARIANTS if entry.make.__module__.startswith("attnbench.catalogue.attention.")]
 
-TASK_NAMES = [entry.name for entry in TASKS if entry.make.__module__.startswith("attnbench.tasks.")]
+TASK_NAMES = [entry.name for entry in TASKS if entry.make.__module__.startswith("attnbench.catalogue.tasks.")]
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,8 @@ import pytest
 
 from attnbench.cli.app import _Interrupted, main
 from attnbench.errors import Exit
-from attnbench.run.laws import HoldToLaw
-from attnbench.testing import Finding
+from attnbench.harness.outside.laws import HoldToLaw
+from attnbench.laws import Finding
 
 
 def stop_at(number: int, monkeypatch: pytest.MonkeyPatch) -> None:

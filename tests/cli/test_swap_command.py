@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from attnbench.cli.app import main
 from attnbench.errors import Exit
-from tests.pretrained import models
+from tests.models.pretrained import models
 
 QUICK = ["--length", "24", "--windows", "6", "--device", "cpu", "--threads", "1"]
 
@@ -21,7 +21,7 @@ QUICK = ["--length", "24", "--windows", "6", "--device", "cpu", "--threads", "1"
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr("attnbench.pretrained.models.OwnEncoder", models.tiny)
+    monkeypatch.setattr("attnbench.models.pretrained.models.OwnEncoder", models.tiny)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 from attnbench.cli.app import main
 from attnbench.errors import Exit
-from attnbench.printable import without_home
+from attnbench.text import without_home
 
 
 def test_an_error_that_nobody_foresaw_is_one_line_and_its_traceback_a_file_without_a_home(

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from attnbench import __version__
 from attnbench.cli.app import main
 from attnbench.cli.usage import COMMANDS, OVERVIEW
+from attnbench.version import __version__
 from tests.forked import forks
 
 

@@ -18,8 +18,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from attnbench.answers.claims.claims import claims
 from attnbench.cli.claims import _mentions
-from attnbench.decision.claims import claims
 from tests.docs import making
 from tests.docs.making import HERE
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from attnbench.plots.scored import Problem, problems
-from attnbench.scores import learnt
+from attnbench.results.frame.scored import Problem, problems
+from attnbench.results.scores import learnt
 from attnbench.units import format_bytes, format_seconds
 from tests.docs.making import digits, points, rows, run, table
 

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from attnbench.cli.check import _worst
-from attnbench.machine import processor
-from attnbench.testing import LAWS, Finding, laws_of
-from attnbench.variant import VARIANTS
+from attnbench.contract.variant import VARIANTS
+from attnbench.laws import LAWS, Finding, laws_of
+from attnbench.measure.machine import processor
 from tests.docs.making import HERE
 
 FILE = HERE / "docs/data/laws.csv"

@@ -16,14 +16,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from attnbench.contract.problem.shape import Shape
+from attnbench.contract.spec import Spec
+from attnbench.contract.variant import VARIANTS
 from attnbench.errors import Unsupported
-from attnbench.machine import processor
+from attnbench.harness.wire.process import apply, window_library
+from attnbench.laws.laws import Case
+from attnbench.measure.machine import processor
 from attnbench.measure.statistics import Ratio
-from attnbench.run.process import apply, window_library
-from attnbench.shape import Shape
-from attnbench.spec import Spec
-from attnbench.testing.laws import Case
-from attnbench.variant import VARIANTS
 from tests.benchmarks.old_and_new import in_turns
 from tests.docs.laws import shipped
 from tests.docs.making import HERE

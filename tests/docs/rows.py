@@ -17,9 +17,9 @@ import textwrap
 import numpy as np
 import pandas as pd
 
-from attnbench.plots.agreement import ROUNDING
-from attnbench.plots.error_lines import ORACLES
-from attnbench.plots.peers import Pair, pairs
+from attnbench.figures.error_lines import ORACLES
+from attnbench.figures.peers import Pair, pairs
+from attnbench.results.frame.agreement import ROUNDING
 from attnbench.units import format_bytes, format_seconds
 from tests.docs import error_rate_rows, headline_rows, package_rows, recall_rows, score_rows, selection_rows, swap_rows  # noqa: F401  # they add theirs to ROWS
 from tests.docs.making import HERE, MARK, PAGES, ROWS, digits, points, rows, run, table
@@ -37,7 +37,7 @@ def training(name: str) -> pd.DataFrame:
 
 def published() -> pd.DataFrame:
     """The paper's table 2; index: the variant's name."""
-    return pd.read_csv(HERE / "attnbench/plots/published.csv").set_index("variant")
+    return pd.read_csv(HERE / "attnbench/figures/published/lra.csv").set_index("variant")
 
 
 @rows

@@ -8,11 +8,11 @@ from pathlib import Path
 import pandas as pd
 
 import attnbench
-from attnbench.plots.scored import Problem, family_of, problems
-from attnbench.scores import Summary, difference, learnt
+from attnbench.results.frame.scored import Problem, family_of, problems
+from attnbench.results.scores import Summary, difference, learnt
 from tests.docs.making import digits, points, rows, run, table
 
-PUBLISHED = Path(attnbench.__file__).parent / "plots" / "published.csv"
+PUBLISHED = Path(attnbench.__file__).parent / "figures" / "published" / "lra.csv"
 TASKS = ("recall", "copy", "digits", "longer")
 """The sweeps of the suite ``score`` that train."""
 HALVES = ({0, 1}, {2, 3, 4})

@@ -13,15 +13,15 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
 
-from attnbench.cli.captured_tables import over_heads
-from attnbench.inputs.captured import MINILM, SMOLLM2, describe
+from attnbench.answers.swap.figure import draw_swap
+from attnbench.answers.swap.summary import Between, Line, lines
+from attnbench.catalogue.inputs.captured import MINILM, SMOLLM2, describe
+from attnbench.cli.screen.captured_tables import over_heads
+from attnbench.figures.kit.style import save
+from attnbench.harness.swap.question import EXACT, MEAN_VALUE, NONE
+from attnbench.harness.swap.row import Row
+from attnbench.harness.swap.swap import SwapFolder
 from attnbench.measure.statistics import median_interval
-from attnbench.plots.style import save
-from attnbench.pretrained.figure import draw_swap
-from attnbench.pretrained.question import EXACT, MEAN_VALUE, NONE
-from attnbench.pretrained.row import Row
-from attnbench.pretrained.summary import Between, Line, lines
-from attnbench.pretrained.swap import SwapFolder
 from tests.docs.making import HERE, RUNS, points, rows, table
 
 SURVIVES = 0.9

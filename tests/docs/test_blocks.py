@@ -93,7 +93,7 @@ def folder(tmp_path: Path) -> Callable[[Path], Path]:
                 (tmp_path / (named[1] or f"{named[2]}.yaml")).write_text(block.text, encoding="utf-8")
         if not (tmp_path / "mine.yaml").exists():
             shutil.copy(HERE / "suites/quick.yaml", tmp_path / "mine.yaml")
-        modules = (HERE / "tests/probing/modules.py").read_text(encoding="utf-8")
+        modules = (HERE / "tests/laws/modules.py").read_text(encoding="utf-8")
         (tmp_path / "model.py").write_text(modules + BLOCK, encoding="utf-8")
         (tmp_path / "tests").symlink_to(HERE / "tests")
         copy_of("lra-cpu", tmp_path / "results/lra")

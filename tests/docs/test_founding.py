@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
+from attnbench.answers.claims.claims import claims
 from attnbench.cli.app import _command
 from attnbench.cli.claims import _mentions
 from attnbench.cli.run import _axes
 from attnbench.cli.usage import COMMANDS, UsageProblem
-from attnbench.decision.claims import claims
+from attnbench.contract.inputs import INPUTS
+from attnbench.contract.spec import parse_specs
+from attnbench.contract.task import TASKS
+from attnbench.contract.variant import VARIANTS
 from attnbench.errors import AttnbenchError
-from attnbench.pictures import PICTURES
-from attnbench.qkv import INPUTS
-from attnbench.run.plan import Options, make_plan
-from attnbench.spec import parse_specs
-from attnbench.task import TASKS
-from attnbench.testing import laws_named
-from attnbench.variant import VARIANTS
+from attnbench.figures.pictures import PICTURES
+from attnbench.harness.plan import Options, make_plan
+from attnbench.laws import laws_named
 from tests.docs import founding_run, making
 from tests.docs.making import HERE
 

@@ -10,18 +10,18 @@ from types import ModuleType
 
 import pytest
 
+from attnbench.answers.claims.claims import claims
+from attnbench.answers.claims.runs import read_rows
+from attnbench.answers.claims.verdict import judge_all_rows
 from attnbench.cli.app import main
 from attnbench.cli.usage import COMMANDS
-from attnbench.decision.claim_runs import read_rows
-from attnbench.decision.claims import claims
-from attnbench.decision.judging import judge_all_rows
+from attnbench.contract.inputs import INPUTS
+from attnbench.contract.task import TASKS
+from attnbench.contract.variant import VARIANTS
 from attnbench.errors import Exit
-from attnbench.qkv import INPUTS
-from attnbench.record import COLUMNS, FIELDS
+from attnbench.laws import LAWS
+from attnbench.results.record import COLUMNS, FIELDS
 from attnbench.suite.schema import Axes, Exclude, Include, Matrix, Profiles, Rules, Size, Suite, Sweep
-from attnbench.task import TASKS
-from attnbench.testing import LAWS
-from attnbench.variant import VARIANTS
 from tests.docs.conftest import PagesOf
 from tests.docs.making import GENERATED, HERE, RUNS
 
@@ -146,7 +146,7 @@ def test_the_picture_of_the_layers_is_well_formed_and_names_every_part() -> None
     ("docstring", "markdown"),
     [
         ("``a|b`` and w_ij * *all* x", r"`a|b` and w\_ij \* *all* x"),
-        (":class:`~attnbench.cell.Cell` is", "`Cell` is"),
+        (":class:`~attnbench.suite.cell.Cell` is", "`Cell` is"),
         (
             "Raises:\n    UsageError: no\n        such name.\n    Other: ``x``.",
             "**Raises**\n\n- `UsageError`: no such name.\n- `Other`: `x`.",

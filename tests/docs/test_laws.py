@@ -8,8 +8,8 @@ from types import ModuleType
 
 import pytest
 
-from attnbench.testing import LAWS, Finding, check_variant, laws_of
-from attnbench.variant import VARIANTS
+from attnbench.contract.variant import VARIANTS
+from attnbench.laws import LAWS, Finding, check_variant, laws_of
 from tests.docs import laws
 from tests.docs.making import HERE
 

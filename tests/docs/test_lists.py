@@ -9,8 +9,8 @@ import pytest
 
 from attnbench.cli.app import _command
 from attnbench.cli.usage import COMMANDS
-from attnbench.pictures import PICTURES
-from attnbench.plots import figure_kinds
+from attnbench.figures import figure_kinds
+from attnbench.figures.pictures import PICTURES
 from tests.docs.making import HERE, PAGES
 
 SUITES = [path.stem for path in (HERE / "suites").glob("*.yaml")]

@@ -7,7 +7,7 @@ import importlib
 import pytest
 import torch
 
-from attnbench.variant import VARIANTS
+from attnbench.contract.variant import VARIANTS
 from tests.docs import naive
 from tests.docs.laws import shipped
 from tests.docs.making import HERE

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from attnbench.run.many import ray
-from attnbench.run.many.ray import parse_on
+from attnbench.harness.many import ray
+from attnbench.harness.many.ray import parse_on
 from tests.docs.shellcheck import needs_shellcheck, shellcheck
 
 RECIPES = Path(__file__).parents[2] / "docs" / "recipes"

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from attnbench.suite.shard import Shard, parse_shard
-from tests.decision.machines import measuring
+from tests.answers.machines import measuring
 from tests.docs.shellcheck import needs_shellcheck, shellcheck
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from attnbench.cli.run import _print_records
-from attnbench.store import RunFolder
+from attnbench.results.store import RunFolder
 from attnbench.units import format_seconds
 from tests.docs import making, rows
 

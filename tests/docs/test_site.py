@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from attnbench.cli.usage import COMMANDS
-from attnbench.variant import VARIANTS
+from attnbench.contract.variant import VARIANTS
 from tests.docs.conftest import Once, PagesOf
 from tests.docs.making import GENERATED, HERE
 from tests.forked import forks

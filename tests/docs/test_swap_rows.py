@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from attnbench.pretrained.question import EXACT, MEAN_VALUE
+from attnbench.harness.swap.question import EXACT, MEAN_VALUE
 from tests.docs import making, swap_rows
 from tests.docs.making import RUNS
-from tests.pretrained.test_summary import row
+from tests.models.pretrained.test_summary import row
 
 
 @pytest.mark.parametrize("name", swap_rows.swaps())

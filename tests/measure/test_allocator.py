@@ -55,8 +55,8 @@ print(before - resident() > 100 * 2**20)
 
 SCORES = """
 from attnbench import register
-from attnbench.testing import check_variant
-from attnbench.variant import Traits
+from attnbench.laws import check_variant
+from attnbench.contract.variant import Traits
 from torch import Tensor, nn
 
 @register(

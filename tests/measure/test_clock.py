@@ -8,17 +8,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from attnbench.cell import Cell
+from attnbench.contract.problem.shape import Shape
+from attnbench.contract.spec import Spec
+from attnbench.harness.inside import execute
+from attnbench.harness.inside.execute import run_cell
+from attnbench.harness.inside.pairs import Entrant, measure_pairs, take_turns
+from attnbench.harness.wire.protocol import VisitCell
 from attnbench.measure import stopwatch
+from attnbench.measure.status import Status
 from attnbench.measure.stopwatch import READS, ClockError, WallClock
 from attnbench.measure.time import TimingRules, measure_time
-from attnbench.run import execute
-from attnbench.run.execute import run_cell
-from attnbench.run.pairs import Entrant, measure_pairs, take_turns
-from attnbench.run.protocol import VisitCell
-from attnbench.shape import Shape
-from attnbench.spec import Spec
-from attnbench.status import Status
+from attnbench.suite.cell import Cell
 
 MICROSECOND = 1000
 """In the nanoseconds of the clock."""
@@ -156,7 +156,7 @@ def test_a_bad_clock_is_the_status_of_the_cell_and_never_a_number(monkeypatch: p
 
 
 def test_a_bad_clock_gives_no_pair_and_names_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attnbench.run.pairs.stopwatch", lambda device: WallClock(SlowClock(0, 0)))
+    monkeypatch.setattr("attnbench.harness.inside.pairs.stopwatch", lambda device: WallClock(SlowClock(0, 0)))
     cell = Cell("s", "w", Spec("softmax"), Shape(heads=1, seq_len=8, head_dim=4), measure=("time",))
     found = measure_pairs([cell, cell], TimingRules(), fewest=6)
     assert (found.ran, found.blocks) == ([], [])

@@ -14,23 +14,24 @@ import pytest
 import torch
 from torch import Generator, Tensor, nn
 
-from attnbench.cell import Cell
+from attnbench.catalogue.build import build
+from attnbench.contract.inputs import INPUTS, draw_qkv, register_input
+from attnbench.contract.problem.padding import key_mask as key_mask_of
+from attnbench.contract.problem.reference import exact_attention, relative_error
+from attnbench.contract.problem.shape import Shape
+from attnbench.contract.spec import parse_spec
+from attnbench.contract.variant import VARIANTS, No, Traits, register
 from attnbench.errors import Unsupported
-from attnbench.measure import error
-from attnbench.measure.error import ErrorResult, fit, learnt, measure_error
+from attnbench.harness.inside.execute import run_cell
+from attnbench.harness.wire.protocol import VisitCell
+from attnbench.laws import error
+from attnbench.laws.error import ErrorResult, fit, learnt, measure_error
+from attnbench.measure.status import Status
 from attnbench.measure.time import TimingRules
-from attnbench.padding import key_mask as key_mask_of
-from attnbench.qkv import INPUTS, draw_qkv, register_input
-from attnbench.reference import exact_attention, relative_error
-from attnbench.run.execute import run_cell
-from attnbench.run.protocol import VisitCell
-from attnbench.shape import Shape
-from attnbench.spec import parse_spec
-from attnbench.status import Status
+from attnbench.suite.cell import Cell
 from attnbench.suite.expand import expand
 from attnbench.suite.messages import Origin
 from attnbench.suite.schema import Suite
-from attnbench.variant import VARIANTS, No, Traits, build, register
 
 SHAPE = Shape(2, 2, 12, 8)
 

@@ -12,11 +12,11 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import register_flop_formula
 
-from attnbench.compiled import out_of_sight, without_compiler
+from attnbench.catalogue.build import build
+from attnbench.contract.compiled import out_of_sight, without_compiler
+from attnbench.contract.problem.shape import Shape
 from attnbench.measure import flops
 from attnbench.measure.flops import Prediction, count, move_fake, predict
-from attnbench.shape import Shape
-from attnbench.variant import build
 from tests.bare import in_bare_process
 
 B, H, N, D = 1, 4, 256, 32
@@ -203,7 +203,7 @@ def test_neither_looking_at_a_call_nor_the_laws_in_front_of_a_run_import_the_com
         "from attnbench.measure.memory import peak_tensor_bytes; x = torch.randn(4, 4, requires_grad=True); "
         "call = lambda: torch.autograd.grad((x @ x).sum(), x); "
         "count(call); peak_tensor_bytes(call); assert 'torch._dynamo' not in sys.modules; "
-        "import attnbench.attention; from attnbench.testing import LAWS, check_variant; "
+        "import attnbench.catalogue.attention; from attnbench.laws import LAWS, check_variant; "
         "laws = [name for name, law in LAWS.items() if law.gates and not law.needs_time]; "
         "assert check_variant('softmax', laws=laws).held; assert not {'torch._dynamo', 'sympy'} & sys.modules.keys()"
     )
@@ -383,11 +383,11 @@ def make():
 for steps in range(2, 50, 3):
     assert flops.predict(make, most=steps).too_long, steps
 
-from attnbench.cell import Cell
-from attnbench.qkv import draw_sizes
-from attnbench.run.call import prepare
-from attnbench.shape import Shape
-from attnbench.spec import parse_spec
+from attnbench.suite.cell import Cell
+from attnbench.contract.inputs import draw_sizes
+from attnbench.harness.inside.call import prepare
+from attnbench.contract.problem.shape import Shape
+from attnbench.contract.spec import parse_spec
 
 for name in ("linear", "local"):
     cell = Cell("s", "w", parse_spec(name), Shape(heads=1, seq_len=256, head_dim=4), pass_="training")

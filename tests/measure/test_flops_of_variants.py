@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from attnbench.engines import products
+from attnbench.catalogue.build import build
+from attnbench.catalogue.engines import products
+from attnbench.contract.problem.shape import Shape
 from attnbench.measure.flops import count, predict
-from attnbench.shape import Shape
-from attnbench.variant import build
 from tests.pairwise import pairwise
 
 H, D = 2, 16

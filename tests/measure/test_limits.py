@@ -9,17 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from attnbench import machine
-from attnbench.cell import Cell, Pass
-from attnbench.machine import OtherLoad, noise_warning
-from attnbench.measure import limits
+from attnbench.contract.problem.shape import Shape
+from attnbench.contract.spec import parse_spec
+from attnbench.harness.inside.execute import run_cell
+from attnbench.harness.wire.protocol import VisitCell
+from attnbench.measure import limits, machine
 from attnbench.measure.limits import Limits, copy_rates, exp_rate, faster_of, matmul_rate, windows_rate
+from attnbench.measure.machine import OtherLoad, noise_warning
 from attnbench.measure.time import Sample, TimingRules, summarise
-from attnbench.record import Record
-from attnbench.run.execute import run_cell
-from attnbench.run.protocol import VisitCell
-from attnbench.shape import Shape
-from attnbench.spec import parse_spec
+from attnbench.results.record import Record
+from attnbench.suite.cell import Cell, Pass
 
 RATES = [(1000, 50.0), (4000, 10.0)]
 

@@ -7,12 +7,12 @@ from dataclasses import asdict
 
 import pytest
 
-from attnbench.cell import Cell
+from attnbench.contract.problem.shape import Shape
+from attnbench.contract.spec import Spec
+from attnbench.harness.outside.isolation import Settings, Worker
 from attnbench.measure.time import TimingRules
-from attnbench.record import Record
-from attnbench.run.isolation import Settings, Worker
-from attnbench.shape import Shape
-from attnbench.spec import Spec
+from attnbench.results.record import Record
+from attnbench.suite.cell import Cell
 
 MIB = 2**20
 SCORES = {n: n * n * 4 for n in (4608, 9216)}

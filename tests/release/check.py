@@ -13,7 +13,9 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
-TESTS = os.environ.get("TESTS", "tests/test_layers.py tests/test_package.py tests/test_registry.py tests/suite")
+TESTS = os.environ.get(
+    "TESTS", "tests/test_layers.py tests/test_package.py tests/contract/test_registry.py tests/suite"
+)
 
 
 def main() -> None:

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import Field
 
-from attnbench.qkv import INPUTS
-from attnbench.registry import Entry
-from attnbench.variant import VARIANTS, Variant
+from attnbench.contract.inputs import INPUTS
+from attnbench.contract.registry import Entry
+from attnbench.contract.variant import VARIANTS, Variant
 
 
 class _Plain:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from attnbench.cell import Cell
 from attnbench.errors import SuiteError, UsageError
-from attnbench.run.question import Question
+from attnbench.harness.compare.question import Question
+from attnbench.suite.cell import Cell
 from attnbench.suite.describe import address
 from attnbench.suite.expand import apply_overrides, expand
 from attnbench.suite.messages import Origin

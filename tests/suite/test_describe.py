@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from attnbench.cell import Cell, ModelSize
+from attnbench.contract.problem.shape import Shape
+from attnbench.contract.spec import parse_spec
 from attnbench.errors import UsageError
-from attnbench.shape import Shape
-from attnbench.spec import parse_spec
+from attnbench.suite.cell import Cell, ModelSize
 from attnbench.suite.describe import address, name, varying
 from attnbench.suite.select import choose
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from attnbench.axes import AXES
-from attnbench.cell import METHOD_VERSION, Cell, ModelSize, Pretrained
+from attnbench.contract.problem.shape import Shape
+from attnbench.contract.spec import Spec
 from attnbench.errors import SuiteError, UsageError
-from attnbench.shape import Shape
-from attnbench.spec import Spec
+from attnbench.suite.axes import AXES
+from attnbench.suite.cell import METHOD_VERSION, Cell, ModelSize, Pretrained
 from attnbench.suite.expand import MAX_CELLS, _has_axis, apply_overrides, expand
 from attnbench.suite.load import load_suite
 from attnbench.suite.messages import Origin

@@ -15,16 +15,16 @@ from typing import Any
 import pytest
 import torch
 
-import attnbench.attention
-import attnbench.inputs
-import attnbench.run.plan  # imported here, so that the first test is not the one that waits for it
+import attnbench.catalogue.attention
+import attnbench.catalogue.inputs
+import attnbench.harness.plan  # imported here, so that the first test is not the one that waits for it
 from attnbench.cli.app import main
+from attnbench.contract.inputs import draw_qkv
+from attnbench.contract.problem.shape import Shape
+from attnbench.contract.spec import Spec
 from attnbench.errors import AttnbenchError
-from attnbench.plots.load import read_results
-from attnbench.qkv import draw_qkv
-from attnbench.shape import Shape
-from attnbench.spec import Spec
-from attnbench.store import RECORDS, SAMPLES, RunFolder
+from attnbench.results.read import read_results
+from attnbench.results.store import RECORDS, SAMPLES, RunFolder
 from attnbench.suite.load import load_suite
 
 BOMB = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 30))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from attnbench.contract.spec import Spec
 from attnbench.errors import Exit, SuiteError, UsageError
-from attnbench.spec import Spec
 from attnbench.suite.expand import apply_overrides
 from attnbench.suite.load import MAX_BYTES, load_suite, shipped_suites, suite_path
 from attnbench.suite.messages import Origin

@@ -9,9 +9,9 @@ import pytest
 
 from attnbench.cli.app import main
 from attnbench.cli.compare import question_of
+from attnbench.contract.problem.shape import Shape
 from attnbench.errors import SuiteError, UsageError
-from attnbench.run.question import Question
-from attnbench.shape import Shape
+from attnbench.harness.compare.question import Question
 from attnbench.suite.expand import apply_overrides, expand
 from attnbench.suite.load import load_suite
 from attnbench.suite.messages import Origin

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
-import attnbench.attention  # noqa: F401  # for the variants
-from attnbench.cell import Cell, Pretrained
+import attnbench.catalogue.attention  # noqa: F401  # for the variants
 from attnbench.errors import SuiteError
-from attnbench.run.estimate import estimate
-from attnbench.run.plan import Options, make_plan
+from attnbench.harness.forecast import estimate
+from attnbench.harness.plan import Options, make_plan
+from attnbench.suite.cell import Cell, Pretrained
 from attnbench.suite.expand import apply_overrides
 from attnbench.suite.load import load_suite
 from attnbench.suite.schema import Suite
@@ -132,7 +132,7 @@ def test_the_schema_takes_a_name_or_sizes() -> None:
 
 def test_planning_and_estimating_read_no_weights(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cells = cells_of(file, PLAIN)
-    for needed in ("pretrained.measured.open_model", "tasks.small_encoder.load_file"):
+    for needed in ("models.pretrained.cell.open_model", "models.pretrained.listops.small_encoder.load_file"):
         monkeypatch.setattr(f"attnbench.{needed}", None)
     found = [one for _, one in estimate(cells, 1)]
     assert {one.reason for one in found} == {"without what flash_cpu holds inside"}

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from attnbench.contract.spec import comma_separated, parse_specs
 from attnbench.errors import UsageError
-from attnbench.pretrained.question import parse_layers, parse_steps
-from attnbench.run.score_question import _rates
-from attnbench.spec import comma_separated, parse_specs
+from attnbench.harness.score.question import _rates
+from attnbench.harness.swap.question import parse_layers, parse_steps
 from attnbench.suite.expand import apply_overrides
 from attnbench.suite.load import load_suite
 from attnbench.suite.ranges import parse_range

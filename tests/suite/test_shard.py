@@ -10,19 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnbench.cell import Cell, Training
+from attnbench.contract.problem.shape import Shape
+from attnbench.contract.spec import Spec
 from attnbench.errors import UsageError
-from attnbench.record import Record
-from attnbench.run.trainings import phases
-from attnbench.shape import Shape
-from attnbench.spec import Spec
-from attnbench.status import Status
+from attnbench.harness.outside.trainings import phases
+from attnbench.measure.status import Status
+from attnbench.results.record import Record
+from attnbench.results.trainings import trained
+from attnbench.suite.cell import Cell, Training
 from attnbench.suite.expand import expand
 from attnbench.suite.load import load_suite
 from attnbench.suite.messages import Origin
 from attnbench.suite.schema import Suite
 from attnbench.suite.shard import Shard, comparison_group, groups, parse_shard, part, weight
-from attnbench.trained import trained
 
 
 @pytest.mark.parametrize("text", ["0/1", "0/4", "3/4", " 1/2 ", "9999/10000"])

@@ -7,16 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from attnbench.cell import UNTOUCHED, Cell
+from attnbench.catalogue.build import build
+from attnbench.contract.inputs import doubt, draw_sizes
+from attnbench.contract.spec import Spec
+from attnbench.contract.variant import VARIANTS
 from attnbench.errors import SuiteError, Unsupported
-from attnbench.qkv import doubt, draw_sizes
-from attnbench.spec import Spec
+from attnbench.suite.cell import UNTOUCHED, Cell
 from attnbench.suite.document import read_document
 from attnbench.suite.expand import expand
 from attnbench.suite.load import load_suite, shipped_descriptions, shipped_suites, suite_path
 from attnbench.suite.messages import Origin
 from attnbench.suite.schema import Suite
-from attnbench.variant import VARIANTS, build
 
 ROOT = Path(__file__).parents[2]
 SUITES = (

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from attnbench.axes import AXES
 from attnbench.errors import AttnbenchError, SuiteError
+from attnbench.suite.axes import AXES
 from attnbench.suite.document import NotASuite, read_document, write_document
 from attnbench.suite.expand import apply_overrides, expand
 from attnbench.suite.load import load_suite

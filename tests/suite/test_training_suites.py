@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from attnbench.cell import Training
 from attnbench.errors import SuiteError, UsageError
+from attnbench.suite.cell import Training
 from attnbench.suite.expand import apply_overrides, expand
 from attnbench.suite.messages import Origin
 from attnbench.suite.schema import Suite

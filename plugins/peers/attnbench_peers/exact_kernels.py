@@ -11,9 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from attnbench.errors import Unsupported
-from attnbench.shape import Shape
-from attnbench.variant import No, Traits, build, register
+from attnbench import No, Shape, Traits, Unsupported, build, register
 from attnbench_peers.needs import a_gpu, first, function, half_precision, no_gradient
 
 _NO_MASK = No("the kernel takes no mask")

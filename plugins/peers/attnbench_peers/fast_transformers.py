@@ -7,9 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnbench.errors import Unsupported
-from attnbench.shape import Shape
-from attnbench.variant import No, Traits, build, register
+from attnbench import No, Shape, Traits, Unsupported, build, register
 
 INSTALL = "pip install --no-deps --no-build-isolation pytorch-fast-transformers==0.4.0"
 

@@ -16,16 +16,15 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import normalize, silu
 
-from attnbench.attention.delta import Delta
-from attnbench.attention.gated_delta import GatedDelta
-from attnbench.attention.gla import GLA
-from attnbench.attention.kda import KimiDeltaAttention
-from attnbench.attention.retnet import RetNet
-from attnbench.engines.masks import emptied
-from attnbench.engines.recurrent.erasing_layer import ErasingLayer, activated
-from attnbench.errors import Unsupported
-from attnbench.shape import Shape
-from attnbench.variant import VARIANTS, No, Traits, register
+from attnbench import No, Shape, Traits, Unsupported, register
+from attnbench.catalogue.attention.recurrence.delta import Delta
+from attnbench.catalogue.attention.recurrence.gated_delta import GatedDelta
+from attnbench.catalogue.attention.recurrence.gla import GLA
+from attnbench.catalogue.attention.recurrence.kda import KimiDeltaAttention
+from attnbench.catalogue.attention.recurrence.retnet import RetNet
+from attnbench.catalogue.engines.masks import emptied
+from attnbench.catalogue.engines.recurrent.erasing_layer import ErasingLayer, activated
+from attnbench.contract.variant import VARIANTS
 from attnbench_peers.needs import a_gpu, first, function
 
 INSTALL = "fla.ops is in fla-core: pip install --no-deps fla-core==0.6.0, and triton where torch did not bring it"

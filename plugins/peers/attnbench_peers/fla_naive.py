@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnbench.attention.comba import Comba
-from attnbench.attention.fox import ForgettingAttention
-from attnbench.attention.gated_delta_2 import GatedDelta2
-from attnbench.attention.gsa import GSA
-from attnbench.attention.log_linear import LogLinear
-from attnbench.engines.masks import emptied
-from attnbench.engines.recurrent.erasing_layer import activated
-from attnbench.shape import Shape
-from attnbench.variant import VARIANTS, No, register
+from attnbench import No, Shape, register
+from attnbench.catalogue.attention.kernel.fox import ForgettingAttention
+from attnbench.catalogue.attention.recurrence.comba import Comba
+from attnbench.catalogue.attention.recurrence.gated_delta_2 import GatedDelta2
+from attnbench.catalogue.attention.recurrence.gsa import GSA
+from attnbench.catalogue.attention.recurrence.log_linear import LogLinear
+from attnbench.catalogue.engines.masks import emptied
+from attnbench.catalogue.engines.recurrent.erasing_layer import activated
+from attnbench.contract.variant import VARIANTS
 from attnbench_peers.fla_layers import LN2, _recurrence, _turned
 from attnbench_peers.needs import first
 

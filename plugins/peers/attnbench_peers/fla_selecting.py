@@ -14,14 +14,12 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import normalize, pad
 
-from attnbench.attention.indexed import IndexedAttention
-from attnbench.attention.moba import MoBA
-from attnbench.attention.nsa import NSA
-from attnbench.attention.rwkv7 import RWKV7
-from attnbench.engines.gathered.index import Index
-from attnbench.errors import Unsupported
-from attnbench.shape import Shape
-from attnbench.variant import No, Traits, register
+from attnbench import No, Shape, Traits, Unsupported, register
+from attnbench.catalogue.attention.recurrence.rwkv7 import RWKV7
+from attnbench.catalogue.attention.selection.indexed import IndexedAttention
+from attnbench.catalogue.attention.selection.moba import MoBA
+from attnbench.catalogue.attention.selection.nsa import NSA
+from attnbench.catalogue.engines.gathered.index import Index
 from attnbench_peers.fla_layers import INSTALL, LN2, _recurrence, _turned
 from attnbench_peers.fla_naive import _claims
 from attnbench_peers.needs import a_gpu, first, function, half_precision

@@ -6,9 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import elu
 
-from attnbench.errors import Unsupported
-from attnbench.shape import Shape
-from attnbench.variant import No, Traits, build, register
+from attnbench import No, Shape, Traits, Unsupported, build, register
 
 
 @register(

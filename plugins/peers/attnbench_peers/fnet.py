@@ -6,8 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from attnbench.shape import Shape
-from attnbench.variant import No, Traits, build, register
+from attnbench import No, Shape, Traits, build, register
 
 
 @register(

@@ -8,9 +8,9 @@ import torch
 from pydantic import Field
 from torch import Generator, Tensor, nn
 
-from attnbench.inputs.gaussian import gaussian
-from attnbench.qkv import register_input
-from attnbench.shape import Shape
+from attnbench import Shape
+from attnbench.catalogue.inputs.gaussian import gaussian
+from attnbench.contract.inputs import register_input
 
 
 @register_input("heads-inside")

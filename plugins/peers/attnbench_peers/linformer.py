@@ -7,10 +7,8 @@ from typing import Annotated
 from pydantic import Field
 from torch import Tensor, nn
 
-from attnbench.attention.linformer import Linformer
-from attnbench.errors import Unsupported
-from attnbench.shape import Shape
-from attnbench.variant import No, Traits, build, register
+from attnbench import No, Shape, Traits, Unsupported, build, register
+from attnbench.catalogue.attention.low_rank.linformer import Linformer
 from attnbench_peers.layouts import Given, copy_into, merged, separated
 
 

@@ -7,8 +7,7 @@ from typing import Annotated
 from pydantic import Field
 from torch import Tensor, nn
 
-from attnbench.shape import Shape
-from attnbench.variant import No, Traits, build, register
+from attnbench import No, Shape, Traits, build, register
 
 
 @register(

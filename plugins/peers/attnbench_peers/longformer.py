@@ -8,9 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from attnbench.errors import Unsupported
-from attnbench.shape import Shape
-from attnbench.variant import No, Traits, build, register
+from attnbench import No, Shape, Traits, Unsupported, build, register
 from attnbench_peers.layouts import Given, merged, separated
 
 

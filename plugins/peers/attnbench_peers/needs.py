@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnbench.errors import Unsupported, any_of
+from attnbench import Unsupported
+from attnbench.errors import any_of
 
 
 def a_gpu(package: str, *majors: int) -> None:

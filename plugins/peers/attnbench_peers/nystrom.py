@@ -8,8 +8,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from attnbench.shape import Shape
-from attnbench.variant import No, Traits, build, register
+from attnbench import No, Shape, Traits, build, register
 from attnbench_peers.layouts import Given, Parts, merged, separated
 
 

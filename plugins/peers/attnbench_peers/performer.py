@@ -10,10 +10,8 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import elu
 
-from attnbench.attention.performer import Performer
-from attnbench.errors import Unsupported
-from attnbench.shape import Shape
-from attnbench.variant import No, Traits, build, register
+from attnbench import No, Shape, Traits, Unsupported, build, register
+from attnbench.catalogue.attention.kernel.performer import Performer
 
 NO_MASK = No("the package masks by setting keys to zero before the feature map, which does not hide them")
 

@@ -8,9 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field
 from torch import Tensor, nn
 
-from attnbench.errors import Unsupported
-from attnbench.shape import Shape
-from attnbench.variant import No, Traits, register
+from attnbench import No, Shape, Traits, Unsupported, register
 from attnbench_peers.layouts import Given, merged, separated
 
 

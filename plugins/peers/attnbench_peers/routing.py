@@ -8,10 +8,8 @@ from typing import Annotated
 from pydantic import Field
 from torch import Tensor, nn
 
-from attnbench.attention.routing import Routing
-from attnbench.errors import Unsupported
-from attnbench.shape import Shape
-from attnbench.variant import No, Traits, register
+from attnbench import No, Shape, Traits, Unsupported, register
+from attnbench.catalogue.attention.selection.routing import Routing
 from attnbench_peers.layouts import copy_into
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from attnbench.shape import Shape
-from attnbench.variant import No, Traits, build, register
+from attnbench import No, Shape, Traits, build, register
 
 
 @register(

@@ -15,10 +15,10 @@ pytest.importorskip("attnbench_peers", reason="make peers installs it")
 import attnbench_peers  # noqa: F401  # fills the table of variants, whatever ATTNBENCH_PLUGINS says
 
 from attnbench import Shape, build
-from attnbench.qkv import draw_qkv
-from attnbench.spec import Spec
-from attnbench.testing import check_variant
-from attnbench.variant import VARIANTS
+from attnbench.contract.inputs import draw_qkv
+from attnbench.contract.spec import Spec
+from attnbench.contract.variant import VARIANTS
+from attnbench.laws import check_variant
 
 SHAPE = Shape(batch=2, heads=2, seq_len=128, head_dim=8)
 Inputs = list[Tensor]
@@ -121,7 +121,7 @@ def test_longformer_leaves_q_as_it_was() -> None:
 
 
 def test_bigbird_agrees_where_it_is_given_our_random_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    from attnbench.attention.bigbird import random_blocks
+    from attnbench.catalogue.attention.pattern.bigbird import random_blocks
 
     ours: Any = made("bigbird:block=8,random_blocks=2")
     peer: Any = made("peer.bigbird:block=8,random_blocks=2")
@@ -201,7 +201,7 @@ def test_check_finds_a_correct_package_correct(name: str) -> None:
 
 
 def test_what_needs_a_gpu_says_so() -> None:
-    from attnbench.errors import Unsupported
+    from attnbench import Unsupported
 
     if torch.cuda.is_available():
         pytest.skip("there is one")

@@ -11,9 +11,8 @@ pytest.importorskip("attnbench_peers", reason="make peers installs it")
 
 import attnbench_peers  # noqa: F401  # fills the table of variants, whatever ATTNBENCH_PLUGINS says
 
-from attnbench import Shape, build
-from attnbench.attention.indexed import IndexedAttention
-from attnbench.errors import Unsupported
+from attnbench import Shape, Unsupported, build
+from attnbench.catalogue.attention.selection.indexed import IndexedAttention
 
 SHAPE = Shape(batch=2, heads=2, seq_len=37, head_dim=8, causal=True)
 each = pytest.mark.parametrize("ours", ["gsa", "comba", "gated-delta-2", "log-linear", "fox", "rwkv7"])

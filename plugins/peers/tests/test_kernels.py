@@ -16,8 +16,7 @@ pytest.importorskip("attnbench_peers", reason="make peers installs it")
 
 import attnbench_peers  # noqa: F401  # fills the table of variants, whatever ATTNBENCH_PLUGINS says
 
-from attnbench import Shape, build
-from attnbench.errors import Unsupported
+from attnbench import Shape, Unsupported, build
 
 Fake = Callable[[str, Callable[..., Any]], None]
 SHAPE = Shape(heads=4, kv_heads=2, seq_len=23, head_dim=64, causal=True)

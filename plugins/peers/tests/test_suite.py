@@ -8,11 +8,11 @@ pytest.importorskip("attnbench_peers", reason="make peers installs it")
 
 import attnbench_peers  # noqa: F401  # fills the table of variants, whatever ATTNBENCH_PLUGINS says
 
-from attnbench.cell import Cell
-from attnbench.errors import Unsupported
+from attnbench import Unsupported, build
+from attnbench.contract.variant import VARIANTS
+from attnbench.suite.cell import Cell
 from attnbench.suite.expand import expand
 from attnbench.suite.load import load_suite
-from attnbench.variant import VARIANTS, build
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,1 @@
+"""Claims of papers, and the rows that decide them."""

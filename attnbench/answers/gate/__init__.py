@@ -1,0 +1,1 @@
+"""Whether a run is worse than older ones."""

@@ -1,0 +1,326 @@
+"""Compare a new run with older ones, and decide which cells are worse beyond doubt."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Literal
+
+from attnbench.answers.gate.join import Pair, join, ratios_of_times
+from attnbench.answers.gate.pace import Pace, as_measured, at_one_speed
+from attnbench.answers.gate.verdict import ENOUGH_ROUNDS, VERDICTS, Finding, Limits, Measure, Verdict, judge, times_of
+from attnbench.answers.gate.words import address
+from attnbench.errors import Exit, ResultsError, UsageError, any_of, did_you_mean
+from attnbench.measure.machine import PRODUCTS
+from attnbench.measure.status import Status
+from attnbench.results.key import NAMES, Key
+from attnbench.results.measurements import MeasuredRun, Visits, differing_facts, load, refuse_copies
+from attnbench.results.record import Record
+from attnbench.suite.select import matches
+
+if TYPE_CHECKING:
+    from attnbench.harness.runner import Watcher
+
+REFERENCE = "softmax"
+"""The default divisor of times from another machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Options of a comparison of runs."""
+
+    measures: tuple[Measure, ...] = ("time", "memory", "error", "status")
+    limits: Limits = Limits()
+    relative_to: str | None = None
+    """An unchanged variant: ratios of times are divided by the median of its own."""
+    select: str | None = None
+    """An expression as after ``-k``; other cells are left out."""
+    missing: Literal["fail", "warn", "ignore"] = "warn"
+    other_machine: Literal["refuse", "ratios"] = "refuse"
+    strict: bool = False
+    """True if a cell that may be worse, but need not be, fails as well."""
+    as_measured: bool = False
+    """True if times are judged as they are, and not at one speed of the machine."""
+    closes: bool = True
+    """True if the exit code reports a worse cell, as that of ``gate`` does; that of ``diff`` does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The findings, the worst first, and facts about all of them together."""
+
+    question: Question
+    new: MeasuredRun
+    olds: tuple[MeasuredRun, ...]
+    findings: tuple[Finding, ...]
+    drift: float | None
+    """The drift that time ratios were divided by; None if they were not."""
+    common: float | None
+    """Median ratio of all times, before any division; None if no two times were compared."""
+    times: int
+    """Number of ratios behind ``common``."""
+    rounds: int | None
+    """Fewest visits of a timed cell; None without times."""
+    few: int
+    """Number of timed cells with fewer than five visits."""
+    unit: str = "s"
+    """Unit of times: seconds, or the variant that they were divided by."""
+    paces: tuple[Pace, ...] = ()
+    """Speed of the machine in the new run and in each older one; empty if times are judged as measured."""
+    known: int = 0
+    """Number of ratios of times with an interval; these hold together."""
+    between: float | None = None
+    """Spread between runs of one program, on the log scale; None if the older runs do not show it."""
+
+    @property
+    def failures(self) -> list[Finding]:
+        return [one for one in self.findings if self.fails(one)]
+
+    @property
+    def passed(self) -> bool:
+        return not self.failures
+
+    @property
+    def undecided(self) -> bool:
+        """True if there are times but none could be judged, so that passing means nothing for times."""
+        return self.passed and self.times > 0 == self.known
+
+    @property
+    def exit_code(self) -> Exit:
+        return Exit.FAILED if self.question.closes and not self.passed else Exit.OK
+
+    def counts(self, findings: Sequence[Finding] | None = None) -> dict[Verdict, int]:
+        found = Counter(one.verdict for one in (self.findings if findings is None else findings))
+        return {verdict: found[verdict] for verdict in VERDICTS if found[verdict]}
+
+    @property
+    def few_rounds(self) -> bool:
+        return self.few > 0
+
+    def fails(self, one: Finding) -> bool:
+        if one.verdict == "missing":
+            return self.question.missing == "fail"
+        return one.is_worse or (self.question.strict and one.at_risk)
+
+
+def read_runs(paths: Sequence[Path]) -> list[MeasuredRun]:
+    """Load runs, none of them twice. Raises UsageError: two paths lead to the same run, or to copies of one. Raises
+    ResultsError, CorruptResults: as :func:`~attnbench.results.measurements.load`."""
+    runs = [load(path) for path in paths]
+    seen: set[Path] = set()
+    for run in runs:
+        if run.path.resolve() in seen:
+            raise UsageError(f"{run.path} is given twice; give two different runs")
+        seen.add(run.path.resolve())
+    refuse_copies((run.path, run.environment) for run in runs)
+    return runs
+
+
+def decide(new: MeasuredRun, olds: Sequence[MeasuredRun], question: Question) -> Decision:
+    """Compare ``new`` with all of ``olds`` together. Raises UsageError: the runs may not be compared, nothing is
+    selected, or the reference variant is missing. Raises ResultsError: they have no row in common."""
+    measures, unit = question.measures, "s"
+    elsewhere = _other_machines(new, olds, question)
+    runs, paces = [new, *olds], list[Pace]()
+    if "time" in measures:
+        paced = None if question.as_measured else at_one_speed(runs, alike=not elsewhere)
+        runs, paces = paced or ([as_measured(run) for run in runs], paces)
+    if elsewhere:
+        unit = question.relative_to or REFERENCE
+        runs, measures = [over(run, unit) for run in runs], ("time",)
+    new, *olds = runs
+    pairs = [pair for pair in join(new, olds) if question.select is None or _chosen(pair, question.select)]
+    if not pairs:
+        _refuse_selection(question.select or "", new)
+    both = [pair for pair in pairs if pair.old and pair.new]
+    if not both:
+        raise ResultsError(f"{new.path} and {olds[0].path} have no cell in common{_what_keeps_apart(pairs)}")
+    reference = unchanged(both, question.relative_to) if question.relative_to and not elsewhere else []
+    times, timed = times_of(both, reference), [pair for pair in both if pair.times]
+    findings = [one for pair in pairs for one in judge(pair, measures, question.limits, times)]
+    if question.missing == "ignore":
+        findings = [one for one in findings if one.verdict != "missing"]
+    return Decision(
+        question=question,
+        new=new,
+        olds=tuple(olds),
+        findings=ordered(findings),
+        drift=times.drift if reference else None,
+        common=median(ratios_of_times(timed)) if timed else None,
+        times=len(timed),
+        rounds=min((pair.rounds for pair in timed), default=None),
+        few=sum(pair.rounds < ENOUGH_ROUNDS for pair in timed),
+        unit=unit,
+        paces=tuple(paces),
+        known=len(times.ratios),
+        between=times.between,
+    )
+
+
+def _other_machines(new: MeasuredRun, olds: Sequence[MeasuredRun], question: Question) -> bool:
+    elsewhere = False
+    for old in olds:
+        facts = differing_facts(new, old)
+        if not facts:
+            continue
+        of_the_method = [fact for fact in facts if fact.startswith("method_version:")]
+        if question.other_machine == "ratios" and of_the_method:
+            facts = of_the_method  # ratios would allow the others
+        said = f"{new.path} and {old.path} differ in {'; '.join(facts)}"
+        if of_the_method:
+            raise UsageError(f"{said}: numbers of two methods are not comparable; measure both again")
+        if question.other_machine == "refuse":
+            raise UsageError(f"{said}: {_remedy(facts, old)}, or give --other-machine ratios")
+        elsewhere = True
+    return elsewhere
+
+
+def _remedy(facts: Sequence[str], old: MeasuredRun) -> str:
+    if all(fact.partition(":")[0] in PRODUCTS for fact in facts):
+        return f"a probe chose otherwise; measure the new run again with --fresh --like {old.path}"
+    if all(fact.startswith("threads:") for fact in facts):
+        return f"measure the new run again with --threads {old.environment.get('threads')}"
+    if all(fact.startswith("variable ") for fact in facts):
+        return "measure the new run again with these variables as they were"
+    if all(fact.startswith("python:") for fact in facts):
+        return "measure both with one version of Python"
+    return "measure both on one machine"
+
+
+def _what_keeps_apart(pairs: Sequence[Pair]) -> str:
+    """The columns that keep all cells from having a counterpart, or else the remedy."""
+    new = [pair.key for pair in pairs if pair.old is None]
+    old = [pair.key for pair in pairs if pair.new is None]
+    alone = []
+    for name in NAMES:
+        hidden = dict.fromkeys([name, *(["kv_len"] if name == "seq_len" else [])])
+        if {key.but(**hidden) for key in new} & {key.but(**hidden) for key in old}:
+            alone.append(name.rstrip("_"))
+    return f": they differ in {any_of(alone)}" if alone else "; compare runs of the same suite"
+
+
+def _chosen(pair: Pair, expression: str) -> bool:
+    return matches(expression, address(pair.shown))
+
+
+def _refuse_selection(expression: str, run: MeasuredRun) -> None:
+    example = next(iter(run.rows.values()), None)
+    called = f"; a cell is called {address(example)}" if example else ""
+    raise UsageError(f"-k {expression[:60]!r}: no cell matches{called}")
+
+
+def ordered(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """The worst first."""
+    return tuple(sorted(findings, key=_badness))
+
+
+def _badness(one: Finding) -> tuple[int, bool, float]:
+    size = abs(math.log(one.ratio)) if one.ratio and math.isfinite(one.ratio) else math.inf if one.ratio else 0.0
+    return VERDICTS.index(one.verdict), not one.at_risk, -size
+
+
+def unchanged(pairs: Sequence[Pair], variant: str) -> list[Pair]:
+    """The pairs of ``variant``, by name or label, that have two times. Raises UsageError: there is none; the message
+    lists variants that have some."""
+    timed = [pair for pair in pairs if pair.times]
+    found = [pair for pair in timed if _is(pair.shown, variant)]
+    if not found:
+        known = list(dict.fromkeys(pair.shown.variant for pair in timed))
+        hint = did_you_mean(variant, known) or f"; there are {', '.join(known) or 'none'}"
+        raise UsageError(f"--relative-to {variant!r}: no variant of this name was timed in both runs{hint}")
+    return found
+
+
+def over(run: MeasuredRun, variant: str) -> MeasuredRun:
+    """The run with every time divided by that of ``variant`` in the same circumstances, and nothing else in it.
+
+    Each round's two times are divided, since one process measured both. Keys lose the facts of the machine: threads and
+    the state of the process. Raises UsageError if ``variant`` was timed nowhere in this run.
+    """
+    timed = {key: row for key, row in run.rows.items() if row.status is Status.OK and row.time_median_s}
+    rows = {key.but(threads=None, process=""): row for key, row in timed.items()}
+    reference = {_circumstances(key): row for key, row in rows.items() if _is(row, variant)}
+    if not reference:
+        raise UsageError(f"--relative-to {variant!r}: {run.path} has no time of this variant; name another one")
+    found, visits = {}, {}
+    for key, row in rows.items():
+        by = reference.get(_circumstances(key))
+        if by is not None and not _is(row, variant):
+            found[key], visits[row.cell_id] = _divided(row, by), _over(run.visits[row.cell_id], run.visits[by.cell_id])
+    return replace(run, rows=found, visits=visits)
+
+
+def _is(row: Record, variant: str) -> bool:
+    return variant in (row.variant, row.label)
+
+
+def _circumstances(key: Key) -> Key:
+    return key.but(variant="", options="")
+
+
+def _divided(row: Record, by: Record) -> Record:
+    assert row.time_median_s
+    assert by.time_median_s
+    return replace(row, time_median_s=row.time_median_s / by.time_median_s, time_ci_low_s=None, time_ci_high_s=None)
+
+
+def _over(one: Visits, by: Visits) -> Visits:
+    seconds = {round_: time / by.seconds[round_] for round_, time in one.seconds.items() if round_ in by.seconds}
+    without = {0: median(one.seconds.values()) / median(by.seconds.values())}  # one visit has no interval
+    return Visits(seconds or without, one.slower - by.slower, one.doubt + by.doubt)
+
+
+def doubtful(decision: Decision) -> list[str]:
+    """Ids of the new run's cells that fail by their time, which more rounds may clear."""
+    failed = [one.pair.new for one in decision.failures if one.measure == "time"]
+    return list(dict.fromkeys(row.cell_id for row in failed if row is not None))
+
+
+def confirm(
+    first: Decision,
+    new: MeasuredRun,
+    olds: Sequence[MeasuredRun],
+    rounds: int,
+    *,
+    plugins: Sequence[str] = (),
+    watcher: Watcher | None = None,
+) -> Decision:
+    """Measure ``rounds`` more rounds of the doubtful cells in the new run's folder, and judge their times by these
+    alone.
+
+    Raises UsageError as :func:`attnbench.harness.extra_rounds.more_rounds`, StoreError and its kinds, and
+    CorruptResults.
+    """
+    from attnbench.harness.extra_rounds import more_rounds
+
+    cells = doubtful(first)
+    more_rounds(new.path, cells, rounds, plugins=plugins, watcher=watcher)
+    again = _only_new(load(new.path), new, cells, first.question.relative_to or REFERENCE)
+    second = decide(again, olds, replace(first.question, measures=("time",), missing="ignore"))
+    looks = {one.pair.key: one for one in second.findings if one.measure == "time"}
+    findings = [_of_both(one, looks.get(one.pair.key)) for one in first.findings]
+    return replace(first, findings=ordered(findings))
+
+
+def _only_new(again: MeasuredRun, before: MeasuredRun, cells: Sequence[str], reference: str) -> MeasuredRun:
+    rows = {
+        key: row for key, row in again.rows.items() if row.cell_id in cells or reference in (row.variant, row.label)
+    }
+    samples = {
+        cell_id: {round_: taken for round_, taken in rounds.items() if round_ not in before.samples.get(cell_id, {})}
+        for cell_id, rounds in again.samples.items()
+        if cell_id in cells
+    }
+    return replace(again, rows=rows, samples={**again.samples, **samples})
+
+
+def _of_both(first: Finding, second: Finding | None) -> Finding:
+    """The second finding for a time that seemed slower, otherwise the first."""
+    if second is None or first.measure != "time" or not first.is_worse:
+        return first
+    said = "seemed slower, and is in new rounds" if second.is_worse else "seemed slower, and is not in new rounds"
+    return replace(second, note="; ".join(filter(None, [said, second.note])))

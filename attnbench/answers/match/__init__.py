@@ -1,0 +1,1 @@
+"""Settings of variants that meet one budget."""

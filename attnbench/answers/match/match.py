@@ -1,0 +1,268 @@
+"""``match``: turn the knob of each variant until all meet one budget, then time the settings found in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from attnbench.answers.match.budget import Budget, Point, budget_of, circumstances
+from attnbench.answers.match.result import Match
+from attnbench.answers.match.search import Entrant, Found, entrants_of, most_tries, search
+from attnbench.answers.match.trainings import Trainings
+from attnbench.contract.spec import Spec
+from attnbench.contract.variant import VARIANTS
+from attnbench.errors import UsageError
+from attnbench.harness.compare.compare import LONGEST_ERROR, Comparison, Contest
+from attnbench.harness.compare.length import without_error
+from attnbench.harness.compare.question import Question
+from attnbench.harness.outside.isolation import CellFailed, Settings, Worker
+from attnbench.harness.plan import Options, make_plan
+from attnbench.harness.score.question import ScoreQuestion
+from attnbench.harness.trial import load_all
+from attnbench.harness.wire.protocol import VisitCell
+from attnbench.measure.status import Status
+from attnbench.measure.time import TimingRules
+from attnbench.results.record import Record
+from attnbench.suite.axes import defaults
+from attnbench.suite.cell import STEPS, Cell, ModelSize, Pass
+from attnbench.suite.expand import MAX_CELLS
+from attnbench.suite.ranges import parse_range
+
+_LOOK = 0.1
+"""Seconds of timing for one setting of the search; the settings found are timed in turns."""
+
+
+def one_length(written: str | int | Sequence[int]) -> int:
+    """A length as typed. Raises UsageError: not a number, several, or 0."""
+    lengths = parse_range(written)
+    if len(lengths) > 1 or not lengths[0]:
+        said = "match takes one length" if lengths[0] else "a length is at least 1"
+        raise UsageError(f"--n {written}: {said}; write --n {lengths[0] or 1024}")
+    return lengths[0]
+
+
+@dataclass(frozen=True, slots=True)
+class MatchQuestion:
+    """The arguments of :func:`attnbench.match`, unchecked."""
+
+    asked: Question
+    budget: Budget
+    draws: int = 5
+    most: int | None = None
+
+    def prepare(self) -> Prepared:
+        """Load the plug-ins, look up every name, check every value. Raises UsageError: a value that makes no sense, or
+        nothing that can be turned."""
+        asked, budget = self.asked, self.budget
+        n = one_length(asked.lengths)
+        at = defaults() | dict(asked.axes)
+        logits = at["batch"] * at["heads"] * n**2
+        if budget.target == "error" and asked.level != "operator":
+            raise UsageError(f"errors are measured for attention alone; leave --level {asked.level} out")
+        if budget.target == "error" and logits > LONGEST_ERROR:
+            raise UsageError(f"--n {n}: exact attention in float64 takes too long; give a shorter --n")
+        load_all(asked.plugins)
+        entrants = entrants_of(asked.variants, budget, n, causal=at["causal"], most=self.most)
+        contest = replace(asked, variants=[entrants[0].spec.label], lengths=n).prepare(alone=True)
+        cell = replace(contest.cells[0], suite="match", sweep="match", error_draws=self.draws)
+        if logits > LONGEST_ERROR:
+            cell = without_error(cell)
+        about = f"n = {n}, {contest}"
+        return Prepared(budget, entrants, cell, contest.settings, contest.rules, asked.timeout, about, asked.unchecked)
+
+
+OnTry = Callable[[str, Point], None]
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A checked question, ready to be answered."""
+
+    budget: Budget
+    entrants: list[Entrant]
+    cell: Cell
+    settings: Settings
+    rules: TimingRules
+    timeout: float
+    """Seconds for one try, and for each variant that takes turns at the end."""
+    about: str
+    unchecked: bool = False
+    """True if settings take turns even if they break laws."""
+    trainings: Trainings | None = None
+    warnings: list[str] = field(default_factory=list)
+    same: dict[str, Any] = field(default_factory=dict)
+
+    def most_tries(self, entrant: Entrant) -> int:
+        ladder = entrant.ladder
+        return 1 if ladder is None else most_tries(ladder.climb())
+
+    def answer(
+        self,
+        on_search: Callable[[str], None] = lambda label: None,
+        on_try: OnTry = lambda label, point: None,
+    ) -> Match:
+        """Search for every variant, then time the settings found in turns.
+
+        ``on_search`` is called with each variant before its search, and with an empty text before the turns; ``on_try``
+        with the variant and each measured setting. Raises WorkerFailed, StoreError and its kinds, and CorruptResults.
+        """
+        found = []
+        with Worker(self.settings) as worker:
+            environment = dict(worker.start())
+            for entrant in self.entrants:
+                on_search(entrant.spec.label)
+                found.append(self._search(worker, entrant, on_try))
+        on_search("")
+        trained = self.trainings.doubts(self.budget) if self.trainings else []
+        match = Match(self.budget, found, self.about, dict(self.same), [*self.warnings, *trained], environment)
+        match.comparison = self._turns(found)
+        if match.comparison:
+            match.found = [one.in_turns(match.sides()) for one in found]
+            match.warnings += match.comparison.warnings
+        if self.trainings:
+            match.kept = self.trainings.folder
+        return match
+
+    def _search(self, worker: Worker, entrant: Entrant, on_try: OnTry) -> Found:
+        label, ladder = entrant.spec.label, entrant.ladder
+        knob = ladder.knob.option if ladder else ""
+        if entrant.hopeless:
+            return Found(label, knob, (), None, entrant.hopeless)
+
+        def measure(spec: Spec, value: int | None = None) -> Point:
+            point = Point.of(self._look(worker, replace(self.cell, variant=spec)).to_json(), value)
+            if self.trainings is not None and point.status is Status.OK:
+                point = self.trainings.score(worker, spec, point)
+            on_try(label, point)
+            return point
+
+        if ladder is None:
+            point = measure(entrant.spec)
+            return Found(label, "", (point,), point if point.within(self.budget) else None, entrant.note)
+        return search(ladder, self.budget, lambda value: measure(ladder.at(value), value))
+
+    def _look(self, worker: Worker, cell: Cell) -> Record:
+        rules = replace(TimingRules.lasting(min(_LOOK, self.rules.min_time), 5), min_samples=6)
+        try:
+            record = VisitCell(cell, rules, unchecked=self.unchecked).ask(worker, self.timeout).record
+        except CellFailed as failed:
+            if not failed.late or self.budget.target == "error" or "error" not in cell.measure:
+                remedy = "; raise --timeout" if failed.late else ""
+                record = Record.of(cell, failed.status, failed.reason + remedy)
+            else:  # perhaps it was exact attention that took so long
+                record = self._look(worker, without_error(cell))
+                if record.status is Status.OK and "error" in self.cell.measure:
+                    self.cell = without_error(self.cell)
+                    self.warnings.append("no errors: exact attention in float64 takes too long at this length")
+        else:
+            if worker.traces:
+                said = f"{cell.variant.label} {worker.traces}, so the next one starts in a fresh process"
+                self.warnings.append(said)
+        self.same = {**circumstances(record), **self.same}
+        return record
+
+    def _turns(self, found: Sequence[Found]) -> Comparison | None:
+        cells: dict[str, Cell] = {}
+        for entrant, one in zip(self.entrants, found, strict=True):
+            if one.chosen is not None:
+                value = one.chosen.value
+                spec = entrant.spec if entrant.ladder is None or value is None else entrant.ladder.at(value)
+                cell = replace(self.cell, variant=spec, measure=("time", "memory"))
+                cells.setdefault(VARIANTS.get(spec.name).normalise(spec).label, cell)
+        if len(cells) < 2:
+            return None
+        n, limit = self.cell.shape.N, self.timeout * len(cells)
+        return Contest(list(cells.values()), [n], self.settings, self.rules, limit, self.unchecked).answer()
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreMatch:
+    """The arguments of :func:`attnbench.match` with a score as the budget, unchecked."""
+
+    variants: Sequence[str]
+    score: float | str
+    training: ScoreQuestion = ScoreQuestion()
+    run: Options = Options()
+    """Options of the trainings and of the measuring process; ``cell_timeout`` also limits one look at a setting."""
+    pass_: Pass = "training"
+    """The pass of the trained model that is timed."""
+    most: int | None = None
+    min_time: float = 1.0
+
+    def prepare(self) -> Prepared:
+        """As :meth:`MatchQuestion.prepare`."""
+        budget, asked = budget_of(score=self.score), self.training
+        if self.pass_ in STEPS:
+            raise UsageError(f"--pass {self.pass_}: the encoder that is trained reads whole sequences; leave it out")
+        load_all(self.run.plugins)
+        entrants = entrants_of(self.variants, budget, asked.n, causal=asked.causal, most=self.most)
+        plan = make_plan(asked.suite("match", self._labels(entrants)), self.run)
+        plan = replace(plan, settings=replace(plan.settings, rates=False))
+        first = plan.cells[0]
+        cell = replace(
+            first, suite="match", sweep="match", training=None, measure=("time", "memory"), pass_=self.pass_, seed=0
+        )
+        rules = TimingRules.lasting(self.min_time, 10)
+        trainings = Trainings(plan)
+        prepared = Prepared(
+            budget,
+            entrants,
+            cell,
+            plan.settings,
+            rules,
+            self.run.cell_timeout,
+            self._about(first),
+            unchecked=self.run.unchecked,
+            trainings=trainings,
+        )
+        prepared.same = trainings.columns
+        return prepared
+
+    def _labels(self, entrants: Sequence[Entrant]) -> list[str]:
+        settings = sum(len(one.ladder.values) if one.ladder else 1 for one in entrants)
+        count = settings * self.training.seeds * len(self.training.rates.split(","))
+        if count > MAX_CELLS:
+            raise UsageError(f"{count} trainings are within reach, at most {MAX_CELLS}; give a smaller --most")
+        specs = [setting for one in entrants for setting in one.settings()]
+        return list(dict.fromkeys(VARIANTS.get(spec.name).normalise(spec).label for spec in specs))
+
+    def _about(self, cell: Cell) -> str:
+        shape, size, asked = cell.shape, cell.model or ModelSize(), self.training
+        model = f"{size.layers} layer{'s' * (size.layers != 1)}, {shape.H} × {shape.D}, feed-forward {size.ffn}"
+        trained = f"{asked.steps} steps, {asked.seeds} seed{'s' * (asked.seeds != 1)}"
+        causal = ", causal" * shape.causal
+        return f"{cell.task}, n = {shape.N}, {model}{causal}, batches of {shape.B}, {trained}, on {cell.device}"
+
+
+def score_match(given: Mapping[str, Any]) -> ScoreMatch:
+    """The question in the arguments of :func:`attnbench.match`, with the memory limit in bytes. Raises UsageError: the
+    length is not valid."""
+    always = ("steps", "seeds", "rates", "layers", "ffn", "causal", "pretrain")
+    sizes = ("batch", "heads", "head_dim", "task")
+    asked = {name: given[name] for name in (*always, *sizes) if given[name] is not None}
+    if given["n"] is not None:
+        asked["n"] = one_length(given["n"])
+    options = Options(
+        device=given["device"],
+        out=Path(given["out"]),
+        plugins=tuple(given["plugins"]),
+        threads=given["threads"],
+        cell_timeout=given["timeout"],
+        first_call_timeout=given["first_call_timeout"],
+        memory_limit=given["memory_limit"],
+        process=given["process"],
+        fresh=given["fresh"],
+        unchecked=given["unchecked"],
+    )
+    pass_: Pass = given["pass_"] or "training"
+    return ScoreMatch(
+        given["variants"],
+        given["score"],
+        ScoreQuestion(**asked),
+        options,
+        pass_,
+        most=given["most"],
+        min_time=given["min_time"],
+    )

@@ -1,0 +1,1 @@
+"""The rows of a swap in summary and as a figure."""

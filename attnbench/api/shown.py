@@ -1,0 +1,140 @@
+"""Results of the functions of :mod:`attnbench.api`, which a terminal and a notebook can show."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from html import escape
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    from attnbench.answers.match.result import Match
+    from attnbench.harness.compare.compare import Comparison
+    from attnbench.harness.swap.row import Row
+    from attnbench.harness.swap.swap import Swapped
+
+
+class Page(str):
+    """An HTML page; a notebook shows it in a frame of its own, isolated from the notebook."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        return (
+            f'<iframe srcdoc="{escape(self, quote=True)}" sandbox="allow-scripts" title="report" '
+            'style="width: 100%; height: 60em; border: 0"></iframe>'
+        )
+
+
+class Figures(dict[str, "Figure"]):
+    """Figures by name; a notebook shows them one below the other."""
+
+    def _repr_html_(self) -> str:
+        from attnbench.figures.kit.style import notes_of
+
+        images = []
+        for figure in self.values():
+            file = BytesIO()
+            figure.savefig(file, format="png")
+            images.append(f'<img src="data:image/png;base64,{b64encode(file.getvalue()).decode()}">')
+            images += [f"<small>{escape(note)}</small><br>" for note in notes_of(figure)]
+        return "\n".join(images)
+
+
+class _Table:
+    _SHOWN: tuple[str, ...] = ()
+
+    def to_frame(self) -> pd.DataFrame:
+        raise NotImplementedError
+
+    def _words(self) -> list[str]:
+        return []
+
+    def __repr__(self) -> str:
+        table = self.to_frame()[list(self._SHOWN)].to_string(index=False, float_format="{:.3g}".format)
+        return "\n".join([table, *self._words()])
+
+    def _repr_html_(self) -> str:
+        table = self.to_frame()[list(self._SHOWN)].to_html(index=False, float_format="{:.3g}".format)
+        return "\n".join([table, *(f"<p>{escape(line)}</p>" for line in self._words())])
+
+
+class Compared(_Table):
+    """The result of :func:`attnbench.compare`: a row for each pair of variants at each length, and crossovers."""
+
+    _SHOWN = ("a", "b", "seq_len", "ratio", "ratio_ci_low", "ratio_ci_high", "verdict")
+
+    def __init__(self, comparison: Comparison) -> None:
+        self.comparison = comparison
+        """Everything that was measured: sides, ratios, crossovers, environment."""
+
+    def to_frame(self) -> pd.DataFrame:
+        """The rows of ``attnbench compare --csv``: ``ratio`` is the time of ``a`` over that of ``b``."""
+        import pandas as pd
+
+        return pd.DataFrame(self.comparison.to_rows())
+
+    @property
+    def crossovers(self) -> dict[tuple[str, str], Any]:
+        """Pair -> the length from which the other one is faster, with its 95 % interval, or why it is unknown."""
+        return dict(self.comparison.crossovers)
+
+    def _words(self) -> list[str]:
+        lines = []
+        for (a, b), found in self.comparison.crossovers.items():
+            where = ""
+            if found.n is not None:
+                where = f"cross near n = {found.n:.0f}, between {found.low} and {found.high} (95 %); "
+            lines.append(f"{a} and {b}: {where}{found.note}")
+        return [*lines, *(f"warning: {text}" for text in self.comparison.warnings)]
+
+
+class Matched:
+    """The result of :func:`attnbench.match`: a sentence for each variant, a row for each setting, paired times."""
+
+    def __init__(self, found: Match) -> None:
+        self.match = found
+        """Everything that was measured: what was found for each variant, the paired comparison, the environment."""
+
+    def to_frame(self) -> pd.DataFrame:
+        """The rows of ``attnbench match --csv``: every setting that was measured; ``chosen`` marks the answers."""
+        import pandas as pd
+
+        return pd.DataFrame(self.match.to_rows())
+
+    @property
+    def chosen(self) -> dict[str, str | None]:
+        """Variant as it was given -> the setting that meets the budget, or None."""
+        return {one.variant: one.chosen.label if one.chosen else None for one in self.match.found}
+
+    def __repr__(self) -> str:
+        return "\n".join([*self.match.sentences(), *(f"warning: {text}" for text in self.match.warnings)])
+
+    def _repr_html_(self) -> str:
+        return "\n".join(f"<p>{escape(line)}</p>" for line in repr(self).splitlines())
+
+
+class Replaced(_Table):
+    """The result of :func:`attnbench.swap`: a row for each variant, in some layers, after some steps of training."""
+
+    _SHOWN = ("label", "layers", "steps", "status", "loss", "loss_delta", "accuracy", "kl", "attention_error")
+
+    def __init__(self, found: Swapped) -> None:
+        self.folder = found.folder
+        self.rows: list[Row] = found.rows
+
+    def to_frame(self) -> pd.DataFrame:
+        """The rows of ``attnbench swap --csv``; losses are in nats."""
+        import pandas as pd
+
+        return pd.DataFrame([row.to_plain() for row in self.rows])
+
+    def figures(self) -> Figures:
+        """Loss over the steps of training, and the damage of each layer, as ``attnbench swap --plot`` draws them.
+        Raises NothingToDraw: there was neither training nor a layer replaced alone."""
+        from attnbench.answers.swap.figure import draw_swap
+
+        return Figures({"swap": draw_swap(self.rows)})

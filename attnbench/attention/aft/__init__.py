@@ -1,3 +1,0 @@
-"""Attention Free Transformer: each channel weighs the values by its own keys and a learned bias of positions."""
-
-from attnbench.attention.aft.algorithm import AFT as AFT

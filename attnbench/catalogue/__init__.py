@@ -1,0 +1,1 @@
+"""The catalogue: variants, inputs and tasks, and the arithmetic that variants share."""

@@ -1,0 +1,1 @@
+"""Softmax attention over all pairs, computed in several ways."""

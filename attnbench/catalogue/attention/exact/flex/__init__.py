@@ -1,0 +1,3 @@
+"""PyTorch's compiler of attention kernels."""
+
+from attnbench.catalogue.attention.exact.flex.algorithm import Flex as Flex

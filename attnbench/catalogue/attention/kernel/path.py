@@ -1,0 +1,257 @@
+"""PaTH attention: the tokens between two others reflect the key, which so encodes its position."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import conv1d, pad
+
+from attnbench.catalogue.engines import fla, forms
+from attnbench.catalogue.engines.decoding.kv_cache import AndRecent, Cache, attend
+from attnbench.catalogue.engines.head_layer import HeadLayer
+from attnbench.catalogue.engines.masks import emptied
+from attnbench.catalogue.engines.precision import accumulator, hidden, unit
+from attnbench.catalogue.engines.recurrent.stretches import by_heads, chunked, rows_in_turn
+from attnbench.contract.problem.shape import Shape
+from attnbench.contract.variant import No, Traits, register
+
+_WIDTH = 3
+"""Tokens under the convolution of w, as in the authors' code."""
+_OF_FLA = (16, 32, 64, 128)
+"""Widths that flash-linear-attention's kernel takes."""
+
+
+@register(
+    "path",
+    kind="mixer",
+    family="pairwise",
+    also=("recurrence",),
+    source="Yang et al. 2025, arXiv:2505.16381, authors' code, path_attn.py",
+    formula="oᵢ = Σ_{j<=i} softmax_j(qᵢᵀ·Hᵢ·…·H_{j+1}·kⱼ/√D) vⱼ,  H_l = I - β_l·w_l·w_lᵀ,  ‖w‖ = 1, 0 < β < 2",
+    cost="O(n²·d)",
+    memory_exponent=1.0,
+    traits=Traits(
+        target="other",
+        cross=No("keys are reflected by the tokens between key and query, which stand in one sequence"),
+        bias=No("the reflections are its positions, and the paper adds nothing to the logits"),
+        sink=No("the paper's softmax has none"),
+        decode=True,
+        stochastic=True,
+        rows_sum_to_one=False,
+        own_form_both_ways="a later key is reflected from the other end, as if the sequence were turned round; "
+        "the paper is causal",
+        given=(("form=fla", {"key_padding": No(fla.NO_MASK)}),),
+    ),
+    settings=("rank=3,chunk=5", "rank=3,chunk=64"),
+)
+class PaTH(HeadLayer):
+    """Softmax attention whose positions are products of reflections.
+
+    Yang et al. 2025, "PaTH Attention: Position Encoding via Accumulating Householder Transformations". Each token l has
+    a matrix H_l = I - β_l w_l w_lᵀ for each head, and the logit of query i and key j is
+    q_iᵀ H_i H_{i-1} … H_{j+1} k_j/√D: the key's own matrix is not in the product, the query's is. β in (0, 2), so that
+    no product is longer than its key. With β = 0 it is softmax attention without positions.
+
+    x ``(B, N, C)`` gives q, k and v by C × C projections, w by C × ``rank`` and ``rank`` × C ones, a depthwise
+    convolution over each token and the two before it and a division by its length in each head, and β = 2σ(u·x + b),
+    one for each head. The output projection is C × C. A padded token has β = 0, and counts as 0 in the convolution.
+
+    Computed in chunks of ``chunk`` tokens. The matrices of a chunk multiply to I minus a product of two thin matrices,
+    by one triangular solve. Queries are carried to the start of their chunk and keys to the end of theirs; between them
+    a chunk of queries goes from chunk to chunk, by one D × D product each. That is twice the work of softmax attention
+    where ``chunk`` is D, and memory is O(n): the scores of one chunk of queries at a time. Decoding keeps keys and
+    values; every step reflects all keys once more and rounds them to float32 at least.
+
+    Not causal: a later key is treated as in the sequence turned round, its own matrix left out and the query's not; the
+    window of the convolution is centred.
+
+    Differs from the authors' code: no SiLU after the convolution, no forget gate (an option there), no norm of q and k;
+    w is not rounded to float16; one softmax for all keys of a chunk of queries.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        rank: Annotated[int, Field(ge=1, description="width in the middle of the projection that gives w")] = 32,
+        chunk: Annotated[int, Field(ge=1, description="tokens gathered by one solve. Moves time and memory only")] = 64,
+        form: forms.Fla = "auto",
+    ) -> None:
+        super().__init__()
+        self.fused = {"fla": partial(fla.run, "path")} if shape.causal and shape.D in _OF_FLA and chunk == 64 else {}
+        forms.require("path", form, self.fused)
+        C, self.form = shape.C, form
+        self.heads, self.causal, self.capacity, self.chunk = shape.H, shape.causal, shape.N, chunk
+        self.qkv = nn.Linear(C, 3 * C, bias=False)
+        self.direction = nn.Sequential(nn.Linear(C, rank, bias=False), nn.Linear(rank, C, bias=False))
+        self.kernel = nn.Parameter(torch.empty(C, _WIDTH).uniform_(-1, 1) * _WIDTH**-0.5)
+        self.beta = nn.Linear(C, shape.H)
+        self.out = nn.Linear(C, C, bias=False)
+
+    def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """One token after the other, all earlier keys reflected by its matrix; N × N logits."""
+        (x,) = emptied(key_mask, x)
+        B, N, _ = x.shape
+        q, k, v = (part.view(B, N, self.heads, -1).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        before = _WIDTH - 1 if self.causal else _WIDTH // 2
+        given = pad(self.direction(x), (0, 0, before, _WIDTH - 1 - before))
+        w = sum(given[:, t : t + N] * self.kernel[:, t] for t in range(_WIDTH))
+        assert isinstance(w, Tensor)
+        w = w.view(B, N, self.heads, -1).transpose(1, 2)
+        size = torch.linalg.vector_norm(w, dim=-1, keepdim=True)
+        w = w / size.masked_fill(size == 0, 1.0)
+        beta = 2 * torch.sigmoid(self.beta(x)).mT
+        beta = beta if key_mask is None else beta * key_mask[:, None]
+
+        def logits(q: Tensor, k: Tensor, w: Tensor, beta: Tensor) -> Tensor:
+            rows, keys = [], k[:, :, :0]
+            for i in range(N):
+                along = keys @ w[:, :, i, :, None]
+                keys = keys - beta[:, :, i, None, None] * along * w[:, :, i, None]
+                keys = torch.cat((keys, k[:, :, i : i + 1]), 2)
+                rows.append(pad((keys @ q[:, :, i, :, None])[..., 0], (0, N - 1 - i)))
+            found: Tensor = torch.stack(rows, 2) / q.shape[-1] ** 0.5
+            return found
+
+        scores = logits(q, k, w, beta)
+        allowed = torch.ones(N, N, dtype=torch.bool, device=x.device)
+        if self.causal:
+            allowed = allowed.tril()
+        else:
+            turned = logits(*(y.flip(2) for y in (q, k, w, beta))).flip(2, 3)
+            scores = torch.where(allowed.tril(), scores, turned)
+        allowed = allowed if key_mask is None else allowed & key_mask[:, None, None]
+        weights = scores.masked_fill(~allowed, hidden(scores.dtype)).softmax(-1)
+        return self.joined(weights @ v)
+
+    def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        (x,) = emptied(key_mask, x)
+        before = _WIDTH - 1 if self.causal else _WIDTH // 2
+        w = self._convolved(pad(self.direction(x), (0, 0, before, _WIDTH - 1 - before)))
+        beta = self._beta(x)
+        if key_mask is not None:
+            beta = beta.masked_fill(~key_mask[:, None, :, None], 0.0)
+        fast, chunks = self.fused if key_mask is None else {}, partial(self._by_chunks, key_mask=key_mask)
+        return self.joined(forms.attend("path", self.form, chunks, *self.projected(x), w, beta, fast=fast))
+
+    def _by_chunks(
+        self, q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, *, key_mask: Tensor | None
+    ) -> Tensor:
+        real = torch.ones_like(beta)
+        if key_mask is not None:
+            real = real.masked_fill(~key_mask[:, None, :, None], 0.0)
+        return by_heads(partial(_attend, causal=self.causal, chunk=self.chunk), q, k, v, w, beta, real)
+
+    def _convolved(self, given: Tensor) -> Tensor:
+        """w ``(B, H, n, D)``, float32 at least, of windows of the tokens ``(B, n + 2, C)``."""
+        dtype = accumulator(given.dtype)
+        w = conv1d(given.mT.to(dtype), self.kernel.to(dtype)[:, None], groups=len(self.kernel)).mT
+        return unit(torch.unflatten(w, -1, (self.heads, -1)).transpose(1, 2))
+
+    def _beta(self, x: Tensor) -> Tensor:
+        return 2 * torch.sigmoid(self.beta(x).to(accumulator(x.dtype))).mT[..., None]
+
+    @torch.no_grad()
+    def begin(self, x: Tensor) -> AndRecent:
+        n, given = x.shape[1], pad(self.direction(x), (0, 0, _WIDTH - 1, 0))
+        _, k, v = self.projected(x)
+        keys = k.to(accumulator(x.dtype))
+        if n:
+            w, beta = self._convolved(given), self._beta(x)
+            parts = _carried([y.flatten(0, 1) for y in (torch.zeros_like(keys), keys, w, beta)], self.chunk)
+            keys = parts.to_the_end(n).view_as(keys)
+        return AndRecent(Cache.of(keys, v, self.capacity), given[:, n:].clone())
+
+    @torch.no_grad()
+    def step(self, state: AndRecent, x: Tensor) -> tuple[Tensor, AndRecent]:
+        q, k, v = self.projected(x)
+        given = torch.cat((state.recent, self.direction(x)), 1)
+        w, beta = self._convolved(given), self._beta(x)
+        room, values, length = state.cache
+        # A new tensor: the state that was given stays as it is.
+        cache = Cache(room - beta * (room @ w.mT) * w, values, length).append(k.to(room.dtype), v)
+        y = attend(q.to(room.dtype), cache.keys, cache.values)
+        return self.joined(y), AndRecent(cache, given[:, 1:])
+
+    @staticmethod
+    def cached_bytes(shape: Shape, width: int, **_: object) -> int:
+        """A token's keys, float32 at least since each step changes them, and its values."""
+        return shape.C * (max(width, 4) + width)
+
+
+class _Carried(NamedTuple):
+    """Chunks ``(G, chunks, c, ·)`` with queries carried to the start of their chunk and keys to its end."""
+
+    queries: Tensor
+    keys: Tensor
+    across: Tensor
+    """The product of all matrices of a chunk, which a row is multiplied with, ``(G, chunks, D, D)``."""
+    scores: Tensor
+    """Scores of the pairs in a chunk, ``(G, chunks, c, c)``, for keys up to the query."""
+
+    def rows(self, chunk: int) -> Tensor:
+        """Scores of the queries of one chunk and all keys up to its end, ``(G, c, (chunk + 1)·c)``."""
+        if chunk == 0:
+            return self.scores[:, 0]
+        row, rows = self.queries[:, chunk], []
+        for other in range(chunk - 1, -1, -1):
+            rows.append(row)
+            if other:
+                row = torch.bmm(row, self.across[:, other])
+        past = torch.stack(rows[::-1], 1) @ self.keys[:, :chunk].mT
+        return torch.cat((past.transpose(1, 2).flatten(2), self.scores[:, chunk]), -1)
+
+    def to_the_end(self, n: int) -> Tensor:
+        """The keys of n tokens, carried to the last of them, ``(G, n, D)``."""
+        keys, across = [self.keys[:, -1]], None
+        for chunk in range(self.keys.shape[1] - 2, -1, -1):
+            behind = self.across[:, chunk + 1]
+            across = behind if across is None else torch.bmm(across, behind)
+            keys.append(torch.bmm(self.keys[:, chunk], across.mT))
+        return torch.cat(keys[::-1], 1)[:, :n]
+
+
+def _carried(inputs: list[Tensor], chunk: int) -> _Carried:
+    """Chunks of scaled queries, keys and w ``(G, N, D)`` and β ``(G, N, 1)``; tokens behind the last have β = 0."""
+    q, k, w, beta = (chunked(x, min(chunk, x.shape[1])) for x in inputs)
+    weighted = beta * w
+    ahead = (w @ k.mT).tril(-1)  # each token's finds among the keys before it
+    right = torch.cat((weighted, beta * ahead), -1)
+    solved = torch.linalg.solve_triangular((weighted @ w.mT).tril(-1), right, upper=False, unitriangular=True)
+    u, s = solved[..., : w.shape[-1]], solved[..., w.shape[-1] :]
+    found = (q @ w.mT).tril()
+    eye = torch.eye(w.shape[-1], dtype=w.dtype, device=w.device)
+    return _Carried(q - found @ u, k - s.mT @ w, eye - w.mT @ u, (q @ k.mT - found @ s).tril())
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, real: Tensor, *, causal: bool, chunk: int
+) -> Tensor:
+    """The outputs ``(G, N, D)``; q, k, v, w ``(G, N, D)``, β and real ``(G, N, 1)``, real being 1, or 0 for padding."""
+    N = q.shape[1]
+    c = min(chunk, N)
+    count = -(-N // c)
+    inputs = [pad(x, (0, 0, 0, count * c - N)) for x in (q * q.shape[-1] ** -0.5, k, w, beta)]
+    values, there = (pad(x, (0, 0, 0, count * c - N)) for x in (v, real))
+    forth = _carried(inputs, c)
+    back = None if causal else _carried([x.flip(1) for x in inputs], c)
+    below = hidden(q.dtype)
+
+    def one(_: None, number: int) -> tuple[Tensor, None]:
+        scores, last = forth.rows(number), (number + 1) * c
+        keep = torch.ones(c, c, dtype=torch.bool, device=q.device).tril()
+        own = scores[..., last - c :].masked_fill(~keep, below)
+        parts = [scores[..., : last - c], own]
+        if back is not None:
+            # Rows and columns of the sequence turned round: the last columns are those of the chunk itself.
+            later = back.rows(count - 1 - number).flip(1, 2)
+            parts = [parts[0], torch.where(keep, own, later[..., :c]), later[..., c:]]
+            last = count * c
+        scores = torch.cat(parts, -1).masked_fill(there[:, None, :last, 0] == 0, below)
+        return torch.bmm(scores.softmax(-1), values[:, :last]), None
+
+    return rows_in_turn(one, [(number,) for number in range(count)], N)[0]

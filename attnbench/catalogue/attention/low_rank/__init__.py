@@ -1,0 +1,1 @@
+"""Low rank and memory: fewer keys, or fewer queries, stand for all."""

@@ -1,0 +1,1 @@
+"""Fixed patterns: which keys a query meets does not depend on the content."""

@@ -1,0 +1,1 @@
+"""Recurrence: a state is written and read token by token."""

@@ -1,0 +1,131 @@
+"""Comba: a delta rule that erases by less than it writes, with queries corrected by their own key."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from attnbench.catalogue.engines import forms
+from attnbench.catalogue.engines.precision import LOG2E, accumulator
+from attnbench.catalogue.engines.recurrent.decayed_sums import Chunk, drawn_step_sizes
+from attnbench.catalogue.engines.recurrent.erase_and_write import BeforeDecay
+from attnbench.catalogue.engines.recurrent.erasing_layer import ErasingLayer, Rule
+from attnbench.catalogue.engines.recurrent.real_tokens import alone
+from attnbench.catalogue.engines.recurrent.short_convolution import Width
+from attnbench.catalogue.engines.recurrent.written_out import left_to_read, projected
+from attnbench.contract.problem.shape import Shape
+from attnbench.contract.variant import RECURRENCE, Knob, register
+
+
+@register(
+    "comba",
+    kind="mixer",
+    family="recurrence",
+    also=("kernel",),
+    source="Hu et al. 2025, arXiv:2506.02475; flash-linear-attention, comba.py",
+    formula="S_t = (α_t - b β_t k_t k_tᵀ) S_{t-1} + β_t k_t v_tᵀ,  o_t = S_tᵀ (q_t - p k_t) / √D,  b = σ(·)",
+    cost="O(n·d²)",
+    memory_exponent=1.0,
+    traits=replace(
+        RECURRENCE,
+        knob=Knob("expand", step=1),
+        own_form_both_ways="the sum of one recurrence from either end; the paper defines the causal form only",
+    ),
+    settings=("chunk=5", "expand=1,width=1,chunk=64,correction=0.02"),
+)
+class Comba(ErasingLayer):
+    """Gated DeltaNet with feedback from its state and from its output.
+
+    Hu et al. 2025, "Comba: Improving Bilinear RNNs with Closed-loop Control". The state fades by α_t. Of what stood for
+    k_t before, the share b β_t is taken out, and β_t v_t written: S_t = α_t S_{t-1} + β_t k_t (v_t - b S_{t-1}ᵀ k_t)ᵀ.
+    b = σ(·) is a parameter of the head. The part taken out is read before the decay, as in ``rwkv7`` and unlike in
+    ``gated-delta``. The query is corrected by its token's key, o_t = S_tᵀ (q_t - p k_t) / √D, where p is a parameter of
+    the head that starts at ``correction``; 0.02 is the authors' other choice.
+
+    x ``(B, N, C)`` gives q and k, D wide in each head, and v, ``expand``·D wide, without biases. Each channel of them
+    goes through a causal convolution over ``width`` tokens and silu; then q and k get length 1. β = sigmoid(x·w) and
+    α = exp(-A·softplus(x·w' + c)) are numbers of the head. Every head's output goes through a root-mean-square norm and
+    is multiplied by the sigmoid of a gate made of x; the output projection follows. As in the authors' code A is drawn
+    from U(0, 16], c such that its softplus is log-uniform in [0.001, 0.1], and b starts at σ(1). A padded token is
+    passed over as if it were absent.
+
+    Computed chunk by chunk with one triangular solve, as ``gated-delta``. What a token erases is read with the decays
+    up to the token before it; no power is divided by another.
+
+    Not causal: a second recurrence runs over the turned sequence, convolution included, and each token adds what the
+    tokens after it left there; the paper defines the causal form.
+
+    Differs from the authors' code: in flash-linear-attention q - p b k and b k get length 1 afterwards, so that b has
+    no part in what is erased; linear layers start as PyTorch's.
+    """
+
+    kernel = "comba"
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        expand: Annotated[int, Field(ge=1, description="width of a value, in widths of a key")] = 2,
+        correction: Annotated[float, Field(ge=0, description="where p, the keys' share in the queries, starts")] = 1.0,
+        width: Width = 4,
+        chunk: Chunk = 64,
+        form: forms.Fla = "auto",
+    ) -> None:
+        super().__init__(shape, expand=expand, width=width, chunk=chunk, gates=2 * shape.H)
+        self.takes_form(form)
+        self.gate = nn.Linear(shape.C, shape.H * expand * shape.D, bias=False)
+        self.log_A = nn.Parameter((16 * (1 - torch.rand(shape.H))).log())  # torch.rand may give 0, and never 1
+        self.step_bias = nn.Parameter(drawn_step_sizes(shape.H))
+        self.feedback = nn.Parameter(torch.ones(shape.H))
+        self.correction = nn.Parameter(torch.full((shape.H,), correction))
+
+    @alone
+    def dense(self, x: Tensor) -> Tensor:
+        """O = tril((Q - p K)Kᵀ ⊙ Γ) U / √D with (I + tril(b B KKᵀ ⊙ Γ⁻, -1)) U = B V.
+
+        Γ_ij = α_{j+1}···α_i, and Γ⁻_ij is the product up to α_{i-1}.
+        """
+        read = []
+        eye = torch.eye(len(x), dtype=x.dtype, device=x.device)
+        b, p = (part[:, None, None] for part in (torch.sigmoid(self.feedback), self.correction))
+        for side in (x,) if self.causal else (x, x.flip(0)):
+            q, k, v, rest = projected(self, side)
+            beta, steps = torch.split(rest.T, self.heads)
+            beta = torch.sigmoid(beta)[..., None]
+            log_alpha = (-self.log_A.exp()[:, None] * softplus(steps + self.step_bias[:, None]))[..., None]
+            total = log_alpha.cumsum(1)
+            system = eye + left_to_read(b * beta * k, k, total - log_alpha, total)
+            updates = torch.linalg.solve_triangular(system, beta * v, upper=False, unitriangular=True)
+            y = left_to_read(q - p * k, k, total, total, own=side is x) @ updates * q.shape[2] ** -0.5
+            read.append(y if side is x else y.flip(1))
+        y = torch.stack(read).sum(0)
+        y = y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt() * self.norm.weight
+        return self.out(y.transpose(0, 1).flatten(1) * torch.sigmoid(self.gate(x)))
+
+    def rates(self, gates: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """β ``(B, H, N)``, log2(α) ``(B, H, N, 1)``, and b and p ``(B, H, 1)``."""
+        dtype = accumulator(gates.dtype)
+        beta, steps = gates.to(dtype).mT.chunk(2, 1)
+        rate = self.log_A.to(dtype).exp() * -LOG2E
+        log_decay = softplus(steps + self.step_bias.to(dtype)[:, None]) * rate[:, None]
+        b, p = (
+            part.to(dtype)[:, None].expand(len(gates), -1, -1) for part in (self.feedback.sigmoid(), self.correction)
+        )
+        return torch.sigmoid(beta), log_decay[..., None], b, p
+
+    def rule(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> Rule:
+        beta, log_decay, b, p = (rate[..., None] if i != 1 else rate for i, rate in enumerate(rates))
+        return Rule(q - p * q.shape[-1] ** -0.5 * k, k, beta * v, BeforeDecay(b * beta * k), log_decay)
+
+    def given(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> tuple[Tensor, ...]:
+        beta, log_decay, b, p = rates
+        b, p = (part[..., None].to(k.dtype) for part in (b, p))
+        return q - p * q.shape[-1] ** -0.5 * k, k, v, b * k, beta, log_decay
+
+    def opened(self, x: Tensor) -> Tensor:
+        return torch.sigmoid(self.gate(x))

@@ -1,0 +1,110 @@
+"""Gated DeltaNet: the delta rule on a state that fades at a rate that each token chooses for a head."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import silu, softplus
+
+from attnbench.catalogue.engines import forms
+from attnbench.catalogue.engines.precision import LOG2E, accumulator
+from attnbench.catalogue.engines.recurrent.decayed_sums import Chunk, drawn_step_sizes
+from attnbench.catalogue.engines.recurrent.erasing_layer import ErasingLayer, Groups
+from attnbench.catalogue.engines.recurrent.real_tokens import alone
+from attnbench.catalogue.engines.recurrent.short_convolution import Width
+from attnbench.catalogue.engines.recurrent.written_out import erased_and_written, projected
+from attnbench.contract.problem.shape import Shape
+from attnbench.contract.variant import RECURRENCE, Knob, register
+
+
+@register(
+    "gated-delta",
+    kind="mixer",
+    family="recurrence",
+    also=("kernel",),
+    source="Yang et al. 2024, arXiv:2412.06464, section 3.1",
+    formula="S_t = α_t (I - β_t k_t k_tᵀ) S_{t-1} + β_t k_t v_tᵀ,  o_t = S_tᵀ q_t / √D,  α = exp(-A·softplus(w·x + b))",
+    cost="O(n·d²)",
+    memory_exponent=1.0,
+    traits=replace(
+        RECURRENCE,
+        knob=Knob("expand", step=1),
+        own_form_both_ways="the sum of one recurrence from either end; the paper defines the causal form only",
+    ),
+    settings=("chunk=5", "expand=1,width=1,negative=true,chunk=64", "value_groups=2,chunk=5"),
+)
+class GatedDelta(ErasingLayer):
+    """Gated DeltaNet: DeltaNet that also forgets, as Mamba-2 does.
+
+    Yang et al. 2024, "Gated Delta Networks: Improving Mamba2 with Delta Rule". The state fades by α_t first, then the
+    value that is left for k_t moves by β_t towards v_t: S_t = S' + β_t k_t (v_t - S'ᵀ k_t)ᵀ with S' = α_t S_{t-1}. Both
+    numbers are the head's own: β = sigmoid(x·w), α = exp(-A·softplus(x·w' + b)). With ``negative`` β goes up to 2, so
+    that I - β k kᵀ has eigenvalues down to -1.
+
+    x ``(B, N, C)`` gives q and k, D wide in each head, and v, ``expand``·D wide, without biases. Each channel of them
+    goes through a causal convolution over ``width`` tokens and silu; then q and k get length 1, and q is divided by √D.
+    Every head's output goes through a root-mean-square norm and is multiplied by silu of a gate made of x; the output
+    projection follows. Computed chunk by chunk, with one triangular solve for all chunks. A padded token is passed over
+    as if it were absent. As in the authors' code A is drawn from U(0, 16] and b such that its softplus is log-uniform
+    in [0.001, 0.1]; the defaults of ``expand`` and ``width`` are from there, too.
+
+    Not causal: a second recurrence runs over the turned sequence, convolution included, and each token adds what the
+    tokens after it left there; the paper defines the causal form.
+
+    With ``value_groups`` G above 1 each of the H heads of q and k serves G heads of values, as Qwen3-Next has 16 for
+    32: head h of the G·H heads of values reads head h // G, and has a state, β, α and gate of its own.
+
+    Differs from the authors' code: linear layers start as PyTorch's.
+    """
+
+    kernel = "gated-delta"
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        expand: Annotated[int, Field(ge=1, description="width of a value, in widths of a key")] = 2,
+        value_groups: Groups = 1,
+        negative: Annotated[bool, Field(description="β = 2σ(·): a step may turn a value round")] = False,
+        width: Width = 4,
+        chunk: Chunk = 64,
+        form: forms.Fla = "auto",
+    ) -> None:
+        H = shape.H * value_groups
+        super().__init__(shape, expand=expand, width=width, chunk=chunk, gates=2 * H, groups=value_groups)
+        self.takes_form(form)
+        self.strongest = 2.0 if negative else 1.0
+        self.gate = nn.Linear(shape.C, H * expand * shape.D, bias=False)
+        self.log_A = nn.Parameter((16 * (1 - torch.rand(H))).log())  # torch.rand may give 0, and never 1
+        self.step_bias = nn.Parameter(drawn_step_sizes(H))
+
+    @alone
+    def dense(self, x: Tensor) -> Tensor:
+        """O = tril(QKᵀ ⊙ Γ) U / √D with (I + tril(B KKᵀ ⊙ Γ, -1)) U = B V and Γ_ij = α_{j+1}···α_i."""
+        read = []
+        for side in (x,) if self.causal else (x, x.flip(0)):
+            q, k, v, rest = projected(self, side)
+            beta, steps = rest.T.chunk(2)
+            log_alpha = -self.log_A.exp()[:, None] * softplus(steps + self.step_bias[:, None])
+            y = erased_and_written(
+                q, k, v, self.strongest * torch.sigmoid(beta), log_alpha[..., None], strict=side is not x
+            )
+            read.append(y if side is x else y.flip(1))
+        y = torch.stack(read).sum(0)
+        y = y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt() * self.norm.weight
+        gate = self.gate(x)
+        return self.out(y.transpose(0, 1).flatten(1) * gate * torch.sigmoid(gate))
+
+    def rates(self, gates: Tensor) -> tuple[Tensor, Tensor]:
+        dtype = accumulator(gates.dtype)
+        beta, steps = gates.to(dtype).mT.chunk(2, 1)
+        rate = self.log_A.to(dtype).exp() * -LOG2E
+        log_decay = softplus(steps + self.step_bias.to(dtype)[:, None]) * rate[:, None]
+        return self.strongest * torch.sigmoid(beta), log_decay[..., None]
+
+    def opened(self, x: Tensor) -> Tensor:
+        return silu(self.gate(x))

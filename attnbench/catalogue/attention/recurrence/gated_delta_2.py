@@ -1,0 +1,118 @@
+"""Gated DeltaNet-2: erasing and writing are chosen apart, channel by channel."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from attnbench.catalogue.engines import forms
+from attnbench.catalogue.engines.precision import LOG2E, accumulator
+from attnbench.catalogue.engines.recurrent.decayed_sums import HalvedChunk, drawn_step_sizes
+from attnbench.catalogue.engines.recurrent.erasing_layer import ErasingLayer, Rule
+from attnbench.catalogue.engines.recurrent.real_tokens import alone
+from attnbench.catalogue.engines.recurrent.short_convolution import Width
+from attnbench.catalogue.engines.recurrent.written_out import left_to_read, projected
+from attnbench.contract.problem.shape import Shape
+from attnbench.contract.variant import RECURRENCE, register
+
+
+@register(
+    "gated-delta-2",
+    kind="mixer",
+    family="recurrence",
+    also=("kernel",),
+    source="Hatamizadeh et al. 2026, arXiv:2605.22791; flash-linear-attention, gdn2.py",
+    formula="S_t = (I - k_t (b_t ⊙ k_t)ᵀ) Diag(α_t) S_{t-1} + k_t (w_t ⊙ v_t)ᵀ,  o_t = S_tᵀ q_t / √D,  b, w = σ(·)",
+    cost="O(n·d²)",
+    memory_exponent=1.0,
+    traits=replace(
+        RECURRENCE,
+        own_form_both_ways="the sum of one recurrence from either end; the paper defines the causal form only",
+    ),
+    settings=("chunk=4", "chunk=16,negative=true"),
+)
+class GatedDelta2(ErasingLayer):
+    """Kimi delta attention that erases and writes apart.
+
+    Hatamizadeh et al. 2026, "Gated DeltaNet-2: Decoupling Erase and Write in Linear Attention". The state fades channel
+    by channel as in ``kda``, S' = Diag(α_t) S_{t-1}. Then what b_t ⊙ k_t reads of it is taken out along k_t, and
+    w_t ⊙ v_t takes its place: S_t = S' + k_t (w_t ⊙ v_t - S'ᵀ(b_t ⊙ k_t))ᵀ. b = σ(x W) has a number for each channel of
+    the keys, w = σ(x W') one for each channel of the values. Where all of them are one number β this is ``kda``.
+
+    x ``(B, N, C)`` gives q, k and v, D wide in each head, without biases. Each channel of them goes through a causal
+    convolution over ``width`` tokens and silu; then q and k get length 1, and q is divided by √D. The decay is
+    α = exp(-A·softplus(x W₁W₂ + c)), where W₁ has D columns and A is the head's. Every head's output goes through a
+    root-mean-square norm and is multiplied by the sigmoid of a gate made of x through D columns; the output projection
+    follows. With ``negative`` b goes up to 2. As in the authors' code A is drawn from U[1, 16] and c such that its
+    softplus is log-uniform in [0.001, 0.1]. A padded token is passed over as if it were absent.
+
+    Chunks are halved as in ``gla``: all exponents are sums of logarithms of one sign, and nothing overflows.
+
+    Not causal: a second recurrence runs over the turned sequence, convolution included, and each token adds what the
+    tokens after it left there; the paper defines the causal form.
+
+    Differs from the authors' code: there are as many heads of values as of keys; linear layers start as PyTorch's.
+    """
+
+    kernel = "gated-delta-2"
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        negative: Annotated[bool, Field(description="b = 2σ(·): what is erased may change its sign")] = False,
+        width: Width = 4,
+        chunk: HalvedChunk = 64,
+        form: forms.Fla = "auto",
+    ) -> None:
+        H, D = shape.H, shape.D
+        super().__init__(shape, expand=1, width=width, chunk=chunk, gates=2 * H * D + D)
+        self.takes_form(form)
+        self.strongest = 2.0 if negative else 1.0
+        self.decay = nn.Linear(D, H * D, bias=False)
+        self.gate = nn.Sequential(nn.Linear(shape.C, D, bias=False), nn.Linear(D, H * D))
+        self.log_A = nn.Parameter(torch.empty(H).uniform_(1, 16).log())
+        self.step_bias = nn.Parameter(drawn_step_sizes(H * D))
+
+    @alone
+    def dense(self, x: Tensor) -> Tensor:
+        """O = tril(X(Q, K)) U / √D with (I + tril(X(b ⊙ K, K), -1)) U = w ⊙ V.
+
+        X_ij(q, k) = Σ_c q_ic k_jc α_{j+1,c}···α_ic.
+        """
+        H, read = self.heads, []
+        eye = torch.eye(len(x), dtype=x.dtype, device=x.device)
+        for side in (x,) if self.causal else (x, x.flip(0)):
+            q, k, v, rest = projected(self, side)
+            HD = H * q.shape[2]
+            b, w, steps = rest[:, :HD], rest[:, HD : 2 * HD], rest[:, 2 * HD :] @ self.decay.weight.T + self.step_bias
+            b, w, steps = (torch.unflatten(part, 1, (H, -1)).transpose(0, 1) for part in (b, w, steps))
+            total = (-self.log_A.exp()[:, None, None] * softplus(steps)).cumsum(1)
+            system = eye + left_to_read(self.strongest * torch.sigmoid(b) * k, k, total, total)
+            updates = torch.linalg.solve_triangular(system, torch.sigmoid(w) * v, upper=False, unitriangular=True)
+            y = left_to_read(q, k, total, total, own=side is x) @ updates * q.shape[2] ** -0.5
+            read.append(y if side is x else y.flip(1))
+        y = torch.stack(read).sum(0)
+        y = y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt() * self.norm.weight
+        return self.out(y.transpose(0, 1).flatten(1) * torch.sigmoid(self.gate(x)))
+
+    def rates(self, gates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """b, w and log2(α), each ``(B, H, N, D)``."""
+        dtype, HD = accumulator(gates.dtype), self.decay.out_features
+        b, w = (torch.sigmoid(part.to(dtype)) for part in (gates[..., :HD], gates[..., HD : 2 * HD]))
+        steps = self.decay(gates[..., 2 * HD :]).to(dtype) + self.step_bias.to(dtype)
+        b, w, steps = (torch.unflatten(part, -1, (self.heads, -1)).transpose(1, 2) for part in (b, w, steps))
+        rate = self.log_A.to(dtype).exp()[:, None, None] * -LOG2E
+        return self.strongest * b, w, rate * softplus(steps)
+
+    def rule(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> Rule:
+        b, w, log_decay = rates
+        return Rule(q, k, w * v, b * k, log_decay)
+
+    def opened(self, x: Tensor) -> Tensor:
+        return torch.sigmoid(self.gate(x))

@@ -1,0 +1,120 @@
+"""Kimi delta attention: gated DeltaNet with a rate of decay for each channel of the keys."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from attnbench.catalogue.engines import forms
+from attnbench.catalogue.engines.precision import LOG2E, accumulator
+from attnbench.catalogue.engines.recurrent.decayed_sums import HalvedChunk, drawn_step_sizes
+from attnbench.catalogue.engines.recurrent.erasing_layer import ErasingLayer, Groups
+from attnbench.catalogue.engines.recurrent.real_tokens import alone
+from attnbench.catalogue.engines.recurrent.short_convolution import Width
+from attnbench.catalogue.engines.recurrent.written_out import erased_and_written, projected
+from attnbench.contract.problem.shape import Shape
+from attnbench.contract.variant import RECURRENCE, register
+
+_LOWEST = -5.0
+"""Logarithm of the strongest decay of the bounded gate."""
+
+
+@register(
+    "kda",
+    kind="mixer",
+    family="recurrence",
+    also=("kernel",),
+    source="Kimi Team 2025, arXiv:2510.26692, section 3",
+    formula="S_t = (I - β_t k_t k_tᵀ) Diag(α_t) S_{t-1} + β_t k_t v_tᵀ,  o_t = S_tᵀ q_t / √D,  "
+    "α = exp(-A·softplus(x W₁W₂ + b))",
+    cost="O(n·d²)",
+    memory_exponent=1.0,
+    traits=replace(
+        RECURRENCE,
+        own_form_both_ways="the sum of one recurrence from either end; the paper defines the causal form only",
+    ),
+    settings=("chunk=4", "chunk=16,decay=bounded,negative=true", "value_groups=3,chunk=4"),
+)
+class KimiDeltaAttention(ErasingLayer):
+    """Kimi delta attention: gated DeltaNet that forgets channel by channel.
+
+    Kimi Team 2025, "Kimi Linear: An Expressive, Efficient Attention Architecture". Every channel c of the keys has a
+    decay α_tc of its own at each token. The state fades first, S' = Diag(α_t) S_{t-1}; then the value that is left for
+    k_t moves by β_t towards v_t: S_t = S' + β_t k_t (v_t - S'ᵀ k_t)ᵀ. β = sigmoid(x·w) is one number for each head;
+    with ``negative`` it goes up to 2, so that I - β k kᵀ has eigenvalues down to -1. With ``decay=softplus``
+    α = exp(-A·softplus(x W₁W₂ + b)), where W₁ has D columns and A is the head's; with ``decay=bounded``
+    α = exp(-5·sigmoid(A·(x W₁W₂ + b))) and lies above 0.0067.
+
+    x ``(B, N, C)`` gives q, k and v, D wide in each head, without biases. Each channel of them goes through a causal
+    convolution over ``width`` tokens and silu; then q and k get length 1, and q is divided by √D. Every head's output
+    goes through a root-mean-square norm and is multiplied by the sigmoid of a gate made of x through D columns; the
+    output projection follows. There are no positions. A is drawn from U[1, 16] and b such that its softplus is
+    log-uniform in [0.001, 0.1]. A padded token is passed over as if it were absent.
+
+    Chunks are halved as in ``gla``: all exponents are sums of logarithms of one sign, and nothing overflows.
+
+    Not causal: a second recurrence runs over the turned sequence, convolution included, and each token adds what the
+    tokens after it left there; the paper defines the causal form.
+
+    With ``value_groups`` G above 1 head h of G·H heads of values reads head h // G of q and k, with a state and rates
+    of its own, as in flash-linear-attention's layer and ``gated-delta``; in the paper there are as many of both.
+
+    Differs from the paper: in its models each fourth layer is softmax attention, and here all layers are alike; linear
+    layers start as PyTorch's.
+    """
+
+    kernel = "kda"
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        decay: Annotated[
+            Literal["softplus", "bounded"], Field(description="what keeps the logarithm of α below 0")
+        ] = "softplus",
+        value_groups: Groups = 1,
+        negative: Annotated[bool, Field(description="β = 2σ(·): a step may turn a value round")] = False,
+        width: Width = 4,
+        chunk: HalvedChunk = 64,
+        form: forms.Fla = "auto",
+    ) -> None:
+        H, D = shape.H * value_groups, shape.D
+        super().__init__(shape, expand=1, width=width, chunk=chunk, gates=H + D, groups=value_groups)
+        self.takes_form(form)
+        self.bounded, self.strongest = decay == "bounded", 2.0 if negative else 1.0
+        self.decay = nn.Linear(D, H * D, bias=False)
+        self.gate = nn.Sequential(nn.Linear(shape.C, D, bias=False), nn.Linear(D, H * D))
+        self.log_A = nn.Parameter(torch.empty(H).uniform_(1, 16).log())
+        self.step_bias = nn.Parameter(drawn_step_sizes(H * D))
+
+    @alone
+    def dense(self, x: Tensor) -> Tensor:
+        """O = tril(X(Q, K)) U / √D, (I + tril(B X(K, K), -1)) U = B V, X_ij(q, k) = Σ_c q_ic k_jc α_{j+1,c}···α_ic."""
+        H, read = self.heads * self.groups, []
+        for side in (x,) if self.causal else (x, x.flip(0)):
+            q, k, v, rest = projected(self, side)
+            A = self.log_A.exp()[:, None, None]
+            steps = torch.unflatten(rest[:, H:] @ self.decay.weight.T + self.step_bias, 1, (H, -1)).transpose(0, 1)
+            log_alpha = _LOWEST * torch.sigmoid(A * steps) if self.bounded else -A * softplus(steps)
+            beta = self.strongest * torch.sigmoid(rest[:, :H].T)
+            y = erased_and_written(q, k, v, beta, log_alpha, strict=side is not x)
+            read.append(y if side is x else y.flip(1))
+        y = torch.stack(read).sum(0)
+        y = y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt() * self.norm.weight
+        return self.out(y.transpose(0, 1).flatten(1) * torch.sigmoid(self.gate(x)))
+
+    def rates(self, gates: Tensor) -> tuple[Tensor, Tensor]:
+        dtype, H = accumulator(gates.dtype), self.heads * self.groups
+        steps = self.decay(gates[..., H:]).to(dtype) + self.step_bias.to(dtype)
+        steps = torch.unflatten(steps, -1, (H, -1)).transpose(1, 2)
+        A = self.log_A.to(dtype).exp()[:, None, None]
+        log_decay = _LOWEST * torch.sigmoid(A * steps) if self.bounded else -A * softplus(steps)
+        return self.strongest * torch.sigmoid(gates[..., :H].to(dtype)).mT, log_decay * LOG2E
+
+    def opened(self, x: Tensor) -> Tensor:
+        return torch.sigmoid(self.gate(x))

@@ -1,0 +1,1 @@
+"""References: limits, oracles and noise, beside which a variant is read."""

@@ -1,0 +1,3 @@
+"""HyperAttention: exact attention inside blocks of hash-sorted tokens, the rest from a sample of keys."""
+
+from attnbench.catalogue.attention.selection.hyperattention.algorithm import HyperAttention as HyperAttention

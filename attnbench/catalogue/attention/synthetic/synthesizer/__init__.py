@@ -1,0 +1,3 @@
+"""Synthesizer: attention weights without queries and keys."""
+
+from attnbench.catalogue.attention.synthetic.synthesizer.algorithm import Synthesizer as Synthesizer

@@ -1,0 +1,129 @@
+"""Scores on a terminal: a table for each task, over seeds, compared with softmax and with no mixing at all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from attnbench.cli.screen import console
+from attnbench.results.frame.marks import score_text
+from attnbench.results.trainings import ALIKE
+from attnbench.suite.axes import AXES
+from attnbench.units import format_seconds
+
+if TYPE_CHECKING:
+    from attnbench.results.record import Record
+    from attnbench.results.scores import Difference, Summary
+    from attnbench.results.trainings import Choice
+
+_UNTITLED = tuple(name for name in ALIKE if name not in ("seq_len", "steps", "guide"))
+"""Columns that distinguish models, and stand in a title only if they do."""
+
+
+def print_scores(records: Sequence[Record], shown: dict[str, str] | None = None) -> None:
+    """Print the scores of the trainings among these rows; ``shown`` maps labels to other names."""
+    from attnbench.results.scores import REFERENCE, comparisons, joint, summary
+    from attnbench.results.trainings import choose, trained
+
+    of_rows = [record for record in records if record.steps is not None]
+    choices = choose(trained(of_rows))
+    problems = dict.fromkeys(choice.problem for choice in choices)
+    settings = [dict(setting) for _, setting in problems]
+    several = [name for name in _UNTITLED if len({setting.get(name) for setting in settings}) > 1]
+    parts = [[one for choice in choices if choice.problem == known and (one := summary(choice))] for known in problems]
+    family = comparisons((found, next((one for one in found if one.variant == REFERENCE), None)) for found in parts)
+    for problem, setting in zip(problems, settings, strict=True):
+        of_problem = [choice for choice in choices if choice.problem == problem]
+        cells = {row.cell_id for choice in of_problem for row in choice.rows}
+        own = [record for record in of_rows if record.cell_id in cells]
+        apart = "".join(f", {_in_words(name, setting.get(name))}" for name in several)
+        _print_problem(of_problem, own, shown or {}, apart, family)
+    if of_rows:
+        console.line(
+            "95 %: over seeds, each for itself; with one seed over test examples\n"
+            f"minus softmax: {joint(family)}; unsure: it holds 0; withheld: fewer than two seeds"
+        )
+
+
+def _in_words(name: str, value: object) -> str:
+    return AXES[name].in_words(value) if name in AXES else f"{name.replace('_', ' ')} {value}"
+
+
+def short_task(label: str) -> str:
+    """A task's label without the options that are at their defaults."""
+    from attnbench.contract.spec import parse_spec
+    from attnbench.contract.task import TASKS
+
+    spec = parse_spec(label)
+    return TASKS.get(spec.name).normalise(spec).label if spec.name in TASKS else label
+
+
+def _print_problem(
+    choices: Sequence[Choice], records: Sequence[Record], shown: dict[str, str], apart: str, family: int
+) -> None:
+    """Print one table; ``apart`` ends its title, and ``family`` is the number of differences tested together."""
+    from attnbench.results.scores import REFERENCE, difference, floor_of, learnt, summary
+
+    task, setting = choices[0].problem
+    found = {choice.label: summary(choice) for choice in choices}
+    there = sorted((one for one in found.values() if one is not None), key=lambda one: -one.over_seeds.mean)
+    reference = next((one for one in there if one.variant == REFERENCE), None)
+    floor, rates = floor_of(there), {one.rate for one in there}
+    rows, lines = [], []
+    for one in there:
+        other = None if reference in (None, one) else difference(one, reference, family)
+        score = score_text(one.over_seeds.mean, learnt=learnt(one, floor))
+        ends = "-" if one.ends is None else f"{one.ends[0]:.2f} to {one.ends[1]:.2f}"
+        rate = "-" if one.rate is None else f"{one.rate:g}"
+        verdict = {"no difference found": "unsure"}.get(other.verdict, other.verdict) if other else "-"
+        rows.append(
+            [shown.get(one.label, one.label), score, ends, *_between(other), verdict, rate, _seconds(one, records)]
+        )
+        if one.failed:
+            lines.append(f"{one.label}: {one.failed} of {one.failed + len(one.by_seed)} trainings failed")
+        if one.params_ratio is not None and abs(one.params_ratio - 1) > 0.1:
+            lines.append(f"{one.label}: {one.params_ratio:.2f} times the parameters of softmax")
+    facts = dict(setting)
+    seeds = max((len(one.by_seed) for one in there), default=0)
+    title = f"{short_task(task)}, n = {facts['seq_len']}, {facts['steps']} steps, {seeds} seed{'s' * (seeds != 1)}"
+    if len(rates) == 1:
+        title += f", learning rate {next(iter(rates)):g}"
+    title += apart + (f", guided by {facts['guide']:g}" if facts.get("guide") else "")
+    columns = ["variant", "score", "95 %", "minus softmax", "it is", "rate", "training"]
+    wanted = {"rate": len(rates) > 1, "minus softmax": reference is not None, "it is": reference is not None}
+    used = [wanted.get(column, True) for column in columns]
+    console.table(
+        [name for name, use in zip(columns, used, strict=True) if use],
+        [[cell for cell, use in zip(row, used, strict=True) if use] for row in rows],
+        right=["score", "95 %", "minus softmax", "rate", "training"],
+        title=f"\n{title}",
+    )
+    for choice in choices:
+        lines += [f"{choice.label} {note}" for note in choice.notes if found[choice.label] is not None]
+        if found[choice.label] is None:
+            why = next((f"{row.status}: {row.reason}" for row in choice.rows), "; ".join(choice.notes))
+            lines.append(f"{choice.label}: {why}")
+    for line in lines:
+        console.line(line)
+    chance = next((one.chance for one in there if one.chance is not None), None)
+    if chance is not None:
+        console.line(f"always the same answer: {chance:.3f}")
+    console.mark_notes(cell for row in rows for cell in row[:2])
+
+
+def _between(other: Difference | None) -> list[str]:
+    if other is None or other.of is None:
+        return ["-"]
+    ends = "" if other.of.low is None or other.of.high is None else f" ({other.of.low:+.2f} to {other.of.high:+.2f})"
+    return [f"{other.of.mean:+.3f}{ends}"]
+
+
+def _seconds(one: Summary, records: Sequence[Record]) -> str:
+    from statistics import median
+
+    taken = [
+        record.train_s
+        for record in records
+        if record.label == one.label and record.train_s and record.learning_rate == one.rate
+    ]
+    return format_seconds(median(taken)) if taken else "-"

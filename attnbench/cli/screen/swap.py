@@ -1,0 +1,201 @@
+"""A swap on a terminal: its progress, all layers together, the effect of training, and each layer alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attnbench.cli.screen import console
+from attnbench.harness.swap.swap import Watcher
+from attnbench.text import without_empty
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from attnbench.answers.swap.summary import Between, Line
+    from attnbench.harness.swap.question import Entry
+    from attnbench.harness.swap.request import Asked
+    from attnbench.harness.swap.row import Row
+    from attnbench.models.pretrained.subject import Layer
+
+_LONGEST_LABEL = 15
+"""Characters of a label that stays on one line."""
+_MOST_LAYERS = 8
+"""Layers with a column each; of more, the table has the median and the largest."""
+
+
+def print_swap(rows: Sequence[Row], layers: Sequence[Layer]) -> None:
+    """Print the rows, and the reasons of missing ones."""
+    from attnbench.answers.swap.summary import lines
+
+    found = lines(rows)
+    first = rows[0]
+    _print_heading(first.model, layers, first.windows, first.length)
+    together = [line for line in found if not line.layers.isdecimal()]
+    _print_together(together)
+    _print_repaired([line for line in together if line.over_control is not None])
+    _print_alone([line for line in found if line.layers.isdecimal()])
+    _print_missing(rows)
+    _print_notes(together, found)
+    if first.layers_left:
+        console.line(f"layers that stay as they are: {first.layers_left}")
+
+
+def print_foreseen(asked: Asked, *, as_json: bool) -> None:
+    """Print the cost of an answer."""
+    from dataclasses import asdict
+
+    from attnbench.units import format_bytes, format_count, format_seconds
+
+    with console.progress(total=1) as bar:
+        found = asked.foresee(SwapScreen(bar))
+    if as_json:
+        console.data({**asdict(found), "seconds": found.seconds})
+        return
+    _print_heading(asked.subject.name, asked.subject.layers, asked.question.windows, asked.text.length)
+    resumed = f", of which {found.resumed} are there" if found.resumed else ""
+    console.line(f"{found.visits} visits{resumed}")
+    console.line(
+        f"{format_count(found.windows_read)} windows to read, {format_count(found.windows_trained)} to train on, "
+        f"{format_seconds(found.window_s)} a window"
+    )
+    console.line(f"about {format_seconds(found.seconds)}, and {format_bytes(found.weight_bytes)} for weights")
+    console.line("nothing was replaced")
+
+
+def _print_heading(model: str, layers: Sequence[Layer], windows: int, length: int) -> None:
+    shape = layers[0].shape
+    console.line(
+        f"{model}: {len(layers)} layers, {shape.H} × {shape.D}, {layers[0].kind}; {windows} windows of {length} tokens"
+    )
+
+
+def _print_together(found: Sequence[Line]) -> None:
+    untrained = {line.label: line.loss or 0.0 for line in reversed(found)}
+    ordered = sorted(found, key=lambda line: (untrained[line.label], line.label, line.steps))
+    trained = any(line.steps for line in found)
+    cells = [
+        {
+            "variant": console.in_parts(line.label, _LONGEST_LABEL),
+            "steps": str(line.steps) if trained else "-",
+            "loss": _number(line.loss, ".3f"),
+            "over original": _interval(line.over_original),
+            "accuracy": _number(line.accuracy, ".3f"),
+            "agrees": _number(line.top1_agreement, ".2f"),
+            "KL": _number(line.kl, ".2g"),
+            "cosine": _number(line.cosine if line.loss is None else None, ".3f"),
+            "neighbours": _number(line.neighbours if line.loss is None else None, ".2f"),
+            "features": _number(line.hidden_error if line.loss is None else None, ".2g"),
+            "error": _number(line.attention_error, ".2g"),
+        }
+        for line in ordered
+    ]
+    # The untouched model and exact attention in all layers accompany any choice of layers.
+    some = dict.fromkeys(line.layers.removeprefix("only ") for line in found if line.layers not in ("none", "all"))
+    _table(cells, f"\nreplaced: layers {', '.join(some)}" if some else "\nall replaced together")
+
+
+def _print_repaired(found: Sequence[Line]) -> None:
+    from attnbench.harness.swap.question import MEAN_VALUE
+
+    cells = [
+        {
+            "variant": line.label,
+            "steps": str(line.steps),
+            "over the control": _interval(line.over_control),
+            "repaired": f"as {MEAN_VALUE}" if line.as_trivial else _number(line.repaired, ".0%"),
+        }
+        for line in sorted(found, key=lambda line: (line.steps, line.over_control.median if line.over_control else 0.0))
+    ]
+    if cells:
+        _table(cells, "\nafter training, above the model that was left whole and trained as long")
+
+
+def _print_alone(found: Sequence[Line]) -> None:
+    from statistics import median
+
+    if not found:
+        return
+    places = sorted({int(line.layers) for line in found})
+    column = "KL" if any(line.kl is not None for line in found) else "features"
+    cells = []
+    for label in dict.fromkeys(line.label for line in found):
+        of = {int(line.layers): line for line in found if line.label == label}
+        values = {place: line.kl if column == "KL" else line.hidden_error for place, line in of.items()}
+        known = {place: value for place, value in values.items() if value is not None}
+        if len(places) <= _MOST_LAYERS:
+            cells.append({"variant": label} | {str(place): _number(values.get(place), ".2g") for place in places})
+        elif known:
+            largest = max(known, key=lambda place: known[place])
+            ends = {"median": f"{median(known.values()):.2g}", "largest": f"{known[largest]:.2g}"}
+            cells.append({"variant": label, **ends, "in layer": str(largest)})
+    what = "KL from the original" if column == "KL" else "error of the last features"
+    _table(cells, f"\none layer replaced, untrained: {what}, by layer")
+
+
+def _print_missing(rows: Sequence[Row]) -> None:
+    said = dict.fromkeys(f"{row.label}: {row.status}: {row.reason}" for row in rows if not row.ok)
+    if said:
+        console.line()
+    for line in said:
+        console.paragraph(line)
+
+
+def _print_notes(together: Sequence[Line], found: Sequence[Line]) -> None:
+    few = {line.label: line.pairs_seen for line in together if line.pairs_seen is not None and line.pairs_seen < 0.995}
+    if few:
+        console.note("pairs with a weight: " + ", ".join(f"{label} {share:.0%}" for label, share in few.items()))
+    if any(line.over_original for line in found):
+        console.note("over: median over windows in nats, with its exact 95 % interval")
+    console.note(
+        "error: of a replaced layer's output on the original's own q, k, v, mean over layers; nothing is propagated\n"
+        "exact: softmax attention put in the same way; mean-value: attends to nothing"
+    )
+    if any(line.label == "none" for line in found):
+        console.note("none: nothing is replaced; what it gains by training is no recovery from a swap")
+
+
+def _table(cells: Sequence[dict[str, str]], title: str) -> None:
+    columns, rows = without_empty(list(cells[0]), [list(row.values()) for row in cells])
+    console.table(columns, rows, right=columns[1:], title=title)
+
+
+def _number(value: float | None, how: str) -> str:
+    return "-" if value is None else format(value, how)
+
+
+def _interval(of: Between | None) -> str:
+    return "-" if of is None else f"{of.median:+.2f} ({of.low:.2f} to {of.high:.2f})"
+
+
+class SwapScreen(Watcher):
+    """A bar that counts visits, and a line for each that failed."""
+
+    def __init__(self, bar: Progress) -> None:
+        self._bar = bar
+        self._done = 0
+
+    def begun(self, folder: Path, *, visits: int, resumed: int) -> None:
+        self._done = resumed
+        self._bar.update(self._bar.task_ids[0], total=visits, completed=resumed)
+        if resumed:
+            console.note(f"resuming {folder}: {resumed} of {visits} visits are there (--fresh starts anew)")
+
+    def visiting(self, entry: Entry) -> None:
+        self._bar.update(self._bar.task_ids[0], description=f"{entry.label}, layers {entry.named}")
+
+    def trained(self, entry: Entry, step: int) -> None:
+        last = entry.rules.steps[-1]
+        text = f"{entry.label}, layers {entry.named}: step {step} of {last}"
+        self._bar.update(self._bar.task_ids[0], completed=self._done + step / last, description=text)
+
+    def visited(self, rows: Sequence[Row]) -> None:
+        self._done += 1
+        self._bar.update(self._bar.task_ids[0], completed=self._done)
+        for row in rows:
+            if row.status not in ("ok", "unsupported"):
+                console.note(f"{row.label}, layers {row.layers}, {row.steps} steps: {row.status}: {row.reason}")
+
+    def warned(self, message: str) -> None:
+        console.warning(message)

@@ -1,0 +1,97 @@
+"""Sources of q, k and v: the contract of an input and the table of all inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from attnbench.contract.problem.shape import Shape
+from attnbench.contract.registry import Entry, Registry
+from attnbench.contract.spec import Spec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Input(Entry):
+    """A registered input."""
+
+    look_at: Callable[..., None] | None = None
+    """Called with the options before anything is measured; raises UsageError if it cannot read what they name."""
+    doubt: Callable[..., str] | None = None
+    """Called with a shape and the options; returns differences between the shape and the input's source, or nothing."""
+    refuse: Callable[..., None] | None = None
+    """Called with a shape and the options; raises Unsupported if the input cannot give this shape."""
+
+
+INPUTS: Registry[Input] = Registry(
+    "input", home="attnbench.catalogue.inputs", own="'attnbench list inputs' shows the names"
+)
+
+Draw = TypeVar("Draw", bound=Callable[..., "tuple[Tensor, Tensor, Tensor]"])
+
+
+def register_input(
+    name: str,
+    *,
+    look_at: Callable[..., None] | None = None,
+    doubt: Callable[..., str] | None = None,
+    refuse: Callable[..., None] | None = None,
+) -> Callable[[Draw], Draw]:
+    """Decorator for ``draw(shape, generator, **options) -> (q, k, v)``, float32 on the CPU.
+
+    Args:
+        look_at: called with the options before anything is measured (see :class:`Input`).
+        doubt: called with a shape and the options (see :class:`Input`).
+        refuse: called with a shape and the options (see :class:`Input`); None where only a draw can tell.
+    """
+
+    def add(draw: Draw) -> Draw:
+        summary = (draw.__doc__ or "").strip().partition("\n")[0]
+        INPUTS.add(Input(name=name, make=draw, summary=summary, look_at=look_at, doubt=doubt, refuse=refuse))
+        return draw
+
+    return add
+
+
+def look_at(inputs: Spec) -> None:
+    """Make sure that whatever an input's options name can be read. Raises UsageError: it cannot, or there is no such
+    input or option."""
+    entry = INPUTS.get(inputs.name)
+    options = entry.check(dict(inputs.options))
+    if entry.look_at:
+        entry.look_at(**options)
+
+
+def doubt(inputs: Spec, shape: Shape) -> str:
+    """A caveat to errors on this input at this shape, such as a causal source; empty if there is none. Raises
+    UsageError: there is no such input or option, or it cannot be read."""
+    entry = INPUTS.get(inputs.name)
+    return entry.doubt(shape, **entry.check(dict(inputs.options))) if entry.doubt else ""
+
+
+def draw_sizes(inputs: Spec, shape: Shape, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """As :func:`draw_qkv`, but with random numbers in place of a file's content, for callers that need only sizes.
+    Raises UsageError, Unsupported: as for :func:`draw_qkv`."""
+    entry = INPUTS.get(inputs.name)
+    if entry.refuse is None:
+        return draw_qkv(inputs, shape, seed)
+    entry.refuse(shape, **entry.check(dict(inputs.options)))
+    return draw_qkv(Spec("gaussian"), shape, seed)
+
+
+def draw_qkv(inputs: Spec, shape: Shape, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """q ``(B, H, N, D)``, k and v ``(B, K, M, D)`` in float32 on the CPU; the same seed gives the same tensors.
+
+    Raises:
+        UsageError: unknown input or option.
+        Unsupported: the input cannot give this shape (a captured file that is too short, say).
+    """
+    import torch
+
+    entry = INPUTS.get(inputs.name)
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v = entry.make(shape, generator, **entry.check(dict(inputs.options)))
+    return q, k, v

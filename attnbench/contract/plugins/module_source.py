@@ -1,0 +1,174 @@
+"""A module of somebody else's file, ``FILE.py:Class:dim=64``: its place, constructor, inputs and outputs."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnbench.contract.plugins.foreign import module_name
+from attnbench.contract.spec import POSITIONAL, parse_spec
+from attnbench.errors import UsageError, did_you_mean, said
+
+_HOLDERS = ("logits", "last_hidden_state", "hidden_states", "output")
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_MASKS = ("mask", "attn_mask", "attention_mask", "src_mask", "key_mask", "key_padding_mask", "src_key_padding_mask")
+"""Arguments of ``forward`` that hide tokens, which get a mask that hides none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleSource:
+    """A class of a file, or a function that makes a module, with its options. Raises UsageError: the text names no
+    class, or gives options without names."""
+
+    text: str
+    """``FILE.py:Class``, with options as a variant has them: ``FILE.py:Class:dim=64,heads=4``."""
+
+    def __post_init__(self) -> None:
+        if POSITIONAL in self.options:
+            raise UsageError(f"{self.text}: write its options by name, {self.name}:dim=64, say")
+
+    @property
+    def file(self) -> str:
+        return self._parts[0]
+
+    @property
+    def name(self) -> str:
+        return parse_spec(self._parts[1]).name
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(parse_spec(self._parts[1]).options)
+
+    @property
+    def _parts(self) -> tuple[str, str]:
+        file, found, rest = self.text.partition(".py:")
+        if not found or not rest:
+            raise UsageError(f"{self.text}: name a class of the file: {self.text.partition(':')[0]}:Model")
+        return f"{file}.py", rest
+
+    def parameters(self) -> Mapping[str, inspect.Parameter]:
+        """Its parameters; anything if it is written in C. The file must be loaded, or UsageError is raised."""
+        try:
+            return inspect.signature(self._callable()).parameters
+        except (TypeError, ValueError):
+            return {"options": inspect.Parameter("options", inspect.Parameter.VAR_KEYWORD)}
+
+    def make(self, given: Mapping[str, Any] | None = None) -> nn.Module:
+        """The module, to be called with x or tokens alone; torch's generator draws its weights. The file must be
+        loaded.
+
+        Options in the text override those in ``given``. Raises UsageError: no such class, an unknown or a missing
+        option, making it raises, it is no module, or its ``forward`` needs more than x and masks.
+        """
+        call, options = self._callable(), {**(given or {}), **self.options}
+        self._hold_to_signature(options)
+        try:
+            module = call(**options)
+        except Exception as error:
+            raise UsageError(f"{self.text}: making it raises {said(error)}") from error
+        if not isinstance(module, nn.Module):
+            raise UsageError(f"{self.text}: it makes a {type(module).__name__}, not a torch.nn.Module")
+        needs = self._needs(module)
+        return _Unmasked(module, needs) if needs else module
+
+    def _callable(self) -> Any:
+        inside = vars(sys.modules[module_name(Path(self.file))])
+        call = inside.get(self.name)
+        if not callable(call):
+            classes = [name for name, one in inside.items() if isinstance(one, type) and issubclass(one, nn.Module)]
+            hint = did_you_mean(self.name, classes) or (f"; it has {', '.join(classes)}" if classes else "")
+            raise UsageError(f"{self.file}: no class {self.name!r}{hint}")
+        return call
+
+    def _hold_to_signature(self, options: Mapping[str, Any]) -> None:
+        parameters = self.parameters()
+        anything = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+        for option in options:
+            if option not in parameters and not anything:
+                raise UsageError(f"{self.text}: {self.name} takes no {option!r}{did_you_mean(option, parameters)}")
+        missing = [
+            name
+            for name, one in parameters.items()
+            if one.default is one.empty and one.kind in _NAMED and name not in options
+        ]
+        if missing:
+            example = ",".join(f"{name}=64" for name in missing)
+            raise UsageError(
+                f"{self.text}: {self.name} needs {', '.join(missing)}; write {self.text}:{example}, "
+                f"or name a function in {self.file} that makes it"
+            )
+
+    def _needs(self, module: nn.Module) -> list[str]:
+        parameters = list(inspect.signature(module.forward).parameters.values())
+        kinds = (*_NAMED, inspect.Parameter.POSITIONAL_ONLY)
+        needs = [one.name for one in parameters[1:] if one.default is one.empty and one.kind in kinds]
+        if more := [name for name in needs if name not in _MASKS]:
+            raise UsageError(
+                f"{self.text}: it is called with tokens or x alone, and its forward also needs {', '.join(more)}; "
+                f"name a class in {self.file} that gives it that: class Own({self.name}): "
+                f"def forward(self, x): return super().forward(x, {', '.join(f'{one}=...' for one in more)})"
+            )
+        return needs
+
+
+class _Unmasked(nn.Module):
+    def __init__(self, inner: nn.Module, names: Sequence[str]) -> None:
+        super().__init__()
+        self.inner, self._names = inner, names
+        self._ways: tuple[Callable[[Tensor], Tensor] | None, ...] = (None, _of_tokens, _of_pairs)
+
+    def forward(self, x: Tensor) -> object:
+        *others, last = self._ways
+        for way in others:
+            try:
+                out = self.inner(x, **self._masks(way, x))
+            except Exception:  # somebody else's code, which says by it that this is no mask
+                continue
+            self._ways = (way,)
+            return out
+        return self.inner(x, **self._masks(last, x))
+
+    def _masks(self, way: Callable[[Tensor], Tensor] | None, x: Tensor) -> dict[str, Tensor | None]:
+        # PyTorch's own are True where something is hidden, those of most others where it is not.
+        hides = ("attn_mask", "src_mask", "key_padding_mask", "src_key_padding_mask")
+        return {name: way and (way(x) ^ (name in hides)) for name in self._names}
+
+
+def _of_tokens(x: Tensor) -> Tensor:
+    return x.new_ones(x.shape[:2], dtype=torch.bool)
+
+
+def _of_pairs(x: Tensor) -> Tensor:
+    return x.new_ones(x.shape[1], x.shape[1], dtype=torch.bool)
+
+
+def tensors(out: object) -> Iterator[Tensor]:
+    """The tensors in an output, the likeliest first."""
+    if isinstance(out, Tensor):
+        yield out
+    elif isinstance(out, Mapping):
+        for value in out.values():
+            yield from tensors(value)
+    elif isinstance(out, tuple | list):
+        for value in out:
+            yield from tensors(value)
+    else:
+        for name in _HOLDERS:
+            yield from tensors(getattr(out, name, ()))
+
+
+def widths(module: nn.Module) -> list[int]:
+    """Input widths of its layers, in their order."""
+    found = []
+    for part in module.modules():
+        sizes = [getattr(part, name, None) for name in ("embed_dim", "d_model", "input_size", "in_features")]
+        sizes += [part.normalized_shape[-1]] if isinstance(part, nn.LayerNorm) else []
+        found += [size for size in sizes if isinstance(size, int) and size]
+    return list(dict.fromkeys(found))

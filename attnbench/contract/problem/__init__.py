@@ -1,0 +1,1 @@
+"""The problem that attention solves: shapes, masks, biases, and the reference that errors are measured against."""

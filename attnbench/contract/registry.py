@@ -1,0 +1,151 @@
+"""A table of named things with the keyword arguments of their callables as options."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic.fields import FieldInfo
+
+from attnbench.contract.spec import POSITIONAL, Scalar, Spec, format_scalar
+from attnbench.errors import UsageError, did_you_mean, plain_words
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A registered name; its options are the keyword-only parameters of ``make``: type, bounds, default, meaning."""
+
+    name: str
+    make: Callable[..., Any]
+    summary: str
+
+    @cached_property
+    def options_model(self) -> type[BaseModel]:
+        """The options as a strict pydantic model: unknown names and wrong types are refused."""
+        parameters = inspect.signature(self.make, eval_str=True).parameters.values()
+        options: dict[str, Any] = {
+            p.name: (p.annotation, ... if p.default is p.empty else p.default)
+            for p in parameters
+            if p.kind is p.KEYWORD_ONLY
+        }
+        return create_model(self.name, __config__=ConfigDict(extra="forbid", strict=True), **options)
+
+    @property
+    def options(self) -> dict[str, FieldInfo]:
+        """Option name -> annotation, default, description and bounds."""
+        return dict(self.options_model.model_fields)
+
+    def check(self, options: Mapping[str, Scalar]) -> dict[str, Any]:
+        """Validate ``options`` and return only those given, so that defaults stay in one place.
+
+        Raises:
+            UsageError: an option is unknown, or a value has the wrong type or is out of range.
+        """
+        given: dict[str, Any] = dict(options)
+        if POSITIONAL in given:
+            if not self.options:
+                raise UsageError(f"{self.name} has no options")
+            first_option = next(iter(self.options))
+            if first_option in given:
+                raise UsageError(f"{self.name}: option {first_option!r} is given twice")
+            if given[POSITIONAL] in self.options:
+                option = given[POSITIONAL]
+                raise UsageError(f"{self.name}: option {option!r} has no value; write {self.name}:{option}=VALUE")
+            given[first_option] = given.pop(POSITIONAL)
+        try:
+            model = self.options_model(**given)
+        except ValidationError as error:
+            first = error.errors()[0]
+            option = str(first["loc"][0])
+            if first["type"] == "extra_forbidden":
+                hint = did_you_mean(option, self.options)
+                known = f"; it has {', '.join(self.options) or 'no options'}"
+                raise UsageError(f"{self.name}: unknown option {option!r}{hint or known}") from None
+            if option not in given:
+                raise UsageError(f"{self.name}: option {option!r} is required") from None
+            wanted = plain_words(first["msg"])
+            raise UsageError(f"{self.name}: option {option}={format_scalar(given[option])} {wanted}") from None
+        return {name: getattr(model, name) for name in given}
+
+    def complete(self, spec: Spec) -> Spec:
+        """The spec with every option that has a value, given or by default; options that are None are left out.
+
+        So is ``form=auto``: it depends on the machine, and the column ``kernel`` has the result.
+        """
+        values = {name: field.default for name, field in self.options.items() if not field.is_required()}
+        values |= self.check(dict(spec.options))
+        return Spec.of(self.name, {k: v for k, v in values.items() if v is not None and (k, v) != ("form", "auto")})
+
+    def normalise(self, spec: Spec) -> Spec:
+        """The spec with positional values named and options that repeat the default dropped."""
+        checked = self.check(dict(spec.options))
+        return Spec.of(self.name, {k: v for k, v in checked.items() if v != self.options[k].default})
+
+
+E_ = TypeVar("E_", bound=Entry)
+
+
+class Registry(Generic[E_]):
+    """Names in the order they were registered, which is the order shown to users.
+
+    The first look-up or addition imports ``home``, so that the entries that attnbench ships are always there and a
+    plug-in cannot take a shipped name.
+    """
+
+    def __init__(
+        self, kind: str, *, home: str | None = None, elsewhere: Mapping[str, str] | None = None, own: str = ""
+    ) -> None:
+        """Start an empty table.
+
+        Args:
+            home: the package that registers the shipped entries when it is imported.
+            elsewhere: prefix of the names in a plug-in -> the command that installs it.
+            own: advice for an unknown name that resembles no other.
+        """
+        self.kind = kind
+        self._home = home
+        self._elsewhere = elsewhere or {}
+        self._own = f"; {own}" if own else ""
+        self._entries: dict[str, E_] = {}
+        self._compounds: dict[str, E_] = {}
+
+    def _filled(self) -> dict[str, E_]:
+        if self._home is not None:
+            import_module(self._home)  # while it registers its own entries, Python returns the half-imported package
+        return self._entries
+
+    def add(self, entry: E_) -> None:
+        """Add an entry; raise UsageError if the name is taken."""
+        entries = self._filled()
+        if entry.name in entries or entry.name in self._compounds:
+            raise UsageError(f"{self.kind} {entry.name!r} is registered already; choose another name")
+        entries[entry.name] = entry
+
+    def add_compound(self, entry: E_) -> None:
+        """Add an entry that is made of others: whoever names it finds it, and no list of names has it."""
+        self._compounds[entry.name] = entry
+
+    def get(self, name: str) -> E_:
+        """The entry of that name; raise UsageError with the nearest name if there is none."""
+        entries = self._filled()
+        try:
+            return entries[name] if name in entries else self._compounds[name]
+        except KeyError:
+            there = [how for start, how in self._elsewhere.items() if name.startswith(start)]
+            installed = any(known.startswith(tuple(self._elsewhere)) for known in entries)
+            hint = f"; install it with: {there[0]}" if there and not installed else did_you_mean(name, entries)
+            raise UsageError(f"unknown {self.kind} {name!r}{hint or self._own}") from None
+
+    def names(self) -> list[str]:
+        return list(self._filled())
+
+    def __iter__(self) -> Iterator[E_]:
+        return iter(list(self._filled().values()))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._filled() or name in self._compounds

@@ -1,0 +1,198 @@
+"""The contract of an attention variant, what it may claim about itself, and the table of all variants.
+
+An *operator* is an ``nn.Module`` made by ``Class(shape, **options)`` whose ``forward(q, k, v, *, key_mask=None)``
+maps q ``(B, H, N, D)``, k ``(B, K, M, D)`` and v ``(B, K, M, E)`` to ``(B, H, N, E)``. K is H, unless the variant
+shares heads by itself (``Traits.shares``): then head h of the queries reads head h // (H / K) of k and v. A *mixer*
+replaces the whole attention layer: ``forward(x, *, key_mask=None)`` maps ``(B, N, C)`` to ``(B, N, C)``; one that
+claims ``cross`` also takes ``source=``, the tokens ``(B, M, C)`` that are asked in place of its own. ``key_mask``
+is ``(B, M)`` bool, True where a key is real. The constructor is never timed; ``forward`` is. So the output is as long
+as q, and that of a mixer as its input; a layer around an operator may ask fewer queries (``Shape.outputs``).
+
+What a padded token holds, even NaN or infinity, must not reach the output of a real token. If it stands in k, v or x,
+it must not reach a gradient either. A weight of 0 is not enough, since 0·NaN is NaN: first replace what padded tokens
+hold by zeros, as :func:`attnbench.catalogue.engines.masks.emptied` does. The output of a padded token may be anything.
+
+A module may have more methods. Other passes and ``attnbench check`` use them if they exist:
+
+- ``dense(*inputs, key_mask=None)``: the output of ``forward``, computed from the documented formula with plain N × M
+  matrices. It is the oracle that the fast path is tested against.
+- ``begin(*prompt) -> state`` and ``step(state, *token) -> (output, state)``: decoding (``Traits.decode``). Both take
+  the inputs of ``forward``, q, k, v or x: ``begin`` for a prompt of any number of tokens, including none, and ``step``
+  for one token. A state is a tuple of tensors, numbers and such tuples. ``step`` leaves the state that it was given
+  usable: the same step twice gives the same output.
+- ``tied``: names of parameters that all layers of a model share.
+- ``position_bias``: the :class:`~attnbench.contract.problem.position_bias.PositionBias` that it adds to the logits,
+  made from ``shape.bias``, or None (``Traits.bias``).
+- ``sink``: the :class:`~attnbench.contract.problem.sink.Sink` beside its logits, made from ``shape.sink``, or None
+  (``Traits.sink``).
+- ``cached_bytes(shape, width, **options)``, static: what a cache holds of each token, with numbers of ``width`` bytes,
+  where that is not a key and a value in each head of keys; ``options`` are those that are not None.
+- ``kernel(q, k)``: ``(B, H, N, M)``, the random estimate of a kernel for each pair, before any normalisation and with
+  every stabiliser undone. ``kernel_mean(q, k)`` is the mean of these estimates, exp(q·k/√D) if there is no such method;
+  ``kernel_variance(q, k)`` is their variance in closed form.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from string import Formatter
+from typing import Any, TypeVar
+
+from attnbench.contract.cost import power_of_n
+from attnbench.contract.problem.shape import Shape
+from attnbench.contract.reasons import with_reasons
+from attnbench.contract.registry import Entry, Registry
+from attnbench.contract.rules import FAMILIES as FAMILIES
+from attnbench.contract.rules import Facts, broken_class, broken_fact, broken_option
+from attnbench.contract.spec import Scalar, Spec, format_scalar, parse_spec
+from attnbench.contract.traits import EXACT as EXACT
+from attnbench.contract.traits import RECURRENCE as RECURRENCE
+from attnbench.contract.traits import Knob as Knob
+from attnbench.contract.traits import No as No
+from attnbench.contract.traits import Rounds as Rounds
+from attnbench.contract.traits import Target as Target
+from attnbench.contract.traits import Traits as Traits
+from attnbench.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Variant(Entry, Facts):
+    """A registered variant: what ``show`` prints."""
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        return (self.family, *self.also)
+
+    @property
+    def year(self) -> int | None:
+        found = _YEAR.search(self.source)
+        return int(found[0]) if found else None
+
+    def claims(self, spec: Spec, *, causal: bool = False) -> Traits:
+        """The traits with the options of ``spec``, causal or not; they may differ from those with the defaults.
+
+        Where :attr:`Traits.given` cannot say how, a class may have a class method ``claims(traits, options)``, in which
+        ``causal`` is one of the options.
+        """
+        traits, options = self.traits, {**dict(self.complete(spec).options), "causal": causal}
+        for condition, instead in traits.given:
+            if all(_holds(part, options) for part in condition.split(",")):
+                traits = replace(traits, **instead)
+        own: Callable[[Traits, Mapping[str, Scalar]], Traits] | None = getattr(self.make, "claims", None)
+        return traits if own is None else own(traits, options)
+
+    @property
+    def own_form(self) -> bool:
+        """True if its defaults, causal or not, are a form of its own; not if either is the source's."""
+        forms = (False, True) if self.traits.causal else (False,)
+        return all(self.claims(Spec(self.name), causal=causal).own_form for causal in forms)
+
+    def target(self, spec: Spec) -> Target:
+        """The meaning of this variant's error with the options of ``spec``."""
+        return self.claims(spec).target
+
+    def fused_as(self, spec: Spec) -> Spec | None:
+        """The same in fused kernels for a GPU; None if there is none with the options of ``spec``."""
+        if not self.fused:
+            return None
+        options, usual = (dict(self.complete(one).options) for one in (spec, Spec(self.name)))
+        kept = {name for _, name, _, _ in Formatter().parse(self.fused) if name}
+        if any(options.get(name) != usual.get(name) for name in {*options, *usual} - kept):
+            return None
+        return parse_spec(self.fused.format(**{name: format_scalar(options[name]) for name in kept}))
+
+    def cached_bytes(self, spec: Spec, shape: Shape, width: int) -> int | None:
+        """Bytes that a cache of all tokens holds of each in one layer, ``width`` to a number; None if it keeps none.
+
+        An operator keeps a key and a value in each shared head, K·(D + E) numbers, or less, unless its class says
+        otherwise, or its queries read a state or nothing.
+        """
+        own: Callable[..., int] | None = getattr(self.make, "cached_bytes", None)
+        if own is not None:
+            return own(shape, width, **dict(self.complete(spec).options))
+        keeps = self.kind == "operator" and self.claims(spec).meets not in ("state", "nothing")
+        return shape.K * (shape.D + shape.E) * width if keeps else None
+
+    def unsupported_reason(
+        self, shape: Shape, *, key_mask: bool = False, decode: bool = False, spec: Spec | None = None
+    ) -> str | None:
+        """Why the traits rule out this shape, or None; with the options of ``spec``, if that is given."""
+        traits = self.traits if spec is None else self.claims(spec, causal=shape.causal)
+        # With some options steps do not repeat what the whole sequence gives, and can be taken all the same.
+        steps = self.traits.decode
+        shares: bool | No = traits.shares if isinstance(traits.shares, No) else True
+        if traits.shares != "by itself" and (shape.bias, shape.sink) != ("none", "none"):
+            shares = No(_TURNS)
+        for wanted, trait, what in (
+            (decode and not traits.causal, traits.causal, "decode"),
+            (shape.causal, traits.causal, "causal"),
+            (shape.cross, traits.cross, "cross-attention"),
+            (key_mask, traits.key_padding, "key padding"),
+            (decode, steps, "decode"),
+            (shape.bias != "none", traits.bias, "bias"),
+            (shape.mask != "none", traits.mask, "mask"),
+            (shape.q_start > 0, traits.q_start, "q_start"),
+            (shape.sink != "none", traits.sink, "sink"),
+            (shape.G > 1, shares, "kv_heads"),
+            (shape.E != shape.D, traits.v_dim, "v_dim"),
+        ):
+            if wanted and not trait:
+                return f"{what}: {trait}"
+        return None
+
+
+_YEAR = re.compile(r"(?<![\d.:/])(18|19|20)\d\d(?![\d.]\d)(?!\d)")
+"""A year, and not the beginning of a number such as arXiv:2009.14794."""
+
+
+def _holds(condition: str, options: Mapping[str, Scalar]) -> bool:
+    option, equals, value = condition.partition("=")
+    return option in options and (not equals or value == format_scalar(options[option]))
+
+
+HOME = "attnbench.catalogue.attention"
+VARIANTS: Registry[Variant] = Registry(
+    "variant",
+    home=HOME,
+    elsewhere={"peer.": "make peers"},
+    own="read a file of your own with --plugin FILE.py or FILE.py:Class",
+)
+
+ModuleClass = TypeVar("ModuleClass", bound=Callable[..., Any])
+
+_TURNS = (
+    "not built here: with a bias or a sink every head of queries has numbers of its own, and heads that share keys "
+    "take turns in one module"
+)
+
+
+@dataclass(frozen=True)
+class register(Facts):  # noqa: N801  # it is used as a function
+    """Class decorator that puts a variant into the table. The first line of the class's docstring is its summary.
+
+    Args:
+        cost: for example ``O(n·d²)``. Its power of n is claimed for time, unless ``time_exponent`` claims a larger one.
+
+    Raises:
+        UsageError: the name is taken, or an argument or the class breaks the contract; the message names the rule.
+    """
+
+    name: str
+
+    def __call__(self, cls: ModuleClass) -> ModuleClass:
+        broken = broken_fact(self.name, self) or broken_class(cls, self.traits)
+        if broken:
+            raise UsageError(f"variant {self.name!r}: {broken}")
+        facts = {fact.name: getattr(self, fact.name) for fact in fields(Facts)}
+        facts["traits"] = traits = with_reasons(self.traits, self.family, self.kind)
+        if self.time_exponent is None:
+            facts["time_exponent"] = power_of_n(self.cost)
+        entry = Variant(self.name, cls, (cls.__doc__ or "").strip().partition("\n")[0], **facts)
+        if not cls.__module__.startswith(f"{HOME}."):  # tests check the shipped ones; it takes a fifth of a second
+            broken = broken_option(entry, traits, entry.settings)
+            if broken:
+                raise UsageError(f"variant {self.name!r}: {broken}")
+        VARIANTS.add(entry)
+        return cls

@@ -1,0 +1,280 @@
+"""Every variant on one page: a line for each, and a panel each for time, memory, error and decoding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from attnbench.figures.kit.page import NothingToDraw, Page, new_page, only_on_a_page, shorten, stacked
+from attnbench.figures.kit.palette import palette
+from attnbench.figures.kit.style import SMALL_SIZE, in_style
+from attnbench.figures.kit.ticks import log_axis, padded, plain, power_ticks, trimmed
+from attnbench.figures.scaling import cheapest
+from attnbench.measure.status import Status
+from attnbench.results.frame.agreement import ROUNDING, alike, same_run
+from attnbench.results.frame.settings import (
+    PANELS,
+    Setting,
+    check_length,
+    compared,
+    fullest,
+    only_length,
+    records,
+    restrict,
+    settings,
+    timed,
+    without_room,
+)
+from attnbench.results.frame.words import failures, named_as, own_form_note, where
+from attnbench.units import format_bytes, format_seconds
+
+ENOUGH = 24
+"""Fewest labels at one length that are too many for a scatter plot to name."""
+NEEDS = f"times of {ENOUGH} variants"
+
+_STEP = 0.165
+"""Inches from line to line."""
+_NAMES = 2.05
+_GAP = 0.22
+_HEAD = 0.62
+"""Inches above and below the lines, for titles and scales."""
+
+
+def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
+    """More labels were timed at one length than a scatter plot can name."""
+    rows = timed(restrict(frame, only or {}))
+    rows = rows[rows["pass"] != "decode"]
+    return not rows.empty and int(rows.groupby(["level", "pass", "seq_len"])["label"].nunique().max()) >= ENOUGH
+
+
+@in_style
+def draw_catalogue(frame: pd.DataFrame, *, n: int | None = None, only: Mapping[str, object] | None = None) -> Figure:
+    """Draw a line for each label, grouped by family, and panels for time, peak memory, error and decoding.
+
+    Rows that were measured differently get separate lists, the layer and the forward pass first. By default ``n`` is
+    the longest of the lengths with most labels. Raises UsageError if a length or value has no rows, and NothingToDraw
+    if no time or memory was measured.
+    """
+    only_on_a_page("catalogue")
+    every = timed(restrict(frame, only or {}))
+    prefer = {"level": ("layer", "operator", "model"), "pass": ("forward", "training")}
+    found = [one for one in settings(every[every["pass"] != "decode"], prefer) if len(one.ok)]
+    if not found:
+        raise NothingToDraw("; ".join(failures(every)) or "no time or memory was measured")
+    steps = every[every["pass"] == "decode"]
+    lists = [_list(setting, n, frame, steps) for setting in found[:PANELS]]
+    rows = pd.concat([one.rows for one in lists])
+    errors = compared(frame)
+    notes = [
+        own_form_note(rows["label"]),
+        "Each panel has a scale of its own; bars are 95 % intervals, where they are wider than the mark.",
+        note_on_errors([panel for one in lists for panel in one.panels], errors),
+        *(f"Not measured — {line}" for line in failures(rows, at_n=False)),
+        without_room(found),
+    ]
+    return _draw(lists, where(rows, only_length(rows)), notes)
+
+
+@dataclass(frozen=True)
+class _List:
+    heading: str
+    rows: pd.DataFrame
+    panels: Sequence[Panel]
+
+    @property
+    def lines(self) -> list[tuple[str, str]]:
+        families = {str(row["label"]): str(row["family"]) for row in records(self.rows, "label", "family")}
+        known = [*palette().families, *dict.fromkeys(families.values())]
+        groups = sorted(set(families.values()), key=known.index)
+        return [
+            (family, label)
+            for family in groups
+            for label in ("", *(one for one in families if families[one] == family))
+        ]
+
+
+def _list(setting: Setting, n: int | None, frame: pd.DataFrame, steps: pd.DataFrame) -> _List:
+    counts = setting.rows.groupby("seq_len")["label"].nunique()
+    check_length(n, counts.index, "rows")
+    n = fullest(counts) if n is None else n
+    rows = setting.rows[setting.rows["seq_len"] == n].drop_duplicates("label", keep="last")
+    errors, steps = compared(same_run(frame, setting)), same_run(steps, setting)
+    panels = cost(rows)
+    panels += error(named_as(alike(errors, setting).rows, rows)) if len(errors) else []
+    panels += decoding(named_as(alike(steps, setting).rows, rows)) if len(steps) else []
+    return _List(setting.about, rows, panels)
+
+
+def _draw(lists: Sequence[_List], about: Sequence[str], notes: Sequence[str]) -> Figure:
+    rooms = [_STEP * len(one.lines) + _HEAD for one in lists]
+    title = cheapest(pd.concat([one.rows for one in lists]), {}) or "Every variant"
+    page = new_page(title, about, notes, width=9.6, room=stacked(rooms, [one.heading for one in lists]))
+    for part, one in zip(page.parts([one.heading for one in lists], rooms), lists, strict=True):
+        _draw_list(part, one)
+    return page.figure
+
+
+def _draw_list(page: Page, one: _List) -> None:
+    lines = one.lines
+    tall = _STEP * len(lines)
+    bottom = page.top - 0.42 - tall
+    names = page.blank(page.left, bottom, _NAMES, tall)
+    names.set_ylim(len(lines), 0)
+    for row, (family, label) in enumerate(lines):
+        text = shorten(label or family.upper(), _NAMES - 0.1, SMALL_SIZE)
+        weight = "normal" if label else "bold"
+        names.text(0.13, row + 0.5, text, va="center", fontsize=SMALL_SIZE, fontweight=weight)
+        if not label:
+            names.plot([0.04], [row + 0.5], "s", color=palette().family(family), markersize=5)
+    room = page.right - page.left - _NAMES - 0.12  # half of the last tick's number
+    wide = (room - _GAP * (len(one.panels) - 1)) / max(1, len(one.panels))
+    for place, panel in enumerate(one.panels):
+        _draw_panel(page, (page.left + _NAMES + place * (wide + _GAP), bottom, wide, tall), panel, lines)
+
+
+def _draw_panel(
+    page: Page, place: tuple[float, float, float, float], panel: Panel, lines: Sequence[tuple[str, str]]
+) -> None:
+    ax = page.axes(*place)
+    # The distance of another operator may be anything, so it does not stretch the scale of the errors.
+    dots = [value for found in panel.values.values() for value, _, hollow in found if not hollow]
+    dots += [value for value, _ in panel.lines]
+    limits = padded(dots or [value for found in panel.values.values() for value, _, _ in found], share=0.09, least=6.0)
+    log_axis(ax, "x", limits, base=panel.base, text=panel.text, at=power_ticks(*limits, panel.base, 3), most=3)
+    ax.tick_params(axis="x", labeltop=True, length=2, pad=1)
+    ax.set_ylim(len(lines), 0)
+    ax.set_yticks([])
+    ax.spines["left"].set_visible(False)
+    ax.set_title(panel.title, loc="left", pad=14)
+    ax.grid(axis="x")
+    for value, mark in panel.lines:
+        ax.axvline(value, color=palette().faint, lw=0.8, ls=":", zorder=1)
+        ax.plot([value], [0.15], mark, color=palette().faint, ms=3, clip_on=False)
+    for row, (family, label) in enumerate(lines):
+        if label:
+            _draw_line(ax, row + 0.5, panel, label, palette().family(family))
+
+
+def _draw_line(ax: Axes, y: float, panel: Panel, label: str, colour: str) -> None:
+    ax.axhline(y, color=palette().line, lw=0.4, zorder=0)
+    for value, mark, hollow in panel.values.get(label, []):
+        low, high = ax.get_xlim()
+        beyond = "<" if value < low else ">" if value > high else mark
+        face = palette().page if hollow else colour
+        ax.plot(
+            [min(max(value, low), high)], [y], beyond, color=colour, mfc=face, mew=0.9, ms=4.2, zorder=3, clip_on=False
+        )
+    if label in panel.intervals:
+        ax.plot(panel.intervals[label], [y, y], color=colour, lw=1.6, zorder=2, solid_capstyle="butt")
+    if label in panel.words and label not in panel.values:
+        box = {"facecolor": palette().page, "edgecolor": "none", "pad": 0.6}  # so that the line does not strike it out
+        faint: dict[str, Any] = {"fontsize": SMALL_SIZE - 0.7, "color": palette().faint, "va": "center"}
+        ax.text(0.01, y, panel.words[label], transform=ax.get_yaxis_transform(), bbox=box, **faint)
+
+
+MARKS = ("o", "s", "^", "D")
+
+
+@dataclass(frozen=True)
+class Panel:
+    """The values of one column for each label."""
+
+    title: str
+    values: dict[str, list[tuple[float, str, bool]]]
+    """Label -> (value, marker, True if hollow)."""
+    text: Callable[[float], str]
+    base: int
+    """Base of the logarithm; its powers are ticks: 2 for bytes, else 10."""
+    intervals: dict[str, tuple[float, float]]
+    words: dict[str, str]
+    lines: Sequence[tuple[float, str]] = ()
+    """Values marked for comparison, each with the marker of its inputs."""
+
+
+def cost(rows: pd.DataFrame) -> list[Panel]:
+    """Panels of time and peak memory."""
+    words = {r["label"]: str(r["status"]) for r in records(rows, "label", "status") if r["status"] != Status.OK}
+    return _measured(rows, {"time_median_s": "time", "peak_bytes": "peak memory"}, words)
+
+
+def decoding(rows: pd.DataFrame) -> list[Panel]:
+    """Panels of the time of one token and of the bytes kept for earlier tokens."""
+    words = {
+        r["label"]: "–" if r["status"] == Status.UNSUPPORTED else str(r["status"])
+        for r in records(rows, "label", "status")
+        if r["status"] != Status.OK
+    }
+    return _measured(rows, {"time_median_s": "one token", "state_bytes": "its state"}, words)
+
+
+def _measured(rows: pd.DataFrame, titles: Mapping[str, str], words: dict[str, str]) -> list[Panel]:
+    panels = []
+    for column, title in titles.items():
+        if rows[column].notna().any():
+            base = 2 if column.endswith("bytes") else 10
+            text = partial(_written, column)
+            panels.append(Panel(title, _dots(rows, column), text, base, _intervals(rows, column), words))
+    return panels
+
+
+def _written(column: str, value: float) -> str:
+    return trimmed(format_bytes(int(value)) if column.endswith("bytes") else format_seconds(value))
+
+
+def _dots(rows: pd.DataFrame, column: str) -> dict[str, list[tuple[float, str, bool]]]:
+    there = rows[(rows["status"] == Status.OK) & (rows[column] > 0)]
+    return {label: [(float(value), "o", False)] for label, value in zip(there["label"], there[column], strict=True)}
+
+
+def _intervals(rows: pd.DataFrame, column: str) -> dict[str, tuple[float, float]]:
+    if column != "time_median_s":
+        return {}
+    there = rows[rows["time_ci_low_s"] > 0]
+    return {
+        r["label"]: (r["time_ci_low_s"], r["time_ci_high_s"])
+        for r in records(there, "label", "time_ci_low_s", "time_ci_high_s")
+    }
+
+
+def error(rows: pd.DataFrame) -> list[Panel]:
+    """The panel of the relative error, with a marker for each of the inputs."""
+    if rows.empty:
+        return []
+    values: dict[str, list[tuple[float, str, bool]]] = {}
+    words: dict[str, str] = {}
+    lines = []
+    for mark, (_, part) in zip(MARKS, rows.groupby("inputs", sort=False), strict=False):
+        for row in records(part, "label", "rel_error", "error_kind"):
+            label, error = row["label"], row["rel_error"]
+            if row["error_kind"] == "learned":
+                words[label] = "learned"
+            elif error < ROUNDING:
+                words[label] = "exact"
+            elif math.isfinite(error):
+                values.setdefault(label, []).append((error, mark, row["error_kind"] == "distance"))
+        trivial = part["trivial_error"].dropna()
+        if len(trivial):
+            lines.append((float(trivial.median()), mark))
+    for row in records(rows, "label", "status"):
+        if row["label"] not in values and row["label"] not in words and row["status"] != Status.OK:
+            words[row["label"]] = str(row["status"])
+    return [Panel("relative error", values, plain, 10, {}, words, lines)]
+
+
+def note_on_errors(panels: Sequence[Panel], rows: pd.DataFrame) -> str:
+    """The meaning of the error markers; empty without errors."""
+    if not any(panel.title == "relative error" for panel in panels):
+        return ""
+    marks = {"o": "circles", "s": "squares", "^": "triangles", "D": "diamonds"}
+    said = ", ".join(f"{marks[m]} {name}" for m, name in zip(MARKS, dict.fromkeys(rows["inputs"]), strict=False))
+    return (
+        f"Relative error: {said}; lines: answering mean(V). Hollow: another operator, whose distance from softmax "
+        "attention is no error (an arrow: beyond the scale). learned: means nothing before fitting."
+    )

@@ -1,0 +1,1 @@
+"""The parts that figures share: pages, colours, labels, ticks and keys."""

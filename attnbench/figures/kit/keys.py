@@ -1,0 +1,58 @@
+"""Keys of figures: a piece of each line, and its name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+from attnbench.figures.kit.page import Page, shorten, wrap
+from attnbench.figures.kit.palette import palette
+from attnbench.figures.kit.sheets import COLUMN
+from attnbench.figures.kit.style import SMALL_SIZE, Look
+
+KEY = 1.9
+NAMES = 0.46
+"""Inches from the left edge of a key to its names."""
+_LINE, _GAP = 0.14, 0.05
+
+
+def on_all(page: Page) -> Axes:
+    """Axes without frame over a whole page, in units of inches."""
+    return page.blank(page.left, page.bottom, page.right - page.left, page.top - page.bottom)
+
+
+def write_entry(ax: Axes, y: float, name: str, how: Mapping[str, Any], *, right: float | None = None) -> None:
+    """Draw a piece of a line (``how``: arguments of ``Line2D``) and its name, cut at ``right`` or at the edge."""
+    _draw_piece(ax, y, {"markersize": 4.2, **how})
+    room = (ax.get_xlim()[1] if right is None else right) - NAMES
+    ax.text(NAMES, y, shorten(name, room, SMALL_SIZE), fontsize=SMALL_SIZE, va="center")
+
+
+def _draw_piece(ax: Axes, y: float, how: Mapping[str, Any]) -> None:
+    ax.add_line(Line2D([0, 0.2, 0.4], [y, y, y], markevery=[1], **how))
+
+
+def write_wrapped(page: Page, hows: Mapping[str, Look], said: Mapping[str, str]) -> None:
+    """Write names in as many lines as they need, in their order, with ``said`` under each."""
+    ax, y = on_all(page), page.top - page.bottom - 0.1
+    for name, how in hows.items():
+        _draw_piece(ax, y, {"markersize": 4.5, **how.line})
+        for line in _lines(name, page.right - page.left):
+            ax.text(NAMES, y, line, fontsize=SMALL_SIZE, va="center")
+            y -= _LINE
+        if name in said:
+            ax.text(NAMES, y, said[name], fontsize=SMALL_SIZE, va="center", color=palette().faint)
+            y -= _LINE
+        y -= _GAP
+
+
+def wrapped_height(names: Iterable[str], said: Mapping[str, str]) -> float:
+    """Height that :func:`write_wrapped` needs in a figure of column width, in inches."""
+    return 0.25 + sum(_GAP + _LINE * (len(_lines(name, COLUMN - 0.3)) + (name in said)) for name in names)
+
+
+def _lines(name: str, width: float) -> list[str]:
+    return wrap(name.replace(",", ", "), width - NAMES, SMALL_SIZE)

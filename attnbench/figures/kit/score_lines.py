@@ -1,0 +1,112 @@
+"""Lines of scores over steps or over bytes, in stacked panels with their names at the right or below."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from attnbench.figures.kit.keys import NAMES, on_all, write_entry
+from attnbench.figures.kit.page import Page, narrow, new_page, shorten, stacked, text_width
+from attnbench.figures.kit.palette import palette
+from attnbench.figures.kit.style import SMALL_SIZE, Look, looks
+from attnbench.figures.kit.ticks import linear_ticks, plain
+
+_AXIS = 0.46
+_STEP = 0.17
+"""Inches from one name to the next."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line: its name in the key, and the mean at each place."""
+
+    name: str
+    family: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    """``low`` and ``high`` are the ends of the interval drawn around the mean."""
+    single: tuple[tuple[tuple[float, ...], tuple[float, ...]], ...] = ()
+    """x and y of the thin lines behind it, one for each seed."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """The lines of one problem."""
+
+    heading: str
+    lines: tuple[Line, ...]
+    levels: tuple[tuple[str, float], ...]
+    """Name and height of the level lines: chance is dotted, identity dashed."""
+
+
+def draw_lines(
+    title: str,
+    about: Sequence[str],
+    notes: Sequence[str],
+    panels: Sequence[Panel],
+    y_label: str,
+    scale: Callable[[Axes, Panel], None],
+    draw: Callable[[Axes, Line, Look], None],
+) -> Figure:
+    """Draw a panel a problem, all with one vertical scale; ``scale`` sets the horizontal one, ``draw`` draws a line."""
+    look = looks((line.name, line.family) for panel in panels for line in panel.lines)
+    keys = min(2.6, max(text_width(name, SMALL_SIZE) for name in look) + 0.56)
+    below = [_STEP * (len(panel.lines) + len(panel.levels)) + 0.2 if narrow() else 0.0 for panel in panels]
+    rooms = [
+        _AXIS + (2.0 + key if narrow() else max(2.0, _STEP * (len(panel.lines) + len(panel.levels)) - 0.2))
+        for panel, key in zip(panels, below, strict=True)
+    ]
+    headings = [panel.heading for panel in panels]
+    page = new_page(title, about, notes, height=2.0, room=stacked(rooms, headings))
+    every = [value for panel in panels for line in panel.lines for value in (*line.low, *line.high, *line.y)]
+    every += [value for panel in panels for line in panel.lines for _, y in line.single for value in y]
+    every += [value for panel in panels for _, value in panel.levels]
+    extra = 0.05 * (max(every) - min(every)) or 0.05
+    limits = (min(every) - extra, max(every) + extra)
+    for part, panel, key in zip(page.parts(headings, rooms), panels, below, strict=True):
+        chart, under = part.split(key) if key else (part, part)
+        left, bottom = chart.left + 0.56, chart.bottom + _AXIS
+        right = chart.right - (0.1 if narrow() else keys + 0.1)
+        ax = chart.axes(left, bottom, right - left, chart.top - bottom)
+        ax.set_ylim(*limits)
+        ax.set_yticks([tick for tick in linear_ticks(*limits) if 0 <= tick <= 1])
+        ax.set_ylabel(y_label)
+        ax.grid(axis="both")
+        scale(ax, panel)
+        for turn, (_, value) in enumerate(panel.levels):
+            ax.axhline(value, **_level(turn))
+        for line in panel.lines:
+            draw(ax, line, look[line.name])
+        _write_key(under if narrow() else replace(part, left=right + 0.12, bottom=bottom - 0.3), panel, look)
+    return page.figure
+
+
+def linear_x(ax: Axes, last: float, label: str) -> None:
+    """Give the axes a plain scale from 0 to a little beyond ``last``."""
+    ax.set_xlim(0, 1.02 * last)
+    ticks = linear_ticks(0, 1.02 * last)
+    ax.set_xticks(ticks, [plain(tick) for tick in ticks])
+    ax.set_xlabel(label)
+
+
+def _level(turn: int) -> dict[str, Any]:
+    colour = palette().family("reference") if turn else palette().ink
+    return {"color": colour, "lw": 1.1, "ls": "--" if turn else ":", "zorder": 1.4}
+
+
+def _write_key(page: Page, panel: Panel, look: dict[str, Look]) -> None:
+    ax, width, y = on_all(page), page.right - page.left, page.top - page.bottom - 0.06
+    for line in panel.lines:
+        write_entry(ax, y, line.name, {"lw": 1.3, **look[line.name].line})
+        y -= _STEP
+    for turn, (name, _) in enumerate(panel.levels):
+        ax.add_line(Line2D([0, 0.4], [y, y], **_level(turn)))
+        ax.text(NAMES, y, shorten(name, width - NAMES, SMALL_SIZE), fontsize=SMALL_SIZE, va="center", style="italic")
+        y -= _STEP

@@ -1,0 +1,75 @@
+"""Matrices as squares: the larger a weight, the fuller the colour."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+
+from attnbench.figures.kit.page import Page
+from attnbench.figures.kit.palette import palette
+from attnbench.figures.kit.style import SMALL_SIZE
+
+LEVELS = ((0.5, 1.0), (0.1, 0.6), (0.01, 0.32))
+"""Steps of colour: (share of the largest weight in the row, strength of the colour from that share on)."""
+FAINTEST = 0.13
+"""The colour of every other pair with a weight at all: only unseen pairs are white."""
+
+DECADES_BELOW = 2.0
+"""Decades below the uniform weight 1/n at which :func:`by_size` begins to show a weight."""
+
+
+def by_share(share: np.ndarray) -> np.ndarray:
+    """The fullness of each weight's colour, in the steps of :data:`LEVELS`, from shares of the row's largest."""
+    full = np.where(share > 0, FAINTEST, 0.0)
+    for least, value in reversed(LEVELS):
+        full[share >= least] = value
+    return full
+
+
+def by_size(weights: np.ndarray, largest: float) -> np.ndarray:
+    """The fullness of each weight's colour, by its logarithm: nothing at 1/(100 n), full at ``largest``."""
+    least = 10.0**-DECADES_BELOW / weights.shape[-1]
+    with np.errstate(divide="ignore"):
+        place = np.log(np.abs(weights) / least) / math.log(max(largest, 2 * least) / least)
+    return np.asarray(np.clip(place, 0.0, 1.0))
+
+
+def draw_matrix(ax: Axes, full: np.ndarray, colour: str, *, other: np.ndarray | None = None) -> None:
+    """Draw a matrix from the top left, a row for each query.
+
+    ``full`` (rows, columns) goes from 0, the page, to 1, the colour; ``other`` is True for the colour of negative
+    weights.
+    """
+    image = np.empty((*full.shape, 4))
+    image[..., :3] = to_rgb(colour)
+    if other is not None:
+        image[other, :3] = to_rgb(negative())
+    image[..., 3] = full
+    ax.imshow(image, interpolation="none", aspect="auto")
+    ax.set_xticks([])
+    ax.set_yticks([])
+    for spine in ax.spines.values():
+        spine.set_visible(True)
+        spine.set_color(palette().line)
+        spine.set_linewidth(0.6)
+
+
+def negative() -> str:
+    """The colour of negative weights."""
+    return palette().family("kernel")
+
+
+def positive() -> str:
+    """The colour of weights if it does not mean a family."""
+    return palette().family("fixed pattern")
+
+
+def draw_ramp(page: Page, left: float, bottom: float, marks: list[tuple[float, str]]) -> None:
+    """Draw a bar of the colour from nothing to full, with marks at places from 0 to 1."""
+    ax = page.axes(left, bottom, 2.4, 0.11)
+    draw_matrix(ax, np.linspace(0.0, 1.0, 121)[None], positive())
+    ax.set_xticks([place * 120 for place, _ in marks], [text for _, text in marks])
+    ax.tick_params(length=2, pad=2, labelsize=SMALL_SIZE)

@@ -1,0 +1,31 @@
+"""A picture: the figure, and the numbers in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.figure import Figure
+from pandas.api.types import is_numeric_dtype
+
+from attnbench.figures.kit.style import write_file
+from attnbench.results.table import no_formula
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure with a table of everything that is drawn in it."""
+
+    figure: Figure
+    numbers: pd.DataFrame
+
+
+def write_numbers(picture: Picture, path: Path) -> Path:
+    """Write the numbers as a CSV without formulas; CannotCreate if a link is in its place, StoreError if it fails."""
+    table = picture.numbers.copy()
+    for name in table.columns:
+        if not is_numeric_dtype(table[name]):
+            table[name] = [no_formula(cell) if isinstance(cell, str) else cell for cell in table[name]]
+    write_file(path, table.to_csv(index=False, float_format="%.6g", lineterminator="\n").encode())
+    return path

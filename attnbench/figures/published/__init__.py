@@ -1,0 +1,1 @@
+"""Numbers of papers, drawn beside a run."""

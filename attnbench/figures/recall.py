@@ -1,0 +1,109 @@
+"""Score over the bytes that a variant keeps of earlier tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from attnbench.figures.kit.page import NothingToDraw, winners
+from attnbench.figures.kit.score_lines import Line, Panel, draw_lines
+from attnbench.figures.kit.style import Look, in_style
+from attnbench.figures.kit.ticks import log_axis, padded, trimmed
+from attnbench.results.frame.marks import OWN_FORM
+from attnbench.results.frame.scored import Problem, about, hidden_options, left_out, problems
+from attnbench.results.frame.settings import PANELS, restrict
+from attnbench.results.frame.words import own_form_note
+from attnbench.results.scores import Summary
+from attnbench.units import format_bytes
+
+_PAIR = ", of two from one to the other"
+FEWEST = 3
+"""Fewest labels with measured bytes that can show a relation."""
+NEEDS = f"scores of {FEWEST} labels whose state_bytes were measured"
+
+
+def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
+    """On one task at least three labels have a score and measured bytes of state."""
+    rows = restrict(frame, only or {})
+    return bool((rows["state_bytes"].notna() & rows["score"].notna()).any()) and any(map(_enough, problems(rows)))
+
+
+def _kept(one: Summary) -> float:
+    return one.state_bytes or 0.0
+
+
+def _enough(one: Problem) -> bool:
+    return sum(_kept(part) > 0 for part in one.parts) >= FEWEST
+
+
+@in_style
+def draw_recall(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None) -> Figure:
+    """Draw a panel for each task: a line over the options of each variant, or a point if it has a single setting.
+
+    After figure 2 of Arora et al. 2024, arXiv:2402.18668. Here the bytes were measured. Raises NothingToDraw if fewer
+    than three labels have a score and bytes.
+    """
+    rows = restrict(frame, only or {})
+    every = problems(rows)
+    found = [one for one in every if _enough(one)]
+    if not found:
+        raise NothingToDraw(f"needs {NEEDS}")
+    drawn = found[:PANELS]
+    labels = [part.label for one in drawn for part in one.parts if _kept(part) > 0]
+    without = dict.fromkeys(part.label for one in drawn for part in one.parts if not _kept(part) > 0)
+    pair = any(len(part.by_seed) == 2 for one in drawn for part in one.parts)
+    notes = [
+        "Bytes that all layers keep of one sequence of this length to decode its next token, as measured; of the "
+        "causal form, where the trained model sees all. Bars: 95 % t-intervals over seeds, of one seed over test "
+        f"examples{_PAIR if pair else ''}. A line joins the options of one variant.",
+        f"Without measured bytes: {', '.join(without)}." if without else "",
+        hidden_options(drawn),
+        own_form_note(labels),
+        *left_out(rows, drawn),
+        f"Not drawn, for want of room: {', '.join(one.heading for one in found[PANELS:])}." if found[PANELS:] else "",
+    ]
+    panels = [_panel(one) for one in drawn]
+    best = winners([[(max(line.y), line.name) for line in panel.lines] for panel in panels])
+    title = f"Highest score, whatever the state: {best}"
+    return draw_lines(title, about(rows, drawn), notes, panels, "score", _scale, _draw)
+
+
+def _panel(one: Problem) -> Panel:
+    variants: dict[str, list[Summary]] = {}
+    for part in one.parts:
+        if _kept(part) > 0:
+            variants.setdefault(part.variant + OWN_FORM * part.label.endswith(OWN_FORM), []).append(part)
+    lines = sorted((_line(name, parts) for name, parts in variants.items()), key=lambda line: (-max(line.y), line.name))
+    levels = [("chance", one.chance)] if one.chance is not None else []
+    levels += [("identity", one.no_mixing.over_seeds.mean)] if one.no_mixing else []
+    return Panel(one.heading, tuple(lines), tuple(levels))
+
+
+def _line(name: str, parts: list[Summary]) -> Line:
+    parts = sorted(parts, key=lambda part: (_kept(part), part.label))
+    mean = tuple(part.over_seeds.mean for part in parts)
+    ends = [_ends(part) for part in parts]
+    low, high = zip(*ends, strict=True)
+    return Line(name, parts[0].family, tuple(map(_kept, parts)), mean, low, high)
+
+
+def _ends(part: Summary) -> tuple[float, float]:
+    """The scores of two seeds: their t-interval would span the whole axis."""
+    scores = list(part.by_seed.values())
+    if len(scores) == 2:
+        return min(scores), max(scores)
+    return part.ends or (part.over_seeds.mean, part.over_seeds.mean)
+
+
+def _scale(ax: Axes, panel: Panel) -> None:
+    bytes_ = [value for line in panel.lines for value in line.x]
+    log_axis(ax, "x", padded(bytes_, share=0.07), text=lambda value: trimmed(format_bytes(value)), most=7)
+    ax.set_xlabel("state for one sequence (log2 scale)")
+
+
+def _draw(ax: Axes, line: Line, look: Look) -> None:
+    ax.vlines(line.x, line.low, line.high, color=look.colour, lw=0.9, zorder=1.8)
+    ax.plot(line.x, line.y, lw=1.4, markersize=5, alpha=0.95, **look.line)

@@ -1,0 +1,224 @@
+"""Time and peak memory against length, with the measured power of n and the one that the paper claims."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from attnbench.figures.kit.keys import on_all, write_entry
+from attnbench.figures.kit.page import (
+    NARROW_ROOM,
+    NothingToDraw,
+    Page,
+    narrow,
+    new_page,
+    only_on_a_page,
+    shorten,
+    stacked,
+    text_width,
+)
+from attnbench.figures.kit.palette import palette
+from attnbench.figures.kit.style import SMALL_SIZE, in_style
+from attnbench.figures.kit.ticks import length, log_axis, padded, trimmed
+from attnbench.figures.published.lra import NYSTROMFORMER, OWN_ROOM, WIDE, draw_lines
+from attnbench.figures.published.points import read_points
+from attnbench.figures.series import LARGER, LONGEST, Series, names_room, panels_of
+from attnbench.measure.status import Status
+from attnbench.results.frame.settings import PANELS, restrict, settings, timed, without_room
+from attnbench.results.frame.words import failures, own_form_note, short_names, where
+from attnbench.units import format_bytes, format_seconds
+
+NEEDS = "times at two lengths"
+_POWERS = 2.0
+"""Width of the two columns of powers, in inches."""
+_AXIS, _GAP = 0.42, 0.18
+_ROW = 0.14
+"""Height of a line that names stopped variants, in inches."""
+
+
+def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
+    """Something was timed (or failed to be) at two lengths or more."""
+    return timed(restrict(frame, only or {}))["seq_len"].nunique() > 1
+
+
+@in_style
+def draw_scaling(
+    frame: pd.DataFrame, *, only: Mapping[str, object] | None = None, overlay: str | Path | None = None
+) -> Figure:
+    """Draw two log-log panels with a table of fitted and claimed powers of n, and mark where each variant stopped.
+
+    Rows that were measured differently get lines with other dashes, or panels if lines are many. ``overlay``:
+    ``published`` adds the Nyströmformer paper's measurements, a path those of :mod:`a file of points
+    <attnbench.figures.published.points>`. Raises UsageError if no row has a value or the file is no such file, and
+    NothingToDraw without a time or memory.
+    """
+    points = None
+    if overlay:
+        only_on_a_page(f"scaling with --overlay {overlay}")
+        points = read_points(NYSTROMFORMER if overlay == "published" else Path(overlay))
+    rows = timed(restrict(frame, only or {}))
+    prefer = {"level": ("operator", "layer", "model"), "pass": ("forward", "training")}
+    every = settings(rows, prefer, also_same=("inputs",))
+    found = [one for one in every if (one.ok[["time_median_s", "peak_bytes"]] > 0).any(axis=None)]
+    if not found:
+        raise NothingToDraw("; ".join(failures(rows)) or "no row holds a time or a memory")
+    panels = panels_of(found[:PANELS])
+    lines = [line for _, drawn in panels for line in drawn]
+    shown = pd.concat([one.rows for one in found[:PANELS]])
+    names, hidden = short_names(pd.concat([line.rows for line in lines]))
+    notes = [
+        own_form_note(names),
+        f"Power of n: least squares on the longest {LONGEST} lengths of each line, ± half its 95 % interval; after "
+        "the slash what its paper claims; bold if the whole interval is larger, and the power by more "
+        f"than {LARGER}. Bands: 95 % intervals of the median.",
+        *(
+            ["Crosses: the length at which a line stopped; their height is that of their words."]
+            if any(line.stopped for line in lines)
+            else []
+        ),
+        hidden,
+        *(f"Not drawn — {line}" for line in failures(shown)),
+        without_room(found),
+    ]
+    rooms = [
+        NARROW_ROOM + _table_height(drawn) if narrow() else max(4.2, 0.5 + 0.16 * len(drawn)) for _, drawn in panels
+    ]
+    headings = [heading for heading, _ in panels]
+    page = new_page(
+        cheapest(shown, names) or "Time and peak memory against length",
+        where(shown),
+        notes,
+        width=WIDE if points else 8.0,
+        room=stacked(rooms, headings),
+    )
+    for place, (part, (_, drawn)) in enumerate(zip(page.parts(headings, rooms), panels, strict=True)):
+        _block(replace(part, right=part.left + OWN_ROOM) if points else part, drawn)
+        if points and place == 0:
+            draw_lines(part, part.left + OWN_ROOM + 0.4, points)
+    return page.figure
+
+
+def cheapest(rows: pd.DataFrame, names: Mapping[str, str]) -> str:
+    """``Fastest at n = 64k: linear; least memory: local``, at the longest length without references; else empty."""
+    rows = rows[(rows["family"] != "reference") & (rows["status"] == Status.OK)]
+    rows, said = rows[rows["seq_len"] == rows["seq_len"].max()], []
+    for column, words in (("time_median_s", "Fastest at n = {}"), ("peak_bytes", "least memory")):
+        here = rows[rows[column] > 0].sort_values(column)
+        if len(here) > 1:
+            label = str(here["label"].iloc[0])
+            said.append(f"{words.format(length(int(here['seq_len'].iloc[0])))}: {names.get(label, label)}")
+    return "; ".join(said)
+
+
+_COLUMNS = (
+    ("time_median_s", "median time", 10, lambda value: trimmed(format_seconds(value))),
+    ("peak_bytes", "peak memory", 2, lambda value: trimmed(format_bytes(value))),
+)
+
+
+def _table_height(drawn: Sequence[Series]) -> float:
+    return 0.65 + 0.16 * len(drawn)
+
+
+def _block(page: Page, drawn: Sequence[Series]) -> None:
+    names = min(names_room(), max(text_width(line.name, SMALL_SIZE) for line in drawn)) + 0.46
+    if narrow():
+        page, table = page.split(_table_height(drawn))
+        names = table.right - table.left - _POWERS + 0.1  # all the room there is
+        left, right = page.left + 0.66, page.right - 0.1
+    else:
+        left, right = page.left + 0.66, page.right - names - _POWERS - 0.2
+        table = replace(page, left=right + 0.2)
+    tall = (page.top - page.bottom - _AXIS - _GAP) / 2
+    lengths = sorted({n for line in drawn for n in line.rows["seq_len"]} | {s.stopped[0] for s in drawn if s.stopped})
+    for place, (column, name, base, text) in enumerate(_COLUMNS):
+        ax = page.axes(left, page.bottom + _AXIS + (1 - place) * (tall + _GAP), right - left, tall)
+        ends = [column] if place else [column, "time_ci_low_s", "time_ci_high_s"]
+        shown = [line.rows[ends].to_numpy(dtype=float) for line in drawn]
+        # A band that reaches farther than three times its value would flatten all lines, and leaves the axes instead.
+        values = np.concatenate([np.clip(one, one[:, :1] / 3, one[:, :1] * 3).ravel() for one in shown])
+        limits = padded(values, share=0.05)
+        stops = _stops(drawn) if place == 0 else {}
+        # Leave room above the lines to name the stopped ones.
+        share = min(0.5, _ROW * (len(stops) + 0.5) / tall) if stops else 0.0
+        top = math.exp(math.log(limits[0]) + math.log(limits[1] / limits[0]) / (1 - share))
+        log_axis(ax, "x", padded(lengths, share=0.04), at=lengths, text=length, most=6)
+        log_axis(ax, "y", (limits[0], top), base=base, text=text, most=4 if narrow() else 6)
+        ax.set_ylabel(name)
+        ax.grid(axis="both")
+        for line in drawn:
+            _line(ax, line, column)
+        if not np.isfinite(values).any():
+            ax.text(0.5, 0.5, "not measured", transform=ax.transAxes, ha="center", color=palette().faint)
+        for row, ((n, status), stopped) in enumerate(stops.items()):
+            _mark_stop(ax, (right - left, tall), row, n, status, stopped)
+        if place == 0:
+            ax.tick_params(labelbottom=False)
+        else:
+            ax.set_xlabel("length n (log2 scale)")
+    _write_table(table, drawn, names)
+
+
+def _line(ax: Axes, line: Series, column: str) -> None:
+    n, value = line.rows["seq_len"].to_numpy(dtype=float), line.rows[column].to_numpy(dtype=float)
+    ax.plot(n, np.where(value > 0, value, np.nan), lw=1.2, markersize=4.2, alpha=0.9, **line.look.line)
+    if column == "time_median_s":
+        ends = line.rows[["time_ci_low_s", "time_ci_high_s"]].to_numpy(dtype=float)
+        ax.fill_between(n, ends[:, 0], ends[:, 1], color=line.look.colour, alpha=0.15, lw=0)
+
+
+def _stops(drawn: Sequence[Series]) -> dict[tuple[int, str], list[Series]]:
+    stops: dict[tuple[int, str], list[Series]] = {}
+    for line in drawn:
+        if line.stopped:
+            stops.setdefault(line.stopped, []).append(line)
+    return dict(sorted(stops.items()))
+
+
+def _mark_stop(ax: Axes, inches: tuple[float, float], row: int, n: int, status: str, stopped: Sequence[Series]) -> None:
+    wide, tall = inches
+    low, high = np.log(ax.get_xlim())
+    x, y = (math.log(n) - low) / (high - low), 1 - _ROW * (row + 0.6) / tall
+    colour = stopped[0].look.colour if len(stopped) == 1 else palette().ink
+    ax.plot([x], [y], "x", transform=ax.transAxes, markersize=5, markeredgewidth=1.5, color=colour)
+    to_left = x >= 0.5
+    words = f"{status}: {', '.join(line.name for line in stopped)}"
+    text = shorten(words, (x if to_left else 1 - x) * wide - 0.15, SMALL_SIZE)
+    at = x + (-0.08 if to_left else 0.08) / wide
+    box = {"facecolor": palette().page, "edgecolor": "none", "pad": 0.8}  # so that the grid does not strike it out
+    side = "right" if to_left else "left"
+    ax.text(at, y, text, transform=ax.transAxes, fontsize=SMALL_SIZE, va="center", ha=side, bbox=box)
+
+
+def _write_table(page: Page, drawn: Sequence[Series], names: float) -> None:
+    ax, width = on_all(page), page.right - page.left
+    faint: dict[str, Any] = {"fontsize": SMALL_SIZE, "color": palette().faint, "va": "center"}
+    columns = {"time_median_s": ("time", names + 0.95), "peak_bytes": ("memory", names + 1.9)}
+    y = page.top - page.bottom - 0.06
+    ax.text(names + 1.1, y, "power of n", ha="center", **faint)
+    y -= 0.155
+    for word, at in columns.values():
+        ax.text(at, y, word, ha="right", **faint)
+    y -= 0.1
+    ax.add_line(Line2D([0, width], [y, y], color=palette().line, lw=0.8))
+    step = min(0.2, max(0.13, (y - 0.2) / max(len(drawn), 1)))
+    y += step / 2 - 0.06
+    for line in drawn:
+        y -= step
+        write_entry(ax, y, line.name, {"lw": 1.2, **line.look.line}, right=names)
+        for column, (_, at) in columns.items():
+            power, half, claim = line.power(column), line.half(column), line.claimed(column)
+            text = "–" if math.isnan(power) else f"{power + 0.0:.2f}".replace("-0.00", "0.00")
+            text += f" ±{half:.2f}" if half >= 0.005 else ""
+            text += f" / {claim:g}" if math.isfinite(claim) else ""
+            weight = "bold" if line.is_above(column) else "normal"
+            ax.text(at, y, text, fontsize=SMALL_SIZE, va="center", ha="right", fontweight=weight)

@@ -1,0 +1,244 @@
+"""Scores by training, a panel for each task: means with intervals over seeds, and paired differences from softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from attnbench.errors import UsageError
+from attnbench.figures.kit.page import (
+    NothingToDraw,
+    Page,
+    counted,
+    narrow,
+    new_page,
+    only_on_a_page,
+    shorten,
+    text_width,
+    winners,
+)
+from attnbench.figures.kit.palette import palette
+from attnbench.figures.kit.style import SMALL_SIZE, TEXT_SIZE, in_style
+from attnbench.figures.kit.ticks import linear_ticks
+from attnbench.figures.published.lra import draw_rescored, rescored_height
+from attnbench.results.frame.scored import Problem, about, family_of, hidden_options, left_out, means, problems
+from attnbench.results.frame.settings import restrict, scored
+from attnbench.results.frame.words import own_form_note, short_names
+from attnbench.results.scores import MEAN, Difference, Summary, difference, joint, learnt
+
+NEEDS = "scores of trainings"
+_PANELS = 12
+_ROW = 0.275
+"""Height of a row in inches: two lines of small letters."""
+_HEAD, _AXIS, _GAP = 0.34, 0.42, 0.16
+_LINE = 0.065
+"""Inches from the middle of a row to the middle of a line in it."""
+_SAID = 0.98
+
+
+def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
+    """A training has a score."""
+    return bool(scored(restrict(frame, only or {}))["score"].notna().any())
+
+
+@in_style
+def draw_scores(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None, overlay: str | None = None) -> Figure:
+    """Draw a panel for each task, variants from the best mean down; last the mean of labels with the same seeds on all.
+
+    Each row has a dot with its 95 % interval over seeds, a tick for each seed, and the difference from softmax over the
+    common seeds: ``better`` or ``worse`` only if its interval excludes 0. Softmax's interval is a band; chance and
+    identity are lines. ``overlay``: ``published`` adds the Long Range Arena's scores, as printed and as repeated by
+    others. Raises UsageError for an unknown overlay or if no row has a value, and NothingToDraw without a score.
+    """
+    if overlay not in (None, "published"):
+        raise UsageError(f"overlay must be published, not {overlay!r}")
+    if overlay:
+        only_on_a_page("scores with --overlay published")
+    frame = restrict(frame, only or {})
+    every = problems(frame)
+    found = [one for one in every if one.parts]
+    if not found:
+        raise NothingToDraw("; ".join(left_out(frame, every)) or f"needs {NEEDS}")
+    mean = means(found)
+    drawn = [*found, *mean][:_PANELS]
+    names, hidden = short_names(
+        pd.DataFrame([(p.label, p.variant) for one in drawn for p in one.parts], columns=["label", "variant"])
+    )
+    notes = [*left_out(frame, every), *_without_mean(found, mean), *_notes(drawn, family := family_of(found))]
+    notes += [" ".join(part for part in (hidden_options(drawn), hidden) if part), own_form_note(names)]
+    rest = [one.heading for one in [*found, *mean][_PANELS:]]
+    notes += [f"Not drawn, for want of room: {', '.join(rest)}."] if rest else []
+    across = 1 if narrow() or len(drawn) == 1 else 2
+    lines = [drawn[at : at + across] for at in range(0, len(drawn), across)]
+    rooms = [_HEAD + _AXIS + _ROW * max(len(one.parts) for one in line) for line in lines]
+    below = rescored_height() + 0.3 if overlay else 0.0
+    page = new_page(
+        _title(drawn, names, family),
+        about(frame, found),
+        notes,
+        height=2.0,
+        room=sum(rooms) + _GAP * (len(rooms) - 1) + below,
+    )
+    limits, top = _limits(drawn), page.top
+    wide = (page.right - page.left - _GAP * (across - 1)) / across
+    for line, room in zip(lines, rooms, strict=True):
+        for place, one in enumerate(line):
+            left = page.left + place * (wide + _GAP)
+            tall = _HEAD + _AXIS + _ROW * len(one.parts)
+            _panel(
+                replace(page, left=left, right=left + wide, bottom=top - tall, top=top), one, names, (limits, family)
+            )
+        top -= room + _GAP
+    if overlay:
+        draw_rescored(replace(page, top=page.bottom + below - 0.3))
+    return page.figure
+
+
+def _title(drawn: Sequence[Problem], names: Mapping[str, str], family: int) -> str:
+    problems = [one for one in drawn if one.task != MEAN]
+    pairs = [(names[part.label], part, one.reference) for one in problems if one.reference for part in one.parts]
+    if not pairs:
+        best = winners([[(part.over_seeds.mean, names[part.label]) for part in one.parts] for one in problems])
+        return f"Highest mean score: {best}"
+    found = [(difference(part, other, family).verdict, name) for name, part, other in pairs if part is not other]
+    better, worse = ([name for verdict, name in found if verdict == wanted] for wanted in ("better", "worse"))
+    if better:
+        return f"Better than softmax: {counted(better, len(problems))}"
+    return f"Nothing is shown to be better than softmax; {len(set(worse))} of {len(set(names.values())) - 1} are worse"
+
+
+def _limits(drawn: Sequence[Problem]) -> tuple[float, float]:
+    values = [value for one in drawn for part in one.parts for value in (part.least, part.most, *(part.ends or ()))]
+    values += [one.chance for one in drawn if one.chance is not None]
+    low, high = min(values), max(values)
+    extra = 0.04 * (high - low) or 0.05
+    return low - extra, high + extra
+
+
+def _panel(page: Page, one: Problem, names: Mapping[str, str], of_all: tuple[tuple[float, float], int]) -> None:
+    limits, family = of_all
+    wide, tall = page.right - page.left, _ROW * len(one.parts)
+    room = 0.3 * wide if narrow() else 0.34 * wide
+    named = [_name(names[part.label], room) for part in one.parts]
+    column = max(text_width(text, size) for lines in named for text, size in lines) + 0.03
+    heading = shorten(one.heading, 0.88 * wide, TEXT_SIZE)
+    page.write(page.left, page.top - 0.02, heading, va="top", fontsize=TEXT_SIZE, fontweight="bold")
+    left, right, bottom = page.left + column + 0.06, page.right - _SAID, page.top - _HEAD - tall
+    ax = page.axes(left, bottom, right - left, tall)
+    ax.set_xlim(*limits)
+    ax.set_ylim(len(one.parts) - 0.5, -0.5)
+    ax.set_yticks([])
+    ax.spines["left"].set_visible(False)
+    ax.set_xticks(linear_ticks(*limits, most=4 if right - left < 2.2 else 6))
+    ax.grid(axis="x")
+    ax.set_xlabel("score")
+    _lines(ax, one)
+    beside = page.blank(page.left, bottom, wide, tall)
+    reference, floor = one.reference, one.floor
+    for place, part in enumerate(one.parts):
+        _row(ax, place, part, is_hollow=_is_hollow(part, floor))
+        y = tall - _ROW * (place + 0.5)
+        for (text, size), up in zip(named[place], (_LINE, -_LINE) if len(named[place]) > 1 else (0,), strict=True):
+            colour = palette().faint if up < 0 else palette().ink
+            beside.text(column, y + up, text, fontsize=size, va="center", ha="right", color=colour)
+        if reference is not None and part is not reference:
+            _say(beside, wide, y, difference(part, reference, family))
+    if reference is not None:
+        less = shorten(f"minus {reference.label}", 0.5 * wide, SMALL_SIZE)
+        page.write(page.right, page.top - 0.17, less, va="top", ha="right", color=palette().faint)
+
+
+def _name(name: str, room: float) -> list[tuple[str, float]]:
+    variant, _, options = name.partition(":")
+    lines = [(variant, SMALL_SIZE), (options, SMALL_SIZE - 1)]
+    return [(shorten(text, room - 0.05, size), size) for text, size in lines if text]
+
+
+def _lines(ax: Axes, one: Problem) -> None:
+    if one.reference is not None and one.reference.ends is not None:
+        ax.axvspan(*one.reference.ends, color=palette().family("exact"), alpha=0.1, lw=0, zorder=0)
+    if one.chance is not None:
+        ax.axvline(one.chance, color=palette().ink, lw=1.1, ls=":", zorder=1.4)
+    if one.no_mixing is not None:
+        ax.axvline(one.no_mixing.over_seeds.mean, color=palette().family("reference"), lw=1.1, ls="--", zorder=1.4)
+
+
+def _is_hollow(part: Summary, floor: float | None) -> bool:
+    return part.ends is not None and not learnt(part, floor)
+
+
+def _row(ax: Axes, place: int, part: Summary, *, is_hollow: bool) -> None:
+    colour = palette().family(part.family)
+    if part.ends is not None:
+        ax.plot(part.ends, [place, place], color=colour, lw=1.4, solid_capstyle="butt", zorder=2)
+    seeds = list(part.by_seed.values())
+    if len(seeds) > 1:
+        ax.plot(seeds, [place] * len(seeds), "|", color=colour, ms=8, mew=1.0, alpha=0.55, zorder=2.5)
+    face: Any = palette().page if is_hollow else colour
+    ax.plot([part.over_seeds.mean], [place], "o", ms=5.2, mec=colour, mfc=face, mew=1.2, zorder=3)
+
+
+def _say(ax: Axes, right: float, y: float, found: Difference) -> None:
+    if found.of is None:
+        ax.text(right, y, "no common seed", fontsize=SMALL_SIZE, va="center", ha="right", color=palette().faint)
+        return
+    clear = found.verdict in ("better", "worse")
+    words = f"{_signed(found.of.mean)} {found.verdict}" if clear else _signed(found.of.mean)
+    up = _LINE if found.of.low is not None else 0.0
+    ax.text(right, y + up, words, fontsize=SMALL_SIZE, va="center", ha="right")
+    if found.of.low is not None and found.of.high is not None:
+        ends = f"{_signed(found.of.low)} to {_signed(found.of.high)}"
+        ax.text(right, y - up, ends, fontsize=SMALL_SIZE - 1, va="center", ha="right", color=palette().faint)
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.3f}".replace("+0.000", "0.000").replace("-0.000", "0.000").replace("-", "−")
+
+
+def _notes(drawn: Sequence[Problem], family: int) -> list[str]:
+    several = any(len(part.by_seed) > 1 for one in drawn for part in one.parts)
+    single = any(len(part.by_seed) == 1 for one in drawn for part in one.parts)
+    notes = (
+        ["Dots: means over seeds; ticks: single seeds; bars: 95 % t-intervals over seeds, on one test set."]
+        if several
+        else []
+    )
+    if single:
+        notes.append(
+            "With one seed the bar is the interval over test examples, which knows nothing of other seeds; a mean over "
+            "tasks has none."
+        )
+    lines = ["dotted: chance (the best constant answer)"] if any(one.chance is not None for one in drawn) else []
+    lines += ["dashed: identity, which mixes no tokens"] if any(one.no_mixing for one in drawn) else []
+    lines += ["band: softmax's interval"] if any(one.reference and one.reference.ends for one in drawn) else []
+    notes += [f"Upright: {'; '.join(lines)}."] if lines else []
+    if any(_is_hollow(part, one.floor) for one in drawn for part in one.parts):
+        notes.append(
+            "Hollow: its interval is not above identity's on the same task (without identity, not above chance)."
+        )
+    if any(one.reference for one in drawn):
+        notes.append(
+            f"Right: score minus softmax's, seed by seed, with its interval, {joint(family)}; "
+            f"better or worse only where that excludes 0{', never with one seed' * single}."
+        )
+    return [" ".join(notes)]
+
+
+def _without_mean(found: Sequence[Problem], drawn: Sequence[Problem]) -> list[str]:
+    if len({one.task for one in found}) < 2:
+        return []
+    if not drawn:
+        return ["No mean over tasks: no variant has the same seeds on each task of one model."]
+    every = dict.fromkeys(part.label for one in found for part in one.parts)
+    missing = [label for label in every if all(label not in {part.label for part in one.parts} for one in drawn)]
+    once = [label for label in missing if sum(label in {part.label for part in one.parts} for one in found) == 1]
+    several = [label for label in missing if label not in once]
+    lines = [f"Not in the mean, since trained on one task only: {', '.join(once)}."] if once else []
+    if several:
+        lines.append(f"Not in the mean, for want of the same seeds on each task: {', '.join(several)}.")
+    return lines

@@ -1,0 +1,227 @@
+"""Attention's part of the time of a layer or a model, over the length."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from attnbench.figures.kit.keys import write_entry
+from attnbench.figures.kit.page import NothingToDraw, Page, narrow, new_page, stacked, text_width
+from attnbench.figures.kit.palette import palette
+from attnbench.figures.kit.style import SMALL_SIZE, Look, in_style, looks
+from attnbench.figures.kit.ticks import length, log_axis, padded
+from attnbench.figures.peers import TIMES, ratio_of
+from attnbench.measure.status import Status
+from attnbench.results.frame.settings import PANELS, SAME, Setting, records, restrict, settings, timed, without_room
+from attnbench.results.frame.words import failures, own_form_note, short_names, where
+
+NEEDS = "times of a layer or model at two lengths, beside identity or the operators alone"
+IDENTITY = "identity"
+"""The variant that returns the values: everything but attention is left."""
+_NAMES = 2.95
+
+
+@dataclass(frozen=True)
+class Share:
+    """Attention's part of one label's time."""
+
+    label: str
+    family: str
+    n: tuple[int, ...]
+    part: np.ndarray
+    """``(lengths,)``; noise may bring it below 0."""
+    low: np.ndarray
+    """Lower end of its 95 % interval; ``high`` is the upper end."""
+    high: np.ndarray
+
+    def half(self) -> float:
+        """The least length from which attention is the larger part, interpolated on a log scale.
+
+        0 if it already is at the shortest length, infinity if it is not at the longest.
+        """
+        above = self.part >= 0.5
+        if not above[-1]:
+            return math.inf
+        last = max((place for place in range(len(above)) if not above[place]), default=-1)
+        if last < 0:
+            return 0.0
+        a, b = self.part[last], self.part[last + 1]
+        start, end = math.log(self.n[last]), math.log(self.n[last + 1])
+        return math.exp(start + (end - start) * float((0.5 - a) / (b - a)))
+
+
+@dataclass(frozen=True)
+class _Panel:
+    heading: str
+    rows: pd.DataFrame
+    shares: list[Share]
+    by: str
+
+
+def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
+    """A layer or model was timed at two lengths, and so was the rest without attention, or attention alone."""
+    return bool(_panels(timed(restrict(frame, only or {})), timed(frame))[0])
+
+
+@in_style
+def draw_share(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None) -> Figure:
+    """Draw each label's share of attention in the time of the layer or model.
+
+    The rest is the time of the same layer or model with ``identity``; without one, attention is the operator's time
+    times the layers. Raises NothingToDraw without a layer or model at two lengths with either.
+    """
+    rows = timed(restrict(frame, only or {}))
+    panels, found = _panels(rows, timed(frame))
+    if not panels:
+        raise NothingToDraw("; ".join(failures(rows)) or f"needs {NEEDS}")
+    shown = pd.concat([panel.rows for panel in panels])
+    names, hidden = short_names(shown[shown["label"].isin([one.label for panel in panels for one in panel.shares])])
+    notes = [
+        own_form_note(names),
+        *dict.fromkeys(panel.by for panel in panels),
+        "Bands: 95 % intervals, from those of both medians. Dotted: half of the time.",
+        hidden,
+        *(f"Not drawn — {line}" for line in failures(shown)),
+        without_room(found),
+    ]
+    return _draw(panels, names, where(shown), notes)
+
+
+def shares_of(rows: pd.DataFrame, others: pd.DataFrame) -> tuple[list[Share], str]:
+    """The known parts of each label of a layer or model (``rows``; operators are in ``others``), and the method."""
+    ok = rows[(rows["status"] == Status.OK) & (rows["time_median_s"] > 0)]
+    if ok.empty or ok["level"].iloc[0] == "operator":
+        return [], ""
+    like, ok = ok.iloc[0], ok[["variant", *_OF_LINES]]
+    rest = ok[ok["variant"] == IDENTITY].drop_duplicates("seq_len", keep="last").set_index("seq_len")
+    wholes = ok[ok["variant"] != IDENTITY]
+    if len(rest) > 1:
+        by = (
+            "Attention: what a layer or model takes beyond the same one with identity, which returns the values and "
+            "attends to nothing."
+        )
+        return _lines(wholes, lambda label: rest, remain=True), by
+    alone = _alike(others, like)[_OF_LINES]
+    by = "Attention: the time of the operator alone, once for each layer, over that of the layer or model."
+    tables = {
+        str(label): part.drop_duplicates("seq_len", keep="last").set_index("seq_len")
+        for label, part in alone.groupby("label", sort=False)
+    }
+    return _lines(wholes, lambda label: tables.get(label), remain=False), by
+
+
+_OF_LINES = ["label", "family", "seq_len", "layers", *TIMES]
+
+
+def _alike(others: pd.DataFrame, like: pd.Series[Any]) -> pd.DataFrame:
+    here = (others["level"] == "operator") & (others["status"] == Status.OK) & (others["time_median_s"] > 0)
+    here &= others["kv_len"] == others["seq_len"]
+    for column in SAME:
+        if column in others and column not in ("level", "sweep", *_OF_MODELS):
+            value = like[column]
+            here &= (others[column].isna() if pd.isna(value) else others[column] == value).to_numpy()
+    return others[here]
+
+
+_OF_MODELS = ("layers", "ffn", "positions", "task", "protocol", "steps", "pretrain_steps")
+"""Columns without a value for operators."""
+
+
+def _lines(wholes: pd.DataFrame, beside: Callable[[str], pd.DataFrame | None], *, remain: bool) -> list[Share]:
+    found = []
+    for label, part in wholes.groupby("label", sort=False):
+        other = beside(str(label))
+        if other is None:
+            continue
+        part = part.drop_duplicates("seq_len", keep="last").set_index("seq_len").sort_index()
+        lengths = [n for n in part.index if n in other.index]
+        if len(lengths) < 2:
+            continue
+        whole = part.loc[lengths]
+        pairs = zip(records(other.loc[lengths]), records(whole), strict=True)
+        ratio, low, high = np.array([ratio_of(*pair) for pair in pairs]).T
+        if remain:
+            ends = (1 - ratio, 1 - high, 1 - low)
+        else:
+            layers = whole["layers"].fillna(1.0).to_numpy(dtype=float)
+            ends = (layers * ratio, layers * low, layers * high)
+        found.append(Share(str(label), str(part["family"].iloc[0]), tuple(int(n) for n in lengths), *ends))
+    return found
+
+
+def _panels(rows: pd.DataFrame, others: pd.DataFrame) -> tuple[list[_Panel], list[Setting]]:
+    prefer = {"level": ("model", "layer"), "pass": ("training", "forward")}
+    kept, panels = [], []
+    for setting in settings(rows[rows["level"] != "operator"], prefer, also_same=("inputs", "layers", "ffn")):
+        shares, by = shares_of(setting.rows, others)
+        if shares:
+            kept.append(setting)
+            panels.append(_Panel(setting.about, setting.rows, shares, by))
+    return panels[:PANELS], kept
+
+
+def _draw(panels: Sequence[_Panel], names: Mapping[str, str], about: Sequence[str], notes: Sequence[str]) -> Figure:
+    look = looks((one.label, one.family) for panel in panels for one in panel.shares)
+    headings = [panel.heading for panel in panels]
+    rooms = [2.6 + 0.17 * len(one.shares) if narrow() else max(3.0, 0.17 * len(one.shares) + 0.5) for one in panels]
+    page = new_page(_title(panels[0], names), about, notes, room=stacked(rooms, headings))
+    for part, panel in zip(page.parts(headings, rooms), panels, strict=True):
+        _block(part, panel, names, look)
+    return page.figure
+
+
+def _title(panel: _Panel, names: Mapping[str, str]) -> str:
+    above = [names[one.label] for one in panel.shares if math.isfinite(one.half())]
+    longest = length(max(one.n[-1] for one in panel.shares))
+    return f"Attention is over half of the time at n = {longest} with {', '.join(above) or 'no variant'}"
+
+
+def _block(page: Page, panel: _Panel, names: Mapping[str, str], look: Mapping[str, Look]) -> None:
+    rows = sorted(panel.shares, key=lambda one: -float(one.part[-1]))
+    texts = [f"{names[one.label]}: {_said(one)}" for one in rows]
+    key = min(_NAMES, max(text_width(text, SMALL_SIZE) for text in texts) + 0.58)
+    if narrow():
+        chart, under = page.split(0.17 * len(rows) + 0.15)
+        right, left, top = chart.right - 0.1, under.left, under.top
+    else:
+        chart, right = page, page.right - key - 0.1
+        left, top = right + 0.15, page.top
+    bottom = chart.bottom + 0.42
+    _chart(chart.axes(chart.left + 0.6, bottom, right - chart.left - 0.6, chart.top - bottom), panel, look)
+    tall = 0.17 * len(rows) + 0.1
+    box = page.blank(left, top - tall, page.right - left, tall)
+    for row, (one, text) in enumerate(zip(rows, texts, strict=True)):
+        y = tall - 0.1 - 0.17 * row
+        write_entry(box, y, text, {"lw": 1.2, **look[one.label].line})
+
+
+def _said(one: Share) -> str:
+    half = one.half()
+    if half == 0.0:
+        return f"over half from {length(one.n[0])}"
+    return f"under half to {length(one.n[-1])}" if math.isinf(half) else f"half at {half:.0f}"
+
+
+def _chart(ax: Axes, panel: _Panel, look: Mapping[str, Look]) -> None:
+    lengths = sorted({n for one in panel.shares for n in one.n})
+    least = min(float(one.part.min()) for one in panel.shares)
+    most = max(float(one.part.max()) for one in panel.shares)
+    log_axis(ax, "x", padded(lengths, share=0.04), at=lengths, text=length, most=6)
+    ax.set_ylim(min(0.0, 1.1 * least), max(1.0, 1.05 * most))
+    ax.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0", "25 %", "50 %", "75 %", "100 %"])
+    ax.set_xlabel("length n (log2 scale)")
+    ax.set_ylabel("part of the time")
+    ax.grid(axis="both")
+    ax.axhline(0.5, color=palette().ink, lw=1.2, ls=":")
+    for one in panel.shares:
+        ax.plot(one.n, one.part, lw=1.2, markersize=4.2, alpha=0.9, **look[one.label].line)
+        ax.fill_between(
+            one.n, one.low, one.high, color=look[one.label].colour, alpha=0.12 if len(panel.shares) < 7 else 0.05, lw=0
+        )

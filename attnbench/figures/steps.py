@@ -1,0 +1,94 @@
+"""Error over the steps of a generation: does the state of the prompt still serve the last tokens?"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from attnbench.figures.error_lines import at_length
+from attnbench.figures.kit.page import NothingToDraw, winners
+from attnbench.figures.kit.score_lines import Line, Panel, draw_lines, linear_x
+from attnbench.figures.kit.style import Look, in_style
+from attnbench.figures.kit.ticks import linear_ticks
+from attnbench.measure.status import Status
+from attnbench.results.frame.settings import PANELS, Setting, compared, only_length, restrict, settings, without_room
+from attnbench.results.frame.words import failures, own_form_note, short_names, where
+
+NEEDS = "errors of pass generate"
+
+
+def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
+    """The steps of something that is not exact were compared."""
+    return not _drawn(compared(restrict(frame, only or {}))).empty
+
+
+@in_style
+def draw_steps(frame: pd.DataFrame, *, n: int | None = None, only: Mapping[str, object] | None = None) -> Figure:
+    """Draw the relative error of new tokens against their number, in a panel for each input.
+
+    A note names exact methods, which are left out. Rows that were measured differently get separate panels. ``n`` is
+    the prompt's length; by default the longest of those with most rows. Raises NothingToDraw without an error of steps.
+    """
+    rows = compared(restrict(frame, only or {}))
+    drawn = _drawn(rows)
+    if n is not None:
+        drawn = drawn[drawn["seq_len"] == n]
+    if drawn.empty:
+        raise NothingToDraw("; ".join(failures(rows)) or f"needs {NEEDS}")
+    found = settings(drawn, also_same=("inputs",))
+    names, hidden = short_names(drawn)
+    shown = [replace(setting, rows=at_length(setting.rows, n)) for setting in found[:PANELS]]
+    panels = [_panel(setting, names) for setting in shown]
+    exact = rows.loc[_has_steps(rows) & (rows["error_kind"] == "exact"), "label"]
+    notes = [
+        "Relative error of the outputs of neighbouring new tokens against attention to the whole cache, in float64. "
+        "Names from the smallest last error up.",
+        f"Left out — exact up to rounding: {', '.join(dict.fromkeys(exact))}." if len(exact) else "",
+        hidden,
+        own_form_note(names),
+        *(f"Not drawn — {line}" for line in failures(rows)),
+        without_room(found),
+    ]
+    every = pd.concat([setting.rows for setting in shown])
+    means = [[(math.fsum(line.y) / len(line.y), line.name) for line in panel.lines] for panel in panels]
+    title = f"Least mean error over the new tokens: {winners(means, largest=False)}"
+    return draw_lines(title, where(every, only_length(every)), notes, panels, "relative error", _scale, _draw)
+
+
+def _drawn(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows[_has_steps(rows) & (rows["error_kind"] != "exact")]
+
+
+def _has_steps(rows: pd.DataFrame) -> pd.Series[bool]:
+    steps = rows["rel_error_steps"]
+    return (rows["status"] == Status.OK) & steps.notna() & (steps != "")
+
+
+def _panel(setting: Setting, names: Mapping[str, str]) -> Panel:
+    lines = [_line(row, names[str(row["label"])]) for _, row in setting.rows.iterrows()]
+    return Panel(setting.about, tuple(sorted(lines, key=lambda line: (line.y[-1], line.name))), ())
+
+
+def _line(row: pd.Series, name: str) -> Line:
+    errors = tuple(float(one) for one in json.loads(row["rel_error_steps"]))
+    ends = np.linspace(0, float(row["new_tokens"]), len(errors) + 1)
+    middle = tuple(float(x) for x in (ends[1:] + ends[:-1] + 1) / 2)
+    return Line(name, str(row["family"]), middle, errors, errors, errors)
+
+
+def _scale(ax: Axes, panel: Panel) -> None:
+    linear_x(ax, max(line.x[-1] for line in panel.lines) + 0.5, "new token")
+    _, high = ax.get_ylim()
+    ax.set_ylim(0, high)
+    ax.set_yticks([tick for tick in linear_ticks(0, high) if tick <= high])
+
+
+def _draw(ax: Axes, line: Line, look: Look) -> None:
+    ax.plot(line.x, line.y, lw=1.4, markersize=3.4, alpha=0.95, **look.line)

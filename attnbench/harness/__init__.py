@@ -1,0 +1,1 @@
+"""The harness: a plan becomes rows, by processes that measure."""

@@ -1,0 +1,1 @@
+"""Variants in turn at each length."""

@@ -1,0 +1,505 @@
+"""The faster of two variants at each length, its lead, and the length from which it leads."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from typing import Any
+
+from attnbench.contract.inputs import doubt
+from attnbench.harness.compare.distinct import refuse_equal
+from attnbench.harness.compare.length import Length, measure_again, measure_length, without_error
+from attnbench.harness.inside.execute import add_rates, hold_to_limits
+from attnbench.harness.inside.launch import host_share
+from attnbench.harness.outside.gate import Gate
+from attnbench.harness.outside.isolation import Settings, Worker, WorkerFailed
+from attnbench.harness.wire.process import environment_for
+from attnbench.measure.cgroup import throttled_periods
+from attnbench.measure.crossover import Crossover, crossover
+from attnbench.measure.limits import Limits
+from attnbench.measure.machine import OtherLoad, thread_warnings, throttling_warning, variables
+from attnbench.measure.statistics import (
+    LOOKS,
+    SAME_BAND,
+    Ratio,
+    Said,
+    interval_over_rounds,
+    judged,
+    median,
+    median_interval,
+    paired_ratio,
+)
+from attnbench.measure.status import STOPPING, Status
+from attnbench.measure.time import TimingRules
+from attnbench.results.frame.marks import by_host
+from attnbench.results.record import COLUMNS, Record, inferred
+from attnbench.suite.axes import ALIKE, AXES, IN_ROWS
+from attnbench.suite.cell import Cell
+from attnbench.units import format_seconds
+
+LONGEST_ERROR = 2**31
+"""Logits of exact attention in float64 that take about a minute; errors of longer inputs are not measured."""
+
+BUSY = 0.25
+"""Share of the needed cores that other programs may take."""
+FALL = 0.8
+"""Less than this share of the time for twice the length is impossible."""
+
+_ASKED = tuple(name for name in COLUMNS if name in {"level", "pass", "device", *IN_ROWS} - {"kv_len"})
+RATES = ("flops_per_s", "bytes_per_s", "peak_fraction")
+"""Columns that are held to the machine's measured rates: on a GPU, and if they were asked for."""
+_TOLD = ("batch", "heads", "kv_heads", "head_dim", "v_dim", "dtype", "seed")
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One variant at one length. Times in seconds; None if it did not run."""
+
+    record: Record
+    time: float | None
+    interval: tuple[float, float] | None
+
+    @property
+    def host_share(self) -> float | None:
+        """As the column of that name, of the time in turns."""
+        return host_share(self.record.device_s, self.time)
+
+    @property
+    def by_host(self) -> str:
+        """The host's share of its time, in words, if that is most of it; else empty."""
+        return by_host(self.record.label, self.record.launched, self.host_share)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One pair at one length."""
+
+    n: int
+    a: Side
+    b: Side
+    ratio: Ratio | None
+    """Time of A over time of B; None if one of them did not run."""
+    said: Said = Said("withheld")
+    disturbed: int = 0
+    stopped: int = 0
+    """Turns that were left out because the measuring process stood still."""
+    processes: int = 0
+    """Number of processes in which both took turns."""
+
+    @property
+    def verdict(self) -> str:
+        """``faster``, ``slower``, ``same``, ``inconclusive``, ``withheld``, a failed side's status, or empty for one
+        variant."""
+        if self.ratio is not None:
+            return self.said.word
+        failed = next((one.record for one in (self.a, self.b) if one.record.status is not Status.OK), None)
+        return "" if failed is None else f"{failed.label} {failed.status}"
+
+    @property
+    def withheld(self) -> str:
+        """The reason against a verdict although both ran."""
+        return self.said.why if self.ratio is not None and self.said.word == "withheld" else ""
+
+    @property
+    def busy(self) -> str:
+        """The mark of a verdict from a busy machine; empty for none."""
+        return "" if self.said.word == "withheld" else self.said.why
+
+    @property
+    def word(self) -> str:
+        """The verdict with its marks."""
+        said = [self.verdict + f" ({self.busy})" * bool(self.busy), *(self.by_host if self.shown else ())]
+        return "; ".join(said)
+
+    @property
+    def by_host(self) -> list[str]:
+        """The sides with mostly host time, and its share."""
+        return [side.by_host for side in (self.a, self.b) if side.by_host]
+
+    @property
+    def shown(self) -> Ratio | None:
+        """The ratio, unless it is withheld."""
+        return None if self.said.word == "withheld" else self.ratio
+
+
+@dataclass(slots=True)
+class Comparison:
+    """All lengths of all pairs, and the crossover length of each pair. One variant alone is a pair with itself."""
+
+    labels: list[str]
+    rows: dict[tuple[str, str], list[Row]] = field(default_factory=dict)
+    crossovers: dict[tuple[str, str], Crossover] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+    without_error: list[int] = field(default_factory=list)
+    """Lengths at which an error was asked for but takes too long."""
+    warnings: list[str] = field(default_factory=list)
+
+    family: int = 1
+    rated: bool = False
+
+    def ratio(self, visit: Length, i: int, j: int) -> Ratio | None:
+        """Time of one variant over another's, by position; None if they never took turns."""
+        a, b = visit.of_both(i, j)
+        noise = self.environment["noise_floor"] or 0.0
+        return paired_ratio(a, b, noise=noise, family=self.family) if a else None
+
+    def undecided(self, visit: Length) -> set[int]:
+        """Variants of all ratios at one length that more processes may decide; one alone gets three."""
+        if len(self.labels) == 1:
+            return {0} if 0 < len(visit.times) < LOOKS[0] else set()
+        pairs = combinations(range(len(self.labels)), 2)
+        found = {pair: ratio for pair in pairs if (ratio := self.ratio(visit, *pair))}
+        return {i for pair, ratio in found.items() if ratio.undecided for i in pair}
+
+    @property
+    def processes(self) -> list[int]:
+        """The numbers of processes behind the rows, in order."""
+        return sorted({row.processes for rows in self.rows.values() for row in rows if row.processes})
+
+    @property
+    def ok(self) -> bool:
+        """True if anything could be measured."""
+        return any(side.time is not None for rows in self.rows.values() for row in rows for side in (row.a, row.b))
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Plain rows for CSV and JSON; unit in the name, None if not measured."""
+        rows = []
+        for (label_a, label_b), pair in self.rows.items():
+            for row in pair:
+                ratio = row.shown
+                flat: dict[str, Any] = {
+                    "a": label_a,
+                    "b": None if row.b is row.a else label_b,
+                    "seq_len": row.n,
+                    "verdict": row.verdict,
+                    "ratio": ratio.estimate if ratio else None,
+                    "ratio_ci_low": ratio.low if ratio else None,
+                    "ratio_ci_high": ratio.high if ratio else None,
+                    "pairs": ratio.pairs if ratio else 0,
+                }
+                for name, side in (("a", row.a), ("b", row.b)):
+                    low, high = side.interval or (None, None)
+                    flat |= {
+                        f"{name}_status": str(side.record.status),
+                        f"{name}_reason": side.record.reason,
+                        f"{name}_laws": side.record.laws,
+                        f"{name}_own_form": side.record.own_form,
+                        f"{name}_time_median_s": side.time,
+                        f"{name}_time_ci_low_s": low,
+                        f"{name}_time_ci_high_s": high,
+                        f"{name}_peak_bytes": side.record.peak_bytes,
+                        f"{name}_error_kind": side.record.error_kind,
+                        f"{name}_rel_error": side.record.rel_error,
+                        f"{name}_trivial_error": side.record.trivial_error,
+                        f"{name}_kernel": side.record.kernel,
+                        f"{name}_launched": side.record.launched,
+                        f"{name}_launch_note": side.record.launch_note,
+                        f"{name}_device_s": side.record.device_s,
+                        f"{name}_kernels": side.record.kernels,
+                        f"{name}_host_share": side.host_share,
+                    }
+                    if self.rated:
+                        flat |= {f"{name}_{one}": getattr(side.record, one) for one in RATES}
+                joint_low, joint_high = (ratio.joint if ratio else None) or (None, None)
+                flat |= {"joint_ci_low": joint_low, "joint_ci_high": joint_high, "withheld": row.withheld}
+                flat |= {"disturbed": row.disturbed, "stopped": row.stopped, "busy": row.busy}
+                flat |= {"processes": row.processes}
+                if row.b is row.a:
+                    flat |= dict.fromkeys(name for name in flat if name.startswith("b_"))
+                columns = row.a.record.to_json()
+                flat |= {name: columns[name] for name in _ASKED}
+                rows.append(flat)
+        return rows
+
+    def to_json(self) -> dict[str, Any]:
+        """Rows, crossovers, warnings and the environment."""
+        machine = {"machine" if name == "environment" else name: fact for name, fact in self.environment.items()}
+        return {
+            "environment": machine,
+            "warnings": self.warnings,
+            "rows": self.to_rows(),
+            "crossovers": [
+                {"a": a, "b": b, "seq_len": one.n, "ci_low": one.low, "ci_high": one.high, "note": one.note}
+                for (a, b), one in self.crossovers.items()
+            ],
+        }
+
+
+OnLength = Callable[[int, int, Mapping[str, float | str]], object]
+
+
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C, with the measurements so far."""
+
+    def __init__(self, comparison: Comparison) -> None:
+        super().__init__()
+        self.comparison = comparison
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """Variants to compare, with their lengths and rules."""
+
+    cells: Sequence[Cell]
+    lengths: Sequence[int]
+    settings: Settings
+    rules: TimingRules
+    timeout: float = 120.0
+    """Seconds for one length, whatever fails there, and for one law."""
+    unchecked: bool = False
+
+    def answer(
+        self, on_length: OnLength = lambda n, process, found: None, *, against_itself: bool = False
+    ) -> Comparison:
+        """Measure.
+
+        Args:
+            on_length: called before each length with the number of processes so far; after the first process also with
+                the median seconds, or the status, of each label.
+            against_itself: the same variant twice, to see the machine's own difference.
+
+        Raises:
+            UsageError: no variant, or the same one twice.
+            WorkerFailed: the worker could not be started.
+            Stopped: Ctrl-C, with the finished lengths.
+        """
+        labels = [cell.variant.label for cell in self.cells]
+        if not against_itself:
+            refuse_equal(labels, labels)
+        family = math.comb(len(labels), 2) * len(self.lengths)
+        result = Comparison(labels, family=family, rated=self.settings.rates)
+        visits, throttled = list[Length](), throttled_periods()
+        stopped: KeyboardInterrupt | None = None
+        try:
+            with Worker(self.settings) as worker:
+                self._visit_all(worker, visits, on_length, result)
+                self._visit_again(worker, visits, on_length, result)
+        except KeyboardInterrupt as pressed:
+            if not visits:
+                raise
+            stopped = pressed
+        if "card" in worker.state:
+            result.environment["card"] = worker.state["card"]
+        held_back = throttling_warning(throttled_periods() - throttled)
+        result.warnings += [held_back] if held_back else []
+        self._conclude(visits, result)
+        if stopped:
+            raise Stopped(result) from stopped
+        return result
+
+    def _conclude(self, visits: Sequence[Length], result: Comparison) -> None:
+        lengths, labels, first = self.lengths[: len(visits)], result.labels, self.cells[0]
+        on_cpu, decoding = self.settings.device == "cpu", first.pass_ == "decode"
+        doubts = Doubts(lengths, visits, self.settings.threads, on_cpu=on_cpu, decoding=decoding)
+        about_cores = thread_warnings(self.settings.threads) if on_cpu else []
+        notes = result.environment.get("process_notes", ())
+        of_inputs = doubt(first.inputs, first.shape) if "error" in first.measure else ""
+        notes = [*notes, of_inputs] if of_inputs else notes
+        result.warnings = [*about_cores, *notes, *result.warnings, *doubts.warnings(labels)]
+        for n, visit in zip(lengths, visits, strict=True):
+            result.warnings += [f"n = {n}: {labels[i]}: {warning}" for i, warning in visit.unchecked]
+            for i, record in visit.lost:
+                result.warnings.append(f"n = {n}: {labels[i]}: {record.status} in a later process: {record.reason}")
+            slow = dict.fromkeys(pairs.slowed for pairs in visit.pairs if pairs.slowed)
+            result.warnings += [f"n = {n}: {said}" for said in slow]
+            if visit.traces:
+                said = f"n = {n}: a variant {visit.traces} while they took turns; do not trust the times"
+                result.warnings.append(said)
+        for i, j in list(combinations(range(len(labels)), 2)) or [(0, 0)]:
+            rows = result.rows.setdefault((labels[i], labels[j]), [])
+            for place, (n, visit) in enumerate(zip(lengths, visits, strict=True)):
+                of_a, of_b = visit.of_both(i, j)
+                ratio = None if i == j else result.ratio(visit, i, j)
+                both = ((i, of_a), (j, of_b))
+                machine = result.environment if result.rated else {}
+                a, b = (_side(visit, one, times if ratio else None, machine) for one, times in both)
+                b, verdict = a if i == j else b, Said("withheld")
+                if ratio and a.time and b.time:
+                    against = doubts.at(place, (i, j)) or contradicted(ratio, a.time, b.time)
+                    verdict = judged(ratio.joint, ratio.noise, busy=doubts.busy[place], doubt=against)
+                disturbed, stopped = (sum(getattr(p, name) for p in visit.pairs) for name in ("disturbed", "stopped"))
+                rows.append(Row(n, a, b, ratio, verdict, disturbed, stopped, len(of_a)))
+            if i != j:
+                claims = [row.shown for row in rows]
+                found = crossover(lengths, claims, names=(labels[i], labels[j]))
+                shares = [one for side in ("a", "b") if (one := _most_by_host([getattr(row, side) for row in rows]))]
+                result.crossovers[labels[i], labels[j]] = replace(found, note="; ".join([found.note, *shares]))
+
+    def _visit_all(self, worker: Worker, visits: list[Length], on_length: OnLength, result: Comparison) -> None:
+        ran_out: dict[int, Record] = {}
+        threads = self.settings.threads
+        result.environment = {**worker.start(), "threads": threads, "variables": variables(environment_for(threads))}
+        gate = Gate(self.timeout, unchecked=self.unchecked)
+        verdicts = [gate.verdict(worker, cell) for cell in self.cells]
+        broken = {i: one for i, one in enumerate(verdicts) if one.status is not Status.OK}
+        for n in self.lengths:
+            on_length(n, 0, {})
+            here = self._at(n)
+            if result.without_error or here[0].shape.B * here[0].shape.H * n * n > LONGEST_ERROR:
+                here = [without_error(cell) for cell in here]
+            known = {i: inferred(here[i], r.seq_len, r.status) for i, r in ran_out.items() if r.seq_len < n}
+            known |= {i: verdict.row(here[i]) for i, verdict in broken.items()}
+            load = OtherLoad(worker.seconds_used)
+            visit = measure_length(
+                worker, here, self._share, timeout=self.timeout, known=known, unchecked=self.unchecked
+            )
+            if not visit.pairs:  # no turns were taken, which would have measured it
+                visit.others = load.cores()
+            if any("error" in cell.measure for cell in self.cells) and not visit.with_error:
+                result.without_error.append(n)
+            for i, record in visit.records.items():
+                record.laws = verdicts[i].laws
+                if record.status in STOPPING and i not in visit.unsure and i not in broken:
+                    ran_out.setdefault(i, record)
+            visits.append(visit)
+            sides = {result.labels[i]: _side(visit, i, None) for i in visit.records}
+            on_length(n, 0, {label: one.time or str(one.record.status) for label, one in sides.items()})
+
+    def _visit_again(self, worker: Worker, visits: Sequence[Length], on_length: OnLength, result: Comparison) -> None:
+        """Repeat undecided ratios in fresh processes, until they are decided or nine have run."""
+        process = 1
+        for look in LOOKS:
+            wanting = [(n, visit, result.undecided(visit)) for n, visit in zip(self.lengths, visits, strict=True)]
+            wanting = [(n, visit, which) for n, visit, which in wanting if which]
+            while wanting and process < look:
+                worker.stop()
+                for n, visit, which in wanting:
+                    left = which - {i for i, record in visit.lost if record.status in STOPPING}
+                    if len(left) < min(2, len(self.cells)):
+                        continue
+                    on_length(n, process, {})
+                    try:
+                        measure_again(
+                            worker, self._at(n), self._share, visit, left, timeout=self.timeout, process=process
+                        )
+                    except WorkerFailed as failed:
+                        result.warnings.append(f"{failed}; what earlier processes measured stands")
+                        return
+                process += 1
+
+    @property
+    def _share(self) -> TimingRules:
+        rules, first = self.rules, LOOKS[0]
+        return replace(
+            rules,
+            min_time=rules.min_time / first,
+            max_time=rules.max_time / first,
+            min_samples=-(-rules.min_samples // first),
+            max_samples=-(-rules.max_samples // first),
+            width=rules.width * math.sqrt(first),
+        )
+
+    def _at(self, n: int) -> list[Cell]:
+        return [replace(cell, shape=replace(cell.shape, seq_len=n)) for cell in self.cells]
+
+    def __str__(self) -> str:
+        cell, shape = self.cells[0], self.cells[0].shape
+        unusual = [axis for axis in ALIKE if axis not in _TOLD and not AXES[axis].unsaid(cell.at(axis))]
+        form = ", ".join([f"{cell.level} {cell.pass_}", *(AXES[axis].in_words(cell.at(axis)) for axis in unusual)])
+        more = {"K": shape.K} if shape.G > 1 else {}
+        more |= {"E": shape.E} if shape.E != shape.D else {}
+        sizes = " ".join(f"{name}={size}" for name, size in ({"B": shape.B, "H": shape.H, "D": shape.D} | more).items())
+        return f"{form}, {sizes}, {cell.dtype}, {cell.inputs}, on {cell.device}"
+
+
+def _most_by_host(sides: Sequence[Side]) -> str:
+    sides = [side for side in sides if side.by_host]
+    most = max(sides, key=lambda side: side.host_share or 0.0, default=None)
+    return "" if most is None else f"{most.by_host} at n = {most.record.seq_len}"
+
+
+def _side(
+    visit: Length, i: int, times: Sequence[Sequence[float]] | None, machine: Mapping[str, Any] | None = None
+) -> Side:
+    """One side, from its ``times`` in the pairs by process, or from all of its own; ``machine`` has the rates."""
+    if times is None:
+        times = [one[i] for one in visit.times if i in one]
+    every, record = [second for one in times for second in one], visit.records[i]
+    time = median(every) if every else None
+    if time and machine and "copy_rates" in machine:
+        record = _reached(record, time, machine)
+    return Side(record, time, interval_over_rounds(times))
+
+
+def _reached(record: Record, time: float, machine: Mapping[str, Any]) -> Record:
+    timed = replace(record, time_median_s=time)
+    add_rates(timed)
+    matmul, exp = (machine[name].get(record.dtype) for name in ("matmul_rate", "exp_rate"))
+    hold_to_limits(timed, Limits(matmul, exp, machine["copy_rates"]))
+    return replace(timed, time_median_s=None)
+
+
+def busy(visit: Length, threads: int, cores: int) -> str:
+    """The reason why the machine was too busy to compare; empty if it was not.
+
+    ``threads`` are the worker's; ``cores`` are the whole machine's, on which the load of other programs is counted.
+    """
+    others = [pairs.others for pairs in visit.pairs if pairs.others is not None] or [visit.others or 0.0]
+    needed, load = min(threads, cores), median(others)
+    if needed + load - cores > BUSY * needed:
+        return f"{load:.1f} of {cores} cores"
+    disturbed, taken = (sum(getattr(pairs, name) for pairs in visit.pairs) for name in ("disturbed", "taken"))
+    return f"{disturbed} of {taken} turns disturbed" if 2 * disturbed > taken else ""
+
+
+class Doubts:
+    """Reasons against the times of a comparison, by length and variant."""
+
+    def __init__(
+        self, lengths: Sequence[int], visits: Sequence[Length], threads: int, *, on_cpu: bool, decoding: bool
+    ) -> None:
+        self._visits, self._threads = visits, threads
+        cores = os.cpu_count() or 1
+        self.busy = [busy(visit, threads, cores) if on_cpu else "" for visit in visits]
+        """The load of the machine, in words, at each place of the lengths; empty if it was idle."""
+        # A decoding step may take the same time at every length, so that a quicker core alone can make it fall.
+        self._falls = {} if decoding else _falls(lengths, visits)
+
+    def at(self, place: int, variants: Sequence[int]) -> str:
+        """The reason against all times of these variants at this place of the lengths; empty without one."""
+        return next((self._falls[place, one] for one in variants if (place, one) in self._falls), "")
+
+    def warnings(self, labels: Sequence[str]) -> list[str]:
+        """One line for each kind of doubt, with the remedy."""
+        said = []
+        if any(self.busy):
+            how = next(filter(None, self.busy))
+            remedy = "try --threads 1" if self._threads > 1 else "close other programs"
+            said.append(f"the machine is busy ({how}); times may be wrong by a factor; {remedy}")
+        stopped = sum(pairs.stopped for visit in self._visits for pairs in visit.pairs)
+        if stopped:
+            said.append(f"{stopped} turns left out: the measuring process was stopped meanwhile")
+        for variant, text in dict.fromkeys((variant, text) for (_, variant), text in self._falls.items()):
+            said.append(f"{labels[variant]} took {text}: impossible; run it again on a quiet machine")
+        return said
+
+
+def contradicted(ratio: Ratio, a: float, b: float) -> str:
+    """The contradiction between a ratio and two medians, in seconds; empty without one."""
+    if ratio.joint is None:
+        return ""
+    low, high = ratio.joint
+    beyond = abs(math.log(a / b) - math.log(min(max(a / b, low), high))) > SAME_BAND
+    if beyond or {"faster": a >= b, "slower": a <= b}.get(ratio.verdict, False):
+        return f"its medians have a ratio of {a / b:.3g}, its pairs one of {ratio.estimate:.3g}"
+    return ""
+
+
+def _falls(lengths: Sequence[int], visits: Sequence[Length]) -> dict[tuple[int, int], str]:
+    """A text for both lengths if a variant's time falls although the length doubles: either may be wrong."""
+    found = {}
+    for variant in {one for visit in visits for one in visit.records}:
+        times = [[t for one in visit.times for t in one.get(variant, [])] for visit in visits]
+        intervals = [median_interval(one) for one in times]
+        for longer, after in enumerate(intervals):
+            halves = (i for i in range(longer) if 2 * lengths[i] <= lengths[longer] and intervals[i])
+            shorter = max(halves, key=lambda i: lengths[i], default=None)
+            before = None if shorter is None else intervals[shorter]
+            if shorter is not None and before and after and after[1] < FALL * before[0]:
+                fell = (f"{format_seconds(median(times[i]))} at n = {lengths[i]}" for i in (shorter, longer))
+                text = " but ".join(fell)
+                found[shorter, variant] = found[longer, variant] = text
+    return found

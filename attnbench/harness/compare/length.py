@@ -1,0 +1,246 @@
+"""Measure all variants at one length within one time limit: each alone, then in turns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from attnbench.contract.variant import VARIANTS
+from attnbench.harness.inside.launch import EAGER
+from attnbench.harness.inside.pairs import Pairs
+from attnbench.harness.outside.isolation import CellFailed, Worker
+from attnbench.harness.wire.protocol import Answer, Request, TakeTurns, VisitCell
+from attnbench.laws.error import error_kind
+from attnbench.measure.status import Status
+from attnbench.measure.time import TimingRules
+from attnbench.results.record import FIELDS, FIRST_CALL, Record
+from attnbench.suite.cell import Cell
+
+TURNS = 4
+"""Fewest turns of each variant in one process: two orders, each with its reverse."""
+WARM_UP_CALLS = 3
+"""Calls to warm up a variant whose calls take long, before its turns."""
+_OF_ONE_CALL: dict[str, Any] = dict.fromkeys(name for name, column in FIELDS.items() if not column.one_call)
+"""Columns that the first look fills, but for which one call is not enough."""
+
+
+@dataclass(slots=True)
+class Length:
+    """Results at one length. Variants by position in the list of cells."""
+
+    records: dict[int, Record] = field(default_factory=dict)
+    seconds: dict[int, float] = field(default_factory=dict)
+    """Seconds of one call at the first look."""
+    times: list[dict[int, list[float]]] = field(default_factory=list)
+    """For each process the seconds of each variant that took turns; the i-th entries of its lists are of one turn."""
+    pairs: list[Pairs] = field(default_factory=list)
+    lost: list[tuple[int, Record]] = field(default_factory=list)
+    """Failures of a variant in a later process; they cost no other measurement."""
+    others: float | None = None
+    """Number of cores that other programs used, if nothing took turns; None if the system does not say."""
+    unchecked: list[tuple[int, str]] = field(default_factory=list)
+    with_error: bool = True
+    even_if_off: bool = False
+    """Measure an incorrect variant that claims to be exact all the same, with a warning."""
+    unsure: set[int] = field(default_factory=set)
+    """Variants out of time, perhaps through another's fault: longer lengths still try them."""
+    traces: str = ""
+
+    def of_both(self, i: int, j: int) -> tuple[list[list[float]], list[list[float]]]:
+        """Seconds of both variants, for each process in which both took turns."""
+        both = [(one[i], one[j]) for one in self.times if i in one and j in one]
+        return [a for a, _ in both], [b for _, b in both]
+
+
+def measure_length(
+    worker: Worker,
+    cells: Sequence[Cell],
+    rules: TimingRules,
+    *,
+    timeout: float,
+    known: Mapping[int, Record],
+    unchecked: bool = False,
+    clock: Callable[[], float] = time.monotonic,
+) -> Length:
+    """Look at each cell alone, then let those that are ``ok`` take turns. A failure is a record and stops no other.
+
+    This is the first process for these cells; :func:`measure_again` is for the others.
+
+    Args:
+        timeout: seconds for all of it, retries included, but not the start of a new process or a stop of this one.
+        known: the records of cells that are not even tried.
+        unchecked: measure also a variant that claims to be exact and is not.
+    """
+    visit = _Visit(worker, cells, rules, timeout, clock)
+    visit.found.records |= known
+    visit.found.even_if_off = unchecked
+    visit.look()
+    visit.take_turns()
+    return visit.found
+
+
+def measure_again(
+    worker: Worker,
+    cells: Sequence[Cell],
+    rules: TimingRules,
+    found: Length,
+    which: Collection[int],
+    *,
+    timeout: float,
+    process: int,
+) -> None:
+    """Let ``which`` cells take turns in one more process, after ``process`` others, and complete ``found``.
+
+    ``timeout`` is as for :func:`measure_length`.
+    """
+    visit = _Visit(worker, cells, rules, timeout, time.monotonic, process)
+    visit.found.records, visit.found.seconds = {i: found.records[i] for i in which}, found.seconds
+    visit.found.even_if_off = found.even_if_off
+    visit.take_turns()
+    more = visit.found
+    found.times += more.times
+    found.pairs += more.pairs
+    found.lost += [(i, record) for i, record in more.records.items() if record.status is not Status.OK]
+    found.unchecked += [said for said in more.unchecked if said not in found.unchecked]
+    found.traces = found.traces or more.traces
+
+
+class _Visit:
+    def __init__(
+        self,
+        worker: Worker,
+        cells: Sequence[Cell],
+        rules: TimingRules,
+        timeout: float,
+        clock: Callable[[], float],
+        process: int = 0,
+    ) -> None:
+        self.worker, self.cells, self.rules, self.timeout, self.process = worker, list(cells), rules, timeout, process
+        self.found = Length(with_error=any("error" in cell.measure for cell in cells))
+        self.left = timeout
+        """Seconds left of the time limit."""
+        self._clock = clock
+
+    def look(self) -> None:
+        ahead = [i for i in range(len(self.cells)) if i not in self.found.records]
+        for place, i in enumerate(ahead):
+            self.found.records[i] = self._outcome(i, shares=len(ahead) - place + 1)
+
+    def _outcome(self, i: int, shares: int) -> Record:
+        """Measure with the error in half of the share; without it if that is too little or the variant is not
+        fitted."""
+        with_error, bare = self.cells[i], without_error(self.cells[i])
+        asked = self.found.with_error and "error" in with_error.measure
+        variant = with_error.variant
+        learned = asked and error_kind(VARIANTS.get(variant.name), variant) == "learned"
+        if asked and not learned:
+            try:
+                return self._look(i, with_error, self.left / shares / 2)
+            except CellFailed as failed:
+                if not failed.late:
+                    return self._failed(i, failed)
+        try:
+            record = self._look(i, bare, self.left / shares)
+        except CellFailed as failed:
+            reason = f"its share of {self.timeout:g} s is too little for a few calls; raise --timeout"
+            return Record.of(bare, failed.status, reason) if failed.late else self._failed(i, failed)
+        if learned:
+            return replace(record, error_kind="learned") if record.status is Status.OK else record
+        # It was the exact answer that took too long, as it would for the others.
+        self.found.with_error &= not asked
+        return record
+
+    def _look(self, i: int, cell: Cell, limit: float) -> Record:
+        visited = self._ask(VisitCell(cell, replace(self.rules, quick=True), unchecked=self.found.even_if_off), limit)
+        record, seconds = visited.record, visited.record.time_median_s
+        if record.status is Status.DISTURBED:  # of the time all that counts is how many turns will fit
+            record = replace(record, status=Status.OK, reason="")
+            seconds = min((float(one["seconds"]) for one in visited.taken), default=None)
+        if record.status is Status.OK and not seconds:
+            raise self.worker.garbage()
+        self.found.seconds[i] = seconds or 0.0
+        return replace(record, quick=False, **_OF_ONE_CALL)
+
+    def take_turns(self) -> None:
+        self._leave_out_the_slow()
+        while alive := self._alive():
+            try:
+                pairs = self._turns(alive, self.left)
+            except CellFailed as together:
+                self.found.records |= self._culprits(alive, together)
+            else:
+                self.found.pairs.append(pairs)
+                for place, status, reason in pairs.left_out:
+                    self.found.records[alive[place]] = Record.of(self.cells[alive[place]], Status(status), reason)
+                said = ((alive[place], warning) for place, warning in pairs.warnings)
+                known = {i: f"{EAGER}: {record.launch_note}" for i, record in self.found.records.items()}
+                self.found.unchecked = [(i, warning) for i, warning in said if warning != known[i]]
+                columns = zip(*pairs.blocks, strict=True)
+                self.found.times.append(
+                    {alive[place]: list(one) for place, one in zip(pairs.ran, columns, strict=True)}
+                )
+                return
+
+    def _alive(self) -> list[int]:
+        return [i for i, record in sorted(self.found.records.items()) if record.status is Status.OK]
+
+    def _leave_out_the_slow(self) -> None:
+        """Leave out cells that exceed an equal share of the time that the quicker ones leave.
+
+        So two about equally slow cells stay or go together, whatever the noise.
+        """
+        turns = TURNS + WARM_UP_CALLS
+        left, seconds = self.left, self.found.seconds
+        by_need = sorted(self._alive(), key=lambda i: seconds[i])
+        for place, i in enumerate(by_need):
+            if turns * seconds[i] > left / (len(by_need) - place):
+                for slow in by_need[place:]:
+                    reason = f"{turns} calls of {seconds[slow]:.2g} s do not fit into its share of the time; "
+                    self.found.records[slow] = Record.of(self.cells[slow], Status.TIMEOUT, reason + "raise --timeout")
+                return
+            left -= turns * seconds[i]
+
+    def _turns(self, positions: Sequence[int], limit: float) -> Pairs:
+        warm_up = sum(WARM_UP_CALLS * self.found.seconds[i] + self.rules.warmup_time for i in positions)
+        rules = replace(self.rules, max_time=min(self.rules.max_time, max(0.0, 0.9 * limit - warm_up)))
+        cells = [self.cells[i] for i in positions]
+        pairs = self._ask(TakeTurns(cells, rules, TURNS, self.process, self.found.even_if_off), limit)
+        self.found.traces = self.found.traces or self.worker.traces
+        return pairs
+
+    def _culprits(self, alive: Sequence[int], together: CellFailed) -> dict[int, Record]:
+        failed: dict[int, CellFailed] = {}
+        if not together.late:
+            for place, i in enumerate(alive):
+                try:
+                    self._turns([i], self.left / (len(alive) - place + 1))
+                except CellFailed as alone:
+                    failed[i] = alone
+        else:
+            reason = f"did not finish its turns within {self.timeout:g} s; raise --timeout"
+            together = CellFailed(Status.TIMEOUT, reason)
+            self.found.unsure |= set(alive)
+        failed = failed or dict.fromkeys(alive, together)
+        return {i: self._failed(i, one) for i, one in failed.items()}
+
+    def _failed(self, i: int, failed: CellFailed) -> Record:
+        self.found.unsure |= {i} if FIRST_CALL in failed.reason else set()
+        return Record.of(self.cells[i], failed.status, failed.reason)
+
+    def _ask(self, request: Request[Answer], limit: float) -> Answer:
+        """The answer to a request within ``limit`` seconds of the time left.
+
+        A new process, a stop of this one, and first calls that may compile do not count.
+        """
+        start = self._clock()
+        try:
+            return request.ask(self.worker, limit)
+        finally:
+            self.left -= min(limit, max(0.0, self._clock() - start - self.worker.compiled))
+
+
+def without_error(cell: Cell) -> Cell:
+    """The same cell, but its error is not measured."""
+    return replace(cell, measure=tuple(what for what in cell.measure if what != "error"))

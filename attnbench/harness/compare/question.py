@@ -1,0 +1,134 @@
+"""A ``compare`` question as cells and settings, for the command and for :func:`attnbench.compare`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
+
+from attnbench.contract.inputs import INPUTS, look_at
+from attnbench.contract.plugins.load import with_modules
+from attnbench.contract.problem.padding import checked
+from attnbench.contract.problem.shape import Shape
+from attnbench.contract.spec import parse_spec, parse_specs
+from attnbench.contract.variant import VARIANTS
+from attnbench.errors import UsageError
+from attnbench.harness.compare.compare import Contest
+from attnbench.harness.compare.distinct import refuse_equal
+from attnbench.harness.outside.isolation import Settings
+from attnbench.harness.trial import load_all
+from attnbench.harness.wire.process import Process
+from attnbench.harness.wire.process import memory_limit as limit_for
+from attnbench.measure.machine import default_threads, refuse_graph, resolve_device
+from attnbench.measure.time import TimingRules
+from attnbench.suite.axes import AXES, defaults, names_of, shortened
+from attnbench.suite.cell import STEPS, Cell, Level, Pass
+from attnbench.suite.named_shapes import spelled_out
+from attnbench.suite.ranges import parse_range
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question as it was written; :func:`attnbench.compare` explains each field."""
+
+    variants: Sequence[str]
+    lengths: str | int | Sequence[int] = (1024, 2048, 4096)
+    axes: Mapping[str, Any] = field(default_factory=dict)
+    """Axis -> value; axes that are left out have their defaults."""
+    device: str = "auto"
+    level: Level = "operator"
+    pass_: Pass = "forward"
+    error: bool = True
+    threads: int | None = None
+    timeout: float = 120.0
+    first_call_timeout: float = 600.0
+    min_time: float = 1.0
+    memory_limit: int | None = None
+    process: Process = "tuned"
+    plugins: Sequence[str] = ()
+    unchecked: bool = False
+    rates: bool = False
+
+    @classmethod
+    def of(cls, variants: Sequence[str], given: Mapping[str, Any]) -> Self:
+        """The question in the arguments of a function or a command; raise UsageError for an unknown shape.
+
+        ``given`` includes the axes: one that is None or missing has the named ``shape``'s value, else its default.
+        """
+        own = {axis: given[axis] for axis in AXES if given.get(axis) is not None}
+        axes = spelled_out({"shape": given.get("shape"), **own})
+        return cls(variants, axes=axes, **{one.name: given[one.name] for one in fields(cls) if one.name in given})
+
+    def prepare(self, *, alone: bool = False) -> Contest:
+        """Load the plug-ins, look up every name, check every value.
+
+        ``alone``: one variant stands for others, which may support what it does not. Raises UsageError for a variant,
+        an option, the same variant twice, or too few that support the question.
+        """
+        lengths = tuple(sorted(set(parse_range(self.lengths))))
+        if not lengths[0]:
+            raise UsageError("--n 0: a length is at least 1; write --n 1024..4096")
+        at = defaults() | dict(self.axes)
+        checked(at["padding"])
+        if self.level == "pretrained":
+            raise UsageError("--level pretrained: only a suite names a trained model; 'attnbench init' begins one")
+        if at["architecture"] != "encoder" and self.level != "model":
+            raise UsageError(f"--architecture {at['architecture']}: only a model has one; add --level model")
+        if at["new_tokens"] and self.pass_ != "generate":
+            raise UsageError(f"--new-tokens {at['new_tokens']}: only a generation has some; add --pass generate")
+        for axis in ("added_tokens", "query_stride", "positions"):
+            if at[axis] != AXES[axis].default and self.level == "operator":
+                option = f"--{axis.replace('_', '-')} {at[axis]}"
+                raise UsageError(f"{option}: that is a matter of layers; add --level layer or model")
+        names, plugins = with_modules(self.variants, self.plugins)
+        load_all(plugins)
+        if self.level == "operator" and (modules := plugins[len(self.plugins) :]):
+            raise UsageError(f"{modules[0]}: it takes x, and not q, k and v; add --level layer")
+        device = resolve_device(self.device)
+        refuse_graph(at["launch"], device)
+        written = [spec for text in names for spec in parse_specs(text)]
+        specs = [VARIANTS.get(spec.name).normalise(spec) for spec in written]
+        refuse_equal([spec.label for spec in specs], [spec.label for spec in written])
+        inputs = parse_spec(str(at["inputs"]))
+        at["inputs"] = INPUTS.get(inputs.name).normalise(inputs)
+        look_at(at["inputs"])
+        settings = Settings(
+            device=device,
+            threads=self.threads or default_threads(),
+            process=self.process,
+            memory_limit=limit_for(device, self.memory_limit),
+            plugins=tuple(plugins),
+            dtypes=(at["dtype"],),
+            rates=self.rates or device.startswith("cuda"),
+            first_call_timeout=self.first_call_timeout,
+        )
+        cells = tuple(self._cell({**at, "variant": spec, "seq_len": lengths[0]}, device) for spec in specs)
+        if not alone:
+            _refuse_unsupported(cells, {source.rpartition(":")[2] for source in plugins})
+        rules = TimingRules.lasting(self.min_time, 10)
+        return Contest(cells, lengths, settings, rules, self.timeout, self.unchecked)
+
+    def _cell(self, at: Mapping[str, Any], device: str) -> Cell:
+        with_error = self.error and self.level == "operator"
+        at = shortened(at)
+        return Cell(
+            suite="compare",
+            sweep="compare",
+            shape=Shape(**{axis: at[axis] for axis in names_of("shape")}),
+            level=self.level,
+            pass_=self.pass_,
+            device=device,
+            measure=("time", "memory", "error") if with_error else ("time", "memory"),
+            error_draws=2,
+            **{axis: at[axis] for axis in names_of("cell")},
+        )
+
+
+def _refuse_unsupported(cells: Sequence[Cell], modules: Collection[str]) -> None:
+    reasons = {}
+    for cell in cells:
+        variant, padded, decodes = VARIANTS.get(cell.variant.name), cell.padding > 0, cell.pass_ in STEPS
+        if reason := variant.unsupported_reason(cell.shape, key_mask=padded, decode=decodes, spec=cell.variant):
+            reasons[cell.variant.name] = f"{cell.variant.label}: unsupported: {reason}"
+    if len(reasons) > max(0, len(cells) - 2) or modules & reasons.keys():
+        raise UsageError(f"{'; '.join(reasons.values())}; leave it out, or ask for what it takes")

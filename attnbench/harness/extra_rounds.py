@@ -1,0 +1,102 @@
+"""Add rounds to selected cells of a finished run, with its original settings."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+from attnbench.errors import UsageError
+from attnbench.harness.identity import identity
+from attnbench.harness.outside.isolation import Worker
+from attnbench.harness.plan import Options, Plan, make_plan
+from attnbench.harness.runner import Watcher, go_on
+from attnbench.harness.trial import load_all
+from attnbench.harness.wire.protocol import Ready
+from attnbench.measure.machine import machine_id
+from attnbench.measure.time import TimingRules
+from attnbench.results.store import SUITE, RunFolder
+from attnbench.suite.cell import METHOD_VERSION
+
+_SAME = ("method_version", "machine_id", "threads", "process", "variables", "input_files", "plugins")
+"""Facts of a run's identity that must be equal today; its cells and rules are its own."""
+
+
+def more_rounds(
+    path: Path,
+    cells: Collection[str],
+    rounds: int,
+    *,
+    plugins: Sequence[str] = (),
+    cell_timeout: float = 60.0,
+    watcher: Watcher | None = None,
+) -> None:
+    """Visit each of ``cells``, by id, ``rounds`` times more, for as long as each earlier visit took.
+
+    The worker uses the libraries and limits with which the run began.
+
+    Raises UsageError if the run cannot go on here, StoreError and its kinds or CorruptResults for its folder.
+    """
+    folder = RunFolder(path)
+    environment = folder.environment
+    rules = environment.get("rules")
+    if environment.get("method_version") != METHOD_VERSION or not isinstance(rules, dict):
+        raise UsageError(f"{path}: measured by another version, so it cannot go on; measure it again")
+    for doubt in folder.doubts():
+        raise UsageError(doubt)
+    load_all(plugins)
+    plan = _plan(folder, environment, TimingRules(**rules), plugins, cell_timeout)
+    visited = max(row.time_rounds or 0 for row in folder.records().values() if row.cell_id in cells)
+    plan = replace(plan, only=frozenset(cells), rules=_stretched(plan.rules, visited + rounds))
+    with _worker(plan) as worker:
+        worker.state = _known(environment)
+        here = machine_id("cpu") if plan.settings.device == "cpu" else worker.start()["machine_id"]
+        _refuse_others(path, environment, identity(plan, here))
+        go_on(plan, folder, worker, watcher)
+
+
+def _worker(plan: Plan) -> AbstractContextManager[Worker]:
+    return Worker(plan.settings)
+
+
+def _plan(
+    folder: RunFolder, environment: Mapping[str, Any], rules: TimingRules, plugins: Sequence[str], cell_timeout: float
+) -> Plan:
+    options = Options(
+        device=environment["environment"]["device"],
+        plugins=tuple(plugins),
+        threads=environment["threads"],
+        process=environment["process"],
+        memory_limit=environment.get("memory_limit_bytes"),
+        cell_timeout=cell_timeout,
+        quick=rules.quick,
+    )
+    return replace(make_plan(folder.path / SUITE, options), rules=rules)
+
+
+def _stretched(rules: TimingRules, rounds: int) -> TimingRules:
+    """Rules for ``rounds`` more visits: what they allow is for all rounds together."""
+    more = rounds / rules.rounds
+    return replace(
+        rules,
+        rounds=rounds,
+        min_time=rules.min_time * more,
+        max_time=rules.max_time * more,
+        warmup_time=rules.warmup_time * more,
+        min_samples=round(rules.min_samples * more),
+        max_samples=round(rules.max_samples * more),
+    )
+
+
+def _known(environment: Mapping[str, Any]) -> Ready:
+    return cast("Ready", {name: environment[name] for name in Ready.__annotations__ if name in environment})
+
+
+def _refuse_others(path: Path, environment: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+    differ = [name for name in _SAME if environment.get(name) != facts[name]]
+    if differ:
+        raise UsageError(
+            f"{path}: cannot go on here, with other {', '.join(differ)}; measure it again, without --confirm"
+        )

@@ -1,0 +1,147 @@
+"""Estimate the needs of a suite from fake tensors: nothing is allocated or computed."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import pairwise
+
+import torch
+
+from attnbench.catalogue.build import build
+from attnbench.contract.inputs import draw_sizes
+from attnbench.contract.task import Examples, Form
+from attnbench.errors import AttnbenchError
+from attnbench.harness.inside.call import Trained, first_examples, prepare
+from attnbench.harness.plan import Plan
+from attnbench.harness.wire.outcome import status_of
+from attnbench.measure.flops import STEPS, Prediction, move_fake, predict
+from attnbench.measure.machine import devices, machine_id
+from attnbench.results.runs import find_runs
+from attnbench.suite.cell import UNTOUCHED, Cell, ModelSize
+from attnbench.text import one_line
+
+
+def estimate(cells: Sequence[Cell], threads: int) -> Iterator[tuple[Cell, Prediction]]:
+    """One estimate per cell, in order, for ``threads`` threads, on which the sizes of tiles depend.
+
+    Cells of the same sizes are followed once, at each length. A call of too many steps is unknown, and so are longer
+    ones of the same thing, and the rest after :data:`ALL_STEPS` in all.
+    """
+    torch.set_num_threads(threads)
+    found: dict[Cell, Prediction] = {}
+    too_long, left = dict[Cell, int](), ALL_STEPS
+    for cell in cells:
+        alike = replace(cell, suite="", sweep="", seed=0, training=None)
+        family = replace(alike, shape=replace(alike.shape, seq_len=1))
+        if alike not in found:
+            known = too_long.get(family, math.inf) <= cell.shape.N
+            if known or left <= 0:
+                found[alike] = Prediction(None, None, _TOO_LONG if known else _OVER, too_long=known)
+            else:
+                found[alike] = _follow(alike)
+                left -= found[alike].steps
+        if found[alike].too_long:
+            too_long[family] = min(cell.shape.N, too_long.get(family, cell.shape.N))
+        yield cell, _of_all_steps(cell, found[alike])
+
+
+ALL_STEPS = 100_000
+"""Calls of torch that are followed for one plan, in some tens of seconds."""
+_OVER = "unknown: the plan is too long to follow it all; choose cells by -k"
+_TOO_LONG = "unknown: too many steps to be followed"
+
+
+@dataclass(frozen=True, slots=True)
+class Duration:
+    """The time that a run will take."""
+
+    seconds: float | None
+    """Seconds by earlier runs of the suite on this machine; None without any."""
+    least_seconds: float
+    """Seconds of the samples alone."""
+    ground: str
+    """The source of the number, or the reason why there is none."""
+
+
+def duration(plan: Plan) -> Duration:
+    """The time of a run if first visits last as long as in earlier runs, and later ones no longer."""
+    visits = {cell: plan.rules.rounds if "time" in cell.measure else 1 for cell in plan.cells}
+    least = 0.0 if plan.rules.quick else plan.rules.min_time * sum("time" in cell.measure for cell in plan.cells)
+    if plan.settings.device not in devices():
+        return Duration(None, least, f"how long is unknown: this machine has no {plan.settings.device}")
+    here, known = machine_id(plan.settings.device), dict[str, float]()
+    for folder in find_runs(plan.options.out / plan.suite.name):
+        with suppress(AttnbenchError, OSError, ValueError):
+            rows = [row for row in folder.records().values() if row.machine_id == here]
+            for row, after in pairwise(rows):
+                took = (
+                    datetime.fromisoformat(after.started_at) - datetime.fromisoformat(row.started_at)
+                ).total_seconds()
+                if 0 <= took <= plan.options.cell_timeout or row.steps:
+                    known[row.cell_id] = took
+    if not known:
+        return Duration(None, least, f"how long is unknown: no earlier run of {plan.suite.name} on this machine")
+    usual = sum(known.values()) / len(known)
+    seconds = sum(count * known.get(cell.cell_id, usual) for cell, count in visits.items())
+    return Duration(max(seconds, least), least, f"as earlier runs of {plan.suite.name} on this machine did")
+
+
+def _of_all_steps(cell: Cell, one: Prediction) -> Prediction:
+    if cell.training is None or one.peak_bytes is None:
+        return one
+    steps = cell.training.pretrain_steps + cell.training.steps
+    flops = None if one.matmul_flops is None else steps * one.matmul_flops
+    return replace(one, matmul_flops=flops, reason="; ".join(filter(None, [f"of {steps} steps", one.reason])))
+
+
+def _follow(cell: Cell) -> Prediction:
+    gc.freeze()  # to look through what was imported, and through earlier cells, would take longer than to follow one
+    try:
+        # Fake tensors carry any device; the CPU is the one that every machine has.
+        on_gpu = cell.device.startswith("cuda")
+        cell = replace(cell, device="cpu", compile=False, launch="auto" if on_gpu else cell.launch)
+        layers, trained = 1, None
+        if cell.level == "pretrained":
+            from attnbench.models.pretrained.outline import described  # only trained models need it
+
+            model = described(cell)
+            layers, trained = model.layers, model.swapped
+        elif cell.level == "model":
+            layers = (cell.model or ModelSize()).layers
+        if not {"time", "memory", "score"} & {*cell.measure}:
+            predict(lambda: _refuse(cell, trained))
+            return Prediction(None, None, f"{cell.measure[0]} only")
+        examples = _examples(cell) if cell.task else first_examples
+        make = lambda: prepare(cell, move_fake, draw_sizes, examples, trained).run  # noqa: E731
+        with torch.enable_grad():  # what is broken off may leave gradients switched off
+            one = predict(make, most=STEPS * layers)
+        if one.too_long:
+            return replace(one, reason=_TOO_LONG)
+        if cell.variant.name == UNTOUCHED and cell.shape.causal and one.peak_bytes is not None:
+            about = "about: the model's own attention may skip pairs that causality hides"
+            return replace(one, reason="; ".join(filter(None, [about, one.reason])))
+        return one
+    except Exception as error:
+        return Prediction(None, None, one_line("{}: {}".format(*status_of(error))))
+
+
+def _refuse(cell: Cell, trained: Trained | None) -> Callable[[], None]:
+    """Build the variant and draw its input as for an error or a loss: either refuses an impossible cell."""
+    if trained is not None:
+        trained(cell)
+    else:
+        draw_sizes(cell.inputs, cell.whole_shape, cell.seed)
+        build(cell.variant, cell.whole_shape, seed=cell.seed)
+    return lambda: None
+
+
+def _examples(cell: Cell) -> Callable[[Cell], tuple[Form, Examples]]:
+    """Makes fake examples of a cell's task, as long as the first ones, which are drawn here as real tensors."""
+    form, real = first_examples(cell)
+    sizes = {name: list(getattr(real, name).shape) for name in ("tokens", "labels")}
+    return lambda _: (form, Examples(**{name: torch.zeros(one, dtype=torch.int64) for name, one in sizes.items()}))

@@ -1,0 +1,1 @@
+"""The worker's side: one cell is called, timed and recorded."""

@@ -1,0 +1,395 @@
+"""Measure one cell and give its record, inside the worker process."""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from itertools import count as count_from
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from attnbench.catalogue.engines.forms import passed_over
+from attnbench.contract.compiled import compiling, find_instructions, whole
+from attnbench.contract.inputs import doubt
+from attnbench.contract.problem.padding import real_tokens
+from attnbench.contract.problem.reference import relative_error
+from attnbench.errors import AttnbenchError, BrokenContract
+from attnbench.harness.inside.call import Call, always_compiled, held_to_formula, may_compile, prepare
+from attnbench.harness.inside.fresh_inputs import Look, hold_to, hold_to_earlier, hold_to_unseen, look, tensors
+from attnbench.harness.inside.launch import host_share, launch, note_work
+from attnbench.harness.wire.outcome import Nonfinite, failed
+from attnbench.laws.error import beyond_rounding, measure_error
+from attnbench.measure.allocator import freed_memory_returned, return_freed_memory
+from attnbench.measure.card import Card
+from attnbench.measure.cgroup import throttled_periods
+from attnbench.measure.cuda_events import CudaEvents
+from attnbench.measure.flops import Counted, count
+from attnbench.measure.laps import Parts, parts_of
+from attnbench.measure.limits import Limits
+from attnbench.measure.machine import throttling_warning
+from attnbench.measure.memory import UNSURE, peak_resident_bytes, peak_tensor_bytes, tensor_bytes
+from attnbench.measure.standstill import Moment, Standstill
+from attnbench.measure.statistics import median
+from attnbench.measure.status import Status
+from attnbench.measure.stopwatch import Stopwatch, WallClock
+from attnbench.measure.time import Disturbed, Kept, Sample, measure_time, summarise
+from attnbench.measure.yardstick import Pace, Yardstick
+from attnbench.results.record import REPLACED, Record
+from attnbench.suite.cell import Cell
+from attnbench.text import one_line
+from attnbench.units import format_bytes
+
+if TYPE_CHECKING:
+    from attnbench.harness.wire.protocol import VisitCell
+
+NOT_MEASURED = Limits()
+
+
+def stopwatch(device: str) -> Stopwatch:
+    """Device events on CUDA, the host's clock elsewhere."""
+    if device.startswith("cuda"):
+        return CudaEvents(device)
+    return WallClock(sync=torch.mps.synchronize) if device == "mps" else WallClock()
+
+
+def output_bytes(output: Any) -> int:
+    """Bytes of all tensors in what a call returned."""
+    return sum(t.nbytes for t in tensors(output))
+
+
+def is_finite(output: Any) -> bool:
+    """No NaN and no infinity in what a call returned."""
+    return all(bool(torch.isfinite(t).all()) for t in tensors(output))
+
+
+def run_cell(
+    visit: VisitCell,
+    *,
+    resident: bool = False,
+    limits: Limits = NOT_MEASURED,
+    memory_limit: int | None = None,
+    begins: Callable[..., None] = lambda part, first=False: None,
+) -> tuple[Record, dict[str, Any] | None]:
+    """Measure one round of a cell: everything in round 0, more time samples in later rounds.
+
+    Args:
+        resident: also measure resident memory (only meaningful in the ``as-shipped`` process).
+        limits: the machine's rates in the cell's dtype, for ``peak_fraction`` and ``floor_s``.
+        memory_limit: bytes. On a CPU a tuned cell that needs more than a third of it gets the default allocator and a
+            note.
+        begins: called with the name of each part, and with ``first`` if its first call may compile.
+
+    Returns:
+        The record, and this round's raw samples as a JSON row (None without any).
+    """
+    cell, rules, round_, earlier = visit.cell, visit.rules, visit.round, visit.earlier_samples()
+    record = visit.previous or Record.of(cell, Status.OK, quick=rules.quick)
+    record = replace(record, status=Status.OK, reason="")  # a round before may have been disturbed
+    samples_row: dict[str, Any] | None = None
+    try:
+        slow = may_compile(cell)
+        if round_ == 0 and "error" in cell.measure:
+            begins("its error", first=slow and bool(cell.fit))
+            _add_error(record, cell, begins, unchecked=visit.unchecked)
+            if record.rel_error is not None and not math.isfinite(record.rel_error):
+                raise Nonfinite("the output holds NaN or infinity")
+        if round_ == 0 and cell.pretrained is not None:
+            begins("its trained model", first=slow)
+            _add_trained(record, cell)
+        if "time" in cell.measure or "memory" in cell.measure:
+            begins("its first calls", first=slow)
+            compiles = round_ == 0 and (cell.compile or always_compiled(cell))
+            call = _compile(record, cell) if compiles else prepare(cell)
+            looks = _first_look(record, cell, call, resident) if round_ == 0 else []
+            if round_ == 0:
+                add_warning(record, held_to_formula(call, unchecked=visit.unchecked))
+            if "time" in cell.measure:
+                on_cpu, most = cell.device == "cpu", 3 * (record.peak_bytes or 0)
+                large = on_cpu and memory_limit is not None and not resident and most > memory_limit
+                if large:
+                    record.process = "as-shipped"
+                watch, first = stopwatch(cell.device), list[Look]()
+                if cell.device.startswith("cuda"):
+                    begins("its capture as a CUDA graph", first=slow)
+                timed = launch(cell, call, before=None if round_ == 0 else record)
+                record.launched, record.launch_note = timed.launched, timed.note
+
+                def on_first(output: Any) -> None:
+                    if slow:
+                        begins("its timed calls")
+                    first.append(look(output))
+
+                if not slow:  # else the first of them may compile, where an earlier round was in another process
+                    begins("its timed calls")
+                throttled = throttled_periods()
+                pace: Pace | None = None
+                if not rules.quick:
+                    pace = Yardstick() if on_cpu else Card.of(cell.device, energy=round_ == 0)
+                with freed_memory_returned(large):
+                    timing = measure_time(timed.run, rules, stopwatch=watch, pace=pace, on_first=on_first)
+                if call.laps is not None:
+                    _add_parts(record, cell, parts_of(call.laps, timing.samples), round_)
+                if round_ == 0 and not compiles and not cell.device.startswith("cuda"):
+                    record.first_call_s = timing.first_call_s
+                samples_row = {
+                    "cell_id": cell.cell_id,
+                    "round": round_,
+                    "first_call_s": timing.first_call_s,
+                    "stopped": timing.stopped,
+                    "samples": [sample.to_json() for sample in timing.samples],
+                }
+                record.time_rounds = round_ + 1
+                add_warning(record, throttling_warning(throttled_periods() - throttled))
+                begins("the checks of its timed calls")
+                seconds = median([sample.seconds for sample in timing.samples])
+                if round_ == 0:
+                    note_work(record, timed.run, watch, seconds)
+                timed = timed.without_graphs(call)
+                if round_ == 0 and call.select is not None:
+                    with suppress(Disturbed):
+                        chosen = measure_time(timed.of_part(call.select, cell.device), rules, stopwatch=watch)
+                        record.select_s = summarise([chosen.samples], quick=rules.quick).median
+                if round_ == 0:
+                    add_warning(record, hold_to_earlier(call, first[0], 0, looks, cell))
+                    seconds = timed.seconds_by_host(watch, seconds)
+                    number, unseen, undecided = hold_to_unseen(cell, call, watch, seconds, looks)
+                    add_warning(record, undecided)
+                    if not always_compiled(cell):
+                        del call, timed  # first, since there may be memory for only one
+                        call = prepare(replace(cell, compile=False))
+                    add_warning(record, hold_to(unseen, call.on(number), cell))
+                _add_time(record, cell, [*earlier, timing.samples], limits)
+                if isinstance(pace, Card) and round_ == 0:
+                    record.energy_j = pace.joules
+        if "error" in cell.measure:
+            add_warning(record, doubt(cell.inputs, cell.shape))
+        if cell.pretrained is not None:
+            add_warning(record, _left(cell))
+    except Disturbed as why:  # error and memory, which wait for no core, stand in the row all the same
+        record.status, record.reason = Status.DISTURBED, one_line(str(why))
+    except Exception as error:
+        return failed(cell, error, quick=rules.quick, memory_limit=memory_limit), None
+    finally:
+        gc.collect()
+    return record, samples_row
+
+
+def _add_error(record: Record, cell: Cell, begins: Callable[..., None], *, unchecked: bool) -> None:
+    own, draws = cell.compile and not always_compiled(cell), count_from(0)
+
+    def adapt(module: nn.Module) -> nn.Module:
+        begins("its error", first=next(draws) == 0)
+        return whole(module) if own else module
+
+    result = measure_error(cell, adapt=adapt if may_compile(cell) else None)
+    record.error_kind = result.kind
+    record.rel_error, record.rel_error_std = result.rel_error, result.rel_error_std
+    record.rel_error_first, record.rel_error_last = result.first, result.last
+    record.rel_error_steps = json.dumps([float(f"{one:.4g}") for one in result.steps]) if result.steps else ""
+    record.max_abs_error, record.cosine = result.max_abs_error, result.cosine
+    record.trivial_error, record.error_draws = result.trivial_error, result.draws
+    record.kept_mass, record.kept_pairs = result.kept_mass, result.kept_pairs
+    record.fit_steps = result.fit_steps
+    add_warning(record, result.doubt)
+    if result.rel_error is not None and result.rel_error > result.bound:
+        off = beyond_rounding(result.rel_error, getattr(torch, cell.dtype))
+        if not unchecked:
+            raise off
+        add_warning(record, str(off))
+
+
+def _add_trained(record: Record, cell: Cell) -> None:
+    from attnbench.models.pretrained.cell import measure_loss, opened  # only trained models need it
+
+    one = opened(cell)
+    record.model_digest, record.text, record.text_digest = one.subject.digest, one.text.name, one.text.digest
+    if "loss" not in cell.measure:
+        return
+    found = measure_loss(cell)
+    record.loss, record.loss_base, record.loss_delta = found.loss, found.base, found.delta
+    record.loss_delta_low, record.loss_delta_high = found.interval or (None, None)
+    record.top1_agreement, record.kl, record.hidden_error = found.top1_agreement, found.kl, found.hidden_error
+
+
+def _left(cell: Cell) -> str:
+    from attnbench.models.pretrained.cell import opened  # only trained models need it
+
+    return opened(cell).left
+
+
+def _compile(record: Record, cell: Cell) -> Call:
+    if cell.device == "cpu":
+        find_instructions()
+    with compiling():
+        call = prepare(cell)
+        start = Moment.now()
+        output = call.on(0)()
+        end = Moment.now()
+        record.first_call_s = None if Standstill().between(start, end) else end.passed - start.passed
+    if not is_finite(output):
+        raise Nonfinite("the compiled output holds NaN or infinity")
+    if call.uncompiled:
+        _hold_to(output, call.uncompiled())
+    record.compiled = True
+    return call
+
+
+def _hold_to(output: Any, plain: Callable[[], Any]) -> None:
+    """Hold compiled code to its source, to half the digits of the dtype; raise AttnbenchError if they differ.
+
+    torch's compiler is known to lose in-place writes of custom gradients. Code with random draws passes.
+    """
+    wanted = plain()
+    for got, one, again in zip(*map(tensors, (output, wanted, plain())), strict=True):
+        enough = torch.finfo(one.dtype).eps ** 0.5
+        off = relative_error(got, one)
+        if off > enough and relative_error(again, one) <= enough:
+            raise AttnbenchError(f"torch.compile made something else of it: a result is off by {off:.1g} of its norm")
+
+
+def _first_look(record: Record, cell: Cell, call: Call, resident: bool) -> list[Look]:
+    """Check one call before timing: sizes, FLOPs, memory, and a finite output.
+
+    Returns a look at the output for each of the inputs in turn.
+    """
+    first = Kept([lambda: count(call.uncompiled(), call.on(0)) if call.uncompiled else count(call.on(0))])
+    held = Kept([partial(tensor_bytes, first, cell.device)])
+    rise: int | None = None
+    start = Moment.now()
+    if "memory" in cell.measure and not call.uncompiled:  # which has had its first call
+        return_freed_memory()
+        rise = peak_resident_bytes(held)
+    else:
+        first()
+    if cell.device.startswith("cuda") and not record.compiled:  # the first timed call may be that of a graph
+        torch.cuda.synchronize(cell.device)
+        record.first_call_s = Moment.now().passed - start.passed
+    counted: Counted = first.output
+    tensors(counted.output)
+    if call.like is not None and (counted.output.shape, counted.output.dtype) != (call.like.shape, call.like.dtype):
+        got, wanted = (f"{tuple(x.shape)} {str(x.dtype)[6:]}" for x in (counted.output, call.like))
+        raise BrokenContract(f"it breaks the contract: the output is {got}, not {wanted}")
+    if not is_finite(counted.output):
+        raise Nonfinite("the output holds NaN or infinity")
+    looks = [look(counted.output)]
+    record.input_bytes, record.param_bytes = call.input_bytes, call.param_bytes
+    record.output_bytes = output_bytes(counted.output)
+    if call.state_bytes is not None:
+        record.state_bytes = call.state_bytes
+        tokens = cell.shape.N - 1 if cell.pass_ == "decode" else cell.whole_shape.N
+        record.state_bytes_per_token = call.state_bytes / (cell.shape.B * max(1, tokens))
+    record.tokens_kept = call.tokens_kept
+    record.matmul_flops, record.exponentials = counted.matmul_flops, counted.exponentials
+    record.kernel = counted.kernel
+    for why in passed_over():
+        add_warning(record, why)
+    if counted.put:
+        add_warning(record, f"{REPLACED} ({counted.put}) in the place of its softmax, so this is sdpa's algorithm")
+        if cell.pass_ != "forward" or cell.shape.causal:  # else a fused kernel takes as many for each pair
+            record.matmul_flops = record.exponentials = None
+    storages = {one.data_ptr(): one.nbytes() for one in (x.untyped_storage() for x in tensors(counted.output))}
+    kept = held.output[1] - sum(storages.values()) if held.output else 0
+    del counted, first, held
+    return_freed_memory()
+    other = Kept([call.on(1)])
+    if "memory" in cell.measure:
+        record.peak_bytes = peak_tensor_bytes(other, cell.device)
+        _add_kept(record, cell, kept, rise)
+    else:
+        other()
+    looks.append(look(other.output))
+    del other
+    return_freed_memory()
+    if "memory" in cell.measure and resident:
+        record.peak_rss_bytes = peak_resident_bytes(call.on(0))
+    return looks
+
+
+def _add_kept(record: Record, cell: Cell, kept: int, rise: int | None) -> None:
+    """Count the tensor bytes ``kept`` behind the first call; warn if ``rise``, of resident memory, shows uncounted
+    memory."""
+    if record.peak_bytes is None:
+        return
+    if kept > 0:
+        record.peak_bytes += kept
+        if kept > record.peak_bytes / 10:
+            add_warning(record, f"keeps {format_bytes(kept)} from its first call on, which its peak includes")
+    if cell.device == "cpu" and rise is not None and rise > 1.5 * record.peak_bytes + UNSURE:
+        add_warning(
+            record,
+            f"resident memory rose by {format_bytes(rise)}, and torch knows of {format_bytes(record.peak_bytes)}: "
+            "it takes memory that its peak leaves out",
+        )
+
+
+def _add_time(record: Record, cell: Cell, rounds: Sequence[Sequence[Sample]], limits: Limits) -> None:
+    """Fill in statistics and warnings of all rounds; raise Disturbed if threads waited in nearly all samples."""
+    summary = summarise(rounds, quick=record.quick)
+    with suppress(Disturbed, ValueError):  # nothing was said of the rounds before
+        for outdated in summarise(rounds[:-1], quick=record.quick).warnings:
+            record.warnings = record.warnings.replace(outdated, "").replace("; ; ", "; ").strip("; ")
+    record.time_median_s, record.time_min_s = summary.median, summary.minimum
+    record.time_iqr_s = None if record.quick else summary.iqr
+    record.time_ci_low_s, record.time_ci_high_s = summary.interval or (None, None)
+    record.time_samples = summary.used
+    record.host_share = host_share(record.device_s, summary.median)
+    record.examples_per_s = cell.shape.B / summary.median
+    padding = 0.0 if cell.shape.cross or cell.architecture == "encoder-decoder" else cell.padding  # of keys alone
+    tokens = sum(real_tokens(cell.shape.B, cell.shape.N, padding))
+    if cell.pass_ in ("decode", "generate"):
+        tokens = cell.shape.B * (cell.new_tokens or 1)
+    record.tokens_per_s = tokens / summary.median
+    if record.first_call_s is None:
+        add_warning(record, "first call unknown: the process was stopped or waited for a core")
+    for warning in summary.warnings:
+        add_warning(record, warning)
+    add_rates(record)
+    hold_to_limits(record, limits)
+
+
+def add_rates(record: Record) -> None:
+    """Fill in a timed row's products and bytes per second."""
+    if record.time_median_s is not None:
+        flops, moved = record.matmul_flops, moved_bytes(record)
+        record.flops_per_s = flops / record.time_median_s if flops else None
+        record.bytes_per_s = moved / record.time_median_s if moved else None
+
+
+def _add_parts(record: Record, cell: Cell, parts: Parts | None, round_: int) -> None:
+    if parts is None:
+        return
+    for column, now in (("first_token_s", parts.first), ("token_s", parts.rest / cell.new_tokens)):
+        before = getattr(record, column) if round_ else None
+        setattr(record, column, now if before is None else (round_ * before + now) / (round_ + 1))
+
+
+def hold_to_limits(record: Record, limits: Limits) -> None:
+    """Compare a timed row with the machine's limits."""
+    if record.time_median_s is not None:
+        flops, moved = record.matmul_flops, moved_bytes(record)
+        record.peak_fraction = limits.peak_fraction(record.time_median_s, flops=flops, moved=moved)
+        record.floor_s = limits.floor(flops=flops, exponentials=record.exponentials, moved=moved)
+
+
+def add_warning(record: Record, warning: str | None) -> None:
+    """Add ``warning`` to the row, unless the row has it already."""
+    if warning and warning not in record.warnings:
+        record.warnings = "; ".join(filter(None, (record.warnings, warning)))
+
+
+def moved_bytes(record: Record) -> int:
+    """Bytes that the call must at least move: inputs and parameters read once, the output written once.
+
+    A decoding step reads the state instead of its inputs. 0 if nothing was allocated: the output is an input.
+    """
+    if record.peak_bytes == 0:
+        return 0
+    read = record.state_bytes if record.pass_ == "decode" else record.input_bytes
+    return (read or 0) + (record.param_bytes or 0) + (record.output_bytes or 0)

@@ -1,0 +1,1 @@
+"""The parent's side: workers are started, asked and watched."""

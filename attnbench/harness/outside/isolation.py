@@ -1,0 +1,342 @@
+"""The parent's side of the worker process: start, ask, watch and replace it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from time import monotonic
+from typing import TYPE_CHECKING, Any, cast
+
+from attnbench.errors import AttnbenchError, Exit
+from attnbench.harness.outside.replies import Replies
+from attnbench.harness.wire.descendants import end_all, end_left_behind, seconds_used
+from attnbench.harness.wire.process import Process, Products, environment_for
+from attnbench.measure.cgroup import oom_kills
+from attnbench.measure.machine import CORES
+from attnbench.measure.status import Status
+from attnbench.results.record import FIRST_CALL
+from attnbench.results.sources import Changed
+from attnbench.text import one_line
+
+if TYPE_CHECKING:
+    from attnbench.harness.wire.protocol import Ready
+
+START_TIMEOUT = 120.0
+_STARTS = 3
+"""Attempts to start a process: one that was killed while it set itself up has lost nothing."""
+SOON = 2.0
+"""Seconds after which a first call is reported as compiling."""
+PATIENCE = 5.0
+"""Seconds for a process to end when asked, when killed, and once its output is closed; much memory takes a while."""
+
+
+class WorkerFailed(AttnbenchError):
+    """The worker process could not be set up at all."""
+
+    exit_code = Exit.FAILED
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The state of the worker process. ``memory_limit`` in bytes, None for none."""
+
+    device: str = "cpu"
+    threads: int = 1
+    process: Process = "tuned"
+    memory_limit: int | None = None
+    plugins: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ("float32",)
+    rates: bool = True
+    alone: bool = True
+    """No other process of the run computes at the same time."""
+    models: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    products: Products | None = None
+    """The matmul libraries of the tuned process; None to probe for the faster ones."""
+    first_call_timeout: float = 600.0
+    """Seconds for a part with a first call that may compile; the request's limits leave it out."""
+
+
+class CellFailed(Exception):  # an outcome of the cell, not an error of ours
+    """The worker did not answer or cannot go on. Carries the row's status and reason, and the end of stderr."""
+
+    def __init__(self, status: Status, reason: str, stderr: Sequence[str] = (), *, killed: bool = False) -> None:
+        super().__init__(reason)
+        self.status, self.reason, self.stderr = status, reason, list(stderr)
+        self.killed = killed
+        """True if a signal ended it that can come from outside: from the system short of memory, from a scheduler."""
+
+    @property
+    def late(self) -> bool:
+        """True if it exceeded the limit of the request, not that of first calls."""
+        return self.status is Status.TIMEOUT and FIRST_CALL not in self.reason
+
+
+class Worker:
+    """The process that measures; started at the first request, and after anything but an answer or a stop."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.state = cast("Ready", {})
+        """The facts of the process; empty until one was set up."""
+        self._process: subprocess.Popen[str] | None = None
+        self._replies = Replies()
+        """The output of the present process, or of the last one."""
+        self._ready = False
+        self.served = 0
+        """Number of requests to the present process."""
+        self._oom_kills = 0
+        """As it stood before the last request."""
+        self.compiled = 0.0
+        """Seconds of the last request in its first calls, as far as they may compile."""
+        self.traces = ""
+        """Traces of the last request in its process, which was ended for them; empty for none."""
+        self.warn: Callable[[str], None] = lambda message: warnings.warn(message, RuntimeWarning, stacklevel=2)
+        """Called with what the user should know about a process that does not end."""
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def begin(self) -> None:
+        """Start the process and let it import torch. It needs ``threads``; other settings may change until
+        :meth:`start`."""
+        if self._process is None:
+            self._spawn()
+
+    def start(self) -> Ready:
+        """Start and set up the process unless it is ready; return its facts. Raises WorkerFailed."""
+        if self._process is not None and self._process.poll() is not None:
+            self.stop()
+        if self._ready:
+            return self.state
+        for attempt in range(_STARTS):
+            try:
+                self.state, self._ready = self._set_up(), True
+            except CellFailed as failed:
+                if attempt + 1 == _STARTS or failed.status is Status.TIMEOUT:
+                    raise WorkerFailed(f"the measuring process did not start: {failed.reason}") from None
+            else:
+                break
+        return self.state
+
+    def _spawn(self) -> None:
+        if hasattr(os, "sched_setaffinity"):  # torch may have bound this thread, which hands it down
+            os.sched_setaffinity(0, CORES)
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "attnbench.harness.inside.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment_for(self.settings.threads),
+            start_new_session=True,  # Ctrl-C reaches the parent only, and the whole group can be killed
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+        )
+        self._replies, self.served = Replies(), 0
+        self._replies.listen(self._process)
+
+    def _set_up(self) -> Ready:
+        self.begin()
+        settings = {f: getattr(self.settings, f) for f in Settings.__slots__}
+        # A process started again takes over the limits of the machine: one run has one set of them.
+        state = self._exchange({**settings, "known": self.state}, START_TIMEOUT)
+        if "failed" in state:
+            self.stop()
+            raise WorkerFailed(f"the measuring process did not start: {one_line(state['failed'])}")
+        return cast("Ready", state)
+
+    def ask(
+        self,
+        request: dict[str, Any],
+        timeout: float,
+        *,
+        meanwhile: Callable[[], None] = lambda: None,
+        told: Callable[[dict[str, Any]], None] | None = None,
+    ) -> dict[str, Any]:
+        """Send one request and wait for its answer; end what it left running.
+
+        Args:
+            timeout: seconds for the answer; with ``told``, for each message. After a message with ``first``, until the
+                next one, :attr:`Settings.first_call_timeout` holds.
+            told: called with each message of progress.
+            meanwhile: called once the request is sent. A few milliseconds cost nothing, since the process first builds
+                the cell.
+
+        Raises:
+            CellFailed: no message in time, or the process died or lost its device; it is thrown away.
+        """
+        self.start()
+        self._replies.forget()
+        self.served += 1
+        answer = self._exchange(request, timeout, meanwhile, told)
+        if "failed" in answer:
+            self.stop()
+            status = Status.CRASH if answer.get("lost") else Status.ERROR
+            raise CellFailed(status, one_line(answer["failed"]), self._replies.tail)
+        cast("dict[str, Any]", self.state).setdefault("sources", {}).update(answer.pop("sources", {}))
+        if "card" in answer:
+            from attnbench.measure.card import after  # brings numpy, which a start on a CPU need not wait for
+
+            try:
+                self.state["card"] = after(self.state.get("card", {}), answer.pop("card"))
+            except (AttributeError, TypeError, ValueError):
+                raise self.garbage() from None
+        assert self._process is not None
+        left = end_left_behind(self._process.pid)
+        traces = [str(answer.pop("traces", "")), f"left {left} process{'es' * (left > 1)} behind" if left else ""]
+        self.traces = " and ".join(filter(None, traces))
+        if self.traces:
+            self.stop()
+        return answer
+
+    def seconds_used(self) -> float:
+        """Processor time of the process that runs now."""
+        return seconds_used(self._process.pid) if self._process is not None else 0.0
+
+    def said(self) -> list[str]:
+        """The last lines that the last request wrote to stderr."""
+        return self._replies.said()
+
+    def _exchange(
+        self,
+        request: dict[str, Any],
+        timeout: float,
+        meanwhile: Callable[[], None] = lambda: None,
+        told: Callable[[dict[str, Any]], None] | None = None,
+    ) -> dict[str, Any]:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._oom_kills = oom_kills()
+        try:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+        except OSError:
+            raise self._death() from None
+        meanwhile()
+        at, left, self.compiled = "", timeout, 0.0
+        first: dict[str, Any] = {}
+        """The message by which a first call began."""
+        while True:
+            began = monotonic()
+            try:
+                line = self._first_line(first, told) if first else self._replies.answer(left)
+            except TimeoutError:
+                self.stop()
+                spent = f" {'for' if told or first else 'in all, at last for'} {at}" if at else ""
+                late = f"no answer within {self.settings.first_call_timeout if first else timeout:g} s{spent}"
+                late += f", which may compile; {FIRST_CALL}" * bool(first)
+                raise CellFailed(Status.TIMEOUT, late, self._replies.tail) from None
+            finally:
+                took = monotonic() - began
+                self.compiled += took * bool(first)
+            answer = self._read(line)
+            if "changed" in answer:
+                self.stop()
+                raise Changed(one_line(answer["changed"], 400))
+            if answer.keys() != {"progress"}:
+                return answer
+            try:
+                at = str(answer["progress"].get("at", ""))
+                if told:
+                    told(answer["progress"])
+                elif not first:
+                    left = max(0.0, left - took)
+                first = answer["progress"] if answer["progress"].get("first") else {}
+            except (AttributeError, KeyError, TypeError, ValueError):
+                raise self.garbage() from None
+
+    def _first_line(self, first: dict[str, Any], told: Callable[[dict[str, Any]], None] | None) -> str | None:
+        left = self.settings.first_call_timeout
+        if told and left > SOON:
+            with suppress(TimeoutError):
+                return self._replies.answer(SOON)
+            told({**first, "at": f"{first.get('at', '')}, compiling"})
+            left -= SOON
+        return self._replies.answer(left)
+
+    def _read(self, line: str | None) -> dict[str, Any]:
+        if line is None:
+            raise self._death()
+        try:
+            answer = json.loads(line)
+        except (ValueError, RecursionError):
+            answer = None
+        if not isinstance(answer, dict):
+            raise self.garbage()
+        return answer
+
+    def garbage(self) -> CellFailed:
+        """Throw the process away after a senseless answer, since the next answers may be out of step."""
+        self.stop()
+        return CellFailed(Status.CRASH, "the measuring process sent garbage", self._replies.tail)
+
+    def _death(self) -> CellFailed:
+        assert self._process is not None
+        tail = self._replies.tail
+        try:
+            code = self._process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.stop()
+            return CellFailed(Status.CRASH, "the measuring process closed its output", tail)
+        self.stop()
+        how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
+        killed = -code in (signal.SIGTERM, getattr(signal, "SIGKILL", None))
+        if killed and oom_kills() > self._oom_kills:
+            short = "the system ran out of memory and killed the measuring process"
+            return CellFailed(Status.OOM, f"{short}; close other programs or lower --memory-limit", tail, killed=True)
+        said = "\n".join(tail)
+        if "MemoryError" in said or "bad_alloc" in said:
+            return CellFailed(Status.OOM, f"the measuring process ran out of memory and {how}", tail)
+        last = one_line(tail[-1]) if tail else ""
+        reason = f"the measuring process {how}" + (f": {last}" if last else "")
+        if killed and -code != signal.SIGTERM:
+            reason += "; if the system did so for lack of memory, lower --memory-limit"
+        return CellFailed(Status.CRASH, reason, tail, killed=killed)
+
+    def stop(self) -> None:
+        """End the process and everything it started, at once; warn if the system does not let one end."""
+        process, self._process, self._ready = self._process, None, False
+        if process is None:
+            return
+        with suppress(ProcessLookupError, PermissionError):
+            if sys.platform == "linux":
+                process.terminate()  # its guard ends what is below it
+            elif hasattr(os, "killpg"):
+                os.killpg(process.pid, signal.SIGKILL)
+            else:
+                process.kill()
+        if not _has_ended(process):  # the guard was stopped, or waits for what does not end
+            end_all(process.pid)
+            if not _has_ended(process):
+                self.warn(f"process {process.pid} cannot be ended: it hangs in the system; look for a broken device")
+        self._replies.close()
+        if process.stdin is not None:
+            with suppress(OSError):
+                process.stdin.close()
+
+
+def _has_ended(process: subprocess.Popen[str]) -> bool:
+    try:
+        process.wait(PATIENCE)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def signal_name(number: int) -> str:
+    """``SIGSEGV``, or ``signal 40`` without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most real-time signals have no name
+        return f"signal {number}"

@@ -1,0 +1,67 @@
+"""Check laws in the isolated process: a variant that ends it, hangs or eats all memory breaks a law."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from attnbench.contract.spec import parse_spec
+from attnbench.errors import Unsupported
+from attnbench.harness.outside.isolation import CellFailed, Worker
+from attnbench.harness.wire.protocol import Request
+from attnbench.laws import Finding, Report
+
+
+@dataclass(frozen=True, slots=True)
+class HoldToLaw(Request[list[Finding]]):
+    """Hold a variant to one law (:func:`attnbench.laws.check_variant`)."""
+
+    do = "laws"
+    variant: str
+    law: str
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        return cls(**data)
+
+    def answered(self, answer: dict[str, Any]) -> list[Finding]:
+        """Raises Unsupported if no setting can be built; for a senseless answer as any request."""
+        if "unsupported" in answer:
+            raise Unsupported(answer["unsupported"])
+        return [Finding(**finding) for finding in answer["findings"]]
+
+
+def examine(
+    worker: Worker,
+    variant: str,
+    laws: Sequence[str],
+    *,
+    timeout: float,
+    begun: Callable[[str], None] = lambda law: None,
+    found: list[Finding] | None = None,
+) -> Report:
+    """The report of :func:`attnbench.laws.check_variant`, whatever the variant does to the process.
+
+    Args:
+        timeout: seconds for one law.
+        begun: called with the name of each law before it is tried.
+        found: gets each law's findings at once, for a caller that stops this.
+
+    Raises:
+        Unsupported: no setting can be built for the small shapes of the laws.
+        WorkerFailed: the process cannot be started.
+    """
+    findings: list[Finding] = [] if found is None else found
+    for law in laws:
+        begun(law)
+        try:
+            findings += HoldToLaw(variant, law).ask(worker, timeout)
+        except CellFailed as failed:
+            # What ends the process once may do so in every law, and each try costs a start or the whole timeout.
+            given_up = "; the laws after it were not tried" * (law != laws[-1])
+            findings.append(Finding(law, "every setting", False, fault=failed.reason + given_up))
+            break
+        if findings and findings[-1].final:
+            break
+    return Report(parse_spec(variant).name, tuple(findings))

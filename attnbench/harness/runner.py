@@ -1,0 +1,249 @@
+"""Turn a suite into a run folder: order, rounds, resuming, and a row for everything that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+from attnbench.errors import StoreError
+from attnbench.files import make_folder
+from attnbench.harness.identity import identity
+from attnbench.harness.libraries import products_before
+from attnbench.harness.outside.isolation import CellFailed, Worker
+from attnbench.harness.outside.trainings import Begun, Ended, Step, at_chosen_rates, count_trainings, phases, run_all
+from attnbench.harness.outside.visit import Visitor
+from attnbench.harness.plan import Plan, in_order
+from attnbench.harness.repeat import keep
+from attnbench.harness.rows import Rows, beyond_in_words, find_folder, new_folder, now, rows_of
+from attnbench.harness.wire.protocol import MeasureLimits, Outcome, Ready
+from attnbench.measure.machine import load_warning, machine_id, thread_warnings
+from attnbench.measure.status import Status
+from attnbench.results.lock import held
+from attnbench.results.record import Record
+from attnbench.results.store import CHECKPOINTS, RunFolder
+from attnbench.suite.cell import Cell
+
+
+class Watcher:
+    """Progress of a run; every method may be overridden, none does anything here."""
+
+    def begun(self, folder: Path, *, cells: int, visits: int, resumed: int) -> None:
+        """The folder is open; ``visits`` cell visits are ahead, ``resumed`` cells were measured before."""
+
+    def visiting(self, cell: Cell) -> None:
+        """This cell runs now."""
+
+    def doing(self, cell: Cell, part: str) -> None:
+        """This part of its visit runs now: a law, its error, its timed calls."""
+
+    def trained(self, cell: Cell, step: int, steps: int) -> None:
+        """``step`` of a training's ``steps`` are done."""
+
+    def visited(self, record: Record) -> None:
+        """The row of a visit is stored."""
+
+    def warned(self, message: str) -> None:
+        """Something about the machine that the reader of the numbers should know."""
+
+
+def execute(plan: Plan, watcher: Watcher | None = None, worker: Worker | None = None) -> tuple[RunFolder, list[Record]]:
+    """Measure every missing cell, storing each row as it comes; ``worker`` has the plan's threads and has begun.
+
+    Raises:
+        StoreError and its kinds: the folder cannot be made, written or locked.
+        CorruptResults: the run to be continued is damaged.
+        KeyboardInterrupt: passed on after finished work is written.
+    """
+    watcher = watcher or Watcher()
+    with ExitStack() as ours, worker or Worker(plan.settings) as worker:
+        worker.settings, worker.warn = plan.settings, watcher.warned
+        # Setting the worker up takes seconds, and the folder is held before that. On a GPU only the worker may ask
+        # which machine it is, since asking takes memory there.
+        on_cpu = plan.settings.device == "cpu"
+        facts = identity(plan, machine_id("cpu") if on_cpu else worker.start()["machine_id"])
+        make_folder(plan.options.out)
+        with held(plan.options.out, patience=30):  # of two that begin at once, the second finds the first one's folder
+            folder = find_folder(plan, facts, watcher.warned) or new_folder(plan, facts)
+            ours.enter_context(folder.lock())
+        if on_cpu and plan.settings.process == "tuned" and plan.settings.products is None:
+            worker.settings = replace(plan.settings, products=products_before(folder))
+        state = worker.start()
+        folder.describe(state)
+        return folder, _Run(plan, worker, state, folder, watcher).go()
+
+
+def go_on(plan: Plan, folder: RunFolder, worker: Worker, watcher: Watcher | None = None) -> list[Record]:
+    """Visit :attr:`~attnbench.harness.plan.Plan.only` of a run's cells in its own folder; return all its rows.
+
+    ``worker`` is set up as in the run. Raises StoreError and its kinds, CorruptResults.
+    """
+    watcher = watcher or Watcher()
+    worker.warn = watcher.warned
+    with folder.lock():
+        return _Run(plan, worker, worker.start(), folder, watcher).go()
+
+
+class _Pending:
+    """The last outcome. Its row is written while the worker builds the next cell."""
+
+    def __init__(self, folder: RunFolder, watcher: Watcher) -> None:
+        self._folder, self._watcher = folder, watcher
+        self._outcome: Outcome | None = None
+
+    def hold(self, outcome: Outcome) -> None:
+        self._outcome = outcome
+
+    def flush(self) -> None:
+        outcome, self._outcome = self._outcome, None
+        if outcome is None:
+            return
+        self._folder.add(outcome.record, outcome.samples, outcome.failure, outcome.stderr, outcome.points)
+        if outcome.record.status is not Status.INTERRUPTED:
+            self._watcher.visited(outcome.record)
+
+
+class _Run:
+    def __init__(self, plan: Plan, worker: Worker, state: Ready, folder: RunFolder, watcher: Watcher) -> None:
+        self.plan, self.worker, self.state, self.folder, self.watcher = plan, worker, state, folder, watcher
+        self.rows, self.sources = Rows(plan, folder), dict[str, list[str]]()
+        self.visitor = Visitor(plan.settings, plan.rules, plan.options.cell_timeout, unchecked=plan.options.unchecked)
+        self.visitor.gate.doing = watcher.doing
+        self.visitor.gate.learn(self.rows.records.values())
+        self.pending = _Pending(folder, watcher)
+
+    def go(self) -> list[Record]:
+        rows = self.rows
+        visits = [rows.due(round_) for round_ in range(self.plan.rules.rounds)]
+        # Later rounds visit the cells that turn out ok; all that are not known to fail are expected to.
+        trainings, ahead = count_trainings(rows.trainings(), rows.records)
+        expected = sum(len(due) for due in visits) + ahead
+        cells = sum(cell.training is None for cell in self.plan.cells) + trainings
+        finished = sum(1 for cell in self.plan.cells if cell.cell_id in rows.records)
+        self.watcher.begun(self.folder.path, cells=cells, visits=expected, resumed=finished)
+        about_cores = (load_warning(), *thread_warnings(self.plan.settings.threads))
+        for note in (*self.folder.repairs, *rows.notes, *about_cores, *self.state["process_notes"]):
+            if note:
+                self.watcher.warned(note)
+        try:
+            self._visit_all()
+            if waited := rows.disturbed():
+                they = "1 cell" if len(waited) == 1 else f"{len(waited)} cells"
+                self.watcher.warned(f"{they} waited for a core in nearly all samples: measured once more, at the end")
+                rows.forget(waited)
+                self.worker.stop()
+                self._visit_all()
+            self._hold_to_limits()
+            self._train(phases(rows.trainings())[0])
+            self._train(at_chosen_rates(rows.trainings(), rows.records))
+            rows.doubt_tasks(self.watcher.warned)
+            if "during" in (card := self.worker.state.get("card", {})):
+                self.folder.correct({"card": card})
+            self.folder.refuse_changes()
+        except BaseException:
+            with suppress(StoreError):  # what stopped the run is told, not that the table failed as well
+                self.pending.flush()
+            with suppress(StoreError):
+                self.folder.write_csv([record for record in rows.in_order() if record.seal])
+            raise
+        self.folder.write_csv(rows.in_order())
+        self.folder.conclude()
+        return rows.in_order()
+
+    def _visit_all(self) -> None:
+        for round_ in range(self.plan.rules.rounds):
+            self._begin_round(round_)
+            for cell in in_order(self.rows.due(round_), f"{self.plan.suite.name}{round_}"):
+                self._visit(cell, round_)
+        self.pending.flush()
+
+    def _begin_round(self, round_: int) -> None:
+        """Give each round a fresh process.
+
+        Memory addresses change a process's speed by some percent for its life. In one process no interval could show
+        it.
+        """
+        if round_ and self.rows.due(round_):
+            self.pending.flush()
+            self.worker.stop()
+
+    def _hold_to_limits(self) -> None:
+        timed, impossible = self.rows.beyond_limits()
+        if not impossible:
+            return
+        request = MeasureLimits(timed, rows_of(self.rows, timed))
+        try:
+            found = request.ask(self.worker, (1 + impossible) * self.plan.options.cell_timeout)
+        except CellFailed as failed:
+            self.watcher.warned(f"the limits of the machine could not be measured again: {failed.reason}")
+            return
+        self.state = cast(Ready, {**self.state, **found.limits})
+        self.folder.correct(found.limits)
+        self.watcher.warned(beyond_in_words(impossible))
+        self.rows.correct(found.records)
+
+    def _train(self, cells: Sequence[Cell]) -> None:
+        due = [cell for cell in cells if cell.cell_id not in self.rows.records]
+        if not due:
+            return
+        self.worker.stop()  # the trainings get its memory and its core
+        at_work: dict[str, tuple[Cell, str]] = {}
+        try:
+            for event in run_all(due, self.plan.settings, self.state, self._try_training, self.watcher.warned):
+                match event:
+                    case Begun(cell):
+                        at_work[cell.cell_id] = cell, now()
+                        self.watcher.visiting(cell)
+                    case Step(cell, done, of):
+                        self.watcher.trained(cell, done, of)
+                    case Ended(cell, outcome):
+                        self._finish(cell, outcome, at_work.pop(cell.cell_id)[1])
+                        self.pending.flush()
+        except KeyboardInterrupt:
+            for cell, started in at_work.values():
+                self._finish(cell, Outcome(Record.of(cell, Status.INTERRUPTED, "stopped by the user")), started)
+                self.pending.flush()
+            raise
+        with suppress(OSError):  # other checkpoints may be in it
+            (self.folder.path / CHECKPOINTS).rmdir()
+
+    def _note_sources(self) -> None:
+        found = self.worker.state.get("sources", {})
+        if found.keys() - self.sources.keys():
+            self.sources = {**self.folder.environment.get("sources", {}), **found}
+            self.folder.correct({"sources": self.sources})
+            keep(self.folder.path, self.plan.options.plugins, found)
+
+    def _try_training(self, cell: Cell, worker: Worker, tell: Callable[[int, int], None]) -> Outcome:
+        known = self.rows.known(cell)
+        return Outcome(known) if known else self.visitor.train(worker, cell, self.folder.path / CHECKPOINTS, tell)
+
+    def _visit(self, cell: Cell, round_: int) -> None:
+        if self.rows.is_over(cell, round_):
+            return
+        self.watcher.visiting(cell)
+        started = now()
+        known = self.rows.known(cell) if round_ == 0 else None
+        try:
+            outcome = Outcome(known) if known else self._ask(cell, round_)
+        except KeyboardInterrupt:
+            self.worker.stop()
+            if cell.cell_id not in self.rows.records:
+                self._finish(cell, Outcome(Record.of(cell, Status.INTERRUPTED, "stopped by the user")), started)
+            raise
+        if lost := self.rows.settle(cell, round_, outcome):
+            self.watcher.warned(lost)
+        self._finish(cell, outcome, started)
+
+    def _ask(self, cell: Cell, round_: int) -> Outcome:
+        return self.visitor.visit(self.worker, self.rows.request(cell, round_), self.pending.flush)
+
+    def _finish(self, cell: Cell, outcome: Outcome, started_at: str) -> None:
+        self.pending.flush()
+        # Without this row, which is not stored yet. Later, writing a long table would take a core from the next cell.
+        self.folder.write_csv(self.rows.in_order(), at_most_every=2.0)
+        self._note_sources()
+        self.rows.put(cell, outcome.record, self.state, started_at)
+        self.pending.hold(outcome)

@@ -1,0 +1,87 @@
+"""The share of right answers, and its interval."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attnbench.contract.task import NO_LABEL, Examples
+from attnbench.models.encoder import cross_entropy
+
+_RESAMPLES = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """The answers of a model, as numbers for each sequence."""
+
+    right: np.ndarray
+    asked: np.ndarray
+    loss: float
+    """Mean cross-entropy of the requested answers."""
+    per_token: bool
+
+    @property
+    def accuracy(self) -> float:
+        """Share of the answers that are right."""
+        return float(self.right.sum() / max(1, self.asked.sum()))
+
+    def interval(self) -> tuple[float, float]:
+        """95 % interval over test examples: Wilson's, or a bootstrap over sequences if each has several answers."""
+        if not self.per_token:
+            return _wilson(int(self.right.sum()), len(self.right))
+        drawn = np.random.default_rng(0).integers(len(self.right), size=(_RESAMPLES, len(self.right)))
+        shares = self.right[drawn].sum(1) / np.maximum(1, self.asked[drawn].sum(1))
+        low, high = np.quantile(shares, (0.025, 0.975))
+        return float(min(low, self.accuracy)), float(max(high, self.accuracy))
+
+    def spread(self) -> float:
+        """Standard error of the accuracy, from the differences among sequences."""
+        shares = self.right / np.maximum(1, self.asked)
+        return float(shares.std(ddof=1) / np.sqrt(len(shares))) if len(shares) > 1 else 1.0
+
+
+def _wilson(right: int, of: int) -> tuple[float, float]:
+    """The 95 % interval of a share (Wilson 1927): the shares that a normal test does not reject."""
+    z = NormalDist().inv_cdf(0.975)
+    share, scale = right / of, 1 + z**2 / of
+    half = z * math.sqrt(share * (1 - share) / of + (z / (2 * of)) ** 2)
+    middle = share + z**2 / (2 * of)
+    return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
+
+
+def answer(model: Callable[..., Tensor], examples: Iterable[Examples], device: str) -> Answers:
+    """Ask a model about each of these examples. Nothing is learnt from them."""
+    right, asked, losses = [], [], 0.0
+    per_token = False
+    for some in examples:
+        with torch.inference_mode():
+            logits = logits_of(model, some, device)
+        labels = some.labels.to(device)
+        per_token = labels.ndim == 2
+        wanted = labels != NO_LABEL
+        hits = (logits.argmax(-1) == labels) & wanted
+        losses += float(cross_entropy(logits, labels) * wanted.sum())
+        right.append(hits.reshape(len(labels), -1).sum(1).cpu().numpy())
+        asked.append(wanted.reshape(len(labels), -1).sum(1).cpu().numpy())
+    counts = np.concatenate(asked)
+    return Answers(np.concatenate(right), counts, losses / max(1, int(counts.sum())), per_token)
+
+
+def logits_of(model: Callable[..., Tensor], examples: Examples, device: str) -> Tensor:
+    """float32 logits of some examples."""
+    mask = None if examples.key_mask is None else examples.key_mask.to(device)
+    return model(examples.tokens.to(device), key_mask=mask).float()
+
+
+def chance(examples: Iterable[Examples]) -> float:
+    """Accuracy of the best constant answer, on these very labels."""
+    labels = torch.cat([some.labels.flatten() for some in examples])
+    labels = labels[labels != NO_LABEL]
+    return float(labels.bincount().max() / len(labels)) if len(labels) else 0.0

@@ -1,0 +1,1 @@
+"""Variants in the place of a trained model's attention."""

@@ -1,0 +1,261 @@
+"""The requests of the parent and the answers of the worker: one class for each, with its JSON both ways.
+
+A request is sent as ``{"do": its name, ...}``. :meth:`Request.answered` validates the answer, since a worker runs
+foreign code, which can write anything.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NotRequired, Self, TypedDict, TypeVar
+
+from pydantic import TypeAdapter
+
+from attnbench.harness.inside.pairs import Pairs
+from attnbench.measure.status import Status
+from attnbench.measure.time import Sample, TimingRules
+from attnbench.results.record import SCHEMA_VERSION, Record
+from attnbench.results.validation import are_points, are_samples, checked, foreign_to_cell, foreign_to_samples
+from attnbench.suite.cell import METHOD_VERSION, Cell
+
+if TYPE_CHECKING:
+    from attnbench.harness.outside.isolation import Worker
+
+Answer = TypeVar("Answer")
+
+
+class Ready(TypedDict):
+    """A worker's facts once it is set up, as JSON."""
+
+    environment: dict[str, Any]
+    machine_id: str
+    machine_class: str
+    process: str
+    process_notes: list[str]
+    memory_limit_bytes: int | None
+    float32_products: str
+    window_products: str
+    matmul_rate: dict[str, float]
+    """FLOP/s by dtype; empty if no rates were wanted. Likewise ``exp_rate`` (1/s) and ``copy_rates``."""
+    exp_rate: dict[str, float]
+    copy_rates: list[Any]
+    timer_cost_s: float
+    noise_floor: float | None
+    sources: dict[str, list[str]]
+    """Code and data used so far (:data:`attnbench.results.sources.Seen`)."""
+    card: NotRequired[dict[str, Any]]
+    """NVML's facts of the card, with its speed so far (:mod:`attnbench.measure.card`)."""
+
+
+class Request(ABC, Generic[Answer]):
+    """A request to a worker."""
+
+    do: ClassVar[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain dicts, lists, strings and numbers, by the names of the request's fields."""
+        return _fields(self)
+
+    @classmethod
+    @abstractmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        """Inverse of :meth:`to_json`, after a trip through JSON text."""
+
+    @abstractmethod
+    def answered(self, answer: dict[str, Any]) -> Answer:
+        """Read an answer; raise AttributeError, KeyError, TypeError or ValueError if it cannot be one."""
+
+    def ask(self, worker: Worker, timeout: float, **how: Any) -> Answer:
+        """Send the request and wait for its answer; ``timeout`` is the most seconds between messages.
+
+        ``how``: ``meanwhile`` and ``told`` of :meth:`attnbench.harness.outside.isolation.Worker.ask`. Raises CellFailed
+        without an answer that makes sense; the worker is thrown away.
+        """
+        answer = worker.ask({"do": self.do, **self.to_json()}, timeout, **how)
+        try:
+            return self.answered(answer)
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise worker.garbage() from None
+
+
+def _fields(one: Any) -> dict[str, Any]:
+    return {name: _plain(getattr(one, name)) for name in type(one).__slots__}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Cell | Record):
+        return value.to_json()
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, Path):
+        return str(value)
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+
+
+@dataclass(slots=True)
+class Outcome:
+    """One round of a cell, or its training, which becomes the cell's row."""
+
+    record: Record
+    samples: dict[str, Any] | None = None
+    """The raw samples as a row of ``samples.jsonl``; None if none were taken."""
+    failure: Record | None = None
+    """The row that the visit alone would give; not :attr:`record` if an earlier round was ok."""
+    stderr: Sequence[str] = ()
+    killed: bool = False
+    """True if it was killed from outside, as far as can be known."""
+    points: Sequence[dict[str, Any]] = ()
+
+    @property
+    def taken(self) -> list[dict[str, Any]]:
+        """The samples of this round."""
+        return self.samples["samples"] if self.samples else []
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain dicts, lists, strings and numbers."""
+        return _fields(self)
+
+    @classmethod
+    def from_json(
+        cls, data: dict[str, Any], cell: Cell, *, threads: int | None = None, request: VisitCell | None = None
+    ) -> Self:
+        """Inverse of :meth:`to_json`, for an outcome of ``cell``, measured with ``threads`` if that is known.
+
+        ``request`` is the visit's, None for a training. Raises as :meth:`Request.answered`.
+        """
+        record = row_of(cell, data["record"])
+        failure = row_of(cell, data["failure"]) if data["failure"] else None
+        samples, points = data["samples"], data["points"]
+        found = cls(record, samples, failure, [str(line) for line in data["stderr"]], bool(data["killed"]), points)
+        if not are_samples(found.taken) or not are_points(points):
+            raise ValueError("no samples, or no learning curve")
+        if record.threads not in (None, threads or record.threads):
+            raise ValueError("other threads")
+        if samples and samples["cell_id"] != cell.cell_id:
+            raise ValueError("the samples of another cell")
+        if request and samples and samples["round"] != request.round:
+            raise ValueError("the samples of another round")
+        if request and record.status is Status.OK and foreign_to_samples(record, [*request.earlier, found.taken]):
+            raise ValueError("a time that is not that of its samples")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class VisitCell(Request[Outcome]):
+    """Measure one round of a cell (:func:`attnbench.harness.inside.execute.run_cell`)."""
+
+    do = "cell"
+    cell: Cell
+    rules: TimingRules
+    round: int = 0
+    earlier: Sequence[list[dict[str, Any]]] = ()
+    previous: Record | None = None
+    """The record of the round before, which later rounds refine."""
+    unchecked: bool = False
+    """Measure a variant that claims to be exact and is not all the same, with a warning."""
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        previous = Record.from_json(data["previous"]) if data["previous"] else None
+        cell, rules = Cell.from_json(data["cell"]), TimingRules(**data["rules"])
+        return cls(cell, rules, data["round"], data["earlier"], previous, data["unchecked"])
+
+    def earlier_samples(self) -> list[list[Sample]]:
+        """The samples of each earlier round."""
+        return [[Sample(**sample) for sample in samples] for samples in self.earlier]
+
+    def answered(self, answer: dict[str, Any]) -> Outcome:
+        visited = Outcome(row_of(self.cell, answer["record"]), answer.get("samples"))
+        if not are_samples(visited.taken):
+            raise ValueError("no samples")
+        if visited.samples and foreign_to_samples(visited.record, [*self.earlier, visited.taken]):
+            raise ValueError("a time that is not that of its samples")
+        return visited
+
+
+@dataclass(frozen=True, slots=True)
+class Train(Request[Outcome]):
+    """Train a cell's model and test it (:func:`attnbench.harness.wire.outcome.score_cell`)."""
+
+    do = "score"
+    cell: Cell
+    folder: Path
+    quick: bool
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        return cls(Cell.from_json(data["cell"]), Path(data["folder"]), data["quick"])
+
+    def answered(self, answer: dict[str, Any]) -> Outcome:
+        if not are_points(answer["points"]):
+            raise ValueError("no learning curve")
+        return Outcome(row_of(self.cell, answer["record"]), points=answer["points"])
+
+
+@dataclass(frozen=True, slots=True)
+class TakeTurns(Request[Pairs]):
+    """Time cells in turn (:func:`attnbench.harness.inside.pairs.measure_pairs`)."""
+
+    do = "pairs"
+    cells: Sequence[Cell]
+    rules: TimingRules
+    fewest: int
+    process: int = 0
+    unchecked: bool = False
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        cells, rules = [Cell.from_json(cell) for cell in data["cells"]], TimingRules(**data["rules"])
+        return cls(cells, rules, data["fewest"], data["process"], data["unchecked"])
+
+    def answered(self, answer: dict[str, Any]) -> Pairs:
+        pairs, cells = TypeAdapter(Pairs).validate_json(json.dumps(answer)), range(len(self.cells))
+        if sorted([*pairs.ran, *(place for place, _, _ in pairs.left_out)]) != list(cells):
+            raise ValueError("not one outcome for each cell")
+        if any(Status(status) is Status.OK for _, status, _ in pairs.left_out):
+            raise ValueError("left out, though nothing failed")
+        if bool(pairs.blocks) != bool(pairs.ran) or any(len(block) != len(pairs.ran) for block in pairs.blocks):
+            raise ValueError("a block is not one time for each cell")
+        if pairs.disturbed > pairs.taken or any(place not in cells for place, _ in pairs.warnings):
+            raise ValueError("impossible counts of blocks, or a warning about no cell")
+        return pairs
+
+
+@dataclass(frozen=True, slots=True)
+class Remeasured:
+    """The machine's limits, measured once more."""
+
+    limits: dict[str, Any]
+    """``matmul_rate``, ``exp_rate`` and ``copy_rates``, as in :class:`Ready`."""
+    records: list[Record]
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureLimits(Request[Remeasured]):
+    """Measure the machine's limits once more, and hold these rows to them."""
+
+    do = "limits"
+    cells: Sequence[Cell]
+    records: Sequence[Record]
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        return cls([Cell.from_json(cell) for cell in data["cells"]], [Record.from_json(row) for row in data["records"]])
+
+    def answered(self, answer: dict[str, Any]) -> Remeasured:
+        rows = zip(self.cells, answer["rows"], strict=True)
+        return Remeasured(dict(answer["limits"]), [row_of(cell, row) for cell, row in rows])
+
+
+def row_of(cell: Cell, data: dict[str, Any]) -> Record:
+    """The row in an answer, for this cell; raises as :meth:`Request.answered` if a run with it could not be read
+    again."""
+    record = checked(Record.from_json(data))
+    method = (record.method_version, record.schema_version)
+    if (foreign := foreign_to_cell(record, cell)) or method != (METHOD_VERSION, SCHEMA_VERSION):
+        raise ValueError(foreign or "of another version")
+    return record

@@ -1,5 +1,0 @@
-"""Sources of q, k and v, in the order shown to users; imported at the first look-up in the table of inputs."""
-
-from attnbench.inputs import gaussian as gaussian
-from attnbench.inputs import structured as structured
-from attnbench.inputs import captured as captured

@@ -1,0 +1,387 @@
+"""A law, the case that it is held against, and a finding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import product
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from attnbench.catalogue.build import build
+from attnbench.contract.capabilities import Dense
+from attnbench.contract.problem.position_bias import position_bias
+from attnbench.contract.problem.reference import exact_attention
+from attnbench.contract.problem.shape import Shape
+from attnbench.contract.problem.visible import Visible
+from attnbench.contract.spec import Scalar, Spec, parse_spec
+from attnbench.contract.variant import Traits, Variant
+from attnbench.errors import Unsupported, said
+from attnbench.measure.memory import out_of_memory
+
+SHAPE = Shape(batch=2, heads=2, seq_len=23, head_dim=4)
+"""Two examples, so that they can mix; a prime length, so that no block divides it."""
+
+F64 = torch.float64
+Given = TypeVar("Given")
+
+_CLOSE = {"float64": 1e-9, "float32": 2e-5, "float16": 2e-2, "bfloat16": 1e-1}
+"""Dtype, the most precise first -> how far apart two ways to the same numbers may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One number held against its bound: the law holds where ``number <= bound``."""
+
+    number: float
+    bound: float
+    fault: str = ""
+    """The fault in words, if it does not hold."""
+
+    @property
+    def holds(self) -> bool:
+        return self.number <= self.bound  # NaN does not
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The finding of a law in one case."""
+
+    law: str
+    case: str
+    """Options and causality: ``window=3, causal``."""
+    held: bool
+    number: float | None = None
+    bound: float | None = None
+    fault: str = ""
+    skipped: str = ""
+    """Why the law could not be asked, or had nothing to hold the variant to; then nothing is held against it."""
+    final: bool = False
+    """True if nothing more can be tried: it cannot be built, or ran out of memory."""
+
+
+class NothingClaimed(Exception):
+    """Raised by a law that has nothing to hold a variant to, or cannot now; the message is the reason."""
+
+
+class DoesNotWork(Exception):
+    """Raised by a law where a call raises that it says works, or gives another shape; the message says what."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A variant with one setting of its options, causal or not."""
+
+    variant: Variant
+    spec: Spec
+    causal: bool = False
+    first: bool = True
+    """True for the first of the variant's settings."""
+    length: int = SHAPE.N
+    """Tokens of its shape."""
+    heads: int = SHAPE.H
+    head_dim: int = SHAPE.D
+    single: bool = False
+    """Held in float32 at most: some compute in float32 whatever they are given."""
+
+    def __str__(self) -> str:
+        options = self.spec.label.partition(":")[2]
+        return ", ".join(part for part in (options, "causal" * self.causal) if part) or "defaults"
+
+    @cached_property
+    def traits(self) -> Traits:
+        """The variant's claims with these options."""
+        return self.variant.claims(self.spec, causal=self.causal)
+
+    @property
+    def operator(self) -> bool:
+        return self.variant.kind == "operator"
+
+    @property
+    def foreign(self) -> bool:
+        """True for a module of a user's file as it is, which claims nothing."""
+        return hasattr(self.variant.make, "source")
+
+    @cached_property
+    def shape(self) -> Shape:
+        return replace(SHAPE, heads=self.heads, head_dim=self.head_dim, seq_len=self.length, causal=self.causal)
+
+    @property
+    def allowed(self) -> bool:
+        """True if the variant claims such a case at all."""
+        return bool(self.variant.traits.causal) or not self.causal
+
+    def runs(self) -> bool:
+        """True if it can be called on this processor; False also if it cannot be built."""
+        try:
+            self.module()(*self.draw())
+        except (Exception, SystemExit):
+            return False
+        return True
+
+    def fitted(self) -> Case:
+        """Itself; a user's module that takes only some sizes has the first of these."""
+        for heads, head_dim, length in (
+            product((2, 4, 8), (4, 8, 16, 32, 64), (SHAPE.N, 64, 128)) if self.foreign else ()
+        ):
+            other = replace(self, heads=heads, head_dim=head_dim, length=length)
+            with suppress(Unsupported):
+                other.module()
+                return other
+        return self
+
+    @cached_property
+    def dtypes(self) -> tuple[str, ...]:
+        """The dtypes that the variant claims; of float32 and float64 those that a module takes which claims nothing."""
+        if not self.foreign:
+            return self.traits.dtypes
+        return tuple(name for name in ("float32", "float64") if self._takes(getattr(torch, name)))
+
+    @torch.no_grad()
+    def _takes(self, dtype: torch.dtype) -> bool:
+        try:
+            return bool(self.module(dtype=dtype)(*self.draw(dtype=dtype)).dtype == dtype)
+        except Unsupported:  # of the shape, which each law meets by itself
+            return True
+        except Exception:  # somebody else's code
+            return False
+
+    @torch.no_grad()
+    def repeats(self) -> bool:
+        """True if two calls on the same input agree, and leave torch's generator alone."""
+        module, before = self.module(), torch.get_rng_state()
+        first, second = (module(*self.draw()) for _ in range(2))
+        return torch.equal(first, second) and torch.equal(before, torch.get_rng_state())
+
+    def works(self, call: Callable[..., Given], *given: Any, **options: Any) -> Given:
+        """The result of a call that a law says works; raise DoesNotWork if it raises."""
+        try:
+            return call(*given, **options)
+        except (Unsupported, NothingClaimed):
+            raise
+        except (Exception, SystemExit) as error:  # a variant under test may raise anything
+            if self.foreign:
+                raise
+            raise DoesNotWork(_in_a_line(error)) from error
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype in which the laws are held: the most precise that the variant takes."""
+        every = [name for name in _CLOSE if name in self.dtypes and not (self.single and name == "float64")]
+        dtype: torch.dtype = getattr(torch, every[0] if every else "float32")
+        return dtype
+
+    @property
+    def common_dtype(self) -> torch.dtype:
+        """The dtype for cost: float32 if the variant takes it."""
+        return torch.float32 if "float32" in self.dtypes else self.dtype
+
+    @property
+    def close(self) -> float:
+        """Largest gap between two ways to the same numbers; rounding adds up over more tokens."""
+        return _CLOSE[str(self.dtype).removeprefix("torch.")] * max(1.0, self.length / SHAPE.N)
+
+    @property
+    def rounding(self) -> float:
+        """Largest gap between two exact computations of the same numbers."""
+        return 1e-12 if self.dtype == F64 else self.close / 10
+
+    def module(
+        self,
+        shape: Shape | None = None,
+        *,
+        seed: int = 0,
+        dtype: torch.dtype | None = None,
+        options: Mapping[str, Scalar] | None = None,
+    ) -> nn.Module:
+        """The variant with these options; raises Unsupported if its mathematics does not allow the shape."""
+        return build(self.spec, shape or self.shape, seed=seed, **(options or {})).to(dtype or self.dtype)
+
+    def draw(
+        self, shape: Shape | None = None, *, dtype: torch.dtype | None = None, grad: bool = False, seed: int = 0
+    ) -> list[Tensor]:
+        """q, k, v of an operator or x of a mixer from N(0, 1); tokens along axis -2."""
+        shape = shape or self.shape
+        sizes: list[tuple[int, ...]] = [(shape.B, shape.N, shape.C)]
+        if self.operator:
+            keys = (shape.B, shape.K, shape.M)
+            sizes = [(shape.B, shape.H, shape.N, shape.D), (*keys, shape.D), (*keys, shape.E)]
+        generator = torch.Generator().manual_seed(seed)
+        drawn = [torch.randn(size, dtype=F64, generator=generator) for size in sizes]
+        return [x.to(dtype or self.dtype).requires_grad_(grad) for x in drawn]
+
+    def oracle(self, module: nn.Module) -> Callable[..., Tensor] | None:
+        """The documented formula, dense: the module's own, softmax attention where it claims to be exact, or None."""
+        if self.traits.exact:
+            causal = self.causal
+            return lambda q, k, v, key_mask=None: exact_attention(q, k, v, causal=causal, key_mask=key_mask)
+        return module.dense if isinstance(module, Dense) else None
+
+    def expected(
+        self, module: nn.Module, inputs: Sequence[Tensor], shape: Shape, key_mask: Tensor | None = None
+    ) -> Tensor | None:
+        """The documented formula's result for inputs of any shape; None without a formula."""
+        if not self.traits.exact:
+            return module.dense(*inputs, key_mask=key_mask) if isinstance(module, Dense) else None
+        sink = next((x for name, x in module.named_parameters() if name.endswith("sink.logit")), None)
+        how: dict[str, Any] = {"causal": Visible.of(shape), "bias": position_bias(shape), "sink": sink}
+        return exact_attention(*inputs, key_mask=key_mask, **how)
+
+    def key_masks(self, hidden: int = 8) -> list[Tensor | None]:
+        """None, and if it takes padding, a mask that hides the last tokens of the first example."""
+        N = self.shape.N
+        return [None, *([torch.arange(N) < torch.tensor([[N - hidden], [N]])] if self.traits.key_padding else [])]
+
+    def real(self, key_mask: Tensor) -> Tensor:
+        """The mask, shaped as an output."""
+        return key_mask.view(len(key_mask), *[1] * self.operator, -1, 1)
+
+
+Holds = Callable[[Case], Iterable[Measured]]
+
+
+@dataclass(frozen=True)
+class Law:
+    """Something that is true of every variant that claims it."""
+
+    name: str
+    sentence: str
+    holds: Holds
+    applies: Callable[[Case], bool] = field(default=lambda case: True)
+    needs_time: bool = False
+    """Measures time, which takes seconds and a quiet machine."""
+    few_shapes: bool = False
+    """Also for variants that are compiled for each shape, in seconds; they are spared laws that use many shapes."""
+    claim: str = ""
+    """The trait that this law proves, which is asked of it alone: whatever claims it must offer a case to see it in."""
+    vital: bool = False
+    """Nothing else can be tried if it is broken."""
+    gates: bool = True
+    """A run holds a setting to it before it measures it: it takes little time, and is true however few tokens there are
+    for the options."""
+    of_any: bool = False
+    """Also asked of a module that claims nothing: true of whatever computes the same function of each example."""
+
+    def claimed(self, traits: Traits) -> bool:
+        """True if they claim the subject of this law."""
+        return bool(self.claim and getattr(traits, self.claim))
+
+    def concerns(self, case: Case) -> bool:
+        """True if the case is held to it."""
+        asked = self.of_any if case.foreign else self.few_shapes or not case.traits.compiled
+        return asked and (not self.claim or self.claimed(case.traits)) and self.applies(case)
+
+    def examine(self, case: Case) -> list[Finding]:
+        """Every number that the law measures in this case; none if the mathematics does not allow the case.
+
+        A counterexample must repeat to break a law: in one of two retries with new modules, in float32 for a user's
+        own, which may compute in it. Anything else that is raised says nothing of the variant.
+        """
+        found = self._ask(case)
+        if all(one.held for one in found) or any(one.final for one in found):
+            return found
+        second = self._ask(replace(case, single=case.single or case.foreign))
+        if not all(one.held for one in second) and case.foreign and not case.repeats():
+            return [Finding(self.name, str(case), True, skipped="two calls on the same input differ")]
+        if case.foreign or not all(one.held for one in second):
+            return second
+        fault = next(one.fault for one in found if not one.held)
+        return [Finding(self.name, str(case), True, skipped=f"broken once, and held when asked again: {fault}")]
+
+    def _ask(self, case: Case) -> list[Finding]:
+        found: list[Finding] = []
+        try:
+            for one in self.holds(case):
+                fault = "" if one.holds else one.fault or f"not so: {self.sentence}"
+                found.append(Finding(self.name, str(case), one.holds, one.number, one.bound, fault))
+        except Unsupported:
+            pass
+        except NothingClaimed as reason:
+            found.append(Finding(self.name, str(case), True, skipped=str(reason)))
+        except (Exception, SystemExit) as error:
+            final, told = out_of_memory(error) is not None, _in_a_line(error)
+            if isinstance(error, DoesNotWork | SystemExit):  # who asks does not end Python
+                found.append(Finding(self.name, str(case), False, fault=told, final=final or self.vital))
+            else:
+                found.append(Finding(self.name, str(case), True, skipped=f"asking it raises {told}", final=final))
+        return found
+
+
+LAWS: dict[str, Law] = {}
+
+
+def law(name: str, **facts: Any) -> Callable[[Holds], Holds]:
+    """Decorator: put a law with these facts of :class:`Law` into the table, in order; its docstring is the sentence."""
+
+    def add(holds: Holds) -> Holds:
+        LAWS[name] = Law(name, (holds.__doc__ or "").strip(), holds, **facts)
+        return holds
+
+    return add
+
+
+def cases(variant: Variant) -> Iterator[Case]:
+    """Each setting of the variant, not causal and, where it can be, causal."""
+    for index, setting in enumerate(variant.settings or ("",)):
+        spec = parse_spec(f"{variant.name}:{setting}".rstrip(":"))
+        for causal in (False, True):
+            case = Case(variant, spec, causal, first=index == 0)
+            if case.allowed:
+                yield case.fitted()
+
+
+def _in_a_line(error: BaseException) -> str:
+    if isinstance(error, DoesNotWork):
+        return str(error)
+    memory = out_of_memory(error)
+    return f"out of memory: {memory}" if memory else said(error).partition("\n")[0].rstrip(": ")
+
+
+def gap(a: Tensor, b: Tensor) -> float:
+    """Largest difference of two tensors, in units of the larger of 1 and the largest entry of b."""
+    if a.shape != b.shape:
+        raise DoesNotWork(f"shapes {tuple(a.shape)} and {tuple(b.shape)} differ")
+    a, b = a.detach(), b.detach()
+    if not a.numel():
+        return 0.0
+    a, b = a.double(), b.double()
+    far, size = float((a - b).abs().max()), float(b.abs().max())
+    return far if size <= 1.0 else far / size  # NaN stays NaN
+
+
+def gradients_along(out: Tensor, wanted: Sequence[Tensor], direction: Tensor) -> Sequence[Tensor]:
+    """The gradients of out·direction for leaves, 0 without one, as a step of training takes them.
+
+    ``torch.autograd.grad`` refuses frozen and recomputed leaves, and with a direction imports a compiler's needs: half
+    a second in each new process.
+    """
+    if not out.requires_grad:
+        return [torch.zeros_like(x) for x in wanted]
+    handle = out.register_hook(lambda _: direction)  # type: ignore[no-untyped-call]  # torch leaves it so
+    before = [x.grad for x in wanted]
+    try:
+        for x in wanted:
+            x.grad = None
+        out.sum().backward(retain_graph=True)  # type: ignore[no-untyped-call]  # likewise
+        return [torch.zeros_like(x) if x.grad is None else x.grad for x in wanted]
+    finally:
+        handle.remove()
+        for x, grad in zip(wanted, before, strict=True):
+            x.grad = grad
+
+
+def apart(found: Tensor, expected: Tensor, bound: float, what: str) -> Measured:
+    """The gap of two tensors against a bound; the fault is ``what`` and by how much: ``the output differs by 0.1``."""
+    far = gap(found, expected)
+    return Measured(far, bound, f"{what} by {far:.2g}")
+
+
+def worst_place(a: Tensor, b: Tensor) -> list[int]:
+    """Index of the largest difference."""
+    flat = int((a.double() - b.double()).abs().nan_to_num(torch.inf).argmax())
+    return [int(i) for i in np.unravel_index(flat, a.shape)]  # torch's own imports what a compiler needs

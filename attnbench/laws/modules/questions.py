@@ -1,0 +1,540 @@
+"""Measurements of a module: tokens that it reads, numbers that pass, its computations, and idle parameters.
+
+Each question has a new module (:meth:`~attnbench.laws.modules.subject.Subject.fresh`), since a call may change it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import process_time
+from typing import Any
+
+import torch
+from pydantic import TypeAdapter
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from attnbench.contract.compiled import without_compiler
+from attnbench.errors import Unsupported, said
+from attnbench.laws.modules.subject import Subject
+from attnbench.measure.flops import count
+from attnbench.measure.memory import peak_tensor_bytes
+
+TOKENS = 1024
+"""Most tokens of the sequence in which one after the other is exchanged."""
+SECONDS = 5.0
+"""CPU time that each question takes, about: a busy machine looks no less far than a quiet one."""
+MOST_DIRECTIONS = 1024
+"""Most directions of the output for the numbers that cross the cut."""
+MOST_BYTES = 2**30
+"""Peak memory above which no longer sequence is tried; the longest has :data:`LONGEST` tokens."""
+LONGEST = 8192
+PRIMES = (1, 3, 5, 7, 11, 17, 29, 37, 67, 131, 263, 521, 1021)
+"""Lengths that are hardly any other size of a model, as a number of what all lengths are multiples of; the two longest
+that it takes are tried, where tiles are small beside them."""
+SMALL_SHARE = 0.02
+"""Share of the square part below which a cost counts as linear."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """The changes by an exchange of one token."""
+
+    token: int
+    own: bool
+    """True if its own output changes, or the one output of the whole sequence."""
+    before: int
+    """Number of earlier outputs that change."""
+    after: int
+    first: int
+    """The first output that changes, and the last one; ``token`` if none does."""
+    last: int
+    faint: bool
+    """True if the farthest change is hardly above rounding: it fades, and no window ends there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """The reads in a sequence of n tokens, of which some were exchanged."""
+
+    n: int
+    exchanged: tuple[Exchange, ...]
+
+    @property
+    def everything(self) -> bool:
+        """True if each output depends on its own token and on all earlier ones."""
+        return all(one.own and one.after == self.n - 1 - one.token for one in self.exchanged)
+
+    @property
+    def future(self) -> Exchange | None:
+        """A token that changes an output before it."""
+        return next((one for one in self.exchanged if one.before), None)
+
+    @property
+    def local(self) -> list[Exchange]:
+        """The tokens that leave several outputs unchanged, unlike perhaps a first token in the midst of windows."""
+        return [one for one in self.exchanged if one.before + one.after < (self.n - 1) * 0.9]
+
+    @property
+    def reach(self) -> tuple[int, int] | None:
+        """Most tokens before and after it that an output depends on; None if no end of that was seen."""
+        back, ahead = (
+            (
+                max((x for x in side), default=0)
+                for side in zip(*((e.last - e.token, e.token - e.first) for e in self.local), strict=True)
+            )
+            if self.local
+            else (0, 0)
+        )
+        seen = any(e.token + back < self.n - 1 and e.token - ahead > 0 for e in self.local)
+        few = len(self.exchanged) - len(self.local) <= len(self.exchanged) / 4
+        return (back, ahead) if seen and few and 0 < back + ahead < self.n / 2 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """The computations over all pairs of n tokens in one call."""
+
+    softmax: int = 0
+    """Softmax of rows of n weights, for each of n tokens."""
+    fused: int = 0
+    """Calls of a fused kernel of softmax attention in which n tokens read n."""
+    products: int = 0
+    """Matrix products and tables of distances with a result n × n."""
+    pooled: int = 0
+    """Rows of n weights, of which softmax is taken: summaries of the sequence; one for all of it, say."""
+    fixed: tuple[int, ...] = ()
+    """Lengths of rows that do not grow with n, of which softmax is taken for each of n tokens."""
+
+    @property
+    def formed(self) -> bool:
+        return bool(self.softmax or self.fused or self.products)
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """A cost at three or more lengths, each twice the one before, as a + b·n + c·n² of the last three."""
+
+    lengths: tuple[int, ...]
+    values: tuple[int, ...]
+
+    def _square(self, end: int) -> float:
+        few, more, most = (self.values[end - back] for back in (2, 1, 0))
+        return (most - 3 * more + 2 * few) * 8 / (3 * most) if most else 0.0
+
+    @property
+    def square_share(self) -> float:
+        """Share of c·n² at the longest length."""
+        return self._square(len(self.lengths) - 1)
+
+    @property
+    def power(self) -> float:
+        """1 or 2, the part that decides for long sequences; between them if c shrinks, as that of n·log n does."""
+        share = self.square_share
+        if share <= SMALL_SHARE:
+            return 1
+        if len(self.values) > 3:
+            before = self._square(len(self.lengths) - 2) * self.values[-2] * 4
+            if before > 0 and share * self.values[-1] < 0.75 * before:
+                local = math.log2(self.values[-1] / max(1, self.values[-2]))
+                return 1 if local < 1.05 else local
+        return 2
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Answers to all questions; None if one does not apply or could not be asked."""
+
+    per_token: bool
+    parameters: int = 0
+    call: str = "x"
+    """Its input: ``x`` or ``tokens``."""
+    repeats: bool = True
+    """True if two calls on the same input agree: it draws nothing, in eval mode."""
+    apart: bool = True
+    """True if no example of a batch changes another."""
+    claims_past: bool = False
+    """True if its options say ``causal=true``."""
+    reads: Reads | None = None
+    crossing: tuple[tuple[int, int, int], ...] | None = None
+    """Tokens before a cut, numbers of them that reach the outputs behind it, and how many could."""
+    pairs: Pairs | None = None
+    products: Growth | None = None
+    """FLOPs of matrix products."""
+    numbers: Growth | None = None
+    """Numbers that operations write."""
+    memory: Growth | None = None
+    """Peak bytes of a forward pass."""
+    trained_products: Growth | None = None
+    """FLOPs of matrix products in the backward pass."""
+    trained_memory: Growth | None = None
+    """Peak bytes of a forward and a backward pass."""
+    gradient: float | None = None
+    """Gap of the gradient to the change of the output, relative to that."""
+    idle: tuple[tuple[str, int], ...] | None = None
+    """Parameters without any effect on the output, with their numbers."""
+    unasked: dict[str, str] = field(default_factory=dict)
+    """Questions (:data:`QUESTIONS`) that could not be asked, each with the reason."""
+
+    @property
+    def sees_future(self) -> bool:
+        return self.per_token and self.reads is not None and self.reads.future is not None
+
+    @property
+    def mixes(self) -> bool:
+        """True if any output depends on another token than its own, as far as is known."""
+        return not self.per_token or self.reads is None or any(e.before or e.after for e in self.reads.exchanged)
+
+    @property
+    def formed(self) -> bool:
+        return self.pairs is not None and self.pairs.formed
+
+    @property
+    def squares(self) -> list[str]:
+        """The costs that grow as n²."""
+        names = ("products", "numbers", "memory", "trained_products", "trained_memory")
+        return [name for name in names if (growth := getattr(self, name)) is not None and growth.power == 2]
+
+    @property
+    def state(self) -> int | None:
+        """About the numbers that pass from earlier tokens to later ones, if that does not grow with their number."""
+        if not self.crossing or len(self.crossing) < 2:
+            return None
+        *_, (_, before, _), (_, last, could) = self.crossing
+        return max(rank for _, rank, _ in self.crossing) if last < could and last <= 1.25 * before else None
+
+
+def basics(subject: Subject) -> dict[str, Any]:
+    """The facts of a subject as soon as it can be called."""
+    options = subject.source.options
+    return {
+        "per_token": subject.per_token,
+        "parameters": sum(1 for _ in subject.module.parameters()),
+        "call": subject.wanted.call or "x",
+        "repeats": subject.repeats,
+        "apart": subject.apart,
+        "claims_past": any(options.get(name) is True for name in ("causal", "is_causal")),
+    }
+
+
+def answer(subject: Subject, question: str) -> dict[str, Any]:
+    """Ask one of :data:`QUESTIONS`: parts of :class:`Found`, ``unasked`` among them if it could not be asked."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # it fuses whole layers, which show nothing of what they do
+    try:
+        return QUESTIONS[question](subject.fresh())
+    except Exception as error:  # somebody else's code
+        return {"unasked": str(error) if isinstance(error, Unsupported) else f"it raises {said(error)}"}
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def probe(subject: Subject) -> Found:
+    """Ask everything, in this process."""
+    return collected(basics(subject), {question: answer(subject, question) for question in QUESTIONS})
+
+
+def collected(known: dict[str, Any], answers: dict[str, dict[str, Any]]) -> Found:
+    """All answers as one; raise pydantic's ValidationError for others."""
+    unasked = {question: one["unasked"] for question, one in answers.items() if "unasked" in one}
+    parts = {name: x for one in answers.values() for name, x in one.items() if name != "unasked"}
+    return TypeAdapter(Found).validate_python({**known, **parts, "unasked": unasked})
+
+
+@torch.no_grad()
+def _reads(subject: Subject) -> dict[str, Any]:
+    if not subject.steady:
+        raise Unsupported("two calls on the same input differ, by random numbers that are not torch's")
+    n, few = subject.length(TOKENS), subject.length(24)
+    while n > few:
+        before = subject.draw(n)
+        subject(before)  # a first call prepares more than later ones
+        began = process_time()
+        subject(before)
+        if (process_time() - began) * 3 * len(_some(n)) < SECONDS:
+            break
+        n = max(few, subject.length(n // 2))
+    before, tokens = subject.draw(n), _some(n)
+    others = {seed: subject.draw(n, seed=seed) for seed in (1, 2, 3)}
+    expected = {seed: subject(before, seed=seed) for seed in others}
+    least = 1e-12 if subject.dtype == torch.float64 else 1e-5
+    return {"reads": {"n": n, "exchanged": [_exchanged(subject, j, before, others, expected, least) for j in tokens]}}
+
+
+def _some(n: int) -> list[int]:
+    near = {*range(3), *range(n - 3, n), *range(n // 2, n // 2 + 8), *(n * i // 11 for i in range(11))}
+    return sorted(j for j in near if 0 <= j < n)
+
+
+def _exchanged(
+    subject: Subject, j: int, before: Tensor, others: dict[int, Tensor], expected: dict[int, Tensor], least: float
+) -> dict[str, Any]:
+    moved = torch.zeros(expected[1].shape[1], dtype=torch.float64)
+    for seed, other in others.items():
+        after = before.clone()
+        after[:, j] = other[:, j] if not torch.equal(other[:, j], before[:, j]) else _another(subject, other[:, j])
+        change = (subject(after, seed=seed) - expected[seed]).abs().amax((0, 2))
+        moved = moved.maximum(change.double() / float(expected[seed].abs().max().clamp(min=1e-300)))
+    changed = (moved > least).nonzero()[:, 0].tolist()
+    first, last = (min(changed), max(changed)) if changed and subject.per_token else (j, j)
+    far = first if j - first > last - j else last
+    return {
+        "token": j,
+        "own": j in changed if subject.per_token else bool(changed),
+        "before": sum(i < j for i in changed) if subject.per_token else 0,
+        "after": sum(i > j for i in changed) if subject.per_token else 0,
+        "first": min(first, j),
+        "last": max(last, j),
+        "faint": subject.per_token and bool(far != j and moved[far] < 1e3 * least),
+    }
+
+
+def _another(subject: Subject, token: Tensor) -> Tensor:
+    return subject.real(token + 1) if subject.wanted.call == "tokens" else token + 1
+
+
+def _crossing(subject: Subject) -> dict[str, Any]:
+    """Independent numbers of the tokens before a cut that reach the outputs behind it: the rank of a Jacobian."""
+    if not subject.per_token:
+        return {}
+    found: list[tuple[int, int, int]] = []
+    began, half = process_time(), max(4, subject.shortest // 2 if subject.shortest > 8 else 4)
+    while 2 * half <= subject.longest:
+        out, leaves = subject.fresh().from_vectors(subject.draw(2 * half))
+        if len(leaves) != 1 or leaves[0].shape[:2] != (1, 2 * half):
+            raise Unsupported("no single table of embeddings makes vectors of its tokens")
+        (leaf,) = leaves
+        behind = out[0, half:].flatten()
+        most = min(behind.numel(), half * leaf.shape[-1])
+        could, rows = min(MOST_DIRECTIONS, most), list[Tensor]()
+        generator = torch.Generator().manual_seed(4)
+        for _ in range(could):
+            direction = torch.randn(behind.shape, generator=generator, dtype=torch.float64).to(behind.dtype)
+            (grad,) = torch.autograd.grad(behind, leaf, direction, retain_graph=True, allow_unused=True)
+            rows.append(leaf.new_zeros(half, leaf.shape[-1]) if grad is None else grad[0, :half])
+            if process_time() - began > SECONDS:
+                break
+        sizes = torch.linalg.svdvals(torch.stack(rows).flatten(1).double())
+        least = (1e-10 if subject.dtype == torch.float64 else 1e-5) * max(float(sizes[0]), 1e-300)
+        rank = int((sizes > least).sum())
+        if rank == len(rows) < most:  # as many as were looked for, which tells nothing of how many there are
+            if not found:
+                raise Unsupported(f"more numbers pass from {half} tokens than were looked for, which is {rank:,}")
+            break
+        found.append((half, rank, most))
+        if len(found) >= 3 and rank < most and rank <= 1.25 * found[-2][1]:
+            break
+        half *= 2
+    return {"crossing": found}
+
+
+@without_compiler
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped in torch
+    _SOFTMAX = ("_softmax", "_safe_softmax", "softmax")
+    _PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "matmul", "_cdist_forward", "_euclidean_dist")
+    _COPIES = ("_to_copy", "clone", "native_dropout", "convolution", "constant_pad_nd")
+
+    def __init__(self, n: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
+        self.n = n
+        self.seen: Counter[str] = Counter()
+        self.weights: dict[int, tuple[str, Tensor]] = {}
+        """Storage of a softmax over few numbers -> what it is if it is multiplied, and itself. An output is not."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func._schema.name.partition("::")[2].partition(".")[0]
+        self._follow(name, args, result)
+        if "scaled_dot_product" in name and not name.endswith("backward"):
+            q, k = args[0], args[1]
+            self.seen["fused" if self._is_n(q.shape[-2]) and self._is_n(k.shape[-2]) else "fused, few keys"] += 1
+        elif isinstance(result, Tensor) and name in (*self._SOFTMAX, *self._PRODUCTS):
+            shape = list(result.shape)
+            square = sum(map(self._is_n, shape)) >= 2
+            if name in self._PRODUCTS:
+                self.seen["products"] += square
+            elif square:
+                self.seen["softmax"] += 1
+            elif any(map(self._is_n, shape)):
+                over = shape[int(args[1])]
+                if self._is_n(over):
+                    self.seen["pooled"] += result.numel() // over
+                else:
+                    self.weights[_storage(result)] = (f"fixed {over}", result)
+        return result
+
+    def _is_n(self, size: int) -> bool:
+        return self.n <= size <= self.n + self.n // 8 + 1
+
+    def _follow(self, name: str, args: Any, result: Any) -> None:
+        copied = name in self._COPIES
+        if not (copied or name.startswith("mul") or name in self._PRODUCTS):
+            return
+        for x in args:
+            if not isinstance(x, Tensor) or _storage(x) not in self.weights:
+                continue
+            kind, _ = self.weights.pop(_storage(x))
+            if copied:
+                copy = result[0] if isinstance(result, tuple) else result
+                self.weights[_storage(copy)] = (kind, copy)
+            else:
+                self.seen[kind] += 1
+
+
+def _storage(x: Tensor) -> int:
+    return x.untyped_storage().data_ptr()
+
+
+@without_compiler
+class _Numbers(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped in torch
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
+        self.written = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        made = [x for x in tree_iter(result) if isinstance(x, Tensor)]
+        returned = [one.alias_info for one in func._schema.returns]
+        if any(alias is not None and alias.is_write for alias in returned):
+            name = func._schema.name
+            given = [x.numel() for x in tree_iter(args) if isinstance(x, Tensor)]
+            some = "index" in name or "scatter" in name  # of a tensor that may be large
+            self.written += min(given) if some and given else sum(x.numel() for x in made)
+        elif not any(returned) and "empty" not in func._schema.name:
+            self.written += sum(x.numel() for x in made)
+        return result
+
+
+def _pairs(subject: Subject) -> dict[str, Any]:
+    found = []
+    unit = max(1, subject.unit)
+    lengths = [n * unit for n in PRIMES if subject.shortest <= n * unit <= subject.longest and (unit > 1 or n > 17)]
+    for n in lengths[-2:] or [subject.shortest]:
+        watch, new = _Watch(n), subject.fresh()
+        with torch.enable_grad(), watch:
+            new.run(new.draw(n))
+        found.append(watch.seen)
+    both = found[0] & found[-1]
+    fixed = sorted(int(name.partition(" ")[2]) for name in both if name.startswith("fixed ") and name != "fixed 1")
+    kinds = ("softmax", "fused", "products", "pooled")
+    return {"pairs": {**{kind: both[kind] for kind in kinds}, "fixed": fixed}}
+
+
+def _series(
+    subject: Subject, names: tuple[str, ...], cost: Callable[[Subject, Tensor], tuple[int, ...]]
+) -> dict[str, Any]:
+    """Costs by name, the last of them bytes, at longer and longer sequences while time and memory allow the next."""
+    n = subject.shortest
+    while 2 * n <= min(128, subject.longest // 4):
+        n *= 2
+    lengths, values, began = list[int](), list[tuple[int, ...]](), process_time()
+    while n <= LONGEST:
+        try:
+            values.append(cost(subject.fresh(), subject.draw(n)))
+        except Exception as error:  # a table of positions ends
+            if len(values) < 3:
+                if isinstance(error, Unsupported):
+                    raise
+                why = f"growth needs three lengths, each twice the one before: with {n} tokens it raises {said(error)}"
+                raise Unsupported(why) from error
+            break
+        lengths.append(n)
+        bytes_now, bytes_before = values[-1][-1], values[-2][-1] if len(values) > 1 else values[-1][-1]
+        spent = process_time() - began
+        # Of two lengths at equal cost the shorter was filled up to the longer: they do not tell how the cost grows.
+        filled = len(values) >= 3 and any(a == b for a, b in zip(values[-3], values[-2], strict=True))
+        if (
+            len(values) >= 3
+            and not filled
+            and (3 * spent > SECONDS or bytes_now**2 / max(1, bytes_before) > MOST_BYTES)
+        ):
+            break
+        n *= 2
+    series = dict(zip(names, zip(*values, strict=True), strict=True))
+    return {name: {"lengths": lengths, "values": list(x)} for name, x in series.items() if x[-1]}
+
+
+def _costs(subject: Subject) -> dict[str, Any]:
+    @torch.no_grad()
+    def cost(new: Subject, given: Tensor) -> tuple[int, ...]:
+        with _Numbers() as numbers:
+            flops = count(lambda: new.run(given)).matmul_flops or 0
+        again = new.fresh()
+        return flops, numbers.written, peak_tensor_bytes(lambda: again.run(given)) or 0
+
+    return _series(subject, ("products", "numbers", "memory"), cost)
+
+
+def _training(subject: Subject) -> dict[str, Any]:
+    def cost(new: Subject, given: Tensor) -> tuple[int, ...]:
+        given = given.requires_grad_(given.is_floating_point())
+        out = new(given)
+        if not out.requires_grad:
+            raise Unsupported("no gradient reaches x or a parameter")
+        flops = count(lambda: torch.autograd.backward(out.sum())).matmul_flops or 0
+        again, given = new.fresh(), given.detach().requires_grad_(given.is_floating_point())
+        return flops, peak_tensor_bytes(lambda: torch.autograd.backward(again(given).sum())) or 0
+
+    return _series(subject, ("trained_products", "trained_memory"), cost)
+
+
+def _gradient(subject: Subject) -> dict[str, Any]:
+    """The gradient along random directions against central differences of the output."""
+    if not subject.steady:
+        raise Unsupported("two calls on the same input differ, by random numbers that are not torch's")
+    if subject.dtype != torch.float64:
+        raise Unsupported("it takes float32 only, whose rounding hides small changes")
+    best, step, n = math.inf, 1e-6, subject.length(24)
+    for seed in range(3):  # one of them may meet a jump, as of a choice of pairs
+        new, given = subject.fresh(), subject.draw(n, seed=seed)
+        given.requires_grad_(given.is_floating_point())
+        leaves = [x for x in (given, *new.module.parameters()) if x.requires_grad]
+        torch.manual_seed(seed)
+        moves = [torch.randn_like(x) for x in leaves]
+        out = new(given)
+        direction = torch.randn_like(out)
+        grads = torch.autograd.grad((out * direction).sum(), leaves, allow_unused=True)
+        said_so = sum(float((g * m).sum()) for g, m in zip(grads, moves, strict=True) if g is not None)
+        ends = []
+        for sign in (step, -2 * step):
+            with torch.no_grad():
+                for x, move in zip(leaves, moves, strict=True):
+                    x += sign * move
+                ends.append(float((new(given) * direction).sum()))
+        is_so = (ends[0] - ends[1]) / (2 * step)
+        best = min(best, abs(said_so - is_so) / max(abs(is_so), abs(said_so), 1e-300))
+    return {"gradient": best}
+
+
+def _idle(subject: Subject) -> dict[str, Any]:
+    parameters = {name: x for name, x in subject.module.named_parameters() if x.requires_grad}
+    largest = dict.fromkeys(parameters, 0.0)
+    n = subject.length(24)
+    for seed in range(3):
+        out = subject(subject.draw(n, seed=seed))
+        direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        if not parameters:
+            break
+        grads = torch.autograd.grad((out * direction.to(out)).sum(), list(parameters.values()), allow_unused=True)
+        for name, grad in zip(parameters, grads, strict=True):
+            if grad is not None and grad.numel():
+                largest[name] = max(largest[name], float(grad.abs().max()))
+    most = max(largest.values(), default=0.0)
+    least = most * (1e-12 if subject.dtype == torch.float64 else 1e-6)
+    return {"idle": [(name, parameters[name].numel()) for name, x in largest.items() if not x > least or math.isnan(x)]}
+
+
+QUESTIONS: dict[str, Callable[[Subject], dict[str, Any]]] = {
+    "who reads whom": _reads,
+    "how much passes between tokens": _crossing,
+    "what it computes": _pairs,
+    "what it costs": _costs,
+    "what its backward pass costs": _training,
+    "whether its gradient is that of its output": _gradient,
+    "what does nothing": _idle,
+}
+"""Questions to a subject -> functions for parts of :class:`Found`."""

@@ -1,0 +1,260 @@
+"""The findings about a module in words, and the claims that it breaks."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from attnbench.contract.variant import VARIANTS, Variant
+from attnbench.laws.modules.questions import Found, Growth
+
+_COMMON = {"identity", "dense", "noise", "local", "graph", "kernel", "pooling", "location", "lstm", "gru", "conv"}
+"""Names of variants that are parts of other things' names as well."""
+_SHOWN = 4
+"""Most names of idle parameters in a line."""
+_LARGE_SHARE = 0.1
+"""Share of the square part from which all pairs, or a part of them that grows as n², are in the products."""
+_CLOSE = 1e-4
+"""Largest gap of a gradient to differences."""
+_COSTS = {
+    "products": ("FLOPs", "products"),
+    "numbers": ("numbers", "numbers that are written"),
+    "memory": ("bytes", "memory"),
+    "trained_products": ("FLOPs", "products of the backward pass"),
+    "trained_memory": ("bytes", "memory of training"),
+}
+"""Growth of :class:`~attnbench.laws.modules.questions.Found` -> its unit, and its name in a sentence."""
+
+
+class Line(NamedTuple):
+    """An answer to one question."""
+
+    question: str
+    answer: str
+
+
+def lines(found: Found) -> list[Line]:
+    """The answers in the order for a reader; a question that could not be asked states the reason."""
+    drawn = "no: two calls on the same input differ, in eval mode; it draws random numbers, or drops some"
+
+    def unless(asked: str, answer: str) -> str:
+        why = found.unasked.get(asked)
+        return answer if why is None else f"could not be asked: {why}"
+
+    forward, backward = "what it costs", "what its backward pass costs"
+    return [
+        Line("attention", unless("what it computes", _attention(found))),
+        *([] if found.repeats else [Line("repeats", drawn)]),
+        *([] if found.apart else [Line("examples", "an example of a batch changes another")]),
+        Line("reads", unless("who reads whom", _reads(found))),
+        Line("future", unless("who reads whom", _future(found))),
+        Line("between tokens", unless("how much passes between tokens", _between(found))),
+        Line("products", unless(forward, _growth(found, "products") or "none that can be counted")),
+        Line("numbers", unless(forward, _growth(found, "numbers") or "not known")),
+        Line("memory", unless(forward, _growth(found, "memory") or "not known")),
+        Line("training", unless(backward, _training(found))),
+        Line("gradient", unless("whether its gradient is that of its output", _gradient(found))),
+        Line("idle parameters", unless("what does nothing", _idle(found))),
+    ]
+
+
+def conclusion(found: Found) -> str:
+    """The conclusion of all the costs."""
+    if found.squares:
+        return f"its cost grows as n²: {', '.join(_COSTS[name][1] for name in found.squares)}"
+    unknown = [one for one in ("what it costs", "what its backward pass costs") if one in found.unasked]
+    if found.formed:
+        return "its cost grows as n²: all n × n pairs are formed"
+    if unknown:
+        return (
+            f"how its cost grows is not fully known: {'; '.join(dict.fromkeys(found.unasked[one] for one in unknown))}"
+        )
+    powers = [growth.power for name in _COSTS if (growth := getattr(found, name)) is not None]
+    return f"its cost grows as {_power(max(powers))}" if powers else "how its cost grows is not known"
+
+
+def _attention(found: Found) -> str:
+    pairs, reads = found.pairs, found.reads
+    if pairs is None:
+        return ""
+    if not found.mixes:
+        return "none: no token reads another"
+    hidden = "; a mask then hides what is not read" if reads and reads.reach else ""
+    if pairs.fused or pairs.softmax:
+        calls = pairs.fused + pairs.softmax
+        how = "a fused kernel" if pairs.fused else "a softmax"
+        return f"plain softmax attention: {how} weighs all n tokens for each token, {_times(calls)} in a call{hidden}"
+    if pairs.products:
+        return f"all n × n pairs are formed, without a softmax over them: {_times(pairs.products)} in a call{hidden}"
+    if pairs.fixed:
+        rows = ", ".join(map(str, pairs.fixed))
+        what = "summaries of the whole sequence" if pairs.pooled else "keys"
+        return f"each token attends to a fixed number of {what}: {rows}"
+    if reads and reads.reach and not any(one.faint for one in reads.local):
+        return "a window: no pairs are formed, and no token reads far"
+    if found.state is not None:
+        end = f", beside {_rows(pairs.pooled)} that weigh all tokens" if pairs.pooled else ""
+        return f"none: a recurrence or an average{end}"
+    if found.products is not None and found.products.square_share > _LARGE_SHARE and found.products.power == 2:
+        return "no operation forms n × n pairs at once, and products grow as n²: tiles, or windows that are long for n"
+    if found.numbers is not None and found.numbers.square_share > _LARGE_SHARE and found.numbers.power == 2:
+        return "no operation forms n × n pairs at once, and the numbers that are written grow as n²: row by row, say"
+    if pairs.pooled:
+        if found.per_token:
+            return f"summaries: {_rows(pairs.pooled)} over all n tokens, which tokens read"
+        return "pooling: the tokens are weighed once for the whole sequence"
+    return "no pairs are formed, and no end of what passes between tokens was seen: linear, FFT or hashing, say"
+
+
+def _rows(count: int) -> str:
+    return "one row of weights" if count == 1 else f"{count} rows of weights"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _reads(found: Found) -> str:
+    reads = found.reads
+    if reads is None:
+        return ""
+    n, exchanged = reads.n, reads.exchanged
+    seen = f" ({len(exchanged)} of {n:,} tokens were exchanged)"
+    if not found.per_token:
+        unread = [one.token for one in exchanged if not one.own]
+        which = f"the output does not depend on token {_several(unread)}" if unread else "the output depends on each"
+        return which + seen
+    if n < 2:
+        return "no question: it takes one token"
+    if not found.mixes:
+        return f"each output depends only on its own token{seen}"
+    if reads.everything and reads.future is None:
+        return f"each output depends on its token and all earlier ones{seen}"
+    if reads.future is None and all(one.own and (one.faint or one.after == n - 1 - one.token) for one in exchanged):
+        return f"each output depends on its token and all earlier ones, more and more faintly{seen}"
+    if all(one.own and one.before + one.after == n - 1 for one in exchanged):
+        return f"each output depends on every token{seen}"
+    if reads.reach:
+        back, ahead = reads.reach
+        sides = [f"{count} {side}" for count, side in ((back, "before it"), (ahead, "after it")) if count]
+        faint = ", more and more faintly" if any(one.faint for one in reads.local) else ""
+        whole = [one.token for one in exchanged if one not in reads.local]
+        rest = f"; token {_several(whole)} changes nearly all" if whole else ""
+        return f"each output depends on its token and at most {' and '.join(sides)}{faint}{rest}{seen}"
+    one = min(exchanged, key=lambda one: abs(one.token - n // 2))
+    count = one.before + one.after + one.own
+    return f"some: token {one.token} changes {count} of {n:,} outputs, from {one.first} to {one.last}{seen}"
+
+
+def _several(numbers: list[int]) -> str:
+    ends = f"{numbers[0]} to {numbers[-1]}"
+    run = numbers == list(range(numbers[0], numbers[-1] + 1)) and len(numbers) > 2
+    return ends if run else ", ".join(map(str, numbers))
+
+
+def _future(found: Found) -> str:
+    if not found.per_token:
+        return "no question: there is one output for the whole sequence"
+    if found.reads is None or found.reads.future is None:
+        return "not seen"
+    return f"seen: token {found.reads.future.token} changes output {found.reads.future.first}"
+
+
+def _between(found: Found) -> str:
+    if not found.per_token:
+        return "no question: there is one output for the whole sequence"
+    if not found.crossing:
+        taken = f"{found.reads.n} tokens at most" if found.reads else "too few tokens"
+        return f"could not be asked: it takes {taken}"
+    if not any(rank for _, rank, _ in found.crossing):
+        return "nothing passes from earlier tokens to later ones"
+    told = ", ".join(str(rank) for _, rank, _ in found.crossing)
+    tokens = ", ".join(str(half) for half, _, _ in found.crossing)
+    if found.state is not None:
+        return f"about {found.state} numbers, however many tokens went before ({told} after {tokens})"
+    return f"more numbers, the more tokens went before ({told} after {tokens}); no end was seen"
+
+
+def _power(power: float) -> str:
+    return "n" if power == 1 else "n²" if power == 2 else f"about n^{power:.2f}"
+
+
+def _growth(found: Found, name: str) -> str:
+    growth: Growth | None = getattr(found, name)
+    if growth is None:
+        return ""
+    what, last = _COSTS[name][0], f"{growth.values[-1]:,}"
+    span = f"n = {growth.lengths[-1]:,}, seen from {growth.lengths[0]:,} on"
+    if growth.power != 2:
+        return f"as {_power(growth.power)} ({last} {what} at {span})"
+    share = f"{100 * growth.square_share:.{0 if growth.square_share > 0.01 else 1}f} %"
+    return f"as n² ({share} of {last} {what} at {span})"
+
+
+def _training(found: Found) -> str:
+    parts = [("products of the backward pass", "trained_products"), ("memory", "trained_memory")]
+    told = [f"{what} {grows}" for what, name in parts if (grows := _growth(found, name))]
+    return "; ".join(told) or "not known"
+
+
+def _gradient(found: Found) -> str:
+    if found.gradient is None:
+        return ""
+    if found.gradient <= _CLOSE:
+        return "that of the output"
+    return f"not that of the output: {found.gradient:.2g} of the change along a direction is missing or too much"
+
+
+def _idle(found: Found) -> str:
+    if not found.idle:
+        return f"none of {found.parameters}"
+    names = ", ".join(name for name, _ in found.idle[:_SHOWN])
+    more = f" and {len(found.idle) - _SHOWN} more" if len(found.idle) > _SHOWN else ""
+    numbers = sum(count for _, count in found.idle)
+    return f"{len(found.idle)} of {found.parameters}, {numbers:,} numbers: {names}{more}"
+
+
+def named_after(name: str) -> Variant | None:
+    """The variant with its name inside a class's name, which claims nothing; the longest of several."""
+    plain = name.lower().replace("_", "")
+    names = {one.replace("-", ""): one for one in VARIANTS.names() if one not in _COMMON}
+    found = [part for part in names if part in plain]
+    return VARIANTS.get(names[max(found, key=len)]) if found else None
+
+
+def contradictions(found: Found, label: str | None = None) -> list[str]:
+    """Claims that are not kept: of ``causal=true`` in the options, and of the variant named ``label``.
+
+    A class's name claims nothing. Raises UsageError if ``label`` is no variant.
+    """
+    said = []
+    if found.claims_past and found.sees_future:
+        said.append(f"its options say causal; {_future(found).removeprefix('seen: ')}")
+    if label is None:
+        return said
+    variant = VARIANTS.get(label)
+    called = f"it is said to be {label}"
+    costs = f"{called}, which costs {variant.cost}; "
+    if (variant.time_exponent or 2) < 2:
+        if found.formed:
+            said.append(f"{costs}it forms all n × n pairs")
+        elif square := [name for name in found.squares if "memory" not in name or (variant.memory_exponent or 2) < 2]:
+            said.append(
+                f"{costs}its {_COSTS[square[0]][1]} grow{'s' * ('memory' in square[0])} {_growth(found, square[0])}"
+            )
+    known = found.products is not None and found.numbers is not None
+    if variant.family == "exact" and found.mixes and known and not found.formed and not found.squares:
+        said.append(f"{costs}nothing in it grows as n²")
+    if found.reads is not None and not found.mixes:
+        said.append(f"{called}; no token reads another")
+    recurs = found.state is not None and not found.formed and not (found.pairs and found.pairs.fixed)
+    if found.mixes and recurs and variant.family not in ("recurrence", "kernel", "pairwise", "mixing", "fixed pattern"):
+        said.append(f"{called}; between tokens a recurrence of {found.state} numbers passes")
+    if (
+        found.pairs is not None
+        and not found.per_token
+        and not (found.formed or found.pairs.pooled or found.pairs.fixed)
+    ):
+        said.append(f"{called}; it weighs no tokens")
+    if found.gradient is not None and found.gradient > _CLOSE:
+        said.append(f"{called}; its gradient is {_gradient(found)}")
+    return said

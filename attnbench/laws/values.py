@@ -1,0 +1,423 @@
+"""Laws about the numbers: the documented formula, its matrix, its limits, decoding, and a choice of pairs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from time import process_time
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from attnbench.contract.capabilities import Decoding, Prompted, Selecting, chooser
+from attnbench.contract.problem.reference import exact_attention, masked_attention, of_query_heads
+from attnbench.contract.problem.shape import Shape
+from attnbench.contract.problem.visible import Visible
+from attnbench.contract.spec import parse_spec
+from attnbench.laws.laws import SHAPE, Case, DoesNotWork, Measured, apart, gap, gradients_along, law, worst_place
+
+
+@law("formula", few_shapes=True)
+def formula(case: Case) -> Iterator[Measured]:
+    """The output is that of the documented formula, dense, in float64."""
+    start = process_time()
+    every = ((case.shape.N, 1.0), (9, 1.0), (case.shape.N, 3.0), (case.shape.N, 8.0))
+    for length, scale in every[:1] if case.length > SHAPE.N else every:  # a formula's exponentials may overflow there
+        shape = replace(case.shape, seq_len=length)
+        module, inputs = case.module(shape), case.draw(shape, seed=length)
+        inputs = [x * scale for x in inputs]
+        oracle = case.oracle(module)
+        if oracle is None:
+            return
+        out, expected = module(*inputs), oracle(*inputs)
+        far = gap(out, expected)
+        place = worst_place(out, expected)
+        where = f"output {place[-2]}" + (f" of head {place[1]}" if case.operator else "")
+        yield Measured(far, case.close, f"{where} of {length} differs from the formula by {far:.2g}")
+    both = {"float32", "float64"} <= set(case.traits.dtypes)
+    if case.length > SHAPE.N and both and process_time() - start < _QUICK:
+        yield _in_float32(case)
+
+
+_QUICK = 0.5
+"""Seconds of processor time of a formula that is computed once more."""
+_FLOAT32 = 5e-5
+"""Largest error of a row in float32. The formulas here are within 4e-6; bfloat16 is off by 2e-3, TF32 by 2e-4."""
+
+
+def _in_float32(case: Case) -> Measured:
+    """The median error of a row in float32, where products are large enough for any library that a run may choose.
+
+    oneDNN gets those of over 4,096 multiplications from torch, and of over two million from
+    :mod:`attnbench.catalogue.engines.products`. Where float32 chooses other keys, few rows are another's.
+    """
+    shape = replace(case.shape, batch=1, head_dim=64)
+    inputs = case.draw(shape, dtype=torch.float32)
+    oracle = case.oracle(case.module(shape, dtype=torch.float64))
+    assert oracle is not None  # it has one in its own dtype
+    with torch.no_grad():
+        out = case.module(shape, dtype=torch.float32)(*inputs).double()
+        expected = oracle(*(x.double() for x in inputs))
+    far = float(((out - expected).norm(dim=-1) / expected.norm(dim=-1).clamp(min=1e-30)).median())
+    return Measured(far, _FLOAT32, f"in float32 a row differs from the formula by {far:.2g}: products lose precision")
+
+
+@law("implied matrix", few_shapes=True, applies=lambda case: case.operator)
+def implied_matrix(case: Case) -> Iterator[Measured]:
+    """V = I gives the matrix of the formula, weight by weight."""
+    n = 11
+    shape = replace(case.shape, batch=1, seq_len=n, head_dim=n)
+    module, (q, k, _) = case.module(shape), case.draw(shape)
+    oracle = case.oracle(module)
+    if oracle is None:
+        return
+    v = torch.eye(n, dtype=case.dtype).expand(1, shape.H, n, n)
+    weights, expected = module(q, k, v).detach(), oracle(q, k, v).detach()
+    _, head, i, j = worst_place(weights, expected)
+    got, wanted = float(weights[0, head, i, j]), float(expected[0, head, i, j])
+    yield Measured(
+        gap(weights, expected), case.close, f"query {i} gives key {j} the weight {got:.3g}, the formula {wanted:.3g}"
+    )
+
+
+@law("average", few_shapes=True, claim="rows_sum_to_one", applies=lambda case: case.operator)
+def average(case: Case) -> Iterator[Measured]:
+    """The weights of a row sum to one: V = 1 gives 1."""
+    q, k, v = case.draw()
+    out = case.module()(q, k, torch.ones_like(v)).detach()
+    _, _, i, _ = worst_place(out, torch.ones_like(out))
+    yield Measured(
+        gap(out, torch.ones_like(out)), case.close, f"the weights of query {i} sum to {float(out[0, 0, i, 0]):.4g}"
+    )
+
+
+@law("exact", few_shapes=True, applies=lambda case: case.traits.exact)
+def exact(case: Case) -> Iterator[Measured]:
+    """It equals softmax attention."""
+    module, inputs = case.module(), case.draw()
+    masks = [None]
+    if case.traits.key_padding:
+        masks.append(torch.rand(2, case.shape.N, generator=torch.Generator().manual_seed(2)) < 0.6)  # type: ignore[arg-type]  # a list of both
+    for key_mask in masks:
+        expected = exact_attention(*inputs, causal=case.causal, key_mask=key_mask)
+        out = module(*inputs, key_mask=key_mask)
+        yield apart(out, expected, case.rounding, "it differs from softmax attention")
+
+
+@law("bias", claim="bias")
+def bias(case: Case) -> Iterator[Measured]:
+    """A bias of each pair of positions is added to the logits."""
+    for kind in ("alibi", "relative"):
+        shape = replace(case.shape, bias=kind)
+        module, inputs = case.module(shape), case.draw(shape)
+        expected = case.expected(module, inputs, shape)
+        if expected is None:
+            return
+        yield apart(module(*inputs), expected, case.close, f"with {kind} it differs from the formula")
+        moved = gap(module(*inputs), case.module()(*inputs))
+        yield Measured(-moved, -1e-4, f"{kind} changes nothing")
+
+
+MASKS = ("prefix:9", "document:4+9", "sliding:6")
+
+
+@law("masks", few_shapes=True, claim="mask")
+def masks(case: Case) -> Iterator[Measured]:
+    """Where a mask hides pairs, output and gradients are those of attention to the others."""
+    for text in MASKS[2:] if case.traits.compiled else MASKS:
+        shape = replace(case.shape, mask=text)
+        if shape.causal == case.causal:
+            yield from _hidden(case, shape, f"with mask {text}")
+
+
+@law("later queries", few_shapes=True, claim="q_start", applies=lambda case: case.operator and case.causal)
+def later_queries(case: Case) -> Iterator[Measured]:
+    """The last queries alone, against all keys, get what the whole sequence gives them."""
+    shape = replace(case.shape, seq_len=7, q_start=16)
+    q, k, v = case.draw()
+    alone, whole = case.module(shape)(q[:, :, 16:], k, v), case.module()(q, k, v)
+    yield apart(alone, whole[:, :, 16:], case.close, "the last 7 queries alone differ")
+    for mask in ("none", "document:10", "sliding:5")[: 1 if case.traits.compiled else 3]:
+        yield from _hidden(case, replace(shape, mask=mask), f"with the last 7 queries alone and mask {mask}")
+
+
+def _hidden(case: Case, shape: Shape, what: str) -> Iterator[Measured]:
+    module, inputs = case.module(shape), case.draw(shape, grad=case.dtype == torch.float64)
+    own = [x for name, x in module.named_parameters() if name.endswith("sink.logit")]
+    for key_mask in case.key_masks()[: 1 if shape.q_start else 2]:
+        expected, padded = case.expected(module, inputs, shape, key_mask), ", padded" * (key_mask is not None)
+        if expected is None:
+            return
+        out = module(*inputs, key_mask=key_mask)
+        if own and key_mask is not None:  # what a padded token gets may be anything
+            out, expected = out * case.real(key_mask), expected * case.real(key_mask)
+        yield apart(out, expected, case.close, f"{what}{padded} it differs from the formula")
+        if inputs[0].requires_grad:
+            yield from _gradients([*inputs, *own], out, expected, 10 * case.close, f"{what}{padded} ")
+    if not shape.q_start and not case.traits.compiled:
+        yield from _decoded_too(case, inputs, shape)
+
+
+@law("sink", claim="sink")
+def sink(case: Case) -> Iterator[Measured]:
+    """A sink takes its part of the weight of the keys that a query meets, and learns."""
+    for more in ("none", "document:4+9", "sliding:6") if case.traits.mask else ("none",):
+        shape = replace(case.shape, sink="learned", mask=more)
+        yield from _hidden(case, shape, f"with a sink and mask {more}")
+        inputs = case.draw(shape)
+        moved = gap(case.module(shape)(*inputs), case.module(replace(shape, sink="none"))(*inputs))
+        yield Measured(-moved, -1e-4, f"with mask {more} a sink changes nothing")
+
+
+@law(
+    "shared heads",
+    applies=lambda case: (
+        case.operator and (case.traits.shares == "by itself" or (bool(case.traits.shares) and case.traits.heads_apart))
+    ),
+)
+def shared_heads(case: Case) -> Iterator[Measured]:
+    """Heads that share keys and values get what each gets alone, or choose as the formula does."""
+    shape = replace(case.shape, heads=2 * case.shape.H, kv_heads=case.shape.H)
+    if not case.traits.heads_apart:
+        module, inputs = case.module(shape), case.draw(shape)
+        oracle = case.oracle(module)
+        if oracle is not None:
+            what = f"with {shape.K} heads of keys for {shape.H} of queries it differs from its formula"
+            yield apart(module(*inputs), oracle(*inputs), case.close, what)
+        return
+    together, each = case.module(shape), _repeated if _fixed(case) else _in_turn
+    alone = case.module(replace(shape, kv_heads=None) if _fixed(case) else None)
+    inputs = case.draw(shape, grad=True)
+    q, k, v = inputs
+    out, expected = together(q, k, v), each(alone, q, k, v)
+    _, head, *_ = worst_place(out, expected)
+    far = gap(out, expected)
+    what = f"with {shape.K} heads of keys for {shape.H} of queries, head {head} differs by {far:.2g} from itself alone"
+    yield Measured(far, case.close, what)
+    yield from _gradients(inputs, out, expected, case.close, "summed over the heads that share it, ")
+    for mask in filter(torch.is_tensor, case.key_masks(5)):
+        out, expected = together(q, k, v, key_mask=mask), each(alone, q, k, v, key_mask=mask)
+        yield apart(out * case.real(mask), expected * case.real(mask), case.close, "padded, it differs from its heads")
+    yield from _decoded_too(case, inputs, shape)
+
+
+def _fixed(case: Case) -> bool:
+    """True if nothing in it is drawn or learns: a module for more heads then has the same numbers in each."""
+    return not case.traits.stochastic and not any(True for _ in case.module().parameters())
+
+
+def _repeated(whole: nn.Module, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+    k, v = (of_query_heads(x, q.shape[1]) for x in (k, v))
+    out: Tensor = whole(q, k, v, key_mask=key_mask)
+    return out
+
+
+def _in_turn(alone: nn.Module, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+    of_group = torch.unflatten(q, 1, (k.shape[1], -1)).unbind(2)
+    return torch.stack([alone(one, k, v, key_mask=key_mask) for one in of_group], 2).flatten(1, 2)
+
+
+def _gradients(
+    inputs: list[Tensor], found: Tensor, expected: Tensor, bound: float, what: str = ""
+) -> Iterator[Measured]:
+    direction = torch.randn(found.shape, dtype=found.dtype, generator=torch.Generator().manual_seed(5))
+    one, other = (gradients_along(y, inputs, direction) for y in (found, expected))
+    for name, a, b in zip(("q", "k", "v", "the sink"), one, other, strict=False):
+        yield apart(a, b, bound, f"{what}the gradient of {name} differs")
+
+
+def _decoded_too(case: Case, inputs: list[Tensor], shape: Shape) -> Iterator[Measured]:
+    if case.causal and case.traits.decode:
+        yield _decoded(case, [x.detach() for x in inputs], 9, case.close, shape)
+
+
+@law("value width", applies=lambda case: case.operator and bool(case.traits.v_dim))
+def value_width(case: Case) -> Iterator[Measured]:
+    """Each column of the values is averaged alone, however many there are."""
+    D, more = case.shape.D, 3
+    shape = replace(case.shape, v_dim=D + more)
+    inputs = case.draw(shape, grad=True)
+    q, k, v = inputs
+    alone, wide = case.module(), case.module(shape)
+    expected = torch.cat([alone(q, k, v[..., :D]), alone(q, k, v[..., -D:])[..., -more:]], -1)
+    out = wide(q, k, v)
+    what = f"with values {D + more} wide"
+    yield apart(out, expected, case.close, f"{what} the output differs")
+    yield from _gradients(inputs, out, expected, case.close, f"{what} ")
+    narrow = case.module(replace(case.shape, v_dim=1))(q, k, v[..., :1])
+    yield apart(narrow, expected[..., :1], case.close, "with values 1 wide the output differs")
+    for mask in filter(torch.is_tensor, case.key_masks(5)):
+        out, expected = wide(q, k, v, key_mask=mask)[..., :D], alone(q, k, v[..., :D], key_mask=mask)
+        real = case.real(mask)
+        yield apart(out * real, expected * real, case.close, f"{what} and padding the output differs")
+    yield from _decoded_too(case, inputs, shape)
+
+
+@law("limit to exact", claim="exact_with", applies=lambda case: case.first)
+def limit_to_exact(case: Case) -> Iterator[Measured]:
+    """Options that leave nothing out give softmax attention."""
+    for template in case.traits.exact_with:
+        for n in (7, 16, 23):
+            text = template.format(n=n)
+            limit = replace(case, spec=parse_spec(f"{case.variant.name}:{text}"))
+            shape = replace(case.shape, seq_len=n)
+            inputs = case.draw(shape)
+            expected = exact_attention(*inputs, causal=case.causal)
+            what = f"with {text} at n = {n} it differs from softmax attention"
+            yield apart(limit.module(shape)(*inputs), expected, case.close, what)
+
+
+@law("large inputs", few_shapes=True)
+def large_inputs(case: Case) -> Iterator[Measured]:
+    """Finite in float32 at logits of standard deviation 64, and at keys or queries far below 0."""
+    if "float32" not in case.traits.dtypes:
+        return
+    module, inputs = case.module(dtype=torch.float32), case.draw(dtype=torch.float32)
+    large = [8 * x for x in inputs[:-1]] + inputs[-1:] if case.operator else [64 * x for x in inputs]
+    low = [x - 200 for x in large[:-1]] + large[-1:] if case.operator else [x - 200 for x in inputs]
+    for given, what in ((large, "large inputs"), (low, "inputs around -200")):
+        wrong = int((~module(*given).isfinite()).sum())
+        yield Measured(wrong, 0, f"{what} give {wrong} outputs that are NaN or infinite")
+
+
+@law("decoding", few_shapes=True, claim="decode", applies=lambda case: case.causal)
+def decoding(case: Case) -> Iterator[Measured]:
+    """Token by token it gives what the whole sequence gives."""
+    for prompt in (0, 9, case.shape.N - 1):
+        yield _decoded(case, case.draw(), prompt, case.close)
+    if not case.traits.compiled:  # for each length
+        yield _handed_over(case)
+    if isinstance(case.module(), Prompted):
+        yield _answered(case)
+    if "float32" in case.traits.dtypes:
+        # Logits of a standard deviation of 64; decays that leave nothing, also of some tokens that are louder still.
+        louder = torch.where(torch.arange(case.shape.N) % 5 == 0, 1000.0, 1.0)[:, None]
+        for factor in (8.0,) if case.operator else (64.0, 64.0 * louder):
+            inputs = [x * factor for x in case.draw(dtype=torch.float32)]
+            # Logits made of x alone grow with its square, and float32 holds no more than seven digits of them.
+            bound = LOUD if case.operator else max(LOUD, 4 * _rounding(case, inputs))
+            yield _decoded(case, inputs, 0, bound)
+
+
+@torch.no_grad()
+def _answered(case: Case) -> Measured:
+    module, inputs, worst = case.module(), case.draw(), (-1.0, 0)
+    expected = module(*inputs)
+    for prompt in (1, 9, case.shape.N - 1):
+        out, state = cast(Prompted, module).prompted(*(x[..., :prompt, :] for x in inputs))
+        after, _ = cast(Decoding, module).step(state, *(x[..., prompt : prompt + 1, :] for x in inputs))
+        found = torch.cat((out[..., -1:, :], after), -2)
+        here = gap(found, expected[..., prompt - 1 : prompt + 1, :])
+        if not here <= worst[0]:
+            worst = here, prompt
+    return Measured(
+        worst[0], case.close, f"a prompt of {worst[1]} in one go, or what follows it, differs by {worst[0]:.2g}"
+    )
+
+
+@torch.no_grad()
+def _handed_over(case: Case) -> Measured:
+    module, inputs = case.module(), case.draw()
+    decoding, found = cast(Decoding, module), []
+    for t in range(case.shape.N):
+        state = decoding.begin(*(x[..., :t, :] for x in inputs))
+        out, _ = decoding.step(state, *(x[..., t : t + 1, :] for x in inputs))
+        found.append(out)
+    far, at = _worst_token(torch.cat(found, -2), module(*inputs))
+    return Measured(far, case.close, f"right after a prompt of {at}, the next token differs by {far:.2g}")
+
+
+LOUD = 1e-4
+"""Largest gap of two ways to the same numbers in float32 for large inputs."""
+
+
+@torch.no_grad()
+def _rounding(case: Case, inputs: list[Tensor]) -> float:
+    """The gap of the worst token in float32 to the same in float64; 0 if that is not taken."""
+    if case.dtype != torch.float64:
+        return 0.0
+    rounded, exact = case.module(dtype=torch.float32)(*inputs), case.module()(*(x.double() for x in inputs))
+    return _worst_token(rounded, exact)[0]
+
+
+@torch.no_grad()
+def _decoded(case: Case, inputs: list[Tensor], prompt: int, bound: float, shape: Shape | None = None) -> Measured:
+    module = case.module(shape, dtype=inputs[0].dtype)
+    decoding, found = cast(Decoding, module), []
+    state = decoding.begin(*(x[..., :prompt, :] for x in inputs))
+    for t in range(prompt, case.shape.N):
+        token = [x[..., t : t + 1, :] for x in inputs]
+        decoding.step(state, *token)  # the next line must not see that this happened
+        out, state = decoding.step(state, *token)
+        found.append(out)
+    far, at = _worst_token(torch.cat(found, -2), module(*inputs)[..., prompt:, :])
+    return Measured(far, bound, f"after a prompt of {prompt}, token {prompt + at} differs by {far:.2g}")
+
+
+def _worst_token(found: Tensor, expected: Tensor) -> tuple[float, int]:
+    if found.shape != expected.shape:
+        raise DoesNotWork(f"shapes {tuple(found.shape)} and {tuple(expected.shape)} differ")
+    numbers = [axis for axis in range(found.ndim) if axis != found.ndim - 2]
+    far = (found.double() - expected.double()).abs().amax(numbers)
+    far = far / expected.double().abs().amax(numbers).clamp(min=1.0)
+    at = int(far.argmax())
+    return float(far[at]), at
+
+
+def _chooses(case: Case) -> bool:
+    return issubclass(case.variant.make, Selecting) if isinstance(case.variant.make, type) else False
+
+
+@law("choice", applies=lambda case: case.operator and _chooses(case))
+def choice(case: Case) -> Iterator[Measured]:
+    """It attends to what it chose, its error is the mass left out, and ties take no more keys."""
+    shape = case.shape
+    module, (q, k, v) = case.module(), case.draw()
+    choosing = chooser(module)
+    if choosing is None:
+        return  # with these options it does not
+    selection = choosing.select(q, k)
+    chosen = selection.pairs(slice(0, shape.N))
+    visible = Visible.of(shape).pairs(slice(0, shape.N), slice(0, shape.M), shape.M, q.device)
+    hidden = int((chosen & ~visible).sum())
+    yield Measured(hidden, 0, f"it chooses {hidden} pairs that are hidden")
+    out = module(q, k, v)
+    # Ties may fall either way, so that only the choice that was used can be held against the output.
+    own, values = of_query_heads(k, shape.H), of_query_heads(v, shape.H)
+    far = gap(out, masked_attention(q, own, values, chosen))
+    yield Measured(far, case.close, f"its output is {far:.2g} off that of the pairs that it says it chose")
+    # o - ô = (1 - m)(ō - ô): the mass m of what is kept, ô its average, ō the average of the rest.
+    weights = (q @ own.mT * shape.D**-0.5).masked_fill(~visible, -torch.inf).softmax(-1)
+    mass = (weights * chosen).sum(-1, keepdim=True)
+    rest = (weights * ~chosen) @ values  # (1 - m)·ō
+    far = gap((weights @ values) - out, rest - (1 - mass) * out)
+    yield Measured(far, case.close, f"its error is {far:.2g} off that of the mass that its choice leaves out")
+    yield from _attention_to_a_choice(case, module, choosing)
+    oracle = case.oracle(module)
+    if oracle is not None and case.traits.shares == "by itself":
+        equal, every = k[:, :, :1].expand_as(k), torch.eye(shape.M, dtype=v.dtype).expand(*v.shape[:2], -1, -1)
+        taken = int(choosing.select(q, equal).pairs(slice(0, shape.N)).sum(-1).max())
+        most = int((oracle(q, equal, every) > 0).sum(-1).max())
+        yield Measured(max(0, taken - most), 0, f"of keys that are all equal it takes {taken}; its formula {most}")
+    if case.causal and not case.traits.reads_ahead:
+        for t, factor in ((3, 3), (11, 3), (11, -30), (16, -30)):
+            others = [torch.where(torch.arange(shape.M)[:, None] > t, factor * x, x) for x in (q, k)]
+            moved = int((choosing.select(*others).pairs(slice(0, t + 1)) ^ chosen[:, :, : t + 1]).sum())
+            what = f"tokens after {t} times {factor} change {moved} of the pairs chosen for queries up to {t}"
+            yield Measured(moved, 0, what)
+
+
+def _attention_to_a_choice(case: Case, module: nn.Module, choosing: Selecting) -> Iterator[Measured]:
+    q, k, v = case.draw()
+    far = gap(choosing.attend(q, k, v, choosing.select(q, k)), module(q, k, v))
+    yield Measured(far, case.close, f"attention to what it chose before is {far:.2g} off its output")
+    if not case.traits.key_padding:
+        return
+    real = torch.ones(2, case.shape.N, dtype=torch.bool)
+    real[0, :2] = real[0, -3:] = False  # the first as well: where nothing was chosen, an engine may read those
+    q, k, v = (x.masked_fill(~real[:, None, :, None], math.nan) for x in (q, k, v))
+    found = choosing.attend(q, k, v, choosing.select(q, k, key_mask=real)), module(q, k, v, key_mask=real)
+    far = gap(*(x.transpose(1, 2)[real] for x in found))
+    yield Measured(far, case.close, f"with NaN at padded tokens, attention to what it chose is {far:.2g} off the whole")

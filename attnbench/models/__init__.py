@@ -1,0 +1,1 @@
+"""Models around a variant: layers, encoders and decoders, and models that are trained already."""

@@ -1,0 +1,181 @@
+"""A trained model with a variant in every layer that it can replace, as a cell at level pretrained measures it."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from attnbench.contract.task import NO_LABEL
+from attnbench.errors import Unsupported, UsageError
+from attnbench.measure.reuse import Recent
+from attnbench.measure.statistics import median, median_interval
+from attnbench.models.pretrained.baseline import Baseline, baseline_of
+from attnbench.models.pretrained.bridge import library
+from attnbench.models.pretrained.evaluate import evaluate
+from attnbench.models.pretrained.models import open_model
+from attnbench.models.pretrained.operators import Operators, build_operators, replaced
+from attnbench.models.pretrained.own_encoder import NAME
+from attnbench.models.pretrained.subject import Layer, Subject
+from attnbench.models.pretrained.windows import Text, Windows
+from attnbench.suite.cell import UNTOUCHED, Cell, Pretrained
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A trained model, copied for each cell, and its text."""
+
+    subject: Subject
+    text: Text
+    weights: nn.Module
+
+    @property
+    def left(self) -> str:
+        kept = {
+            layer.kept: [i for i, one in enumerate(self.subject.layers) if one.kept == layer.kept]
+            for layer in self.subject.layers
+        }
+        said = [f"{', '.join(map(str, places))}: {why}" for why, places in kept.items() if why]
+        return f"layers left as they are: {' and '.join(said)}" if said else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """The variant's effect on the model, on held-out windows. Losses are in nats."""
+
+    loss: float | None
+    """Mean over windows; None, as all up to ``kl``, if the model predicts nothing."""
+    base: float | None
+    delta: float | None
+    """Median over windows of the difference."""
+    interval: tuple[float, float] | None
+    """Exact 95 % interval of that median."""
+    top1_agreement: float | None
+    kl: float | None
+    hidden_error: float
+
+
+class Swapped(nn.Module):
+    """Tokens ``(B, N)`` to logits ``(B, N, V)``, or to features ``(B, N, C)`` if the model predicts nothing.
+
+    ``operators`` have the attention of each layer; None for the model as it is. It never drops anything out.
+    """
+
+    def __init__(self, subject: Subject, operators: Operators | None) -> None:
+        super().__init__()
+        self.model = subject.module
+        self.operators = nn.ModuleList(() if operators is None else operators.values())
+        self._answer, self._intercept = subject.answer, None if operators is None else replaced(operators)
+        self.eval()
+
+    def train(self, mode: bool = True) -> Swapped:
+        super().train(False)
+        return self
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self._answer(tokens, self._intercept)
+
+
+def _open(name: str, length: int, text: str) -> Opened:
+    subject, words = open_model(name, length, Path(text) if text else None)
+    return Opened(subject, words, subject.module)
+
+
+_opened = Recent(_open, 1)
+
+
+def opened(cell: Cell) -> Opened:
+    """The cell's model and its text; the last one is cached, since the next cell mostly has the same model.
+
+    Raises UsageError, also for windows of this length, and Unsupported if none of its layers can be replaced.
+    """
+    assert cell.pretrained is not None
+    found = _opened(cell.pretrained.name, cell.shape.N, cell.pretrained.text)
+    free = [layer for layer in found.subject.layers if not layer.kept]
+    if not free:
+        raise Unsupported(found.subject.layers[0].kept)
+    shape = cell.shape
+    if _sizes(free[0]) != (shape.H, shape.K, shape.D, shape.causal):
+        heads, kv_heads, width, causal = _sizes(free[0])
+        said = f"{heads} heads of width {width} over {kv_heads} of keys and values, {'' if causal else 'not '}causal"
+        raise UsageError(
+            f"the model {cell.pretrained.name} has {said}, which the cell does not say; take another model"
+        )
+    return found
+
+
+def _sizes(layer: Layer) -> tuple[int, int, int, bool]:
+    return layer.shape.H, layer.shape.H // layer.sharing, layer.shape.D, layer.shape.causal
+
+
+def swapped(cell: Cell) -> tuple[Swapped, Windows]:
+    """The model with the cell's variant in it, in float32 on the CPU, and the windows of a first step of training.
+
+    Raises UsageError and Unsupported as :func:`opened`, and for the variant.
+    """
+    one = opened(cell)
+    windows = one.text.batch(cell.seed, 0, cell.shape.B)
+    if cell.pass_ != "forward" and not bool((windows.targets != NO_LABEL).any()):
+        raise Unsupported("this model predicts nothing, so that it has no loss to train; write pass: forward")
+    subject = one.subject.copy()
+    if cell.variant.name == UNTOUCHED:
+        subject.restore()
+        return Swapped(subject, None), windows
+    return Swapped(subject, operators_of(cell, subject)), windows
+
+
+def operators_of(cell: Cell, subject: Subject) -> Operators:
+    """The variant in each layer that it can replace; nothing for the untouched model."""
+    if cell.variant.name == UNTOUCHED:
+        return {}
+    free = [place for place, layer in enumerate(subject.layers) if not layer.kept]
+    return build_operators(cell.variant, subject.layers, free, seed=cell.seed)
+
+
+def _read(model: Pretrained, length: int, dtype: str, device: str) -> Baseline:
+    one = _opened(model.name, length, model.text)
+    subject = one.subject.copy()
+    subject.module.to(device, getattr(torch, dtype))
+    return baseline_of(subject, one.text.held_out(model.windows), device)
+
+
+_baseline = Recent(_read, 1)
+
+
+def measure_loss(cell: Cell) -> Loss:
+    """Compare the model with the cell's variant to the untouched one, on the same windows as ``attnbench swap``.
+
+    Raises UsageError and Unsupported as :func:`swapped`, and Diverged for NaN or infinity.
+    """
+    assert cell.pretrained is not None
+    subject = opened(cell).subject.copy()
+    operators = operators_of(cell, subject)
+    for module in (subject.module, *operators.values()):
+        module.to(cell.device, getattr(torch, cell.dtype))
+    baseline = _baseline(cell.pretrained, cell.shape.N, cell.dtype, cell.device)
+    found = evaluate(subject, operators, baseline, cell.device)
+    before, after = baseline.losses, found.losses
+    deltas = [x - y for x, y in zip(after, before, strict=True)] if before is not None and after is not None else []
+    return Loss(
+        loss=math.fsum(after) / len(after) if after else None,
+        base=math.fsum(before) / len(before) if before else None,
+        delta=median(deltas) if deltas else None,
+        interval=median_interval(deltas) if deltas else None,
+        top1_agreement=found.top1_agreement,
+        kl=found.kl,
+        hidden_error=found.hidden_error,
+    )
+
+
+def make_ready(names: Iterable[str]) -> None:
+    """Import the libraries of these models, before a cell's changes to the process are recorded."""
+    if any(name != NAME for name in names):
+        os.environ["HF_HUB_OFFLINE"] = "1"  # before the library is imported
+        small = {"hidden_size": 8, "num_attention_heads": 1, "num_hidden_layers": 1, "intermediate_size": 8}
+        transformers = library()
+        transformers.BertModel(transformers.BertConfig(vocab_size=8, **small))  # the first adds a method to all modules

@@ -1,0 +1,1 @@
+"""The project's own trained encoders, of ListOps."""

@@ -1,0 +1,117 @@
+"""Look up a model by its name, with the text that it reads: trees of ListOps for the project's encoder."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from attnbench.catalogue.tasks.listops import CLOSE, OPERATORS, TOKENS, ListOps, subtree_values
+from attnbench.contract.task import stream_seed
+from attnbench.errors import UsageError
+from attnbench.models.pretrained.listops.small_encoder import LONGEST
+from attnbench.models.pretrained.loading import open_language_model
+from attnbench.models.pretrained.own_encoder import NAME, OwnEncoder
+from attnbench.models.pretrained.subject import Subject
+from attnbench.models.pretrained.windows import Text, Windows
+
+_LENGTH = 512
+
+
+def open_model(name: str, length: int | None, text: Path | None) -> tuple[Subject, Text]:
+    """The model of this name, and windows of ``length`` tokens for it, of a file ``text`` or the model's own.
+
+    ``name`` is ``listops`` or as for :func:`~attnbench.models.pretrained.loading.open_language_model`; ``length`` is by
+    default 128 with ``listops``, and 512 with all others. Raises UsageError and Unsupported.
+    """
+    if name != NAME:
+        return open_language_model(name, length or _LENGTH, text)
+    if text is not None:
+        raise UsageError(f"the model {NAME} reads trees of ListOps; remove --text")
+    length = length or LONGEST
+    return OwnEncoder(length), Trees(length)
+
+
+_VERSION = 1
+_FIRST_OPERATOR = TOKENS.index(OPERATORS[0])
+_SHORTER = 10
+"""A tree is drawn up to a tenth shorter than wanted: one in thousands would have exactly the length."""
+
+
+class Trees:
+    """Trees of ListOps, each with a question at every closing bracket, as a text of windows.
+
+    They are drawn without end by the rules of :class:`~attnbench.catalogue.tasks.listops.ListOps`. A slightly short
+    tree is filled up with digits, so that no window needs padding. Trees to evaluate on have a seed of their own; equal
+    trees of a training are replaced. Raises UsageError: no tree has this length.
+    """
+
+    name = "ListOps trees"
+    most: int | None = None
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        try:
+            self._trees = ListOps(min_length=max(4, length - length // _SHORTER), max_length=length)
+        except ValueError:
+            raise UsageError(f"--length {length}: no ListOps tree has as many tokens; take 4 or more") from None
+        self.digest = f"{stream_seed('pretrained trees', _VERSION, length):016x}"
+        self._held = frozenset[tuple[int, ...]]()
+
+    def held_out(self, count: int) -> Windows:
+        trees = self._drawn(random.Random(stream_seed("pretrained trees", "held out", self.length)), count, frozenset())
+        self._held = frozenset(map(tuple, trees))
+        return _windows(trees)
+
+    def batch(self, seed: int, step: int, size: int) -> Windows:
+        rng = random.Random(stream_seed("pretrained trees", "train", seed, step))
+        return _windows(self._drawn(rng, size, self._held))
+
+    def _drawn(self, rng: random.Random, count: int, others: frozenset[tuple[int, ...]]) -> list[list[int]]:
+        trees: list[list[int]] = []
+        while len(trees) < count:
+            tree = filled(self._trees.sample(rng), self.length, self._trees.max_args, rng)
+            if len(tree) == self.length and tuple(tree) not in others:
+                trees.append(tree)
+        return trees
+
+
+def filled(tree: list[int], length: int, max_args: int, rng: random.Random) -> list[int]:
+    """The tree with digits as further last arguments, up to ``max_args`` each, until it has ``length`` tokens."""
+    tree = list(tree)
+    while len(tree) < length and (ends := _ends_with_room(tree, max_args)):
+        tree.insert(rng.choice(ends), 1 + rng.randrange(10))
+    return tree
+
+
+def _ends_with_room(tree: list[int], max_args: int) -> list[int]:
+    ends: list[int] = []
+    counts: list[int] = []
+    for position, token in enumerate(tree):
+        if token == CLOSE:
+            if counts.pop() < max_args:
+                ends.append(position)
+        else:
+            if counts:
+                counts[-1] += 1
+            if token >= _FIRST_OPERATOR:
+                counts.append(0)
+    return ends
+
+
+def _windows(trees: list[list[int]]) -> Windows:
+    return Windows(torch.tensor(trees), torch.tensor([subtree_values(tree) for tree in trees]))
+
+
+@contextmanager
+def threads_of_torch(count: int) -> Iterator[None]:
+    """Compute with ``count`` threads, and afterwards with as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

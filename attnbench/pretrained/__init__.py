@@ -1,1 +1,0 @@
-"""Trained models: the inputs of their attention, and their quality with another attention."""

@@ -1,0 +1,1 @@
+"""Results: rows on disk and as a table, what may be claimed of them, and other formats."""

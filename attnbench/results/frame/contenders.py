@@ -1,0 +1,147 @@
+"""The points of the bubble plot: one for each label at one length, and which of them are unbeaten."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pandas as pd
+
+from attnbench.results.frame.agreement import Agreement, agreement, kind_of
+from attnbench.results.frame.settings import Setting, fullest
+from attnbench.results.frame.words import failures, named_as
+
+TRIVIAL = "answering mean(V)"
+_TIMES = ("time_median_s", "time_ci_low_s", "time_ci_high_s")
+
+
+@dataclass(frozen=True)
+class Contenders:
+    """The contents of one panel."""
+
+    setting: Setting
+    n: int
+    points: pd.DataFrame
+    """Columns label, variant, family, x, x_low, x_high, memory, y, y_std, y_low, y_high, learnt, kind."""
+    agreed: Agreement
+    fast_low: bool
+
+    @property
+    def log(self) -> bool:
+        return self.agreed.column in ("rel_error", "max_abs_error", "hidden_error")
+
+    @property
+    def down(self) -> bool:
+        return self.log or self.agreed.column == "loss_delta"
+
+    @property
+    def rows(self) -> pd.DataFrame:
+        return self.setting.by_length[self.n]
+
+    @cached_property
+    def competing(self) -> pd.DataFrame:
+        """Points with a speed and an error below mean(V)'s, or a score above no mixing; without references."""
+        fair = self.points[self.points["kind"].isin(["exact", "measured"]) & (self.points["family"] != "reference")]
+        if math.isfinite(self.agreed.trivial):
+            fair = fair[(fair["kind"] == "exact") | (fair["y"] < self.agreed.trivial)]
+        return fair[fair["learnt"] == True] if self.agreed.column == "score" else fair  # noqa: E712  # NaN if unscored
+
+    @cached_property
+    def front(self) -> pd.DataFrame:
+        fair = self.competing
+        # All exact methods are equally good.
+        goodness = (-fair["y"] if self.down else fair["y"]).where(fair["kind"] != "exact", math.inf)
+        return fair.iloc[pareto(list(-fair["x"] if self.fast_low else fair["x"]), list(goodness))]
+
+    @cached_property
+    def lines(self) -> dict[str, float]:
+        """Name -> error of the oracles and mean(V), which have no speed; or score of chance and no mixing."""
+        if self.agreed.column == "score":
+            return dict(self.agreed.lines)
+        lines = {TRIVIAL: self.agreed.trivial} if math.isfinite(self.agreed.trivial) else {}
+        rows = self.agreed.rows
+        rows = rows[(rows["family"] == "reference") & (rows["error_kind"] == "approximation")]
+        for label, value in rows[["label", "y"]].itertuples(index=False):
+            if label not in {"mean-value", *self.points["label"]} and value > 0 and math.isfinite(value):
+                lines[label] = float(value)
+        return lines
+
+    @property
+    def left_out(self) -> list[str]:
+        here = self.rows[["label", "variant", "seq_len", "status", "reason"]]
+        failed = failures(here[~here["label"].isin(self.points["label"])], at_n=False)
+        known = set(here["label"])
+        absent = [one for one in self.setting.labels if one not in known]
+        failed += [f"not in the table at this n: {', '.join(absent)}"] if absent else []
+        of = f" ({self.setting.name})" if self.setting.name else ""
+        return [*(f"Left out at n = {self.n}{of} — {line}" for line in failed), *self.agreed.left_out]
+
+
+def contenders(
+    frame: pd.DataFrame, setting: Setting, n: int | None, x: str, y: str, inputs: str | None
+) -> Contenders | None:
+    """The points at one length, by default the longest with most labels; None if nothing has a speed there."""
+    n = longest_of_most(setting, x) if n is None else n
+    return None if n is None else at_lengths(frame, setting, [n], x, y, inputs).get(n)
+
+
+def longest_of_most(setting: Setting, x: str) -> int | None:
+    """The longest of the lengths at which most labels have a speed; None if none has."""
+    measured = _with_speed(setting, x)
+    return fullest(measured.groupby("seq_len")["label"].nunique()) if len(measured) else None
+
+
+def _with_speed(setting: Setting, x: str) -> pd.DataFrame:
+    columns = ["label", "variant", "family", "target", "seq_len", "peak_bytes", *_TIMES]
+    rows = setting.ok[list(dict.fromkeys([*columns, x]))]
+    measured: pd.DataFrame = rows[np.isfinite(rows[x]) & (rows[x] > 0)]
+    return measured
+
+
+def at_lengths(
+    frame: pd.DataFrame, setting: Setting, lengths: Iterable[int], x: str, y: str, inputs: str | None
+) -> dict[int, Contenders]:
+    """Length -> its points, for those with a speed; the whole table is searched once."""
+    here = {int(str(n)): rows for n, rows in _with_speed(setting, x).groupby("seq_len")}
+    known = agreement(frame, y, inputs, setting)
+    return {n: _at_length(setting, n, here[n], x, known(n)) for n in lengths if n in here}
+
+
+def _at_length(setting: Setting, n: int, here: pd.DataFrame, x: str, agreed: Agreement) -> Contenders:
+    points = here[["label", "variant", "family", "target"]].assign(x=here[x], memory=here["peak_bytes"])
+    for end, other in (("low", "high"), ("high", "low")):
+        ratio = here[f"time_ci_{end if x == 'time_median_s' else other}_s"] / here["time_median_s"]
+        points[f"x_{end}"] = here[x] * ratio if x == "time_median_s" else here[x] / ratio
+    for name in {"y_low", "y_high", "learnt"} - {*agreed.rows}:
+        points[name] = math.nan
+    told = named_as(agreed.rows, points).drop(columns="family").drop_duplicates("label")
+    points = points.merge(told, on="label", how="left")
+    known = zip(points["error_kind"], points["target"], points["y"].astype(float), strict=True)
+    points["kind"] = [kind_of(kind, target, value, agreed.column) for kind, target, value in known]
+    return Contenders(setting, n, points, agreed, fast_low=x == "time_median_s")
+
+
+def spread(found: list[Contenders]) -> Mapping[int, tuple[float, float]]:
+    """Panel's place -> least and largest speed on its scale; all share one scale if that wastes little room."""
+    ends = []
+    for one in found:
+        values = pd.concat([one.points["x"], one.points["x_low"], one.points["x_high"]])
+        values = values[np.isfinite(values) & (values > 0)]
+        ends.append((float(values.min()), float(values.max())))
+    low, high = min(low for low, _ in ends), max(high for _, high in ends)
+    widest = max(math.log(high / low) for low, high in ends)
+    together = math.log(high / low) <= 2 * widest
+    return {place: (low, high) if together else one for place, one in enumerate(ends)}
+
+
+def pareto(x: Sequence[float], y: Sequence[float]) -> list[int]:
+    """Indices of the points that no other equals or beats in both, from the best x on; larger is better."""
+    order = sorted(range(len(x)), key=lambda i: (-x[i], -y[i]))
+    front: list[int] = []
+    for i in order:
+        if not front or y[i] > y[front[-1]]:
+            front.append(i)
+    return front

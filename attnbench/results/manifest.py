@@ -1,0 +1,64 @@
+"""``environment.json``: what a run says of itself, with a checksum of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from attnbench.errors import CorruptResults
+from attnbench.files import replace_file
+from attnbench.results.record import SEAL
+from attnbench.text import one_line
+
+OPENING, ENDS, RUN_ID = "opening", "ends", "run_id"
+"""Facts: beginning of the chains of checksums in a run of schema 2, lines and digest of each file when the run was
+complete, and digits of no other run."""
+ENGINE, TOGETHER = "engine", "together"
+"""Facts of a run that an engine shared out among machines: which engine, and what the run folders of one command have
+in common. Machines may join such a run while it goes on, so its list of machines may grow."""
+FRESH = "fresh_process"
+"""Fact of a run: with what a fresh process begins, a ``round``. Runs of older versions lack it."""
+
+
+def read_manifest(file: Path) -> dict[str, Any]:
+    """The facts in ``file``, without the checksum.
+
+    Raises:
+        CorruptResults: it is missing, damaged, or was changed after the run.
+    """
+    try:
+        if not file.is_file():
+            raise ValueError("there is no such file")
+        data = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(data, dict):
+            raise ValueError("it is not an object")
+        seal = data.pop(SEAL, None)
+        whole = (digest(json.dumps(data, sort_keys=True)), digest(json.dumps(data)))  # the second is of older versions
+        if seal not in whole and (seal is not None or is_sealed(data)):
+            raise ValueError("it was changed after the run")
+    except (OSError, ValueError, RecursionError) as error:
+        raise CorruptResults(f"{file}: {one_line(str(error), 100)}; restore it or start with --fresh") from None
+    return data
+
+
+def write_manifest(file: Path, facts: Mapping[str, Any]) -> None:
+    """Replace the facts.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    sealed = {**facts, SEAL: digest(json.dumps(facts, sort_keys=True))}
+    replace_file(file, json.dumps(sealed, indent=2) + "\n")
+
+
+def is_sealed(facts: Mapping[str, Any]) -> bool:
+    """Whether the lines of the run have checksums: all have since schema 2."""
+    return "schema_version" in facts
+
+
+def digest(text: str | bytes) -> str:
+    """Sixteen hex digits."""
+    return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()[:16]

@@ -1,0 +1,314 @@
+"""Merge runs of one suite on several machines: shards, or a run that ended early and its remainder.
+
+What may be merged is what may be compared: one method, one class of machine, memories within 5 % and rates within
+10 %. Rows, samples, curves and failures are copied. Nothing is written before all of it is known to
+fit together.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from attnbench.errors import CannotCreate, CorruptResults, ResultsError, UsageError
+from attnbench.files import stored
+from attnbench.measure.machine import (
+    MEMORY_TOLERANCE,
+    RATES_WITHIN,
+    class_facts,
+    differing_products,
+    differing_variables,
+    memory_bytes,
+    rates,
+)
+from attnbench.measure.status import UNFINISHED, Status
+from attnbench.results.key import key_of
+from attnbench.results.manifest import ENDS, ENGINE, FRESH, TOGETHER, digest
+from attnbench.results.measurements import refuse_copies
+from attnbench.results.record import SEAL, Record
+from attnbench.results.sources import said
+from attnbench.results.store import CURVES, FAILURES, RECORDS, SAMPLES, SUITE, RunFolder
+from attnbench.text import one_line
+from attnbench.units import format_bytes, format_count
+from attnbench.version import __version__
+
+_OF_A_MACHINE = (
+    *("machine_id", "environment", "memory_limit_bytes", "process_notes"),
+    *("matmul_rate", "exp_rate", "copy_rates", "timer_cost_s", "noise_floor", "card"),
+    *("attnbench", "run_id", "run_key", "folder", "shard", "started_at"),
+)
+"""Facts of ``environment.json`` that a merged run keeps for each run that it is made of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A run that is to be merged."""
+
+    folder: RunFolder
+    environment: Mapping[str, Any]
+    suite: str
+    records: Mapping[str, Record]
+    """The last row of each cell, by cell id."""
+
+    @property
+    def path(self) -> Path:
+        return self.folder.path
+
+    @property
+    def machines(self) -> list[dict[str, Any]]:
+        """Facts of its machine, or of each machine of a merged run."""
+        several: list[dict[str, Any]] | None = self.environment.get("machines")
+        return several or [{name: self.environment[name] for name in _OF_A_MACHINE if name in self.environment}]
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """The merged run."""
+
+    folder: RunFolder
+    parts: Sequence[tuple[Path, str, int]]
+    """Each run with its machine and the number of its rows that were kept."""
+    notes: Sequence[str]
+
+
+Kept = list[tuple[Source, dict[str, Record]]]
+"""Each run with those of its rows that stay, by cell id."""
+
+
+def merge(paths: Iterable[Path], out: Path, *, rates_within: float = RATES_WITHIN) -> Merged:
+    """Join runs into a new run folder ``out``; ``rates_within`` is the share by which the machines' rates may differ.
+
+    Raises UsageError if the runs do not belong together; the message says what differs, or which one is the odd one.
+    Raises ResultsError, CorruptResults, and CannotCreate if ``out`` exists or cannot be made.
+    """
+    paths = list(paths)
+    if out.exists() or out.is_symlink():
+        raise CannotCreate(f"cannot create {out}: it exists; choose another folder with --out")
+    for path, count in Counter(path.resolve() for path in paths).items():
+        if count > 1:
+            raise UsageError(f"{path} is given twice; give each run once")
+    if len(paths) < 2:
+        raise UsageError("merge needs two runs or more, and one is given")
+    sources = [_read(path) for path in paths]
+    refuse_copies((source.path, source.environment) for source in sources)
+    refuse_unlike([(source.path, source.environment, source.machines) for source in sources], rates_within)
+    for source in sources[1:]:
+        if source.suite != sources[0].suite:
+            raise UsageError(
+                f"{source.path / SUITE} is not {sources[0].path / SUITE}: only runs of one suite, with the same "
+                "--set, become one run; attnbench plot takes several runs as they are"
+            )
+    kept, notes = _choose(sources)
+    notes += [*_missing_shards(sources), *_ratios_between_machines(kept)]
+    folder = _write(out, kept)
+    counts = {source.path: len(records) for source, records in kept}
+    parts = [(one.path, str(one.environment.get("machine_id", "")), counts.get(one.path, 0)) for one in sources]
+    return Merged(folder, parts, notes)
+
+
+def _read(path: Path) -> Source:
+    if not stored(path / RECORDS).is_file():
+        raise ResultsError(f"{path}: no {RECORDS} here; give the folder of a run, results/SUITE/STARTED-DEVICE")
+    folder = RunFolder(path)
+    environment = folder.environment
+    records = {record.cell_id: record for record in folder.in_order()}
+    lost = [
+        f"{path}: the samples of {one.label} n={one.seq_len} are lost"
+        for one in folder.without_samples(records.values())
+    ]
+    doubts = [*folder.doubts(), *lost]
+    if doubts:
+        raise CorruptResults(doubts[0])
+    if not records:
+        raise ResultsError(f"{path}: no row yet; leave it out")
+    return Source(folder, environment, (path / SUITE).read_text(encoding="utf-8"), records)
+
+
+def _choose(sources: Sequence[Source]) -> tuple[Kept, list[str]]:
+    """Each cell's row: that of more rounds if one machine measured it twice. Raises UsageError: two machines measured
+    the same cell."""
+    best: dict[str, tuple[Source, Record]] = {}
+    twice = 0
+    for source in sources:
+        for cell_id, record in source.records.items():
+            other = best.get(cell_id)
+            if other is None:
+                best[cell_id] = source, record
+                continue
+            known = not {record.status, other[1].status} & {*UNFINISHED}
+            if known and record.machine_id != other[1].machine_id:
+                raise UsageError(
+                    f"{record.label} n={record.seq_len} (cell {cell_id}) was measured on two machines, in "
+                    f"{other[0].path} and in {source.path}; its rounds belong to one: leave one of these runs out"
+                )
+            twice += known
+            best[cell_id] = max(other, (source, record), key=lambda one: _worth(one[1]))
+    kept = [(one, {cell_id: row for cell_id, (owner, row) in best.items() if owner is one}) for one in sources]
+    cells = "1 cell is" if twice == 1 else f"{twice} cells are"
+    said = f"{cells} in two runs of one machine; the row with more rounds is kept"
+    return [(source, rows) for source, rows in kept if rows], [said] * bool(twice)
+
+
+def _worth(record: Record) -> tuple[object, ...]:
+    ended = record.status not in UNFINISHED
+    return ended, record.status is Status.OK, record.time_rounds or 0, record.time_samples or 0, record.started_at
+
+
+def _missing_shards(sources: Sequence[Source]) -> list[str]:
+    given = {machine["shard"] for source in sources for machine in source.machines if "shard" in machine}
+    splits = {shard.partition("/")[2] for shard in given}
+    if len(splits) != 1:
+        return []
+    (of,) = splits
+    missing = [f"{index}/{of}" for index in range(int(of)) if f"{index}/{of}" not in given]
+    names = ", ".join(missing[:8]) + f" and {len(missing) - 8} more" * (len(missing) > 8)
+    return [f"without shard {names}: it was not given, or is empty"] if missing else []
+
+
+def _ratios_between_machines(kept: Kept) -> list[str]:
+    machines: dict[object, set[str]] = {}
+    for record in (record for _, records in kept for record in records.values()):
+        if record.time_median_s is not None or record.train_s is not None:
+            group = key_of(record).but(variant="", options="", learning_rate=None)
+            machines.setdefault(group, set()).add(record.machine_id)
+    count = sum(len(found) > 1 for found in machines.values())
+    settings = "1 setting" if count == 1 else f"{count} settings"
+    return [f"in {settings} variants were timed on two machines, so their ratios are between these"] if count else []
+
+
+def _write(out: Path, kept: Kept) -> RunFolder:
+    sources = [source for source, _ in kept]
+    folder = RunFolder.create(out, environment=_environment(kept, out), suite_text=sources[0].suite)
+    try:
+        with folder.lock():
+            for source, records in kept:
+                for name in (FAILURES, SAMPLES, CURVES):
+                    rows = [row for row in source.folder.rows(name) if row["cell_id"] in records]
+                    if rows:
+                        bare = [{key: value for key, value in row.items() if key != SEAL} for row in rows]
+                        folder.append(name, bare)
+            merged = _in_order([record for _, records in kept for record in records.values()])
+            seals = folder.append(RECORDS, [record.to_json() for record in merged])
+            folder.write_csv([replace(record, seal=seal) for record, seal in zip(merged, seals, strict=True)])
+            folder.conclude()
+    except BaseException:
+        shutil.rmtree(out, ignore_errors=True)
+        raise
+    return folder
+
+
+def _in_order(records: Sequence[Record]) -> list[Record]:
+    """The rows by sweep, label and length, in the order of a suite."""
+    sweeps = list(dict.fromkeys(record.sweep for record in records))
+    labels = list(dict.fromkeys(record.label for record in records))
+    return sorted(records, key=lambda one: (sweeps.index(one.sweep), labels.index(one.label), one.seq_len))
+
+
+def _environment(kept: Kept, out: Path) -> dict[str, Any]:
+    environments = [source.environment for source, _ in kept]
+    machines = [machine for source, _ in kept for machine in source.machines]
+    ids = list(dict.fromkeys(str(machine.get("machine_id", "")) for machine in machines))
+    floors = [machine["noise_floor"] for machine in machines if machine.get("noise_floor") is not None]
+    keys = "".join(sorted(str(machine.get("run_key", "")) for machine in machines))
+    of_its_own = ("shard", "machines", ENGINE, TOGETHER, ENDS)
+    shared = {name: value for name, value in environments[0].items() if name not in of_its_own}
+    return {
+        **shared,
+        "attnbench": __version__,
+        "run_key": digest(f"merged {keys}"),
+        "cells": digest("".join(sorted(cell_id for _, records in kept for cell_id in records))),
+        "folder": out.name,
+        "machine_id": ids[0] if len(ids) == 1 else f"{ids[0]} and {len(ids) - 1} more",
+        "started_at": min(str(one.get("started_at", "")) for one in machines),
+        "noise_floor": max(floors, default=None),
+        "input_files": {name: content for one in environments for name, content in one.get("input_files", {}).items()},
+        "process_notes": list(dict.fromkeys(note for one in environments for note in one.get("process_notes", ()))),
+        "machines": machines,
+    }
+
+
+Facts = Mapping[str, Any]
+"""The content of ``environment.json``."""
+
+
+def refuse_unlike(runs: Sequence[tuple[Path, Facts, Sequence[Facts]]], rates_within: float) -> None:
+    """Refuse runs of different methods, classes of machine, memories or rates. Raises UsageError.
+
+    Args:
+        runs: folder, environment, and the facts of each machine that measured it.
+        rates_within: share by which the largest rate of a machine may exceed the smallest; of a machine with several
+            runs, the median counts.
+    """
+    (first, ours, _), *others = runs
+    for path, theirs, _ in others:
+        differ = [*_differences(_decisive(ours), _decisive(theirs)), *differing_variables(ours, theirs)]
+        said = f"{first} and {path} were not measured alike"
+        if differ:
+            raise UsageError(f"{said}: {one_line('; '.join(differ), 160)}; {_MERGE_LIKE}")
+        if chosen := differing_products(ours, theirs):
+            remedy = f"a probe chose otherwise; measure it again with --fresh --like {first}"
+            raise UsageError(f"{said}: {one_line('; '.join(chosen), 160)}: {remedy}")
+    machines = [(path, machine) for path, _, machines in runs for machine in machines]
+    memories = [(path, memory_bytes(machine)) for path, machine in machines]
+    _refuse_odd("memory", [(path, size) for path, size in memories if size], MEMORY_TOLERANCE, format_bytes)
+    by_name: dict[str, dict[object, list[tuple[Path, float]]]] = {}
+    for number, (path, machine) in enumerate(machines):
+        which = machine.get("host") or machine.get("machine_id") or number
+        for name, rate in rates(machine):
+            by_name.setdefault(name, {}).setdefault(which, []).append((path, rate))
+    for name, found in by_name.items():  # what one machine measured twice differs by the noise of measuring
+        each = [(known[0][0], median(rate for _, rate in known)) for known in found.values()]
+        _refuse_odd(name, each, rates_within, lambda rate: f"{format_count(rate)}/s")
+
+
+def _decisive(environment: Facts) -> dict[str, Any]:
+    """The facts that decide numbers, except memory and rates, which are never equal to the digit."""
+    rules = environment.get("rules")
+    machine = environment.get("environment")
+    return {
+        **{name: environment.get(name) for name in ("attnbench", "method_version", "schema_version", FRESH)},
+        **class_facts(environment),
+        "torch": machine.get("torch") if isinstance(machine, dict) else None,
+        **{f"rule {name}": value for name, value in (rules or {}).items() if name != "rounds"},
+        **{f"plug-in {name}": value for name, value in (environment.get("plugins") or {}).items()},
+        "input files": {
+            **(environment.get("input_files") or {}),
+            **{said(name): seen[0] for name, seen in (environment.get("sources") or {}).items()},
+        },
+    }
+
+
+def _differences(ours: dict[str, Any], theirs: dict[str, Any]) -> Iterator[str]:
+    files = ours.pop("input files"), theirs.pop("input files")
+    for name in dict.fromkeys([*ours, *theirs]):
+        if ours.get(name) != theirs.get(name):
+            yield f"{name} {_shown(ours.get(name))} and {_shown(theirs.get(name))}"
+    for name in files[0].keys() & files[1].keys():  # a shard knows only the files of its own cells
+        if files[0][name] != files[1][name]:
+            yield f"contents of {name}"
+
+
+def _shown(value: object) -> str:
+    return "unknown" if value is None else one_line(str(value), 40)
+
+
+_MERGE_LIKE = "merge runs of one version on machines of one kind"
+_ALLOW = "measure again on a quiet machine, or allow more with --rates-within"
+
+
+def _refuse_odd(what: str, found: Sequence[tuple[Path, float]], within: float, shown: Callable[[float], str]) -> None:
+    """Refuse values if the largest exceeds the smallest by more than a share, and name the odd one."""
+    values = [value for _, value in found]
+    if not values or max(values) <= (1 + within) * min(values):
+        return
+    apart = f"{shown(min(values))} to {shown(max(values))}, more than {within:.0%} apart"
+    if len(found) == 2:
+        raise UsageError(f"{what} of {found[0][0]} and {found[1][0]} is {apart}; {_ALLOW}")
+    middle = median(values)
+    path, odd = max(found, key=lambda one: max(one[1] / middle, middle / one[1]))
+    raise UsageError(f"{what} is {apart}; {path} is the odd one with {shown(odd)}: leave it out, or {_ALLOW}")

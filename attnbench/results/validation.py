@@ -1,0 +1,149 @@
+"""What a stored row must satisfy: types, ranges, and agreement with its run, its cell and its samples."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+
+from attnbench.measure.status import Status
+from attnbench.results.record import FIELDS, Record, options_of
+from attnbench.suite.cell import Cell
+from attnbench.text import one_line
+
+_OF_THE_REGISTRY = ["options", "family", "target", "cost", "claimed_time_exponent", "claimed_memory_exponent", "inputs"]
+"""Identity columns that depend on which variants and inputs are installed."""
+_FIELDS = list(FIELDS)
+_OF_THE_CELL = [name for name in _FIELDS[: _FIELDS.index("status")] if name not in _OF_THE_REGISTRY]
+"""Columns that depend on the cell alone."""
+
+_LARGEST = sys.float_info.max
+
+
+def checked(record: Record) -> Record:
+    """``record`` itself, if it can be stored and read again and may come from a measurement.
+
+    Raises:
+        ValueError: a field has the wrong type, an infinite number, half a character or a negative number, or an
+            interval is not around its median or score.
+    """
+    for name, column in FIELDS.items():
+        value = getattr(record, name)
+        kinds = (int, float) if column.kind is float else (column.kind,)
+        if not (column.empty and value is None) and type(value) not in kinds:  # True is no number
+            raise ValueError(f"{name} is {one_line(repr(value), 40)}")
+        if isinstance(value, str):
+            value.encode()  # half a character, say, raises a ValueError
+        elif value is not None and not abs(value) <= _LARGEST:
+            raise ValueError(f"{name} is too large")
+        elif value is not None and value < 0 and not column.negative:
+            raise ValueError(f"{name} is {value}, below 0")
+    for names in _ORDERED:
+        ends = [(name, number) for name in names if (number := getattr(record, name)) is not None]
+        for (below, low), (above, high) in itertools.pairwise(ends):
+            if low > high:
+                raise ValueError(f"{below} is above {above}")
+    if max(record.score or 0, record.score_high or 0) > 1:
+        raise ValueError(f"score is {record.score}, its upper end {record.score_high}, above 1")
+    if record.cosine is not None and abs(record.cosine) > 1.001:  # rounding may go a little beyond 1
+        raise ValueError(f"cosine is {record.cosine}, beyond 1")
+    return record
+
+
+_ORDERED = (
+    ("time_ci_low_s", "time_median_s", "time_ci_high_s"),
+    ("time_min_s", "time_median_s", "time_ci_high_s"),
+    ("loss_delta_low", "loss_delta", "loss_delta_high"),
+    ("score_low", "score", "score_high"),
+)
+
+
+_Amount = Annotated[float, Field(ge=0, le=_LARGEST)]
+_Number = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class _Sample(BaseModel, strict=True, extra="forbid"):
+    seconds: _Amount
+    calls: Annotated[float, Field(gt=0, le=_LARGEST)]
+    switches: _Amount = 0
+    stopped: _Amount = 0
+    waited: _Amount = 0
+    sm_mhz: _Amount = 0
+    throttled: _Amount = 0
+    yardstick: Annotated[list[_Amount], Field(min_length=2, max_length=2)] = []
+
+
+class _Point(BaseModel, strict=True, extra="forbid"):
+    step: int
+    train_loss: _Number
+    val_score: _Number
+    val_loss: _Number
+    learning_rate: _Number
+    cpu_s: _Number
+
+
+_SAMPLES, _POINTS = TypeAdapter(list[_Sample]), TypeAdapter(list[_Point])
+
+
+def are_samples(value: object) -> bool:
+    """Whether it can come from a clock: seconds, calls, switches and stops of each sample."""
+    try:
+        _SAMPLES.validate_python(value, strict=True)
+    except ValidationError:
+        return False
+    return True
+
+
+def are_points(value: object) -> bool:
+    """Whether it can be a learning curve: increasing steps and finite numbers."""
+    try:
+        points = _POINTS.validate_python(value, strict=True)
+    except ValidationError:
+        return False
+    return all(before.step < after.step for before, after in itertools.pairwise(points))
+
+
+def foreign_to_run(record: Record, environment: Mapping[str, Any]) -> str:
+    """How a row differs from the run that this ``environment.json`` belongs to; empty where it does not."""
+    machine = environment.get("environment")
+    machines = environment.get("machines")  # of a merged run
+    known = [one.get("machine_id") for one in machines if isinstance(one, dict)] if isinstance(machines, list) else []
+    wanted = {
+        "machine_id": record.machine_id if record.machine_id in known else environment.get("machine_id"),
+        "torch_version": machine.get("torch") if isinstance(machine, dict) else None,
+        "threads": 1 if record.steps is not None and record.device == "cpu" else environment.get("threads"),
+        "method_version": environment.get("method_version"),
+    }
+    return _difference(record, {name: value for name, value in wanted.items() if value is not None}, "this run")
+
+
+def foreign_to_cell(record: Record, cell: Cell) -> str:
+    """How a row differs from the cell that its id stands for; empty where it does not."""
+    identity = Record.of(cell, Status.OK)
+    record = dataclasses.replace(record, options=options_of(record.options, record.label))
+    return _difference(record, {name: getattr(identity, name) for name in _OF_THE_CELL}, "the cell of its id")
+
+
+def _difference(record: Record, wanted: Mapping[str, object], owner: str) -> str:
+    for name, value in wanted.items():
+        if getattr(record, name) != value:
+            got = one_line(repr(getattr(record, name)), 40)
+            return f"{name} is {got}, but {one_line(repr(value), 40)} for {owner}"
+    return ""
+
+
+def foreign_to_samples(record: Record, rounds: Iterable[list[dict[str, Any]]]) -> str:
+    """Why a row's time cannot come from these samples of its rounds; empty if it can."""
+    seconds = [sample["seconds"] for samples in rounds for sample in samples]
+    low, high, middle = min(seconds, default=0.0), max(seconds, default=0.0), record.time_median_s
+    if middle is None:
+        return ""
+    if not low <= middle <= high:
+        return f"time_median_s is {middle}, but the samples lie between {low} and {high}"
+    if record.time_samples is not None and record.time_samples > len(seconds):
+        return f"time_samples is {record.time_samples}, but there are {len(seconds)} samples"
+    return ""

@@ -1,0 +1,166 @@
+"""The sentences say what the rows hold, and no more."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from attnbench.answers.report.answer import answer, beside_softmax, share
+from attnbench.answers.report.page import make_page
+from attnbench.answers.report.rows import Relative, marked, relative
+from attnbench.answers.report.sources import of_frame
+from attnbench.answers.report.views import found_in, views
+from attnbench.results.frame import agreement
+from attnbench.results.frame.settings import settings, timed
+from attnbench.results.read import read_results
+from tests.answers.report.reading import REFERENCE, Read, rows_of
+
+
+def said(frame: pd.DataFrame) -> list[str]:
+    rows = marked(frame.reset_index(drop=True))
+    return ["".join(text for text, _ in one) for one in answer(rows, views(rows), found_in(rows))]
+
+
+@pytest.fixture
+def lra() -> pd.DataFrame:
+    """The committed run, with times at its longest length that this test knows."""
+    frame = rows_of("lra-cpu")
+    for label, seconds in {"softmax": 1.0, "sdpa": 1.5, "performer": 0.25}.items():
+        frame = timings(
+            frame, label, 4096, time_median_s=seconds, time_ci_low_s=0.98 * seconds, time_ci_high_s=1.02 * seconds
+        )
+    return frame
+
+
+def timings(frame: pd.DataFrame, label: str, n: int, **columns: float) -> pd.DataFrame:
+    """The frame with other numbers in the timed row of a label."""
+    at = (frame["label"] == label) & (frame["seq_len"] == n) & (frame["level"] == "model")
+    assert at.sum() == 1
+    return frame.assign(**{name: frame[name].mask(at, value) for name, value in columns.items()})
+
+
+def test_the_fastest_exact_attention_is_named_with_its_time_at_the_longest_length(lra: pd.DataFrame) -> None:
+    first, *_ = said(lra)
+    assert first.startswith(
+        "At n = 4096, softmax is the fastest exact attention: 1.00 s for a training step of the whole"
+    )
+    quick = timings(lra, "sdpa", 4096, time_median_s=0.4, time_ci_low_s=0.39, time_ci_high_s=0.41)
+    first, *_ = said(quick)
+    assert "sdpa is the fastest exact attention: 400 ms" in first
+    assert "2.5 times as fast as softmax (2.4 to 2.6)" in first
+
+
+def test_a_speed_on_a_gpu_says_whose_time_is_the_host(lra: pd.DataFrame) -> None:
+    frame = lra.assign(launched="graph", host_share=0.05)
+    at = (lra["variant"] == "performer") | (lra["label"] == "performer:features=256")
+    frame = frame.assign(launched=frame["launched"].mask(at, "eager"), host_share=frame["host_share"].mask(at, 0.88))
+    near = frame.assign(rel_error=lra["rel_error"].mask(at, 0.05))
+    (found,) = [one for one in said(near) if "performer, error 0.05" in one]
+    assert "; eager: 88 % of performer's time is the host" in found
+    assert not any("the host" in one for one in said(lra))
+
+
+def test_times_whose_intervals_overlap_are_not_told_apart(lra: pd.DataFrame) -> None:
+    same = timings(lra, "sdpa", 4096, time_median_s=1.05, time_ci_low_s=0.95, time_ci_high_s=1.2)
+    assert "sdpa cannot be told apart from it" in said(same)[0]
+
+
+def test_within_an_error_counts_the_error_and_not_the_speed(lra: pd.DataFrame) -> None:
+    far = lra.assign(rel_error=lra["rel_error"].mask(lra["rel_error"] > 1e-3, 0.5))
+    assert any(one.startswith("No approximation comes within an error of 0.1 on listops") for one in said(far))
+    at = (lra["label"] == "performer:features=256") | (lra["variant"] == "performer")
+    near = far.assign(rel_error=far["rel_error"].mask(at, 0.05))
+    (found,) = [one for one in said(near) if one.startswith("Within an error of 0.1")]
+    assert "performer, error 0.05, 4.0 times as fast as softmax (3.8 to 4.2)" in found
+
+
+def test_the_best_scores_stand_beside_speed() -> None:
+    found = said(rows_of("headline-cpu"))
+    assert any(one.startswith("Best on recall: ") and "times softmax's speed" in one for one in found)
+
+
+def test_of_several_conditions_the_one_that_was_learnt_best_is_told() -> None:
+    (found,) = said(rows_of("positions-cpu"))
+    assert found.startswith("Best on copy · sinusoid positions, not guided: location with 1.000, softmax with 0.999")
+
+
+def test_scores_at_chance_are_not_called_best() -> None:
+    frame = rows_of("positions-cpu")
+    guided = frame[frame["sweep"] == "guided"].reset_index(drop=True)
+    (found,) = said(guided)
+    assert found.startswith("Nothing was seen to learn copy: linear with 0.063")
+    assert found.endswith("; chance is 0.065.")
+
+
+def test_times_without_a_speed_are_not_denied(lra: pd.DataFrame) -> None:
+    timed_only = lra.assign(examples_per_s=float("nan"), tokens_per_s=float("nan"))
+    assert said(timed_only) == ["No row of this run has a speed in examples per second; its times stand in the table."]
+    nothing = timed_only.assign(time_median_s=float("nan"))
+    assert said(nothing) == ["No row of this run has a time: it holds errors, or how its cells failed."]
+
+
+def test_a_length_that_softmax_did_not_reach_is_told_apart(lra: pd.DataFrame) -> None:
+    at = (lra["label"] == "softmax") & (lra["seq_len"] == 4096) & (lra["level"] == "model")
+    numbers = [name for name in lra if name.startswith(("time_", "peak_", "examples_", "tokens_"))]
+    stopped = lra.assign(status=lra["status"].mask(at, "oom"), **{name: lra[name].mask(at) for name in numbers})
+    found = said(stopped)
+    assert found[0].startswith("At n = 3072, ")
+    assert "At n = 4096, where softmax was not measured (oom at n = 4096), the fastest is " in found[-1]
+
+
+def test_the_ratio_takes_the_far_ends_of_both_intervals(lra: pd.DataFrame) -> None:
+    setting = settings(timed(lra))[0]
+    rows = setting.rows[setting.rows["seq_len"] == 4096].set_index("label")
+    found = relative(setting)
+    index = setting.rows.index[(setting.rows["label"] == "linear") & (setting.rows["seq_len"] == 4096)][0]
+    base, mine = rows.loc["softmax"], rows.loc["linear"]
+    one = found[index]
+    assert one.speed == base["time_median_s"] / mine["time_median_s"]
+    assert one.low == base["time_ci_low_s"] / mine["time_ci_high_s"]
+    assert one.high == base["time_ci_high_s"] / mine["time_ci_low_s"]
+    assert one.memory == mine["peak_bytes"] / base["peak_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("one", "words"),
+    [
+        (Relative(3.61, 3.3, 3.9, 0.158), "3.6 times as fast as softmax (3.3 to 3.9), with 16 % of its peak memory"),
+        (
+            Relative(0.9, 0.85, 0.95, 1.31),
+            "0.90 times as fast as softmax (0.85 to 0.95), with 1.3 times its peak memory",
+        ),
+        (Relative(1.02, 0.97, 1.05, None), "not told apart from softmax (0.97 to 1.05 times as fast)"),
+        (Relative(1.006, 1.004, 1.008, None), "not told apart from softmax (1.00 to 1.01 times as fast)"),
+        (Relative(140.2, None, None, None), "140 times as fast as softmax (without an interval)"),
+    ],
+)
+def test_a_verdict_needs_the_whole_interval(one: Relative, words: str) -> None:
+    assert beside_softmax(one) == words
+
+
+def test_a_share_of_memory_is_in_per_cent_until_it_is_more() -> None:
+    assert [share(one) for one in (0.004, 0.16, 1.0, 1.5, 12)] == [
+        "0.40 % of",
+        "16 % of",
+        "100 % of",
+        "1.5 times",
+        "12 times",
+    ]
+
+
+def test_the_answer_names_what_was_measured_how_a_decoder_does_and_that_the_machine_was_busy() -> None:
+    said = Read(make_page(of_frame(read_results(REFERENCE / "generate-cpu")))).text
+    assert "(float32, 32 heads × 128, batch 1, causal, 32 new tokens, 8 heads of keys and values, 2 threads" in said
+    assert "259 ms to the first token, 975 µs per token, 16.2 MiB of cache or state" in said
+    assert "The machine was busy: 10 of 11 rows here are of disturbed samples" in said
+
+
+def test_the_rows_of_a_table_are_looked_through_once_however_many_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = read_results(REFERENCE / "long-cpu")
+    first = frame[frame["status"] == "ok"].drop_duplicates("label").head(3)
+    every = pd.concat([first.assign(seq_len=n, kv_len=n, cell_id=f"{n}") for n in range(64, 104)], ignore_index=True)
+    looked = []
+    compared = agreement.compared
+    monkeypatch.setattr(agreement, "compared", lambda *given: looked.append(1) or compared(*given))
+    make_page(of_frame(every))
+    assert 1 <= len(looked) <= 3

@@ -1,0 +1,173 @@
+"""What is in a report: every row, nothing from elsewhere, and foreign text as text."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from attnbench.answers.report.page import make_page
+from attnbench.answers.report.sources import by_machine, read_sources
+from attnbench.figures.kit.palette import DARK, LIGHT
+from attnbench.files import read_stored
+from tests.answers.fixture_runs import Row, environment, write_run
+from tests.answers.report.reading import REFERENCE, Read, page_of, page_of_run, rows_of
+
+RUNS = ["lra-cpu", "headline-cpu", "score-cpu"]
+HOSTILE = "</script><img src=x onerror=alert(1)>\"'`${alert(1)}<!--\u202e\u2066abc"
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+
+
+@pytest.fixture(scope="module", params=RUNS)
+def run(request: pytest.FixtureRequest) -> tuple[pd.DataFrame, str]:
+    return rows_of(request.param), page_of_run(request.param)
+
+
+def test_every_row_is_in_the_file_with_its_numbers(run: tuple[pd.DataFrame, str]) -> None:
+    frame, page = run
+    rows = Read(page).rows
+    assert len(rows) == len(frame)
+    for row, wanted in zip(rows, frame.to_dict("records"), strict=True):
+        assert row["label"].removesuffix("†") == wanted["label"]
+        assert (row["n"], row["status"]) == (wanted["seq_len"], wanted["status"])
+        numbers = {"time": "time_median_s", "peak": "peak_bytes", "error": "rel_error", "score": "score"}
+        for name, column in numbers.items():
+            if pd.isna(wanted[column]):
+                assert row[name] is None
+            else:
+                assert row[name] == pytest.approx(wanted[column], rel=1e-4)
+
+
+def test_rows_of_one_label_and_length_are_told_apart_in_words(run: tuple[pd.DataFrame, str]) -> None:
+    frame, page = run
+    told = [(row["label"], row["n"], row["about"]) for row in Read(page).rows]
+    twice = {one for one in told if told.count(one) > 1}
+    columns = ["label", "seq_len", "level", "pass", "inputs", "causal", "dtype", "seed", "protocol", "process", "task"]
+    assert len(twice) <= frame.duplicated([*columns, "learning_rate", "kv_len"]).sum()
+
+
+def test_what_was_timed_unchecked_says_so_in_its_row_and_is_counted(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", [Row("softmax", columns={"laws": "unchecked"}), Row("linear")])
+    read = Read(make_page(read_sources([folder], warn=pytest.fail)))
+    said = {row["label"]: row["warnings"] for row in read.rows}
+    assert said == {"softmax": "not held to its laws before it was measured (--unchecked)", "linear": None}
+
+
+def test_it_is_small_and_asks_for_nothing(run: tuple[pd.DataFrame, str]) -> None:
+    _, page = run
+    assert len(page.encode()) < 200_000
+    assert set(re.findall(r"https?:[^\s\"'`<>)]*", page)) == {"http://www.w3.org/2000/svg"}
+    found = Read(page)
+    assert not [tag for tag, _ in found.elements if tag in ("link", "iframe", "object", "embed", "base", "form")]
+    assert not [given for _, given in found.elements if "src" in given]
+    (policy,) = [str(given["content"]) for tag, given in found.elements if given.get("http-equiv")]
+    assert policy.startswith(POLICY)
+
+
+def test_the_scripts_write_text_and_never_markup() -> None:
+    folder = Path(make_page.__code__.co_filename).parent / "parts"
+    scripts = "\n".join(file.read_text() for file in folder.glob("*.js"))
+    assert len(scripts) > 10_000
+    assert not re.search(
+        r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|new Function|fetch\(|XMLHttp", scripts
+    )
+
+
+def test_colours_are_those_of_the_figures_in_both_styles() -> None:
+    page = page_of_run("lra-cpu")
+    for name, colour in LIGHT.families.items():
+        place = list(LIGHT.families).index(name)
+        assert re.findall(rf"--f{place}: (#\w+);", page) == [colour, DARK.families[name]]
+
+
+def test_foreign_text_stays_text_wherever_it_comes_from() -> None:
+    frame = rows_of("lra-cpu").head(40).copy()
+    frame.loc[frame.index[0], ["status", "reason"]] = ["error", "plain"]
+    before = Read(page_of(frame))
+    columns = [
+        "label",
+        "variant",
+        "reason",
+        "suite",
+        "inputs",
+        "warnings",
+        "family",
+        "sweep",
+        "dtype",
+        "task",
+        "kernel",
+    ]
+    for place, column in enumerate(columns):
+        frame.loc[frame.index[3 * place : 3 * place + 3], column] = HOSTILE
+    frame.loc[frame["reason"] == HOSTILE, "status"] = "error"
+    page = page_of(frame, title=HOSTILE, doubts=[HOSTILE])
+    after = Read(page)
+    assert {tag for tag, _ in after.elements} - {tag for tag, _ in before.elements} <= {"small", "strong"}
+    assert len(after.scripts) == len(before.scripts) == 2
+    assert not any(name.startswith("on") for _, given in after.elements for name in given)
+    assert not any(sign in page for sign in ("\u202e", "\u2066"))
+    for column in ("label", "reason", "warnings"):
+        assert sum("</script><img" in str(row[column]) for row in after.rows) == 3
+
+
+def test_runs_of_one_machine_by_other_libraries_have_no_common_axis(tmp_path: Path) -> None:
+    runs = [
+        write_run(tmp_path / name, [Row(), Row("linear")], about=environment(window_products=library))
+        for name, library in (("a", "default"), ("b", "oneDNN"), ("c", "default"))
+    ]
+    first, second = by_machine(read_sources(runs, warn=pytest.fail))
+    assert ([*first.environments], [*second.environments]) == (["a", "c"], ["b"])
+
+
+def test_machines_have_sections_of_their_own_and_views_of_one_share_no_row_with_the_other() -> None:
+    sources = read_sources([REFERENCE / "lra-cpu", REFERENCE / "lra-h200"], warn=pytest.fail)
+    assert len(by_machine(sources)) == 2
+    found = Read(make_page(sources))
+    assert [len(section["rows"]) for section in found.data["sections"]] == [
+        len(rows_of(name)) for name in ("lra-cpu", "lra-h200")
+    ]
+    for section in found.data["sections"]:
+        assert section["views"]
+        assert all(at["points"] for view in section["views"] for at in view["at"].values())
+    assert [sum(tag == "h2" and given.get("class") == "name" for tag, given in found.elements)] == [2]
+    assert "H200" in found.text
+
+
+def test_a_table_without_its_folder_makes_a_report(tmp_path: Path) -> None:
+    alone = tmp_path / "results.csv"
+    alone.write_bytes(read_stored(REFERENCE / "lra-cpu" / "results.csv"))
+    sources = read_sources([alone], warn=pytest.fail)
+    assert rows_of("lra-cpu")["machine_id"].iloc[0] in Read(make_page(sources)).text
+
+
+def test_failed_cells_stand_there_with_their_reasons() -> None:
+    frame = rows_of("lra-cpu").head(30).copy()
+    frame.loc[frame.index[:2], ["status", "reason"]] = ["oom", "needs more than the limit of 2.00 GiB"]
+    text = Read(page_of(frame)).text
+    assert "Without a number" in text
+    assert "oom 2 cells" in text
+    assert "needs more than the limit of 2.00 GiB" in text
+    assert "Without a number" not in Read(page_of_run("lra-cpu")).text
+
+
+def test_no_row_with_a_number_still_makes_a_report() -> None:
+    frame = rows_of("lra-cpu").head(5)
+    numbers = frame.select_dtypes("float").columns
+    frame = frame.assign(status="timeout", reason="took longer", **dict.fromkeys(numbers, float("nan")))
+    found = Read(page_of(frame))
+    assert "No row of this run has a time" in found.text
+    assert len(found.rows) == 5
+
+
+def test_figures_of_plot_are_pictures_in_the_file() -> None:
+    page = page_of(rows_of("lra-cpu"), figures=True)
+    sources = [str(given["src"]) for tag, given in Read(page).elements if tag == "img"]
+    assert len(sources) >= 2
+    assert all(source.startswith("data:image/svg+xml;base64,") for source in sources)
+
+
+def test_the_same_rows_give_the_same_file_however_they_are_numbered() -> None:
+    frame = rows_of("headline-cpu")
+    assert page_of(frame.set_index(frame.index + 1000)) == page_of_run("headline-cpu")

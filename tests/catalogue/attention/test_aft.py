@@ -1,0 +1,253 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnbench.catalogue.attention.synthetic.aft import modes, sums
+from attnbench.catalogue.attention.synthetic.aft.algorithm import AFT
+from attnbench.catalogue.attention.synthetic.aft.modes import Recent
+from attnbench.catalogue.build import build
+from attnbench.catalogue.engines import tiling
+from attnbench.contract.problem.shape import Shape
+from attnbench.errors import Unsupported, UsageError
+from attnbench.measure.memory import peak_tensor_bytes
+
+MODES = [
+    "factors=3",
+    "factors=0",
+    "mode=local,window=3,factors=3",
+    "mode=local,window=9,factors=0",
+    "mode=local,window=0,factors=0",
+    "mode=simple",
+    "mode=conv,kernel=5",
+    "mode=conv,kernel=1",
+]
+
+
+def make(options: str, shape: Shape) -> AFT:
+    module = build(f"aft:{options}".rstrip(":"), shape)
+    assert isinstance(module, AFT)
+    return module.double()
+
+
+def bare(options: str, n: int, width: int, *, causal: bool = False, heads: int = 1) -> AFT:
+    """Keys and values are both x, nothing is gated and nothing projected."""
+    module = make(options, Shape(1, heads, n, width // heads, causal=causal))
+    with torch.no_grad():
+        for projection in (module.k, module.v, module.out):
+            projection.weight.copy_(torch.eye(width))
+        module.q.weight.zero_()
+        module.out.weight.mul_(2)  # σ(0) = 1/2
+    return module
+
+
+def tokens(B: int, N: int, C: int) -> Tensor:
+    return torch.randn(B, N, C, dtype=torch.float64)
+
+
+def same_projections(module: AFT, other: AFT) -> None:
+    for name in ("q", "k", "v", "out"):
+        getattr(module, name).load_state_dict(getattr(other, name).state_dict())
+
+
+def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-11) -> None:
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("options", MODES)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("n", [5, 45])
+def test_equals_the_formula_over_several_blocks_of_rows(
+    options: str, causal: bool, padded: bool, n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(modes, "_ROWS", 8)
+    monkeypatch.setattr(sums, "_RUN", 4)
+    module = make(options, Shape(2, 2, 47, 2, causal=causal))
+    x = tokens(2, n, 4)
+    mask = torch.rand(2, n) < 0.6 if padded else None
+    close(module(x, key_mask=mask), module.dense(x, key_mask=mask))
+
+
+@pytest.mark.parametrize("options", ["mode=local,window=3,factors=2", "mode=conv,kernel=5", "mode=simple"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("piece", [1, 128, 1 << 18], ids=["one by one", "two by two", "at once"])
+def test_what_lies_blocks_away_counts_without_a_bias(
+    options: str, causal: bool, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(tiling.TUNED, "aft.blocks", tiling.Tuned(piece))
+    module = make(options, Shape(1, 2, 150, 1, causal=causal))
+    x = tokens(1, 150, 2)
+    mask = torch.rand(1, 150) < 0.3
+    mask[:, 40:75] = False  # a whole block of padding
+    close(module(x, key_mask=mask), module.dense(x, key_mask=mask))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_without_biases_every_mode_is_simple(causal: bool) -> None:
+    shape = Shape(2, 2, 21, 3, causal=causal)
+    simple, x = make("mode=simple", shape), tokens(2, 21, 6)
+    for options in ("factors=0", "factors=2", "mode=local,window=4,factors=0", "mode=conv,kernel=3"):
+        module = make(options, shape)
+        same_projections(module, simple)
+        with torch.no_grad():
+            for name, parameter in module.named_parameters():
+                if name in ("w", "rows"):
+                    parameter.zero_()
+        close(module(x), simple(x))
+
+
+def test_one_channel_is_a_softmax_of_keys_plus_biases() -> None:
+    module, x = bare("factors=0", 12, 1), tokens(1, 12, 1)
+    weights = (x[0, :, 0] + module.w).softmax(-1)
+    close(module(x)[0], weights @ x[0])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_constant_added_to_a_row_of_biases_changes_nothing(causal: bool) -> None:
+    module, x = make("factors=0", Shape(1, 2, 11, 2, causal=causal)), tokens(1, 11, 4)
+    expected = module(x)
+    with torch.no_grad():
+        module.w += 50 * torch.randn(11, 1)
+    close(module(x), expected)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_conv_is_full_with_biases_in_a_band(causal: bool) -> None:
+    shape = Shape(2, 1, 70, 3, causal=causal)
+    conv, x = make("mode=conv,kernel=5", shape), tokens(2, 70, 3)
+    full = make("factors=0", shape)
+    same_projections(full, conv)
+    with torch.no_grad():
+        full.w.zero_()
+        for tap, distance in enumerate(range(-4, 1) if causal else range(-2, 3)):
+            full.w.diagonal(distance).copy_(conv.w[0, tap].expand(70 - abs(distance)))
+    close(conv(x), full(x))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_local_is_full_with_zero_beyond_the_window(causal: bool) -> None:
+    shape = Shape(2, 2, 70, 2, causal=causal)
+    local, x = make("mode=local,window=6,factors=3", shape), tokens(2, 70, 4)
+    full = make("factors=0", shape)
+    same_projections(full, local)
+    position = torch.arange(70)
+    with torch.no_grad():
+        band = (position[:, None] - position).abs() <= 6
+        full.w.copy_(torch.where(band, local.rows @ local.columns.T, 0.0))
+    close(local(x), full(x))
+
+
+def test_every_head_of_conv_has_biases_of_its_own() -> None:
+    module, x = make("mode=conv,kernel=3", Shape(1, 2, 9, 2)), tokens(1, 9, 4)
+    with torch.no_grad():
+        module.out.weight.copy_(torch.eye(4))
+        before = module(x)
+        module.w[1] += torch.tensor([0.0, 1.0, 2.0])
+    changed = (module(x) - before).abs().amax((0, 1)) > 1e-6
+    assert changed.tolist() == [False, False, True, True]
+
+
+# Exponents
+
+
+@pytest.mark.parametrize("options", ["factors=4", "mode=local,window=2,factors=4", "mode=simple", "mode=conv,kernel=3"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_keys_hundreds_apart_do_not_overflow_nor_vanish_in_float32(options: str, causal: bool) -> None:
+    module = bare(options, 90, 3, causal=causal).float()
+    x = torch.linspace(-300, 300, 90)[torch.randperm(90)][None, :, None] * torch.tensor([1.0, -1.0, 0.5])
+    x[0, -1] = 1000.0
+    close(module(x).double(), module.double().dense(x.double()), 1e-4)
+
+
+@pytest.mark.parametrize("options", ["mode=local,window=2,factors=0", "mode=conv,kernel=5"])
+def test_the_largest_key_may_be_biased_away(options: str) -> None:
+    """1 + (e^w - 1) would cancel: the far keys must be summed without the near ones."""
+    module = bare(options, 9, 1).float()
+    with torch.no_grad():
+        module.w.fill_(-60.0)
+    x = torch.randn(1, 9, 1)
+    x[0, 4] = 40.0
+    close(module(x).double(), module.double().dense(x.double()), 1e-5)
+
+
+def test_a_later_key_that_is_very_large_leaves_earlier_rows_bit_for_bit() -> None:
+    for options in ("factors=4", "mode=local,window=2,factors=4", "mode=simple", "mode=conv,kernel=3"):
+        module = bare(options, 40, 2, causal=True).float()
+        x = torch.randn(1, 40, 2)
+        before = module(x)
+        x[0, 30] = 1e4
+        assert torch.equal(module(x)[:, :30], before[:, :30])
+
+
+@pytest.mark.parametrize("options", MODES[:-1])
+def test_a_token_that_sees_no_key_gives_zero(options: str) -> None:
+    module = make(options, Shape(1, 2, 6, 2, causal=True))
+    mask = torch.tensor([[False, False, True, True, False, True]])
+    x = tokens(1, 6, 4).requires_grad_()
+    out = module(x, key_mask=mask)
+    assert torch.equal(out[0, :2], torch.zeros(2, 4, dtype=torch.float64))
+    out.sum().backward()
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+
+
+# Cost
+
+
+@pytest.mark.parametrize("options", ["mode=local,window=8,factors=4", "mode=conv", "mode=simple"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_other_modes_than_full_need_memory_in_proportion_to_the_length(options: str, causal: bool) -> None:
+    def peak(n: int) -> int:
+        module = build(f"aft:{options}", Shape(1, 1, n, 8, causal=causal))
+        x = torch.randn(1, n, 8, requires_grad=True)
+        bytes_ = peak_tensor_bytes(lambda: module(x).sum().backward())
+        assert bytes_ is not None
+        return bytes_
+
+    assert peak(1024) <= 4.2 * peak(256)
+
+
+def test_decoding_keeps_the_tokens_within_reach_and_one_sum() -> None:
+    module = make("mode=local,window=5,factors=2", Shape(1, 1, 30, 2, causal=True))
+    state = module.begin(tokens(1, 20, 2))
+    for _ in range(8):
+        _, state = module.step(state, tokens(1, 1, 2))
+    assert isinstance(state, Recent)
+    assert state.k.shape == (1, 5, 2)
+    assert state.log.shape == (1, 1, 2)
+    assert make("mode=simple", Shape(1, 1, 30, 2, causal=True)).begin(tokens(1, 20, 2)).k.numel() == 0
+
+
+# Refusals
+
+
+def test_options_of_another_mode_are_refused() -> None:
+    for options, mode in (("window=3", "local"), ("kernel=3", "conv"), ("mode=simple,factors=3", "full or local")):
+        with pytest.raises(UsageError, match=f"belongs to mode={mode}"):
+            build(f"aft:{options}", Shape())
+
+
+def test_an_even_kernel_has_no_centre() -> None:
+    with pytest.raises(UsageError, match="kernel=4 must be odd"):
+        build("aft:mode=conv,kernel=4", Shape())
+    build("aft:mode=conv,kernel=4", Shape(causal=True))
+
+
+def test_biases_limit_the_length_where_they_belong_to_positions() -> None:
+    for options in ("factors=2", "mode=local,factors=2"):
+        with pytest.raises(Unsupported, match="at most 6"):
+            make(options, Shape(1, 2, 6, 2))(tokens(1, 7, 4))
+    assert make("mode=conv", Shape(1, 2, 6, 2))(tokens(1, 9, 4)).isfinite().all()
+    full = make("factors=2", Shape(1, 2, 6, 2, causal=True))
+    with pytest.raises(Unsupported, match="at most 6"):
+        full.step(full.begin(tokens(1, 6, 4)), tokens(1, 1, 4))
+
+
+@pytest.mark.parametrize("options", ["factors=64", "factors=0", "mode=conv,kernel=99"])
+def test_biases_are_drawn_with_variance_one(options: str) -> None:
+    module = make(options, Shape(1, 16, 200, 4))
+    with torch.no_grad():
+        biases = module.rows @ module.columns.mT if options == "factors=64" else module.w
+    assert biases.var().item() == pytest.approx(1, rel=0.2)

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnbench.catalogue.attention.selection.clustered import Clustered
+from attnbench.catalogue.build import build
+from attnbench.contract.problem.reference import exact_attention, relative_error
+from attnbench.contract.problem.shape import Shape
+from attnbench.contract.variant import VARIANTS
+from attnbench.errors import Unsupported
+from attnbench.measure.memory import peak_tensor_bytes
+
+B, H, D = 2, 3, 6
+
+
+def draw(N: int, M: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.randn(B, H, N, D, dtype=torch.float64), *torch.randn(2, B, H, M or N, D, dtype=torch.float64)
+
+
+def clustered(options: str, N: int, M: int | None = None, seed: int = 1) -> Clustered:
+    module = build(f"clustered:{options}" if options else "clustered", Shape(B, H, N, D, M), seed=seed).double()
+    assert isinstance(module, Clustered)
+    return module
+
+
+def close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, atol=1e-11, rtol=1e-11)
+
+
+def lloyd(codes: list[list[int]], clusters: int, iterations: int) -> list[int]:
+    """Lists of bits to clusters, in plain Python."""
+    n = len(codes)
+    count = min(clusters, n)
+    centroids = [codes[j * n // count] for j in range(count)]
+    nearest: list[int] = []
+    for _ in range(iterations):
+        apart = [[sum(x != y for x, y in zip(code, c, strict=True)) for c in centroids] for code in codes]
+        nearest = [row.index(min(row)) for row in apart]
+        for c in range(count):
+            members = [code for code, home in zip(codes, nearest, strict=True) if home == c]
+            if members:
+                centroids[c] = [int(2 * sum(bits) >= len(members)) for bits in zip(*members, strict=True)]
+    return nearest
+
+
+@pytest.mark.parametrize("options", ["clusters=5,bits=7,iterations=4", "clusters=1", "clusters=64,bits=3", "bits=64"])
+@pytest.mark.parametrize("N", [1, 40])
+def test_clusters_are_those_of_lloyd_in_hamming_distance(options: str, N: int) -> None:
+    q, _, _ = draw(N)
+    module = clustered(options, N)
+    found = module.assign(q.flatten(0, 1))
+    for head, x in zip(found, q.flatten(0, 1), strict=True):
+        codes = (x @ module.directions > 0).int().tolist()
+        assert head.tolist() == lloyd(codes, module.clusters, module.iterations)
+
+
+@pytest.mark.parametrize("options", ["clusters=5,bits=7", "clusters=5,bits=7,improved=4", "clusters=1,improved=2"])
+@pytest.mark.parametrize("M", [None, 13])
+def test_members_of_a_cluster_share_the_weights_of_their_mean(options: str, M: int | None) -> None:
+    q, k, v = draw(20, M)
+    module = clustered(options, 20, M)
+    out = torch.zeros_like(q)
+    for b in range(B):
+        for h, cluster in enumerate(module.assign(q[b])):
+            for i in range(20):
+                mean = q[b, h, cluster == cluster[i]].mean(0)
+                weights = (k[b, h] @ mean / D**0.5).softmax(0)
+                if module.improved:
+                    top = weights.sort(descending=True).indices[: module.improved]
+                    weights[top] = weights[top].sum() * (k[b, h, top] @ q[b, h, i] / D**0.5).softmax(0)
+                out[b, h, i] = weights @ v[b, h]
+    close(module(q, k, v), out)
+    close(module.dense(q, k, v), out)
+
+
+def test_recomputing_all_keys_is_exact_attention() -> None:
+    q, k, v = draw(70, 30)
+    for keys in (30, 1000):
+        close(clustered(f"clusters=3,improved={keys}", 70, 30)(q, k, v), exact_attention(q, k, v))
+
+
+def test_a_cluster_for_every_query_is_exact_attention() -> None:
+    q, k, v = draw(12)
+    module = clustered("clusters=12,bits=64", 12)
+    assert all(len(set(head.tolist())) == 12 for head in module.assign(q.flatten(0, 1)))
+    close(module(q, k, v), exact_attention(q, k, v))
+
+
+def test_equal_queries_are_in_one_cluster_and_lose_nothing() -> None:
+    _, k, v = draw(30)
+    q = torch.randn(B, H, 3, D, dtype=torch.float64).repeat(1, 1, 10, 1)
+    close(clustered("clusters=30,bits=64", 30)(q, k, v), exact_attention(q, k, v))
+
+
+def test_the_error_falls_with_clusters_and_further_when_the_largest_weights_are_recomputed() -> None:
+    q, k, v = draw(64)
+    exact = exact_attention(2 * q, k, v)
+
+    def error(options: str) -> float:
+        return sum(relative_error(clustered(options, 64, seed=s)(2 * q, k, v), exact) for s in range(3)) / 3
+
+    plain = [error(f"clusters={c}") for c in (2, 8, 32)]
+    better = [error(f"clusters=8,improved={keys}") for keys in (2, 8, 32)]
+    assert plain[0] > plain[1] > plain[2]
+    assert plain[1] > better[0] > better[1] > better[2]
+
+
+@pytest.mark.parametrize("option", ["clusters=3", "bits=3", "iterations=1", "improved=2"])
+def test_every_option_decides_the_output(option: str) -> None:
+    q, k, v = draw(40)
+    options = {"clusters": "6", "bits": "8", "iterations": "5"}
+    before = clustered(",".join(f"{key}={value}" for key, value in options.items()), 40)(q, k, v)
+    name, _, value = option.partition("=")
+    after = clustered(",".join(f"{key}={text}" for key, text in {**options, name: value}.items()), 40)(q, k, v)
+    assert float((after - before).abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_memory_grows_no_faster_than_the_sequence_where_improved(backward: bool) -> None:
+    def peak(N: int) -> int:
+        module = build("clustered:iterations=2,clusters=16,improved=8", Shape(1, 1, N, 16))
+        q, k, v = (torch.randn(1, 1, N, 16, requires_grad=backward) for _ in range(3))
+        bytes_ = peak_tensor_bytes(lambda: module(q, k, v).sum().backward() if backward else module(q, k, v))
+        assert bytes_ is not None
+        return bytes_
+
+    assert peak(4096) < 4.2 * peak(1024)
+
+
+def test_causal_attention_is_refused() -> None:
+    with pytest.raises(Unsupported, match="holds later queries"):
+        build("clustered", Shape(1, 1, 8, 8, causal=True))
+    assert VARIANTS.get("clustered").traits.target == "softmax"

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnbench.catalogue.attention.recurrence.delta import Delta, delta_rule
+from attnbench.contract.problem.shape import Shape
+
+SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=4)
+CAUSAL = Shape(batch=2, heads=3, seq_len=23, head_dim=4, causal=True)
+both = pytest.mark.parametrize("shape", [SHAPE, CAUSAL], ids=["all", "causal"])
+HOLES = torch.arange(23) % 5 != torch.tensor([[1], [3]])
+
+
+def close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-11)
+
+
+def tokens(shape: Shape) -> Tensor:
+    return torch.randn(shape.B, shape.N, shape.C, dtype=torch.float64)
+
+
+def draw(N: int, D: int = 4, E: int = 5) -> tuple[Tensor, ...]:
+    q, k = (torch.nn.functional.normalize(torch.randn(2, N, D, dtype=torch.float64), dim=-1) for _ in range(2))
+    return q, k, torch.randn(2, N, E, dtype=torch.float64), torch.rand(2, N, dtype=torch.float64)
+
+
+@both
+@pytest.mark.parametrize("chunk", [1, 2, 7, 22, 23, 64])
+def test_equals_the_recurrence_for_every_chunk(shape: Shape, chunk: int) -> None:
+    module, x = Delta(shape, chunk=chunk).double(), tokens(shape)
+    for key_mask in (None, HOLES):
+        close(module(x, key_mask=key_mask), module.dense(x, key_mask=key_mask))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("chunk", [1, 4, 19])
+def test_the_rule_is_the_product_of_householder_like_matrices(strict: bool, chunk: int) -> None:
+    q, k, v, beta = draw(19)
+    out, last = delta_rule(q, k, v, beta, chunk=chunk, strict=strict)
+    for t in range(19):
+        stop = t if strict else t + 1
+        expected = torch.zeros(2, 5, dtype=torch.float64)
+        for j in range(stop):  # o_t = Σ_j β_j v_j (k_jᵀ A_{j+1} ... A_t q), A = I - β k kᵀ
+            reader = q[:, t]
+            for s in range(stop - 1, j, -1):
+                reader = reader - beta[:, s, None] * k[:, s] * (k[:, s] * reader).sum(-1, keepdim=True)
+            expected += (beta[:, j] * (k[:, j] * reader).sum(-1))[:, None] * v[:, j]
+        close(out[:, t], expected)
+    assert last.shape == (2, 4, 5)
+
+
+def test_a_key_that_comes_again_is_overwritten() -> None:
+    _, k, v, beta = draw(6)
+    k[:, 5] = k[:, 2]
+    beta[:, 5] = 1.0
+    out, last = delta_rule(k, k, v, beta, chunk=4)
+    close(out[:, 5], v[:, 5])
+    close((last.mT @ k[:, 5, :, None])[..., 0], v[:, 5])
+
+
+def test_orthogonal_keys_are_all_remembered() -> None:
+    q, _, v, beta = draw(4, D=4)
+    k = torch.eye(4, dtype=torch.float64).expand(2, 4, 4)
+    _, last = delta_rule(q, k, v, torch.ones_like(beta), chunk=3)
+    close(last, v)
+
+
+def test_the_mixer_is_silu_norm_rule_norm_and_projection() -> None:
+    module, x = Delta(CAUSAL, chunk=5).double(), tokens(CAUSAL)
+    torch.nn.init.uniform_(module.norm.weight)
+    p = {name: parameter.detach() for name, parameter in module.named_parameters()}
+    q, k, v = (x @ weight.T for weight in p["qkv.weight"].split(12))
+    q, k = q * torch.sigmoid(q), k * torch.sigmoid(k)
+    beta = torch.sigmoid(x @ p["beta.weight"].T)
+    rows = torch.zeros(2, 23, 12, dtype=torch.float64)
+    for h in range(3):
+        own = slice(4 * h, 4 * h + 4)
+        state = torch.zeros(2, 4, 4, dtype=torch.float64)  # values in rows, keys in columns, as in the papers
+        for t in range(23):
+            key = k[:, t, own] / k[:, t, own].square().sum(-1, keepdim=True).sqrt()
+            query = q[:, t, own] / q[:, t, own].square().sum(-1, keepdim=True).sqrt()
+            old = state @ key[:, :, None]
+            state = state + beta[:, t, h, None, None] * (v[:, t, own, None] - old) * key[:, None]
+            y = (state @ query[:, :, None])[..., 0]
+            rows[:, t, own] = y / (y.square().mean(-1, keepdim=True) + 1e-6).sqrt() * p["norm.weight"]
+    close(module(x), rows @ p["out.weight"].T)
+
+
+def test_a_long_sequence_of_alike_keys_stays_bounded_in_float32() -> None:
+    q, k, v, beta = (x.float() for x in draw(1024))
+    k = torch.nn.functional.normalize(k + 3, dim=-1)
+    out, _ = delta_rule(q, k, v, torch.ones_like(beta), chunk=64)
+    exact, _ = delta_rule(*(x.double() for x in (q, k, v, torch.ones_like(beta))), chunk=1)
+    torch.testing.assert_close(out.double(), exact, rtol=1e-3, atol=1e-3)
+
+
+# Several steps for a token
+
+
+STEPS = pytest.mark.parametrize(("steps", "negative"), [(2, True), (3, False), (1, True)])
+
+
+@both
+@STEPS
+@pytest.mark.parametrize("chunk", [1, 5, 64])
+@pytest.mark.parametrize("decay", [False, True])
+def test_a_token_makes_its_steps_one_after_the_other(
+    shape: Shape, steps: int, negative: bool, chunk: int, decay: bool
+) -> None:
+    module, x = Delta(shape, steps=steps, negative=negative, decay=decay, chunk=chunk).double(), tokens(shape)
+    p = {name: parameter.detach() for name, parameter in module.named_parameters()}
+    columns, rates = (x @ p[name].T for name in ("qkv.weight", "beta.weight"))
+    rates = (2 if negative else 1) / (1 + torch.exp(-rates))
+
+    def unit(y: Tensor) -> Tensor:
+        y = y / (1 + torch.exp(-y))
+        return y / y.square().sum(-1, keepdim=True).sqrt()
+
+    out = torch.zeros(2, 23, 12, dtype=torch.float64)
+    for h in range(3):
+        for order, reads_itself in ((range(23), True), (range(22, -1, -1), False)):
+            state = torch.zeros(2, 4, 4, dtype=torch.float64)  # values in rows, keys in columns, as in the papers
+            for t in order:
+                if decay:
+                    logit = x[:, t] @ p["fading.weight"][h] + p["step_bias"][h]
+                    state = state * torch.exp(-p["log_A"][h].exp() * torch.log1p(torch.exp(logit)))[:, None, None]
+                before = state
+                for j in range(steps):
+                    k, v = (columns[:, t, 12 * (1 + i * steps + j) + 4 * h :][:, :4] for i in range(2))
+                    k, rate = unit(k), rates[:, t, 3 * j + h, None, None]
+                    householder = torch.eye(4, dtype=torch.float64) - rate * k[:, :, None] * k[:, None]
+                    state = state @ householder + rate * v[:, :, None] * k[:, None]
+                if reads_itself or not shape.causal:
+                    q = unit(columns[:, t, 4 * h : 4 * h + 4])
+                    out[:, t, 4 * h : 4 * h + 4] += ((state if reads_itself else before) @ q[..., None])[..., 0]
+    y = out.view(2, 23, 3, 4)
+    y = y / (y.square().mean(-1, keepdim=True) + 1e-6).sqrt() * p["norm.weight"]
+    close(module(x), y.flatten(2) @ p["out.weight"].T)
+
+
+def test_a_rate_of_two_turns_what_stood_there_round() -> None:
+    _, k, v, beta = draw(2)
+    k[:, 1], v[:, 1] = k[:, 0], 0.0
+    _, last = delta_rule(k, k, v, torch.tensor([1.0, 2.0], dtype=torch.float64).expand_as(beta), chunk=2)
+    close((last.mT @ k[:, 0, :, None])[..., 0], -v[:, 0])

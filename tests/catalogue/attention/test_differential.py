@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnbench.catalogue.attention.kernel.differential import Differential
+from attnbench.catalogue.build import build
+from attnbench.contract.problem.reference import exact_attention
+from attnbench.contract.problem.shape import Shape
+from attnbench.errors import Unsupported
+from attnbench.measure.flops import count
+from attnbench.measure.memory import peak_tensor_bytes
+
+SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=6)
+CAUSAL = Shape(batch=2, heads=3, seq_len=23, head_dim=6, causal=True)
+both = pytest.mark.parametrize("shape", [SHAPE, CAUSAL], ids=["all", "causal"])
+
+
+def make(shape: Shape, **options: float | bool) -> Differential:
+    module = build("differential", shape, **options).double()
+    assert isinstance(module, Differential)
+    with torch.no_grad():
+        module.of_lambda.normal_()
+        if module.scale is not None:
+            module.scale.normal_()
+    return module
+
+
+def qkv(shape: Shape) -> list[Tensor]:
+    return [torch.randn(shape.B, shape.H, n, shape.D, dtype=torch.float64) for n in (shape.N, shape.M, shape.M)]
+
+
+def close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-11)
+
+
+def by_hand(module: Differential, q: Tensor, k: Tensor, v: Tensor, causal: bool, start: float) -> Tensor:
+    """One query after the other, with the weights of both maps in plain sums."""
+    out = torch.zeros(*q.shape[:3], v.shape[3], dtype=torch.float64)
+    a, b, c, d = module.of_lambda.detach()
+    weight = float(torch.exp((a * b).sum()) - torch.exp((c * d).sum())) + start
+    for at in ((b, h, i) for b in range(2) for h in range(3) for i in range(23)):
+        rows = []
+        for channels in (slice(0, 3), slice(3, 6)):
+            seen = range(at[2] + 1 if causal else 23)
+            e = torch.stack([(q[at][channels] @ k[at[0], at[1], j, channels] / 3**0.5).exp() for j in seen])
+            rows.append(e / e.sum())
+        y = (rows[0] - weight * rows[1]) @ v[at[0], at[1], : len(rows[0])]
+        if module.scale is not None:
+            y = y / (y @ y / 6 + 1e-5).sqrt() * module.scale.detach() * (1 - start)
+        out[at] = y
+    return out
+
+
+@both
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("start", [0.0, 0.8])
+def test_the_second_map_is_taken_off_the_first(shape: Shape, norm: bool, start: float) -> None:
+    module, inputs = make(shape, norm=norm, lambda_init=start), qkv(shape)
+    close(module(*inputs).detach(), by_hand(module, *inputs, shape.causal, start))
+
+
+@both
+def test_without_the_second_map_it_is_softmax_attention_of_half_the_channels(shape: Shape) -> None:
+    module, (q, k, v) = make(shape, norm=False, lambda_init=0.0), qkv(shape)
+    with torch.no_grad():
+        module.of_lambda[2:] = module.of_lambda[:2]
+    close(module(q, k, v).detach(), exact_attention(q[..., :3], k[..., :3], v, causal=shape.causal))
+
+
+def test_rows_sum_to_one_minus_lambda() -> None:
+    module, (q, k, v) = make(SHAPE, norm=False, lambda_init=0.3), qkv(SHAPE)
+    a, b, c, d = module.of_lambda.detach()
+    left = 1 - float((a @ b).exp() - (c @ d).exp() + 0.3)
+    close(module(q, k, torch.ones_like(v)).detach(), torch.full_like(v, left))
+
+
+def test_lambda_starts_near_the_option() -> None:
+    module = build("differential", Shape(2, 2, 9, 64), lambda_init=0.2)
+    assert isinstance(module, Differential)
+    a, b, c, d = module.of_lambda.detach()
+    assert abs(float((a @ b).exp() - (c @ d).exp())) < 0.5
+    assert 0.05 < float(module.of_lambda.detach().std()) < 0.15
+
+
+def test_heads_that_share_keys_read_those_of_their_group() -> None:
+    shape = replace(CAUSAL, heads=6, kv_heads=3)
+    module, (q, k, v) = make(shape), qkv(shape)
+    k, v = k[:, :3], v[:, :3]
+    twice = (x.repeat_interleave(2, 1) for x in (k, v))
+    alone = make(replace(CAUSAL, heads=6))
+    alone.load_state_dict(module.state_dict())
+    close(module(q, k, v), alone(q, *twice))
+
+
+def test_memory_and_products_are_those_of_two_fused_calls() -> None:
+    def products(name: str, n: int) -> int:
+        module, shape = build(name, Shape(1, 1, n, 64)), (1, 1, n, 64)
+        inputs = [torch.randn(shape) for _ in range(3)]
+        with torch.inference_mode():
+            found = count(lambda: module(*inputs)).matmul_flops
+        assert found
+        return found
+
+    assert products("differential", 256) == 2 * products("sdpa", 256)
+    peaks = []
+    for n in (1024, 4096):
+        module, inputs = build("differential", Shape(1, 1, n, 8)), [torch.randn(1, 1, n, 8) for _ in range(3)]
+        with torch.inference_mode():
+            peaks.append(peak_tensor_bytes(lambda: module(*inputs)) or 0)  # noqa: B023  # called at once
+    assert peaks[1] < 4.3 * peaks[0]
+
+
+def test_an_odd_width_has_no_halves() -> None:
+    with pytest.raises(Unsupported, match="head_dim 7 must be even"):
+        build("differential", Shape(1, 2, 9, 7))

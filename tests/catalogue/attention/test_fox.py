@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnbench.catalogue.attention.kernel.fox import ForgettingAttention, forgetful, forgetful_both_ways
+from attnbench.catalogue.build import build
+from attnbench.contract.problem.position_bias import Alibi
+from attnbench.contract.problem.reference import exact_attention
+from attnbench.contract.problem.shape import Shape
+
+SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=4)
+CAUSAL = Shape(batch=2, heads=3, seq_len=23, head_dim=4, causal=True)
+both = pytest.mark.parametrize("shape", [SHAPE, CAUSAL], ids=["all", "causal"])
+HOLES = torch.arange(23) % 5 != torch.tensor([[1], [3]])
+
+
+def make(shape: Shape, chunk: int | None = None) -> ForgettingAttention:
+    module = build("fox", shape, chunk=chunk).double()
+    assert isinstance(module, ForgettingAttention)
+    with torch.no_grad():
+        module.forget.weight.normal_()
+        module.forget.bias.normal_()
+    return module
+
+
+def tokens(shape: Shape) -> Tensor:
+    return torch.randn(shape.B, shape.N, shape.C, dtype=torch.float64)
+
+
+def close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-11)
+
+
+def heads_of(module: ForgettingAttention, x: Tensor) -> list[Tensor]:
+    """q, k and v ``(B, H, N, 4)`` by the weights of the projection."""
+    q, k, v = (x @ weight.T for weight in module.qkv.weight.detach().split(12))
+    return [part.unflatten(-1, (3, 4)).transpose(1, 2) for part in (q, k, v)]
+
+
+def by_hand(module: ForgettingAttention, x: Tensor, causal: bool, real: Tensor) -> Tensor:
+    """Token by token and gate by gate: a state of logits that every gate lowers before its token asks."""
+    q, k, v = heads_of(module, x)
+    gates = torch.sigmoid(x @ module.forget.weight.detach().T + module.forget.bias.detach())
+    rows = torch.zeros(2, 3, 23, 4, dtype=torch.float64)
+    for b in range(2):
+        for h in range(3):
+            for i in range(23):
+                logits, seen = [], []
+                for j in range(i + 1 if causal else 23):
+                    if not real[b, j]:
+                        continue
+                    share = 1.0
+                    for between in range(min(i, j) + 1, max(i, j) + 1):
+                        share *= float(gates[b, between, h]) if real[b, between] else 1.0
+                    logits.append(q[b, h, i] @ k[b, h, j] / 2 + torch.tensor(share, dtype=torch.float64).log())
+                    seen.append(j)
+                if seen:
+                    rows[b, h, i] = torch.stack(logits).softmax(0) @ v[b, h, seen]
+    return rows.transpose(1, 2).flatten(2) @ module.out.weight.detach().T
+
+
+@both
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_key_fades_by_every_gate_after_it_and_not_by_its_own(shape: Shape, padded: bool) -> None:
+    module, x = make(shape), tokens(shape)
+    real = HOLES if padded else torch.ones(2, 23, dtype=torch.bool)
+    x = x.masked_fill(~real[..., None], 0.0)
+    out = module(x, key_mask=real if padded else None).detach()
+    close(out[real], by_hand(module, x, shape.causal, real)[real])
+
+
+@both
+def test_gates_that_keep_all_leave_softmax_attention(shape: Shape) -> None:
+    module, x = make(shape), tokens(shape)
+    with torch.no_grad():
+        module.forget.weight.zero_()
+        module.forget.bias.fill_(40.0)
+    y = exact_attention(*heads_of(module, x), causal=shape.causal)
+    close(module(x).detach(), y.transpose(1, 2).flatten(2) @ module.out.weight.detach().T)
+
+
+def test_one_gate_for_all_tokens_is_alibi_with_the_slope_of_its_logarithm() -> None:
+    module, x = make(CAUSAL), tokens(CAUSAL)
+    alibi = Alibi(CAUSAL)
+    slopes = -alibi.along(torch.tensor([-1]), torch.float64)[:, 0]
+    with torch.no_grad():
+        module.forget.weight.zero_()
+        module.forget.bias.copy_(torch.logit(torch.exp(-slopes)))
+    y = exact_attention(*heads_of(module, x), causal=True, bias=alibi)
+    close(module(x).detach(), y.transpose(1, 2).flatten(2) @ module.out.weight.detach().T)
+
+
+@pytest.mark.parametrize("score", [forgetful, forgetful_both_ways])
+def test_what_follows_a_strong_gate_keeps_its_digits(score: object) -> None:
+    # Between -1e6 and what a gate of 0.999 takes off lie nine digits; float32 has seven.
+    log_f = torch.full((1, 40), -1e-3, dtype=torch.float64)
+    log_f[:, 5] = -1e6
+    total = log_f.cumsum(-1)
+    nothing, each = torch.zeros(1, 40, 2), total[..., None]
+    assert callable(score)
+    found = score(nothing, nothing, each, each)
+    expected = total[:, :, None] - total[:, None]
+    expected = expected if score is forgetful else -expected.abs()
+    torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=2e-8)
+
+
+@both
+def test_gates_learn_as_exactly_as_from_the_formula_however_many_tokens_there_are(shape: Shape) -> None:
+    # If all is added up in float32 on the way, it is 40 times as far off as the formula, and more with more tokens.
+    errors = torch.zeros(2, dtype=torch.float64)
+    for seed in range(6):
+        single = build("fox", replace(shape, batch=1, heads=1, seq_len=512), seed=seed)
+        double = copy.deepcopy(single).double()
+        assert isinstance(single, ForgettingAttention)
+        assert isinstance(double, ForgettingAttention)
+        x, direction = torch.randn(2, 1, 512, 4, generator=torch.Generator().manual_seed(seed))
+        exact = slope(double, double.dense(x.double()), direction)
+        errors += torch.stack([(slope(single, y, direction) - exact).square() for y in (single(x), single.dense(x))])
+    assert errors[0] < 6**2 * errors[1]
+
+
+def slope(module: ForgettingAttention, y: Tensor, direction: Tensor) -> Tensor:
+    """The gradient of the bias of the gates."""
+    return torch.autograd.grad((y * direction).sum(), module.forget.bias)[0].double()[0]
+
+
+def test_decoding_keeps_one_sum_for_each_token_beside_the_cache() -> None:
+    module, x = make(CAUSAL), tokens(CAUSAL)
+    state = module.begin(x[:, :9])
+    assert state.cache.keys.shape == (2, 3, 9, 4)
+    assert state.totals.shape == (2, 3, 9)
+    log_f = torch.nn.functional.logsigmoid(module.forget(x[:, :9])).detach()
+    close(state.totals, log_f.cumsum(1).mT)
+    assert module.begin(x[:, :0]).totals.shape == (2, 3, 0)

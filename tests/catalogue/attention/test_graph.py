@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnbench.catalogue.attention.pattern.graph import Graph
+from attnbench.catalogue.build import build
+from attnbench.contract.problem.reference import masked_attention
+from attnbench.contract.problem.shape import Shape
+from attnbench.errors import Unsupported
+
+SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=4)
+CAUSAL = Shape(batch=2, heads=3, seq_len=23, head_dim=4, causal=True)
+both = pytest.mark.parametrize("shape", [SHAPE, CAUSAL], ids=["all", "causal"])
+
+
+def make(shape: Shape, edges: int = 3, ring: int = 2) -> Graph:
+    module = build("graph", shape, edges=edges, ring=ring)
+    assert isinstance(module, Graph)
+    return module
+
+
+def qkv(n: int = 23) -> list[Tensor]:
+    return [torch.randn(2, 3, n, 4, dtype=torch.float64) for _ in range(3)]
+
+
+def close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-11, atol=1e-12)
+
+
+@both
+def test_without_random_edges_the_graph_is_a_ring(shape: Shape) -> None:
+    inputs, i = qkv(), torch.arange(23)
+    apart = (i[:, None] - i) % 23
+    allowed = (apart <= 2) | (apart >= 21)
+    close(make(shape, edges=0)(*inputs), masked_attention(*inputs, allowed.tril() if shape.causal else allowed))
+
+
+def test_each_token_has_its_own_random_neighbours_and_none_twice() -> None:
+    listed = make(SHAPE, edges=5, ring=1).neighbours
+    real = [row[row >= 0] for row in listed]
+    assert all(len(row) == len(row.unique()) for row in real)
+    assert all({(i - 1) % 23, i, (i + 1) % 23} <= set(row.tolist()) for i, row in enumerate(real))
+    assert len({tuple((row - i).tolist()) for i, row in enumerate(real)}) > 10
+    assert {len(row) for row in real} <= set(range(3, 9))
+
+
+def test_a_shorter_input_lacks_the_edges_to_what_is_not_there_and_a_longer_one_has_none() -> None:
+    module, inputs = make(SHAPE), qkv(11)
+    close(module(*inputs), module.dense(*inputs))
+    with pytest.raises(Unsupported, match="24 tokens, but the graph was drawn for at most 23"):
+        module(*qkv(24))

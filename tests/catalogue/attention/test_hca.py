@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnbench.catalogue.attention.selection.compressed.hca import HCA
+from attnbench.catalogue.build import build
+from attnbench.contract.problem.shape import Shape
+from attnbench.contract.spec import parse_spec
+from attnbench.errors import Unsupported, UsageError
+from attnbench.measure.memory import state_bytes
+from attnbench.measure.status import Status
+from attnbench.results.record import Record
+from attnbench.suite.cell import Cell
+
+F64 = torch.float64
+HOLES = torch.arange(23) % 9 != torch.tensor([[1], [3]])
+both = pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
+each_size = pytest.mark.parametrize(("run", "window"), [(4, 5), (1, 1), (3, 2), (7, 30), (40, 3)])
+
+
+def make(causal: bool, run: int = 4, window: int = 5, n: int = 23) -> HCA:
+    shape = Shape(batch=2, heads=3, seq_len=n, head_dim=6, causal=causal)
+    module = build("hca", shape, run=run, window=window, q_rank=5, rope_dim=4).double()
+    assert isinstance(module, HCA)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name in ("q_norm.weight", "kv_norm.weight", "entry_norm.weight", "places", "sink"):
+            weight = module.get_parameter(name)
+            weight += 0.5 * torch.randn(weight.shape, generator=generator, dtype=F64)
+    return module
+
+
+def close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-10)
+
+
+def tokens(n: int = 23) -> Tensor:
+    return torch.randn(2, n, 18, dtype=F64)
+
+
+def turned(vector: Tensor, place: int) -> Tensor:
+    """The last four channels in pairs, 2 with 4 and 3 with 5, by place · 1 and place / 100."""
+    out = vector.clone()
+    for i, theta in enumerate((1.0, 0.01)):
+        one, other, angle = vector[2 + i], vector[4 + i], place * theta
+        out[2 + i] = one * math.cos(angle) - other * math.sin(angle)
+        out[4 + i] = one * math.sin(angle) + other * math.cos(angle)
+    return out
+
+
+def normed(vector: Tensor) -> Tensor:
+    return vector / (vector @ vector / len(vector) + 1e-6).sqrt()
+
+
+@torch.no_grad()
+def by_hand(m: HCA, x: Tensor, real: Tensor | None = None) -> Tensor:
+    """Token by token and head by head: three heads of width 6."""
+    rows = []
+    for b, example in enumerate(x):
+        N = len(example)
+        there = [real is None or bool(real[b, j]) for j in range(N)]
+        near = [turned(normed(m.kv.weight @ one) * m.kv_norm.weight, j) for j, one in enumerate(example)]
+        entries = {}
+        for a in range(0, N - m.run + 1, m.run):
+            if all(there[a : a + m.run]):
+                both = torch.stack([m.entry.weight @ one for one in example[a : a + m.run]])
+                weights = (both[:, 6:] + m.places).softmax(0)  # of each channel, over the tokens
+                mean = sum(weights[j] * both[j, :6] for j in range(m.run))
+                entries[a] = turned(normed(mean) * m.entry_norm.weight, a)
+        for t, one in enumerate(example):
+            latent, heads = normed(m.q_down.weight @ one) * m.q_norm.weight, []
+            keys = [near[j] for j in range(N) if there[j] and abs(t - j) < m.window and (j <= t or not m.causal)]
+            keys += [entry for a, entry in entries.items() if a + m.run - 1 <= t or not m.causal]
+            for h in range(3):
+                q = turned(normed(m.q_up.weight[6 * h : 6 * h + 6] @ latent), t)
+                logits = torch.stack([*(q @ key / math.sqrt(6) for key in keys), m.sink[h]])
+                weights = logits.softmax(0)
+                read = sum((w * key for w, key in zip(weights, keys, strict=False)), torch.zeros(6, dtype=F64))
+                heads.append(turned(read, -t))
+            rows.append(m.out.weight @ torch.cat(heads))
+    return torch.stack(rows).view(*x.shape)
+
+
+@both
+@each_size
+@pytest.mark.parametrize("n", [1, 8, 23])
+def test_equals_one_softmax_over_near_tokens_entries_and_a_sink(causal: bool, run: int, window: int, n: int) -> None:
+    module, x = make(causal, run, window, n), tokens(n)
+    expected = by_hand(module, x)
+    close(module(x).detach(), expected)
+    close(module.dense(x).detach(), expected)
+
+
+@both
+@each_size
+def test_an_entry_with_a_padded_token_is_seen_by_nobody(causal: bool, run: int, window: int) -> None:
+    module, x, real = make(causal, run, window), tokens(), HOLES[..., None]
+    out = torch.where(real, module(torch.where(real, x, torch.nan), key_mask=HOLES), 0.0)
+    close(out.detach(), torch.where(real, by_hand(module, x, HOLES), 0.0))
+
+
+def test_an_entry_is_seen_once_its_run_is_closed_and_not_before() -> None:
+    module, x = make(True, run=4, window=1), tokens().requires_grad_()
+    out = module(x)
+    for t in range(23):
+        (grad,) = torch.autograd.grad(out[0, t].sum(), x, retain_graph=True)
+        reached = (grad[0].abs().amax(-1) > 0).nonzero()[:, 0].tolist()
+        closed = (t + 1) // 4 * 4
+        assert reached == sorted({*range(closed), t})
+
+
+def test_runs_of_one_token_are_attention_to_one_shared_key_that_is_its_value() -> None:
+    module, x = make(True, run=1, window=1), tokens()
+    with torch.no_grad():
+        module.sink.fill_(-torch.inf)
+        module.kv_norm.weight.zero_()
+    # Own tokens are zeros, whose logit of 0 still takes weight; entries are the tokens themselves, normed.
+    q, keys = module._queries(module._latent(x), 0), module._entries(module.entry(x), 0)
+    logits = (q @ keys[:, None].mT / 6**0.5).masked_fill(~torch.ones(23, 23).bool().tril(), -torch.inf)
+    weights = torch.cat([logits, torch.zeros(2, 3, 23, 1, dtype=F64)], -1).softmax(-1)[..., :-1]
+    close(module(x), module._joined(weights @ keys[:, None], 0))
+
+
+def test_what_is_read_depends_on_distances_alone() -> None:
+    module, x = make(True, run=4, window=5, n=40), tokens(12)
+    later = torch.cat([tokens(8).zero_(), x], 1)
+    mask = torch.arange(20) >= torch.tensor([[8], [8]])
+    close(module(later, key_mask=mask)[:, 8:], module(x))
+
+
+def test_a_token_costs_its_part_of_an_entry() -> None:
+    shape = Shape(batch=1, heads=4, head_dim=8, seq_len=64, causal=True)
+    row = Record.of(Cell("x", "s", parse_spec("hca:run=16,window=8"), shape, level="layer"), Status.OK)
+    assert (row.kv_bytes_per_token, row.density) == (2, None)
+    short, long = (
+        state_bytes(build("hca:run=16,window=8", Shape(1, 4, n, 8, causal=True)).begin(torch.randn(1, n, 32)))
+        for n in (64, 128)
+    )
+    assert long - short == 64 * 2
+
+
+@pytest.mark.parametrize("rope_dim", [3, 8])
+def test_pairs_of_channels_must_fit_the_head(rope_dim: int) -> None:
+    with pytest.raises(UsageError, match=f"rope_dim={rope_dim} must be even and at most head_dim, 6"):
+        build("hca", Shape(seq_len=4, head_dim=6), rope_dim=rope_dim)
+    with pytest.raises(Unsupported, match="head_dim is 1"):
+        build("hca", Shape(seq_len=4, head_dim=1))

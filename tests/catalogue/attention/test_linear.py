@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnbench.catalogue.attention.kernel.linear import Linear
+from attnbench.catalogue.build import build
+from attnbench.catalogue.engines import tiling
+from attnbench.catalogue.engines.linear import all_keys
+from attnbench.contract.problem.shape import Shape
+from attnbench.errors import Unsupported, UsageError
+from attnbench.measure.memory import peak_tensor_bytes
+
+SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=8)
+CAUSAL = Shape(batch=2, heads=3, seq_len=23, head_dim=8, causal=True)
+both = pytest.mark.parametrize("shape", [SHAPE, CAUSAL], ids=["all", "causal"])
+
+
+def qkv(shape: Shape, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
+    sizes = ((shape.N, shape.D), (shape.M, shape.D), (shape.M, shape.D))
+    return tuple(torch.randn(shape.B, shape.H, *size, dtype=dtype) for size in sizes)
+
+
+def phi(x: Tensor) -> Tensor:
+    return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
+
+
+def dense(q: Tensor, k: Tensor, v: Tensor, causal: bool, key_mask: Tensor | None = None) -> Tensor:
+    weights = phi(q) @ phi(k).mT
+    if causal:
+        weights = weights.tril()
+    if key_mask is not None:
+        weights = weights * key_mask[:, None, None]
+    total = weights.sum(-1, keepdim=True)
+    return weights @ v / total.masked_fill(total == 0, 1.0)
+
+
+def mask() -> Tensor:
+    real = torch.ones(2, 23, dtype=torch.bool)
+    real[0, -5:] = False
+    real[0, 7] = False
+    real[1, :4] = False
+    return real
+
+
+@both
+@pytest.mark.parametrize("chunk", [1, 2, 7, 8, 22, 23, 24, None])
+def test_equals_the_dense_formula_for_every_chunk(shape: Shape, chunk: int | None) -> None:
+    model = Linear(shape, chunk=chunk)
+    q, k, v = qkv(shape)
+    for key_mask in (None, mask()):
+        expected = dense(q, k, v, shape.causal, key_mask)
+        assert torch.allclose(model(q, k, v, key_mask=key_mask), expected, atol=1e-13)
+
+
+@both
+def test_rows_sum_to_one_even_where_features_are_tiny(shape: Shape) -> None:
+    q, k, v = qkv(shape, torch.float32)
+    for shift in (0.0, -20.0, -40.0):  # elu + 1 in float32 is 0 below -17, and 1e-6 in a denominator would win at -20
+        out = Linear(shape)(q + shift, k + shift, torch.ones_like(v))
+        assert torch.allclose(out, torch.ones_like(v), atol=1e-5)
+
+
+def test_tiny_features_keep_their_digits() -> None:
+    q, k, v = qkv(SHAPE)
+    q, k = q - 12, k - 12
+    out = Linear(SHAPE)(q.float(), k.float(), v.float())
+    assert torch.allclose(out.double(), dense(q, k, v, False), atol=1e-4)
+
+
+def test_groups_cover_each_pair_once() -> None:
+    x = torch.empty(4, 6, 0)
+    for elements in (1, 2**17, 2**18, 2**19, 2**22):
+        met = torch.zeros(4, 6)
+        for batch, heads in tiling.head_groups(x, elements):
+            part = met[batch, heads]
+            part += 1
+            assert part.numel() * elements <= 2**19 or part.numel() == 1
+        assert (met == 1).all()
+
+
+@both
+@pytest.mark.parametrize("backward", [False, True])
+def test_memory_is_linear_and_close_to_that_of_inputs_and_outputs(shape: Shape, backward: bool) -> None:
+    def peak(N: int) -> int:
+        sized = Shape(batch=1, heads=2, seq_len=N, head_dim=16, causal=shape.causal)
+        inputs = [x.requires_grad_(backward) for x in qkv(sized, torch.float32)]
+        model = Linear(sized, chunk=None if shape.causal else 512)
+
+        def call() -> object:
+            return torch.autograd.grad(model(*inputs).sum(), inputs) if backward else model(*inputs)
+
+        bytes_ = peak_tensor_bytes(call)
+        assert bytes_ is not None
+        return bytes_
+
+    short, long = peak(1024), peak(4096)
+    assert long <= 4.2 * short
+    growth = (long - short) / (2 * 3072 * 16 * 4)
+    assert growth < (3.6 if backward else 1.2)
+
+
+def test_a_tile_is_as_long_as_fits_and_few_heads_make_it_longer() -> None:
+    """Else a call costs more than its work; many heads are cut into groups of at least this many rows."""
+    most = 2 * tiling.budget("linear.features", torch.device("cpu"))
+    for heads, numbers, least in ((1, 192, 512), (8, 192, 512), (8, 384, 256), (2**16, 192, 512), (2**16, 1152, 256)):
+        rows = all_keys._rows(torch.empty(1, heads, 1, 64), numbers)
+        assert rows == least or most / 2 < rows * heads * numbers <= most
+        assert rows % 64 == 0
+        assert rows >= least
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of torch's compiler itself
+@pytest.mark.parametrize("name", ["linear", pytest.param("performer", marks=pytest.mark.slow)])
+def test_a_training_step_of_several_tiles_compiles_without_a_graph_break(name: str) -> None:
+    model = build(f"{name}:chunk=16", SHAPE)
+    inputs = [x.requires_grad_() for x in qkv(SHAPE, torch.float32)]
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    found, expected = (torch.autograd.grad(run(*inputs).square().sum(), inputs) for run in (compiled, model))
+    for grad, plain in zip(found, expected, strict=True):
+        assert torch.allclose(grad, plain, atol=1e-5)
+
+
+# Rotary positions
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_rotary_positions_turn_the_numerator_by_the_distance_and_leave_the_denominator(causal: bool) -> None:
+    shape = Shape(batch=1, heads=1, seq_len=9, head_dim=2, causal=causal)
+    q, k, v = (torch.randn(1, 1, 9, 2, dtype=torch.float64) for _ in range(3))
+    out = Linear(shape, rotary=True, chunk=4)(q, k, v)
+    phi_q, phi_k = (torch.nn.functional.elu(x[0, 0]) + 1 for x in (q, k))
+    for i in range(9):
+        seen = range(i + 1 if causal else 9)
+        above, below = torch.zeros(2, dtype=torch.float64), 0.0
+        for j in seen:
+            turn = torch.tensor(float(i - j), dtype=torch.float64)  # two channels: a radian per token
+            cos, sin = turn.cos(), turn.sin()
+            plain, crossed = phi_q[i] @ phi_k[j], phi_q[i, 0] * phi_k[j, 1] - phi_q[i, 1] * phi_k[j, 0]
+            above = above + (plain * cos + crossed * sin) * v[0, 0, j]
+            below = below + float(plain)
+        torch.testing.assert_close(out[0, 0, i], above / below, rtol=1e-10, atol=1e-11)
+
+
+def test_what_rotary_positions_weigh_depends_on_the_distance_alone() -> None:
+    shape = Shape(batch=1, heads=1, seq_len=12, head_dim=6)
+    q, k = (torch.randn(1, 1, 1, 6, dtype=torch.float64).expand(1, 1, 12, 6) for _ in range(2))
+    module = Linear(shape, rotary=True)
+    v = torch.eye(12, dtype=torch.float64)[None, None]
+    weights = module(q, k, v)[0, 0]
+    for apart in range(-11, 12):
+        line = weights.diagonal(apart)
+        torch.testing.assert_close(line, line[:1].expand_as(line))
+
+
+def test_rotary_positions_need_pairs_of_channels_and_no_fused_kernel() -> None:
+    with pytest.raises(Unsupported, match="head_dim 3 must be even"):
+        Linear(Shape(head_dim=3), rotary=True)
+    with pytest.raises(UsageError, match="rotary belongs to form=torch"):
+        Linear(Shape(), rotary=True, form="triton")

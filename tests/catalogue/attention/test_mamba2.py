@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnbench.catalogue.attention.recurrence.mamba2 import Mamba2
+from attnbench.catalogue.attention.recurrence.ssd import SSD
+from attnbench.contract.problem.shape import Shape
+from attnbench.errors import Unsupported
+
+SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=4)
+CAUSAL = Shape(batch=2, heads=3, seq_len=23, head_dim=4, causal=True)
+both = pytest.mark.parametrize("shape", [SHAPE, CAUSAL], ids=["all", "causal"])
+
+
+def close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-11)
+
+
+def make(shape: Shape, *, chunk: int = 7, expand: int = 2, width: int = 4, groups: int = 1) -> Mamba2:
+    module = Mamba2(shape, state=5, chunk=chunk, expand=expand, width=width, groups=groups).double()
+    with torch.no_grad():
+        module.step_bias.add_(3)  # decays that matter over some tokens
+        module.skip.add_(torch.randn_like(module.skip))
+        torch.nn.init.uniform_(module.norm.weight)
+    return module
+
+
+def tokens(shape: Shape) -> Tensor:
+    return torch.randn(shape.B, shape.N, shape.C, dtype=torch.float64)
+
+
+def one_way(module: Mamba2, u: Tensor) -> Tensor:
+    """y of the paper's recurrence, token by token and head by head, ``(B, N, H·D)``."""
+    p = {name: parameter.detach() for name, parameter in module.named_parameters()}
+    inner, H, G, width = module.sizes[0], module.heads, module.groups, p["short.weight"].shape[1]
+    driving = u @ p["project.weight"][inner:].T
+    h, rows = torch.zeros(len(u), H, 5, inner // H, dtype=u.dtype), []
+    for t in range(u.shape[1]):
+        now = p["short.b"]
+        for s in range(min(width, t + 1)):
+            now = now + driving[:, t - s, : inner + 10 * G] * p["short.weight"][:, width - 1 - s]
+        now = now / (1 + torch.exp(-now))
+        x, ours = now[:, :inner].view(len(u), H, -1), now[:, inner:].view(len(u), 2, G, 5)
+        y = torch.zeros_like(x)
+        for head in range(H):
+            size = torch.log1p(torch.exp(driving[:, t, inner + 10 * G + head] + p["step_bias"][head]))[:, None, None]
+            decay = torch.exp(-size * p["log_A"][head].exp())
+            B, C = ours[:, 0, head // (H // G)], ours[:, 1, head // (H // G)]
+            h[:, head] = decay * h[:, head] + B[:, :, None] * (size * x[:, None, head])
+            y[:, head] = torch.einsum("bs,bsd->bd", C, h[:, head]) + p["skip"][head] * x[:, head]
+        rows.append(y.flatten(1))
+    return torch.stack(rows, 1)
+
+
+def by_hand(module: Mamba2, u: Tensor) -> Tensor:
+    y = one_way(module, u)
+    if not module.causal:
+        y = y + one_way(module, u.flip(1)).flip(1)
+    z = u @ module.project.weight.detach()[: module.sizes[0]].T
+    y = y * z / (1 + torch.exp(-z))
+    y = y.unflatten(2, (module.groups, -1))
+    y = (y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt()).flatten(2) * module.norm.weight.detach()
+    return y @ module.out.weight.detach().T
+
+
+@both
+@pytest.mark.parametrize("chunk", [1, 7, 23, 64])
+@pytest.mark.parametrize(("expand", "width"), [(2, 4), (1, 1)])
+def test_equals_the_recurrence_of_the_paper(shape: Shape, chunk: int, expand: int, width: int) -> None:
+    module, u = make(shape, chunk=chunk, expand=expand, width=width), tokens(shape)
+    close(module(u), by_hand(module, u))
+
+
+@both
+@pytest.mark.parametrize("groups", [2, 3, 6])
+def test_groups_have_a_b_a_c_and_a_norm_of_their_own(shape: Shape, groups: int) -> None:
+    module, u = make(shape, groups=groups), tokens(shape).requires_grad_()
+    close(module(u), by_hand(module, u.detach()))
+    wanted = [u, *module.parameters()]
+    for one, other in zip(
+        torch.autograd.grad(module(u).square().sum(), wanted),
+        torch.autograd.grad(module.dense(u).square().sum(), wanted),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+def test_groups_that_are_not_of_one_size_are_refused() -> None:
+    with pytest.raises(Unsupported, match=r"^mamba2: 6 heads do not fall into groups=4 of one size"):
+        make(SHAPE, groups=4)
+
+
+def test_without_what_stands_around_it_it_is_the_state_space_alone() -> None:
+    module, alone, u = make(CAUSAL, expand=1, width=1), SSD(CAUSAL, state=5).double(), tokens(CAUSAL)
+    with torch.no_grad():
+        module.skip.zero_()
+        alone.log_A.copy_(module.log_A)
+        alone.step_size.bias.copy_(module.step_bias)
+        alone.step_size.weight.copy_(module.project.weight[-3:])
+        alone.out.weight.copy_(torch.eye(12))
+    _, driving = module._split(u)
+    columns, steps = module._tokens(driving)
+    x, key, query = torch.split(torch.nn.functional.silu(module.short(columns)), [12, 5, 5], -1)
+    alone.value.register_forward_hook(lambda *_: x)
+    alone.key_query.register_forward_hook(lambda *_: torch.cat([key, query], -1))
+    close(module._run(driving, 0), alone(u))
+    assert steps.shape == (2, 23, 3)
+
+
+def test_rates_start_in_the_ranges_of_the_authors() -> None:
+    module = Mamba2(Shape(heads=128, head_dim=2, seq_len=4))
+    A, size = module.log_A.exp(), torch.nn.functional.softplus(module.step_bias)
+    assert 1 <= A.min() < 2
+    assert 15 < A.max() <= 16.001
+    assert 0.00099 < size.min() < 0.002
+    assert 0.05 < size.max() < 0.101
+    assert bool((module.skip == 1).all())

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnbench.catalogue.attention.kernel.path import PaTH
+from attnbench.catalogue.build import build
+from attnbench.catalogue.engines.recurrent import stretches
+from attnbench.contract.problem.reference import exact_attention
+from attnbench.contract.problem.shape import Shape
+from attnbench.measure.memory import peak_tensor_bytes
+
+SHAPE = Shape(batch=2, heads=2, seq_len=19, head_dim=4)
+CAUSAL = Shape(batch=2, heads=2, seq_len=19, head_dim=4, causal=True)
+both = pytest.mark.parametrize("shape", [SHAPE, CAUSAL], ids=["all", "causal"])
+HOLES = torch.arange(19) % 5 != torch.tensor([[1], [3]])
+
+
+def make(shape: Shape, chunk: int = 5) -> PaTH:
+    module = build("path", shape, rank=3, chunk=chunk).double()
+    assert isinstance(module, PaTH)
+    with torch.no_grad():
+        module.beta.weight.normal_()
+        module.kernel.normal_()
+    return module
+
+
+def tokens(shape: Shape) -> Tensor:
+    return torch.randn(shape.B, shape.N, shape.C, dtype=torch.float64)
+
+
+def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+def by_hand(module: PaTH, x: Tensor, causal: bool, real: Tensor) -> Tensor:
+    """For each pair the product of the matrices between its tokens, written out."""
+    weights = {name: parameter.detach() for name, parameter in module.named_parameters()}
+    N, eye = x.shape[1], torch.eye(4, dtype=torch.float64)
+    rows = torch.zeros(2, N, 8, dtype=torch.float64)
+    for b in range(2):
+        q, k, v = (x[b] @ weight.T for weight in weights["qkv.weight"].split(8))
+        low = x[b] @ weights["direction.0.weight"].T @ weights["direction.1.weight"].T
+        beta = 2 * torch.sigmoid(x[b] @ weights["beta.weight"].T + weights["beta.bias"])
+        for h in range(2):
+            own = slice(4 * h, 4 * h + 4)
+            matrices = []
+            for t in range(N):
+                w = torch.zeros(4, dtype=torch.float64)
+                for place in range(3):
+                    at = t - 2 + place if causal else t - 1 + place
+                    if 0 <= at < N:
+                        w += low[at, own] * weights["kernel"][own, place]
+                w = w / w.norm() if w.norm() > 0 else w
+                matrices.append(eye - beta[t, h] * torch.outer(w, w) if real[b, t] else eye)
+            for i in range(N):
+                seen = [j for j in range(i + 1 if causal else N) if real[b, j]]
+                logits = []
+                for j in seen:
+                    key = k[j, own]
+                    for between in range(j + 1, i + 1) if j <= i else range(j - 1, i - 1, -1):
+                        key = matrices[between] @ key
+                    logits.append(q[i, own] @ key / 2)
+                if seen:
+                    rows[b, i, own] = torch.stack(logits).softmax(0) @ v[seen, own]
+    return rows @ weights["out.weight"].T
+
+
+@both
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("chunk", [1, 4, 5, 19, 64])
+def test_a_key_is_reflected_by_every_token_after_it_up_to_the_query(shape: Shape, padded: bool, chunk: int) -> None:
+    module, x = make(shape, chunk), tokens(shape)
+    real = HOLES if padded else torch.ones(2, 19, dtype=torch.bool)
+    x = x.masked_fill(~real[..., None], 0.0)
+    out = module(x, key_mask=real if padded else None).detach()
+    close(out[real], by_hand(module, x, shape.causal, real)[real])
+
+
+@both
+@pytest.mark.parametrize("chunk", [1, 3, 8, 19])
+@pytest.mark.parametrize("kept", [1, 16])
+def test_chunks_change_neither_output_nor_gradients(
+    shape: Shape, chunk: int, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stretches, "KEPT", kept)
+    module, x = make(shape, chunk), tokens(shape).requires_grad_()
+    wanted = [x, *module.parameters()]
+    for mask in (None, HOLES):
+        shown = 1.0 if mask is None else mask[..., None].double()
+        out, expected = (f(x, key_mask=mask) * shown for f in (module, module.dense))
+        close(out, expected)
+        grad = torch.randn_like(out)
+        mine, theirs = (torch.autograd.grad(y, wanted, grad) for y in (out, expected))
+        for one, other in zip(mine, theirs, strict=True):
+            close(one, other.nan_to_num(), 1e-8)
+
+
+@both
+def test_without_reflections_it_is_softmax_attention(shape: Shape) -> None:
+    module, x = make(shape), tokens(shape)
+    with torch.no_grad():
+        module.beta.weight.zero_()
+        module.beta.bias.fill_(-800.0)
+    q, k, v = (x @ weight.T for weight in module.qkv.weight.detach().split(8))
+    heads = [part.unflatten(-1, (2, 4)).transpose(1, 2) for part in (q, k, v)]
+    y = exact_attention(*heads, causal=shape.causal)
+    close(module(x).detach(), y.transpose(1, 2).flatten(2) @ module.out.weight.detach().T)
+
+
+def test_every_prompt_leaves_the_keys_that_its_tokens_leave_one_by_one() -> None:
+    module, x = make(CAUSAL), tokens(CAUSAL)
+    state = module.begin(x[:, :0])
+    for t in range(19):
+        _, state = module.step(state, x[:, t : t + 1])
+        at_once = module.begin(x[:, : t + 1])
+        close(at_once.cache.keys, state.cache.keys)
+        close(at_once.cache.values, state.cache.values)
+        close(at_once.recent, state.recent)
+
+
+def test_no_product_of_reflections_is_longer_than_its_key() -> None:
+    module, x = make(CAUSAL), tokens(CAUSAL)
+    before = module.begin(x[:, :9]).cache.keys
+    state = module.begin(x[:, :9])
+    for t in range(9, 19):
+        _, state = module.step(state, x[:, t : t + 1])
+    after = state.cache.keys[:, :, :9]
+    assert (after.norm(dim=-1) <= before.norm(dim=-1) * (1 + 1e-12)).all()
+    assert (after - before).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_scores_exist_for_one_chunk_of_queries_at_a_time(causal: bool) -> None:
+    def peak(n: int) -> int:
+        module = build("path", Shape(1, 1, n, 8, causal=causal), rank=4)
+        x = torch.randn(1, n, 8, requires_grad=True)
+        found = peak_tensor_bytes(lambda: module(x).sum().backward())
+        assert found is not None
+        return found
+
+    assert peak(4096) < 4.3 * peak(1024)

@@ -1,0 +1,290 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnbench.catalogue.attention.reference.identity import Identity
+from attnbench.catalogue.attention.reference.mean_value import MeanValue
+from attnbench.catalogue.attention.reference.oracle_lowrank import OracleLowRank, _Truncate
+from attnbench.catalogue.attention.reference.oracle_topk import OracleTopK
+from attnbench.catalogue.build import build
+from attnbench.contract.problem.reference import exact_attention, relative_error
+from attnbench.contract.problem.shape import Shape
+from attnbench.contract.variant import VARIANTS
+from attnbench.errors import Unsupported, UsageError
+from attnbench.measure.memory import peak_tensor_bytes
+
+B, H, N, D = 3, 2, 13, 8
+
+
+def draw(M: int = N, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.randn(B, H, N, D, dtype=dtype), *torch.randn(2, B, H, M, D, dtype=dtype)
+
+
+def some_keys(M: int = N) -> Tensor:
+    """All of the first sequence, the middle of the second, nothing of the third."""
+    mask = torch.ones(B, M, dtype=torch.bool)
+    mask[1, :2] = mask[1, 9:] = mask[2] = False
+    return mask
+
+
+def probabilities(q: Tensor, k: Tensor, causal: bool = False, key_mask: Tensor | None = None) -> Tensor:
+    """The exact matrix P ``(B, H, N, M)``."""
+    identity = torch.eye(k.shape[2], dtype=torch.float64).expand(*k.shape[:2], -1, -1)
+    return exact_attention(q, k, identity, causal=causal, key_mask=key_mask)
+
+
+def test_all_four_are_reference_lines() -> None:
+    for name in ("identity", "mean-value", "oracle-lowrank", "oracle-topk"):
+        assert VARIANTS.get(name).family == "reference"
+        assert not VARIANTS.get(name).traits.exact
+    assert VARIANTS.get("identity").traits.target == "other"
+
+
+# identity
+
+
+def test_identity_hands_back_the_values_themselves() -> None:
+    q, k, v = draw()
+    assert Identity(Shape(B, H, N, D))(q, k, v) is v
+
+
+def test_identity_gives_zero_where_a_token_may_not_see_itself() -> None:
+    q, k, v = draw()
+    mask = some_keys()
+    output = Identity(Shape(B, H, N, D))(q, k, v, key_mask=mask)
+    assert torch.equal(output, v * mask[:, None, :, None])
+
+
+def test_identity_has_no_answer_for_cross_attention() -> None:
+    with pytest.raises(Unsupported, match="M must equal N"):
+        build("identity", Shape(B, H, N, D, kv_len=N + 1))
+
+
+def test_identity_keeps_nothing_when_it_decodes() -> None:
+    q, k, v = draw()
+    module = Identity(Shape(B, H, N, D, causal=True))
+    assert module.begin(q, k, v) == ()
+    output, state = module.step((), q[:, :, :1], k[:, :, :1], v[:, :, :1])
+    assert torch.equal(output, v[:, :, :1])
+    assert state == ()
+
+
+# mean-value
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(("causal", "M"), [(False, N), (True, N), (False, 17)])
+def test_mean_value_is_exact_attention_with_all_queries_zero(causal: bool, M: int, masked: bool) -> None:
+    q, k, v = draw(M)
+    key_mask = some_keys(M) if masked else None
+    output = MeanValue(Shape(B, H, N, D, M, causal))(q, k, v, key_mask=key_mask)
+    exact = exact_attention(q * 0, k, v, causal=causal, key_mask=key_mask)
+    torch.testing.assert_close(output, exact, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_mean_value_in_half_precision_sums_in_float32(causal: bool, masked: bool) -> None:
+    n = 3000  # of 100 each: more than float16 can hold
+    mask = torch.ones(1, n, dtype=torch.bool) if masked else None
+    for dtype in (torch.float16, torch.bfloat16):
+        v = torch.full((1, 1, n, 2), 100.0, dtype=dtype)
+        assert torch.equal(MeanValue(Shape(1, 1, n, 2, causal=causal))(v, v, v, key_mask=mask), v)
+
+
+def test_mean_value_error_on_gaussian_logits_is_the_known_one() -> None:
+    n, std = 512, 1.0
+    logits = std * torch.randn(1, 1, n, n, dtype=torch.float64)
+    v = torch.randn(1, 1, n, 2000, dtype=torch.float64)
+    # D = M and keys √D times the identity make q itself the logits.
+    exact = exact_attention(logits, math.sqrt(n) * torch.eye(n)[None, None], v)
+    error = relative_error(MeanValue(Shape(1, 1, n, n))(logits, logits, v), exact)
+    assert error == pytest.approx(math.sqrt(1 - math.exp(-(std**2))), abs=0.02)
+
+
+def test_mean_value_keeps_one_sum_when_it_decodes_in_float32_at_least() -> None:
+    q, k, v = draw(dtype=torch.float16)
+    module = MeanValue(Shape(B, H, N, D, causal=True))
+    state = module.begin(q, k, v)
+    assert state.total.shape == (B, H, 1, D)
+    assert (state.total.dtype, state.tokens) == (torch.float32, N)
+    for _ in range(3000):  # of 100 each: more than float16 can hold
+        output, state = module.step(state, q[:, :, :1], k[:, :, :1], torch.full_like(v[:, :, :1], 100))
+    mean = (v.double().sum(2, keepdim=True) + 300_000) / (N + 3000)
+    torch.testing.assert_close(output.double(), mean, rtol=1e-3, atol=0)
+
+
+# oracle-topk
+
+
+@pytest.mark.parametrize("renormalise", [True, False])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(("causal", "M"), [(False, N), (True, N), (False, 17)])
+@pytest.mark.parametrize("keys", [1, 4, 100])
+def test_topk_equals_the_dense_formula(keys: int, causal: bool, M: int, masked: bool, renormalise: bool) -> None:
+    q, k, v = draw(M)
+    key_mask = some_keys(M) if masked else None
+    P = probabilities(q, k, causal, key_mask)
+    for row in P.flatten(0, 2):
+        row[row.argsort(descending=True)[keys:]] = 0
+        if renormalise and row.any():
+            row /= row.sum()
+    variant = OracleTopK(Shape(B, H, N, D, M, causal), keys=keys, renormalise=renormalise)
+    torch.testing.assert_close(variant(q, k, v, key_mask=key_mask), P @ v, rtol=0, atol=1e-14)
+
+
+def test_topk_of_one_key_is_the_value_of_the_likeliest() -> None:
+    q, k, v = draw(17)
+    best = (q @ k.mT).argmax(-1)
+    want = v.gather(2, best[..., None].expand(-1, -1, -1, D))
+    assert torch.equal(OracleTopK(Shape(B, H, N, D, 17), keys=1)(q, k, v), want)
+
+
+def test_topk_goes_over_the_rows_in_blocks() -> None:
+    n = 1000  # not a multiple of the block
+    q, k, v = torch.randn(3, 1, 2, n, 4)
+    variant = OracleTopK(Shape(1, 2, n, 4, causal=True), keys=n)
+    exact = exact_attention(q, k, v, causal=True)
+    assert relative_error(variant(q, k, v), exact) < 1e-6
+    with torch.no_grad():
+        assert (peak_tensor_bytes(lambda: variant(q, k, v)) or 0) < 2 * n * n * 4 * 4
+
+
+def test_topk_with_equal_keys_keeps_only_as_many_as_it_may() -> None:
+    q, _, v = draw()
+    k = torch.ones_like(q)
+    output = OracleTopK(Shape(B, H, N, D), keys=3, renormalise=False)(q, k, torch.ones_like(v))
+    torch.testing.assert_close(output, torch.full_like(output, 3 / N))
+
+
+def test_topk_of_flat_attention_is_noise_where_the_mean_of_the_values_is_close() -> None:
+    shape, v = Shape(1, 2, 64, D), torch.randn(1, 2, 64, D, dtype=torch.float64)
+    errors = []
+    for scale in (0.1, 4.0):
+        q, k = scale * torch.randn(2, 1, 2, 64, D, dtype=torch.float64)
+        exact = exact_attention(q, k, v)
+        errors += [relative_error(line(q, k, v), exact) for line in (OracleTopK(shape, keys=4), MeanValue(shape))]
+    flat, mean_of_flat, peaked, mean_of_peaked = errors
+    assert mean_of_flat < 0.1 < 2 < flat
+    assert peaked < 0.2 < 0.9 < mean_of_peaked
+
+
+def test_topk_without_renormalising_is_the_nearest_matrix_with_that_many_entries() -> None:
+    q, k, _ = draw()
+    identity = torch.eye(N, dtype=torch.float64).expand(B, H, N, N)
+    P = probabilities(q, k)
+    kept = OracleTopK(Shape(B, H, N, N), keys=4, renormalise=False)
+    # The scale is that of D = N there, so q is rescaled.
+    got = kept(
+        torch.nn.functional.pad(q, (0, N - D)) * (N / D) ** 0.5, torch.nn.functional.pad(k, (0, N - D)), identity
+    )
+    ours = (got - P).square().sum()
+    for _ in range(20):
+        other = torch.zeros_like(P).scatter(-1, torch.rand_like(P).topk(4).indices, 1.0) * P
+        assert (other - P).square().sum() >= ours
+
+
+# oracle-lowrank
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("M", [N, 9, 17])
+@pytest.mark.parametrize("rank", [1, 4, 100])
+def test_lowrank_equals_the_truncated_decomposition(rank: int, M: int, masked: bool) -> None:
+    q, k, v = draw(M)
+    key_mask = some_keys(M) if masked else None
+    P = probabilities(q, k, key_mask=key_mask)
+    if key_mask is not None and M == N:
+        P = P * key_mask[:, None, :, None]
+    U, s, Wt = torch.linalg.svd(P)
+    r = min(rank, N, M)
+    want = U[..., :r] @ (s[..., :r, None] * Wt[..., :r, :]) @ v
+    output = OracleLowRank(Shape(B, H, N, D, M), rank=rank)(q, k, v, key_mask=key_mask)
+    torch.testing.assert_close(output, want, rtol=0, atol=1e-12)
+
+
+def test_lowrank_leaves_padding_out_of_its_rank() -> None:
+    q, k, v = draw()
+    real = slice(3, 10)
+    mask = torch.zeros(B, N, dtype=torch.bool)
+    mask[:, real] = True
+    padded = OracleLowRank(Shape(B, H, N, D), rank=3)(q, k, v, key_mask=mask)
+    alone = OracleLowRank(Shape(B, H, 7, D), rank=3)(*(x[:, :, real] for x in (q, k, v)))
+    torch.testing.assert_close(padded[:, :, real], alone, rtol=0, atol=1e-12)
+    assert padded[:, :, ~mask[0]].count_nonzero() == 0
+
+
+def test_lowrank_error_falls_with_the_rank_to_none() -> None:
+    q, k, v = draw(dtype=torch.float32)
+    exact = exact_attention(q, k, v)
+    errors = [relative_error(OracleLowRank(Shape(B, H, N, D), rank=r)(q, k, v), exact) for r in (1, 4, 8, 12, 13)]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[0] > 0.1
+    assert errors[-1] < 1e-7
+
+
+def test_lowrank_has_the_least_error_over_white_values_but_not_for_given_ones() -> None:
+    q, k, v = draw()
+    P = probabilities(q, k)
+    left = torch.linalg.qr(P @ v).Q[..., :D]  # the space of this output, of rank D
+    suited = left @ (left.mT @ P)
+    oracle = OracleLowRank(Shape(B, H, N, D), rank=D)
+    assert relative_error(suited @ v, P @ v) < 1e-12 < relative_error(oracle(q, k, v), P @ v)
+    white = torch.randn(B, H, N, 2000, dtype=torch.float64)
+    nearest = oracle(q, k, torch.eye(N, dtype=torch.float64).expand(B, H, -1, -1))
+    assert relative_error(nearest @ white, P @ white) < 0.9 * relative_error(suited @ white, P @ white)
+
+
+def test_lowrank_is_not_causal() -> None:
+    with pytest.raises(Unsupported, match="see the future"):
+        build("oracle-lowrank", Shape(causal=True))
+
+
+def test_lowrank_derivative_is_finite_and_right_where_singular_values_coincide() -> None:
+    U, _ = torch.linalg.qr(torch.randn(6, 6, dtype=torch.float64))
+    W, _ = torch.linalg.qr(torch.randn(5, 5, dtype=torch.float64))
+    s = torch.tensor([2.0, 2.0, 1.0, 1.0, 0.0], dtype=torch.float64)
+    matrix = ((U[:, :5] * s) @ W.mT).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: _Truncate.apply(x, 2), (matrix,))
+    grads = torch.autograd.grad(_Truncate.apply(matrix * 0, 2).sum(), matrix)
+    assert grads[0].isfinite().all()
+
+
+# all four
+
+
+# both oracles
+
+
+@pytest.mark.parametrize("name", ["oracle-lowrank", "oracle-topk"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_oracles_that_keep_everything_are_exact_in_every_dtype(name: str, dtype: torch.dtype) -> None:
+    q, k, v = draw(dtype=dtype)
+    output = build(name, Shape(B, H, N, D))(q, k, v, key_mask=some_keys())
+    assert output.dtype == dtype
+    real = some_keys()[:, None, :, None]
+    exact = exact_attention(q, k, v, key_mask=some_keys()) * real
+    assert relative_error(output * real, exact) < torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("option", ["oracle-lowrank:rank=0", "oracle-topk:keys=0"])
+def test_oracles_refuse_to_keep_nothing(option: str) -> None:
+    with pytest.raises(UsageError, match="at least 1"):
+        build(option, Shape())
+
+
+def test_mean_value_holds_one_row_unless_rows_differ() -> None:
+    q, k, v = draw()
+    assert build("mean-value", Shape(B, H, N, D))(q, k, v).stride(2) == 0
+    assert build("mean-value", Shape(B, H, N, D, causal=True))(q, k, v).stride(2) != 0
+
+
+def test_lowrank_decomposes_in_float64_whatever_the_inputs_are() -> None:
+    module = build("oracle-lowrank:rank=3", Shape(B, H, N, D))
+    for dtype in (torch.float32, torch.bfloat16):
+        inputs = draw(dtype=dtype)
+        assert torch.equal(module(*inputs), module(*(x.double() for x in inputs)).to(dtype))

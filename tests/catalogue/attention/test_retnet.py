@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnbench.catalogue.attention.recurrence.retnet import RetNet
+from attnbench.catalogue.engines.recurrent import stretches
+from attnbench.catalogue.engines.recurrent.decayed_sums import decayed_attention, states_before
+from attnbench.contract.problem.shape import Shape
+from attnbench.errors import Unsupported
+
+SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=4)
+CAUSAL = Shape(batch=2, heads=3, seq_len=23, head_dim=4, causal=True)
+both = pytest.mark.parametrize("shape", [SHAPE, CAUSAL], ids=["all", "causal"])
+
+
+def close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-11)
+
+
+def qkv(shape: Shape, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    return [torch.randn(shape.B, shape.H, n, shape.D, dtype=dtype) for n in (shape.N, shape.M, shape.M)]
+
+
+def mask() -> Tensor:
+    real = torch.ones(2, 23, dtype=torch.bool)
+    real[0, -5:] = False
+    real[0, 7] = False
+    real[1, :4] = False
+    return real
+
+
+@pytest.mark.parametrize("rotation", [False, True])
+def test_equals_the_recurrence_of_the_paper(rotation: bool) -> None:
+    q, k, v = qkv(CAUSAL)
+    out = RetNet(CAUSAL, rotation=rotation, chunk=5)(q, k, v)
+    gamma = torch.tensor([1 - 1 / 32, 1 - 1 / 64, 1 - 1 / 128], dtype=torch.float64)[:, None, None]
+    angles = torch.tensor([1.0, 0.01] if rotation else [0.0, 0.0], dtype=torch.float64)
+    decay = (gamma * torch.exp(1j * angles)[:, None]).expand(3, 2, 4)
+    # Re(q̄ᵀ S): a plane of two channels is one complex number.
+    q, k = (torch.complex(x[..., :2], x[..., 2:]) for x in (q, k))
+    state = torch.zeros(2, 3, 2, 4, dtype=torch.complex128)
+    for t in range(23):
+        state = decay * state + k[:, :, t].conj()[..., None] * v[:, :, t, None, :]
+        expected = (q[:, :, t, None, :] @ state).real[:, :, 0] / 2
+        close(out[:, :, t], expected)
+
+
+def test_a_head_forgets_at_its_own_rate() -> None:
+    shape = Shape(batch=1, heads=8, seq_len=11, head_dim=2, causal=True)
+    q, k, v = (torch.zeros(1, 8, 11, 2, dtype=torch.float64) for _ in range(3))
+    q[..., 0], k[:, :, 0, 0], v[:, :, 0, 1] = 1.0, 1.0, 1.0  # one key, at the first token
+    out = RetNet(shape, rotation=False, chunk=4)(q, k, v)[0, :, :, 1]
+    gamma = torch.tensor([1 - 2.0 ** -(5 + h) for h in range(8)], dtype=torch.float64)
+    close(out, gamma[:, None] ** torch.arange(11) / 2**0.5)
+
+
+def test_rotation_leaves_scores_to_the_distance_alone() -> None:
+    q, k, v = qkv(CAUSAL)
+    q, k, v = (x[:, :, :1].expand(-1, -1, 23, -1) for x in (q, k, v))
+    out = RetNet(CAUSAL, chunk=6)(q, k, v)
+    gained = out[:, :, 1:] - out[:, :, :-1]  # the term of distance i, the same whoever asks
+    later = RetNet(CAUSAL, chunk=6)(q, torch.cat([0 * k[:, :, :1], k[:, :, 1:]], 2), v)
+    close((later[:, :, 2:] - later[:, :, 1:-1]), gained[:, :, :-1])
+
+
+def test_keys_of_another_sequence_fade_by_position() -> None:
+    for kv_len in (9, 31):
+        shape = Shape(batch=2, heads=3, seq_len=23, kv_len=kv_len, head_dim=4)
+        module, inputs = RetNet(shape, chunk=5), qkv(shape)
+        close(module(*inputs), module.dense(*inputs))
+
+
+@both
+def test_gradients_of_many_stretches_are_computed_again_from_their_states(
+    shape: Shape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stretches, "STRETCH", 5)
+    inputs = [x.requires_grad_() for x in qkv(shape)]
+    module, grad = RetNet(shape, chunk=5), torch.randn(2, 3, 23, 4, dtype=torch.float64)
+    mine = []
+    for kept in (10, 1):
+        monkeypatch.setattr(stretches, "KEPT", kept)
+        mine.append(torch.autograd.grad(module(*inputs, key_mask=mask()), inputs, grad))
+    theirs = torch.autograd.grad(module.dense(*inputs, key_mask=mask()), inputs, grad)
+    for once, again, other in zip(*mine, theirs, strict=True):
+        close(again, other)
+        assert torch.equal(once, again)
+
+
+def test_the_state_is_as_small_as_the_head_and_fades() -> None:
+    module, (q, k, v) = RetNet(CAUSAL), qkv(CAUSAL)
+    state = module.begin(q[:, :, :20], k[:, :, :20], v[:, :, :20])
+    assert state.state.shape == (2, 3, 4, 4)
+    before = state.state.clone()
+    nothing = torch.zeros_like(k[:, :, :1])
+    _, after = module.step(state, q[:, :, :1], nothing, nothing)
+    assert torch.equal(state.state, before)
+    gamma = 1 - 2.0 ** (-5 - torch.arange(3, dtype=torch.float64))
+    close(after.state, before * gamma[:, None, None])
+
+
+def test_far_positions_are_rotated_with_full_precision() -> None:
+    shape = Shape(batch=1, heads=1, seq_len=1, head_dim=8, causal=True)
+    module = RetNet(shape)
+    state = module.begin(*torch.zeros(3, 1, 1, 0, 8))._replace(length=1_000_003)
+    q, k, v = (torch.randn(1, 1, 1, 8) for _ in range(3))
+    out, _ = module.step(state, q, k, v)
+    torch.testing.assert_close(out, (q * k).sum(-1, keepdim=True) * v / 8**0.5)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_strongest_decay_gives_no_nan(causal: bool) -> None:
+    q, k, v = (torch.randn(2, 40, 4) for _ in range(3))
+    log_decay = torch.full((2, 40), -1e4).requires_grad_()
+    out = decayed_attention(q, k, v, log_decay, causal=causal, chunk=8)
+    torch.testing.assert_close(out, (q * k).sum(-1, keepdim=True) * v)
+    (grad,) = torch.autograd.grad(out.sum(), log_decay)
+    assert grad.isfinite().all()
+
+
+def test_one_decay_for_all_tokens_is_the_same_as_one_each() -> None:
+    q, k, v = (torch.randn(2, 23, 4, dtype=torch.float64) for _ in range(3))
+    decay = torch.tensor([[-0.3], [-2.0]], dtype=torch.float64)
+    for causal in (False, True):
+        one, each = (decayed_attention(q, k, v, d, causal=causal, chunk=5) for d in (decay, decay.expand(2, 23)))
+        close(one, each)
+
+
+def test_states_before_the_chunks_are_those_of_the_recurrence() -> None:
+    added, kept = torch.randn(2, 4, 3, 5), torch.rand(2, 4, 1, 1)
+    states, last = states_before(added, kept)
+    again, _ = states_before(added, kept, last)
+    torch.testing.assert_close(again[:, 0], last)
+    assert (states[:, 0] == 0).all()
+    for b in range(3):
+        torch.testing.assert_close(states[:, b + 1], kept[:, b] * states[:, b] + added[:, b])
+
+
+def test_an_odd_head_is_not_rotated() -> None:
+    shape = Shape(heads=2, seq_len=5, head_dim=3)
+    with pytest.raises(Unsupported, match="even"):
+        RetNet(shape)
+    RetNet(shape, rotation=False)
+
+
+@pytest.mark.parametrize(
+    ("decay", "heads", "slopes"),
+    [
+        ("lightning", 4, [2**-2, 2**-4, 2**-6, 2**-8]),
+        ("lightning", 3, [2**-4, 2**-8, 2**-2]),  # two, and the first of four
+        ("lightning-linear", 4, [0, 2, 4, 6]),
+    ],
+)
+def test_heads_fade_by_the_table_that_is_chosen(decay: str, heads: int, slopes: list[float]) -> None:
+    shape = Shape(batch=2, heads=heads, seq_len=23, head_dim=4, causal=True)
+    q, k, v = qkv(shape)
+    module = RetNet(shape, rotation=False, decay=decay, chunk=5)  # type: ignore[arg-type]
+    rates = torch.exp(-torch.tensor(slopes, dtype=torch.float64))[:, None, None]
+    state, rows = torch.zeros(2, heads, 4, 4, dtype=torch.float64), []
+    for t in range(23):
+        state = rates * state + k[:, :, t, :, None] * v[:, :, t, None]
+        rows.append((q[:, :, t, None] @ state)[:, :, 0] / 2)
+    close(module(q, k, v), torch.stack(rows, 2))
+    close(module.begin(q, k, v).state, state)

@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnbench.catalogue.attention.pattern.sparse import algorithm as sparse
+from attnbench.catalogue.build import build
+from attnbench.contract.problem.reference import exact_attention
+from attnbench.contract.problem.shape import Bias, Shape
+from attnbench.errors import UsageError
+from tests.catalogue.attention.patterns import draw, is_softmax_under
+from tests.pairwise import pairwise
+
+assert sparse.Sparse
+
+
+def factors(n: int, pattern: str, length: int, summary: int = 0) -> tuple[Tensor, Tensor]:
+    """A¹ and A² as the paper writes them, both causal."""
+    i, j = torch.arange(n)[:, None], torch.arange(n)
+    if pattern == "strided":
+        first, second = j >= i - length, (i - j) % length == 0
+    else:
+        first, second = j // length == i // length, j % length >= length - summary
+    return first & (j <= i), second & (j <= i)
+
+
+def implied(spec: str, n: int, causal: bool = True) -> Tensor:
+    q, k, _ = draw(n, 1, 1, n)
+    f = build(spec, Shape(1, 1, n, n, causal=causal))
+    return f(q, k, torch.eye(n, dtype=torch.float64)[None, None])[0, 0]
+
+
+CASES = [f"pattern=strided,length={length}" for length in (1, 2, 3, 5, 13, 64, 70, 400)]
+CASES += [
+    f"pattern=fixed,length={a},summary={c}" for a, c in ((1, 1), (3, 1), (5, 5), (13, 2), (64, 8), (70, 3), (400, 9))
+]
+PARTS = [f"pattern=stride,length={length}" for length in (1, 3, 13, 70, 400)]
+PARTS += [f"pattern=summary,length={a},summary={c}" for a, c in ((1, 1), (3, 1), (5, 5), (13, 2), (70, 3))]
+SPLIT = [f"{options},heads=split" for options in (*CASES[2:6], *CASES[9:13])]
+
+
+def expected_mask(n: int, options: str, causal: bool) -> Tensor:
+    """(n, n), or (2, n, n) where the two heads differ."""
+    given = dict(part.split("=") for part in options.split(","))
+    pattern, length, summary = given["pattern"], int(given["length"]), int(given.get("summary", 0))
+    full = {"stride": "strided", "summary": "fixed"}.get(pattern, pattern)
+    first, second = factors(n, full, length, summary)
+    alone = second.clone()
+    if full == "fixed":
+        for i in range(min(n, length - summary)):
+            assert not alone[i].any()
+            alone[i, i] = True
+    merged = alone if pattern != full else first | second
+    allowed = torch.stack([first, alone]) if "heads" in given else merged
+    return allowed if causal else allowed | allowed.mT
+
+
+@pytest.mark.parametrize(("n", "options", "causal"), pairwise([1, 65, 110], CASES + PARTS + SPLIT, [False, True]))
+def test_one_softmax_over_the_factors_of_a_head_counts_each_key_once(n: int, options: str, causal: bool) -> None:
+    f = build(f"sparse:{options}", Shape(2, 2, n, 4, causal=causal))
+    is_softmax_under(f, expected_mask(n, options, causal), n)
+
+
+def test_strided_attention_reaches_every_earlier_token_in_two_hops() -> None:
+    seen = (implied("sparse:length=7", 60) > 0).double()
+    assert torch.equal(seen @ seen > 0, torch.ones(60, 60).tril() > 0)
+
+
+@pytest.mark.parametrize("summary", [1, 3])
+def test_fixed_attention_reaches_every_earlier_token_in_two_hops(summary: int) -> None:
+    seen = (implied(f"sparse:pattern=fixed,length=7,summary={summary}", 60) > 0).double()
+    assert torch.equal(seen @ seen > 0, torch.ones(60, 60).tril() > 0)
+
+
+def test_the_strided_window_has_l_plus_one_tokens_and_the_column_every_lth() -> None:
+    assert (implied("sparse:length=4", 20) > 0)[18].nonzero().flatten().tolist() == [2, 6, 10, 14, 15, 16, 17, 18]
+
+
+def test_the_fixed_pattern_sees_its_block_and_the_ends_of_those_before() -> None:
+    seen = implied("sparse:pattern=fixed,length=5,summary=2", 20) > 0
+    assert seen[16].nonzero().flatten().tolist() == [3, 4, 8, 9, 13, 14, 15, 16]
+
+
+def test_without_causal_only_summaries_see_ahead_of_their_block() -> None:
+    seen = implied("sparse:pattern=fixed,length=5,summary=2", 15, causal=False) > 0
+    assert seen[5].nonzero().flatten().tolist() == [3, 4, 5, 6, 7, 8, 9]
+    assert seen[8].nonzero().flatten().tolist() == [3, *range(4, 15)]
+
+
+@pytest.mark.parametrize(("n", "length"), [(1, 1), (3, 1), (64, 8), (99, 9), (100, 10)])
+def test_the_default_length_is_the_root_of_the_sequence(n: int, length: int) -> None:
+    f = build("sparse", Shape(1, 1, n, 4))
+    assert isinstance(f, sparse.Sparse)
+    assert f.length == length
+
+
+def test_a_summary_longer_than_default_blocks_fills_them() -> None:
+    q, k, v = draw(25)
+    f = build("sparse:pattern=fixed,summary=8", Shape(2, 2, 25, 4, causal=True))  # blocks of 5
+    torch.testing.assert_close(f(q, k, v), exact_attention(q, k, v, causal=True), rtol=0, atol=1e-12)
+
+
+DECODED = (CASES[0], CASES[3], CASES[4], CASES[8], CASES[10], CASES[11], *PARTS[1:4], *PARTS[7:10], *SPLIT[1:6:2])
+
+
+@pytest.mark.parametrize(("prompt", "room"), [(0, 3), (13, 30), (30, 30)])
+@pytest.mark.parametrize("options", DECODED)
+def test_decoding_gives_what_forward_gives_however_many_tokens_were_expected(
+    options: str, prompt: int, room: int
+) -> None:
+    f = build(f"sparse:{options}", Shape(2, 2, room, 4, causal=True))
+    q, k, v = (x.detach() for x in draw(30))
+    expected = f(q, k, v)
+    state = f.begin(q[:, :, :prompt], k[:, :, :prompt], v[:, :, :prompt])
+    for t in range(prompt, 30):
+        token = [x[:, :, t : t + 1] for x in (q, k, v)]
+        f.step(state, *token)
+        out, state = f.step(state, *token)
+        torch.testing.assert_close(out, expected[:, :, t : t + 1], rtol=0, atol=1e-12)
+
+
+def test_decoding_the_fixed_pattern_keeps_one_block_and_the_summaries() -> None:
+    for options, kept in (
+        ("pattern=fixed,length=10,summary=2", 10 + 4 * 2),
+        ("pattern=summary,length=10,summary=2", 8),
+    ):
+        f = build(f"sparse:{options}", Shape(1, 1, 44, 4, causal=True))
+        q, k, v = (x.detach() for x in draw(20, 1, 1))
+        state = f.begin(q, k, v)
+        for _ in range(24):
+            _, state = f.step(state, k[:, :, :1], k[:, :, :1], v[:, :, :1])
+        assert state.summaries.k.shape[2] + state.block.k.shape[2] == kept
+
+
+@pytest.mark.parametrize("pattern", ["strided", "fixed"])
+def test_split_heads_are_the_two_parts_side_by_side(pattern: str) -> None:
+    q, k, v = draw(50, H=5)
+    shape = Shape(2, 5, 50, 4)
+    both = build(f"sparse:pattern={pattern},length=6,heads=split" + ",summary=2" * (pattern == "fixed"), shape)(q, k, v)
+    near, far = ("local:window=6", "sparse:pattern=stride,length=6")
+    if pattern == "fixed":
+        near, far = "local:block=6", "sparse:pattern=summary,length=6,summary=2"
+    assert torch.equal(both[:, :3], build(near, shape)(q, k, v)[:, :3])
+    torch.testing.assert_close(both[:, 3:], build(far, shape)(q, k, v)[:, 3:], rtol=0, atol=1e-12)
+
+
+def test_a_single_head_takes_the_local_part() -> None:
+    q, k, v = draw(20, H=1)
+    shape = Shape(2, 1, 20, 4)
+    assert torch.equal(build("sparse:length=3,heads=split", shape)(q, k, v), build("local:window=3", shape)(q, k, v))
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("sparse:summary=4", "belongs to pattern=fixed"),
+        ("sparse:pattern=fixed,length=4,summary=5", "summary=5 does not fit"),
+        ("sparse:pattern=stride,summary=4", "belongs to pattern=fixed"),
+        ("sparse:pattern=summary,length=4,summary=5", "summary=5 does not fit"),
+        ("sparse:pattern=stride,heads=split", "one part"),
+        ("sparse:pattern=summary,heads=split", "one part"),
+        ("sparse:length=0", "length"),
+        ("sparse:pattern=columns", "pattern"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(spec: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        build(spec, Shape(1, 1, 8, 4))
+
+
+@pytest.mark.parametrize("bias", ["alibi", "relative"])
+@pytest.mark.parametrize("pattern", ["strided,length=3", "fixed,length=3,summary=1"])
+def test_halves_of_the_heads_take_their_rows_of_the_bias(pattern: str, bias: Bias) -> None:
+    shape = Shape(1, 3, 9, 4, causal=True, bias=bias)
+    module, (q, k, v) = build(f"sparse:pattern={pattern},heads=split", shape).double(), draw(9, 1, 3)
+    torch.testing.assert_close(module(q, k, v), module.dense(q, k, v), rtol=0, atol=1e-12)
+    assert [tuple(table.shape) for table in module.parameters()] == [(3, 32)] * (bias == "relative")
+
+
+@pytest.mark.parametrize("pattern", ["strided", "stride"])
+def test_decoding_a_stride_keeps_every_key(pattern: str) -> None:
+    f = build(f"sparse:pattern={pattern},length=4", Shape(1, 1, 30, 4, causal=True))
+    q, k, v = (x.detach() for x in draw(20, 1, 1))
+    state = f.begin(q, k, v)
+    for _ in range(5):
+        _, state = f.step(state, k[:, :, :1], k[:, :, :1], v[:, :, :1])
+    assert state.length == 25
+    assert torch.equal(state.keys[:, :, :20], k)

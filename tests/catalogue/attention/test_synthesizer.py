@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from attnbench.catalogue.attention.synthetic.synthesizer.algorithm import Synthesizer
+from attnbench.catalogue.attention.synthetic.synthesizer.logits import Dense, DotProduct, FactorizedRandom, Random
+from attnbench.catalogue.build import build
+from attnbench.catalogue.engines import tiling
+from attnbench.contract.problem.reference import exact_attention
+from attnbench.contract.problem.shape import Shape
+from attnbench.errors import Unsupported, UsageError
+from attnbench.measure.memory import peak_tensor_bytes
+
+MODES = ["dense", "random", "factorized-random", "factorized-dense", "mixture"]
+MIXTURES = ["random+dense", "random+dot", "dense+dot", "random+dense+dot"]
+
+
+def make(shape: Shape, **options: object) -> Synthesizer:
+    module = build("synthesizer", shape, **options)
+    assert isinstance(module, Synthesizer)
+    for name, parameter in module.named_parameters():
+        if name.endswith("b2") or name == "alpha":
+            torch.nn.init.normal_(parameter)
+    return module.double()
+
+
+def part(module: Synthesizer, name: str) -> Any:
+    return module.sources[name]
+
+
+def tokens(B: int, N: int, C: int) -> torch.Tensor:
+    return torch.randn(B, N, C, dtype=torch.float64)
+
+
+def logits_of(source: Any, x: torch.Tensor, h: int) -> torch.Tensor:
+    """The logits of one head, ``(B, N, N)`` or ``(N, N)``, number by number where they are no product."""
+    N = x.shape[1]
+    if isinstance(source, Random):
+        return source.R[h, :N, :N]
+    if isinstance(source, FactorizedRandom):
+        return source.R1[h, :N] @ source.R2[h, :N].T
+    if isinstance(source, DotProduct):
+        D = x.shape[2] // source.heads
+        q, k = (projection(x)[..., h * D : (h + 1) * D] for projection in (source.q, source.k))
+        return q @ k.mT / D**0.5
+    units = source.W2.shape[1]
+    given = torch.relu(source.W1(x))[..., h * units : (h + 1) * units] @ source.W2[h] + source.b2[h]
+    if isinstance(source, Dense):
+        return given[..., :N]
+    a, b = given[..., : source.a], given[..., source.a :]
+    tiled, repeated = a.repeat(1, 1, b.shape[-1]), b.repeat_interleave(source.a, -1)
+    return (tiled * repeated)[..., :N]
+
+
+def dense_formula(module: Synthesizer, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    """Straight from the paper, head by head, with every weight in memory."""
+    B, N, C = x.shape
+    D = C // module.heads
+    values = module.value(x)
+    outputs = []
+    for h in range(module.heads):
+        shares = [1.0] if module.alpha is None else module.alpha.softmax(0).tolist()
+        logits = sum(
+            (share * logits_of(source, x, h) for share, source in zip(shares, module.sources.values(), strict=True)),
+            start=torch.zeros(B, N, N, dtype=x.dtype),
+        )
+        visible = torch.ones(B, N, N, dtype=torch.bool)
+        if module.causal:
+            visible = visible.tril()
+        if mask is not None:
+            visible = visible & mask[:, None, :]
+        weights = torch.where(visible, logits.exp(), 0.0)
+        weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-300)
+        outputs.append(weights @ values[..., h * D : (h + 1) * D])
+    return module.out(torch.cat(outputs, -1))
+
+
+def implied_matrix(module: Synthesizer, x: torch.Tensor) -> torch.Tensor:
+    """The weights of a single head for x ``(N, N)``: the value projection undoes x, so that V = I."""
+    with torch.no_grad():
+        module.value.weight.copy_(torch.linalg.inv(x).T)
+        module.out.weight.copy_(torch.eye(x.shape[0]))
+        return module(x[None])[0]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("tile", [1, 1 << 20])
+def test_equals_the_dense_formula(
+    mode: str, causal: bool, padded: bool, tile: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(tiling.TUNED, "synthesizer.weights", tiling.Tuned(tile))
+    module = make(Shape(3, 2, 21, 4, causal=causal), mode=mode)
+    x = tokens(3, 19, 8)
+    mask = torch.rand(3, 19) < 0.7 if padded else None
+    real = torch.ones(3, 19, dtype=torch.bool) if mask is None else mask
+    expected = dense_formula(module, x, mask)[real]
+    torch.testing.assert_close(module(x, key_mask=mask)[real], expected, rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(module.dense(x, key_mask=mask)[real], expected, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("mixture", MIXTURES)
+@pytest.mark.parametrize("causal", [False, True])
+def test_every_mixture_equals_the_dense_formula(mixture: str, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(tiling.TUNED, "synthesizer.weights", tiling.Tuned(1))
+    module = make(Shape(3, 2, 21, 4, causal=causal), mode="mixture", mixture=mixture)
+    x, mask = tokens(3, 19, 8), torch.rand(3, 19) < 0.7
+    expected = dense_formula(module, x, mask)[mask]
+    torch.testing.assert_close(module(x, key_mask=mask)[mask], expected, rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(module.dense(x, key_mask=mask)[mask], expected, rtol=1e-11, atol=1e-12)
+    assert list(module.sources) == mixture.split("+")
+
+
+@pytest.mark.parametrize("mixture", ["random+dot", "random+dense+dot"])
+def test_with_all_its_weight_on_dot_products_a_mixture_is_softmax_attention(mixture: str) -> None:
+    module, x = make(Shape(2, 2, 9, 3), mode="mixture", mixture=mixture), tokens(2, 9, 6)
+    assert module.alpha is not None
+    with torch.no_grad():
+        module.alpha[:-1] = -1e4
+    dot = part(module, "dot")
+    q, k, v = (y.view(2, 9, 2, 3).transpose(1, 2) for y in (dot.q(x), dot.k(x), module.value(x)))
+    expected = module.out(exact_attention(q, k, v).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(module(x), expected, rtol=1e-11, atol=1e-12)
+
+
+def test_the_parts_of_a_mixture_have_equal_shares_at_first() -> None:
+    module = build("synthesizer:mode=mixture,mixture=random+dense+dot", Shape(1, 2, 5, 2))
+    assert torch.equal(module.get_parameter("alpha"), torch.zeros(3))
+
+
+@pytest.mark.parametrize(
+    ("n", "factors", "sizes"), [(16, None, (4, 4)), (17, None, (5, 4)), (12, 3, (3, 4)), (5, 9, (5, 1))]
+)
+def test_the_lengths_of_the_dense_factors_multiply_to_the_tokens(
+    n: int, factors: int | None, sizes: tuple[int, int]
+) -> None:
+    dense = part(make(Shape(1, 1, n, 2), mode="factorized-dense", factors=factors), "factorized-dense")
+    assert (dense.a, dense.W2.shape[2] - dense.a) == sizes
+
+
+@pytest.mark.parametrize("mode", ["random", "factorized-random"])
+def test_random_weights_are_the_same_for_every_input(mode: str) -> None:
+    module = make(Shape(1, 1, 9, 9), mode=mode)
+    first, second = (implied_matrix(module, tokens(9, 9, 1)[..., 0]) for _ in range(2))
+    torch.testing.assert_close(first, second, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("mode", ["dense", "factorized-dense", "mixture"])
+def test_dense_weights_of_a_token_depend_on_that_token_only(mode: str) -> None:
+    module = make(Shape(1, 1, 9, 9), mode=mode)
+    x = tokens(9, 9, 1)[..., 0]
+    changed = x.clone()
+    changed[5] += 1
+    different = (implied_matrix(module, x) - implied_matrix(module, changed)).abs().amax(-1) > 1e-6
+    assert different.tolist() == [row == 5 for row in range(9)]
+
+
+def test_as_many_factors_as_tokens_give_any_random_matrix() -> None:
+    shape = Shape(2, 3, 7, 4)
+    factorized = make(shape, mode="factorized-random", factors=7)
+    random = make(shape, mode="random")
+    with torch.no_grad():
+        part(factorized, "factorized-random").R1.copy_(part(random, "random").R)
+        part(factorized, "factorized-random").R2.copy_(torch.eye(7))
+        factorized.value.weight.copy_(random.value.weight)
+        factorized.out.weight.copy_(random.out.weight)
+    x = tokens(2, 7, 12)
+    torch.testing.assert_close(factorized(x), random(x), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_weights_of_a_row_sum_to_one(mode: str) -> None:
+    module = make(Shape(1, 2, 6, 2), mode=mode)
+    with torch.no_grad():
+        module.value.weight.fill_(0.25)
+        module.out.weight.copy_(torch.eye(4))
+    ones = torch.ones(1, 6, 4, dtype=torch.float64)
+    torch.testing.assert_close(module(ones), ones)
+
+
+@pytest.mark.parametrize("mode", ["random", "factorized-random"])
+def test_random_logits_start_with_variance_one(mode: str) -> None:
+    module = make(Shape(1, 1, 400, 4), mode=mode)
+    with torch.no_grad():
+        logits = part(module, mode).of_pairs(tokens(1, 400, 4))
+    assert 0.8 < logits.var().item() < 1.25
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_without_any_real_token_the_output_is_zero_and_gradients_stay_finite(mode: str) -> None:
+    module = make(Shape(2, 2, 6, 2), mode=mode)
+    x = tokens(2, 6, 4).requires_grad_()
+    out = module(x, key_mask=torch.tensor([[False] * 6, [True] * 6]))
+    assert torch.equal(out[0], torch.zeros_like(out[0]))
+    out.square().sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in (x, *module.parameters()))
+
+
+def test_options_of_another_mode_are_refused() -> None:
+    for options, message in (
+        ("factors=8", "factors belongs to the factorized modes"),
+        ("mode=random,hidden=8", "hidden belongs to dense weights"),
+        ("mode=mixture,mixture=random+dot,hidden=8", "hidden belongs to dense weights"),
+        ("mixture=random+dot", "mixture belongs to mode=mixture"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            build(f"synthesizer:{options}", Shape(seq_len=4))
+
+
+def test_an_input_longer_than_the_weights_is_refused() -> None:
+    with pytest.raises(Unsupported, match="at most 6"):
+        make(Shape(1, 2, 6, 2))(tokens(1, 7, 4))
+    causal = make(Shape(1, 2, 6, 2, causal=True))
+    with pytest.raises(Unsupported, match="at most 6"):
+        causal.step(causal.begin(tokens(1, 6, 4)), tokens(1, 1, 4))
+
+
+def test_decoding_keeps_keys_only_for_dot_products() -> None:
+    shape = Shape(1, 2, 6, 3, causal=True)
+    for options, width in (({"mode": "dense"}, 0), ({"mode": "mixture", "mixture": "random+dot"}, 3)):
+        assert make(shape, **options).begin(tokens(1, 4, 6)).keys.shape == (1, 2, 4, width)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_without_gradients_the_weights_are_never_all_in_memory(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(tiling.TUNED, "synthesizer.weights", tiling.Tuned(1 << 12))
+    module = build("synthesizer", Shape(1, 2, 512, 8), mode=mode)
+    x = torch.randn(1, 512, 16)
+    with torch.inference_mode():
+        peak = peak_tensor_bytes(lambda: module(x))
+    assert peak is not None
+    assert peak < 2 * 512 * 512 * 4 / 4

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnbench.catalogue.attention.kernel.taylor import Taylor, TaylorFeatures
+from attnbench.contract.problem.reference import exact_attention, relative_error
+from attnbench.contract.problem.shape import Shape
+
+SHAPE = Shape(batch=2, heads=2, seq_len=23, head_dim=11)  # a block of eight channels and one of three
+CAUSAL = Shape(batch=2, heads=2, seq_len=23, head_dim=11, causal=True)
+both = pytest.mark.parametrize("shape", [SHAPE, CAUSAL], ids=["all", "causal"])
+HOLES = torch.arange(23) % 5 != torch.tensor([[0], [3]])
+
+
+def close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-11)
+
+
+def qkv(shape: Shape, scale: float = 1.0) -> list[Tensor]:
+    sizes = (shape.N, shape.M, shape.M)
+    q, k, v = (torch.randn(shape.B, shape.H, n, shape.D, dtype=torch.float64) for n in sizes)
+    return [scale * q, scale * k, v]
+
+
+def by_the_series(q: Tensor, k: Tensor, v: Tensor, causal: bool, key_mask: Tensor | None = None) -> Tensor:
+    s = torch.einsum("bhid,bhjd->bhij", q, k) / q.shape[-1] ** 0.5
+    weights = 1 + s + s * s / 2
+    if causal:
+        weights = weights.tril()
+    if key_mask is not None:
+        weights = weights * key_mask[:, None, None]
+    total = weights.sum(-1, keepdim=True)
+    return weights @ v / total.masked_fill(total == 0, 1.0)
+
+
+@both
+@pytest.mark.parametrize("chunk", [1, 7, 23, None])
+def test_equals_three_terms_of_the_series_for_every_chunk(shape: Shape, chunk: int | None) -> None:
+    module, inputs = Taylor(shape, chunk=chunk), qkv(shape)
+    for key_mask in (None, HOLES):
+        expected = by_the_series(*inputs, shape.causal, key_mask)
+        close(module(*inputs, key_mask=key_mask), expected)
+        close(module.dense(*inputs, key_mask=key_mask), expected)
+
+
+@pytest.mark.parametrize(("head_dim", "width"), [(1, 3), (4, 21), (8, 73), (11, 109), (64, 2369)])
+def test_products_of_features_are_the_series_and_pairs_are_counted_once(head_dim: int, width: int) -> None:
+    features = TaylorFeatures(head_dim)
+    x, y = (torch.randn(1, 5, head_dim, dtype=torch.float64) for _ in range(2))
+    phi_x, phi_y = (torch.full((1, 5, features.width), torch.nan, dtype=torch.float64) for _ in range(2))
+    features.queries(x, phi_x)
+    features.keys(y, phi_y)
+    s = x @ y.mT / head_dim**0.5
+    assert features.width == width
+    close(phi_x @ phi_y.mT, 1 + s + s**2 / 2)
+
+
+@both
+def test_the_error_against_softmax_falls_with_the_cube_of_the_logits(shape: Shape) -> None:
+    errors = []
+    for scale in (0.4, 0.2, 0.1):  # of q and k: logits fall by 4 each time
+        torch.manual_seed(1)
+        q, k, v = qkv(shape, scale)
+        errors.append(relative_error(Taylor(shape)(q, k, v), exact_attention(q, k, v, causal=shape.causal)))
+    assert errors[0] < 1e-2
+    for larger, smaller in pairwise(errors):
+        assert 40 < larger / smaller < 90  # 4³ = 64
+
+
+def test_weights_stay_positive_where_the_linear_term_is_below_minus_one() -> None:
+    q, k, v = qkv(SHAPE)
+    k = -3 * q  # s of a token with itself is far below -1
+    out = Taylor(SHAPE)(q, k, v.abs())
+    assert (out > 0).all()
+
+
+def test_cross_attention_equals_the_series() -> None:
+    shape = Shape(batch=2, heads=2, seq_len=5, kv_len=19, head_dim=11)
+    inputs = qkv(shape)
+    close(Taylor(shape, chunk=4)(*inputs), by_the_series(*inputs, False))
+
+
+def test_the_state_does_not_grow() -> None:
+    module, (q, k, v) = Taylor(CAUSAL), qkv(CAUSAL)
+    assert [x.shape for x in module.begin(q, k, v)] == [
+        x.shape for x in module.begin(q[:, :, :1], k[:, :, :1], v[:, :, :1])
+    ]

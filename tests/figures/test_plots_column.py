@@ -1,0 +1,69 @@
+"""Figures for one column of a paper: nothing is too small to read, and nothing lies on anything else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+
+from attnbench.errors import UsageError
+from attnbench.figures import draw
+from tests.committed import rows_of
+
+Faults = Callable[[Figure], list[str]]
+INCHES = 3.3
+
+
+def column(frame: pd.DataFrame, **options: Any) -> dict[str, Figure]:
+    return draw(frame, width="column", **options)
+
+
+@pytest.mark.parametrize("run", ["lra-cpu", pytest.param("lra-h200", marks=pytest.mark.slow), "long-cpu"])
+def test_every_word_of_the_committed_runs_can_be_read_in_a_column(run: str, faults: Faults) -> None:
+    figures = column(rows_of(run), title="A title that is much longer than a column is wide, twice")
+    assert figures
+    for figure in figures.values():
+        assert figure.get_size_inches()[0] == INCHES
+        assert faults(figure) == []
+
+
+def test_and_so_can_maps_and_tables(performer: pd.DataFrame, linformer: pd.DataFrame, faults: Faults) -> None:
+    drawn = column(performer) | column(linformer)
+    assert {"map", "error", "speedup", "scaling"} <= set(drawn)
+    for figure in drawn.values():
+        assert faults(figure) == []
+
+
+@pytest.mark.parametrize("width", [pytest.param("page", marks=pytest.mark.slow), "column"])
+def test_headings_of_many_settings_and_ticks_of_many_lengths_stand_apart(run: Any, width: str, faults: Faults) -> None:
+    rows = [
+        row
+        for dtype in ("float32", "bfloat16")
+        for causal in (False, True)
+        for padding in (0.0, 0.5)
+        for row in run.lra_rows(range(1024, 16385, 1024), dtype=dtype, causal=causal, padding=padding, head_dim=16)
+        if row["variant"] in ("softmax", "sdpa", "performer", "local", "linear", "chunked")
+    ]
+    drawn = draw(run.table(rows), figures=["tradeoff", "scaling"], width=width)
+    assert len(drawn) == 2
+    for name, figure in drawn.items():
+        assert faults(figure) == [], name
+    headings = [text.get_text().replace("\n", " ") for text in drawn["scaling"].texts if text.get_weight() == "bold"]
+    assert headings[1:4] == [
+        f"float32 · {form}" for form in ("not causal · no padding", "not causal · 50% padding", "causal · no padding")
+    ]
+
+
+def test_what_a_column_cannot_hold_is_refused_in_a_line(run: Any) -> None:
+    with pytest.raises(UsageError, match="peers is too wide for one column; draw it without --width column"):
+        column(rows_of("peers-cpu-as-shipped"), figures=["peers"])
+    with pytest.raises(UsageError, match="unknown width 'colum'; did you mean 'column'"):
+        draw(run.table(run.lra_rows((64,))), width="colum")
+
+
+def test_a_page_is_as_wide_as_before_after_a_column(lra: pd.DataFrame) -> None:
+    column(lra, figures=["scaling"])
+    assert draw(lra, figures=["scaling"])["scaling"].get_size_inches()[0] == 8.0

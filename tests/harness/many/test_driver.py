@@ -1,0 +1,602 @@
+"""Whatever machines do, each cell gets one row, and what is compared was measured on one host."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnbench.errors import UsageError
+from attnbench.harness.many.driver import NoMachine
+from attnbench.harness.plan import Options, Plan, make_plan
+from attnbench.measure.machine import id_of
+from attnbench.measure.status import Status
+from attnbench.results.audit import audit
+from attnbench.results.merge import merge
+from attnbench.results.read import read_results
+from attnbench.results.record import Record
+from attnbench.results.store import ENVIRONMENT, RECORDS, SAMPLES, RunFolder
+from attnbench.suite.cell import Cell
+from tests.answers.machines import facts, files, measuring
+from tests.harness.many.fakes import SUITE, Asked, Cluster, Host, Listening, crashed, measure, visited
+
+INTEL = {"environment": (_described := facts(1, processor="Intel")), "machine_id": id_of(_described)}
+ALL = {(name, n) for name in ("softmax", "linear") for n in (2, 4, 8, 16)}
+
+
+def once(
+    reaction: Any, *, method: str = "visit", label: str = "", host: str = "", times: int = 1, after: int = 0
+) -> Callable[[Asked], Any]:
+    """React so to the first calls that match, but for the first ``after`` of them."""
+    seen = [0]
+
+    def react(asked: Asked) -> Any:
+        if method != asked.method or label not in asked.label or host not in asked.host:
+            return "answer"
+        seen[0] += 1
+        return reaction if after < seen[0] <= after + times else "answer"
+
+    return react
+
+
+def names(records: list[Record]) -> list[tuple[str, int]]:
+    return [(record.label, record.seq_len) for record in records]
+
+
+def is_whole(folder: RunFolder, records: list[Record]) -> None:
+    """Every cell has one row, the variants that are compared are of one host, and the folder vouches for it."""
+    assert sorted(names(records)) == sorted(ALL)
+    assert audit(folder.path).findings == []
+    assert read_results(folder.path)["cell_id"].is_unique
+    for n in (2, 4, 8, 16):
+        assert len({r.host for r in records if r.seq_len == n and r.status is not Status.CRASH}) == 1
+
+
+def test_three_machines_measure_each_cell_once_in_a_folder_as_of_one_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = [Host(name, index) for index, name in enumerate("abc")]
+    cluster, watcher = Cluster(*hosts), Listening()
+    ((folder, records),) = measure(tmp_path, cluster, watcher)
+    is_whole(folder, records)
+    assert Counter(one.label for one in cluster.visits()) == Counter({f"{name}/n{n}": 2 for name, n in ALL})
+    assert {record.host for record in records} == {"a-digest", "b-digest", "c-digest"}
+    assert [(one["host"], one["machine_id"]) for one in folder.environment["machines"]] == [
+        (f"{host.name}-digest", host.begin()["state"]["machine_id"]) for host in hosts
+    ]
+    assert folder.path.name == f"{folder.environment['together']}-{folder.environment['machine_class']}"
+    assert (watcher.numbers, len(watcher.rows), watcher.warnings) == ((8, 16, 0), 16, [])
+    assert sorted(cluster.ended) == [1, 2, 3]
+
+    alone = RunFolder(measuring(tmp_path, monkeypatch)())
+    assert names(records) == names(alone.in_order())
+    differ = ("started_at", "host", "machine_id")
+    plain = [{k: v for k, v in record.to_json().items() if k not in differ} for record in records]
+    assert plain == [{k: v for k, v in record.to_json().items() if k not in differ} for record in alone.in_order()]
+    assert {path.name for path in folder.path.iterdir()} - {".lock"} == {path.name for path in alone.path.iterdir()} - {
+        ".lock"
+    }
+    assert folder.samples().keys() == alone.samples().keys()
+
+
+def test_all_rounds_of_a_cell_are_of_one_host(tmp_path: Path) -> None:
+    cluster = Cluster(Host("a"), Host("b", 1))
+    measure(tmp_path, cluster, rounds=5)
+    for label in {one.label for one in cluster.visits()}:
+        visits = [one for one in cluster.visits() if one.label == label]
+        assert [one.round for one in visits] == [0, 1, 2, 3, 4]
+        assert len({one.host for one in visits}) == 1
+
+
+def test_the_same_command_has_nothing_to_do_and_asks_no_machine(tmp_path: Path) -> None:
+    ((folder, records),) = measure(tmp_path, Cluster(Host("a")))
+    before = files(folder.path)
+    cluster, watcher = Cluster(Host("a")), Listening()
+    ((again, same),) = measure(tmp_path, cluster, watcher)
+    assert (again.path, same, cluster.log) == (folder.path, records, [])
+    assert watcher.numbers == (8, 0, 8)
+    assert files(folder.path) == before
+    ((new, _),) = measure(tmp_path, Cluster(Host("a")), fresh=True, select="n2")
+    assert new.path != folder.path
+
+
+@pytest.mark.parametrize("how", ["die", "vanish"])
+@pytest.mark.parametrize("after", range(8))
+def test_a_death_at_any_visit_costs_no_row_and_no_ratio_of_one_host(tmp_path: Path, how: str, after: int) -> None:
+    cluster = Cluster(Host("a"), Host("b", 1), react=once(how, host="b", after=after))
+    watcher = Listening()
+    ((folder, records),) = measure(tmp_path, cluster, watcher)
+    is_whole(folder, records)
+    assert {record.status for record in records} == {Status.OK}
+    lost = [line for line in watcher.warnings if "b was lost: the node is gone" in line]
+    assert len(lost) == (len(cluster.visits("b")) > after)
+    assert all(record.time_rounds == 2 for record in records)
+    assert {tuple(rounds) for rounds in folder.samples().values()} == {(0, 1)}
+
+
+def test_what_a_lost_host_has_begun_is_measured_anew_by_the_next_one(tmp_path: Path) -> None:
+    cluster = Cluster(Host("a"), Host("b", 1), react=once("vanish", host="b", after=1))
+    ((_, records),) = measure(tmp_path, cluster, select="n2 or n4")
+    first, *_ = cluster.visits("b")  # had a row when its host was lost
+    assert {record.host for record in records} == {"a-digest"}
+    assert Counter(one.label for one in cluster.visits("a"))[first.label] == 2
+
+
+def test_an_actor_that_died_on_a_host_that_lives_goes_on_there_with_what_it_had(tmp_path: Path) -> None:
+    cluster = Cluster(Host("a"), react=once("die", after=3))
+    ((folder, records),) = measure(tmp_path, cluster)
+    is_whole(folder, records)
+    assert len(cluster.visits()) == 17  # one of 16 twice
+    assert cluster.started == 2
+
+
+def test_a_cell_that_takes_three_machines_with_it_is_a_crash_and_the_others_are_measured(tmp_path: Path) -> None:
+    cluster = Cluster(Host("a"), Host("b", 1), react=once("die", label="linear/n4", times=99))
+    ((folder, records),) = measure(tmp_path, cluster)
+    is_whole(folder, records)
+    (failed,) = [record for record in records if record.status is not Status.OK]
+    assert (failed.label, failed.seq_len, failed.status) == ("linear", 4, Status.CRASH)
+    assert failed.reason == "took three machines with it, the last one: the node is gone"
+    assert len([one for one in cluster.visits() if one.label == "linear/n4"]) == 3
+    again = Cluster(Host("a"))
+    measure(tmp_path, again)
+    assert again.log == []
+    ((_, records),) = measure(tmp_path, again, retry_failed=True)
+    assert {record.status for record in records} == {Status.OK}
+
+
+def test_a_machine_that_was_given_up_and_thaws_is_not_heard(tmp_path: Path) -> None:
+    """It finishes the visit that another machine has made meanwhile."""
+    cluster = Cluster(Host("a"), Host("b", 1), react=once("freeze", host="b"))
+    ((folder, records),) = measure(tmp_path, cluster)
+    is_whole(folder, records)
+    assert {record.host for record in records} == {"a-digest"}
+    stored = Counter((row["cell_id"], row["round"]) for row in folder.rows(SAMPLES))
+    assert set(stored.values()) == {1}
+    assert len(stored) == 16
+
+
+def test_a_machine_that_says_no_word_is_given_up_when_it_is_overdue(tmp_path: Path) -> None:
+    cluster, watcher = Cluster(Host("a"), Host("b", 1), react=once("silent", host="b")), Listening()
+    ((folder, records),) = measure(tmp_path, cluster, watcher, cell_timeout=30.0)
+    is_whole(folder, records)
+    (said,) = [line for line in watcher.warnings if "b was lost" in line]
+    assert "no answer for 30" in said  # twice 30 s, 120 s for a new process, and 120 s more
+    assert 300 <= cluster.time < 400
+
+
+def test_garbage_from_a_machine_gives_it_up(tmp_path: Path) -> None:
+    for place, value in enumerate(({"outcome": {}}, {"outcome": None}, {}, {"failed": "no process"})):
+        folder = tmp_path / str(place)
+        folder.mkdir()
+        cluster, watcher = Cluster(Host("a"), react=once(value, label="softmax/n8")), Listening()
+        ((run, records),) = measure(folder, cluster, watcher)
+        is_whole(run, records)
+        assert any("was lost: it sent garbage" in line or "no process" in line for line in watcher.warnings)
+
+
+def test_the_row_of_another_cell_is_garbage(tmp_path: Path) -> None:
+    cells = make_plan("quick", Options("cpu", select="softmax")).cells
+    cluster, watcher = Cluster(Host("a"), react=once(visited(cells[0], 0), label="linear/n2")), Listening()
+    ((folder, records),) = measure(tmp_path, cluster, watcher)
+    is_whole(folder, records)
+    assert any("it sent garbage" in line for line in watcher.warnings)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"seq_len": 4096},
+        {"threads": 99},
+        {"heads": 3},
+        {"method_version": 1},
+        {"time_median_s": 1e-9},
+        {"device": "cuda"},
+        {"pass_": "backward"},
+    ],
+    ids=str,
+)
+def test_a_row_that_would_make_the_run_unreadable_is_garbage(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    (cell,) = [one for one in make_plan_of(tmp_path).cells if one.label == "linear/n8"]
+    cluster, watcher = Cluster(Host("a"), react=once(visited(cell, 0, **wrong), label="linear/n8")), Listening()
+    ((folder, records),) = measure(tmp_path, cluster, watcher)
+    is_whole(folder, records)
+    assert any("it sent garbage" in line for line in watcher.warnings)
+
+
+def test_a_round_that_fails_later_leaves_the_numbers_of_those_before(tmp_path: Path) -> None:
+    def fails(asked: Asked) -> Any:
+        return crashed(cell) if (asked.label, asked.round) == ("linear/n8", 1) else "answer"
+
+    (cell,) = [one for one in make_plan_of(tmp_path).cells if one.label == "linear/n8"]
+    cluster, watcher = Cluster(Host("a"), react=fails), Listening()
+    ((folder, records),) = measure(tmp_path, cluster, watcher, rounds=3)
+    (row,) = [record for record in records if (record.label, record.seq_len) == ("linear", 8)]
+    assert (row.status, row.time_rounds, row.warnings) == (Status.OK, 1, "round 2 failed: crash: it ended")
+    assert len([one for one in cluster.visits() if one.label == "linear/n8"]) == 2
+    (told,) = folder.rows("failures.jsonl")
+    assert told["stderr"] == ["the last line"]
+
+
+def make_plan_of(folder: Path) -> Plan:
+    (folder / "s.yaml").write_text(SUITE)
+    return make_plan(folder / "s.yaml", Options("cpu", on="fake"))
+
+
+def test_memory_that_ran_out_stands_for_longer_sequences_that_are_not_tried(tmp_path: Path) -> None:
+    def short(asked: Asked) -> Any:
+        if asked.method != "visit" or not asked.label.startswith("softmax") or asked.label in ("softmax/n2",):
+            return "answer"
+        cell = next(one for one in plan.cells if one.label == asked.label)
+        record = Record.of(cell, Status.OOM, "no memory")
+        return {"outcome": {**crashed(cell)["outcome"], "record": record.to_json()}}
+
+    plan = make_plan_of(tmp_path)
+    cluster = Cluster(Host("a"), react=short)
+    ((_, records),) = measure(tmp_path, cluster)
+    reasons = {record.seq_len: record.reason for record in records if record.label == "softmax"}
+    assert reasons == {
+        2: "",
+        4: "no memory",
+        8: "inferred: oom at n=4 already, so not run",
+        16: "inferred: oom at n=4 already, so not run",
+    }
+    assert all(record.host == "a-digest" for record in records)
+
+
+def test_ctrl_c_ends_all_machines_keeps_rows_and_the_same_command_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    def stop(asked: Asked) -> Any:
+        if len(cluster.visits()) == 9:
+            raise KeyboardInterrupt
+        return "answer"
+
+    cluster = Cluster(Host("a"), Host("b", 1), react=stop)
+    with pytest.raises(KeyboardInterrupt):
+        measure(tmp_path, cluster)
+    assert sorted(cluster.ended) == [1, 2]
+    (path,) = (tmp_path / "out" / "s").iterdir()
+    kept = {row.cell_id: row for row in RunFolder(path).records().values() if row.status is Status.OK}
+    assert kept
+    assert audit(path).findings == []
+    again, watcher = Cluster(Host("a"), Host("b", 1)), Listening()
+    ((folder, records),) = measure(tmp_path, again, watcher)
+    assert folder.path == path
+    is_whole(folder, records)
+    hosts = {row.cell_id: row.host for row in records}
+    assert all(hosts[cell_id] == row.host for cell_id, row in kept.items())
+    assert len(again.visits()) == 16 - sum(row.time_rounds or 0 for row in kept.values())
+    assert watcher.numbers[2] == len(kept)
+
+
+def test_a_command_that_goes_on_without_one_of_its_hosts_measures_that_host_s_groups_anew(tmp_path: Path) -> None:
+    def stop(asked: Asked) -> Any:
+        if len(cluster.visits()) == 9:
+            raise KeyboardInterrupt
+        return "answer"
+
+    cluster = Cluster(Host("a"), Host("b", 1), react=stop)
+    with pytest.raises(KeyboardInterrupt):
+        measure(tmp_path, cluster)
+    again = Cluster(Host("a"))
+    ((folder, records),) = measure(tmp_path, again)
+    is_whole(folder, records)
+    complete = {one.label for one in cluster.visits("b") if one.round == 1}
+    assert {r.host for r in records if f"{r.label}/n{r.seq_len}" not in complete} == {"a-digest"}
+    assert again.time < 120
+
+
+def test_machines_of_two_classes_have_a_folder_each(tmp_path: Path) -> None:
+    cluster = Cluster(Host("a"), Host("b", 1, state=INTEL), Host("c", 2))
+    runs = measure(tmp_path, cluster)
+    assert len(runs) == 2
+    by_host = {host: folder for folder, records in runs for host in {record.host for record in records}}
+    assert by_host["a-digest"] is by_host["c-digest"] is not by_host["b-digest"]
+    rows = [record for _, records in runs for record in records]
+    assert sorted(names(rows)) == sorted(ALL)
+    for folder, _ in runs:
+        assert audit(folder.path).findings == []
+        assert folder.path.name.endswith(folder.environment["machine_class"])
+    again = Cluster(Host("a"))
+    assert {folder.path for folder, _ in measure(tmp_path, again)} == {folder.path for folder, _ in runs}
+    assert again.log == []
+
+
+def test_a_machine_whose_rates_are_others_is_kept_apart_and_named(tmp_path: Path) -> None:
+    slow = Host("slow", 1, state={"matmul_rate": {"float32": 1.7e11}})
+    near = Host("near", 2, state={"matmul_rate": {"float32": 1.9e11}})
+    watcher = Listening()
+    runs = measure(tmp_path, Cluster(Host("a"), slow, near), watcher)
+    assert [{record.host for record in records} for _, records in runs] == [
+        {"a-digest", "near-digest"},
+        {"slow-digest"},
+    ]
+    assert runs[1][0].path.name == f"{runs[0][0].path.name}-slow-digest"
+    (said,) = watcher.warnings
+    assert said.startswith(f"slow is kept apart in {runs[1][0].path}: its matmul rate in float32 is 170G/s, that of")
+    assert sorted(names([record for _, records in runs for record in records])) == sorted(ALL)
+    with pytest.raises(UsageError, match="rate"):
+        merge([folder.path for folder, _ in runs], tmp_path / "all")
+
+
+def test_a_host_is_told_its_rates_of_before_so_that_noise_does_not_put_it_elsewhere(tmp_path: Path) -> None:
+    told: list[Any] = []
+
+    class Remembering(Cluster):
+        def call(self, machine: int, method: str, message: Mapping[str, Any]) -> None:
+            told.extend([message["known"]] if method == "begin" else [])
+            super().call(machine, method, message)
+
+    measure(tmp_path, Remembering(Host("a"), react=once("die", after=3)))
+    assert told[0] is None
+    assert told[1]["matmul_rate"] == {"float32": 2e11}
+    assert told[1]["host"] == "a-digest"
+
+
+def test_what_was_begun_on_one_class_is_never_finished_on_another(tmp_path: Path) -> None:
+    cluster = Cluster(Host("a"), Host("b", 1, state=INTEL), react=once("vanish", host="b", after=1))
+    with pytest.raises(NoMachine, match=r"cells wait for a machine of class [0-9a-f]{8}, where they were begun"):
+        measure(tmp_path, cluster)
+    assert cluster.time > 120
+    back = Cluster(Host("c", 1, state=INTEL))
+    runs = measure(tmp_path, back)
+    rows = [record for _, records in runs for record in records]
+    assert sorted(names(rows)) == sorted(ALL)
+    assert all(audit(folder.path).findings == [] for folder, _ in runs)
+    classes = {record.host: folder.environment["machine_class"] for folder, records in runs for record in records}
+    assert classes["a-digest"] != classes["c-digest"]
+
+
+def test_a_machine_that_joins_later_takes_what_is_left(tmp_path: Path) -> None:
+    late = Host("late", 1, listed=False, up=False)
+    cluster = Cluster(Host("a"), late)
+
+    def comes() -> None:
+        late.listed = late.up = True
+
+    cluster.at[0.5] = comes
+    ((folder, records),) = measure(tmp_path, cluster, rounds=1, suite=LONG)
+    assert {record.host for record in records} == {"a-digest", "late-digest"}
+    assert len(folder.environment["machines"]) == 2
+
+
+LONG = f"""\
+name: s
+sweeps: [{{name: w, matrix: {{variant: [softmax, linear], seq_len: {[*range(1, 31)]}}}}}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("says", "said"),
+    [
+        ({"attnbench": "0.0.9"}, "it has attnbench 0.0.9, the driver"),
+        ({"torch": "2.1.0+cpu"}, "it has torch 2.1.0, the driver"),
+        ({"python": "3.8.1"}, "it has python 3.8, the driver"),
+        (
+            {"niceness": 19, "niceness_of_parent": 4},
+            "15 levels nicer, so anything else there goes first; set RAY_worker",
+        ),
+        ({"input_files": {"q.safetensors": "1"}}, "q.safetensors has other contents there"),
+        ({"plugins": {"mine.py": "1"}}, "its plug-ins are not those of the driver"),
+        ({"failed": "plug-in mine.py: no such file"}, "plug-in mine.py: no such file"),
+    ],
+)
+def test_a_machine_that_is_not_as_the_driver_is_named_and_kept_so_that_it_is_not_given_again(
+    tmp_path: Path, says: dict[str, Any], said: str
+) -> None:
+    cluster, watcher = Cluster(Host("odd", 1, says=says), Host("a")), Listening()
+    ((folder, records),) = measure(tmp_path, cluster, watcher)
+    is_whole(folder, records)
+    assert {record.host for record in records} == {"a-digest"}
+    (warning,) = watcher.warnings
+    assert said in warning
+    assert warning.startswith("odd cannot take part: ")
+    assert cluster.started == 2
+
+
+def test_where_no_machine_may_take_part_nothing_is_written(tmp_path: Path) -> None:
+    cluster = Cluster(Host("a", says={"torch": "1.0"}), Host("b", says={"torch": "1.0"}))
+    with pytest.raises(
+        UsageError, match=r"8 cells wait and no machine may measure them: . cannot take part: it has torch"
+    ):
+        measure(tmp_path, cluster)
+    assert not (tmp_path / "out").exists()
+    assert cluster.time < 10
+    assert sorted(cluster.ended) == [1, 2]
+
+
+def test_machines_that_die_before_they_take_part_are_not_tried_for_ever(tmp_path: Path) -> None:
+    cluster = Cluster(Host("a"), react=once("die", method="begin", times=99))
+    with pytest.raises(UsageError, match="no machine may measure them: the node is gone"):
+        measure(tmp_path, cluster)
+    assert cluster.started == 3
+    cluster = Cluster(Host("a"), react=once("die", method="begin", times=2))
+    ((folder, records),) = measure(tmp_path, cluster)
+    is_whole(folder, records)
+
+
+def test_a_machine_that_cannot_set_its_process_up_does_not_take_part(tmp_path: Path) -> None:
+    cluster = Cluster(Host("bad"), Host("a", 1), react=once({"failed": "no memory"}, method="begin", host="bad"))
+    watcher = Listening()
+    ((folder, records),) = measure(tmp_path, cluster, watcher)
+    is_whole(folder, records)
+    assert watcher.warnings == ["bad cannot take part: no memory"]
+
+
+def test_a_cluster_without_a_machine_is_waited_for_two_minutes(tmp_path: Path) -> None:
+    cluster = Cluster()
+    with pytest.raises(UsageError, match="no machine may measure them"):
+        measure(tmp_path, cluster)
+    assert 120 < cluster.time < 130
+    late = Host("late", listed=False, up=False)
+    cluster = Cluster(late)
+
+    def comes() -> None:
+        late.listed = late.up = True
+
+    cluster.at[60] = comes
+    ((folder, records),) = measure(tmp_path, cluster)
+    is_whole(folder, records)
+
+
+def test_a_machine_s_notes_are_told_with_its_name(tmp_path: Path) -> None:
+    class Busy(Host):
+        def begin(self) -> dict[str, Any]:
+            return {**super().begin(), "notes": ["load 3 on 2 cores"]}
+
+    watcher = Listening()
+    measure(tmp_path, Cluster(Busy("a")), watcher)
+    assert watcher.warnings == ["a: load 3 on 2 cores"]
+
+
+def test_rows_that_are_faster_than_their_machine_are_held_to_limits_measured_again_there(tmp_path: Path) -> None:
+    asked: list[tuple[str, int]] = []
+    better = {"matmul_rate": {"float32": 9e11}, "exp_rate": {"float32": 2e9}, "copy_rates": [[262_144, 6e10]]}
+
+    class Fast(Cluster):
+        def _answer(self, host: Host, method: str, message: dict[str, Any]) -> dict[str, Any]:
+            if method == "visit" and host.name == "b":
+                value = super()._answer(host, method, message)
+                value["outcome"]["record"]["peak_fraction"] = 3.0
+                return value
+            if method == "limits":
+                rows = message["request"]["records"]
+                asked.append((host.name, len(rows)))
+                return {"limits": better, "rows": [{**row, "peak_fraction": 0.9} for row in rows]}
+            return super()._answer(host, method, message)
+
+    watcher = Listening()
+    ((folder, records),) = measure(tmp_path, Fast(Host("a"), Host("b", 1)), watcher)
+    is_whole(folder, records)
+    assert {host for host, _ in asked} == {"b"}
+    assert {record.peak_fraction for record in records if record.host == "b-digest"} == {0.9}
+    rates = {one["host"]: one["matmul_rate"]["float32"] for one in folder.environment["machines"]}
+    assert rates == {"a-digest": 2e11, "b-digest": 9e11}
+    assert any("faster than the limits of the machine" in line for line in watcher.warnings)
+
+
+def test_the_folder_of_many_machines_is_merged_plotted_and_verified_like_any_other(tmp_path: Path) -> None:
+    ((first, _),) = measure(tmp_path, Cluster(Host("a"), Host("b", 1)), select="softmax")
+    ((second, _),) = measure(tmp_path, Cluster(Host("a"), Host("b", 1)), select="linear")
+    merged = merge([first.path, second.path], tmp_path / "all").folder
+    assert len(merged.records()) == 8
+    assert audit(merged.path).findings == []
+    assert {row.host for row in merged.records().values()} == {"a-digest", "b-digest"}
+    assert len(set(read_results(first.path)["machine_id"])) == 1
+
+
+def test_a_machine_that_was_added_to_the_list_later_is_told(tmp_path: Path) -> None:
+    ((folder, _),) = measure(tmp_path, Cluster(Host("a")))
+    text = (folder.path / ENVIRONMENT).read_text()
+    facts_ = json.loads(text)
+    facts_["machines"].append({**facts_["machines"][0], "host": "x"})
+    (folder.path / ENVIRONMENT).write_text(json.dumps(facts_))
+    assert audit(folder.path).findings
+    (folder.path / ENVIRONMENT).write_text(text)
+    assert audit(folder.path).findings == []
+
+
+def test_every_row_is_of_a_machine_of_its_run(tmp_path: Path) -> None:
+    ((folder, records),) = measure(tmp_path, Cluster(Host("a"), Host("b", 1)))
+    known = {(one["host"], one["machine_id"]) for one in folder.environment["machines"]}
+    assert {(record.host, record.machine_id) for record in records} <= known
+    assert len((folder.path / RECORDS).read_text().splitlines()) == 16
+
+
+TRAINED = """\
+name: s
+sweeps:
+- name: w
+  level: model
+  pass: training
+  measure: score
+  model: {layers: 1, ffn: 16}
+  training: {steps: 6, evaluations: 2, sweep_seeds: 1}
+  matrix:
+    variant: [softmax, identity]
+    task: recall:pairs=4,values=4,test=32
+    seq_len: 16
+    heads: 2
+    head_dim: 8
+    batch: 4
+    seed: [0, 1]
+    learning_rate: [0.001, 0.02]
+"""
+
+
+class Training(Cluster):
+    """Trains one cell for each question how far it is."""
+
+    def __init__(self, *hosts: Host, **options: Any) -> None:
+        super().__init__(*hosts, **options)
+        self.left: dict[int, list[Cell]] = {}
+
+    def _answer(self, host: Host, method: str, message: dict[str, Any]) -> dict[str, Any]:
+        if method == "train":
+            self.left[host.index] = [Cell.from_json(cell) for cell in message["cells"]]
+            return {}
+        if method != "more":
+            return super()._answer(host, method, message)
+        if not self.left[host.index]:
+            return {"events": [], "over": True}
+        cell = self.left[host.index].pop(0)
+        assert cell.training is not None
+        rate = cell.training.learning_rate
+        known = {"val_score": 0.5 + 10 * rate, "score": 0.5, "best_step": 6, "learning_rate": rate, "train_s": 1.0}
+        record = Record.of(cell, Status.OK, **known, score_low=0.4, score_high=0.6, chance_score=0.25, test_examples=32)
+        record.process, record.threads = "as-shipped", 1
+        point = {"step": 6, "train_loss": 1.0, "val_score": 0.5, "val_loss": 1.0, "learning_rate": 0.0, "cpu_s": 1.0}
+        begun = {"what": "begun", "cell_id": cell.cell_id}
+        step = {"what": "step", "cell_id": cell.cell_id, "done": 3, "of": 6}
+        outcome = {"record": record.to_json(), "samples": None, "failure": None, "stderr": [], "killed": False}
+        ended = {"what": "ended", "cell_id": cell.cell_id, "outcome": {**outcome, "points": [point]}}
+        return {"events": [begun, step, ended], "over": False}
+
+
+def test_trainings_of_one_task_are_of_one_host_and_later_seeds_of_the_rate_that_was_chosen(tmp_path: Path) -> None:
+    ((folder, records),) = measure(tmp_path, Training(Host("a"), Host("b", 1)), suite=TRAINED)
+    assert len({record.host for record in records}) == 1
+    late = [record for record in records if record.seed == 1]
+    assert [record.learning_rate for record in late] == [0.02, 0.02]
+    assert len(records) == 6
+    assert folder.curves().keys() == {record.cell_id for record in records}
+    assert audit(folder.path).findings == []
+    again = Training(Host("a"), Host("b", 1))
+    assert measure(tmp_path, again, suite=TRAINED)[0][1] == records
+    assert again.log == []
+
+
+def test_a_death_in_a_training_costs_none(tmp_path: Path) -> None:
+    cluster = Training(Host("a"), Host("b", 1), react=once("vanish", method="more", after=2))
+    ((folder, records),) = measure(tmp_path, cluster, suite=TRAINED)
+    assert (len(records), len({record.host for record in records})) == (6, 1)
+    assert {record.status for record in records} == {Status.OK}
+    assert audit(folder.path).findings == []
+
+
+def test_each_round_on_a_machine_begins_with_a_fresh_process(tmp_path: Path) -> None:
+    cluster = Cluster(Host("a"))
+    measure(tmp_path, cluster, rounds=3)
+    process, processes = 0, dict[str, list[int]]()
+    for asked in cluster.log:
+        process += asked.method == "fresh"
+        if asked.method == "visit":
+            processes.setdefault(asked.label, []).append(process)
+    assert len(processes) == len(ALL)
+    assert all(len(set(used)) == 3 for used in processes.values())
+
+
+def test_a_run_of_one_round_begins_no_fresh_process(tmp_path: Path) -> None:
+    cluster = Cluster(Host("a"))
+    measure(tmp_path, cluster, rounds=1)
+    assert [one.method for one in cluster.log if one.method == "fresh"] == []
+
+
+@pytest.mark.parametrize("reaction", ["vanish", {"failed": "no process"}])
+def test_a_machine_that_is_lost_between_rounds_costs_no_row(reaction: Any, tmp_path: Path) -> None:
+    cluster = Cluster(Host("a"), Host("b"), react=once(reaction, method="fresh"))
+    ((folder, records),) = measure(tmp_path, cluster)
+    is_whole(folder, records)

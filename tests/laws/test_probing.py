@@ -1,0 +1,407 @@
+"""What ``attnbench check FILE.py:Class`` finds out about modules that nobody registered."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from attnbench.errors import Unsupported, UsageError
+from attnbench.harness.outside.isolation import Settings, Worker
+from attnbench.harness.outside.module import AskModule, examine_module
+from attnbench.laws.modules import questions
+from attnbench.laws.modules.questions import QUESTIONS, Found, Growth, answer, basics, collected, probe
+from attnbench.laws.modules.subject import Subject, Wanted
+from attnbench.laws.modules.verdict import conclusion, contradictions, lines, named_after
+
+MODULES = Path(__file__).with_name("modules.py")
+HARD = Path(__file__).with_name("hard.py")
+ASKED = {
+    "reads": "who reads whom",
+    "between": "how much passes between tokens",
+    "pairs": "what it computes",
+    "costs": "what it costs",
+    "training": "what its backward pass costs",
+    "gradient": "whether its gradient is that of its output",
+    "idle": "what does nothing",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short() -> Iterator[None]:
+    """Sequences of 1,024 tokens in place of 8,192 show how most costs grow."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(questions, "LONGEST", 1024)
+        patch.setattr(questions, "TOKENS", 128)
+        patch.setattr(questions, "MOST_DIRECTIONS", 256)
+        yield
+
+
+def hard(name: str, *asked: str) -> Found:
+    """Answers to some questions alone."""
+    subject = Subject(Wanted(f"{HARD}:{name}", "x"))
+    return collected(basics(subject), {ASKED[one]: answer(subject, ASKED[one]) for one in asked})
+
+
+@cache
+def found(name: str, call: str = "x", width: int | None = None) -> Found:
+    return probe(Subject(Wanted(f"{MODULES}:{name}", call, width=width)))  # type: ignore[arg-type]  # from the table
+
+
+def answers(one: Found) -> dict[str, str]:
+    return {line.question: line.answer for line in lines(one)}
+
+
+def test_an_lstm_with_attention_that_has_none_is_told() -> None:
+    one = found("AttentionLSTM", "tokens")
+    assert not one.pairs.formed
+    assert one.state is not None
+    assert one.state <= 2 * 16  # the LSTM's own state
+    assert not one.sees_future
+    assert {name for name, _ in one.idle or ()} == {"score.weight", "score.bias"}
+    assert answers(one)["attention"].startswith("none: a recurrence")
+    assert contradictions(one) == []
+    (said,) = contradictions(one, "softmax")[-1:]
+    assert "a recurrence of" in said
+
+
+def test_an_lstm_that_looks_back_has_attention() -> None:
+    one = found("LookingBackLSTM", "tokens")
+    assert one.pairs.softmax == 1
+    assert one.state is None
+    assert contradictions(one, "softmax") == []
+
+
+def test_a_performer_that_is_a_transformer_is_told() -> None:
+    one = found("PerformerLM", "tokens")
+    assert one.pairs.fused + one.pairs.softmax == 2
+    assert not one.sees_future
+    assert one.products is not None
+    assert one.products.power == 2
+    assert max(one.products.lengths) == 64  # its table of positions ends there
+    assert contradictions(one) == []  # a name claims nothing
+    (said,) = contradictions(one, "performer")
+    assert said.startswith("it is said to be performer, which costs O(n·")
+    assert said.endswith("it forms all n × n pairs")
+
+
+def test_a_linformer_that_calls_multi_head_attention_is_told() -> None:
+    one = found("LinformerAttention")
+    assert one.pairs.softmax + one.pairs.fused == 1
+    assert one.sees_future
+    assert {name for name, _ in one.idle or ()} == {"E.weight", "E.bias", "F.weight", "F.bias"}
+    assert "all n × n pairs" in contradictions(one, "linformer")[0]
+
+
+@pytest.mark.parametrize("name", ["performer_layer", "linear_layer", "local_layer", "gla_layer"])
+def test_what_keeps_its_promise_is_not_accused(name: str) -> None:
+    one = found(name, width=16)
+    assert not one.pairs.formed
+    assert one.products is not None
+    assert one.products.power == 1
+    assert one.memory is not None
+    assert one.memory.power == 1
+    assert contradictions(one, name.removesuffix("_layer")) == []
+
+
+def test_softmax_is_softmax() -> None:
+    one = found("softmax_layer", width=16)
+    assert one.pairs.softmax == 1
+    assert one.products is not None
+    assert one.products.power == 2
+    assert contradictions(one, "softmax") == []
+    assert contradictions(one, "linear") != []
+    linear = Growth((128, 256, 512), (10**6, 2 * 10**6, 4 * 10**6))  # as beside a large vocabulary
+    assert contradictions(replace(one, products=linear), "softmax") == []
+
+
+def test_a_linear_attention_is_no_softmax() -> None:
+    one = found("Efficient")
+    assert answers(one)["attention"] == "each token attends to a fixed number of summaries of the whole sequence: 16"
+    assert contradictions(one, "softmax") == [
+        "it is said to be softmax, which costs O(n²·d); nothing in it grows as n²"
+    ]
+    assert contradictions(one) == []
+
+
+def test_exact_attention_in_tiles_is_exact_attention() -> None:
+    one = found("chunked_layer", width=16)
+    assert not one.pairs.formed
+    assert answers(one)["attention"].startswith(
+        "no operation forms n × n pairs at once, and products grow as n²: tiles"
+    )
+    assert contradictions(one, "softmax") == []
+
+
+def test_a_window_of_a_mask_is_told_from_a_window() -> None:
+    masked, real = found("SlidingWindow:masked=true"), found("SlidingWindow")
+    assert answers(masked)["attention"].endswith("once in a call; a mask then hides what is not read")
+    assert contradictions(masked, "local") == ["it is said to be local, which costs O(n·w·d); it forms all n × n pairs"]
+    assert answers(real)["attention"] == "each token attends to a fixed number of keys: 7"
+    assert contradictions(real, "local") == []
+    assert masked.reads == real.reads
+
+
+def test_what_is_made_causal_by_an_option_must_not_see_the_future_and_a_name_may() -> None:
+    wrong, right = found("CausalAttention"), found("CausalAttention:past=true")
+    assert wrong.sees_future
+    assert not right.sees_future
+    assert contradictions(wrong) == contradictions(right) == []
+    assert contradictions(replace(wrong, claims_past=True)) == ["its options say causal; token 1 changes output 0"]
+    assert contradictions(replace(right, claims_past=True)) == []
+
+
+def test_what_differs_from_call_to_call_is_said_and_looked_at_all_the_same() -> None:
+    one = found("Dropping")
+    assert answers(one)["repeats"].startswith("no: two calls on the same input differ, in eval mode")
+    assert answers(one)["reads"].startswith("each output depends on every token (")
+    assert answers(one)["attention"].endswith("once in a call")
+    assert "repeats" not in answers(found("Efficient"))
+    alone = found("Dropping:alone=true")
+    assert not alone.repeats
+    assert answers(alone)["reads"].startswith("each output depends only on its own token")
+
+
+def test_a_softmax_over_words_weighs_no_keys() -> None:
+    one = found("LanguageModel", "tokens")
+    assert one.pairs.fixed == ()
+    assert answers(one)["attention"] == "none: a recurrence or an average"
+
+
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    [
+        ("LinearAttention", "linear"),
+        ("Linear_Former", "linear"),
+        ("LocalConv", None),
+    ],
+)
+def test_the_name_of_a_class_may_ask_for_a_variant(name: str, variant: str | None) -> None:
+    entry = named_after(name)
+    assert (entry.name if entry else None) == variant
+
+
+def test_a_layer_that_mixes_nothing_is_told() -> None:
+    one = found("identity_layer", width=16)
+    assert not one.mixes
+    assert answers(one)["attention"] == "none: no token reads another"
+    assert "no token reads another" in contradictions(one, "softmax")[-1]
+
+
+def test_a_recurrence_passes_as_many_numbers_as_it_has_state() -> None:
+    one = found("gla_layer", width=16)
+    assert one.crossing is not None
+    assert all(rank <= 2 * 8 * 8 for _, rank, _ in one.crossing)  # two heads of 8 x 8
+    window = found("local_layer", width=16)
+    assert window.state is not None
+    assert window.state <= 3 * 16
+    assert window.reads is not None
+    assert window.reads.reach == (3, 0)
+
+
+def test_one_answer_for_the_sequence() -> None:
+    one = found("Pooled")
+    assert not one.per_token
+    assert one.pairs.pooled == 1
+    assert answers(one)["attention"].startswith("pooling")
+    assert answers(one)["reads"].startswith("the output depends on each (")
+
+
+def test_parameters_without_effect_are_named() -> None:
+    assert {name for name, _ in found("Dead").idle or ()} == {"unused.weight", "unused.bias", "cancelled"}
+
+
+def test_what_takes_float32_only_is_looked_at_in_float32() -> None:
+    subject = Subject(Wanted(f"{MODULES}:Single", "x"))
+    assert subject.dtype == torch.float32
+    assert not found("Single").mixes
+
+
+@pytest.mark.parametrize(
+    ("source", "call", "message"),
+    [
+        ("nowhere.py:Model", "x", "nowhere.py: no such file"),
+        (f"{MODULES}:Poold", "x", "no class 'Poold'; did you mean 'Pooled'"),
+        (f"{MODULES}:Needs", "x", "Needs needs dim, heads; write .*:Needs:dim=64,heads=64"),
+        (f"{MODULES}:Pooled:din=4", "x", "takes no 'din'; did you mean 'dim'"),
+        (f"{MODULES}:Pooled:8", "x", "write its options by name"),
+        (f"{MODULES}:Pooled", "tokens", "has no embedding to read tokens with; use --call x"),
+        (f"{MODULES}:PerformerLM", "x", "called with x .* it raises"),
+        (f"{MODULES}:Needs", "x", r"or name a function in .*modules.py that makes it"),
+        (
+            f"{MODULES}:Crossed",
+            "x",
+            "called with tokens or x alone, and its forward also needs memory; name a class in",
+        ),
+        (f"{MODULES}:not_a_module", "x", "makes a int, not a torch.nn.Module"),
+    ],
+)
+def test_what_cannot_be_asked_is_one_line(source: str, call: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Subject(Wanted(source, call))  # type: ignore[arg-type]  # from the table
+
+
+def test_an_output_that_is_no_sequence_is_unsupported() -> None:
+    with pytest.raises(Unsupported, match=r"expected \(batch, tokens, width\)"):
+        Subject(Wanted(f"{MODULES}:Scalar", "x"))
+
+
+@pytest.mark.parametrize(
+    ("values", "power", "share"),
+    [((10, 20, 40), 1, 0.0), ((1, 4, 16), 2, 1.0), ((7, 9, 13), 1, 0.0), ((3, 10, 36), 2, 8 / 9)],
+)
+def test_a_cost_is_split_into_its_powers(values: tuple[int, int, int], power: int, share: float) -> None:
+    growth = Growth((1, 2, 4), values)
+    assert growth.power == power
+    assert growth.square_share == pytest.approx(share)
+
+
+def test_a_cost_whose_square_part_shrinks_is_not_n_squared() -> None:
+    lengths = (512, 1024, 2048, 4096, 8192)
+    assert Growth(lengths, tuple(n * min(n, 1500) for n in lengths)).power == 1  # what each token takes levels off
+    assert Growth(lengths, tuple(n * 41 + n * n // 40 for n in lengths)).power == 2
+    assert 1 < Growth(lengths, tuple(n * (n.bit_length() - 1) for n in lengths)).power < 1.3  # n·log n
+
+
+def test_growth_is_looked_for_to_where_it_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(questions, "LONGEST", 8192)
+    levels, late = hard("LevelsOff", "costs"), hard("LateSquare", "costs")
+    assert levels.memory is not None
+    assert levels.memory.lengths[-1] == 8192
+    assert levels.memory.power == 1
+    assert late.squares == ["products", "numbers"]
+    assert answers(late)["products"].endswith(" FLOPs at n = 8,192, seen from 128 on)")
+
+
+def test_flops_are_called_flops() -> None:
+    growth = hard("Linear", "costs").products
+    assert growth is not None
+    assert dict(zip(growth.lengths, growth.values, strict=True))[512] == 2 * 512 * 4 * 4
+    assert answers(hard("Linear", "costs"))["products"] == "as n (32,768 FLOPs at n = 1,024, seen from 128 on)"
+
+
+@pytest.mark.parametrize("name", ["LinformerByRows", "LinformerByDistance"])
+def test_pairs_without_a_product_of_matrices_cost_n_squared(name: str) -> None:
+    one = hard(name, "pairs", "costs")
+    assert conclusion(one).startswith("its cost grows as n²")
+    assert contradictions(one, "linformer") != []
+    assert contradictions(one) == []
+
+
+def test_a_window_is_looked_past_and_its_range_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = hard("Window", "reads")
+    assert answers(one)["reads"].startswith("each output depends on its token and at most 31 before it (")
+    assert answers(one)["reads"].endswith(" of 128 tokens were exchanged)")
+    monkeypatch.setattr(questions, "TOKENS", 512)
+    assert answers(hard("InBlocks", "reads"))["reads"].startswith(
+        "each output depends on its token and at most 47 before it and 47 after it ("
+    )
+
+
+@pytest.mark.parametrize(("size", "most", "state"), [(8, 512, 128), (16, 512, 256), (16, 128, None)])
+def test_what_a_probe_looks_for_at_most_is_no_answer(
+    size: int, most: int, state: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(questions, "MOST_DIRECTIONS", most)
+    one = hard(f"State:size={size}", "between")
+    assert one.state == state
+    assert one.crossing is not None
+    assert (answers(one)["between tokens"].endswith("no end was seen")) == (state is None)
+    monkeypatch.setattr(questions, "MOST_DIRECTIONS", 32)
+    assert answers(hard("State", "between"))["between tokens"] == (
+        "could not be asked: more numbers pass from 4 tokens than were looked for, which is 32"
+    )
+
+
+def test_a_module_that_a_call_changes_for_good_is_made_anew_for_each_length() -> None:
+    one = hard("Switching", "pairs", "costs")
+    assert one.pairs is not None
+    assert not one.pairs.formed
+    assert one.pairs.fixed == (8,)
+    frozen = hard("Frozen", *ASKED)
+    assert frozen.unasked == {}
+    assert frozen.pairs is not None
+    assert frozen.pairs.formed
+
+
+def test_lengths_that_a_module_insists_on_are_found() -> None:
+    blocks = Subject(Wanted(f"{HARD}:InBlocks", "x"))
+    assert (blocks.shortest, blocks.unit) == (48, 48)
+    one = hard("OneLength", *ASKED)
+    assert "growth needs three lengths" in one.unasked["what it costs"]
+    assert ASKED["reads"] not in one.unasked
+    assert answers(one)["memory"].startswith("could not be asked: growth needs three lengths, each twice")
+    assert conclusion(one).startswith("how its cost grows is not fully known: ")
+
+
+def test_n_before_the_batch_is_found_out_and_examples_that_mix_are_said() -> None:
+    subject = Subject(Wanted(f"{MODULES}:SequenceFirst", "x"))
+    assert subject.turned
+    reads = collected(basics(subject), {ASKED["reads"]: answer(subject, ASKED["reads"])}).reads
+    assert reads is not None
+    assert reads.future is None
+    assert any(one.after for one in reads.exchanged)
+    assert answers(hard("MixesExamples"))["examples"] == "an example of a batch changes another"
+
+
+def test_a_token_that_stands_for_none_is_not_asked_with() -> None:
+    subject = Subject(Wanted(f"{HARD}:Padded", "tokens"))
+    assert not (subject.draw(1000) == 1).any()
+    assert not collected(basics(subject), {ASKED["reads"]: answer(subject, ASKED["reads"])}).mixes
+
+
+def test_attention_to_summaries_that_each_query_reads_is_no_pooling() -> None:
+    one = hard("Agent", "pairs", "reads", "costs")
+    assert answers(one)["attention"] == "each token attends to a fixed number of summaries of the whole sequence: 12"
+
+
+def test_the_backward_pass_is_looked_at() -> None:
+    one = hard("SquareBackward", "pairs", "costs", "training")
+    assert "trained_products" in one.squares
+    (said,) = contradictions(one, "linear")
+    assert "its products of the backward pass grow as n²" in said
+    assert answers(hard("Linear", "gradient"))["gradient"] == "that of the output"
+    wrong = hard("WrongGradient", "gradient")
+    assert "its gradient is not that of the output" in contradictions(wrong, "linear")[0]
+    assert contradictions(wrong) == []
+
+
+def test_a_question_that_cannot_be_asked_says_why_and_leaves_the_others_theirs() -> None:
+    one = hard("NoGradient", *ASKED)
+    assert set(one.unasked) == {ASKED["between"], ASKED["training"], ASKED["gradient"], ASKED["idle"]}
+    assert answers(one)["training"] == "could not be asked: no gradient reaches x or a parameter"
+    assert one.reads is not None
+    subject = Subject(Wanted(f"{MODULES}:Guessing", "x"))
+    assert answer(subject, ASKED["reads"]) == {
+        "unasked": "two calls on the same input differ, by random numbers that are not torch's"
+    }
+    assert "products" in answer(subject, ASKED["costs"])
+
+
+def test_a_question_that_ends_the_process_leaves_the_others_their_answers() -> None:
+    settings = Settings(process="as-shipped", dtypes=(), rates=False)
+    begun: list[str] = []
+    with Worker(settings) as worker:
+        one = examine_module(worker, Wanted(f"{HARD}:Dies", "x"), 100.0, begun.append)
+    assert begun == list(QUESTIONS)
+    assert one.memory is not None
+    assert "exit" in one.unasked[ASKED["idle"]]
+
+
+def test_an_answer_survives_its_way_through_json() -> None:
+    wanted = Wanted(f"{MODULES}:Pooled", "x")
+    answers = {}
+    for question in QUESTIONS:
+        request = AskModule(wanted, question)
+        again = AskModule.from_json(json.loads(json.dumps(request.to_json())))
+        assert again == request
+        answers[question] = request.answered(json.loads(json.dumps(again.answer())))
+    known = AskModule(wanted).answered(AskModule(wanted).answer())
+    assert replace(collected(known, answers), memory=None) == replace(found("Pooled"), memory=None)
+    with pytest.raises(UsageError, match="no such file"):
+        request.answered(AskModule(Wanted("nowhere.py:Model", "x")).answer())

@@ -1,0 +1,116 @@
+"""Nothing of a model is random: weights that are missing, cut or meaningless are refused in one line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from attnbench.errors import UsageError
+from attnbench.models.pretrained.loading import open_language_model
+
+transformers = pytest.importorskip("transformers", reason="needs the extra models: make .venv/installed-models")
+pytestmark = pytest.mark.filterwarnings("ignore")
+Weights = dict[str, torch.Tensor]
+
+
+def saved(model: Any, folder: Path, *, words: int = 61) -> Path:
+    """A tiny model with a tokenizer of so many words, and a text."""
+    tokenizers = pytest.importorskip("tokenizers")
+    word_level = pytest.importorskip("tokenizers.models").WordLevel
+    model.save_pretrained(folder)
+    tokenizer = tokenizers.Tokenizer(word_level({"?": 0} | {f"w{i}": i for i in range(1, words)}, unk_token="?"))
+    tokenizer.pre_tokenizer = pytest.importorskip("tokenizers.pre_tokenizers").Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?").save_pretrained(folder)
+    (folder / "text").write_text(" ".join(f"w{1 + (7 * i + i * i) % (words - 2)}" for i in range(1000)))
+    return folder
+
+
+def llama(**more: Any) -> Any:
+    from tests.models.pretrained.families import LLAMA
+
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA, **more))
+
+
+def rewrite(folder: Path, change: Callable[[Weights], Weights], **config: Any) -> None:
+    from safetensors.torch import load_file, save_file
+
+    file = folder / "model.safetensors"
+    weights = change(load_file(file))
+    save_file(weights, file, {"format": "pt"})
+    read = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**read, **config}))
+
+
+def opened(folder: Path) -> Any:
+    return open_language_model(str(folder), 16, folder / "text")[0]
+
+
+def same(weights: Weights) -> Weights:
+    return weights
+
+
+def without(part: str) -> Callable[[Weights], Weights]:
+    return lambda weights: {name: one for name, one in weights.items() if part not in name}
+
+
+def renamed(before: str) -> Callable[[Weights], Weights]:
+    return lambda weights: {before + name: one for name, one in weights.items()}
+
+
+def in_eight_bits(weights: Weights) -> Weights:
+    return {name: one.to(torch.float8_e4m3fn) if "proj" in name else one for name, one in weights.items()}
+
+
+@pytest.mark.parametrize(
+    ("change", "config", "said"),
+    [
+        (renamed("_orig_mod."), {}, r"are named _orig_mod\.lm_head\.weight; save them without that beginning"),
+        (renamed("module."), {}, r"are named module\.lm_head\.weight; save them without that beginning"),
+        (without("layers.1.self_attn.k_proj"), {}, r"lack model\.layers\.1\.self_attn\.k_proj\.weight, which would be"),
+        (without(""), {}, "lack .* more, which would be random numbers; take a complete copy"),
+        (without("lm_head"), {}, r"lack lm_head\.weight, which would be random"),
+        (same, {"num_hidden_layers": 4}, r"lack model\.layers\.3\..* more, which would be random"),
+        (same, {"num_hidden_layers": 2}, r"hold model\.layers\.2\..* more, which config\.json leaves out"),
+        (same, {"intermediate_size": 32}, r"lack model\.layers\.0\.mlp.* more, which would be random"),
+        (in_eight_bits, {}, "is of type F8_E4M3, and config.json has no quantization_config"),
+        (same, {"dtype": "banana"}, "cannot be loaded .AttributeError"),
+        (same, {"num_attention_heads": 0}, "cannot be loaded .ZeroDivisionError"),
+        (same, {"hidden_size": "64"}, "cannot be loaded .StrictDataclassFieldValidationError"),
+    ],
+)  # fmt: skip
+def test_a_model_that_is_not_what_its_files_hold_is_refused(
+    change: Callable[[Weights], Weights], config: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    rewrite(saved(llama(), tmp_path), change, **config)
+    with pytest.raises(UsageError, match=said) as refused:
+        opened(tmp_path)
+    assert "\n" not in str(refused.value)
+
+
+def test_tied_weights_masks_of_old_files_and_a_pooler_that_nobody_reads_are_no_reason(tmp_path: Path) -> None:
+    tied = saved(llama(tie_word_embeddings=True), tmp_path / "tied")
+    rewrite(tied, lambda weights: {**weights, "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)})
+    assert opened(tied).digest == opened(tied).digest
+    from tests.models.pretrained.families import BERT
+
+    bert = saved(transformers.BertModel(transformers.BertConfig(**BERT), add_pooling_layer=False), tmp_path / "bert")
+    assert opened(bert).digest == opened(bert).digest
+
+
+def test_a_text_whose_tokens_the_model_does_not_know_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"its tokenizer gives token 9[0-9] and its embedding has 61"):
+        opened(saved(llama(), tmp_path, words=100))
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json", "config.json"])
+@pytest.mark.parametrize("held", [b"", b"version https://git-lfs.github.com/spec/v1\n", b"{}", b"null"])
+def test_a_file_that_is_not_what_it_should_be_is_one_line(file: str, held: bytes, tmp_path: Path) -> None:
+    (saved(llama(), tmp_path) / file).write_bytes(held)
+    with pytest.raises(UsageError, match="cannot be loaded") as refused:
+        opened(tmp_path)
+    assert "\n" not in str(refused.value)

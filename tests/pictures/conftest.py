@@ -1,3 +1,0 @@
-"""What is written in a figure, and whether it can be read, as for the figures of runs."""
-
-from tests.plots.conftest import _seldom_collected, faults, words  # noqa: F401  # fixtures
