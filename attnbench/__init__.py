@@ -59,7 +59,7 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     if name in ("laws", "testing"):
-        return import_module("attnbench.laws")  # ``testing`` is its name of before, for one release
+        return import_module("attnbench.laws")  # ``testing`` is its name in the previews
     if name not in _HOME:
         raise AttributeError(f"module 'attnbench' has no attribute {name!r}")
     value = getattr(import_module(f"attnbench.{_HOME[name]}"), name)

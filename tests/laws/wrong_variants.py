@@ -14,22 +14,22 @@ from attnbench.catalogue.attention.exact.quantised import Quantised, scaled
 from attnbench.catalogue.attention.exact.quantised_cache import QuantisedCache
 from attnbench.catalogue.attention.exact.sdpa import Sdpa
 from attnbench.catalogue.attention.exact.softmax import Softmax
-from attnbench.catalogue.attention.kernel.additive import Additive
-from attnbench.catalogue.attention.kernel.bilinear import Bilinear
-from attnbench.catalogue.attention.kernel.deltaformer import DeltaFormer
-from attnbench.catalogue.attention.kernel.differential import Differential
 from attnbench.catalogue.attention.kernel.efficient import Efficient
 from attnbench.catalogue.attention.kernel.favor_plus_plus import FavorPlusPlus
-from attnbench.catalogue.attention.kernel.fox import ForgettingAttention, forgetful, forgetful_both_ways
-from attnbench.catalogue.attention.kernel.gated_softmax import GatedSoftmax
 from attnbench.catalogue.attention.kernel.kernel import Kernel
 from attnbench.catalogue.attention.kernel.linear import Linear
-from attnbench.catalogue.attention.kernel.parallax import Parallax
-from attnbench.catalogue.attention.kernel.path import PaTH
 from attnbench.catalogue.attention.kernel.performer import Performer
 from attnbench.catalogue.attention.kernel.window_linear import WindowLinear
 from attnbench.catalogue.attention.low_rank.memory_compressed import MemoryCompressed
 from attnbench.catalogue.attention.low_rank.nystrom import Nystrom
+from attnbench.catalogue.attention.pairwise.additive import Additive
+from attnbench.catalogue.attention.pairwise.bilinear import Bilinear
+from attnbench.catalogue.attention.pairwise.deltaformer import DeltaFormer
+from attnbench.catalogue.attention.pairwise.differential import Differential
+from attnbench.catalogue.attention.pairwise.fox import ForgettingAttention, forgetful, forgetful_both_ways
+from attnbench.catalogue.attention.pairwise.gated_softmax import GatedSoftmax
+from attnbench.catalogue.attention.pairwise.parallax import Parallax
+from attnbench.catalogue.attention.pairwise.path import PaTH
 from attnbench.catalogue.attention.pattern.bigbird import BigBird
 from attnbench.catalogue.attention.pattern.graph import Graph
 from attnbench.catalogue.attention.pattern.local import Local

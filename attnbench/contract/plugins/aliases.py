@@ -1,4 +1,4 @@
-"""Module paths of before version 0.2, for plug-ins that still import them; each warns, and goes after one release."""
+"""Module paths of the previews, for plug-ins that still import them; each warns, and goes after version 0.1."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Aliases(MetaPathFinder, Loader):
         families = (_PACKAGE / "catalogue/attention").glob(f"*/{rest[0]}*") if first == "attention" and rest else ()
         family = [file.parent.name for file in families if file.name in (rest[0], f"{rest[0]}.py")][:1]
         home = import_module(".".join(["attnbench", _MOVED[first], *family, *rest]))
-        warnings.warn(f"{module.__name__} is {home.__name__} now, and goes after one release", DeprecationWarning, 2)
+        warnings.warn(f"{module.__name__} is {home.__name__} now, and goes after version 0.1", DeprecationWarning, 2)
         public = sys.modules["attnbench"]  # build was in variant
         vars(module)["__getattr__"] = lambda name: getattr(home if hasattr(home, name) else public, name)
 

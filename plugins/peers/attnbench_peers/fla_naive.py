@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from attnbench import No, Shape, register
-from attnbench.catalogue.attention.kernel.fox import ForgettingAttention
+from attnbench.catalogue.attention.pairwise.fox import ForgettingAttention
 from attnbench.catalogue.attention.recurrence.comba import Comba
 from attnbench.catalogue.attention.recurrence.gated_delta_2 import GatedDelta2
 from attnbench.catalogue.attention.recurrence.gsa import GSA

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.catalogue.attention.kernel.additive import Additive
+from attnbench.catalogue.attention.pairwise.additive import Additive
 from attnbench.catalogue.build import build
 from attnbench.contract.problem.shape import Shape
 

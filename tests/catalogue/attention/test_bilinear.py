@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attnbench.catalogue.attention.kernel.bilinear import Bilinear
+from attnbench.catalogue.attention.pairwise.bilinear import Bilinear
 from attnbench.catalogue.build import build
 from attnbench.contract.problem.reference import exact_attention
 from attnbench.contract.problem.shape import Shape

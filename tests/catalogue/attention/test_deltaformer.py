@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from attnbench.catalogue.attention.kernel.deltaformer import DeltaFormer
+from attnbench.catalogue.attention.pairwise.deltaformer import DeltaFormer
 from attnbench.contract.problem.reference import exact_attention
 from attnbench.contract.problem.shape import Shape
 

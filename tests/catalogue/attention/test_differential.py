@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.catalogue.attention.kernel.differential import Differential
+from attnbench.catalogue.attention.pairwise.differential import Differential
 from attnbench.catalogue.build import build
 from attnbench.contract.problem.reference import exact_attention
 from attnbench.contract.problem.shape import Shape

@@ -92,7 +92,7 @@ SMALL = {
     "attnbench.catalogue.attention.synthetic.aft.sums._RUN": 4,
     "attnbench.catalogue.attention.selection.compressed.csa.ROWS": 3,
     "attnbench.catalogue.attention.selection.compressed.hca.ROWS": 3,
-    "attnbench.catalogue.attention.kernel.deltaformer._ROWS": 4,
+    "attnbench.catalogue.attention.pairwise.deltaformer._ROWS": 4,
     "attnbench.catalogue.attention.kernel.efficient._ROWS": 7,
     "attnbench.catalogue.attention.synthetic.gmlp._ROWS": 8,
     "attnbench.catalogue.attention.selection.hyperattention.causal._ROWS": 2,

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.catalogue.attention.kernel.fox import ForgettingAttention, forgetful, forgetful_both_ways
+from attnbench.catalogue.attention.pairwise.fox import ForgettingAttention, forgetful, forgetful_both_ways
 from attnbench.catalogue.build import build
 from attnbench.contract.problem.position_bias import Alibi
 from attnbench.contract.problem.reference import exact_attention

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.catalogue.attention.kernel.gated_softmax import GatedSoftmax
+from attnbench.catalogue.attention.pairwise.gated_softmax import GatedSoftmax
 from attnbench.catalogue.build import build
 from attnbench.contract.problem.position_bias import position_bias
 from attnbench.contract.problem.reference import exact_attention

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attnbench.catalogue.attention.kernel.parallax import Parallax
+from attnbench.catalogue.attention.pairwise.parallax import Parallax
 from attnbench.contract.problem.reference import exact_attention
 from attnbench.contract.problem.shape import Shape
 

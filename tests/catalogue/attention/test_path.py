@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.catalogue.attention.kernel.path import PaTH
+from attnbench.catalogue.attention.pairwise.path import PaTH
 from attnbench.catalogue.build import build
 from attnbench.catalogue.engines.recurrent import stretches
 from attnbench.contract.problem.reference import exact_attention

@@ -1,0 +1,1 @@
+"""Pairwise weights: another score of each pair of tokens, without features."""
