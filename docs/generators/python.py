@@ -26,7 +26,8 @@ def pages() -> Iterator[tuple[str, str]]:
 def _section(name: str, found: Any) -> Iterator[str]:
     function = getattr(found, "__wrapped__", found)
     yield f"## {name}"
-    yield f"```python\n{_signature(name, function)}\n```"
+    if not (isinstance(found, type) and issubclass(found, str | Exception)):  # they have no signature
+        yield f"```python\n{_signature(name, function)}\n```"
     first, rest = first_line(function.__doc__)
     yield text(first) if "``" not in first else words(first)
     yield prose(rest)
