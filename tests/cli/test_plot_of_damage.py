@@ -68,7 +68,7 @@ def test_an_edited_row_is_exit_code_65_with_its_line_and_an_edited_suite_a_warni
     change(folder / RECORDS, "0.000256", "0.000255")
     code, said = plot(folder)
     assert (code, len(said)) == (65, 1)
-    assert said[0].startswith(f"error: {folder / RECORDS}:3: this line was changed, or one before it was removed")
+    assert said[0].startswith(f"error: {folder / RECORDS}:3: this line was changed")
 
 
 @pytest.mark.parametrize(

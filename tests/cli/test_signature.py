@@ -30,7 +30,7 @@ def parameters(function: Any) -> dict[str, inspect.Parameter]:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_both_take_every_declared_option_with_the_same_default(name: str) -> None:
     typed = parameters(getattr(import_module(f"attnbench.cli.{name}"), name))
-    called = parameters(getattr(import_module("attnbench.api"), name))
+    called = parameters(getattr(attnbench, name))
     declared = get_type_hints(COMMANDS[name], include_extras=True)
     assert declared
     for option in declared:
@@ -39,7 +39,7 @@ def test_both_take_every_declared_option_with_the_same_default(name: str) -> Non
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_help_of_an_option_stands_in_the_docstring(name: str) -> None:
-    said = inspect.getdoc(getattr(import_module("attnbench.api"), name))
+    said = inspect.getdoc(getattr(attnbench, name))
     assert said is not None
     assert "see below" not in said
     for option in get_type_hints(COMMANDS[name]):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from attnbench.api import run
+from attnbench import run
 from attnbench.contract.plugins import load as plugins
 from attnbench.contract.plugins.load import load
 from attnbench.harness.outside import isolation

@@ -67,7 +67,7 @@ def test_what_changed_is_found_by_its_content_and_what_did_not_is_not_read_again
 
 def test_our_own_code_counts_but_not_what_only_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("figures/error.py", "catalogue/attention/kernel/linear.py"):
-        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text("x = 1\n")
     monkeypatch.setattr(sources, "_PACKAGE", tmp_path)
     before = look([OURS], {})

@@ -9,7 +9,6 @@ from dataclasses import fields
 
 import pytest
 
-import attnbench.api
 import attnbench.cli.compare
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Spec
