@@ -81,8 +81,8 @@ def remove_unfinished(path: Path) -> None:
 
 
 def write_output(path: Path, content: str | bytes) -> None:
-    """Write what the user asked for at ``path``: a file by :func:`replace_file`, a pipe or terminal directly. Raises
-    CannotCreate: it cannot be written, or must not be (:func:`refuse_output`)."""
+    """Write the output that a user asked for at ``path``: a file by :func:`replace_file`, a pipe or terminal directly.
+    Raises CannotCreate: it cannot be written, or must not be (:func:`refuse_output`)."""
     refuse_output(path)
     try:
         if path.is_symlink() or (path.exists() and not path.is_file()):  # /dev/stdout, say

@@ -97,7 +97,7 @@ class Matched:
 
     def __init__(self, found: Match) -> None:
         self.match = found
-        """Everything that was measured: what was found for each variant, the paired comparison, the environment."""
+        """Everything that was measured: the answer for each variant, the paired comparison, the environment."""
 
     def to_frame(self) -> pd.DataFrame:
         """The rows of ``attnbench match --csv``: every setting that was measured; ``chosen`` marks the answers."""

@@ -77,7 +77,7 @@ def _plan(
 
 
 def _stretched(rules: TimingRules, rounds: int) -> TimingRules:
-    """Rules for ``rounds`` more visits: what they allow is for all rounds together."""
+    """Rules for ``rounds`` more visits: their amounts are for all rounds together."""
     more = rounds / rules.rounds
     return replace(
         rules,

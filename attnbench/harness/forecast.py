@@ -100,7 +100,7 @@ def _of_all_steps(cell: Cell, one: Prediction) -> Prediction:
 
 
 def _follow(cell: Cell) -> Prediction:
-    gc.freeze()  # to look through what was imported, and through earlier cells, would take longer than to follow one
+    gc.freeze()  # to look through all imports, and through earlier cells, would take longer than to follow one
     try:
         # Fake tensors carry any device; the CPU is the one that every machine has.
         on_gpu = cell.device.startswith("cuda")
@@ -118,7 +118,7 @@ def _follow(cell: Cell) -> Prediction:
             return Prediction(None, None, f"{cell.measure[0]} only")
         examples = _examples(cell) if cell.task else first_examples
         make = lambda: prepare(cell, move_fake, draw_sizes, examples, trained).run  # noqa: E731
-        with torch.enable_grad():  # what is broken off may leave gradients switched off
+        with torch.enable_grad():  # a call that is broken off may leave gradients switched off
             one = predict(make, most=STEPS * layers)
         if one.too_long:
             return replace(one, reason=_TOO_LONG)

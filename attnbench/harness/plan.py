@@ -48,7 +48,7 @@ class Options:
     first_call_timeout: float = 600.0
     memory_limit: int | None = None
     min_time: float | None = None
-    """None: what the suite says."""
+    """None: the time in the suite."""
     process: Process = "tuned"
     like: Path | None = None
     """``--like``: a run with the libraries to use; None to find the faster ones."""

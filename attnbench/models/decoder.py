@@ -95,7 +95,7 @@ class CrossAttention(nn.Module):
 
 
 class EncoderDecoder(nn.Module):
-    """An encoder that reads M tokens, and a decoder of N tokens whose layers also attend to what the encoder gives.
+    """An encoder that reads M tokens, and a decoder of N tokens whose layers also attend to the encoder's output.
 
     After Vaswani et al. 2017, arXiv:1706.03762, section 3.1, with the blocks of
     :class:`~attnbench.models.encoder.Encoder`:
@@ -136,8 +136,8 @@ class EncoderDecoder(nn.Module):
         """Logits ``(B, N, vocab)`` of the token after each.
 
         Args:
-            tokens: ``(B, N)``, whole numbers below ``vocab``: what is written.
-            source: ``(B, M)``, the same: what is read.
+            tokens: ``(B, N)``, whole numbers below ``vocab``: the sequence to write.
+            source: ``(B, M)``, the same: the sequence to read.
             key_mask: ``(B, M)``, True where a token of ``source`` is real.
         """
         read = self.encoder(source, key_mask=key_mask)

@@ -1,4 +1,4 @@
-"""Whether a run is as it was written: checksums of lines and files, and the files made from its rows."""
+"""The check that a run is as it was written: checksums of lines and files, and the files made from its rows."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from attnbench.results.table import altered_lines, read_table
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What was found in one run."""
+    """The outcome of the check of one run."""
 
     path: Path
     rows: int
     """Rows that can be read: the last of each cell."""
     findings: Sequence[str]
-    """What is not as it was written, one line each, with file and line."""
+    """Lines and files that are not as they were written, one line each, with file and line."""
     notes: Sequence[str]
-    """What cannot be known of a run of this age, one line each."""
+    """Facts that cannot be known of a run of this age, one line each."""
     environment: Mapping[str, Any]
     """Empty where it cannot be read."""
     is_sealed: bool
-    """Whether its rows have checksums; without findings they are then as they were written."""
+    """True if its rows have checksums; without findings they are then as they were written."""
 
 
 _UNSEALED = "an attnbench before checksums wrote its rows, so nothing vouches for them"

@@ -27,7 +27,7 @@ GONE = "the folder is gone, and the rows in it; run the same command again"
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What a journal holds."""
+    """The content of a journal."""
 
     rows: list[dict[str, Any]]
     """The row of each line, in order, with its checksum under ``seal`` if the run has checksums."""
@@ -38,7 +38,7 @@ class Page:
     torn: str = ""
     """Place of a last line that is not whole, as file and line number; empty where there is none."""
     damage: dict[int, str] = field(default_factory=dict)
-    """Number of each line that is not as it was written -> what it is."""
+    """Number of each line that is not as it was written -> its fault."""
 
     @property
     def end(self) -> dict[str, Any]:
@@ -109,7 +109,7 @@ class Journal:
         return Page(rows, seals, len(whole) + len(newline), place, damage)
 
     def open(self) -> Page:
-        """Prepare for appending: read what is there, cut off a torn last line, and keep this very file open."""
+        """Prepare for appending: read the present lines, cut off a torn last line, and keep this very file open."""
         page = self.read()
         with suppress(FileNotFoundError):
             try:
@@ -185,7 +185,7 @@ class Journal:
 
 
 def _said(row: dict[str, Any]) -> str:
-    return json.dumps(row, sort_keys=True)[:-1]  # what a line says counts, and not how its JSON is written
+    return json.dumps(row, sort_keys=True)[:-1]  # the content of a line counts, and not the form of its JSON
 
 
 def _checksums(row: dict[str, Any], before: str) -> Iterator[str]:

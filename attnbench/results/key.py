@@ -1,4 +1,4 @@
-"""What was measured, apart from by whom: rows of two runs belong together if they have the same key.
+"""The subject of a measurement, whoever made it: rows of two runs belong together if they have the same key.
 
 A cell's id will not do: it is also that of its suite, its sweep and the method, so that the same variant at the same
 shape has another one in another suite.

@@ -1,4 +1,4 @@
-"""``environment.json``: what a run says of itself, with a checksum of its own."""
+"""``environment.json``: the facts that a run states of itself, with a checksum of its own."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ OPENING, ENDS, RUN_ID = "opening", "ends", "run_id"
 """Facts: beginning of the chains of checksums in a run of schema 2, lines and digest of each file when the run was
 complete, and digits of no other run."""
 ENGINE, TOGETHER = "engine", "together"
-"""Facts of a run that an engine shared out among machines: which engine, and what the run folders of one command have
-in common. Machines may join such a run while it goes on, so its list of machines may grow."""
+"""Facts of a run that an engine shared out among machines: the engine, and the mark that the run folders of one
+command have in common. Machines may join such a run while it goes on, so its list of machines may grow."""
 FRESH = "fresh_process"
-"""Fact of a run: with what a fresh process begins, a ``round``. Runs of older versions lack it."""
+"""Fact of a run: the unit that begins in a fresh process, a ``round``. Runs of older versions lack it."""
 
 
 def read_manifest(file: Path) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def write_manifest(file: Path, facts: Mapping[str, Any]) -> None:
 
 
 def is_sealed(facts: Mapping[str, Any]) -> bool:
-    """Whether the lines of the run have checksums: all have since schema 2."""
+    """True if the lines of the run have checksums: all have since schema 2."""
     return "schema_version" in facts
 
 

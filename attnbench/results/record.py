@@ -1,4 +1,4 @@
-"""One row of the results: what was measured, how it ended, and the numbers."""
+"""One row of the results: its cell, the outcome and the numbers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ READABLE = (1, 2, 3)
 """Schema versions that this version can read."""
 SEAL = "seal"
 HELD, UNCHECKED, NOT_TRIED = "held", "unchecked", "not tried"
-"""What the column ``laws`` may say beside the name of a law."""
+"""Values of the column ``laws`` beside the name of a law."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +33,13 @@ class Column:
     kind: type = str
     """Type of its values, from the annotation."""
     empty: bool = False
-    """Whether a value may be None, from the annotation."""
+    """True if a value may be None, from the annotation."""
     unit: str = ""
     """Unit of its numbers; the end of the name says it for seconds and bytes."""
     negative: bool = False
-    """Whether a number may be below 0."""
+    """True if a number may be below 0."""
     one_call: bool = True
-    """Whether one call is enough to measure it."""
+    """True if one call is enough to measure it."""
     schema: int | None = None
     """Schema since which all rows have it; None for a column that was added later, which rows may lack."""
 
@@ -72,7 +72,7 @@ class Record:
     family: str
     """Its family in the catalogue."""
     target: str
-    """``softmax``, ``learned`` or ``other``: what the error number means (see ``Traits.target``)."""
+    """``softmax``, ``learned`` or ``other``: the meaning of the error number (see ``Traits.target``)."""
     cost: str
     """The cost that the variant's paper claims, in n and d."""
     claimed_time_exponent: float | None
@@ -104,16 +104,16 @@ class Record:
     causal: bool
     """Query i sees the keys j <= i only, and those of a prefix."""
     mask: str
-    """Which pairs are hidden beside those that causality hides: ``none``, ``prefix:64``, ``document:300+200`` or
+    """Pairs hidden beside those that causality hides: ``none``, ``prefix:64``, ``document:300+200`` or
     ``sliding:128``."""
     bias: str
-    """What is added to the logits: ``none``, ``alibi`` or ``relative``."""
+    """Term added to the logits: ``none``, ``alibi`` or ``relative``."""
     sink: str
     """A logit without a key beside those of the keys: ``none`` or ``learned``."""
     compile: bool
-    """Whether ``torch.compile`` was asked for; ``compiled`` says what came of it."""
+    """True if ``torch.compile`` was asked for; ``compiled`` tells the outcome."""
     launch: str
-    """How calls were to reach a GPU: ``auto``, ``eager`` or ``graph``; ``launched`` says what came of it."""
+    """Way in which calls were to reach a GPU: ``auto``, ``eager`` or ``graph``; ``launched`` tells the outcome."""
     padding: Annotated[float, Column(unit="share")]
     """Share of the batch's tokens that are padding."""
     new_tokens: int
@@ -134,7 +134,7 @@ class Record:
     seed: int
     """Seed of inputs, random projections and initial weights."""
     status: Status
-    """How the cell ended; only ``ok`` rows have numbers to compare."""
+    """Outcome of the cell; only ``ok`` rows have numbers to compare."""
     reason: Annotated[str, Column(schema=1)] = ""
     """Why it ended so, in one line; empty where it is ``ok``."""
 
@@ -156,8 +156,8 @@ class Record:
     first_call_s: Annotated[float | None, Column(one_call=False, schema=1)] = None
     """Time of the first call, with everything that is prepared once, such as compiling."""
     launched: str = ""
-    """How the timed calls reached a GPU: ``eager``, kernel after kernel, or ``graph``, as a CUDA graph that was
-    captured once and replayed. Empty on other devices, and in older rows, which were all ``eager``."""
+    """Way in which the timed calls reached a GPU: ``eager``, kernel after kernel, or ``graph``, as a CUDA graph that
+    was captured once and replayed. Empty on other devices, and in older rows, which were all ``eager``."""
     launch_note: str = ""
     """Why the calls were not captured; empty where they were, or where the launch was to be ``eager``."""
     device_s: float | None = None
@@ -181,24 +181,24 @@ class Record:
     """In pass ``generate``: time of one step, the mean over the new_tokens of a call; then as first_token_s."""
 
     peak_bytes: Annotated[int | None, Column(schema=1)] = None
-    """Most memory that tensors held at once during one call, beyond what they held before it."""
+    """Most memory that tensors held at once during one call, beyond their memory before it."""
     input_bytes: Annotated[int | None, Column(schema=1)] = None
-    """What one call reads: q, k and v, or the tokens of a model."""
+    """The input of one call: q, k and v, or the tokens of a model."""
     param_bytes: Annotated[int | None, Column(schema=1)] = None
-    """Parameters and buffers of what was measured."""
+    """Parameters and buffers of the measured variant, layer or model."""
     output_bytes: Annotated[int | None, Column(schema=1)] = None
     """The output of one call."""
     peak_rss_bytes: Annotated[int | None, Column(schema=1)] = None
     """Rise of the resident memory of the process during one call, on Linux; only in the process as shipped."""
     state_bytes: int | None = None
-    """What a decoding step keeps of the tokens before it: a cache or a state. In pass ``generate`` the one behind the
+    """The cache or state that a decoding step keeps of the tokens before it. In pass ``generate`` the one behind the
     prompt, with the room that is there for new tokens."""
     state_bytes_per_token: Annotated[float | None, Column(unit="bytes")] = None
     """state_bytes divided by batch and tokens; in pass ``generate`` by those of the prompt and the new ones."""
     tokens_kept: int | None = None
     """Tokens of the prompt that a step reads, in a variant that reads a part of them; None in others."""
     kv_bytes_per_token: Annotated[int | None, Column(unit="bytes")] = None
-    """What a cache of all tokens holds of each in one layer: a key and a value, K·(D + E) numbers, unless the variant
+    """One token's part in one layer of a cache of all tokens: a key and a value, K·(D + E) numbers, unless the variant
     keeps something else. None for a variant that keeps none."""
     density: Annotated[float | None, Column(unit="share")] = None
     """Share of the pairs of query and key that causality and mask leave visible, of N·M in all. A pattern that the
@@ -207,7 +207,7 @@ class Record:
     matmul_flops: Annotated[int | None, Column(unit="FLOPs", schema=1)] = None
     """Floating-point operations of matrix products in one call, counted as it runs."""
     exponentials: int | None = None
-    """How many numbers the call takes an exponential of, in whatever function: a softmax, a sigmoid."""
+    """Number of exponentials that the call takes, in whatever function: a softmax, a sigmoid."""
     floor_s: float | None = None
     """Least time that the call can take on this machine, by the rates measured at the start of the run: matmul_flops
     over the matmul rate plus exponentials over theirs, or, if more, the bytes of bytes_per_s over the copy rate."""
@@ -250,7 +250,7 @@ class Record:
     error_draws: Annotated[int | None, Column(schema=1)] = None
     """Draws of inputs and random projections that differ."""
     fit_steps: int | None = None
-    """Steps by which what the variant learns was fitted to the exact output first; None where nothing was."""
+    """Steps by which the variant's parameters were fitted to the exact output first; None where none were."""
 
     task: str | None = None
     """The task with every option that has a value; None for a model that reads random bytes."""
@@ -259,9 +259,9 @@ class Record:
     ffn: int | None = None
     """Width of the model's feed-forward layer."""
     positions: str = ""
-    """``sinusoid``, ``rotary`` or ``none``; or what a position embedding that learns starts from: ``learned``, from
-    noise, or ``trained-sinusoid``, which was once called ``sinusoid``. Empty for attention alone, and for a layer that
-    is not ``rotary``."""
+    """``sinusoid``, ``rotary`` or ``none``; or the start of a position embedding that learns: ``learned``, from noise,
+    or ``trained-sinusoid``, which was once called ``sinusoid``. Empty for attention alone, and for a layer that is not
+    ``rotary``."""
     score_kind: str | None = None
     """``accuracy`` over sequences, or ``token accuracy`` over the tokens that have a label."""
     score: Annotated[float | None, Column(schema=1)] = None
@@ -306,10 +306,10 @@ class Record:
     """Part of train_s until the validation score was nine tenths of the way from chance to 1; None if it never was."""
     energy_j: Annotated[float | None, Column(unit="joules", one_call=False)] = None
     """Joules of a call on an NVIDIA GPU, whose board has a counter: the mean of calls that followed one another for a
-    fifth of a second or more, before the samples of the first round. Of a training: what the processor's packages, or
-    the GPU's board, took from the first step to the last, without evaluations, by a counter of the machine. The counter
-    includes all that runs there, so this is None where several trainings ran at once, as they do on a CPU of several
-    cores, and where no counter can be read. Work lost before a resume is not counted."""
+    fifth of a second or more, before the samples of the first round. Of a training: the energy that the processor's
+    packages, or the GPU's board, took from the first step to the last, without evaluations, by a counter of the
+    machine. The counter includes all that runs there, so this is None where several trainings ran at once, as they do
+    on a CPU of several cores, and where no counter can be read. Work lost before a resume is not counted."""
     data_digest: str | None = None
     """Digest of the task's data, or of its generator; the same digest means the same examples."""
 
@@ -318,7 +318,7 @@ class Record:
     model_digest: str = ""
     """Digest of all its weights."""
     text: str = ""
-    """What it reads: the file, or the name of the model's own text."""
+    """The text that it reads: the file, or the name of the model's own text."""
     text_digest: str = ""
     """Digest of the text as it was cut into windows."""
     windows: int | None = None
@@ -329,7 +329,7 @@ class Record:
     loss_base: float | None = None
     """That of the untouched model on the same windows."""
     loss_delta: Annotated[float | None, Column(negative=True)] = None
-    """Median over windows of what the loss is above the untouched model's."""
+    """Median over windows of the loss less the untouched model's."""
     loss_delta_low: Annotated[float | None, Column(negative=True)] = None
     """loss_delta_low to loss_delta_high is the exact 95 % interval of that median."""
     loss_delta_high: Annotated[float | None, Column(negative=True)] = None
@@ -344,20 +344,20 @@ class Record:
     kernel: Annotated[str | None, Column(schema=1)] = None
     """The fused attention kernel that really ran, where there is a choice or ``torch.compile`` made one."""
     compiled: Annotated[bool, Column(schema=1)] = False
-    """Whether the measured code is compiled from end to end, by ``torch.compile`` or because the variant always is."""
+    """True if the measured code is compiled from end to end, by ``torch.compile`` or because the variant always is."""
     process: Annotated[str, Column(schema=1)] = ""
     """``tuned`` or ``as-shipped``."""
     quick: Annotated[bool, Column(schema=1)] = False
     """True for rows of ``--quick``: one sample, no interval."""
     warnings: Annotated[str, Column(schema=1)] = ""
-    """What weakens the numbers, separated by semicolons; empty where nothing does."""
+    """Circumstances that weaken the numbers, separated by semicolons; empty where there are none."""
     own_form: str = ""
-    """How the variant differs from the method that its source describes, in one sentence; empty if it does not."""
+    """Difference of the variant from the method that its source describes, in one sentence; empty if there is none."""
     laws: str = ""
-    """Whether the variant, with these options, keeps the laws of ``attnbench check`` on small shapes, which is tried
-    before it is measured or trained: ``held``; the name of the law that is broken, in a row without numbers;
-    ``unchecked`` after ``--unchecked``; ``not tried`` where it compiles itself for each shape, cannot be built so small
-    or computes on no CPU. Empty in older rows, and in those of a trained model as it is."""
+    """Outcome of the laws of ``attnbench check`` for the variant, with these options, on small shapes, tried before it
+    is measured or trained: ``held``; the name of the law that is broken, in a row without numbers; ``unchecked`` after
+    ``--unchecked``; ``not tried`` where it compiles itself for each shape, cannot be built so small or computes on no
+    CPU. Empty in older rows, and in those of a trained model as it is."""
     machine_id: Annotated[str, Column(schema=1)] = ""
     """Digest of the processor, the memory, the system and torch: rows of different ones are never compared silently."""
     torch_version: Annotated[str, Column(schema=1)] = ""
@@ -369,7 +369,7 @@ class Record:
     schema_version: Annotated[int, Column(schema=1)] = SCHEMA_VERSION
     """Version of the file format."""
     started_at: Annotated[str, Column(schema=1)] = ""
-    """When this cell was first visited, UTC."""
+    """Time of the first visit to this cell, UTC."""
     host: str = ""
     """Digest of the host that measured it, where an engine shared the run out among several; empty for other runs."""
     seal: str = ""
@@ -456,7 +456,7 @@ def _inputs(cell: Cell) -> str:
 
 
 def _of_pairs(cell: Cell, variant: Variant) -> dict[str, Any]:
-    """What is known of keys, values and pairs before anything is measured."""
+    """Facts of keys, values and pairs that are known before anything is measured."""
     width = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}[cell.dtype]
     return {
         "kv_bytes_per_token": variant.cached_bytes(cell.variant, cell.shape, width),
@@ -483,7 +483,7 @@ def inferred(cell: Cell, n: int, status: Status, *, quick: bool = False) -> Reco
 
 
 FIRST_CALL = "raise --first-call-timeout"
-"""What the reason of a row says whose first call took too long. Longer lengths of the same cell may be faster."""
+"""Words in the reason of a row whose first call took too long. Longer lengths of the same cell may be faster."""
 
 
 REPLACED = "torch.compile put PyTorch's attention"
@@ -506,7 +506,7 @@ def with_lost_round(record: Record, lost: str) -> Record:
 
 
 def has_lost_round(record: Record) -> bool:
-    """Whether a later round failed; the cell is then not visited again."""
+    """True if a later round failed; the cell is then not visited again."""
     return bool(_LOST_ROUND.search(record.warnings))
 
 

@@ -44,7 +44,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.repairs: list[str] = []
-        """What was repaired while opening or reading the folder, as messages for people."""
+        """Repairs while opening or reading the folder, as messages for people."""
         self._journals = dict[str, Journal]()
         self._has_grown = False
         self._opened: os.stat_result | None = None
@@ -74,13 +74,13 @@ class RunFolder:
         return read_manifest(self.path / ENVIRONMENT)
 
     def describe(self, state: Mapping[str, Any]) -> None:
-        """Add what the measuring process says of itself and the machine, unless an earlier one has said all of it."""
+        """Add the measuring process's facts of itself and the machine, unless an earlier one has given all of them."""
         environment = self.environment
         if not state.keys() <= environment.keys():
             self._rewrite({**environment, **state})
 
     def correct(self, facts: dict[str, Any]) -> None:
-        """Replace facts about the machine with what has been found out since."""
+        """Replace facts about the machine with those found out since."""
         self._rewrite({**self.environment, **facts})
 
     def conclude(self) -> None:

@@ -1,4 +1,4 @@
-"""What a stored row must satisfy: types, ranges, and agreement with its run, its cell and its samples."""
+"""The conditions of a stored row: types, ranges, and agreement with its run, its cell and its samples."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ _SAMPLES, _POINTS = TypeAdapter(list[_Sample]), TypeAdapter(list[_Point])
 
 
 def are_samples(value: object) -> bool:
-    """Whether it can come from a clock: seconds, calls, switches and stops of each sample."""
+    """True if it can come from a clock: seconds, calls, switches and stops of each sample."""
     try:
         _SAMPLES.validate_python(value, strict=True)
     except ValidationError:
@@ -99,7 +99,7 @@ def are_samples(value: object) -> bool:
 
 
 def are_points(value: object) -> bool:
-    """Whether it can be a learning curve: increasing steps and finite numbers."""
+    """True if it can be a learning curve: increasing steps and finite numbers."""
     try:
         points = _POINTS.validate_python(value, strict=True)
     except ValidationError:
@@ -108,7 +108,7 @@ def are_points(value: object) -> bool:
 
 
 def foreign_to_run(record: Record, environment: Mapping[str, Any]) -> str:
-    """How a row differs from the run that this ``environment.json`` belongs to; empty where it does not."""
+    """Difference of a row from the run that this ``environment.json`` belongs to; empty where there is none."""
     machine = environment.get("environment")
     machines = environment.get("machines")  # of a merged run
     known = [one.get("machine_id") for one in machines if isinstance(one, dict)] if isinstance(machines, list) else []
@@ -122,7 +122,7 @@ def foreign_to_run(record: Record, environment: Mapping[str, Any]) -> str:
 
 
 def foreign_to_cell(record: Record, cell: Cell) -> str:
-    """How a row differs from the cell that its id stands for; empty where it does not."""
+    """Difference of a row from the cell that its id stands for; empty where there is none."""
     identity = Record.of(cell, Status.OK)
     record = dataclasses.replace(record, options=options_of(record.options, record.label))
     return _difference(record, {name: getattr(identity, name) for name in _OF_THE_CELL}, "the cell of its id")

@@ -1,8 +1,8 @@
 """The axes of a suite, in one table.
 
-From one row follow the key of a matrix and of ``exclude``, the default, the override by ``--set``, what a cell's id
-leaves out, what older results lack, the words of a caption, and which rows may share a figure. CONTRIBUTING.md says how
-to add an axis; ``tests/suite/test_axes.py`` names what is still missing.
+From one row follow the key of a matrix and of ``exclude``, the default, the override by ``--set``, the values that a
+cell's id leaves out and that older results lack, the words of a caption, and which rows may share a figure.
+CONTRIBUTING.md says how to add an axis; ``tests/suite/test_axes.py`` names all that is still missing.
 """
 
 from __future__ import annotations

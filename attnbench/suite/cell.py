@@ -13,7 +13,7 @@ from attnbench.suite.axes import AXES, Specs, before
 
 Level = Literal["operator", "layer", "model", "pretrained"]
 OF_TOKENS: tuple[Level, ...] = ("model", "pretrained")
-"""Levels at which what is measured reads tokens."""
+"""Levels at which the measured model reads tokens."""
 Pass = Literal["forward", "backward", "training", "decode", "stepwise", "generate"]
 """decode: the last token of the sequence against a state made of all tokens before it. stepwise: all its tokens in this
 way, one after the other. generate: a prompt of N tokens at once, then ``new_tokens`` more, one after the other."""
@@ -24,7 +24,7 @@ UNTOUCHED = "none"
 """The trained model as it is, in place of a variant, at level pretrained only."""
 Architecture = Literal["encoder", "decoder", "encoder-decoder"]
 """encoder: reads a sequence. decoder: answers each token with the next one. encoder-decoder: a decoder that also reads
-what an encoder makes of another sequence."""
+the output of an encoder for another sequence."""
 Positions = Literal["learned", "trained-sinusoid", "sinusoid", "rotary", "none"]
 """``learned`` and ``trained-sinusoid``: a position embedding that starts from N(0, 0.02²) or from sinusoids of unit
 size, and that training changes. ``sinusoid``: sinusoids that stay as they are (Vaswani et al. 2017). ``rotary``: q and
@@ -100,7 +100,7 @@ class Cell:
     model: ModelSize | None = None
     error_draws: int = 5
     fit: int = 0
-    """Steps by which what a variant learns is fitted to the exact output before its error (see
+    """Steps by which a variant's parameters are fitted to the exact output before its error (see
     :mod:`attnbench.laws.error`)."""
     compile: bool = False
     """True if ``torch.compile`` compiles all of it (see :mod:`attnbench.contract.compiled`)."""

@@ -114,7 +114,7 @@ def _with_axis(suite: Suite, axis: str, value: Override, option: str) -> Suite:
             sizes.pop(axis, None)  # positions may stand there
     for owner in (data, *sweeps):
         profiles = owner.get("profiles", {})
-        for kind, profile in profiles.items():  # what is taken away must not come back by the name of a shape
+        for kind, profile in profiles.items():  # an axis taken away must not come back by the name of a shape
             profiles[kind] = {name: kept for name, kept in spelled_out(profile).items() if name != axis}
     if "include" in data:
         kept = (_narrowed(row, axis, wanted, suite) for row in data["include"])
@@ -211,7 +211,7 @@ def _cells(suite: Suite, grid: _Grid, device: str) -> Iterator[Cell]:
         asked = filled(at)
         if asked["mask"].startswith(("causal", "prefix")):  # other words for causal: true, and causal with more
             asked["causal"] = True
-        if asked["positions"] is None:  # what the level has
+        if asked["positions"] is None:  # those of the level
             asked["positions"] = size.positions if size else "none"
         if any(all(any(test(asked[axis]) for test in row[axis]) for axis in row) for row in excluded):
             continue

@@ -26,8 +26,8 @@ def load_suite(path_or_name: str | Path, *, registered: bool = True) -> Suite:
         registered: False before variants are known: their names and options are then taken as they stand.
 
     Raises:
-        SuiteError: the file cannot be used (``path: what is wrong; remedy``), or a line of it is wrong
-            (``path:line: what is wrong; remedy``).
+        SuiteError: the file cannot be used (``path: fault; remedy``), or a line of it is wrong
+            (``path:line: fault; remedy``).
     """
     path = suite_path(path_or_name)
     text = _read_text(path)

@@ -44,7 +44,7 @@ class Exclude(create_model("_Conditions", __base__=_Where, **_TESTS)):  # type: 
 
 
 class Suite(Strict):
-    """What a suite file says, checked."""
+    """The checked content of a suite file."""
 
     name: Name = Field(description="its results stand in a folder of this name")
     description: str = Field(default="", description="what it measures, in a sentence or two")

@@ -71,7 +71,7 @@ def weight(cell: Cell) -> float:
 
 
 def groups(cells: Iterable[Cell]) -> list[list[Cell]]:
-    """The cells by what they are compared with, in their order."""
+    """The cells grouped with those that they are compared with, in their order."""
     found: dict[Cell, list[Cell]] = {}
     for cell in cells:
         found.setdefault(comparison_group(cell), []).append(cell)

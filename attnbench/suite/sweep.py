@@ -146,7 +146,7 @@ class _OrName:
 
 
 class Rules(Strict):
-    """How a model is trained to be scored."""
+    """Rules for training a model to be scored."""
 
     steps: int = Field(
         default=300, ge=1, le=10**7, description="steps of training; the weights after the last one count"

@@ -1,1 +1,1 @@
-"""Whether a run is worse than older ones."""
+"""The judgement whether a run is worse than older ones."""

@@ -97,7 +97,7 @@ def _of_one(budget: Budget, one: Found) -> str:
         return _missed(budget, one)
     if budget.bounds_cost:
         end = f"; no more expensive {one.knob} is tried" if one.at_end else ""
-        verb = "fits into" if chosen.within(budget) else "was found for"  # the turns may say what the search did not
+        verb = "fits into" if chosen.within(budget) else "was found for"  # the turns may contradict the search
         return f"{chosen.label} {verb} {budget}: {amount_text(chosen, budget)}{end}"
     end = f"; already at the smallest {one.knob} that is tried" if one.at_end else ""
     return f"{chosen.label} reaches {budget}: {amount_text(chosen, budget)}{end}"

@@ -1,1 +1,1 @@
-"""What a terminal shows: progress, tables, plans and decisions."""
+"""The display in a terminal: progress, tables, plans and decisions."""

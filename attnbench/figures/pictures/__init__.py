@@ -24,7 +24,7 @@ PICTURES = {
     "density": "softmax as a Gaussian kernel of the distance of query and key, and four estimates of it",
     "taxonomy": "the families as overlapping sets, with the cost, year and decoding of every variant",
 }
-"""Name -> what it shows. Each is a module here with a function ``draw_NAME``."""
+"""Name -> its subject. Each is a module here with a function ``draw_NAME``."""
 
 
 def draw(

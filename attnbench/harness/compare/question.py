@@ -62,8 +62,8 @@ class Question:
     def prepare(self, *, alone: bool = False) -> Contest:
         """Load the plug-ins, look up every name, check every value.
 
-        ``alone``: one variant stands for others, which may support what it does not. Raises UsageError for a variant,
-        an option, the same variant twice, or too few that support the question.
+        ``alone``: one variant stands for others, which may support settings that it does not. Raises UsageError for a
+        variant, an option, the same variant twice, or too few that support the question.
         """
         lengths = tuple(sorted(set(parse_range(self.lengths))))
         if not lengths[0]:

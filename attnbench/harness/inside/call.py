@@ -442,7 +442,7 @@ def _training(
 def _backward(loss: Callable[[Sequence[Tensor]], Tensor], first: tuple[list[Tensor], list[Tensor]]) -> _Made:
     """Build the graph once, since a second would take its memory again; only the gradient of the loss takes turns."""
     given, wanted = first
-    with config.patch(donated_buffer=False):  # compiled code must not reuse what the next walk needs again
+    with config.patch(donated_buffer=False):  # compiled code must not reuse memory that the next walk needs again
         value = loss(given)
 
     def call(turns: Iterator[Tensor]) -> Callable[[], Any]:

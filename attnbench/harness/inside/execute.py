@@ -60,12 +60,12 @@ def stopwatch(device: str) -> Stopwatch:
 
 
 def output_bytes(output: Any) -> int:
-    """Bytes of all tensors in what a call returned."""
+    """Bytes of all tensors in the output of a call."""
     return sum(t.nbytes for t in tensors(output))
 
 
 def is_finite(output: Any) -> bool:
-    """No NaN and no infinity in what a call returned."""
+    """True if the output of a call has no NaN and no infinity."""
     return all(bool(torch.isfinite(t).all()) for t in tensors(output))
 
 

@@ -45,8 +45,8 @@ class Launch:
     """The call that is timed."""
 
     run: Callable[[], Any]
-    """Like :attr:`attnbench.harness.inside.call.Call.run`; the next call on the same inputs may overwrite what it
-    gives."""
+    """Like :attr:`attnbench.harness.inside.call.Call.run`; the next call on the same inputs may overwrite its
+    output."""
     launched: str = ""
     """``eager`` or ``graph``; empty without a choice."""
     note: str = ""

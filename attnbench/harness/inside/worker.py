@@ -92,7 +92,7 @@ def _serve(requests: TextIO, answers: TextIO, served: Served) -> None:
             sys.stderr.flush()
             write(2, f"\n{END_OF_REQUEST}".encode())
         _answer(answers, answer)
-        gc.freeze()  # what is left after a cell stays for good
+        gc.freeze()  # the remains of a cell stay for good
 
 
 class Served:
@@ -248,7 +248,7 @@ def _import() -> None:
     import attnbench.catalogue.attention
     import attnbench.catalogue.inputs
     import attnbench.harness.inside.execute
-    import attnbench.harness.inside.traces  # noqa: F401  # all of them for what comes later
+    import attnbench.harness.inside.traces  # noqa: F401  # all of them for later use
 
 
 def _set_up(settings: dict[str, Any]) -> tuple[dict[str, Any], list[str], Watch]:
@@ -275,7 +275,7 @@ def _set_up(settings: dict[str, Any]) -> tuple[dict[str, Any], list[str], Watch]
 
         make_ready(settings["models"])
     sys.setrecursionlimit(max(2000, sys.getrecursionlimit()))  # as torch.compile does when it is first used
-    gc.freeze()  # what was imported is no garbage, and looking through it before measuring takes a tenth of a second
+    gc.freeze()  # modules are no garbage, and looking through them before measuring takes a tenth of a second
     chosen = [known[name] for name in Products._fields] if known else settings["products"]
     libraries = Products(*chosen) if chosen else None
     process, products, notes = apply(

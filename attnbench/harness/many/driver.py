@@ -269,7 +269,7 @@ class _Driver:
             raise UsageError(f"{cells} and no machine may measure them: {why}; nothing was written")
         raise NoMachine(f"{cells} and no machine may measure them: {why}; the same command goes on")
 
-    # What a machine does
+    # The work of a machine
 
     def _script(self, member: Member) -> Script:
         try:

@@ -57,7 +57,7 @@ class Queue:
         ``keeps``: true for a host that keeps its own groups, being at work or expected. ``machines`` share what waits.
         """
         mine = [group for group in self.waiting if self._may(group, kind, host, keeps)]
-        mine.sort(key=lambda group: group.kind is None)  # first what was begun, in its order
+        mine.sort(key=lambda group: group.kind is None)  # first the groups that were begun, in their order
         most = min(_MOST, sum(group.weight for group in mine) / (2 * max(1, machines)))
         lot, load = list[Group](), 0.0
         for group in mine:

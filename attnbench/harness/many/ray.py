@@ -193,7 +193,7 @@ class RayEngine:
 
 @contextmanager
 def _hushed() -> Iterator[None]:
-    """Drop stderr in this block: gRPC repeats there at length what the exception says in a line."""
+    """Drop stderr in this block: gRPC repeats there at length the one line of the exception."""
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     try:

@@ -99,7 +99,7 @@ class Worker:
         self.traces = ""
         """Traces of the last request in its process, which was ended for them; empty for none."""
         self.warn: Callable[[str], None] = lambda message: warnings.warn(message, RuntimeWarning, stacklevel=2)
-        """Called with what the user should know about a process that does not end."""
+        """Called with a message to the user about a process that does not end."""
 
     def __enter__(self) -> Worker:
         return self
@@ -164,7 +164,7 @@ class Worker:
         meanwhile: Callable[[], None] = lambda: None,
         told: Callable[[dict[str, Any]], None] | None = None,
     ) -> dict[str, Any]:
-        """Send one request and wait for its answer; end what it left running.
+        """Send one request and wait for its answer; end the processes that it left running.
 
         Args:
             timeout: seconds for the answer; with ``told``, for each message. After a message with ``first``, until the
@@ -311,7 +311,7 @@ class Worker:
             return
         with suppress(ProcessLookupError, PermissionError):
             if sys.platform == "linux":
-                process.terminate()  # its guard ends what is below it
+                process.terminate()  # its guard ends the processes below it
             elif hasattr(os, "killpg"):
                 os.killpg(process.pid, signal.SIGKILL)
             else:

@@ -34,7 +34,7 @@ class Replies:
         self._readers: list[threading.Thread] = []
 
     def listen(self, process: subprocess.Popen[str]) -> None:
-        """Read what the process writes until it ends."""
+        """Read the output of the process until it ends."""
         self._process = process
         self._readers = [
             threading.Thread(target=_read_answers, args=(process.stdout, self._answers), daemon=True),
@@ -44,7 +44,7 @@ class Replies:
             reader.start()
 
     def forget(self) -> None:
-        """Forget what was said on stderr, before the next request."""
+        """Forget the messages on stderr, before the next request."""
         self.tail.clear()
         self._all_read.clear()
 

@@ -121,7 +121,7 @@ def train(
     same weights bit by bit (on the same machine and torch, with as many threads).
 
     Args:
-        lesson: what is learnt instead of the answers; the model is then not evaluated.
+        lesson: the task instead of the answers; the model is then not evaluated.
         checkpoint: read first, and written every minute.
         meter: counts the energy, on top of its own earlier count, or the checkpoint's.
 
@@ -209,7 +209,7 @@ def _evaluated(model: nn.Module, task: Task, batch: int, course: Course, rate: f
 
 
 def _now(device: str) -> float:
-    """Processor seconds of this process; on a GPU seconds of the clock, once it has done what it was given."""
+    """Processor seconds of this process; on a GPU seconds of the clock, once it has done its work so far."""
     if device.startswith("cuda"):
         torch.cuda.synchronize(torch.device(device))
         return time.perf_counter()

@@ -245,7 +245,7 @@ class Filling(nn.Module):
     """The encoder with a vector for masked tokens, and a head that fills them in, before the task is learnt.
 
     Amos et al. 2023, arXiv:2310.02980: trained from scratch, models look further apart than they are. A model that
-    first learns to fill in masked tokens of the same data already knows what the data is like. No further data is used.
+    first learns to fill in masked tokens of the same data already knows the kind of data. No further data is used.
     """
 
     def __init__(self, encoder: Encoder, *, seed: int) -> None:
@@ -321,7 +321,7 @@ class Leaks:
         self._seen: set[bytes] = set()
 
     def look(self, examples: Examples) -> None:
-        """Look at what a step of the training sees."""
+        """Look at the examples of a step of the training."""
         self._seen |= self._test.intersection(_digests(examples))
 
     def warning(self) -> str | None:
@@ -338,7 +338,7 @@ class Leaks:
         return sorted(one.hex() for one in self._seen)
 
     def add(self, seen: Iterable[str]) -> None:
-        """Add what a checkpoint holds."""
+        """Add the content of a checkpoint."""
         self._seen |= {bytes.fromhex(one) for one in seen}
 
 

@@ -138,7 +138,7 @@ def _seconds_of_a_window(question: Question, subject: Subject, text: Text) -> fl
     window = next(text.held_out(question.windows).each()).to(question.device)
     seconds = 0.0
     with torch.inference_mode():
-        for _ in range(2):  # the first loads what the second finds
+        for _ in range(2):  # the first loads code and weights for the second
             start = time.perf_counter()
             float(subject.read(window.tokens).hidden.sum())  # a number on the host: a GPU has then finished
             seconds = time.perf_counter() - start

@@ -304,7 +304,7 @@ class _Visit:
                 taken.extend((q, k))
             return exact()
 
-        with torch.inference_mode(), suppress(Exception):  # the rows themselves say what is wrong
+        with torch.inference_mode(), suppress(Exception):  # the rows themselves name the fault
             self.subject.read(self.baseline.windows.tokens[:1].to(self.question.device), look)
             weights = implied(operators[first], *taken)
             shape = self.subject.layers[first].shape

@@ -88,7 +88,7 @@ def end_all(guard: int) -> None:
     below = {guard, *_below(guard)} if sys.platform == "linux" else {guard}
     for pid in sorted(below, key=lambda pid: pid != guard):
         with suppress(OSError):
-            os.kill(pid, signal.SIGKILL)  # ends what is stopped as well
+            os.kill(pid, signal.SIGKILL)  # ends stopped processes as well
 
 
 def seconds_used(guard: int) -> float:

@@ -165,7 +165,7 @@ def choose_products(*, of_one_row: bool) -> None:
 
 
 def memory_limit(device: str, wanted: int | None = None) -> int | None:
-    """Bytes that a cell may take: ``wanted``, else most of what is free, and no more than ``ulimit -v`` leaves.
+    """Bytes that a cell may take: ``wanted``, else most of the free memory, and no more than ``ulimit -v`` leaves.
 
     On other devices than the CPU None unless wanted: their allocator refuses in time. Raises UsageError for less than
     torch itself needs.

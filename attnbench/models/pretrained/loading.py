@@ -81,7 +81,7 @@ def located(name: str) -> Path:
     """
     if name.startswith(_PACKAGE):
         package, _, inside = name.removeprefix(_PACKAGE).partition("/")
-        module = package.replace("-", "_")  # a dotted one would be imported to find what is inside
+        module = package.replace("-", "_")  # a dotted one would be imported to find its contents
         found = importlib.util.find_spec(module) if module.isidentifier() else None
         folders = list(found.submodule_search_locations or ()) if found is not None else []
         if not folders:

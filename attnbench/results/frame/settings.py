@@ -136,7 +136,7 @@ def _marked(frame: pd.DataFrame) -> pd.DataFrame:
 def settings(
     frame: pd.DataFrame, prefer: Mapping[str, Sequence[object]] | None = None, *, also_same: Sequence[str] = ()
 ) -> list[Setting]:
-    """Group the table by what was measured alike: preferred settings first, then those with most measured rows.
+    """Group the rows that were measured alike: preferred settings first, then those with most measured rows.
 
     ``prefer``: column -> values, the best first. A preferred setting with less than half as many measured labels as the
     richest comes after the others. ``also_same``: further columns in which rows must agree.
