@@ -92,7 +92,7 @@ def _made(entry: Variant, spec: Spec, shape: Shape) -> nn.Module:
     from attnbench.catalogue.engines.shared_heads import SharedHeads
 
     if shape.causal or shape.mask != "none":
-        shares = "head by head"  # the position of a query decides what it sees
+        shares = "head by head"  # the position of a query decides its keys
     K = replace(shape, heads=shape.K, kv_heads=None)
     if shares == "query by query":
         K = replace(K, seq_len=shape.G * shape.N, kv_len=shape.M)

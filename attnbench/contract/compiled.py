@@ -88,7 +88,7 @@ def find_instructions() -> None:
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Compile what is called inside again, even if torch's cache has the code. Raises Unsupported: nothing was
+    """Compile functions called inside again, even if torch's cache has the code. Raises Unsupported: nothing was
     compiled, since torch's compiler is switched off, or its cache cannot be written."""
     _hold_cache()
     from torch._dynamo.utils import counters

@@ -24,7 +24,7 @@ def power_of_n(cost: str) -> float | None:
     python = ""
     for token in (_AS_PYTHON.get(token, token) for token in reversed(_TOKEN.findall(text))):
         if token in ("log", "sqrt"):
-            operand = re.match(r"(?=\()|((log|sqrt)\()*[a-z0-9.]+\)*", python)  # what comes next
+            operand = re.match(r"(?=\()|((log|sqrt)\()*[a-z0-9.]+\)*", python)  # the next operand
             end = operand.end() if operand else 0
             python = f"{token}({python[:end]}){python[end:]}" if end else f"{token}{python}"
         else:

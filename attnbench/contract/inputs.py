@@ -19,7 +19,7 @@ class Input(Entry):
     """A registered input."""
 
     look_at: Callable[..., None] | None = None
-    """Called with the options before anything is measured; raises UsageError if it cannot read what they name."""
+    """Called with the options before anything is measured; raises UsageError if it cannot read the data they name."""
     doubt: Callable[..., str] | None = None
     """Called with a shape and the options; returns differences between the shape and the input's source, or nothing."""
     refuse: Callable[..., None] | None = None

@@ -83,10 +83,10 @@ class Traits:
     decode: bool | No = No("it has no begin and step")
     """Decoding one token at a time from a state or cache gives the same as ``forward``; only where causal is true."""
     meets: Meets | Unsaid = ""
-    """What a query meets. ``all keys``: each that it sees, with a weight that is formed for the pair; ``chosen keys``:
-    the same of some of them; ``mixtures``: keys that were mixed before; ``state``: a sum or state that all queries
-    read; ``places``: weights that belong to places or channels; ``nothing``: no other token. Empty where it is what
-    most of its family meet. From it follows why it lacks the next four, if it says no reason:
+    """Things a query meets. ``all keys``: each that it sees, with a weight that is formed for the pair;
+    ``chosen keys``: the same of some of them; ``mixtures``: keys that were mixed before; ``state``: a sum or state that
+    all queries read; ``places``: weights that belong to places or channels; ``nothing``: no other token. Empty where
+    most of its family meet the same. From it follows why it lacks the next four, if it says no reason:
     :mod:`attnbench.contract.reasons`.
     """
     bias: bool | No = No("not built here: bias")
@@ -98,7 +98,7 @@ class Traits:
     sink: bool | No = No("not built here: sink")
     """A learned logit without a key can stand beside those of the keys (:mod:`attnbench.contract.problem.sink`)."""
     shares: Sharing | No = "head by head"
-    """How it attends where several heads of queries share a head of keys and values. ``by itself``: its class reads
+    """Way it attends where several heads of queries share a head of keys and values. ``by itself``: its class reads
     ``shape.kv_heads``. ``query by query``: without causality the output of a query depends on no other query and not on
     its position, so that a shared head answers the queries of all its heads as one sequence. ``head by head``: the
     shared heads answer one head of queries each, then the next one. See
@@ -130,12 +130,12 @@ class Traits:
     knob: Knob | None = None
     """The option that trades accuracy for cost; None if there is none, or if its values have no order by cost."""
     reads_ahead: str = ""
-    """Where it is causal: one sentence on what its choice of pairs takes from tokens behind a query. Weights and values
+    """If it is causal: one sentence on the share of tokens behind a query in its choice of pairs. Weights and values
     are of earlier tokens alone, but which of them count is then known when a prompt is read, and not when it is
     written. Empty where no output depends on a later token."""
     baseline: str = ""
-    """One sentence on what a user would write in its place, where it is what others are held against. It computes no
-    more than that: NaN in padded tokens is what such a call makes of it. Empty where it is no baseline."""
+    """One sentence on the code a user would write in its place, where others are held against it. It computes no more
+    than that: NaN in padded tokens spreads as in such a call. Empty where it is no baseline."""
     own_form: str = ""
     """One sentence on where this variant is not the method that its source describes; tables and figures then mark its
     name with a dagger. Empty where it is that method."""

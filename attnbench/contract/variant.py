@@ -1,4 +1,4 @@
-"""The contract of an attention variant, what it may claim about itself, and the table of all variants.
+"""The contract of an attention variant, the claims it may make about itself, and the table of all variants.
 
 An *operator* is an ``nn.Module`` made by ``Class(shape, **options)`` whose ``forward(q, k, v, *, key_mask=None)``
 maps q ``(B, H, N, D)``, k ``(B, K, M, D)`` and v ``(B, K, M, E)`` to ``(B, H, N, E)``. K is H, unless the variant
@@ -8,9 +8,10 @@ claims ``cross`` also takes ``source=``, the tokens ``(B, M, C)`` that are asked
 is ``(B, M)`` bool, True where a key is real. The constructor is never timed; ``forward`` is. So the output is as long
 as q, and that of a mixer as its input; a layer around an operator may ask fewer queries (``Shape.outputs``).
 
-What a padded token holds, even NaN or infinity, must not reach the output of a real token. If it stands in k, v or x,
-it must not reach a gradient either. A weight of 0 is not enough, since 0·NaN is NaN: first replace what padded tokens
-hold by zeros, as :func:`attnbench.catalogue.engines.masks.emptied` does. The output of a padded token may be anything.
+The content of a padded token, even NaN or infinity, must not reach the output of a real token. If it stands in k, v or
+x, it must not reach a gradient either. A weight of 0 is not enough, since 0·NaN is NaN: first replace the content
+of padded tokens by zeros, as :func:`attnbench.catalogue.engines.masks.emptied` does. The output of a padded token may
+be anything.
 
 A module may have more methods. Other passes and ``attnbench check`` use them if they exist:
 
@@ -25,8 +26,8 @@ A module may have more methods. Other passes and ``attnbench check`` use them if
   made from ``shape.bias``, or None (``Traits.bias``).
 - ``sink``: the :class:`~attnbench.contract.problem.sink.Sink` beside its logits, made from ``shape.sink``, or None
   (``Traits.sink``).
-- ``cached_bytes(shape, width, **options)``, static: what a cache holds of each token, with numbers of ``width`` bytes,
-  where that is not a key and a value in each head of keys; ``options`` are those that are not None.
+- ``cached_bytes(shape, width, **options)``, static: the bytes a cache holds of each token, with numbers of ``width``
+  bytes, where that is not a key and a value in each head of keys; ``options`` are those that are not None.
 - ``kernel(q, k)``: ``(B, H, N, M)``, the random estimate of a kernel for each pair, before any normalisation and with
   every stabiliser undone. ``kernel_mean(q, k)`` is the mean of these estimates, exp(q·k/√D) if there is no such method;
   ``kernel_variance(q, k)`` is their variance in closed form.
@@ -120,7 +121,7 @@ class Variant(Entry, Facts):
     ) -> str | None:
         """Why the traits rule out this shape, or None; with the options of ``spec``, if that is given."""
         traits = self.traits if spec is None else self.claims(spec, causal=shape.causal)
-        # With some options steps do not repeat what the whole sequence gives, and can be taken all the same.
+        # With some options steps do not repeat the output of the whole sequence, and can be taken all the same.
         steps = self.traits.decode
         shares: bool | No = traits.shares if isinstance(traits.shares, No) else True
         if traits.shares != "by itself" and (shape.bias, shape.sink) != ("none", "none"):

@@ -96,7 +96,7 @@ def measure_error(cell: Cell, *, adapt: Callable[[nn.Module], nn.Module] | None 
     not measured: Adam on the squared relative error, in float32.
 
     Args:
-        adapt: turns the variant into what is measured, for example compiled code.
+        adapt: turns the variant into the form to measure, for example compiled code.
 
     Raises:
         UsageError: an unknown variant, input or option.
@@ -173,7 +173,7 @@ def roundings(q: Tensor, k: Tensor, *, biased: bool = False) -> float:
 
     A logit is at most S = max ‖q‖ max ‖k‖ / √D (Cauchy and Schwarz). It is rounded once, and its D terms, taken by
     halves, carry 1 + log₂ D roundings of random signs, so S · max(1, (1 + log₂ D) / √D) in all. An error of the logits
-    moves a weight by twice its share, once through the weight and once through what it is divided by. Exponentials,
+    moves a weight by twice its share, once through the weight and once through its divisor. Exponentials,
     the division and the output add a few. The sum over values without a common mean, one after the other, adds up to
     √M: its partial sums are as large as the output, which is small against the values. With a bias the keys that count
     lie within e⁻²⁰ of the largest weight, which adds 20 to S. What multiplies in bfloat16 or TF32 is off by thousands

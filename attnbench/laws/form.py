@@ -131,7 +131,7 @@ def inputs_untouched(case: Case) -> Iterator[Measured]:
     inputs = case.draw()
     copies = [x.clone() for x in inputs]
     with torch.inference_mode():
-        case.works(case.module(), *inputs)  # what a first call leaves behind knows no gradients here
+        case.works(case.module(), *inputs)  # the remains of a first call know no gradients here
     case.works(case.module(), *inputs)
     changed = sum(not torch.equal(x, copy) for x, copy in zip(inputs, copies, strict=True))
     yield Measured(changed, 0, f"{changed} of the inputs were changed in place")

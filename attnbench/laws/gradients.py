@@ -29,7 +29,7 @@ def finite_differences(case: Case) -> Iterator[Measured]:
 def _slopes(function: Callable[..., Tensor], inputs: list[Tensor], padded: str) -> Iterator[Measured]:
     """Slopes of one random direction in each input, by the gradient and by a difference.
 
-    ``torch.autograd.gradcheck`` imports what a compiler needs, half a second in each new process.
+    ``torch.autograd.gradcheck`` imports the modules of a compiler, half a second in each new process.
     """
     out = function(*inputs)
     generator = torch.Generator().manual_seed(6)

@@ -42,7 +42,7 @@ def cache(case: Case) -> Iterator[Measured]:
         held = [_held(case, SHORT * times) for times in (1, 2, 4)]
     except UsageError as limit:  # a setting may be for a few tokens only
         raise NothingClaimed(str(limit)) from None
-    # What is there for any length, and what each doubling adds, as a state for each power of two, is nobody's share.
+    # The bytes held at any length, and those each doubling adds, as a state for each power of two, are nobody's share.
     of_token = (held[2] - 2 * held[1] + held[0]) / SHORT
     shape = replace(case.shape, batch=1, seq_len=4 * SHORT)
     stated = case.variant.cached_bytes(case.spec, shape, case.dtype.itemsize)

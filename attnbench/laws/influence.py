@@ -132,7 +132,7 @@ def _listed(tokens: list[int]) -> str:
 
 @law("padding", claim="key_padding")
 def padding(case: Case) -> Iterator[Measured]:
-    """Padded input gives what the shorter input gives."""
+    """Padded input gives the output of the shorter input."""
     module = case.module()
     for real in (22, 21, 12, 5):
         inputs = case.draw()
@@ -149,7 +149,7 @@ def padding(case: Case) -> Iterator[Measured]:
 
 @law("hidden keys", few_shapes=True, applies=_padded)
 def hidden_keys(case: Case) -> Iterator[Measured]:
-    """What padded keys and values hold changes nothing."""
+    """The content of padded keys and values changes nothing."""
     module, inputs = case.module(), case.draw()
     mask = torch.rand(2, case.shape.N, generator=torch.Generator().manual_seed(2)) < 0.6
     real = case.real(mask)
@@ -171,7 +171,7 @@ def hidden_keys(case: Case) -> Iterator[Measured]:
 
 @law("anything in padding", applies=_padded)
 def anything_in_padding(case: Case) -> Iterator[Measured]:
-    """What padded tokens hold reaches no real one; baselines are asked about finite numbers."""
+    """Padded tokens' content reaches no real one; baselines are asked about finite numbers."""
     mask = torch.ones(2, case.shape.N, dtype=torch.bool)
     mask[0, 15:] = mask[0, 3] = mask[1, 0] = mask[1, 9] = False
     inputs = case.draw()

@@ -384,4 +384,4 @@ def apart(found: Tensor, expected: Tensor, bound: float, what: str) -> Measured:
 def worst_place(a: Tensor, b: Tensor) -> list[int]:
     """Index of the largest difference."""
     flat = int((a.double() - b.double()).abs().nan_to_num(torch.inf).argmax())
-    return [int(i) for i in np.unravel_index(flat, a.shape)]  # torch's own imports what a compiler needs
+    return [int(i) for i in np.unravel_index(flat, a.shape)]  # torch's own imports the modules of a compiler

@@ -1,4 +1,4 @@
-"""The law about memory that nothing has been written to: what it held before reaches no result."""
+"""The law about memory that nothing has been written to: its former content reaches no result."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def _clear(x: Tensor) -> None:
 @law("unwritten memory", of_any=True)
 def unwritten_memory(case: Case) -> Iterator[Measured]:
     """NaN in memory that nothing was written to, a state's room included, changes no result."""
-    # The room is what a state has for tokens to come, as far as its parts are Roomy.
+    # The room is the space of a state for tokens to come, as far as its parts are Roomy.
     for mask in case.key_masks():
         for what, call in _calls(case, mask).items():
-            # What is left there by chance may be NaN as well, and then nothing would differ.
+            # Numbers left there by chance may be NaN as well, and then nothing would differ.
             with Unwritten(poisoned=False):
                 expected = call()
             with Unwritten(poisoned=True):
@@ -77,7 +77,7 @@ def unwritten_memory(case: Case) -> Iterator[Measured]:
 
 def _calls(case: Case, mask: Tensor | None) -> dict[str, Callable[[], list[Tensor]]]:
     shape = case.shape
-    untrained, trained = case.module(), case.module()  # a first call without gradients may leave what has none
+    untrained, trained = case.module(), case.module()  # a first call without gradients may leave tensors without any
     real = torch.ones(shape.B, shape.N, dtype=torch.bool) if mask is None else mask
     kept = case.real(real)
 

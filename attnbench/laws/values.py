@@ -125,7 +125,7 @@ MASKS = ("prefix:9", "document:4+9", "sliding:6")
 
 @law("masks", few_shapes=True, claim="mask")
 def masks(case: Case) -> Iterator[Measured]:
-    """Where a mask hides pairs, output and gradients are those of attention to the others."""
+    """With pairs hidden by a mask, output and gradients are those of attention to the others."""
     for text in MASKS[2:] if case.traits.compiled else MASKS:
         shape = replace(case.shape, mask=text)
         if shape.causal == case.causal:
@@ -134,7 +134,7 @@ def masks(case: Case) -> Iterator[Measured]:
 
 @law("later queries", few_shapes=True, claim="q_start", applies=lambda case: case.operator and case.causal)
 def later_queries(case: Case) -> Iterator[Measured]:
-    """The last queries alone, against all keys, get what the whole sequence gives them."""
+    """The last queries alone, against all keys, get the same outputs as in the whole sequence."""
     shape = replace(case.shape, seq_len=7, q_start=16)
     q, k, v = case.draw()
     alone, whole = case.module(shape)(q[:, :, 16:], k, v), case.module()(q, k, v)
@@ -151,7 +151,7 @@ def _hidden(case: Case, shape: Shape, what: str) -> Iterator[Measured]:
         if expected is None:
             return
         out = module(*inputs, key_mask=key_mask)
-        if own and key_mask is not None:  # what a padded token gets may be anything
+        if own and key_mask is not None:  # the output of a padded token may be anything
             out, expected = out * case.real(key_mask), expected * case.real(key_mask)
         yield apart(out, expected, case.close, f"{what}{padded} it differs from the formula")
         if inputs[0].requires_grad:
@@ -284,7 +284,7 @@ def large_inputs(case: Case) -> Iterator[Measured]:
 
 @law("decoding", few_shapes=True, claim="decode", applies=lambda case: case.causal)
 def decoding(case: Case) -> Iterator[Measured]:
-    """Token by token it gives what the whole sequence gives."""
+    """Token by token it gives the output of the whole sequence."""
     for prompt in (0, 9, case.shape.N - 1):
         yield _decoded(case, case.draw(), prompt, case.close)
     if not case.traits.compiled:  # for each length
@@ -372,7 +372,7 @@ def _chooses(case: Case) -> bool:
 
 @law("choice", applies=lambda case: case.operator and _chooses(case))
 def choice(case: Case) -> Iterator[Measured]:
-    """It attends to what it chose, its error is the mass left out, and ties take no more keys."""
+    """It attends to its chosen keys, its error is the mass left out, and ties take no more keys."""
     shape = case.shape
     module, (q, k, v) = case.module(), case.draw()
     choosing = chooser(module)
@@ -388,7 +388,7 @@ def choice(case: Case) -> Iterator[Measured]:
     own, values = of_query_heads(k, shape.H), of_query_heads(v, shape.H)
     far = gap(out, masked_attention(q, own, values, chosen))
     yield Measured(far, case.close, f"its output is {far:.2g} off that of the pairs that it says it chose")
-    # o - ô = (1 - m)(ō - ô): the mass m of what is kept, ô its average, ō the average of the rest.
+    # o - ô = (1 - m)(ō - ô): the mass m of the kept keys, ô their average, ō the average of the rest.
     weights = (q @ own.mT * shape.D**-0.5).masked_fill(~visible, -torch.inf).softmax(-1)
     mass = (weights * chosen).sum(-1, keepdim=True)
     rest = (weights * ~chosen) @ values  # (1 - m)·ō

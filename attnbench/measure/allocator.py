@@ -1,7 +1,7 @@
 """Control what glibc's allocator does with freed memory.
 
 Memory that it gives back costs a page fault for each 4 KiB when it is taken again: a call on tensors of a few MiB may
-take three times as long. Whether it gives them back depends on what the process allocated before.
+take three times as long. Their return depends on the earlier allocations of the process.
 """
 
 from __future__ import annotations

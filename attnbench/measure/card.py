@@ -1,6 +1,6 @@
-"""NVML's facts of an NVIDIA card: what it is, how fast it runs now, and who else uses it.
+"""NVML's facts of an NVIDIA card: its model, its speed now, and its other users.
 
-NVML is reached by the module ``pynvml`` (package nvidia-ml-py). What it does not tell is absent: no driver, a GPU of
+NVML is reached by the module ``pynvml`` (package nvidia-ml-py). Facts it does not tell are absent: no driver, a GPU of
 another maker, a part of a card (MIG), a field that this card or driver does not have.
 
 Source: NVIDIA, "NVML API Reference Guide", device queries.

@@ -2,7 +2,7 @@
 
 If a row's kept weights sum to m, and ô and ō are the averages of the values over the keys that are kept and over the
 others, then the exact output is m·ô + (1 - m)·ō, and o - ô = (1 - m)(ō - ô). So a row is off by at most twice 1 - m
-times the longest value, whatever is chosen: what is off by more is a fault of the arithmetic, not of the choice.
+times the longest value, whatever is chosen: an error beyond that is a fault of the arithmetic, not of the choice.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class Recorder(Protocol):
         """Make the call where it will be captured, to prepare everything that is done once."""
 
     def capture(self, call: Call) -> Replay:
-        """Record what the call has the device do."""
+        """Record the work that the call gives the device."""
 
     def recover(self) -> None:
         """Restore the device after a failed capture; raise RuntimeError if it is lost."""

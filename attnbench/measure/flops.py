@@ -54,7 +54,7 @@ _PRODUCTS: dict[Any, Formula] = {
 """Formulas of ours in place of torch's."""
 STEPS = 800
 """Calls of torch that a prediction follows for each layer by default; counted, not timed, so that a busy machine
-foresees what a quiet one does."""
+foresees the same as a quiet one."""
 SAME_STEPS = 20_000
 """The same with operations in place of a kernel without FLOPs of its own, some 10 seconds."""
 _FUSED = re.compile(r"_scaled_dot_product_(?:fused_)?(\w+?)(?:_attention)?(_for_cpu)?(?:_backward)?$")

@@ -1,4 +1,4 @@
-"""The times at which the parts of a call end: a prompt, and what is generated after it."""
+"""The times at which the parts of a call end: a prompt, and the tokens generated after it."""
 
 from __future__ import annotations
 

@@ -146,9 +146,9 @@ def peak_resident_bytes(call: Callable[[], object]) -> int | None:
     """Rise of the process's resident high-water mark during ``call``; None if the kernel does not say.
 
     Trust it from :data:`UNSURE` up and after a first, warming call. Where the allocator keeps freed memory (the
-    ``tuned`` process), only what was returned before is seen, since a call reuses pages that are resident already.
+    ``tuned`` process), only pages returned before are seen, since a call reuses pages that are resident already.
     """
-    gc.collect()  # what would be freed during the call would hide what the call takes
+    gc.collect()  # memory freed during the call would hide memory that the call takes
     before: int | None = None
     with suppress(OSError):
         _CLEAR_REFS.write_text("5")  # 5 resets VmHWM; ru_maxrss would start at the parent's peak

@@ -86,7 +86,7 @@ class Standstill:
         """Idle seconds per call, for the last calls in which no signal and no sleep was seen."""
         self.waited = 0.0
         """Seconds for which threads waited for a core between the last two moments. If the kernel does not tell: for
-        which this thread was idle, beyond what the calls before it were."""
+        which this thread was idle, beyond the idle time of the calls before it."""
 
     def between(self, start: Moment, end: Moment, calls: int = 1) -> bool:
         """True if the process stood still at some time between two moments, while it made ``calls`` calls."""

@@ -71,7 +71,7 @@ class Stack:
 
     ``stack:3*gla+sdpa`` has three layers of ``gla`` and one of ``sdpa``, and then the same again until the model has
     all of its layers: the form of Jamba, Qwen3-Next and Kimi-Linear. Options of a variant stand in brackets:
-    ``stack:layers=5*local[window=512]+sdpa``. The last turn may be cut short. A layer is what it is in a model of its
+    ``stack:layers=5*local[window=512]+sdpa``. The last turn may be cut short. A layer is the same as in a model of its
     variant alone, down to the seed of its weights; what layers of one variant share, they share in a stack as well.
 
     It can do what all of its variants can. There is no such attention and no such layer: it is for level model.

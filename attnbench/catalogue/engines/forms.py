@@ -1,7 +1,7 @@
 """One computation in several forms: PyTorch's operations, and fused kernels for a GPU that gave the same numbers.
 
-``form=auto`` takes the first fused form that is installed, takes these dtypes and widths, and gave what the operations
-give: the first call for each of them tries it on a few tokens of its inputs. On a processor it is always the
+``form=auto`` takes the first fused form that is installed, takes these dtypes and widths, and gave the result of the
+operations: the first call for each of them tries it on a few tokens of its inputs. On a processor it is always the
 operations.
 """
 
@@ -81,7 +81,7 @@ def attend(
         plain: PyTorch's operations; it takes ``given`` in float64 as well.
         given: ``(batch, heads, tokens, ...)``, or ``(batch, tokens)`` for a mask of bool.
         fast: form -> a function of the same tensors with the same result, the one to prefer first. One that cannot
-            take them may raise any exception. It books what it runs by
+            take them may raise any exception. It books its operations by
             :func:`attnbench.contract.compiled.out_of_sight`.
 
     Raises:

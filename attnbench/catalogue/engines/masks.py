@@ -47,7 +47,7 @@ def seeing(key_mask: Tensor, causal: bool) -> Tensor:
 def visible_pairs(q: Tensor, k: Tensor, causal: bool, key_mask: Tensor | None) -> Tensor:
     """The pairs that see each other, ``(B, 1, N, M)`` bool, of q ``(B, ..., N, ·)`` and k ``(B, ..., M, ·)``.
 
-    For dense forms, which share no code with what they check.
+    For dense forms, which share no code with the forms they check.
     """
     pairs = torch.ones(q.shape[0], 1, q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device)
     if causal:

@@ -192,7 +192,7 @@ class _Attend(torch.autograd.Function):
                 with torch.enable_grad():
                     tile = how.score(*leaves)
                 added = how.hiding(heads, rows, keys, v)
-                # In its memory: no score keeps what it returns for its gradient.
+                # In its memory: no score keeps its result for its gradient.
                 kept = tile.detach().sub_(log_sums[heads, rows])
                 kept = (kept if added is None else kept.add_(added)).exp_()
                 dv[heads, keys] += torch.bmm(kept.mT, above)

@@ -33,7 +33,7 @@ class Tuned(NamedTuple):
 
 
 TUNED = {
-    # user and what it holds: numbers on a CPU, cores that share them, numbers on a GPU, and when it was tuned
+    # user and its entry: numbers on a CPU, cores that share them, numbers on a GPU, and when it was tuned
     "linear.features": Tuned(1 << 19, 2, 1 << 25, "2026-11-20"),  # recurrent and efficient cut their heads alike
     "recurrent.kept": Tuned(1 << 18, None, 1 << 18, "2026-11-23"),
     "noise.rows": Tuned(1 << 15, 1, 1 << 24, "guessed"),

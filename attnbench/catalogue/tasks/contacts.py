@@ -1,7 +1,7 @@
 """Sequences over 20 letters in which distant places depend on each other, as residues of a protein do that touch.
 
 A stand-in, and no protein: letters are drawn from a model with few rules, all of them known. Choromanski et al. 2021
-trained on TrEMBL, millions of real sequences, which this is not. What it shares with them is the question, a masked
+trained on TrEMBL, millions of real sequences, which this is not. It shares with them the question, a masked
 letter, and the reason why it can be answered: in a folded protein places far apart in the sequence touch, and change
 together. Here the rules are known, so that the best possible accuracy is, too.
 """

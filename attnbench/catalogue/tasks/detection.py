@@ -1,6 +1,6 @@
 """Where in an image is the closed frame? Its box is asked for, side by side of the box.
 
-What is drawn is our own: a detector of photographs learns what things look like, and this task asks only where one is.
+The drawings are our own: a detector of photographs learns the looks of things, and this task asks only for a place.
 All coordinates are whole numbers, so that a seed gives the same images on every machine.
 """
 

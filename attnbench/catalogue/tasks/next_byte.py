@@ -1,4 +1,4 @@
-"""Real English text, byte by byte: what a language model is trained on, as long as it is small.
+"""Real English text, byte by byte: the training data of a language model, as long as it is small.
 
 The text that Python brings repeats itself: a quarter of it stands in two topics or more. A paragraph that is both
 trained on and tested on would be remembered, so each is kept once, where it stands first.

@@ -50,7 +50,7 @@ class Stored:
     """A task that reads its examples when they are first needed; a subclass says how in :meth:`read`.
 
     Each epoch of a training is a permutation of all examples, drawn from the training's seed and the epoch's number, so
-    that a step's number alone decides what it sees.
+    that a step's number alone decides its examples.
     """
 
     def __init__(self, name: str, form: Form, *, masked_share: float) -> None:

@@ -41,8 +41,8 @@ class Stream:
         """Take everything that the data depends on.
 
         Args:
-            settings: every option that changes what is drawn.
-            version: version of the generator; whoever changes what it draws must increment it.
+            settings: every option that changes the drawn sequences.
+            version: version of the generator; whoever changes its draws must increment it.
             test: number of sequences to test on; half as many, at least one, are for validation.
 
         Raises:

@@ -52,8 +52,8 @@ class Shape:
     """Pairs that are hidden in addition to those of causality: ``prefix:64``, ``document:300+200`` or ``sliding:128``
     (:mod:`attnbench.contract.problem.mask`). ``causal`` stands for ``causal=True``, which ``prefix`` implies."""
     q_start: int = 0
-    """Position of the first query among the keys, where causality or a mask says what a position sees: the queries are
-    the last N of M = q_start + N tokens."""
+    """Position of the first query among the keys, where causality or a mask tells the keys a position sees: the queries
+    are the last N of M = q_start + N tokens."""
     sink: Sink = "none"
     """``learned``: each head has a logit of its own besides those of the keys, which takes weight and gives nothing:
     :mod:`attnbench.contract.problem.sink`."""

@@ -224,7 +224,7 @@ def basics(subject: Subject) -> dict[str, Any]:
 def answer(subject: Subject, question: str) -> dict[str, Any]:
     """Ask one of :data:`QUESTIONS`: parts of :class:`Found`, ``unasked`` among them if it could not be asked."""
     fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)  # it fuses whole layers, which show nothing of what they do
+    torch.backends.mha.set_fastpath_enabled(False)  # it fuses whole layers, which show nothing of their work
     try:
         return QUESTIONS[question](subject.fresh())
     except Exception as error:  # somebody else's code
@@ -343,7 +343,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped in 
         self.n = n
         self.seen: Counter[str] = Counter()
         self.weights: dict[int, tuple[str, Tensor]] = {}
-        """Storage of a softmax over few numbers -> what it is if it is multiplied, and itself. An output is not."""
+        """Storage of a softmax over few numbers -> its kind if it is multiplied, and itself. An output is not."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

@@ -33,7 +33,7 @@ class Wanted:
     vocab: int | None = None
     """Tokens are below it; None: the rows of the smallest embedding."""
     width: int | None = None
-    """C; None: what the first layer takes."""
+    """C; None: the input width of the first layer."""
 
     @property
     def name(self) -> str:
@@ -153,7 +153,7 @@ class Subject:
             self.shortest = length
             for self.width in wide:
                 for self.dtype in (torch.float64, torch.float32):
-                    self.module = self._made()  # what a call that failed has left must not decide
+                    self.module = self._made()  # the remains of a call that failed must not decide
                     try:
                         with _Rounding() as rounding:  # type: ignore[no-untyped-call]  # untyped in torch
                             out, self.per_token = self._output(self.run(self.draw(self.shortest)), 1, self.shortest)

@@ -66,10 +66,10 @@ class Quantised(nn.Module):
     its largest magnitude over 127 (``dtype=int8``) or over 448 (``dtype=float8_e4m3``), and its numbers, divided by the
     scale, are rounded to whole numbers or to 4 bits of exponent and 3 of fraction. With ``dtype=float4_e2m1`` the scale
     is over 448·6. Each 16 neighbouring channels of a token then have a second scale in e4m3, which makes their largest
-    6, and what is left is one of 0, ±0.5, ±1, ±1.5, ±2, ±3, ±4, ±6. Products are exact. The defaults are those of
+    6, and each quotient is one of 0, ±0.5, ±1, ±1.5, ±2, ±3, ±4, ±6. Products are exact. The defaults are those of
     SageAttention, Zhang et al. 2024, with ``int8``.
 
-    Softmax and values are those of the inputs' dtype, float32 at least, unless ``values`` names what they are rounded
+    Softmax and values are those of the inputs' dtype, float32 at least, unless ``values`` names a type to round them
     to. Then each channel of V has one scale. The weights of a query are exp(logit - largest logit), rounded under a
     scale of 1 over the same number, and divided by what their sum was before: rows do not quite sum to one. With
     ``values=float8_e4m3`` that is SageAttention2. With ``float4_e2m1``, SageAttention3, each 16 consecutive keys share
@@ -83,7 +83,7 @@ class Quantised(nn.Module):
     arithmetic: the rounded numbers are multiplied as float32, by PyTorch's fused attention (``sdpa``) if values are not
     rounded. Its error is that of the rounding; its time and memory mean nothing, and are refused. Where it is causal, a
     later token still moves how the tokens of its block are rounded, all keys by way of the mean, and all values by way
-    of their scales. What it holds stays unseen, and rounding shows that it is there, as in the kernels. A padded token
+    of their scales. Its content stays unseen, and rounding shows that it is there, as in the kernels. A padded token
     does none of that. Rounding has no gradient: only that of the scales, and of the weights' sums, is left.
 
     Differs from the papers: the first rounds values and weights to float16; one scale for each block, not for each warp

@@ -46,7 +46,7 @@ class QuantisedCache(CachedDecoding, nn.Module):
     Values have none: each value is rounded alone, ``group`` neighbouring channels with one least number and step. The
     last ``recent`` tokens before a query, its own among them, and a group that is not full, stay as they are. So a
     group is rounded for a query once it ends ``recent`` tokens or more before the next one: nothing depends on later
-    tokens, and decoding reads what the whole sequence reads.
+    tokens, and decoding reads the same numbers as the whole sequence.
 
     Without causality a query stands behind the last key. A group with a padded token is never full. Where ``recent`` is
     as long as the keys nothing is rounded. Its error is that of the rounding; it is an emulation in ordinary

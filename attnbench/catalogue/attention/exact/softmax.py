@@ -38,7 +38,7 @@ class Softmax(CachedDecoding, nn.Module):
     no gradient is wanted, the softmax overwrites the logits, so that one matrix is held, not two. A bias of the
     positions takes up to H × N × M more numbers. A mask saves neither time nor memory here.
 
-    Differs from the paper: a padded key has the lowest logit of the dtype instead of -∞, and what it holds must be
+    Differs from the paper: a padded key has the lowest logit of the dtype instead of -∞, and its content must be
     finite; a query that sees no key gives 0.
     """
 

@@ -66,12 +66,12 @@ class Efficient(nn.Module):
 
     Causal: the average of channel c for query t is over the keys up to t, Σ_{j<=t} exp(k_jc) v_j / Σ_{j<=t} exp(k_jc).
     (One normaliser over all positions, with only the numerators summed up to t, would be another operator and would
-    see the future.) Computed chunk by chunk, and inside a chunk by halves, quarters and so on: what a later half reads
-    from an earlier one is taken relative to log Σ exp at the border between them, so that no exponent is positive,
+    see the future.) Computed chunk by chunk, and inside a chunk by halves, quarters and so on: a later half's reading
+    of an earlier one is taken relative to log Σ exp at the border between them, so that no exponent is positive,
     whatever the keys are. Decoding keeps D averages and D sums. Padded keys get a logit of -∞.
 
     ``form=triton``, not causal, sums by fused kernels; ``form=fla``, causal, by flash-linear-attention's for decays of
-    each channel: averages fade by what a channel's total grows. Without padding only.
+    each channel: averages fade by the growth of a channel's total. Without padding only.
 
     Differs from the authors' code: heads as everywhere here, no convolutions, no residual; the causal form is this
     project's.

@@ -82,7 +82,7 @@ class Performer(FeatureAttention):
       ω is drawn from N(0, γ²I) and each pair of features is weighed by γ^D exp((1 - γ²)‖ω‖²/2) of the ω of N(0, I).
       Two vectors a and b are taken off queries and keys, and come back as the exact factors exp(b·x) and
       exp(a·y - a·b): with ``shift=mean`` they are the mean query and the mean key of each head and example, padding
-      left out. The variance is then that of what is left, x - a and y - b, which is far smaller where all queries, or
+      left out. The variance is then that of the differences x - a and y - b, which is far smaller where all queries, or
       all keys, have much in common.
 
     A denominator that underflows, at logits of several hundred, gives NaN.

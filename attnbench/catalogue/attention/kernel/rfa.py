@@ -54,7 +54,7 @@ class RandomFeatureAttention(FeatureAttention):
     - ``kernel=gaussian``: φ(x) = [sin(ω·x̂), cos(ω·x̂)], 2R features, whose products are exp(-‖q̂ - k̂‖²/2) on average.
     - ``kernel=arccos``: φ(x) = max(ω·x̂, 0) + 0.001, which estimates the arc-cosine kernel of order 1.
 
-    What it approximates: as long as σ is 1, exp(-‖q̂ - k̂‖²/2) is exp(q̂·k̂) up to a factor that cancels, so that the
+    Its target: as long as σ is 1, exp(-‖q̂ - k̂‖²/2) is exp(q̂·k̂) up to a factor that cancels, so that the
     Gaussian kernel estimates softmax attention with the logits cos(q, k)/τ². These are the logits q·k/√D only where
     ‖q‖‖k‖ is √D/τ² for every pair; hence a difference from softmax attention is a distance, not an error.
 

@@ -62,7 +62,7 @@ class WindowLinear(nn.Module):
     - ``features=hedgehog``, after Zhang et al. 2024, "LoLCATs: On Low-Rank Linearizing of Large Language Models":
       φ(x) = softmax([Wx, -Wx]) with one D × D matrix W for the queries and one for the keys of each head, the identity
       at first; a key in the window weighs γ·exp(l - m), m the largest l in the window, γ learned for each head, 1 at
-      first. What is learned is meant to be fitted to softmax attention.
+      first. The learned part is meant to be fitted to softmax attention.
     - ``features=taylor``, after Arora et al. 2024, Based: φ(q)·φ(k) = 1 + l + l²/2; a key in the window weighs exp(l),
       of which that is the series. 1 + D + D² features.
     - ``features=elu+1``: φ = elu + 1 on q and k as they are; a key in the window weighs exp(l).

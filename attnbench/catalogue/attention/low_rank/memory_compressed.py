@@ -79,8 +79,8 @@ class MemoryCompressed(nn.Module):
     is softmax attention. Padded keys and values are set to zero and stay where they are; a block without a real key is
     hidden.
 
-    Differs from the paper: it convolves the whole width of the model and does not say what the first queries of causal
-    attention see; it alternates this attention with local attention in the layers of a model.
+    Differs from the paper: it convolves the whole width of the model and does not name the keys that the first queries
+    of causal attention see; it alternates this attention with local attention in the layers of a model.
     """
 
     def __init__(

@@ -48,8 +48,8 @@ class Monarch(nn.Module):
     plus one of (k, j, i), and with ``block`` = 1 or b >= n. Neighbours share blocks: the order of the tokens matters.
 
     The last block may be partly empty: empty places get no weight and hold no query, and where no query is left in Σ_l,
-    R is uniform. Padding is cut out first (real tokens move together), so that a padded sequence gives what the shorter
-    one gives in the same module. Cross-attention cuts both sequences into blocks of the same size.
+    R is uniform. Padding is cut out first (real tokens move together), so that a padded sequence gives the output of
+    the shorter one in the same module. Cross-attention cuts both sequences into blocks of the same size.
 
     Differs from the authors' code: x is computed as a softmax over l of log L, which neither divides by a small sum nor
     adds a constant to it; by default b is √M, rounded up, for the shape the module was made for; memory holds one tile

@@ -46,10 +46,10 @@ _ROWS = 64
     settings=("chunk=5", "chunk=5,asks=key"),
 )
 class DeltaFormer(HeadLayer):
-    """The delta rule with softmax: values less what is found at them.
+    """The delta rule with softmax: values less their reading of the past.
 
     Zhong et al. 2025, "Understanding Transformer from the Perspective of Associative Memory". Token i first reads the
-    earlier tokens by softmax attention, itself left out, and takes the share β_i of what it finds off its value:
+    earlier tokens by softmax attention, itself left out, and takes the share β_i of its reading off its value:
     u_i = v_i - β_i Σ_{j<i} p_ij u_j. The output is softmax attention to u, with the token itself. With β = 0 it is
     softmax attention. ``asks=query`` lets the query read in both steps; with ``asks=key`` the key reads in the first.
 

@@ -62,7 +62,7 @@ class SlidingTile(nn.Module):
 
     A window as large as the video gives exact attention. Tokens are brought into the order of tiles and back in each
     call, in O(n·d). Scores exist for some tiles at a time, forward and backward: memory is O(n·d). A frame or tile
-    whose sides do not divide what they cut leaves gaps, whose products are computed and hidden. The tile is the
+    whose sides do not divide the lengths they cut leaves gaps, whose products are computed and hidden. The tile is the
     paper's, for latents of 30 × 48 × 80, and so is the smallest of its windows, one of 18 × 24 × 24.
 
     Differs from the authors' code: that keeps tokens in the order of tiles through all layers, has a window for each

@@ -76,7 +76,7 @@ class Streaming(nn.Module):
 
     Differs from the authors' code: whole sequences are computed at once, with the pattern and the places that decoding
     token by token would give them (there prompts are read by full attention); keys are kept turned by their places in
-    the text, and what is too much is taken off the first ones in each step.
+    the text, and the excess is taken off the first ones in each step.
 
     Raises:
         Unsupported: ``rotary`` with an odd D, or with ``form=flex``.

@@ -54,14 +54,14 @@ class Comba(ErasingLayer):
     from U(0, 16], c such that its softplus is log-uniform in [0.001, 0.1], and b starts at σ(1). A padded token is
     passed over as if it were absent.
 
-    Computed chunk by chunk with one triangular solve, as ``gated-delta``. What a token erases is read with the decays
-    up to the token before it; no power is divided by another.
+    Computed chunk by chunk with one triangular solve, as ``gated-delta``. The part a token erases is read with the
+    decays up to the token before it; no power is divided by another.
 
-    Not causal: a second recurrence runs over the turned sequence, convolution included, and each token adds what the
-    tokens after it left there; the paper defines the causal form.
+    Not causal: a second recurrence runs over the turned sequence, convolution included, and each token adds its
+    reading of the tokens after it; the paper defines the causal form.
 
     Differs from the authors' code: in flash-linear-attention q - p b k and b k get length 1 afterwards, so that b has
-    no part in what is erased; linear layers start as PyTorch's.
+    no part in the erasure; linear layers start as PyTorch's.
     """
 
     kernel = "comba"

@@ -53,8 +53,8 @@ class GatedDelta2(ErasingLayer):
 
     Chunks are halved as in ``gla``: all exponents are sums of logarithms of one sign, and nothing overflows.
 
-    Not causal: a second recurrence runs over the turned sequence, convolution included, and each token adds what the
-    tokens after it left there; the paper defines the causal form.
+    Not causal: a second recurrence runs over the turned sequence, convolution included, and each token adds its
+    reading of the tokens after it; the paper defines the causal form.
 
     Differs from the authors' code: there are as many heads of values as of keys; linear layers start as PyTorch's.
     """

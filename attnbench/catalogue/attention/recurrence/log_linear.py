@@ -60,7 +60,7 @@ class LogLinear(nn.Module):
 
     Guo et al. 2025, "Log-Linear Attention", with the decays of Mamba-2, or over the gated delta rule. Token i sees the
     tokens before it in pieces, one for each bit that is 1 in its place i: a piece of level ℓ has 2^(ℓ-1) tokens, and
-    the larger it is, the longer ago it was. Level 0 is the token itself. What it reads of each piece is multiplied by a
+    the larger it is, the longer ago it was. Level 0 is the token itself. Its reading of each piece is multiplied by a
     weight λ that it chooses for the level; with all weights 1 this is its base, ``ssd``.
 
     u ``(B, N, C)`` gives x (by C × C), a step size Δ = softplus(·) for each head, B and C, of width ``state``, which
@@ -69,8 +69,8 @@ class LogLinear(nn.Module):
     from U[1, 16].
 
     With ``base=gated-delta`` a head has queries and keys of its own, ``state`` wide, and a rate β = sigmoid(u·w). Both
-    are silu(·)/‖silu(·)‖, and q is divided by √``state``. A token does to each state of the past what the gated delta
-    rule does to its one, S ← P_t S with P_t = a_t (I - β_t k_t k_tᵀ), and then writes β_t k_t x_tᵀ. So
+    are silu(·)/‖silu(·)‖, and q is divided by √``state``. A token changes each state of the past as the gated delta
+    rule changes its one, S ← P_t S with P_t = a_t (I - β_t k_t k_tᵀ), and then writes β_t k_t x_tᵀ. So
     y_i = Σ_{j<=i} λ_i(ℓ(i, j)) (q_iᵀ P_i···P_{j+1} k_j) β_j x_j.
 
     ``levels`` counts the weights of a head, by default as many as shape.N tokens need. Levels above the last share its

@@ -53,7 +53,7 @@ class Mesa(HeadLayer):
     von Oswald et al. 2025, "MesaNet: Sequence Modeling by Locally Optimal Test-Time Training". A head keeps two sums
     that fade alike, H_t = γ_t H_{t-1} + β_t k_t k_tᵀ and G_t = γ_t G_{t-1} + β_t k_t v_tᵀ. Gᵀ(H + Λ)⁻¹ is the matrix
     that maps the keys so far to their values with the least weighted square error, Λ being the penalty of its entries,
-    and o_t is what it makes of q_t. For large Λ it is decayed linear attention over Λ.
+    and o_t is its image of q_t. For large Λ it is decayed linear attention over Λ.
 
     x ``(B, N, C)`` gives q, k and v by a C × C projection each; q and k go through silu and get length 1.
     β = σ(x·w + b) and γ = σ(x·w' + b') are one number for each head, and Λ = softplus(·) + 0.25 one for each channel of

@@ -37,7 +37,7 @@ from attnbench.contract.variant import No, Traits, register
 class DenseLayer(nn.Module):
     """Each token through a layer of equal FLOPs; no token sees another.
 
-    What the multiplications of attention buy where they are not spent on attention. A layer of softmax attention over N
+    The worth of the multiplications of attention where they are not spent on it. A layer of softmax attention over N
     tokens takes 8NC² multiplications and additions for its four projections and 4N²C for the products with keys and
     values. A feed-forward layer of ``hidden`` units takes 4NC·hidden: with 2C + N units, N that of the shape, as many.
     x is ``(B, N, C)`` and so is the output; GELU is the erf form. Neither causality nor padding changes anything, and

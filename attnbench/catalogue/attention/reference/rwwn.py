@@ -37,8 +37,8 @@ class RowWiseWeightNormalisation(CachedDecoding, nn.Module):
     """Rows of length one in place of rows of sum one.
 
     An article ascribes "row-wise weight normalisation" (RWWN) to the Performer. The Performer's paper has no such step:
-    it divides each row of weights by its sum, as all attention does. Here is what the words say when they are taken at
-    their word: the exponentials of a row are divided by its Euclidean length. q ``(B, H, N, D)``, k and v
+    it divides each row of weights by its sum, as all attention does. Here the words are taken at their
+    word: the exponentials of a row are divided by its Euclidean length. q ``(B, H, N, D)``, k and v
     ``(B, H, M, D)`` -> ``(B, H, N, D)``. A row that is flat over m keys then sums to √m, so that outputs grow with the
     number of keys that count. ``norm=sum`` divides by the sum, and is softmax attention.
 

@@ -57,8 +57,8 @@ class Routing(nn.Module):
     k-means on the keys of the head, at O(n·clusters·d) each; a centroid with no key stays.
 
     Padding is cut out: with ``key_mask`` (for queries too, unless they are another sequence), the number of tokens that
-    a centroid picks follows the real ones, so that a padded sequence gives what the shorter one gives; padded queries
-    give 0. The number of centroids follows ``shape``, not the call.
+    a centroid picks follows the real ones, so that a padded sequence gives the output of the shorter one; padded
+    queries give 0. The number of centroids follows ``shape``, not the call.
 
     Differs from the authors' code: there is no causal form (theirs makes queries and keys one, and which tokens meet
     still depends on later ones); no loss pulls tokens to centroids; all heads route, while theirs share a layer with

@@ -47,8 +47,8 @@ class Thinformer(nn.Module):
     left, all of equal weight. With fewer than 4^(g+1) keys nothing is thinned: softmax attention.
 
     The random numbers, one for each pair, are drawn in the constructor; heads and examples share them. The choice
-    itself is not differentiated. Padded keys are cut out first, so that a padded sequence gives what the shorter one
-    gives. Since the number of kept keys depends on that of real keys, examples are then thinned one by one.
+    itself is not differentiated. Padded keys are cut out first, so that a padded sequence gives the output of the
+    shorter one. Since the number of kept keys depends on that of real keys, examples are then thinned one by one.
 
     Differs from the authors' code: runs may have any even length, so that at most the remainder (M modulo 2·4^(R-1)
     keys, evenly spaced) is dropped before thinning, where they first drop all beyond the largest power of four; each

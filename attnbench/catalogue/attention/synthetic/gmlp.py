@@ -52,7 +52,7 @@ class GMLP(nn.Module):
     to ``ffn / 2``, is added to the gate.
 
     A shorter input uses the first rows and columns of W. Causal: the lower triangle. Padding: columns of padded tokens
-    are 0, which is what the shorter input gives. Decoding keeps LN(Z₂) of every token.
+    are 0, which gives the output of the shorter input. Decoding keeps LN(Z₂) of every token.
 
     Differs from the paper: the unit is a whole block without its normalisation and residual path, which the encoder
     has; the encoder's own feed-forward layer comes on top of it.

@@ -43,7 +43,7 @@ class MLPMixer(nn.Module):
     S × N and W₂ is N × S, the same for every channel. x is ``(B, N, C)`` and so is the output.
 
     A shorter input uses the first columns of W₁ and the first rows of W₂ and b₂. Padded tokens are set to 0, which
-    gives exactly what the shorter input gives. W₁ is drawn from N(0, 1/N), W₂ from N(0, 1/S); the biases are 0.
+    gives exactly the output of the shorter input. W₁ is drawn from N(0, 1/N), W₂ from N(0, 1/S); the biases are 0.
 
     Differs from the paper: token mixing only. The encoder adds the LayerNorm before it and the residual path around it,
     and its feed-forward layer is the channel mixing. Padding and shorter inputs are not in the paper.

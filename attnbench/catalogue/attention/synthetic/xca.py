@@ -40,9 +40,9 @@ class XCA(nn.Module):
     channels of v with the weights ``softmax_c'(τ · q̂_c · k̂_c')``. The matrix is D × D for each head; τ is one learned
     number for each head, 1 at first. q, k and v are ``(B, H, N, D)``.
 
-    Padded tokens are 0 in q, k and v, which gives exactly what the shorter sequence gives; their own output is 0. There
-    is no matrix of tokens, so that weights of tokens have no row sums; those of a channel sum to 1. A difference from
-    softmax attention is a distance, not an error.
+    Padded tokens are 0 in q, k and v, which gives exactly the output of the shorter sequence; their own output is 0.
+    There is no matrix of tokens, so that weights of tokens have no row sums; those of a channel sum to 1. A difference
+    from softmax attention is a distance, not an error.
 
     Differs from the paper: τ multiplies, as in the authors' code, where the paper divides by it. The local patch
     interaction, a block of its own between XCA and the feed-forward layer, is not here.

@@ -1,7 +1,8 @@
 """Causal linear attention: each query reads the sums of φ(k) vᵀ over the keys up to its own.
 
-A chunk of c tokens reads what came before from the running sums, and its own keys from a c x c triangle: the work is
-O(n), and no sum per token exists. The chunks of a block are computed at once; only the sums pass from one to the next.
+A chunk of c tokens reads the tokens before it from the running sums, and its own keys from a c x c triangle: the work
+is O(n), and no sum per token exists. The chunks of a block are computed at once; only the sums pass from one to the
+next.
 Log weights are taken relative to the largest one *up to each token*: a later key, however large, can neither make an
 earlier row underflow nor change it.
 """

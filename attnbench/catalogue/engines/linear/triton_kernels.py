@@ -55,7 +55,7 @@ def _dot(a, b, PRECISION: tl.constexpr):
 
 @triton.jit
 def _fine_dot(a, b, PRECISION: tl.constexpr):
-    """A product for sums that cancel: TF32 also multiplies what the first TF32 leaves over, which is nearly float32."""
+    """A product for sums that cancel: TF32 also multiplies the remainder of the first TF32, which is nearly float32."""
     return tl.dot(a, b, input_precision="tf32x3" if PRECISION == "tf32" else PRECISION)
 
 

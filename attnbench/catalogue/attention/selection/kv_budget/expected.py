@@ -29,7 +29,7 @@ from attnbench.contract.variant import No, register
     settings=("prompt=9,budget=5", "prompt=14,ratio=0.5", "budget=4"),
 )
 class ExpectedAttention(Evicting):
-    """A cache cut once, by what a normal query would attend to.
+    """A cache cut once, by the attention of a normal query.
 
     Devoto et al. 2025, "Expected Attention: KV Cache Compression by Estimating Attention from Future Queries
     Distribution". q ``(B, H, N, D)``, k ``(B, K, N, D)`` and v ``(B, K, N, E)`` -> ``(B, H, N, E)``. The prompt of P

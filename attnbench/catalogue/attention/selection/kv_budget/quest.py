@@ -59,7 +59,7 @@ class Quest(AfterPrompt):
     to whole pages. Nothing is evicted: memory is that of the whole cache and 2·D numbers a page, and a step reads the
     bounds, 2·D numbers a page, and the keys and values of the budget.
 
-    ``forward`` with ``prompt`` computes what the steps would, by a mask over all keys, which saves nothing.
+    ``forward`` with ``prompt`` computes the outputs of the steps, by a mask over all keys, which saves nothing.
 
     A whole sequence is a prompt, unless ``prompt`` says where that ends. Without causality it always is.
 

@@ -35,7 +35,7 @@ from attnbench.errors import UsageError
     settings=("prompt=9,budget=5,window=2,pool=3", "prompt=14,ratio=0.5,window=3,pool=1", "budget=4"),
 )
 class SnapKV(Evicting):
-    """A cache cut once, by what the last queries of the prompt attend to.
+    """A cache cut once, by the attention of the last queries of the prompt.
 
     Li et al. 2024, "SnapKV: LLM Knows What You Are Looking For Before Generation". q ``(B, H, N, D)``,
     k ``(B, K, N, D)`` and v ``(B, K, N, E)`` -> ``(B, H, N, E)``. The prompt of P tokens is answered by softmax

@@ -80,7 +80,7 @@ class Reformer(nn.Module):
 
     More than 128 ``buckets`` are pairs of two hashes, since one rotation with n / chunk columns would cost n². By
     default their number follows the number of real tokens, and padding is sorted behind every chunk, so that a padded
-    sequence gives what the shorter one gives; padded positions give 0.
+    sequence gives the output of the shorter one; padded positions give 0.
 
     Decoding needs ``members=bucket``, whose pairs no later token changes. It keeps all keys and values, and rings of
     the latest positions in each bucket. A token costs O(rounds·chunk·D) however many came before, plus a copy of one
