@@ -62,7 +62,6 @@ def test_known_work_is_compared_with_more_of_it() -> None:
     assert ratio.estimate > 1
 
 
-@pytest.mark.usefixtures("forks")
 def test_a_trace_is_left_and_told_and_reaches_no_witness(tmp_path: Path) -> None:
     live_contamination.left(tmp_path, [next(iter(live_contamination.CASES))])
 

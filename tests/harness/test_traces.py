@@ -43,7 +43,7 @@ class Mode(TorchFunctionMode):
 
 MODE: Any = Mode()
 CASES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
-    "the number of threads": (lambda: torch.set_num_threads(2), lambda: torch.set_num_threads(1)),
+    "the number of threads": (lambda: torch.set_num_threads(3), lambda: torch.set_num_threads(1)),
     "the default dtype": (
         lambda: torch.set_default_dtype(torch.float64),
         lambda: torch.set_default_dtype(torch.float32),
