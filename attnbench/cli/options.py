@@ -334,10 +334,10 @@ class SwapOptions(TypedDict, total=False):
     batch: Annotated[int, Count(min=1, max=2**20, help="Windows in a step."), Default(8)]
     train: Annotated[
         Literal["all", "attention", "variant"],
-        typer.Option(help="What is trained; variant: fits what it brings, layer by layer, to the exact output."),
+        typer.Option(help="Trained parameters; variant: fits its own, layer by layer, to the exact output."),
         Default("all"),
     ]
-    redraw: Annotated[int, Count(min=0, help="Draw random features anew every N steps; 0: never."), Default(0)]
+    redraw: Annotated[int, Count(min=0, help="Draw random features again every N steps; 0: never."), Default(0)]
     seeds: Annotated[int, Count(min=1, max=100, help="Visits of each variant."), Default(1)]
     device: Annotated[Device, Default("auto")]
     threads: Annotated[Threads, Default(None)]

@@ -20,8 +20,8 @@ def verify(
 ) -> None:
     """Say which rows were changed, added or lost since attnbench wrote them.
 
-    The exit code is 65 if anything differs from what was written. It finds accidents: whoever computes the checksums
-    anew leaves no trace.
+    The exit code is 65 if anything differs from what was written. It finds accidents: an edit with new checksums
+    leaves no trace.
     """
     from attnbench.results.audit import audit
 
