@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import InitVar, dataclass, fields, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 from attnbench.errors import did_you_mean
 
@@ -23,8 +23,6 @@ Meets = Literal["all keys", "chosen keys", "mixtures", "state", "places", "nothi
 Unsaid = Literal[""]
 Sharing = Literal["by itself", "query by query", "head by head"]
 Dtypes = tuple[str, ...]
-Given = tuple[tuple[str, Mapping[str, Any]], ...]
-
 ABILITIES = ("causal", "cross", "key_padding", "decode", "bias", "mask", "q_start", "sink", "v_dim", "longer")
 """The traits that are True or a :class:`No`."""
 
@@ -58,6 +56,44 @@ class Rounds:
     """The option that counts the last tokens, which are not rounded."""
     values: bool = False
     """Values of several tokens share scales, too. Laws about later tokens then turn the signs of their values alone."""
+
+
+class TraitChanges(TypedDict, total=False):
+    """Claims of a variant that differ with certain options; the fields are those of :class:`Traits`."""
+
+    target: Target
+    exact: bool
+    causal: bool | No
+    cross: bool | No
+    key_padding: bool | No
+    stochastic: bool
+    rows_sum_to_one: bool
+    decode: bool | No
+    meets: Meets | Unsaid
+    bias: bool | No
+    mask: bool | No
+    q_start: bool | No
+    sink: bool | No
+    shares: Sharing | No
+    heads_apart: bool
+    v_dim: bool | No
+    longer: bool | No
+    permutable: bool | None
+    dtypes: Dtypes
+    compiled: bool
+    rounds_together: bool
+    rounds: Rounds | None
+    emulated: str
+    exact_with: tuple[str, ...]
+    converges_with: str
+    knob: Knob | None
+    reads_ahead: str
+    baseline: str
+    own_form: str
+    cost: str
+
+
+Given = tuple[tuple[str, TraitChanges], ...]
 
 
 @dataclass(frozen=True)
@@ -150,7 +186,7 @@ class Traits:
 
     def __post_init__(self, own_form_both_ways: str) -> None:
         if own_form_both_ways:
-            both_ways = ("causal=false", {"own_form": own_form_both_ways})
+            both_ways: tuple[str, TraitChanges] = ("causal=false", {"own_form": own_form_both_ways})
             object.__setattr__(self, "given", (*self.given, both_ways))
         for ability in ABILITIES:
             if getattr(self, ability) is False:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 import torch
 from pydantic import Field
@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from attnbench.catalogue.engines.low_rank.segments import Segments, any_real, attend_to_filled, strided_convolution
 from attnbench.catalogue.engines.masks import emptied
 from attnbench.contract.problem.shape import Shape
+from attnbench.contract.traits import TraitChanges
 from attnbench.contract.variant import Knob, No, Traits, register
 from attnbench.errors import Unsupported, UsageError
 
 _ONE_WIDTH = "one convolution serves the channels of keys and those of values, as many as of keys"
-_POOLED: dict[str, Any] = {"stochastic": False, "rows_sum_to_one": True, "longer": True}
+_POOLED: TraitChanges = {"stochastic": False, "rows_sum_to_one": True, "longer": True}
 """Claims for a projection with rows that are averages, or maxima, of runs of keys."""
 
 
