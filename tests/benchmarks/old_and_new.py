@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -58,12 +59,19 @@ def unpacked(commit: str) -> Path:
     return folder
 
 
+def old(*places: str) -> ModuleType:
+    """The first module of the old package that exists: a layout has moved most of them."""
+    for place in places[:-1]:
+        with contextlib.suppress(ImportError):
+            return importlib.import_module(f"{OLD}.{place}")
+    return importlib.import_module(f"{OLD}.{places[-1]}")
+
+
 def windows_as_here(wanted: bool) -> AbstractContextManager[None]:
     """Inside, the old package multiplies windows by the library that the new one takes; once that was a global."""
     with contextlib.suppress(ImportError):
-        inside: AbstractContextManager[None] = importlib.import_module(f"{OLD}.engines.products").windows_in_place(
-            wanted
-        )
+        products = old("catalogue.engines.products", "engines.products")
+        inside: AbstractContextManager[None] = products.windows_in_place(wanted)
         return inside
     with contextlib.suppress(ImportError):
         importlib.import_module(f"{OLD}.attention.default_library").read_in_place(wanted)
@@ -111,8 +119,8 @@ def in_turns(new: Callable[[], object], old: Callable[[], object], seconds: floa
 
 def cases(names: list[str], lengths: list[int]) -> Iterator[tuple[str, Callable[[], tuple[Any, Any]]]]:
     """Name of each case, and what makes both sides of it."""
-    old_shape = importlib.import_module(f"{OLD}.shape").Shape
-    old_build = importlib.import_module(f"{OLD}.variant").build
+    old_shape = old("contract.problem.shape", "shape").Shape
+    old_build = old("catalogue.build", "variant").build
     for name in names:
         for n in lengths:
             for training in (False, True):
@@ -139,9 +147,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=1.03)
     asked = parser.parse_args()
     sys.path.insert(0, str(unpacked(asked.commit)))
-    for package in ("attnbench", OLD):
-        importlib.import_module(f"{package}.attention")
-    there = {entry.name for entry in importlib.import_module(f"{OLD}.variant").VARIANTS}
+    there = {entry.name for entry in old("contract.variant", "variant").VARIANTS}
     names = asked.variants.split(",") if asked.variants else [one.name for one in VARIANTS if one.name in there]
     _, products, notes = apply("tuned", threads=torch.get_num_threads(), device="cpu")
     print(*notes, f"libraries: {products}", sep="\n")
