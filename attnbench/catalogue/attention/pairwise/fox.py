@@ -140,4 +140,4 @@ def forgetful(x: Tensor, y: Tensor, of_x: Tensor, of_y: Tensor) -> Tensor:
 
 def forgetful_both_ways(x: Tensor, y: Tensor, of_x: Tensor, of_y: Tensor) -> Tensor:
     """q_i·k_j - |c_i - c_j|."""
-    return torch.baddbmm(-(of_x - of_y.mT).to(x.dtype).abs(), x, y.mT)
+    return torch.baddbmm((of_x - of_y.mT).to(x.dtype).abs(), x, y.mT, beta=-1)
