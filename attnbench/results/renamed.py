@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from attnbench.contract.spec import Spec, parse_spec
 from attnbench.errors import UsageError
+from attnbench.measure.status import Status
 
 
 class Rule(NamedTuple):
@@ -16,17 +17,21 @@ class Rule(NamedTuple):
 
     options: Mapping[str, str | bool]
     """Options that choose it today; older rows lack them."""
+    defaults: Sequence[str] = ()
+    """Other options with another default today."""
     own_form: str = ""
     """Difference from the source, if older rows do not say it."""
 
 
 _RULES = {
-    "msa": Rule({"score": "relu"}),
+    "msa": Rule({"score": "relu"}, ("block",)),
     "sparge": Rule(
         {"rule": "holding", "smooth_k": False},
-        "keeps own blocks and the block that passes the share; the authors' code keeps neither",
+        own_form="keeps own blocks and the block that passes the share; the authors' code keeps neither",
     ),
 }
+_UNSAID = {"eps": (0.0,), "form": ("torch", "auto")}
+"""Options that no row names today unless somebody chose them -> their defaults."""
 _PAIRWISE = ("additive", "bilinear", "deltaformer", "differential", "fox", "gated-softmax", "parallax", "path")
 """Variants that the family ``kernel`` held before ``pairwise`` existed."""
 
@@ -34,23 +39,29 @@ _PAIRWISE = ("additive", "bilinear", "deltaformer", "differential", "fox", "gate
 def named_as_today(row: Mapping[str, Any]) -> dict[str, Any]:
     """The row with today's label, options, family and positions, as JSON or CSV has it; its numbers are untouched.
 
-    Rows before schema 3 say ``sinusoid`` of positions that training changes: ``trained-sinusoid``. Rows of the days
-    when ``torch`` was the default form name it among their options.
+    Rows before schema 3 say ``sinusoid`` of positions that training changes: ``trained-sinusoid``. A row that was
+    measured with an option that is gone is ``unsupported``, so that nothing shows it.
     """
     row = dict(row)
     if row.get("family") == "kernel" and row.get("variant") in _PAIRWISE:
         row["family"] = "pairwise"
-    if row.get("positions") == "sinusoid" and str(row.get("schema_version")) in ("1", "2"):
+    if str(row.get("schema_version")) not in ("1", "2"):
+        return row
+    if row.get("positions") == "sinusoid":
         row["positions"] = "trained-sinusoid"
-    rule = _RULES.get(str(row.get("variant")))
-    if rule or '"form": "torch"' in str(row.get("options")):
-        with suppress(ValueError, TypeError, KeyError, AttributeError, UsageError):  # it is no row: others refuse it
-            options, label = json.loads(row["options"]), parse_spec(row["label"])
-            if options.get("form") == "torch" and "form" not in dict(label.options):
-                del options["form"]
-            if rule and not rule.options.keys() & options.keys():
-                options |= rule.options
-                row["label"] = Spec.of(label.name, {**dict(label.options), **rule.options}).label
-                row |= {"own_form": row["own_form"] or rule.own_form} if "own_form" in row else {}
-            row["options"] = json.dumps(options)
+    with suppress(ValueError, TypeError, KeyError, AttributeError, UsageError):  # it is no row: others refuse it
+        options, label = json.loads(row["options"]), dict(parse_spec(row["label"]).options)
+        if "eps" in label:
+            reason = f"measured with eps={label['eps']}, an option that {row['variant']} no longer has"
+            return row | {"status": Status.UNSUPPORTED.value, "reason": reason}
+        options = {
+            name: value for name, value in options.items() if name in label or value not in _UNSAID.get(name, ())
+        }
+        rule = _RULES.get(row["variant"])
+        if rule and not rule.options.keys() & options.keys():
+            label = {name: options[name] for name in rule.defaults} | label | rule.options
+            options |= rule.options
+            row |= {"own_form": row["own_form"] or rule.own_form} if "own_form" in row else {}
+            row["label"] = Spec.of(row["variant"], label).label
+        row["options"] = json.dumps(options)
     return row

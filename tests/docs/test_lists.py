@@ -56,7 +56,7 @@ def anchors(page: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "page", [*PAGES, *HERE.glob("[CS]*.md"), HERE / "docs/example.ipynb"], ids=lambda page: page.name
+    "page", [*PAGES, HERE / "CHANGELOG.md", HERE / "docs/example.ipynb"], ids=lambda page: page.name
 )
 def test_every_link_of_a_page_leads_to_a_file_of_the_repository(page: Path) -> None:
     assert lost(page) == []
@@ -65,6 +65,38 @@ def test_every_link_of_a_page_leads_to_a_file_of_the_repository(page: Path) -> N
 def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
     (tmp_path / "a.md").write_text("# A b\n[x](a.md#a-b) [y](b.md) [z](#c) [w](https://a.b/c)\n", encoding="utf-8")
     assert lost(tmp_path / "a.md") == ["b.md", "#c"]
+
+
+NAMED = re.compile(r"`([\w.-]+/[\w./-]+\.\w+|make [\w./-]+|python -m [\w.]+)[^`]*`")
+
+
+def missing(text: str) -> list[str]:
+    """Files of the repository, targets of make and modules that a text names and that do not exist."""
+    rules = (HERE / "Makefile").read_text(encoding="utf-8").replace("$(VENV)", ".venv")
+    found = []
+    for name in NAMED.findall(text):
+        first, _, rest = name.partition(" ")
+        if name.startswith("results/") and not name.startswith("results/reference/"):
+            there = True  # of the reader
+        elif first == "make":
+            there = re.search(rf"^{re.escape(rest)}:", rules, re.MULTILINE) is not None
+        elif first == "python":
+            there = (HERE / f"{rest[3:].replace('.', '/')}.py").exists()
+        else:
+            ours = (HERE / name.partition("/")[0]).exists() or (HERE / "attnbench" / name.partition("/")[0]).exists()
+            there = not ours or (HERE / name).exists() or (HERE / "attnbench" / name).exists() or "NAME" in name
+        found += [] if there else [name]
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_a_page_names_exists(page: Path) -> None:
+    assert missing(page.read_text(encoding="utf-8")) == []
+
+
+def test_what_does_not_exist_is_found() -> None:
+    text = "`tests/no.py`, `make tea`, `python -m tests.docs.tea`, `make test`, `harness/plan.py`, `mine/own.py`"
+    assert missing(text) == ["tests/no.py", "make tea", "python -m tests.docs.tea"]
 
 
 def test_every_command_stands_in_a_page_that_somebody_wrote() -> None:
