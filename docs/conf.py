@@ -7,6 +7,7 @@ import re
 import sys
 from functools import cache
 from pathlib import Path
+from posixpath import normpath
 from typing import Any
 
 from sphinx.application import Sphinx
@@ -15,7 +16,7 @@ from sphinx.search.en import SearchEnglish
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from generators import write  # noqa: E402
+from generators import pages_of_sources, write  # noqa: E402
 
 from attnbench.version import __version__  # noqa: E402
 
@@ -42,13 +43,18 @@ html_show_sourcelink = False
 html_show_sphinx = False
 html_show_copyright = False
 
-_RUN = re.compile(r"\]\((?:\.\./)+results/reference/([\w-]+)/?\)")
+_LINK = re.compile(r"\]\(([\w./-]+?)/?(#[\w-]+)?\)")
 
 
-def _link_runs(app: Sphinx, docname: str, source: list[str]) -> None:
-    """A folder of results has no page of its own on the site: link to its section on the page of all runs."""
-    up = "../" * docname.count("/")
-    source[0] = _RUN.sub(rf"]({up}reference/runs.md#\1)", source[0])
+def _link_pages(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Where the site has a page of a file of the repository, link to the page."""
+    pages, up = pages_of_sources(), "../" * docname.count("/")
+
+    def page(link: re.Match[str]) -> str:
+        to = pages.get(normpath(f"docs/{docname}/../{link[1]}"))
+        return f"]({up}{to}{link[2] or ''})" if to else link[0]
+
+    source[0] = _LINK.sub(page, source[0])
 
 
 def _write_pages(app: Sphinx) -> None:
@@ -89,7 +95,7 @@ class English(SearchEnglish):
 def setup(app: Sphinx) -> dict[str, bool]:
     """Make the generated pages before Sphinx looks for pages."""
     app.connect("builder-inited", _write_pages)
-    app.connect("source-read", _link_runs)
+    app.connect("source-read", _link_pages)
     app.connect("html-page-context", _share_tree, priority=400)  # before the theme, which asks for the tree
     app.add_search_language(English)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from attnbench.results.record import FIELDS, Record, options_of
+from attnbench.results.record import FIELDS, Record
 from attnbench.suite.axes import AXES
 
 _NO_AXES = {
@@ -40,8 +40,7 @@ class Key:
 
 def key_of(record: Record) -> Key:
     """The key of a row."""
-    options = options_of(record.options, record.label)
-    return Key(tuple(getattr(record, name) for name in NAMES)).but(options=_sorted(options))
+    return Key(tuple(getattr(record, name) for name in NAMES)).but(options=_sorted(record.options))
 
 
 def _sorted(options: str) -> str:

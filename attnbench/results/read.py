@@ -17,6 +17,7 @@ from attnbench.errors import ResultsError
 from attnbench.files import PACKED, read_stored, stored
 from attnbench.measure.status import Status
 from attnbench.results.record import ADDED, COLUMNS, FIELDS, READABLE
+from attnbench.results.renamed import named_as_today
 from attnbench.results.runs import by_age, no_run, runs_in, suites_of
 from attnbench.results.store import CURVES, ENVIRONMENT, RECORDS, RunFolder
 from attnbench.results.store import TABLE as FILE
@@ -181,7 +182,7 @@ def _read(table: str, file: Path) -> pd.DataFrame:
             "measure again, or use the attnbench that wrote it"
         )
     columns: dict[str, list[object]] = {name: [] for name in COLUMNS}
-    for number, row in enumerate(rows, start=2):
+    for number, row in enumerate(map(named_as_today, rows), start=2):
         full = {**_BEFORE, **{axis: row[other] for axis, other in older.items() if other in row}, **row}
         for name, kind in _KINDS.items():
             try:

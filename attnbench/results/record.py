@@ -9,6 +9,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 from attnbench.measure.status import Status
+from attnbench.results.renamed import named_as_today
 from attnbench.suite.axes import AXES, FOLLOWING, before, filled
 from attnbench.suite.cell import METHOD_VERSION, OF_TOKENS, UNTOUCHED, Cell
 from attnbench.text import one_line
@@ -423,18 +424,11 @@ class Record:
             TypeError: columns are missing or unknown.
             ValueError: the status does not exist.
         """
-        data = dict(data)
+        data = named_as_today(data)
         if "pass" in data:
             data["pass_"] = data.pop("pass")
         older = {axis: data[other] for axis, other in FOLLOWING.items() if other in data}
         return cls(**{**ADDED, **older, **data, "status": Status(data["status"])})
-
-
-def options_of(options: str, label: str) -> str:
-    """The column ``options`` without a form that nobody chose, which rows name of when ``torch`` was the default."""
-    if '"form": "torch"' not in str(options) or "form=" in label:
-        return options
-    return json.dumps({name: value for name, value in json.loads(options).items() if name != "form"})
 
 
 def _task(cell: Cell) -> str | None:

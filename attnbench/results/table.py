@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Reversible, Sequence
 
 from attnbench.results.record import COLUMNS, SEAL, Record
+from attnbench.results.renamed import named_as_today
 from attnbench.text import printable
 
 FORMULA = r"'*[=+\-@\t\r\n＝＋－＠]"
@@ -41,7 +42,7 @@ def cells_of(record: Record, columns: Iterable[str] = COLUMNS) -> list[str]:
 
 
 def read_table(text: str) -> list[dict[str, str]]:
-    """The rows of such a text, as column -> text. Raises ValueError: it is not a table of records."""
+    """The rows of such a text under today's names, as column -> text. Raises ValueError: it is no table of rows."""
     reader = csv.DictReader(io.StringIO(text), strict=True)
     try:
         rows = list(reader)
@@ -50,7 +51,7 @@ def read_table(text: str) -> list[dict[str, str]]:
         raise ValueError(str(error)) from None
     if not columns <= set(COLUMNS) or any(None in row or None in row.values() for row in rows):
         raise ValueError("its columns are not those of a table of records")
-    return rows
+    return [named_as_today(row) for row in rows]
 
 
 def altered_lines(table: Sequence[dict[str, str]], records: Reversible[Record]) -> dict[int, str]:

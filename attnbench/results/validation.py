@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import sys
 from collections.abc import Iterable, Mapping
@@ -11,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from attnbench.measure.status import Status
-from attnbench.results.record import FIELDS, Record, options_of
+from attnbench.results.record import FIELDS, Record
 from attnbench.suite.cell import Cell
 from attnbench.text import one_line
 
@@ -124,7 +123,6 @@ def foreign_to_run(record: Record, environment: Mapping[str, Any]) -> str:
 def foreign_to_cell(record: Record, cell: Cell) -> str:
     """Difference of a row from the cell that its id stands for; empty where there is none."""
     identity = Record.of(cell, Status.OK)
-    record = dataclasses.replace(record, options=options_of(record.options, record.label))
     return _difference(record, {name: getattr(identity, name) for name in _OF_THE_CELL}, "the cell of its id")
 
 

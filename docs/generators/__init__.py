@@ -40,6 +40,42 @@ def pages() -> Iterator[tuple[str, str]]:
         yield from module.pages()
 
 
+SOURCES = {
+    "attnbench": "reference/modules.md",
+    "attnbench/answers/claims/claims.yaml": "reference/claims.md",
+    "attnbench/api": "reference/python.md",
+    "attnbench/catalogue/attention": "catalogue/index.md",
+    "attnbench/catalogue/engines/__init__.py": "reference/engines.md",
+    "attnbench/catalogue/inputs": "reference/inputs.md",
+    "attnbench/catalogue/tasks": "reference/tasks.md",
+    "attnbench/cli": "commands/index.md",
+    "attnbench/contract/traits.py": "reference/python.md",
+    "attnbench/contract/variant.py": "reference/contract.md",
+    "attnbench/errors.py": "reference/exit-codes.md",
+    "attnbench/laws": "reference/laws.md",
+    "attnbench/results/record.py": "reference/columns.md",
+    "attnbench/suite/schema.py": "reference/suite-keys.md",
+    "docs/generators/founding.yaml": "reference/founding.md",
+    "suites": "reference/suites.md",
+    **{f"{name.upper()}.md": f"{name}.md" for name in ("changelog", "contributing", "security")},
+}
+
+
+def pages_of_sources() -> dict[str, str]:
+    """A file or folder of the repository -> the page below docs/ that is made from it, or shows it.
+
+    Written pages link to the first, which a reader of the repository has; the site links to the second.
+    """
+    from attnbench.cli.usage import COMMANDS
+    from generators.catalogue import shipped
+    from generators.reference_rows import RUNS
+
+    variants = {f"{one.make.__module__.replace('.', '/')}.py": f"catalogue/{one.name}.md" for one in shipped()}
+    commands = {f"attnbench/cli/{name}.py": f"commands/{name}.md" for name in COMMANDS}
+    runs = {f"results/reference/{run.name}": f"reference/runs.md#{run.name}" for run in RUNS.iterdir()}
+    return SOURCES | variants | commands | runs
+
+
 def write(docs: Path) -> None:
     """Write all pages, and remove those of an earlier time that are not made any more."""
     import torch

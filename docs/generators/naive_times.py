@@ -15,7 +15,7 @@ FILE = ROOT / "docs/data/naive.csv"
 def measured() -> dict[str, dict[str, str]]:
     """Variant -> the row of the file."""
     with FILE.open(encoding="utf-8", newline="") as file:
-        return {row["variant"]: row for row in csv.DictReader(file)}
+        return {row["variant"].partition(":")[0]: row for row in csv.DictReader(file)}
 
 
 def of_variant(name: str) -> str:
@@ -25,8 +25,9 @@ def of_variant(name: str) -> str:
         return ""
     ratio, low, high = (float(row[end]) for end in ("ratio", "low", "high"))
     causal = "causal, " * (row["causal"] == "true")
+    options = row["variant"].partition(":")[2]
     return text(
-        f"takes {ratio:.2g} ({low:.2g} to {high:.2g}) of the time of its formula written out in plain torch: forward, "
-        f"n = {int(row['n'])}, {row['heads']} heads of {row['head_dim']}, {causal}float32, {row['threads']} threads, "
-        f"{row['processor']}, torch {row['torch']}, {row['date']}"
+        f"{options and f'with {options}: '}takes {ratio:.2g} ({low:.2g} to {high:.2g}) of the time of its formula "
+        f"written out in plain torch: forward, n = {int(row['n'])}, {row['heads']} heads of {row['head_dim']}, "
+        f"{causal}float32, {row['threads']} threads, {row['processor']}, torch {row['torch']}, {row['date']}"
     )

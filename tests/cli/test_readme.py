@@ -13,22 +13,19 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import yaml
 
-from attnbench.cli.app import main
 from attnbench.errors import Exit
 from attnbench.figures.pictures import PICTURES
 from attnbench.harness import forecast as estimate
 from attnbench.measure import flops
 from tests.answers.fixture_runs import copy_with
 from tests.committed import copy_of
-from tests.docs.making import written_pages
+from tests.docs.making import BLOCKS, Block
 
 ROOT = Path(__file__).parents[2]
-PAGES = written_pages()
 
 SMALLER = {
     "run": ["-k", "identity", "--set", "seq_len=64", "--quick", "--device", "cpu"],
@@ -45,6 +42,7 @@ SMALLER = {
 """What a command is given besides its own arguments; the last of two options wins."""
 
 ELSEWHERE_TRIED = {
+    "--mlflow": "it needs a package and a server; tests/results/test_export.py stands in for both",
     "merge": "it needs shards of a suite; tests/results/test_merge.py makes and merges them",
     "--run": "it measures whole suites; tests/answers/test_claims.py measures a small one",
     "ray": "it needs a cluster; tests/harness/many makes one",
@@ -75,39 +73,13 @@ ELSEWHERE = re.compile(
 """Blocks that other tests try: the faults that tests/laws sees caught, a query (test_recipes.py), and Ray's."""
 
 
-class Block(NamedTuple):
-    page: Path
-    line: int
-    language: str
-    text: str
-
-    @property
-    def label(self) -> str:
-        return f"{self.page.name}:{self.line}"
-
-    def commands(self) -> list[str]:
-        joined = self.text.replace("\\\n", " ")
-        lines = [line.removeprefix("$ ") for line in joined.splitlines()]
-        return [line for line in lines if line.startswith(("attnbench ", "make ", "python ", "pip "))]
-
-
-def blocks() -> list[Block]:
-    found = []
-    for page in PAGES:
-        text = page.read_text(encoding="utf-8")
-        for match in re.finditer(r"^```(\w*)[^\n]*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
-            found.append(Block(page, text.count("\n", 0, match.start()) + 1, match[1], match[2]))
-    return found
-
-
-BLOCKS = blocks()
-SHELL = [(block.label, command) for block in BLOCKS for command in block.commands()]
+SHELL = [(block.label, command) for block in BLOCKS for command in block.commands]
 LONG = re.compile(
     r"attnbench (match .*--score|match topk local|run score|plot pattern$|plot (features|density) --|compare \w+ flex)"
 )
 """They take seconds each, and others of their kind are tried."""
 SCRIPTS = [block for block in BLOCKS if block.language == "python"]
-SUITES = [block for block in BLOCKS if block.language in ("yaml", "yml")]
+SUITES = [block for block in BLOCKS if block.language == "yaml"]
 
 
 def is_slow(place: int, command: str) -> bool:
@@ -138,12 +110,8 @@ def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def folder(tmp_path: Path, older: Path) -> Path:
     """Where a reader stands who has followed the page so far: its files, a run of ``lra``, an older one."""
     for block in BLOCKS:
-        name = re.match(r"# (\w+\.py)\n", block.text)
-        if name:
-            (tmp_path / name[1]).write_text(block.text, encoding="utf-8")
-        elif block in SUITES:
-            title = re.search(r"^name: (\S+)", block.text, re.MULTILINE)
-            (tmp_path / f"{title[1] if title else 'suite'}.yaml").write_text(block.text, encoding="utf-8")
+        if block.file:
+            (tmp_path / block.file).write_text(block.text.replace("…", "10"), encoding="utf-8")
     copy_of("lra-cpu", tmp_path / "results/lra/20261120T114606Z-cpu")
     shutil.copytree(older, tmp_path / "good")
     return tmp_path
@@ -151,7 +119,7 @@ def folder(tmp_path: Path, older: Path) -> Path:
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.label)
 def test_no_block_is_left_untried(block: Block) -> None:
-    tried = block in SCRIPTS or block in SUITES or block.commands()
+    tried = block in SCRIPTS or block in SUITES or block.commands or block.file
     assert tried or ELSEWHERE.match(block.text), "neither Python, nor a suite, nor a command"
 
 
@@ -160,13 +128,6 @@ def test_no_block_is_left_untried(block: Block) -> None:
 def test_python_blocks_run(block: Block, folder: Path) -> None:
     if "import wandb" in block.text:
         pytest.importorskip("wandb", reason="no dependency of ours: the block shows how to use it")
-    done = fresh(["-c", block.text], folder)
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("block", [block for block in SCRIPTS if block.page.name == "README.md"])
-def test_python_blocks_of_the_readme_run_in_a_process_of_their_own(block: Block, folder: Path) -> None:
     done = fresh(["-c", block.text], folder)
     assert done.returncode == 0, done.stderr
 
@@ -221,11 +182,3 @@ def test_the_first_gate_can_be_typed_as_its_page_shows_it(tmp_path: Path) -> Non
     assert fresh([*run, "--fresh"], tmp_path).returncode == 0
     done = fresh(["-m", "attnbench", "gate", "results/quick", "--against", "good"], tmp_path)
     assert done.returncode in (Exit.OK, Exit.FAILED), done.stderr
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_commands_within_a_sentence_have_options_that_exist(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-    for found in re.findall(r"`attnbench\s([^`]*)`", text):
-        arguments = shlex.split(" ".join(found.split()))
-        assert main([*arguments, "--help"]) == 0, f"attnbench {found}: {capsys.readouterr().err}"

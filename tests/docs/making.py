@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -21,12 +22,53 @@ GENERATED = ("catalogue", "commands", "reference")
 
 
 def written_pages() -> list[Path]:
-    """README.md, and the pages of docs/ that somebody wrote."""
+    """README.md and its like, and the pages of docs/ that somebody wrote."""
     docs = HERE / "docs"
-    return [HERE / "README.md", *sorted(p for p in docs.rglob("*.md") if p.relative_to(docs).parts[0] not in GENERATED)]
+    beside = [HERE / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")]
+    return [*beside, *sorted(p for p in docs.rglob("*.md") if p.relative_to(docs).parts[0] not in GENERATED)]
 
 
 PAGES = written_pages()
+FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+
+
+class Block(NamedTuple):
+    """A block of a page."""
+
+    page: Path
+    line: int
+    language: str
+    text: str
+
+    @property
+    def label(self) -> str:
+        return f"{self.page.name}:{self.line}"
+
+    @property
+    def file(self) -> str:
+        """The name of the file that it is; empty if it is none."""
+        if self.text.startswith("# source: "):
+            return "figure3.csv"
+        if self.language == "python":
+            return found[1] if (found := re.match(r"# (\w+\.py)\n", self.text)) else ""
+        named = re.search(r"^name: (\S+)", self.text, re.MULTILINE)
+        return f"{named[1] if named else 'suite'}.yaml" if self.language == "yaml" else ""
+
+    @property
+    def commands(self) -> list[str]:
+        """Its command lines, without a prompt and variables before them."""
+        whole = self.text.replace("\\\n", " ")
+        return re.findall(r"^(?:\$ )?(?:[A-Z_]+=\S+ )*((?:attnbench|make|python|pip) .*)$", whole, re.MULTILINE)
+
+
+def blocks(page: Path) -> list[Block]:
+    """The blocks of a page, in their order."""
+    text = page.read_text(encoding="utf-8")
+    found = FENCE.finditer(text)
+    return [Block(page, text.count("\n", 0, one.start()) + 1, one[2], textwrap.dedent(one[3])) for one in found]
+
+
+BLOCKS = [block for page in PAGES for block in blocks(page)]
 MARK = re.compile(r"<!-- rows: ([\w-]+) -->\n(.*?)<!-- end of rows -->", re.DOTALL)
 PRINTED = re.compile(r"<!-- printed: (\S+) -->\n+```\n(.*?)```", re.DOTALL)
 ROWS: dict[str, Callable[[], str]] = {}

@@ -45,6 +45,11 @@ def read() -> list[Row]:
         return list(csv.DictReader(file))
 
 
+def name_of(row: Row) -> str:
+    """The variant of a row, without the options that its rule of that day has today."""
+    return row["variant"].partition(":")[0]
+
+
 def softmax_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     """The formula of what is exact, q, k and v ``(B, H, N, D)``; the laws compare with one in float64."""
     logits = q @ k.mT * q.shape[-1] ** -0.5
@@ -91,17 +96,17 @@ def measure(name: str) -> Row | None:
 def write(rows: Iterable[Row]) -> None:
     """The rows, variants in the order shown to users."""
     order = {name: place for place, name in enumerate(shipped())}
-    known = [row for row in rows if row["variant"] in order]
+    known = [row for row in rows if name_of(row) in order]
     with FILE.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(sorted(known, key=lambda row: order[row["variant"]]))
+        writer.writerows(sorted(known, key=lambda row: order[name_of(row)]))
 
 
 def main(names: list[str]) -> None:
     """Measure and write one variant at a time, so that a stop loses little."""
     VARIANTS.names()
-    known = {row["variant"] for row in read()}
+    known = {name_of(row) for row in read()}
     wanted = shipped() if names == ["all"] else names or [name for name in shipped() if name not in known]
     where = {"torch": torch.__version__, "processor": processor(), "date": f"{datetime.now(UTC):%Y-%m-%d}"}
     where |= {"threads": str(torch.get_num_threads()), "heads": str(HEADS), "head_dim": str(HEAD_DIM)}
@@ -111,7 +116,7 @@ def main(names: list[str]) -> None:
             row = measure(name)
             print(name, *(row or {"no": "formula"}).values(), flush=True)
             if row is not None:
-                write([*(one for one in read() if one["variant"] != name), row | where])
+                write([*(one for one in read() if name_of(one) != name), row | where])
 
 
 if __name__ == "__main__":

@@ -13,16 +13,15 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from attnbench.cli.app import _command  # as `attnbench` reads a command line, without doing what it says
 from attnbench.cli.usage import COMMANDS
 from tests.committed import copy_of
-from tests.docs.making import HERE, PAGES, RUNS
+from tests.docs.making import BLOCKS, FENCE, HERE, PAGES, RUNS, Block, blocks
 
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`attnbench ([^`]+)`")
 
 LONG = re.compile(
@@ -43,26 +42,12 @@ NEEDS = {"--parquet": "pyarrow", "import wandb": "wandb"}
 """What some blocks need, which the page says."""
 
 
-class Block(NamedTuple):
-    """A block of a page."""
-
-    page: Path
-    language: str
-    text: str
-
-    @property
-    def commands(self) -> list[str]:
-        """The lines that begin with attnbench, without what the shell makes of their ends."""
-        whole = self.text.replace("\\\n", " ")
-        return re.findall(r"^(?:\$ )?(?:[A-Z_]+=\S+ )*attnbench (.*?)(?: +#.*)?$", whole, re.MULTILINE)
+def typed(block: Block) -> list[str]:
+    """The words after ``attnbench`` of each of its commands, without a comment."""
+    return [line[10:].partition(" #")[0].strip() for line in block.commands if line.startswith("attnbench ")]
 
 
-def blocks(page: Path) -> list[Block]:
-    return [Block(page, *found) for found in FENCE.findall(page.read_text(encoding="utf-8"))]
-
-
-ALL = [block for page in PAGES for block in blocks(page)]
-TYPED = sorted({(block.page, line) for block in ALL for line in block.commands})
+TYPED = sorted({(block.page, line) for block in BLOCKS for line in typed(block)})
 SAID = sorted(
     {
         (page, " ".join(line.split()))
@@ -79,7 +64,7 @@ def only_read(page: Path, line: str) -> bool:
 
 def runs(page: Path, long: bool) -> list[str]:
     """The commands of a page in their order, short or long."""
-    lines = [line for block in blocks(page) for line in block.commands if not only_read(page, line)]
+    lines = [line for block in blocks(page) for line in typed(block) if not only_read(page, line)]
     return [line for line in lines if bool(LONG.match(line)) == long]
 
 
@@ -89,8 +74,8 @@ def folder(tmp_path: Path) -> Callable[[Path], Path]:
 
     def made(page: Path) -> Path:
         for block in blocks(page):
-            if named := re.match(r"(?:# (\w+\.py)|name: (\w+))\n", block.text):
-                (tmp_path / (named[1] or f"{named[2]}.yaml")).write_text(block.text, encoding="utf-8")
+            if block.file:
+                (tmp_path / block.file).write_text(block.text.replace("…", "10"), encoding="utf-8")
         if not (tmp_path / "mine.yaml").exists():
             shutil.copy(HERE / "suites/quick.yaml", tmp_path / "mine.yaml")
         modules = (HERE / "tests/laws/modules.py").read_text(encoding="utf-8")
@@ -188,7 +173,7 @@ def test_the_python_of_a_page_works(page: Path, folder: Callable[[Path], Path]) 
     """Blocks that are a file were written as that file."""
     made = folder(page)
     for block in blocks(page):
-        if block.language == "python" and not re.match(r"# \w+\.py\n", block.text):
+        if block.language == "python" and not block.file:
             for need, package in NEEDS.items():
                 if need in block.text:
                     pytest.importorskip(package)
@@ -200,21 +185,7 @@ def indented(text: str) -> str:
     return "".join(f"    {line}\n" if line else "\n" for line in text.splitlines())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("page", "name"),
-    [
-        pytest.param(page, named[1], id=f"{page.stem}-{named[1]}")
-        for page in PAGES
-        for block in blocks(page)
-        if block.language == "yaml" and (named := re.match(r"name: (\w+)\n", block.text))
-    ],
-)
-def test_a_suite_of_a_page_can_be_planned(page: Path, name: str, folder: Callable[[Path], Path]) -> None:
-    assert run(folder(page), *ATTNBENCH, "run", f"{name}.yaml", "--dry-run")
-
-
 def test_nothing_is_kept_from_running_for_no_reason() -> None:
     """Each line of the lists above still speaks of a line of a page."""
-    lines = [f"{page.name} {line}" for page, line in TYPED] + [block.text for block in ALL]
+    lines = [f"{page.name} {line}" for page, line in TYPED] + [block.text for block in BLOCKS]
     assert [part for part in (*ELSEWHERE, *NEEDS) if not any(part in line for line in lines)] == []

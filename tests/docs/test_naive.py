@@ -19,7 +19,7 @@ def test_the_file_has_each_variant_with_a_formula_once_and_nothing_else() -> Non
     VARIANTS.names()
     with torch.inference_mode():
         wanted = [name for name in shipped() if naive.both(name, n=512) is not None]
-    assert [row["variant"] for row in naive.read()] == wanted, REMEDY
+    assert [naive.name_of(row) for row in naive.read()] == wanted, REMEDY
 
 
 def test_every_ratio_lies_in_its_interval_and_says_where_it_was_measured() -> None:

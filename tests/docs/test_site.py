@@ -90,6 +90,14 @@ def test_every_link_inside_the_site_leads_to_a_file_and_an_anchor(pages: dict[Pa
     assert lost == []
 
 
+def test_a_source_with_a_page_of_its_own_is_linked_as_the_page(pages: dict[Path, Page], site: Path) -> None:
+    downloads = {path.name for path in (site / "_downloads").rglob("*") if path.is_file()}
+    assert downloads == {"example.ipynb", *(path.name for path in (HERE / "docs/recipes").iterdir())}
+    assert "reference/runs.html#lra-cpu" in pages[site / "lra.html"].targets
+    assert "catalogue/snapkv.html" in pages[site / "not-here.html"].targets
+    assert "../reference/laws.html" in pages[site / "internals/architecture.html"].targets
+
+
 def test_nothing_is_loaded_from_elsewhere(pages: dict[Path, Page], site: Path) -> None:
     text = "".join(path.read_text(encoding="utf-8") for path in pages)
     assert 'src="http' not in text

@@ -20,7 +20,7 @@ from attnbench.measure.status import Status
 from attnbench.results.frame.marks import by_host
 from attnbench.results.key import Key
 from attnbench.results.measurements import Visits
-from attnbench.results.record import Record, options_of
+from attnbench.results.record import Record
 
 Measure = Literal["time", "memory", "error", "score", "status"]
 MEASURES: tuple[Measure, ...] = get_args(Measure)
@@ -239,11 +239,10 @@ def _more_rounds(found: Finding, limit: float, rounds: int, fixed: float) -> int
 
 
 def _changed_options(old: Record, new: Record) -> str:
-    older, newer = (options_of(one.options, one.label) for one in (old, new))
-    if older == newer:
+    if old.options == new.options:
         return ""
     try:
-        said = options_before(json.loads(older), json.loads(newer))
+        said = options_before(json.loads(old.options), json.loads(new.options))
     except (ValueError, AttributeError, TypeError):
         return "with other options"
     return f"before: {said}" if said else ""

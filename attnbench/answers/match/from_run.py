@@ -24,7 +24,7 @@ from attnbench.results.frame.same_model import SAME
 from attnbench.results.frame.scored import short_tasks
 from attnbench.results.frame.settings import RUN
 from attnbench.results.frame.words import in_words
-from attnbench.results.record import COLUMNS, options_of
+from attnbench.results.record import COLUMNS
 from attnbench.results.trainings import Choice, choose, trained
 from attnbench.suite.axes import ALIKE, AXES, OF_MODEL
 
@@ -223,7 +223,7 @@ def _about(facts: Mapping[str, object], pass_: str) -> str:
 
 def _key_of(row: Mapping[Any, Any]) -> _Key:
     try:
-        options = json.loads(options_of(row["options"], row["label"]) or "{}")
+        options = json.loads(row["options"] or "{}")
     except ValueError:
         options = {}
     return row["variant"], Spec.of(row["variant"], options if isinstance(options, dict) else {}).options

@@ -23,7 +23,6 @@ from attnbench.contract.spec import parse_spec
 from attnbench.contract.variant import VARIANTS
 from attnbench.errors import Unsupported
 from attnbench.measure.flops import count
-from attnbench.results.record import options_of
 
 Given = Callable[..., tuple[Tensor, None]]
 
@@ -282,7 +281,3 @@ def test_auto_stands_in_no_label_id_or_options() -> None:
         assert "form" not in dict(entry.complete(parse_spec(name)).options)
         assert entry.normalise(parse_spec(f"{name}:form=auto")).label == name
         assert dict(entry.complete(parse_spec(f"{name}:form=torch")).options)["form"] == "torch"
-    # Rows of when torch was the default name a form that nobody chose.
-    assert options_of('{"chunk": 5, "form": "torch"}', "linear:chunk=5") == '{"chunk": 5}'
-    for options, label in (('{"form": "torch"}', "linear:form=torch"), ('{"form": "triton"}', "linear:form=triton")):
-        assert options_of(options, label) == options
