@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from attnbench.answers.match.match import Prepared
 
 
-@in_python(options.MatchOptions)
+@in_python(options.MatchOptions, from_="results")
 def match(
     *variants: str,
     results: str | Path | Sequence[str | Path] | pd.DataFrame | None = None,

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnbench.api.shown import Page
+from attnbench.cli.signature import naming_arguments
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
+@naming_arguments(**{"--out": "save", **{f"--{name}": name for name in ("title", "against", "check")}})
 def report(
     results: str | Path | Sequence[str | Path] | pd.DataFrame,
     *,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-@in_python(options.RunOptions)
+@in_python(options.RunOptions, set="overrides")
 def run(
     suite: Suite | str | Path,
     *,

@@ -186,6 +186,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 def _unforeseen(error: Exception) -> int:
     """Print one line on an unforeseen error, write its traceback to a file, and return the exit code."""
+    from attnbench.harness.outside.isolation import CellFailed
     from attnbench.harness.wire.process import allowed_address_space
     from attnbench.units import format_bytes
 
@@ -195,7 +196,8 @@ def _unforeseen(error: Exception) -> int:
         return Exit.USAGE
     where = "no file could be written for its traceback"
     with suppress(OSError), NamedTemporaryFile("w", prefix="attnbench-", suffix=".txt", delete=False) as file:
-        file.write(without_home("".join(traceback.format_exception(error))))
+        there = error.stderr if isinstance(error, CellFailed) else traceback.format_exception(error)
+        file.write(without_home("\n".join(there)))
         where = f"please send {file.name}, its traceback, to who maintains attnbench, with what 'attnbench env' prints"
-    console.error(f"nobody foresaw this: {said(error)}; {where}")
+    console.error(f"nobody foresaw this: {error.reason if isinstance(error, CellFailed) else said(error)}; {where}")
     return Exit.FAILED

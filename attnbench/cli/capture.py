@@ -40,28 +40,25 @@ def capture(
     refuse_files(out)
 
     from attnbench.cli.screen.captured_tables import print_layers
+    from attnbench.harness.outside.capture import TakeCapture, take_capture
     from attnbench.harness.swap.question import parse_layers
     from attnbench.measure.machine import default_threads, resolve_device
     from attnbench.models.pretrained.capture import Wish
-    from attnbench.models.pretrained.capture import capture as take
-    from attnbench.models.pretrained.models import open_model, threads_of_torch
     from attnbench.units import format_bytes
 
     wanted = parse_layers(layers) if layers is not None else None
     if wanted is not None and wanted.each:
         raise UsageError(f"--layers {layers!r}: each means nothing here; write all, or numbers such as 0,7")
-    there = resolve_device(device)
-    with threads_of_torch(threads or default_threads()):
-        subject, windowed = open_model(model, length, text)
-        chosen = tuple(range(len(subject.layers))) if wanted is not None and wanted.whole else ()
-        wish = Wish(chosen or (wanted.some if wanted is not None else ()), windows, heads, dtype)
-        found = take(subject, windowed, wish, out, there)
+    some, every = (wanted.some, wanted.whole) if wanted is not None else ((), False)
+    wish = Wish(some, windows, heads, dtype, every)
+    request = TakeCapture(model, text, length, wish, out, resolve_device(device))
+    found = take_capture(request, threads or default_threads())
     if as_json:
         sizes = {"shape": list(found.shape), "kv_heads": found.kv_heads}
         console.data({"file": str(out), **sizes, "left_out": list(found.left_out), **found.about})
         return
     _, L, H, N, D = found.shape
-    print_layers(found.about, f"{model}, {windowed.name}")
+    print_layers(found.about, f"{model}, {found.about['text']}")
     for line in found.left_out:
         console.warning(line)
     console.line(f"{out}: {windows} windows, {L} layers, {H} heads of {D}, {N} tokens, {format_bytes(found.bytes)}")

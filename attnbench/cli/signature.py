@@ -7,12 +7,13 @@ option is also its text in the docstring of the function.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, wraps
 from typing import Annotated, Any, TypeVar, cast, get_args, get_type_hints
 
-from attnbench.errors import UsageError, did_you_mean
+from attnbench.errors import AttnbenchError, UsageError, did_you_mean
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Options = TypeVar("Options", bound=Mapping[str, Any])
@@ -36,6 +37,11 @@ class _Option:
     @property
     def on_the_command_line(self) -> Any:
         return Annotated[self.default.typed_as or self.type, self.option]
+
+    def words(self, name: str) -> list[str]:
+        """The option as it is typed: ``--n``, ``-k``."""
+        given = [one for one in (self.option.default, *(self.option.param_decls or ())) if isinstance(one, str)]
+        return [word for one in given for word in one.split("/")] or [f"--{name.replace('_', '-')}"]
 
 
 @cache
@@ -69,16 +75,42 @@ def command(options: type) -> Callable[[Function], Function]:
     return signed
 
 
-def in_python(options: type) -> Callable[[Function], Function]:
-    """Give a function of ``**given`` the options as keyword arguments, and their help as a part of its docstring."""
+def in_python(options: type, **others: str) -> Callable[[Function], Function]:
+    """Give a function of ``**given`` the options as keyword arguments, and their help as a part of its docstring.
+
+    Its errors name arguments in place of options. ``others``: an option of the command alone -> the argument like it.
+    """
 
     def signed(function: Function) -> Function:
         declared = _declared(options)
+        words = {word: name for name, one in declared.items() for word in one.words(name)}
+        called = naming_arguments(**{f"--{word.strip('_')}": name for word, name in others.items()}, **words)(function)
         lines = "".join(f"        {name}: {' '.join(str(one.option.help).split())}\n" for name, one in declared.items())
-        function.__doc__ = (function.__doc__ or "").replace("        **given: see below.\n", lines)
-        return _with(function, inspect.signature(function), {name: one.type for name, one in declared.items()}, options)
+        called.__doc__ = (function.__doc__ or "").replace("        **given: see below.\n", lines)
+        types = {name: one.type for name, one in declared.items()}
+        return _with(called, inspect.signature(function), types, options)
 
     return signed
+
+
+def naming_arguments(**names: str) -> Callable[[Function], Function]:
+    """Let the errors of a function name its arguments in place of the options of its command, given as ``names``."""
+
+    def naming(function: Function) -> Function:
+        @wraps(function)
+        def called(*arguments: Any, **given: Any) -> Any:
+            try:
+                return function(*arguments, **given)
+            except AttnbenchError as error:
+                error.args = (_OPTION.sub(lambda found: names.get(found[0], found[0]), str(error)),)
+                raise
+
+        return cast(Function, called)
+
+    return naming
+
+
+_OPTION = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
 
 
 def _with(function: Function, own: inspect.Signature, types: Mapping[str, Any], options: type) -> Function:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from importlib import import_module
 from typing import Annotated, Any, TypedDict, Unpack, get_type_hints
 
+import pandas as pd
 import pytest
 import typer
 
 import attnbench
 from attnbench.cli import options
 from attnbench.cli.signature import Default, command, completed, in_python
-from attnbench.errors import UsageError
+from attnbench.errors import AttnbenchError, UsageError
 
 COMMANDS = {
     "run": options.RunOptions,
@@ -49,6 +51,23 @@ def test_the_help_of_an_option_stands_in_the_docstring(name: str) -> None:
 def test_an_unknown_argument_is_one_line_with_the_nearest() -> None:
     with pytest.raises(UsageError, match="unknown argument 'head'; did you mean 'heads'"):
         attnbench.compare("sdpa", "softmax", head=2)  # type: ignore[call-arg]  # as a user may write it
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: attnbench.run("quick", memory_limit="lots"), r"^memory_limit: 'lots' is not a size"),
+        (lambda: attnbench.run("quick", overrides={"seq_len": "x"}), "^overrides seq_len"),
+        (lambda: attnbench.compare("sdpa", lengths="0"), "lengths 0: a length is at least 1; write lengths 1024"),
+        (lambda: attnbench.compare("sdpa", new_tokens=3), "^new_tokens 3: .* add pass_ generate"),
+        (lambda: attnbench.match("performer"), "give error 0.1, memory 64MiB, time 10ms or score 0.9"),
+        (lambda: attnbench.swap("listops", "local", learning_rate=7.0), "^learning_rate must be above 0"),
+        (lambda: attnbench.report(pd.DataFrame(), check="none.json"), "^check none.json"),
+    ],
+)
+def test_python_is_told_of_arguments_and_not_of_options(call: Callable[[], Any], said: str) -> None:
+    with pytest.raises(AttnbenchError, match=said):
+        call()
 
 
 class Two(TypedDict, total=False):

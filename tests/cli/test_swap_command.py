@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -24,6 +27,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attnbench.models.pretrained.models.OwnEncoder", models.tiny)
 
 
+@pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -126,6 +130,29 @@ def test_a_suite_measures_errors_on_what_was_captured() -> None:
     assert Path("x.safetensors").read_bytes() == written, "the digest stays"
 
 
+@pytest.mark.usefixtures("forks")
+def test_a_model_that_ends_its_process_or_raises_what_nobody_foresaw_costs_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def at_once(_: int) -> None:
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    def odd(_: int) -> None:
+        raise LookupError("nobody thought of it")
+
+    monkeypatch.setattr("attnbench.models.pretrained.models.OwnEncoder", at_once)
+    assert main(["capture", "listops"]) == Exit.USAGE
+    assert capsys.readouterr().err == "error: listops: the measuring process was killed by SIGSEGV\n"
+    monkeypatch.setattr("attnbench.models.pretrained.models.OwnEncoder", odd)
+    assert main(["capture", "listops"]) == Exit.FAILED
+    (told,) = capsys.readouterr().err.splitlines()
+    found = re.fullmatch(r"error: nobody foresaw this: LookupError: nobody thought of it; please send (\S+), .*", told)
+    assert found
+    assert "in odd" in Path(found[1]).read_text()
+    Path(found[1]).unlink()
+
+
+@pytest.mark.usefixtures("forks")
 def test_capture_writes_a_file_and_says_how_a_suite_reads_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["capture", "listops", *QUICK[:4], "--layers", "all", "--device", "cpu", "--out", "x.safetensors"]) == 0
     out = capsys.readouterr().out
@@ -136,6 +163,7 @@ def test_capture_writes_a_file_and_says_how_a_suite_reads_it(capsys: pytest.Capt
     assert (about["file"], about["shape"]) == ("qkv.safetensors", [6, 3, 2, 24, 8])
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_captured_file_says_what_it_holds_and_how_a_suite_reads_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["capture", "listops", *QUICK[:4], "--layers", "all", "--device", "cpu", "--out", "x.safetensors"]) == 0
     written = capsys.readouterr().out.splitlines()

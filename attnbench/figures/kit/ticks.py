@@ -53,11 +53,11 @@ def power_ticks(low: float, high: float, base: int, most: int = 8) -> list[float
     """Powers of ``base`` between two positive numbers, thinned to ``most``; round numbers if these are too few."""
     first, last = math.log(low, base), math.log(high, base)
     powers = list(range(math.ceil(first - 1e-9), math.floor(last + 1e-9) + 1))
-    if len(powers) >= 3 or (base == 10 and len(powers) == 2 and last - first > 1.6):
+    if len(powers) >= (2 if base == 10 and most <= 3 and last - first > 1.6 else 3):
         step = -(-len(powers) // most)
         return [float(base) ** p for p in powers if p % step == 0]
     if last - first > (2 if base == 2 else 0.5):
-        steps = (1, 1.5, 2, 3, 5, 7) if base == 10 else (1, 1.25, 1.5, 1.75)
+        steps = (1, 1.25, 1.5, 1.75) if base == 2 else (1, 2, 5) if last - first > 1.6 else (1, 1.5, 2, 3, 5, 7)
         ticks = [s * float(base) ** p for p in range(math.floor(first), math.ceil(last) + 1) for s in steps]
     else:
         ticks = [float(tick) for tick in MaxNLocator(5).tick_values(low, high)]

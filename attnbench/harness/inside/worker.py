@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from importlib import import_module
 from importlib.metadata import entry_points
 from json import dumps, loads
 from os import write
@@ -25,11 +26,19 @@ from attnbench.measure.scheduler import ask_for_cores
 from attnbench.results.sources import Changed, Watch
 
 if TYPE_CHECKING:
-    from attnbench.harness.outside.laws import HoldToLaw
     from attnbench.harness.wire.protocol import MeasureLimits, TakeTurns, Train, VisitCell
     from attnbench.measure.limits import Limits
     from attnbench.results.record import Record
     from attnbench.suite.cell import Cell
+
+
+_ELSEWHERE = {
+    "laws": ("laws", "HoldToLaw"),
+    "setting": ("gate", "HoldSetting"),
+    "probe": ("module", "AskModule"),
+    "capture": ("capture", "TakeCapture"),
+}
+"""Requests that need imports of their own, which take a while -> their module and class in ``outside``."""
 
 
 def main() -> None:
@@ -118,27 +127,22 @@ class Served:
     def _done(self, do: str, data: dict[str, Any], tell: Callable[..., None]) -> dict[str, Any]:
         from attnbench.harness.wire import protocol
 
-        if do == protocol.VisitCell.do:
-            return self._visit(protocol.VisitCell.from_json(data), tell)
-        if do == protocol.Train.do:
-            return self._train(protocol.Train.from_json(data), tell)
-        if do == protocol.TakeTurns.do:
-            return _take_turns(protocol.TakeTurns.from_json(data), tell)
-        if do == "laws":
-            from attnbench.harness.outside.laws import HoldToLaw  # the laws take a while to import
-
-            return _hold_to_law(HoldToLaw.from_json(data))
-        if do == "setting":
-            from attnbench.harness.outside.gate import HoldSetting
-
-            return HoldSetting.from_json(data).found(tell)
-        if do == "probe":
-            from attnbench.harness.outside.module import AskModule
-
-            return AskModule.from_json(data).answer()
-        if do == protocol.MeasureLimits.do:
-            return self._limits_again(protocol.MeasureLimits.from_json(data))
-        raise ValueError(f"no request {do!r}")
+        measure: dict[type[Any], Callable[[Any, Callable[..., None]], dict[str, Any]]] = {
+            protocol.VisitCell: self._visit,
+            protocol.Train: self._train,
+            protocol.TakeTurns: _take_turns,
+            protocol.MeasureLimits: self._limits_again,
+        }
+        for kind, serve in measure.items():
+            if do == kind.do:
+                return serve(kind.from_json(data), tell)
+        module, name = _ELSEWHERE[do]
+        kind = getattr(import_module(f"attnbench.harness.outside.{module}"), name)
+        try:
+            return dict(kind.from_json(data).found(tell))
+        except kind.refusals as reason:
+            known = next(one for one in kind.refusals if isinstance(reason, one))
+            return {"refused": known.__name__, "why": str(reason)}
 
     def _visit(self, request: VisitCell, tell: Callable[..., None]) -> dict[str, Any]:
         from attnbench.harness.inside.execute import run_cell
@@ -180,7 +184,7 @@ class Served:
             add_warning(record, note)
         return record
 
-    def _limits_again(self, request: MeasureLimits) -> dict[str, Any]:
+    def _limits_again(self, request: MeasureLimits, _: Callable[..., None]) -> dict[str, Any]:
         from attnbench.harness.inside.ceiling import corrected
         from attnbench.measure.limits import faster_of
 
@@ -209,17 +213,6 @@ def _take_turns(request: TakeTurns, tell: Callable[..., None]) -> dict[str, Any]
         begins=lambda part, first=False: tell(0, 0, part, first=first),
     )
     return asdict(pairs)
-
-
-def _hold_to_law(request: HoldToLaw) -> dict[str, Any]:
-    from attnbench.errors import Unsupported
-    from attnbench.laws import check_variant
-
-    try:
-        report = check_variant(request.variant, laws=[request.law])
-    except Unsupported as reason:
-        return {"unsupported": str(reason)}
-    return {"findings": [asdict(finding) for finding in report.findings]}
 
 
 def _said(error: Exception) -> str:

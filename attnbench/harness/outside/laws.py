@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Self
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Self
 
 from attnbench.contract.spec import parse_spec
 from attnbench.errors import Unsupported
 from attnbench.harness.outside.isolation import CellFailed, Worker
 from attnbench.harness.wire.protocol import Request
-from attnbench.laws import Finding, Report
+from attnbench.laws import Finding, Report, check_variant
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,7 @@ class HoldToLaw(Request[list[Finding]]):
     """Hold a variant to one law (:func:`attnbench.laws.check_variant`)."""
 
     do = "laws"
+    refusals: ClassVar = (Unsupported,)
     variant: str
     law: str
 
@@ -25,10 +26,12 @@ class HoldToLaw(Request[list[Finding]]):
     def from_json(cls, data: dict[str, Any]) -> Self:
         return cls(**data)
 
+    def found(self, tell: object = None) -> dict[str, Any]:
+        """The worker's side. Raises Unsupported if no setting can be built."""
+        report = check_variant(self.variant, laws=[self.law])
+        return {"findings": [asdict(finding) for finding in report.findings]}
+
     def answered(self, answer: dict[str, Any]) -> list[Finding]:
-        """Raises Unsupported if no setting can be built; for a senseless answer as any request."""
-        if "unsupported" in answer:
-            raise Unsupported(answer["unsupported"])
         return [Finding(**finding) for finding in answer["findings"]]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from attnbench.errors import Unsupported, UsageError
 from attnbench.harness.outside.isolation import CellFailed, Worker
@@ -18,6 +18,7 @@ class AskModule(Request[dict[str, Any]]):
     """Ask a module one question (:data:`attnbench.laws.modules.questions.QUESTIONS`), or how it can be called."""
 
     do = "probe"
+    refusals: ClassVar = (UsageError, Unsupported)
     wanted: Wanted
     question: str = ""
     """Empty: how it can be called."""
@@ -26,22 +27,12 @@ class AskModule(Request[dict[str, Any]]):
     def from_json(cls, data: dict[str, Any]) -> Self:
         return cls(Wanted(**data["wanted"]), data["question"])
 
-    def answer(self) -> dict[str, Any]:
-        """The worker's side."""
-        try:
-            subject = subject_of(self.wanted)
-        except Unsupported as reason:
-            return {"unsupported": str(reason)}
-        except UsageError as problem:
-            return {"usage": str(problem)}
+    def found(self, tell: object = None) -> dict[str, Any]:
+        """The worker's side. Raises UsageError or Unsupported if the module cannot be made, called or examined."""
+        subject = subject_of(self.wanted)
         return {"found": answer(subject, self.question) if self.question else basics(subject)}
 
     def answered(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """Raises UsageError or Unsupported if the module cannot be made, called or examined."""
-        if "usage" in answer:
-            raise UsageError(answer["usage"])
-        if "unsupported" in answer:
-            raise Unsupported(answer["unsupported"])
         return dict(answer["found"])
 
 

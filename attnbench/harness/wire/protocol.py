@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NotRequired, Self, Typ
 
 from pydantic import TypeAdapter
 
+from attnbench.errors import AttnbenchError
 from attnbench.harness.inside.pairs import Pairs
 from attnbench.measure.status import Status
 from attnbench.measure.time import Sample, TimingRules
@@ -55,6 +56,8 @@ class Request(ABC, Generic[Answer]):
     """A request to a worker."""
 
     do: ClassVar[str]
+    refusals: ClassVar[tuple[type[AttnbenchError], ...]] = ()
+    """Errors of the worker's side that :meth:`ask` raises again; any other is CellFailed."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain dicts, lists, strings and numbers, by the names of the request's fields."""
@@ -76,6 +79,9 @@ class Request(ABC, Generic[Answer]):
         without an answer that makes sense; the worker is thrown away.
         """
         answer = worker.ask({"do": self.do, **self.to_json()}, timeout, **how)
+        for kind in self.refusals:
+            if answer.get("refused") == kind.__name__:
+                raise kind(str(answer.get("why", "")))
         try:
             return self.answered(answer)
         except (AttributeError, KeyError, TypeError, ValueError):

@@ -34,6 +34,8 @@ class Wish:
     heads: int | None
     """Number of heads of queries to keep, the first ones, with the keys and values that they share; None for all."""
     dtype: str
+    every: bool = False
+    """All layers, whatever ``layers`` says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class Captured:
     kv_heads: int
     bytes: int
     about: dict[str, Any]
-    left_out: tuple[str, ...]
+    left_out: Sequence[str]
     """Layers that were not taken, with the reason."""
 
 
@@ -107,7 +109,8 @@ def _chosen(layers: Sequence[Layer], wish: Wish) -> tuple[tuple[int, ...], tuple
     for place in wish.layers:
         if place >= len(layers):
             raise UsageError(f"--layers {place}: the model has {len(layers)} layers, counted from 0")
-    asked = wish.layers or tuple(dict.fromkeys([0, len(layers) // 2, len(layers) - 1]))
+    some = wish.layers or tuple(dict.fromkeys([0, len(layers) // 2, len(layers) - 1]))
+    asked = range(len(layers)) if wish.every else some
     left_out = [f"layer {place}: {layers[place].kept}" for place in asked if layers[place].kept]
     free = [place for place in asked if not layers[place].kept]
     if not free:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from attnbench.catalogue.tasks.next_byte import help_of_python
 from attnbench.contract.task import NO_LABEL, stream_seed
 from attnbench.errors import Unsupported, UsageError, said
+from attnbench.measure.memory import out_of_memory
 from attnbench.models.pretrained.bridge import library
 from attnbench.models.pretrained.language_model import LanguageModel
 from attnbench.models.pretrained.listops.small_encoder import WEIGHTS
@@ -68,6 +69,8 @@ def _told(name: str) -> Iterator[None]:
     except Unsupported:
         raise
     except Exception as error:
+        if out_of_memory(error):
+            raise
         why = str(error) if isinstance(error, OSError | UsageError) else said(error)
         remedy = "" if isinstance(error, UsageError) else "; take a complete copy: git lfs pull, if it is a clone"
         raise UsageError(f"{name}: cannot be loaded ({one_line(why, 240)}){remedy}") from error
