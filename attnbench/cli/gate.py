@@ -32,7 +32,7 @@ def gate(
         ),
     ] = 1.05,
     on: decisions.OnOption = "time,memory,error,status",
-    confirm: Annotated[int, Count(min=0, max=20, help="Measure slower cells for N more rounds; these decide.")] = 0,
+    confirm: Annotated[int, Count(min=0, max=20, help="Measure cells that seem slower for N more rounds.")] = 0,
     missing: Annotated[
         Literal["fail", "warn", "ignore"], typer.Option(help="What to do about cells that only OLD has.")
     ] = "warn",
@@ -74,13 +74,10 @@ def _confirmed(
     rounds: int,
     plugins: list[str],
 ) -> Decision:
-    """The decision after more rounds of its failures, if there are any; UsageError for too few rounds."""
+    """The decision after more rounds of cells that seem slower, if there are any."""
     from attnbench.answers.gate.decide import confirm, doubtful
     from attnbench.harness.runner import Watcher
-    from attnbench.measure.statistics import FEWEST_VISITS
 
-    if rounds < FEWEST_VISITS:
-        raise UsageError(f"--confirm {rounds}: new rounds decide, so give at least {FEWEST_VISITS}")
     cells = doubtful(decision)
     if not cells:
         return decision

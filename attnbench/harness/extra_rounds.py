@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -35,7 +34,8 @@ def more_rounds(
 ) -> None:
     """Visit each of ``cells``, by id, ``rounds`` times more, for as long as each earlier visit took.
 
-    The worker uses the libraries and limits with which the run began.
+    Each round has a fresh process and the reversed order of an earlier one, that of the last one first. The worker uses
+    the libraries and limits with which the run began.
 
     Raises UsageError if the run cannot go on here, StoreError and its kinds or CorruptResults for its folder.
     """
@@ -49,16 +49,12 @@ def more_rounds(
     load_all(plugins)
     plan = _plan(folder, environment, TimingRules(**rules), plugins, cell_timeout)
     visited = max(row.time_rounds or 0 for row in folder.records().values() if row.cell_id in cells)
-    plan = replace(plan, only=frozenset(cells), rules=_stretched(plan.rules, visited + rounds))
-    with _worker(plan) as worker:
+    plan = replace(plan, only=frozenset(cells), mirror=visited, rules=_stretched(plan.rules, visited + rounds))
+    with Worker(plan.settings) as worker:
         worker.state = _known(environment)
         here = machine_id("cpu") if plan.settings.device == "cpu" else worker.start()["machine_id"]
         _refuse_others(path, environment, identity(plan, here))
         go_on(plan, folder, worker, watcher)
-
-
-def _worker(plan: Plan) -> AbstractContextManager[Worker]:
-    return Worker(plan.settings)
 
 
 def _plan(

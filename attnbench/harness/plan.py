@@ -79,6 +79,15 @@ class Plan:
     """Number of cells of all shards together."""
     only: frozenset[str] | None = None
     """Ids of the cells to visit, if all others are to stay as they are; None for all cells."""
+    mirror: int = 0
+    """Number of rounds that the further ones mirror: the order of the last one reversed, then that before; 0: none."""
+
+    def in_order(self, round_: int) -> list[Cell]:
+        """The cells that are not trained, in the order of a round."""
+        reversed_ = 0 < self.mirror <= round_
+        seed = 2 * self.mirror - 1 - round_ if reversed_ else round_
+        cells = [cell for cell in self.cells if cell.training is None]
+        return list(in_order(cells, f"{self.suite.name}{seed}"))[:: -1 if reversed_ else 1]
 
     def visits(self, cell: Cell) -> bool:
         """True if this cell is to be visited at all."""

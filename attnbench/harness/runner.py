@@ -15,7 +15,7 @@ from attnbench.harness.libraries import products_before
 from attnbench.harness.outside.isolation import CellFailed, Worker
 from attnbench.harness.outside.trainings import Begun, Ended, Step, at_chosen_rates, count_trainings, phases, run_all
 from attnbench.harness.outside.visit import Visitor
-from attnbench.harness.plan import Plan, in_order
+from attnbench.harness.plan import Plan
 from attnbench.harness.repeat import keep
 from attnbench.harness.rows import Rows, beyond_in_words, find_folder, new_folder, now, rows_of
 from attnbench.harness.wire.protocol import MeasureLimits, Outcome, Ready
@@ -155,8 +155,10 @@ class _Run:
     def _visit_all(self) -> None:
         for round_ in range(self.plan.rules.rounds):
             self._begin_round(round_)
-            for cell in in_order(self.rows.due(round_), f"{self.plan.suite.name}{round_}"):
-                self._visit(cell, round_)
+            due = {cell.cell_id for cell in self.rows.due(round_)}
+            for cell in self.plan.in_order(round_) if due else ():
+                if cell.cell_id in due:
+                    self._visit(cell, round_)
         self.pending.flush()
 
     def _begin_round(self, round_: int) -> None:

@@ -131,6 +131,24 @@ def interval_over_rounds(rounds: Sequence[Sequence[float]]) -> tuple[float, floa
     return min(low, among), max(high, among)
 
 
+def joint_ratio(a: tuple[float, float, int], b: tuple[float, float, int], family: int) -> tuple[float, float]:
+    """Ends of the interval of A over B that holds together with those of ``family`` such ratios (Welch 1947).
+
+    Each side is the ends of its 95 % interval and its number of visits. The interval has at least the far ends of both:
+    those of older rows came from samples.
+    """
+    from scipy.special import stdtrit  # takes a moment; scipy.stats takes a second
+
+    halves, visits = ([math.log(high / low) / 2 for low, high, _ in (a, b)], np.array([a[2], b[2]]))
+    half, middle = sum(halves), math.log(a[0] / b[0] * a[1] / b[1]) / 2
+    if min(visits) > 1 and half:
+        parts = (np.array(halves) / stdtrit(visits - 1, (1 + CONFIDENCE) / 2)) ** 2
+        freedom = parts.sum() ** 2 / (parts**2 / (visits - 1)).sum()
+        half = max(half, float(stdtrit(freedom, 1 - (1 - CONFIDENCE) / 2 / family)) * math.sqrt(parts.sum()))
+    low, high = (math.exp(max(-_FARTHEST, min(_FARTHEST, end))) for end in (middle - half, middle + half))
+    return low, high
+
+
 @cache
 def _rank(n: int, confidence: float) -> int:
     """Largest k for which the tails beyond x_k and x_{n-1-k} together hold at most 1 - confidence; -1: none."""

@@ -20,7 +20,7 @@ from attnbench.measure.machine import (
     machine_class,
     memory_bytes,
 )
-from attnbench.measure.status import UNFINISHED, Status
+from attnbench.measure.status import Status
 from attnbench.results.key import Key, key_of
 from attnbench.results.manifest import OPENING, RUN_ID
 from attnbench.results.record import FIELDS, Record
@@ -82,7 +82,7 @@ def load(path: Path) -> MeasuredRun:
     environment = folder.environment
     history = folder.history()
     last = {record.cell_id: record for record in history}
-    records = [record for record in last.values() if record.status not in UNFINISHED]
+    records = [record for record in last.values() if record.status is not Status.INTERRUPTED]
     if not records:
         raise ResultsError(f"{folder.path}: no row yet; measure first with: attnbench run SUITE")
     samples = folder.samples()

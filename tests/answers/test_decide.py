@@ -291,14 +291,30 @@ def test_what_ran_before_and_fails_now_is_broken_and_the_other_way_round_fixed(t
     assert decided(fine, bad, Question(measures=("time",))).passed
 
 
-@pytest.mark.parametrize("status", UNFINISHED)
-def test_a_cell_that_was_not_finished_is_neither_broken_nor_fixed(tmp_path: Path, status: Status) -> None:
+def test_a_cell_that_was_interrupted_is_neither_broken_nor_fixed(tmp_path: Path) -> None:
     fine = write_run(tmp_path / "fine", [Row(), Row(n=128)])
-    bad = write_run(tmp_path / "bad", [Row(), Row(n=128, status=status, reason="what happened")])
+    bad = write_run(tmp_path / "bad", [Row(), Row(n=128, status=Status.INTERRUPTED, reason="what happened")])
     for old, new, verdict in ((fine, bad, "missing"), (bad, fine, "new")):
         found = decided(old, new)
         assert verdicts(found, "status") == {("softmax", 64): "same", ("softmax", 128): verdict}
         assert found.passed
+
+
+def test_a_time_that_a_busy_machine_withheld_is_open_and_the_rest_of_its_row_is_judged(tmp_path: Path) -> None:
+    fine = write_run(tmp_path / "fine", [Row(), Row(n=128)])
+    busy = Row(n=128, status=Status.DISTURBED, reason="it waited", columns={"peak_bytes": 8192})
+    bad = write_run(tmp_path / "bad", [Row(), busy])
+    for old, new, when, memory in ((fine, bad, "now", "worse"), (bad, fine, "before", "better")):
+        found = decided(old, new)
+        assert verdicts(found, "status") == {("softmax", 64): "same", ("softmax", 128): "same"}
+        assert verdicts(found, "memory")["softmax", 128] == memory
+        (time,) = [one for one in found.findings if one.measure == "time" and one.pair.shown.seq_len == 128]
+        assert (time.verdict, time.ratio, time.at_risk) == ("unsure", None, True)
+        assert time.note == f"withheld: the machine was busy {when}; the same command measures it anew"
+        assert any(time.note in line for line in table_of(found).foot)
+        assert found.fails(time) is False
+        assert decided(old, new, Question(measures=("time",))).passed
+        assert not decided(old, new, Question(measures=("time",), strict=True)).passed
 
 
 @pytest.mark.parametrize(("missing", "passed", "told"), [("warn", True, 1), ("fail", False, 1), ("ignore", True, 0)])

@@ -12,13 +12,20 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from attnbench.figures.series import LARGER, half_of_power, power_of_n
-from attnbench.measure.statistics import Visited, interval_of_visit, interval_over_rounds, ratios_over_visits
+from attnbench.measure.statistics import (
+    Visited,
+    interval_of_visit,
+    interval_over_rounds,
+    joint_ratio,
+    judged,
+    ratios_over_visits,
+)
 from attnbench.results.scores import Summary, comparisons, difference
 
 FILE = Path(__file__).resolve().parents[2] / "docs/data/error-rates.csv"
@@ -97,17 +104,47 @@ def gate(
     olds: int = 1,
     slower: float = 1.0,
     limit: float = LIMIT,
+    confirm: int = 0,
 ) -> int:
-    """Gates of ``times`` in which a cell is called slower, or the first one if it is ``slower`` times as slow."""
+    """Gates of ``times`` in which a cell is called slower, or the first one if it is ``slower`` times as slow.
+
+    ``confirm``: after ``--confirm`` with so many rounds of the cells that seem slower.
+    """
     found = 0
     for _ in range(times):
         spread = machine.visits * np.exp(rng.normal(0, machine.unlike, (cells, 1)))
-        logs = rng.normal(0, 1, (1 + olds, cells, 5)) * spread + rng.normal(0, machine.runs, (1 + olds, cells, 1))
+        logs = rng.normal(0, 1, (1 + olds, cells, 5)) * spread
+        more, run = rng.normal(0, 1, (cells, confirm)) * spread, rng.normal(0, machine.runs, (1 + olds, cells, 1))
+        more[0] += math.log(slower)
         logs[0, 0] += math.log(slower)
+        more, logs = more + run[0], logs + run
         taken = np.exp(logs).tolist()
-        ratios = ratios_over_visits([Visited(taken[0][i], [old[i] for old in taken[1:]]) for i in range(cells)]).ratios
+        visited = [Visited(taken[0][i], [old[i] for old in taken[1:]]) for i in range(cells)]
+        ratios = ratios_over_visits(visited).ratios
+        if confirm:
+            seem = [ratio > limit for ratio, _, _ in ratios]
+            both = zip(visited, np.exp(more).tolist(), seem, strict=True)
+            visited = [replace(one, new=[*one.new, *again]) if seems else one for one, again, seems in both]
+            also = np.exp(more.mean(axis=1) - logs[1:].mean(axis=(0, 2))) > limit
+            ratios = tuple(
+                (ratio, low if seems and again else 0.0, high)
+                for (ratio, low, high), seems, again in zip(ratios_over_visits(visited).ratios, seem, also, strict=True)
+            )
         found += any(low > limit for _, low, _ in (ratios[:1] if slower > 1 else ratios))
     return found
+
+
+def report(
+    rng: np.random.Generator, spread: float, times: int, *, variants: int = 13, lengths: int = 4, rounds: int = 3
+) -> int:
+    """Reports of ``times`` that call one of equal variants faster or slower than softmax."""
+    wrong, family = 0, (variants - 1) * lengths
+    for _ in range(times):
+        visits = np.exp(rng.normal(0, spread, (lengths, variants, rounds)))
+        found = [[interval_over_rounds([[one] for one in of]) or (0.0, 0.0) for of in at] for at in visits.tolist()]
+        ratios = [joint_ratio((*at[0], rounds), (*one, rounds), family) for at in found for one in at[1:]]
+        wrong += any(judged(ends).word in ("faster", "slower") for ends in ratios)
+    return wrong
 
 
 def scores(rng: np.random.Generator, *, tasks: int, seeds: int, times: int) -> tuple[int, int]:
@@ -209,6 +246,18 @@ def rates(times: int = FULL) -> Iterator[Rate]:
         said = f"48 cells, visits 5 %, runs {100 * runs:g} %, {olds} old run{'s' * (olds > 1)}, `--fail-above 1`"
         machine = Machine(0.05, runs)
         yield counted("gate of equals fails", said, "<= 5 %", gate, machine, cells=48, olds=olds, limit=1.0)
+    for spread, runs in ((0.02, 0.02), (0.05, 0.0), (0.1, 0.0), (0.2, 0.02)):
+        said = f"48 cells, visits {100 * spread:g} %, runs {100 * runs:g} %, `--confirm 5`"
+        yield counted("gate of equals fails", said, "<= 5 %", gate, Machine(spread, runs), cells=48, confirm=5)
+    for spread, factor in ((0.01, 1.1), (0.05, 1.15), (0.05, 1.2), (0.08, 1.3)):
+        said = f"16 cells, visits {100 * spread:g} %, x{factor:g}, `--fail-above {LIMIT:g} --confirm 5`"
+        promised = ">= 90 %" if factor == 1.2 else ""
+        machine = Machine(spread)
+        yield counted("gate finds one slower cell", said, promised, gate, machine, cells=16, slower=factor, confirm=5)
+    for spread in (0.02, 0.1, 0.2):
+        for rounds in (2, 3, 5):
+            said = f"13 variants, 4 lengths, {rounds} rounds, visits differ by {100 * spread:g} %"
+            yield counted("report calls equals faster or slower", said, "<= 5 %", report, spread, rounds=rounds)
 
 
 def _counter(times: int) -> Callable[..., Rate]:
@@ -217,7 +266,7 @@ def _counter(times: int) -> Callable[..., Rate]:
     def counted(what: str, setting: str, promised: str, of: Callable[..., int], *given: object, **more: object) -> Rate:
         rng, cases = (
             np.random.default_rng([next(seeds), 7]),
-            times if of is gate else 5 * times,
+            times if of in (gate, report) else 5 * times,
         )  # of what takes a moment
         return Rate(what, setting, promised, of(rng, *given, cases, **more), cases)
 

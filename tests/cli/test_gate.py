@@ -107,7 +107,6 @@ BAD = [
     ("gate same --against old --other-machine any", Exit.USAGE, "--other-machine must be refuse or ratios"),
     ("gate same --against old --on speed", Exit.USAGE, "--on 'speed': must be time, memory, error, score or status"),
     ("gate same --against old --on ,", Exit.USAGE, "--on is empty; name time"),
-    ("gate same --against old --confirm 2", Exit.USAGE, "--confirm 2: new rounds decide, so give at least 3"),
     ("gate same --against old --confirm -1", Exit.USAGE, "--confirm must be at least 0"),
     ("gate same --against old --relative-to gla", Exit.USAGE, "--relative-to 'gla': no variant of this name was timed"),
     ("gate same --against old -k gla", Exit.USAGE, "-k 'gla': no cell matches; a cell is called w/softmax/n1024"),
@@ -158,12 +157,10 @@ def test_other_machines_are_compared_by_ratios_if_that_is_wanted(capsys: pytest.
     assert "times the old time over that of softmax (median of 2)" in out
 
 
-@pytest.mark.usefixtures("runs")
-def test_what_is_slower_is_measured_again_before_the_gate_is_closed(
-    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Chance made two cells slower; new rounds show that they are not, and the rounds that looked so do not count."""
-    asked = []
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
+    """The rounds that ``--confirm`` has measured; in each a call takes ``AGAIN`` seconds and a little more."""
+    asked: list[tuple[str, int, int]] = []
 
     def more_rounds(path: Path, cells: list[str], rounds: int, **options: object) -> None:
         asked.append((path.name, len(cells), rounds))
@@ -171,22 +168,62 @@ def test_what_is_slower_is_measured_again_before_the_gate_is_closed(
         with folder.lock():
             for cell_id in cells:
                 for round_ in range(5, 5 + rounds):
-                    taken = [{"seconds": now * (1 + 1e-3 * round_), "calls": 1} for _ in range(8)]
+                    taken = [{"seconds": AGAIN * (1 + 1e-3 * round_), "calls": 1} for _ in range(8)]
                     folder.append("samples.jsonl", [{"cell_id": cell_id, "round": round_, "samples": taken}])
 
     monkeypatch.setattr("attnbench.harness.extra_rounds.more_rounds", more_rounds)
+    return asked
+
+
+AGAIN = 1e-3
+
+
+@pytest.mark.usefixtures("runs")
+def test_what_is_slower_is_measured_again_before_the_gate_is_closed(
+    asked: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Chance made two cells slower, and new rounds show that they are not."""
     shutil.copytree("slower", "twice")
-    now = 1e-3
     assert main(["gate", "slower", "--against", "old", "--confirm", "3"]) == Exit.OK
     assert asked == [("slower", 2, 3)]
     said = capsys.readouterr()
     assert "2 cells seem slower; 3 more rounds of each" in said.err
-    assert "seemed slower, and is not in new rounds" in said.out or "unchanged: time 4" in said.out
-    now = 1.3e-3
+    assert "seemed slower, and with 3 more rounds is not beyond doubt" in said.out
+    monkeypatch.setattr(f"{__name__}.AGAIN", 1.3e-3)
     assert main(["gate", "twice", "--against", "old", "--confirm", "3"]) == Exit.FAILED
-    assert "seemed slower, and is in new rounds" in capsys.readouterr().out
+    assert "seemed slower, and with 3 more rounds is beyond doubt" in capsys.readouterr().out
     assert main(["gate", "same", "--against", "old", "--confirm", "3"]) == Exit.OK
     assert len(asked) == 2
+
+
+def test_all_rounds_decide_on_what_the_first_ones_leave_open(
+    runs: Path, asked: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    visits = (1.15e-3, 1.35e-3, 1.2e-3, 1.1e-3, 1.4e-3)
+    write_run(runs / "open", [replace(row, visits=visits) if row.n == 2048 else row for row in ROWS])
+    assert main(["gate", "open", "--against", "old"]) == Exit.OK
+    monkeypatch.setattr(f"{__name__}.AGAIN", 1.24e-3)
+    assert main(["gate", "open", "--against", "old", "--confirm", "5"]) == Exit.FAILED
+    assert asked == [("open", 2, 5)]
+    assert capsys.readouterr().err.endswith("error: failed: 2 slower\n")
+
+
+def test_rounds_before_that_were_slow_do_not_outvote_new_ones_that_are_not(
+    runs: Path, asked: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(runs / "late", [replace(row, visits=(1.3e-3,) * 5) if row.n == 2048 else row for row in ROWS])
+    monkeypatch.setattr(f"{__name__}.AGAIN", 1.03e-3)
+    assert main(["gate", "late", "--against", "old", "--confirm", "1"]) == Exit.OK
+    assert asked == [("late", 2, 1)]
+
+
+def test_an_old_run_of_one_round_fails_no_gate_and_is_not_worth_more_rounds(
+    runs: Path, asked: list[tuple[str, int, int]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(runs / "once", ROWS, rounds=1)
+    assert main(["gate", "slower", "--against", "once", "--confirm", "5"]) == Exit.OK
+    assert asked == []
+    assert "not known: 1 round cannot tell whether a time is worse" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("runs")

@@ -86,6 +86,25 @@ def test_only_the_named_cells_get_more_rounds_in_the_same_folder(tmp_path: Path)
 
 
 @pytest.mark.usefixtures("instant")
+def test_further_rounds_mirror_the_order_of_the_first(tmp_path: Path) -> None:
+    path = measured(tmp_path)
+
+    def orders(*rounds: int) -> list[list[str]]:
+        return [[label for label, round_, _ in Worker.asked if round_ == one] for one in rounds]
+
+    first, second = orders(0, 1)
+    assert first != second
+    cells = [row.cell_id for row in RunFolder(path).records().values()]
+    more_rounds(path, cells, 2)
+    assert orders(2, 3) == [second[::-1], first[::-1]]
+    fewer = [one for one in second if "softmax" in one or "n4" in one]
+    more_rounds(
+        path, [row.cell_id for row in RunFolder(path).records().values() if f"{row.label}/n{row.seq_len}" in fewer], 1
+    )
+    assert sorted(orders(4)[0]) == sorted(fewer)
+
+
+@pytest.mark.usefixtures("instant")
 def test_a_further_visit_takes_as_long_as_one_before(tmp_path: Path) -> None:
     path = measured(tmp_path, min_time=0.5)
     (row, *_) = RunFolder(path).records().values()

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
+from statistics import geometric_mean, median
 from typing import TYPE_CHECKING, Literal
 
 from attnbench.answers.gate.join import Pair, join, ratios_of_times
@@ -16,6 +16,7 @@ from attnbench.answers.gate.verdict import ENOUGH_ROUNDS, VERDICTS, Finding, Lim
 from attnbench.answers.gate.words import address
 from attnbench.errors import Exit, ResultsError, UsageError, any_of, did_you_mean
 from attnbench.measure.machine import PRODUCTS
+from attnbench.measure.statistics import FEWEST_VISITS
 from attnbench.measure.status import Status
 from attnbench.results.key import NAMES, Key
 from attnbench.results.measurements import MeasuredRun, Visits, differing_facts, load, refuse_copies
@@ -100,6 +101,11 @@ class Decision:
     @property
     def few_rounds(self) -> bool:
         return self.few > 0
+
+    def seems_worse(self, one: Finding) -> bool:
+        """True if it is not known to be worse than the limit, but its ratio is."""
+        limits = self.question.limits
+        return one.at_risk and (one.ratio or 0.0) > (limits.error if one.measure == "error" else limits.time)
 
     def fails(self, one: Finding) -> bool:
         if one.verdict == "missing":
@@ -275,9 +281,10 @@ def _over(one: Visits, by: Visits) -> Visits:
 
 
 def doubtful(decision: Decision) -> list[str]:
-    """Ids of the new run's cells that fail by their time, which more rounds may clear."""
-    failed = [one.pair.new for one in decision.failures if one.measure == "time"]
-    return list(dict.fromkeys(row.cell_id for row in failed if row is not None))
+    """Ids of the new run's cells with a time that is or seems slower, and that more rounds may decide."""
+    times = [one for one in decision.findings if one.measure == "time" and (one.is_worse or decision.seems_worse(one))]
+    rounds = [(one.pair.new, sum(len(old.seconds) for old in one.pair.old_visits)) for one in times]
+    return [row.cell_id for row, before in rounds if row and before >= FEWEST_VISITS]
 
 
 def confirm(
@@ -289,38 +296,34 @@ def confirm(
     plugins: Sequence[str] = (),
     watcher: Watcher | None = None,
 ) -> Decision:
-    """Measure ``rounds`` more rounds of the doubtful cells in the new run's folder, and judge their times by these
-    alone.
+    """Measure ``rounds`` more rounds of the doubtful cells in the new run's folder, and judge by all rounds.
+
+    As in ``compare``, the first look only chooses what more processes measure, and the interval over all of them
+    decides. A cell is slower only if the new rounds alone are too, on average.
 
     Raises UsageError as :func:`attnbench.harness.extra_rounds.more_rounds`, StoreError and its kinds, and
     CorruptResults.
     """
     from attnbench.harness.extra_rounds import more_rounds
 
-    cells = doubtful(first)
-    more_rounds(new.path, cells, rounds, plugins=plugins, watcher=watcher)
-    again = _only_new(load(new.path), new, cells, first.question.relative_to or REFERENCE)
-    second = decide(again, olds, replace(first.question, measures=("time",), missing="ignore"))
-    looks = {one.pair.key: one for one in second.findings if one.measure == "time"}
-    findings = [_of_both(one, looks.get(one.pair.key)) for one in first.findings]
-    return replace(first, findings=ordered(findings))
+    divisor = first.question.relative_to if first.unit == "s" else first.unit
+    beside = [row.cell_id for row in new.rows.values() if divisor and row.time_median_s and _is(row, divisor)]
+    more_rounds(new.path, [*doubtful(first), *beside], rounds, plugins=plugins, watcher=watcher)
+    second = decide(load(new.path), olds, first.question)
+    before = {one.pair.key: one for one in first.findings if one.measure == "time"}
+    findings = [_of_both(before.get(one.pair.key), one, second) for one in second.findings]
+    return replace(second, findings=ordered(findings))
 
 
-def _only_new(again: MeasuredRun, before: MeasuredRun, cells: Sequence[str], reference: str) -> MeasuredRun:
-    rows = {
-        key: row for key, row in again.rows.items() if row.cell_id in cells or reference in (row.variant, row.label)
-    }
-    samples = {
-        cell_id: {round_: taken for round_, taken in rounds.items() if round_ not in before.samples.get(cell_id, {})}
-        for cell_id, rounds in again.samples.items()
-        if cell_id in cells
-    }
-    return replace(again, rows=rows, samples={**again.samples, **samples})
-
-
-def _of_both(first: Finding, second: Finding | None) -> Finding:
-    """The second finding for a time that seemed slower, otherwise the first."""
-    if second is None or first.measure != "time" or not first.is_worse:
-        return first
-    said = "seemed slower, and is in new rounds" if second.is_worse else "seemed slower, and is not in new rounds"
-    return replace(second, note="; ".join(filter(None, [said, second.note])))
+def _of_both(first: Finding | None, one: Finding, second: Decision) -> Finding:
+    """A time that seemed slower is so only if its new rounds alone say so too."""
+    if one.measure != "time" or first is None or not one.old or not (first.is_worse or second.seems_worse(first)):
+        return one
+    known = {round_ for visits in first.pair.new_visits for round_ in visits.seconds}
+    new = [at for visits in one.pair.new_visits for round_, at in visits.seconds.items() if round_ not in known]
+    if not new:
+        return one
+    is_slower = one.is_worse and geometric_mean(new) / one.old / (second.drift or 1.0) > second.question.limits.time
+    said = f"seemed slower, and with {len(new)} more rounds is {'' if is_slower else 'not '}beyond doubt"
+    told = replace(one, note="; ".join(filter(None, [said, one.note])))
+    return replace(told, verdict="unsure", at_risk=True) if one.is_worse and not is_slower else told

@@ -30,7 +30,7 @@ class Pair:
 
         A time is the geometric mean over visits, and over old runs. A CUDA graph and a call of the host have no ratio.
         """
-        if not (self.old_visits and self.new_visits) or self.relaunched:
+        if not (self.old_visits and self.new_visits) or self.withheld:
             return None
         old, new = (
             math.exp(fmean(fmean(map(math.log, one.seconds.values())) for one in side))
@@ -39,8 +39,16 @@ class Pair:
         return old, new
 
     @property
-    def relaunched(self) -> str:
-        """The ways in which each row's calls reached a GPU; empty if they are equal."""
+    def disturbed(self) -> list[str]:
+        """When the program was kept waiting for a core, so that it has no time: ``before``, ``now``."""
+        rows = (("before", self.old), ("now", self.new))
+        return [when for when, row in rows if row and row.status is Status.DISTURBED]
+
+    @property
+    def withheld(self) -> str:
+        """The reason against a ratio of two times; empty without one."""
+        if self.disturbed:
+            return f"withheld: the machine was busy {' and '.join(self.disturbed)}; the same command measures it anew"
         old, new = (row.launched or "eager" if row else "" for row in (self.old, self.new))
         return f"{old} before, {new} now: times of two things" if self.old and self.new and old != new else ""
 

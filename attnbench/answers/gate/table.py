@@ -49,17 +49,17 @@ def table_of(decision: Decision) -> Table:
 
 
 def _is_told(one: Finding, decision: Decision) -> bool:
-    """True if a finding has a line: not if it is the same or new, nor if it is unsure and does not seem worse."""
+    """True if a finding has a line: not if it is the same or new, nor if it is unsure and its ratio is not worse."""
     if one.verdict != "unsure":
         return one.verdict not in ("same", "new")
-    return decision.fails(one) or _seems_worse(one, decision)
+    return decision.fails(one) or decision.seems_worse(one) or one.ratio is None
 
 
 def verdict_line(decision: Decision) -> str:
     """``failed: 2 slower, 1 broken`` or ``passed``, with open cells; ``not known`` if no time could be judged."""
     rest = [one for one in decision.findings if one.verdict in ("unsure", "missing") and not decision.fails(one)]
     also = f"; {_counted(rest)}" if rest else ""
-    looks = [one.ratio or 0.0 for one in rest if one.measure == "time" and _seems_worse(one, decision)]
+    looks = [one.ratio or 0.0 for one in rest if one.measure == "time" and decision.seems_worse(one)]
     if looks and decision.passed:
         seem = f"{len(looks)} cell{'s look' if len(looks) > 1 else ' looks'} slower (up to {max(looks):.2f} times)"
         also += f"; {seem}, not beyond doubt: measure with more --rounds, or give --strict"
@@ -69,11 +69,6 @@ def verdict_line(decision: Decision) -> str:
         rounds = f"{decision.rounds} round{'s' * (decision.rounds != 1)}"
         return f"not known: {rounds} cannot tell whether a time is worse{also}"
     return f"passed: nothing is worse beyond doubt{also}"
-
-
-def _seems_worse(one: Finding, decision: Decision) -> bool:
-    limit = decision.question.limits.error if one.measure == "error" else decision.question.limits.time
-    return one.at_risk and (one.ratio or 0.0) > limit
 
 
 def _counted(findings: Sequence[Finding]) -> str:

@@ -33,6 +33,8 @@ ENOUGH_ROUNDS = 5
 """Fewest visits with which an interval knows enough of a machine's drift."""
 MANY_ROUNDS = 50
 """Most further rounds that are worth while for one cell."""
+_RAN = {Status.OK, Status.DISTURBED}
+"""Outcomes of a program that ran to its end."""
 _EQUAL = 1e-3
 """Errors this close come from the same draws."""
 _ROUNDING = {"float64": 4e-15, "float32": 2e-6, "bfloat16": 1e-2, "float16": 2e-3}
@@ -125,11 +127,11 @@ def judge(pair: Pair, measures: Sequence[Measure], limits: Limits, times: Times)
         verdict: Verdict = "missing" if new is None else "new"
         return [Finding(pair, "status", verdict)]
     found = [_of_status(pair, old, new)] if "status" in measures else []
-    if old.status is new.status is Status.OK:
+    if {old.status, new.status} <= _RAN:
         if "time" in measures and pair.times:
             found.append(_of_time(pair, *pair.times, limits.time, times))
-        elif "time" in measures and pair.relaunched:
-            found.append(Finding(pair, "time", "unsure", note=pair.relaunched))
+        elif "time" in measures and pair.withheld:
+            found.append(Finding(pair, "time", "unsure", note=pair.withheld, at_risk=bool(pair.disturbed)))
         judged = [_JUDGES[measure](pair, old, new, limits) for measure in _JUDGES if measure in measures]
         found += [one for one in judged if one is not None]
     said = _changed_options(old, new)
@@ -137,9 +139,9 @@ def judge(pair: Pair, measures: Sequence[Measure], limits: Limits, times: Times)
 
 
 def _of_status(pair: Pair, old: Record, new: Record) -> Finding:
-    if old.status is Status.OK and new.status is not Status.OK:
+    if old.status in _RAN and new.status not in _RAN:
         return Finding(pair, "status", "broken", note=f"{new.status}: {new.reason}")
-    if old.status is not Status.OK and new.status is Status.OK:
+    if old.status not in _RAN and new.status in _RAN:
         return Finding(pair, "status", "fixed", note=f"before: {old.status}: {old.reason}")
     return Finding(pair, "status", "same", note="" if old.status is new.status else f"{old.status}, now {new.status}")
 

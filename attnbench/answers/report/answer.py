@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from attnbench.answers.report.rows import BASELINE, Relative, relative, times, tokens
+from attnbench.answers.report.rows import BASELINE, FEW_CLEAN, Relative, times, tokens
 from attnbench.answers.report.views import View
 from attnbench.figures.kit.ticks import plain
 from attnbench.measure.status import Status
@@ -19,8 +19,6 @@ from attnbench.results.frame.words import configuration, short_names
 from attnbench.results.scores import MEAN, learnt
 from attnbench.units import format_bytes, format_seconds
 
-FEW_CLEAN = "too few clean ones"
-"""Words of the warning of a row with counted disturbed samples."""
 CLOSE = 0.1
 """Relative error, or nats of loss, up to which an approximation is called close."""
 _WITHIN = {
@@ -30,13 +28,21 @@ _WITHIN = {
 }
 """Column -> the bound of a close approximation, and the format of its number."""
 
+_APART = ("faster", "slower")
+"""Verdicts on a ratio that differs from 1."""
+
 Part = tuple[str, bool]
 """Some words, and True for the sentence's subject."""
 Sentence = Sequence[Part]
 
 
-def answer(frame: pd.DataFrame, views: Sequence[View], problems: Sequence[Problem]) -> list[Sentence]:
-    """A few sentences on the first view at the longest length with softmax, and on the scores (their mean last)."""
+def answer(
+    frame: pd.DataFrame, views: Sequence[View], problems: Sequence[Problem], beside: Mapping[Hashable, Relative]
+) -> list[Sentence]:
+    """A few sentences on the first view at the longest length with softmax, and on the scores (their mean last).
+
+    ``beside``: row -> its numbers relative to softmax.
+    """
     if not views:
         said = [*_scores(problems, {}, {})]
         if said:
@@ -44,14 +50,14 @@ def answer(frame: pd.DataFrame, views: Sequence[View], problems: Sequence[Proble
         if frame["time_median_s"].notna().any():
             return [[("No row of this run has a speed in examples per second; its times stand in the table.", False)]]
         return [[("No row of this run has a time: it holds errors, or how its cells failed.", False)]]
-    speaker = _Speaker(frame, views[0])
+    speaker = _Speaker(frame, views[0], beside)
     said = [*speaker.speeds(), *speaker.scores(problems)]
     return [*said, *speaker.fastest(said), *speaker.longer()]
 
 
 class _Speaker:
-    def __init__(self, frame: pd.DataFrame, view: View) -> None:
-        self.frame, self.view = frame, view
+    def __init__(self, frame: pd.DataFrame, view: View, beside: Mapping[Hashable, Relative]) -> None:
+        self.frame, self.view, self.beside = frame, view, beside
         timed = view.setting.ok[view.setting.ok["time_median_s"] > 0]
         with_base = {*timed.loc[timed["variant"] == BASELINE, "seq_len"]} & view.at.keys()
         with_exact = {*timed.loc[timed["family"] == "exact", "seq_len"]} & view.at.keys()
@@ -59,7 +65,6 @@ class _Speaker:
         self.found = view.at[self.n]
         self.rows = _ok(self.found).sort_values("time_median_s", kind="stable")
         self.fair = self.rows[self.rows["family"] != "reference"]
-        self.beside = relative(view.setting)
         self.names, _ = short_names(view.setting.rows)
 
     def speeds(self) -> Iterator[Sentence]:
@@ -100,7 +105,7 @@ class _Speaker:
             ]
         best = exact.iloc[0]
         others = exact.iloc[1:]
-        if (beside := self.beside.get(best.name)) and beside.verdict == "unsure":
+        if (beside := self.beside.get(best.name)) and beside.said.word not in _APART:
             others = others[others["variant"] != BASELINE]  # said with its speed
         tied = [self._name(row) for _, row in others.iterrows() if not row["time_ci_low_s"] > best["time_ci_high_s"]]
         one = "the fastest exact attention" if len(exact) > 1 else "the only exact attention measured"
@@ -192,10 +197,13 @@ def beside_softmax(one: Relative) -> str:
     """``3.6 times as fast as softmax (3.3 to 3.9), with 16 % of its peak memory``."""
     if one.low is None or one.high is None:
         said = f"{times(one.speed)} times as fast as softmax (without an interval)"
-    elif one.verdict == "unsure":
-        said = f"not told apart from softmax ({times(one.low)} to {times(one.high)} times as fast)"
+    elif one.said.word in _APART:
+        mark = f", {one.said.why}" if one.said.why else ""
+        said = f"{times(one.speed)} times as fast as softmax ({times(one.low)} to {times(one.high)}{mark})"
+    elif one.busy:
+        said = f"not held against softmax: {one.said.why}"
     else:
-        said = f"{times(one.speed)} times as fast as softmax ({times(one.low)} to {times(one.high)})"
+        said = f"not told apart from softmax ({times(one.low)} to {times(one.high)} times as fast)"
     return said + (f", with {share(one.memory)} its peak memory" if one.memory else "")
 
 

@@ -16,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from attnbench.answers.report.against import Against, Change
 from attnbench.answers.report.answer import answer
 from attnbench.answers.report.laws import Checked, unchecked
-from attnbench.answers.report.rows import marked, of_all, table, tokens
+from attnbench.answers.report.rows import marked, relative, table, tokens
 from attnbench.answers.report.sources import (
     Machine,
     Sources,
@@ -36,6 +36,7 @@ from attnbench.results.frame.marks import notes
 from attnbench.results.frame.scored import family_of
 from attnbench.results.frame.settings import RUN
 from attnbench.results.frame.words import in_words, short_names
+from attnbench.results.scores import joint
 from attnbench.text import one_line
 from attnbench.version import __version__
 
@@ -119,9 +120,12 @@ def _section(
     every = views(rows)
     scored = found_in(rows)
     names, _ = short_names(rows)
+    floors = [known.get("noise_floor") or 0.0 for known in machine.environments.values()]
+    beside = relative([view.setting for view in every], max(floors, default=0.0))
+    compared = sum(one.low is not None for one in beside.values())
     data = {
         "id": str(number),
-        **table(rows, families, of_all([view.setting for view in every]), changes),
+        **table(rows, families, beside, changes),
         "views": [as_data(view) for view in every],
         "tasks": [task_data(one, families, family_of(scored)) for one in scored],
         "names": {label: name for label, name in names.items() if label != name},
@@ -130,13 +134,16 @@ def _section(
         "id": str(number),
         "title": title_of(machine),
         "facts": heading(machine),
-        "answer": answer(rows, every, scored),
+        "answer": answer(rows, every, scored, beside),
         "views": len(every),
         "grows": any(view.lines for view in every),
         "tasks": len(scored),
         "how": how_trained(rows, scored) if scored else "",
         "notes": [line for line in task_notes(rows, scored) if line] if scored else [],
-        "marks": notes(text for row in data["rows"] for text in row if isinstance(text, str)),
+        "marks": [
+            *([f"Ratios: {joint(compared)}"] if compared else []),
+            *notes(text for row in data["rows"] for text in row if isinstance(text, str)),
+        ],
         "failed": failed(rows),
         "warnings": warnings(rows),
         "runs": [(name_of(run, known, rows), environment_of(known)) for run, known in machine.environments.items()],

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
 from attnbench.answers.report.against import Change
-from attnbench.measure.statistics import judged
+from attnbench.measure.statistics import Said, joint_ratio, judged
 from attnbench.results.frame.marks import error_text, name_text
 from attnbench.results.frame.scored import short_tasks
 from attnbench.results.frame.settings import RUN, Setting
@@ -46,7 +46,8 @@ def tokens(n: int) -> str:
 
 
 BASELINE = "softmax"
-_TIMES = ("median", "ci_low", "ci_high")
+FEW_CLEAN = "too few clean ones"
+"""Words of the warning of a row with counted disturbed samples."""
 
 
 @dataclass(frozen=True)
@@ -56,16 +57,20 @@ class Relative:
     speed: float
     """Time of softmax over its time: above 1 it is faster."""
     low: float | None
-    """Lower end of the interval of ``speed``, from both medians' intervals (``high``: upper); None without these."""
+    """Lower end of the interval of ``speed``, which holds together with those of all rows (``high``: upper); None if a
+    median has no interval."""
     high: float | None
     memory: float | None
     """Its peak over that of softmax; None if one was not measured, or is zero."""
+    noise: float = 0.0
+    """The machine's noise floor, as a share."""
+    busy: str = ""
 
     @property
-    def verdict(self) -> str:
-        """``faster`` or ``slower`` by the rule of ``compare``, else ``unsure``."""
-        word = judged(None if self.low is None or self.high is None else (1 / self.high, 1 / self.low)).word
-        return word if word in ("faster", "slower") else "unsure"
+    def said(self) -> Said:
+        """The statement of ``compare`` on such a ratio."""
+        ends = None if self.low is None or self.high is None else (1 / self.high, 1 / self.low)
+        return judged(ends, self.noise, busy=self.busy)
 
 
 def baseline_at(rows: pd.DataFrame) -> pd.Series[Any] | None:
@@ -74,35 +79,38 @@ def baseline_at(rows: pd.DataFrame) -> pd.Series[Any] | None:
     return None if found.empty else found.iloc[int(found["label"].str.len().argmin())]
 
 
-def relative(setting: Setting) -> dict[Hashable, Relative]:
-    """Row's index -> its numbers relative to softmax; without softmax itself."""
-    found: dict[Hashable, Relative] = {}
-    columns = ["label", "variant", "seq_len", "kv_len", *(f"time_{what}_s" for what in _TIMES), "peak_bytes"]
-    for _, rows in setting.ok[columns].groupby(["seq_len", "kv_len"]):
-        base = baseline_at(rows)
-        if base is not None:
-            timed = rows[(rows["time_median_s"] > 0) & (rows.index != base.name)]
-            found |= {index: ratio(base, row) for index, row in timed.iterrows()}
-    return found
+def relative(settings: Sequence[Setting], noise: float = 0.0) -> dict[Hashable, Relative]:
+    """Row's index -> its numbers relative to softmax; without softmax itself.
+
+    ``noise``: the machine's noise floor.
+    """
+    pairs = list(_pairs(settings))
+    family = sum(None not in (_ends(base), _ends(row)) for _, base, row in pairs)
+    return {index: _ratio(base, row, family, noise) for index, base, row in pairs}
 
 
-def ratio(base: pd.Series[Any], row: pd.Series[Any]) -> Relative:
-    """``row`` relative to ``base``; both have a time."""
-    low, high = (
-        _over(base[f"time_ci_{ours}_s"], row[f"time_ci_{theirs}_s"])
-        for ours, theirs in (("low", "high"), ("high", "low"))
-    )
-    speed = base["time_median_s"] / row["time_median_s"]
-    return Relative(float(speed), low, high, _over(row["peak_bytes"], base["peak_bytes"]))
+def _pairs(settings: Sequence[Setting]) -> Iterator[tuple[Hashable, pd.Series[Any], pd.Series[Any]]]:
+    for setting in settings:
+        for _, rows in setting.ok.groupby(["seq_len", "kv_len"]):
+            base = baseline_at(rows)
+            if base is not None:
+                timed = rows[(rows["time_median_s"] > 0) & (rows.index != base.name)]
+                yield from ((index, base, row) for index, row in timed.iterrows())
 
 
-def _over(one: float, other: float) -> float | None:
-    return float(one / other) if math.isfinite(one) and math.isfinite(other) and one > 0 and other > 0 else None
+def _ends(row: pd.Series[Any]) -> tuple[float, float, int] | None:
+    low, high, visits = (float(row[name]) for name in ("time_ci_low_s", "time_ci_high_s", "time_rounds"))
+    return (low, high, int(visits) if visits > 0 else 1) if 0 < low <= high < math.inf else None
 
 
-def of_all(settings: Sequence[Setting]) -> dict[Hashable, Relative]:
-    """The numbers of several settings' rows relative to softmax."""
-    return {index: one for setting in settings for index, one in relative(setting).items()}
+def _ratio(base: pd.Series[Any], row: pd.Series[Any], family: int, noise: float) -> Relative:
+    ours, theirs = _ends(base), _ends(row)
+    low, high = joint_ratio(ours, theirs, family) if ours and theirs else (None, None)
+    speed = float(base["time_median_s"] / row["time_median_s"])
+    peaks = float(row["peak_bytes"]), float(base["peak_bytes"])
+    memory = peaks[0] / peaks[1] if min(peaks) > 0 and math.isfinite(sum(peaks)) else None
+    busy = FEW_CLEAN if any(FEW_CLEAN in one["warnings"] for one in (base, row)) else ""
+    return Relative(speed, low, high, memory, noise, busy)
 
 
 COLUMNS = (
