@@ -82,11 +82,6 @@ LABELS = [
 each = pytest.mark.parametrize("label", [*LABELS, *MORE])
 HOLES = torch.arange(23) % 5 != torch.tensor([[1], [3]])
 LENGTHS = (1, 3, 12, 41)
-NOT_SO_FEW = {
-    "sparge": (12, 41),  # less their mean the keys of one block cancel, and similarity=0 asks the sign of what is left
-}
-ONE_AT_LEAST = ("fnet",)
-"""Whose formula has none for a sequence without any token."""
 SMALL = {
     "attnbench.catalogue.attention.synthetic.aft.modes._ROWS": 8,
     "attnbench.catalogue.attention.synthetic.aft.sums._RUN": 4,
@@ -131,10 +126,8 @@ def differs(case: Case, shape: Shape, mask: torch.Tensor | None) -> str:
 def test_every_length_with_any_padding_gives_the_formula(label: str) -> None:
     faults = []
     for case in cases_of(label):
-        for n in NOT_SO_FEW.get(case.variant.name, LENGTHS):
+        for n in LENGTHS:
             holes = torch.rand(2, n) < torch.tensor([[0.6], [-1.0]])  # no token of the second example is real
-            if case.variant.name in ONE_AT_LEAST:
-                holes[:, 0] = True
             for mask in (None, holes, holes.flip(1)) if case.traits.key_padding else (None,):
                 faults.append(differs(case, replace(case.shape, seq_len=n), mask))
     assert list(filter(None, faults)) == []
@@ -220,9 +213,6 @@ LAWS_OF_ANY_SETTING = (
 """Others ask that options matter, which those of few tokens need not."""
 BUT = {
     "reformer:chunk=5,rounds=3,members=chunk": "causality",  # chunks of the paper read later tokens through borders
-    # Where a row sees fewer keys than it may choose, its backward pass reads values of another example, times 0.
-    "topk:keys=2,chunk=1": "batch",
-    "topk:keys=100,chunk=3": "batch",
 }
 
 

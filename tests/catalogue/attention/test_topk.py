@@ -61,6 +61,18 @@ def test_searching_in_groups_finds_the_same_keys(causal: bool, keys: int) -> Non
     torch.testing.assert_close(got, definition(q, k, v, keys, visible), rtol=0, atol=1e-13)
 
 
+@pytest.mark.parametrize("options", ["keys=2,chunk=1", "keys=100,chunk=3", "keys=5"])
+def test_a_query_reads_no_value_but_those_of_keys_that_it_sees(options: str) -> None:
+    module, (q, k, v) = build(f"topk:{options}", Shape(B, H, N, D, causal=True)), draw()
+    later = v.masked_fill(torch.arange(N)[:, None] >= 7, torch.nan)
+    assert bool(module(q, k, later)[:, :, :7].isfinite().all())
+    v[0] = torch.nan
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    out = module(*leaves)
+    for x in (out, *torch.autograd.grad(out.sum(), leaves)):
+        assert bool(x[1].isfinite().all())
+
+
 def test_the_largest_are_found_wherever_they_are() -> None:
     for at in ([0, 1, 2], [0, 8, 16], [40, 41, 42], [5, 39, 42]):
         row = torch.arange(43.0).neg()

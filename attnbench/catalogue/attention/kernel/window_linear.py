@@ -57,7 +57,7 @@ class WindowLinear(nn.Module):
 
     Each query weighs the keys near it by exponentials and all others by products of features, and divides by the sum of
     both: one head that is local and global. q, k, v ``(B, H, N, D)`` -> ``(B, H, N, D)``. The window is
-    |i - j| <= ``window``, or the window + 1 keys up to i if causal. With l = q·k/√D:
+    |i - j| <= ``window``, or the window + 1 keys up to i if causal, and fewer where it holds padding. With l = q·k/√D:
 
     - ``features=hedgehog``, after Zhang et al. 2024, "LoLCATs: On Low-Rank Linearizing of Large Language Models":
       φ(x) = softmax([Wx, -Wx]) with one D × D matrix W for the queries and one for the keys of each head, the identity

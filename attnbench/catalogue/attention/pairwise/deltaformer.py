@@ -58,11 +58,11 @@ class DeltaFormer(HeadLayer):
     tokens at a time, forward and backward: the work is quadratic, and memory is O(n·d). ``chunk`` cuts the second step.
     Decoding keeps k and u of all tokens.
 
-    Not causal: a second pass runs over the turned sequence, and what both give is added; the paper defines the causal
-    form.
+    Not causal: a second pass runs over the turned sequence, and what both give is added, a token's reading of itself
+    twice; the paper defines the causal form.
 
-    Differs from the authors' code: β goes through a sigmoid, without which u may grow with every
-    token; there q and k are turned by their places.
+    Differs from the authors' code: β goes through a sigmoid, without which u may grow with every token; there q and k
+    are turned by their places.
     """
 
     def __init__(

@@ -61,7 +61,8 @@ class Local(nn.Module):
     token i sees its own block and ``look_around`` blocks on either side (causal: before it only, and j <= i); Liu et
     al. have ``look_around=0``.
 
-    Each is an exact softmax over those keys. The default window is this project's; Liu et al. take blocks of 256.
+    Each is an exact softmax over those keys. Windows and blocks count places, padded ones too: one that holds padding
+    has fewer keys. The default window is this project's; Liu et al. take blocks of 256.
 
     Differs from the papers: ``window`` counts one side, Longformer's counts both sides; in Liu et al. no block sees its
     neighbours. A block is consecutive tokens; public code that reshapes the other way lets token i see every

@@ -49,7 +49,8 @@ class Longformer(nn.Module):
 
     The first g = ``global_tokens`` tokens see every token and are seen by every token. Any other token i takes one
     softmax over these g and its window: i ± t·δ for t = 0 .. ``window``, δ = ``dilation``; a global token inside the
-    window counts once. ``window`` is one-sided: the paper's window of 512 is 256 here, the default.
+    window counts once. ``window`` is one-sided: the paper's window of 512 is 256 here, the default. It counts places,
+    padded ones too: one that holds padding has fewer keys.
 
     The paper gives global rows projections of their own. Here q, k, v come projected, so ``projections=own`` applies
     learned (D, D) maps per head to q, k, v where they serve the global rows. They start as the identity, as the paper

@@ -58,12 +58,12 @@ class Radial(nn.Module):
     numbers for each pair of blocks.
 
     Differs from the authors' code: there a band is |x - y| <= s'/2r, s' the power of two above s, if that is a block or
-    more, and a block wide otherwise, and Wan's neighbouring frames have half a frame; a block is kept there if more
+    more, and else a block wide on either side, in frames whose distance is a multiple of 2r·128/s', rounded down; a
+    factor makes it wider or narrower, and Wan's neighbouring frames have half a frame. A block is kept there if more
     than 60 % of its columns that a band touches are covered to a third, and here if a band touches it. A frame begins
     with a block, and is filled up with gaps where blocks do not divide it (there blocks run on over the borders of
-    frames); nothing is trained
-    along with it (there models learn the pattern for longer videos by low-rank updates), and no steps or layers of a
-    model are left dense; blocks are 32 long, there 128.
+    frames). Nothing is trained along with it (there models learn the pattern for longer videos by low-rank updates),
+    and no steps or layers of a model are left dense; blocks are 32 long, there 128.
     """
 
     def __init__(

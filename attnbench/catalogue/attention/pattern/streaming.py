@@ -72,7 +72,8 @@ class Streaming(nn.Module):
     Scores exist for one tile at a time, forward and backward: time N·(a + w + 64)·D, and O(N) memory. Decoding keeps
     a + w keys and values, however many tokens come.
 
-    Not causal: token i sees the window's tokens after it as well, |i - j| < w.
+    First tokens and window count places, padded ones too: padding among them leaves fewer keys. Not causal: token i
+    sees the window's tokens after it as well, |i - j| < w.
 
     Differs from the authors' code: whole sequences are computed at once, with the pattern and the places that decoding
     token by token would give them (there prompts are read by full attention); keys are kept turned by their places in

@@ -57,8 +57,9 @@ class Comba(ErasingLayer):
     Computed chunk by chunk with one triangular solve, as ``gated-delta``. The part a token erases is read with the
     decays up to the token before it; no power is divided by another.
 
-    Not causal: a second recurrence runs over the turned sequence, convolution included, and each token adds its
-    reading of the tokens after it; the paper defines the causal form.
+    Not causal: a second recurrence runs over the turned sequence, convolution included, in which a token reads those
+    after it, faded by its own rate, and not itself; what both give is added before the norm. The paper defines the
+    causal form.
 
     Differs from the authors' code: in flash-linear-attention q - p b k and b k get length 1 afterwards, so that b has
     no part in the erasure; linear layers start as PyTorch's.

@@ -59,8 +59,8 @@ class Delta(HeadLayer):
     steps of a token, to α_t S_{t-1}, at a rate which the token chooses for a head, as in ``gated-delta``:
     α = exp(-A·softplus(x·w + b)), with A and b drawn as there. A padded token lets nothing fade.
 
-    Not causal: the outputs of two recurrences are added, one over the tokens up to t inclusive and one from the end
-    over the tokens after t; the papers define the causal form.
+    Not causal: the readings of two recurrences are added before the norm, one over the tokens up to t inclusive and one
+    from the end over the tokens after t, faded, if at all, by the rate of t; the papers define the causal form.
 
     Differs from the authors' code: no short convolution of q, k and v before the recurrence.
     """

@@ -52,8 +52,9 @@ class GatedDelta(ErasingLayer):
     as if it were absent. As in the authors' code A is drawn from U(0, 16] and b such that its softplus is log-uniform
     in [0.001, 0.1]; the defaults of ``expand`` and ``width`` are from there, too.
 
-    Not causal: a second recurrence runs over the turned sequence, convolution included, and each token adds its
-    reading of the tokens after it; the paper defines the causal form.
+    Not causal: a second recurrence runs over the turned sequence, convolution included, in which a token reads those
+    after it, faded by its own rate, and not itself; what both give is added before the norm. The paper defines the
+    causal form.
 
     With ``value_groups`` G above 1 each of the H heads of q and k serves G heads of values, as Qwen3-Next has 16 for
     32: head h of the G·H heads of values reads head h // G, and has a state, β, α and gate of its own.

@@ -53,8 +53,9 @@ class GatedDelta2(ErasingLayer):
 
     Chunks are halved as in ``gla``: all exponents are sums of logarithms of one sign, and nothing overflows.
 
-    Not causal: a second recurrence runs over the turned sequence, convolution included, and each token adds its
-    reading of the tokens after it; the paper defines the causal form.
+    Not causal: a second recurrence runs over the turned sequence, convolution included, in which a token reads those
+    after it, faded by its own rate, and not itself; what both give is added before the norm. The paper defines the
+    causal form.
 
     Differs from the authors' code: there are as many heads of values as of keys; linear layers start as PyTorch's.
     """

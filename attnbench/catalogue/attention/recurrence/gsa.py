@@ -57,8 +57,8 @@ class GSA(HeadLayer):
     rows; a chunk is halved again and again in both, as in ``gla``, so that nothing overflows, however small α is.
     A padded token is passed over as if it were absent.
 
-    Not causal: a second recurrence runs over the turned sequence, and what both give is added before silu; the paper
-    defines the causal form.
+    Not causal: a second recurrence runs over the turned sequence, and what both give is added before silu, a token's
+    reading of itself twice; the paper defines the causal form.
 
     Differs from the authors' code: 64 slots by default, where theirs has as many as a key has channels; linear layers
     start as PyTorch's.

@@ -58,8 +58,9 @@ class KimiDeltaAttention(ErasingLayer):
 
     Chunks are halved as in ``gla``: all exponents are sums of logarithms of one sign, and nothing overflows.
 
-    Not causal: a second recurrence runs over the turned sequence, convolution included, and each token adds its
-    reading of the tokens after it; the paper defines the causal form.
+    Not causal: a second recurrence runs over the turned sequence, convolution included, in which a token reads those
+    after it, faded by its own rate, and not itself; what both give is added before the norm. The paper defines the
+    causal form.
 
     With ``value_groups`` G above 1 head h of G·H heads of values reads head h // G of q and k, with a state and rates
     of its own, as in flash-linear-attention's layer and ``gated-delta``; in the paper there are as many of both.

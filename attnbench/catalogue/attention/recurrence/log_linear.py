@@ -78,8 +78,8 @@ class LogLinear(nn.Module):
     them there is one state for each bit of a chunk's place, O(n log n) in all. A decoding step keeps ``levels`` - 1
     states. A padded token is passed over as if it were absent.
 
-    Not causal: a second recurrence runs over the turned sequence, and what both give is added; the paper defines the
-    causal form.
+    Not causal: a second recurrence runs over the turned sequence, and what both give is added, a token's reading of
+    itself twice; the paper defines the causal form.
 
     Differs from the authors' code: the block around either state is left out, as in ``ssd``: convolution, gate, norm
     and skip connection. Their number of levels is fixed at 15, and sequences end at 16,384 tokens.

@@ -60,7 +60,7 @@ class Mamba2(nn.Module):
     that its softplus is log-uniform in [0.001, 0.1], and p is 1. A padded token is passed over as if it were absent.
 
     Not causal: a second recurrence runs over the turned sequence, convolution included, and what both give is added
-    before the norm; the paper defines the causal form.
+    before the norm, a token's reading of itself twice; the paper defines the causal form.
 
     Differs from the authors' code: linear layers start as PyTorch's.
 

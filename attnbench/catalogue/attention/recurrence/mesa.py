@@ -66,8 +66,8 @@ class Mesa(HeadLayer):
     steps are not kept. Decoding keeps H and G. ``form=fla`` takes steps of conjugate gradients, D of them if ``steps``
     is not given, which solve the system but for rounding and the 1e-5 that it adds to denominators.
 
-    Not causal: a second recurrence runs over the turned sequence, and what both give is added; the paper defines the
-    causal form.
+    Not causal: a second recurrence runs over the turned sequence, and what both give is added, a token's reading of
+    itself twice; the paper defines the causal form.
 
     Differs from the authors' code: systems are solved exactly unless ``steps`` is given (30 there), from x = 0, and
     nothing is added to a denominator; q and k go through no short convolution, and the output through no gate.

@@ -62,8 +62,8 @@ class RWKV7(nn.Module):
     The parallel form divides κ by w, which is at least 0.545, so that it reads the state after the decay. Chunks are
     halved as in ``gla``.
 
-    Not causal: a second recurrence runs over the turned sequence, and what both give is added before the output
-    projection; the paper defines the causal form.
+    Not causal: a second recurrence runs over the turned sequence, mixing of neighbours included, and what both give is
+    added before the output projection, a token's reading of itself twice; the paper defines the causal form.
 
     Differs from the paper: values are not mixed with those of the first layer, since a layer here knows no other;
     linear layers start as PyTorch's. The layer that mixes channels belongs to the model.

@@ -73,9 +73,11 @@ class FlexPrefill(BlockSelecting):
     on the last queries, so that this is for reading a prompt and for nothing else. With padding, the last queries are
     the last real ones, and means are those of real tokens. Memory is O(n·block), and a bit for each pair of blocks.
 
-    Differs from the authors' code: columns are as wide as a block, and distances are taken together by the block,
-    before they are ranked, where theirs are ranked one by one and then widened to blocks; theirs takes one example
-    at a time.
+    Differs from the authors' code: that counts single columns and single distances until they hold the share, keeps
+    as many blocks of either as makes as many 128s, and one more, and keeps one diagonal of blocks for a block of
+    distances, which meets two. If means choose, it keeps pairs while they stay within the share, and beside them
+    ``least`` tokens' worth of columns and of distances; here pairs hold the share, and ``least`` is that of each row.
+    Up to two blocks, or ``least`` tokens, it takes all keys. It takes one example at a time.
     """
 
     def __init__(

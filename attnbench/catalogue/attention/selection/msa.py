@@ -184,8 +184,8 @@ class MSA(BlockSelecting):
 
     Without causality all blocks compete; the paper is causal.
 
-    Differs from the authors' code: that makes index queries and keys of the layer's input, chooses once for all heads
-    of keys, by the largest of their numbers, and keeps its own block with the chosen ones.
+    Differs from the authors' code: that makes index queries and keys of the layer's input, and turns a part of their
+    channels.
 
     Raises:
         Unsupported: an odd ``index_dim``, unless nothing is turned.

@@ -107,7 +107,7 @@ class NSA(nn.Module):
       each once for every ``stride`` tokens that both have in common, summed over all heads of queries that share a head
       of keys: these make one choice. A query's own block, the one before it and the first are always taken, in this
       order;
-    - window: the last ``window`` tokens, its own included.
+    - window: the last ``window`` tokens, its own included, and padded ones, which leave fewer keys.
 
     ``branch`` runs one of them alone, without a gate. ``selected`` alone is an approximation of softmax attention, and
     its blocks are scored by plain averages. Scores are compared in float32; of equal ones the later block is taken.

@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from attnbench.catalogue.engines.blocks.module import BlockSelecting
 from attnbench.catalogue.engines.blocks.selection import (
@@ -74,10 +73,11 @@ class Sparge(BlockSelecting):
     Zhang et al. 2025, "SpargeAttn: Accurate and Training-free Sparse Attention Accelerating Any Model Inference".
     q ``(B, H, N, D)``, k and v ``(B, K, N, ·)`` -> ``(B, H, N, E)``. Blocks of ``queries`` queries and of ``keys`` keys
     are averaged. A block stands for its tokens if the mean cosine of all pairs of them, each with itself included, is
-    ``similarity`` or more. A block of queries takes a softmax over the products of its mean with those of the blocks of
-    keys that stand for theirs, and keeps of these, in falling order, as many as together stay within the share
-    ``threshold``. All that does not stand for its tokens is computed: a block of unlike keys for everybody, and all
-    blocks for unlike queries. Then it takes one softmax over the keys of its blocks; a query that keeps none gives 0.
+    ``similarity`` or more; a token of zeros has no cosine, and its block stands for nothing. A block of queries takes a
+    softmax over the products of its mean with those of the blocks of keys that stand for theirs, and keeps of these, in
+    falling order, as many as together stay within the share ``threshold``, and the first in any case. All that does not
+    stand for its tokens is computed: a block of unlike keys for everybody, and all blocks for unlike queries. Then it
+    takes one softmax over the keys of its blocks; a query before all of them gives 0.
 
     With ``smooth_k`` cosines are those of keys less the mean of all keys, which moves no mass: what all keys share
     makes no keys alike. ``rule=holding`` keeps the own blocks, and as many others as it takes to hold the share.
@@ -142,10 +142,10 @@ class Sparge(BlockSelecting):
                     scores = torch.stack([of_columns[J].mean(0) for J in ranked]) @ row.mean(0) * D**-0.5
                     mass = dict(zip(ranked, scores.softmax(0).tolist(), strict=True))
                     held = {J for J in own if J in mass and self.holding}
-                    for J in sorted(ranked, key=lambda J: -mass[J]):
+                    for rank, J in enumerate(sorted(ranked, key=lambda J: -mass[J])):
                         before = sum(mass[one] for one in held)
                         fits = before < self.threshold if self.holding else before + mass[J] <= self.threshold
-                        if not fits and self.threshold != 1:
+                        if not (fits or (rank == 0 and not self.holding) or self.threshold == 1):
                             break
                         held.add(J)
                     kept |= held
@@ -156,9 +156,9 @@ class Sparge(BlockSelecting):
         return self.over(allowed, (q, k, v), key_mask)
 
     def _alike(self, tokens: Tensor) -> bool:
-        """Return True if the mean cosine of all pairs of ``(n, D)`` is large enough."""
+        """Return True if the mean cosine of all pairs of ``(n, D)`` is large enough; False if a token has none."""
         units = tokens / tokens.norm(dim=1, keepdim=True)
-        return float((units @ units.mT).mean()) >= self.similarity
+        return float((units @ units.mT).mean().clamp(min=0)) >= self.similarity
 
     def choose(self, q: Tensor, k: Tensor, real: Tensor) -> tuple[Pairs, ...]:
         _, H, N, D = q.shape
@@ -185,5 +185,9 @@ class Sparge(BlockSelecting):
         return within(masses, self.threshold, allowed=allowed)
 
     def alike(self, x: Tensor, real: Tensor, size: int) -> Tensor:
-        """The blocks that their means represent, ``(B, H, blocks)``: the mean cosine is the mean unit's square."""
-        return means(normalize(x, dim=-1), real, size).square().sum(-1) >= self.similarity
+        """The blocks that their means represent, ``(B, H, blocks)``: the mean cosine is the mean unit's square.
+
+        A token of zeros has no cosine: its block is NaN, and is not represented.
+        """
+        units = (x / torch.linalg.vector_norm(x, dim=-1, keepdim=True)).masked_fill(~real[:, None, :, None], 0.0)
+        return means(units, real, size).square().sum(-1) >= self.similarity

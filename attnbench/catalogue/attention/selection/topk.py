@@ -72,13 +72,16 @@ class _Attend(torch.autograd.Function):
             # If nothing is seen, every logit is -inf and every weight 0.
             part = kept.sub_(kept.amax(-1, keepdim=True).clamp(min=torch.finfo(dtype).min)).exp_()
             part /= part.sum(-1, keepdim=True).clamp(min=torch.finfo(dtype).tiny)
+            few = chosen.shape[1]
+            if causal and a < few:  # some see fewer keys, and a weight of 0 hides no NaN: they read the heaviest again
+                chosen = torch.where(part > 0, chosen, chosen.gather(1, part.argmax(1, keepdim=True)))
             first = torch.arange(heads.start, heads.stop, device=q.device) * M
             chosen += first.repeat_interleave(b - a).unsqueeze(1)
             out[heads, a:b] = embedding_bag(chosen, table, per_sample_weights=part, mode="sum").view(-1, b - a, E)
             if keep:
-                for saved, new in ((indices, chosen), (weights, part)):
-                    saved[heads, a:b] = 0  # rows may see fewer keys than there is room for
-                    saved[heads, a:b, : new.shape[1]] = new.view(-1, b - a, new.shape[1]).to(saved.dtype)
+                chosen, part = (x.view(-1, b - a, few) for x in (chosen, part))
+                indices[heads, a:b, :few], indices[heads, a:b, few:] = chosen, chosen[..., :1]
+                weights[heads, a:b, :few], weights[heads, a:b, few:] = part, 0
         ctx.save_for_backward(q, k, v, bias, indices, weights)
         return out
 

@@ -92,5 +92,5 @@ def _mix(x: Tensor) -> Tensor:
 
 def _waves(n: int, x: Tensor) -> tuple[Tensor, Tensor]:
     position = torch.arange(n, device=x.device)
-    angle = (position[:, None] * position % n).to(x.dtype) * (tau / n)
+    angle = (position[:, None] * position % n).to(x.dtype) * (tau / max(1, n))
     return angle.cos(), angle.sin()

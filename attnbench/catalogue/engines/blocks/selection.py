@@ -224,12 +224,14 @@ def heaviest(masses: Tensor, share: float, *, allowed: Tensor, forced: Tensor, l
 def within(masses: Tensor, share: float, *, allowed: Tensor) -> Tensor:
     """A mask of the allowed entries in each row ``(..., J)`` that, the largest first, add up to at most ``share``.
 
-    A share of 1 keeps all that is allowed, despite rounding.
+    The largest is kept in any case. A share of 1 keeps all that is allowed, despite rounding.
     """
     if share >= 1:
         return allowed.expand(masses.shape)
-    ordered, order = masses.masked_fill(~allowed, 0.0).sort(dim=-1, descending=True, stable=True)
-    return torch.zeros_like(masses, dtype=torch.bool).scatter(-1, order, ordered.cumsum(-1) <= share) & allowed
+    ordered, order = masses.masked_fill(~allowed, -1.0).sort(dim=-1, descending=True, stable=True)
+    kept = ordered.cumsum(-1) <= share
+    kept[..., 0] = True
+    return torch.zeros_like(masses, dtype=torch.bool).scatter(-1, order, kept) & allowed
 
 
 def in_blocks(x: Tensor, size: int, dim: int = -1) -> Tensor:

@@ -41,7 +41,7 @@ class ErasingLayer(nn.Module):
     and silu; q and k then have length 1 in each head. A subclass makes the rates of the latter, and the output's gate
     of x. By default the rates are β and log2(α), and S_t = (I - β k kᵀ) Diag(α) S_{t-1} + β k vᵀ; q is divided by √D.
     Every head's output goes through a root-mean-square norm over its E = ``expand``·D channels before the gate. A
-    padded token is passed over. Not causal: a token also reads later tokens, by a recurrence from the end.
+    padded token is passed over. Not causal: a token also reads later tokens, by a recurrence from the end, strictly.
 
     With ``groups`` above 1 each head of q and k serves as many heads of values, with a state and rates of their own:
     head h of the H·groups heads of values reads head h // groups. Below, they stand side by side in the columns of

@@ -63,9 +63,9 @@ class HCA(CompressedLayer):
     output is turned back by the query's place, so that it depends on distances.
 
     Logits exist for a tile of queries at a time: memory is O(n). Time keeps a square, of N²/run pairs. Decoding keeps
-    the window, the open run and the entries. No query sees an entry with a padded token. Defaults: run and window
-    of 128 are the paper's; rope_dim = D/8 (64 of 512) and q_rank = 2·D, at most C, are in the proportions of its
-    smaller model.
+    the window, the open run and the entries. Padding keeps its places: a window that holds some has fewer tokens, and
+    no query sees an entry with a padded token. Defaults: run and window of 128 are the paper's; rope_dim = D/8 (64 of
+    512) and q_rank = 2·D, at most C, are in the proportions of its smaller model.
 
     Differs from the authors' code: one matrix makes the output, where theirs goes through a low rank in groups of
     heads; rotary angles have the base 10000, without any extension to longer contexts; their pairs are the channels c
