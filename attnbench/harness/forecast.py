@@ -21,6 +21,7 @@ from attnbench.harness.plan import Plan
 from attnbench.harness.wire.outcome import status_of
 from attnbench.measure.flops import STEPS, Prediction, move_fake, predict
 from attnbench.measure.machine import devices, machine_id
+from attnbench.models.encoder import Block, in_turn
 from attnbench.results.runs import find_runs
 from attnbench.suite.cell import UNTOUCHED, Cell, ModelSize
 from attnbench.text import one_line
@@ -105,21 +106,24 @@ def _follow(cell: Cell) -> Prediction:
         # Fake tensors carry any device; the CPU is the one that every machine has.
         on_gpu = cell.device.startswith("cuda")
         cell = replace(cell, device="cpu", compile=False, launch="auto" if on_gpu else cell.launch)
-        layers, trained = 1, None
+        layers, more, trained = 1, 0, None
         if cell.level == "pretrained":
             from attnbench.models.pretrained.outline import described  # only trained models need it
 
             model = described(cell)
             layers, trained = model.layers, model.swapped
         elif cell.level == "model":
-            layers = (cell.model or ModelSize()).layers
+            size = cell.model or ModelSize()
+            layers = size.layers
+            if layers > _FEWEST and _has_equal_layers(cell, layers):
+                more, cell = layers - _FEWEST, replace(cell, model=replace(size, layers=_FEWEST))
         if not {"time", "memory", "score"} & {*cell.measure}:
             predict(lambda: _refuse(cell, trained))
             return Prediction(None, None, f"{cell.measure[0]} only")
         examples = _examples(cell) if cell.task else first_examples
         make = lambda: prepare(cell, move_fake, draw_sizes, examples, trained).run  # noqa: E731
         with torch.enable_grad():  # a call that is broken off may leave gradients switched off
-            one = predict(make, most=STEPS * layers)
+            one = predict(make, most=STEPS * (layers - more), layer=Block, more=more)
         if one.too_long:
             return replace(one, reason=_TOO_LONG)
         if cell.variant.name == UNTOUCHED and cell.shape.causal and one.peak_bytes is not None:
@@ -128,6 +132,15 @@ def _follow(cell: Cell) -> Prediction:
         return one
     except Exception as error:
         return Prediction(None, None, one_line("{}: {}".format(*status_of(error))))
+
+
+_FEWEST = 2
+"""Layers of which the second tells of all further ones."""
+
+
+def _has_equal_layers(cell: Cell, layers: int) -> bool:
+    plain = cell.architecture == "encoder" and cell.shape.query_stride == 1
+    return plain and cell.pass_ in ("forward", "training") and len(set(in_turn(cell.variant, layers))) == 1
 
 
 def _refuse(cell: Cell, trained: Trained | None) -> Callable[[], None]:

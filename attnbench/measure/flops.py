@@ -7,9 +7,10 @@ import gc
 import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.autograd.profiler import profile
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
@@ -263,6 +265,43 @@ class _LiveBytes(TorchDispatchMode):
         weakref.finalize(storage, gone)
 
 
+class _Cuts:
+    """Cuts a call of a model where its two layers begin and end, forward and backward."""
+
+    def __init__(self, layer: type[nn.Module], live: _LiveBytes, flops: Callable[[], int | None]) -> None:
+        self._layer, self._live, self.flops = layer, live, flops
+        self._spans: list[tuple[int, int, int | None]] = [(live.held, live.held, 0)]
+        """Bytes held at the end, most bytes held, and FLOPs up to the end of each part."""
+
+    def cut(self, *_: object) -> None:
+        self._spans.append((self._live.held, self._live.peak, self.flops()))
+        self._live.peak = self._live.held
+
+    def before(self, module: nn.Module, _: object) -> None:
+        if isinstance(module, self._layer) and len(self._spans) == 1:
+            self.cut()
+
+    def after(self, module: nn.Module, _: object, output: Tensor) -> None:
+        if isinstance(module, self._layer):
+            self.cut()
+            if output.requires_grad:
+                output.register_hook(self.cut)
+
+    def with_more(self, more: int) -> tuple[int, int | None]:
+        """Peak bytes and FLOPs of the call with ``more`` layers like the second one."""
+        self.cut()
+        held = peak = 0
+        flops = self._spans[-1][2]
+        again = {4: (3,), 6: (3, 5)}[len(self._spans) - 1]  # the second layer's parts, forward alone or both ways
+        for place, ((start, _, before), (end, most, after)) in enumerate(pairwise(self._spans), start=1):
+            grows = more * (end - start) * (place in again)
+            peak = max(peak, most + held + max(0, grows))
+            held += grows
+            if place in again:
+                flops = None if flops is None or before is None or after is None else flops + more * (after - before)
+        return peak, flops
+
+
 def _storages(tree: object) -> Iterator[tuple[int, torch.UntypedStorage]]:
     for one in tree_iter(tree):
         if isinstance(one, Tensor):
@@ -270,12 +309,20 @@ def _storages(tree: object) -> Iterator[tuple[int, torch.UntypedStorage]]:
             yield id(storage), storage
 
 
-def predict(make_call: Callable[[], Callable[[], object]], *, most: int | None = None) -> Prediction:
+def predict(
+    make_call: Callable[[], Callable[[], object]],
+    *,
+    most: int | None = None,
+    layer: type[nn.Module] = nn.Module,
+    more: int = 0,
+) -> Prediction:
     """FLOPs and peak tensor bytes of a call, from fake tensors, without allocating or computing.
 
     Args:
         make_call: builds the module and its inputs and returns the call; runs under fake tensors too.
         most: calls of torch to follow at most; None for :data:`STEPS`.
+        layer: class of the two layers of the model that is called, if there are ``more`` like the second one in the
+            model that is foreseen.
 
     Raises AttnbenchError for impossible shapes and options.
     """
@@ -284,14 +331,16 @@ def predict(make_call: Callable[[], Callable[[], object]], *, most: int | None =
             call = make_call()
             gc.collect()
             live, patience = _LiveBytes(), _Patience(STEPS if most is None else most)
-            with books() as booked, live, _Counter() as counter, patience:
+            with books() as booked, live, _Counter() as counter, ExitStack() as watched, patience:
+                cuts = _Cuts(layer, live, lambda: _sum(counter.matmul_flops, (one.matmul_flops for one in booked)))
+                if more:
+                    watched.enter_context(register_module_forward_pre_hook(cuts.before))
+                    watched.enter_context(register_module_forward_hook(cuts.after))
                 result = call()
+            peak, flops = cuts.with_more(more) if more else (live.peak, cuts.flops())
             del result
-            flops = _sum(counter.matmul_flops, (one.matmul_flops for one in booked))
             fused = "+".join(sorted(counter.kernels.keys() - {"math"}))
-            return Prediction(
-                flops, live.peak, f"without what {fused} holds inside" * bool(fused), steps=patience.steps
-            )
+            return Prediction(flops, peak, f"without what {fused} holds inside" * bool(fused), steps=patience.steps)
     except (DataDependentOutputException, DynamicOutputShapeException):
         return Prediction(None, None, "unknown: depends on the data")
     except _TooLong:

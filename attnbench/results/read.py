@@ -8,7 +8,7 @@ import math
 import re
 import typing
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -16,13 +16,14 @@ import pandas as pd
 from attnbench.errors import ResultsError
 from attnbench.files import PACKED, read_stored, stored
 from attnbench.measure.status import Status
-from attnbench.results.record import ADDED, COLUMNS, FIELDS, READABLE
+from attnbench.results.record import ADDED, COLUMNS, FIELDS, READABLE, Record
 from attnbench.results.renamed import named_as_today
 from attnbench.results.runs import by_age, no_run, runs_in, suites_of
 from attnbench.results.store import CURVES, ENVIRONMENT, RECORDS, RunFolder
 from attnbench.results.store import TABLE as FILE
-from attnbench.results.table import FORMULA, csv_text
+from attnbench.results.table import FORMULA
 from attnbench.suite.axes import FOLLOWING
+from attnbench.text import printable
 
 FOLDERS = "folders"
 """Attribute of a table: name and folder of each run in it; the folder has its learning curves."""
@@ -152,7 +153,7 @@ def _of_run(file: Path, warn: Callable[[str], None]) -> pd.DataFrame:
     elif missing:
         warn(f"{file} lacks {missing} of {len(records)} rows; those of {RECORDS} are used")
     rows = [records[cell_id] for cell_id in dict.fromkeys([*order, *records]) if cell_id in records]
-    frame = _read(csv_text(rows), file)
+    frame = _of_records(rows)
     environment = folder.environment  # the machines of a merged run were found alike, and share a series
     return frame.assign(machine_id=str(environment["machine_id"])) if environment.get("machines") else frame
 
@@ -193,9 +194,21 @@ def _read(table: str, file: Path) -> pd.DataFrame:
     unknown = sorted({row["status"] for row in rows} - {str(status) for status in Status})
     if unknown:
         raise ResultsError(f"{file}: status {unknown[0]!r} does not exist; was the file edited?")
-    return pd.DataFrame(
-        {name: pd.Series(columns[name], dtype=object if kind is str else kind) for name, kind in _KINDS.items()}
-    )
+    return _framed(columns)
+
+
+def _of_records(rows: Sequence[Record]) -> pd.DataFrame:
+    columns = {name: [getattr(row, field) for row in rows] for name, field in zip(COLUMNS, FIELDS, strict=True)}
+    for name, kind in _KINDS.items():
+        if kind is str:
+            shown = {one: "" if one is None else printable(str(one)) for one in set(columns[name])}
+            columns[name] = [shown[one] for one in columns[name]]
+    return _framed(columns)
+
+
+def _framed(columns: Mapping[str, Sequence[object]]) -> pd.DataFrame:
+    kinds = {name: object if kind is str else kind for name, kind in _KINDS.items()}
+    return pd.DataFrame({name: pd.Series(columns[name], dtype=kind) for name, kind in kinds.items()})
 
 
 def _no_table(file: Path, why: str = "") -> ResultsError:

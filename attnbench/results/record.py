@@ -414,7 +414,7 @@ class Record:
 
     def to_json(self) -> dict[str, Any]:
         """Column name -> value, with ``pass`` for ``pass_``; without the checksum, which a stored line gets."""
-        return {_column(one.name): getattr(self, one.name) for one in fields(self) if one.name != SEAL}
+        return {name: getattr(self, field) for name, field in _STORED}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Record:
@@ -519,6 +519,7 @@ FIELDS: Mapping[str, Column] = {
 """Field of a record -> its column, in order."""
 COLUMNS: tuple[str, ...] = tuple(map(_column, FIELDS))
 """The columns of ``results.csv``, in order."""
+_STORED = [(_column(name), name) for name in FIELDS if name != SEAL]
 
 ADDED: dict[str, Any] = {
     **before("shape"),

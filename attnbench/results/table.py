@@ -6,6 +6,7 @@ import csv
 import io
 import re
 from collections.abc import Iterable, Mapping, Reversible, Sequence
+from functools import lru_cache
 
 from attnbench.results.record import COLUMNS, SEAL, Record
 from attnbench.results.renamed import named_as_today
@@ -74,11 +75,16 @@ def _row(record: Record) -> dict[str, object]:
     return record.to_json() | {SEAL: record.seal}
 
 
+@lru_cache(2**12)
+def _text(value: str) -> str:
+    return no_formula(printable(value))
+
+
 def _cell(value: object) -> str:
     if value is None:
         return ""
     if isinstance(value, float):
         return repr(value)
     if isinstance(value, str):
-        return no_formula(printable(value))
+        return _text(value)
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -20,7 +20,7 @@ _FIELDS = list(FIELDS)
 _OF_THE_CELL = [name for name in _FIELDS[: _FIELDS.index("status")] if name not in _OF_THE_REGISTRY]
 """Columns that depend on the cell alone."""
 
-_LARGEST = sys.float_info.max
+_LARGEST, _LARGEST_INT = sys.float_info.max, 2**63 - 1
 
 
 def checked(record: Record) -> Record:
@@ -37,7 +37,7 @@ def checked(record: Record) -> Record:
             raise ValueError(f"{name} is {one_line(repr(value), 40)}")
         if isinstance(value, str):
             value.encode()  # half a character, say, raises a ValueError
-        elif value is not None and not abs(value) <= _LARGEST:
+        elif value is not None and not abs(value) <= (_LARGEST_INT if kinds == (int,) else _LARGEST):
             raise ValueError(f"{name} is too large")
         elif value is not None and value < 0 and not column.negative:
             raise ValueError(f"{name} is {value}, below 0")

@@ -222,3 +222,25 @@ def test_what_is_timed_on_captured_inputs_is_foreseen_as_on_random_ones() -> Non
     (_, one), (_, other) = estimate([captured, replace(captured, inputs=Spec("gaussian"))], 1)
     assert one == other
     assert one.peak_bytes == pytest.approx(peak_tensor_bytes(prepare(captured).run), rel=0.05)
+
+
+@pytest.mark.parametrize("pass_", ["forward", "training"])
+@pytest.mark.parametrize(
+    "variant", ["softmax", "performer", "local", "linformer:rank=8", "linformer:rank=8,sharing=layerwise"]
+)
+def test_two_layers_tell_of_five(variant: str, pass_: Pass, monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = Cell(
+        "s",
+        "w",
+        parse_spec(variant),
+        Shape(2, 2, 64, 16),
+        level="model",
+        pass_=pass_,
+        model=ModelSize(layers=5, ffn=48),
+    )
+    found = _follow(cell)
+    monkeypatch.setattr("attnbench.harness.forecast._has_equal_layers", lambda *_: False)
+    whole = _follow(cell)
+    assert whole.peak_bytes
+    assert found == whole
+    assert found.steps < whole.steps
