@@ -48,15 +48,42 @@ def code(plain: str) -> str:
 
 
 def formula(latex: str, plain: str) -> str:
-    """A formula of LaTeX as MathML, which browsers draw themselves.
+    """A formula of LaTeX as MathML, which browsers draw themselves, in pieces between which a narrow line may break.
 
     Args:
         plain: the same as Unicode text, for those who hear the page.
     """
+    lines = "".join(f"<div>{' '.join(map(_drawn, pieces(line)))}</div>" for line in latex.split(r", \quad "))
+    return f'<div class="formula" role="math" aria-label="{escape(plain)}">{lines}</div>'
+
+
+def _drawn(piece: str) -> str:
     from latex2mathml.converter import convert
 
-    lines = "".join(convert(part, display="block") for part in latex.split(r", \quad "))  # a telephone has no room
-    return f'<div class="formula" role="math" aria-label="{escape(plain)}">{lines}</div>'
+    words = re.fullmatch(r"\\text\{(.*)\}", piece)
+    if words:
+        return escape(words[1])
+    return convert(piece, display="block").replace('display="block"', 'display="inline" displaystyle="true"', 1)
+
+
+_TOKEN = re.compile(r"\\text\{[^{}]*\}(?![_^])|\\left|\\right|\\[a-zA-Z]+|\\.|.")
+
+
+_OPEN, _CLOSED = ("{", "(", "[", r"\left", r"\{"), ("}", ")", "]", r"\right", r"\}")
+_CUTS = ("=", "+", r"\cup", r"\odot", r"\;")
+
+
+def pieces(latex: str) -> list[str]:
+    """LaTeX, cut outside of all brackets into words, relations and terms; together they are the whole."""
+    found, depth = [""], 0
+    for token in _TOKEN.findall(latex):
+        depth += (token in _OPEN) - (token in _CLOSED)
+        words, before = token.startswith(r"\text{"), found[-1].rstrip()[-1:]
+        cut = depth == 0 and (words or token in _CUTS) and before not in ("", "_", "^")
+        if cut or found[-1].startswith(r"\text{"):
+            found.append("")
+        found[-1] += token
+    return [piece.strip() for piece in found if piece.strip()]
 
 
 def source(plain: str) -> str:
