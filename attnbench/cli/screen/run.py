@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +79,7 @@ def measured(
             from attnbench.harness.many.driver import execute_on
             from attnbench.harness.many.ray import hushed
 
-            with hushed(1):  # Ray says at length that a node is gone
+            with hushed(1), closing(engine):  # a thread of Ray's says at length that a node is gone
                 return execute_on(engine, plan, screen)
         except KeyboardInterrupt:
             bar.stop()

@@ -190,13 +190,14 @@ class RayEngine:
 
 @contextmanager
 def hushed(stream: int) -> Iterator[None]:
-    """Drop what libraries write to stdout (1) or stderr (2) in this block, past Python's own streams."""
+    """Drop all that anybody writes to stdout (1) or stderr (2) in this block."""
     sys.stdout.flush()
     kept, nowhere = os.dup(stream), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream)
     try:
         yield
     finally:
+        sys.stdout.flush()
         os.dup2(kept, stream)
         os.close(kept)
         os.close(nowhere)
