@@ -38,12 +38,12 @@ def match(
         UsageError: a variant or an option is wrong, there is no budget or more than one, or nothing has a knob.
         ResultsError: ``results`` cannot be read, or has nothing that the budget is about.
     """
-    from attnbench.cli.match import asked_in
+    from attnbench.cli.match import among, asked_in, prepare
 
-    asked = asked_in(variants, given, {name: name for name in given}, measures=results is None)
+    budget, all_ = asked_in(given, {name: name for name in given}, reads=results is not None)
     if results is not None:
-        return Matched(asked.among(rows_of(results)))
-    return _answered(asked.to_measure(), progress=progress)
+        return Matched(among(rows_of(results), variants, budget, all_))
+    return _answered(prepare(variants, budget, all_), progress=progress)
 
 
 def _answered(prepared: Prepared, *, progress: bool) -> Matched:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 import typer
 
@@ -13,7 +12,7 @@ from attnbench.cli import completion, options
 from attnbench.cli.screen import console
 from attnbench.cli.screen.outputs import draw, refuse_files, write_rows
 from attnbench.cli.signature import command, completed
-from attnbench.errors import Exit, UsageError
+from attnbench.errors import Exit
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,16 +22,6 @@ if TYPE_CHECKING:
     from attnbench.answers.match.match import Prepared
     from attnbench.answers.match.result import Match
     from attnbench.cli.screen.match import MatchScreen
-
-_WITH_FROM = {
-    *("variants", "error", "memory", "time", "score", "run", "n", "inputs", "task", "level", "pass_", "plugins"),
-    *("csv", "as_json", "plot", "width", "style"),
-}
-"""Parameters with a meaning for ``--from``; the others are about measuring."""
-_OF_TRAININGS = {"task", "steps", "seeds", "rates", "layers", "ffn", "pretrain", "out", "fresh"}
-"""Parameters for ``--score`` only."""
-_NOT_OF_TRAININGS = {"inputs", "draws", "dtype", "level", "padding", "compile", "seed"}
-"""Parameters without a meaning for ``--score``."""
 
 
 @command(options.MatchOptions)
@@ -67,19 +56,19 @@ def match(
     score it trains each setting as attnbench score does, and the same command resumes a match that was stopped. For
     one variant it says how large the knob must be. The exit code is 1 if nothing could be measured.
     """
-    asked = asked_in(variants or [], given, options.typed_of(ctx), measures=run is None)
+    budget, given = asked_in(given, options.typed_of(ctx), reads=run is not None)
     refuse_files(csv, plot=plot)
     if run is not None:
         from attnbench.results.read import read_results
 
-        answer = asked.among(read_results(run, warn=console.warning))
+        answer = among(read_results(run, warn=console.warning), variants or [], budget, given)
         how = f"from {run}; nothing was measured anew"
     else:
-        prepared = asked.to_measure()
+        prepared = prepare(variants or [], budget, given)
         answer = _measure(prepared, csv)
-        threads, draws = prepared.settings.threads, asked.given["draws"]
+        threads, draws = prepared.settings.threads, given["draws"]
         how = f"{threads} thread{'s' * (threads != 1)}, {answer.environment['process']} process"
-        trains = asked.budget.target == "score"
+        trains = budget.target == "score"
         how += ", trainings of one thread" if trains else f", {draws} draw{'s' * (draws != 1)} of each error"
     for warning in answer.warnings:
         console.warning(warning)
@@ -98,67 +87,46 @@ def match(
         raise typer.Exit(Exit.FAILED)
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """The question of a ``match``: the variants, the budget and the options."""
-
-    variants: Sequence[str]
-    budget: Budget
-    given: options.MatchOptions
-
-    def to_measure(self) -> Prepared:
-        """The settings and the process that will measure them.
-
-        Raises UsageError if a variant or an option is wrong, or nothing has a knob.
-        """
-        from attnbench.answers.match.match import MatchQuestion, score_match
-        from attnbench.harness.compare.question import Question
-
-        given = {**self.given, "memory_limit": options.bytes_of(self.given["memory_limit"])}
-        if self.budget.target == "score":
-            return score_match({**given, "variants": self.variants}).prepare()
-        given |= {"error": True, "rates": False, "pass_": self.given["pass_"] or "forward"}
-        given["lengths"] = 4096 if self.given["n"] is None else self.given["n"]
-        return MatchQuestion(
-            Question.of(self.variants, given), self.budget, self.given["draws"], self.given["most"]
-        ).prepare()
-
-    def among(self, frame: pd.DataFrame) -> Match:
-        """The answer among the rows of finished runs; ResultsError if they lack the budget's measure."""
-        from attnbench.answers.match.from_run import match_run, match_scores
-        from attnbench.answers.match.match import one_length
-
-        variants, budget, given = self.variants, self.budget, self.given
-        n = None if given["n"] is None else one_length(given["n"])
-        if budget.target == "score":
-            return match_scores(frame, variants, budget, n=n, task=given["task"], pass_=given["pass_"] or "training")
-        timed, inputs = given["pass_"] or "forward", given["inputs"]
-        return match_run(frame, variants, budget, n=n, inputs=inputs, level=given["level"], pass_=timed)
-
-
 def asked_in(
-    variants: Sequence[str], given: options.MatchOptions, typed: Mapping[str, str], *, measures: bool
-) -> Asked:
-    """The question in the options of the command or of :func:`attnbench.match`; loads its plug-ins.
+    given: options.MatchOptions, typed: Mapping[str, str], *, reads: bool
+) -> tuple[Budget, options.MatchOptions]:
+    """The budget and all options, in those of the command or of :func:`attnbench.match`; loads their plug-ins.
 
-    ``typed``: option given by the user -> its name for messages. ``measures``: no rows of finished runs are given.
-    Raises UsageError without exactly one budget, or if an option means nothing beside the others.
+    ``typed``: option given by the user -> its name for messages. ``reads``: rows of finished runs are given. Raises
+    UsageError without exactly one budget, or if an option means nothing beside the others.
     """
     from attnbench.answers.match.budget import budget_of
     from attnbench.harness.trial import load_all
 
     given = completed(options.MatchOptions, given)
-    trains = given["score"] is not None
     budget = budget_of(error=given["error"], memory=given["memory"], time=given["time"], score=given["score"])
-    for name, option in typed.items():
-        if not measures and name not in _WITH_FROM:
-            raise UsageError(f"{option} says how to measure, and --from measures nothing; leave one out")
-        if not trains and name in _OF_TRAININGS:
-            raise UsageError(f"{option} says how models are trained; give --score as well, or leave it out")
-        if trains and name in _NOT_OF_TRAININGS:
-            raise UsageError(f"{option} says nothing of models that are trained; leave it out beside --score")
+    use = options.Use.COST if given["score"] is None else options.Use.SCORE
+    options.refuse_unused(typed, use | options.Use.RUN if reads else use)
     load_all(given["plugins"])
-    return Asked(variants, budget, given)
+    return budget, given
+
+
+def prepare(variants: Sequence[str], budget: Budget, given: options.MatchOptions) -> Prepared:
+    """The settings and the process that will measure or train them.
+
+    Raises UsageError if a variant or an option is wrong, or nothing has a knob.
+    """
+    from attnbench.answers.match.match import prepare_costs, prepare_scores
+
+    how: dict[str, Any] = {**given, "memory_limit": options.bytes_of(given["memory_limit"])}
+    return prepare_scores(variants, budget, how) if budget.target == "score" else prepare_costs(variants, budget, how)
+
+
+def among(frame: pd.DataFrame, variants: Sequence[str], budget: Budget, given: options.MatchOptions) -> Match:
+    """The answer among the rows of finished runs; ResultsError if they lack the budget's measure."""
+    from attnbench.answers.match.from_run import match_run, match_scores
+    from attnbench.answers.match.match import one_length
+
+    n = None if given["n"] is None else one_length(given["n"])
+    if budget.target == "score":
+        return match_scores(frame, variants, budget, n=n, task=given["task"], pass_=given["pass_"] or "training")
+    timed, inputs = given["pass_"] or "forward", given["inputs"]
+    return match_run(frame, variants, budget, n=n, inputs=inputs, level=given["level"], pass_=timed)
 
 
 def _measure(prepared: Prepared, csv: Path | None) -> Match:
@@ -180,30 +148,18 @@ def _measure(prepared: Prepared, csv: Path | None) -> Match:
 
 
 def _keep(prepared: Prepared, screen: MatchScreen, csv: Path | None) -> None:
-    from attnbench.answers.match.result import rows_of
+    from attnbench.answers.match.result import Match
     from attnbench.answers.match.search import Found
-    from attnbench.text import without_empty
-    from attnbench.units import format_bytes, format_seconds
+    from attnbench.cli.screen.match import print_tries
 
     knobs = {one.spec.label: one.ladder.knob.option if one.ladder else "" for one in prepared.entrants}
     found = [Found(label, knobs[label], tuple(points), None) for label, points in screen.tried.items()]
-    rows = rows_of(prepared.budget, found, prepared.same)
+    rows = Match(prepared.budget, found, same=prepared.same).to_rows()
     if csv is not None and rows:
         write_rows(rows, csv, whole=["value"])
         console.note(f"stopped; {csv} has what was measured")
     elif rows:
-        columns = ["setting", "", "error", "score", "time", "peak memory"]
-        shown = [
-            [
-                row["label"],
-                row["status"],
-                *("-" if row[name] is None else f"{row[name]:.3g}" for name in ("error", "score")),
-                format_seconds(row["time_median_s"]),
-                format_bytes(row["peak_bytes"]),
-            ]
-            for row in rows
-        ]
-        console.table(*without_empty(columns, shown), right=columns[2:], title="measured before the stop")
+        print_tries(rows)
     elif prepared.trainings is None:
         console.note("stopped; nothing was measured yet")
     if screen.folder is not None:

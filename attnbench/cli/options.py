@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from enum import Flag, auto
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, TypedDict
+from typing import Annotated, Literal, TypedDict, get_args, get_type_hints
 
 import typer
 
@@ -166,6 +167,37 @@ class CompareOptions(TypedDict, total=False):
     rates: Annotated[OfLimits, Default(False)]
 
 
+class Use(Flag):
+    """Uses of ``match`` to which an option of :class:`MatchOptions` belongs: those beside it, else COST and SCORE."""
+
+    RUN = auto()
+    """Choose among the settings of a finished run."""
+    COST = auto()
+    """Measure settings at one error, memory or time."""
+    SCORE = auto()
+    """Train settings at one score."""
+    ANY = RUN | COST | SCORE
+
+
+_NOT_OF = {
+    Use.RUN: "says how to measure, and --from measures nothing; leave one out",
+    Use.COST: "says how models are trained; give --score as well, or leave it out",
+    Use.SCORE: "says nothing of models that are trained; leave it out beside --score",
+}
+
+
+def refuse_unused(typed: Mapping[str, str], wanted: Use) -> None:
+    """Raise UsageError for an option of ``match`` without a meaning for all of ``wanted``.
+
+    ``typed``: option given by the user -> its name for messages.
+    """
+    hints = get_type_hints(MatchOptions, include_extras=True)
+    for name, option in ((name, typed[name]) for name in hints if name in typed):
+        uses = [one for one in get_args(hints[name]) if isinstance(one, Use)] or [Use.COST | Use.SCORE]
+        for other in wanted & ~uses[0]:
+            raise UsageError(f"{option} {_NOT_OF[other]}")
+
+
 class MatchOptions(TypedDict, total=False):
     """Options of ``attnbench match`` and :func:`attnbench.match`."""
 
@@ -173,16 +205,19 @@ class MatchOptions(TypedDict, total=False):
         float | None,
         typer.Option(metavar="ERROR", help="Budget: relative error against exact attention, such as 0.1."),
         Default(None),
+        Use.ANY,
     ]
     memory: Annotated[
         int | str | None,
         typer.Option(metavar="SIZE", help="Budget: peak memory of a call, such as 64MiB."),
         Default(None, str | None),
+        Use.ANY,
     ]
     time: Annotated[
         float | str | None,
         typer.Option(metavar="TIME", help="Budget: time of a call, such as 10ms."),
         Default(None, str | None),
+        Use.ANY,
     ]
     score: Annotated[
         float | None,
@@ -190,11 +225,13 @@ class MatchOptions(TypedDict, total=False):
             metavar="SCORE", help="Budget: score of the trained model, such as 0.9. Default sizes are those of score."
         ),
         Default(None),
+        Use.ANY,
     ]
     n: Annotated[
         int | str | None,
         typer.Option("--n", metavar="LENGTH", help="Length; default: 4096, with --score 64."),
         Default(None, str | None),
+        Use.ANY,
     ]
     inputs: Annotated[
         str | None,
@@ -202,25 +239,27 @@ class MatchOptions(TypedDict, total=False):
             metavar="INPUT", help="Where q, k, v come from; default: gaussian.", autocompletion=completion.inputs
         ),
         Default(None),
+        Use.COST | Use.RUN,
     ]
-    draws: Annotated[int, Count(min=1, max=1000, help="Draws for each error."), Default(5)]
+    draws: Annotated[int, Count(min=1, max=1000, help="Draws for each error."), Default(5), Use.COST]
     most: Annotated[
         int | None, Count(min=1, max=2**20, help="Largest value of a knob; default: the length."), Default(None)
     ]
     heads: Annotated[int | None, Count(min=1, help="Heads H; default: 8, with --score 2."), Default(None)]
     head_dim: Annotated[int | None, Count(min=1, help="Head width D; default: 64, with --score 32."), Default(None)]
     batch: Annotated[int | None, Count(min=1, help="Batch B; default: 1, with --score 32."), Default(None)]
-    dtype: Annotated[Dtype, Default("float32")]
+    dtype: Annotated[Dtype, Default("float32"), Use.COST]
     device: Annotated[Device, Default("auto")]
     pass_: Annotated[
         Pass | None,
         typer.Option("--pass", help="Pass that is timed; default: forward, with --score training."),
         Default(None),
+        Use.ANY,
     ]
-    level: Annotated[LevelOption, Default("operator")]
+    level: Annotated[LevelOption, Default("operator"), Use.COST | Use.RUN]
     causal: Annotated[Causal, Default(False)]
-    padding: Annotated[Padding, Default(0.0)]
-    compile: Annotated[Compile, Default(False)]
+    padding: Annotated[Padding, Default(0.0), Use.COST]
+    compile: Annotated[Compile, Default(False), Use.COST]
     task: Annotated[
         str | None,
         typer.Option(
@@ -229,23 +268,24 @@ class MatchOptions(TypedDict, total=False):
             autocompletion=completion.tasks,
         ),
         Default(None),
+        Use.SCORE | Use.RUN,
     ]
-    steps: Annotated[Steps, Default(400)]
-    seeds: Annotated[Seeds, Default(3)]
-    rates: Annotated[Rates, Default("0.004,0.008")]
-    layers: Annotated[Layers, Default(2)]
-    ffn: Annotated[Ffn, Default(128)]
-    pretrain: Annotated[Pretrain, Default(False)]
-    out: Annotated[str | Path, OUT, Default(Path("results"), Path)]
-    fresh: Annotated[Fresh, Default(False)]
+    steps: Annotated[Steps, Default(400), Use.SCORE]
+    seeds: Annotated[Seeds, Default(3), Use.SCORE]
+    rates: Annotated[Rates, Default("0.004,0.008"), Use.SCORE]
+    layers: Annotated[Layers, Default(2), Use.SCORE]
+    ffn: Annotated[Ffn, Default(128), Use.SCORE]
+    pretrain: Annotated[Pretrain, Default(False), Use.SCORE]
+    out: Annotated[str | Path, OUT, Default(Path("results"), Path), Use.SCORE]
+    fresh: Annotated[Fresh, Default(False), Use.SCORE]
     threads: Annotated[Threads, Default(None)]
-    seed: Annotated[Seed, Default(0)]
+    seed: Annotated[Seed, Default(0), Use.COST]
     timeout: Annotated[float, Limit(help="Time limit for one try; a slower one is too expensive."), Default(60.0)]
     first_call_timeout: Annotated[FirstCallTimeout, Default(600.0)]
     min_time: Annotated[MinTime, Default(1.0)]
     memory_limit: Annotated[int | str | None, MEMORY_LIMIT, Default(None, str | None)]
     process: Annotated[ProcessState, Default("tuned")]
-    plugins: Annotated[Sequence[str], PLUGIN, Default((), list[str] | None)]
+    plugins: Annotated[Sequence[str], PLUGIN, Default((), list[str] | None), Use.ANY]
     unchecked: Annotated[Unchecked, Default(False)]
 
 

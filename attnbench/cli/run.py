@@ -25,7 +25,7 @@ from attnbench.units import format_bytes, format_count, format_interval, format_
 
 if TYPE_CHECKING:
     from attnbench.harness.forecast import Duration
-    from attnbench.harness.many.driver import Engine
+    from attnbench.harness.many.ray import RayEngine
     from attnbench.harness.outside.isolation import Worker
     from attnbench.harness.plan import Options, Plan
     from attnbench.measure.flops import Prediction
@@ -105,12 +105,12 @@ def run(
     with ExitStack() as ours:
         ours.enter_context(alone)
         worker = ours.enter_context(_worker_ahead(given["threads"], wanted=there is None and not dry_run))
-        engine: Engine | None = None
+        engine: RayEngine | None = None
         if there is not None:
             from attnbench.harness.many.ray import RayEngine
 
-            cluster = ours.enter_context(closing(RayEngine(there, device)))
-            engine, device = cluster, cluster.device
+            engine = ours.enter_context(closing(RayEngine(there, device)))
+            device = engine.device
         from attnbench.harness.plan import make_plan
         from attnbench.harness.trial import load_all
 
@@ -199,7 +199,7 @@ def _axes(texts: Sequence[str]) -> dict[str, str]:
     return axes
 
 
-def _measure(plan: Plan, worker: Worker, engine: Engine | None, *, as_json: bool, rates: bool) -> None:
+def _measure(plan: Plan, worker: Worker, engine: RayEngine | None, *, as_json: bool, rates: bool) -> None:
     console.only_repeats()
     from attnbench.cli.screen.run import measured
     from attnbench.results.store import TABLE

@@ -31,19 +31,24 @@ _TIMED = (Status.OK, Status.DISTURBED)
 """Outcomes after which a later round takes more samples."""
 
 
+Known = tuple[dict[str, Record], dict[str, dict[int, list[dict[str, Any]]]]]
+"""Rows by cell, and samples by cell and round."""
+
+
 class Rows:
     """Rows and samples of a run folder now; raise CorruptResults if it is damaged."""
 
-    def __init__(self, plan: Plan, folder: RunFolder) -> None:
-        """Read the rows of finished cells.
+    def __init__(self, plan: Plan, folder: RunFolder, known: Known | None = None) -> None:
+        """Read the rows of finished cells, unless they are ``known``.
 
         Left out are cells that took too long, if this plan has more time, and failed ones with ``--retry-failed``.
         """
         self.plan, self.folder = plan, folder
         self.notes: list[str] = []
         """Warnings about the rows that are there already."""
-        self.records = stored_rows(plan, folder, self.notes.append)
-        self.samples = folder.samples()
+        if known is None:
+            known = stored_rows(plan, folder, self.notes.append), folder.samples()
+        self.records, self.samples = known
         self._stopped: dict[tuple[object, ...], tuple[int, Status]] = {}
         """The shortest length that ran out of memory or time, and of which, by family."""
         if plan.options.retry_failed:

@@ -72,7 +72,7 @@ def execute(plan: Plan, watcher: Watcher | None = None, worker: Worker | None = 
             worker.settings = replace(plan.settings, products=products_before(folder))
         state = worker.start()
         folder.describe(state)
-        return folder, _Run(plan, worker, state, folder, watcher).go()
+        return folder, Run(Rows(plan, folder), _visitor(plan), worker, state, watcher).go()
 
 
 def go_on(plan: Plan, folder: RunFolder, worker: Worker, watcher: Watcher | None = None) -> list[Record]:
@@ -83,7 +83,11 @@ def go_on(plan: Plan, folder: RunFolder, worker: Worker, watcher: Watcher | None
     watcher = watcher or Watcher()
     worker.warn = watcher.warned
     with folder.lock():
-        return _Run(plan, worker, worker.start(), folder, watcher).go()
+        return Run(Rows(plan, folder), _visitor(plan), worker, worker.start(), watcher).go()
+
+
+def _visitor(plan: Plan) -> Visitor:
+    return Visitor(plan.settings, plan.rules, plan.options.cell_timeout, unchecked=plan.options.unchecked)
 
 
 class _Pending:
@@ -105,16 +109,18 @@ class _Pending:
             self._watcher.visited(outcome.record)
 
 
-class _Run:
-    def __init__(self, plan: Plan, worker: Worker, state: Ready, folder: RunFolder, watcher: Watcher) -> None:
-        self.plan, self.worker, self.state, self.folder, self.watcher = plan, worker, state, folder, watcher
-        self.rows, self.sources = Rows(plan, folder), dict[str, list[str]]()
-        self.visitor = Visitor(plan.settings, plan.rules, plan.options.cell_timeout, unchecked=plan.options.unchecked)
+class Run:
+    """The visits and trainings of a plan in one worker, which has ``state``."""
+
+    def __init__(self, rows: Rows, visitor: Visitor, worker: Worker, state: Ready, watcher: Watcher) -> None:
+        self.rows, self.visitor, self.worker, self.state, self.watcher = rows, visitor, worker, state, watcher
+        self.plan, self.folder, self.sources = rows.plan, rows.folder, dict[str, list[str]]()
         self.visitor.gate.doing = watcher.doing
-        self.visitor.gate.learn(self.rows.records.values())
-        self.pending = _Pending(folder, watcher)
+        self.visitor.gate.learn(rows.records.values())
+        self.pending = _Pending(self.folder, watcher)
 
     def go(self) -> list[Record]:
+        """Measure what is missing and conclude the folder; return its rows."""
         rows = self.rows
         visits = [rows.due(round_) for round_ in range(self.plan.rules.rounds)]
         # Later rounds visit the cells that turn out ok; all that are not known to fail are expected to.
@@ -128,16 +134,7 @@ class _Run:
             if note:
                 self.watcher.warned(note)
         try:
-            self._visit_all()
-            if waited := rows.disturbed():
-                they = "1 cell" if len(waited) == 1 else f"{len(waited)} cells"
-                self.watcher.warned(f"{they} waited for a core in nearly all samples: measured once more, at the end")
-                rows.forget(waited)
-                self.worker.stop()
-                self._visit_all()
-            self._hold_to_limits()
-            self._train(phases(rows.trainings())[0])
-            self._train(at_chosen_rates(rows.trainings(), rows.records))
+            self.measure()
             rows.doubt_tasks(self.watcher.warned)
             if "during" in (card := self.worker.state.get("card", {})):
                 self.folder.correct({"card": card})
@@ -151,6 +148,20 @@ class _Run:
         self.folder.write_csv(rows.in_order())
         self.folder.conclude()
         return rows.in_order()
+
+    def measure(self) -> None:
+        """Visit cells round by round, hold their rows to the machine's limits, then train."""
+        rows = self.rows
+        self._visit_all()
+        if waited := rows.disturbed():
+            they = "1 cell" if len(waited) == 1 else f"{len(waited)} cells"
+            self.watcher.warned(f"{they} waited for a core in nearly all samples: measured once more, at the end")
+            rows.forget(waited)
+            self.worker.stop()
+            self._visit_all()
+        self._hold_to_limits()
+        self._train(phases(rows.trainings())[0])
+        self._train(at_chosen_rates(rows.trainings(), rows.records))
 
     def _visit_all(self) -> None:
         for round_ in range(self.plan.rules.rounds):
@@ -211,7 +222,8 @@ class _Run:
         with suppress(OSError):  # other checkpoints may be in it
             (self.folder.path / CHECKPOINTS).rmdir()
 
-    def _note_sources(self) -> None:
+    def note_sources(self) -> None:
+        """Store the code and data used since."""
         found = self.worker.state.get("sources", {})
         if found.keys() - self.sources.keys():
             self.sources = {**self.folder.environment.get("sources", {}), **found}
@@ -246,6 +258,6 @@ class _Run:
         self.pending.flush()
         # Without this row, which is not stored yet. Later, writing a long table would take a core from the next cell.
         self.folder.write_csv(self.rows.in_order(), at_most_every=2.0)
-        self._note_sources()
+        self.note_sources()
         self.rows.put(cell, outcome.record, self.state, started_at)
         self.pending.hold(outcome)

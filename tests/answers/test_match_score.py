@@ -12,14 +12,16 @@ import pytest
 import attnbench.catalogue.attention  # noqa: F401  # fills the table of variants
 from attnbench.answers.match import match as matching
 from attnbench.answers.match import trainings
-from attnbench.answers.match.match import Prepared, ScoreMatch
+from attnbench.answers.match.budget import Budget
+from attnbench.answers.match.match import Prepared, prepare_scores
 from attnbench.answers.match.result import Match, answers
 from attnbench.cli.app import main
+from attnbench.cli.options import MatchOptions
+from attnbench.cli.signature import completed
 from attnbench.errors import UsageError
 from attnbench.harness.outside.isolation import Worker
-from attnbench.harness.plan import Options, Plan
+from attnbench.harness.plan import Plan
 from attnbench.harness.runner import Watcher
-from attnbench.harness.score.question import ScoreQuestion
 from attnbench.harness.wire.protocol import VisitCell
 from attnbench.measure.status import Status
 from attnbench.results.record import Record
@@ -28,7 +30,6 @@ from attnbench.suite.cell import Cell
 
 SPREAD = 0.01
 """By which the scores of neighbouring seeds differ: with three seeds Student's interval is ±0.0248."""
-ON = Options(device="cpu", threads=1)
 
 
 class Trained:
@@ -97,10 +98,10 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Match]:
         monkeypatch.setattr(trainings, "execute", trained.execute)
         monkeypatch.setattr(trainings, "go_on", trained.go_on)
         watcher = how.pop("watcher", Watcher())
-        prepared = ScoreMatch(variants, score, ScoreQuestion(**{"rates": "0.004", **how}), ON).prepare()
-        assert prepared.trainings is not None
-        prepared.trainings.watcher = watcher
-        return prepared.answer()
+        ready = prepared(variants, score, **{"rates": "0.004", **how})
+        assert ready.trainings is not None
+        ready.trainings.watcher = watcher
+        return ready.answer()
 
     return ask
 
@@ -179,7 +180,8 @@ def test_what_is_said_of_the_machine_is_passed_on_once_and_what_trainings_say_ea
 
 
 def prepared(variants: list[str], score: float = 0.9, **how: Any) -> Prepared:
-    return ScoreMatch(variants, score, ScoreQuestion(**how), ON).prepare()
+    given = completed(MatchOptions, {"device": "cpu", "threads": 1, **how})  # type: ignore[typeddict-item]  # by name
+    return prepare_scores(variants, Budget("score", score), given)
 
 
 def test_every_setting_that_may_be_tried_is_in_one_plan_whatever_the_target() -> None:

@@ -16,12 +16,13 @@ from pathlib import Path
 import pytest
 
 from attnbench.answers.match.budget import Point
-from attnbench.answers.match.match import Prepared, ScoreMatch
+from attnbench.answers.match.match import Prepared
 from attnbench.cli.app import main
 from attnbench.cli.match import match as match_command
 from attnbench.cli.score import score
 from attnbench.cli.screen.console import in_parts
 from attnbench.errors import Exit, UsageError
+from attnbench.harness.plan import Options, make_plan
 from attnbench.harness.score.question import ScoreQuestion
 from tests.forked import forks
 
@@ -204,18 +205,24 @@ def test_a_question_that_makes_no_sense_is_one_line_with_a_remedy(
 def test_for_a_score_sizes_are_those_of_the_command_score_unless_they_are_given(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[ScoreMatch] = []
+    asked: list[Prepared] = []
 
-    def prepare(self: ScoreMatch) -> None:
+    def answer(self: Prepared, *_: object) -> None:
         asked.append(self)
         raise UsageError("enough")
 
-    monkeypatch.setattr(ScoreMatch, "prepare", prepare)
-    main(["match", "performer", "--score", "0.9"])
-    main(["match", "performer", "--score", "0.9", "--n", "128", "--heads", "4", "--task", "copy", "--pass", "forward"])
-    plain, given = asked
-    assert (plain.training, plain.pass_) == (ScoreQuestion(), "training")
-    assert (given.training, given.pass_) == (replace(ScoreQuestion(), n=128, heads=4, task="copy"), "forward")
+    monkeypatch.setattr(Prepared, "answer", answer)
+    main(["match", "performer", "--score", "0.9", "--device", "cpu"])
+    larger = ["--n", "128", "--heads", "4", "--task", "copy", "--pass", "forward"]
+    main(["match", "performer", "--score", "0.9", "--device", "cpu", *larger])
+    usual = ScoreQuestion()
+    for one, wanted, pass_ in zip(
+        asked, (usual, replace(usual, n=128, heads=4, task="copy")), ("training", "forward"), strict=True
+    ):
+        cell, trainings = one.cell, one.trainings
+        assert trainings is not None
+        plan = make_plan(wanted.suite("match", [cell.variant.label for cell in trainings.plan.cells]), Options("cpu"))
+        assert (set(trainings.plan.cells), cell.pass_) == (set(plan.cells), pass_)
 
 
 def test_score_and_match_have_the_same_defaults() -> None:

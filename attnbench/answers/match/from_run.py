@@ -12,9 +12,9 @@ import pandas as pd
 from attnbench.answers.gate.verdict import options_before
 from attnbench.answers.match.budget import COLUMN, Budget, Point
 from attnbench.answers.match.result import Match
-from attnbench.answers.match.search import Found, knob_of
+from attnbench.answers.match.search import Found, knob_of, turned
 from attnbench.answers.match.trainings import scored
-from attnbench.contract.spec import Scalar, Spec, parse_spec, parse_specs
+from attnbench.contract.spec import Scalar, Spec, parse_spec
 from attnbench.contract.traits import Knob
 from attnbench.contract.variant import VARIANTS
 from attnbench.errors import ResultsError, UsageError
@@ -280,15 +280,9 @@ _Group = tuple[str, Spec, Knob | None, str]
 def _groups(variants: Sequence[str], points: _Measured) -> list[_Group]:
     groups: dict[str, _Group] = {}
     if variants:
-        for spec in (spec for text in variants for spec in parse_specs(text)):
-            entry = VARIANTS.get(spec.name)
-            given, normal = entry.check(dict(spec.options)), entry.normalise(spec)
-            knob = knob_of(normal)
-            fixed = "it has no knob" if knob is None else f"its {knob.option} is given" if knob.option in given else ""
-            whole = entry.complete(normal)
-            turned = None if fixed else knob
-            label = spec.label if fixed else normal.label
-            groups[label] = (label, whole if turned is None else _without(whole, turned), turned, fixed)
+        for spec, knob, fixed in turned(variants):
+            whole = VARIANTS.get(spec.name).complete(spec)
+            groups[spec.label] = (spec.label, whole if knob is None else _without(whole, knob), knob, fixed)
         return list(groups.values())
     for (name, options), point in points.items():
         whole = Spec(name, options)

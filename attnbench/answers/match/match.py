@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from attnbench.answers.match.budget import Budget, Point, budget_of, circumstances
+from attnbench.answers.match.budget import Budget, Point, circumstances
 from attnbench.answers.match.result import Match
 from attnbench.answers.match.search import Entrant, Found, entrants_of, most_tries, search
 from attnbench.answers.match.trainings import Trainings
@@ -26,7 +26,7 @@ from attnbench.measure.status import Status
 from attnbench.measure.time import TimingRules
 from attnbench.results.record import Record
 from attnbench.suite.axes import defaults
-from attnbench.suite.cell import STEPS, Cell, ModelSize, Pass
+from attnbench.suite.cell import STEPS, Cell, ModelSize
 from attnbench.suite.expand import MAX_CELLS
 from attnbench.suite.ranges import parse_range
 
@@ -41,36 +41,6 @@ def one_length(written: str | int | Sequence[int]) -> int:
         said = "match takes one length" if lengths[0] else "a length is at least 1"
         raise UsageError(f"--n {written}: {said}; write --n {lengths[0] or 1024}")
     return lengths[0]
-
-
-@dataclass(frozen=True, slots=True)
-class MatchQuestion:
-    """The arguments of :func:`attnbench.match`, unchecked."""
-
-    asked: Question
-    budget: Budget
-    draws: int = 5
-    most: int | None = None
-
-    def prepare(self) -> Prepared:
-        """Load the plug-ins, look up every name, check every value. Raises UsageError: a value that makes no sense, or
-        nothing that can be turned."""
-        asked, budget = self.asked, self.budget
-        n = one_length(asked.lengths)
-        at = defaults() | dict(asked.axes)
-        logits = at["batch"] * at["heads"] * n**2
-        if budget.target == "error" and asked.level != "operator":
-            raise UsageError(f"errors are measured for attention alone; leave --level {asked.level} out")
-        if budget.target == "error" and logits > LONGEST_ERROR:
-            raise UsageError(f"--n {n}: exact attention in float64 takes too long; give a shorter --n")
-        load_all(asked.plugins)
-        entrants = entrants_of(asked.variants, budget, n, causal=at["causal"], most=self.most)
-        contest = replace(asked, variants=[entrants[0].spec.label], lengths=n).prepare(alone=True)
-        cell = replace(contest.cells[0], suite="match", sweep="match", error_draws=self.draws)
-        if logits > LONGEST_ERROR:
-            cell = without_error(cell)
-        about = f"n = {n}, {contest}"
-        return Prepared(budget, entrants, cell, contest.settings, contest.rules, asked.timeout, about, asked.unchecked)
 
 
 OnTry = Callable[[str, Point], None]
@@ -177,92 +147,76 @@ class Prepared:
         return Contest(list(cells.values()), [n], self.settings, self.rules, limit, self.unchecked).answer()
 
 
-@dataclass(frozen=True, slots=True)
-class ScoreMatch:
-    """The arguments of :func:`attnbench.match` with a score as the budget, unchecked."""
+def prepare_costs(variants: Sequence[str], budget: Budget, given: Mapping[str, Any]) -> Prepared:
+    """Settings to be measured at one error, memory or time.
 
-    variants: Sequence[str]
-    score: float | str
-    training: ScoreQuestion = ScoreQuestion()
-    run: Options = Options()
-    """Options of the trainings and of the measuring process; ``cell_timeout`` also limits one look at a setting."""
-    pass_: Pass = "training"
-    """The pass of the trained model that is timed."""
-    most: int | None = None
-    min_time: float = 1.0
-
-    def prepare(self) -> Prepared:
-        """As :meth:`MatchQuestion.prepare`."""
-        budget, asked = budget_of(score=self.score), self.training
-        if self.pass_ in STEPS:
-            raise UsageError(f"--pass {self.pass_}: the encoder that is trained reads whole sequences; leave it out")
-        load_all(self.run.plugins)
-        entrants = entrants_of(self.variants, budget, asked.n, causal=asked.causal, most=self.most)
-        plan = make_plan(asked.suite("match", self._labels(entrants)), self.run)
-        plan = replace(plan, settings=replace(plan.settings, rates=False))
-        first = plan.cells[0]
-        cell = replace(
-            first, suite="match", sweep="match", training=None, measure=("time", "memory"), pass_=self.pass_, seed=0
-        )
-        rules = TimingRules.lasting(self.min_time, 10)
-        trainings = Trainings(plan)
-        prepared = Prepared(
-            budget,
-            entrants,
-            cell,
-            plan.settings,
-            rules,
-            self.run.cell_timeout,
-            self._about(first),
-            unchecked=self.run.unchecked,
-            trainings=trainings,
-        )
-        prepared.same = trainings.columns
-        return prepared
-
-    def _labels(self, entrants: Sequence[Entrant]) -> list[str]:
-        settings = sum(len(one.ladder.values) if one.ladder else 1 for one in entrants)
-        count = settings * self.training.seeds * len(self.training.rates.split(","))
-        if count > MAX_CELLS:
-            raise UsageError(f"{count} trainings are within reach, at most {MAX_CELLS}; give a smaller --most")
-        specs = [setting for one in entrants for setting in one.settings()]
-        return list(dict.fromkeys(VARIANTS.get(spec.name).normalise(spec).label for spec in specs))
-
-    def _about(self, cell: Cell) -> str:
-        shape, size, asked = cell.shape, cell.model or ModelSize(), self.training
-        model = f"{size.layers} layer{'s' * (size.layers != 1)}, {shape.H} × {shape.D}, feed-forward {size.ffn}"
-        trained = f"{asked.steps} steps, {asked.seeds} seed{'s' * (asked.seeds != 1)}"
-        causal = ", causal" * shape.causal
-        return f"{cell.task}, n = {shape.N}, {model}{causal}, batches of {shape.B}, {trained}, on {cell.device}"
+    ``given`` are the options of :func:`attnbench.match`, with the memory limit in bytes. Loads the plug-ins. Raises
+    UsageError: a value that makes no sense, or nothing that can be turned.
+    """
+    n = one_length(4096 if given["n"] is None else given["n"])
+    how = {**given, "error": True, "rates": False, "pass_": given["pass_"] or "forward"}
+    asked = replace(Question.of(variants, how), lengths=n)
+    at = defaults() | dict(asked.axes)
+    logits = at["batch"] * at["heads"] * n**2
+    if budget.target == "error" and asked.level != "operator":
+        raise UsageError(f"errors are measured for attention alone; leave --level {asked.level} out")
+    if budget.target == "error" and logits > LONGEST_ERROR:
+        raise UsageError(f"--n {n}: exact attention in float64 takes too long; give a shorter --n")
+    load_all(asked.plugins)
+    entrants = entrants_of(variants, budget, n, causal=at["causal"], most=given["most"])
+    contest = replace(asked, variants=[entrants[0].spec.label]).prepare(alone=True)
+    cell = replace(contest.cells[0], suite="match", sweep="match", error_draws=given["draws"])
+    cell = without_error(cell) if logits > LONGEST_ERROR else cell
+    about = f"n = {n}, {contest}"
+    return Prepared(budget, entrants, cell, contest.settings, contest.rules, asked.timeout, about, asked.unchecked)
 
 
-def score_match(given: Mapping[str, Any]) -> ScoreMatch:
-    """The question in the arguments of :func:`attnbench.match`, with the memory limit in bytes. Raises UsageError: the
-    length is not valid."""
-    always = ("steps", "seeds", "rates", "layers", "ffn", "causal", "pretrain")
-    sizes = ("batch", "heads", "head_dim", "task")
-    asked = {name: given[name] for name in (*always, *sizes) if given[name] is not None}
-    if given["n"] is not None:
-        asked["n"] = one_length(given["n"])
-    options = Options(
-        device=given["device"],
+def prepare_scores(variants: Sequence[str], budget: Budget, given: Mapping[str, Any]) -> Prepared:
+    """Settings to be trained at one score, as :func:`prepare_costs`; each is one model of the command score."""
+    pass_ = given["pass_"] or "training"
+    if pass_ in STEPS:
+        raise UsageError(f"--pass {pass_}: the encoder that is trained reads whole sequences; leave it out")
+    named = {one.name: given[one.name] for one in fields(ScoreQuestion) if given[one.name] is not None}
+    asked = ScoreQuestion(**named | ({} if given["n"] is None else {"n": one_length(given["n"])}))
+    shared = ("device", "threads", "first_call_timeout", "memory_limit", "process", "fresh", "unchecked")
+    run = Options(
         out=Path(given["out"]),
         plugins=tuple(given["plugins"]),
-        threads=given["threads"],
         cell_timeout=given["timeout"],
-        first_call_timeout=given["first_call_timeout"],
-        memory_limit=given["memory_limit"],
-        process=given["process"],
-        fresh=given["fresh"],
-        unchecked=given["unchecked"],
+        **{name: given[name] for name in shared},
     )
-    pass_: Pass = given["pass_"] or "training"
-    return ScoreMatch(
-        given["variants"],
-        given["score"],
-        ScoreQuestion(**asked),
-        options,
-        pass_,
-        most=given["most"],
-        min_time=given["min_time"],
+    load_all(run.plugins)
+    entrants = entrants_of(variants, budget, asked.n, causal=asked.causal, most=given["most"])
+    plan = make_plan(asked.suite("match", _labels(entrants, asked)), run)
+    plan = replace(plan, settings=replace(plan.settings, rates=False))
+    first, trainings = plan.cells[0], Trainings(plan)
+    measured: dict[str, Any] = {"training": None, "measure": ("time", "memory"), "pass_": pass_, "seed": 0}
+    return Prepared(
+        budget,
+        entrants,
+        replace(first, suite="match", sweep="match", **measured),
+        plan.settings,
+        TimingRules.lasting(given["min_time"], 10),
+        run.cell_timeout,
+        _about(first, asked),
+        unchecked=run.unchecked,
+        trainings=trainings,
+        same=trainings.columns,
     )
+
+
+def _labels(entrants: Sequence[Entrant], asked: ScoreQuestion) -> list[str]:
+    settings = sum(len(one.ladder.values) if one.ladder else 1 for one in entrants)
+    count = settings * asked.seeds * len(asked.rates.split(","))
+    if count > MAX_CELLS:
+        raise UsageError(f"{count} trainings are within reach, at most {MAX_CELLS}; give a smaller --most")
+    specs = [setting for one in entrants for setting in one.settings()]
+    return list(dict.fromkeys(VARIANTS.get(spec.name).normalise(spec).label for spec in specs))
+
+
+def _about(cell: Cell, asked: ScoreQuestion) -> str:
+    shape, size = cell.shape, cell.model or ModelSize()
+    model = f"{size.layers} layer{'s' * (size.layers != 1)}, {shape.H} × {shape.D}, feed-forward {size.ffn}"
+    trained = f"{asked.steps} steps, {asked.seeds} seed{'s' * (asked.seeds != 1)}"
+    causal = ", causal" * shape.causal
+    return f"{cell.task}, n = {shape.N}, {model}{causal}, batches of {shape.B}, {trained}, on {cell.device}"

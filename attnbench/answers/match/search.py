@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from attnbench.answers.match.budget import Budget, Point
@@ -104,27 +104,36 @@ class Entrant:
         return [self.ladder.at(value) for value in self.ladder.values] if self.ladder else [self.spec]
 
 
+def turned(written: Sequence[str], *, causal: bool = False) -> Iterator[tuple[Spec, Knob | None, str]]:
+    """Each variant that is named, its knob, and the reason for having none that may be turned.
+
+    Raises UsageError: an unknown variant or option.
+    """
+    for spec in (spec for text in written for spec in parse_specs(text)):
+        entry = VARIANTS.get(spec.name)
+        given, normal = entry.check(dict(spec.options)), entry.normalise(spec)
+        knob = knob_of(normal, causal=causal)
+        if knob is None:
+            yield normal, None, "it has no knob"
+        elif knob.option in given:
+            yield Spec.of(spec.name, given), None, f"its {knob.option} is given"
+        else:
+            yield normal, knob, ""
+
+
 def entrants_of(
     written: Sequence[str], budget: Budget, n: int, *, causal: bool = False, most: int | None = None
 ) -> list[Entrant]:
     """The variants and their knobs. Raises UsageError: an unknown name or option, one thing twice, or nothing that can
     be turned."""
     entrants: dict[str, Entrant] = {}
-    for spec in (spec for text in written for spec in parse_specs(text)):
-        entry = VARIANTS.get(spec.name)
-        given, normal = entry.check(dict(spec.options)), entry.normalise(spec)
-        knob = knob_of(normal, causal=causal)
-        hopeless = ""
+    for spec, knob, note in turned(written, causal=causal):
+        entry, hopeless = VARIANTS.get(spec.name), ""
         if budget.target == "error" and entry.kind == "mixer":
             hopeless = "a mixer has no q, k and v, and so no error; give --memory or --time with --level layer"
-        elif budget.target == "error" and error_kind(entry, normal) == "learned":
+        elif budget.target == "error" and error_kind(entry, spec) == "learned":
             hopeless = "its error means nothing before it is fitted; give --memory or --time"
-        if knob is None:
-            one = Entrant(normal, None, "it has no knob", hopeless)
-        elif knob.option in given:
-            one = Entrant(Spec.of(spec.name, given), None, f"its {knob.option} is given", hopeless)
-        else:
-            one = Entrant(normal, ladder_of(normal, knob, n, most=most), "", hopeless)
+        one = Entrant(spec, None if knob is None else ladder_of(spec, knob, n, most=most), note, hopeless)
         if one.spec.label in entrants:
             raise UsageError(f"{one.spec.label} is given twice; name each variant once")
         entrants[one.spec.label] = one

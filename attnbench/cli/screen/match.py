@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ from attnbench.cli.screen import console
 from attnbench.harness.runner import Watcher
 from attnbench.results.frame.marks import error_text, name_text
 from attnbench.text import without_empty
-from attnbench.units import format_bytes, with_interval
+from attnbench.units import format_bytes, format_seconds, with_interval
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -121,6 +122,22 @@ def _row(answer: Match, one: Found) -> list[str]:
         str(len(one.tries)),
         "met" if one.chosen else "not measured" if point.lacks(answer.budget) else "not met",
     ]
+
+
+def print_tries(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print what was measured before the user stopped it."""
+    columns = ["setting", "", "error", "score", "time", "peak memory"]
+    shown = [
+        [
+            row["label"],
+            row["status"],
+            *("-" if row[name] is None else f"{row[name]:.3g}" for name in ("error", "score")),
+            format_seconds(row["time_median_s"]),
+            format_bytes(row["peak_bytes"]),
+        ]
+        for row in rows
+    ]
+    console.table(*without_empty(columns, shown), right=columns[2:], title="measured before the stop")
 
 
 def _between(point: Point) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from attnbench.suite.describe import name, varying
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from attnbench.harness.many.driver import Engine
+    from attnbench.harness.many.ray import RayEngine
     from attnbench.harness.outside.isolation import Worker
     from attnbench.harness.plan import Plan
     from attnbench.results.record import Record
@@ -67,7 +68,7 @@ class Screen(Watcher):
 
 
 def measured(
-    plan: Plan, worker: Worker | None = None, engine: Engine | None = None, *, what: str = "cells"
+    plan: Plan, worker: Worker | None = None, engine: RayEngine | None = None, *, what: str = "cells"
 ) -> list[tuple[RunFolder, list[Record]]]:
     """Execute a plan with a bar, and print the finished part's folder if it is stopped; return folders and rows."""
     with console.progress(total=len(plan.cells)) as bar:
@@ -76,8 +77,10 @@ def measured(
             if engine is None:
                 return [execute(plan, screen, worker)]
             from attnbench.harness.many.driver import execute_on
+            from attnbench.harness.many.ray import hushed
 
-            return execute_on(engine, plan, screen)
+            with hushed(1), closing(engine):  # a thread of Ray's says at length that a node is gone
+                return execute_on(engine, plan, screen)
         except KeyboardInterrupt:
             bar.stop()
             if screen.folder is not None:

@@ -1,67 +1,50 @@
-"""The driver: it shares the cells out and reads the machines' answers.
+"""The driver: it deals lots of cells to the machines of a Ray cluster, and stores what they send.
 
-A script makes one machine's calls in order. If a machine dies, its unfinished work goes back to the queue.
+Cells that differ by the variant alone are a group, which one host measures from its first round to its last. A machine
+measures a lot, some groups at once, as a run on one machine does. If it dies, its unfinished groups go to another one.
 """
 
 from __future__ import annotations
 
-import platform
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
-from dataclasses import replace
-from importlib.metadata import version
-from math import inf
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 from attnbench.errors import AttnbenchError, Exit, StoreError, UsageError
-from attnbench.harness.many.kinds import Kinds
-from attnbench.harness.many.queue import Queue
-from attnbench.harness.many.work import TOOK, Call, Lost, Member, Script, Work, is_complete
-from attnbench.harness.outside.isolation import START_TIMEOUT
-from attnbench.harness.outside.trainings import count_trainings
+from attnbench.harness.many.kinds import Kind, Kinds, products_of
+from attnbench.harness.many.machine import Event, requirements
+from attnbench.harness.many.ray import RayEngine
+from attnbench.harness.outside.trainings import at_chosen_rates, count_trainings, phases, threads_of
 from attnbench.harness.plan import Plan
+from attnbench.harness.rows import now
 from attnbench.harness.runner import Watcher
 from attnbench.harness.wire.process import Products
-from attnbench.harness.wire.protocol import Outcome
-from attnbench.measure.status import Status
+from attnbench.harness.wire.protocol import Outcome, Ready
+from attnbench.measure.status import STOPPING, Status
 from attnbench.results.record import Record
 from attnbench.results.store import RunFolder
 from attnbench.suite.cell import Cell
+from attnbench.suite.schema import Suite
+from attnbench.suite.shard import groups, weight
 from attnbench.text import one_line
-from attnbench.version import __version__
 
 DEATHS = 3
 """Machines that may die with a cell before it is given up."""
+TOOK = "took three machines with it"
+"""Start of the reason of a row whose cell is not tried again."""
 _TICK = 1.0
 """Seconds between checks for changes without news."""
-_SLACK = 120.0
-"""Seconds past a call's limit after which a silent machine is given up."""
-_COME = 120.0
-"""Seconds that a machine may take to come: one that was there when a run was stopped, or any at all."""
-
-
-class Engine(Protocol):
-    """Owns machines, each as a whole, and asks each of them one thing at a time. It knows nothing of cells."""
-
-    name: str
-
-    def places(self) -> int:
-        """The number of machines, busy or free. A death may be noticed late here."""
-
-    def start(self) -> int:
-        """Own one more machine and return its number at once; its calls wait until one is free."""
-
-    def call(self, machine: int, method: str, message: Mapping[str, Any]) -> None:
-        """Call a method of :class:`~attnbench.harness.many.machine.Machine` and return at once."""
-
-    def wait(self, seconds: float) -> Sequence[tuple[int, dict[str, Any] | str]]:
-        """Answers of machines since, or why they died; waits no longer than ``seconds`` for one."""
-
-    def end(self, machine: int) -> None:
-        """Give a machine back and end its work. No news of it follows."""
+_PATIENCE = 120.0
+"""Seconds without a word of a machine at work, or without any machine, after which it is given up."""
+_MOST = 600.0
+"""Most seconds of one round of a lot, about: a death costs its unfinished groups."""
+_LIMITS = {"matmul_rate", "exp_rate", "copy_rates"}
+"""Facts of a machine that may change while it measures."""
 
 
 class NoMachine(AttnbenchError):
@@ -70,8 +53,59 @@ class NoMachine(AttnbenchError):
     exit_code = Exit.FAILED
 
 
+class _Lost(Exception):  # the machine's own failure, not an error of the run
+    pass
+
+
+@dataclass(eq=False, slots=True)
+class _Group:
+    """Cells that differ by the variant alone. Once one has a row, the others go where it was measured."""
+
+    cells: list[Cell]
+    weight: float
+    kind: Kind | None = None
+    host: str = ""
+
+    def is_complete(self, rounds: int) -> bool:
+        """True if the rows of so many rounds are there, from one host."""
+        if self.kind is None:
+            return False
+        rows, trainings = self.kind.rows, self.kind.rows.trainings(self.cells)
+        found = [rows.records[cell.cell_id] for cell in self.cells if cell.cell_id in rows.records]
+        hosts = {record.host for record in found if not record.reason.startswith(TOOK)}
+        trained = (*phases(trainings)[0], *at_chosen_rates(trainings, rows.records))
+        is_due = any(rows.due(round_, self.cells) for round_ in range(rounds))
+        return len(hosts) <= 1 and not is_due and all(cell.cell_id in rows.records for cell in trained)
+
+
+@dataclass(eq=False, slots=True)
+class _Member:
+    """A machine, from its start to its end."""
+
+    number: int
+    heard: float | None = None
+    """Time of its last event; None while it waits for a free node."""
+    name: str = "a machine"
+    refused: str = ""
+    products: Products | None = None
+    """The libraries that it was told to take."""
+    host: str = ""
+    """Digest of its host; empty until it takes part."""
+    kind: Kind = field(init=False)
+    state: Ready = field(init=False)
+    lot: list[_Group] = field(default_factory=list)
+    cells: dict[str, Cell] = field(default_factory=dict)
+    """The cells of its lot, by id."""
+    at_work: dict[str, str] = field(default_factory=dict)
+    """Cells that it measures now, and may die of -> when they began."""
+
+    @property
+    def is_setting_up(self) -> bool:
+        return not self.host and not self.refused
+
+
 def execute_on(
-    engine: Engine, plan: Plan, watcher: Watcher | None = None, clock: Callable[[], float] = monotonic
+    engine: RayEngine, plan: Plan, watcher: Watcher | None = None, clock: Callable[[], float] = monotonic
 ) -> list[tuple[RunFolder, list[Record]]]:
     """Measure every missing cell on the machines of an engine, storing each row as it comes.
 
@@ -94,13 +128,11 @@ def execute_on(
 
 class _Driver:
     def __init__(
-        self, engine: Engine, plan: Plan, watcher: Watcher, clock: Callable[[], float], ours: ExitStack
+        self, engine: RayEngine, plan: Plan, watcher: Watcher, clock: Callable[[], float], ours: ExitStack
     ) -> None:
         self.engine, self.plan, self.watcher, self.clock = engine, plan, watcher, clock
-        self.kinds = Kinds(plan, engine.name, ours, watcher.warned)
-        self.queue = Queue(plan.cells)
-        self.work = Work(plan, self.queue, watcher)
-        self.members: dict[int, Member] = {}
+        self.kinds = Kinds(plan, ours, watcher.warned)
+        self.members: dict[int, _Member] = {}
         self.deaths: Counter[str] = Counter()
         self.stillborn = 0
         """Machines in a row that died before they took part."""
@@ -108,108 +140,142 @@ class _Driver:
         """The fate of the last lost machine."""
         self.begun_at = self.busy_at = clock()
         """Times of the run's begin, and of the last work."""
-        self.looked_at: float | None = None
-        """Time of the last count of machines."""
-        self._take_up()
-        self.expected = {group.host for group in self.queue.waiting if group.host}
-        """Hosts that have begun something."""
-
-    def _take_up(self) -> None:
-        for group in self.queue.waiting:
-            found = [(kind, row) for cell in group.cells for kind, row in self.kinds.rows_of(cell.cell_id)]
-            if found:
-                group.kind, newest = max(found, key=lambda one: one[1].started_at)
+        self.places, self.counted_at = 0, -_TICK + self.begun_at
+        """The number of machines, and when it was asked for."""
+        found = [_Group(cells, sum(map(weight, cells))) for cells in groups(plan.cells)]
+        # Short sequences come first, since their failures stand for longer ones.
+        found.sort(key=lambda group: max(cell.shape.N for cell in group.cells))
+        rows = {id_: (kind, row) for kind in self.kinds.all for id_, row in kind.rows.records.items()}
+        for group in found:
+            if mine := [rows[cell.cell_id] for cell in group.cells if cell.cell_id in rows]:
+                group.kind, newest = max(mine, key=lambda one: one[1].started_at)
                 group.host = newest.host
-        self.queue.waiting = [
-            group for group in self.queue.waiting if not group.kind or not is_complete(group.kind, group.cells)
-        ]
+        self.waiting = [group for group in found if not group.is_complete(plan.rules.rounds)]
+        self.expected = {group.host for group in self.waiting if group.host}
+        """Hosts that have begun something."""
+        self._tell_begun({id_: row for id_, (_, row) in rows.items()})
+
+    def _tell_begun(self, rows: dict[str, Record]) -> None:
+        ahead, rounds = 0, self.plan.rules.rounds
+        waiting = [cell for group in self.waiting for cell in group.cells]
+        for cell in waiting:
+            if cell.training is None:
+                most = rounds if "time" in cell.measure else 1
+                ahead += most - (min(most, rows[cell.cell_id].time_rounds or most) if cell.cell_id in rows else 0)
+        ahead += count_trainings([cell for cell in waiting if cell.training is not None], rows)[1]
+        root = self.plan.options.out / self.plan.suite.name
+        self.watcher.begun(root, cells=len(self.plan.cells), visits=ahead, resumed=len(rows))
+
+    @property
+    def is_at_work(self) -> bool:
+        return any(member.lot for member in self.members.values())
 
     def go(self) -> list[tuple[RunFolder, list[Record]]]:
-        self._tell_begun()
         try:
-            while not self.queue.is_empty:
+            while self.waiting or self.is_at_work:
                 self._hire()
-                for number, answer in self.engine.wait(_TICK):
+                for number, event in self.engine.wait(_TICK):
                     if number in self.members:  # else it was given up
-                        self._hear(self.members[number], answer)
+                        self._hear(self.members[number], event)
                 for member in list(self.members.values()):
-                    if member.call is None:
-                        self._advance(member, {})
-                    elif (waited := self.clock() - member.call.since) > member.call.most_s + _SLACK:
-                        self._bury(member, f"no answer for {waited:.0f} s")
+                    if member.host and not member.lot:
+                        self._deal(member)
+                    elif not member.refused and member.heard and self.clock() - member.heard > _PATIENCE:
+                        self._bury(member, f"no word of it for {self.clock() - member.heard:.0f} s")
                 self._refuse_to_wait_for_ever()
             for kind in self.kinds.all:
                 kind.rows.doubt_tasks(self.watcher.warned)
                 kind.folder.refuse_changes()
         except BaseException as stop:
             with suppress(StoreError):  # what stopped the run is told, not that the table failed as well
-                if isinstance(stop, KeyboardInterrupt):
-                    self._note_interrupted()
+                for member in self.members.values() if isinstance(stop, KeyboardInterrupt) else ():
+                    for cell_id in [one for one in member.at_work if one not in member.kind.rows.records]:
+                        self._give_row(member, cell_id, Status.INTERRUPTED, "stopped by the user")
                 for kind in self.kinds.all:
                     kind.folder.write_csv(kind.rows.in_order())
             raise
         finally:
-            for member in list(self.members.values()):
-                self._let_go(member)
+            for number in self.members:
+                self.engine.end(number)
         for kind in self.kinds.all:
             kind.folder.write_csv(kind.rows.in_order())
             kind.folder.conclude()
         return [(kind.folder, kind.rows.in_order()) for kind in self.kinds.all]
 
-    def _tell_begun(self) -> None:
-        waiting = [cell for group in self.queue.waiting for cell in group.cells]
-        records = {id_: record for kind in self.kinds.all for id_, record in kind.rows.records.items()}
-        ahead = 0
-        for cell in waiting:
-            if cell.training is None:
-                rounds = self.plan.rules.rounds if "time" in cell.measure else 1
-                row = records.get(cell.cell_id)
-                ahead += rounds - (min(rounds, row.time_rounds or rounds) if row else 0)
-        ahead += count_trainings([cell for cell in waiting if cell.training is not None], records)[1]
-        root = self.plan.options.out / self.plan.suite.name
-        self.watcher.begun(root, cells=len(self.plan.cells), visits=ahead, resumed=len(records))
-
     # Machines
 
     def _hire(self) -> None:
-        if self.looked_at is not None and self.clock() - self.looked_at < _TICK:  # asking takes milliseconds
+        if self.clock() - self.counted_at < _TICK:  # counting takes milliseconds
             return
-        self.looked_at, places = self.clock(), self.engine.places()
-        while len(self.members) < places and not self._is_hopeless():
-            member = Member(self.engine.start())
-            self.members[member.number], member.script = member, self._script(member)
-            self._advance(member, None)
+        self.counted_at, self.places = self.clock(), self.engine.places()
+        while len(self.members) < self.places and not self._is_hopeless():
+            member = _Member(self.engine.start())
+            self.members[member.number] = member
+            self._set_up(member)
+
+    def _set_up(self, member: _Member) -> None:
+        plan, base = self.plan, self.kinds.base
+        # Cells that may read different files are enough.
+        cells = {
+            (one.variant, one.inputs, one.pretrained, one.task and (one.task, one.shape)): one for one in plan.cells
+        }
+        plugins = tuple(str(Path.cwd() / one) if one.endswith(".py") else one for one in plan.options.plugins)
+        settings = replace(plan.settings, plugins=plugins, products=plan.settings.products or member.products)
+        wanted = requirements(base["input_files"], base["plugins"])
+        plan = _light(replace(plan, settings=settings), cells.values())
+        self.engine.ask(member.number, "begin", str(Path.cwd()), plan, wanted, self.kinds.known())
 
     def _is_hopeless(self) -> bool:
         return self.stillborn >= DEATHS + sum(bool(member.host) for member in self.members.values())
 
-    def _hear(self, member: Member, answer: dict[str, Any] | str) -> None:
-        if isinstance(answer, str):
-            self._bury(member, answer)
-            return
-        member.name = one_line(str(answer.get("name") or member.name))
-        for note in answer.get("notes", ()):
-            self.watcher.warned(f"{member.name}: {one_line(str(note))}")
-        self._advance(member, answer)
-
-    def _advance(self, member: Member, answer: dict[str, Any] | None) -> None:
-        script = member.script
+    def _hear(self, member: _Member, event: Event | str) -> None:
+        member.heard = self.clock()
         try:
-            if answer and answer.get("failed"):
-                call = script.throw(Lost(one_line(str(answer["failed"]))))
-            else:
-                call = next(script) if answer is None else script.send(answer)
-        except Lost as lost:
+            match event:
+                case ("alive", name):
+                    member.name = one_line(str(name))
+                case ("warned", message):
+                    self.watcher.warned(f"{member.name}: {one_line(str(message))}")
+                case ("visiting", cell_id):
+                    if member.cells[cell_id].training is None:  # trainings run several at once
+                        member.at_work.clear()
+                    member.at_work[cell_id] = now()
+                    self.watcher.visiting(member.cells[cell_id])
+                case ("trained", cell_id, step, steps):
+                    self.watcher.trained(member.cells[cell_id], int(step), int(steps))
+                case ("add", outcome):
+                    self._store(member, _checked(member, outcome))
+                case ("visited", cell_id):
+                    self.watcher.visited(member.kind.rows.records[cell_id])
+                case ("correct", dict(limits)) if limits.keys() <= _LIMITS:
+                    member.state.update(limits)
+                    member.kind.describe(member.host, member.state)
+                case ("done", (process, state)) if not member.host:
+                    self._admit(member, process, state)
+                case ("done", None) if all(group.is_complete(1) for group in member.lot):
+                    member.lot = []
+                case ("failed", reason) if not member.host:  # it is kept, so that nobody is given it again
+                    member.refused = f"{member.name} cannot take part: {one_line(str(reason))}"
+                    self.watcher.warned(member.refused)
+                case str(reason) | ("failed", reason):
+                    raise _Lost(reason)
+                case _:
+                    raise ValueError
+        except _Lost as lost:
             self._bury(member, str(lost))
-        except StopIteration:  # nothing is left to do
-            self._let_go(member)
-        else:
-            member.call = call
-            if call is not None:
-                call.since = self.clock()
-                self.engine.call(member.number, call.method, call.message)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+            self._bury(member, "it sent garbage")
 
-    def _bury(self, member: Member, reason: str) -> None:
+    def _admit(self, member: _Member, process: dict[str, Any], state: Ready) -> None:
+        known = self.kinds.products_on(state["environment"].get("processor"))
+        if known not in (None, member.products, products_of(state)):  # rows of different libraries are not compared
+            member.products = known
+            self._set_up(member)
+            return
+        member.state, member.kind = state, self.kinds.admit(member.name, process, state)
+        member.host, self.stillborn = process["host"], 0
+
+    def _bury(self, member: _Member, reason: str) -> None:
         """Give a machine up. Its unfinished work moves on, except for a cell that took three with it."""
         self.why = one_line(reason)
         if not member.host:
@@ -217,29 +283,16 @@ class _Driver:
             self.watcher.warned(f"a machine was lost before it took part: {self.why}")
         else:
             self.watcher.warned(f"{member.name} was lost: {self.why}; its cells go to another machine")
-        for cell in member.call.cells if member.call else ():
-            self.deaths[cell.cell_id] += 1
-            if self.deaths[cell.cell_id] == DEATHS:
-                self._give_row(member, cell, Status.CRASH, f"{TOOK}, the last one: {reason}")
-        self._let_go(member)
-
-    def _give_row(self, member: Member, cell: Cell, status: Status, reason: str) -> None:
-        assert member.call is not None
-        outcome = Outcome(Record.of(cell, status, reason, quick=self.plan.rules.quick))
-        self.work.finish(member, cell, outcome, member.call.started_at)
-
-    def _note_interrupted(self) -> None:
-        for member in self.members.values():
-            for cell in member.call.cells if member.call else ():
-                if cell.cell_id not in member.kind.rows.records:
-                    self._give_row(member, cell, Status.INTERRUPTED, "stopped by the user")
-
-    def _let_go(self, member: Member) -> None:
-        del self.members[member.number]
-        member.script.close()
-        for group in self.queue.give_back(member.number):
+        for cell_id in list(member.at_work):
+            self.deaths[cell_id] += 1
+            if self.deaths[cell_id] == DEATHS:
+                self._give_row(member, cell_id, Status.CRASH, f"{TOOK}, the last one: {self.why}")
+        left = [group for group in member.lot if not group.is_complete(self.plan.rules.rounds)]
+        for group in left:
             if group.kind and not any(cell.cell_id in group.kind.rows.records for cell in group.cells):
                 group.kind, group.host = None, ""
+        self.waiting = [*left, *self.waiting]
+        del self.members[member.number]
         self.engine.end(member.number)
 
     def _refuse_to_wait_for_ever(self) -> None:
@@ -248,128 +301,96 @@ class _Driver:
         Raises NoMachine after two minutes or for good, UsageError if no machine has taken part.
         """
         members = self.members.values()
-        if self.queue.is_worked_on or any(one.call and one.call.method == "begin" for one in members):
+        if self.is_at_work or any(one.is_setting_up and one.heard is not None for one in members):
             self.busy_at = self.clock()
         refused = [member.refused for member in members if member.refused]
-        nobody_may = len(refused) == len(members) and (self._is_hopeless() or 0 < len(members) >= self.engine.places())
-        if self.clock() - self.busy_at <= _COME and not nobody_may:
+        nobody_may = len(refused) == len(members) and (self._is_hopeless() or 0 < len(members) >= self.places)
+        if not self.waiting or (self.clock() - self.busy_at <= _PATIENCE and not nobody_may):
             return
-        left = sum(len(group.cells) for group in self.queue.waiting)
-        if not left:
-            return
+        left = sum(len(group.cells) for group in self.waiting)
         cells = f"{left} cell{'s wait' if left != 1 else ' waits'}"
-        classes = ", ".join(sorted({group.kind.machine_class for group in self.queue.waiting if group.kind}))
+        classes = ", ".join(sorted({group.kind.machine_class for group in self.waiting if group.kind}))
         if classes and any(member.host for member in members):
             raise NoMachine(
                 f"{cells} for a machine of class {classes}, where they were begun, and none is left; the same command "
                 "goes on when there is one"
             )
-        why = next(iter(refused), self.why)
+        cells += f" and no machine may measure them: {next(iter(refused), self.why)}"
         if not self.kinds.all:
-            raise UsageError(f"{cells} and no machine may measure them: {why}; nothing was written")
-        raise NoMachine(f"{cells} and no machine may measure them: {why}; the same command goes on")
+            raise UsageError(f"{cells}; nothing was written")
+        raise NoMachine(f"{cells}; the same command goes on")
 
-    # The work of a machine
+    # Their work
 
-    def _script(self, member: Member) -> Script:
-        try:
-            yield from self._take_in(member)
-        except Lost as why:
-            member.refused = f"{member.name or 'a machine'} cannot take part: {why}"
-            self.watcher.warned(member.refused)
-            while not self.queue.is_empty:  # a machine that was refused is kept, so that nobody is given it again
-                yield None
-        number, host = member.number, member.host
-        while not self.queue.is_empty:
-            lot = self.queue.take(number, kind=member.kind, host=host, keeps=self._keeps, machines=len(self.members))
-            if lot:
-                yield from self.work.measure(member, lot)
-            else:
-                yield None
+    def _deal(self, member: _Member) -> None:
+        """Let a machine measure the next lot, if any waiting group may be measured there now."""
+        mine = [group for group in self.waiting if self._may(member, group)]
+        mine.sort(key=lambda group: group.kind is None)  # first the groups that were begun, in their order
+        # Lots become smaller towards the end, so that machines end together.
+        most = min(_MOST, sum(group.weight for group in mine) / (2 * len(self.members)))
+        loads = accumulate(group.weight for group in mine)
+        member.lot = [group for group, load in zip(mine, loads, strict=True) if load <= most] or mine[:1]
+        if not member.lot:
+            return
+        self.waiting = [group for group in self.waiting if group not in member.lot]
+        for group in member.lot:
+            group.kind, group.host = member.kind, member.host
+        member.cells = {cell.cell_id: cell for group in member.lot for cell in group.cells}
+        member.at_work.clear()
+        rows = member.kind.rows
+        # Ratios are of one host, so another host's rows are measured anew.
+        earlier = [(cell, rows.records[id_]) for id_, cell in member.cells.items() if id_ in rows.records]
+        rows.forget(cell for cell, row in earlier if row.host != member.host and not row.reason.startswith(TOOK))
+        known = {id_: row for id_, row in rows.records.items() if id_ in member.cells or row.status in STOPPING}
+        samples = {id_: rows.samples[id_] for id_ in member.cells if id_ in rows.samples}
+        cells = [cell for cell in self.plan.cells if cell.cell_id in known or cell.cell_id in member.cells]
+        plan = replace(_light(member.kind.plan, cells), only=frozenset(member.cells))
+        self.engine.ask(member.number, "measure", plan, (known, samples))
+        member.heard = self.clock()
 
-    def _take_in(self, member: Member) -> Script:
-        hello = yield Call("hello", hello_of(self.plan), inf)  # no time limit: it waits until a machine is free
-        if why := misfit(hello, ours(self.kinds.base)):
-            raise Lost(why)
-        products = self.plan.settings.products
-        while products is None and (products := self.kinds.products_on(hello["processor"])) is None:
-            # The first one alone finds out which libraries are faster: rows of different libraries are not compared.
-            if not any(one.call and one.call.method == "begin" for one in self.members.values()):
-                break
-            yield None
-        message = begin_of(self.plan, hello["threads"], self.kinds.known(hello["host"]), products)
-        begin = yield Call("begin", message, 3 * START_TIMEOUT)
-        member.state = begin["state"]
-        member.kind = self.kinds.admit(hello, member.state)
-        member.host = hello["host"]
-        self.stillborn = 0
+    def _may(self, member: _Member, group: _Group) -> bool:
+        return group.kind is None or (
+            group.kind is member.kind and (group.host == member.host or not self._keeps(group.host))
+        )
 
     def _keeps(self, host: str) -> bool:
+        """True for a host that keeps its own groups, being here or expected."""
         members = self.members.values()
-        comes = any(member.call and not member.host for member in members)
-        return any(member.host == host for member in members) or (
-            host in self.expected and comes and self.clock() - self.begun_at <= _COME
-        )
+        is_expected = host in self.expected and self.clock() - self.begun_at <= _PATIENCE
+        return any(member.host == host or (is_expected and member.is_setting_up) for member in members)
+
+    def _store(self, member: _Member, outcome: Outcome) -> None:
+        """Store a row; raise StoreError if it cannot be written."""
+        kind, record = member.kind, outcome.record
+        if outcome.samples:
+            kind.rows.samples.setdefault(record.cell_id, {})[outcome.samples["round"]] = outcome.taken
+        record.host = member.host
+        kind.rows.put(member.cells[record.cell_id], record, member.state, record.started_at)
+        kind.folder.add(record, outcome.samples, outcome.failure, outcome.stderr, outcome.points)
+        kind.folder.write_csv(kind.rows.in_order(), at_most_every=10.0)
+        member.at_work.pop(record.cell_id, None)
+
+    def _give_row(self, member: _Member, cell_id: str, status: Status, reason: str) -> None:
+        record = Record.of(member.cells[cell_id], status, reason, quick=self.plan.rules.quick)
+        record.started_at = member.at_work[cell_id]
+        self._store(member, Outcome(record))
+        if status is not Status.INTERRUPTED:
+            self.watcher.visited(record)
 
 
-def hello_of(plan: Plan) -> dict[str, Any]:
-    """The first message to every machine. Files are named relative to the current folder here."""
-    reading = {
-        (cell.variant, cell.inputs, cell.pretrained, cell.task and (cell.task, cell.shape)): cell for cell in plan.cells
-    }
-    return {
-        "folder": str(Path.cwd()),
-        "threads": plan.options.threads,
-        "plugins": _plugins(plan),
-        "cells": [cell.to_json() for cell in reading.values()],
-    }
+def _checked(member: _Member, data: Any) -> Outcome:
+    """The outcome in an event; raises as :meth:`Outcome.from_json` if it is none of the machine's lot."""
+    rows, cell = member.kind.rows, member.cells[data["record"]["cell_id"]]
+    round_ = data["samples"]["round"] if data["samples"] else rows.plan.rules.rounds
+    if round_ not in range(rows.plan.rules.rounds + 1):
+        raise ValueError("no such round")
+    if round_ == 0:  # perhaps once more
+        rows.samples.pop(cell.cell_id, None)
+    request = rows.request(cell, round_)
+    return Outcome.from_json(data, cell, threads=threads_of(cell, rows.plan.settings), request=request)
 
 
-def begin_of(
-    plan: Plan, threads: int, known: Mapping[str, Any] | None = None, products: Products | None = None
-) -> dict[str, Any]:
-    """The message to a machine that may take part: its earlier facts, and its processor's libraries."""
-    settings = replace(
-        plan.settings,
-        threads=threads,
-        memory_limit=plan.options.memory_limit,
-        plugins=tuple(_plugins(plan)),
-        products=products,
-    )
-    how = {"cell_timeout": plan.options.cell_timeout, "unchecked": plan.options.unchecked}
-    return {"settings": settings, "rules": plan.rules, **how, "known": known}
-
-
-def _plugins(plan: Plan) -> list[str]:
-    return [str(Path.cwd() / one) if one.endswith(".py") else one for one in plan.options.plugins]
-
-
-def ours(base: Mapping[str, Any]) -> dict[str, Any]:
-    """The requirements for every machine; ``base``, the run's identity, has files and plug-ins."""
-    return {**base, "attnbench": __version__, "python": platform.python_version(), "torch": version("torch")}
-
-
-def misfit(facts: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """The reason, with the remedy, why a machine with ``facts`` cannot take part; empty if it can."""
-
-    def release(text: str, parts: int) -> str:
-        """``2.13.0+cpu`` -> ``2.13.0``: the build for a GPU and the one without are one version."""
-        return ".".join(str(text).partition("+")[0].split(".")[:parts])
-
-    for name, parts in (("attnbench", 3), ("torch", 3), ("python", 2)):
-        theirs, here = (release(one[name], parts) for one in (facts, wanted))
-        if theirs != here:
-            return f"it has {name} {one_line(theirs, 40)}, the driver {here}; install the same version on all machines"
-    if (levels := facts["niceness"] - facts["niceness_of_parent"]) > 0:
-        return (
-            f"the engine runs its processes {levels} levels nicer, so anything else there goes first; set "
-            "RAY_worker_niceness=0 before ray start"
-        )
-    for name in sorted(facts["input_files"].keys() | wanted["input_files"].keys()):
-        theirs, here = facts["input_files"].get(name), wanted["input_files"].get(name)
-        if theirs != here:
-            how = "is missing there" if theirs is None else "has other contents there"
-            return f"{one_line(name, 80)} {how}; put the same file at the same place on all machines"
-    if sorted(facts["plugins"].values()) != sorted(wanted["plugins"].values()):
-        return "its plug-ins are not those of the driver; install the same on all machines"
-    return ""
+def _light(plan: Plan, cells: Iterable[Cell]) -> Plan:
+    """The plan as a machine needs it: some of its cells, and the name of its suite alone."""
+    options = replace(plan.options, retry_failed=False)  # what failed in this run is not tried again
+    return replace(plan, suite=Suite.model_construct(name=plan.suite.name), cells=list(cells), options=options)

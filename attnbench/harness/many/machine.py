@@ -1,13 +1,15 @@
-"""The machine's side: it owns the process that measures, and answers one call at a time."""
+"""The machine's side: an actor that measures lots of cells as a run on one machine does, and sends what comes of it."""
 
 from __future__ import annotations
 
 import os
 import platform
+import queue
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import version
@@ -15,143 +17,187 @@ from pathlib import Path
 from typing import Any, cast
 
 from attnbench.contract.plugins.load import load, provenance
-from attnbench.errors import AttnbenchError, said
+from attnbench.errors import AttnbenchError, UsageError, said
 from attnbench.harness.identity import read_files
 from attnbench.harness.outside.isolation import CellFailed, Settings, Worker
-from attnbench.harness.outside.trainings import Begun, Ended, Event, Step, run_all
 from attnbench.harness.outside.visit import Visitor
+from attnbench.harness.plan import Plan
+from attnbench.harness.rows import Known, Rows
+from attnbench.harness.runner import Run, Watcher
 from attnbench.harness.wire.process import environment_for, memory_limit
-from attnbench.harness.wire.protocol import MeasureLimits, Outcome, Ready, VisitCell
-from attnbench.measure.machine import available_cores, host, load_warning, processor, thread_warnings, variables
+from attnbench.harness.wire.protocol import Outcome, Ready
+from attnbench.measure.machine import available_cores, host, load_warning, thread_warnings, variables
 from attnbench.measure.time import TimingRules
+from attnbench.results.record import Record
+from attnbench.results.store import RunFolder
 from attnbench.suite.cell import Cell
+from attnbench.text import one_line
 from attnbench.version import __version__
 
-_AT_A_TIME = 5.0
-"""Seconds of training news in one answer, about."""
+ALIVE_EVERY = 10.0
+"""Most seconds between two events of a machine at work."""
+Event = tuple[Any, ...]
+"""A word and its details: ``visiting`` and the cell's id, ``add`` and an outcome as JSON, ``done`` and an answer ..."""
 
 
 class Machine:
-    """One machine, as a whole. Call it in one lasting thread: the worker ends with the thread that started it."""
+    """One machine, as a whole."""
 
     def __init__(self) -> None:
         threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-        self._notes: list[str] = []
-        self._events: Iterator[Event] = iter(())
+        self._thread = ThreadPoolExecutor(1)  # lasting, since the worker ends with the thread that started it
+        self._events = queue.SimpleQueue[Event]()
         # Both are made by begin().
         self._worker = Worker(Settings())
         self._visitor = Visitor(Settings(), TimingRules(), 0.0)
 
-    def call(self, method: str, message: dict[str, Any]) -> dict[str, Any]:
-        """Run ``method`` with the arguments ``message``.
+    def work(self, method: str, *arguments: Any) -> Iterator[Event]:
+        """Run ``method`` and yield its events, at last ``done`` with its answer, or ``failed`` with the reason."""
 
-        Returns its answer, with ``notes`` for the user; after a failure ``failed`` has the reason and ``name`` the
-        machine.
-        """
-        try:
-            value = getattr(self, method)(**message)
-        except (AttnbenchError, CellFailed) as error:
-            value = {"failed": str(error), "name": platform.node()}
-        except Exception as error:  # the driver tells it; here nobody would read it
-            value = {"failed": said(error), "name": platform.node()}
-        notes, self._notes[:] = self._notes.copy(), []
-        return {**value, "notes": notes}
+        def finished() -> Event:
+            try:
+                return "done", getattr(self, method)(*arguments)
+            except (AttnbenchError, CellFailed) as error:
+                return "failed", str(error)
+            except Exception as error:  # the driver tells it; here nobody would read it
+                return "failed", said(error)
 
-    def hello(
-        self, folder: str, threads: int | None, plugins: Sequence[str], cells: Sequence[dict[str, Any]]
-    ) -> dict[str, Any]:
-        """State the facts that decide about this machine's part; measure nothing yet.
+        self._thread.submit(lambda: self._events.put(finished()))
+        event: Event = ("alive", platform.node())
+        while True:
+            yield event
+            if event[0] in ("done", "failed"):
+                return
+            try:
+                event = self._events.get(timeout=ALIVE_EVERY)
+            except queue.Empty:
+                event = ("alive", platform.node())
 
-        ``folder`` is the driver's current one, with the files; ``threads`` None means the cores of this machine;
-        ``cells`` are those that may read files, as JSON.
+    def begin(
+        self, folder: str, plan: Plan, wanted: Mapping[str, str], known: Mapping[str, Ready]
+    ) -> tuple[dict[str, Any], Ready]:
+        """Set the worker up, which measures the machine; return the facts of the process, and those of the worker.
+
+        Args:
+            folder: the driver's current one, with the files.
+            plan: with cells that read all files.
+            wanted: the driver's :func:`requirements`.
+            known: earlier facts by host, with the limits to take over: a run has one set for each host.
+
+        Raises:
+            UsageError: this machine may not take part.
         """
         with suppress(OSError):  # then files that are named relatively are missing, which is told
             os.chdir(folder)
         os.environ.pop("OMP_NUM_THREADS", None)  # Ray sets it to the number of cores that it reserves
-        for source in plugins:
+        for source in plan.settings.plugins:
             load(source)
         import attnbench.catalogue.attention
         import attnbench.catalogue.inputs  # noqa: F401  # their tables are filled by import
 
-        threads = threads or available_cores()
-        return {
-            "attnbench": __version__,
-            "python": platform.python_version(),
-            "torch": version("torch"),
-            "host": host(),
-            "name": platform.node(),
-            "processor": processor(),
-            "niceness": os.nice(0),
-            "niceness_of_parent": os.getpriority(os.PRIO_PROCESS, os.getppid()),
-            "threads": threads,
-            "variables": variables(environment_for(threads)),
-            "input_files": read_files([Cell.from_json(cell) for cell in cells]),
-            "plugins": provenance(plugins),
-        }
-
-    def begin(
-        self, settings: Settings, rules: TimingRules, cell_timeout: float, known: Ready | None, *, unchecked: bool
-    ) -> dict[str, Any]:
-        """Set the worker up, which measures the machine; return its facts.
-
-        ``known`` are its earlier facts, with the limits to take over: a run has one set for each host.
-        """
-        settings = replace(settings, memory_limit=memory_limit(settings.device, settings.memory_limit))
-        self._visitor = Visitor(settings, rules, cell_timeout, unchecked=unchecked)
+        if (levels := os.nice(0) - os.getpriority(os.PRIO_PROCESS, os.getppid())) > 0:
+            raise UsageError(
+                f"the engine runs its processes {levels} levels nicer, so anything else there goes first; set "
+                "RAY_worker_niceness=0 before ray start"
+            )
+        if why := misfit(requirements(read_files(plan.cells), provenance(plan.settings.plugins)), wanted):
+            raise UsageError(why)
+        threads, limit = plan.options.threads or available_cores(), plan.options.memory_limit
+        settings = replace(plan.settings, threads=threads, memory_limit=memory_limit(plan.settings.device, limit))
+        self._visitor = Visitor(settings, plan.rules, plan.options.cell_timeout, unchecked=plan.options.unchecked)
+        self._worker.stop()
         self._worker = Worker(settings)
-        self._worker.warn = self._notes.append
-        if known:
-            self._worker.state = known
+        self._worker.warn = _Sent(self._events).warned
+        before = known.get(host())
+        if before:
+            self._worker.state = before
         state = self._worker.start()
-        if known and state["machine_id"] != known["machine_id"]:  # the same name, but another machine
+        if before and state["machine_id"] != before["machine_id"]:  # the same name, but another machine
             self._worker.stop()
             self._worker.state = cast(Ready, {})
             state = self._worker.start()
-        notes = [load_warning(), *thread_warnings(settings.threads), *state["process_notes"]]
-        self._notes += [note for note in notes if note]
-        return {"state": state}
+        for note in (load_warning(), *thread_warnings(settings.threads), *state["process_notes"]):
+            if note:
+                self._worker.warn(note)
+        variables_ = variables(environment_for(threads))
+        return {"host": host(), "threads": threads, "variables": variables_}, state
 
-    def fresh(self) -> dict[str, Any]:
-        """Start a new process: a round begins."""
-        self._worker.stop()
-        self._worker.start()
-        return {}
+    def measure(self, plan: Plan, known: Known) -> None:
+        """Measure :attr:`~attnbench.harness.plan.Plan.only` of a plan's cells; ``known`` are their earlier rounds, and
+        rows that stand for longer sequences."""
+        plan = replace(plan, settings=self._worker.settings)
+        with tempfile.TemporaryDirectory(prefix="attnbench-", ignore_cleanup_errors=True) as path:
+            rows = Rows(plan, _SentFolder(Path(path), self._events), known)
+            _Lot(rows, self._visitor, self._worker, self._worker.start(), _Sent(self._events)).measure()
 
-    def visit(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Make a :class:`~attnbench.harness.wire.protocol.VisitCell`."""
-        return {"outcome": self._visitor.visit(self._worker, VisitCell.from_json(request)).to_json()}
 
-    def limits(self, request: dict[str, Any], most_s: float) -> dict[str, Any]:
-        """Make a :class:`~attnbench.harness.wire.protocol.MeasureLimits` within ``most_s`` seconds."""
-        found = MeasureLimits.from_json(request).ask(self._worker, most_s)
-        self._worker.state = cast(Ready, {**self._worker.state, **found.limits})
-        return {"limits": found.limits, "rows": [record.to_json() for record in found.records]}
+def requirements(files: Mapping[str, str], plugins: Mapping[str, str]) -> dict[str, str]:
+    """Versions and digests, by name, that must be the same on every machine."""
+    torch = version("torch").partition("+")[0]  # the build for a GPU and the one without are one version
+    python = ".".join(platform.python_version_tuple()[:2])
+    return {
+        "attnbench": __version__,
+        "torch": torch,
+        "python": python,
+        "plug-ins": " ".join(sorted(plugins.values())),
+    } | {f"file {name}": digest for name, digest in files.items()}
 
-    def train(self, cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Begin to train cells, as many at once as there are threads; answer as :meth:`more`."""
-        self._worker.stop()  # the trainings get its memory and its core
-        self._events = self._trainings([Cell.from_json(cell) for cell in cells])
-        return self.more()
 
-    def _trainings(self, cells: Sequence[Cell]) -> Iterator[Event]:
-        with tempfile.TemporaryDirectory(prefix="attnbench-", ignore_cleanup_errors=True) as folder:
-            yield from run_all(
-                cells,
-                self._worker.settings,
-                self._worker.state,
-                lambda cell, worker, tell: self._visitor.train(worker, cell, Path(folder), tell),
-                self._notes.append,
-            )
+def misfit(theirs: Mapping[str, str], wanted: Mapping[str, str]) -> str:
+    """The reason, with the remedy, why a machine with these requirements cannot take part; empty if it can."""
+    for name in sorted(theirs.keys() | wanted.keys()):
+        there, here = (one_line(one.get(name) or "none", 40) for one in (theirs, wanted))
+        if there != here:
+            return f"{name}: {there}, and {here} of the driver; install the same on all machines"
+    return ""
 
-    def more(self) -> dict[str, Any]:
-        """Training news of five seconds, or up to the end of one of them."""
-        told = list[dict[str, Any]]()
-        began = time.monotonic()
-        for event in self._events:
-            told.append(_told(event))
-            if isinstance(event, Ended) or time.monotonic() - began > _AT_A_TIME:
-                return {"events": told, "over": False}
-        return {"events": told, "over": True}
+
+class _Lot(Run):
+    def note_sources(self) -> None:
+        """Store nothing: each machine has sources of its own."""
+
+
+class _Sent(Watcher):
+    def __init__(self, events: queue.SimpleQueue[Event]) -> None:
+        self._put, self._told = events.put, 0.0
+
+    def visiting(self, cell: Cell) -> None:
+        self._put(("visiting", cell.cell_id))
+
+    def trained(self, cell: Cell, step: int, steps: int) -> None:
+        if time.monotonic() - self._told > 1.0:
+            self._told = time.monotonic()
+            self._put(("trained", cell.cell_id, step, steps))
+
+    def visited(self, record: Record) -> None:
+        self._put(("visited", record.cell_id))
+
+    def warned(self, message: str) -> None:
+        self._put(("warned", message))
+
+
+class _SentFolder(RunFolder):
+    """A folder whose rows the command stores; its path is for what a training keeps meanwhile."""
+
+    def __init__(self, path: Path, events: queue.SimpleQueue[Event]) -> None:
+        super().__init__(path)
+        self._put = events.put
+
+    def add(
+        self,
+        record: Record,
+        samples: dict[str, Any] | None = None,
+        failure: Record | None = None,
+        stderr: Sequence[str] = (),
+        points: Sequence[dict[str, Any]] = (),
+    ) -> None:
+        self._put(("add", Outcome(record, samples, failure, stderr, points=points).to_json()))
+
+    def correct(self, facts: dict[str, Any]) -> None:
+        self._put(("correct", facts))
+
+    def write_csv(self, records: Sequence[Record], *, at_most_every: float = 0.0) -> None:
+        """Write nothing: the command does."""
 
 
 def _end_with(parent: int) -> None:
@@ -159,13 +205,3 @@ def _end_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(1.0)
     os._exit(1)
-
-
-def _told(event: Event) -> dict[str, Any]:
-    match event:
-        case Begun(cell):
-            return {"what": "begun", "cell_id": cell.cell_id}
-        case Step(cell, done, of):
-            return {"what": "step", "cell_id": cell.cell_id, "done": done, "of": of}
-        case Ended(cell, outcome):
-            return {"what": "ended", "cell_id": cell.cell_id, "outcome": cast(Outcome, outcome).to_json()}

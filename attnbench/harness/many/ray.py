@@ -9,16 +9,20 @@ import logging
 import os
 import signal
 import socket
+import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attnbench.errors import UsageError, did_you_mean, said
 from attnbench.text import one_line
+
+if TYPE_CHECKING:
+    from attnbench.harness.many.machine import Event
 
 _DEVICES = ("auto", "cpu", "cuda")
 _RESOURCE = "machine"
@@ -66,9 +70,7 @@ def refuse_senseless(*, device: str, shard: str | None, dry_run: bool) -> None:
 
 
 class RayEngine:
-    """A Ray cluster, as :class:`~attnbench.harness.many.driver.Engine` says. Only one can be open in a process."""
-
-    name = "ray"
+    """A Ray cluster, whose machines it owns, each as a whole. Only one can be open in a process."""
 
     def __init__(self, address: str, device: str = "auto") -> None:
         """Join a cluster.
@@ -87,8 +89,8 @@ class RayEngine:
             os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "2")
         self._ray: Any = import_module("ray")
         self._actors: dict[int, Any] = {}
-        self._pending: dict[Any, int] = {}
-        """Reference to each call's answer -> the machine."""
+        self._at_work: dict[Any, int] = {}
+        """Stream of events -> its machine."""
         self._numbers = count()
         self._join()
         try:
@@ -107,7 +109,7 @@ class RayEngine:
             options |= {"resources": {_RESOURCE: 1}, "include_dashboard": False}
         stop = signal.getsignal(signal.SIGTERM)
         try:
-            with _hushed():
+            with hushed(2):  # gRPC repeats at length the one line of the exception
                 self._ray.init(**options)
         except Exception as error:
             raise UsageError(
@@ -118,73 +120,68 @@ class RayEngine:
             if stop is not None:
                 signal.signal(signal.SIGTERM, stop)  # Ray puts its own there
 
-    def _nodes(self) -> list[dict[str, float]]:
+    def _nodes(self, *resources: str) -> list[dict[str, float]]:
         nodes = [node.get("Resources", {}) for node in self._ray.nodes() if node.get("Alive")]
-        return [resources for resources in nodes if resources.get(_RESOURCE, 0) >= 1]
+        return [node for node in nodes if all(node.get(name, 0) >= 1 for name in (_RESOURCE, *resources))]
+
+    def _usable(self) -> list[dict[str, float]]:
+        return self._nodes("GPU") if self.device == "cuda" else self._nodes()
 
     def _device_of(self, wanted: str) -> str:
-        nodes = self._nodes()
+        nodes, with_gpu = len(self._nodes()), len(self._nodes("GPU"))
         if not nodes:
             raise UsageError(
                 f"--on ray: the cluster at {self._address} has no machine for attnbench; start its nodes with {_START}"
             )
-        with_gpu = sum(resources.get("GPU", 0) >= 1 for resources in nodes)
-        if wanted == "auto" and 0 < with_gpu < len(nodes):
-            raise UsageError(
-                f"--on ray: {with_gpu} of {len(nodes)} machines have a GPU; say --device cuda or --device cpu"
-            )
-        device = wanted if wanted != "auto" else "cuda" if with_gpu else "cpu"
-        if device == "cuda" and not with_gpu:
+        if wanted == "auto" and 0 < with_gpu < nodes:
+            raise UsageError(f"--on ray: {with_gpu} of {nodes} machines have a GPU; say --device cuda or --device cpu")
+        if wanted == "cuda" and not with_gpu:
             raise UsageError(f"--device cuda: no machine of the cluster at {self._address} has a GPU")
-        return device
-
-    def _usable(self) -> list[dict[str, float]]:
-        nodes = self._nodes()
-        return [one for one in nodes if one.get("GPU", 0) >= 1] if self.device == "cuda" else nodes
+        return wanted if wanted != "auto" else "cuda" if with_gpu else "cpu"
 
     def places(self) -> int:
-        """The cluster's number of machines with the device."""
+        """The number of machines with the device, busy or free. A death may be noticed late here."""
         return sum(int(resources[_RESOURCE]) for resources in self._usable())
 
     def start(self) -> int:
-        """Own one more machine."""
+        """Own one more machine and return its number at once; its calls wait until one is free."""
         from attnbench.harness.many.machine import Machine  # here, since --on is parsed before torch is imported
 
         machine = next(self._numbers)
         cores = min((one.get("CPU", 0.0) // one[_RESOURCE] for one in self._usable()), default=0.0)
-        actor = self._ray.remote(Machine).options(
-            num_cpus=cores,
-            num_gpus=1 if self.device == "cuda" else 0,
-            resources={_RESOURCE: 1},
-            max_restarts=0,
-            max_task_retries=0,
-        )
+        gpus = 1 if self.device == "cuda" else 0
+        # Ray repeats nothing: the driver knows which cells of one host are left.
+        actor = self._ray.remote(Machine).options(num_cpus=cores, num_gpus=gpus, resources={_RESOURCE: 1})
         self._actors[machine] = actor.remote()
         return machine
 
-    def call(self, machine: int, method: str, message: Mapping[str, Any]) -> None:
-        """Call a machine."""
-        self._pending[self._actors[machine].call.remote(method, message)] = machine
+    def ask(self, machine: int, method: str, *arguments: Any) -> None:
+        """Let a machine run a method of :class:`~attnbench.harness.many.machine.Machine` and return at once."""
+        self._at_work[self._actors[machine].work.remote(method, *arguments)] = machine
 
-    def wait(self, seconds: float) -> Sequence[tuple[int, dict[str, Any] | str]]:
-        """Machines that have answered, or why they died."""
-        if not self._pending:
+    def wait(self, seconds: float) -> Sequence[tuple[int, Event | str]]:
+        """Events of machines since, or why they died; waits no longer than ``seconds`` for one."""
+        if not self._at_work:
             time.sleep(seconds)
             return []
-        ready, _ = self._ray.wait(list(self._pending), num_returns=1, timeout=seconds)
-        return [(self._pending.pop(reference), self._answer(reference)) for reference in ready]
-
-    def _answer(self, reference: Any) -> dict[str, Any] | str:
-        try:
-            answer: dict[str, Any] = self._ray.get(reference)
-        except self._ray.exceptions.RayError as error:
-            return _first_line(error)
-        return answer
+        ready, _ = self._ray.wait(list(self._at_work), num_returns=1, timeout=seconds, fetch_local=False)
+        events: list[tuple[int, Event | str]] = []
+        for stream in ready:
+            machine = self._at_work.pop(stream)
+            try:
+                events.append((machine, self._ray.get(next(stream))))
+            except StopIteration:
+                continue
+            except self._ray.exceptions.RayError as error:
+                events.append((machine, _first_line(error)))
+            else:
+                self._at_work[stream] = machine  # behind the others
+        return events
 
     def end(self, machine: int) -> None:
-        """Give a machine back."""
-        self._pending = {reference: one for reference, one in self._pending.items() if one != machine}
-        self._ray.kill(self._actors.pop(machine), no_restart=True)
+        """Give a machine back and end its work. No news of it follows."""
+        self._at_work = {stream: one for stream, one in self._at_work.items() if one != machine}
+        self._ray.kill(self._actors.pop(machine))
 
     def close(self) -> None:
         """Leave the cluster, which ends all actors."""
@@ -192,14 +189,16 @@ class RayEngine:
 
 
 @contextmanager
-def _hushed() -> Iterator[None]:
-    """Drop stderr in this block: gRPC repeats there at length the one line of the exception."""
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
+def hushed(stream: int) -> Iterator[None]:
+    """Drop all that anybody writes to stdout (1) or stderr (2) in this block."""
+    sys.stdout.flush()
+    kept, nowhere = os.dup(stream), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream)
     try:
         yield
     finally:
-        os.dup2(kept, 2)
+        sys.stdout.flush()
+        os.dup2(kept, stream)
         os.close(kept)
         os.close(nowhere)
 

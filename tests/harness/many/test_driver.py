@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from attnbench.errors import UsageError
+from attnbench.harness.many import driver
 from attnbench.harness.many.driver import NoMachine
 from attnbench.harness.plan import Options, Plan, make_plan
 from attnbench.measure.machine import id_of
@@ -20,9 +22,9 @@ from attnbench.results.merge import merge
 from attnbench.results.read import read_results
 from attnbench.results.record import Record
 from attnbench.results.store import ENVIRONMENT, RECORDS, SAMPLES, RunFolder
-from attnbench.suite.cell import Cell
+from attnbench.suite.shard import comparison_group
 from tests.answers.machines import facts, files, measuring
-from tests.harness.many.fakes import SUITE, Asked, Cluster, Host, Listening, crashed, measure, visited
+from tests.harness.many.fakes import BETTER, SUITE, Asked, Cluster, Host, Listening, crashed, measure, visited
 
 INTEL = {"environment": (_described := facts(1, processor="Intel")), "machine_id": id_of(_described)}
 ALL = {(name, n) for name in ("softmax", "linear") for n in (2, 4, 8, 16)}
@@ -66,7 +68,7 @@ def test_three_machines_measure_each_cell_once_in_a_folder_as_of_one_machine(
     assert Counter(one.label for one in cluster.visits()) == Counter({f"{name}/n{n}": 2 for name, n in ALL})
     assert {record.host for record in records} == {"a-digest", "b-digest", "c-digest"}
     assert [(one["host"], one["machine_id"]) for one in folder.environment["machines"]] == [
-        (f"{host.name}-digest", host.begin()["state"]["machine_id"]) for host in hosts
+        (f"{host.name}-digest", host.facts()["machine_id"]) for host in hosts
     ]
     assert folder.path.name == f"{folder.environment['together']}-{folder.environment['machine_class']}"
     assert (watcher.numbers, len(watcher.rows), watcher.warnings) == ((8, 16, 0), 16, [])
@@ -162,21 +164,35 @@ def test_a_machine_that_was_given_up_and_thaws_is_not_heard(tmp_path: Path) -> N
 
 def test_a_machine_that_says_no_word_is_given_up_when_it_is_overdue(tmp_path: Path) -> None:
     cluster, watcher = Cluster(Host("a"), Host("b", 1), react=once("silent", host="b")), Listening()
-    ((folder, records),) = measure(tmp_path, cluster, watcher, cell_timeout=30.0)
+    ((folder, records),) = measure(tmp_path, cluster, watcher)
     is_whole(folder, records)
     (said,) = [line for line in watcher.warnings if "b was lost" in line]
-    assert "no answer for 30" in said  # twice 30 s, 120 s for a new process, and 120 s more
-    assert 300 <= cluster.time < 400
+    assert "no word of it for 12" in said
+    assert 120 <= cluster.time < 200
 
 
-def test_garbage_from_a_machine_gives_it_up(tmp_path: Path) -> None:
-    for place, value in enumerate(({"outcome": {}}, {"outcome": None}, {}, {"failed": "no process"})):
-        folder = tmp_path / str(place)
-        folder.mkdir()
-        cluster, watcher = Cluster(Host("a"), react=once(value, label="softmax/n8")), Listening()
-        ((run, records),) = measure(folder, cluster, watcher)
-        is_whole(run, records)
-        assert any("was lost: it sent garbage" in line or "no process" in line for line in watcher.warnings)
+@pytest.mark.parametrize(
+    "sent",
+    [
+        {},
+        ("add", None),
+        ("add", 3),
+        ("visiting", "no cell"),
+        ("visited", "no cell"),
+        ("correct", {"machine_id": "another"}),
+        ("done", None),
+        ("no", "such", "word"),
+        (),
+        ("failed", "no process"),
+    ],
+    ids=str,
+)
+def test_garbage_from_a_machine_gives_it_up(tmp_path: Path, sent: Any) -> None:
+    cluster, watcher = Cluster(Host("a"), react=once(sent, label="softmax/n8")), Listening()
+    ((run, records),) = measure(tmp_path, cluster, watcher)
+    is_whole(run, records)
+    (said,) = watcher.warnings
+    assert said.startswith(f"a was lost: {'no process' if 'failed' in sent else 'it sent garbage'};")
 
 
 def test_the_row_of_another_cell_is_garbage(tmp_path: Path) -> None:
@@ -210,9 +226,8 @@ def test_a_row_that_would_make_the_run_unreadable_is_garbage(tmp_path: Path, wro
 
 def test_a_round_that_fails_later_leaves_the_numbers_of_those_before(tmp_path: Path) -> None:
     def fails(asked: Asked) -> Any:
-        return crashed(cell) if (asked.label, asked.round) == ("linear/n8", 1) else "answer"
+        return crashed(asked.cell) if asked.cell and (asked.label, asked.round) == ("linear/n8", 1) else "answer"
 
-    (cell,) = [one for one in make_plan_of(tmp_path).cells if one.label == "linear/n8"]
     cluster, watcher = Cluster(Host("a"), react=fails), Listening()
     ((folder, records),) = measure(tmp_path, cluster, watcher, rounds=3)
     (row,) = [record for record in records if (record.label, record.seq_len) == ("linear", 8)]
@@ -229,13 +244,10 @@ def make_plan_of(folder: Path) -> Plan:
 
 def test_memory_that_ran_out_stands_for_longer_sequences_that_are_not_tried(tmp_path: Path) -> None:
     def short(asked: Asked) -> Any:
-        if asked.method != "visit" or not asked.label.startswith("softmax") or asked.label in ("softmax/n2",):
+        if asked.cell is None or not asked.label.startswith("softmax") or asked.label == "softmax/n2":
             return "answer"
-        cell = next(one for one in plan.cells if one.label == asked.label)
-        record = Record.of(cell, Status.OOM, "no memory")
-        return {"outcome": {**crashed(cell)["outcome"], "record": record.to_json()}}
+        return crashed(asked.cell, Status.OOM, "no memory")
 
-    plan = make_plan_of(tmp_path)
     cluster = Cluster(Host("a"), react=short)
     ((_, records),) = measure(tmp_path, cluster)
     reasons = {record.seq_len: record.reason for record in records if record.label == "softmax"}
@@ -326,9 +338,9 @@ def test_a_host_is_told_its_rates_of_before_so_that_noise_does_not_put_it_elsewh
     told: list[Any] = []
 
     class Remembering(Cluster):
-        def call(self, machine: int, method: str, message: Mapping[str, Any]) -> None:
-            told.extend([message["known"]] if method == "begin" else [])
-            super().call(machine, method, message)
+        def ask(self, machine: int, method: str, *arguments: Any) -> None:
+            told.extend([deepcopy(arguments[3].get("a-digest"))] if method == "begin" else [])
+            super().ask(machine, method, *arguments)
 
     measure(tmp_path, Remembering(Host("a"), react=once("die", after=3)))
     assert told[0] is None
@@ -372,35 +384,32 @@ sweeps: [{{name: w, matrix: {{variant: [softmax, linear], seq_len: {[*range(1, 3
 @pytest.mark.parametrize(
     ("says", "said"),
     [
-        ({"attnbench": "0.0.9"}, "it has attnbench 0.0.9, the driver"),
-        ({"torch": "2.1.0+cpu"}, "it has torch 2.1.0, the driver"),
-        ({"python": "3.8.1"}, "it has python 3.8, the driver"),
+        ({"attnbench": "0.0.9"}, "attnbench: 0.0.9, and "),
+        ({"torch": "2.1.0"}, "torch: 2.1.0, and "),
+        ({"python": "3.8"}, "python: 3.8, and "),
         (
-            {"niceness": 19, "niceness_of_parent": 4},
-            "15 levels nicer, so anything else there goes first; set RAY_worker",
+            {"file q.safetensors": "1"},
+            "file q.safetensors: 1, and none of the driver; install the same on all machines",
         ),
-        ({"input_files": {"q.safetensors": "1"}}, "q.safetensors has other contents there"),
-        ({"plugins": {"mine.py": "1"}}, "its plug-ins are not those of the driver"),
-        ({"failed": "plug-in mine.py: no such file"}, "plug-in mine.py: no such file"),
+        ({"plug-ins": "1"}, "plug-ins: 1, and none of the driver"),
     ],
 )
 def test_a_machine_that_is_not_as_the_driver_is_named_and_kept_so_that_it_is_not_given_again(
-    tmp_path: Path, says: dict[str, Any], said: str
+    tmp_path: Path, says: dict[str, str], said: str
 ) -> None:
     cluster, watcher = Cluster(Host("odd", 1, says=says), Host("a")), Listening()
     ((folder, records),) = measure(tmp_path, cluster, watcher)
     is_whole(folder, records)
     assert {record.host for record in records} == {"a-digest"}
     (warning,) = watcher.warnings
-    assert said in warning
-    assert warning.startswith("odd cannot take part: ")
+    assert warning.startswith(f"odd cannot take part: {said}")
     assert cluster.started == 2
 
 
 def test_where_no_machine_may_take_part_nothing_is_written(tmp_path: Path) -> None:
-    cluster = Cluster(Host("a", says={"torch": "1.0"}), Host("b", says={"torch": "1.0"}))
+    cluster = Cluster(*(Host(name, says={"torch": "1.0"}) for name in "ab"))
     with pytest.raises(
-        UsageError, match=r"8 cells wait and no machine may measure them: . cannot take part: it has torch"
+        UsageError, match=r"8 cells wait and no machine may measure them: . cannot take part: torch: 1.0"
     ):
         measure(tmp_path, cluster)
     assert not (tmp_path / "out").exists()
@@ -419,7 +428,7 @@ def test_machines_that_die_before_they_take_part_are_not_tried_for_ever(tmp_path
 
 
 def test_a_machine_that_cannot_set_its_process_up_does_not_take_part(tmp_path: Path) -> None:
-    cluster = Cluster(Host("bad"), Host("a", 1), react=once({"failed": "no memory"}, method="begin", host="bad"))
+    cluster = Cluster(Host("bad"), Host("a", 1), react=once(("failed", "no memory"), method="begin", host="bad"))
     watcher = Listening()
     ((folder, records),) = measure(tmp_path, cluster, watcher)
     is_whole(folder, records)
@@ -443,39 +452,24 @@ def test_a_cluster_without_a_machine_is_waited_for_two_minutes(tmp_path: Path) -
 
 
 def test_a_machine_s_notes_are_told_with_its_name(tmp_path: Path) -> None:
-    class Busy(Host):
-        def begin(self) -> dict[str, Any]:
-            return {**super().begin(), "notes": ["load 3 on 2 cores"]}
-
     watcher = Listening()
-    measure(tmp_path, Cluster(Busy("a")), watcher)
+    measure(tmp_path, Cluster(Host("a", notes=("load 3 on 2 cores",))), watcher)
     assert watcher.warnings == ["a: load 3 on 2 cores"]
 
 
 def test_rows_that_are_faster_than_their_machine_are_held_to_limits_measured_again_there(tmp_path: Path) -> None:
-    asked: list[tuple[str, int]] = []
-    better = {"matmul_rate": {"float32": 9e11}, "exp_rate": {"float32": 2e9}, "copy_rates": [[262_144, 6e10]]}
+    def fast(asked: Asked) -> Any:
+        return visited(asked.cell, asked.round, peak_fraction=3.0) if asked.cell and asked.host == "b" else "answer"
 
-    class Fast(Cluster):
-        def _answer(self, host: Host, method: str, message: dict[str, Any]) -> dict[str, Any]:
-            if method == "visit" and host.name == "b":
-                value = super()._answer(host, method, message)
-                value["outcome"]["record"]["peak_fraction"] = 3.0
-                return value
-            if method == "limits":
-                rows = message["request"]["records"]
-                asked.append((host.name, len(rows)))
-                return {"limits": better, "rows": [{**row, "peak_fraction": 0.9} for row in rows]}
-            return super()._answer(host, method, message)
-
-    watcher = Listening()
-    ((folder, records),) = measure(tmp_path, Fast(Host("a"), Host("b", 1)), watcher)
+    watcher, cluster = Listening(), Cluster(Host("a"), Host("b", 1), react=fast)
+    ((folder, records),) = measure(tmp_path, cluster, watcher)
     is_whole(folder, records)
-    assert {host for host, _ in asked} == {"b"}
+    assert {one.host for one in cluster.log if one.method == "limits"} == {"b"}
     assert {record.peak_fraction for record in records if record.host == "b-digest"} == {0.9}
-    rates = {one["host"]: one["matmul_rate"]["float32"] for one in folder.environment["machines"]}
-    assert rates == {"a-digest": 2e11, "b-digest": 9e11}
-    assert any("faster than the limits of the machine" in line for line in watcher.warnings)
+    known = {one["host"]: one for one in folder.environment["machines"]}
+    assert known["a-digest"]["matmul_rate"] == {"float32": 2e11}
+    assert {name: known["b-digest"][name] for name in BETTER} == BETTER
+    assert len(watcher.rows) == 16  # a row that was corrected is not told again
 
 
 def test_the_folder_of_many_machines_is_merged_plotted_and_verified_like_any_other(tmp_path: Path) -> None:
@@ -527,50 +521,21 @@ sweeps:
 """
 
 
-class Training(Cluster):
-    """Trains one cell for each question how far it is."""
-
-    def __init__(self, *hosts: Host, **options: Any) -> None:
-        super().__init__(*hosts, **options)
-        self.left: dict[int, list[Cell]] = {}
-
-    def _answer(self, host: Host, method: str, message: dict[str, Any]) -> dict[str, Any]:
-        if method == "train":
-            self.left[host.index] = [Cell.from_json(cell) for cell in message["cells"]]
-            return {}
-        if method != "more":
-            return super()._answer(host, method, message)
-        if not self.left[host.index]:
-            return {"events": [], "over": True}
-        cell = self.left[host.index].pop(0)
-        assert cell.training is not None
-        rate = cell.training.learning_rate
-        known = {"val_score": 0.5 + 10 * rate, "score": 0.5, "best_step": 6, "learning_rate": rate, "train_s": 1.0}
-        record = Record.of(cell, Status.OK, **known, score_low=0.4, score_high=0.6, chance_score=0.25, test_examples=32)
-        record.process, record.threads = "as-shipped", 1
-        point = {"step": 6, "train_loss": 1.0, "val_score": 0.5, "val_loss": 1.0, "learning_rate": 0.0, "cpu_s": 1.0}
-        begun = {"what": "begun", "cell_id": cell.cell_id}
-        step = {"what": "step", "cell_id": cell.cell_id, "done": 3, "of": 6}
-        outcome = {"record": record.to_json(), "samples": None, "failure": None, "stderr": [], "killed": False}
-        ended = {"what": "ended", "cell_id": cell.cell_id, "outcome": {**outcome, "points": [point]}}
-        return {"events": [begun, step, ended], "over": False}
-
-
 def test_trainings_of_one_task_are_of_one_host_and_later_seeds_of_the_rate_that_was_chosen(tmp_path: Path) -> None:
-    ((folder, records),) = measure(tmp_path, Training(Host("a"), Host("b", 1)), suite=TRAINED)
+    ((folder, records),) = measure(tmp_path, Cluster(Host("a"), Host("b", 1)), suite=TRAINED)
     assert len({record.host for record in records}) == 1
     late = [record for record in records if record.seed == 1]
     assert [record.learning_rate for record in late] == [0.02, 0.02]
     assert len(records) == 6
     assert folder.curves().keys() == {record.cell_id for record in records}
     assert audit(folder.path).findings == []
-    again = Training(Host("a"), Host("b", 1))
+    again = Cluster(Host("a"), Host("b", 1))
     assert measure(tmp_path, again, suite=TRAINED)[0][1] == records
     assert again.log == []
 
 
 def test_a_death_in_a_training_costs_none(tmp_path: Path) -> None:
-    cluster = Training(Host("a"), Host("b", 1), react=once("vanish", method="more", after=2))
+    cluster = Cluster(Host("a"), Host("b", 1), react=once("vanish", method="train", after=2))
     ((folder, records),) = measure(tmp_path, cluster, suite=TRAINED)
     assert (len(records), len({record.host for record in records})) == (6, 1)
     assert {record.status for record in records} == {Status.OK}
@@ -595,8 +560,53 @@ def test_a_run_of_one_round_begins_no_fresh_process(tmp_path: Path) -> None:
     assert [one.method for one in cluster.log if one.method == "fresh"] == []
 
 
-@pytest.mark.parametrize("reaction", ["vanish", {"failed": "no process"}])
+@pytest.mark.parametrize("reaction", ["vanish", ("failed", "no process")])
 def test_a_machine_that_is_lost_between_rounds_costs_no_row(reaction: Any, tmp_path: Path) -> None:
     cluster = Cluster(Host("a"), Host("b"), react=once(reaction, method="fresh"))
     ((folder, records),) = measure(tmp_path, cluster)
     is_whole(folder, records)
+
+
+def test_short_sequences_come_first_and_lots_become_smaller_until_each_is_one_group(tmp_path: Path) -> None:
+    cluster = Cluster(*(Host(name, index) for index, name in enumerate("abcd")))
+    measure(tmp_path, cluster, rounds=1, suite=LONG)
+    assert [n for lot in cluster.lots for n in lot] == [*range(1, 31)]
+    sizes = list(map(len, cluster.lots))
+    assert sizes[0] == 3  # an eighth of what waits, for four machines
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[-1] == 1
+
+
+def test_a_lot_takes_ten_minutes_a_round_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "weight", lambda cell: 2500.0 if cell.shape.N == 1 else 125.0)
+    cluster = Cluster(Host("a"))
+    measure(tmp_path, cluster, rounds=1, suite=LONG)
+    assert cluster.lots[:2] == [[1], [2, 3]]
+
+
+def test_what_a_host_has_begun_stays_its_own_while_it_is_there(tmp_path: Path) -> None:
+    """It is two machines, and one of them dies."""
+    cluster = Cluster(Host("a"), Host("b", 1), Host("b", 1), react=once("vanish", host="b", after=3))
+    ((folder, records),) = measure(tmp_path, cluster)
+    is_whole(folder, records)
+    assert len(cluster.visits()) > 16
+    asked = {host: {comparison_group(one.cell) for one in cluster.visits(host) if one.cell} for host in "ab"}
+    assert not asked["a"] & asked["b"]
+
+
+def test_machines_with_one_processor_multiply_by_one_library(tmp_path: Path) -> None:
+    """The second one finds another one faster, and sets itself up once more."""
+
+    class Obedient(Cluster):
+        def ask(self, machine: int, method: str, *arguments: Any) -> None:
+            if method == "begin" and (products := arguments[1].settings.products):
+                odd.state = products._asdict()
+            super().ask(machine, method, *arguments)
+
+    odd = Host("odd", 1, state={"float32_products": "default"})
+    cluster = Obedient(Host("a"), odd)
+    ((folder, records),) = measure(tmp_path, cluster)
+    is_whole(folder, records)
+    assert [one.host for one in cluster.log if one.method == "begin"] == ["a", "odd", "odd"]
+    assert odd.state == {"float32_products": "oneDNN", "window_products": "default"}
+    assert {record.host for record in records} == {"a-digest", "odd-digest"}

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from attnbench.errors import UsageError
+from attnbench.harness.identity import identity
 from attnbench.harness.many import machine
-from attnbench.harness.many.driver import begin_of, hello_of, misfit, ours
-from attnbench.harness.many.machine import Machine
+from attnbench.harness.many.machine import Event, Machine, misfit, requirements
 from attnbench.harness.outside.gate import HoldSetting, Verdict
 from attnbench.harness.outside.isolation import CellFailed, Settings, WorkerFailed
 from attnbench.harness.plan import Options, Plan, make_plan
 from attnbench.harness.wire import process
-from attnbench.harness.wire.protocol import MeasureLimits, Outcome, VisitCell
+from attnbench.harness.wire.protocol import Outcome
 from attnbench.measure.machine import host
 from attnbench.measure.status import Status
 from attnbench.results.record import HELD, Record
@@ -37,6 +38,7 @@ class Process:
     fails: Exception | None = None
     starts: WorkerFailed | None = None
     served = 0
+    peak = 0.5
 
     def __init__(self, settings: Settings) -> None:
         self.settings, self.state, self.traces, self.stops = settings, dict[str, Any](), "", 0
@@ -65,9 +67,10 @@ class Process:
         if Process.fails:
             raise Process.fails
         if request["do"] == "limits":
-            return {"limits": {"matmul_rate": {"float32": 9e11}}, "rows": request["records"]}
+            rows = [{**row, "peak_fraction": 0.9} for row in request["records"]]
+            return {"limits": {"matmul_rate": {"float32": 9e11}}, "rows": rows}
         cell, round_ = Cell.from_json(request["cell"]), request["round"]
-        record = Record.of(cell, Status.OK, time_median_s=0.5, time_rounds=round_ + 1)
+        record = Record.of(cell, Status.OK, time_median_s=0.5, time_rounds=round_ + 1, peak_fraction=Process.peak)
         samples = {"cell_id": cell.cell_id, "round": round_, "samples": [{"seconds": 0.5, "calls": 1}]}
         return {"record": record.to_json(), "samples": samples}
 
@@ -83,109 +86,136 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
     monkeypatch.setattr(machine, "load_warning", lambda: "load 3 on 2 cores")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # a machine takes it out of its environment
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "nice", lambda step: os.getpriority(os.PRIO_PROCESS, os.getppid()))
     (tmp_path / "s.yaml").write_text(SUITE)
     return make_plan(tmp_path / "s.yaml", Options("cpu", on="ray", cell_timeout=30.0))
 
 
 class Calling:
-    """A machine, called as the driver calls it, through a message."""
+    """A machine, called as the driver calls it, through messages."""
 
-    def __init__(self) -> None:
-        self.machine = Machine()
+    def __init__(self, plan: Plan, **changes: str) -> None:
+        self.machine, self.plan = Machine(), plan
+        facts = identity(plan, "")
+        self.wanted = requirements(facts["input_files"], facts["plugins"]) | changes
 
-    def __call__(self, method: str, message: dict[str, Any]) -> dict[str, Any]:
-        answer: dict[str, Any] = json.loads(json.dumps(self.machine.call(method, pickle.loads(pickle.dumps(message)))))
-        return answer
+    def __call__(self, method: str, *arguments: Any) -> list[Event]:
+        events = list(self.machine.work(method, *pickle.loads(pickle.dumps(arguments))))
+        assert pickle.loads(pickle.dumps(events)) == events
+        assert events.pop(0) == ("alive", os.uname().nodename)
+        return events
+
+    def begin(self, known: dict[str, Any] | None = None) -> list[Event]:
+        return self("begin", str(Path.cwd()), self.plan, self.wanted, {host(): known} if known else {})
+
+    def measure(self, *cells: Cell) -> list[Event]:
+        plan = replace(self.plan, cells=list(cells), only=frozenset(cell.cell_id for cell in cells))
+        return self("measure", plan, ({}, {}))
 
 
 def begun(plan: Plan, known: dict[str, Any] | None = None) -> Calling:
-    call = Calling()
-    assert "failed" not in call("hello", hello_of(plan))
-    assert call("begin", begin_of(plan, 2, known))["state"]["machine_id"] == state()["machine_id"]
+    call = Calling(plan)
+    *_, (word, (_, facts)) = call.begin(known)
+    assert (word, facts["machine_id"]) == ("done", state()["machine_id"])
     return call
 
 
-def test_a_machine_like_the_driver_fits(plan: Plan) -> None:
-    from attnbench.harness.identity import identity
+def outcomes(events: list[Event], cell: Cell) -> list[Outcome]:
+    return [Outcome.from_json(one[1], cell) for one in events if one[0] == "add"]
 
-    hello = Calling()("hello", hello_of(plan))
-    niceness = os.getpriority(os.PRIO_PROCESS, os.getppid())
-    assert misfit({**hello, "niceness": niceness}, ours(identity(plan, ""))) == ""
-    assert hello["host"] == host()
-    assert hello["notes"] == []
+
+def test_a_machine_like_the_driver_takes_part(plan: Plan) -> None:
+    warned, (word, (process, facts)) = Calling(plan).begin()
+    assert warned == ("warned", "load 3 on 2 cores")
+    assert (word, process["host"], facts) == ("done", host(), Process.made[-1].state)
+
+
+def test_a_machine_that_is_other_than_the_driver_does_not(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Calling(plan, torch="1.0").begin() == [
+        ("failed", misfit({"torch": Calling(plan).wanted["torch"]}, {"torch": "1.0"}))
+    ]
+    monkeypatch.setattr(os, "nice", lambda step: 19)
+    ((word, why),) = Calling(plan).begin()
+    assert (word, why[-63:]) == (
+        "failed",
+        "anything else there goes first; set RAY_worker_niceness=0 before ray start"[-63:],
+    )
 
 
 def test_the_threads_are_those_of_the_machine_whatever_the_engine_reserved(
     plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(machine, "available_cores", lambda: 6)
-    hello = Calling()("hello", hello_of(plan))
-    assert (hello["threads"], hello["variables"]["OMP_NUM_THREADS"]) == (6, "6")
+    *_, (_, (process, _)) = Calling(plan).begin()
+    assert (process["threads"], process["variables"]["OMP_NUM_THREADS"]) == (6, "6")
     asked = make_plan("quick", Options("cpu", on="ray", threads=3))
-    assert Calling()("hello", hello_of(asked))["threads"] == 3
+    *_, (_, (process, _)) = Calling(asked).begin()
+    assert process["threads"] == 3
 
 
 def test_a_machine_sets_its_process_up_as_it_is_told(plan: Plan) -> None:
     begun(plan)
     settings = Process.made[-1].settings
-    assert (settings.device, settings.threads, settings.process, settings.dtypes) == ("cpu", 2, "tuned", ("float32",))
+    assert (settings.device, settings.process, settings.dtypes) == ("cpu", "tuned", ("float32",))
     assert settings.memory_limit  # of this machine: none was given
 
 
-def test_a_visit_gives_the_row_its_samples_and_what_the_user_should_know(plan: Plan) -> None:
-    call, cell = begun(plan), plan.cells[0]
-    answer = call("visit", {"request": VisitCell(cell, plan.rules).to_json()})
-    outcome = Outcome.from_json(answer["outcome"], cell)
-    assert (outcome.record.status, outcome.record.time_median_s) == (Status.OK, 0.5)
-    assert outcome.samples is not None
-    assert answer["notes"] == ["process 7 cannot be ended"]
-    with pytest.raises(ValueError, match="for the cell of its id"):
-        Outcome.from_json(answer["outcome"], plan.cells[1])
-
-
-def test_a_fresh_round_has_another_process_that_keeps_what_is_known_of_the_machine(plan: Plan) -> None:
-    call = begun(plan)
-    process = Process.made[-1]
-    rates, started = process.state["matmul_rate"], len(process.known)
-    assert call("fresh", {}) == {"notes": []}
-    assert (process.stops, len(process.known), process.state["matmul_rate"]) == (1, started + 1, rates)
-    Process.starts = WorkerFailed("the measuring process did not start: no memory")
-    assert call("fresh", {})["failed"] == "the measuring process did not start: no memory"
+def test_a_lot_is_measured_round_by_round_each_in_a_fresh_process(plan: Plan) -> None:
+    call, cells = begun(plan), plan.cells[:2]
+    process, begun_with = Process.made[-1], len(Process.made[-1].known)
+    events = call.measure(*cells)
+    added = {
+        cell.cell_id: outcomes(
+            [one for one in events if one[0] == "add" and one[1]["record"]["cell_id"] == cell.cell_id], cell
+        )
+        for cell in cells
+    }
+    assert [[one.record.time_rounds for one in found] for found in added.values()] == [[1, 2, 3]] * 2
+    assert all(
+        one.samples and one.record.machine_id == state()["machine_id"] for found in added.values() for one in found
+    )
+    assert [one[0] for one in events].count("visiting") == [one[0] for one in events].count("visited") == 6
+    assert ("warned", "process 7 cannot be ended") in events
+    assert events[-1] == ("done", None)
+    assert process.stops == 2
+    assert all(known["matmul_rate"] for known in process.known[begun_with:])
 
 
 def test_a_cell_that_crashes_is_a_row_and_the_machine_goes_on(plan: Plan) -> None:
     call, cell = begun(plan), plan.cells[0]
     Process.fails = CellFailed(Status.CRASH, "exited with code 3", ["last words"])
-    outcome = Outcome.from_json(call("visit", {"request": VisitCell(cell, plan.rules).to_json()})["outcome"], cell)
+    events = call.measure(cell)
+    (outcome,) = outcomes(events, cell)
     assert (outcome.record.status, outcome.record.reason) == (Status.CRASH, "exited with code 3")
-    assert outcome.stderr == ["last words"]
+    assert (outcome.stderr, events[-1]) == (["last words"], ("done", None))
     Process.fails = None
-    assert "outcome" in call("visit", {"request": VisitCell(cell, plan.rules).to_json()})
+    assert [one.record.status for one in outcomes(call.measure(plan.cells[1]), plan.cells[1])] == [Status.OK] * 3
 
 
-def test_what_fails_is_said_with_the_machine_s_name(plan: Plan) -> None:
-    call = Calling()
-    answer = call("hello", {**hello_of(plan), "plugins": ["nowhere.py"]})
-    assert answer["failed"] == "plug-in nowhere.py: no such file"
-    assert answer["name"]
-    call("hello", hello_of(plan))
+def test_what_fails_is_said(plan: Plan) -> None:
+    missing = replace(plan, settings=replace(plan.settings, plugins=("nowhere.py",)))
+    assert Calling(missing).begin() == [("failed", "plug-in nowhere.py: no such file")]
+    call = begun(plan)
     Process.starts = WorkerFailed("the measuring process did not start: no memory")
-    assert call("begin", begin_of(plan, 2))["failed"] == "the measuring process did not start: no memory"
-    assert "missing 1 required positional argument: 'request'" in call("visit", {})["failed"]
-    Process.starts = None
-    assert call("fresh", {}) == {"notes": []}
+    assert call.measure(plan.cells[0])[-1] == ("failed", "the measuring process did not start: no memory")
+    assert Calling(plan).begin()[-1] == ("failed", "the measuring process did not start: no memory")
+    ((word, why),) = call("measure")
+    assert (word, "missing 2 required positional arguments" in why) == ("failed", True)
 
 
-def test_limits_are_measured_again_and_kept(plan: Plan) -> None:
+def test_rows_faster_than_the_machine_are_corrected(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Process, "peak", 3.0)
     call, cell = begun(plan), plan.cells[0]
-    record = Record.of(cell, Status.OK, time_median_s=0.5)
-    request = MeasureLimits([cell], [record])
-    found = request.answered(call("limits", {"request": request.to_json(), "most_s": 1.0}))
-    assert found.limits == {"matmul_rate": {"float32": 9e11}}
-    assert Process.made[-1].state["matmul_rate"] == {"float32": 9e11}
-    Process.fails = CellFailed(Status.CRASH, "it ended")
-    assert call("limits", {"request": request.to_json(), "most_s": 1.0})["failed"] == "it ended"
+    events = call.measure(cell)
+    assert ("correct", {"matmul_rate": {"float32": 9e11}}) in events
+    assert [one.record.peak_fraction for one in outcomes(events, cell)] == [3.0, 3.0, 3.0, 0.9]
+
+
+def test_a_machine_at_work_says_so_every_ten_seconds(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "ALIVE_EVERY", 0.05)
+    monkeypatch.setattr(machine, "load_warning", lambda: time.sleep(0.5))
+    alive = [one for one in Calling(plan).begin() if one[0] == "alive"]
+    assert len(alive) >= 2
 
 
 def test_a_host_that_took_part_before_takes_its_rates_over_unless_it_is_another_machine(plan: Plan) -> None:
@@ -213,10 +243,10 @@ def test_a_machine_ends_with_the_process_that_started_it() -> None:
 
 
 def test_files_are_named_as_the_driver_names_them(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    order = hello_of(plan)
+    call, folder = Calling(plan), str(Path.cwd())
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    Calling()("hello", order)
+    call("begin", folder, plan, call.wanted, {})
     assert Path.cwd() == tmp_path
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -40,8 +41,9 @@ def test_a_node_that_is_killed_in_mid_run_costs_no_row_and_the_same_command_find
     (tmp_path / "s.yaml").write_text(SUITE)
     with nodes(2) as there:
         words = command(tmp_path, there.address)
-        with (tmp_path / "said.txt").open("w") as said:
-            running = subprocess.Popen(words, stdout=said, stderr=said, cwd=tmp_path, env=dict(os.environ))
+        with (tmp_path / "said.txt").open("w") as said, (tmp_path / "rows.json").open("w") as printed:
+            asked = [*words, "--json"]
+            running = subprocess.Popen(asked, stdout=printed, stderr=said, cwd=tmp_path, env=dict(os.environ))
             until = time.monotonic() + 300
             while stored(tmp_path) < 6 and running.poll() is None and time.monotonic() < until:
                 time.sleep(0.05)
@@ -50,6 +52,7 @@ def test_a_node_that_is_killed_in_mid_run_costs_no_row_and_the_same_command_find
         text = (tmp_path / "said.txt").read_text()
         assert code == 0, text
         assert "was lost:" in text, text
+        assert len(json.loads((tmp_path / "rows.json").read_text())) == 16  # and no word of Ray's
         (path,) = (tmp_path / "out" / "s").iterdir()
         folder = RunFolder(path)
         rows = folder.in_order()
