@@ -1,4 +1,4 @@
-"""``attnbench export RUN``: a run for other programs: Parquet, MLflow, or tables for a page."""
+"""``attnbench export RUN``: a run for other programs: Parquet, or tables for a page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, or of a suite for its newest run.")],
     parquet: Annotated[Path | None, File(help="Write the rows, with types and units, to this Parquet file.")] = None,
     samples: Annotated[Path | None, File(help="Write every raw sample to this Parquet file.")] = None,
-    mlflow: Annotated[bool, typer.Option("--mlflow", help="Log it as one MLflow run at MLFLOW_TRACKING_URI.")] = False,
     format_: Annotated[
         Literal["markdown", "latex"] | None, typer.Option("--format", help="Print a table for each sweep.")
     ] = None,
@@ -29,15 +28,14 @@ def export(
     """
     if out is not None and format_ is None:
         raise UsageError("--out is for tables; add --format markdown or --format latex")
-    if not (parquet or samples or mlflow or format_):
+    if not (parquet or samples or format_):
         raise UsageError(
-            "export needs --parquet FILE, --samples FILE, --mlflow or --format; "
+            "export needs --parquet FILE, --samples FILE or --format; "
             "for example: attnbench export results/quick --parquet quick.parquet"
         )
     refuse_files(parquet, samples, out)
 
     from attnbench.files import write_output
-    from attnbench.results.export.mlflow import log_run
     from attnbench.results.export.parquet import write_rows, write_samples
     from attnbench.results.export.tables import as_text, tables_of
     from attnbench.results.runs import newest_run
@@ -52,15 +50,6 @@ def export(
         console.note(f"{write_rows(folder, parquet)} rows: {parquet}")
     if samples is not None:
         console.note(f"{write_samples(folder, samples)} samples: {samples}")
-    if mlflow:
-
-        def page() -> str:
-            from attnbench.answers.report.page import make_page
-            from attnbench.answers.report.sources import read_sources
-
-            return make_page(read_sources([folder.path], warn=lambda doubt: None))  # read and warned of before
-
-        console.note(f"MLflow run {log_run(folder, page)}")
     if format_ is not None:
         text = "\n".join(as_text(table, format_) for table in tables_of(records))
         if out is None:

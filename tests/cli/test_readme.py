@@ -42,7 +42,6 @@ SMALLER = {
 """What a command is given besides its own arguments; the last of two options wins."""
 
 ELSEWHERE_TRIED = {
-    "--mlflow": "it needs a package and a server; tests/results/test_export.py stands in for both",
     "merge": "it needs shards of a suite; tests/results/test_merge.py makes and merges them",
     "--run": "it measures whole suites; tests/answers/test_claims.py measures a small one",
     "ray": "it needs a cluster; tests/harness/many makes one",
@@ -68,7 +67,7 @@ STANDS_FOR = {
 """What a reader would put in the place of a word."""
 
 ELSEWHERE = re.compile(
-    r"output 0 sees the tokens|duckdb -c |export RAY_|MLFLOW_ALLOW|100 cells, two rounds|\d+ runs of the same programs"
+    r"output 0 sees the tokens|duckdb -c |export RAY_|100 cells, two rounds|\d+ runs of the same programs"
 )
 """Blocks that other tests try: the faults that tests/laws sees caught, a query (test_recipes.py), and Ray's."""
 
@@ -126,8 +125,9 @@ def test_no_block_is_left_untried(block: Block) -> None:
 @pytest.mark.parametrize("block", SCRIPTS, ids=lambda block: block.label)
 @pytest.mark.usefixtures("forks")
 def test_python_blocks_run(block: Block, folder: Path) -> None:
-    if "import wandb" in block.text:
-        pytest.importorskip("wandb", reason="no dependency of ours: the block shows how to use it")
+    for module in ("mlflow", "wandb"):
+        if f"import {module}" in block.text:
+            pytest.importorskip(module, reason="no dependency of ours: the block shows how to use it")
     done = fresh(["-c", block.text], folder)
     assert done.returncode == 0, done.stderr
 

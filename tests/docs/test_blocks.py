@@ -29,7 +29,6 @@ LONG = re.compile(
 )
 """Commands that measure or train for more than half a minute: they are run with the slow tests."""
 ELSEWHERE = {
-    "--mlflow": "a server",
     "--shard": "three machines",
     "merge ": "three machines",
     " OLD": "two runs of one machine",
@@ -38,7 +37,7 @@ ELSEWHERE = {
     "gpu.md": "a GPU",
 }
 """Commands that need more than a machine, by a part of the line or the page: only their words are read."""
-NEEDS = {"--parquet": "pyarrow", "import wandb": "wandb"}
+NEEDS = {"--parquet": "pyarrow", "import wandb": "wandb", "import mlflow": "mlflow"}
 """What some blocks need, which the page says."""
 
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import sys
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,9 +16,7 @@ from attnbench.cli.compare import _printer as printer
 from attnbench.cli.screen import console
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import parse_spec
-from attnbench.errors import UsageError
 from attnbench.measure.status import Status
-from attnbench.results.export.mlflow import log_run, metrics
 from attnbench.results.export.tables import Table, as_text, tables_of
 from attnbench.results.record import COLUMNS, Record
 from attnbench.results.store import RunFolder
@@ -75,19 +70,17 @@ def test_every_raw_sample_is_a_row_of_a_second_file(run: Path, tmp_path: Path) -
         assert stored[one["cell_id"]][one["round"]][one["position"]]["seconds"] == one["seconds"]
 
 
-@pytest.mark.parametrize("option", ["--parquet", "--samples", "--mlflow"])
+@pytest.mark.parametrize("option", ["--parquet", "--samples"])
 def test_without_the_library_the_extra_is_named_and_nothing_is_written(
     run: Path, tmp_path: Path, option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in [one for one in sys.modules if one.partition(".")[0] in ("pyarrow", "mlflow")]:
+    for name in [one for one in sys.modules if one.partition(".")[0] == "pyarrow"]:
         monkeypatch.delitem(sys.modules, name)
-    for name in ("pyarrow", "pyarrow.parquet", "mlflow"):
+    for name in ("pyarrow", "pyarrow.parquet"):
         monkeypatch.setitem(sys.modules, name, None)  # type: ignore[arg-type]
-    extra = "mlflow" if option == "--mlflow" else "export"
     before = files(run)
-    arguments = [option] if option == "--mlflow" else [option, str(tmp_path / "x.parquet")]
-    assert main(["export", str(run), *arguments]) == 2
-    assert f"pip install 'attnbench[{extra}]'" in capsys.readouterr().err
+    assert main(["export", str(run), option, str(tmp_path / "x.parquet")]) == 2
+    assert "pip install 'attnbench[export]'" in capsys.readouterr().err
     assert files(run) == before
     assert not (tmp_path / "x.parquet").exists()
 
@@ -149,7 +142,7 @@ def test_a_folder_of_several_suites_is_refused_and_that_of_one_is_its_newest_run
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "export needs --parquet FILE, --samples FILE, --mlflow or --format"),
+        ([], "export needs --parquet FILE, --samples FILE or --format"),
         (["--out", "t.md"], "--out is for tables"),
         (["--format", "html"], "--format must be markdown or latex, not 'html'"),
     ],
@@ -160,87 +153,3 @@ def test_what_export_cannot_do_is_one_line(
     assert main(["export", str(run), *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line
-
-
-class Refused(Exception):
-    """Stands for MLflow's own."""
-
-
-class Ledger:
-    """Stands for the module mlflow: notes what is logged, and refuses names as MLflow does."""
-
-    exceptions = SimpleNamespace(MlflowException=Refused)
-
-    def __init__(self) -> None:
-        self.parameters: dict[str, str] = {}
-        self.numbers: dict[tuple[str, int], float] = {}
-        self.files: list[str] = []
-
-    @contextmanager
-    def start_run(self, run_name: str) -> Any:
-        yield SimpleNamespace(info=SimpleNamespace(run_id=f"id of {run_name}"))
-
-    def log_params(self, given: dict[str, str]) -> None:
-        assert all(len(value) <= 500 for value in given.values())
-        self.parameters = given
-
-    def log_metrics(self, given: dict[str, float], step: int) -> None:
-        for name, value in given.items():
-            if not re.fullmatch(r"[A-Za-z0-9_\-. :/]{1,250}", name):
-                raise Refused(f"invalid name {name}")
-            self.numbers[name, step] = value
-
-    def log_table(self, data: dict[str, list[Any]], artifact_file: str) -> None:
-        assert len({len(column) for column in data.values()}) == 1
-        self.files.append(artifact_file)
-
-    def log_text(self, text: str, artifact_file: str) -> None:
-        assert text.startswith("<")
-        self.files.append(artifact_file)
-
-    def log_artifact(self, path: str) -> None:
-        self.files.append(Path(path).name)
-
-
-def test_mlflow_gets_one_run_with_a_series_over_n_for_each_variant(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ledger = Ledger()
-    monkeypatch.setitem(sys.modules, "mlflow", ledger)  # type: ignore[arg-type]
-    assert log_run(RunFolder(run), lambda: "<html>") == f"id of {run.name}"
-    assert ledger.parameters["processor"] == "AMD EPYC"
-    assert ledger.parameters["suite"] == "s"
-    assert {n for name, n in ledger.numbers if name == "time_s/softmax"} == {2, 4, 8, 16}
-    assert ledger.numbers["time_s/linear", 4] == 4 / 7
-    assert ("time_s/linear", 16) not in ledger.numbers  # it failed
-    assert ledger.files == ["results.json", "report.html", "results.csv", "environment.json", "suite.yaml"]
-
-
-def test_the_command_gives_mlflow_a_report_that_nobody_wrote_before(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pages: list[str] = []
-
-    class Reading(Ledger):
-        def log_text(self, text: str, artifact_file: str) -> None:
-            pages.append(text)
-
-    monkeypatch.setitem(sys.modules, "mlflow", Reading())  # type: ignore[arg-type]
-    assert main(["export", str(run), "--mlflow"]) == 0
-    (page,) = pages
-    assert page.startswith("<!doctype html>")
-    assert not (run / "report.html").exists()
-
-
-def test_no_two_rows_share_a_name_in_mlflow() -> None:
-    rows = [row("performer:features=64"), row("performer:features=128"), row("performer:features=64", causal=True)]
-    rows += [replace(rows[0], cell_id="f" * 16)]
-    found = metrics(rows)[64]
-    assert len([name for name in found if name.startswith("time_s/")]) == 4
-    assert all(re.fullmatch(r"[A-Za-z0-9_\-. :/]+", name) for name in found)
-
-
-def test_what_mlflow_refuses_is_one_line(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Broken(Ledger):
-        def log_params(self, given: dict[str, str]) -> None:
-            raise Refused("no server")
-
-    monkeypatch.setitem(sys.modules, "mlflow", Broken())  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="--mlflow: no server; set MLFLOW_TRACKING_URI to a server, or to file:///"):
-        log_run(RunFolder(run), lambda: "<html>")

@@ -1,1 +1,1 @@
-"""A run for other programs: Parquet, MLflow, Markdown and LaTeX."""
+"""A run for other programs: Parquet, Markdown and LaTeX."""
