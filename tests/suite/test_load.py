@@ -333,7 +333,9 @@ def test_an_alias_bomb_is_refused_before_it_grows(message) -> None:  # type: ign
 def test_of_hundreds_of_mistakes_the_first_in_the_file_is_told(message) -> None:  # type: ignore[no-untyped-def]
     sweeps = "".join(f"  - {{name: s{i}, matrix: {{variant: nope{i}, seq_len: x}}}}\n" for i in range(400))
     assert message(f"sweeps:\n{sweeps}nme: x\n").startswith("s.yaml:1: 'name' is missing")
-    assert message(f"name: x\nsweeps:\n{sweeps}").startswith("s.yaml:3: unknown variant 'nope0'")
+    assert message(f"name: x\nsweeps:\n{sweeps}").startswith("s.yaml:3: 'seq_len' must be whole numbers")
+    right = sweeps.replace("seq_len: x", "seq_len: 8")
+    assert message(f"name: x\nsweeps:\n{right}").startswith("s.yaml:3: unknown variant 'nope0'")
 
 
 def test_options_whose_lists_multiply_without_end_are_refused_at_once(message) -> None:  # type: ignore[no-untyped-def]
