@@ -542,24 +542,6 @@ def test_a_death_in_a_training_costs_none(tmp_path: Path) -> None:
     assert audit(folder.path).findings == []
 
 
-def test_each_round_on_a_machine_begins_with_a_fresh_process(tmp_path: Path) -> None:
-    cluster = Cluster(Host("a"))
-    measure(tmp_path, cluster, rounds=3)
-    process, processes = 0, dict[str, list[int]]()
-    for asked in cluster.log:
-        process += asked.method == "fresh"
-        if asked.method == "visit":
-            processes.setdefault(asked.label, []).append(process)
-    assert len(processes) == len(ALL)
-    assert all(len(set(used)) == 3 for used in processes.values())
-
-
-def test_a_run_of_one_round_begins_no_fresh_process(tmp_path: Path) -> None:
-    cluster = Cluster(Host("a"))
-    measure(tmp_path, cluster, rounds=1)
-    assert [one.method for one in cluster.log if one.method == "fresh"] == []
-
-
 @pytest.mark.parametrize("reaction", ["vanish", ("failed", "no process")])
 def test_a_machine_that_is_lost_between_rounds_costs_no_row(reaction: Any, tmp_path: Path) -> None:
     cluster = Cluster(Host("a"), Host("b"), react=once(reaction, method="fresh"))
