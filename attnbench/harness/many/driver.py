@@ -299,18 +299,15 @@ class _Driver:
         nobody_may = len(refused) == len(members) and (self._is_hopeless() or 0 < len(members) >= self.places)
         if not self.waiting or (self.clock() - self.busy_at <= _PATIENCE and not nobody_may):
             return
-        left = sum(len(group.cells) for group in self.waiting)
-        cells = f"{left} cell{'s wait' if left != 1 else ' waits'}"
+        why = next(iter(refused), self.why)
         classes = ", ".join(sorted({group.kind.machine_class for group in self.waiting if group.kind}))
         if classes and any(member.host for member in members):
-            raise NoMachine(
-                f"{cells} for a machine of class {classes}, where they were begun, and none is left; the same command "
-                "goes on when there is one"
-            )
-        cells += f" and no machine may measure them: {next(iter(refused), self.why)}"
+            why = f"they were begun on machines of class {classes}, and none is left"
+        left = sum(len(group.cells) for group in self.waiting)
+        said = f"{left} cell{'s wait' if left != 1 else ' waits'} and no machine may measure them: {why}"
         if not self.kinds.all:
-            raise UsageError(f"{cells}; nothing was written")
-        raise NoMachine(f"{cells}; the same command goes on")
+            raise UsageError(f"{said}; nothing was written")
+        raise NoMachine(f"{said}; the same command goes on when there is one")
 
     # Their work
 

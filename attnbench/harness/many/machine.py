@@ -78,14 +78,9 @@ class Machine:
     ) -> tuple[dict[str, Any], Ready]:
         """Set the worker up, which measures the machine; return the facts of the process, and those of the worker.
 
-        Args:
-            folder: the driver's current one, with the files.
-            plan: with cells that read all files.
-            wanted: the driver's :func:`requirements`.
-            known: earlier facts by host, with the limits to take over: a run has one set for each host.
-
-        Raises:
-            UsageError: this machine may not take part.
+        ``folder`` is the driver's current one, with the files that the cells of ``plan`` read. ``wanted`` are its
+        :func:`requirements`, and ``known`` the earlier facts of each host, with the limits to take over: a run has one
+        set for each host. Raises UsageError: this machine may not take part.
         """
         with suppress(OSError):  # then files that are named relatively are missing, which is told
             os.chdir(folder)
@@ -108,9 +103,7 @@ class Machine:
         self._worker.stop()
         self._worker = Worker(settings)
         self._worker.warn = _Sent(self._events).warned
-        before = known.get(host())
-        if before:
-            self._worker.state = before
+        self._worker.state = before = known.get(host(), cast(Ready, {}))
         state = self._worker.start()
         if before and state["machine_id"] != before["machine_id"]:  # the same name, but another machine
             self._worker.stop()

@@ -350,7 +350,7 @@ def test_a_host_is_told_its_rates_of_before_so_that_noise_does_not_put_it_elsewh
 
 def test_what_was_begun_on_one_class_is_never_finished_on_another(tmp_path: Path) -> None:
     cluster = Cluster(Host("a"), Host("b", 1, state=INTEL), react=once("vanish", host="b", after=1))
-    with pytest.raises(NoMachine, match=r"cells wait for a machine of class [0-9a-f]{8}, where they were begun"):
+    with pytest.raises(NoMachine, match=r"them: they were begun on machines of class [0-9a-f]{8}, and none is left;"):
         measure(tmp_path, cluster)
     assert cluster.time > 120
     back = Cluster(Host("c", 1, state=INTEL))
