@@ -21,7 +21,7 @@ from attnbench.suite.messages import Place, pick, shown
 from attnbench.suite.named_shapes import spelled_out
 from attnbench.suite.schema import Exclude, Suite, first_problem
 from attnbench.suite.sweep import Axes, Rules, Strict, Sweep
-from attnbench.suite.values import DEVICES, Reading, named
+from attnbench.suite.values import DEVICES, Reading, named, specs_of
 
 MAX_CELLS = 20_000
 """At half a second a cell, three hours."""
@@ -85,11 +85,12 @@ def check_names(suite: Suite) -> None:
     """
     problems = []
     for place, written in axes_in(suite):
-        for axis in _NAMED.keys() & written.data.keys():
+        for axis in [one for one in written.data if one in _NAMED]:
             values = written.data[axis]
             for index, item in enumerate(values if isinstance(values, list) else [values]):
                 try:
-                    named(_NAMED[axis], item)
+                    for spec in specs_of(_NAMED[axis], item):
+                        named(_NAMED[axis], spec)
                 except UsageError as error:
                     problems.append(((*place, axis, index), str(error)))
     if problems:
@@ -169,9 +170,7 @@ def _read(axis: str, values: Any, *, names: bool) -> list[Any]:
 
 
 def _as_named(axis: str, values: list[Any]) -> list[Any]:
-    if not isinstance(kind := AXES[axis].values, Specs):
-        return values
-    return [one and named(kind.kind, {"name": one.name, **dict(one.options)})[0] for one in values]
+    return [one and named(_NAMED[axis], one) for one in values] if axis in _NAMED else values
 
 
 _OWNERS = {

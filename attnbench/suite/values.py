@@ -120,7 +120,7 @@ def _specs(kind: str) -> Check:
 
 def _written(kind: str, item: object, index: int, reading: Reading) -> list[Spec]:
     try:
-        specs = parse_specs(UNTOUCHED if item is None and kind == "variant" else item)  # it is nothing in YAML
+        specs = specs_of(kind, item)
     except UsageError as error:
         wrong(_with_remedy(error, f"'attnbench list {kind}s' shows the names"), index)
     reading.add(len(specs), index)
@@ -131,28 +131,29 @@ def _written(kind: str, item: object, index: int, reading: Reading) -> list[Spec
     return specs
 
 
+def specs_of(kind: str, item: object) -> list[Spec]:
+    """The specs that an item of a list writes; ``none`` for a variant is nothing in YAML. Raises UsageError."""
+    return parse_specs(UNTOUCHED if item is None and kind == "variant" else item)
+
+
 def _with_remedy(error: UsageError, remedy: str) -> str:
     return str(error) if ";" in str(error) else f"{error}; {remedy}"
 
 
-def named(kind: str, item: object) -> list[Spec]:
-    """The variants, inputs or tasks that ``item`` writes, without options that repeat a default.
+def named(kind: str, spec: Spec) -> Spec:
+    """The variant, input or task as its registry has it: each option by its name, and none at its default.
 
     Raises UsageError: an unknown name or option.
     """
-    registry, found = _REGISTRIES[kind], list[Spec]()
-    for spec in parse_specs(UNTOUCHED if item is None else item):
-        if kind == "variant" and spec == _UNTOUCHED:
-            found.append(spec)
-            continue
-        remedy = f"'attnbench list {kind}s' shows the names"
-        try:
-            entry: Entry = registry.get(spec.name)
-            remedy = f"'attnbench show {spec.name}' lists its options"
-            found.append(entry.normalise(spec))
-        except UsageError as error:
-            raise UsageError(_with_remedy(error, remedy)) from None
-    return found
+    if kind == "variant" and spec == _UNTOUCHED:
+        return spec
+    remedy = f"'attnbench list {kind}s' shows the names"
+    try:
+        entry: Entry = _REGISTRIES[kind].get(spec.name)
+        remedy = f"'attnbench show {spec.name}' lists its options"
+        return entry.normalise(spec)
+    except UsageError as error:
+        raise UsageError(_with_remedy(error, remedy)) from None
 
 
 def _words(known: tuple[str, ...]) -> Check:
@@ -250,7 +251,7 @@ def _spec_tests(kind: str) -> Check:
 
 
 def _named(kind: str, spec: Spec, *, by_name: bool) -> Test:
-    whole = cache(lambda: named(kind, {"name": spec.name, **dict(spec.options)})[0])
+    whole = cache(lambda: named(kind, spec))
     return lambda value: bool(value.name == spec.name if by_name else value == whole())
 
 
