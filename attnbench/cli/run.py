@@ -88,12 +88,13 @@ def run(
     wanted = None if shard is None else parse_shard(shard)
     limit = options.bytes_of(given["memory_limit"])
 
-    from attnbench.suite.load import refuse_early
+    from attnbench.suite.load import read_suite, refuse_early
 
     of_all = {"dtype": dtype, "launch": launch, "seed": None if seed is None else str(seed)}
     given_to_all = {axis: one for axis, one in of_all.items() if one is not None}
     named = {axis: f"--{axis}" for axis in given_to_all}
-    refuse_early(suite, device=device, overrides=overrides | given_to_all, options=named)
+    read = read_suite(suite)
+    refuse_early(read, device=device, overrides=overrides | given_to_all, options=named)
     if device == "cpu":
         from attnbench.harness.wire.process import memory_limit as limit_for
 
@@ -126,7 +127,7 @@ def run(
             dry=dry_run,
             repeats=context.obj,
         )
-        plan = make_plan(suite, asked)
+        plan = make_plan(read, asked)
         if not as_json:
             print_heading(plan)
         if dry_run:

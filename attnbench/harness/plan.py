@@ -18,8 +18,8 @@ from attnbench.harness.wire.process import Process, memory_limit
 from attnbench.measure.machine import default_threads, refuse_graph, resolve_device
 from attnbench.measure.time import TimingRules
 from attnbench.suite.cell import Cell
-from attnbench.suite.expand import Override, apply_overrides, expand
-from attnbench.suite.load import load_suite
+from attnbench.suite.expand import Override, apply_overrides, check_names, expand
+from attnbench.suite.load import read_suite
 from attnbench.suite.schema import Suite
 from attnbench.suite.select import choose
 from attnbench.suite.shard import Shard, part
@@ -112,7 +112,8 @@ def make_plan(suite: Suite | str | Path, options: Options) -> Plan:
     of_their_own = {axis: value for axis, value in own.items() if value is not None}
     overrides: dict[str, Override] = {**options.overrides, **of_their_own}
     if isinstance(suite, str | Path):
-        suite = load_suite(suite)
+        suite = read_suite(suite)
+    check_names(suite)
     if overrides:
         suite = apply_overrides(suite, overrides, options={axis: f"--{axis}" for axis in of_their_own})
     if any(sweep.trained is not None for sweep in suite.sweeps):

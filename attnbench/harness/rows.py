@@ -147,11 +147,11 @@ class Rows:
         found = [cell for cell in among if cell.training is not None and self.plan.visits(cell)]
         return sorted(found, key=lambda cell: (cell.seed, cell.shape.N))
 
-    def beyond_limits(self, cells: Iterable[Cell] | None = None) -> tuple[list[Cell], int]:
-        """Timed cells of the plan, or of ``cells``, and the number of impossibly fast ones; no cells without these."""
+    def beyond_limits(self) -> tuple[list[Cell], int]:
+        """Timed cells of the plan, and the number of impossibly fast ones; no cells without these."""
         from attnbench.measure.limits import IMPOSSIBLE
 
-        timed = [cell for cell in (self.plan.cells if cells is None else cells) if self._has_time(cell)]
+        timed = [cell for cell in self.plan.cells if self._has_time(cell)]
         impossible = sum((self.records[cell.cell_id].peak_fraction or 0.0) > IMPOSSIBLE for cell in timed)
         return (timed if impossible else []), impossible
 

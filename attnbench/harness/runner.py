@@ -72,11 +72,13 @@ def execute(plan: Plan, watcher: Watcher | None = None, worker: Worker | None = 
             worker.settings = replace(plan.settings, products=products_before(folder))
         state = worker.start()
         folder.describe(state)
-        return folder, Run(Rows(plan, folder), _visitor(plan), worker, state, watcher).go()
+        run = Run(Rows(plan, folder), _visitor(plan), worker, state, watcher)
+        run.tell_begun()
+        return folder, run.go()
 
 
 def go_on(plan: Plan, folder: RunFolder, worker: Worker, watcher: Watcher | None = None) -> list[Record]:
-    """Visit :attr:`~attnbench.harness.plan.Plan.only` of a run's cells in its own folder; return all its rows.
+    """Visit :attr:`~attnbench.harness.plan.Plan.only` of a run's cells in its own folder, once more; return all rows.
 
     ``worker`` is set up as in the run. Raises StoreError and its kinds, CorruptResults.
     """
@@ -119,8 +121,8 @@ class Run:
         self.visitor.gate.learn(rows.records.values())
         self.pending = _Pending(self.folder, watcher)
 
-    def go(self) -> list[Record]:
-        """Measure what is missing and conclude the folder; return its rows."""
+    def tell_begun(self) -> None:
+        """Tell the visits ahead, and notes about the rows that are there and the machine."""
         rows = self.rows
         visits = [rows.due(round_) for round_ in range(self.plan.rules.rounds)]
         # Later rounds visit the cells that turn out ok; all that are not known to fail are expected to.
@@ -133,6 +135,10 @@ class Run:
         for note in (*self.folder.repairs, *rows.notes, *about_cores, *self.state["process_notes"]):
             if note:
                 self.watcher.warned(note)
+
+    def go(self) -> list[Record]:
+        """Measure what is missing and conclude the folder; return its rows."""
+        rows = self.rows
         try:
             self.measure()
             rows.doubt_tasks(self.watcher.warned)

@@ -17,17 +17,19 @@ from attnbench.contract.spec import Scalar, Spec, comma_separated, parse_scalar
 from attnbench.errors import UsageError
 from attnbench.suite.axes import AXES, Specs, filled, names_of, shortened
 from attnbench.suite.cell import UNTOUCHED, Cell, ModelSize, Pretrained, Training
-from attnbench.suite.messages import pick, shown
+from attnbench.suite.messages import Place, pick, shown
 from attnbench.suite.named_shapes import spelled_out
 from attnbench.suite.schema import Exclude, Suite, first_problem
-from attnbench.suite.sweep import Axes, Rules, Sweep
-from attnbench.suite.values import DEVICES, Reading
+from attnbench.suite.sweep import Axes, Rules, Strict, Sweep
+from attnbench.suite.values import DEVICES, Reading, named, specs_of
 
 MAX_CELLS = 20_000
 """At half a second a cell, three hours."""
 
 _DEFAULTS = {name: [axis.default] for name, axis in AXES.items() if not axis.required}
 _OF_SHAPE, _OF_CELL = names_of("shape"), names_of("cell")
+
+_NAMED = {name: axis.values.kind for name, axis in AXES.items() if isinstance(axis.values, Specs)}
 
 Override = str | Scalar | list[Any]
 """One value, text as typed after ``--set axis=``, or a list of both."""
@@ -58,6 +60,7 @@ def expand(suite: Suite, *, device: str = "cpu") -> list[Cell]:
     if kind not in DEVICES:
         raise UsageError(f"unknown device {shown(device)}{pick(kind, DEVICES)}")
     check_size(suite, kind)
+    check_names(suite)
     cells = dict.fromkeys(cell for grid in _grids(suite, kind) for cell in _cells(suite, grid, device))
     if not cells:
         raise suite.origin.error(("exclude",), "every cell is excluded; remove a condition")
@@ -74,8 +77,45 @@ def check_size(suite: Suite, kind: str) -> None:
             raise suite.origin.error(place, f"{count} cells, at most {MAX_CELLS}; use fewer values here")
 
 
+def check_names(suite: Suite) -> None:
+    """Look up every variant, input and task, which imports torch.
+
+    Raises:
+        SuiteError: the first unknown name or option in the file; UsageError if a command made the suite of its options.
+    """
+    problems = []
+    for place, written in axes_in(suite):
+        for axis in [one for one in written.data if one in _NAMED]:
+            values = written.data[axis]
+            for index, item in enumerate(values if isinstance(values, list) else [values]):
+                try:
+                    for spec in specs_of(_NAMED[axis], item):
+                        named(_NAMED[axis], spec)
+                except UsageError as error:
+                    problems.append(((*place, axis, index), str(error)))
+    if problems:
+        raise suite.origin.error(*min(problems, key=lambda one: suite.origin.line(one[0])))
+
+
+def axes_in(suite: Suite) -> Iterator[tuple[Place, Strict]]:
+    """Every mapping of axes to values or conditions in a suite, with its place."""
+    for index, sweep in enumerate(suite.sweeps):
+        yield ("sweeps", index, "matrix"), sweep.matrix
+        for kind in DEVICES:
+            yield ("sweeps", index, "profiles", kind), getattr(sweep.profiles, kind)
+    for kind in DEVICES:
+        yield ("profiles", kind), getattr(suite.profiles, kind)
+    for key in ("exclude", "include"):
+        for index, row in enumerate(getattr(suite, key)):
+            yield (key, index), row
+
+
 def apply_overrides(
-    suite: Suite, overrides: Mapping[str, Override], *, options: Mapping[str, str] | None = None
+    suite: Suite,
+    overrides: Mapping[str, Override],
+    *,
+    options: Mapping[str, str] | None = None,
+    names: bool = True,
 ) -> Suite:
     """The suite with axes replaced in every sweep, over its matrices and profiles.
 
@@ -85,24 +125,26 @@ def apply_overrides(
     Args:
         overrides: axis -> value, list, or text: ``{"seq_len": "1024..4096", "variant": "sdpa,performer:features=64"}``.
         options: axis -> the user's option, such as ``--dtype``, for messages; ``--set axis`` for other axes.
+        names: False before torch is imported: names and options are then taken as they stand.
 
     Raises:
         UsageError: an unknown axis, or values that it does not take.
     """
     # Whether kv_len means anything depends on the architecture.
     for axis, value in sorted(overrides.items(), key=lambda one: one[0] == "kv_len"):
-        suite = _with_axis(suite, axis, value, (options or {}).get(axis, f"--set {axis}"))
+        suite = _with_axis(suite, axis, value, (options or {}).get(axis, f"--set {axis}"), names=names)
     return suite
 
 
-def _with_axis(suite: Suite, axis: str, value: Override, option: str) -> Suite:
+def _with_axis(suite: Suite, axis: str, value: Override, option: str, *, names: bool) -> Suite:
     if axis not in AXES:
         raise UsageError(f"unknown axis {shown(axis)}{pick(axis, AXES)}")
     values = _split(axis, value)
     try:
-        wanted = _read(suite, axis, values)
-    except ValidationError as error:
-        raise UsageError(f"{option}: {first_problem(error)}") from None
+        wanted = _read(axis, values, names=names)
+    except (ValidationError, UsageError) as error:
+        said = first_problem(error) if isinstance(error, ValidationError) else str(error)
+        raise UsageError(f"{option}: {said}") from None
     data = copy.deepcopy(suite.data)
     sweeps = [plain for plain, sweep in zip(data["sweeps"], suite.sweeps, strict=True) if _has_axis(sweep, axis)]
     if not sweeps:
@@ -117,14 +159,18 @@ def _with_axis(suite: Suite, axis: str, value: Override, option: str) -> Suite:
         for kind, profile in profiles.items():  # an axis taken away must not come back by the name of a shape
             profiles[kind] = {name: kept for name, kept in spelled_out(profile).items() if name != axis}
     if "include" in data:
-        kept = (_narrowed(row, axis, wanted, suite) for row in data["include"])
+        kept = (_narrowed(row, axis, wanted, names=names) for row in data["include"])
         data["include"] = [row for row in kept if row is not None]
-    return Suite.of(data, suite.origin, registered=suite.registered)
+    return Suite.of(data, suite.origin)
 
 
-def _read(suite: Suite, axis: str, values: object) -> list[Any]:
-    found: list[Any] = getattr(Axes.model_validate({axis: values}, context=Reading(suite.registered)), axis)
-    return found
+def _read(axis: str, values: Any, *, names: bool) -> list[Any]:
+    found: list[Any] = getattr(Axes.model_validate({axis: values}, context=Reading()), axis)
+    return _as_named(axis, found) if names else found
+
+
+def _as_named(axis: str, values: list[Any]) -> list[Any]:
+    return [one and named(_NAMED[axis], one) for one in values] if axis in _NAMED else values
 
 
 _OWNERS = {
@@ -143,11 +189,11 @@ def _has_axis(sweep: Sweep, axis: str) -> bool:
     return sweep.takes(axis) and (axis != "task" or bool(sweep.matrix.task))
 
 
-def _narrowed(row: dict[str, Any], axis: str, wanted: list[Any], suite: Suite) -> dict[str, Any] | None:
+def _narrowed(row: dict[str, Any], axis: str, wanted: list[Any], *, names: bool) -> dict[str, Any] | None:
     row = spelled_out(row)
     if axis not in row:
         return row
-    values = [value for value in _read(suite, axis, row[axis]) if value in wanted]
+    values = [value for value in _read(axis, row[axis], names=names) if value in wanted]
     plain = [{"name": value.name, **dict(value.options)} if isinstance(value, Spec) else value for value in values]
     return {**row, axis: plain} if values else None
 
@@ -205,9 +251,10 @@ def _cells(suite: Suite, grid: _Grid, device: str) -> Iterator[Cell]:
     trained = _trained(suite, grid)
     trainings = _trainings(sweep, grid.axes["learning_rate"])
     excluded = [row.tests() for row in grid.excludes]
+    axes = {axis: _as_named(axis, values) for axis, values in grid.axes.items()}
     shapes: dict[tuple[Any, ...], Shape] = {}
-    for chosen in itertools.product(*grid.axes.values()):
-        at = dict(zip(grid.axes, chosen, strict=True))
+    for chosen in itertools.product(*axes.values()):
+        at = dict(zip(axes, chosen, strict=True))
         asked = filled(at)
         if asked["mask"].startswith(("causal", "prefix")):  # other words for causal: true, and causal with more
             asked["causal"] = True

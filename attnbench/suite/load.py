@@ -7,7 +7,7 @@ from pathlib import Path
 
 from attnbench.errors import SuiteError, did_you_mean
 from attnbench.suite.document import NotASuite, read_document
-from attnbench.suite.expand import apply_overrides, check_size
+from attnbench.suite.expand import apply_overrides, check_names, check_size
 from attnbench.suite.messages import Origin
 from attnbench.suite.schema import Suite
 from attnbench.suite.shipped import shipped_folder, shipped_suites
@@ -18,16 +18,22 @@ MAX_BYTES = 2**18
 _SUFFIXES = (".yaml", ".yml")
 
 
-def load_suite(path_or_name: str | Path, *, registered: bool = True) -> Suite:
-    """Read and check a suite.
-
-    Args:
-        path_or_name: a file, or the name of a shipped suite such as ``lra``.
-        registered: False before variants are known: their names and options are then taken as they stand.
+def load_suite(path_or_name: str | Path) -> Suite:
+    """Read and check a suite: a file, or the name of a shipped suite such as ``lra``.
 
     Raises:
         SuiteError: the file cannot be used (``path: fault; remedy``), or a line of it is wrong
             (``path:line: fault; remedy``).
+    """
+    suite = read_suite(path_or_name)
+    check_names(suite)
+    return suite
+
+
+def read_suite(path_or_name: str | Path) -> Suite:
+    """As :func:`load_suite`, but without a look at the names of variants, inputs and tasks.
+
+    Their registries import torch, which takes more time and memory than reading any suite may take.
     """
     path = suite_path(path_or_name)
     text = _read_text(path)
@@ -35,30 +41,22 @@ def load_suite(path_or_name: str | Path, *, registered: bool = True) -> Suite:
         data, lines = read_document(text)
     except NotASuite as error:
         raise Origin(str(path)).error_on(error.line, str(error)) from None
-    return Suite.of(data, Origin(str(path), lines), registered=registered)
+    return Suite.of(data, Origin(str(path), lines))
 
 
 def refuse_early(
-    path_or_name: str | Path,
-    *,
-    device: str = "auto",
-    overrides: Mapping[str, str] | None = None,
-    options: Mapping[str, str] | None = None,
+    suite: Suite, *, device: str = "auto", overrides: Mapping[str, str], options: Mapping[str, str]
 ) -> None:
-    """Find mistakes in a suite, apart from names and options of variants, before importing torch.
-
-    Registering variants imports torch, which takes more time and memory than reading any suite may take.
+    """Find mistakes in overrides, apart from names, before importing torch.
 
     Args:
         overrides, options: as :func:`attnbench.suite.expand.apply_overrides` takes them.
 
     Raises:
-        SuiteError: as :func:`load_suite`, or more cells than a run may have, whatever type of device ``device`` is.
+        SuiteError: more cells than a run may have, whatever type of device ``device`` is.
         UsageError: the overrides.
     """
-    suite = load_suite(path_or_name, registered=False)
-    if overrides:
-        suite = apply_overrides(suite, overrides, options=options)
+    suite = apply_overrides(suite, overrides, options=options, names=False)
     kind = device.partition(":")[0]
     kinds = [kind] if kind in DEVICES else DEVICES
     problems = []

@@ -56,30 +56,25 @@ class Suite(Strict):
     include: list[Include] = Field(default=[], max_length=256, description="cells to add, row by row")
 
     _origin: Origin = PrivateAttr(default_factory=Origin)
-    _registered: bool = PrivateAttr(default=True)
 
     @classmethod
-    def of(cls, data: object, origin: Origin, *, registered: bool = True) -> Self:
-        """Validate plain data; all but names and options of variants and inputs if those are not registered yet.
+    def of(cls, data: object, origin: Origin) -> Self:
+        """Validate plain data, all but the names in it: :func:`attnbench.suite.expand.check_names` looks them up.
 
         Raises:
             SuiteError: the first mistake in the file, on one line with its place; UsageError if a command made the
                 suite of its options.
         """
         try:
-            suite = cls.model_validate(data, context=axes.Reading(registered))
+            suite = cls.model_validate(data, context=axes.Reading())
         except ValidationError as error:
             raise origin.error(*_first_problem(error, origin)) from None
-        suite._origin, suite._registered = origin, registered
+        suite._origin = origin
         return suite
 
     @property
     def origin(self) -> Origin:
         return self._origin
-
-    @property
-    def registered(self) -> bool:
-        return self._registered
 
     @model_validator(mode="after")
     def _names_exist(self) -> Self:

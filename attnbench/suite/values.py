@@ -7,6 +7,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import PlainValidator, ValidationInfo, WithJsonSchema
@@ -49,8 +50,6 @@ _OPERATORS: dict[str, Callable[[int, int], bool]] = {
 class Reading:
     """One reading of a suite, which pydantic hands to every check here as its context."""
 
-    registered: bool = True
-    """False while variants and inputs are not registered yet: names and options are then taken as they stand."""
     values: int = 0
 
     def add(self, number: int, *place: str | int) -> None:
@@ -108,35 +107,53 @@ def _numbers(item: object, axis: str | None, index: int) -> list[int]:
         wrong(f"{axis!r}: {error}", index)
 
 
-def _specs(registry: Registry[Any]) -> Check:
+def _specs(kind: str) -> Check:
+    """Names and options as they stand: torch must not be imported for what is no suite. :func:`named` looks them up."""
+
     def check(value: object, info: ValidationInfo) -> list[Spec]:
-        specs: list[Spec] = []
         reading = _reading(info)
-        for index, item in enumerate(_listed(value, info.field_name)):
-            specs += _normal_specs(registry, item, index, reading)
-        return specs
+        items = enumerate(_listed(value, info.field_name))
+        return [spec for index, item in items for spec in _written(kind, item, index, reading)]
 
     return check
 
 
-def _normal_specs(registry: Registry[Any], item: object, index: int, reading: Reading) -> list[Spec]:
-    remedy = f"; 'attnbench list {registry.kind}s' shows the names"
-    if item is None and registry is VARIANTS:
-        item = UNTOUCHED  # without quotes it is nothing in YAML
+def _written(kind: str, item: object, index: int, reading: Reading) -> list[Spec]:
     try:
-        specs = parse_specs(item)
-        reading.add(len(specs), index)
-        for position, spec in enumerate(specs):
-            for option, value in spec.options:
-                if isinstance(value, float) and not math.isfinite(value):
-                    wrong(f"{spec.name}: option {option}={value} is not finite; write a finite number", index)
-            if reading.registered and not (registry is VARIANTS and spec == _UNTOUCHED):
-                entry: Entry = registry.get(spec.name)
-                remedy = f"; 'attnbench show {spec.name}' lists its options"
-                specs[position] = entry.normalise(spec)
+        specs = specs_of(kind, item)
     except UsageError as error:
-        wrong(str(error) if ";" in str(error) else f"{error}{remedy}", index)
+        wrong(_with_remedy(error, f"'attnbench list {kind}s' shows the names"), index)
+    reading.add(len(specs), index)
+    for spec in specs:
+        for option, value in spec.options:
+            if isinstance(value, float) and not math.isfinite(value):
+                wrong(f"{spec.name}: option {option}={value} is not finite; write a finite number", index)
     return specs
+
+
+def specs_of(kind: str, item: object) -> list[Spec]:
+    """The specs that an item of a list writes; ``none`` for a variant is nothing in YAML. Raises UsageError."""
+    return parse_specs(UNTOUCHED if item is None and kind == "variant" else item)
+
+
+def _with_remedy(error: UsageError, remedy: str) -> str:
+    return str(error) if ";" in str(error) else f"{error}; {remedy}"
+
+
+def named(kind: str, spec: Spec) -> Spec:
+    """The variant, input or task as its registry has it: each option by its name, and none at its default.
+
+    Raises UsageError: an unknown name or option.
+    """
+    if kind == "variant" and spec == _UNTOUCHED:
+        return spec
+    remedy = f"'attnbench list {kind}s' shows the names"
+    try:
+        entry: Entry = _REGISTRIES[kind].get(spec.name)
+        remedy = f"'attnbench show {spec.name}' lists its options"
+        return entry.normalise(spec)
+    except UsageError as error:
+        raise UsageError(_with_remedy(error, remedy)) from None
 
 
 def _words(known: tuple[str, ...]) -> Check:
@@ -221,21 +238,21 @@ def _equality(word: object) -> Test:
     return lambda value: bool(value == word)
 
 
-def _spec_tests(registry: Registry[Any]) -> Check:
+def _spec_tests(kind: str) -> Check:
     def check(value: object, info: ValidationInfo) -> list[Test]:
         tests: list[Test] = []
         reading = _reading(info)
         for index, item in enumerate(_listed(value, info.field_name)):
             by_name = ":" not in item if isinstance(item, str) else isinstance(item, Mapping) and set(item) == {"name"}
-            for spec in _normal_specs(registry, item, index, reading):
-                tests.append(_named(spec.name) if by_name else _equality(spec))
+            tests += [_named(kind, spec, by_name=by_name) for spec in _written(kind, item, index, reading)]
         return tests
 
     return check
 
 
-def _named(name: str) -> Test:
-    return lambda spec: bool(spec.name == name)
+def _named(kind: str, spec: Spec, *, by_name: bool) -> Test:
+    whole = cache(lambda: named(kind, spec))
+    return lambda value: bool(value.name == spec.name if by_name else value == whole())
 
 
 def _equal_to(values: Check) -> Check:
@@ -255,7 +272,7 @@ def _checked_by(axis: Axis) -> tuple[Check, dict[str, Any]]:
     match axis.values:
         case Specs(kind):
             types = [*_SPEC["type"], *["null"] * (kind == "variant")]
-            return _specs(_REGISTRIES[kind]), {**_SPEC, "type": types}
+            return _specs(kind), {**_SPEC, "type": types}
         case Whole(low, high):
             types = ["integer", "string", *["null"] * bool(axis.same_as)]
             return _whole(low, high, null=bool(axis.same_as)), {"type": types}
@@ -281,7 +298,7 @@ def tests_of(axis: Axis) -> Any:
     """The type of a field with conditions on an axis."""
     match axis.values:
         case Specs(kind):
-            return _tests(_spec_tests(_REGISTRIES[kind]))
+            return _tests(_spec_tests(kind))
         case Whole():
             return _tests(_number_tests)
     return _tests(_equal_to(_checked_by(axis)[0]))

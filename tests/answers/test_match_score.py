@@ -45,16 +45,13 @@ class Trained:
         return SimpleNamespace(path=self.path), self._rows(plan, watcher)
 
     def go_on(self, plan: Plan, folder: Any, worker: Worker, watcher: Watcher) -> list[Record]:
-        watcher.begun(folder.path, cells=3, visits=3, resumed=len(self.asked))
         return self._rows(plan, watcher)
 
     def _rows(self, plan: Plan, watcher: Watcher) -> list[Record]:
-        watcher.warned(f"load {len(self.asked)}.0 on 2 cores")
         mine = [cell for cell in plan.cells if plan.visits(cell)]
         self.asked.append(mine)
         for cell in mine:
             watcher.visiting(cell)
-        watcher.warned("a worker does not end")
         return [self._row(cell) for cell in mine]
 
     def _row(self, cell: Cell) -> Record:
@@ -97,10 +94,8 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Match]:
         monkeypatch.setattr(VisitCell, "ask", look)
         monkeypatch.setattr(trainings, "execute", trained.execute)
         monkeypatch.setattr(trainings, "go_on", trained.go_on)
-        watcher = how.pop("watcher", Watcher())
         ready = prepared(variants, score, **{"rates": "0.004", **how})
         assert ready.trainings is not None
-        ready.trainings.watcher = watcher
         return ready.answer()
 
     return ask
@@ -158,25 +153,6 @@ def test_a_target_that_guessing_reaches_is_doubted(answer: Callable[..., Match])
     said = "always the same answer scores 0.250, so that score 0.2 asks for nothing; raise --score"
     assert said in answer(Trained(lambda cell: 0.5), ["performer"], 0.2).warnings
     assert said not in answer(Trained(lambda cell: 0.5), ["performer"], 0.3).warnings
-
-
-def test_what_is_said_of_the_machine_is_passed_on_once_and_what_trainings_say_each_time(
-    answer: Callable[..., Match],
-) -> None:
-    class Heard(Watcher):
-        def __init__(self) -> None:
-            self.said: list[str] = []
-
-        def begun(self, folder: Path, *, cells: int, visits: int, resumed: int) -> None:
-            self.said.append("begun")
-
-        def warned(self, message: str) -> None:
-            self.said.append(message)
-
-    heard = Heard()
-    found = answer(Trained(lambda cell: 0.5), ["performer"], 0.9, watcher=heard)
-    tries = len(found.found[0].tries)
-    assert heard.said == ["begun", "load 0.0 on 2 cores", *["a worker does not end"] * tries]
 
 
 def prepared(variants: list[str], score: float = 0.9, **how: Any) -> Prepared:
@@ -240,6 +216,7 @@ def test_finished_trainings_are_kept_and_another_target_goes_on_from_them(
     out, err = capsys.readouterr()
     assert "performer does not reach score 0.99: best" in " ".join(out.split())
     assert f"resuming {folder.relative_to(tmp_path)}: {len(before)} trainings are there" in " ".join(err.split())
+    assert err.count("resuming") == 1  # and not once more for each setting
     after = RunFolder(folder)
     assert {row.cell_id: row.started_at for row in after.records().values()}.items() >= before.items()
     assert sum(row.cell_id in before for row in after.history()) == len(before)  # none was trained again

@@ -10,12 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from attnbench.cli.app import main
 from attnbench.cli.run import _print_records
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Spec
 from attnbench.measure.status import Status
 from attnbench.results.record import Record
+from attnbench.suite import load
 from attnbench.suite.cell import Cell
+from attnbench.suite.document import read_document
 from tests.forked import forks
 
 SUITE = """
@@ -149,3 +152,15 @@ def test_the_table_of_a_gpu_says_how_each_row_was_launched_and_how_much_of_its_t
     assert shown[2].split() == ["variant", "time", "launched", "device", "host", "note"]
     assert shown[3].split() == ["linear", "1.00", "ms", "graph", "950", "µs", "5", "%"]
     assert shown[4].split() == ["softmax", "8.00", "ms", "eager", "960", "µs", "88", "%", "it", "asks", "the", "device"]
+
+
+def test_a_suite_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    read: list[str] = []
+    monkeypatch.setattr(load, "read_document", lambda text: (read.append(text), read_document(text))[1])
+    suite = tmp_path / "s.yaml"
+    suite.write_text("name: s\nsweeps: [{name: w, matrix: {variant: softmax, seq_len: 16}}]\n")
+    assert main(["run", str(suite), "--dry-run", "--device", "cpu", "--set", "variant=linear,softmax"]) == 0
+    assert "2 cells: 2 fit" in " ".join(capsys.readouterr().out.split())
+    assert len(read) == 1

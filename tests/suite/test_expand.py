@@ -327,9 +327,9 @@ def test_an_unknown_device_is_refused() -> None:
             "performer:features=[32,64],sdpa",
             [Spec("performer", (("features", 32),)), Spec("performer", (("features", 64),)), Spec("sdpa")],
         ),
-        ("variant", ["sdpa", "performer:64"], [Spec("sdpa"), Spec("performer", (("features", 64),))]),
+        ("variant", ["sdpa", "performer:64"], [Spec("sdpa"), Spec("performer", (("_", 64),))]),
         ("inputs", "gaussian:logit_std=2", [Spec("gaussian", (("logit_std", 2.0),))]),
-        ("inputs", "file:a/b.safetensors", [Spec("file", (("path", "a/b.safetensors"),))]),
+        ("inputs", "file:a/b.safetensors", [Spec("file", (("_", "a/b.safetensors"),))]),
     ],
 )
 def test_an_axis_can_be_set_from_the_command_line(axis: str, value: Any, expected: list[Any]) -> None:
@@ -656,13 +656,18 @@ def test_a_suite_in_which_an_axis_was_set_still_knows_its_file() -> None:
         expand(suite)
 
 
+def test_cells_name_each_option_and_none_at_its_default() -> None:
+    suite = apply_overrides(suite_of(matrix()), {"variant": ["performer:64", "performer:features=64,kernel=positive"]})
+    (cell,) = expand(suite)
+    assert cell.variant == Spec("performer", (("features", 64),))
+
+
 def test_axes_are_set_before_variants_are_known_and_names_are_taken_as_they_stand() -> None:
     data = {"name": "x", "sweeps": [{"name": "s", "matrix": {"variant": "mine:speed=3", "seq_len": 64}}]}
     asked = {"variant": "yours:path=a:b=c,speed=3,other=d:e=f,theirs", "seq_len": 8}
-    suite = apply_overrides(Suite.of(data, Origin(), registered=False), asked)
+    suite = apply_overrides(Suite.of(data, Origin()), asked, names=False)
     yours = Spec("yours", (("other", "d:e=f"), ("path", "a:b=c"), ("speed", 3)))
     assert suite.sweeps[0].matrix.given() == {"variant": [yours, Spec("theirs")], "seq_len": [8]}
-    assert not suite.registered
 
 
 @pytest.mark.parametrize(

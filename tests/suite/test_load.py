@@ -333,7 +333,9 @@ def test_an_alias_bomb_is_refused_before_it_grows(message) -> None:  # type: ign
 def test_of_hundreds_of_mistakes_the_first_in_the_file_is_told(message) -> None:  # type: ignore[no-untyped-def]
     sweeps = "".join(f"  - {{name: s{i}, matrix: {{variant: nope{i}, seq_len: x}}}}\n" for i in range(400))
     assert message(f"sweeps:\n{sweeps}nme: x\n").startswith("s.yaml:1: 'name' is missing")
-    assert message(f"name: x\nsweeps:\n{sweeps}").startswith("s.yaml:3: unknown variant 'nope0'")
+    assert message(f"name: x\nsweeps:\n{sweeps}").startswith("s.yaml:3: 'seq_len' must be whole numbers")
+    right = sweeps.replace("seq_len: x", "seq_len: 8")
+    assert message(f"name: x\nsweeps:\n{right}").startswith("s.yaml:3: unknown variant 'nope0'")
 
 
 def test_options_whose_lists_multiply_without_end_are_refused_at_once(message) -> None:  # type: ignore[no-untyped-def]
@@ -429,9 +431,18 @@ def test_overrides_of_the_command_line_win(tmp_path: Path) -> None:
     assert str(refused.value) == "--set seq_len: 'seq_len': '9..1' runs downwards; write 1..9"
 
 
-def test_names_of_suites_are_listed_without_torch() -> None:
-    code = "import sys; from attnbench.suite.load import *; shipped_suites(); assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from attnbench.suite.load import shipped_suites; shipped_suites()",
+        "from attnbench.cli.app import main; assert main(['run', 's.yaml']) == 2",
+        "from attnbench.cli.app import main; assert main(['run', 'quick', '--set', 'seq_len=x']) == 2",
+    ],
+)
+def test_neither_a_list_of_suites_nor_a_mistake_imports_torch(code: str, tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text("name: s\nsweeps: [{name: w, matrix: {variant: nope, seq_len: x}}]\n")
+    code += "; import sys; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
 
 
 def test_infinity_from_python_is_refused_as_well() -> None:

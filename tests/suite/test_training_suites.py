@@ -68,7 +68,7 @@ def test_a_sweep_of_scores_is_a_cell_for_each_training() -> None:
 )
 def test_a_mistake_is_one_line_with_the_remedy(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(SuiteError) as refused:
-        suite(**changes)
+        expand(suite(**changes))
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
 

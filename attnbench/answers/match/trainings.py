@@ -52,12 +52,12 @@ class Trainings:
         trainings survive KeyboardInterrupt. Raises StoreError and its kinds, and CorruptResults.
         """
         mine = frozenset(cell.cell_id for cell in self._settings()[_normal(spec)])
-        plan, watcher = replace(self.plan, only=mine), _Once(self.watcher, first=self.folder is None)
+        plan = replace(self.plan, only=mine)
         if self.folder is None:
-            opened, rows = execute(plan, watcher, worker)
+            opened, rows = execute(plan, self.watcher, worker)
             self.folder = opened.path
         else:
-            rows = go_on(plan, RunFolder(self.folder), worker, watcher)
+            rows = go_on(plan, RunFolder(self.folder), worker, self.watcher)
         (choice,) = choose(trained(row for row in rows if row.cell_id in mine))
         found = scored(point, choice)
         chances = [row.chance for row in choice.rows if row.chance is not None]
@@ -95,28 +95,3 @@ def scored(point: Point, choice: Choice) -> Point:
         return replace(point, status=status, reason=reason)
     low, high = found.ends or (None, None)
     return replace(point, score=found.over_seeds.mean, score_low=low, score_high=high)
-
-
-class _Once(Watcher):
-    """A watcher that passes on messages of the folder's first opening; later ones are about our own trainings."""
-
-    def __init__(self, watcher: Watcher, *, first: bool) -> None:
-        self._watcher, self._first, self._opening = watcher, first, True
-
-    def begun(self, folder: Path, *, cells: int, visits: int, resumed: int) -> None:
-        if self._first:
-            self._watcher.begun(folder, cells=cells, visits=visits, resumed=resumed)
-
-    def visiting(self, cell: Cell) -> None:
-        self._opening = False
-        self._watcher.visiting(cell)
-
-    def trained(self, cell: Cell, step: int, steps: int) -> None:
-        self._watcher.trained(cell, step, steps)
-
-    def visited(self, record: Record) -> None:
-        self._watcher.visited(record)
-
-    def warned(self, message: str) -> None:
-        if self._first or not self._opening:
-            self._watcher.warned(message)

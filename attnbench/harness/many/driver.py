@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, cast
 
 from attnbench.errors import AttnbenchError, Exit, StoreError, UsageError
 from attnbench.harness.many.kinds import Kind, Kinds, products_of
@@ -51,10 +51,6 @@ class NoMachine(AttnbenchError):
     """Cells are left, and none of the machines may measure them."""
 
     exit_code = Exit.FAILED
-
-
-class _Lost(Exception):  # the machine's own failure, not an error of the run
-    pass
 
 
 @dataclass(eq=False, slots=True)
@@ -140,7 +136,7 @@ class _Driver:
         """The fate of the last lost machine."""
         self.begun_at = self.busy_at = clock()
         """Times of the run's begin, and of the last work."""
-        self.places, self.counted_at = 0, -_TICK + self.begun_at
+        self.places, self.counted_at = 0, self.begun_at - _TICK
         """The number of machines, and when it was asked for."""
         found = [_Group(cells, sum(map(weight, cells))) for cells in groups(plan.cells)]
         # Short sequences come first, since their failures stand for longer ones.
@@ -156,13 +152,11 @@ class _Driver:
         self._tell_begun({id_: row for id_, (_, row) in rows.items()})
 
     def _tell_begun(self, rows: dict[str, Record]) -> None:
-        ahead, rounds = 0, self.plan.rules.rounds
         waiting = [cell for group in self.waiting for cell in group.cells]
-        for cell in waiting:
-            if cell.training is None:
-                most = rounds if "time" in cell.measure else 1
-                ahead += most - (min(most, rows[cell.cell_id].time_rounds or most) if cell.cell_id in rows else 0)
-        ahead += count_trainings([cell for cell in waiting if cell.training is not None], rows)[1]
+        ahead = count_trainings([cell for cell in waiting if cell.training is not None], rows)[1]
+        for cell in [cell for cell in waiting if cell.training is None]:
+            most = self.plan.rules.rounds if "time" in cell.measure else 1
+            ahead += most - (min(most, rows[cell.cell_id].time_rounds or most) if cell.cell_id in rows else 0)
         root = self.plan.options.out / self.plan.suite.name
         self.watcher.begun(root, cells=len(self.plan.cells), visits=ahead, resumed=len(rows))
 
@@ -248,7 +242,7 @@ class _Driver:
                 case ("visited", cell_id):
                     self.watcher.visited(member.kind.rows.records[cell_id])
                 case ("correct", dict(limits)) if limits.keys() <= _LIMITS:
-                    member.state.update(limits)
+                    member.state = cast(Ready, {**member.state, **limits})
                     member.kind.describe(member.host, member.state)
                 case ("done", (process, state)) if not member.host:
                     self._admit(member, process, state)
@@ -257,12 +251,10 @@ class _Driver:
                 case ("failed", reason) if not member.host:  # it is kept, so that nobody is given it again
                     member.refused = f"{member.name} cannot take part: {one_line(str(reason))}"
                     self.watcher.warned(member.refused)
-                case str(reason) | ("failed", reason):
-                    raise _Lost(reason)
+                case str(reason) | ("failed", str(reason)):
+                    self._bury(member, reason)
                 case _:
                     raise ValueError
-        except _Lost as lost:
-            self._bury(member, str(lost))
         except (AttributeError, IndexError, KeyError, TypeError, ValueError):
             self._bury(member, "it sent garbage")
 
@@ -307,25 +299,23 @@ class _Driver:
         nobody_may = len(refused) == len(members) and (self._is_hopeless() or 0 < len(members) >= self.places)
         if not self.waiting or (self.clock() - self.busy_at <= _PATIENCE and not nobody_may):
             return
-        left = sum(len(group.cells) for group in self.waiting)
-        cells = f"{left} cell{'s wait' if left != 1 else ' waits'}"
+        why = next(iter(refused), self.why)
         classes = ", ".join(sorted({group.kind.machine_class for group in self.waiting if group.kind}))
         if classes and any(member.host for member in members):
-            raise NoMachine(
-                f"{cells} for a machine of class {classes}, where they were begun, and none is left; the same command "
-                "goes on when there is one"
-            )
-        cells += f" and no machine may measure them: {next(iter(refused), self.why)}"
+            why = f"they were begun on machines of class {classes}, and none is left"
+        left = sum(len(group.cells) for group in self.waiting)
+        said = f"{left} cell{'s wait' if left != 1 else ' waits'} and no machine may measure them: {why}"
         if not self.kinds.all:
-            raise UsageError(f"{cells}; nothing was written")
-        raise NoMachine(f"{cells}; the same command goes on")
+            raise UsageError(f"{said}; nothing was written")
+        raise NoMachine(f"{said}; the same command goes on when there is one")
 
     # Their work
 
     def _deal(self, member: _Member) -> None:
         """Let a machine measure the next lot, if any waiting group may be measured there now."""
-        mine = [group for group in self.waiting if self._may(member, group)]
-        mine.sort(key=lambda group: group.kind is None)  # first the groups that were begun, in their order
+        begun = [one for one in self.waiting if one.kind is member.kind]
+        mine = [one for one in begun if one.host == member.host or not self._keeps(one.host)]
+        mine += [one for one in self.waiting if one.kind is None]
         # Lots become smaller towards the end, so that machines end together.
         most = min(_MOST, sum(group.weight for group in mine) / (2 * len(self.members)))
         loads = accumulate(group.weight for group in mine)
@@ -347,11 +337,6 @@ class _Driver:
         plan = replace(_light(member.kind.plan, cells), only=frozenset(member.cells))
         self.engine.ask(member.number, "measure", plan, (known, samples))
         member.heard = self.clock()
-
-    def _may(self, member: _Member, group: _Group) -> bool:
-        return group.kind is None or (
-            group.kind is member.kind and (group.host == member.host or not self._keeps(group.host))
-        )
 
     def _keeps(self, host: str) -> bool:
         """True for a host that keeps its own groups, being here or expected."""

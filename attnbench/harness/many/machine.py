@@ -19,7 +19,7 @@ from typing import Any, cast
 from attnbench.contract.plugins.load import load, provenance
 from attnbench.errors import AttnbenchError, UsageError, said
 from attnbench.harness.identity import read_files
-from attnbench.harness.outside.isolation import CellFailed, Settings, Worker
+from attnbench.harness.outside.isolation import START_TIMEOUT, CellFailed, Settings, Worker
 from attnbench.harness.outside.visit import Visitor
 from attnbench.harness.plan import Plan
 from attnbench.harness.rows import Known, Rows
@@ -47,6 +47,8 @@ class Machine:
         threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
         self._thread = ThreadPoolExecutor(1)  # lasting, since the worker ends with the thread that started it
         self._events = queue.SimpleQueue[Event]()
+        self._most_s = 3 * START_TIMEOUT
+        """Seconds between two events after which it is no longer said to be alive."""
         # Both are made by begin().
         self._worker = Worker(Settings())
         self._visitor = Visitor(Settings(), TimingRules(), 0.0)
@@ -64,28 +66,24 @@ class Machine:
 
         self._thread.submit(lambda: self._events.put(finished()))
         event: Event = ("alive", platform.node())
+        quiet = 0.0
         while True:
             yield event
             if event[0] in ("done", "failed"):
                 return
             try:
-                event = self._events.get(timeout=ALIVE_EVERY)
+                event, quiet = self._events.get(timeout=ALIVE_EVERY if quiet <= self._most_s else None), 0.0
             except queue.Empty:
-                event = ("alive", platform.node())
+                event, quiet = ("alive", platform.node()), quiet + ALIVE_EVERY
 
     def begin(
         self, folder: str, plan: Plan, wanted: Mapping[str, str], known: Mapping[str, Ready]
     ) -> tuple[dict[str, Any], Ready]:
         """Set the worker up, which measures the machine; return the facts of the process, and those of the worker.
 
-        Args:
-            folder: the driver's current one, with the files.
-            plan: with cells that read all files.
-            wanted: the driver's :func:`requirements`.
-            known: earlier facts by host, with the limits to take over: a run has one set for each host.
-
-        Raises:
-            UsageError: this machine may not take part.
+        ``folder`` is the driver's current one, with the files that the cells of ``plan`` read. ``wanted`` are its
+        :func:`requirements`, and ``known`` the earlier facts of each host, with the limits to take over: a run has one
+        set for each host. Raises UsageError: this machine may not take part.
         """
         with suppress(OSError):  # then files that are named relatively are missing, which is told
             os.chdir(folder)
@@ -108,9 +106,7 @@ class Machine:
         self._worker.stop()
         self._worker = Worker(settings)
         self._worker.warn = _Sent(self._events).warned
-        before = known.get(host())
-        if before:
-            self._worker.state = before
+        self._worker.state = before = known.get(host(), cast(Ready, {}))
         state = self._worker.start()
         if before and state["machine_id"] != before["machine_id"]:  # the same name, but another machine
             self._worker.stop()
@@ -126,6 +122,8 @@ class Machine:
         """Measure :attr:`~attnbench.harness.plan.Plan.only` of a plan's cells; ``known`` are their earlier rounds, and
         rows that stand for longer sequences."""
         plan = replace(plan, settings=self._worker.settings)
+        each, first = plan.options.cell_timeout, plan.options.first_call_timeout
+        self._most_s = START_TIMEOUT + 2 * (each + first) + len(plan.cells) * each  # the last for the limits of all
         with tempfile.TemporaryDirectory(prefix="attnbench-", ignore_cleanup_errors=True) as path:
             rows = Rows(plan, _SentFolder(Path(path), self._events), known)
             _Lot(rows, self._visitor, self._worker, self._worker.start(), _Sent(self._events)).measure()

@@ -71,7 +71,7 @@ def with_sizes(suite: Suite) -> Suite:
                     said = f"'seq_len': the model {sweep.trained} reads at most {sizes.longest} tokens"
                     raise suite.origin.error((*place, axis), f"{said}, not {max(values)}; write a shorter length")
         data["sweeps"][index]["matrix"] |= {axis: getattr(sizes, axis) for axis in _SIZES}
-    return Suite.of(data, suite.origin, registered=suite.registered)
+    return Suite.of(data, suite.origin)
 
 
 def _check_text(suite: Suite, index: int, name: str, text: str) -> None:

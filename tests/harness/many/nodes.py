@@ -36,7 +36,7 @@ class Nodes:
 def nodes(count: int) -> Iterator[Nodes]:
     """So many nodes, ended at the end; their processes are no nicer than this one."""
     before = dict(os.environ)
-    os.environ |= {"RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+    os.environ |= {"RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_raylet_start_wait_time_s": "180"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Ray's own
         try:

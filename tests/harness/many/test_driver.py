@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from attnbench.contract.problem.shape import Shape
+from attnbench.contract.spec import Spec
 from attnbench.errors import UsageError
 from attnbench.harness.many import driver
 from attnbench.harness.many.driver import NoMachine
-from attnbench.harness.plan import Options, Plan, make_plan
 from attnbench.measure.machine import id_of
 from attnbench.measure.status import Status
 from attnbench.results.audit import audit
@@ -22,9 +23,10 @@ from attnbench.results.merge import merge
 from attnbench.results.read import read_results
 from attnbench.results.record import Record
 from attnbench.results.store import ENVIRONMENT, RECORDS, SAMPLES, RunFolder
+from attnbench.suite.cell import Cell
 from attnbench.suite.shard import comparison_group
 from tests.answers.machines import facts, files, measuring
-from tests.harness.many.fakes import BETTER, SUITE, Asked, Cluster, Host, Listening, crashed, measure, visited
+from tests.harness.many.fakes import BETTER, Asked, Cluster, Host, Listening, crashed, measure, visited
 
 INTEL = {"environment": (_described := facts(1, processor="Intel")), "machine_id": id_of(_described)}
 ALL = {(name, n) for name in ("softmax", "linear") for n in (2, 4, 8, 16)}
@@ -171,12 +173,16 @@ def test_a_machine_that_says_no_word_is_given_up_when_it_is_overdue(tmp_path: Pa
     assert 120 <= cluster.time < 200
 
 
+ANOTHER = Cell("s", "w", Spec("softmax"), Shape(seq_len=7))
+
+
 @pytest.mark.parametrize(
     "sent",
     [
         {},
         ("add", None),
         ("add", 3),
+        ("add", visited(ANOTHER, 0)),
         ("visiting", "no cell"),
         ("visited", "no cell"),
         ("correct", {"machine_id": "another"}),
@@ -184,28 +190,6 @@ def test_a_machine_that_says_no_word_is_given_up_when_it_is_overdue(tmp_path: Pa
         ("no", "such", "word"),
         (),
         ("failed", "no process"),
-    ],
-    ids=str,
-)
-def test_garbage_from_a_machine_gives_it_up(tmp_path: Path, sent: Any) -> None:
-    cluster, watcher = Cluster(Host("a"), react=once(sent, label="softmax/n8")), Listening()
-    ((run, records),) = measure(tmp_path, cluster, watcher)
-    is_whole(run, records)
-    (said,) = watcher.warnings
-    assert said.startswith(f"a was lost: {'no process' if 'failed' in sent else 'it sent garbage'};")
-
-
-def test_the_row_of_another_cell_is_garbage(tmp_path: Path) -> None:
-    cells = make_plan("quick", Options("cpu", select="softmax")).cells
-    cluster, watcher = Cluster(Host("a"), react=once(visited(cells[0], 0), label="linear/n2")), Listening()
-    ((folder, records),) = measure(tmp_path, cluster, watcher)
-    is_whole(folder, records)
-    assert any("it sent garbage" in line for line in watcher.warnings)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
         {"seq_len": 4096},
         {"threads": 99},
         {"heads": 3},
@@ -214,14 +198,22 @@ def test_the_row_of_another_cell_is_garbage(tmp_path: Path) -> None:
         {"device": "cuda"},
         {"pass_": "backward"},
     ],
-    ids=str,
+    ids=lambda sent: str(sent)[:40],
 )
-def test_a_row_that_would_make_the_run_unreadable_is_garbage(tmp_path: Path, wrong: dict[str, Any]) -> None:
-    (cell,) = [one for one in make_plan_of(tmp_path).cells if one.label == "linear/n8"]
-    cluster, watcher = Cluster(Host("a"), react=once(visited(cell, 0, **wrong), label="linear/n8")), Listening()
-    ((folder, records),) = measure(tmp_path, cluster, watcher)
-    is_whole(folder, records)
-    assert any("it sent garbage" in line for line in watcher.warnings)
+def test_garbage_and_rows_that_would_make_the_run_unreadable_give_a_machine_up(tmp_path: Path, sent: Any) -> None:
+    garbled = once(sent, label="linear/n8")
+
+    def react(asked: Asked) -> Any:
+        reaction = garbled(asked)
+        return (
+            visited(asked.cell, 0, **reaction) if asked.cell and reaction and isinstance(reaction, dict) else reaction
+        )
+
+    cluster, watcher = Cluster(Host("a"), react=react), Listening()
+    ((run, records),) = measure(tmp_path, cluster, watcher)
+    is_whole(run, records)
+    (said,) = watcher.warnings
+    assert said.startswith(f"a was lost: {'no process' if 'failed' in sent else 'it sent garbage'};")
 
 
 def test_a_round_that_fails_later_leaves_the_numbers_of_those_before(tmp_path: Path) -> None:
@@ -235,11 +227,6 @@ def test_a_round_that_fails_later_leaves_the_numbers_of_those_before(tmp_path: P
     assert len([one for one in cluster.visits() if one.label == "linear/n8"]) == 2
     (told,) = folder.rows("failures.jsonl")
     assert told["stderr"] == ["the last line"]
-
-
-def make_plan_of(folder: Path) -> Plan:
-    (folder / "s.yaml").write_text(SUITE)
-    return make_plan(folder / "s.yaml", Options("cpu", on="fake"))
 
 
 def test_memory_that_ran_out_stands_for_longer_sequences_that_are_not_tried(tmp_path: Path) -> None:
@@ -350,7 +337,7 @@ def test_a_host_is_told_its_rates_of_before_so_that_noise_does_not_put_it_elsewh
 
 def test_what_was_begun_on_one_class_is_never_finished_on_another(tmp_path: Path) -> None:
     cluster = Cluster(Host("a"), Host("b", 1, state=INTEL), react=once("vanish", host="b", after=1))
-    with pytest.raises(NoMachine, match=r"cells wait for a machine of class [0-9a-f]{8}, where they were begun"):
+    with pytest.raises(NoMachine, match=r"them: they were begun on machines of class [0-9a-f]{8}, and none is left;"):
         measure(tmp_path, cluster)
     assert cluster.time > 120
     back = Cluster(Host("c", 1, state=INTEL))
@@ -540,24 +527,6 @@ def test_a_death_in_a_training_costs_none(tmp_path: Path) -> None:
     assert (len(records), len({record.host for record in records})) == (6, 1)
     assert {record.status for record in records} == {Status.OK}
     assert audit(folder.path).findings == []
-
-
-def test_each_round_on_a_machine_begins_with_a_fresh_process(tmp_path: Path) -> None:
-    cluster = Cluster(Host("a"))
-    measure(tmp_path, cluster, rounds=3)
-    process, processes = 0, dict[str, list[int]]()
-    for asked in cluster.log:
-        process += asked.method == "fresh"
-        if asked.method == "visit":
-            processes.setdefault(asked.label, []).append(process)
-    assert len(processes) == len(ALL)
-    assert all(len(set(used)) == 3 for used in processes.values())
-
-
-def test_a_run_of_one_round_begins_no_fresh_process(tmp_path: Path) -> None:
-    cluster = Cluster(Host("a"))
-    measure(tmp_path, cluster, rounds=1)
-    assert [one.method for one in cluster.log if one.method == "fresh"] == []
 
 
 @pytest.mark.parametrize("reaction", ["vanish", ("failed", "no process")])
