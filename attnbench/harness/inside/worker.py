@@ -136,6 +136,10 @@ class Served:
             from attnbench.harness.outside.module import AskModule
 
             return AskModule.from_json(data).answer()
+        if do == "model":
+            from attnbench.harness.swap.described import DescribeModel
+
+            return DescribeModel.from_json(data).answer(tell)
         if do == protocol.MeasureLimits.do:
             return self._limits_again(protocol.MeasureLimits.from_json(data))
         raise ValueError(f"no request {do!r}")
