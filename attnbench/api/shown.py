@@ -8,12 +8,13 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pandas as pd
     from matplotlib.figure import Figure
 
     from attnbench.answers.match.result import Match
     from attnbench.harness.compare.compare import Comparison
-    from attnbench.harness.swap.request import Swapped
     from attnbench.results.record import Record
 
 
@@ -122,9 +123,8 @@ class Replaced(_Table):
 
     _SHOWN = ("label", "replaced", "tuned", "status", "loss", "loss_delta", "accuracy", "kl", "attention_error")
 
-    def __init__(self, found: Swapped) -> None:
-        self.folder = found.folder
-        self.rows: list[Record] = found.records
+    def __init__(self, folder: Path, rows: list[Record]) -> None:
+        self.folder, self.rows = folder, rows
 
     def to_frame(self) -> pd.DataFrame:
         """The rows of ``attnbench swap --csv``; losses are in nats."""

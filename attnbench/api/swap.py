@@ -31,12 +31,15 @@ def swap(model: str, *variants: str, progress: bool = True, **given: Unpack[opti
     if not variants:
         raise UsageError("swap needs a variant; for example: attnbench.swap('listops', 'performer')")
     from attnbench.cli.screen.run import Screen
-    from attnbench.harness.runner import Watcher
-    from attnbench.harness.swap.request import Asked, variants_of
+    from attnbench.harness.runner import execute
+    from attnbench.harness.swap.request import Asked, refuse_inexact, variants_of
 
     given = completed(options.SwapOptions, given)
     specs = variants_of(variants, given["plugins"])
     check_importable(specs, "its rows are kept, and nothing would tell them from those of another class")
     asked = Asked.of(model, specs, given)
-    with console.progress(1, wanted=progress) as bar:
-        return Replaced(asked.answer(lambda plan: Screen(plan, bar) if progress else Watcher()))
+    with asked.worker() as worker, console.progress(1, wanted=progress) as bar:
+        _, plan = asked.plan(worker)
+        folder, records = execute(plan, Screen(plan, bar) if progress else None, worker)
+    refuse_inexact(records)
+    return Replaced(folder.path, records)

@@ -53,28 +53,30 @@ def swap(
         raise UsageError(NEEDS_ONE)
     refuse_files(csv, plot=plot)
 
-    from attnbench.harness.swap.request import Asked, variants_of
+    from attnbench.harness.swap.request import Asked, refuse_inexact, variants_of
 
     specs = variants_of(variant, given["plugins"])
     console.only_repeats()
     asked = Asked.of(model, specs, given)
 
-    from attnbench.cli.screen.run import watched
+    from attnbench.cli.screen.run import measured
     from attnbench.cli.screen.swap import print_foreseen, print_swap
 
     if dry_run:
         with console.progress(total=1):
-            model_found, cost = asked.foresee()
-        print_foreseen(asked.question, model_found, cost, as_json=as_json)
+            found, cost = asked.foresee()
+        print_foreseen(asked.question, found, cost, as_json=as_json)
         return
-    with watched() as screen:
-        answer = asked.answer(screen)
-    rows, table = [record.to_json() for record in answer.records], answer.folder / "results.csv"
+    with asked.worker() as worker:
+        found, plan = asked.plan(worker)
+        ((folder, records),) = measured(plan, worker, what="rows")
+    refuse_inexact(records)
+    rows, table = [record.to_json() for record in records], folder.path / "results.csv"
     if as_json:
         console.data(rows)
     else:
-        print_swap(rows, answer.model.layers)
-        console.unchecked_note(record.laws for record in answer.records)
+        print_swap(rows, found.layers)
+        console.unchecked_note(record.laws for record in records)
         console.line(f"rows: {table}")
     if csv is not None:
         write_rows(rows, csv)
@@ -82,7 +84,7 @@ def swap(
         from attnbench.figures.swap import draw_swap
         from attnbench.results.read import read_results
 
-        draw(lambda: draw_swap(read_results(answer.folder)), plot, width=width)
+        draw(lambda: draw_swap(read_results(folder.path)), plot, width=width)
     labels = {spec.label for spec in specs}
-    if not any(row.status == "ok" for row in answer.records if row.label in labels and row.sweep != EXACT):
+    if not any(row.status == "ok" for row in records if row.label in labels and row.sweep != EXACT):
         raise NothingMeasured(f"no variant could be put in; reasons: {table}")

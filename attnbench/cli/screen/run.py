@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
 
 
 AGAIN = "--retry-failed repeats those that failed, --fresh all"
-FRESH = "--fresh repeats all"
 
 
 class Screen(Watcher):
@@ -32,7 +29,7 @@ class Screen(Watcher):
     folder: Path | None = None
 
     def __init__(self, plan: Plan, bar: Progress) -> None:
-        self._bar, self._again = bar, FRESH if plan.options.retry_failed else AGAIN
+        self._bar, self._again = bar, "--fresh repeats all" if plan.options.retry_failed else AGAIN
         axes = varying(plan.cells)
         self._names = {cell.cell_id: name(cell, axes) for cell in plan.cells}
         self._done = 0
@@ -69,32 +66,20 @@ class Screen(Watcher):
         console.warning(message)
 
 
-@contextmanager
-def watched(*, what: str = "rows") -> Iterator[Callable[[Plan], Screen]]:
-    """Make the screen of a plan that is not there yet, on a bar; if it is stopped, print the finished part's folder."""
-    with console.progress(total=1) as bar:
-        screens: list[Screen] = []
-
-        def screen(plan: Plan) -> Screen:
-            screens.append(Screen(plan, bar))
-            return screens[-1]
-
-        try:
-            yield screen
-        except KeyboardInterrupt:
-            bar.stop()
-            if screens and screens[-1].folder is not None:
-                console.note(f"stopped; finished {what} are in {screens[-1].folder}; the same command resumes the run")
-            raise
-
-
 def measured(
     plan: Plan, worker: Worker | None = None, engine: Engine | None = None, *, what: str = "cells"
 ) -> list[tuple[RunFolder, list[Record]]]:
     """Execute a plan with a bar, and print the finished part's folder if it is stopped; return folders and rows."""
-    with watched(what=what) as screen:
-        if engine is None:
-            return [execute(plan, screen(plan), worker)]
-        from attnbench.harness.many.driver import execute_on
+    with console.progress(total=len(plan.cells)) as bar:
+        screen = Screen(plan, bar)
+        try:
+            if engine is None:
+                return [execute(plan, screen, worker)]
+            from attnbench.harness.many.driver import execute_on
 
-        return execute_on(engine, plan, screen(plan))
+            return execute_on(engine, plan, screen)
+        except KeyboardInterrupt:
+            bar.stop()
+            if screen.folder is not None:
+                console.note(f"stopped; finished {what} are in {screen.folder}; the same command resumes the run")
+            raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +15,6 @@ from attnbench.harness.identity import identity
 from attnbench.harness.outside.isolation import Settings, Worker
 from attnbench.harness.plan import Options, Plan, make_plan
 from attnbench.harness.rows import rows_alike
-from attnbench.harness.runner import Watcher, execute
 from attnbench.harness.swap.described import Described, DescribeModel, describe
 from attnbench.harness.swap.question import Question, parse_layers, parse_steps
 from attnbench.harness.trial import load_all
@@ -86,35 +85,24 @@ class Asked:
         )
         return cls(question, options)
 
-    def answer(self, screen: Callable[[Plan], Watcher]) -> Swapped:
-        """Carry out the run, or what is missing of it, watched by what ``screen`` makes for its plan.
-
-        Raises UsageError and Unsupported if the question does not fit the model, StoreError, and BrokenContract if
-        softmax attention in place of the model's own changes it.
-        """
-        with self._worker() as worker:
-            model = self._described(worker, timed=False)
-            plan = self._plan(model)
-            folder, records = execute(plan, screen(plan), worker)
-        for row in records:
-            if row.sweep == EXACT and row.status != "ok":
-                raise BrokenContract(f"softmax attention cannot take the place of the model's own: {row.reason}")
-        return Swapped(folder.path, records, model)
+    def plan(self, worker: Worker, *, timed: bool = False) -> tuple[Described, Plan]:
+        """The model, which reads a window if ``timed``, and its run ahead. Raises UsageError and Unsupported if the
+        question does not fit the model."""
+        asked = self.question
+        request = DescribeModel(asked.model, asked.length, asked.text, self.options.device, timed)
+        model = describe(worker, request)
+        return model, make_plan(asked.suite(model), self.options, sized=True)
 
     def foresee(self) -> tuple[Described, Foreseen]:
         """Count the remaining work, and time one window. Nothing is written. Raises UsageError and Unsupported."""
-        with self._worker() as worker:
-            model = self._described(worker, timed=True)
-            plan = self._plan(model)
-            facts = identity(plan, worker.start()["machine_id"])
-        known = rows_alike(plan, facts)
+        with self.worker() as worker:
+            model, plan = self.plan(worker, timed=True)
+            known = rows_alike(plan, identity(plan, worker.start()["machine_id"]))
         missing = [cell for cell in plan.cells if cell.cell_id not in known]
         return model, _foreseen(self.question, model, plan.cells, missing)
 
-    def _plan(self, model: Described) -> Plan:
-        return make_plan(self.question.suite(model), self.options, sized=True)
-
-    def _worker(self) -> Worker:
+    def worker(self) -> Worker:
+        """The process that opens the model and carries out the run."""
         options = self.options
         assert options.threads is not None
         return Worker(
@@ -129,18 +117,12 @@ class Asked:
             )
         )
 
-    def _described(self, worker: Worker, *, timed: bool) -> Described:
-        asked = self.question
-        return describe(worker, DescribeModel(asked.model, asked.length, asked.text, self.options.device, timed))
 
-
-@dataclass(frozen=True, slots=True)
-class Swapped:
-    """The run of a swap."""
-
-    folder: Path
-    records: list[Record]
-    model: Described
+def refuse_inexact(records: Sequence[Record]) -> None:
+    """Raise BrokenContract if softmax attention in the place of the model's own changed it."""
+    for row in records:
+        if row.sweep == EXACT and row.status != "ok":
+            raise BrokenContract(f"softmax attention cannot take the place of the model's own: {row.reason}")
 
 
 _STEP = 3

@@ -274,7 +274,7 @@ def test_a_small_language_model_is_swapped_trained_and_resumed(
     monkeypatch.setattr(cells, "cached", lambda *_: Opened(one, text, one.module))
     monkeypatch.setattr(described, "cached", lambda *_: Opened(one, text, one.module))
     found = ask(tmp_path, "performer:features=8", "linformer", layers="all,each")
-    rows = by_key(found.records)
+    rows = by_key(found)
     assert rows["exact", "all", 0].loss == pytest.approx(rows["exact", "all", 0].loss_base, abs=1e-4)
     assert rows["performer:features=8", "all", 2].status == "ok", rows["performer:features=8", "all", 2].reason
     assert rows["performer:features=8", "1", 0].causal

@@ -10,14 +10,13 @@ from torch import Tensor
 from attnbench.cli import options
 from attnbench.cli.signature import completed
 from attnbench.errors import UsageError
-from attnbench.harness.runner import Watcher
 from attnbench.harness.swap.loss import measure_loss
 from attnbench.harness.swap.request import Asked, Foreseen, variants_of
 from attnbench.models.pretrained import models
 from attnbench.models.pretrained.own_encoder import OwnEncoder
 from attnbench.models.pretrained.subject import Intercept, Reading
 from tests.models.pretrained.models import tiny
-from tests.models.pretrained.test_swap import QUICK, forget
+from tests.models.pretrained.test_swap import QUICK, ask, forget
 
 pytestmark = pytest.mark.usefixtures("forks")
 
@@ -62,11 +61,13 @@ def test_nothing_is_written_and_memory_is_that_of_weights_and_of_what_is_trained
 
 def test_the_windows_that_are_foreseen_are_those_that_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = asked(tmp_path, steps="0")
-    model, wanted = one.foresee()
+    _, wanted = one.foresee()
+    with one.worker() as worker:
+        _, plan = one.plan(worker)
     forget()
     monkeypatch.setattr(models, "OwnEncoder", lambda length: Counted(length, tiny().module))
     monkeypatch.setattr(Counted, "read_so_far", 0)
-    for cell in one._plan(model).cells:
+    for cell in plan.cells:
         measure_loss(cell)
     forget()
     assert Counted.read_so_far == wanted.windows_read
@@ -81,7 +82,7 @@ def test_windows_of_a_training_count_for_every_variant_that_is_trained(tmp_path:
 
 
 def test_what_is_there_is_not_foreseen_again_unless_all_starts_anew(tmp_path: Path) -> None:
-    asked(tmp_path).answer(lambda plan: Watcher())
+    ask(tmp_path, "local:window=8", layers="all,each", batch=3)
     again = seen(tmp_path)
     assert (again.resumed, again.windows_read, again.windows_trained, again.seconds) == (again.rows, 0, 0, 0)
     more = seen(tmp_path, "local:window=4")

@@ -113,7 +113,7 @@ def controls(tmp_path: Path, forks: None, monkeypatch: pytest.MonkeyPatch) -> Pr
 
     def hold() -> None:
         found = ask(tmp_path, "local:window=8", fresh=True)
-        properties.the_controls_stand_in_the_rows(found.records, (0, 2))
+        properties.the_controls_stand_in_the_rows(found, (0, 2))
 
     return hold
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from attnbench.cli import options
 from attnbench.cli.signature import completed
 from attnbench.errors import BrokenContract
-from attnbench.harness.runner import Watcher
+from attnbench.harness.runner import Watcher, execute
 from attnbench.harness.swap import loss
-from attnbench.harness.swap.request import Asked, Swapped, variants_of
+from attnbench.harness.swap.request import Asked, refuse_inexact, variants_of
 from attnbench.measure.status import Status
 from attnbench.models.pretrained import cell as cells
 from attnbench.models.pretrained import models
@@ -51,9 +51,13 @@ class Seen(Watcher):
         self.visits.append(f"{cell.variant.label} {cell.replaced} {cell.tuned}")
 
 
-def ask(out: Path, *variants: str, seen: Watcher | None = None, **changed: Any) -> Swapped:
+def ask(out: Path, *variants: str, seen: Watcher | None = None, **changed: Any) -> list[Record]:
     given = completed(options.SwapOptions, {**QUICK, "out": out, **changed})
-    return Asked.of("listops", variants_of(variants, ()), given).answer(lambda plan: seen or Seen())
+    one = Asked.of("listops", variants_of(variants, ()), given)
+    with one.worker() as worker:
+        records = execute(one.plan(worker)[1], seen, worker)[1]
+    refuse_inexact(records)
+    return records
 
 
 def by_key(rows: Sequence[Record]) -> dict[tuple[str, str, int], Record]:
@@ -61,7 +65,7 @@ def by_key(rows: Sequence[Record]) -> dict[tuple[str, str, int], Record]:
 
 
 def test_every_variant_has_a_row_for_each_number_of_steps_beside_the_controls(tmp_path: Path) -> None:
-    found = ask(tmp_path, "performer:features=8", "local:window=8").records
+    found = ask(tmp_path, "performer:features=8", "local:window=8")
     properties.the_controls_stand_in_the_rows(found, (0, 2))
     rows = by_key(found)
     assert list(rows) == [
@@ -85,8 +89,8 @@ def test_every_variant_has_a_row_for_each_number_of_steps_beside_the_controls(tm
 
 
 def test_a_training_that_was_stopped_on_the_way_gives_the_numbers_of_one_that_was_not(tmp_path: Path) -> None:
-    whole = by_key(ask(tmp_path / "a", "performer:features=8", steps="0,1,3").records)
-    only = by_key(ask(tmp_path / "b", "performer:features=8", steps="3").records)
+    whole = by_key(ask(tmp_path / "a", "performer:features=8", steps="0,1,3"))
+    only = by_key(ask(tmp_path / "b", "performer:features=8", steps="3"))
     for key, row in only.items():
         assert (row.window_losses, row.kl) == (whole[key].window_losses, whole[key].kl)
 
@@ -98,7 +102,7 @@ def test_the_same_command_visits_nothing_again_and_a_further_variant_joins(tmp_p
     assert (len(first.visits), again.visits) == (7, [])
     joined = ask(tmp_path, "local:window=8", "local:window=4", seen=more)
     assert more.visits == ["local:window=4 all 0", "local:window=4 all 2"]
-    assert by_key(joined.records).items() > by_key(before.records).items()
+    assert by_key(joined).items() > by_key(before).items()
 
 
 def test_other_rules_and_a_fresh_start_take_nothing_over(tmp_path: Path) -> None:
@@ -120,12 +124,12 @@ def test_what_was_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         ask(tmp_path, "local:window=8", seen=Stops())
     seen = Seen()
-    assert all(row.status == "ok" for row in ask(tmp_path, "local:window=8", seen=seen).records)
+    assert all(row.status == "ok" for row in ask(tmp_path, "local:window=8", seen=seen))
     assert seen.visits == ["local:window=8 all 0", "local:window=8 all 2"]
 
 
 def test_what_cannot_be_put_in_is_a_row_with_the_reason_and_is_not_tried_again(tmp_path: Path) -> None:
-    rows = by_key(ask(tmp_path, "fnet", "linformer:rank=64").records)
+    rows = by_key(ask(tmp_path, "fnet", "linformer:rank=64"))
     for steps in (0, 2):
         assert rows["fnet", "all", steps].status is Status.UNSUPPORTED
         assert "rank 64 is above" in rows["linformer:rank=64", "all", steps].reason
@@ -142,10 +146,10 @@ def test_a_visit_that_failed_is_a_row_and_is_tried_again(tmp_path: Path, monkeyp
 
     with monkeypatch.context() as patched:
         patched.setattr(Local, "forward", fails)
-        row = by_key(ask(tmp_path, "local:window=8", unchecked=True).records)["local:window=8", "all", 2]
+        row = by_key(ask(tmp_path, "local:window=8", unchecked=True))["local:window=8", "all", 2]
         assert (row.status, row.reason) == (Status.ERROR, "ArithmeticError: no luck")
     seen = Seen()
-    again = ask(tmp_path, "local:window=8", unchecked=True, seen=seen).records
+    again = ask(tmp_path, "local:window=8", unchecked=True, seen=seen)
     assert by_key(again)["local:window=8", "all", 2].status == "ok"
     assert seen.visits == ["local:window=8 all 0", "local:window=8 all 2"]
 
@@ -184,7 +188,7 @@ def test_a_model_whose_attention_is_not_reached_is_never_scored(
 
 
 def test_layers_one_by_one_are_untrained_and_have_errors_of_their_own(tmp_path: Path) -> None:
-    rows = by_key(ask(tmp_path, "local:window=8", layers="each").records)
+    rows = by_key(ask(tmp_path, "local:window=8", layers="each"))
     assert [key[1:] for key in rows if key[0] == "local:window=8"] == [("0", 0), ("1", 0), ("2", 0)]
     errors = [rows["local:window=8", str(place), 0].attention_error for place in range(3)]
     assert len(set(errors)) == 3
@@ -194,7 +198,7 @@ def test_layers_one_by_one_are_untrained_and_have_errors_of_their_own(tmp_path: 
 def shipped(out: Path, steps: str, monkeypatch: pytest.MonkeyPatch) -> list[Record]:
     monkeypatch.setattr(models, "OwnEncoder", OwnEncoder)
     more = {"steps": steps, "batch": 8, "length": 64, "windows": 16}
-    return ask(out, "local:window=8", "performer:features=64", **more).records
+    return ask(out, "local:window=8", "performer:features=64", **more)
 
 
 def test_the_shipped_model_survives_a_window_better_than_no_attention_and_random_features_not_at_all(
