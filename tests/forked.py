@@ -37,6 +37,7 @@ from attnbench.harness import plan
 from attnbench.harness.compare import question
 from attnbench.harness.inside import traces, worker
 from attnbench.harness.outside.isolation import Worker
+from attnbench.harness.swap import request
 from attnbench.measure import flops, machine
 
 _PYTHON = sys.executable
@@ -100,7 +101,7 @@ def forks(watched: bool = False) -> Iterator[None]:
         patch.setattr(Worker, "_set_up", _set_up)
         if not watched:
             patch.setattr(traces, "functions", dict)
-        for module in (machine, plan, question):
+        for module in (machine, plan, question, request):
             patch.setattr(module, "default_threads", lambda: 1)
         yield
 

@@ -13,8 +13,7 @@ from attnbench.errors import CannotCreate, Exit, StoreError
 from attnbench.figures.kit.style import save
 from attnbench.figures.pictures.picture import Picture, write_numbers
 from attnbench.files import OF_A_RUN, replace_file, write_output
-from attnbench.harness.swap import swap
-from attnbench.results.store import ENVIRONMENT, FILES, SUITE, TABLE
+from attnbench.results.store import ENVIRONMENT, FILES, OLD, SUITE, TABLE
 
 
 def test_a_reader_sees_the_whole_old_text_or_the_whole_new_one(tmp_path: Path) -> None:
@@ -68,7 +67,7 @@ def test_what_the_user_asked_for_also_goes_to_a_pipe_but_not_through_a_link(tmp_
 
 
 def test_nothing_but_the_run_writes_the_files_of_a_run(tmp_path: Path) -> None:
-    assert set(OF_A_RUN) == {*FILES, TABLE, ENVIRONMENT, SUITE, swap.ROWS, swap.TABLE}
+    assert set(OF_A_RUN) == {*FILES, TABLE, ENVIRONMENT, SUITE, OLD, "swap.csv"}
     for mark in ("records.jsonl", "environment.json"):
         run = tmp_path / mark.partition(".")[0]
         run.mkdir()

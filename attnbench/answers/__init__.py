@@ -1,1 +1,1 @@
-"""Answers from finished runs: verdicts, matched settings, claims, swaps and reports."""
+"""Answers from finished runs: verdicts, matched settings, claims and reports."""

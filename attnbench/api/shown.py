@@ -8,13 +8,14 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pandas as pd
     from matplotlib.figure import Figure
 
     from attnbench.answers.match.result import Match
     from attnbench.harness.compare.compare import Comparison
-    from attnbench.harness.swap.row import Row
-    from attnbench.harness.swap.swap import Swapped
+    from attnbench.results.record import Record
 
 
 class Page(str):
@@ -120,21 +121,21 @@ class Matched:
 class Replaced(_Table):
     """The result of :func:`attnbench.swap`: a row for each variant, in some layers, after some steps of training."""
 
-    _SHOWN = ("label", "layers", "steps", "status", "loss", "loss_delta", "accuracy", "kl", "attention_error")
+    _SHOWN = ("label", "replaced", "tuned", "status", "loss", "loss_delta", "accuracy", "kl", "attention_error")
 
-    def __init__(self, found: Swapped) -> None:
-        self.folder = found.folder
-        self.rows: list[Row] = found.rows
+    def __init__(self, folder: Path, rows: list[Record]) -> None:
+        self.folder, self.rows = folder, rows
 
     def to_frame(self) -> pd.DataFrame:
         """The rows of ``attnbench swap --csv``; losses are in nats."""
         import pandas as pd
 
-        return pd.DataFrame([row.to_plain() for row in self.rows])
+        return pd.DataFrame([row.to_json() for row in self.rows])
 
     def figures(self) -> Figures:
         """Loss over the steps of training, and the damage of each layer, as ``attnbench swap --plot`` draws them.
         Raises NothingToDraw: there was neither training nor a layer replaced alone."""
-        from attnbench.answers.swap.figure import draw_swap
+        from attnbench.figures.swap import draw_swap
+        from attnbench.results.read import read_results
 
-        return Figures({"swap": draw_swap(self.rows)})
+        return Figures({"swap": draw_swap(read_results(self.folder))})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Unpack
+from typing import Unpack
 
 from attnbench.api.arguments import check_importable
 from attnbench.api.shown import Replaced
@@ -10,9 +10,6 @@ from attnbench.cli import options
 from attnbench.cli.screen import console
 from attnbench.cli.signature import completed, in_python
 from attnbench.errors import UsageError
-
-if TYPE_CHECKING:
-    pass
 
 
 @in_python(options.SwapOptions)
@@ -33,13 +30,16 @@ def swap(model: str, *variants: str, progress: bool = True, **given: Unpack[opti
     """
     if not variants:
         raise UsageError("swap needs a variant; for example: attnbench.swap('listops', 'performer')")
-    from attnbench.cli.screen.swap import SwapScreen
-    from attnbench.harness.swap.request import Asked, variants_of
-    from attnbench.harness.swap.swap import Watcher
+    from attnbench.cli.screen.run import Screen
+    from attnbench.harness.runner import execute
+    from attnbench.harness.swap.request import Asked, refuse_inexact, variants_of
 
     given = completed(options.SwapOptions, given)
     specs = variants_of(variants, given["plugins"])
     check_importable(specs, "its rows are kept, and nothing would tell them from those of another class")
     asked = Asked.of(model, specs, given)
-    with console.progress(1, wanted=progress) as bar:
-        return Replaced(asked.answer(SwapScreen(bar) if progress else Watcher()))
+    with asked.worker() as worker, console.progress(1, wanted=progress) as bar:
+        _, plan = asked.plan(worker)
+        folder, records = execute(plan, Screen(plan, bar) if progress else None, worker)
+    refuse_inexact(records)
+    return Replaced(folder.path, records)

@@ -381,6 +381,10 @@ class SwapOptions(TypedDict, total=False):
     seeds: Annotated[int, Count(min=1, max=100, help="Visits of each variant."), Default(1)]
     device: Annotated[Device, Default("auto")]
     threads: Annotated[Threads, Default(None)]
+    cell_timeout: Annotated[
+        float, Limit(help="Longest time for a step of training, all windows, or each law."), Default(600.0)
+    ]
+    unchecked: Annotated[Unchecked, Default(False)]
     out: Annotated[str | Path, OUT, Default(Path("results"), Path)]
     plugins: Annotated[Sequence[str], PLUGIN, Default((), list[str] | None)]
     fresh: Annotated[Fresh, Default(False)]

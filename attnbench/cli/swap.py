@@ -12,6 +12,7 @@ from attnbench.cli.screen import console
 from attnbench.cli.screen.outputs import draw, refuse_files, write_rows
 from attnbench.cli.signature import command, completed
 from attnbench.errors import NothingMeasured, UsageError
+from attnbench.results.swaps import EXACT
 
 NEEDS_ONE = "swap needs --variant; for example: attnbench swap listops --variant performer"
 
@@ -45,41 +46,45 @@ def swap(
 
     Beside the variants stand exact (softmax attention in their place, which must change nothing), mean-value (which
     attends to nothing) and, where something is trained, none: the model as it was, trained as long. The same command
-    resumes what was stopped, and further variants join the rows that are there.
+    resumes what was stopped, and a run with further variants takes over the rows that are there.
     """
     given = completed(options.SwapOptions, given)
     if not variant:
         raise UsageError(NEEDS_ONE)
     refuse_files(csv, plot=plot)
 
-    from attnbench.harness.swap.request import Asked, variants_of
+    from attnbench.harness.swap.request import Asked, refuse_inexact, variants_of
 
     specs = variants_of(variant, given["plugins"])
     console.only_repeats()
     asked = Asked.of(model, specs, given)
 
-    from attnbench.cli.screen.swap import SwapScreen
+    from attnbench.cli.screen.run import measured
+    from attnbench.cli.screen.swap import print_foreseen, print_swap
 
     if dry_run:
-        from attnbench.cli.screen.swap import print_foreseen
-
-        print_foreseen(asked, as_json=as_json)
+        with console.progress(total=1):
+            found, cost = asked.foresee()
+        print_foreseen(asked.question, found, cost, as_json=as_json)
         return
-    with console.progress(total=1) as bar:
-        answer = asked.answer(SwapScreen(bar))
+    with asked.worker() as worker:
+        found, plan = asked.plan(worker)
+        ((folder, records),) = measured(plan, worker, what="rows")
+    refuse_inexact(records)
+    rows, table = [record.to_json() for record in records], folder.path / "results.csv"
     if as_json:
-        console.data([row.to_plain() for row in answer.rows])
+        console.data(rows)
     else:
-        from attnbench.cli.screen.swap import print_swap
-
-        print_swap(answer.rows, asked.subject.layers)
-        console.line(f"rows: {answer.folder / 'swap.csv'}")
+        print_swap(rows, found.layers)
+        console.unchecked_note(record.laws for record in records)
+        console.line(f"rows: {table}")
     if csv is not None:
-        write_rows([row.to_plain() for row in answer.rows], csv)
+        write_rows(rows, csv)
     if plot is not None:
-        from attnbench.answers.swap.figure import draw_swap
+        from attnbench.figures.swap import draw_swap
+        from attnbench.results.read import read_results
 
-        draw(lambda: draw_swap(answer.rows), plot, width=width)
+        draw(lambda: draw_swap(read_results(folder.path)), plot, width=width)
     labels = {spec.label for spec in specs}
-    if not any(row.ok for row in answer.rows if row.label in labels):
-        raise NothingMeasured(f"no variant could be put in; reasons: {answer.folder / 'swap.csv'}")
+    if not any(row.status == "ok" for row in records if row.label in labels and row.sweep != EXACT):
+        raise NothingMeasured(f"no variant could be put in; reasons: {table}")

@@ -32,7 +32,7 @@ class FigureKind(NamedTuple):
 
 FIGURES = (
     *("tradeoff", "scores", "curves", "recall", "peers", "catalogue", "scaling", "error", "steps", "map", "speedup"),
-    "share",
+    *("share", "swap"),
 )
 """Names of modules and their figures, the most important first; each has ``draw_NAME``, ``applies`` and ``NEEDS``."""
 

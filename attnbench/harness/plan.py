@@ -61,6 +61,9 @@ class Options:
     """Id of the run that this one repeats."""
     unchecked: bool = False
     """Measure variants whatever laws they break."""
+    joins: bool = False
+    """A new run takes over rows of earlier ones that differ from it in their choice of cells alone. With
+    ``retry_failed`` no cell is visited again that cannot be measured."""
     dry: bool = False
     """Nothing will run: the device may be that of another machine."""
 
@@ -94,8 +97,8 @@ class Plan:
         return self.only is None or cell.cell_id in self.only
 
 
-def make_plan(suite: Suite | str | Path, options: Options) -> Plan:
-    """Load, override, expand, select, take the shard.
+def make_plan(suite: Suite | str | Path, options: Options, *, sized: bool = False) -> Plan:
+    """Load, override, expand, select, take the shard. A ``sized`` suite has the sizes of its trained models.
 
     Raises SuiteError for the suite file; UsageError for options, devices, an empty selection or an unreadable input
     file.
@@ -116,7 +119,7 @@ def make_plan(suite: Suite | str | Path, options: Options) -> Plan:
     check_names(suite)
     if overrides:
         suite = apply_overrides(suite, overrides, options={axis: f"--{axis}" for axis in of_their_own})
-    if any(sweep.trained is not None for sweep in suite.sweeps):
+    if not sized and any(sweep.trained is not None for sweep in suite.sweeps):
         from attnbench.models.pretrained.sizes import (
             with_sizes,  # not for the other suites: it brings what opens models
         )
@@ -189,8 +192,11 @@ def family(cell: Cell) -> tuple[object, ...]:
 def in_order(cells: Sequence[Cell], seed: str) -> Iterator[Cell]:
     """Cells in random order, but those that differ by variant alone together, in the same minute.
 
-    Shorter lengths come first, so that a failure can stand for the longer ones.
+    Shorter lengths come first, so that a failure can stand for the longer ones. Losses of trained models are not timed:
+    their cells come as they stand, so that each training goes on from cell to cell.
     """
+    yield from (cell for cell in cells if cell.measure == ("loss",))
+    cells = [cell for cell in cells if cell.measure != ("loss",)]
     beside: dict[object, list[Cell]] = {}
     for cell in random.Random(seed).sample(list(cells), len(cells)):
         beside.setdefault(_ALL_BUT_VARIANT(cell), []).append(cell)

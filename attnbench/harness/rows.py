@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from attnbench.errors import CannotCreate, CorruptResults
-from attnbench.files import stored
+from attnbench.errors import CannotCreate, CorruptResults, ResultsError
 from attnbench.harness.identity import run_key
 from attnbench.harness.outside.trainings import threads_of
 from attnbench.harness.plan import Plan, family
@@ -17,7 +18,7 @@ from attnbench.harness.repeat import COMMAND, command_of, keep
 from attnbench.harness.wire.protocol import Outcome, Ready, VisitCell
 from attnbench.measure.status import STOPPING, UNFINISHED, Status
 from attnbench.results.record import FIRST_CALL, Record, has_lost_round, inferred, with_lost_round, without_lost_rounds
-from attnbench.results.runs import find_runs, suite_folder
+from attnbench.results.runs import find_runs, has_rows, suite_folder
 from attnbench.results.scores import NO_MIXING, REFERENCE, Summary, summary
 from attnbench.results.sources import changed, said
 from attnbench.results.store import ENVIRONMENT, RECORDS, RunFolder
@@ -29,6 +30,8 @@ from attnbench.version import __version__
 _LATE = re.compile(r"no answer within ([\d.e+]+) s")
 _TIMED = (Status.OK, Status.DISTURBED)
 """Outcomes after which a later round takes more samples."""
+_AS_BEFORE = (Status.OK, Status.UNSUPPORTED)
+"""Outcomes that another try would not change."""
 
 
 Known = tuple[dict[str, Record], dict[str, dict[int, list[dict[str, Any]]]]]
@@ -52,7 +55,8 @@ class Rows:
         self._stopped: dict[tuple[object, ...], tuple[int, Status]] = {}
         """The shortest length that ran out of memory or time, and of which, by family."""
         if plan.options.retry_failed:
-            ok = (record for record in self.records.values() if record.status is Status.OK)
+            kept = _AS_BEFORE if plan.options.joins else (Status.OK,)
+            ok = (record for record in self.records.values() if record.status in kept)
             self.records = {record.cell_id: without_lost_rounds(record) for record in ok}
         for first, limit in ((False, plan.options.cell_timeout), (True, plan.options.first_call_timeout)):
             timeouts = {k: r.reason for k, r in self.records.items() if r.status is Status.TIMEOUT}
@@ -233,7 +237,7 @@ def find_folder(plan: Plan, identity: dict[str, Any], warn: Callable[[str], None
     root = suite_folder(plan.options.out, plan.suite.name)
     same = []
     for file in [] if plan.options.fresh else sorted(root.glob(f"*/{ENVIRONMENT}")):
-        if not stored(file.parent / RECORDS).is_file():
+        if not has_rows(file.parent):
             warn(f"{file.parent}: {RECORDS} is missing; the run is not continued")
     for folder in [] if plan.options.fresh else find_runs(root):
         try:
@@ -249,6 +253,30 @@ def find_folder(plan: Plan, identity: dict[str, Any], warn: Callable[[str], None
                 same.append((environment.get("folder") == folder.path.name, folder))
     same.sort(key=lambda found: found[0])
     return same[-1][1] if same else None
+
+
+def take_over(plan: Plan, folder: RunFolder, identity: Mapping[str, Any]) -> None:
+    """Copy into a new folder the rows that :func:`rows_alike` finds; the folder must be locked."""
+    for record in rows_alike(plan, identity).values() if plan.options.joins and not folder.history() else ():
+        folder.add(record)
+
+
+def rows_alike(plan: Plan, identity: Mapping[str, Any]) -> dict[str, Record]:
+    """Rows of the plan's cells in runs of the suite with the same ``identity``, whichever other cells they have.
+
+    Failed ones are left out, and so are all rows of a damaged run, or of one whose code has changed since.
+    """
+    cells, found = {cell.cell_id: cell for cell in plan.cells}, dict[str, Record]()
+    facts = {name: value for name, value in json.loads(json.dumps(identity)).items() if name != "cells"}
+    for folder in [] if plan.options.fresh else find_runs(suite_folder(plan.options.out, plan.suite.name)):
+        with suppress(ResultsError):
+            environment = folder.environment
+            same = all(environment.get(name) == value for name, value in facts.items())
+            if same and not changed(environment.get("sources", {})) and not folder.doubts():
+                rows = [row for row in folder.records().values() if row.status in _AS_BEFORE]
+                known = [row for row in rows if row.cell_id in cells and not foreign_to_cell(row, cells[row.cell_id])]
+                found |= {row.cell_id: row for row in known}
+    return found
 
 
 def new_folder(plan: Plan, identity: dict[str, Any], name: str = "") -> RunFolder:

@@ -17,7 +17,7 @@ from attnbench.harness.outside.trainings import Begun, Ended, Step, at_chosen_ra
 from attnbench.harness.outside.visit import Visitor
 from attnbench.harness.plan import Plan
 from attnbench.harness.repeat import keep
-from attnbench.harness.rows import Rows, beyond_in_words, find_folder, new_folder, now, rows_of
+from attnbench.harness.rows import Rows, beyond_in_words, find_folder, new_folder, now, rows_of, take_over
 from attnbench.harness.wire.protocol import MeasureLimits, Outcome, Ready
 from attnbench.measure.machine import load_warning, machine_id, thread_warnings
 from attnbench.measure.status import Status
@@ -68,6 +68,7 @@ def execute(plan: Plan, watcher: Watcher | None = None, worker: Worker | None = 
         with held(plan.options.out, patience=30):  # of two that begin at once, the second finds the first one's folder
             folder = find_folder(plan, facts, watcher.warned) or new_folder(plan, facts)
             ours.enter_context(folder.lock())
+            take_over(plan, folder, facts)
         if on_cpu and plan.settings.process == "tuned" and plan.settings.products is None:
             worker.settings = replace(plan.settings, products=products_before(folder))
         state = worker.start()

@@ -32,11 +32,15 @@ class Recent(Generic[P, T]):
     def __call__(self, *args: P.args, **options: P.kwargs) -> T:
         key = (args, tuple(options.items()))
         if key not in self._results:
-            self._results[key] = self._make(*args, **options)
-            if len(self._results) > self._size:
+            if len(self._results) == self._size:  # first, since there may be memory for only one
                 self._results.popitem(last=False)
+            self._results[key] = self._make(*args, **options)
         self._results.move_to_end(key)
         return cast("T", _lent(self._results[key]))
+
+    def forget(self) -> None:
+        """Keep nothing."""
+        self._results.clear()
 
     @staticmethod
     def held(device: str) -> int:

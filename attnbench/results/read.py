@@ -18,8 +18,8 @@ from attnbench.files import PACKED, read_stored, stored
 from attnbench.measure.status import Status
 from attnbench.results.record import ADDED, COLUMNS, FIELDS, READABLE, Record
 from attnbench.results.renamed import named_as_today
-from attnbench.results.runs import by_age, no_run, runs_in, suites_of
-from attnbench.results.store import CURVES, ENVIRONMENT, RECORDS, RunFolder
+from attnbench.results.runs import by_age, has_rows, no_run, runs_in, suites_of
+from attnbench.results.store import CURVES, ENVIRONMENT, OLD, RECORDS, RunFolder
 from attnbench.results.store import TABLE as FILE
 from attnbench.results.table import FORMULA
 from attnbench.suite.axes import FOLLOWING
@@ -98,12 +98,14 @@ def find_results(path: Path) -> list[Path]:
     Raises ResultsError if there is nothing to read.
     """
     path = path.with_suffix("") if path.suffix == PACKED and path.is_file() else path
-    if stored(path).is_file():
+    if stored(path).is_file() or (path.name == FILE and has_rows(path.parent, OLD)):
         return [path]
     if not path.is_dir():
         raise ResultsError(f"{path}: no such file or folder; give a results.csv or a folder written by attnbench run")
     if stored(path / FILE).is_file() and not _is_stray(path / FILE):
         return [path / FILE]
+    if has_rows(path, OLD):
+        return [path / FILE]  # which stands for the rows
     if stored(path / RECORDS).is_file():
         raise ResultsError(f"{path}: this run has no {FILE} yet; continue it with the attnbench run that began it")
     suites = [path, *sorted(child for child in path.iterdir() if child.is_dir())]
@@ -125,7 +127,7 @@ def is_collection(runs: Sequence[Path]) -> bool:
 
 
 def _is_in_run(file: Path) -> bool:
-    return file.name == FILE and stored(file.parent / RECORDS).is_file()
+    return file.name == FILE and has_rows(file.parent)
 
 
 def _alone(file: Path, warn: Callable[[str], None]) -> pd.DataFrame:
@@ -150,7 +152,7 @@ def _of_run(file: Path, warn: Callable[[str], None]) -> pd.DataFrame:
     missing = len(records.keys() - set(order))
     if altered:
         warn(f"{altered}: not what the run stored; the rows of {RECORDS} are used")
-    elif missing:
+    elif missing and not has_rows(file.parent, OLD):
         warn(f"{file} lacks {missing} of {len(records)} rows; those of {RECORDS} are used")
     rows = [records[cell_id] for cell_id in dict.fromkeys([*order, *records]) if cell_id in records]
     frame = _of_records(rows)

@@ -125,6 +125,12 @@ class Record:
     """Tokens for which each layer has one query; above 1 its output is shorter than its input."""
     architecture: str
     """At level model: ``encoder``, ``decoder`` or ``encoder-decoder``, whose keys are the tokens that it reads."""
+    replaced: str
+    """At level pretrained, layers whose attention gave way to the variant: ``all`` that could, ``3``, or ``0+5``."""
+    tuned: int
+    """At level pretrained, steps of training after the swap and before the loss was measured."""
+    train: str
+    """Parameters that this training changed: ``all``, ``attention`` or ``variant``."""
     dtype: str
     """Element type of q, k and v, or of the model."""
     device: str
@@ -325,8 +331,7 @@ class Record:
     windows: int | None = None
     """Windows that were held out to measure the loss."""
     loss: float | None = None
-    """Mean cross-entropy in nats with the variant in all layers that it can replace; None where the model predicts
-    nothing."""
+    """Mean cross-entropy in nats with the variant in the layers ``replaced``; None where the model predicts nothing."""
     loss_base: float | None = None
     """That of the untouched model on the same windows."""
     loss_delta: Annotated[float | None, Column(negative=True)] = None
@@ -341,6 +346,21 @@ class Record:
     """Mean of KL(untouched ‖ this) over the answers, in nats."""
     hidden_error: float | None = None
     """Relative error of the last features against the untouched model's, the mean over windows."""
+    accuracy: float | None = None
+    """Share of the answers that are right."""
+    accuracy_base: float | None = None
+    """That of the untouched model on the same windows."""
+    feature_cosine: Annotated[float | None, Column(negative=True)] = None
+    """Cosine of the mean of a window's last features with the untouched model's, the mean over windows."""
+    neighbours: float | None = None
+    """Share of the windows whose nearest other window, by that cosine, is the untouched model's."""
+    attention_error: float | None = None
+    """Relative error of a replaced layer's output on the untouched model's q, k and v, the mean over layers and up to
+    four windows: not propagated. ``trivial_error`` is that of answering mean(V)."""
+    pairs_seen: float | None = None
+    """Share of the visible pairs with a weight other than 0, in the first replaced layer of several."""
+    window_losses: str = ""
+    """JSON list of the loss of each window, for differences between rows; empty where the model predicts nothing."""
 
     kernel: Annotated[str | None, Column(schema=1)] = None
     """The fused attention kernel that really ran, where there is a choice or ``torch.compile`` made one."""
@@ -462,7 +482,8 @@ def _of_pretrained(cell: Cell) -> dict[str, Any]:
     if cell.pretrained is None:
         return {}
     exact = {"family": "exact", "target": "softmax"} if cell.variant.name == UNTOUCHED else {}
-    return {"model": cell.pretrained.name, "windows": cell.pretrained.windows or None, **exact}
+    rate = {"learning_rate": cell.pretrained.rate} if cell.pretrained.last else {}
+    return {"model": cell.pretrained.name, "windows": cell.pretrained.windows or None, **rate, **exact}
 
 
 def _of_training(cell: Cell) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from attnbench.errors import CannotCreate, ResultsError
 from attnbench.files import read_stored, refuse_link, stored
-from attnbench.results.store import RECORDS, TABLE, RunFolder
+from attnbench.results.store import OLD, RECORDS, TABLE, RunFolder
 
 
 def suite_folder(out: Path, name: str) -> Path:
@@ -33,7 +33,7 @@ def suite_folder(out: Path, name: str) -> Path:
 
 def find_runs(root: Path) -> list[RunFolder]:
     """All run folders at or below ``root``, oldest first within each suite."""
-    if stored(root / RECORDS).is_file():
+    if has_rows(root):
         return [RunFolder(root)]
     suites = [*sorted(path for path in root.glob("*") if path.is_dir()), root]
     return [RunFolder(run) for suite in suites for run in by_age(runs_in(suite))]
@@ -41,7 +41,12 @@ def find_runs(root: Path) -> list[RunFolder]:
 
 def runs_in(suite: Path, name: str = RECORDS) -> list[Path]:
     """The folders in ``suite`` that hold a run's file of this name."""
-    return [run for run in suite.glob("*") if stored(run / name).is_file()]
+    return [run for run in suite.glob("*") if stored(run / name).is_file() or has_rows(run, OLD)]
+
+
+def has_rows(run: Path, *names: str) -> bool:
+    """True if the folder holds rows, which older versions kept elsewhere after a swap."""
+    return any(stored(run / name).is_file() for name in names or (RECORDS, OLD))
 
 
 def by_age(runs: Iterable[Path]) -> list[Path]:
@@ -61,6 +66,8 @@ def first_row(run: Path) -> Mapping[str, Any]:
         if stored(run / RECORDS).is_file():
             row = json.loads(read_stored(run / RECORDS).partition(b"\n")[0])
             return row if isinstance(row, dict) else {}
+        if stored(run / OLD).is_file():
+            return {"suite": "swap"}
         return next(csv.DictReader(io.StringIO(read_stored(run / TABLE).decode(), newline="")), {})
     return {}
 
@@ -71,10 +78,7 @@ def suites_of(runs: Iterable[Path]) -> set[str]:
 
 
 def no_run(path: Path, remedy: str = "give the folder of one, results/SUITE/STARTED-DEVICE") -> ResultsError:
-    """The error for a folder without a run, which distinguishes a swap's folder."""
-    swap = next((file for below in ("", "*/", "*/*/") for file in path.glob(f"{below}swap.csv")), None)
-    if swap is not None:
-        remedy = f"{swap} has the rows of a swap; its attnbench swap command, typed again, shows and --plot draws them"
+    """The error for a folder without a run."""
     return ResultsError(f"{path}: holds no run; {remedy}")
 
 

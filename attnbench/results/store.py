@@ -15,10 +15,19 @@ from secrets import token_hex
 from typing import Any
 
 from attnbench.errors import CannotCreate, CorruptResults, ResultsError, StoreError
-from attnbench.files import read_stored, refuse_link, refuse_other_than_file, remove_unfinished, replace_file, unpack
+from attnbench.files import (
+    read_stored,
+    refuse_link,
+    refuse_other_than_file,
+    remove_unfinished,
+    replace_file,
+    stored,
+    unpack,
+)
 from attnbench.results.journal import GONE, Journal
 from attnbench.results.lock import held
 from attnbench.results.manifest import ENDS, OPENING, RUN_ID, digest, is_sealed, read_manifest, write_manifest
+from attnbench.results.old_swaps import old_rows
 from attnbench.results.record import READABLE, SCHEMA_VERSION, Record
 from attnbench.results.table import altered_lines, csv_text, read_table
 from attnbench.results.validation import are_points, are_samples, checked, foreign_to_run, foreign_to_samples
@@ -27,6 +36,8 @@ from attnbench.text import one_line
 RECORDS, SAMPLES, FAILURES, TABLE = "records.jsonl", "samples.jsonl", "failures.jsonl", "results.csv"
 CURVES, CHECKPOINTS = "curves.jsonl", "checkpoints"
 ENVIRONMENT, SUITE = "environment.json", "suite.yaml"
+OLD = "swap.jsonl"
+"""Rows of a swap by an older version (:mod:`attnbench.results.old_swaps`)."""
 FILES = (RECORDS, SAMPLES, FAILURES, CURVES)
 """The JSON-lines files of a run, with a checksum in each line."""
 
@@ -202,6 +213,8 @@ class RunFolder:
         environment: dict[str, Any] = {}
         with suppress(CorruptResults):  # doubts() reports it
             environment = self.environment
+        if stored(self.path / OLD).is_file():
+            return old_rows(self.path / OLD, environment)
         self._refuse_other_schema(environment)
         records = []
         for number, row in enumerate(self.rows(RECORDS), start=1):

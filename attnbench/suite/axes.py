@@ -18,6 +18,7 @@ DTYPES = ("float64", "float32", "bfloat16", "float16")
 ARCHITECTURES = ("encoder", "decoder", "encoder-decoder")
 LAUNCHES = ("auto", "eager", "graph")
 POSITIONS = ("none", "learned", "trained-sinusoid", "sinusoid", "rotary")
+TRAINED = ("all", "attention", "variant")
 
 
 class _Values:
@@ -83,6 +84,13 @@ class Masks(_Values):
 
 
 @dataclass(frozen=True, slots=True)
+class Layers(_Values):
+    """Layers of a trained model: ``all``, a number, or several together, ``0+5``."""
+
+    condition = "all, a layer such as 3, or several together: 0+5"
+
+
+@dataclass(frozen=True, slots=True)
 class Share(_Values):
     """At least 0 and below 1."""
 
@@ -102,7 +110,7 @@ class Axis:
 
     name: str
     """Key in a suite, name of its field, column of the results."""
-    values: Whole | Words | Specs | Flag | Masks | Share | Rate
+    values: Whole | Words | Specs | Flag | Masks | Layers | Share | Rate
     of: Literal["cell", "shape", "training"]
     """The owner of a field of this name: the cell, its shape or its training."""
     help: str
@@ -115,9 +123,9 @@ class Axis:
     """The axis whose value ``null`` stands for, which is then the default."""
     plus: str = ""
     """An axis that is added to that value."""
-    only: Literal["", "operator", "cross", "layer", "model", "task", "score", "generate"] = ""
+    only: Literal["", "operator", "cross", "layer", "model", "task", "score", "generate", "pretrained"] = ""
     """The scope in which it has a meaning: everywhere, level operator, two sequences, layers, models, models with a
-    task, scored cells, pass generate.
+    task, scored cells, pass generate, level pretrained.
     """
     added: bool = False
     """True if older cells and rows lack it; these have the default, and a cell with the default keeps its id."""
@@ -394,6 +402,41 @@ _TABLE = (
         words=lambda rate: "one rate a variant" if rate is None or rate != rate else f"rate {rate:g}",
     ),
     Axis(
+        "replaced",
+        Layers(),
+        "cell",
+        "layers whose attention gives way to the variant: all that can, a number from 0, or several together: 0+5",
+        default="all",
+        only="pretrained",
+        added=True,
+        asked=2,
+        words=lambda which: "all layers" if which == "all" else f"layer {str(which).replace('+', ', ')} alone",
+    ),
+    Axis(
+        "tuned",
+        Whole(0, 10**6),
+        "cell",
+        "steps of training after the swap; the largest number of a sweep is that of its training",
+        "steps of training after the swap: a number, '>=50' or a range",
+        default=0,
+        only="pretrained",
+        added=True,
+        asked=1,
+        words=lambda count: f"tuned for {count:.0f} step{'' if count == 1 else 's'}" if count else "not tuned",
+    ),
+    Axis(
+        "train",
+        Words(TRAINED),
+        "cell",
+        "what this training changes: all, attention (its layers and the variant) or the variant's own parameters",
+        "all, attention or variant",
+        default="all",
+        only="pretrained",
+        added=True,
+        asked=2,
+        words=lambda what: f"trained: {what}",
+    ),
+    Axis(
         "seed",
         Whole(0, 2**63 - 1),
         "cell",
@@ -410,15 +453,24 @@ ALIKE = tuple(axis.name for axis in sorted(_TABLE, key=lambda axis: axis.asked) 
 """Axes in which the rows of one series agree, with those that readers ask about first in front."""
 OF_MODEL = tuple(name for name in ALIKE if AXES[name].of_model)
 """Axes of ``ALIKE`` that are the same in all trainings of one model."""
-IN_ROWS = tuple(axis.name for axis in _TABLE if not axis.required and axis.only not in ("task", "score"))
+IN_ROWS = tuple(axis.name for axis in _TABLE if not axis.required and axis.only not in ("task", "score", "pretrained"))
 """Axes that tell the rows of one variant and length apart, without those of trainings."""
 FOLLOWING: Mapping[str, str] = {axis.name: axis.same_as for axis in _TABLE if axis.same_as}
 """Axis -> the axis whose value it has unless it says otherwise: as many keys as queries."""
 
 
-OF_PRETRAINED = ("variant", "seq_len", "heads", "kv_heads", "head_dim", "batch", "dtype", "causal", "seed")
+OF_PRETRAINED = (
+    *("variant", "seq_len", "heads", "kv_heads", "head_dim", "batch", "dtype", "causal", "seed"),
+    *("replaced", "tuned", "train"),
+)
 """Axes at level pretrained; the others are the trained model's own."""
-_LEVELS = {"operator": ("operator",), "layer": ("layer", "model"), "model": ("model",), "task": ("model",)}
+_LEVELS = {
+    "operator": ("operator",),
+    "layer": ("layer", "model"),
+    "model": ("model",),
+    "task": ("model",),
+    "pretrained": (),
+}
 """Part of the models in which an axis has a meaning -> the levels with that part."""
 
 

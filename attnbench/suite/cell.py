@@ -80,6 +80,12 @@ class Pretrained:
     """A file of text to read; empty for the model's own."""
     windows: int = 0
     """Held-out windows that measure its loss; 0 if it is not measured."""
+    last: int = 0
+    """Steps of its training after the swap, over which the learning rate rises and falls; 0 for none."""
+    rate: float = 3e-4
+    """The largest learning rate of that training."""
+    redraw: int = 0
+    """Steps after which a variant redraws its random features, if it can; 0 for never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +127,13 @@ class Cell:
     """The task (see :mod:`attnbench.contract.task`), at level model only; None for random bytes."""
     training: Training | None = None
     pretrained: Pretrained | None = None
+    replaced: str = "all"
+    """Layers of the trained model whose attention gives way to the variant: ``all`` that can, ``3``, or ``0+5``."""
+    tuned: int = 0
+    """Steps of training after the swap, of the :attr:`Pretrained.last` steps of its schedule."""
+    train: Literal["all", "attention", "variant"] = "all"
+    """The parameters that this training changes: all of them; those of the attention layers and the variant; or the
+    variant's own, which are fitted layer by layer to the untouched layer's output."""
 
     def __post_init__(self) -> None:
         causal = self.shape.causal
@@ -134,6 +147,8 @@ class Cell:
             object.__setattr__(self, "new_tokens", NEW_TOKENS)
         if self.positions is not None:
             self._move_positions(self.positions)
+        if self.pretrained is None or not self.pretrained.last:
+            object.__setattr__(self, "train", "all")  # where nothing is trained, it has no meaning
 
     def _move_positions(self, positions: Positions) -> None:
         if self.level == "model":
@@ -189,7 +204,15 @@ class Cell:
 
 _LATER = {**before("cell"), "training": None, "fit": 0, "pretrained": None}
 """Fields that were added to cells later -> the meaning of their absence in older cells, so that ids stay."""
-_LATER_IN_PARTS = {**before("shape"), "positions": "learned", "dropout": 0.0, "guide": 0.0}
+_LATER_IN_PARTS = {
+    **before("shape"),
+    "positions": "learned",
+    "dropout": 0.0,
+    "guide": 0.0,
+    "last": 0,
+    "rate": 3e-4,
+    "redraw": 0,
+}
 """The same for fields of shapes, models and trainings."""
 
 

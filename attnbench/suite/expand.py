@@ -181,6 +181,7 @@ _OWNERS = {
     "task": "with a task",
     "score": "that measure a score",
     "generate": "with pass: generate",
+    "pretrained": "at level pretrained",
 }
 """Scope of an axis -> the test that a sweep is in it."""
 
@@ -291,7 +292,12 @@ def _cells(suite: Suite, grid: _Grid, device: str) -> Iterator[Cell]:
 def _trained(suite: Suite, grid: _Grid) -> Pretrained | None:
     sweep = grid.sweep
     if sweep.trained is not None:
-        return Pretrained(sweep.trained, sweep.text or "", sweep.windows if "loss" in sweep.measure else 0)
+        windows, last = sweep.windows if "loss" in sweep.measure else 0, max(grid.axes["tuned"])
+        if last and sweep.measures != ("loss",):  # from a profile, or after --set
+            said = "'tuned' trains a model, which is not timed; write measure: loss alone"
+            raise suite.origin.error(("sweeps", grid.index, "matrix", "tuned"), said)
+        rules = sweep.tuning.model_dump() if last and sweep.tuning else {}
+        return Pretrained(sweep.trained, sweep.text or "", windows, last, **rules)
     if any(spec.name == UNTOUCHED for spec in grid.axes["variant"]):
         where = ("sweeps", grid.index, "matrix", "variant")
         said = "is a trained model as it is; write level: pretrained, or another variant"

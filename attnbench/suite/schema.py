@@ -11,7 +11,7 @@ from attnbench.suite import values as axes
 from attnbench.suite.axes import AXES
 from attnbench.suite.document import write_document
 from attnbench.suite.messages import Origin, Place, explain, pick, shown, wrong
-from attnbench.suite.sweep import Axes, Matrix, Name, Profiles, Rules, Size, Strict, Sweep, SweepNames
+from attnbench.suite.sweep import Axes, Matrix, Name, Profiles, Rules, Size, Strict, Sweep, SweepNames, Tuning
 
 _TESTS: dict[str, Any] = {
     name: (axes.tests_of(axis), Field(default=[], description=axis.condition or axis.values.condition))
@@ -122,6 +122,8 @@ def _unknown_key(place: Place) -> str:
             model = Size
         case [*_, "training"]:
             model = Rules
+        case [*_, "tuning"]:
+            model = Tuning
         case [*_, "profiles"]:
             model = Profiles
         case [*_, "profiles", _]:

@@ -171,6 +171,17 @@ class Rules(Strict):
         return self
 
 
+class Tuning(Strict):
+    """Rules of the training after a swap."""
+
+    rate: float = Field(
+        default=3e-4, alias="learning_rate", gt=0, le=1, description="largest learning rate of the training"
+    )
+    redraw: int = Field(
+        default=0, ge=0, le=10**6, description="steps after which random features are drawn again; 0: never"
+    )
+
+
 def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
@@ -211,6 +222,9 @@ class Sweep(Strict):
     )
     windows: int = Field(default=16, ge=6, le=10**6, description="windows held out to measure a loss (measure: loss)")
     training: Rules | None = Field(default=None, description="how it is trained (measure: score only)")
+    tuning: Tuning | None = Field(
+        default=None, description="how a trained model is trained after the swap (axis tuned of level pretrained)"
+    )
     error_draws: int = Field(default=5, ge=1, le=1000, description="inputs and projections drawn for one error")
     fit: int = Field(
         default=0, ge=0, le=10**6, description="steps of fitting what is learned to the exact output before the error"
@@ -261,7 +275,7 @@ class Sweep(Strict):
             wrong("'positions' stands in the matrix as well; remove one of them", "model", "positions")
         if "loss" in self.measure:
             wrong("'loss' is that of a trained model; write level: pretrained and model: listops, say", "measure")
-        for key in ("text", "windows"):
+        for key in ("text", "windows", "tuning"):
             if self.data.get(key) is not None:
                 wrong(f"{key!r} does nothing at level {self.level}; remove it or write level: pretrained", key)
 
@@ -274,6 +288,10 @@ class Sweep(Strict):
             wrong(f"a trained model reads whole windows, and has no pass {self.pass_}; write pass: forward", "pass")
         if "loss" not in self.measure and self.data.get("windows") is not None:
             wrong("'windows' does nothing without measure: loss; remove it", "windows")
+        if any(self.matrix.tuned) and set(self.measure) != {"loss"}:
+            wrong("'tuned' trains a model, which is not timed; write measure: loss alone", "matrix", "tuned")
+        if self.tuning is not None and not any(self.matrix.tuned):
+            wrong("'tuning' does nothing without 'tuned' in the matrix; remove it", "tuning")
 
     def takes(self, axis: str) -> bool:
         match AXES[axis].only:
@@ -299,7 +317,9 @@ class Sweep(Strict):
         if AXES[name].only == "cross" and self.level == "model":
             remedy = "remove it or write architecture: encoder-decoder"
             wrong(f"{name!r} does nothing in a model of one sequence; {remedy}", "matrix", name)
-        level = {"layer": "layer", "model": "model", "task": "model"}.get(AXES[name].only, "operator")
+        level = {"layer": "layer", "model": "model", "task": "model", "pretrained": "pretrained"}.get(
+            AXES[name].only, "operator"
+        )
         wrong(f"{name!r} does nothing at level {self.level}; remove it or write level: {level}", "matrix", name)
 
     def _check_training(self) -> None:

@@ -20,7 +20,7 @@ from attnbench.contract.spec import Spec, parse_scalar, parse_specs
 from attnbench.contract.task import TASKS
 from attnbench.contract.variant import VARIANTS
 from attnbench.errors import UsageError
-from attnbench.suite.axes import Axis, Flag, Masks, Rate, Share, Specs, Whole, Words
+from attnbench.suite.axes import Axis, Flag, Layers, Masks, Rate, Share, Specs, Whole, Words
 from attnbench.suite.cell import UNTOUCHED
 from attnbench.suite.messages import pick, shown, wrong
 from attnbench.suite.ranges import FORMS, MAX_VALUES, is_number, parse_range
@@ -184,6 +184,16 @@ def _masks(value: object, info: ValidationInfo) -> list[str]:
     return masks
 
 
+def _layers(value: object, info: ValidationInfo) -> list[str]:
+    chosen: list[str] = []
+    for index, item in enumerate(_listed(value, info.field_name)):
+        words = str(item).split("+")
+        if item != "all" and (isinstance(item, bool) or not all(one.isdecimal() and len(one) < 5 for one in words)):
+            wrong(f"{info.field_name!r} cannot be {shown(item)}; write all, a layer such as 3, or 0+5", index)
+        chosen.append("all" if item == "all" else "+".join(map(str, sorted({int(one) for one in words}))))
+    return chosen
+
+
 def _flags(value: object, info: ValidationInfo) -> list[bool]:
     flags: list[bool] = []
     for index, item in enumerate(_listed(value, info.field_name)):
@@ -280,6 +290,8 @@ def _checked_by(axis: Axis) -> tuple[Check, dict[str, Any]]:
             return _words(known), {"enum": [*known, *[None] * ("none" in known)]}
         case Masks():
             return _masks, {"type": ["string", "object", "null"]}
+        case Layers():
+            return _layers, {"type": ["string", "integer"]}
         case Share():
             return _shares, {"type": "number", "minimum": 0, "exclusiveMaximum": 1}
         case Rate():

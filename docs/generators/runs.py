@@ -8,7 +8,6 @@ from typing import Any
 import pandas as pd
 
 from attnbench.files import stored
-from attnbench.harness.swap.swap import TABLE
 from generators.markdown import ROOT, code, page, table, text
 from generators.reference_rows import RUNS, all_rows, environment
 
@@ -82,7 +81,7 @@ def pages() -> Iterator[tuple[str, str]]:
 def _facts(name: str) -> list[list[str]]:
     known = environment(name)
     rows = [["Command", code(ORIGIN[name])]]
-    if (file := stored(RUNS / name / TABLE)).exists():
+    if (file := stored(RUNS / name / "swap.csv")).exists():
         frame = pd.read_csv(file)
         ended = ", ".join(f"{count} {status}" for status, count in frame["status"].value_counts().items())
         rows += [

@@ -43,16 +43,10 @@ def test_what_is_wrong_is_one_line_and_nothing_is_written(run: Path, tmp_path: P
     records = damaged / "records.jsonl"
     records.write_text(re.sub(r'("time_median_s": )', r"\g<1>9", records.read_text(), count=1))
     (tmp_path / "empty").mkdir()
-    (tmp_path / "swapped" / "model").mkdir(parents=True)
-    (tmp_path / "swapped" / "model" / "swap.csv").touch()
     other = tmp_path / "no.json"
     other.write_text("{}")
     cases = {
         "no such file or folder": (["none"], Exit.USAGE),
-        "its attnbench swap command, typed again, shows and --plot draws them": (
-            [str(tmp_path / "swapped")],
-            Exit.USAGE,
-        ),
         "holds no run": ([str(tmp_path / "empty")], Exit.USAGE),
         "is named twice": ([str(run), str(run / "results.csv")], Exit.USAGE),
         "this line was changed": ([str(damaged)], Exit.CORRUPT),

@@ -16,7 +16,9 @@ from safetensors.torch import save_file
 from attnbench.cli.app import main
 from attnbench.errors import Exit
 from tests.models.pretrained import models
+from tests.models.pretrained.test_swap import forget
 
+pytestmark = pytest.mark.usefixtures("forks")
 QUICK = ["--length", "24", "--windows", "6", "--device", "cpu", "--threads", "1"]
 
 
@@ -25,6 +27,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr("attnbench.models.pretrained.models.OwnEncoder", models.tiny)
+    forget()
 
 
 @pytest.mark.usefixtures("forks")
@@ -52,7 +55,7 @@ def test_what_cannot_be_is_refused_in_one_line(
     error = capsys.readouterr().err
     assert error.startswith(f"error: {said}")
     assert error.count("\n") == 1
-    assert not list(tmp_path.glob("results/swap/*/swap.jsonl"))
+    assert not list(tmp_path.glob("results/swap/*"))
 
 
 def test_it_prints_the_answer_in_80_columns_and_writes_rows_and_a_figure(
@@ -69,11 +72,11 @@ def test_it_prints_the_answer_in_80_columns_and_writes_rows_and_a_figure(
     assert "none: nothing is replaced" in told.err
     with Path("rows.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert {row["label"] for row in rows} >= {"exact", "none", "mean-value", "local:window=8", "fnet"}
+    assert {row["label"] for row in rows} >= {"sdpa", "none", "mean-value", "local:window=8", "fnet"}
     assert Path("swap.svg").stat().st_size > 5000
     assert main([*words, *QUICK, *more, "--json"]) == Exit.OK
     again = capsys.readouterr()
-    assert "visits are there (--fresh starts anew)" in again.err
+    assert "have rows (--fresh repeats all)" in again.err
     stored = json.loads(again.out)
     assert [row["label"] for row in stored] == [row["label"] for row in rows]
 
@@ -94,14 +97,14 @@ def test_a_dry_run_says_what_all_would_take_and_writes_nothing(
     words = ["swap", "listops", "-v", "local:window=8", "--steps", "0,2", "--batch", "3", *QUICK, "--dry-run"]
     assert main(words) == Exit.OK
     told = capsys.readouterr().out.splitlines()
-    assert told[:2] == ["listops: 3 layers, 2 × 8, full; 6 windows of 24 tokens", "4 visits"]
-    assert told[2].startswith("71 windows to read, 18 to train on, ")
+    assert told[:2] == ["listops: 3 layers, 2 × 8, full; 6 windows of 24 tokens", "7 rows"]
+    assert told[2].startswith("79 windows to read, 18 to train on, ")
     assert told[3].startswith("about ")
     assert told[4] == "nothing was replaced"
     assert not list(tmp_path.iterdir())
     assert main([*words, "--json"]) == Exit.OK
     found = json.loads(capsys.readouterr().out)
-    assert (found["visits"], found["resumed"], found["windows_trained"]) == (4, 0, 18)
+    assert (found["rows"], found["resumed"], found["windows_trained"]) == (7, 0, 18)
 
 
 def test_the_code_is_1_where_no_variant_could_be_put_in(capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,7 +112,6 @@ def test_the_code_is_1_where_no_variant_could_be_put_in(capsys: pytest.CaptureFi
     assert "no variant could be put in; reasons: results" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("forks")
 def test_a_suite_measures_errors_on_what_was_captured() -> None:
     few = [*QUICK[:4], "--layers", "all", "--device", "cpu", "--out", "x.safetensors"]
     assert main(["capture", "listops", *few]) == Exit.OK

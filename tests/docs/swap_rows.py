@@ -8,20 +8,21 @@ Whatever the page concludes from rows is concluded here, so that other rows chan
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
 
-from attnbench.answers.swap.figure import draw_swap
-from attnbench.answers.swap.summary import Between, Line, lines
 from attnbench.catalogue.inputs.captured import MINILM, SMOLLM2, describe
 from attnbench.cli.screen.captured_tables import over_heads
 from attnbench.figures.kit.style import save
-from attnbench.harness.swap.question import EXACT, MEAN_VALUE, NONE
-from attnbench.harness.swap.row import Row
-from attnbench.harness.swap.swap import SwapFolder
+from attnbench.figures.swap import draw_swap
 from attnbench.measure.statistics import median_interval
+from attnbench.results.read import read_results
+from attnbench.results.store import RunFolder
+from attnbench.results.swaps import EXACT, MEAN_VALUE, Between, Line, Row, lines
+from attnbench.suite.cell import UNTOUCHED
 from tests.docs.making import HERE, RUNS, points, rows, table
 
 SURVIVES = 0.9
@@ -33,7 +34,7 @@ CAPTURED = {"swap-smollm2": SMOLLM2, "swap-minilm": MINILM}
 PRINTED = "printed"
 """The swap at the top of the page."""
 FOLDERS = {PRINTED: HERE / "docs/printed/swap"}
-CONTROLS = (MEAN_VALUE, NONE)
+CONTROLS = (MEAN_VALUE, UNTOUCHED)
 
 
 def swaps() -> list[str]:
@@ -43,13 +44,12 @@ def swaps() -> list[str]:
 
 def stored(name: str) -> list[Row]:
     """The rows of a committed swap, each as it was sealed; of a visit that was repeated, the last."""
-    last = {(row.key, row.steps): row for row in SwapFolder(FOLDERS.get(name, RUNS / name)).rows()}
-    return list(last.values())
+    return [row.to_json() for row in RunFolder(FOLDERS.get(name, RUNS / name)).records().values()]
 
 
 def together(name: str, steps: int = 0) -> list[Line]:
     """What replaced all layers, the least damage first."""
-    found = [one for one in lines(stored(name)) if one.layers == "all" and one.steps == steps and one.label != EXACT]
+    found = [one for one in lines(stored(name)) if one.replaced == "all" and one.steps == steps and one.label != EXACT]
     return sorted(found, key=_damage)
 
 
@@ -57,8 +57,8 @@ def alone(name: str) -> dict[str, dict[int, Line]]:
     """Label -> layer -> what replaced this layer alone."""
     found: dict[str, dict[int, Line]] = {}
     for one in lines(stored(name)):
-        if one.layers.isdecimal():
-            found.setdefault(one.label, {})[int(one.layers)] = one
+        if one.alone:
+            found.setdefault(one.label, {})[int(one.replaced)] = one
     most = max(map(len, found.values()), default=0)  # a swap that was stopped lacks layers of its last variant
     return {label: of for label, of in found.items() if len(of) == most}
 
@@ -111,7 +111,7 @@ def _of_all_layers(name: str) -> str:
         cells = [
             [
                 f"`{one.label}`",
-                _number(one.cosine, ".3f"),
+                _number(one.feature_cosine, ".3f"),
                 _number(one.neighbours, ".2f"),
                 _number(one.hidden_error, ".2f"),
                 _number(one.attention_error, ".2f"),
@@ -209,13 +209,17 @@ def no_better(name: str, labels: Sequence[str], steps: int = 0) -> list[str]:
     Losses are compared in pairs of windows: a variant is better where the 95 % interval of the median difference lies
     below 0. A model that predicts nothing has the error of its last features.
     """
-    found = {row.label: row for row in stored(name) if row.layers == "all" and row.steps == steps and row.ok}
+    found = {
+        row["label"]: row
+        for row in stored(name)
+        if row["replaced"] == "all" and row["tuned"] == steps and row["status"] == "ok"
+    }
     nothing = found[MEAN_VALUE]
 
     def better(row: Row) -> bool:
-        if not row.window_losses:
-            return (row.hidden_error or math.inf) < (nothing.hidden_error or 0.0)
-        pairs = zip(row.window_losses, nothing.window_losses, strict=True)
+        if not row["window_losses"]:
+            return (row["hidden_error"] or math.inf) < (nothing["hidden_error"] or 0.0)
+        pairs = zip(json.loads(row["window_losses"]), json.loads(nothing["window_losses"]), strict=True)
         interval = median_interval([a - b for a, b in pairs])
         return interval is not None and interval[1] < 0
 
@@ -235,8 +239,8 @@ def _says(name: str) -> str:
         for one in exact
     ]
     for row in stored(name):
-        if row.layers == "all" and not row.ok:
-            texts.append(f"`{row.label}` cannot take part ({row.status}): {row.reason}")
+        if row["replaced"] == "all" and row["status"] != "ok":
+            texts.append(f"`{row['label']}` cannot take part ({row['status']}): {row['reason']}")
     texts.append(keep([one.label for one in of_all if stays(one) >= SURVIVES], what, "With all layers replaced"))
     texts.append(f"Of the approximations, {_names([of_all[0].label])} does the least damage.")
     if lost := no_better(name, [one.label for one in of_all]):
@@ -294,8 +298,8 @@ def _repairs(name: str) -> list[str]:
 
 def _of_model(name: str) -> str:
     of = stored(name)[0]
-    one = "" if of.loss is not None else f"; one window is a share of {1 / of.windows:.2f}"
-    heading = f"On {of.windows} windows of {of.length} tokens{one}.\n"
+    one = "" if of["loss"] is not None else f"; one window is a share of {1 / of['windows']:.2f}"
+    heading = f"On {of['windows']} windows of {of['seq_len']} tokens{one}.\n"
     parts = [heading, _of_all_layers(name), *([_of_single_layers(name)] if alone(name) else []), _says(name)]
     return "\n".join([*parts, *([points(*repaired)] if (repaired := _repairs(name)) else [])])
 
@@ -320,7 +324,7 @@ def swap_listops() -> str:
     name = "swap-listops"
     steps = sorted({one.steps for one in lines(stored(name))})
     after = {at: {one.label: one for one in together(name, at)} for at in steps}
-    control = {one.steps: one.over_original for one in lines(stored(name)) if one.label == NONE}
+    control = {one.steps: one.over_original for one in lines(stored(name)) if one.label == UNTOUCHED}
     head = ["all layers replaced", "untrained", *(f"{at} steps" for at in steps[1:]), "repaired"]
     order = sorted(after[steps[-1]].values(), key=lambda one: one.over_control.median if one.over_control else math.inf)
     cells = [
@@ -332,7 +336,7 @@ def swap_listops() -> str:
         ]
         for last in order
     ]
-    shown = table(head, [*cells, [f"`{NONE}`, over the original", *(_above(control[at]) for at in steps), "–"]])
+    shown = table(head, [*cells, [f"`{UNTOUCHED}`, over the original", *(_above(control[at]) for at in steps), "–"]])
     return shown + "\n" + points(*_after_long_training(order, steps[-1]), *_repairs(name))
 
 
@@ -360,7 +364,7 @@ def swap_smollm2() -> str:
 def swap_smollm2_transfer() -> str:
     """The accuracy of the language model with and without its attention, and what training gives back."""
     name = "swap-smollm2"
-    base = next(row.accuracy_base for row in stored(name) if row.accuracy_base is not None)
+    base = next(row["accuracy_base"] for row in stored(name) if row["accuracy_base"] is not None)
     of = {one.label: one.accuracy for one in together(name)}
     texts = [
         f"Untrained: the language model guesses {base:.3f} of the next tokens as it was, "
@@ -401,7 +405,7 @@ def swap_smollm2_spread() -> str:
 def draw(name: str) -> None:
     """Draw the figure of a committed swap into its folder; that of the printed one beside the page."""
     stem = HERE / "docs/swap" if name == PRINTED else RUNS / name / "plots/swap"
-    save(draw_swap(stored(name)), stem, ("svg",))
+    save(draw_swap(read_results(FOLDERS.get(name, RUNS / name))), stem, ("svg",))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from attnbench.harness.swap.question import EXACT, MEAN_VALUE
+from attnbench.results.swaps import EXACT, MEAN_VALUE, lines
 from tests.docs import making, swap_rows
 from tests.docs.making import RUNS
 from tests.models.pretrained.test_summary import row
@@ -15,21 +15,22 @@ from tests.models.pretrained.test_summary import row
 @pytest.mark.parametrize("name", swap_rows.swaps())
 def test_a_committed_swap_is_whole_and_softmax_attention_changed_nothing(name: str) -> None:
     rows = swap_rows.stored(name)
-    assert {row.model for row in rows} == {rows[0].model}
-    (exact,) = [row for row in rows if row.label == EXACT]
-    moved = exact.hidden_error if exact.loss is None else abs(exact.loss - exact.loss_base)
+    assert len({row["model"] for row in rows}) == 1
+    (exact,) = [row for row in rows if row["sweep"] == EXACT]
+    moved = exact["hidden_error"] if exact["loss"] is None else abs(exact["loss"] - exact["loss_base"])
     assert moved <= 1e-4
-    assert len({row.label for row in rows if row.layers == "all"} - {EXACT, MEAN_VALUE}) == 8
-    assert all(row.ok or (row.status == "unsupported" and row.reason) for row in rows)
+    swapped = {row["label"] for row in rows if row["replaced"] == "all" and row["variant"] != "none"}
+    assert len(swapped - {"sdpa", MEAN_VALUE}) == 8
+    assert all(row["status"] == "ok" or (row["status"] == "unsupported" and row["reason"]) for row in rows)
     assert (RUNS / name / "plots/swap.svg").is_file()
 
 
 def test_the_printed_swap_is_that_of_its_rows() -> None:
     printed = (making.HERE / "docs/printed/swap.txt").read_text(encoding="utf-8")
-    for one in swap_rows.stored(swap_rows.PRINTED):
-        if one.layers.isdecimal():
+    for one in lines(swap_rows.stored(swap_rows.PRINTED)):
+        if one.alone:
             (line,) = re.findall(rf"^{one.label} +(\S+ +\S+ +\S+ +\S+)$", printed, re.MULTILINE)
-            assert line.split()[int(one.layers)] == f"{one.kl:.2g}"
+            assert line.split()[int(one.replaced)] == f"{one.kl:.2g}"
         else:
             assert re.search(rf"^{one.label} +{one.steps} +{one.loss:.3f} ", printed, re.MULTILINE), one.label
 

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from attnbench.answers.swap.figure import draw_swap
 from attnbench.figures import draw
 from attnbench.figures.kit.style import save
 from tests.committed import REFERENCE, rows_of
-from tests.docs import swap_rows
 
 FIGURES = sorted(REFERENCE.glob("*/plots/**/*.svg"))
 FIRST = {path.relative_to(path.parents[1]): path for path in reversed(FIGURES)}.values()
@@ -33,10 +31,7 @@ def texts(svg: Path) -> list[tuple[str, str]]:
 def test_a_committed_figure_is_drawn_from_the_committed_rows(figure: Path, tmp_path: Path) -> None:
     overlay = "published" if figure.parent.name == "published" else None
     run = figure.relative_to(REFERENCE).parts[0]
-    if figure.stem == "swap":
-        drawn = draw_swap(swap_rows.stored(run))
-    else:
-        (drawn,) = draw(rows_of(run), figures=[figure.stem], overlay=overlay).values()
+    (drawn,) = draw(rows_of(run), figures=[figure.stem], overlay=overlay).values()
     today, *_ = save(drawn, tmp_path / "today", ["svg"])
     assert texts(figure) == texts(today)
     assert len(texts(today)) > 15

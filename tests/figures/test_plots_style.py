@@ -265,6 +265,7 @@ def test_each_figure_that_does_not_apply_is_told_with_what_it_needs(tmp_path: Pa
         "map",
         "speedup",
         "share",
+        "swap",
     ]
     assert left_out["catalogue"] == "needs times of 24 variants"
 
@@ -307,7 +308,7 @@ def test_title_and_resolution_apply_to_every_figure(tmp_path: Path, small: pd.Da
 def test_the_table_of_figures_names_them_in_order_and_cannot_be_changed() -> None:
     assert list(figure_kinds()) == [
         *("tradeoff", "scores", "curves", "recall", "peers", "catalogue", "scaling", "error", "steps", "map"),
-        *("speedup", "share"),
+        *("speedup", "share", "swap"),
     ]
     with pytest.raises(TypeError):
         figure_kinds()["x"] = None  # type: ignore[index]  # that is the point

@@ -287,6 +287,7 @@ def test_cells_are_called_what_they_were_before_there_were_further_axes() -> Non
     assert data.pop("training") is None
     assert data.pop("fit") == 0
     assert data.pop("pretrained") is None
+    assert (data.pop("replaced"), data.pop("tuned"), data.pop("train")) == ("all", 0, "all")
     canonical = json.dumps([METHOD_VERSION, data], sort_keys=True)
     assert plain.cell_id == hashlib.sha256(canonical.encode()).hexdigest()[:16]
     assert len({cell.cell_id for cell in (plain, *others)}) == 12
@@ -384,7 +385,7 @@ def test_lengths_may_be_written_as_figures_write_them() -> None:
             "1",
             "unknown axis 'zzz'; write variant, seq_len, kv_len, q_start, heads, kv_heads, head_dim, v_dim, batch, "
             "dtype, causal, mask, bias, sink, compile, launch, padding, new_tokens, inputs, added_tokens, "
-            "query_stride, architecture, positions, task, learning_rate or seed",
+            "query_stride, architecture, positions, task, learning_rate, replaced, tuned, train or seed",
         ),
         ("variant", "perfomer", "--set variant: unknown variant 'perfomer'; did you mean 'performer'?"),
         ("variant", "", "--set variant: '' is not a name; write at most 64 letters, digits, '.', '_' and '-'"),
@@ -604,7 +605,8 @@ TRAINED = {**matrix(variant=["none", "sdpa"]), "level": "pretrained", "measure":
 def test_a_sweep_over_a_trained_model_has_the_axes_that_the_model_leaves_open_alone() -> None:
     (sweep,) = suite_of(TRAINED).sweeps
     axes = {axis for axis in AXES if _has_axis(sweep, axis)}
-    assert axes == {"variant", "seq_len", "heads", "kv_heads", "head_dim", "batch", "dtype", "causal", "seed"}
+    sizes = {"variant", "seq_len", "heads", "kv_heads", "head_dim", "batch", "dtype", "causal", "seed"}
+    assert axes == sizes | {"replaced", "tuned", "train"}
 
 
 def test_what_is_set_holds_for_a_trained_model_too() -> None:
@@ -631,6 +633,40 @@ def test_a_cell_says_which_trained_model_reads_what_and_how_many_windows_of_it_f
     changes: dict[str, Any], trained: Pretrained
 ) -> None:
     assert [cell.pretrained for cell in expand(suite_of({**TRAINED, **changes}))] == [trained] * 2
+
+
+def test_the_largest_number_of_steps_is_that_of_the_training_and_what_is_trained_means_nothing_without_one() -> None:
+    trained = {**TRAINED, "measure": "loss", "tuning": {"learning_rate": 0.01, "redraw": 3}}
+    trained["matrix"] = {**TRAINED["matrix"], "tuned": [0, 9, 4], "train": "variant", "replaced": ["0+2", 1, "all"]}
+    cells = expand(suite_of(trained))
+    assert {cell.pretrained for cell in cells} == {Pretrained("listops", "", 16, 9, 0.01, 3)}
+    assert {(cell.tuned, cell.replaced, cell.train) for cell in cells} == {
+        (steps, which, "variant") for steps in (0, 9, 4) for which in ("0+2", "1", "all")
+    }
+    untrained = {**TRAINED, "matrix": {**TRAINED["matrix"], "train": ["variant", "all"]}}
+    assert [(cell.train, cell.label) for cell in expand(suite_of(untrained))] == [
+        ("all", cell.label) for cell in expand(suite_of(TRAINED))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "axes", "said"),
+    [
+        ({}, {"replaced": "first"}, "'replaced' cannot be 'first'; write all, a layer such as 3, or 0.5"),
+        ({}, {"replaced": True}, "'replaced' cannot be true"),
+        ({}, {"tuned": 5}, "'tuned' trains a model, which is not timed; write measure: loss alone"),
+        ({"measure": "loss", "tuning": {}}, {}, "'tuning' does nothing without 'tuned' in the matrix; remove it"),
+        ({"measure": "loss", "tuning": {"rate": 1}}, {"tuned": 5}, "unknown key 'rate'"),
+    ],
+)
+def test_what_is_not_trained_after_a_swap_is_refused(changes: dict[str, Any], axes: dict[str, Any], said: str) -> None:
+    with pytest.raises(SuiteError, match=said):
+        suite_of({**TRAINED, **changes, "matrix": {**TRAINED["matrix"], **axes}})
+
+
+def test_after_set_a_trained_model_is_not_timed_either() -> None:
+    with pytest.raises(SuiteError, match="'tuned' trains a model, which is not timed"):
+        apply_overrides(suite_of(TRAINED), {"tuned": "0,5"})
 
 
 def test_positions_that_are_set_take_the_place_of_those_of_the_model_and_leave_its_other_sizes() -> None:

@@ -30,7 +30,7 @@ class Screen(Watcher):
     folder: Path | None = None
 
     def __init__(self, plan: Plan, bar: Progress) -> None:
-        self._bar = bar
+        self._bar, self._again = bar, "--fresh repeats all" if plan.options.retry_failed else AGAIN
         axes = varying(plan.cells)
         self._names = {cell.cell_id: name(cell, axes) for cell in plan.cells}
         self._done = 0
@@ -40,7 +40,7 @@ class Screen(Watcher):
         self.folder = folder
         self._bar.update(self._bar.task_ids[0], total=visits)
         if resumed:
-            console.note(f"resuming {folder}: {resumed} of {cells} cells have rows ({AGAIN})")
+            console.note(f"resuming {folder}: {resumed} of {cells} cells have rows ({self._again})")
 
     def visiting(self, cell: Cell) -> None:
         self._bar.update(self._bar.task_ids[0], description=self._names[cell.cell_id])

@@ -1,23 +1,19 @@
-"""A swap on a terminal: its progress, all layers together, the effect of training, and each layer alone."""
+"""A swap on a terminal: all layers together, the effect of training, and each layer alone."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnbench.cli.screen import console
-from attnbench.harness.swap.swap import Watcher
 from attnbench.text import without_empty
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
-    from attnbench.answers.swap.summary import Between, Line
-    from attnbench.harness.swap.question import Entry
-    from attnbench.harness.swap.request import Asked
-    from attnbench.harness.swap.row import Row
+    from attnbench.harness.swap.described import Described
+    from attnbench.harness.swap.question import Question
+    from attnbench.harness.swap.request import Foreseen
     from attnbench.models.pretrained.subject import Layer
+    from attnbench.results.swaps import Between, Line, Row
 
 _LONGEST_LABEL = 15
 """Characters of a label that stays on one line."""
@@ -27,35 +23,33 @@ _MOST_LAYERS = 8
 
 def print_swap(rows: Sequence[Row], layers: Sequence[Layer]) -> None:
     """Print the rows, and the reasons of missing ones."""
-    from attnbench.answers.swap.summary import lines
+    from attnbench.results.swaps import lines
 
     found = lines(rows)
     first = rows[0]
-    _print_heading(first.model, layers, first.windows, first.length)
-    together = [line for line in found if not line.layers.isdecimal()]
+    _print_heading(first["model"], layers, first["windows"], first["seq_len"])
+    together = [line for line in found if not line.alone]
     _print_together(together)
     _print_repaired([line for line in together if line.over_control is not None])
-    _print_alone([line for line in found if line.layers.isdecimal()])
+    _print_alone([line for line in found if line.alone])
     _print_missing(rows)
     _print_notes(together, found)
-    if first.layers_left:
-        console.line(f"layers that stay as they are: {first.layers_left}")
+    for warning in dict.fromkeys(filter(None, (row["warnings"] for row in rows))):
+        console.line(warning)
 
 
-def print_foreseen(asked: Asked, *, as_json: bool) -> None:
+def print_foreseen(question: Question, model: Described, found: Foreseen, *, as_json: bool) -> None:
     """Print the cost of an answer."""
     from dataclasses import asdict
 
     from attnbench.units import format_bytes, format_count, format_seconds
 
-    with console.progress(total=1) as bar:
-        found = asked.foresee(SwapScreen(bar))
     if as_json:
         console.data({**asdict(found), "seconds": found.seconds})
         return
-    _print_heading(asked.subject.name, asked.subject.layers, asked.question.windows, asked.text.length)
+    _print_heading(question.model, model.layers, question.windows, question.length)
     resumed = f", of which {found.resumed} are there" if found.resumed else ""
-    console.line(f"{found.visits} visits{resumed}")
+    console.line(f"{found.rows} rows{resumed}")
     console.line(
         f"{format_count(found.windows_read)} windows to read, {format_count(found.windows_trained)} to train on, "
         f"{format_seconds(found.window_s)} a window"
@@ -84,7 +78,7 @@ def _print_together(found: Sequence[Line]) -> None:
             "accuracy": _number(line.accuracy, ".3f"),
             "agrees": _number(line.top1_agreement, ".2f"),
             "KL": _number(line.kl, ".2g"),
-            "cosine": _number(line.cosine if line.loss is None else None, ".3f"),
+            "cosine": _number(line.feature_cosine if line.loss is None else None, ".3f"),
             "neighbours": _number(line.neighbours if line.loss is None else None, ".2f"),
             "features": _number(line.hidden_error if line.loss is None else None, ".2g"),
             "error": _number(line.attention_error, ".2g"),
@@ -92,12 +86,12 @@ def _print_together(found: Sequence[Line]) -> None:
         for line in ordered
     ]
     # The untouched model and exact attention in all layers accompany any choice of layers.
-    some = dict.fromkeys(line.layers.removeprefix("only ") for line in found if line.layers not in ("none", "all"))
+    some = dict.fromkeys(line.replaced.replace("+", ",") for line in found if line.replaced != "all")
     _table(cells, f"\nreplaced: layers {', '.join(some)}" if some else "\nall replaced together")
 
 
 def _print_repaired(found: Sequence[Line]) -> None:
-    from attnbench.harness.swap.question import MEAN_VALUE
+    from attnbench.results.swaps import MEAN_VALUE
 
     cells = [
         {
@@ -117,11 +111,11 @@ def _print_alone(found: Sequence[Line]) -> None:
 
     if not found:
         return
-    places = sorted({int(line.layers) for line in found})
+    places = sorted({int(line.replaced) for line in found})
     column = "KL" if any(line.kl is not None for line in found) else "features"
     cells = []
     for label in dict.fromkeys(line.label for line in found):
-        of = {int(line.layers): line for line in found if line.label == label}
+        of = {int(line.replaced): line for line in found if line.label == label}
         values = {place: line.kl if column == "KL" else line.hidden_error for place, line in of.items()}
         known = {place: value for place, value in values.items() if value is not None}
         if len(places) <= _MOST_LAYERS:
@@ -135,7 +129,7 @@ def _print_alone(found: Sequence[Line]) -> None:
 
 
 def _print_missing(rows: Sequence[Row]) -> None:
-    said = dict.fromkeys(f"{row.label}: {row.status}: {row.reason}" for row in rows if not row.ok)
+    said = dict.fromkeys(f"{row['label']}: {row['status']}: {row['reason']}" for row in rows if row["status"] != "ok")
     if said:
         console.line()
     for line in said:
@@ -167,35 +161,3 @@ def _number(value: float | None, how: str) -> str:
 
 def _interval(of: Between | None) -> str:
     return "-" if of is None else f"{of.median:+.2f} ({of.low:.2f} to {of.high:.2f})"
-
-
-class SwapScreen(Watcher):
-    """A bar that counts visits, and a line for each that failed."""
-
-    def __init__(self, bar: Progress) -> None:
-        self._bar = bar
-        self._done = 0
-
-    def begun(self, folder: Path, *, visits: int, resumed: int) -> None:
-        self._done = resumed
-        self._bar.update(self._bar.task_ids[0], total=visits, completed=resumed)
-        if resumed:
-            console.note(f"resuming {folder}: {resumed} of {visits} visits are there (--fresh starts anew)")
-
-    def visiting(self, entry: Entry) -> None:
-        self._bar.update(self._bar.task_ids[0], description=f"{entry.label}, layers {entry.named}")
-
-    def trained(self, entry: Entry, step: int) -> None:
-        last = entry.rules.steps[-1]
-        text = f"{entry.label}, layers {entry.named}: step {step} of {last}"
-        self._bar.update(self._bar.task_ids[0], completed=self._done + step / last, description=text)
-
-    def visited(self, rows: Sequence[Row]) -> None:
-        self._done += 1
-        self._bar.update(self._bar.task_ids[0], completed=self._done)
-        for row in rows:
-            if row.status not in ("ok", "unsupported"):
-                console.note(f"{row.label}, layers {row.layers}, {row.steps} steps: {row.status}: {row.reason}")
-
-    def warned(self, message: str) -> None:
-        console.warning(message)

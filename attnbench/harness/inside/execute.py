@@ -102,7 +102,7 @@ def run_cell(
                 raise Nonfinite("the output holds NaN or infinity")
         if round_ == 0 and cell.pretrained is not None:
             begins("its trained model", first=slow)
-            _add_trained(record, cell)
+            _add_trained(record, cell, begins)
         if "time" in cell.measure or "memory" in cell.measure:
             begins("its first calls", first=slow)
             compiles = round_ == 0 and (cell.compile or always_compiled(cell))
@@ -205,17 +205,16 @@ def _add_error(record: Record, cell: Cell, begins: Callable[..., None], *, unche
         add_warning(record, str(off))
 
 
-def _add_trained(record: Record, cell: Cell) -> None:
-    from attnbench.models.pretrained.cell import measure_loss, opened  # only trained models need it
+def _add_trained(record: Record, cell: Cell, begins: Callable[..., None]) -> None:
+    from attnbench.harness.swap.loss import measure_loss  # only trained models need it
+    from attnbench.models.pretrained.cell import opened
 
     one = opened(cell)
     record.model_digest, record.text, record.text_digest = one.subject.digest, one.text.name, one.text.digest
     if "loss" not in cell.measure:
         return
-    found = measure_loss(cell)
-    record.loss, record.loss_base, record.loss_delta = found.loss, found.base, found.delta
-    record.loss_delta_low, record.loss_delta_high = found.interval or (None, None)
-    record.top1_agreement, record.kl, record.hidden_error = found.top1_agreement, found.kl, found.hidden_error
+    for column, value in measure_loss(cell, begins).items():
+        setattr(record, column, value)
 
 
 def _left(cell: Cell) -> str:

@@ -33,12 +33,13 @@ if TYPE_CHECKING:
 
 
 _ELSEWHERE = {
-    "laws": ("laws", "HoldToLaw"),
-    "setting": ("gate", "HoldSetting"),
-    "probe": ("module", "AskModule"),
-    "capture": ("capture", "TakeCapture"),
+    "laws": ("outside.laws", "HoldToLaw"),
+    "setting": ("outside.gate", "HoldSetting"),
+    "probe": ("outside.module", "AskModule"),
+    "capture": ("outside.capture", "TakeCapture"),
+    "model": ("swap.described", "DescribeModel"),
 }
-"""Requests that need imports of their own, which take a while -> their module and class in ``outside``."""
+"""Requests that need imports of their own, which take a while -> their module in ``harness`` and their class."""
 
 
 def main() -> None:
@@ -137,7 +138,7 @@ class Served:
             if do == kind.do:
                 return serve(kind.from_json(data), tell)
         module, name = _ELSEWHERE[do]
-        kind = getattr(import_module(f"attnbench.harness.outside.{module}"), name)
+        kind = getattr(import_module(f"attnbench.harness.{module}"), name)
         try:
             return dict(kind.from_json(data).found(tell))
         except kind.refusals as reason:

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 from attnbench.contract.spec import Spec, comma_separated
 from attnbench.errors import Unsupported, UsageError
-from attnbench.harness.swap.tune import Rules
-from attnbench.measure.statistics import FEWEST
-from attnbench.models.pretrained.subject import Layer
+from attnbench.harness.swap.described import Described
+from attnbench.results.swaps import EXACT, MEAN_VALUE
+from attnbench.suite.cell import UNTOUCHED
+from attnbench.suite.messages import CommandLine
+from attnbench.suite.schema import Suite
 
-NONE, EXACT, MEAN_VALUE = "none", "exact", "mean-value"
-"""Labels of the rows that every swap has: nothing replaced, but trained as long; softmax attention in place of the
-variants, which must change nothing; and the mean of the values, which attends to nothing.
-"""
 MOST_STEPS = 1_000_000
+_OPTIONS = {
+    "seq_len": "--length",
+    "batch": "--batch",
+    "windows": "--windows",
+    "tuned": "--steps",
+    "learning_rate": "--lr",
+    "redraw": "--redraw",
+    "seed": "--seeds",
+    "replaced": "--layers",
+    "text": "--text",
+}
 _EACH = re.compile(r"each(?:/([1-9][0-9]{0,3}))?")
 
 
@@ -32,33 +41,75 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question about one model."""
+    """A question about one model; ``attnbench swap --help`` says what each field means."""
 
+    model: str
     variants: tuple[Spec, ...]
     layers: Wanted
+    length: int
+    text: str
     windows: int
-    """Number of held-out windows to evaluate on."""
-    rules: Rules
-    """Rules of training; the seed is that of the first of several."""
-    seeds: int = 1
-    device: str = "cpu"
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One visit: a variant in some layers, trained with one seed, evaluated at some numbers of steps."""
-
-    label: str
-    variant: Spec | None
-    """None: nothing is replaced."""
-    layers: tuple[int, ...]
-    named: str
-    """The layers as rows name them: ``all``, ``0,5``, ``only 3``, ``none``; a bare number is a layer of ``each``."""
-    rules: Rules
+    steps: tuple[int, ...]
+    """In rising order."""
+    learning_rate: float
+    batch: int
+    train: str
+    redraw: int
+    seeds: int
 
     @property
-    def key(self) -> tuple[str, str, int]:
-        return self.label, self.named, self.rules.seed
+    def trains(self) -> bool:
+        """True if weights of the model are trained, so that a control has to be trained as long."""
+        return self.steps[-1] > 0 and self.train != "variant"
+
+    def suite(self, model: Described) -> Suite:
+        """A suite of up to three sweeps: softmax attention, which must change nothing; the variants in several layers
+        together, and trained; the variants in one layer after the other. Raises UsageError, Unsupported."""
+        self._refuse(model)
+        variants = list(dict.fromkeys([MEAN_VALUE, *(spec.label for spec in self.variants)]))
+        wanted, sweeps = self.layers, [self._sweep(EXACT, model, variant="sdpa")]
+        together = "+".join(map(str, wanted.some)) or "all" * wanted.whole
+        if together:
+            trained = {"tuning": {"learning_rate": self.learning_rate, "redraw": self.redraw}} if self.steps[-1] else {}
+            about = {
+                "seed": list(range(self.seeds)),
+                "variant": [*[UNTOUCHED] * self.trains, *variants],
+                "replaced": together,
+                "train": self.train,
+                "tuned": list(self.steps),
+            }
+            sweeps.append({**self._sweep("together", model, **about), **trained})
+        if wanted.each:
+            sweeps.append(self._sweep("each", model, variant=variants, replaced=model.free[:: wanted.each]))
+        return Suite.of({"name": "swap", "sweeps": sweeps}, CommandLine(options=_OPTIONS))
+
+    def _sweep(self, name: str, model: Described, **axes: Any) -> dict[str, Any]:
+        layer = model.layers[model.free[0]]
+        sizes = {
+            "seq_len": self.length,
+            "batch": self.batch,
+            "heads": layer.shape.H,
+            "kv_heads": layer.shape.H // layer.sharing,
+            "head_dim": layer.shape.D,
+            "causal": layer.shape.causal,
+        }
+        about = {"name": name, "level": "pretrained", "measure": "loss", "model": self.model, "windows": self.windows}
+        return {**about, **({"text": self.text} if self.text else {}), "matrix": {**axes, **sizes}}
+
+    def _refuse(self, model: Described) -> None:
+        layers = model.layers
+        if model.most is not None and self.windows > model.most:
+            raise UsageError(
+                f"--windows {self.windows}: the part of the text that is held out has {model.most}; "
+                "shorten --length or give a longer --text"
+            )
+        for place in self.layers.some:
+            if place >= len(layers):
+                raise UsageError(f"--layers {place}: the model has {len(layers)} layers, counted from 0")
+            if layers[place].kept:
+                raise Unsupported(f"layer {place}: {layers[place].kept}")
+        if not model.free:
+            raise Unsupported(layers[0].kept)
 
 
 def parse_layers(text: str) -> Wanted:
@@ -88,59 +139,3 @@ def parse_steps(text: str) -> tuple[int, ...]:
     if steps[-1] > MOST_STEPS:
         raise UsageError(f"--steps must be at most {MOST_STEPS}, got {steps[-1]}; change the number")
     return steps
-
-
-def named_together(layers: Sequence[int]) -> str:
-    """``0,5``; a single layer is ``only 3``, since ``3`` is a layer of ``each``."""
-    return f"only {layers[0]}" if len(layers) == 1 else ",".join(map(str, layers))
-
-
-def refuse(question: Question, layers: Sequence[Layer], most: int | None) -> None:
-    """Refuse impossible questions before a model is trained; ``most`` windows can be held out, None if endless.
-
-    Raises UsageError: too few windows for an interval, more than there are, or a layer that does not exist. Raises
-    Unsupported: a layer that was named, or every layer, has to stay as it is.
-    """
-    if question.windows < FEWEST:
-        raise UsageError(
-            f"--windows {question.windows}: below {FEWEST} no interval of the median exists; take {FEWEST} or more"
-        )
-    if most is not None and question.windows > most:
-        raise UsageError(
-            f"--windows {question.windows}: the part of the text that is held out has {most}; "
-            "shorten --length or give a longer --text"
-        )
-    for place in question.layers.some:
-        if place >= len(layers):
-            raise UsageError(f"--layers {place}: the model has {len(layers)} layers, counted from 0")
-        if layers[place].kept:
-            raise Unsupported(f"layer {place}: {layers[place].kept}")
-    if all(layer.kept for layer in layers):
-        raise Unsupported(layers[0].kept)
-
-
-def entries(question: Question, layers: Sequence[Layer]) -> list[Entry]:
-    """All visits in their order: the exact one, which must change nothing, then the control, then the variants."""
-    free = tuple(place for place, layer in enumerate(layers) if not layer.kept)
-    rules, wanted = question.rules, question.layers
-    variants = {MEAN_VALUE: Spec(MEAN_VALUE)} | {spec.label: spec for spec in question.variants}
-    untrained = replace(rules, steps=(0,))
-    trains = max(rules.steps) > 0 and rules.what != "variant"
-    together = [("all", free)] * wanted.whole
-    if wanted.some:
-        together.append((named_together(wanted.some), wanted.some))
-    found = [Entry(EXACT, Spec("sdpa"), free, "all", untrained)]
-    for seed in range(rules.seed, rules.seed + question.seeds):
-        own = replace(rules, seed=seed)
-        if together and trains:
-            found.append(Entry(NONE, None, (), NONE, own))
-        found += [
-            Entry(label, spec, chosen, named, own) for label, spec in variants.items() for named, chosen in together
-        ]
-    if wanted.each:
-        found += [
-            Entry(label, spec, (place,), str(place), untrained)
-            for label, spec in variants.items()
-            for place in free[:: wanted.each]
-        ]
-    return list({entry.key: entry for entry in reversed(found)}.values())[::-1]

@@ -1,28 +1,34 @@
-"""A swap as requested by the command or from Python: question, model and text, and its cost."""
+"""A swap as requested by the command or from Python: its question, its run and its cost."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
-import torch
-
-from attnbench.contract.plugins.load import provenance
 from attnbench.contract.spec import Spec, parse_specs
 from attnbench.contract.variant import VARIANTS
-from attnbench.errors import UsageError
-from attnbench.harness.swap.question import Entry, Question, entries, parse_layers, parse_steps, refuse
-from attnbench.harness.swap.swap import Place, Swapped, Watcher, answered_by, identity_of, known_folder, swap
-from attnbench.harness.swap.tune import Rules
+from attnbench.errors import BrokenContract, UsageError
+from attnbench.harness.identity import identity
+from attnbench.harness.outside.isolation import Settings, Worker
+from attnbench.harness.plan import Options, Plan, make_plan
+from attnbench.harness.rows import rows_alike
+from attnbench.harness.swap.described import Described, DescribeModel, describe
+from attnbench.harness.swap.question import Question, parse_layers, parse_steps
 from attnbench.harness.trial import load_all
+from attnbench.harness.wire.process import memory_limit
 from attnbench.measure.machine import default_threads, resolve_device
+from attnbench.measure.statistics import FEWEST
+from attnbench.models.pretrained.bridge import MISSING
 from attnbench.models.pretrained.evaluate import WINDOWS_OF_LAYERS
-from attnbench.models.pretrained.models import open_model, threads_of_torch
-from attnbench.models.pretrained.subject import Subject
-from attnbench.models.pretrained.windows import Text
+from attnbench.models.pretrained.loading import located
+from attnbench.models.pretrained.models import default_length
+from attnbench.models.pretrained.own_encoder import NAME
+from attnbench.results.record import Record
+from attnbench.results.swaps import EXACT
+from attnbench.suite.cell import UNTOUCHED, Cell
 
 
 def variants_of(texts: Sequence[str], plugins: Sequence[str]) -> tuple[Spec, ...]:
@@ -35,49 +41,88 @@ def variants_of(texts: Sequence[str], plugins: Sequence[str]) -> tuple[Spec, ...
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A question with its model and text."""
+    """A question, and how it is answered."""
 
     question: Question
-    subject: Subject
-    text: Text
-    place: Place
+    options: Options
 
     @classmethod
     def of(cls, model: str, variants: Sequence[Spec], given: Mapping[str, Any]) -> Self:
-        """Read the arguments of the command or the function, and open the model.
-
-        ``given`` has ``text``, ``layers``, ``length``, ``windows``, ``steps``, ``learning_rate``, ``batch``, ``train``,
-        ``redraw``, ``seeds``, ``device``, ``threads``, ``plugins``, ``out`` and ``fresh``. Raises UsageError for an
-        impossible value, an unknown model or a short text, and Unsupported if the model's attention cannot be replaced.
-        """
-        rate = given["learning_rate"]
+        """Read the arguments of the command or the function (:class:`attnbench.cli.options.SwapOptions`). Raises
+        UsageError for an impossible value."""
+        rate, steps, text = given["learning_rate"], given["steps"], given["text"]
+        if model != NAME:
+            located(model)
+            if find_spec("transformers") is None:
+                raise UsageError(MISSING)
         if not 0 < rate <= 1:
             raise UsageError(f"--lr must be above 0 and at most 1, got {rate:g}; write 0.0003, say")
-        steps = given["steps"]
+        if given["windows"] < FEWEST:
+            said = f"--windows {given['windows']}: below {FEWEST} no interval of the median exists"
+            raise UsageError(f"{said}; take {FEWEST} or more")
         if not isinstance(steps, str):
             steps = ",".join(map(str, [steps] if isinstance(steps, int) else steps))
         question = Question(
+            model=model,
             variants=tuple(variants),
             layers=parse_layers(given["layers"]),
+            length=given["length"] or default_length(model),
+            text="" if text is None else str(text),
             windows=given["windows"],
-            rules=Rules(parse_steps(steps), rate, given["batch"], given["train"], given["redraw"]),
-            seeds=given["seeds"],
-            device=resolve_device(given["device"]),
+            steps=parse_steps(steps),
+            **{name: given[name] for name in ("learning_rate", "batch", "train", "redraw", "seeds")},
         )
-        text = given["text"]
-        code = tuple(provenance(given["plugins"]).items())
-        place = Place(Path(given["out"]), given["fresh"], given["threads"] or default_threads(), code)
-        with threads_of_torch(place.threads):
-            subject, windows = open_model(model, given["length"], None if text is None else Path(text))
-        return cls(question, subject, windows, place)
+        options = Options(
+            device=resolve_device(given["device"]),
+            threads=given["threads"] or default_threads(),
+            plugins=tuple(given["plugins"]),
+            out=Path(given["out"]),
+            process="as-shipped",
+            retry_failed=True,
+            joins=True,
+            rounds=1,
+            **{name: given[name] for name in ("fresh", "unchecked", "cell_timeout")},
+        )
+        return cls(question, options)
 
-    def foresee(self, watcher: Watcher) -> Foreseen:
-        with threads_of_torch(self.place.threads):
-            return foresee(self.question, self.subject, self.text, self.place, watcher)
+    def plan(self, worker: Worker, *, timed: bool = False) -> tuple[Described, Plan]:
+        """The model, which reads a window if ``timed``, and its run ahead. Raises UsageError and Unsupported if the
+        question does not fit the model."""
+        asked = self.question
+        request = DescribeModel(asked.model, asked.length, asked.text, self.options.device, timed)
+        model = describe(worker, request)
+        return model, make_plan(asked.suite(model), self.options, sized=True)
 
-    def answer(self, watcher: Watcher) -> Swapped:
-        with threads_of_torch(self.place.threads):
-            return swap(self.question, self.subject, self.text, self.place, watcher)
+    def foresee(self) -> tuple[Described, Foreseen]:
+        """Count the remaining work, and time one window. Nothing is written. Raises UsageError and Unsupported."""
+        with self.worker() as worker:
+            model, plan = self.plan(worker, timed=True)
+            known = rows_alike(plan, identity(plan, worker.start()["machine_id"]))
+        missing = [cell for cell in plan.cells if cell.cell_id not in known]
+        return model, _foreseen(self.question, model, plan.cells, missing)
+
+    def worker(self) -> Worker:
+        """The process that opens the model and carries out the run."""
+        options = self.options
+        assert options.threads is not None
+        return Worker(
+            Settings(
+                device=options.device,
+                threads=options.threads,
+                process=options.process,
+                memory_limit=memory_limit(options.device, None),
+                plugins=options.plugins,
+                models=(self.question.model,),
+                rates=False,
+            )
+        )
+
+
+def refuse_inexact(records: Sequence[Record]) -> None:
+    """Raise BrokenContract if softmax attention in the place of the model's own changed it."""
+    for row in records:
+        if row.sweep == EXACT and row.status != "ok":
+            raise BrokenContract(f"softmax attention cannot take the place of the model's own: {row.reason}")
 
 
 _STEP = 3
@@ -90,7 +135,7 @@ _OF_TRAINED = 4
 class Foreseen:
     """The cost of a swap, by the time of the model's own attention: that of a variant is unknown before it runs."""
 
-    visits: int
+    rows: int
     resumed: int
     windows_read: int
     windows_trained: int
@@ -104,52 +149,26 @@ class Foreseen:
         return self.window_s * (self.windows_read + _STEP * self.windows_trained)
 
 
-def foresee(question: Question, subject: Subject, text: Text, place: Place, watcher: Watcher) -> Foreseen:
-    """Count the remaining work, and time one window. Nothing is written, and no folder is made.
-
-    Raises UsageError and Unsupported if the question does not fit this model, and CorruptResults.
-    """
-    refuse(question, subject.layers, text.most)
-    visits = entries(question, subject.layers)
-    identity = identity_of(question, subject, text, place)
-    known = None if place.fresh else known_folder(place.out, identity, watcher.warned)
-    rows = {(row.key, row.steps): row for row in (known.rows() if known is not None else [])}
-    missing = [entry for entry in visits if not answered_by(entry, rows)]
-    read = sum(_windows_of(entry, question.windows) for entry in missing)
+def _foreseen(question: Question, model: Described, cells: Sequence[Cell], missing: Sequence[Cell]) -> Foreseen:
+    trainings: dict[tuple[Spec, int, str], int] = {}
+    for cell in missing:
+        training = cell.variant, cell.seed, cell.replaced
+        trainings[training] = max(trainings.get(training, 0), cell.tuned)
+    trained = 0
+    if question.trains:
+        trained = model.weights if question.train == "all" else model.of_attention
+    copied = model.weights - trained if trained else 0
     return Foreseen(
-        visits=len(visits),
-        resumed=len(visits) - len(missing),
-        windows_read=read + question.windows * bool(missing),  # the untouched model reads them first
-        windows_trained=sum(entry.rules.steps[-1] * entry.rules.batch for entry in missing),
-        window_s=_seconds_of_a_window(question, subject, text),
-        weight_bytes=_bytes_of_weights(question, subject),
+        rows=len(cells),
+        resumed=len(cells) - len(missing),
+        # The untouched model reads them first, and then with softmax attention in its place.
+        windows_read=sum(_windows_of(cell, question.windows) for cell in missing)
+        + 2 * question.windows * bool(missing),
+        windows_trained=sum(trainings.values()) * question.batch,
+        window_s=model.window_s,
+        weight_bytes=4 * (model.weights + copied + _OF_TRAINED * trained),
     )
 
 
-def _windows_of(entry: Entry, windows: int) -> int:
-    if entry.variant is None:
-        return len(entry.rules.steps) * windows
-    pairs = 0 if entry.named.isdecimal() else 1
-    return len(entry.rules.steps) * (windows + min(windows, WINDOWS_OF_LAYERS)) + pairs
-
-
-def _seconds_of_a_window(question: Question, subject: Subject, text: Text) -> float:
-    subject.module.to(question.device)
-    window = next(text.held_out(question.windows).each()).to(question.device)
-    seconds = 0.0
-    with torch.inference_mode():
-        for _ in range(2):  # the first loads code and weights for the second
-            start = time.perf_counter()
-            float(subject.read(window.tokens).hidden.sum())  # a number on the host: a GPU has then finished
-            seconds = time.perf_counter() - start
-    return seconds
-
-
-def _bytes_of_weights(question: Question, subject: Subject) -> int:
-    whole = sum(one.numel() for one in subject.module.parameters())
-    rules = question.rules
-    trained = 0
-    if rules.steps[-1] > 0 and rules.what != "variant":
-        trained = whole if rules.what == "all" else sum(one.numel() for one in subject.of_attention())
-    copied = whole - trained if trained else 0
-    return 4 * (whole + copied + _OF_TRAINED * trained)
+def _windows_of(cell: Cell, windows: int) -> int:
+    return windows if cell.variant.name == UNTOUCHED else windows + min(windows, WINDOWS_OF_LAYERS) + 1

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,26 +17,9 @@ from attnbench.models.encoder import cross_entropy
 from attnbench.models.pretrained.operators import Operators, replaced
 from attnbench.models.pretrained.subject import Exact, Subject
 from attnbench.models.pretrained.windows import Text, Windows
+from attnbench.suite.cell import Cell
 
-Trained = Literal["all", "attention", "variant"]
 _WARM_UP = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """Rules of the training after a swap."""
-
-    steps: tuple[int, ...]
-    """Numbers of steps at which it is evaluated, in rising order; 0 is before the first."""
-    learning_rate: float
-    batch: int
-    what: Trained
-    """``all`` parameters of the model; those of its ``attention`` layers; or only the ``variant``'s own, which are
-    fitted layer by layer to the untouched layer's answers.
-    """
-    redraw: int
-    """Steps after which a variant redraws its random features, if it can; 0 for never."""
-    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,62 +30,89 @@ class Pupil:
     model: Subject
     """Weights of its own, or the untouched model itself if these are not trained."""
     operators: Operators
+    pairs_seen: float | None = None
+    """As in the column, before any training."""
 
-    def parameters(self, what: Trained) -> list[nn.Parameter]:
+    def parameters(self, what: str) -> list[nn.Parameter]:
         """The trained parameters, each once. Raises Unsupported if the variant has none that could be fitted."""
         own = [parameter for one in self.operators.values() for parameter in one.parameters()]
         if what == "variant":
             if not own:
-                raise Unsupported("--train variant: it brings no parameters to fit; train attention, or all")
+                raise Unsupported("train: variant: it brings no parameters to fit; train attention, or all")
             model: list[nn.Parameter] = []
         else:
             model = self.model.of_attention() if what == "attention" else list(self.model.module.parameters())
         return list({id(one): one for one in (*model, *own)}.values())
 
 
-def tuned(
-    pupil: Pupil, text: Text, rules: Rules, device: str, tell: Callable[[int], None] = lambda step: None
-) -> Iterator[int]:
-    """Train in place, and yield each number of steps in ``rules.steps`` after that many.
+class Tuning(nn.Module):
+    """A pupil in training, which goes on from one number of steps to the next.
 
     AdamW without decay; the rate rises linearly and falls along a cosine over all steps; gradients are clipped to norm
-    1. No dropout. The windows of step s depend on the seed and s alone. ``tell`` gets the number of steps done after
-    each. Raises Diverged for a loss that is not finite, and Unsupported if nothing can be trained.
+    1. No dropout. The windows of step s depend on the seed and s alone. It is a module, so that a cache counts its
+    memory.
     """
-    if 0 in rules.steps:
-        yield 0
-    last = max(rules.steps)
-    if not last:
-        return
-    parameters = pupil.parameters(rules.what)
-    for parameter in pupil.model.module.parameters():
-        parameter.requires_grad_(False)
-    for parameter in parameters:
-        parameter.requires_grad_(True)
-    optimizer = AdamW(parameters, lr=rules.learning_rate, betas=BETAS, weight_decay=0.0)
-    for step in range(last):
-        for group in optimizer.param_groups:
-            group["lr"] = rules.learning_rate * share_of_rate(step, last, _WARM_UP)
+
+    def __init__(self, pupil: Pupil, text: Text, cell: Cell, kept: Sequence[nn.Module]) -> None:
+        """``kept``: the models that no other cache has."""
+        super().__init__()
+        assert cell.pretrained is not None
+        self.pupil, self._text, self._cell, self._rules = pupil, text, cell, cell.pretrained
+        self.kept = nn.ModuleList([*kept, *pupil.operators.values()])
+        self._trained: list[nn.Parameter] = []
+        self._optimizer: AdamW | None = None
+        self.done = 0
+
+    def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
+        """Those of the model and the variant, and the optimiser's moments."""
+        yield from super().buffers(recurse)
+        for state in self._optimizer.state.values() if self._optimizer else ():
+            yield from (one for one in state.values() if isinstance(one, Tensor))
+
+    def advance(self, steps: int, tell: Callable[[int], None] = lambda step: None) -> None:
+        """Train in place until ``steps`` are done; ``tell`` gets the number of steps done after each.
+
+        Raises Diverged for a loss that is not finite, and Unsupported if nothing can be trained.
+        """
+        if steps > self.done and self._optimizer is None:
+            self._trained = self.pupil.parameters(self._cell.train)
+            for parameter in self.pupil.model.module.parameters() if self._cell.train != "variant" else ():
+                parameter.requires_grad_(False)
+            for parameter in self._trained:
+                parameter.requires_grad_(True)
+            self._optimizer = AdamW(self._trained, lr=self._rules.rate, betas=BETAS, weight_decay=0.0)
+        while self.done < steps:
+            self._step(self.done)
+            self.done += 1
+            tell(self.done)
+
+    @property
+    def trained(self) -> int:
+        """Number of trained parameters; 0 before the first step."""
+        return sum(one.numel() for one in self._trained)
+
+    def _step(self, step: int) -> None:
+        assert self._optimizer is not None
+        cell, rules = self._cell, self._rules
+        for group in self._optimizer.param_groups:
+            group["lr"] = rules.rate * share_of_rate(step, rules.last, _WARM_UP)
         if rules.redraw and step and step % rules.redraw == 0:
-            _redraw(pupil.operators, stream_seed("redraw", rules.seed, step))
-        batch = text.batch(rules.seed, step, rules.batch).to(device)
-        value = _fit(pupil, batch.tokens) if rules.what == "variant" else _loss(pupil, batch)
+            _redraw(self.pupil.operators, stream_seed("redraw", cell.seed, step))
+        batch = self._text.batch(cell.seed, step, cell.shape.B).to(cell.device)
+        value = _fit(self.pupil, batch.tokens) if cell.train == "variant" else _loss(self.pupil, batch)
         number = float(value.detach())
         if not math.isfinite(number):
-            raise Diverged(f"the loss is {number} at step {step + 1} of {last}")
-        optimizer.zero_grad()
+            raise Diverged(f"the loss is {number} at step {step + 1} of {rules.last}")
         value.backward()  # type: ignore[no-untyped-call]  # torch's annotation is missing
-        nn.utils.clip_grad_norm_(parameters, CLIPPED_TO)
-        optimizer.step()
-        tell(step + 1)
-        if step + 1 in rules.steps:
-            yield step + 1
+        nn.utils.clip_grad_norm_(self._trained, CLIPPED_TO)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
 
 
 def _loss(pupil: Pupil, batch: Windows) -> Tensor:
     logits = pupil.model.read(batch.tokens, replaced(pupil.operators)).logits
     if logits is None:
-        raise Unsupported("this model predicts nothing, so that it has no loss; --train variant fits the variant alone")
+        raise Unsupported("this model predicts nothing, so that it has no loss; train: variant fits the variant alone")
     return cross_entropy(logits.float(), batch.targets)
 
 

@@ -25,6 +25,7 @@ from attnbench.errors import Unsupported, UsageError
 from attnbench.models.pretrained.subject import Exact
 
 NAME = "attnbench"
+MISSING = "this model needs transformers; install it with: pip install 'attnbench[models]'"
 
 _CHANGES = {
     "softcap": "it caps its logits (softcap), which no variant does",
@@ -79,7 +80,7 @@ def library() -> Any:
     try:
         found: Any = import_module("transformers")
     except ImportError:
-        raise UsageError("this model needs transformers; install it with: pip install 'attnbench[models]'") from None
+        raise UsageError(MISSING) from None
     if tuple(int(part) for part in found.__version__.split(".")[:2]) < (5, 10):
         raise UsageError(f"transformers {found.__version__} is too old; install 'attnbench[models]', which takes 5.10")
     return found

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 
 from attnbench.contract.task import NO_LABEL
 from attnbench.errors import Unsupported, UsageError
 from attnbench.measure.reuse import Recent
-from attnbench.measure.statistics import median, median_interval
-from attnbench.models.pretrained.baseline import Baseline, baseline_of
 from attnbench.models.pretrained.bridge import library
-from attnbench.models.pretrained.evaluate import evaluate
 from attnbench.models.pretrained.models import open_model
 from attnbench.models.pretrained.operators import Operators, build_operators, replaced
 from attnbench.models.pretrained.own_encoder import NAME
 from attnbench.models.pretrained.subject import Layer, Subject
 from attnbench.models.pretrained.windows import Text, Windows
-from attnbench.suite.cell import UNTOUCHED, Cell, Pretrained
+from attnbench.suite.cell import UNTOUCHED, Cell
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,22 +37,6 @@ class Opened:
         }
         said = [f"{', '.join(map(str, places))}: {why}" for why, places in kept.items() if why]
         return f"layers left as they are: {' and '.join(said)}" if said else ""
-
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """The variant's effect on the model, on held-out windows. Losses are in nats."""
-
-    loss: float | None
-    """Mean over windows; None, as all up to ``kl``, if the model predicts nothing."""
-    base: float | None
-    delta: float | None
-    """Median over windows of the difference."""
-    interval: tuple[float, float] | None
-    """Exact 95 % interval of that median."""
-    top1_agreement: float | None
-    kl: float | None
-    hidden_error: float
 
 
 class Swapped(nn.Module):
@@ -86,7 +65,8 @@ def _open(name: str, length: int, text: str) -> Opened:
     return Opened(subject, words, subject.module)
 
 
-_opened = Recent(_open, 1)
+cached = Recent(_open, 1)
+"""The model of this name, for windows of a length, out of this file of text; the last one is kept."""
 
 
 def opened(cell: Cell) -> Opened:
@@ -95,7 +75,7 @@ def opened(cell: Cell) -> Opened:
     Raises UsageError, also for windows of this length, and Unsupported if none of its layers can be replaced.
     """
     assert cell.pretrained is not None
-    found = _opened(cell.pretrained.name, cell.shape.N, cell.pretrained.text)
+    found = cached(cell.pretrained.name, cell.shape.N, cell.pretrained.text)
     free = [layer for layer in found.subject.layers if not layer.kept]
     if not free:
         raise Unsupported(found.subject.layers[0].kept)
@@ -130,46 +110,21 @@ def swapped(cell: Cell) -> tuple[Swapped, Windows]:
 
 
 def operators_of(cell: Cell, subject: Subject) -> Operators:
-    """The variant in each layer that it can replace; nothing for the untouched model."""
+    """The variant in each layer that the cell replaces; nothing for the untouched model.
+
+    Raises UsageError if there is no such layer, and Unsupported if it has to stay as it is, or for the variant.
+    """
     if cell.variant.name == UNTOUCHED:
         return {}
-    free = [place for place, layer in enumerate(subject.layers) if not layer.kept]
-    return build_operators(cell.variant, subject.layers, free, seed=cell.seed)
-
-
-def _read(model: Pretrained, length: int, dtype: str, device: str) -> Baseline:
-    one = _opened(model.name, length, model.text)
-    subject = one.subject.copy()
-    subject.module.to(device, getattr(torch, dtype))
-    return baseline_of(subject, one.text.held_out(model.windows), device)
-
-
-_baseline = Recent(_read, 1)
-
-
-def measure_loss(cell: Cell) -> Loss:
-    """Compare the model with the cell's variant to the untouched one, on the same windows as ``attnbench swap``.
-
-    Raises UsageError and Unsupported as :func:`swapped`, and Diverged for NaN or infinity.
-    """
-    assert cell.pretrained is not None
-    subject = opened(cell).subject.copy()
-    operators = operators_of(cell, subject)
-    for module in (subject.module, *operators.values()):
-        module.to(cell.device, getattr(torch, cell.dtype))
-    baseline = _baseline(cell.pretrained, cell.shape.N, cell.dtype, cell.device)
-    found = evaluate(subject, operators, baseline, cell.device)
-    before, after = baseline.losses, found.losses
-    deltas = [x - y for x, y in zip(after, before, strict=True)] if before is not None and after is not None else []
-    return Loss(
-        loss=math.fsum(after) / len(after) if after else None,
-        base=math.fsum(before) / len(before) if before else None,
-        delta=median(deltas) if deltas else None,
-        interval=median_interval(deltas) if deltas else None,
-        top1_agreement=found.top1_agreement,
-        kl=found.kl,
-        hidden_error=found.hidden_error,
-    )
+    layers = subject.layers
+    chosen = [place for place, layer in enumerate(layers) if not layer.kept]
+    if cell.replaced != "all":
+        chosen = [int(place) for place in cell.replaced.split("+")]
+        if chosen[-1] >= len(layers):
+            raise UsageError(f"replaced: {chosen[-1]}: the model has {len(layers)} layers, counted from 0")
+        if kept := [f"layer {place}: {layers[place].kept}" for place in chosen if layers[place].kept]:
+            raise Unsupported(kept[0])
+    return build_operators(cell.variant, layers, chosen, seed=cell.seed)
 
 
 def make_ready(names: Iterable[str]) -> None:

@@ -25,14 +25,19 @@ def open_model(name: str, length: int | None, text: Path | None) -> tuple[Subjec
     """The model of this name, and windows of ``length`` tokens for it, of a file ``text`` or the model's own.
 
     ``name`` is ``listops`` or as for :func:`~attnbench.models.pretrained.loading.open_language_model`; ``length`` is by
-    default 128 with ``listops``, and 512 with all others. Raises UsageError and Unsupported.
+    default :func:`default_length`. Raises UsageError and Unsupported.
     """
+    length = length or default_length(name)
     if name != NAME:
-        return open_language_model(name, length or _LENGTH, text)
+        return open_language_model(name, length, text)
     if text is not None:
         raise UsageError(f"the model {NAME} reads trees of ListOps; remove --text")
-    length = length or LONGEST
     return OwnEncoder(length), Trees(length)
+
+
+def default_length(name: str) -> int:
+    """Tokens of a window: 128 with ``listops``, and 512 with all other models."""
+    return LONGEST if name == NAME else _LENGTH
 
 
 _VERSION = 1

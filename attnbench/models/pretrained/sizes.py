@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from attnbench.errors import AttnbenchError, UsageError
+from attnbench.models.pretrained.bridge import MISSING
 from attnbench.models.pretrained.listops.captured import HEADS
 from attnbench.models.pretrained.listops.small_encoder import HEAD_DIM, LONGEST
 from attnbench.models.pretrained.loading import located
@@ -52,8 +53,7 @@ def with_sizes(suite: Suite) -> Suite:
         if sweep.trained is None:
             continue
         if importlib.util.find_spec("transformers") is None and sweep.trained != NAME:
-            said = "this model needs transformers; install it with: pip install 'attnbench[models]'"
-            raise suite.origin.error(("sweeps", index, "model"), said)
+            raise suite.origin.error(("sweeps", index, "model"), MISSING)
         if sweep.text is not None:
             _check_text(suite, index, sweep.trained, sweep.text)
         try:

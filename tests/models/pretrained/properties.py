@@ -13,12 +13,12 @@ from attnbench.contract.problem.reference import relative_error
 from attnbench.contract.spec import parse_spec
 from attnbench.contract.task import NO_LABEL
 from attnbench.errors import Unsupported
-from attnbench.harness.swap.row import Row
 from attnbench.models.pretrained.baseline import Baseline
 from attnbench.models.pretrained.evaluate import evaluate
 from attnbench.models.pretrained.loading import Around, TokenText
 from attnbench.models.pretrained.operators import Operators, build_operators, replaced
 from attnbench.models.pretrained.subject import Exact, Subject
+from attnbench.results.record import Record
 
 
 def the_bridge_computes_what_the_model_did(model: Any, put_into: Callable[[nn.Module], None], tokens: Tensor) -> None:
@@ -95,12 +95,12 @@ def each_layer_has_random_features_of_its_own(operators: Operators) -> None:
     assert not torch.equal(drawn[0], drawn[1])
 
 
-def the_controls_stand_in_the_rows(rows: Sequence[Row], steps: Sequence[int]) -> None:
-    """``exact``, ``mean-value``, and ``none`` trained as long."""
-    found = {(row.label, row.layers, row.steps) for row in rows}
-    assert ("exact", "all", 0) in found
+def the_controls_stand_in_the_rows(rows: Sequence[Record], steps: Sequence[int]) -> None:
+    """Softmax attention, ``mean-value``, and ``none`` trained as long."""
+    found = {(row.sweep, row.label, row.tuned) for row in rows}
+    assert ("exact", "sdpa", 0) in found
     for step in steps:
-        assert {("none", "none", step), ("mean-value", "all", step)} <= found
+        assert {("together", "none", step), ("together", "mean-value", step)} <= found
 
 
 def what_is_held_out_is_the_end_and_never_trained_on() -> None:

@@ -17,18 +17,21 @@ from attnbench.contract.problem.reference import of_query_heads, relative_error
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Spec, parse_spec
 from attnbench.errors import Unsupported, UsageError
-from attnbench.harness.swap.question import Question, Wanted
-from attnbench.harness.swap.swap import Place, swap
-from attnbench.harness.swap.tune import Pupil, Rules, tuned
+from attnbench.harness.swap import described
+from attnbench.harness.swap.tune import Pupil
+from attnbench.models.pretrained import cell as cells
 from attnbench.models.pretrained.baseline import baseline_of
 from attnbench.models.pretrained.bridge import Session, calls_of, put_into, session
 from attnbench.models.pretrained.capture import Wish, capture
+from attnbench.models.pretrained.cell import Opened
 from attnbench.models.pretrained.evaluate import layer_errors
 from attnbench.models.pretrained.language_model import LanguageModel
 from attnbench.models.pretrained.loading import Around, TokenText
 from attnbench.models.pretrained.operators import build_operators, replaced
 from attnbench.models.pretrained.subject import Exact
 from tests.models.pretrained import families, properties
+from tests.models.pretrained.test_swap import ask, by_key
+from tests.models.pretrained.test_tune import tuning
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the library's own making
 
@@ -262,17 +265,21 @@ def test_a_window_longer_than_the_positions_is_refused() -> None:
         LanguageModel("m", families.make(families.FAMILIES["Llama"]), 129)
 
 
-def test_a_small_language_model_is_swapped_trained_and_resumed(made: dict[str, LanguageModel], tmp_path: Path) -> None:
+@pytest.mark.usefixtures("forks")
+def test_a_small_language_model_is_swapped_trained_and_resumed(
+    made: dict[str, LanguageModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = TokenText("t", [4 + (7 * i + i * i) % 57 for i in range(4000)], N, Around("next"))
-    rules = Rules((0, 2), 1e-3, 2, "all", 0)
-    asked = Question((parse_spec("performer:features=8"), parse_spec("linformer")), Wanted(True, True), 6, rules)
-    found = swap(asked, subject("Llama", made), text, Place(tmp_path))
-    rows = {(row.label, row.layers, row.steps): row for row in found.rows}
+    one = subject("Llama", made)
+    monkeypatch.setattr(cells, "cached", lambda *_: Opened(one, text, one.module))
+    monkeypatch.setattr(described, "cached", lambda *_: Opened(one, text, one.module))
+    found = ask(tmp_path, "performer:features=8", "linformer", layers="all,each")
+    rows = by_key(found)
     assert rows["exact", "all", 0].loss == pytest.approx(rows["exact", "all", 0].loss_base, abs=1e-4)
-    assert rows["performer:features=8", "all", 2].ok
+    assert rows["performer:features=8", "all", 2].status == "ok", rows["performer:features=8", "all", 2].reason
+    assert rows["performer:features=8", "1", 0].causal
     assert rows["linformer", "all", 0].reason.startswith("causal: ")
-    assert rows["performer:features=8", "1", 0].transformers_version == families.transformers.__version__
-    assert swap(asked, subject("Llama", made), text, Place(tmp_path)) == found
+    assert ask(tmp_path, "performer:features=8", "linformer", layers="all,each") == found
 
 
 def test_a_variant_alone_is_fitted_in_a_language_model(made: dict[str, LanguageModel]) -> None:
@@ -280,12 +287,13 @@ def test_a_variant_alone_is_fitted_in_a_language_model(made: dict[str, LanguageM
     one = subject("Llama", made)
     text = TokenText("t", list(range(4, 61)) * 40, N, Around("next"))
     pupil = Pupil(one, one, build_operators(parse_spec("hedgehog"), one.layers, (0, 1, 2), seed=0))
+    training = tuning(pupil, 30, text=text, train="variant")
     base = baseline_of(one, text.held_out(2), "cpu")
     before = {key: tensor.clone() for key, tensor in one.module.state_dict().items()}
-    errors = [
-        layer_errors(one, pupil.operators, base, "cpu")
-        for _ in tuned(pupil, text, Rules((0, 30), 1e-2, 2, "variant", 0), "cpu")
-    ]
+    errors = []
+    for steps in (0, 30):
+        training.advance(steps)
+        errors.append(layer_errors(one, pupil.operators, base, "cpu"))
     assert errors[0] is not None
     assert errors[1] is not None
     assert errors[1].attention < 0.9 * errors[0].attention
@@ -298,7 +306,7 @@ def test_attention_alone_is_trained_where_that_is_asked(name: str, made: dict[st
     text = TokenText("t", list(range(4, 61)) * 40, N, Around("next" if name == "Llama" else "masked", mask=3))
     pupil = Pupil(one, one.copy(), build_operators(parse_spec("performer:features=8"), one.layers, (0, 1, 2), seed=0))
     before = {key: tensor.clone() for key, tensor in one.module.state_dict().items()}
-    list(tuned(pupil, text, Rules((2,), 1e-2, 2, "attention", 0), "cpu"))
+    tuning(pupil, text=text, train="attention").advance(2)
     moved = {key for key, tensor in pupil.model.module.state_dict().items() if not torch.equal(tensor, before[key])}
     assert moved
     assert all("attn" in key or "attention" in key for key in moved)

@@ -1,18 +1,19 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from attnbench.answers.swap import figure as figures
-from attnbench.answers.swap.figure import draw_swap, name_of, spread
+from attnbench.figures import swap as figures
 from attnbench.figures.kit.page import NothingToDraw, laid_out
 from attnbench.figures.kit.style import save
 from attnbench.figures.kit.ticks import decade_ticks
-from attnbench.harness.swap.row import Row
+from attnbench.figures.swap import applies, name_of, spread
 from tests.models.pretrained.test_summary import row
 
 STEPS = [
@@ -21,8 +22,19 @@ STEPS = [
 ]
 
 
-def alone(label: str, layer: int, kl: float) -> Row:
-    return replace(row(label, 0, 0.1), layers=str(layer), kl=kl)
+def frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    """The rows as they are read, with NaN for numbers that are not there."""
+    table = pd.DataFrame(rows)
+    numbers = ("kl", "loss", "loss_base", "loss_delta", "loss_delta_low", "loss_delta_high", "attention_error")
+    return table.astype(dict.fromkeys(numbers, float))
+
+
+def draw_swap(rows: list[dict[str, Any]]) -> Figure:
+    return figures.draw_swap(frame(rows))
+
+
+def alone(label: str, layer: int, kl: float) -> dict[str, Any]:
+    return row(label, 0, 0.1, sweep="each", replaced=str(layer)) | {"kl": kl}
 
 
 LAYERS = [alone(label, layer, 0.1 * layer) for label in ("performer:features=64", "local") for layer in range(12)]
@@ -60,6 +72,9 @@ def test_the_control_is_dashed_and_the_original_a_thin_line() -> None:
 def test_one_step_and_no_single_layer_are_nothing_to_draw() -> None:
     with pytest.raises(NothingToDraw, match="--steps 0,50 or --layers each"):
         draw_swap([row("performer", 0, 1.0)])
+    assert not applies(frame([row("performer", 0, 1.0)]))
+    assert applies(frame(STEPS))
+    assert applies(frame(LAYERS))
 
 
 def test_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
@@ -67,8 +82,8 @@ def test_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
-def untrained(label: str, error: float, kl: float | None) -> Row:
-    return replace(row(label, 0, 1.0), attention_error=error, kl=kl, hidden_error=2 * error)
+def untrained(label: str, error: float, kl: float | None, **more: Any) -> dict[str, Any]:
+    return row(label, 0, 1.0, attention_error=error, hidden_error=2 * error, **more) | {"kl": kl}
 
 
 @pytest.mark.parametrize("encoder", [False, True])
@@ -86,7 +101,7 @@ def test_without_training_a_point_for_each_variant_says_what_its_error_costs(enc
 
 
 def test_layers_of_an_encoder_that_predicts_nothing_are_drawn_by_their_features() -> None:
-    rows = [replace(one, kl=None, hidden_error=0.1 * (1 + int(one.layers))) for one in LAYERS]
+    rows = [{**one, "kl": None, "hidden_error": 0.1 * (1 + int(one["replaced"]))} for one in LAYERS]
     with laid_out("page"):
         (ax,) = [ax for ax in draw_swap(rows).axes if ax.get_xlabel() == "layer replaced alone"]
     assert ax.get_ylabel() == "error of the last features"
@@ -105,7 +120,8 @@ def test_what_computed_exact_attention_is_named_and_squeezes_no_scale() -> None:
 
 def test_names_hide_no_other_name_and_colours_differ() -> None:
     labels = ["local", "performer", "topk", "reformer", "linear", "nystrom"]
-    rows = [replace(untrained(label, 0.9, 3.0), layers=where) for label in labels for where in ("all", "0", "1")]
+    places = (("together", "all"), ("each", "0"), ("each", "1"))
+    rows = [untrained(label, 0.9, 3.0, sweep=sweep, replaced=where) for label in labels for sweep, where in places]
     with laid_out("page"):
         figure = draw_swap(rows)
     figure.draw_without_rendering()

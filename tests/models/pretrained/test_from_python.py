@@ -13,7 +13,9 @@ from attnbench.cli.app import main
 from attnbench.contract.variant import VARIANTS
 from attnbench.errors import Exit, UsageError
 from tests.models.pretrained import models
+from tests.models.pretrained.test_swap import forget
 
+pytestmark = pytest.mark.usefixtures("forks")
 QUICK = {"length": 24, "windows": 6, "device": "cpu", "threads": 1, "progress": False}
 
 
@@ -21,12 +23,14 @@ QUICK = {"length": 24, "windows": 6, "device": "cpu", "threads": 1, "progress": 
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("attnbench.models.pretrained.models.OwnEncoder", models.tiny)
+    forget()
 
 
 def test_it_gives_the_rows_of_the_command_which_finds_them_again(capsys: pytest.CaptureFixture[str]) -> None:
     found = attnbench.swap("listops", "local:window=8", layers="all,each", steps=[0, 2], **QUICK)
     frame = found.to_frame()
-    assert list(frame.loc[frame["layers"] == "all", "label"]) == ["exact"] + 2 * ["mean-value"] + 2 * ["local:window=8"]
+    labels = [label for label in ("none", "mean-value", "local:window=8") for _ in range(2)]
+    assert list(frame.loc[frame["replaced"] == "all", "label"]) == ["sdpa", *labels]
     assert (frame["status"] == "ok").all()
     assert capsys.readouterr() == ("", "")
     words = ["swap", "listops", "-v", "local:window=8", "--layers", "all,each", "--steps", "0,2", "--csv", "rows.csv"]
@@ -41,7 +45,7 @@ def test_it_gives_the_rows_of_the_command_which_finds_them_again(capsys: pytest.
 
 def test_it_shows_a_table_and_draws_the_figure_of_the_command() -> None:
     found = attnbench.swap("listops", "local:window=8", layers="each", **QUICK)
-    assert repr(found).splitlines()[0].split()[:3] == ["label", "layers", "steps"]
+    assert repr(found).splitlines()[0].split()[:3] == ["label", "replaced", "tuned"]
     assert found._repr_html_().count("<tr") == 1 + len(found.rows)
     figures = found.figures()
     assert isinstance(figures["swap"], Figure)
@@ -51,7 +55,7 @@ def test_it_shows_a_table_and_draws_the_figure_of_the_command() -> None:
 def test_steps_may_be_one_number_a_list_or_text() -> None:
     rows = [attnbench.swap("listops", "identity", steps=steps, **QUICK).rows for steps in (2, [2], "2")]
     assert rows[0] == rows[1] == rows[2]
-    assert {row.steps for row in rows[0] if row.label != "exact"} == {2}
+    assert {row.tuned for row in rows[0] if row.sweep != "exact"} == {2}
 
 
 def test_a_session_only_class_and_no_variant_at_all_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,12 +19,10 @@ from attnbench.contract.task import NO_LABEL
 from attnbench.errors import Exit, Unsupported, UsageError
 from attnbench.harness.inside.call import prepare
 from attnbench.harness.inside.execute import run_cell
-from attnbench.harness.swap.question import Question, Wanted
-from attnbench.harness.swap.swap import Place, swap
-from attnbench.harness.swap.tune import Rules
+from attnbench.harness.swap.loss import measure_loss
 from attnbench.harness.wire.protocol import VisitCell
 from attnbench.measure.time import TimingRules
-from attnbench.models.pretrained.cell import Opened, _opened, measure_loss, opened, swapped
+from attnbench.models.pretrained.cell import Opened, cached, opened, swapped
 from attnbench.models.pretrained.listops.encoder import ExactAttention
 from attnbench.models.pretrained.listops.small_encoder import trained_encoder
 from attnbench.models.pretrained.models import Trees
@@ -72,23 +70,34 @@ def test_the_loss_is_that_of_a_swap_written_by_hand(by_hand: Any) -> None:
                 for one, asked in zip(logits, held.targets, strict=True)
             ]
     found = measure_loss(cell("local:window=2"))
-    assert found.loss == pytest.approx(sum(losses["after"]) / W, abs=1e-6)
-    assert found.base == pytest.approx(sum(losses["before"]) / W, abs=1e-6)
+    assert found["loss"] == pytest.approx(sum(losses["after"]) / W, abs=1e-6)
+    assert found["loss_base"] == pytest.approx(sum(losses["before"]) / W, abs=1e-6)
     deltas = sorted(a - b for a, b in zip(losses["after"], losses["before"], strict=True))
-    assert found.delta == pytest.approx((deltas[2] + deltas[3]) / 2, abs=1e-6)
-    assert found.interval == pytest.approx((deltas[0], deltas[-1]), abs=1e-6), "of six windows, least and largest"
-    assert abs(found.loss - found.base) > 0.01, "two places are not the same as all"
+    assert found["loss_delta"] == pytest.approx((deltas[2] + deltas[3]) / 2, abs=1e-6)
+    interval = found["loss_delta_low"], found["loss_delta_high"]
+    assert interval == pytest.approx((deltas[0], deltas[-1]), abs=1e-6), "of six windows, least and largest"
+    assert abs(found["loss"] - found["loss_base"]) > 0.01, "two places are not the same as all"
 
 
-def test_the_numbers_are_those_of_the_command_for_the_same_windows(tmp_path: Path) -> None:
-    variants = (parse_spec("performer:features=16"), parse_spec("local:window=4"))
-    question = Question(variants, Wanted(whole=True), W, Rules((0,), 1e-3, 2, "all", 0, seed=5), seeds=1)
-    rows = {row.label: row for row in swap(question, OwnEncoder(N), Trees(N), Place(tmp_path)).rows}
-    for label in ("performer:features=16", "local:window=4", "mean-value"):
-        found, row = measure_loss(cell(label, seed=5)), rows[label]
-        mine = (found.loss, found.base, found.delta, found.top1_agreement, found.kl, found.hidden_error)
-        other = (row.loss, row.loss_base, row.loss_delta, row.top1_agreement, row.kl, row.hidden_error)
-        assert mine == pytest.approx(other, abs=1e-6)
+@pytest.mark.parametrize(
+    ("replaced", "error", "said"),
+    [("4", UsageError, "replaced: 4: the model has 4 layers"), ("1+2", Unsupported, "layer 1: it sees a window")],
+)
+def test_a_layer_that_is_not_there_or_has_to_stay_is_refused(
+    replaced: str, error: type[Exception], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject = OwnEncoder(N)
+    first, second, *rest = subject.layers
+    subject.layers = (first, replace(second, kept="it sees a window"), *rest)
+    monkeypatch.setattr("attnbench.models.pretrained.cell.cached", lambda *_: Opened(subject, Trees(N), ()))
+    with pytest.raises(error, match=said):
+        measure_loss(cell("softmax", replaced=replaced))
+
+
+def test_layers_that_are_named_are_replaced_and_no_others() -> None:
+    found = {which: measure_loss(cell("mean-value", replaced=which))["kl"] for which in ("0", "2", "0+2", "all")}
+    assert len(set(found.values())) == 4
+    assert min(found.values()) > 0.01
 
 
 def test_the_call_is_the_swapped_model_from_tokens_to_logits(by_hand: Any) -> None:
@@ -149,14 +158,14 @@ def test_what_cannot_be_measured_is_refused(changed: dict[str, Any], error: type
 
 
 def test_layers_that_stay_as_they_are_stand_in_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    everywhere = measure_loss(cell("mean-value")).loss
+    everywhere = measure_loss(cell("mean-value"))["loss"]
     assert everywhere is not None
     subject, text = OwnEncoder(N), Trees(N)
     kept = replace(subject.layers[0], kept="it sees a window of 4 tokens, which a variant would not")
     subject.layers = (kept, *subject.layers[1:3], kept)
     said = "layers left as they are: 0, 3: it sees a window of 4 tokens, which a variant would not"
     assert Opened(OwnEncoder(N), text, ()).left == ""
-    monkeypatch.setattr("attnbench.models.pretrained.cell._opened", lambda *_: Opened(subject, text, ()))
+    monkeypatch.setattr("attnbench.models.pretrained.cell.cached", lambda *_: Opened(subject, text, ()))
     monkeypatch.setattr(OwnEncoder, "copy", lambda self: self)
     record, _ = run_cell(VisitCell(cell("mean-value"), QUICK))
     assert record.status == "ok", record.reason
@@ -271,7 +280,7 @@ def test_a_suite_runs_by_the_command_goes_on_and_is_drawn(
     assert "rank 256 is above the 24 keys" in rows["linformer"]["reason"]
     assert (none["status"], none["family"], none["model"], none["heads"]) == ("ok", "exact", "listops", "2")
     assert float(none["loss_delta"]) == 0.0
-    assert float(local["loss"]) == pytest.approx(measure_loss(cell("local:window=4")).loss, abs=1e-6)
+    assert float(local["loss"]) == pytest.approx(measure_loss(cell("local:window=4"))["loss"], abs=1e-6)
     assert float(local["time_median_s"]) > 0
     assert int(local["peak_bytes"]) > 0
     assert local["warnings"] == "" or "the cell" not in local["warnings"]
@@ -282,12 +291,12 @@ def test_a_suite_runs_by_the_command_goes_on_and_is_drawn(
     assert (folder / "plots" / "tradeoff.svg").is_file()
 
 
-def test_a_visit_keeps_one_model_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_opened, "_results", type(_opened._results)())
+def test_a_visit_keeps_one_model_for_the_next() -> None:
+    cached.forget()
     record, _ = run_cell(VisitCell(cell("softmax"), QUICK))
     assert record.status == "ok", record.reason
     assert (record.model, record.text, record.windows) == ("listops", "ListOps trees", W)
-    assert len(_opened._results) == 1
+    assert len(cached._results) == 1
 
 
 def test_no_two_inputs_of_a_call_are_the_same_however_short_the_text() -> None:

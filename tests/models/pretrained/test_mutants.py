@@ -13,10 +13,8 @@ from torch import Tensor
 pytest.importorskip("transformers", reason="needs the extra models: make .venv/installed-models")
 
 from attnbench.contract.spec import parse_spec
-from attnbench.harness.swap import swap
-from attnbench.harness.swap.question import NONE, Question, Wanted
-from attnbench.harness.swap.tune import Rules
-from attnbench.models.pretrained import bridge, evaluate, language_model, operators, own_encoder
+from attnbench.harness.swap.question import Question
+from attnbench.models.pretrained import bridge, evaluate, language_model, models, operators, own_encoder
 from attnbench.models.pretrained.baseline import baseline_of
 from attnbench.models.pretrained.bridge import Session, put_into
 from attnbench.models.pretrained.language_model import LanguageModel
@@ -25,6 +23,7 @@ from attnbench.models.pretrained.models import Trees
 from attnbench.models.pretrained.windows import Windows
 from tests.models.pretrained import families, properties
 from tests.models.pretrained.models import tiny
+from tests.models.pretrained.test_swap import ask
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the library's own making
 
@@ -109,13 +108,12 @@ def divergence() -> None:
 
 
 @pytest.fixture
-def controls(tmp_path: Path) -> Property:
-    rules = Rules((0, 2), 1e-3, 2, "all", 0)
-    asked = Question((parse_spec("local:window=8"),), Wanted(whole=True), 6, rules)
+def controls(tmp_path: Path, forks: None, monkeypatch: pytest.MonkeyPatch) -> Property:
+    monkeypatch.setattr(models, "OwnEncoder", tiny)
 
     def hold() -> None:
-        found = swap.swap(asked, tiny(), Trees(N), swap.Place(tmp_path, fresh=True))
-        properties.the_controls_stand_in_the_rows(found.rows, rules.steps)
+        found = ask(tmp_path, "local:window=8", fresh=True)
+        properties.the_controls_stand_in_the_rows(found, (0, 2))
 
     return hold
 
@@ -164,8 +162,7 @@ def one_seed(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_control(patch: pytest.MonkeyPatch) -> None:
-    own = swap.entries
-    patch.setattr(swap, "entries", lambda *asked: [entry for entry in own(*asked) if entry.label != NONE])
+    patch.setattr(Question, "trains", False)
 
 
 def drawn_at_random(patch: pytest.MonkeyPatch) -> None:

@@ -4,20 +4,24 @@ from dataclasses import replace
 
 import pytest
 
+import attnbench.catalogue.attention  # noqa: F401  # for the variants
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Spec
 from attnbench.errors import Unsupported, UsageError
-from attnbench.harness.swap.question import Question, Wanted, entries, parse_layers, parse_steps, refuse
-from attnbench.harness.swap.tune import Rules
+from attnbench.harness.swap.described import Described
+from attnbench.harness.swap.question import Question, Wanted, parse_layers, parse_steps
 from attnbench.models.pretrained.subject import Layer
+from attnbench.suite.cell import Pretrained
+from attnbench.suite.expand import expand
 
-RULES = Rules((0, 5), 1e-3, 2, "all", 0)
 SHAPE = Shape(1, 2, 16, 8)
 LAYERS = (Layer(SHAPE), Layer(SHAPE, "window of 4", "it has a window"), Layer(SHAPE))
+MODEL = Described(LAYERS, None, 1000, 100, 0.0)
+QUESTION = Question("m", (Spec("performer"),), Wanted(whole=True), 16, "", 6, (0, 5), 1e-3, 2, "all", 0, 1)
 
 
 def question(**changed: object) -> Question:
-    return replace(Question((Spec("performer"),), Wanted(whole=True), 6, RULES), **changed)
+    return replace(QUESTION, **changed)
 
 
 @pytest.mark.parametrize(
@@ -62,60 +66,57 @@ def test_what_is_no_number_of_steps_is_refused(text: str) -> None:
 
 
 def test_what_must_change_nothing_is_first_then_the_control_then_the_variants() -> None:
-    found = [(entry.label, entry.named, entry.rules.steps) for entry in entries(question(), LAYERS)]
-    assert found == [
-        ("exact", "all", (0,)),
-        ("none", "none", (0, 5)),
-        ("mean-value", "all", (0, 5)),
-        ("performer", "all", (0, 5)),
-    ]
+    exact, *others = expand(question().suite(MODEL))
+    assert (exact.sweep, exact.variant.name, exact.replaced, exact.tuned) == ("exact", "sdpa", "all", 0)
+    labels = ("none", "mean-value", "performer")
+    assert [(one.variant.name, one.tuned) for one in others] == [(label, steps) for label in labels for steps in (0, 5)]
+    assert {one.pretrained for one in others} == {Pretrained("m", "", 6, 5, 1e-3, 0)}
+
+
+def test_a_cell_has_the_sizes_of_the_model_and_the_batch_of_its_training() -> None:
+    layers = (Layer(replace(SHAPE, heads=4, causal=True), sharing=2),)
+    for cell in expand(question().suite(replace(MODEL, layers=layers))):
+        shape = cell.shape
+        assert (shape.H, shape.K, shape.D, shape.N, shape.B, shape.causal) == (4, 2, 8, 16, 2, True)
 
 
 def test_a_layer_that_has_to_stay_is_left_in_place() -> None:
-    assert {entry.layers for entry in entries(question(), LAYERS)} == {(0, 2), ()}
-    each = entries(question(layers=Wanted(each=True)), LAYERS)
-    assert [(entry.label, entry.layers, entry.rules.steps) for entry in each[1:]] == [
-        ("mean-value", (0,), (0,)),
-        ("mean-value", (2,), (0,)),
-        ("performer", (0,), (0,)),
-        ("performer", (2,), (0,)),
+    each = [one for one in expand(question(layers=Wanted(each=True)).suite(MODEL)) if one.sweep == "each"]
+    assert [(one.variant.name, one.replaced, one.tuned) for one in each] == [
+        (label, place, 0) for label in ("mean-value", "performer") for place in ("0", "2")
     ]
 
 
 def test_every_second_layer_alone_is_every_second_of_those_that_can_be_replaced() -> None:
-    layers = (Layer(SHAPE), *LAYERS, Layer(SHAPE))  # of 0 to 4 the third stays
-    found = [entry.layers for entry in entries(question(layers=Wanted(each=2)), layers) if entry.label == "performer"]
-    assert found == [(0,), (3,)]
+    model = replace(MODEL, layers=(Layer(SHAPE), *LAYERS, Layer(SHAPE)))  # of 0 to 4 the third stays
+    found = expand(question(layers=Wanted(each=2)).suite(model))
+    assert [one.replaced for one in found if one.variant.name == "performer"] == ["0", "3"]
 
 
 def test_without_training_and_where_only_the_variant_is_fitted_there_is_no_control() -> None:
-    untrained = question(rules=replace(RULES, steps=(0,)))
-    fitted = question(rules=replace(RULES, what="variant"))
-    for one in (untrained, fitted):
-        assert "none" not in [entry.label for entry in entries(one, LAYERS)]
+    for one in (question(steps=(0,)), question(train="variant")):
+        assert "none" not in [cell.variant.name for cell in expand(one.suite(MODEL))]
 
 
-def test_every_seed_has_its_control_and_no_visit_comes_twice() -> None:
-    found = entries(question(seeds=3, variants=(Spec("mean-value"), Spec("performer"))), LAYERS)
-    keys = [entry.key for entry in found]
-    assert len(keys) == len(set(keys)) == 1 + 3 * 3
-    assert [entry.rules.seed for entry in found if entry.label == "none"] == [0, 1, 2]
+def test_every_seed_has_its_control_and_no_cell_comes_twice() -> None:
+    found = expand(question(seeds=3, variants=(Spec("mean-value"), Spec("performer"))).suite(MODEL))
+    assert len(found) == 1 + 3 * 3 * 2
+    assert [one.seed for one in found if one.variant.name == "none" and one.tuned] == [0, 1, 2]
 
 
-def test_one_layer_that_was_asked_for_is_another_visit_than_that_of_each() -> None:
-    found = entries(question(layers=Wanted(each=True, some=(2,))), LAYERS)
-    assert {entry.named for entry in found if entry.label == "performer"} == {"only 2", "0", "2"}
+def test_one_layer_that_was_asked_for_is_another_cell_than_that_of_each() -> None:
+    found = expand(question(layers=Wanted(each=True, some=(2,))).suite(MODEL))
+    assert {(one.sweep, one.replaced) for one in found if one.variant.name == "performer"} == {
+        *(("each", "0"), ("each", "2"), ("together", "2"))
+    }
 
 
 def test_what_cannot_be_answered_is_refused_before_anything_is_trained() -> None:
-    refuse(question(), LAYERS, None)
-    with pytest.raises(UsageError, match="--windows 5: below 6 no interval"):
-        refuse(question(windows=5), LAYERS, None)
     with pytest.raises(UsageError, match="held out has 7"):
-        refuse(question(windows=8), LAYERS, 7)
+        question(windows=8).suite(replace(MODEL, most=7))
     with pytest.raises(UsageError, match="the model has 3 layers"):
-        refuse(question(layers=Wanted(some=(3,))), LAYERS, None)
+        question(layers=Wanted(some=(3,))).suite(MODEL)
     with pytest.raises(Unsupported, match="layer 1: it has a window"):
-        refuse(question(layers=Wanted(some=(1,))), LAYERS, None)
+        question(layers=Wanted(some=(1,))).suite(MODEL)
     with pytest.raises(Unsupported, match="it has a window"):
-        refuse(question(), LAYERS[1:2], None)
+        question().suite(replace(MODEL, layers=LAYERS[1:2]))

@@ -1,31 +1,47 @@
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from attnbench.answers.swap.summary import Line, lines
-from attnbench.harness.swap.row import Row
+from attnbench.contract.problem.shape import Shape
+from attnbench.contract.spec import Spec, parse_spec
 from attnbench.measure.statistics import median_interval
 from attnbench.measure.status import Status
+from attnbench.results.record import Record
+from attnbench.results.swaps import Line, lines
+from attnbench.suite.cell import Cell, Pretrained
 
-ROW = Row(
-    model="m", model_digest="0", text="t", text_digest="0", windows=6, length=8, label="performer", layers="all",
-    layers_left="", causal=False, train="all", learning_rate=1e-3, batch=1, redraw=0, seed=0, steps=0, status=Status.OK,
-)  # fmt: skip
+CELL = Cell(
+    *("swap", "together", Spec("performer"), Shape(seq_len=8), "pretrained"),
+    measure=("loss",),
+    pretrained=Pretrained("m", "", 6, 10),
+)
 BASE = (1.0, 1.1, 1.2, 1.3, 1.4, 1.5)
 
 
-def row(label: str, steps: int, above: float, *, seed: int = 0, slope: float = 0.0) -> Row:
-    losses = tuple(loss + above + slope * place for place, loss in enumerate(BASE))
+def row(label: str, steps: int, above: float, *, seed: int = 0, slope: float = 0.0, **more: Any) -> dict[str, Any]:
+    losses = [loss + above + slope * place for place, loss in enumerate(BASE)]
     deltas = [a - b for a, b in zip(losses, BASE, strict=True)]
     low, high = median_interval(deltas) or (None, None)
-    return replace(
-        ROW, label=label, layers="none" if label == "none" else "all", steps=steps, seed=seed, window_losses=losses,
-        loss=math.fsum(losses) / 6, loss_base=1.25, loss_delta=sorted(deltas)[2] / 2 + sorted(deltas)[3] / 2,
-        loss_delta_low=low, loss_delta_high=high, kl=above,
-    )  # fmt: skip
+    columns = {
+        "window_losses": json.dumps(losses),
+        "loss": math.fsum(losses) / 6,
+        "loss_base": 1.25,
+        "loss_delta": sorted(deltas)[2] / 2 + sorted(deltas)[3] / 2,
+        "loss_delta_low": low,
+        "loss_delta_high": high,
+        "kl": above,
+        "hidden_error": 1.0,
+        "text": "t",
+    }
+    sweep = "exact" if label == "exact" else "together"
+    spec = parse_spec("sdpa" if label == "exact" else label)
+    cell = replace(CELL, sweep=sweep, variant=spec, tuned=steps, seed=seed)
+    return Record.of(cell, Status.OK, **columns).to_json() | more
 
 
 def line(found: list[Line], label: str, steps: int) -> Line:
@@ -79,4 +95,12 @@ def test_a_variant_that_did_no_damage_has_nothing_to_repair() -> None:
 
 
 def test_rows_that_failed_have_no_line() -> None:
-    assert lines([replace(ROW, status=Status.ERROR), replace(ROW, label="local")])[0].label == "local"
+    assert lines([row("linear", 0, 0.0, status="error"), row("local", 0, 0.0)])[0].label == "local"
+
+
+def test_layers_one_after_the_other_are_told_from_one_that_was_asked_for() -> None:
+    each = [row("local", 0, 0.1, sweep="each", replaced=str(layer)) for layer in range(2)]
+    found = lines([*each, row("local", 0, 0.1, replaced="0"), row("exact", 0, 0.0)])
+    assert [(one.label, one.replaced, one.alone) for one in found] == [
+        *(("local", "0", True), ("local", "1", True), ("local", "0", False), ("exact", "all", False)),
+    ]

@@ -1,114 +1,135 @@
+"""A swap is a run: its rows, and what a second command finds."""
+
 from __future__ import annotations
 
-import csv
 import json
-import lzma
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import Tensor
 
-from attnbench.answers.swap.summary import lines
-from attnbench.contract.spec import parse_spec
-from attnbench.errors import BrokenContract, CorruptResults
-from attnbench.harness.swap.question import Entry, Question, Wanted
-from attnbench.harness.swap.row import COLUMNS, Row
-from attnbench.harness.swap.swap import ROWS, TABLE, Place, SwapFolder, Swapped, Watcher, swap
-from attnbench.harness.swap.tune import Rules
+from attnbench.cli import options
+from attnbench.cli.signature import completed
+from attnbench.errors import BrokenContract
+from attnbench.harness.runner import Watcher, execute
+from attnbench.harness.swap import loss
+from attnbench.harness.swap.request import Asked, refuse_inexact, variants_of
 from attnbench.measure.status import Status
-from attnbench.models.pretrained.models import Trees
+from attnbench.models.pretrained import cell as cells
+from attnbench.models.pretrained import models
 from attnbench.models.pretrained.own_encoder import OwnEncoder
+from attnbench.results.record import Record
+from attnbench.results.swaps import lines
+from attnbench.suite.cell import Cell
 from tests.models.pretrained import properties
 from tests.models.pretrained.models import tiny
 
-RULES = Rules((0, 2), 1e-3, 2, "all", 0)
+pytestmark = pytest.mark.usefixtures("forks")
+QUICK = {"length": 24, "windows": 6, "steps": "0,2", "batch": 2, "learning_rate": 1e-3, "device": "cpu", "threads": 1}
+
+
+@pytest.fixture(autouse=True)
+def _tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    forget()
+    monkeypatch.setattr(models, "OwnEncoder", tiny)
+    yield
+    forget()
+
+
+def forget() -> None:
+    for one in (cells.cached, loss._baseline, loss._moved, loss._tuning):
+        one.forget()
 
 
 class Seen(Watcher):
     def __init__(self) -> None:
         self.visits: list[str] = []
-        self.warnings: list[str] = []
 
-    def visiting(self, entry: Entry) -> None:
-        self.visits.append(f"{entry.label} {entry.named}")
-
-    def warned(self, message: str) -> None:
-        self.warnings.append(message)
+    def visiting(self, cell: Cell) -> None:
+        self.visits.append(f"{cell.variant.label} {cell.replaced} {cell.tuned}")
 
 
-def question(*variants: str, layers: Wanted | None = None, rules: Rules = RULES) -> Question:
-    return Question(tuple(map(parse_spec, variants)), layers or Wanted(whole=True), 6, rules)
+def ask(out: Path, *variants: str, seen: Watcher | None = None, **changed: Any) -> list[Record]:
+    given = completed(options.SwapOptions, {**QUICK, "out": out, **changed})
+    one = Asked.of("listops", variants_of(variants, ()), given)
+    with one.worker() as worker:
+        records = execute(one.plan(worker)[1], seen, worker)[1]
+    refuse_inexact(records)
+    return records
 
 
-def ask(out: Path, *variants: str, seen: Seen | None = None, fresh: bool = False, **changed: object) -> Swapped:
-    asked = replace(question(*variants), **changed)
-    return swap(asked, tiny(), Trees(24), Place(out, fresh), seen or Seen())
-
-
-def by_key(rows: Sequence[Row]) -> dict[tuple[str, str, int], Row]:
-    return {(row.label, row.layers, row.steps): row for row in rows}
+def by_key(rows: Sequence[Record]) -> dict[tuple[str, str, int], Record]:
+    return {(row.label if row.sweep != "exact" else "exact", row.replaced, row.tuned): row for row in rows}
 
 
 def test_every_variant_has_a_row_for_each_number_of_steps_beside_the_controls(tmp_path: Path) -> None:
-    found = ask(tmp_path, "performer:features=8", "local:window=8").rows
+    found = ask(tmp_path, "performer:features=8", "local:window=8")
     properties.the_controls_stand_in_the_rows(found, (0, 2))
     rows = by_key(found)
     assert list(rows) == [
         ("exact", "all", 0),
-        *((label, "none" if label == "none" else "all", steps)
+        *((label, "all", steps)
           for label in ("none", "mean-value", "performer:features=8", "local:window=8") for steps in (0, 2)),
     ]  # fmt: skip
-    assert all(row.ok for row in rows.values())
-    exact, none = rows["exact", "all", 0], rows["none", "none", 0]
+    assert all(row.status == "ok" for row in rows.values())
+    exact, none = rows["exact", "all", 0], rows["none", "all", 0]
     assert exact.loss == pytest.approx(exact.loss_base, abs=1e-5)
     assert none.loss_delta == 0
     trained = rows["performer:features=8", "all", 2]
-    assert (trained.tokens_trained, trained.train) == (2 * 2 * 24, "all")
-    assert trained.trained_parameters == sum(one.numel() for one in tiny().module.parameters())
+    assert (trained.tuned, trained.train, trained.learning_rate) == (2, "all", 1e-3)
+    assert trained.trainable_params == sum(one.numel() for one in tiny().module.parameters())
     assert (none.pairs_seen, exact.pairs_seen) == (None, 1.0)
     assert rows["local:window=8", "all", 0].pairs_seen == pytest.approx(336 / 576)
     assert trained.loss_delta_low is not None
     assert trained.loss_delta_high is not None
     assert trained.loss_delta_low <= (trained.loss_delta or 0) <= trained.loss_delta_high
+    assert len(json.loads(trained.window_losses)) == 6
+
+
+def test_a_training_that_was_stopped_on_the_way_gives_the_numbers_of_one_that_was_not(tmp_path: Path) -> None:
+    whole = by_key(ask(tmp_path / "a", "performer:features=8", steps="0,1,3"))
+    only = by_key(ask(tmp_path / "b", "performer:features=8", steps="3"))
+    for key, row in only.items():
+        assert (row.window_losses, row.kl) == (whole[key].window_losses, whole[key].kl)
 
 
 def test_the_same_command_visits_nothing_again_and_a_further_variant_joins(tmp_path: Path) -> None:
     first, again, more = Seen(), Seen(), Seen()
     before = ask(tmp_path, "local:window=8", seen=first)
     assert ask(tmp_path, "local:window=8", seen=again) == before
-    assert (len(first.visits), again.visits) == (4, [])
+    assert (len(first.visits), again.visits) == (7, [])
     joined = ask(tmp_path, "local:window=8", "local:window=4", seen=more)
-    assert (joined.folder, more.visits) == (before.folder, ["local:window=4 all"])
+    assert more.visits == ["local:window=4 all 0", "local:window=4 all 2"]
+    assert by_key(joined).items() > by_key(before).items()
 
 
-def test_other_rules_and_a_fresh_start_have_folders_of_their_own(tmp_path: Path) -> None:
-    folders = {
-        ask(tmp_path, "local:window=8").folder,
-        ask(tmp_path, "local:window=8", fresh=True).folder,
-        ask(tmp_path, "local:window=8", rules=replace(RULES, learning_rate=2e-3)).folder,
-        ask(tmp_path, "local:window=8", windows=7).folder,
-    }
-    assert len(folders) == 4
+def test_other_rules_and_a_fresh_start_take_nothing_over(tmp_path: Path) -> None:
+    ask(tmp_path, "local:window=8")
+    for changed in ({"fresh": True}, {"learning_rate": 2e-3}, {"windows": 7}):
+        seen = Seen()
+        ask(tmp_path, "local:window=8", seen=seen, **changed)
+        assert "local:window=8 all 2" in seen.visits
+        assert len(seen.visits) == (6 if "learning_rate" in changed else 7), "what is not trained is the same"
 
 
 def test_what_was_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
     class Stops(Seen):
-        def visiting(self, entry: Entry) -> None:
-            super().visiting(entry)
-            if entry.label.startswith("local"):
+        def visiting(self, cell: Cell) -> None:
+            super().visiting(cell)
+            if cell.variant.name == "local":
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         ask(tmp_path, "local:window=8", seen=Stops())
     seen = Seen()
-    assert all(row.ok for row in ask(tmp_path, "local:window=8", seen=seen).rows)
-    assert seen.visits == ["local:window=8 all"]
+    assert all(row.status == "ok" for row in ask(tmp_path, "local:window=8", seen=seen))
+    assert seen.visits == ["local:window=8 all 0", "local:window=8 all 2"]
 
 
 def test_what_cannot_be_put_in_is_a_row_with_the_reason_and_is_not_tried_again(tmp_path: Path) -> None:
-    rows = by_key(ask(tmp_path, "fnet", "linformer:rank=64").rows)
+    rows = by_key(ask(tmp_path, "fnet", "linformer:rank=64"))
     for steps in (0, 2):
         assert rows["fnet", "all", steps].status is Status.UNSUPPORTED
         assert "rank 64 is above" in rows["linformer:rank=64", "all", steps].reason
@@ -125,97 +146,76 @@ def test_a_visit_that_failed_is_a_row_and_is_tried_again(tmp_path: Path, monkeyp
 
     with monkeypatch.context() as patched:
         patched.setattr(Local, "forward", fails)
-        row = by_key(ask(tmp_path, "local:window=8").rows)["local:window=8", "all", 2]
+        row = by_key(ask(tmp_path, "local:window=8", unchecked=True))["local:window=8", "all", 2]
         assert (row.status, row.reason) == (Status.ERROR, "ArithmeticError: no luck")
     seen = Seen()
-    assert by_key(ask(tmp_path, "local:window=8", seen=seen).rows)["local:window=8", "all", 2].ok
-    assert seen.visits == ["local:window=8 all"]
+    again = ask(tmp_path, "local:window=8", unchecked=True, seen=seen)
+    assert by_key(again)["local:window=8", "all", 2].status == "ok"
+    assert seen.visits == ["local:window=8 all 0", "local:window=8 all 2"]
 
 
-def test_a_model_in_which_softmax_attention_changes_the_loss_is_never_scored(tmp_path: Path) -> None:
+def test_a_model_in_which_softmax_attention_changes_the_loss_is_never_scored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Scaled(OwnEncoder):
         """Hands on q without the model's own scale."""
 
-        def read(self, tokens: Tensor, intercept=None):
+        def read(self, tokens: Tensor, intercept: Any = None) -> Any:
             if intercept is None:
                 return super().read(tokens)
             return super().read(tokens, lambda place, q, k, v, exact: intercept(place, 2 * q, k, v, exact))
 
-    seen = Seen()
+    monkeypatch.setattr(models, "OwnEncoder", lambda length: Scaled(length, tiny().module))
     with pytest.raises(BrokenContract, match="softmax attention in the place of the model's own moves it"):
-        swap(question("local:window=8"), Scaled(24, tiny().module), Trees(24), Place(tmp_path), seen)
-    assert seen.visits == ["exact all"]
+        ask(tmp_path, "local:window=8")
+    (table,) = tmp_path.glob("swap/*/records.jsonl")
+    rows = [json.loads(line) for line in table.read_text().splitlines()]
+    assert {row["status"] for row in rows if row["label"] != "none"} == {"unsupported"}
 
 
-def test_a_model_whose_attention_is_not_reached_is_never_scored(tmp_path: Path) -> None:
+def test_a_model_whose_attention_is_not_reached_is_never_scored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Unmoved(OwnEncoder):
         """Takes what is put in, and goes on with its own."""
 
-        def read(self, tokens: Tensor, intercept=None):
+        def read(self, tokens: Tensor, intercept: Any = None) -> Any:
             return super().read(tokens)
 
+    monkeypatch.setattr(models, "OwnEncoder", lambda length: Unmoved(length, tiny().module))
     with pytest.raises(BrokenContract, match="the attention of layer 0 was not reached"):
-        swap(question("mean-value"), Unmoved(24, tiny().module), Trees(24), Place(tmp_path), Seen())
+        ask(tmp_path, "mean-value")
 
 
 def test_layers_one_by_one_are_untrained_and_have_errors_of_their_own(tmp_path: Path) -> None:
-    rows = by_key(ask(tmp_path, "local:window=8", layers=Wanted(each=True)).rows)
+    rows = by_key(ask(tmp_path, "local:window=8", layers="each"))
     assert [key[1:] for key in rows if key[0] == "local:window=8"] == [("0", 0), ("1", 0), ("2", 0)]
     errors = [rows["local:window=8", str(place), 0].attention_error for place in range(3)]
     assert len(set(errors)) == 3
     assert all((rows["mean-value", str(place), 0].kl or 0) > 0 for place in range(3))
 
 
-def test_the_table_has_the_columns_of_a_row_and_the_journal_the_windows(tmp_path: Path) -> None:
-    found = ask(tmp_path, "local:window=8")
-    with (found.folder / TABLE).open(encoding="utf-8", newline="") as file:
-        table = list(csv.DictReader(file))
-    assert tuple(table[0]) == COLUMNS
-    assert len(table) == len(found.rows)
-    stored = [json.loads(line) for line in (found.folder / ROWS).read_text(encoding="utf-8").splitlines()]
-    assert all(len(line["window_losses"]) == 6 for line in stored)
-    assert all("seal" in line for line in stored)
-
-
-def test_compressed_rows_go_on(tmp_path: Path) -> None:
-    first = ask(tmp_path, "local:window=8")
-    for name in (ROWS, TABLE):
-        (first.folder / f"{name}.xz").write_bytes(lzma.compress((first.folder / name).read_bytes()))
-        (first.folder / name).unlink()
-    assert by_key(SwapFolder(first.folder).rows()) == by_key(first.rows)
-    again = ask(tmp_path, "local:window=8", "identity")
-    assert again.folder == first.folder
-    assert by_key(again.rows).items() > by_key(first.rows).items()
-    assert not list(first.folder.glob("*.xz"))
-
-
-def test_a_changed_row_is_told(tmp_path: Path) -> None:
-    found = ask(tmp_path, "local:window=8")
-    file = found.folder / ROWS
-    file.write_text(file.read_text().replace('"loss": ', '"loss": 1', 1))
-    with pytest.raises(CorruptResults, match=r"swap\.jsonl:1"):
-        ask(tmp_path, "local:window=8")
-
-
-def shipped(out: Path, *steps: int) -> Swapped:
-    rules = Rules(steps, 1e-3, 8, "all", 0)
-    variants = (parse_spec("local:window=8"), parse_spec("performer:features=64"))
-    return swap(Question(variants, Wanted(whole=True), 16, rules), OwnEncoder(64), Trees(64), Place(out), Seen())
+def shipped(out: Path, steps: str, monkeypatch: pytest.MonkeyPatch) -> list[Record]:
+    monkeypatch.setattr(models, "OwnEncoder", OwnEncoder)
+    more = {"steps": steps, "batch": 8, "length": 64, "windows": 16}
+    return ask(out, "local:window=8", "performer:features=64", **more)
 
 
 def test_the_shipped_model_survives_a_window_better_than_no_attention_and_random_features_not_at_all(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loss = {row.label: row.loss or 0.0 for row in shipped(tmp_path, 0).rows}
-    assert loss["exact"] + 0.3 < loss["local:window=8"] < loss["mean-value"] - 0.05
-    assert loss["performer:features=64"] > loss["exact"] + 0.5
+    found = {key[0]: row.loss or 0.0 for key, row in by_key(shipped(tmp_path, "0", monkeypatch)).items()}
+    assert found["exact"] + 0.3 < found["local:window=8"] < found["mean-value"] - 0.05
+    assert found["performer:features=64"] > found["exact"] + 0.5
 
 
 @pytest.mark.slow
-def test_a_little_training_repairs_the_window_and_not_the_lack_of_attention(tmp_path: Path) -> None:
-    found = shipped(tmp_path, 0, 50)
-    after = {line.label: line for line in lines(found.rows) if line.steps == 50}
-    assert abs(after["none"].loss - by_key(found.rows)["exact", "all", 0].loss) < 0.15, "the control hardly moves"
+def test_a_little_training_repairs_the_window_and_not_the_lack_of_attention(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = shipped(tmp_path, "0,50", monkeypatch)
+    after = {line.label: line for line in lines([row.to_json() for row in found]) if line.steps == 50}
+    assert abs(after["none"].loss - by_key(found)["exact", "all", 0].loss) < 0.15, "the control hardly moves"
     assert after["local:window=8"].repaired > 0.5
     nothing = after["mean-value"].repaired
     assert nothing < 0.25

@@ -1,27 +1,44 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
+from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import parse_spec
 from attnbench.errors import Diverged, Unsupported
-from attnbench.harness.swap.tune import Pupil, Rules, tuned
+from attnbench.harness.swap.tune import Pupil, Tuning
 from attnbench.models.pretrained.baseline import baseline_of
 from attnbench.models.pretrained.evaluate import layer_errors
 from attnbench.models.pretrained.models import Trees
 from attnbench.models.pretrained.operators import build_operators
 from attnbench.models.pretrained.own_encoder import OwnEncoder
+from attnbench.models.pretrained.windows import Text
+from attnbench.suite.cell import Cell, Pretrained
 from tests.models.pretrained.models import tiny
-
-RULES = Rules(steps=(0, 2), learning_rate=1e-2, batch=2, what="all", redraw=0)
 
 
 def pupil(text: str = "", *, own: bool = True, subject: OwnEncoder | None = None) -> Pupil:
     subject = subject or tiny()
     operators = build_operators(parse_spec(text), subject.layers, (0, 1, 2), seed=0) if text else {}
     return Pupil(subject, subject.copy() if own else subject, operators)
+
+
+def tuning(
+    one: Pupil,
+    last: int = 2,
+    *,
+    text: Text | None = None,
+    rate: float = 1e-2,
+    batch: int = 2,
+    redraw: int = 0,
+    **more: Any,
+) -> Tuning:
+    rules = Pretrained("listops", "", 6, last, rate, redraw)
+    shape = Shape(batch=batch, heads=2, seq_len=24, head_dim=8)
+    cell = Cell("s", "s", parse_spec("sdpa"), shape, "pretrained", pretrained=rules, **more)
+    return Tuning(one, text or Trees(24), cell, [])
 
 
 def weights(subject: OwnEncoder) -> dict[str, torch.Tensor]:
@@ -32,24 +49,27 @@ def changed(before: dict[str, torch.Tensor], subject: OwnEncoder) -> set[str]:
     return {name for name, tensor in subject.module.state_dict().items() if not torch.equal(tensor, before[name])}
 
 
-def test_it_stops_at_each_number_of_steps_once_and_tells_of_every_step() -> None:
+def test_it_goes_on_from_one_number_of_steps_to_the_next_and_tells_of_every_step() -> None:
     told: list[int] = []
-    stops = list(tuned(pupil("performer:features=8"), Trees(24), replace(RULES, steps=(0, 1, 3)), "cpu", told.append))
-    assert stops == [0, 1, 3]
+    stopped, whole = tuning(pupil("performer:features=8"), 3), tuning(pupil("performer:features=8"), 3)
+    for steps in (0, 1, 3):
+        stopped.advance(steps, told.append)
+    whole.advance(3)
     assert told == [1, 2, 3]
+    assert not changed(weights(whole.pupil.model), stopped.pupil.model)
 
 
 def test_without_steps_nothing_is_trained() -> None:
     one = pupil()
     before = weights(one.model)
-    assert list(tuned(one, Trees(24), replace(RULES, steps=(0,)), "cpu")) == [0]
+    tuning(one).advance(0)
     assert not changed(before, one.model)
 
 
 def test_all_of_the_copy_is_trained_and_nothing_of_the_original() -> None:
     one = pupil("performer:features=8")
     before = weights(one.original)
-    list(tuned(one, Trees(24), RULES, "cpu"))
+    tuning(one).advance(2)
     assert not changed(before, one.original)
     assert changed(before, one.model) >= {"embed.weight", "classify.weight", "blocks.1.to_qkv.weight"}
 
@@ -57,7 +77,7 @@ def test_all_of_the_copy_is_trained_and_nothing_of_the_original() -> None:
 def test_attention_alone_is_trained_where_that_is_asked() -> None:
     one = pupil("linformer:rank=4")
     before, projection = weights(one.model), one.operators[0].E.clone()
-    list(tuned(one, Trees(24), replace(RULES, what="attention"), "cpu"))
+    tuning(one, train="attention").advance(2)
     layers = {f"blocks.{place}.{part}.weight" for place in range(3) for part in ("to_qkv", "merge")}
     assert changed(before, one.model) == layers
     assert not torch.equal(one.operators[0].E, projection)
@@ -68,28 +88,30 @@ def test_a_variant_alone_is_fitted_to_the_exact_output_and_the_model_stays() -> 
     one = pupil("linformer:rank=6", own=False, subject=subject)
     base = baseline_of(subject, Trees(24).held_out(4), "cpu")
     before = weights(subject)
-    errors = [
-        layer_errors(subject, one.operators, base, "cpu")
-        for _ in tuned(one, Trees(24), Rules((0, 40), 2e-2, 4, "variant", 0), "cpu")
-    ]
+    training = tuning(one, 40, rate=2e-2, batch=4, train="variant")
+    errors = []
+    for steps in (0, 40):
+        training.advance(steps)
+        errors.append(layer_errors(subject, one.operators, base, "cpu"))
     assert errors[0] is not None
     assert errors[1] is not None
     assert errors[1].attention < 0.9 * errors[0].attention
     assert not changed(before, subject)
+    assert all(parameter.requires_grad for parameter in subject.module.parameters()), "the next cell may train them"
 
 
 def test_a_variant_without_parameters_cannot_be_fitted() -> None:
-    steps = tuned(pupil("performer:features=8", own=False), Trees(24), replace(RULES, what="variant"), "cpu")
-    assert next(steps) == 0
+    training = tuning(pupil("performer:features=8", own=False), train="variant")
+    training.advance(0)
     with pytest.raises(Unsupported, match="brings no parameters"):
-        next(steps)
+        training.advance(2)
 
 
 def test_the_same_seed_trains_the_same_model_and_another_seed_another() -> None:
     found = []
     for seed in (0, 0, 1):
         one = pupil("performer:features=8")
-        list(tuned(one, Trees(24), replace(RULES, seed=seed), "cpu"))
+        tuning(one, seed=seed).advance(2)
         found.append(one.model.module.state_dict()["classify.weight"])
     assert torch.equal(found[0], found[1])
     assert not torch.equal(found[0], found[2])
@@ -100,7 +122,7 @@ def test_random_features_are_drawn_anew_where_that_is_asked(every: int) -> None:
     one = pupil("performer:features=8")
     before = one.operators[0].projection.clone()
     state = torch.get_rng_state()
-    list(tuned(one, Trees(24), replace(RULES, steps=(3,), redraw=every), "cpu"))
+    tuning(one, 3, redraw=every).advance(3)
     assert torch.equal(one.operators[0].projection, before) is (every == 0)
     assert torch.equal(torch.get_rng_state(), state)
 
@@ -110,4 +132,11 @@ def test_a_loss_that_is_no_number_ends_the_training() -> None:
     with torch.no_grad():
         one.model.module.classify.weight.fill_(float("nan"))
     with pytest.raises(Diverged, match="step 1 of 2"):
-        list(tuned(one, Trees(24), replace(RULES, steps=(2,)), "cpu"))
+        tuning(one).advance(2)
+
+
+def test_its_moments_count_as_memory_of_a_cache() -> None:
+    training = tuning(pupil())
+    assert not list(training.buffers())
+    training.advance(1)
+    assert sum(one.numel() for one in training.buffers()) >= 2 * training.trained > 0

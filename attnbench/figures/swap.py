@@ -6,19 +6,21 @@ import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import pandas as pd
 from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from attnbench.answers.swap.summary import Line, lines
 from attnbench.figures.kit.labels import place_labels
 from attnbench.figures.kit.page import NothingToDraw, Page, narrow, new_page, shorten, text_width
 from attnbench.figures.kit.palette import palette
 from attnbench.figures.kit.style import DASHES, MARKERS, SMALL_SIZE, Look, in_style
 from attnbench.figures.kit.ticks import decade_ticks, linear_ticks, log_axis, padded, plain
-from attnbench.harness.swap.question import EXACT, MEAN_VALUE, NONE
-from attnbench.harness.swap.row import Row
+from attnbench.results.frame.settings import records, restrict
+from attnbench.results.swaps import EXACT, MEAN_VALUE, Line, Row, lines
+from attnbench.suite.cell import UNTOUCHED
 
+NEEDS = "losses of a trained model after several numbers of steps, or of layers replaced one by one"
 TITLE = "A trained model with another attention"
 _LEAST_KL = 1e-6
 """Nats below which a divergence is rounding."""
@@ -29,27 +31,40 @@ _TALL = 3.0
 _LEFT, _ABOVE, _BELOW = 0.62, 0.3, 0.42
 """Room around the axes of a panel for its scale, its heading and the scale below, in inches."""
 ORIGINAL = "the model as it was"
-_SAID = {NONE: "none: trained as long"}
+_SAID = {UNTOUCHED: "none: trained as long"}
+
+
+def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
+    """A trained model was measured after training, or in single layers."""
+    rows = _rows(frame, only)
+    single = {which for which in rows["replaced"] if str(which).isdecimal()}
+    return bool((rows["tuned"] > 0).any()) or len(single) > 1
+
+
+def _rows(frame: pd.DataFrame, only: Mapping[str, object] | None) -> pd.DataFrame:
+    rows = restrict(frame, only or {})
+    return rows[(rows["level"] == "pretrained") & rows["hidden_error"].notna()]
 
 
 @in_style
-def draw_swap(rows: Sequence[Row]) -> Figure:
+def draw_swap(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None) -> Figure:
     """Draw a line for each variant over the steps, and one over the layers that were replaced alone.
 
     Without training there is a point for each variant instead: the model's loss over the error of its layers. Raises
     NothingToDraw.
     """
+    rows = records(_rows(frame, only))
     found = [line for line in lines(rows) if line.label != EXACT]
-    together = [line for line in found if not line.layers.isdecimal()]
+    together = [line for line in found if not line.alone]
     trained = [line for line in together if line.loss is not None]
     untrained = [line for line in together if not line.steps and _damage(line) is not None and not _exact(line)]
-    alone = [line for line in found if line.layers.isdecimal() and _damage(line) is not None and not _exact(line)]
+    alone = [line for line in found if line.alone and _damage(line) is not None and not _exact(line)]
     panels = []
     if len({line.steps for line in trained}) > 1:
         panels.append(trained)
     elif len(untrained) > 1:
         panels.append(untrained)
-    if len({line.layers for line in alone}) > 1:
+    if alone:
         panels.append(alone)
     if not panels:
         raise NothingToDraw("neither steps nor layers to draw over; ask for --steps 0,50 or --layers each")
@@ -57,7 +72,7 @@ def draw_swap(rows: Sequence[Row]) -> Figure:
     tall = max(_TALL, _ABOVE + _BELOW + LINE * (len(hows) + 1))
     page = new_page(
         TITLE,
-        [_about(next((row for row in rows if row.train), rows[0]))],
+        [_about(next((row for row in rows if row["tuned"]), rows[0]))],
         [*_notes(panels, untrained, alone), *_left_out(found, panels)],
         height=1.0,
         room=(tall * len(panels) if narrow() else tall) + 0.1,
@@ -74,8 +89,8 @@ def draw_swap(rows: Sequence[Row]) -> Figure:
 
 
 def _about(row: Row) -> str:
-    how = f"; trained: {row.train}, rate {row.learning_rate:g}" if row.train else ""
-    return f"{name_of(row.model)}, {row.windows} windows of {row.length} tokens of {row.text}{how}"
+    how = f"; trained: {row['train']}, rate {row['learning_rate']:g}" if row["tuned"] else ""
+    return f"{name_of(row['model'])}, {row['windows']:.0f} windows of {row['seq_len']} tokens of {row['text']}{how}"
 
 
 def name_of(model: str) -> str:
@@ -113,10 +128,10 @@ def _hows(found: Sequence[Line]) -> dict[str, Look]:
     now = palette()
     colours = (*now.sequence[:6], now.families["mixing"], now.families["memory"], now.other)
     controls = {
-        NONE: Look(now.faint, "", (0, (4, 2))),
+        UNTOUCHED: Look(now.faint, "", (0, (4, 2))),
         MEAN_VALUE: Look(now.families["reference"], MARKERS[-1], "-"),
     }
-    names = sorted(dict.fromkeys(line.label for line in found), key=lambda name: name == NONE)
+    names = sorted(dict.fromkeys(line.label for line in found), key=lambda name: name == UNTOUCHED)
     variants = [name for name in names if name not in controls]
     turns = {
         name: Look(colours[turn % len(colours)], MARKERS[turn % (len(MARKERS) - 1)], DASHES[turn // len(colours) % 5])
@@ -127,7 +142,7 @@ def _hows(found: Sequence[Line]) -> dict[str, Look]:
 
 def _ends(panel: Sequence[Line]) -> list[str]:
     names = dict.fromkeys(_SAID.get(line.label, line.label) for line in panel)
-    return [*names, ORIGINAL] if any(line.label == NONE for line in panel) else list(names)
+    return [*names, ORIGINAL] if any(line.label == UNTOUCHED for line in panel) else list(names)
 
 
 def _axes(page: Page, margins: Sequence[float]) -> list[Axes]:
@@ -160,7 +175,7 @@ def _by_step(ax: Axes, found: Sequence[Line], hows: Mapping[str, Look], rows: Se
         ax.plot([line.steps for line in own], losses, **how.line)
         if own:
             ends.append((_SAID.get(label, label), how.colour, own[-1].steps, losses[-1]))
-    base = next((row.loss_base for row in rows if row.loss_base is not None), None)
+    base = next((row["loss_base"] for row in rows if row["loss_base"] == row["loss_base"]), None)
     if base is not None:
         ax.axhline(base, color=palette().ink, lw=0.8, zorder=1)
         ends.append((ORIGINAL, palette().ink, last, base))
@@ -216,14 +231,14 @@ def _by_error(ax: Axes, found: Sequence[Line], hows: Mapping[str, Look]) -> None
 def _by_layer(ax: Axes, found: Sequence[Line], hows: Mapping[str, Look]) -> None:
     ends: list[tuple[str, str, float, float]] = []
     for label, how in hows.items():
-        own = sorted((line for line in found if line.label == label), key=lambda line: int(line.layers))
-        ax.plot([int(line.layers) for line in own], _damages(own), **how.line)
+        own = sorted((line for line in found if line.label == label), key=lambda line: int(line.replaced))
+        ax.plot([int(line.replaced) for line in own], _damages(own), **how.line)
         if own:
-            ends.append((label, how.colour, int(own[-1].layers), _damages(own)[-1]))
+            ends.append((label, how.colour, int(own[-1].replaced), _damages(own)[-1]))
     limits = padded(_damages(found))
     log_axis(ax, "y", limits, base=10, at=decade_ticks(*limits), most=12)
     _name_damage(ax, found)
-    last = max(int(line.layers) for line in found)
+    last = max(int(line.replaced) for line in found)
     ax.set_xlim(-0.05 * last - 0.1, 1.05 * last + 0.1)
     step = max(1, -(-(last + 1) // 8))
     ax.set_xticks(range(0, last + 1, step), [str(place) for place in range(0, last + 1, step)])

@@ -1,1 +1,0 @@
-"""The rows of a swap in summary and as a figure."""

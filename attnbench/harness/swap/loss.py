@@ -1,0 +1,203 @@
+"""The loss of a trained model with a cell's variant in its layers, before or after a little training."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnbench.contract.spec import Spec
+from attnbench.errors import Unsupported
+from attnbench.harness.swap.tune import Pupil, Tuning
+from attnbench.laws.implied import implied
+from attnbench.measure.reuse import Recent
+from attnbench.measure.statistics import median, median_interval
+from attnbench.models.pretrained.baseline import Baseline, baseline_of
+from attnbench.models.pretrained.cell import opened, operators_of
+from attnbench.models.pretrained.evaluate import evaluate, layer_errors
+from attnbench.models.pretrained.operators import Operators
+from attnbench.models.pretrained.subject import Exact, Subject
+from attnbench.suite.cell import Cell, Pretrained
+
+_SAME = 1e-4
+"""Nats by which softmax attention in the place of softmax attention may move the loss."""
+
+
+def measure_loss(cell: Cell, tell: Callable[[str], None] = lambda part: None) -> dict[str, Any]:
+    """Compare the model with the cell's variant to the untouched one; return the columns of its row.
+
+    ``tell`` gets the part that begins. Raises UsageError and Unsupported as
+    :func:`~attnbench.models.pretrained.cell.opened`, for the variant, and if softmax attention in the place of the
+    model's own changes it; Diverged for NaN or infinity, also of a training.
+    """
+    untouched = _untouched(cell)
+    baseline = _baseline(untouched)
+    pupil, trained = _pupil_of(cell, tell)
+    tell("its loss")
+    if pupil.operators and cell.dtype in ("float32", "float64"):
+        moved = _moved(untouched)
+        if not moved <= _SAME:
+            raise Unsupported(
+                f"softmax attention in the place of the model's own moves it by {moved}: this model computes something "
+                "else, and no row is believed"
+            )
+    found = evaluate(pupil.model, pupil.operators, baseline, cell.device)
+    errors = layer_errors(pupil.original, pupil.operators, baseline, cell.device)
+    columns = {
+        **_of_losses(found.losses, baseline),
+        "accuracy": found.accuracy,
+        "top1_agreement": found.top1_agreement,
+        "kl": found.kl,
+        "hidden_error": found.hidden_error,
+        "feature_cosine": found.cosine,
+        "neighbours": found.neighbours,
+        "attention_error": errors and errors.attention,
+        "trivial_error": errors and errors.trivial,
+        "pairs_seen": pupil.pairs_seen,
+        "trainable_params": trained or None,
+    }
+    return {name: _finite(value) for name, value in columns.items()}
+
+
+def _untouched(cell: Cell) -> Cell:
+    """The same cell for all that share its baseline: softmax attention in all layers, before any training."""
+    assert cell.pretrained is not None
+    return Cell(
+        "",
+        "",
+        Spec("sdpa"),
+        replace(cell.shape, batch=1),
+        "pretrained",
+        dtype=cell.dtype,
+        device=cell.device,
+        measure=("loss",),
+        pretrained=Pretrained(cell.pretrained.name, cell.pretrained.text, cell.pretrained.windows),
+    )
+
+
+def _subject(cell: Cell) -> Subject:
+    """The untouched model on the cell's device, which is the cached one where that is there."""
+    one = opened(cell).subject
+    if (cell.device, cell.dtype) == ("cpu", "float32"):
+        return one
+    one = one.copy()
+    one.module.to(cell.device, getattr(torch, cell.dtype))
+    return one
+
+
+def _read(untouched: Cell) -> Baseline:
+    assert untouched.pretrained is not None
+    windows = opened(untouched).text.held_out(untouched.pretrained.windows)
+    return baseline_of(_subject(untouched), windows, untouched.device)
+
+
+_baseline = Recent(_read, 1)
+
+
+def _moved_by_softmax(untouched: Cell) -> float:
+    """Nats by which softmax attention in the model's own place moves it; else the error of the last features."""
+    baseline, subject = _baseline(untouched), _subject(untouched)
+    found = evaluate(subject, _operators(untouched, subject), baseline, untouched.device)
+    if found.losses is None or baseline.losses is None:
+        return found.hidden_error
+    return abs(_mean(found.losses) - _mean(baseline.losses))
+
+
+_moved = Recent(_moved_by_softmax, 1)
+
+
+def _pupil_of(cell: Cell, tell: Callable[[str], None]) -> tuple[Pupil, int]:
+    """The cell's pupil after its training, and the number of trained parameters."""
+    assert cell.pretrained is not None
+    last = cell.pretrained.last
+    if not last:
+        return _pupil(cell), 0
+    opened(cell).text.held_out(cell.pretrained.windows)  # no training may see them
+    whole = replace(cell, tuned=0, suite="", sweep="")
+    tuning = _tuning(whole)
+    if tuning.done > cell.tuned:
+        _tuning.forget()
+        tuning = _tuning(whole)
+    tuning.advance(cell.tuned, lambda step: tell(f"step {step} of {last}"))
+    if tuning.done == last:  # the memory is for others
+        _tuning.forget()
+    return tuning.pupil, tuning.trained
+
+
+def _pupil(cell: Cell) -> Pupil:
+    original = _subject(cell)
+    operators = _operators(cell, original)
+    assert cell.pretrained is not None
+    own_weights = cell.pretrained.last and cell.train != "variant"
+    seen = _pairs_seen(cell, original, operators)
+    return Pupil(original, original.copy() if own_weights else original, operators, seen)
+
+
+def _operators(cell: Cell, subject: Subject) -> Operators:
+    operators = operators_of(cell, subject)
+    for one in operators.values():
+        one.to(cell.device, getattr(torch, cell.dtype))
+    return operators
+
+
+def _begun(cell: Cell) -> Tuning:
+    pupil, one = _pupil(cell), opened(cell)
+    kept = [module for module in (pupil.model.module, pupil.original.module) if module is not one.weights]
+    return Tuning(pupil, one.text, cell, kept)
+
+
+_tuning = Recent(_begun, 1)
+
+
+def _pairs_seen(cell: Cell, subject: Subject, operators: Operators) -> float | None:
+    """Share of the visible pairs with a weight other than 0, on the first window, in the first replaced layer."""
+    if not operators:
+        return None
+    first = min(operators)
+    taken: list[Tensor] = []
+
+    def look(place: int, q: Tensor, k: Tensor, v: Tensor, exact: Exact) -> Tensor:
+        if place == first:
+            taken.extend((q, k))
+        return exact()
+
+    with torch.inference_mode(), suppress(Exception):  # the row itself names the fault
+        subject.read(_baseline(_untouched(cell)).windows.tokens[:1].to(cell.device), look)
+        weights = implied(operators[first], *taken)
+        shape = subject.layers[first].shape
+        visible = torch.ones(shape.N, shape.N, dtype=torch.bool, device=weights.device)
+        visible = visible.tril() if shape.causal else visible
+        return float((weights[:, visible] != 0).double().mean())
+    return None
+
+
+def _of_losses(losses: list[float] | None, baseline: Baseline) -> dict[str, Any]:
+    before = baseline.losses
+    if losses is None or before is None:
+        return {}
+    deltas = [after - base for after, base in zip(losses, before, strict=True)]
+    low, high = median_interval(deltas) or (None, None)
+    right = [one.answered.right for one in baseline.originals if one.answered is not None]
+    return {
+        "loss": _mean(losses),
+        "loss_base": _mean(before),
+        "loss_delta": median(deltas),
+        "loss_delta_low": low,
+        "loss_delta_high": high,
+        "accuracy_base": sum(right) / baseline.asked if right and baseline.asked else None,
+        "window_losses": json.dumps(losses),
+    }
+
+
+def _mean(losses: list[float]) -> float:
+    return math.fsum(losses) / len(losses)
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
