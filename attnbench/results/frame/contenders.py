@@ -25,7 +25,7 @@ class Contenders:
     setting: Setting
     n: int
     points: pd.DataFrame
-    """Columns label, variant, family, x, x_low, x_high, memory, y, y_std, y_low, y_high, learnt, kind."""
+    """Columns label, variant, family, x, x_low, x_high, memory, y, y_std, y_low, y_high, learnt, kind, row (its index)."""
     agreed: Agreement
     fast_low: bool
 
@@ -111,7 +111,7 @@ def at_lengths(
 
 
 def _at_length(setting: Setting, n: int, here: pd.DataFrame, x: str, agreed: Agreement) -> Contenders:
-    points = here[["label", "variant", "family", "target"]].assign(x=here[x], memory=here["peak_bytes"])
+    points = here[["label", "variant", "family", "target"]].assign(x=here[x], memory=here["peak_bytes"], row=here.index)
     for end, other in (("low", "high"), ("high", "low")):
         ratio = here[f"time_ci_{end if x == 'time_median_s' else other}_s"] / here["time_median_s"]
         points[f"x_{end}"] = here[x] * ratio if x == "time_median_s" else here[x] / ratio
