@@ -198,15 +198,16 @@ def _say(ax: Axes, right: float, y: float, found: Difference) -> None:
         ax.text(right, y, "no common seed", fontsize=SMALL_SIZE, va="center", ha="right", color=palette().faint)
         return
     clear = found.verdict in ("better", "worse")
-    words = f"{_signed(found.of.mean)} {found.verdict}" if clear else _signed(found.of.mean)
+    words = f"{signed(found.of.mean)} {found.verdict}" if clear else signed(found.of.mean)
     up = _LINE if found.of.low is not None else 0.0
     ax.text(right, y + up, words, fontsize=SMALL_SIZE, va="center", ha="right")
     if found.of.low is not None and found.of.high is not None:
-        ends = f"{_signed(found.of.low)} to {_signed(found.of.high)}"
+        ends = f"{signed(found.of.low)} to {signed(found.of.high)}"
         ax.text(right, y - up, ends, fontsize=SMALL_SIZE - 1, va="center", ha="right", color=palette().faint)
 
 
-def _signed(value: float) -> str:
+def signed(value: float) -> str:
+    """``+0.014``, ``−0.040`` or ``0.000``: a difference of scores."""
     return f"{value:+.3f}".replace("+0.000", "0.000").replace("-0.000", "0.000").replace("-", "−")
 
 

@@ -36,9 +36,9 @@ from attnbench.figures.kit.style import SMALL_SIZE, in_style, mark
 from attnbench.figures.kit.ticks import halves, log_axis, padded, plain, trimmed
 from attnbench.figures.published.lra import draw_published
 from attnbench.results.frame.agreement import OF_TRAINED, Y_AXES, of_trained
-from attnbench.results.frame.contenders import TRIVIAL, Contenders, contenders, spread
+from attnbench.results.frame.contenders import TRIVIAL, Contenders, contenders, panels, spread
 from attnbench.results.frame.same_model import CHANCE, NO_MIXING, tasks_of_both
-from attnbench.results.frame.settings import PANELS, check_length, compared, restrict, settings, timed, without_room
+from attnbench.results.frame.settings import PANELS, check_length, compared, restrict, timed, without_room
 from attnbench.results.frame.words import failures, own_form_note, short_names, where
 from attnbench.suite.cell import UNTOUCHED
 from attnbench.units import format_bytes
@@ -127,9 +127,7 @@ def draw_tradeoff(
         rest = f"Timed, without an error: {trained.sum()} rows of trained models; --y loss_delta draws them."
     trained = rows["level"] == "pretrained"
     rows = rows[trained if y in OF_TRAINED else ~trained]
-    prefer = {"level": ("model", "layer", "operator"), "pass": ("training", "forward")}
-    every = settings(rows, prefer, also_same=("inputs", "layers", "ffn", "model"))
-    found = [one for setting in every if (one := contenders(frame, setting, n, x, y, inputs))]
+    found = [one for setting in panels(rows) if (one := contenders(frame, setting, n, x, y, inputs))]
     if not found:
         raise NothingToDraw("; ".join(failures(rows)) or "no row holds a time")
     rest = " ".join(part for part in (rest, without_room([one.setting for one in found])) if part)

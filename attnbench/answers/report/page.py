@@ -26,7 +26,7 @@ from attnbench.answers.report.sources import (
     title_of,
     warnings,
 )
-from attnbench.answers.report.views import found_in, how_trained, task_notes, task_rows, views
+from attnbench.answers.report.views import found_in, task_rows, views
 from attnbench.figures import FIGURES
 from attnbench.figures.kit.inline import Shared
 from attnbench.figures.kit.palette import DARK, LIGHT, variables
@@ -120,8 +120,6 @@ def _section(
         "opens": (0, every[0].n) if every else (),
         "left_out": left_out,
         "tasks": [(one.heading, one.reference is not None, task_rows(one, family_of(scored))) for one in scored],
-        "how": how_trained(rows, scored) if scored else "",
-        "notes": [line for line in task_notes(rows, scored) if line] if scored else [],
         "marks": notes(lines.marked),
         "failed": failed(rows),
         "warnings": warnings(rows),

@@ -11,7 +11,7 @@ const UNITS = { ns: 1e-9, µs: 1e-6, ms: 1e-3, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 
 
 function prepare(root) {
   const id = root.id.replace("machine-", "");
-  const section = { id, root, table: byId(`table-${id}`), list: byId(`figure-${id}`), field: byId(`filter-${id}`) };
+  const section = { id, root, table: byId(`table-${id}`), list: byId(`figure-${id}`), field: byId(`filter-${id}`), marks: all("svg [data-r]", root) };
   section.heads = Object.fromEntries(all("thead th", section.table).map((head) => [head.dataset.key, head]));
   section.first = section.list?.value ?? root.querySelector("[data-figure]")?.dataset.figure ?? "";
   section.rows = all("tbody tr", section.table).map((line, place) => {
@@ -20,13 +20,11 @@ function prepare(root) {
     const words = ["label", "family", "about", "status", "verdict"].map(text).join(" ").toLowerCase();
     return { line, place, text, words, label: text("label"), n: text("n") };
   });
-  section.marks = all("svg [data-r]", root);
   for (const mark of section.marks) mark.rows = mark.dataset.r.split(" ").map((place) => section.rows[place]);
   for (const button of all(".rows tbody th button", root)) button.rows = [section.rows[button.closest("tr").dataset.row]];
   for (const svg of all("svg", root)) rove(section, all(".m", svg));
-  for (const [key, head] of Object.entries(section.heads)) {
-    head.firstChild.addEventListener("click", () => change(section, { sort: section.state.sort === key ? `-${key}` : key }));
-  }
+  const sort = (key) => () => change(section, { sort: section.state.sort === key ? `-${key}` : key });
+  for (const [key, head] of Object.entries(section.heads)) head.firstChild.addEventListener("click", sort(key));
   section.field.addEventListener("input", () => change(section, { filter: section.field.value }));
   section.list?.addEventListener("change", () => change(section, { figure: section.list.value }));
   return section;
@@ -38,19 +36,17 @@ function rove(section, marks) {
   marks.sort((one, other) => across(one) - across(other)).forEach((mark, place) => {
     const [row] = mark.rows;
     const said = mark.rows.length > 1 ? [] : ["n", "time", "peak", "error", "score", "loss"].filter(row.text).map((key) => `${section.heads[key].textContent} ${row.text(key)}`);
-    mark.setAttribute("aria-label", [row.label, ...said].join(", "));
-    mark.setAttribute("role", "button");
-    mark.setAttribute("tabindex", place ? "-1" : "0");
+    Object.assign(mark, { role: "button", tabIndex: place ? -1 : 0, ariaLabel: [row.label, ...said].join(", ") });
     mark.addEventListener("keydown", (event) => {
       const step = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1, Home: -place, End: -1 - place }[event.key];
       const next = marks[(place + (step ?? 0) + marks.length) % marks.length];
-      if (step !== undefined) {
-        mark.setAttribute("tabindex", "-1");
-        next.setAttribute("tabindex", "0");
-        next.focus({ preventScroll: true });
-      } else if (event.key === "Enter" || event.key === " ") choose(mark);
-      else return;
+      if (event.key === "Enter" || event.key === " ") choose(mark);
+      else if (step === undefined) return;
+      else next.focus({ preventScroll: true });
       event.preventDefault();
+    });
+    mark.addEventListener("focus", () => {
+      for (const one of marks) one.tabIndex = one === mark ? 0 : -1;
     });
   });
 }
@@ -93,17 +89,15 @@ function change(section, wanted) {
   }
 }
 
-// A second time takes the choice away. A row brings a figure into view that has it, and a mark its row.
+// A second time takes the choice away. A row brings its own figure into view, and a mark its row.
 function choose(element) {
   const section = sections.find((one) => one.root.contains(element));
   const { place, line } = element.rows.at(-1);
   if (section.state.row === place) return change(section, { row: undefined });
-  const wanted = { row: place };
-  const figures = section.marks.filter((mark) => mark.rows.some((row) => row.place === place)).map((mark) => mark.closest("figure"));
   const isMark = element.matches("[data-r]");
-  if (isMark && line.classList.contains("out")) wanted.filter = "";
-  if (!isMark && figures.length && figures.every((one) => one.hidden)) wanted.figure = figures[0].dataset.figure;
-  change(section, wanted);
+  const own = section.marks.find((mark) => mark.rows[0].place === place && mark.closest("[data-figure]"));
+  const figure = own && !isMark ? own.closest("figure").dataset.figure : section.state.figure;
+  change(section, { row: place, figure, ...(isMark && line.classList.contains("out") && { filter: "" }) });
   const box = section.table.closest(".box");
   if (isMark) box.scrollTop = line.offsetTop - box.clientHeight / 2;
 }
@@ -118,7 +112,7 @@ function show(section) {
     row.out = !words.every((word) => (word.startsWith("-") ? !holds(row, word.slice(1)) : holds(row, word)));
     row.line.classList.toggle("out", row.out);
     row.line.classList.toggle("on", row.place === chosen);
-    row.line.toggleAttribute("aria-current", row.place === chosen);
+    row.line.ariaCurrent = row.place === chosen ? "true" : null;
   }
   const [left, count] = [section.rows.filter((row) => !row.out).length, section.rows.length];
   byId(`count-${section.id}`).textContent = left === count ? `${count} rows` : `${left} of ${count} rows`;
@@ -130,10 +124,9 @@ function show(section) {
   for (const kind of all(".kind", section.root)) kind.hidden = all("figure", kind).every((one) => one.hidden);
   for (const mark of section.marks) {
     const isOn = mark.rows.some((row) => row.place === chosen);
-    const other = chosen !== null && mark.rows[0].label !== section.rows[chosen].label;
-    mark.classList.toggle("dim", other || mark.rows.every((row) => row.out));
+    mark.classList.toggle("dim", mark.rows.every((row) => row.out) || (section.rows[chosen]?.label ?? mark.rows[0].label) !== mark.rows[0].label);
     mark.classList.toggle("on", isOn);
-    if (mark.classList.contains("m")) mark.setAttribute("aria-pressed", String(isOn));
+    if (mark.role) mark.ariaPressed = String(isOn);
   }
 }
 
@@ -156,10 +149,12 @@ function order(section, sort) {
 }
 
 // All that one row says, or a line for each of several.
-function told(section, { rows }, kind) {
+function told(section, element) {
+  const { rows } = element;
   if (rows.length > 1) {
+    const keys = (element.closest("figure").dataset.told ?? "time").split(" ");
     const apart = ["label", "n", "about"].find((key) => rows[0].text(key) !== rows[1].text(key)) ?? "n";
-    return rows.slice(-MOST).map((row) => [(apart === "n" ? "n = " : "") + row.text(apart), kind.split(" ").map(row.text).filter(Boolean).join("; ")]);
+    return rows.slice(-MOST).map((row) => [(apart === "n" ? "n = " : "") + row.text(apart), keys.map(row.text).filter(Boolean).join("; ")]);
   }
   const said = (key, head) => [rows[0].text(key), rows[0].line.cells[head.cellIndex].title].filter(Boolean).join(", ");
   return Object.entries(section.heads).filter(([key]) => key !== "label" && rows[0].text(key)).map(([key, head]) => [head.textContent, said(key, head)]);
@@ -172,10 +167,7 @@ function showTip(element, at) {
     tip.replaceChildren();
     add(tip, "b", element.rows[0].label);
     const list = add(tip, "dl");
-    for (const [name, text] of told(section, element, element.closest("figure")?.dataset.told ?? "time")) {
-      add(list, "dt", name);
-      add(list, "dd", text);
-    }
+    for (const pair of told(section, element)) pair.forEach((text, place) => add(list, place ? "dd" : "dt", text));
     Object.assign(tip, { of: element, hidden: false });
     element.setAttribute("aria-describedby", "tip");
     const svg = element.rows.length > 1 ? element.closest("svg") : null;
@@ -217,7 +209,6 @@ document.addEventListener("click", (event) => {
 document.addEventListener("focusin", ({ target }) => target.matches(TELLS) && showTip(target, target.getBoundingClientRect()));
 document.addEventListener("focusout", hideTip);
 document.addEventListener("keydown", ({ key }) => key === "Escape" && hideTip());
-document.addEventListener("scroll", () => { // the focus itself scrolls its element into view
-  if (tip.of && tip.of === document.activeElement) showTip(tip.of, tip.of.getBoundingClientRect());
-  else hideTip();
-}, { capture: true, passive: true });
+// The focus itself scrolls its element into view: what has the focus keeps the box beside it.
+const scrolled = () => (tip.of && tip.of === document.activeElement ? showTip(tip.of, tip.of.getBoundingClientRect()) : hideTip());
+document.addEventListener("scroll", scrolled, { capture: true, passive: true });
