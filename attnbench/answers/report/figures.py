@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -49,15 +50,10 @@ def draw_views(rows: pd.DataFrame, views: Sequence[View], shared: Shared) -> tup
     for place, view in enumerate(views):
         lengths = [n for one, n in chosen if one == place]
         for n in sorted(lengths):
-            found = view.at[n]
-            drawn.append(
-                _drawn("tradeoff", lambda found=found: draw_contenders([found]), shared, (place, n, view.name))
-            )
+            drawn.append(_drawn("tradeoff", partial(draw_contenders, [view.at[n]]), shared, (place, n, view.name)))
         if lengths and len(view.at) > 1:
             alike = rows.loc[view.setting.rows.index]
-            drawn.append(
-                _drawn("scaling", lambda alike=alike: kinds["scaling"].draw(alike), shared, (place, 0, view.name))
-            )
+            drawn.append(_drawn("scaling", partial(kinds["scaling"].draw, alike), shared, (place, 0, view.name)))
     left = {view.name: [n for n in view.at if (place, n) not in chosen] for place, view in enumerate(views)}
     return [one for one in drawn if one], "; ".join(
         _lengths(name, without) for name, without in left.items() if without
@@ -82,7 +78,7 @@ def draw_whole(kinds: Sequence[str], rows: pd.DataFrame, shared: Shared) -> list
     return [
         one
         for kind in kinds
-        if known[kind].applies(rows) and (one := _drawn(kind, lambda kind=kind: known[kind].draw(rows), shared))
+        if known[kind].applies(rows) and (one := _drawn(kind, partial(known[kind].draw, rows), shared))
     ]
 
 

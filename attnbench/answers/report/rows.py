@@ -229,7 +229,7 @@ def _cells(row: Mapping[Hashable, Any], about: str, beside: Relative | None, cha
     ratio = [beside.speed, beside.low, beside.high] if beside else [None] * 3
     changed = [change.ratio, change.low, change.high] if change else [None] * 3
     lost = _between(_known(row["loss_delta_low"]), _known(row["loss_delta_high"]), _signed)
-    failed, spread = row["status"] != Status.OK, format_interval(*time)
+    failed, spread = row["status"] != Status.OK, format_interval(time[0], time[1], time[2])
     texts = {
         "n": int(row["seq_len"]),
         "first_token": format_seconds(row["first_token_s"]).removeprefix("-"),

@@ -71,8 +71,8 @@ def task_rows(one: Problem, family: int) -> list[tuple[str, str, str, str, str]]
             found = difference(part, one.reference, family)
             if found.of is not None:
                 less = signed(found.of.mean) + f" {found.verdict}" * (found.verdict in ("better", "worse"))
-                known = found.of.low is not None and found.of.high is not None
-                ends = f"{signed(found.of.low)} to {signed(found.of.high)}" if known else ""
+                if found.of.low is not None and found.of.high is not None:
+                    ends = f"{signed(found.of.low)} to {signed(found.of.high)}"
         interval = f"{part.ends[0]:.3f} to {part.ends[1]:.3f}" if part.ends else ""
         rows.append((part.label, f"{part.over_seeds.mean:.3f}", interval, less, ends))
     return rows

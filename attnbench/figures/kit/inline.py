@@ -65,7 +65,7 @@ class Shared:
 
 class _Renderer(RendererBase):
     def __init__(self, width: float, height: float, shared: Shared) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # matplotlib is partly typed
+        super().__init__()
         self.size, self.shared = (width, height), shared
         self.parts: list[str] = []
         self._marks: list[str] = []
@@ -107,7 +107,11 @@ class _Renderer(RendererBase):
         if style and box is not None:
             extents = path.get_extents()
             if extents.x0 < box.x0 - 1 or extents.x1 > box.x1 + 1 or extents.y0 < box.y0 - 1 or extents.y1 > box.y1 + 1:
-                path = path.clip_to_bbox(box) if rgbFace is not None else _clipped(path, box.extents)
+                path = (
+                    path.clip_to_bbox(box)
+                    if rgbFace is not None
+                    else path.cleaned(clip=(box.x0, box.y0, box.x1, box.y1), curves=True)
+                )
         if style and (shape := _written(path, transform, simplify=rgbFace is None)):
             self.parts.append(f'<path class="{style}" d="{shape}"/>')
 
@@ -197,7 +201,8 @@ class _Renderer(RendererBase):
             _, dashes = gc.get_dashes()
             rules.append(f"stroke:{_colour(rgb)};stroke-width:{_number(width)}")
             rules.append(f"stroke-opacity:{_number(around)}" * (around < 1))
-            rules.append(f"stroke-dasharray:{' '.join(map(_number, dashes))}" if dashes is not None else "")
+            pattern = " ".join(_number(one) for one in np.atleast_1d(dashes)) if dashes is not None else ""
+            rules.append(f"stroke-dasharray:{pattern}" * bool(pattern))
             cap = {"projecting": "square"}.get(gc.get_capstyle(), gc.get_capstyle())
             rules.append(f"stroke-linecap:{cap}" * (cap != "butt"))
         return self._class(rules)
@@ -209,7 +214,7 @@ def _opacity(gc: GraphicsContextBase, rgba: Sequence[float]) -> float:
 
 
 def _colour(rgb: Sequence[float]) -> str:
-    found = to_hex(tuple(rgb[:3]))
+    found = to_hex((rgb[0], rgb[1], rgb[2]))
     return VARIABLES.get(found, found)
 
 
@@ -230,13 +235,10 @@ def _written(path: Path, transform: Transform, *, simplify: bool = False) -> str
     return " ".join(parts)
 
 
-def _clipped(path: Path, box: Sequence[float]) -> Path:
-    return path.cleaned(clip=tuple(box), curves=True, simplify=False)
-
-
 def _radius(path: Path, transform: Transform) -> float:
     """Radius of a mark that is a circle; 0 if it is not."""
     circle = Path.unit_circle()
-    if len(path) != len(circle) or not np.array_equal(path.codes, circle.codes):
+    if len(path) != len(circle) or not np.array_equal(np.asarray(path.codes), np.asarray(circle.codes)):
         return 0.0
-    return float(np.hypot(*(transform.transform(path.vertices[:1]) - transform.transform([[0.0, 0.0]]))[0]))
+    start, middle = transform.transform(np.array([np.asarray(path.vertices)[0], (0.0, 0.0)]))
+    return float(np.hypot(*(start - middle)))

@@ -93,17 +93,24 @@ STYLES = {"light": LIGHT, "dark": DARK}
 
 def variables(given: Palette) -> dict[str, str]:
     """Name of a CSS variable -> colour: ``ink``, ``f3`` for the fourth family, ``s0`` for the first of the sequence."""
-    named = {name: str(getattr(given, name)) for name in (*_NAMED, "other")}
+    named = {
+        name: str(getattr(given, name)) for name in ("page", "ink", "faint", "line", "grid", "band", "worse", "other")
+    }
     families = {f"f{place}": colour for place, colour in enumerate(given.families.values())}
     return named | families | {f"s{place}": colour for place, colour in enumerate(given.sequence)}
 
 
-_NAMED = ("page", "ink", "faint", "line", "grid", "band", "worse")
 _STANDINS = {name: f"#fe{place:02x}01" for place, name in enumerate(variables(LIGHT))}
 VARIABLES = {colour: f"var(--{name})" for name, colour in _STANDINS.items()}
 """A colour of :data:`INLINE` -> the CSS variable that it stands for."""
 INLINE = Palette(
-    *(_STANDINS[name] for name in _NAMED),
+    page=_STANDINS["page"],
+    ink=_STANDINS["ink"],
+    faint=_STANDINS["faint"],
+    line=_STANDINS["line"],
+    grid=_STANDINS["grid"],
+    band=_STANDINS["band"],
+    worse=_STANDINS["worse"],
     families={name: _STANDINS[f"f{place}"] for place, name in enumerate(LIGHT.families)},
     other=_STANDINS["other"],
     sequence=tuple(_STANDINS[f"s{place}"] for place in range(len(LIGHT.sequence))),

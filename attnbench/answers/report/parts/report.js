@@ -4,9 +4,7 @@ const byId = (id) => document.getElementById(id);
 const all = (selector, inside = document) => [...inside.querySelectorAll(selector)];
 const add = (parent, name, text = "") => parent.appendChild(Object.assign(document.createElement(name), { textContent: text }));
 const tip = byId("tip");
-const MOST = 12; // rows that one mark tells
 const TELLS = "svg [data-r], .rows tbody th button";
-const AROUND = [[0, 0], [0, -5], [0, 5], [-5, 0], [5, 0]]; // pixels from the pointer to a thin line
 const UNITS = { ns: 1e-9, µs: 1e-6, ms: 1e-3, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40, M: 1e6, G: 1e9, T: 1e12 };
 
 function prepare(root) {
@@ -23,8 +21,8 @@ function prepare(root) {
   for (const mark of section.marks) mark.rows = mark.dataset.r.split(" ").map((place) => section.rows[place]);
   for (const button of all(".rows tbody th button", root)) button.rows = [section.rows[button.closest("tr").dataset.row]];
   for (const svg of all("svg", root)) rove(section, all(".m", svg));
-  const sort = (key) => () => change(section, { sort: section.state.sort === key ? `-${key}` : key });
-  for (const [key, head] of Object.entries(section.heads)) head.firstChild.addEventListener("click", sort(key));
+  const sort = (key) => change(section, { sort: section.state.sort === key ? `-${key}` : key });
+  for (const [key, head] of Object.entries(section.heads)) head.firstChild.addEventListener("click", () => sort(key));
   section.field.addEventListener("input", () => change(section, { filter: section.field.value }));
   section.list?.addEventListener("change", () => change(section, { figure: section.list.value }));
   return section;
@@ -45,31 +43,26 @@ function rove(section, marks) {
       else next.focus({ preventScroll: true });
       event.preventDefault();
     });
-    mark.addEventListener("focus", () => {
-      for (const one of marks) one.tabIndex = one === mark ? 0 : -1;
-    });
+    mark.addEventListener("focus", () => marks.forEach((one) => Object.assign(one, { tabIndex: one === mark ? 0 : -1 })));
   });
 }
 
 // Whatever the address says, a state that this section has.
 function normal(section, { filter = "", sort = "", figure, row }) {
-  const figures = [...(section.list?.options ?? [])].map((one) => one.value);
-  return {
-    filter: String(filter),
-    sort: Object.hasOwn(section.heads, sort.replace(/^-/, "")) ? sort : "",
-    figure: figures.includes(figure) ? figure : section.first,
-    row: /^\d+$/.test(row ?? "") && section.rows[row] ? Number(row) : null,
-  };
+  const isKnown = [...(section.list?.options ?? [])].some((one) => one.value === figure);
+  const isRow = /^\d+$/.test(row ?? "") && section.rows[row];
+  const isSort = Object.hasOwn(section.heads, sort.replace(/^-/, ""));
+  return { filter, sort: isSort ? sort : "", figure: isKnown ? figure : section.first, row: isRow ? Number(row) : null };
 }
 
-const suffix = (section) => (section.id === "1" ? "" : `.${section.id}`);
+const keyOf = (section, name) => (section.id === "1" ? name : `${name}.${section.id}`);
 
 function readAddress(event) {
   if (event && location.hash && !location.hash.includes("=")) return; // a place in the page
-  const given = new URLSearchParams(location.hash.slice(1));
+  const given = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
   for (const section of sections) {
-    const key = (name) => given.get(name + suffix(section)) ?? undefined;
-    section.state = normal(section, { filter: key("filter"), sort: key("sort"), figure: key("figure"), row: key("row") });
+    const [filter, sort, figure, row] = ["filter", "sort", "figure", "row"].map((name) => given[keyOf(section, name)]);
+    section.state = normal(section, { filter, sort, figure, row });
     show(section);
   }
 }
@@ -79,14 +72,11 @@ function change(section, wanted) {
   show(section);
   const said = new URLSearchParams();
   for (const one of sections) {
-    const usual = normal(one, {});
-    for (const [key, value] of Object.entries(one.state)) if (value !== usual[key]) said.set(key + suffix(one), value);
+    for (const [key, value] of Object.entries(one.state)) if (value !== normal(one, {})[key]) said.set(keyOf(one, key), value);
   }
   try {
     history.replaceState(null, "", said.size ? `#${said}` : location.href.split("#")[0]);
-  } catch {
-    // a frame of a notebook has no address of its own
-  }
+  } catch {} // a frame of a notebook has no address of its own
 }
 
 // A second time takes the choice away. A row brings its own figure into view, and a mark its row.
@@ -114,8 +104,8 @@ function show(section) {
     row.line.classList.toggle("on", row.place === chosen);
     row.line.ariaCurrent = row.place === chosen ? "true" : null;
   }
-  const [left, count] = [section.rows.filter((row) => !row.out).length, section.rows.length];
-  byId(`count-${section.id}`).textContent = left === count ? `${count} rows` : `${left} of ${count} rows`;
+  const left = section.rows.filter((row) => !row.out).length;
+  byId(`count-${section.id}`).textContent = `${left === section.rows.length ? "" : `${left} of `}${section.rows.length} rows`;
   if (sort !== section.sorted) order(section, sort);
   if (section.list) section.list.value = figure;
   for (const one of all("figure[data-view]", section.root)) {
@@ -142,8 +132,8 @@ function order(section, sort) {
     row.value = !sort ? row.place : !isNumber ? text.toLowerCase() || null : Number.isNaN(number) ? null : number;
   }
   const sorted = [...section.rows].sort((a, b) => {
-    if (a.value === null || b.value === null) return (a.value === null) - (b.value === null) || a.place - b.place;
-    return a.value === b.value ? a.place - b.place : a.value < b.value ? -sign : sign;
+    if (a.value === b.value) return a.place - b.place;
+    return a.value === null ? 1 : b.value === null ? -1 : a.value < b.value ? -sign : sign;
   });
   section.table.tBodies[0].append(...sorted.map((row) => row.line));
 }
@@ -154,7 +144,7 @@ function told(section, element) {
   if (rows.length > 1) {
     const keys = (element.closest("figure").dataset.told ?? "time").split(" ");
     const apart = ["label", "n", "about"].find((key) => rows[0].text(key) !== rows[1].text(key)) ?? "n";
-    return rows.slice(-MOST).map((row) => [(apart === "n" ? "n = " : "") + row.text(apart), keys.map(row.text).filter(Boolean).join("; ")]);
+    return rows.slice(-12).map((row) => [(apart === "n" ? "n = " : "") + row.text(apart), keys.map(row.text).filter(Boolean).join("; ")]);
   }
   const said = (key, head) => [rows[0].text(key), rows[0].line.cells[head.cellIndex].title].filter(Boolean).join(", ");
   return Object.entries(section.heads).filter(([key]) => key !== "label" && rows[0].text(key)).map(([key, head]) => [head.textContent, said(key, head)]);
@@ -170,9 +160,8 @@ function showTip(element, at) {
     for (const pair of told(section, element)) pair.forEach((text, place) => add(list, place ? "dd" : "dt", text));
     Object.assign(tip, { of: element, hidden: false });
     element.setAttribute("aria-describedby", "tip");
-    const svg = element.rows.length > 1 ? element.closest("svg") : null;
-    svg?.classList.add("quiet");
-    for (const mark of svg ? all("[data-r]", svg) : []) mark.classList.toggle("lit", mark.rows[0].label === element.rows[0].label);
+    if (element.rows.length > 1) element.closest("svg").classList.add("quiet");
+    for (const mark of section.marks) mark.classList.toggle("lit", mark.rows[0].label === element.rows[0].label);
   }
   const [box, room] = [tip.getBoundingClientRect(), document.documentElement];
   const left = at.right + 12 + box.width <= room.clientWidth - 8 ? at.right + 12 : at.left - 12 - box.width;
@@ -181,15 +170,14 @@ function showTip(element, at) {
 }
 
 function hideTip() {
-  tip.hidden = true;
   tip.of?.removeAttribute("aria-describedby");
   tip.of?.closest("svg")?.classList.remove("quiet");
-  tip.of = null;
+  Object.assign(tip, { of: null, hidden: true });
 }
 
 function pointed({ clientX: x, clientY: y, target }) {
-  const places = target.closest?.("figure svg") ? AROUND : AROUND.slice(0, 1);
-  return places.map(([right, down]) => document.elementFromPoint(x + right, y + down)?.closest(TELLS)).find(Boolean);
+  const far = target.closest?.("figure svg") ? 5 : 0; // a line is thin
+  return [[0, 0], [0, -far], [0, far], [-far, 0], [far, 0]].map(([right, down]) => document.elementFromPoint(x + right, y + down)?.closest(TELLS)).find(Boolean);
 }
 
 const sections = all(".machine").map(prepare);
