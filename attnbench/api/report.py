@@ -31,7 +31,7 @@ def report(
         title: title of the page; None: the suites and the machine.
         against: the folder of an older run, with which each row is compared.
         check: a file that ``attnbench check --json`` wrote.
-        figures: also include the figures that :func:`attnbench.plot` draws, as SVG.
+        figures: also include the other figures that :func:`attnbench.plot` draws.
 
     Returns:
         The text of the page; a notebook shows it.

@@ -35,7 +35,7 @@ def report(
         str | None, typer.Option(metavar="TEXT", help="Title; default: the suites and the machine.")
     ] = None,
     figures: Annotated[
-        bool, typer.Option("--figures", help="Also include the figures of attnbench plot, as SVG.")
+        bool, typer.Option("--figures", help="Also include the other figures of attnbench plot.")
     ] = False,
     open_: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
 ) -> None:

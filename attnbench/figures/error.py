@@ -15,7 +15,7 @@ from attnbench.figures.error_lines import Line, Panel, at_length, panels_of
 from attnbench.figures.kit.keys import write_entry
 from attnbench.figures.kit.page import NothingToDraw, Page, narrow, new_page, shorten, stacked, text_width, wrap
 from attnbench.figures.kit.palette import palette
-from attnbench.figures.kit.style import SMALL_SIZE, TEXT_SIZE, Look, in_style, looks
+from attnbench.figures.kit.style import SMALL_SIZE, TEXT_SIZE, Look, in_style, looks, mark
 from attnbench.figures.kit.ticks import log_axis, padded, plain
 from attnbench.measure.status import Status
 from attnbench.results.frame.agreement import ROUNDING
@@ -167,14 +167,16 @@ def _panel(ax: Axes, panel: Panel, drawn: Sequence[tuple[Line, dict[str, Any]]])
     ax.grid(axis="both")
     for place, (line, how) in enumerate(drawn):
         if not any(math.isfinite(value) for value in line.x):
-            ax.axhline(line.y[0], **how)
+            mark(ax.axhline(line.y[0], **how), line.rows, main=True)
             continue
         order = np.argsort(line.x, kind="stable")
         at, error = np.asarray(line.x)[order], np.asarray(line.y)[order]
         std = np.nan_to_num(np.asarray(line.std, dtype=float)[order])
         # On a log axis a bar down to zero would never end.
         down = np.minimum(std, error * 0.9)
-        ax.errorbar(at, error, yerr=np.vstack([down, std]), elinewidth=0.8, lw=1.3, **how)
+        curve, _, bars = ax.errorbar(at, error, yerr=np.vstack([down, std]), elinewidth=0.8, lw=1.3, **how)
+        mark(curve, [line.rows[place] for place in order], main=True)
+        mark(bars, line.rows)
         for inputs, (value, deviation) in line.beside.items():
             up = np.nan_to_num(deviation)
             bar = [[min(up, value * 0.9)], [up]]
@@ -196,16 +198,16 @@ def _write_key(
 ) -> None:
     width = page.right - left
     ax = page.blank(left, bottom, width, height)
-    rows: list[tuple[float, str, dict[str, Any]]] = []
+    rows: list[tuple[float, str, dict[str, Any], Sequence[object]]] = []
     for line, how in drawn:
         last = int(np.nanargmax(line.x)) if np.isfinite(line.x).any() else 0
-        rows.append((line.y[last], line.name, how))
+        rows.append((line.y[last], line.name, how, line.rows))
     if panel.trivial:
-        rows.append((max(panel.trivial.values()), _TRIVIAL, _trivial()))
+        rows.append((max(panel.trivial.values()), _TRIVIAL, _trivial(), ()))
     rows.sort(key=lambda row: -row[0])
     y = height - 0.08
     ax.text(0, y, shorten(panel.said, width, SMALL_SIZE), fontsize=SMALL_SIZE, color=palette().faint, va="center")
     step = min(0.17, (height - 0.1) / (len(rows) + 0.5))
-    for _, name, how in rows:
+    for _, name, how, drawn_rows in rows:
         y -= step
-        write_entry(ax, y, name, how)
+        mark(write_entry(ax, y, name, how), drawn_rows)

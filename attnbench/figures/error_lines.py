@@ -38,6 +38,8 @@ class Line:
     x: list[float] = field(default_factory=list)
     y: list[float] = field(default_factory=list)
     std: list[float] = field(default_factory=list)
+    rows: list[object] = field(default_factory=list)
+    """Index of each value's row."""
     beside: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Inputs without a place on the horizontal axis, such as those of a trained model -> error and its deviation."""
 
@@ -109,7 +111,7 @@ def over_option(
             names.setdefault(name, []).append(str(variant))
         told = [key for key in differing([options[label] for label in part["label"]]) if key != name]
         columns = ["label", "family", "rel_error", "rel_error_std"]
-        for label, family, error, std in part[columns].itertuples(index=False):
+        for row, label, family, error, std in part[columns].itertuples():
             own = options[label]
             rest = ", ".join(_told(key, own) for key in told)
             value = own.get(name) if name is not None else math.nan
@@ -120,6 +122,7 @@ def over_option(
             line.x.append(float(value))  # type: ignore[arg-type]  # is_number was asked
             line.y.append(error)
             line.std.append(std)
+            line.rows.append(row)
     if wanted is not None and not names:
         raise UsageError(
             f"no option {wanted!r} varies in the error rows; there are: {', '.join(sorted(known)) or 'none'}"
@@ -157,7 +160,7 @@ def over_logit_std(rows: pd.DataFrame, options: Mapping[str, Mapping[str, Any]])
         if counts.max() > 1:
             own = part[part["label"] == label]
             x, y, std = (list(own[column]) for column in ("_std", "rel_error", "rel_error_std"))
-            lines.append(Line(label, str(own["family"].iloc[0]), str(variant), x, y, std))
+            lines.append(Line(label, str(own["family"].iloc[0]), str(variant), x, y, std, [*own.index]))
     return lines
 
 

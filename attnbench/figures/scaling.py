@@ -27,7 +27,7 @@ from attnbench.figures.kit.page import (
     text_width,
 )
 from attnbench.figures.kit.palette import palette
-from attnbench.figures.kit.style import SMALL_SIZE, in_style
+from attnbench.figures.kit.style import SMALL_SIZE, in_style, mark
 from attnbench.figures.kit.ticks import length, log_axis, padded, trimmed
 from attnbench.figures.published.lra import NYSTROMFORMER, OWN_ROOM, WIDE, draw_lines
 from attnbench.figures.published.points import read_points
@@ -41,6 +41,8 @@ NEEDS = "times at two lengths"
 _POWERS = 2.0
 """Width of the two columns of powers, in inches."""
 _AXIS, _GAP = 0.42, 0.18
+_MARKS = 60
+"""Most markers on a line."""
 _ROW = 0.14
 """Height of a line that names stopped variants, in inches."""
 
@@ -170,10 +172,13 @@ def _block(page: Page, drawn: Sequence[Series]) -> None:
 
 def _line(ax: Axes, line: Series, column: str) -> None:
     n, value = line.rows["seq_len"].to_numpy(dtype=float), line.rows[column].to_numpy(dtype=float)
-    ax.plot(n, np.where(value > 0, value, np.nan), lw=1.2, markersize=4.2, alpha=0.9, **line.look.line)
+    how = {**line.look.line, "markevery": len(n) // _MARKS or None}
+    drawn = ax.plot(n, np.where(value > 0, value, np.nan), lw=1.2, markersize=4.2, alpha=0.9, **how)
+    mark(drawn, line.rows.index[value > 0], main=column == "time_median_s")
     if column == "time_median_s":
         ends = line.rows[["time_ci_low_s", "time_ci_high_s"]].to_numpy(dtype=float)
-        ax.fill_between(n, ends[:, 0], ends[:, 1], color=line.look.colour, alpha=0.15, lw=0)
+        band = ax.fill_between(n, ends[:, 0], ends[:, 1], color=line.look.colour, alpha=0.15, lw=0)
+        mark(band, line.rows.index)
 
 
 def _stops(drawn: Sequence[Series]) -> dict[tuple[int, str], list[Series]]:
@@ -214,11 +219,12 @@ def _write_table(page: Page, drawn: Sequence[Series], names: float) -> None:
     y += step / 2 - 0.06
     for line in drawn:
         y -= step
-        write_entry(ax, y, line.name, {"lw": 1.2, **line.look.line}, right=names)
+        mark(write_entry(ax, y, line.name, {"lw": 1.2, **line.look.line}, right=names), line.rows.index)
         for column, (_, at) in columns.items():
             power, half, claim = line.power(column), line.half(column), line.claimed(column)
             text = "–" if math.isnan(power) else f"{power + 0.0:.2f}".replace("-0.00", "0.00")
             text += f" ±{half:.2f}" if half >= 0.005 else ""
             text += f" / {claim:g}" if math.isfinite(claim) else ""
             weight = "bold" if line.is_above(column) else "normal"
-            ax.text(at, y, text, fontsize=SMALL_SIZE, va="center", ha="right", fontweight=weight)
+            said = ax.text(at, y, text, fontsize=SMALL_SIZE, va="center", ha="right", fontweight=weight)
+            mark(said, line.rows.index)

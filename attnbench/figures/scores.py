@@ -23,7 +23,7 @@ from attnbench.figures.kit.page import (
     winners,
 )
 from attnbench.figures.kit.palette import palette
-from attnbench.figures.kit.style import SMALL_SIZE, TEXT_SIZE, in_style
+from attnbench.figures.kit.style import SMALL_SIZE, TEXT_SIZE, in_style, mark
 from attnbench.figures.kit.ticks import linear_ticks
 from attnbench.figures.published.lra import draw_rescored, rescored_height
 from attnbench.results.frame.scored import Problem, about, family_of, hidden_options, left_out, means, problems
@@ -90,9 +90,8 @@ def draw_scores(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None
         for place, one in enumerate(line):
             left = page.left + place * (wide + _GAP)
             tall = _HEAD + _AXIS + _ROW * len(one.parts)
-            _panel(
-                replace(page, left=left, right=left + wide, bottom=top - tall, top=top), one, names, (limits, family)
-            )
+            part = replace(page, left=left, right=left + wide, bottom=top - tall, top=top)
+            _panel(part, one, names, (limits, family, frame))
         top -= room + _GAP
     if overlay:
         draw_rescored(replace(page, top=page.bottom + below - 0.3))
@@ -120,8 +119,10 @@ def _limits(drawn: Sequence[Problem]) -> tuple[float, float]:
     return low - extra, high + extra
 
 
-def _panel(page: Page, one: Problem, names: Mapping[str, str], of_all: tuple[tuple[float, float], int]) -> None:
-    limits, family = of_all
+def _panel(
+    page: Page, one: Problem, names: Mapping[str, str], of_all: tuple[tuple[float, float], int, pd.DataFrame]
+) -> None:
+    limits, family, frame = of_all
     wide, tall = page.right - page.left, _ROW * len(one.parts)
     room = 0.3 * wide if narrow() else 0.34 * wide
     named = [_name(names[part.label], room) for part in one.parts]
@@ -141,11 +142,12 @@ def _panel(page: Page, one: Problem, names: Mapping[str, str], of_all: tuple[tup
     beside = page.blank(page.left, bottom, wide, tall)
     reference, floor = one.reference, one.floor
     for place, part in enumerate(one.parts):
-        _row(ax, place, part, is_hollow=_is_hollow(part, floor))
+        rows = _rows(frame, one, part.label)
+        _row(ax, place, part, rows, is_hollow=_is_hollow(part, floor))
         y = tall - _ROW * (place + 0.5)
         for (text, size), up in zip(named[place], (_LINE, -_LINE) if len(named[place]) > 1 else (0,), strict=True):
             colour = palette().faint if up < 0 else palette().ink
-            beside.text(column, y + up, text, fontsize=size, va="center", ha="right", color=colour)
+            mark(beside.text(column, y + up, text, fontsize=size, va="center", ha="right", color=colour), rows)
         if reference is not None and part is not reference:
             _say(beside, wide, y, difference(part, reference, family))
     if reference is not None:
@@ -172,15 +174,23 @@ def _is_hollow(part: Summary, floor: float | None) -> bool:
     return part.ends is not None and not learnt(part, floor)
 
 
-def _row(ax: Axes, place: int, part: Summary, *, is_hollow: bool) -> None:
+def _rows(frame: pd.DataFrame, one: Problem, label: str) -> pd.Index[Any]:
+    """The trainings of one label, or of a mean those of all tasks."""
+    here = frame[(frame["label"] == label) & (frame["protocol"] != "")]
+    cells = [training.cell_id for choice in one.choices if choice.label == label for training in choice.rows]
+    return here.index[here["cell_id"].isin(cells)] if cells else here.index
+
+
+def _row(ax: Axes, place: int, part: Summary, rows: pd.Index[Any], *, is_hollow: bool) -> None:
     colour = palette().family(part.family)
     if part.ends is not None:
-        ax.plot(part.ends, [place, place], color=colour, lw=1.4, solid_capstyle="butt", zorder=2)
+        mark(ax.plot(part.ends, [place, place], color=colour, lw=1.4, solid_capstyle="butt", zorder=2), rows)
     seeds = list(part.by_seed.values())
     if len(seeds) > 1:
-        ax.plot(seeds, [place] * len(seeds), "|", color=colour, ms=8, mew=1.0, alpha=0.55, zorder=2.5)
+        mark(ax.plot(seeds, [place] * len(seeds), "|", color=colour, ms=8, mew=1.0, alpha=0.55, zorder=2.5), rows)
     face: Any = palette().page if is_hollow else colour
-    ax.plot([part.over_seeds.mean], [place], "o", ms=5.2, mec=colour, mfc=face, mew=1.2, zorder=3)
+    dot = ax.plot([part.over_seeds.mean], [place], "o", ms=5.2, mec=colour, mfc=face, mew=1.2, zorder=3)
+    mark(dot, rows, main=True)
 
 
 def _say(ax: Axes, right: float, y: float, found: Difference) -> None:
@@ -188,15 +198,16 @@ def _say(ax: Axes, right: float, y: float, found: Difference) -> None:
         ax.text(right, y, "no common seed", fontsize=SMALL_SIZE, va="center", ha="right", color=palette().faint)
         return
     clear = found.verdict in ("better", "worse")
-    words = f"{_signed(found.of.mean)} {found.verdict}" if clear else _signed(found.of.mean)
+    words = f"{signed(found.of.mean)} {found.verdict}" if clear else signed(found.of.mean)
     up = _LINE if found.of.low is not None else 0.0
     ax.text(right, y + up, words, fontsize=SMALL_SIZE, va="center", ha="right")
     if found.of.low is not None and found.of.high is not None:
-        ends = f"{_signed(found.of.low)} to {_signed(found.of.high)}"
+        ends = f"{signed(found.of.low)} to {signed(found.of.high)}"
         ax.text(right, y - up, ends, fontsize=SMALL_SIZE - 1, va="center", ha="right", color=palette().faint)
 
 
-def _signed(value: float) -> str:
+def signed(value: float) -> str:
+    """``+0.014``, ``−0.040`` or ``0.000``: a difference of scores."""
     return f"{value:+.3f}".replace("+0.000", "0.000").replace("-0.000", "0.000").replace("-", "−")
 
 

@@ -31,14 +31,14 @@ from attnbench.figures.kit.page import (
     shorten,
     stacked,
 )
-from attnbench.figures.kit.palette import palette
-from attnbench.figures.kit.style import SMALL_SIZE, in_style
+from attnbench.figures.kit.palette import is_inline, palette
+from attnbench.figures.kit.style import SMALL_SIZE, in_style, mark
 from attnbench.figures.kit.ticks import halves, log_axis, padded, plain, trimmed
 from attnbench.figures.published.lra import draw_published
 from attnbench.results.frame.agreement import OF_TRAINED, Y_AXES, of_trained
-from attnbench.results.frame.contenders import TRIVIAL, Contenders, contenders, spread
+from attnbench.results.frame.contenders import TRIVIAL, Contenders, contenders, panels, spread
 from attnbench.results.frame.same_model import CHANCE, NO_MIXING, tasks_of_both
-from attnbench.results.frame.settings import PANELS, check_length, compared, restrict, settings, timed, without_room
+from attnbench.results.frame.settings import PANELS, check_length, compared, restrict, timed, without_room
 from attnbench.results.frame.words import failures, own_form_note, short_names, where
 from attnbench.suite.cell import UNTOUCHED
 from attnbench.units import format_bytes
@@ -49,6 +49,11 @@ _X = {
     "tokens_per_s": "tokens/s (log2 scale)",
     "time_median_s": "seconds per call (log2 scale, faster to the right)",
 }
+_AGREEMENT = {
+    "score": "score",
+    "loss_delta": "loss of a trained model",
+    "hidden_error": "agreement with a trained model",
+}
 _FRONT = "Dashed steps: the Pareto front. For a method on it, no other method is both faster and {}. Only {} compete:"
 _ERROR = "more accurate", "exact methods and approximations of softmax attention that beat answering mean(V)"
 _SCORE = (
@@ -56,6 +61,8 @@ _SCORE = (
     "methods whose interval lies above that of identity trained on the task (else above chance)",
 )
 _TRAINED = "harms the model less", "methods that harm it less than answering mean(V)"
+MOST_NAMES = 40
+"""Most points of a page's figure that all have their names: pointing at one says its name too."""
 _BOTTOM = 0.42
 """Room below the axes for their scale, in inches."""
 
@@ -120,18 +127,15 @@ def draw_tradeoff(
         rest = f"Timed, without an error: {trained.sum()} rows of trained models; --y loss_delta draws them."
     trained = rows["level"] == "pretrained"
     rows = rows[trained if y in OF_TRAINED else ~trained]
-    prefer = {"level": ("model", "layer", "operator"), "pass": ("training", "forward")}
-    every = settings(rows, prefer, also_same=("inputs", "layers", "ffn", "model"))
-    found = [one for setting in every if (one := contenders(frame, setting, n, x, y, inputs))]
+    found = [one for setting in panels(rows) if (one := contenders(frame, setting, n, x, y, inputs))]
     if not found:
         raise NothingToDraw("; ".join(failures(rows)) or "no row holds a time")
-    what = {"score": "score", "loss_delta": "loss of a trained model", "hidden_error": "agreement with a trained model"}
-    title = _title(found[0], what.get(y, "agreement with exact attention"))
     rest = " ".join(part for part in (rest, without_room([one.setting for one in found])) if part)
-    return _draw(found[:PANELS], title, x, overlay, rest)
+    return draw_contenders(found[:PANELS], x=x, overlay=overlay, rest=rest)
 
 
-def _title(one: Contenders, agreement: str) -> str:
+def _title(one: Contenders) -> str:
+    agreement = _AGREEMENT.get(one.agreed.column, "agreement with exact attention")
     names, _ = short_names(one.points)
     if (one.points["kind"] == "exact").all():
         fastest = one.points.iloc[int((one.points["x"] * (-1 if one.fast_low else 1)).argmax())]
@@ -140,7 +144,11 @@ def _title(one: Contenders, agreement: str) -> str:
     return f"Unbeaten in speed and {agreement}: {', '.join(front)}" if front else f"Speed, memory and {agreement}"
 
 
-def _draw(found: Sequence[Contenders], title: str, x: str, overlay: str | None, rest: str) -> Figure:
+@in_style
+def draw_contenders(
+    found: Sequence[Contenders], *, x: str = "examples_per_s", overlay: str | None = None, rest: str = ""
+) -> Figure:
+    """Draw a panel for each of these points; ``rest`` is a further note."""
     points = pd.concat([one.points for one in found])
     names, hidden = short_names(points)
     lengths, said = {one.n for one in found}, {one.agreed.said for one in found}
@@ -152,7 +160,7 @@ def _draw(found: Sequence[Contenders], title: str, x: str, overlay: str | None, 
         rooms = [NARROW_ROOM + 0.4 + 0.06 * len(one.points) for one in found]
     headings = [_heading(one, with_n=len(lengths) > 1, with_error=len(said) > 1) for one in found]
     page = new_page(
-        title,
+        _title(found[0]),
         [*about, *(said if len(said) == 1 else ())],
         [*_notes(found, points), hidden, own_form_note(names), rest],
         width=13.6 if overlay else 8.0,
@@ -163,6 +171,8 @@ def _draw(found: Sequence[Contenders], title: str, x: str, overlay: str | None, 
     for place, (part, one) in enumerate(zip(page.parts(headings, rooms), found, strict=True)):
         widest = min(1.9, 0.8 * _width(part))
         shown = one.points.assign(name=[shorten(names[label], widest, SMALL_SIZE) for label in one.points["label"]])
+        if is_inline() and len(shown) > MOST_NAMES:
+            shown["name"] = shown["name"].where(shown["label"].isin(one.front["label"]), "")
         _panel(part, one, shown, x, limits[place], largest)
         if place == 0:
             _keys(under if narrow() else replace(part, left=part.left + 0.96 + _width(part) + 0.14), points, largest)
@@ -215,7 +225,9 @@ def _panel(
     drawn = layout.points
     radii = draw_circles(ax, drawn, largest)
     _mark_lines(ax, layout, lines)
-    place_labels(ax, list(drawn["name"]), list(drawn["x"]), list(drawn["at"]), radii)
+    texts = place_labels(ax, list(drawn["name"]), list(drawn["x"]), list(drawn["at"]), radii)
+    for text, row in zip(texts, drawn.loc[drawn["name"] != "", "row"], strict=True):
+        mark(text, [row])
 
 
 def _keys(page: Page, points: pd.DataFrame, largest: float) -> None:
@@ -242,14 +254,14 @@ def _mark_lines(ax: Axes, layout: Layout, lines: Mapping[str, float]) -> None:
 
 
 def _mark_spread(ax: Axes, layout: Layout) -> None:
-    columns = layout.points[["family", "kind", "x", "at", "x_low", "x_high", "y", "y_std", "y_low", "y_high"]]
-    for family, kind, x, at, low, high, y, std, least, most in columns.itertuples(index=False):
+    columns = layout.points[["family", "kind", "x", "at", "x_low", "x_high", "y", "y_std", "y_low", "y_high", "row"]]
+    for family, kind, x, at, low, high, y, std, least, most, row in columns.itertuples(index=False):
         how: dict[str, Any] = {"color": palette().family(family), "lw": 0.9, "zorder": 2.5}
         if math.isfinite(low) and math.isfinite(high):
-            ax.plot([low, high], [at, at], **how)
+            mark(ax.plot([low, high], [at, at], **how), [row])
         ends = (least, most) if math.isfinite(least) else (y - std, y + std)
         if kind == "measured" and math.isfinite(ends[0]):
-            ax.plot([x, x], [layout.height_of(end) for end in ends], **how)
+            mark(ax.plot([x, x], [layout.height_of(end) for end in ends], **how), [row])
 
 
 def _notes(found: Sequence[Contenders], points: pd.DataFrame) -> list[str]:
@@ -275,6 +287,8 @@ def _notes(found: Sequence[Contenders], points: pd.DataFrame) -> list[str]:
         notes.append(f"Dotted: {CHANCE} and {NO_MIXING}.")
     if narrow() and any(TRIVIAL in one.lines for one in found):
         notes.append(f"Shaded: no better than {TRIVIAL}.")
+    if is_inline() and any(len(one.points) > MOST_NAMES for one in found):
+        notes.append("Names: the Pareto front; pointing at another circle says its name.")
     if points["memory"].isna().any():
         notes.append("Dashed circle: memory was not measured.")
     return [*notes, *dict.fromkeys(line for one in found for line in one.left_out)]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from attnbench.answers.report.against import Against, Change
 from attnbench.answers.report.answer import answer
+from attnbench.answers.report.figures import draw_views, draw_whole
 from attnbench.answers.report.laws import Checked, unchecked
 from attnbench.answers.report.rows import marked, relative, table, tokens
 from attnbench.answers.report.sources import (
@@ -27,22 +26,21 @@ from attnbench.answers.report.sources import (
     title_of,
     warnings,
 )
-from attnbench.answers.report.views import as_data, found_in, how_trained, task_data, task_notes, views
-from attnbench.errors import UsageError
-from attnbench.figures.kit.page import NothingToDraw
-from attnbench.figures.kit.palette import DARK, LIGHT
+from attnbench.answers.report.views import found_in, task_rows, views
+from attnbench.figures import FIGURES
+from attnbench.figures.kit.inline import Shared
+from attnbench.figures.kit.palette import DARK, LIGHT, variables
 from attnbench.measure.status import Status
 from attnbench.results.frame.marks import notes
 from attnbench.results.frame.scored import family_of
-from attnbench.results.frame.settings import RUN
-from attnbench.results.frame.words import in_words, short_names
+from attnbench.results.frame.words import in_words
 from attnbench.results.scores import joint
 from attnbench.text import one_line
 from attnbench.version import __version__
 
 _HERE = Path(__file__).parent / "parts"
-_SCRIPTS = ("format", "plane", "tip", "points", "tradeoff", "growth", "tasks", "table", "start")
-"""Files in the order of their definitions."""
+_OWN = ("tradeoff", "scaling", "error", "scores")
+"""Figures of every report."""
 
 
 def make_page(
@@ -56,41 +54,31 @@ def make_page(
 ) -> str:
     """The report as one HTML document; the same runs give the same text.
 
-    ``title``: by default the suites and the machine. ``figures``: also include those of ``attnbench plot``, as SVG.
+    ``title``: by default the suites and the machine. ``figures``: also include the other ones of ``attnbench plot``.
     ``doubts``: warnings from reading the runs. Raises ResultsError if this is not a results table.
     """
-    families = [*LIGHT.families]
     machines = by_machine(sources)
     changes = against.changes if against else {}
-    made = [
-        _section(number, machine, families, changes, figures=figures)
-        for number, machine in enumerate(machines, start=1)
+    shared = Shared()
+    sections = [
+        _section(number, machine, changes, shared, figures=figures) for number, machine in enumerate(machines, start=1)
     ]
     frame = sources.frame
-    colours = [(LIGHT.family(name), DARK.family(name)) for name in families]
-    data = {"families": families, "against": against.name if against else None, "sections": [data for _, data in made]}
     page: str = _template().render(
         title=one_line(title or _title(machines), 160),
         version=__version__,
-        sections=[shown for shown, _ in made],
+        sections=sections,
         against=against,
         laws=laws,
         unchecked=unchecked(laws, frame["variant"]) if laws else [],
         doubts=[one_line(said, 400) for said in doubts],
-        colours=colours,
-        light=LIGHT,
-        dark=DARK,
-        data=as_json(data),
+        light=variables(LIGHT),
+        dark=variables(DARK),
+        shared=shared,
         style=(_HERE / "report.css").read_text(encoding="utf-8"),
-        script="\n".join((_HERE / f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS),
+        script=(_HERE / "report.js").read_text(encoding="utf-8"),
     )
     return page
-
-
-def as_json(value: Any) -> str:
-    """JSON for a ``script`` element: without ``<`` no text in it can end the element."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c")
 
 
 @cache
@@ -114,63 +102,35 @@ def _title(machines: Sequence[Machine]) -> str:
 
 
 def _section(
-    number: int, machine: Machine, families: list[str], changes: Mapping[str, Change], *, figures: bool
-) -> tuple[dict[str, Any], Any]:
+    number: int, machine: Machine, changes: Mapping[str, Change], shared: Shared, *, figures: bool
+) -> dict[str, Any]:
     rows = marked(machine.rows)
     every = views(rows)
     scored = found_in(rows)
-    names, _ = short_names(rows)
     floors = [known.get("noise_floor") or 0.0 for known in machine.environments.values()]
     beside = relative([view.setting for view in every], max(floors, default=0.0))
     compared = sum(one.low is not None for one in beside.values())
-    data = {
-        "id": str(number),
-        **table(rows, families, beside, changes),
-        "views": [as_data(view) for view in every],
-        "tasks": [task_data(one, families, family_of(scored)) for one in scored],
-        "names": {label: name for label, name in names.items() if label != name},
-    }
-    shown = {
+    lines = table(rows, beside, changes)
+    drawn, left_out = draw_views(rows, every, shared)
+    drawn += draw_whole([*_OWN[2:], *(kind for kind in FIGURES if figures and kind not in _OWN)], rows, shared)
+    return {
         "id": str(number),
         "title": title_of(machine),
         "facts": heading(machine),
         "answer": answer(rows, every, scored, beside),
-        "views": len(every),
-        "grows": any(view.lines for view in every),
-        "tasks": len(scored),
-        "how": how_trained(rows, scored) if scored else "",
-        "notes": [line for line in task_notes(rows, scored) if line] if scored else [],
-        "marks": [
-            *([f"Ratios: {joint(compared)}"] if compared else []),
-            *notes(text for row in data["rows"] for text in row if isinstance(text, str)),
-        ],
+        "table": lines,
+        "figures": {kind: [one for one in drawn if one.kind == kind] for kind in _OWN},
+        "others": [one for one in drawn if one.kind not in _OWN],
+        "opens": (0, every[0].n) if every else (),
+        "left_out": left_out,
+        "tasks": [(one.heading, one.reference is not None, task_rows(one, family_of(scored))) for one in scored],
+        "marks": [*([f"Ratios: {joint(compared)}"] if compared else []), *notes(lines.marked)],
         "failed": failed(rows),
         "warnings": warnings(rows),
         "runs": [(name_of(run, known, rows), environment_of(known)) for run, known in machine.environments.items()],
-        "figures": _figures(machine) if figures else [],
         "rows": len(rows),
         "ids": sorted({str(one) for one in rows["machine_id"] if one}),
     }
-    return shown, data
-
-
-def _figures(machine: Machine) -> list[tuple[str, str, list[str]]]:
-    from tempfile import TemporaryDirectory
-
-    from attnbench.figures import draw_all
-
-    rows = machine.rows.drop(columns=RUN, errors="ignore") if len(machine.environments) == 1 else machine.rows
-    with TemporaryDirectory() as folder:
-        try:
-            files = draw_all(rows, Path(folder), ("svg",))
-        except (NothingToDraw, UsageError):
-            return []
-        notes = {file.stem: file.read_text("utf-8").splitlines() for file in files if file.suffix == ".txt"}
-        return [
-            (file.stem, f"data:image/svg+xml;base64,{b64encode(file.read_bytes()).decode()}", notes.get(file.stem, []))
-            for file in files
-            if file.suffix == ".svg"
-        ]
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 import pandas as pd
 
 from attnbench.answers.report.against import Change
+from attnbench.figures.kit.palette import LIGHT
+from attnbench.figures.kit.ticks import plain
 from attnbench.measure.statistics import Said, joint_ratio, judged
+from attnbench.measure.status import Status
+from attnbench.results.frame.agreement import ROUNDING
 from attnbench.results.frame.marks import error_text, name_text
 from attnbench.results.frame.scored import short_tasks
 from attnbench.results.frame.settings import RUN, Setting
@@ -18,18 +24,7 @@ from attnbench.results.frame.words import in_words
 from attnbench.results.record import UNCHECKED
 from attnbench.suite.axes import AXES, IN_ROWS
 from attnbench.text import printable
-from attnbench.units import format_interval, format_seconds
-
-DIGITS = 5
-"""Significant digits; three are shown."""
-
-
-def compact(value: float | None) -> float | int | None:
-    """``0.118965486`` -> ``0.11897``; None, NaN and infinity -> None."""
-    if value is None or not math.isfinite(value):
-        return None
-    rounded = float(f"{value:.{DIGITS}g}")
-    return int(rounded) if rounded.is_integer() else rounded
+from attnbench.units import format_bytes, format_interval, format_seconds
 
 
 def times(ratio: float) -> str:
@@ -113,20 +108,33 @@ def _ratio(base: pd.Series[Any], row: pd.Series[Any], family: int, noise: float)
     return Relative(speed, low, high, memory, noise, busy)
 
 
-COLUMNS = (
-    *("label", "family", "about", "n", "status", "reason", "warnings"),
-    *("time_text", "spread", "error_text"),
-    *("time", "time_low", "time_high", "speed", "ratio", "ratio_low", "ratio_high", "peak", "memory"),
-    *("error_kind", "error", "error_std", "score", "score_low", "score_high"),
-    *("first_token", "per_token", "state"),
-    *("loss", "loss_delta", "loss_low", "loss_high", "features"),
-    *("change", "change_low", "change_high", "verdict"),
-)
-"""Fields of a row, in order, with texts formatted as in every other table.
-
-``speed`` is in examples per second, ``first_token`` and ``per_token`` in seconds, ``state`` in bytes; ``ratio`` and
-``memory`` are relative to softmax, ``loss_delta`` to the untouched model, ``change`` to an older run.
-"""
+COLUMNS = {
+    "label": "variant",
+    "n": "n",
+    "time": "time",
+    "ratio": "vs softmax",
+    "first_token": "first token",
+    "per_token": "per token",
+    "state": "cache or state",
+    "peak": "peak memory",
+    "error": "error",
+    "score": "score",
+    "loss": "loss",
+    "features": "features",
+    "change": "vs older run",
+    "verdict": "verdict",
+    "about": "measured",
+    "status": "status",
+    "family": "family",
+    "speed": "examples/s",
+    "warnings": "warning",
+}
+"""Key of a column -> its title, in order. ``loss`` is in nats, ``change`` is time over that of an older run."""
+_KINDS = {"label": "w", "verdict": "w", "about": "a", "status": "w", "family": "x", "speed": "x", "warnings": "x"}
+"""Classes of the cells that hold words (``w``, ``a``), or that only pointing at the row tells (``x``)."""
+_BARS = ("time", "ratio", "score")
+"""Columns with a bar beside each number."""
+_MEANINGS = {"distance": "from softmax: another operator, no error", "learned": "means nothing before fitting"}
 
 _RULES = (
     *(name for name, axis in AXES.items() if axis.only == "score"),
@@ -159,48 +167,159 @@ def marked(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.assign(label=list(map(name_text, frame["label"], frame["own_form"])))
 
 
-def table(
-    frame: pd.DataFrame, families: list[str], beside: Mapping[Hashable, Relative], changes: Mapping[str, Change]
-) -> dict[str, Any]:
-    """All rows for the scripts.
+@dataclass(frozen=True)
+class Head:
+    """A column of the table; ``kind``: class of its cells, ``n`` for numbers."""
 
-    ``frame``: rows of one machine, counted from 0. ``families`` gets new names; a row holds the place of its own.
+    key: str
+    title: str
+    kind: str
+    bar: bool
+
+
+@dataclass(frozen=True)
+class Table:
+    """All rows: the columns that hold something, and the content of the table's body."""
+
+    heads: Sequence[Head]
+    body: str
+    marked: Sequence[str]
+    """Labels and errors, whose marks need their meanings."""
+
+
+@dataclass(frozen=True)
+class _Cell:
+    text: str = ""
+    small: str = ""
+    title: str = ""
+    ends: tuple[float | None, ...] = ()
+    """A number and both ends of its interval, for a bar."""
+
+    def html(self, kind: str) -> str:
+        title = f' title="{escape(self.title)}"' if self.title else ""
+        small = f" <small>{escape(self.small, quote=False)}</small>" if self.small else ""
+        return f"<td class={kind}{title}>{escape(self.text, quote=False)}{small}"
+
+
+def table(frame: pd.DataFrame, beside: Mapping[Hashable, Relative], changes: Mapping[str, Change]) -> Table:
+    """All rows of one machine, counted from 0.
+
     ``beside``: row -> its numbers relative to softmax. ``changes``: cell id -> its change from an older run.
     """
-    abouts = _abouts(frame)
-    known = list(dict.fromkeys(abouts))
-    places = {about: place for place, about in enumerate(known)}
-    families += [name for name in dict.fromkeys(frame["family"]) if name not in families]
     rows = [
-        _row(row, families.index(str(row["family"])), places[about], beside.get(number), changes.get(row["cell_id"]))
-        for number, (row, about) in enumerate(zip(frame.to_dict("records"), abouts, strict=True))
+        _cells(row, about, beside.get(number), changes.get(row["cell_id"]))
+        for number, (row, about) in enumerate(zip(frame.to_dict("records"), _abouts(frame), strict=True))
     ]
-    return {"columns": list(COLUMNS), "abouts": known, "rows": rows}
+    used = [key for key in COLUMNS if any(row[key].text for row in rows)]
+    heads = [Head(key, COLUMNS[key], _KINDS.get(key, "n"), key in _BARS) for key in used]
+    bars = {key: _bar_of([row[key].ends for row in rows], key) for key in used if key in _BARS}
+    places = {name: f"f{place}" for place, name in enumerate(LIGHT.families)}
+    lines = [f"<tr class={places.get(row['family'].text, 'fx')}>{''.join(_html(row, heads, bars))}" for row in rows]
+    return Table(heads, "\n".join(lines), [row[key].text for row in rows for key in ("label", "error")])
 
 
-def _row(
-    row: Mapping[Hashable, Any], family: int, about: int, beside: Relative | None, change: Change | None
-) -> list[Any]:
-    numbers = ("time_median_s", "time_ci_low_s", "time_ci_high_s", "examples_per_s")
-    ratios = (beside.speed, beside.low, beside.high) if beside else (None, None, None)
-    values = [
-        *(row["label"], family, about, int(row["seq_len"]), row["status"], row["reason"], row["warnings"]),
-        format_seconds(row["time_median_s"]).removeprefix("-"),
-        format_interval(*(row[name] for name in numbers[:3])),
-        error_text(row["rel_error"], row["error_kind"]).removeprefix("-"),
-        *(compact(row[name]) for name in numbers),
-        *map(compact, ratios),
-        compact(row["peak_bytes"]),
-        compact(beside.memory if beside else None),
-        *(row["error_kind"], compact(row["rel_error"]), compact(row["rel_error_std"])),
-        *(compact(row[name]) for name in ("score", "score_low", "score_high")),
-        *map(compact, (row["first_token_s"], row["token_s"], row["state_bytes"])),
-        *(compact(row[name]) for name in ("loss", "loss_delta", "loss_delta_low", "loss_delta_high", "hidden_error")),
-        *((*map(compact, (change.ratio, change.low, change.high)), change.verdict) if change else ()),
-    ]
-    while values[-1] in (None, ""):  # most rows lack the last columns
-        values.pop()
-    return [None if value == "" else value for value in values]
+def _html(row: Mapping[str, _Cell], heads: Sequence[Head], bars: Mapping[str, Callable[..., str]]) -> Iterator[str]:
+    for head in heads:
+        cell = row[head.key]
+        if head.key == "label":  # it may be broken after its variant and between its options
+            parts = [escape(part, quote=False) for part in re.split(r"(?<=[:,])", cell.text)]
+            yield f"<th scope=row><button><bdi>{'<wbr>'.join(parts)}</bdi></button>"
+        else:
+            yield cell.html(head.kind)
+        if head.bar:
+            yield bars[head.key](*cell.ends)
+
+
+def _cells(row: Mapping[Hashable, Any], about: str, beside: Relative | None, change: Change | None) -> dict[str, _Cell]:
+    time = [_known(row[f"time_{name}_s"]) for name in ("median", "ci_low", "ci_high")]
+    score = [_known(row[name]) for name in ("score", "score_low", "score_high")]
+    error, std, kind = _known(row["rel_error"]), _known(row["rel_error_std"]), str(row["error_kind"])
+    ratio = [beside.speed, beside.low, beside.high] if beside else [None] * 3
+    changed = [change.ratio, change.low, change.high] if change else [None] * 3
+    lost = _between(_known(row["loss_delta_low"]), _known(row["loss_delta_high"]), _signed)
+    failed, spread = row["status"] != Status.OK, format_interval(time[0], time[1], time[2])
+    texts = {
+        "n": int(row["seq_len"]),
+        "first_token": format_seconds(row["first_token_s"]).removeprefix("-"),
+        "per_token": format_seconds(row["token_s"]).removeprefix("-"),
+        "state": format_bytes(row["state_bytes"]).removeprefix("-"),
+        "features": _digits(row["hidden_error"], 2),
+        "verdict": change.verdict if change else "",
+        "about": about,
+        "speed": _digits(row["examples_per_s"], 3),
+        **{name: row[name] for name in ("label", "family", "warnings")},
+    }
+    return {key: _Cell(str(text)) for key, text in texts.items()} | {
+        "time": _Cell(
+            format_seconds(time[0]).removeprefix("-"),
+            spread,
+            _between(time[1], time[2], format_seconds) * spread.startswith("±"),
+            (*time,),
+        ),
+        "ratio": _Cell(_times(ratio[0]), _between(ratio[1], ratio[2], times), "", (*ratio,)),
+        "peak": _Cell(
+            format_bytes(row["peak_bytes"]).removeprefix("-"),
+            title=f"{times(100 * beside.memory)} % of softmax's" if beside and beside.memory else "",
+        ),
+        "error": _Cell(
+            error_text(error, kind).removeprefix("-"),
+            f"sd {_digits(std, 1)}" if std and error and error > ROUNDING else "",
+            _MEANINGS.get(kind, ""),
+        ),
+        "score": _Cell(
+            "" if score[0] is None else f"{score[0]:.3f}", "", _between(score[1], score[2], "{:.3f}".format), (*score,)
+        ),
+        "loss": _Cell(
+            "" if _known(row["loss"]) is None else f"{row['loss']:.3f} ({_signed(row['loss_delta'])})",
+            title=f"{lost} over the untouched model's" if lost else "",
+        ),
+        "change": _Cell(_times(changed[0]), _between(changed[1], changed[2], times)),
+        "status": _Cell(str(row["status"]) * failed, str(row["reason"]) * failed),
+    }
+
+
+def _known(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else float(value)
+
+
+def _times(ratio: float | None) -> str:
+    return f"{times(ratio)}×" if ratio else ""
+
+
+def _signed(value: float | None) -> str:
+    return f"{value:+.3f}"
+
+
+def _digits(value: float | None, digits: int) -> str:
+    return "" if _known(value) is None else plain(float(f"{value:.{digits}g}"))
+
+
+def _between(low: float | None, high: float | None, text: Callable[[float], str]) -> str:
+    return "" if low is None or high is None else f"{text(low)} to {text(high)}"
+
+
+def _bar_of(rows: Sequence[tuple[float | None, ...]], key: str) -> Callable[..., str]:
+    """A function from a number and its interval to its bar: on a linear scale for a score, else on a log scale."""
+    log = key != "score"
+    values = [value for ends in rows for value in ends if value is not None and (value > 0 or not log)]
+    low, high = (min(values), max(values)) if values else (1.0, 1.0)
+    if key == "ratio":  # softmax's own speed is in the middle
+        high = max(1.2, high, 1 / low)
+        low = 1 / high
+
+    def place(value: float) -> float:
+        share = math.log(value / low) / math.log(high / low) if log else (value - low) / (high - low)
+        return round(2 + 96 * share, 1)
+
+    def bar(middle: float | None = None, *ends: float | None) -> str:
+        if middle is None or high <= low or (log and middle <= 0):
+            return "<td>"
+        known = [end for end in ends if end is not None and (end > 0 or not log)]
+        first, last = (place(known[0]), place(known[1])) if len(known) == 2 else (0.0, 0.0)
+        style = f"--a:{place(middle):g};--l:{first:g};--w:{last - first:.3g}"
+        return f'<td><i class="bar{" one" * (key == "ratio")}" style="{style}"></i>'
+
+    return bar
 
 
 def _abouts(frame: pd.DataFrame) -> list[str]:
@@ -239,4 +358,4 @@ def _words(row: Mapping[Hashable, Any], names: list[str], tasks: Mapping[str, st
             parts.append(in_words(name, value))
     if row["protocol"]:
         parts.append("trained")
-    return " · ".join(parts)
+    return " · ".join(part.replace(" ", "\N{NO-BREAK SPACE}") for part in parts)

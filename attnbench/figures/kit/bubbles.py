@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 
 from attnbench.figures.kit.page import Page, narrow
 from attnbench.figures.kit.palette import palette
-from attnbench.figures.kit.style import SMALL_SIZE
+from attnbench.figures.kit.style import SMALL_SIZE, mark
 
 LARGEST = 560.0
 """Area of the largest circle, in square points: 0.37 inches across."""
@@ -23,11 +23,12 @@ FRONT = "Pareto front"
 def draw_circles(ax: Axes, points: pd.DataFrame, largest: float) -> list[float]:
     """Draw a circle for each row, dashed and empty if its memory is unknown; return the radii in points."""
     radii = []
-    for label, family, x, at, memory in points[["label", "family", "x", "at", "memory"]].itertuples(index=False):
+    columns = points[["label", "family", "x", "at", "memory", "row"]]
+    for label, family, x, at, memory, row in columns.itertuples(index=False):
         colour = palette().family(family)
         known = memory > 0 and math.isfinite(memory)
         size = max(memory / largest * LARGEST, SMALLEST) if known else 60.0
-        ax.scatter(
+        circle = ax.scatter(
             [x],
             [at],
             s=size,
@@ -38,6 +39,7 @@ def draw_circles(ax: Axes, points: pd.DataFrame, largest: float) -> list[float]:
             label=label,
             zorder=4 - size / (2 * LARGEST),  # small circles in front
         )
+        mark(circle, [row], main=True)
         radii.append(math.sqrt(size / math.pi))
     return radii
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
@@ -24,15 +25,17 @@ def on_all(page: Page) -> Axes:
     return page.blank(page.left, page.bottom, page.right - page.left, page.top - page.bottom)
 
 
-def write_entry(ax: Axes, y: float, name: str, how: Mapping[str, Any], *, right: float | None = None) -> None:
-    """Draw a piece of a line (``how``: arguments of ``Line2D``) and its name, cut at ``right`` or at the edge."""
-    _draw_piece(ax, y, {"markersize": 4.2, **how})
+def write_entry(
+    ax: Axes, y: float, name: str, how: Mapping[str, Any], *, right: float | None = None
+) -> tuple[Artist, Artist]:
+    """Draw and return a piece of a line (``how``: of ``Line2D``) and its name, cut at ``right`` or at the edge."""
+    piece = _draw_piece(ax, y, {"markersize": 4.2, **how})
     room = (ax.get_xlim()[1] if right is None else right) - NAMES
-    ax.text(NAMES, y, shorten(name, room, SMALL_SIZE), fontsize=SMALL_SIZE, va="center")
+    return piece, ax.text(NAMES, y, shorten(name, room, SMALL_SIZE), fontsize=SMALL_SIZE, va="center")
 
 
-def _draw_piece(ax: Axes, y: float, how: Mapping[str, Any]) -> None:
-    ax.add_line(Line2D([0, 0.2, 0.4], [y, y, y], markevery=[1], **how))
+def _draw_piece(ax: Axes, y: float, how: Mapping[str, Any]) -> Artist:
+    return ax.add_line(Line2D([0, 0.2, 0.4], [y, y, y], markevery=[1], **how))
 
 
 def write_wrapped(page: Page, hows: Mapping[str, Look], said: Mapping[str, str]) -> None:

@@ -70,19 +70,22 @@ def place_labels(
 ) -> list[Text]:
     """Write each name near its circle (x, y in data units, radii in points), with a line to it if it is far.
 
+    An empty name leaves its circle without one. Returns the other names.
+
     Call it last: limits, figure size and all obstacles must be final.
     """
-    if not len(names):
+    named = [place for place, name in enumerate(names) if name]
+    if not named:
         return []
     dpi = _settled(ax).dpi
     circles = np.column_stack([ax.transData.transform(np.column_stack([x, y])), np.asarray(radii) * dpi / 72])
     taken = _taken(ax, circles)
     texts = [
         ax.text(a, b, name, fontsize=SMALL_SIZE, zorder=6, ha="center", va="center")
-        for a, b, name in zip(x, y, names, strict=True)
+        for a, b, name in ((x[place], y[place], names[place]) for place in named)
     ]
     sizes = np.array([_extent(text)[2:] - _extent(text)[:2] for text in texts])
-    boxes, leaders = _Search(circles, sizes, taken).best()
+    boxes, leaders = _Search(circles[named], sizes, taken).best()
     to_data = ax.transData.inverted()
     for text, box, leader in zip(texts, boxes, leaders, strict=True):
         text.set_position(tuple(to_data.transform((box[:2] + box[2:]) / 2)))

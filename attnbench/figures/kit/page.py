@@ -18,12 +18,14 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 
 from attnbench.errors import ResultsError, UsageError, did_you_mean
-from attnbench.figures.kit.palette import palette
+from attnbench.figures.kit.palette import is_inline, palette
 from attnbench.figures.kit.sheets import COLUMN
-from attnbench.figures.kit.style import BESIDE, SMALL_SIZE, TEXT_SIZE, TITLE_SIZE, keep_notes
+from attnbench.figures.kit.style import BESIDE, CAPTIONS, SMALL_SIZE, TEXT_SIZE, TITLE_SIZE, Caption
 from attnbench.text import one_line
 
 _MARGIN = 0.14
+_INLINE = 0.08
+"""Inches around the panels of a figure inside a page, on both sides together."""
 _HEADING, _LINE, _GAP = 0.3, 0.15, 0.16
 """Inches above a panel for its heading, for each further line of the heading, and between panels."""
 _BOLD = 0.88
@@ -139,6 +141,11 @@ def new_page(
     """
     if narrow():
         width, height = COLUMN, 0.0
+    if is_inline():  # the page writes the words
+        figure = Figure(figsize=(width, room + _INLINE))
+        FigureCanvasAgg(figure)
+        CAPTIONS[figure] = Caption(title, [text for text in subtitle if text], [text for text in notes if text])
+        return Page(figure, _INLINE / 2, _INLINE / 2, width - _INLINE / 2, room + _INLINE / 2)
     inside = width - 2 * _MARGIN
     head = [line for text in subtitle for line in wrap(text, inside, TEXT_SIZE)]
     notes = [text for text in notes if text]
@@ -155,7 +162,7 @@ def new_page(
     height = max(height, above + below + room)
     figure = Figure(figsize=(width, height))
     FigureCanvasAgg(figure)
-    keep_notes(figure, notes)
+    CAPTIONS[figure] = Caption(title, subtitle, notes)
 
     def write(text: str, y: float, **how: Any) -> None:
         figure.text(_MARGIN / width, y / height, text, ha="left", va="top", **how)

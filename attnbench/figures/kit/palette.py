@@ -90,6 +90,34 @@ DARK = Palette(
 )
 STYLES = {"light": LIGHT, "dark": DARK}
 
+
+def variables(given: Palette) -> dict[str, str]:
+    """Name of a CSS variable -> colour: ``ink``, ``f3`` for the fourth family, ``s0`` for the first of the sequence."""
+    named = {
+        name: str(getattr(given, name)) for name in ("page", "ink", "faint", "line", "grid", "band", "worse", "other")
+    }
+    families = {f"f{place}": colour for place, colour in enumerate(given.families.values())}
+    return named | families | {f"s{place}": colour for place, colour in enumerate(given.sequence)}
+
+
+_STANDINS = {name: f"#fe{place:02x}01" for place, name in enumerate(variables(LIGHT))}
+VARIABLES = {colour: f"var(--{name})" for name, colour in _STANDINS.items()}
+"""A colour of :data:`INLINE` -> the CSS variable that it stands for."""
+INLINE = Palette(
+    page=_STANDINS["page"],
+    ink=_STANDINS["ink"],
+    faint=_STANDINS["faint"],
+    line=_STANDINS["line"],
+    grid=_STANDINS["grid"],
+    band=_STANDINS["band"],
+    worse=_STANDINS["worse"],
+    families={name: _STANDINS[f"f{place}"] for place, name in enumerate(LIGHT.families)},
+    other=_STANDINS["other"],
+    sequence=tuple(_STANDINS[f"s{place}"] for place in range(len(LIGHT.sequence))),
+    diverging=LIGHT.diverging,
+)
+"""The colours of figures inside a page, which gives each its value: one that stands for nothing keeps its own."""
+
 _CURRENT: ContextVar[Palette] = ContextVar("palette", default=LIGHT)
 
 
@@ -103,7 +131,25 @@ def drawn_in(style: str) -> Iterator[None]:
     """Draw and save figures in this style; UsageError if it is unknown."""
     if style not in STYLES:
         raise UsageError(f"unknown style {style!r}{did_you_mean(style, STYLES) or '; there are: light, dark'}")
-    token = _CURRENT.set(STYLES[style])
+    with _drawn_with(STYLES[style]):
+        yield
+
+
+@contextmanager
+def drawn_inline() -> Iterator[None]:
+    """Draw figures for :mod:`a page <attnbench.figures.kit.inline>`: no title, no notes, colours of the page."""
+    with _drawn_with(INLINE):
+        yield
+
+
+def is_inline() -> bool:
+    """True within :func:`drawn_inline`."""
+    return palette() is INLINE
+
+
+@contextmanager
+def _drawn_with(given: Palette) -> Iterator[None]:
+    token = _CURRENT.set(given)
     try:
         yield
     finally:

@@ -21,13 +21,24 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from attnbench.errors import CannotCreate, UsageError, cannot_write
-from attnbench.figures.kit.palette import Palette, palette
+from attnbench.figures.kit.palette import Palette, is_inline, palette
 from attnbench.figures.kit.sheets import only, sheets
 from attnbench.files import replace_file
 
 BESIDE = "in the text file beside this figure"
 """Words of a caption that lacks some notes."""
-_NOTES: WeakKeyDictionary[Figure, Sequence[str]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Caption:
+    """The words of a figure: its title, the lines of its subtitle, and all its notes."""
+
+    title: str
+    about: Sequence[str]
+    notes: Sequence[str]
+
+
+CAPTIONS: WeakKeyDictionary[Figure, Caption] = WeakKeyDictionary()
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
 DASHES: tuple[Any, ...] = ("-", (0, (7, 1.5)), (0, (3.5, 1.5)), (0, (6, 1.5, 1, 1.5)), (0, (1.2, 1.2)))
 """Their number has no divisor in common with that of the markers, so that 60 lines of one colour all differ."""
@@ -76,15 +87,16 @@ def in_style(draw: Callable[P, Figure]) -> Callable[P, Figure]:
     """Decorator: draw with these settings instead of the reader's own matplotlibrc, which is restored."""
 
     @functools.wraps(draw)
-    def styled(*args: P.args, **kwargs: P.kwargs) -> Figure:
-        with _styled():
+    def drawn(*args: P.args, **kwargs: P.kwargs) -> Figure:
+        with styled():
             return draw(*args, **kwargs)
 
-    return styled
+    return drawn
 
 
 @contextmanager
-def _styled() -> Iterator[None]:
+def styled() -> Iterator[None]:
+    """Draw and save with these settings, whatever the reader's own matplotlibrc says."""
     with mpl_style.context(_RC | _colours(palette()), after_reset=True), warnings.catch_warnings():
         # A plug-in's name may have a sign that the font lacks: a box in the picture, but correct in the SVG's text.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
@@ -145,14 +157,21 @@ def texts(artist: Artist) -> Iterator[Text]:
         yield from texts(part)
 
 
-def keep_notes(figure: Figure, notes: Sequence[str]) -> None:
-    """Remember all notes of a figure, also those without room in its caption."""
-    _NOTES[figure] = notes
-
-
 def notes_of(figure: Figure) -> list[str]:
     """All notes of a figure; empty for one that has none."""
-    return list(_NOTES.get(figure, ()))
+    return list(CAPTIONS[figure].notes) if figure in CAPTIONS else []
+
+
+def mark(artist: Artist | Iterable[Artist], rows: Iterable[object], *, main: bool = False) -> None:
+    """Tell a page the table's rows that an artist shows. Those of ``main`` get the focus, and tell all their rows."""
+    told = " ".join(map(str, rows if main else [*rows][:1]))
+    for one in [artist] if isinstance(artist, Artist) else artist:
+        if is_inline() and told:
+            one.set_gid(told + MAIN * main)
+
+
+MAIN = "!"
+"""End of the id of an artist with the focus."""
 
 
 def write_file(path: Path, content: bytes) -> None:
@@ -193,7 +212,7 @@ def save(
     ]
     for path, name, part in files:
         drawn = io.BytesIO()
-        with _styled(), only(figure, part) if part else nullcontext():
+        with styled(), only(figure, part) if part else nullcontext():
             figure.savefig(drawn, format=name, metadata=_METADATA[name], dpi=dpi or 100, bbox_inches=part)
         write_file(path, drawn.getvalue())
     paths = [path for path, _, _ in files]

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from attnbench.results.frame.agreement import Agreement, agreement, kind_of
-from attnbench.results.frame.settings import Setting, fullest
+from attnbench.results.frame.settings import Setting, fullest, settings
 from attnbench.results.frame.words import failures, named_as
 
 TRIVIAL = "answering mean(V)"
@@ -25,7 +25,7 @@ class Contenders:
     setting: Setting
     n: int
     points: pd.DataFrame
-    """Columns label, variant, family, x, x_low, x_high, memory, y, y_std, y_low, y_high, learnt, kind."""
+    """Columns label, variant, family, x, x_low, x_high, memory, y, y_std, y_low, y_high, learnt, kind, row (index)."""
     agreed: Agreement
     fast_low: bool
 
@@ -80,6 +80,16 @@ class Contenders:
         return [*(f"Left out at n = {self.n}{of} — {line}" for line in failed), *self.agreed.left_out]
 
 
+def panels(rows: pd.DataFrame) -> list[Setting]:
+    """Timed rows by what may share a panel: whole model and training step first, of trained models the forward pass.
+
+    A trained model's attention makes way for a quicker prefill, and is not trained again.
+    """
+    passes = ("forward", "training") if (rows["level"] == "pretrained").all() else ("training", "forward")
+    prefer = {"level": ("model", "layer", "operator"), "pass": passes}
+    return settings(rows, prefer, also_same=("inputs", "layers", "ffn", "model"))
+
+
 def contenders(
     frame: pd.DataFrame, setting: Setting, n: int | None, x: str, y: str, inputs: str | None
 ) -> Contenders | None:
@@ -111,7 +121,7 @@ def at_lengths(
 
 
 def _at_length(setting: Setting, n: int, here: pd.DataFrame, x: str, agreed: Agreement) -> Contenders:
-    points = here[["label", "variant", "family", "target"]].assign(x=here[x], memory=here["peak_bytes"])
+    points = here[["label", "variant", "family", "target"]].assign(x=here[x], memory=here["peak_bytes"], row=here.index)
     for end, other in (("low", "high"), ("high", "low")):
         ratio = here[f"time_ci_{end if x == 'time_median_s' else other}_s"] / here["time_median_s"]
         points[f"x_{end}"] = here[x] * ratio if x == "time_median_s" else here[x] / ratio

@@ -9,6 +9,7 @@ import pytest
 from attnbench.answers.gate.decide import Question, decide
 from attnbench.answers.report.against import read_against
 from attnbench.answers.report.page import make_page
+from attnbench.answers.report.rows import times
 from attnbench.answers.report.sources import read_sources
 from attnbench.errors import ResultsError, UsageError
 from attnbench.measure.status import Status
@@ -32,13 +33,12 @@ def report(new: Path, old: Path) -> Read:
 def test_each_row_has_its_ratio_with_an_interval_and_the_verdict_of_diff(old: Path, tmp_path: Path) -> None:
     new = copy_with(old, tmp_path / "new", "linear", 1.5)
     found = report(new, old)
-    rows = {(row["label"], row["n"]): row for row in found.rows}
+    rows = {(row["label"], int(row["n"])): row for row in found.rows}
     for one in decide(load(new), [load(old)], Question(measures=("time",))).findings:
         row = rows[one.pair.shown.label, one.pair.shown.seq_len]
         assert row["verdict"] == one.verdict == ("slower" if row["label"] == "linear" else "same")
-        assert [row["change"], row["change_low"], row["change_high"]] == pytest.approx(
-            [one.ratio, one.low, one.high], rel=1e-4
-        )
+        assert row["change"] == f"{times(one.ratio)}×"
+        assert row["change small"] == f"{times(one.low)} to {times(one.high)}"
     assert "Against old" in found.text
     assert "All 4 times together" in found.text
     assert "linear n=128" in found.text

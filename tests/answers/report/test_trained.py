@@ -9,7 +9,7 @@ import pytest
 
 from attnbench.answers.report.answer import answer
 from attnbench.answers.report.rows import marked
-from attnbench.answers.report.views import as_data, views
+from attnbench.answers.report.views import views
 from attnbench.results.read import read_results
 from tests.answers.report.reading import Read, page_of
 from tests.figures.trained_rows import LOSSES, table
@@ -34,31 +34,37 @@ def said(frame: pd.DataFrame) -> str:
 
 
 def test_the_vertical_axis_is_the_loss_over_the_untouched_models(frame: pd.DataFrame) -> None:
-    (view,) = views(marked(frame))
-    data = as_data(view)
-    assert (data["value"], data["y"], data["log"], data["down"]) == ("loss_delta", "loss", False, True)
-    assert data["axis"] == "loss over the untouched model's, nats"
-    rows = dict(enumerate(frame["label"]))
-    points = {rows[place]: (kind, value, low, high) for place, kind, value, low, high in data["at"]["128"]["points"]}
-    assert points.keys() == LOSSES.keys()
-    assert points["local"] == (1, 0.14, pytest.approx(0.04), pytest.approx(0.24))
-    assert points["none"][0] == points["sdpa"][0] == 0, "exact up to rounding"
-    assert data["at"]["128"]["trivial"] == 0.8
-    assert [rows[place] for place in data["at"]["128"]["front"]] == ["better", "sdpa"]
+    rows = marked(frame)
+    (view,) = views(rows)
+    found = view.at[128]
+    assert (found.agreed.column, found.log, found.down) == ("loss_delta", False, True)
+    points = found.points.set_index("label")
+    assert {*points.index} == LOSSES.keys()
+    assert [*points.loc["local", ["kind", "y", "y_low", "y_high"]]] == [
+        "measured",
+        *map(pytest.approx, (0.14, 0.04, 0.24)),
+    ]
+    assert [*points.loc[["none", "sdpa"], "kind"]] == ["exact", "exact"], "up to rounding"
+    assert [*rows.loc[points["row"], "label"]] == [*points.index]
+    assert [*found.front["label"]] == ["better", "sdpa"]
+    text = Read(page_of(frame)).text
+    assert "loss over the untouched model's, nats" in text
+    assert "answering mean(V): 0.8" in text
 
 
 def test_a_model_without_a_loss_has_the_error_of_its_features(tmp_path_factory: pytest.TempPathFactory) -> None:
-    (view,) = views(marked(read(table().assign(**NO_LOSS), tmp_path_factory)))
-    data = as_data(view)
-    assert (data["value"], data["y"], data["log"], data["down"]) == ("features", "error", True, True)
-    assert data["axis"] == "relative error of the last features"
+    rows = read(table().assign(**NO_LOSS), tmp_path_factory)
+    (view,) = views(marked(rows))
+    found = view.at[128]
+    assert (found.agreed.column, found.log, found.down) == ("hidden_error", True, True)
+    assert "relative error of the last features" in Read(page_of(rows)).text
 
 
 def test_every_row_has_its_loss_and_its_features(frame: pd.DataFrame) -> None:
     rows = {row["label"]: row for row in Read(page_of(frame)).rows}
-    assert (rows["linear"]["loss"], rows["linear"]["loss_delta"], rows["linear"]["features"]) == (3.9, 1.9, 1.9)
-    assert (rows["linear"]["loss_low"], rows["linear"]["loss_high"]) == (1.8, 2.0)
-    assert rows["linformer"]["loss"] is None
+    assert (rows["linear"]["loss"], rows["linear"]["features"]) == ("3.900 (+1.900)", "1.9")
+    assert rows["linear"]["loss title"] == "+1.800 to +2.000 over the untouched model's"
+    assert rows["linformer"]["loss"] == ""
 
 
 def test_the_answer_counts_nats(frame: pd.DataFrame) -> None:
