@@ -69,7 +69,6 @@ def _kept(pattern: Pattern, N: int, M: int, device: torch.device, *, sink: bool)
 def _listed(
     blocks: tuple[Blocks, Blocks], mod: Mod, lengths: tuple[int, int], device: torch.device, *, sink: bool
 ) -> BlockMask:
-    """A block mask from the blocks computed whole, and all computed blocks, which ``mod`` masks."""
     N, M = lengths
     if sink:
         blocks = with_sink(*blocks, M)
