@@ -128,7 +128,6 @@ class _Tiling:
             yield slice(start, min(start + self.columns, seen.stop))
 
     def hiding(self, heads: slice, rows: slice, keys: slice, y: Tensor) -> Tensor | None:
-        """The addition to a tile of scores that hides pairs; None if all see each other."""
         added, total = None if self.padding is None else self.padding[heads, :, keys], y.shape[1]
         every = self.visible.seen_by_all(rows, total)
         if every.start <= keys.start and keys.stop <= every.stop:
@@ -138,7 +137,6 @@ class _Tiling:
         return below if added is None else added + below
 
     def places(self, heads: slice, rows: slice, keys: slice, inputs: Sequence[Tensor]) -> list[tuple[slice, ...]]:
-        """The part of each input of the score that a tile takes."""
         of_tokens: list[tuple[slice, ...]] = [(heads, rows), (heads, keys)] * self.sides
         return of_tokens + [(heads,)] * (len(inputs) - len(of_tokens))
 

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-from attnbench.catalogue.attention.exact.flex import algorithm as flex
 from attnbench.catalogue.attention.exact.flex.algorithm import Flex
+from attnbench.catalogue.attention.exact.flex.windows import Places
 from attnbench.catalogue.build import build
 from attnbench.catalogue.engines.flex.kernel import FlexKernel
 from attnbench.contract.problem.reference import exact_attention, relative_error
 from attnbench.contract.problem.shape import Bias, Shape
+from attnbench.contract.problem.visible import Visible
 from attnbench.errors import Unsupported
 from attnbench.measure.flops import count, predict
 from tests.compilers import compiles
@@ -119,9 +120,8 @@ def test_blocks_hold_every_pair_that_is_seen_and_full_ones_hide_none(
     causal: bool, n: int, M: int, masked: bool
 ) -> None:
     key_mask = torch.rand(1, M) < 0.5 if masked else None
-    full, asked = flex._ranges(n, M, causal=causal, asking=masked)
-    mod = flex._not_later if key_mask is None else flex._of_real_keys(key_mask, causal=causal)
-    mask = flex._block_mask(full, asked, n, M, mod, torch.device("cpu"))
+    pattern = Places(Visible(causal))
+    mask = pattern.block_mask(n, M, torch.device("cpu"), key_mask)
     seen = torch.ones(n, M, dtype=torch.bool).tril(0 if causal else M)
     computed = torch.zeros(n, M, dtype=torch.bool)
     for row in range(-(-n // 128)):
@@ -138,7 +138,7 @@ def test_blocks_hold_every_pair_that_is_seen_and_full_ones_hide_none(
                 computed[rows, keys] = True
                 assert kind == "asked" or seen[rows, keys].all()
     assert computed[seen].all()
-    assert flex._pairs(full, asked, n, M) == computed.sum()
+    assert pattern.pairs(n, M) == computed.sum()
     assert all(any(seen[128 * row : 128 * row + 128, -1]) for row in range(-(-n // 128)) if not causal)
 
 
@@ -213,5 +213,8 @@ def test_a_decoding_step_reads_the_blocks_that_are_filled(
 
 
 def test_with_a_key_mask_every_block_that_is_left_asks_it() -> None:
-    assert flex._ranges(300, 300, causal=True, asking=True) == ([0, 0, 0], [1, 2, 3])
-    assert flex._ranges(300, 300, causal=False, asking=True) == ([0, 0, 0], [3, 3, 3])
+    for causal, blocks in ((True, [1, 2, 3]), (False, [3, 3, 3])):
+        mask = Places(Visible(causal)).block_mask(300, 300, torch.device("cpu"), torch.ones(1, 300, dtype=torch.bool))
+        assert mask.full_kv_num_blocks is not None
+        assert mask.full_kv_num_blocks.sum() == 0
+        assert mask.kv_num_blocks[0, 0].tolist() == blocks

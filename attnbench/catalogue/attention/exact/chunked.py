@@ -228,7 +228,6 @@ class _Tiles:
         return output.view(*self.q.shape[:3], -1), log_sums if keep_log_sums else None
 
     def gradients(self, grad: Tensor, output: Tensor, log_sums: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients of q, k, v and the bias's parameters."""
         grads, output = self.grouped(grad), self.grouped(output)
         dQ = torch.empty(self.Q.shape, dtype=self.q.dtype, device=self.q.device)
         # Transposed: MKL multiplies by a transposed tile a third slower than by a transposed narrow matrix.

@@ -178,12 +178,10 @@ class MLA(HeadLayer):
         return float((self.D + self.P) ** -0.5)
 
     def _rows(self, x: Tensor, first: int) -> Tensor:
-        """The cached rows of the tokens x from place ``first`` on: ``(B, n, R + P)``."""
         latent, key = torch.split(self.down(x), [self.rank, self.P], -1)
         return torch.cat([self.norm(latent), _turned(key[:, None], first)[:, 0]], -1)
 
     def _queries(self, x: Tensor, first: int) -> tuple[Tensor, Tensor]:
-        """The parts of the queries without and with a position, ``(B, H, n, D)`` and ``(B, H, n, P)``."""
         q = torch.unflatten(self.q_up(self.q_norm(self.q_down(x))), 2, (self.H, -1)).transpose(1, 2)
         return q[..., : self.D], _turned(q[..., self.D :], first)
 

@@ -148,7 +148,6 @@ class Quantised(nn.Module):
         return y.to(out)
 
     def _rounded_too(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
-        """Attention with rounded weights and values, some queries at a time; q and k are rounded already."""
         (B, H, N, _), M = q.shape, k.shape[2]
         v = scaled(v.mT, (3,), self.values).mT
         most = max(1, budget("gathered.listed", q.device) // (B * H * M))

@@ -126,7 +126,6 @@ class QuantisedCache(CachedDecoding, nn.Module):
         return _attended(q, both, seen, self._rounded(real, seen))
 
     def _both(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Keys and values, and both rounded, in the accumulator."""
         k, v = (x.to(accumulator(x.dtype)) for x in (k, v))
         return k, v, self._rounded_keys(k), self._rounded_values(v)
 

@@ -107,7 +107,6 @@ class Sdpa(CachedDecoding, nn.Module):
         return torch.cat(outputs, 2)
 
     def _by_rows(self, visible: Visible, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
-        """Some queries after the other, each with the keys that one of them sees."""
         N, M = q.shape[2], k.shape[2]
         some = None if key_mask is None else visible.seeing(key_mask, N)
         outputs = []
@@ -127,7 +126,6 @@ class Sdpa(CachedDecoding, nn.Module):
         return output if some is None else output.masked_fill(~some, 0)
 
     def _whole(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
-        """Attention without an axis ``mask``; causality and padding may hide keys."""
         if self.position_bias is not None:
             return self._with_bias(self.position_bias, q, k, v, key_mask)
         if key_mask is None:

@@ -135,7 +135,6 @@ def _features(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, *, turns: tuple[tuple[Tensor, Tensor], ...], chunk: int | None) -> Tensor:
-    """The output for inputs ``(G, N, D)``; causal if ``chunk`` is given."""
     N = q.shape[1]
     of_queries, of_keys = ([x[None] for x in turn] for turn in turns)
     if chunk is None:

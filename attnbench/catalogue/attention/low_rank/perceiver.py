@@ -136,7 +136,6 @@ class Perceiver(nn.Module):
     def _segment(
         self, state: Packed, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None
     ) -> tuple[Tensor, Packed]:
-        """The outputs of a segment's tokens, and the latents' sums after it."""
         dtype = q.dtype
         q, k, v = (x.to(accumulator(dtype)) for x in (q, k, v))
         q = q * q.shape[-1] ** -0.5

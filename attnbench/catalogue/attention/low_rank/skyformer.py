@@ -166,7 +166,6 @@ class Skyformer(nn.Module):
 
 
 def _gaussian(x: Tensor, y: Tensor) -> Tensor:
-    """exp(-‖x_i - y_j‖² / (2√D)): ``(B, H, n, m)`` from ``(B, H, n, D)`` and ``(B, H, m, D)``."""
     half, other = (0.5 * a.square().sum(-1, keepdim=True) for a in (x, y))
     exponent = (x @ y.mT).sub_(half).sub_(other.mT)
     return exponent.mul_(x.shape[-1] ** -0.5).exp_()

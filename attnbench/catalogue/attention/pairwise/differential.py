@@ -103,7 +103,6 @@ class Differential(CachedDecoding, nn.Module):
         return self._difference(first, second)
 
     def _difference(self, first: Tensor, second: Tensor) -> Tensor:
-        """The two maps' outputs ``(B, H, n, D)``, put together in float32 at least."""
         dtype = accumulator(first.dtype)
         a, b, c, d = self.of_lambda.to(dtype)
         weight = (a @ b).exp() - (c @ d).exp() + self.lambda_init

@@ -106,7 +106,6 @@ class ForgettingAttention(HeadLayer):
         return attend_by_score(score, q, k, v, causal=self.causal, key_mask=key_mask, chunk=self.chunk)
 
     def _parts(self, x: Tensor, key_mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """q, k, v ``(B, H, N, D)`` and log f ``(B, H, N)``, float32 at least."""
         q, k, v = self.projected(x)
         log_f = logsigmoid(self.forget(x).to(accumulator(x.dtype))).mT
         if key_mask is not None:

@@ -134,7 +134,6 @@ class Radial(nn.Module):
 
     @staticmethod
     def _pairs(one: Tensor, other: Tensor, within: Tensor, each: int) -> Tensor:
-        """The blocks ``within`` ``(P, 2)`` of pairs of frames, ``(frames·P, 2)``."""
         frames = torch.stack([one, other], 1)[:, None] * each
         return (frames + within).flatten(0, 1)
 

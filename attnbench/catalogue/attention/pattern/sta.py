@@ -129,7 +129,6 @@ class SlidingTile(nn.Module):
         return with_text(layout, torch.stack([queries.flatten(), blocks.flatten()], 1), text)
 
     def _window(self, tiles: int, window: int, device: torch.device) -> Tensor:
-        """The tiles of one axis that each of them sees, ``(tiles, min(window, tiles))``."""
         window_of = torch.arange(tiles, device=device) - window // 2
         first = window_of.clamp(max=tiles - window).clamp(min=0)
         return first[:, None] + torch.arange(min(window, tiles), device=device)

@@ -102,11 +102,9 @@ class ABC(HeadLayer):
         return self.out(torch.stack(rows))
 
     def _projected(self, x: Tensor) -> tuple[Tensor, ...]:
-        """q, k and v ``(B, H, N, D)``, and s ``(B, H, N, slots)``."""
         return *self.projected(x), torch.unflatten(self.control(x), 2, (self.heads, -1)).transpose(1, 2)
 
     def _parts(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The same with q over √D, float32 at least."""
         return _scaled(*self._projected(x))
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:

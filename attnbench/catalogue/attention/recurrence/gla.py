@@ -101,7 +101,6 @@ class GLA(HeadLayer):
         return self.out(y.reshape(B, N, C) * gate * torch.sigmoid(gate))
 
     def _parts(self, x: Tensor, key_mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """q, k, v and log2(α), each ``(B, H, N, D)``."""
         q, *keys, v = self.projected(x)
         logits = self.decay(x).to(accumulator(x.dtype))
         log_decay = logsigmoid(logits) * (LOG2E / self.temperature)
@@ -158,7 +157,6 @@ def gated_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *, causa
 
 
 def _backwards(state: Tensor | None, *part: Tensor) -> tuple[Tensor, Tensor]:
-    """A stretch's readings of later tokens; stretches come from the last to the first."""
     out, state = _stretch(state, *(x.flip(1, 2) for x in part), strict=True)
     return out.flip(1), state
 

@@ -105,7 +105,6 @@ class GSA(HeadLayer):
         return self.out(y)
 
     def _parts(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """q, k and v ``(B, H, N, D)``, and log2(α) ``(B, H, N, slots)``."""
         q, k, v = (
             torch.unflatten(each, 2, (self.heads, -1)).transpose(1, 2) for each in silu(self.qkv(x)).chunk(3, -1)
         )

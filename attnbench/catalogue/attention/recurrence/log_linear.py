@@ -203,7 +203,6 @@ class LogLinear(nn.Module):
     def _erased(
         self, pieces: list[int], key: Tensor, values: Tensor, log_decay: Tensor, beta: Tensor
     ) -> tuple[Tensor, ...]:
-        """The rest at the end of each piece's writing: states joined, all erased from alike."""
         (B, H, _, D), E, start = key.shape, values.shape[3], 0
         state = key.new_zeros(B * H, D, 0)
         for s in pieces:
@@ -230,7 +229,6 @@ class LogLinear(nn.Module):
 
 
 def _faded(pieces: list[int], key: Tensor, values: Tensor, log_decay: Tensor) -> list[Tensor]:
-    """The rest at the end of each piece's writing."""
     # Summed over the tokens after each: nothing is subtracted, and numbers after a strong decay keep their digits.
     until = pad(log_decay[:, :, 1:], (0, 1)).flip(2).cumsum(2).flip(2)[..., None].exp2()
     kept, lengths = key * until, [2**s for s in pieces]

@@ -127,7 +127,6 @@ class Mamba2(nn.Module):
         return self._finish(both_ways(self._run, driving, key_mask, causal=self.causal), z)
 
     def _split(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        """z ``(B, N, expand·C)``, and the state's input ``(B, N, ·)``."""
         projected, inner = self.project(u), self.sizes[0]
         return projected[..., :inner], projected[..., inner:]
 
@@ -150,7 +149,6 @@ class Mamba2(nn.Module):
         return self._finish(y, z), Remembered(state, self.short.begin(tokens))
 
     def _tokens(self, driving: Tensor) -> tuple[Tensor, Tensor]:
-        """The convolution's input, and the step sizes' columns."""
         return driving[..., : sum(self.sizes)], driving[..., sum(self.sizes) :]
 
     def _parts(self, tokens: Tensor, steps: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

@@ -128,7 +128,6 @@ class Mesa(HeadLayer):
         return q, k, v, torch.sigmoid(beta), logsigmoid(gamma) * LOG2E, penalty[None, :, None]
 
     def _parts(self, x: Tensor) -> tuple[Tensor, ...]:
-        """:meth:`_projected` with q and k of length 1, float32 at least, and Λ of each example."""
         return _ready(*self._projected(x))
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:

@@ -154,7 +154,6 @@ class GatedRandomFeatureAttention(HeadLayer):
         return torch.cat([u.cos(), u.sin()], -1) if self.gaussian else u.relu() + ReluFeatures.floor
 
     def _written(self, k: Tensor, v: Tensor, gate: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Features of the keys, (1 - g)·(v, 1), and log2(g)."""
         gate = gate.to(accumulator(gate.dtype))
         share = torch.sigmoid(-gate)
         return self._features(k, scale), torch.cat([v * share, share], -1), logsigmoid(gate) * LOG2E

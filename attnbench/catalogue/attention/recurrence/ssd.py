@@ -107,7 +107,6 @@ class SSD(HeadLayer):
         return self.out(y.reshape(B, N, C))
 
     def _parts(self, u: Tensor, key_mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """C and B ``(B, groups, N, state)``, Δx ``(B, H, N, D)``, and log2(a) ``(B, H, N)``."""
         B, N, C = u.shape
         key, query = (in_groups(x, self.groups) for x in self.key_query(u).chunk(2, -1))
         dtype = accumulator(u.dtype)

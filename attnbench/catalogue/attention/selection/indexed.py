@@ -69,7 +69,6 @@ class Learned(nn.Module):
 
 
 def _side_by_side(x: Tensor) -> Tensor:
-    """All heads of a token ``(B, n, H · D)``, in the accumulator."""
     return x.transpose(1, 2).flatten(2).to(accumulator(x.dtype))
 
 

@@ -120,7 +120,6 @@ class MoBA(BlockSelecting):
         return Blocks(Cache.of(k, v, self.capacity), self._complete(k))
 
     def _complete(self, k: Tensor) -> Tensor:
-        """Means of the blocks of k ``(B, K, n, D)`` that are complete, ``(B, K, n // block, D)``, float32 at least."""
         whole = k[:, :, : k.shape[2] // self.block * self.block].to(accumulator(k.dtype))
         return torch.unflatten(whole, 2, (-1, self.block)).mean(3)
 

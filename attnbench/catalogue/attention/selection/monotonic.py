@@ -121,7 +121,6 @@ class Monotonic(nn.Module):
         return torch.sigmoid(units) * ends
 
     def _beside(self, x: Tensor, positions: Tensor, scale: float) -> Tensor:
-        """Positions, after the content if it counts."""
         return torch.cat([x.to(positions.dtype) * scale, positions], -1) if self.content else positions
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Cache:

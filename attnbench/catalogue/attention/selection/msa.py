@@ -308,7 +308,6 @@ class MSA(BlockSelecting):
         return best(largest.masked_fill(forced, torch.inf), self.blocks)
 
     def _pairs(self, chosen: Tensor, H: int) -> tuple[Pairs, ...]:
-        """The pairs that every head of queries keeps, from the choice of the heads of keys."""
         every = of_query_heads(chosen, H)
         T, keys = every.shape[3], every.flatten()
         kept = keys >= 0
@@ -316,7 +315,6 @@ class MSA(BlockSelecting):
         return (Pairs(1, self.block, queries[kept], keys[kept].long()),)
 
     def _keys(self, chosen: Tensor, real: Tensor) -> Tensor:
-        """The keys in blocks ``(B, N, T)`` that their query sees, ``(B, N, T·block)``; -1 for others."""
         N = chosen.shape[1]
         keys = chosen.long()[..., None] * self.block + torch.arange(self.block, device=chosen.device)
         keys = torch.where(chosen[..., None] < 0, -1, keys).flatten(2)

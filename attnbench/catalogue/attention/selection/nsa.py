@@ -256,7 +256,6 @@ class NSA(nn.Module):
         return selection.attend_in_form(self.flex, q, k, v)
 
     def _gated(self, q: Tensor, outputs: list[Tensor]) -> Tensor:
-        """The sum of the outputs of the branches ``(B, H, n, E)``, gated."""
         if self.gate is None:
             return outputs[0]
         dtype = accumulator(q.dtype)

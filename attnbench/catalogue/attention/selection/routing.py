@@ -169,7 +169,6 @@ class Routing(nn.Module):
         return chosen, (torch.arange(most, device=x.device) < some.unsqueeze(1)).unsqueeze(1).expand(-1, C, -1)
 
     def _move(self, centroids: Tensor, x: Tensor, real: Tensor | None) -> Tensor:
-        """Spherical k-means: each centroid becomes the direction of the sum of the tokens nearest to it."""
         (G, N, D), C = x.shape, centroids.shape[1]
         if real is not None:
             x = x.masked_fill(~real.unsqueeze(2), 0)

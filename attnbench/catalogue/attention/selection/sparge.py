@@ -105,7 +105,7 @@ class Sparge(BlockSelecting):
         threshold: Annotated[float, Field(gt=0, le=1, description="share of the estimated mass that is kept")] = 0.98,
         rule: Annotated[
             Literal["within", "holding"],
-            Field(description="blocks whose masses stay within the share, or own ones and the fewest that hold it"),
+            Field(description="one block, and all within the share; or own ones, and the fewest that hold it"),
         ] = "within",
         smooth_k: Annotated[bool, Field(description="take the mean of all keys off them before cosines")] = True,
         form: Form = "auto",

@@ -73,7 +73,6 @@ class XCA(nn.Module):
 
 
 def _sums(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """QᵀK ``(B, H, D, D)`` and the squared norms of the channels of each ``(B, H, 1, D)``, in float32 at least."""
     dtype = accumulator(q.dtype)
     products = q.new_zeros(*q.shape[:2], q.shape[3], k.shape[3], dtype=dtype)
     of_queries, of_keys = (torch.zeros_like(products[:, :, :1]) for _ in range(2))

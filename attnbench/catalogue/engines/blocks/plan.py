@@ -44,8 +44,6 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class _List:
-    """Tiles of one kind, sorted by range of queries."""
-
     units: Tensor
     blocks: Tensor
     columns: int

@@ -146,7 +146,6 @@ class BlockSelection:
 
 
 def _kept(part: Pairs, size: tuple[int, int, int]) -> Tensor:
-    """A mask of the kept pairs of blocks, ``(B, H, blocks of queries, blocks of keys)`` bool."""
     if isinstance(part, Grid):
         return part.kept
     (B, H, N), keys = size, part.keys

@@ -151,7 +151,6 @@ class _Kernels:
         self.how |= {"num_warps": warps, "num_stages": 1}
 
     def _segments(self, x: Tensor) -> tuple[int, int]:
-        """Numbers of segments of a sequence, and of chunks in a segment."""
         chunks = -(-x.shape[2] // self.rows)
         each = -(-chunks // min(chunks, -(-PROGRAMS // self.pairs)))
         return -(-chunks // each), each

@@ -200,7 +200,6 @@ def key_gradients(
 
 @triton.jit
 def _columns(first, count, WIDTH: tl.constexpr):
-    """Columns of a block, and a mask of those that exist."""
     columns = first + tl.arange(0, WIDTH)
     return columns, columns < count
 

@@ -32,8 +32,6 @@ def sums_by_key(p: Tensor, x: Tensor) -> Tensor:
 
 
 class _OwnBlock:
-    """Keys that belong to one block of queries."""
-
     __slots__ = ()
 
     def dot(self, x: Tensor, own: Tensor) -> Tensor:

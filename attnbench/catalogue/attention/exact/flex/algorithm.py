@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import replace
-from functools import lru_cache
 from typing import Annotated, Any
 
 import torch
@@ -20,10 +19,8 @@ from attnbench.catalogue.engines.flex.blocks import BLOCK
 from attnbench.catalogue.engines.flex.kernel import (
     DTYPES,
     FlexKernel,
-    Mod,
     added_by_distance,
     added_to_key,
-    everything,
     sink_at,
 )
 from attnbench.catalogue.engines.precision import accumulator
@@ -115,14 +112,13 @@ class Flex(CachedDecoding, nn.Module):
             raise UsageError("flex: global_tokens stand beside a window; give window as well")
         if window is not None and shape.cross:
             raise Unsupported(_SAME_PLACES)
-        self.causal, self.capacity, self.visible = shape.causal, shape.M, masked(shape)
-        if window is not None and self.visible is not None:
+        if window is not None and masked(shape) is not None:
             raise Unsupported(_OWN_MASK)
+        self.causal, self.capacity = shape.causal, shape.M
         self.windows = None if window is None else Windows(window, global_tokens, shape.causal)
+        self.visible = Visible.of(shape) if window is None else None
+        self.pattern: Pattern = self.windows or Places(Visible.of(shape))
         self.position_bias, self.sink = position_bias(shape), sink_of(shape)
-        if self.sink is not None and window is None:
-            self.visible = Visible.of(shape)  # its blocks may have one key more
-        self.pattern: Pattern | None = self.windows if self.visible is None else Places(self.visible)
         self.kernel = FlexKernel()
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
@@ -144,7 +140,6 @@ class Flex(CachedDecoding, nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         (N, M), pattern, sink = (q.shape[2], k.shape[2]), self.pattern, self.sink is not None
         start = 0 if self.visible is None else self.visible.start
-        full, asked = _ranges(N, M, causal=self.causal, asking=key_mask is not None)
         score_mod, backward = None, learned(q, k, v, *self.parameters())
         if self.position_bias is not None:
             distances = torch.arange(1 - N - start, M - start + sink, device=q.device)
@@ -154,20 +149,14 @@ class Flex(CachedDecoding, nn.Module):
             score_mod = sink_at(M, self.sink.logit.to(accumulator(q.dtype)), score_mod)
 
         def blocks() -> BlockMask:
-            if pattern is not None:
-                return pattern.block_mask(N, M, q.device, key_mask, sink=sink)
-            if key_mask is not None:
-                mod = _of_real_keys(key_mask, causal=self.causal)
-                return _block_mask(full, asked, N, M, mod, q.device, gradients=backward)
             # Blocks are given even if nothing is masked: without them, the code for a CPU holds all scores at once.
-            return _kept_blocks(N, M, self.causal, q.device)
+            return pattern.block_mask(N, M, q.device, key_mask, sink=sink)
 
-        pairs = _pairs(full, asked, N, M) if pattern is None else pattern.pairs(N, M, sink=sink)
+        pairs = pattern.pairs(N, M, sink=sink)
         output = self.kernel(q, k, v, blocks, pairs=q.shape[1] * pairs, learned=backward, score_mod=score_mod)
         if key_mask is None:
             return output
-        seeing = masks.seeing(key_mask, self.causal) if pattern is None else pattern.seeing(key_mask, N)
-        return output.masked_fill(~seeing, 0)
+        return output.masked_fill(~pattern.seeing(key_mask, N), 0)
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Cache:
         """The state after q ``(B, H, n, D)``, k and v ``(B, K, n, ·)``, n >= 0; a sink is its first key."""
@@ -181,7 +170,6 @@ class Flex(CachedDecoding, nn.Module):
             raise Unsupported(_NO_STEP)
         state = state.append(k, v)
         n, room, ahead = state.length, state.k.shape[2], int(self.sink is not None)
-        full, asked = [n // BLOCK], [int(n % BLOCK > 0)]
         # The kernel reads whole blocks: it multiplies anything behind the last value by a weight of 0.
         state.v[:, :, n : -(-n // BLOCK) * BLOCK] = 0
         if self.first_seen(state._replace(length=n - ahead)):
@@ -195,55 +183,21 @@ class Flex(CachedDecoding, nn.Module):
             score_mod = sink_at(0, self.sink.logit.float(), score_mod)
 
         def blocks() -> BlockMask:
-            return _block_mask(full, asked, 1, room, _of_first_keys(torch.tensor(n, device=q.device)), q.device)
+            numbers = [[n // BLOCK], [int(n % BLOCK > 0)]]
+            first, count = torch.tensor(numbers, dtype=torch.int32, device=q.device)[:, None, None]
+            every = torch.arange(-(-room // BLOCK), dtype=torch.int32, device=q.device)[None, None, None]
+            length = torch.tensor(n, device=q.device)
+            after = ((every + first[..., None]) % every.shape[-1]).to(torch.int32)
+            return BlockMask.from_kv_blocks(
+                count,
+                after,
+                first,
+                every,
+                BLOCK_SIZE=BLOCK,
+                mask_mod=lambda b, h, i, j: j < length,
+                seq_lengths=(1, room),
+                **_FORWARD_ONLY,
+            )
 
-        pairs, backward = q.shape[1] * _pairs(full, asked, 1, room), learned(q, k, v, *self.parameters())
+        pairs, backward = q.shape[1] * min(room, -(-n // BLOCK) * BLOCK), learned(q, k, v, *self.parameters())
         return self.kernel(q, state.k, state.v, blocks, pairs=pairs, learned=backward, score_mod=score_mod), state
-
-
-def _ranges(N: int, M: int, *, causal: bool, asking: bool) -> tuple[list[int], list[int]]:
-    """For each block of queries, numbers of blocks of keys seen in full, and of later ones masked pair by pair."""
-    rows = range(-(-N // BLOCK))
-    if causal:
-        return ([0 for _ in rows], [row + 1 for row in rows]) if asking else (list(rows), [1 for _ in rows])
-    keys = -(-M // BLOCK)
-    return ([0 for _ in rows], [keys for _ in rows]) if asking else ([keys for _ in rows], [0 for _ in rows])
-
-
-def _pairs(full: list[int], asked: list[int], N: int, M: int) -> int:
-    seen = (min(M, (f + a) * BLOCK) for f, a in zip(full, asked, strict=True))
-    return sum(min(BLOCK, N - row * BLOCK) * keys for row, keys in enumerate(seen))
-
-
-def _block_mask(
-    full: list[int], asked: list[int], N: int, M: int, mod: Mod, device: torch.device, *, gradients: bool = False
-) -> BlockMask:
-    first, count = torch.tensor([full, asked], dtype=torch.int32, device=device)[:, None, None]
-    every = torch.arange(-(-M // BLOCK), dtype=torch.int32, device=device).expand(1, 1, len(full), -1)
-    after = ((every + first[..., None]) % every.shape[-1]).to(torch.int32)
-    # Whole blocks are given even if there are none: the code generated for a CPU relies on it.
-    how = {} if gradients else _FORWARD_ONLY
-    return BlockMask.from_kv_blocks(
-        count, after, first, every.contiguous(), BLOCK_SIZE=BLOCK, mask_mod=mod, seq_lengths=(N, M), **how
-    )
-
-
-@lru_cache(maxsize=8)
-def _kept_blocks(N: int, M: int, causal: bool, device: torch.device) -> BlockMask:
-    mod = _not_later if causal else everything
-    with torch.inference_mode(False):  # kept, and gradients may be wanted next time
-        return _block_mask(*_ranges(N, M, causal=causal, asking=False), N, M, mod, device, gradients=True)
-
-
-def _not_later(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    return i >= j
-
-
-def _of_real_keys(key_mask: Tensor, *, causal: bool) -> Mod:
-    if causal:
-        return lambda b, h, i, j: key_mask[b, j] & (i >= j)
-    return lambda b, h, i, j: key_mask[b, j]
-
-
-def _of_first_keys(count: Tensor) -> Mod:
-    return lambda b, h, i, j: j < count

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,8 +16,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 from torch.nn.functional import pad
 
-from attnbench.catalogue.engines.flex.blocks import BLOCK, listed
-from attnbench.catalogue.engines.flex.kernel import Mod
+from attnbench.catalogue.engines.flex.blocks import BLOCK, asking, listed
 from attnbench.contract.problem.visible import Visible
 
 Blocks = NDArray[np.bool_]
@@ -38,11 +39,7 @@ class Pattern(ABC):
 
     def pairs(self, N: int, M: int, *, sink: bool = False) -> int:
         """Number of pairs in the computed blocks, those with a sink included."""
-        full, some = self.blocks(N, M)
-        if sink:
-            some, M = with_sink(full, some, M)[1], M + 1
-        rows, columns = (np.minimum(BLOCK, n - np.arange(0, n, BLOCK)) for n in (N, M))
-        return int(rows @ some @ columns)
+        return _blocks(self, N, M, sink=sink).pairs
 
     def block_mask(
         self, N: int, M: int, device: torch.device, key_mask: Tensor | None, *, sink: bool = False
@@ -51,32 +48,40 @@ class Pattern(ABC):
 
         ``sink``: one key that all queries see stands behind the M others.
         """
-        if key_mask is None:
-            return _kept(self, N, M, device, sink=sink)
-        (full, some), sees = self.blocks(N, M), self.sees(N, M, device)
-        real = pad(key_mask, (0, 1), value=True) if sink else key_mask  # a sink is never padding
-        asked = np.zeros_like(full), some
-        return _listed(asked, lambda b, h, i, j: real[b, j] & sees(i, j), (N, M), device, sink=sink)
+        mask = _kept(self, N, M, device, sink=sink, masked=key_mask is not None)
+        if key_mask is not None:
+            real = pad(key_mask, (0, 1), value=True) if sink else key_mask  # a sink is never padding
+            seen, mask = mask.mask_mod, copy(mask)
+            mask.mask_mod = asking(real, seen)
+        return mask
+
+
+class _Blocks(NamedTuple):
+    full: Blocks
+    some: Blocks
+    pairs: int
+    """Number of pairs in the latter."""
 
 
 @lru_cache(maxsize=8)
-def _kept(pattern: Pattern, N: int, M: int, device: torch.device, *, sink: bool) -> BlockMask:
+def _blocks(pattern: Pattern, N: int, M: int, *, sink: bool) -> _Blocks:
+    full, some = pattern.blocks(N, M)
+    if sink:
+        (full, some), M = with_sink(full, some, M), M + 1
+    rows, columns = (np.minimum(BLOCK, n - np.arange(0, n, BLOCK)) for n in (N, M))
+    return _Blocks(full, some, int(rows @ some @ columns))
+
+
+@lru_cache(maxsize=8)
+def _kept(pattern: Pattern, N: int, M: int, device: torch.device, *, sink: bool, masked: bool) -> BlockMask:
     with torch.inference_mode(False):  # kept, and gradients may be wanted next time
         sees = pattern.sees(N, M, device)
-        return _listed(pattern.blocks(N, M), lambda b, h, i, j: sees(i, j), (N, M), device, sink=sink)
+        full, some = (torch.from_numpy(x).to(device)[None, None] for x in _blocks(pattern, N, M, sink=sink)[:2])
 
+        def mod(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return (j == M) | sees(i, j) if sink else sees(i, j)
 
-def _listed(
-    blocks: tuple[Blocks, Blocks], mod: Mod, lengths: tuple[int, int], device: torch.device, *, sink: bool
-) -> BlockMask:
-    """A block mask from the blocks computed whole, and all computed blocks, which ``mod`` masks."""
-    N, M = lengths
-    if sink:
-        blocks = with_sink(*blocks, M)
-        sees, place = mod, M
-        mod, M = lambda b, h, i, j: (j == place) | sees(b, h, i, j), M + 1
-    whole, every = (torch.from_numpy(x).to(device)[None, None] for x in blocks)
-    return listed(whole, every, mod, (N, M))
+        return listed(torch.zeros_like(full) if masked else full, some, mod, (N, M + sink))
 
 
 def with_sink(full: Blocks, some: Blocks, keys: int) -> tuple[Blocks, Blocks]:
@@ -94,6 +99,10 @@ class Places(Pattern):
     visible: Visible
 
     def sees(self, N: int, M: int, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
+        if self.visible == Visible():
+            return lambda i, j: i >= 0
+        if self.visible == Visible(causal=True):
+            return lambda i, j: i >= j
         first, stop = self.visible.spans(slice(0, N), M, device)
         return lambda i, j: (first[i] <= j) & (j < stop[i])
 

@@ -65,7 +65,6 @@ class Fixed:
             yield Tile(Blocks(start, size), (own, *self._earlier(q, total)))
 
     def _earlier(self, q: Tensor, t: int, count: int = 1) -> tuple[Keys, ...]:
-        """The summaries of earlier blocks, for each of the blocks t .. t + count - 1."""
         if t + count < 2:
             return ()
         block = torch.arange(count, device=q.device)[:, None, None]

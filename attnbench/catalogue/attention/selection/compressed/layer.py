@@ -72,12 +72,10 @@ class CompressedLayer(nn.Module):
         self.out = nn.Linear(C, C, bias=False)
 
     def _latent(self, x: Tensor) -> Tensor:
-        """The latent behind the queries of all heads, ``(B, n, q_rank)``."""
         latent: Tensor = self.q_norm(self.q_down(x))
         return latent
 
     def _queries(self, latent: Tensor, first: int) -> Tensor:
-        """``(B, H, n, D)`` of tokens, the first of them at place ``first``."""
         q = torch.unflatten(self.q_up(latent), 2, (self.H, self.D)).transpose(1, 2)
         return self._turned(rms_norm(q, (self.D,), eps=EPS), first)
 

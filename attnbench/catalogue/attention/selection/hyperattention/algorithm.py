@@ -151,7 +151,6 @@ class HyperAttention(Decoding, nn.Module):
         return times
 
     def _sampled(self, m: int) -> list[float]:
-        """Weights of m sorted keys: the number of keys that each stands for."""
         s, times = min(self.samples, m), [0.0] * m
         for j in range(s):
             times[((j << GRID) + int(self.draws[j])) * m // (s << GRID)] += m / s

@@ -110,7 +110,6 @@ class Evicting(AfterPrompt):
         return self._after(q[:, :, first:prompt], k, v, prompt)
 
     def _after(self, q: Tensor, k: Tensor, v: Tensor, prompt: int) -> Evicted:
-        """The state after a prompt and perhaps more; ``q`` are the queries of the prompt that the score looks at."""
         kept, n = self.tokens_kept(prompt), k.shape[2]
         room = max(self.capacity, n)
         if kept < prompt:

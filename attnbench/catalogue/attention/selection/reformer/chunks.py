@@ -170,7 +170,6 @@ class Attend(torch.autograd.Function):
 
 
 def _tile(q: Tensor, v: Tensor, inverse: Tensor, plan: Plan, r: int, a: int, b: int) -> tuple[Tensor, ...]:
-    """Slots, queries, unit keys, values, weights and log-sum-exp of the chunks a to b of round r."""
     slots = plan.order[r, a * plan.chunk : (b + plan.back) * plan.chunk]
     source = plan.sources(slots)
     x = q.index_select(0, source).to(inverse.dtype)

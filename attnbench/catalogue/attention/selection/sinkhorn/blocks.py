@@ -161,19 +161,16 @@ def _rooms(q: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _kept(kept: Tensor, q: Tensor, heads: slice, blocks: slice) -> Tensor | None:
-    """The place of these blocks' weights kept for the backward pass, or None."""
     first = heads.start * q.shape[1] + blocks.start
     stop = first + (heads.stop - heads.start) * (blocks.stop - blocks.start)
     return kept[first:stop] if stop <= len(kept) else None
 
 
 def _batch(x: Tensor) -> Tensor:
-    """``(heads, blocks, rows, D)`` -> ``(heads·blocks, rows, D)``."""
     return x.reshape(-1, *x.shape[2:])
 
 
 def _product(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """a b / √D into ``out``; b and ``out`` ``(..., D)``."""
     torch.baddbmm(out, a, b, beta=0, alpha=b.shape[-1] ** -0.5, out=out)
 
 

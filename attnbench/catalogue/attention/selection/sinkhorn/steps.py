@@ -84,7 +84,6 @@ class Decoding:
         return attend(q, keys, torch.cat([state.values, state.cache.values[:, :, start:]], 2)), state
 
     def _begin_block(self, state: Sorted, first: Tensor, start: int, *, mix: bool = True) -> Sorted:
-        """Sort for the block with the first token ``first`` ``(B, H, 1, D)`` at ``start``."""
         n = start // self.block
         if not n:
             return state

@@ -185,7 +185,6 @@ class Synthesizer(nn.Module):
         return mixed
 
     def _hide(self, logits: Tensor, start: int, key_mask: Tensor | None) -> Tensor:
-        """Softmax over the keys that rows ``start, start + 1, ...`` may see."""
         rows, keys = logits.shape[-2:]
         hidden = None
         if self.causal:
@@ -211,7 +210,6 @@ class Synthesizer(nn.Module):
         return self.out(y.permute(1, 2, 0, 3).reshape(x.shape)), state
 
     def _kept(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys, of width 0 if unused, and values, ``(B, H, n, D)``."""
         values = self.value(x).view(*x.shape[:2], self.heads, x.shape[2] // self.heads).transpose(1, 2)
         keys = self._key_rows(x)
         return values[..., :0] if keys is None else keys.transpose(0, 1), values
