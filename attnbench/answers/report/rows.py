@@ -68,25 +68,23 @@ class Relative:
         return word if word in ("faster", "slower") else "unsure"
 
 
-def baseline_at(rows: pd.DataFrame) -> pd.Series[Any] | None:
-    """The measured row of softmax among rows of one length; None if there is none."""
-    found = rows[(rows["variant"] == BASELINE) & (rows["time_median_s"] > 0)]
-    return None if found.empty else found.iloc[int(found["label"].str.len().argmin())]
-
-
 def relative(setting: Setting) -> dict[Hashable, Relative]:
     """Row's index -> its numbers relative to softmax; without softmax itself."""
-    found: dict[Hashable, Relative] = {}
     columns = ["label", "variant", "seq_len", "kv_len", *(f"time_{what}_s" for what in _TIMES), "peak_bytes"]
-    for _, rows in setting.ok[columns].groupby(["seq_len", "kv_len"]):
-        base = baseline_at(rows)
-        if base is not None:
-            timed = rows[(rows["time_median_s"] > 0) & (rows.index != base.name)]
-            found |= {index: ratio(base, row) for index, row in timed.iterrows()}
+    timed = setting.ok.loc[setting.ok["time_median_s"] > 0, columns]
+    groups: dict[tuple[int, int], dict[Hashable, Mapping[Hashable, Any]]] = {}
+    for index, row in zip(timed.index, timed.to_dict("records"), strict=True):
+        groups.setdefault((row["seq_len"], row["kv_len"]), {})[index] = row
+    found: dict[Hashable, Relative] = {}
+    for rows in groups.values():
+        of_softmax = [index for index, row in rows.items() if row["variant"] == BASELINE]
+        if of_softmax:
+            base = min(of_softmax, key=lambda index: len(rows[index]["label"]))
+            found |= {index: ratio(rows[base], row) for index, row in rows.items() if index != base}
     return found
 
 
-def ratio(base: pd.Series[Any], row: pd.Series[Any]) -> Relative:
+def ratio(base: Mapping[Hashable, Any], row: Mapping[Hashable, Any]) -> Relative:
     """``row`` relative to ``base``; both have a time."""
     low, high = (
         _over(base[f"time_ci_{ours}_s"], row[f"time_ci_{theirs}_s"])
