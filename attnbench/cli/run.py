@@ -361,9 +361,9 @@ def predict(plan: Plan, *, as_json: bool) -> None:
 
 
 def _minutes(lasting: Duration) -> str:
-    if lasting.seconds is None:
-        return f"at least {lasting.least_seconds / 60:.0f} min" if lasting.least_seconds else "an unknown time"
-    return f"about {lasting.seconds / 60:.0f} min" if lasting.seconds >= 90 else f"about {lasting.seconds:.0f} s"
+    seconds = lasting.seconds or lasting.least_seconds
+    said = f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+    return f"{'at least' if lasting.seconds is None else 'about'} {said}" if seconds else "an unknown time"
 
 
 def _as_data(plan: Plan, cells: list[dict[str, Any]]) -> dict[str, Any]:

@@ -208,7 +208,7 @@ def _of_records(rows: Sequence[Record]) -> pd.DataFrame:
     return _framed(columns)
 
 
-def _framed(columns: Mapping[str, Sequence[object]]) -> pd.DataFrame:
+def _framed(columns: Mapping[str, list[typing.Any]]) -> pd.DataFrame:
     kinds = {name: object if kind is str else kind for name, kind in _KINDS.items()}
     return pd.DataFrame({name: pd.Series(columns[name], dtype=kind) for name, kind in kinds.items()})
 

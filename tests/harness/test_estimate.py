@@ -10,10 +10,11 @@ import torch
 import attnbench.catalogue.attention
 import attnbench.catalogue.inputs
 import attnbench.catalogue.tasks  # noqa: F401  # these fill their tables
+from attnbench.cli.run import _minutes
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Spec, parse_spec
 from attnbench.errors import UsageError
-from attnbench.harness.forecast import _follow, duration, estimate
+from attnbench.harness.forecast import Duration, _follow, duration, estimate
 from attnbench.harness.inside.call import prepare
 from attnbench.harness.plan import Options, make_plan
 from attnbench.measure.flops import Prediction, count
@@ -222,6 +223,12 @@ def test_what_is_timed_on_captured_inputs_is_foreseen_as_on_random_ones() -> Non
     (_, one), (_, other) = estimate([captured, replace(captured, inputs=Spec("gaussian"))], 1)
     assert one == other
     assert one.peak_bytes == pytest.approx(peak_tensor_bytes(prepare(captured).run), rel=0.05)
+
+
+def test_a_run_of_seconds_is_not_said_to_last_no_minute() -> None:
+    assert _minutes(Duration(None, 2.4, "")) == "at least 2 s"
+    assert _minutes(Duration(200.0, 2.4, "")) == "about 3 min"
+    assert _minutes(Duration(None, 0.0, "")) == "an unknown time"
 
 
 @pytest.mark.parametrize("pass_", ["forward", "training"])

@@ -43,6 +43,11 @@ def tokens(n: int) -> str:
 BASELINE = "softmax"
 FEW_CLEAN = "too few clean ones"
 """Words of the warning of a row with counted disturbed samples."""
+_COMPARED = [
+    *("label", "variant", "seq_len", "kv_len", "time_median_s", "time_ci_low_s", "time_ci_high_s", "time_rounds"),
+    *("peak_bytes", "warnings"),
+]
+_Row = Mapping[Hashable, Any]
 
 
 @dataclass(frozen=True)
@@ -68,12 +73,6 @@ class Relative:
         return judged(ends, self.noise, busy=self.busy)
 
 
-def baseline_at(rows: pd.DataFrame) -> pd.Series[Any] | None:
-    """The measured row of softmax among rows of one length; None if there is none."""
-    found = rows[(rows["variant"] == BASELINE) & (rows["time_median_s"] > 0)]
-    return None if found.empty else found.iloc[int(found["label"].str.len().argmin())]
-
-
 def relative(settings: Sequence[Setting], noise: float = 0.0) -> dict[Hashable, Relative]:
     """Row's index -> its numbers relative to softmax; without softmax itself.
 
@@ -84,21 +83,25 @@ def relative(settings: Sequence[Setting], noise: float = 0.0) -> dict[Hashable, 
     return {index: _ratio(base, row, family, noise) for index, base, row in pairs}
 
 
-def _pairs(settings: Sequence[Setting]) -> Iterator[tuple[Hashable, pd.Series[Any], pd.Series[Any]]]:
+def _pairs(settings: Sequence[Setting]) -> Iterator[tuple[Hashable, _Row, _Row]]:
     for setting in settings:
-        for _, rows in setting.ok.groupby(["seq_len", "kv_len"]):
-            base = baseline_at(rows)
-            if base is not None:
-                timed = rows[(rows["time_median_s"] > 0) & (rows.index != base.name)]
-                yield from ((index, base, row) for index, row in timed.iterrows())
+        timed = setting.ok.loc[setting.ok["time_median_s"] > 0, _COMPARED]
+        groups: dict[tuple[int, int], dict[Hashable, _Row]] = {}
+        for index, row in zip(timed.index, timed.to_dict("records"), strict=True):
+            groups.setdefault((row["seq_len"], row["kv_len"]), {})[index] = row
+        for rows in groups.values():
+            of_softmax = [index for index, row in rows.items() if row["variant"] == BASELINE]
+            if of_softmax:
+                base = min(of_softmax, key=lambda index: len(rows[index]["label"]))
+                yield from ((index, rows[base], row) for index, row in rows.items() if index != base)
 
 
-def _ends(row: pd.Series[Any]) -> tuple[float, float, int] | None:
+def _ends(row: _Row) -> tuple[float, float, int] | None:
     low, high, visits = (float(row[name]) for name in ("time_ci_low_s", "time_ci_high_s", "time_rounds"))
     return (low, high, int(visits) if visits > 0 else 1) if 0 < low <= high < math.inf else None
 
 
-def _ratio(base: pd.Series[Any], row: pd.Series[Any], family: int, noise: float) -> Relative:
+def _ratio(base: _Row, row: _Row, family: int, noise: float) -> Relative:
     ours, theirs = _ends(base), _ends(row)
     low, high = joint_ratio(ours, theirs, family) if ours and theirs else (None, None)
     speed = float(base["time_median_s"] / row["time_median_s"])

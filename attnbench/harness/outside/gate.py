@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Self
+from typing import Any
 
 from attnbench.harness.outside.isolation import CellFailed, Worker
 from attnbench.harness.wire.process import choose_products
@@ -44,10 +44,6 @@ class HoldSetting(Request[Verdict]):
 
     do = "setting"
     cell: Cell
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Self:
-        return cls(Cell.from_json(data["cell"]))
 
     def found(self, tell: Callable[[int, int], None]) -> dict[str, Any]:
         """The answer, in the worker. ``tell`` is called before each law with its place and the number of gating

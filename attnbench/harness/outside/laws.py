@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from attnbench.contract.spec import parse_spec
 from attnbench.errors import Unsupported
@@ -21,10 +21,6 @@ class HoldToLaw(Request[list[Finding]]):
     refusals: ClassVar = (Unsupported,)
     variant: str
     law: str
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Self:
-        return cls(**data)
 
     def found(self, tell: object = None) -> dict[str, Any]:
         """The worker's side. Raises Unsupported if no setting can be built."""

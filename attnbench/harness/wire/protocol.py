@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NotRequired, Self, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NotRequired, Self, TypedDict, TypeVar, cast
 
 from pydantic import TypeAdapter
 
@@ -64,9 +64,11 @@ class Request(ABC, Generic[Answer]):
         return _fields(self)
 
     @classmethod
-    @abstractmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
         """Inverse of :meth:`to_json`, after a trip through JSON text."""
+        read = {name: _READ[name](value) if name in _READ else value for name, value in data.items()}
+        one: Self = cast(Any, cls)(**read)
+        return one
 
     @abstractmethod
     def answered(self, answer: dict[str, Any]) -> Answer:
@@ -86,6 +88,17 @@ class Request(ABC, Generic[Answer]):
             return self.answered(answer)
         except (AttributeError, KeyError, TypeError, ValueError):
             raise worker.garbage() from None
+
+
+_READ: dict[str, Callable[[Any], Any]] = {
+    "cell": Cell.from_json,
+    "cells": lambda cells: [Cell.from_json(one) for one in cells],
+    "records": lambda rows: [Record.from_json(one) for one in rows],
+    "previous": lambda row: Record.from_json(row) if row else None,
+    "rules": lambda rules: TimingRules(**rules),
+    "folder": Path,
+}
+"""Fields of requests that are something else in JSON -> their reader."""
 
 
 def _fields(one: Any) -> dict[str, Any]:
@@ -164,12 +177,6 @@ class VisitCell(Request[Outcome]):
     unchecked: bool = False
     """Measure a variant that claims to be exact and is not all the same, with a warning."""
 
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Self:
-        previous = Record.from_json(data["previous"]) if data["previous"] else None
-        cell, rules = Cell.from_json(data["cell"]), TimingRules(**data["rules"])
-        return cls(cell, rules, data["round"], data["earlier"], previous, data["unchecked"])
-
     def earlier_samples(self) -> list[list[Sample]]:
         """The samples of each earlier round."""
         return [[Sample(**sample) for sample in samples] for samples in self.earlier]
@@ -192,10 +199,6 @@ class Train(Request[Outcome]):
     folder: Path
     quick: bool
 
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Self:
-        return cls(Cell.from_json(data["cell"]), Path(data["folder"]), data["quick"])
-
     def answered(self, answer: dict[str, Any]) -> Outcome:
         if not are_points(answer["points"]):
             raise ValueError("no learning curve")
@@ -212,11 +215,6 @@ class TakeTurns(Request[Pairs]):
     fewest: int
     process: int = 0
     unchecked: bool = False
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Self:
-        cells, rules = [Cell.from_json(cell) for cell in data["cells"]], TimingRules(**data["rules"])
-        return cls(cells, rules, data["fewest"], data["process"], data["unchecked"])
 
     def answered(self, answer: dict[str, Any]) -> Pairs:
         pairs, cells = TypeAdapter(Pairs).validate_json(json.dumps(answer)), range(len(self.cells))
@@ -247,10 +245,6 @@ class MeasureLimits(Request[Remeasured]):
     do = "limits"
     cells: Sequence[Cell]
     records: Sequence[Record]
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Self:
-        return cls([Cell.from_json(cell) for cell in data["cells"]], [Record.from_json(row) for row in data["records"]])
 
     def answered(self, answer: dict[str, Any]) -> Remeasured:
         rows = zip(self.cells, answer["rows"], strict=True)

@@ -115,23 +115,27 @@ def at_lengths(
     frame: pd.DataFrame, setting: Setting, lengths: Iterable[int], x: str, y: str, inputs: str | None
 ) -> dict[int, Contenders]:
     """Length -> its points, for those with a speed; the whole table is searched once."""
-    here = {int(str(n)): rows for n, rows in _with_speed(setting, x).groupby("seq_len")}
-    known = agreement(frame, y, inputs, setting)
-    return {n: _at_length(setting, n, here[n], x, known(n)) for n in lengths if n in here}
-
-
-def _at_length(setting: Setting, n: int, here: pd.DataFrame, x: str, agreed: Agreement) -> Contenders:
-    points = here[["label", "variant", "family", "target"]].assign(x=here[x], memory=here["peak_bytes"], row=here.index)
+    rows = _with_speed(setting, x)
+    points = rows[["seq_len", "label", "variant", "family", "target"]]
+    points = points.assign(x=rows[x], memory=rows["peak_bytes"], row=rows.index)
     for end, other in (("low", "high"), ("high", "low")):
-        ratio = here[f"time_ci_{end if x == 'time_median_s' else other}_s"] / here["time_median_s"]
-        points[f"x_{end}"] = here[x] * ratio if x == "time_median_s" else here[x] / ratio
-    for name in {"y_low", "y_high", "learnt"} - {*agreed.rows}:
-        points[name] = math.nan
-    told = named_as(agreed.rows, points).drop(columns="family").drop_duplicates("label")
-    points = points.merge(told, on="label", how="left")
-    known = zip(points["error_kind"], points["target"], points["y"].astype(float), strict=True)
-    points["kind"] = [kind_of(kind, target, value, agreed.column) for kind, target, value in known]
-    return Contenders(setting, n, points, agreed, fast_low=x == "time_median_s")
+        ratio = rows[f"time_ci_{end if x == 'time_median_s' else other}_s"] / rows["time_median_s"]
+        points[f"x_{end}"] = rows[x] * ratio if x == "time_median_s" else rows[x] / ratio
+    here = {int(str(n)): part.drop(columns="seq_len") for n, part in points.groupby("seq_len")}
+    known, fast_low = agreement(frame, y, inputs, setting), x == "time_median_s"
+    return {n: Contenders(setting, n, *_agreeing(here[n], known(n)), fast_low) for n in lengths if n in here}
+
+
+def _agreeing(points: pd.DataFrame, agreed: Agreement) -> tuple[pd.DataFrame, Agreement]:
+    told = named_as(agreed.rows, points).drop(columns="family").to_dict("list")
+    place = {label: at for at, label in reversed(list(enumerate(told.pop("label"))))}  # of several rows the first
+    at = [place.get(label) for label in points["label"]]
+    more = {str(name): [math.nan if one is None else values[one] for one in at] for name, values in told.items()}
+    for name in {"y_low", "y_high", "learnt"} - more.keys():
+        more[name] = [math.nan] * len(points)
+    known = zip(more["error_kind"], points["target"], map(float, more["y"]), strict=True)
+    kinds = [kind_of(kind, target, value, agreed.column) for kind, target, value in known]
+    return points.reset_index(drop=True).assign(**more, kind=kinds), agreed
 
 
 def spread(found: list[Contenders]) -> Mapping[int, tuple[float, float]]:
