@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from pydantic import TypeAdapter
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
@@ -454,7 +454,9 @@ def _pairs(subject: Subject) -> dict[str, Any]:
 
 
 def _refuse_coincidence(subject: Subject, n: int) -> None:
-    widths = (x.shape[0] // part for x in subject.module.parameters() if x.ndim == 2 for part in (1, 2, 3, 4, 8, 12))
+    layers = (one for one in subject.module.modules() if not isinstance(one, nn.Embedding))
+    sizes = (x.shape[0] for one in layers for x in one.parameters(recurse=False) if x.ndim == 2)
+    widths = (size // part for size in sizes for part in (1, 2, 3, 4, 8, 12))
     if any(map(_Watch(n).is_n, widths)):
         raise Unsupported(f"it takes {n} tokens only, and one of its layers or heads is as wide")
 
