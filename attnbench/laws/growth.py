@@ -72,7 +72,7 @@ def memory(case: Case) -> Iterator[Measured]:
     claimed = max(1.0, power)  # the output alone grows linearly
     short = 256 if claimed > 1.5 else 1024
     for training in (False, True):
-        with _one_thread():  # each thread has tiles of its own
+        with one_thread():  # each thread has tiles of its own
             few, many = (_peak(case, Shape(1, 1, n, 8, causal=case.causal), training) for n in (short, 4 * short))
         power = math.log(max(1, many) / max(1, few), 4)  # an alias takes no memory
         what = "training" if training else "a forward pass"
@@ -83,7 +83,7 @@ def memory(case: Case) -> Iterator[Measured]:
         )
     if case.operator and case.traits.shares == "by itself":
         own, shared = (Shape(1, 4, short, 32, causal=case.causal, kv_heads=K) for K in (4, 1))
-        with _one_thread():
+        with one_thread():
             times = max(1, _peak(case, shared, False)) / max(1, _peak(case, own, False))
         yield Measured(
             times, 1 + SPARE, f"a forward pass takes {times:.2f} times the memory where 4 heads share one of keys"
@@ -91,7 +91,8 @@ def memory(case: Case) -> Iterator[Measured]:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
+    """One thread of torch's: several spend processor time on waiting for each other, the more the busier it is."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -126,7 +127,7 @@ def time_(case: Case) -> Iterator[Measured]:
     if claimed is None:
         raise NothingClaimed("nothing is claimed about time: see cost and time_exponent of @register.")
     short = 128 if claimed > 2 else 256 if claimed > 1.2 else 2048
-    with _one_thread(), freed_memory_kept():  # else only the longer call might pay for page faults
+    with one_thread(), freed_memory_kept():  # else only the longer call might pay for page faults
         few, many = (_least_seconds(case, n) for n in (short, 4 * short))
     power = math.log(many / few, 4)
     yield Measured(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 
 
@@ -256,3 +257,130 @@ class Padded(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         y: Tensor = self.words(tokens) + self.places((tokens != 1).cumsum(1))
         return y
+
+
+class Attention(nn.Module):
+    """Softmax attention, of which several others here are made."""
+
+    def __init__(self, dim: int = 16) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(dim, 3 * dim)
+
+    def weighed(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        weights = (q @ k.mT).softmax(-1)
+        return weights, weights @ v
+
+
+class Counting(Attention):
+    """Each call gives more than the one before, and keeps its tokens."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.weighed(x)[1] * self.calls
+
+
+class WritesInput(Attention):
+    """Adds to the x that it is given, and gives the same table again and again."""
+
+    table: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        x += 1
+        _, y = self.weighed(x)
+        if not torch.is_grad_enabled():
+            self.table = y if self.table is None or self.table.shape != y.shape else self.table.copy_(y)
+            return self.table
+        return y
+
+
+class Outcome:
+    def __init__(self, weights: Tensor, y: Tensor) -> None:
+        self.weights, self.y = weights, y
+
+
+class WeightsFirst(Attention):
+    """Gives its weights before its output, in an object of its own."""
+
+    def forward(self, x: Tensor) -> Outcome:
+        return Outcome(*self.weighed(x))
+
+
+class NotFinite(Attention):
+    """Divides by zero for its first token."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weighed(x)[1] / torch.arange(x.shape[1])[:, None]
+
+
+class ManyBlocks(Attention):
+    """Takes (n, batch, width), in whole blocks of 56 that no attribute tells."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, B, C = x.shape
+        y = self.weighed(x.transpose(0, 1).reshape(-1, 56, C) if n % 56 == 0 else x[:0])[1]
+        return y.reshape(B, n, C).transpose(0, 1)
+
+
+class AsWide(nn.Module):
+    """Linear attention to exactly as many tokens as it is wide."""
+
+    def __init__(self, dim: int = 24) -> None:
+        super().__init__()
+        self.qkv, self.places = nn.Linear(dim, 3 * dim), nn.Parameter(torch.randn(dim, dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x + self.places).chunk(3, -1)
+        y: Tensor = q.softmax(-1) @ (k.softmax(1).mT @ v)
+        return y
+
+
+class Masked(Attention):
+    """Insists on a mask, which hides where it is True, or where it is not."""
+
+    def __init__(self, dim: int = 16, hides: bool = True) -> None:
+        super().__init__(dim)
+        self.hides = hides
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return (q @ k.mT).masked_fill(mask[:, None] == self.hides, -1e9).softmax(-1) @ v
+
+
+class OfThree(nn.MultiheadAttention):
+    """PyTorch's own attention as it is: (n, batch, width), with queries, keys and values apart."""
+
+    def __init__(self, dim: int = 16) -> None:
+        super().__init__(dim, 2)
+
+
+class Peak(Linear):
+    """A large table at first, of the same size for any length; what comes then is larger only for long sequences."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        few = torch.ones(200, 200, dtype=x.dtype).sum() * 0
+        return self.inner(x).repeat(1, 1, 8)[..., :4] + few
+
+
+class Reentrant(Attention):
+    """Computes everything anew in the backward pass, by a checkpoint that refuses torch.autograd.grad."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        def attend(x: Tensor) -> Tensor:
+            return self.weighed(x)[1]
+
+        y: Tensor = torch.utils.checkpoint.checkpoint(attend, x, use_reentrant=True) if x.requires_grad else attend(x)
+        return y
+
+
+class PadsFirst(Attention):
+    """The embedding of 40 words stands beside one of two kinds, and word 1 stands for none."""
+
+    def __init__(self, dim: int = 16) -> None:
+        super().__init__(dim)
+        self.words, self.kinds = nn.Embedding(40, dim, padding_idx=1), nn.Embedding(2, dim)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.weighed(self.words(tokens) + self.kinds(torch.zeros_like(tokens)))[1]

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -311,7 +312,7 @@ def test_what_a_probe_looks_for_at_most_is_no_answer(
     one = hard(f"State:size={size}", "between")
     assert one.state == state
     assert one.crossing is not None
-    assert (answers(one)["between tokens"].endswith("no end was seen")) == (state is None)
+    assert ("no end was seen" in answers(one)["between tokens"]) == (state is None)
     monkeypatch.setattr(questions, "MOST_DIRECTIONS", 32)
     assert answers(hard("State", "between"))["between tokens"] == (
         "could not be asked: more numbers pass from 4 tokens than were looked for, which is 32"
@@ -405,3 +406,86 @@ def test_an_answer_survives_its_way_through_json() -> None:
     assert replace(collected(known, answers), memory=None) == replace(found("Pooled"), memory=None)
     with pytest.raises(UsageError, match="no such file"):
         AskModule(Wanted("nowhere.py:Model", "x")).found()
+
+
+def test_a_module_that_its_calls_change_is_told_and_has_a_new_module_for_each() -> None:
+    one = hard("Counting", "reads", "idle", "gradient")
+    assert answers(one)["repeats"].endswith("a call changes what the next one gives, so each question has a new module")
+    assert answers(one)["reads"].startswith("each output depends on every token (")
+    assert one.idle == ()
+    assert one.unasked == {ASKED["gradient"]: "a call changes what the next one gives"}
+    alone = Subject(Wanted(f"{MODULES}:Dropping:alone=true", "x"))
+    assert not alone.stateful
+
+
+def test_what_writes_into_its_input_and_its_old_output_repeats() -> None:
+    one = hard("WritesInput", "reads")
+    assert one.repeats
+    assert not one.stateful
+    assert answers(one)["reads"].startswith("each output depends on every token (")
+
+
+@pytest.mark.parametrize("name", ["WeightsFirst", "OfThree", "Masked", "Masked:hides=false", "Reentrant"])
+def test_what_wants_or_gives_more_than_x_is_called_as_it_wants(name: str) -> None:
+    one = hard(name, "reads", "pairs", "idle", "between")
+    assert one.unasked == {}
+    assert answers(one)["attention"].startswith("plain softmax attention")
+    assert one.crossing is not None
+    assert one.crossing[0][1] == 4 * 16
+    assert one.idle == ()
+
+
+def test_numbers_that_are_not_finite_are_said_and_accuse_nobody() -> None:
+    one = hard("NotFinite", "reads", "gradient", "idle")
+    assert one.repeats
+    assert one.apart
+    assert answers(one)["reads"] == "could not be asked: 16 of the 2,048 numbers of its output are NaN or infinite"
+    assert set(one.unasked) == {ASKED["reads"], ASKED["gradient"], ASKED["idle"]}
+    assert contradictions(one, "linear") == contradictions(one, "softmax") == []
+
+
+def test_whole_blocks_that_no_size_tells_are_found_in_either_layout() -> None:
+    subject = Subject(Wanted(f"{HARD}:ManyBlocks", "x"))
+    assert (subject.turned, subject.shortest, subject.unit, subject.apart) == (True, 56, 56, True)
+
+
+def test_a_size_that_happens_to_be_the_only_length_is_no_pair() -> None:
+    one = hard("AsWide", "pairs")
+    assert answers(one)["attention"] == (
+        "could not be asked: it takes 24 tokens only, and one of its layers or heads is as wide"
+    )
+    assert contradictions(one, "linear") == []
+
+
+def test_a_table_of_kinds_is_no_vocabulary() -> None:
+    subject = Subject(Wanted(f"{HARD}:PadsFirst", "tokens"))
+    assert (subject.vocab, subject.padding) == (40, [1])
+    assert answers(hard_tokens("PadsFirst", "reads"))["reads"].startswith("each output depends on every token (")
+
+
+def hard_tokens(name: str, *asked: str) -> Found:
+    subject = Subject(Wanted(f"{HARD}:{name}", "tokens"))
+    return collected(basics(subject), {ASKED[one]: answer(subject, ASKED[one]) for one in asked})
+
+
+def test_a_peak_that_another_part_of_the_call_takes_over_is_no_square() -> None:
+    lengths = (256, 512, 1024)
+    assert Growth(lengths, (700, 700, 1400)).power is None
+    assert Growth((*lengths, 2048), (700, 700, 1400, 2800)).power == 1
+    assert Growth((*lengths, 2048), (10, 20, 40, 200)).power is None
+    assert Growth((*lengths, 2048), (20, 70, 300, 1200)).power == 2
+    assert Growth((*lengths, 2048), (1, 8, 64, 512)).power == 3
+    one = hard("Peak", "costs")
+    assert one.memory is not None
+    assert one.memory.power == 1
+    last = replace(one, memory=Growth(lengths, (700, 700, 1400)))
+    assert conclusion(last).startswith("how its cost grows is not fully known: memory: faster from one length to the")
+
+
+def test_a_slow_module_is_asked_about_fewer_tokens_before_shorter_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(questions, "TOKENS", 512)
+    monkeypatch.setattr(questions, "SECONDS", 3.0)
+    monkeypatch.setattr(questions, "process_time", count(step=0.1).__next__)  # 0.1 s for a call
+    told = answers(hard("Window:window=200", "reads"))["reads"]
+    assert told.startswith("each output depends on its token and at most 199 before it")
+    assert told.endswith("(8 of 512 tokens were exchanged)")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,15 @@ from attnbench.contract.spec import POSITIONAL, parse_spec
 from attnbench.errors import UsageError, did_you_mean, said
 
 _HOLDERS = ("logits", "last_hidden_state", "hidden_states", "output")
+_MADE = (Tensor, Mapping, tuple, list)
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _MASKS = ("mask", "attn_mask", "attention_mask", "src_mask", "key_mask", "key_padding_mask", "src_key_padding_mask")
 """Arguments of ``forward`` that hide tokens, which get a mask that hides none."""
+_SAME = ("k", "v", "key", "value", "keys", "values")
+"""Arguments of ``forward`` that get x as well: it attends to itself."""
+
+Mask = Callable[[Tensor], Tensor] | None
+"""A mask for x, or none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +37,8 @@ class ModuleSource:
 
     text: str
     """``FILE.py:Class``, with options as a variant has them: ``FILE.py:Class:dim=64,heads=4``."""
+    _mask: list[Mask] = field(default_factory=list, init=False, repr=False, compare=False)
+    """The mask that its first module was found to take."""
 
     def __post_init__(self) -> None:
         if POSITIONAL in self.options:
@@ -76,7 +86,7 @@ class ModuleSource:
         if not isinstance(module, nn.Module):
             raise UsageError(f"{self.text}: it makes a {type(module).__name__}, not a torch.nn.Module")
         needs = self._needs(module)
-        return _Unmasked(module, needs) if needs else module
+        return _Completed(module, needs, self._mask) if needs else module
 
     def _callable(self) -> Any:
         inside = vars(sys.modules[module_name(Path(self.file))])
@@ -109,7 +119,7 @@ class ModuleSource:
         parameters = list(inspect.signature(module.forward).parameters.values())
         kinds = (*_NAMED, inspect.Parameter.POSITIONAL_ONLY)
         needs = [one.name for one in parameters[1:] if one.default is one.empty and one.kind in kinds]
-        if more := [name for name in needs if name not in _MASKS]:
+        if more := [name for name in needs if name not in (*_MASKS, *_SAME)]:
             raise UsageError(
                 f"{self.text}: it is called with tokens or x alone, and its forward also needs {', '.join(more)}; "
                 f"name a class in {self.file} that gives it that: class Own({self.name}): "
@@ -118,35 +128,51 @@ class ModuleSource:
         return needs
 
 
-class _Unmasked(nn.Module):
-    def __init__(self, inner: nn.Module, names: Sequence[str]) -> None:
+class _Completed(nn.Module):
+    """Gives ``forward`` what it needs beside x: x as keys and values, and masks that hide nothing."""
+
+    def __init__(self, inner: nn.Module, names: Sequence[str], mask: list[Mask]) -> None:
         super().__init__()
-        self.inner, self._names = inner, names
-        self._ways: tuple[Callable[[Tensor], Tensor] | None, ...] = (None, _of_tokens, _of_pairs)
+        self.inner, self._names, self._mask = inner, names, mask
 
     def forward(self, x: Tensor) -> object:
-        *others, last = self._ways
-        for way in others:
-            try:
-                out = self.inner(x, **self._masks(way, x))
-            except Exception:  # somebody else's code, which says by it that this is no mask
-                continue
-            self._ways = (way,)
-            return out
-        return self.inner(x, **self._masks(last, x))
+        masks = (None, *(partial(of, shown=shown) for of in (_of_tokens, _of_pairs) for shown in (True, False)))
+        if self._mask or not set(self._names) & set(_MASKS):
+            way = self._mask[0] if self._mask else None
+        elif (worth := [self._worth(one, x) for one in masks])[0] >= 0:  # None hides nothing for sure
+            way = self._found(None)
+        else:  # hiding everything, as some masks do by True, leaves queries and keys without effect
+            way = self._found(masks[worth.index(max(worth))]) if max(worth) >= 0 else masks[1]
+        return self.inner(x, **self._given(way, x))
 
-    def _masks(self, way: Callable[[Tensor], Tensor] | None, x: Tensor) -> dict[str, Tensor | None]:
+    def _found(self, way: Mask) -> Mask:
+        self._mask.append(way)
+        return way
+
+    @torch.enable_grad()
+    def _worth(self, way: Mask, x: Tensor) -> int:
+        """The numbers of its parameters that have an effect; -1 if it raises."""
+        try:
+            other = deepcopy(self.inner).requires_grad_(True)
+            out = next(one for one in tensors(other(x.clone(), **self._given(way, x))) if one.is_floating_point())
+            (out * torch.randn(out.shape, generator=torch.Generator().manual_seed(0)).to(out)).sum().backward()
+        except Exception:  # somebody else's code, which says by it that this is no mask
+            return -1
+        grads = [one.grad for one in other.parameters() if one.grad is not None]
+        return sum(int((grad.isfinite() & (grad != 0)).sum()) for grad in grads)
+
+    def _given(self, way: Mask, x: Tensor) -> dict[str, Tensor | None]:
         # PyTorch's own are True where something is hidden, those of most others where it is not.
         hides = ("attn_mask", "src_mask", "key_padding_mask", "src_key_padding_mask")
-        return {name: way and (way(x) ^ (name in hides)) for name in self._names}
+        return {name: x if name in _SAME else way and (way(x) ^ (name in hides)) for name in self._names}
 
 
-def _of_tokens(x: Tensor) -> Tensor:
-    return x.new_ones(x.shape[:2], dtype=torch.bool)
+def _of_tokens(x: Tensor, shown: bool) -> Tensor:
+    return x.new_full(x.shape[:2], shown, dtype=torch.bool)
 
 
-def _of_pairs(x: Tensor) -> Tensor:
-    return x.new_ones(x.shape[1], x.shape[1], dtype=torch.bool)
+def _of_pairs(x: Tensor, shown: bool) -> Tensor:
+    return x.new_full((x.shape[1], x.shape[1]), shown, dtype=torch.bool)
 
 
 def tensors(out: object) -> Iterator[Tensor]:
@@ -160,8 +186,8 @@ def tensors(out: object) -> Iterator[Tensor]:
         for value in out:
             yield from tensors(value)
     else:
-        for name in _HOLDERS:
-            yield from tensors(getattr(out, name, ()))
+        own = {name: one for name, one in getattr(out, "__dict__", {}).items() if isinstance(one, _MADE)}
+        yield from tensors(sorted(own.items(), key=lambda one: one[0] not in _HOLDERS))
 
 
 def widths(module: nn.Module) -> list[int]:

@@ -14,26 +14,33 @@ from typing import Any
 
 import torch
 from pydantic import TypeAdapter
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from attnbench.contract.compiled import without_compiler
 from attnbench.errors import Unsupported, said
-from attnbench.laws.modules.subject import Subject
+from attnbench.laws.growth import one_thread
+from attnbench.laws.laws import gradients_along
+from attnbench.laws.modules.subject import Subject, finite
 from attnbench.measure.flops import count
 from attnbench.measure.memory import peak_tensor_bytes
 
 TOKENS = 1024
 """Most tokens of the sequence in which one after the other is exchanged."""
+SEEDS = (1, 2, 3)
+"""Seeds of what stands in a token's place."""
+FEWEST = 8
+"""Fewest tokens that are exchanged; a sequence for which that takes too long is halved."""
 SECONDS = 5.0
-"""CPU time that each question takes, about: a busy machine looks no less far than a quiet one."""
+"""CPU time that each question takes, about: a busy machine looks no less far than a quiet one. A cost that is not
+settled by then takes four times as long."""
 MOST_DIRECTIONS = 1024
 """Most directions of the output for the numbers that cross the cut."""
 MOST_BYTES = 2**30
 """Peak memory above which no longer sequence is tried; the longest has :data:`LONGEST` tokens."""
 LONGEST = 8192
-PRIMES = (1, 3, 5, 7, 11, 17, 29, 37, 67, 131, 263, 521, 1021)
+PRIMES = (1, 2, 3, 5, 7, 11, 17, 29, 37, 67, 131, 263, 521, 1021)
 """Lengths that are hardly any other size of a model, as a number of what all lengths are multiples of; the two longest
 that it takes are tried, where tiles are small beside them."""
 SMALL_SHARE = 0.02
@@ -124,25 +131,34 @@ class Growth:
 
     def _square(self, end: int) -> float:
         few, more, most = (self.values[end - back] for back in (2, 1, 0))
-        return (most - 3 * more + 2 * few) * 8 / (3 * most) if most else 0.0
+        return (most - 3 * more + 2 * few) * 8 / 3
 
     @property
     def square_share(self) -> float:
         """Share of c·n² at the longest length."""
-        return self._square(len(self.lengths) - 1)
+        return self._square(len(self.values) - 1) / self.values[-1] if self.values[-1] else 0.0
 
     @property
-    def power(self) -> float:
-        """1 or 2, the part that decides for long sequences; between them if c shrinks, as that of n·log n does."""
-        share = self.square_share
-        if share <= SMALL_SHARE:
+    def power(self) -> float | None:
+        """1 or 2, the part that decides for long sequences; between them if c shrinks, as that of n·log n does.
+
+        None if c grows: a peak is the largest of several parts of a call, of which another one has just begun to
+        decide.
+        """
+        if self.square_share <= SMALL_SHARE:
             return 1
+        few, more, most = self.values[-3:]
+        before, local = math.log2(more / max(1, few)), math.log2(most / max(1, more))
         if len(self.values) > 3:
-            before = self._square(len(self.lengths) - 2) * self.values[-2] * 4
-            if before > 0 and share * self.values[-1] < 0.75 * before:
-                local = math.log2(self.values[-1] / max(1, self.values[-2]))
+            square, expected = self._square(len(self.values) - 1), 4 * self._square(len(self.values) - 2)
+            if expected > 0 and square < 0.75 * expected:
                 return 1 if local < 1.05 else local
-        return 2
+            grows = square > 1.5 * expected
+        else:
+            grows = most - more > 4.5 * (more - few)
+        if grows and (local < 1.9 or before < local - 0.3):
+            return None
+        return local if grows and local > 2.1 else 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +171,8 @@ class Found:
     """Its input: ``x`` or ``tokens``."""
     repeats: bool = True
     """True if two calls on the same input agree: it draws nothing, in eval mode."""
+    stateful: bool = False
+    """True if a call changes what the next one gives."""
     apart: bool = True
     """True if no example of a batch changes another."""
     claims_past: bool = False
@@ -197,7 +215,7 @@ class Found:
     def squares(self) -> list[str]:
         """The costs that grow as n²."""
         names = ("products", "numbers", "memory", "trained_products", "trained_memory")
-        return [name for name in names if (growth := getattr(self, name)) is not None and growth.power == 2]
+        return [name for name in names if (growth := getattr(self, name)) is not None and (growth.power or 0) >= 2]
 
     @property
     def state(self) -> int | None:
@@ -216,6 +234,7 @@ def basics(subject: Subject) -> dict[str, Any]:
         "parameters": sum(1 for _ in subject.module.parameters()),
         "call": subject.wanted.call or "x",
         "repeats": subject.repeats,
+        "stateful": subject.stateful,
         "apart": subject.apart,
         "claims_past": any(options.get(name) is True for name in ("causal", "is_causal")),
     }
@@ -226,7 +245,8 @@ def answer(subject: Subject, question: str) -> dict[str, Any]:
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # it fuses whole layers, which show nothing of their work
     try:
-        return QUESTIONS[question](subject.fresh())
+        with one_thread():
+            return QUESTIONS[question](subject.fresh())
     except Exception as error:  # somebody else's code
         return {"unasked": str(error) if isinstance(error, Unsupported) else f"it raises {said(error)}"}
     finally:
@@ -250,36 +270,38 @@ def _reads(subject: Subject) -> dict[str, Any]:
     if not subject.steady:
         raise Unsupported("two calls on the same input differ, by random numbers that are not torch's")
     n, few = subject.length(TOKENS), subject.length(24)
-    while n > few:
+    while True:
         before = subject.draw(n)
         subject(before)  # a first call prepares more than later ones
         began = process_time()
         subject(before)
-        if (process_time() - began) * 3 * len(_some(n)) < SECONDS:
+        calls = SECONDS / max(1e-9, process_time() - began)
+        if calls >= len(SEEDS) * FEWEST or n <= few:
             break
         n = max(few, subject.length(n // 2))
-    before, tokens = subject.draw(n), _some(n)
-    others = {seed: subject.draw(n, seed=seed) for seed in (1, 2, 3)}
+    tokens = _some(n, int(calls / len(SEEDS)))
+    others = {seed: subject.draw(n, seed=seed) for seed in SEEDS}
     expected = {seed: subject(before, seed=seed) for seed in others}
-    least = 1e-12 if subject.dtype == torch.float64 else 1e-5
-    return {"reads": {"n": n, "exchanged": [_exchanged(subject, j, before, others, expected, least) for j in tokens]}}
+    return {"reads": {"n": n, "exchanged": [_exchanged(subject, j, before, others, expected) for j in tokens]}}
 
 
-def _some(n: int) -> list[int]:
-    near = {*range(3), *range(n - 3, n), *range(n // 2, n // 2 + 8), *(n * i // 11 for i in range(11))}
-    return sorted(j for j in near if 0 <= j < n)
+def _some(n: int, most: int) -> list[int]:
+    few = {0, 1, n // 4, n // 2, n // 2 + 1, 3 * n // 4, n - 2, n - 1}  # as many as FEWEST
+    many = {*range(3), *range(n - 3, n), *range(n // 2, n // 2 + 8), *(n * i // 11 for i in range(11))}
+    return sorted(j for j in (many if most >= len(many) else few) if 0 <= j < n)
 
 
 def _exchanged(
-    subject: Subject, j: int, before: Tensor, others: dict[int, Tensor], expected: dict[int, Tensor], least: float
+    subject: Subject, j: int, before: Tensor, others: dict[int, Tensor], expected: dict[int, Tensor]
 ) -> dict[str, Any]:
     moved = torch.zeros(expected[1].shape[1], dtype=torch.float64)
     for seed, other in others.items():
         after = before.clone()
         after[:, j] = other[:, j] if not torch.equal(other[:, j], before[:, j]) else _another(subject, other[:, j])
-        change = (subject(after, seed=seed) - expected[seed]).abs().amax((0, 2))
-        moved = moved.maximum(change.double() / float(expected[seed].abs().max().clamp(min=1e-300)))
-    changed = (moved > least).nonzero()[:, 0].tolist()
+        if torch.equal(after, before):
+            raise Unsupported("of its tokens only one stands for something; give --vocab")
+        moved = moved.maximum(subject.moved(subject(after, seed=seed), expected[seed]).amax(0))
+    changed = (moved > subject.least).nonzero()[:, 0].tolist()
     first, last = (min(changed), max(changed)) if changed and subject.per_token else (j, j)
     far = first if j - first > last - j else last
     return {
@@ -289,7 +311,7 @@ def _exchanged(
         "after": sum(i > j for i in changed) if subject.per_token else 0,
         "first": min(first, j),
         "last": max(last, j),
-        "faint": subject.per_token and bool(far != j and moved[far] < 1e3 * least),
+        "faint": subject.per_token and bool(far != j and moved[far] < 1e3 * subject.least),
     }
 
 
@@ -302,24 +324,28 @@ def _crossing(subject: Subject) -> dict[str, Any]:
     if not subject.per_token:
         return {}
     found: list[tuple[int, int, int]] = []
-    began, half = process_time(), max(4, subject.shortest // 2 if subject.shortest > 8 else 4)
-    while 2 * half <= subject.longest:
-        out, leaves = subject.fresh().from_vectors(subject.draw(2 * half))
-        if len(leaves) != 1 or leaves[0].shape[:2] != (1, 2 * half):
+    began, n = process_time(), subject.shortest
+    while n <= subject.longest:
+        half = n // 2
+        new = subject.fresh()
+        new.module.requires_grad_(False)
+        out, leaves = new.from_vectors(subject.draw(n))
+        _differentiable(out)
+        if len(leaves) != 1 or leaves[0].numel() % n:
             raise Unsupported("no single table of embeddings makes vectors of its tokens")
-        (leaf,) = leaves
+        leaf, width = leaves[0], leaves[0].numel() // n
         behind = out[0, half:].flatten()
-        most = min(behind.numel(), half * leaf.shape[-1])
+        most = min(behind.numel(), half * width)
         could, rows = min(MOST_DIRECTIONS, most), list[Tensor]()
         generator = torch.Generator().manual_seed(4)
         for _ in range(could):
             direction = torch.randn(behind.shape, generator=generator, dtype=torch.float64).to(behind.dtype)
-            (grad,) = torch.autograd.grad(behind, leaf, direction, retain_graph=True, allow_unused=True)
-            rows.append(leaf.new_zeros(half, leaf.shape[-1]) if grad is None else grad[0, :half])
+            (grad,) = gradients_along(behind, [leaf], direction)
+            rows.append(grad.reshape(n, width)[:half])
             if process_time() - began > SECONDS:
                 break
         sizes = torch.linalg.svdvals(torch.stack(rows).flatten(1).double())
-        least = (1e-10 if subject.dtype == torch.float64 else 1e-5) * max(float(sizes[0]), 1e-300)
+        least = max(1e-10, subject.least) * max(float(sizes[0]), 1e-300)
         rank = int((sizes > least).sum())
         if rank == len(rows) < most:  # as many as were looked for, which tells nothing of how many there are
             if not found:
@@ -328,7 +354,7 @@ def _crossing(subject: Subject) -> dict[str, Any]:
         found.append((half, rank, most))
         if len(found) >= 3 and rank < most and rank <= 1.25 * found[-2][1]:
             break
-        half *= 2
+        n *= 2
     return {"crossing": found}
 
 
@@ -351,23 +377,23 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped in 
         self._follow(name, args, result)
         if "scaled_dot_product" in name and not name.endswith("backward"):
             q, k = args[0], args[1]
-            self.seen["fused" if self._is_n(q.shape[-2]) and self._is_n(k.shape[-2]) else "fused, few keys"] += 1
+            self.seen["fused" if self.is_n(q.shape[-2]) and self.is_n(k.shape[-2]) else "fused, few keys"] += 1
         elif isinstance(result, Tensor) and name in (*self._SOFTMAX, *self._PRODUCTS):
             shape = list(result.shape)
-            square = sum(map(self._is_n, shape)) >= 2
+            square = sum(map(self.is_n, shape)) >= 2
             if name in self._PRODUCTS:
                 self.seen["products"] += square
             elif square:
                 self.seen["softmax"] += 1
-            elif any(map(self._is_n, shape)):
+            elif any(map(self.is_n, shape)):
                 over = shape[int(args[1])]
-                if self._is_n(over):
+                if self.is_n(over):
                     self.seen["pooled"] += result.numel() // over
                 else:
                     self.weights[_storage(result)] = (f"fixed {over}", result)
         return result
 
-    def _is_n(self, size: int) -> bool:
+    def is_n(self, size: int) -> bool:
         return self.n <= size <= self.n + self.n // 8 + 1
 
     def _follow(self, name: str, args: Any, result: Any) -> None:
@@ -413,7 +439,10 @@ def _pairs(subject: Subject) -> dict[str, Any]:
     found = []
     unit = max(1, subject.unit)
     lengths = [n * unit for n in PRIMES if subject.shortest <= n * unit <= subject.longest and (unit > 1 or n > 17)]
-    for n in lengths[-2:] or [subject.shortest]:
+    lengths = lengths[-2:] or [subject.shortest]
+    if len(lengths) < 2:  # no other length tells apart what only happens to be as large
+        _refuse_coincidence(subject, lengths[0])
+    for n in lengths:
         watch, new = _Watch(n), subject.fresh()
         with torch.enable_grad(), watch:
             new.run(new.draw(n))
@@ -424,11 +453,21 @@ def _pairs(subject: Subject) -> dict[str, Any]:
     return {"pairs": {**{kind: both[kind] for kind in kinds}, "fixed": fixed}}
 
 
+def _refuse_coincidence(subject: Subject, n: int) -> None:
+    layers = (one for one in subject.module.modules() if not isinstance(one, nn.Embedding))
+    sizes = (x.shape[0] for one in layers for x in one.parameters(recurse=False) if x.ndim == 2)
+    widths = (size // part for size in sizes for part in (1, 2, 3, 4, 8, 12))
+    if any(map(_Watch(n).is_n, widths)):
+        raise Unsupported(f"it takes {n} tokens only, and one of its layers or heads is as wide")
+
+
 def _series(
     subject: Subject, names: tuple[str, ...], cost: Callable[[Subject, Tensor], tuple[int, ...]]
 ) -> dict[str, Any]:
     """Costs by name, the last of them bytes, at longer and longer sequences while time and memory allow the next."""
-    n = subject.shortest
+    three, n = "growth needs three lengths, each twice the one before", subject.shortest
+    if not subject.unit:
+        raise Unsupported(f"{three}, and it takes {n} tokens only")
     while 2 * n <= min(128, subject.longest // 4):
         n *= 2
     lengths, values, began = list[int](), list[tuple[int, ...]](), process_time()
@@ -439,21 +478,19 @@ def _series(
             if len(values) < 3:
                 if isinstance(error, Unsupported):
                     raise
-                why = f"growth needs three lengths, each twice the one before: with {n} tokens it raises {said(error)}"
-                raise Unsupported(why) from error
+                raise Unsupported(f"{three}: with {n} tokens it raises {said(error)}") from error
             break
         lengths.append(n)
         bytes_now, bytes_before = values[-1][-1], values[-2][-1] if len(values) > 1 else values[-1][-1]
-        spent = process_time() - began
-        # Of two lengths at equal cost the shorter was filled up to the longer: they do not tell how the cost grows.
-        filled = len(values) >= 3 and any(a == b for a, b in zip(values[-3], values[-2], strict=True))
-        if (
-            len(values) >= 3
-            and not filled
-            and (3 * spent > SECONDS or bytes_now**2 / max(1, bytes_before) > MOST_BYTES)
-        ):
-            break
+        if len(values) >= 3:
+            powers = [Growth(tuple(lengths), x).power for x in zip(*values, strict=True)]
+            settled = None not in powers and (len(values) > 3 or set(powers) == {1})
+            spent = (process_time() - began) * (3 if settled else 0.75)
+            if spent > SECONDS or bytes_now**2 / max(1, bytes_before) > MOST_BYTES * (1 if settled else 4):
+                break
         n *= 2
+    if len(values) < 3:
+        raise Unsupported(f"{three}, up to n = {LONGEST:,}")
     series = dict(zip(names, zip(*values, strict=True), strict=True))
     return {name: {"lengths": lengths, "values": list(x)} for name, x in series.items() if x[-1]}
 
@@ -462,9 +499,9 @@ def _costs(subject: Subject) -> dict[str, Any]:
     @torch.no_grad()
     def cost(new: Subject, given: Tensor) -> tuple[int, ...]:
         with _Numbers() as numbers:
-            flops = count(lambda: new.run(given)).matmul_flops or 0
+            flops = count(lambda: new.output(given)).matmul_flops or 0
         again = new.fresh()
-        return flops, numbers.written, peak_tensor_bytes(lambda: again.run(given)) or 0
+        return flops, numbers.written, peak_tensor_bytes(lambda: again.output(given)) or 0
 
     return _series(subject, ("products", "numbers", "memory"), cost)
 
@@ -472,14 +509,18 @@ def _costs(subject: Subject) -> dict[str, Any]:
 def _training(subject: Subject) -> dict[str, Any]:
     def cost(new: Subject, given: Tensor) -> tuple[int, ...]:
         given = given.requires_grad_(given.is_floating_point())
-        out = new(given)
-        if not out.requires_grad:
-            raise Unsupported("no gradient reaches x or a parameter")
+        out = _differentiable(new.output(given))
         flops = count(lambda: torch.autograd.backward(out.sum())).matmul_flops or 0
         again, given = new.fresh(), given.detach().requires_grad_(given.is_floating_point())
-        return flops, peak_tensor_bytes(lambda: torch.autograd.backward(again(given).sum())) or 0
+        return flops, peak_tensor_bytes(lambda: torch.autograd.backward(again.output(given).sum())) or 0
 
     return _series(subject, ("trained_products", "trained_memory"), cost)
+
+
+def _differentiable(out: Tensor) -> Tensor:
+    if not out.requires_grad:
+        raise Unsupported("no gradient reaches x or a parameter")
+    return out
 
 
 def _gradient(subject: Subject) -> dict[str, Any]:
@@ -488,6 +529,8 @@ def _gradient(subject: Subject) -> dict[str, Any]:
         raise Unsupported("two calls on the same input differ, by random numbers that are not torch's")
     if subject.dtype != torch.float64:
         raise Unsupported("it takes float32 only, whose rounding hides small changes")
+    if subject.stateful:
+        raise Unsupported("a call changes what the next one gives")
     best, step, n = math.inf, 1e-6, subject.length(24)
     for seed in range(3):  # one of them may meet a jump, as of a choice of pairs
         new, given = subject.fresh(), subject.draw(n, seed=seed)
@@ -495,10 +538,12 @@ def _gradient(subject: Subject) -> dict[str, Any]:
         leaves = [x for x in (given, *new.module.parameters()) if x.requires_grad]
         torch.manual_seed(seed)
         moves = [torch.randn_like(x) for x in leaves]
-        out = new(given)
+        out = _differentiable(new(given))
         direction = torch.randn_like(out)
-        grads = torch.autograd.grad((out * direction).sum(), leaves, allow_unused=True)
-        said_so = sum(float((g * m).sum()) for g, m in zip(grads, moves, strict=True) if g is not None)
+        grads = gradients_along(out, leaves, direction)
+        said_so = sum(float((grad * move).sum()) for grad, move in zip(grads, moves, strict=True))
+        if not math.isfinite(said_so):
+            raise Unsupported("its gradient is NaN or infinite")
         ends = []
         for sign in (step, -2 * step):
             with torch.no_grad():
@@ -511,21 +556,18 @@ def _gradient(subject: Subject) -> dict[str, Any]:
 
 
 def _idle(subject: Subject) -> dict[str, Any]:
-    parameters = {name: x for name, x in subject.module.named_parameters() if x.requires_grad}
-    largest = dict.fromkeys(parameters, 0.0)
-    n = subject.length(24)
-    for seed in range(3):
-        out = subject(subject.draw(n, seed=seed))
-        direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        if not parameters:
-            break
-        grads = torch.autograd.grad((out * direction.to(out)).sum(), list(parameters.values()), allow_unused=True)
-        for name, grad in zip(parameters, grads, strict=True):
-            if grad is not None and grad.numel():
-                largest[name] = max(largest[name], float(grad.abs().max()))
-    most = max(largest.values(), default=0.0)
+    parameters = dict(subject.module.named_parameters())
+    largest, n = dict.fromkeys(parameters, 0.0), subject.length(24)
+    for seed in range(3 if parameters else 0):
+        new = subject.fresh()
+        out = _differentiable(finite(new.output(new.draw(n, seed=seed))))
+        direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(seed)).to(out)
+        for name, grad in zip(parameters, gradients_along(out, list(new.module.parameters()), direction), strict=True):
+            if grad.numel():
+                largest[name] = max(largest[name], float(grad.abs().nan_to_num(math.inf).max()))
+    most = max((x for x in largest.values() if x < math.inf), default=0.0)
     least = most * (1e-12 if subject.dtype == torch.float64 else 1e-6)
-    return {"idle": [(name, parameters[name].numel()) for name, x in largest.items() if not x > least or math.isnan(x)]}
+    return {"idle": [(name, parameters[name].numel()) for name, x in largest.items() if x <= least]}
 
 
 QUESTIONS: dict[str, Callable[[Subject], dict[str, Any]]] = {

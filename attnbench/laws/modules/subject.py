@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from time import process_time
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -51,8 +52,9 @@ def subject_of(wanted: Wanted) -> Subject:
     except UsageError as refused:
         try:
             return Subject(replace(wanted, call="tokens"))
-        except UsageError:
-            raise refused from None
+        except UsageError as other:
+            again = str(other).removeprefix(f"{wanted.source}: ")
+            raise UsageError(f"{refused}. As tokens: {again}") from None
 
 
 class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped in torch
@@ -69,7 +71,13 @@ class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped 
         return out
 
 
+_LIKELY = (8, 48, 50, 60, 100, 120, 180, 196, 197, 240, 360, 400, 480, 720, 784, 840, 960, 1000, 1260, 1680, 1920)
+"""Lengths that are multiples of many numbers, or that pictures have."""
 _UNITS = (16, 32, 64, 128, 256, 512)
+_SECONDS = 5.0
+"""CPU time for lengths that nothing hints at."""
+_TYPE = re.compile("scalar type|dtype|indices|Long")
+"""Words of torch about an input of the wrong type."""
 
 
 class Subject:
@@ -89,24 +97,24 @@ class Subject:
             raise UsageError(f"{self.source.file}: no such file")
         load(self.source.file)
         self.dtype, self.turned = torch.float64, False
+        self.stateful = False
+        """True if a call changes what the next one gives: each call then has a new module."""
         self.module = self._made()
-        self.vocab = wanted.vocab or _vocabulary(self.module)
-        rows = {getattr(one, "padding_idx", None) for one in self.module.modules()}
-        self.padding = sorted(row for row in rows if isinstance(row, int))
+        self.vocab = wanted.vocab or _vocabulary(self.module.modules())
+        self.padding: list[int] = []
         """Tokens that stand for none: they may be hidden, or left out where positions are counted."""
         wide = [wanted.width] if wanted.width else widths(self.module)
         if wanted.call == "tokens" and self.vocab is None:
-            raise UsageError(f"{wanted.source}: it has no embedding to read tokens with; use --call x, or give --vocab")
+            raise UsageError(
+                f"{wanted.source}: it has no embedding to read tokens with; use --call x, or --call tokens --vocab 100"
+            )
         if wanted.call == "x" and not wide:
             raise UsageError(f"{wanted.source}: nothing says how wide x is; give --width")
         self._call_somehow(wide if wanted.call == "x" else [None])
-        self.steady, self.repeats = self._repeats()
-        self.apart = self._apart()
-        if not self.apart:
-            self.turned = True
-            self.turned = self.apart = self._takes(self.shortest) and self._apart()
         self.unit = next((n for n in range(1, self.shortest + 1) if self._steps_by(n)), 0)
         """All lengths that it takes are multiples of it; 0: it takes one length only."""
+        if self.unit and self.shortest > (fewer := -(-8 // self.unit) * self.unit) and self._takes(fewer):
+            self.shortest = fewer
         self.longest = self._longest()
         if self.unit and not self._takes(self.longest - self.unit):  # only short sequences have any length
             self.unit = next((n for n in _UNITS if n < self.longest and self._takes(self.longest - n)), 0)
@@ -128,53 +136,118 @@ class Subject:
         """The longest sequence up to n tokens that it takes, or the shortest of all."""
         return max(self.shortest, min(n, self.longest) // max(1, self.unit) * self.unit)
 
+    @property
+    def least(self) -> float:
+        """The least share of an output's largest number that is more than rounding."""
+        return 1e-12 if self.dtype == torch.float64 else 1e-5
+
+    def moved(self, one: Tensor, other: Tensor) -> Tensor:
+        """The change of each token's output ``(B, n)``, as a share of the largest number of ``other``."""
+        return (one - other).abs().amax(2).double() / other.abs().max().double().clamp(min=1e-300)
+
+    def _agree(self, *calls: Callable[[], Tensor]) -> bool:
+        try:
+            first, second = (call() for call in calls)
+            return not (self.moved(first, second) > self.least).any()
+        except Unsupported:  # it is not finite, as each question then says
+            return True
+        except Exception:  # somebody else's code
+            return False
+
     @torch.no_grad()
     def _repeats(self) -> tuple[bool, bool]:
         """The agreement of two calls on the same input, with the same seed and without."""
-        given = self.draw(self.shortest)
-        first, second = self(given), self(given)
-        after, _ = self._output(self._call(given), *given.shape[:2])  # as the call before has left torch's generator
-        return torch.equal(first, second), torch.equal(first, second) and torch.equal(first, after)
+        given, self.stateful = self.draw(self.shortest), False
+        steady = self._agree(lambda: self(given), lambda: self(given))
+        self.stateful = not steady and self._agree(lambda: self.fresh()(given), lambda: self.fresh()(given))
+        return steady or self.stateful, steady and self._agree(lambda: self(given), lambda: self(given, seed=None))
 
     @torch.no_grad()
     def _apart(self) -> bool:
         """True if examples of a batch leave each other alone; if not, the second axis may be its batch."""
-        before, other = (self.draw(self.shortest, batch=2, seed=seed) for seed in (0, 1))
-        after = torch.stack((other[0], before[1]))
+        one, other = (self.draw(self.shortest, batch=2, seed=seed) for seed in (0, 1))
+        mixed = torch.stack((one[0], other[1])), torch.stack((other[0], one[1]))
         try:
-            moved = (self(after)[1] - self(before)[1]).abs().max()
+            before = self(one)
+            moved = torch.stack([self.moved(self(given), before)[own] for own, given in enumerate(mixed)])
         except Exception:  # somebody else's code, which may take one example alone
             return True
-        return not self.steady or not moved > 1e-5
+        return not self.steady or not bool((moved > max(1e-9, self.least)).any())
 
     def _call_somehow(self, wide: Sequence[int | None]) -> None:
-        refused: Exception | None = None
-        for length in (8, *_lengths(self.module)):
-            self.shortest = length
-            for self.width in wide:
-                for self.dtype in (torch.float64, torch.float32):
-                    self.module = self._made()  # the remains of a call that failed must not decide
-                    try:
-                        with _Rounding() as rounding:  # type: ignore[no-untyped-call]  # untyped in torch
-                            out, self.per_token = self._output(self.run(self.draw(self.shortest)), 1, self.shortest)
-                    except (UsageError, Unsupported):
-                        raise
-                    except Exception as error:  # somebody else's code
-                        refused = refused or error
-                    else:
-                        if (out.dtype == self.dtype and not rounding.seen) or self.dtype == torch.float32:
-                            return
+        problems: list[Exception] = []
+        mixed: dict[bool, dict[str, Any]] = {}
+        for n in self._lengths(problems):
+            if len(mixed) == 2:
+                break
+            self.shortest = n
+            for self.turned in (False, True):
+                if self.turned in mixed:
+                    continue
+                if problem := self._works(wide):
+                    problems.append(problem)
+                    continue
+                self.steady, self.repeats = self._repeats()
+                self.apart = self._apart()
+                if self.apart:
+                    return
+                mixed[self.turned] = vars(self).copy()
+            if all(isinstance(one, Unsupported) for one in problems[-2:]) and not mixed:
+                raise problems[-1]
+        if mixed:
+            vars(self).update(next(iter(mixed.values())))
+            return
         given = f"x (1, 8, {wide[0]})" if self.wanted.call == "x" else "tokens (1, 8)"
-        remedy = "; give --width, or --call tokens" if self.wanted.call == "x" else ""
-        told = (
-            f"called with {given} it raises {said(refused or ValueError())}; no other length up to 2,048 works{remedy}"
+        told = f"called with {given} it raises {said(problems[0])}; no other length that was tried works"
+        other = "--width" if self.wanted.call == "x" else "--vocab"
+        own = f"a class in {Path(self.source.file).name} whose forward({self.wanted.call}) calls it as it wants"
+        raise UsageError(f"{self.wanted.source}: {told}; give {other}, or name {own}") from problems[0]
+
+    def _lengths(self, problems: list[Exception]) -> Iterator[int]:
+        """Lengths to try, the likely ones first; ``problems`` are the refusals up to now, in both layouts."""
+        parts = [*self.module.modules(), *(vars(one).get("config") for one in self.module.modules())]
+        sizes = {x for part in parts if part for x in getattr(part, "__dict__", {}).values() if type(x) is int}
+        sizes |= {2 * x for x in sizes} | {2**power for power in range(4, 12)}
+        for n in sorted({*_LIKELY, *(x for x in sizes if 8 < x <= 2048)}):
+            yield n
+            if len(problems) > 2 and all(_TYPE.search(said(one)) for one in problems):
+                return  # it is not the length that it refuses
+        words = [said(one) for one in problems]
+        yield from sorted(
+            {int(x) for one in words for x in re.findall(r"\d+", one) if len(x) < 5 and 8 < int(x) <= 2048}
         )
-        raise UsageError(f"{self.wanted.source}: {told}") from refused
+        began = process_time()
+        for n in range(9, 2049):
+            if len(set(words[::2])) < 2 or process_time() - began > _SECONDS:  # the same for all: not the length
+                return
+            yield n
+
+    def _works(self, wide: Sequence[int | None]) -> Exception | None:
+        """Call a new module with ``shortest`` tokens, and set what is found by that; the reason if nothing works."""
+        refused: Exception | None = None
+        for self.width in wide:
+            for self.dtype in (torch.float64, torch.float32):
+                self.module = self._made()  # the remains of a call that failed must not decide
+                given = self.draw(self.shortest)
+                try:
+                    with _Rounding() as rounding, _caught(self.module, given) as read:  # type: ignore[no-untyped-call]
+                        out, self.per_token = self._output(self.run(given), 1, self.shortest)
+                except UsageError:
+                    raise
+                except Exception as error:  # somebody else's code
+                    refused = refused or error
+                    continue
+                if self.dtype == torch.float32 or (out.dtype == self.dtype and not rounding.seen):
+                    if tables := [part for part, _ in read]:
+                        self.vocab = self.wanted.vocab or _vocabulary(tables)
+                        self.padding = sorted({x for part in tables if isinstance(x := part.padding_idx, int)})
+                    return None
+        return refused or ValueError("its output has another type than its input")
 
     def _takes(self, n: int) -> bool:
         try:
             with torch.no_grad():
-                self.fresh()(self.draw(n))
+                self.fresh().output(self.draw(n))
         except Exception:  # whatever its table says
             return False
         return True
@@ -203,34 +276,41 @@ class Subject:
 
     def real(self, tokens: Tensor) -> Tensor:
         """The tokens with the next one in place of each that stands for none."""
-        return sum((tokens == hidden for hidden in self.padding), tokens) % (self.vocab or 1)
+        for _ in self.padding:
+            tokens = sum((tokens == hidden for hidden in self.padding), tokens) % (self.vocab or 1)
+        return tokens
 
-    def run(self, given: Tensor, *, seed: int = 0) -> object:
-        """The module's output for tokens or x; its draws follow from ``seed``."""
-        torch.default_generator.manual_seed(seed)
-        return self._call(given)
-
-    def _call(self, given: Tensor) -> object:
+    def run(self, given: Tensor, *, seed: int | None = 0) -> object:
+        """The module's output for tokens or x; its draws follow from ``seed``, or from those before it if None."""
+        if seed is not None:
+            torch.default_generator.manual_seed(seed)
         return self.module(given.transpose(0, 1) if self.turned else given)
 
-    def __call__(self, given: Tensor, *, seed: int = 0) -> Tensor:
-        """``(B, n, E)``, or ``(B, 1, E)`` for an output of the whole sequence."""
-        return self._output(self.run(given, seed=seed), *given.shape[:2])[0]
+    def output(self, given: Tensor) -> Tensor:
+        """``(B, n, E)``, or ``(B, 1, E)`` for an output of the whole sequence, as the module left it."""
+        return self._output(self.run(given), *given.shape[:2])[0]
+
+    def __call__(self, given: Tensor, *, seed: int | None = 0) -> Tensor:
+        """The :meth:`output` as numbers of its own, in place of a table that the next call overwrites; ``given`` stays
+        as it is. Raises Unsupported if any number is NaN or infinite."""
+        one = self.fresh() if self.stateful else self
+        return finite(self._output(one.run(given.clone(), seed=seed), *given.shape[:2])[0].clone())
 
     def from_vectors(self, given: Tensor) -> tuple[Tensor, list[Tensor]]:
         """The output, and its input vectors ``(B, n, C)``, which gradients reach: x itself, or embeddings of the
         tokens."""
         if self.wanted.call == "x":
             leaf = given.detach().requires_grad_()
-            return self(leaf), [leaf]
-        with _caught(self.module, given) as leaves:
-            out = self(given)
-        return out, leaves
+            return finite(self.output(leaf.clone())), [leaf]
+        with _caught(self.module, given) as read:
+            out = finite(self.output(given))
+        return out, [leaf for _, leaf in read]
 
     def _output(self, out: object, B: int, n: int) -> tuple[Tensor, bool]:
         made = [x for x in tensors(out) if x.is_floating_point()]
         if self.turned:
             made = [x.transpose(0, 1) if x.ndim >= 2 and x.shape[:2] == (n, B) else x for x in made]
+        made.sort(key=lambda x: x.shape != (B, n, self.width))  # beside weights (B, n, n), say
         for x in made:
             if x.ndim >= 3 and x.shape[:2] == (B, n):
                 return x.flatten(2), True
@@ -247,34 +327,35 @@ class Subject:
         )
 
 
-def _lengths(module: nn.Module) -> list[int]:
-    parts = [*module.modules(), *(vars(one).get("config") for one in module.modules())]
-    sizes = {x for part in parts if part is not None for x in getattr(part, "__dict__", {}).values() if type(x) is int}
-    sizes |= {2 * x for x in sizes} | {2**power for power in range(4, 12)}
-    return sorted(x for x in sizes if 8 < x <= 2048)
+def finite(out: Tensor) -> Tensor:
+    """The numbers; raises Unsupported if any is NaN or infinite."""
+    if wrong := int((~out.isfinite()).sum()):
+        raise Unsupported(f"{wrong:,} of the {out.numel():,} numbers of its output are NaN or infinite")
+    return out
 
 
-def _vocabulary(module: nn.Module) -> int | None:
-    rows = [part.num_embeddings for part in module.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)]
-    return min(rows, default=None)
+def _vocabulary(parts: Iterable[nn.Module]) -> int | None:
+    tables = (part for part in parts if isinstance(part, nn.Embedding | nn.EmbeddingBag))
+    return min((table.num_embeddings for table in tables if table.num_embeddings > 1), default=None)
 
 
 @contextmanager
-def _caught(module: nn.Module, tokens: Tensor) -> Iterator[list[Tensor]]:
-    leaves: list[Tensor] = []
+def _caught(module: nn.Module, tokens: Tensor) -> Iterator[list[tuple[nn.Embedding, Tensor]]]:
+    """The tables of embeddings that read the tokens, each with what it makes of them, which gradients reach."""
+    read: list[tuple[nn.Embedding, Tensor]] = []
 
-    def hook(_: nn.Module, given: tuple[Any, ...], out: Tensor) -> Tensor:
+    def hook(part: nn.Module, given: tuple[Any, ...], out: Tensor) -> Tensor:
         if not given or not isinstance(given[0], Tensor) or given[0].numel() != tokens.numel():
             return out
         if not torch.equal(given[0].flatten(), tokens.flatten()):
             return out  # of positions
         leaf = out.detach().requires_grad_()
-        leaves.append(leaf)
-        return leaf
+        read.append((cast(nn.Embedding, part), leaf))
+        return leaf.clone()  # which it may change in place
 
     handles = [part.register_forward_hook(hook) for part in module.modules() if isinstance(part, nn.Embedding)]
     try:
-        yield leaves
+        yield read
     finally:
         for handle in handles:
             handle.remove()

@@ -34,7 +34,11 @@ class Line(NamedTuple):
 
 def lines(found: Found) -> list[Line]:
     """The answers in the order for a reader; a question that could not be asked states the reason."""
-    drawn = "no: two calls on the same input differ, in eval mode; it draws random numbers, or drops some"
+    drawn = "no: two calls on the same input differ, in eval mode; " + (
+        "a call changes what the next one gives, so each question has a new module"
+        if found.stateful
+        else "it draws random numbers, or drops some"
+    )
 
     def unless(asked: str, answer: str) -> str:
         why = found.unasked.get(asked)
@@ -60,15 +64,17 @@ def lines(found: Found) -> list[Line]:
 def conclusion(found: Found) -> str:
     """The conclusion of all the costs."""
     if found.squares:
-        return f"its cost grows as n²: {', '.join(_COSTS[name][1] for name in found.squares)}"
+        most = _power(max(getattr(found, name).power for name in found.squares))
+        return f"its cost grows as {most}: {', '.join(_COSTS[name][1] for name in found.squares)}"
     unknown = [one for one in ("what it costs", "what its backward pass costs") if one in found.unasked]
     if found.formed:
         return "its cost grows as n²: all n × n pairs are formed"
-    if unknown:
-        return (
-            f"how its cost grows is not fully known: {'; '.join(dict.fromkeys(found.unasked[one] for one in unknown))}"
-        )
-    powers = [growth.power for name in _COSTS if (growth := getattr(found, name)) is not None]
+    costs = {name: growth for name in _COSTS if (growth := getattr(found, name)) is not None}
+    reasons = [found.unasked[one] for one in unknown]
+    reasons += [f"{_COSTS[name][1]}: {_growth(found, name)}" for name, one in costs.items() if one.power is None]
+    if reasons:
+        return f"how its cost grows is not fully known: {'; '.join(dict.fromkeys(reasons))}"
+    powers = [growth.power for growth in costs.values() if growth.power is not None]
     return f"its cost grows as {_power(max(powers))}" if powers else "how its cost grows is not known"
 
 
@@ -95,14 +101,15 @@ def _attention(found: Found) -> str:
         end = f", beside {_rows(pairs.pooled)} that weigh all tokens" if pairs.pooled else ""
         return f"none: a recurrence or an average{end}"
     if found.products is not None and found.products.square_share > _LARGE_SHARE and found.products.power == 2:
-        return "no operation forms n × n pairs at once, and products grow as n²: tiles, or windows that are long for n"
+        return "no operation forms n × n pairs at once, and products grow as n²: tiles, long windows or buckets"
     if found.numbers is not None and found.numbers.square_share > _LARGE_SHARE and found.numbers.power == 2:
         return "no operation forms n × n pairs at once, and the numbers that are written grow as n²: row by row, say"
     if pairs.pooled:
         if found.per_token:
             return f"summaries: {_rows(pairs.pooled)} over all n tokens, which tokens read"
         return "pooling: the tokens are weighed once for the whole sequence"
-    return "no pairs are formed, and no end of what passes between tokens was seen: linear, FFT or hashing, say"
+    end = "no end of what passes between tokens was seen"
+    return f"no pairs are formed, and {end}: linear, FFT, hashing or a large state, say"
 
 
 def _rows(count: int) -> str:
@@ -171,11 +178,13 @@ def _between(found: Found) -> str:
     tokens = ", ".join(str(half) for half, _, _ in found.crossing)
     if found.state is not None:
         return f"about {found.state} numbers, however many tokens went before ({told} after {tokens})"
-    return f"more numbers, the more tokens went before ({told} after {tokens}); no end was seen"
+    most = max(rank for _, rank, _ in found.crossing)
+    return f"more numbers, the more tokens went before ({told} after {tokens}); no end was seen up to {most:,}"
 
 
 def _power(power: float) -> str:
-    return "n" if power == 1 else "n²" if power == 2 else f"about n^{power:.2f}"
+    whole = {1: "n", 2: "n²", 3: "n³"}.get(round(power, 1))
+    return whole or f"about n^{power:.2f}"
 
 
 def _growth(found: Found, name: str) -> str:
@@ -184,10 +193,12 @@ def _growth(found: Found, name: str) -> str:
         return ""
     what, last = _COSTS[name][0], f"{growth.values[-1]:,}"
     span = f"n = {growth.lengths[-1]:,}, seen from {growth.lengths[0]:,} on"
-    if growth.power != 2:
+    if growth.power is None:
+        return f"faster from one length to the next, and not yet as one power ({last} {what} at {span})"
+    if growth.power < 2:
         return f"as {_power(growth.power)} ({last} {what} at {span})"
     share = f"{100 * growth.square_share:.{0 if growth.square_share > 0.01 else 1}f} %"
-    return f"as n² ({share} of {last} {what} at {span})"
+    return f"as {_power(growth.power)} ({share} of {last} {what} at {span})"
 
 
 def _training(found: Found) -> str:

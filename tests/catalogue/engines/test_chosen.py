@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnbench.catalogue.engines import tiling
+from attnbench.catalogue.engines.gathered import chosen as chosen_keys
 from attnbench.catalogue.engines.gathered.chosen import answer_from_chosen, attend_to_chosen, best
 from attnbench.contract.problem.reference import masked_attention, of_query_heads
 
@@ -54,9 +58,11 @@ def listed(N: int, M: int, shares: int, size: int) -> Tensor:
 @pytest.mark.parametrize("shares", [1, 2])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("numbers", [1, 1 << 18])
+@pytest.mark.parametrize("large", [1, 16])
 def test_equals_a_mask_forward_and_backward(
-    size: int, shares: int, causal: bool, numbers: int, monkeypatch: pytest.MonkeyPatch
+    size: int, shares: int, causal: bool, numbers: int, large: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(chosen_keys, "_LARGE", large)
     monkeypatch.setitem(tiling.TUNED, "gathered.listed", tiling.Tuned(numbers, 1))
     inputs, chosen = draw(), listed(13, 13, shares, size)
     q, k, v = inputs
@@ -73,6 +79,24 @@ def test_equals_a_mask_forward_and_backward(
             torch.autograd.grad(out, inputs, direction), torch.autograd.grad(expected, inputs, direction), strict=True
         ):
             close(mine, theirs)
+
+
+def test_a_large_block_is_not_copied_for_each_query() -> None:
+    q, k, v = (torch.randn(1, 1, 256, 32) for _ in "qkv")
+    chosen = torch.arange(4).expand(1, 1, 256, 4)
+    with Written() as written:
+        attend_to_chosen(q, k, v, chosen, size=64)
+    assert written.numbers < 256 * 256 * 32  # half of a copy of its keys and values for each query
+
+
+class Written(TorchDispatchMode):
+    numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor):
+            self.numbers += out.numel()
+        return out
 
 
 @pytest.mark.parametrize("size", [1, 4])

@@ -1,4 +1,7 @@
-"""Softmax over the blocks of keys that each query has chosen, gathered for some queries at a time."""
+"""Softmax over the blocks of keys that each query has chosen, gathered for some queries at a time.
+
+On a CPU large blocks are not gathered: each one meets all queries that chose it in matrix products.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
@@ -15,6 +19,8 @@ from attnbench.catalogue.engines.precision import accumulator
 from attnbench.catalogue.engines.tiling import budget
 
 _LAST = torch.iinfo(torch.int32).max
+_LARGE = 16
+"""Fewest keys of a block that meets its queries where it is."""
 _NEVER = -2139095041
 """The bits of -∞ in float32 as an integer in the same order."""
 
@@ -67,7 +73,10 @@ def attend_to_chosen(
     real = torch.ones(1, M, dtype=torch.bool, device=k.device) if key_mask is None else key_mask
     how = _How(pad(real, (0, more)), S, causal)
     flat = (x.flatten(0, 1).contiguous() for x in (keys, values, chosen))
-    out: Tensor = _Attend.apply(how, rows, *flat)  # type: ignore[no-untyped-call]  # untyped in torch
+    # Which queries meet a block is known from numbers alone, which neither a plan nor a compiler has.
+    numbers = q.device.type == "cpu" and not isinstance(q, FakeTensor) and not torch.compiler.is_compiling()
+    way = _AttendBlocks if numbers and size >= _LARGE else _Attend
+    out: Tensor = way.apply(how, rows, *flat)  # type: ignore[no-untyped-call]  # untyped in torch
     return torch.unflatten(out, 0, (B, S)).permute(0, 1, 3, 4, 2, 5).flatten(1, 3).to(v.dtype)
 
 
@@ -157,4 +166,70 @@ class _Attend(torch.autograd.Function):
             dq[tile.z, tile.rows] = torch.einsum("nhgt,nthd->nhgd", d_logits, keys)
             tile.scatter(dk, torch.einsum("nhgt,nhgd->nthd", d_logits, q[tile.z, tile.rows]))
             tile.scatter(dv, torch.einsum("nhgt,nhge->nthe", weights, above))
+        return None, dq, dk, dv, None
+
+
+class _Meeting(NamedTuple):
+    """A block of keys and some queries that chose it, in one of the Z units."""
+
+    z: int
+    block: int
+    rows: Tensor
+    hidden: Tensor | None
+
+    def logits(self, q: Tensor, k: Tensor) -> Tensor:
+        logits = torch.einsum("nhgd,thd->nhgt", q[self.z, self.rows] * q.shape[-1] ** -0.5, k[self.z, self.block])
+        return logits if self.hidden is None else logits.masked_fill_(self.hidden[..., None, None, :], -torch.inf)
+
+
+def _meetings(how: _How, q: Tensor, k: Tensor, chosen: Tensor) -> Iterator[_Meeting]:
+    Z, blocks, size = k.shape[:3]
+    most = max(1, budget("gathered.listed", q.device) // (size * q.shape[2] * q.shape[3]))
+    real = torch.unflatten(how.real, 1, (blocks, size))
+    for z in range(Z):
+        order = chosen[z].flatten().argsort(stable=True)
+        counts = torch.bincount(chosen[z].flatten() + 1, minlength=blocks + 1).tolist()
+        for block, every in enumerate((order // chosen.shape[2]).split(counts)[1:]):
+            shown = real[z // how.shares % len(real), block]
+            for rows in every.split(most) if len(every) else ():
+                hidden = None if shown.all() else ~shown
+                if how.causal and rows[0] < (block + 1) * size - 1:
+                    later = torch.arange(block * size, (block + 1) * size) > rows[:, None]
+                    hidden = later if hidden is None else later | hidden
+                yield _Meeting(z, block, rows, hidden)
+
+
+class _AttendBlocks(torch.autograd.Function):
+    """As :class:`_Attend`: the softmax of a query goes on from one of its blocks to the next."""
+
+    @staticmethod
+    def forward(ctx: Any, how: _How, q: Tensor, k: Tensor, v: Tensor, chosen: Tensor) -> Tensor:
+        out, total = q.new_zeros(*q.shape[:4], v.shape[4]), q.new_zeros(q.shape[:4])
+        most = torch.full_like(total, torch.finfo(q.dtype).min)
+        for one in _meetings(how, q, k, chosen):
+            logits, at = one.logits(q, k), (one.z, one.rows)
+            largest = torch.maximum(most[at], logits.amax(-1))
+            weights, less = (logits - largest[..., None]).exp_(), (most[at] - largest).exp_()
+            most[at], total[at] = largest, total[at] * less + weights.sum(-1)
+            out[at] = out[at] * less[..., None] + torch.einsum("nhgt,the->nhge", weights, v[one.z, one.block])
+        out /= total.masked_fill(total == 0, 1.0)[..., None]
+        ctx.save_for_backward(q, k, v, chosen, out, (most + total.log()).masked_fill(total == 0, torch.inf))
+        ctx.how = how
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, chosen, out, log_total = ctx.saved_tensors
+        dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        kept = (grad * out).sum(-1, keepdim=True)
+        for one in _meetings(ctx.how, q, k, chosen):
+            at, here = (one.z, one.rows), (one.z, one.block)
+            weights, above = (one.logits(q, k) - log_total[at][..., None]).exp_(), grad[at]
+            d_logits = (
+                (torch.einsum("nhge,the->nhgt", above, v[here]) - kept[at]).mul_(weights).mul_(q.shape[-1] ** -0.5)
+            )
+            dq[at] += torch.einsum("nhgt,thd->nhgd", d_logits, k[here])
+            dk[here] += torch.einsum("nhgt,nhgd->thd", d_logits, q[at])
+            dv[here] += torch.einsum("nhgt,nhge->the", weights, above)
         return None, dq, dk, dv, None
