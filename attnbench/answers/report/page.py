@@ -65,6 +65,10 @@ def make_page(
         _section(number, machine, families, changes, figures=figures)
         for number, machine in enumerate(machines, start=1)
     ]
+    titles = [title_of(machine) for machine in machines]
+    for (shown, _), machine, name in zip(made, machines, titles, strict=True):
+        if titles.count(name) > 1:
+            shown["title"] = one_line(f"{name}: {', '.join(machine.environments)}", 160)
     frame = sources.frame
     colours = [(LIGHT.family(name), DARK.family(name)) for name in families]
     data = {"families": families, "against": against.name if against else None, "sections": [data for _, data in made]}
