@@ -44,7 +44,7 @@ def test_a_heading_stands_on_the_sheet_of_its_panel() -> None:
 def test_the_meaning_of_the_marks_is_what_a_short_caption_says() -> None:
     (figure,) = draw(rows_of("headline-long-cpu"), figures=["scores"]).values()
     shown = " ".join(text.get_text() for text in figure.texts if text.get_position()[1] < 0.12)
-    assert "Bars: 95 % t-intervals over seeds; ticks: single seeds." in shown
+    assert "Dots: means over seeds; ticks: single seeds; bars: 95 % t-intervals over seeds" in shown
     assert BESIDE in shown
 
 
