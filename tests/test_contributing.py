@@ -140,6 +140,7 @@ ADDED = [
         "harness/plan.py",
         "    settings = Settings(\n",
         "    if options.most_cells is not None and len(cells) > options.most_cells:\n"
+        "        from attnbench.errors import UsageError\n\n"
         '        raise UsageError(f"more than {options.most_cells} cells")\n',
     ),
 ]

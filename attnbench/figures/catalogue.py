@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from attnbench.figures.kit.page import NothingToDraw, Page, new_page, only_on_a_page, shorten, stacked
+from attnbench.figures.kit.page import NothingToDraw, Page, new_page, only_on_a_page, shorten, stacked, text_width
 from attnbench.figures.kit.palette import palette
 from attnbench.figures.kit.style import SMALL_SIZE, in_style
 from attnbench.figures.kit.ticks import log_axis, padded, plain, power_ticks, trimmed
@@ -41,7 +41,8 @@ NEEDS = f"times of {ENOUGH} variants"
 
 _STEP = 0.165
 """Inches from line to line."""
-_NAMES = 2.05
+_NAMES, _MOST = 2.05, 2.6
+"""Width of the names, and of the longest."""
 _GAP = 0.22
 _HEAD = 0.62
 """Inches above and below the lines, for titles and scales."""
@@ -73,9 +74,9 @@ def draw_catalogue(frame: pd.DataFrame, *, n: int | None = None, only: Mapping[s
     rows = pd.concat([one.rows for one in lists])
     errors = compared(frame)
     notes = [
+        note_on_errors([panel for one in lists for panel in one.panels], errors),
         own_form_note(rows["label"]),
         "Each panel has a scale of its own; bars are 95 % intervals, where they are wider than the mark.",
-        note_on_errors([panel for one in lists for panel in one.panels], errors),
         *(f"Not measured — {line}" for line in failures(rows, at_n=False)),
         without_room(found),
     ]
@@ -125,18 +126,19 @@ def _draw_list(page: Page, one: _List) -> None:
     lines = one.lines
     tall = _STEP * len(lines)
     bottom = page.top - 0.42 - tall
-    names = page.blank(page.left, bottom, _NAMES, tall)
+    width = min(_MOST, max(_NAMES, *(text_width(label, SMALL_SIZE) + 0.2 for _, label in lines)))
+    names = page.blank(page.left, bottom, width, tall)
     names.set_ylim(len(lines), 0)
     for row, (family, label) in enumerate(lines):
-        text = shorten(label or family.upper(), _NAMES - 0.1, SMALL_SIZE)
+        text = shorten(label or family.upper(), width - 0.1, SMALL_SIZE)
         weight = "normal" if label else "bold"
         names.text(0.13, row + 0.5, text, va="center", fontsize=SMALL_SIZE, fontweight=weight)
         if not label:
             names.plot([0.04], [row + 0.5], "s", color=palette().family(family), markersize=5)
-    room = page.right - page.left - _NAMES - 0.12  # half of the last tick's number
+    room = page.right - page.left - width - 0.12  # half of the last tick's number
     wide = (room - _GAP * (len(one.panels) - 1)) / max(1, len(one.panels))
     for place, panel in enumerate(one.panels):
-        _draw_panel(page, (page.left + _NAMES + place * (wide + _GAP), bottom, wide, tall), panel, lines)
+        _draw_panel(page, (page.left + width + place * (wide + _GAP), bottom, wide, tall), panel, lines)
 
 
 def _draw_panel(
@@ -275,6 +277,6 @@ def note_on_errors(panels: Sequence[Panel], rows: pd.DataFrame) -> str:
     marks = {"o": "circles", "s": "squares", "^": "triangles", "D": "diamonds"}
     said = ", ".join(f"{marks[m]} {name}" for m, name in zip(MARKS, dict.fromkeys(rows["inputs"]), strict=False))
     return (
-        f"Relative error: {said}; lines: answering mean(V). Hollow: another operator, whose distance from softmax "
-        "attention is no error (an arrow: beyond the scale). learned: means nothing before fitting."
+        f"Error: {said}; dotted: answering mean(V); hollow: the distance of another operator, which is no error; "
+        "arrow: beyond the scale; learned: nothing was fitted."
     )

@@ -82,7 +82,7 @@ def draw_map(
         own_form_note(rows["label"]),
         f"Number: relative error against exact attention. Colour: the same over the error of answering mean(V); "
         f"the middle of the scale is no better than that, red is worse. Rows: {size}.",
-        f"Not drawn: {int(unknown.sum())} rows without a {size}, or on other inputs." if unknown.any() else "",
+        f"Not drawn, since without {size} or on other inputs: {int(unknown.sum())}." if unknown.any() else "",
         *(f"Not measured — {line}" for line in failures(rows, at_n=False)),
         without_room(found),
     ]

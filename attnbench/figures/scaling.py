@@ -161,6 +161,7 @@ def _block(page: Page, drawn: Sequence[Series]) -> None:
             _line(ax, line, column)
         if not np.isfinite(values).any():
             ax.text(0.5, 0.5, "not measured", transform=ax.transAxes, ha="center", color=palette().faint)
+            ax.set_yticks([])
         for row, ((n, status), stopped) in enumerate(stops.items()):
             _mark_stop(ax, (right - left, tall), row, n, status, stopped)
         if place == 0:

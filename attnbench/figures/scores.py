@@ -69,7 +69,7 @@ def draw_scores(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None
     names, hidden = short_names(
         pd.DataFrame([(p.label, p.variant) for one in drawn for p in one.parts], columns=["label", "variant"])
     )
-    notes = [*left_out(frame, every), *_without_mean(found, mean), *_notes(drawn, family := family_of(found))]
+    notes = [*_notes(drawn, family := family_of(found)), *left_out(frame, every), *_without_mean(found, mean)]
     notes += [" ".join(part for part in (hidden_options(drawn), hidden) if part), own_form_note(names)]
     rest = [one.heading for one in [*found, *mean][_PANELS:]]
     notes += [f"Not drawn, for want of room: {', '.join(rest)}."] if rest else []

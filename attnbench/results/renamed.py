@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -15,23 +15,24 @@ from attnbench.measure.status import Status
 class Rule(NamedTuple):
     """The rule that a variant's name stood for until its default became another one."""
 
-    options: Mapping[str, str | bool]
+    options: Mapping[str, str | bool] = {}
     """Options that choose it today; older rows lack them."""
-    defaults: Sequence[str] = ()
+    defaults: tuple[str, ...] = ()
     """Other options with another default today."""
     own_form: str = ""
     """Difference from the source, if older rows do not say it."""
+    gone: str = ""
+    """An option that it no longer has, with 0 as its default."""
 
 
 _RULES = {
     "msa": Rule({"score": "relu"}, ("block",)),
+    "performer": Rule(gone="eps"),
     "sparge": Rule(
         {"rule": "holding", "smooth_k": False},
         own_form="keeps own blocks and the block that passes the share; the authors' code keeps neither",
     ),
 }
-_UNSAID = {"eps": (0.0,), "form": ("torch", "auto")}
-"""Options that no row names today unless somebody chose them -> their defaults."""
 _PAIRWISE = ("additive", "bilinear", "deltaformer", "differential", "fox", "gated-softmax", "parallax", "path")
 """Variants that the family ``kernel`` held before ``pairwise`` existed."""
 
@@ -51,14 +52,14 @@ def named_as_today(row: Mapping[str, Any]) -> dict[str, Any]:
         row["positions"] = "trained-sinusoid"
     with suppress(ValueError, TypeError, KeyError, AttributeError, UsageError):  # it is no row: others refuse it
         options, label = json.loads(row["options"]), dict(parse_spec(row["label"]).options)
-        if "eps" in label:
-            reason = f"measured with eps={label['eps']}, an option that {row['variant']} no longer has"
+        rule = _RULES.get(row["variant"], Rule())
+        if rule.gone in label:
+            reason = f"measured with {rule.gone}={label[rule.gone]}, an option that {row['variant']} no longer has"
             return row | {"status": Status.UNSUPPORTED.value, "reason": reason}
-        options = {
-            name: value for name, value in options.items() if name in label or value not in _UNSAID.get(name, ())
-        }
-        rule = _RULES.get(row["variant"])
-        if rule and not rule.options.keys() & options.keys():
+        for unsaid in {rule.gone, "form"} & options.keys() - label.keys():
+            if options[unsaid] in (0.0, "torch", "auto"):
+                del options[unsaid]
+        if rule.options and not rule.options.keys() & options.keys():
             label = {name: options[name] for name in rule.defaults} | label | rule.options
             options |= rule.options
             row |= {"own_form": row["own_form"] or rule.own_form} if "own_form" in row else {}

@@ -13,6 +13,7 @@ import pytest
 from pydantic import ValidationError
 
 from attnbench.answers.claims.claims import Claim, claims
+from attnbench.answers.claims.points import Point
 from attnbench.answers.claims.verdict import Judgement, judge
 from attnbench.cli.app import main
 from attnbench.contract.problem.shape import Shape
@@ -452,3 +453,9 @@ def test_run_measures_the_sweeps_that_the_chosen_claims_read(
     monkeypatch.chdir(tmp_path)
     main(["claims", "--run", "-k", select])
     assert sweeps in [{cell.sweep for cell in plan.cells if plan.visits(cell)} for plan in plans]
+
+
+def test_the_range_of_many_points_names_its_quantity() -> None:
+    points = tuple(Point(f"n={n}", n / 2, n / 2, n / 2, True, what="time ratio") for n in range(1, 6))
+    found = Judgement(next(iter(claims())), "holds", points).evidence
+    assert found == "holds at n=1, n=2, n=3, n=4 and 1 more (time ratio 0.5 to 2.5)"

@@ -7,21 +7,16 @@ with ``all`` every one; words after ``--law`` are the only laws that are looked 
 
 from __future__ import annotations
 
-import csv
 import json
 import subprocess
 import sys
 from collections.abc import Collection, Iterable, Mapping
-from datetime import UTC, datetime
 from typing import Any
-
-import torch
 
 from attnbench.cli.check import _worst
 from attnbench.contract.variant import VARIANTS
 from attnbench.laws import LAWS, Finding, laws_of
-from attnbench.measure.machine import processor
-from tests.docs.making import HERE
+from tests.docs.making import HERE, Row, here, store, stored
 
 FILE = HERE / "docs/data/laws.csv"
 COLUMNS = ("variant", "law", "number", "bound", "setting", "note", "torch", "processor", "date")
@@ -30,8 +25,6 @@ AT_ONCE = 8
 NOTHING = "its small shapes leave nothing to measure"
 """Note of a law that applies, and found nothing in any setting: shapes that cannot be traced, say."""
 
-Row = dict[str, str]
-
 
 def shipped() -> list[str]:
     return [entry.name for entry in VARIANTS if entry.make.__module__.startswith("attnbench.")]
@@ -39,10 +32,7 @@ def shipped() -> list[str]:
 
 def read() -> list[Row]:
     """The rows of the file; none where there is no file."""
-    if not FILE.exists():
-        return []
-    with FILE.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+    return stored(FILE)
 
 
 def lacking(rows: Iterable[Row]) -> list[str]:
@@ -96,11 +86,10 @@ def check(names: Iterable[str], only: Collection[str] = ()) -> tuple[list[Row], 
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode not in (0, 1):  # 1: a law is broken, and rows_of says of which variant
         raise SystemExit(done.returncode)
-    where = {"torch": torch.__version__, "processor": processor(), "date": f"{datetime.now(UTC):%Y-%m-%d}"}
     rows, refused = [], []
     for report in json.loads(done.stdout):
         try:
-            rows += [row | where for row in rows_of(report, only)]
+            rows += [row | here() for row in rows_of(report, only)]
         except ValueError as error:
             refused.append(str(error))
     return rows, refused
@@ -109,11 +98,7 @@ def check(names: Iterable[str], only: Collection[str] = ()) -> tuple[list[Row], 
 def write(rows: Iterable[Row]) -> None:
     """The rows, variants and laws in the order shown to users."""
     order = {(name, law): (i, j) for i, name in enumerate(shipped()) for j, law in enumerate(LAWS)}
-    FILE.parent.mkdir(exist_ok=True)
-    with FILE.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(sorted((row for row in rows if _place(row) in order), key=lambda row: order[_place(row)]))
+    store(FILE, COLUMNS, sorted((row for row in rows if _place(row) in order), key=lambda row: order[_place(row)]))
 
 
 def _place(row: Row) -> tuple[str, str]:

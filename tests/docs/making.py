@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
+import torch
 
+from attnbench.measure.machine import processor
 from tests.committed import rows_of
 
 HERE = Path(__file__).resolve().parents[2]
@@ -74,6 +78,24 @@ PRINTED = re.compile(r"<!-- printed: (\S+) -->\n+```\n(.*?)```", re.DOTALL)
 ROWS: dict[str, Callable[[], str]] = {}
 
 Maker = Callable[[], str]
+Row = dict[str, str]
+"""A row of ``docs/data``, which a script of this folder measures."""
+
+
+def stored(file: Path) -> list[Row]:
+    return list(csv.DictReader(file.read_text(encoding="utf-8").splitlines())) if file.exists() else []
+
+
+def store(file: Path, columns: Sequence[str], measured: Iterable[Row]) -> None:
+    with file.open("w", encoding="utf-8", newline="") as target:
+        writer = csv.DictWriter(target, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(measured)
+
+
+def here() -> Row:
+    """With what, on what and when a row is measured."""
+    return {"torch": torch.__version__, "processor": processor(), "date": f"{datetime.now(UTC):%Y-%m-%d}"}
 
 
 def rows(maker: Maker) -> Maker:

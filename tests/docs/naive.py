@@ -7,10 +7,8 @@ plain torch. Both are called in turns in one process. Needs a machine with nothi
 
 from __future__ import annotations
 
-import csv
 import sys
 from collections.abc import Callable, Iterable
-from datetime import UTC, datetime
 from functools import partial
 
 import torch
@@ -22,11 +20,10 @@ from attnbench.contract.variant import VARIANTS
 from attnbench.errors import Unsupported
 from attnbench.harness.wire.process import apply, window_library
 from attnbench.laws.laws import Case
-from attnbench.measure.machine import processor
 from attnbench.measure.statistics import Ratio
 from tests.benchmarks.old_and_new import in_turns
 from tests.docs.laws import shipped
-from tests.docs.making import HERE
+from tests.docs.making import HERE, Row, here, store, stored
 
 FILE = HERE / "docs/data/naive.csv"
 SIZES = ("n", "heads", "head_dim", "causal", "threads")
@@ -34,15 +31,10 @@ COLUMNS = ("variant", *SIZES, "ratio", "low", "high", "turns", "torch", "process
 N, HEADS, HEAD_DIM = 1024, 4, 64
 SECONDS = 1.5
 
-Row = dict[str, str]
-
 
 def read() -> list[Row]:
     """The rows of the file; none where there is no file."""
-    if not FILE.exists():
-        return []
-    with FILE.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+    return stored(FILE)
 
 
 def name_of(row: Row) -> str:
@@ -97,10 +89,7 @@ def write(rows: Iterable[Row]) -> None:
     """The rows, variants in the order shown to users."""
     order = {name: place for place, name in enumerate(shipped())}
     known = [row for row in rows if name_of(row) in order]
-    with FILE.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(sorted(known, key=lambda row: order[name_of(row)]))
+    store(FILE, COLUMNS, sorted(known, key=lambda row: order[name_of(row)]))
 
 
 def main(names: list[str]) -> None:
@@ -108,8 +97,7 @@ def main(names: list[str]) -> None:
     VARIANTS.names()
     known = {name_of(row) for row in read()}
     wanted = shipped() if names == ["all"] else names or [name for name in shipped() if name not in known]
-    where = {"torch": torch.__version__, "processor": processor(), "date": f"{datetime.now(UTC):%Y-%m-%d}"}
-    where |= {"threads": str(torch.get_num_threads()), "heads": str(HEADS), "head_dim": str(HEAD_DIM)}
+    where = {**here(), "threads": str(torch.get_num_threads()), "heads": str(HEADS), "head_dim": str(HEAD_DIM)}
     _, products, _ = apply("tuned", threads=torch.get_num_threads(), device="cpu")
     with window_library("tuned", products):
         for name in wanted:

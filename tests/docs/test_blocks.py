@@ -13,7 +13,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -128,20 +127,18 @@ def follow(folder: Path, lines: list[str]) -> None:
             (folder / file).write_text(printed, encoding="utf-8")
 
 
-def with_lines(long: bool) -> list[Any]:
-    return [pytest.param(page, id=str(page.relative_to(HERE))) for page in PAGES if runs(page, long)]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("page", with_lines(long=False))
-def test_the_commands_of_a_page_work(page: Path, folder: Callable[[Path], Path]) -> None:
-    follow(folder(page), runs(page, long=False))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("page", with_lines(long=True))
-def test_the_long_commands_of_a_page_work(page: Path, folder: Callable[[Path], Path]) -> None:
-    follow(folder(page), runs(page, long=True))
+@pytest.mark.parametrize(
+    ("page", "long"),
+    [
+        pytest.param(page, long, id=f"{page.relative_to(HERE)}{'-long' * long}")
+        for page in PAGES
+        for long in (False, True)
+        if runs(page, long)
+    ],
+)
+def test_the_commands_of_a_page_work(page: Path, long: bool, folder: Callable[[Path], Path]) -> None:
+    follow(folder(page), runs(page, long))
 
 
 def read(line: str) -> None:

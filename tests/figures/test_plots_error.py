@@ -122,7 +122,7 @@ def test_a_map_of_rows_whose_defaults_are_unknown_says_how_many_are_left_out(run
     rows = run.performer_rows((16, 64), (0.5, 2))
     at = {"suite": "performer", "sweep": "map", "seq_len": 2048, "error_kind": "approximation", "trivial_error": 0.5}
     rows.append(run.row("performer", inputs="gaussian:logit_std=2", rel_error=0.1, **at))
-    assert "Not drawn: 1 rows without a features, or on other inputs." in words(draw_map(run.table(rows)))
+    assert "Not drawn, since without features or on other inputs: 1." in words(draw_map(run.table(rows)))
 
 
 def test_inputs_that_differ_in_more_than_logit_std_share_no_line_and_no_map(run: Any, words: Words) -> None:
@@ -133,7 +133,7 @@ def test_inputs_that_differ_in_more_than_logit_std_share_no_line_and_no_map(run:
     table = run.table(rows)
     assert "clustered" not in words(draw_error(table))
     said = words(draw_map(table))
-    assert "Not drawn: 1 rows without a features, or on other inputs." in said
+    assert "Not drawn, since without features or on other inputs: 1." in said
     assert "77" not in said
 
 

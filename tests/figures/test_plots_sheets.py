@@ -10,6 +10,7 @@ import pytest
 
 from attnbench.figures import draw
 from attnbench.figures.kit.page import counted, winners
+from attnbench.figures.kit.sheets import sheets
 from attnbench.figures.kit.style import BESIDE, notes_of, save
 from attnbench.figures.kit.style import texts as texts_of
 from tests.committed import rows_of
@@ -27,6 +28,24 @@ def test_sheets_for_a_column_are_at_most_a_fifth_taller_than_wide_and_lose_nothi
         for line in text.get_text().split("\n"):
             if text.get_visible() and line and text.figure is figure and "&" not in line:
                 assert line in found
+
+
+def test_a_heading_stands_on_the_sheet_of_its_panel() -> None:
+    (figure,) = draw(rows_of("claims-24-cpu"), figures=["scaling"], width="column").values()
+    parts, scale = sheets(figure), figure.dpi
+    headings = [text.get_window_extent() for text in figure.texts if text.get_fontweight() == "bold"]
+    panels = [axes.get_window_extent() for axes in figure.axes if axes.axison]
+    assert len(headings) > 3
+    for heading in headings:
+        (sheet,) = [part for part in parts if part.y0 * scale <= heading.y0 < part.y1 * scale]
+        assert any(sheet.y0 * scale <= panel.y0 and panel.y1 <= heading.y0 for panel in panels)
+
+
+def test_the_meaning_of_the_marks_is_what_a_short_caption_says() -> None:
+    (figure,) = draw(rows_of("headline-long-cpu"), figures=["scores"]).values()
+    shown = " ".join(text.get_text() for text in figure.texts if text.get_position()[1] < 0.12)
+    assert "Dots: means over seeds; ticks: single seeds; bars: 95 % t-intervals over seeds" in shown
+    assert BESIDE in shown
 
 
 def test_a_caption_has_three_lines_and_the_rest_stands_in_a_file_beside_it(tmp_path: Path) -> None:

@@ -63,6 +63,10 @@ def make_page(
     sections = [
         _section(number, machine, changes, shared, figures=figures) for number, machine in enumerate(machines, start=1)
     ]
+    titles = [title_of(machine) for machine in machines]
+    for (shown, _), machine, name in zip(made, machines, titles, strict=True):
+        if titles.count(name) > 1:
+            shown["title"] = one_line(f"{name}: {', '.join(machine.environments)}", 160)
     frame = sources.frame
     page: str = _template().render(
         title=one_line(title or _title(machines), 160),

@@ -181,7 +181,9 @@ def _caption(notes: Sequence[Sequence[str]]) -> list[str]:
     shown = 0
     while sum(map(len, notes[: shown + 1])) < _CAPTION:
         shown += 1
-    more = f"{len(notes) - shown} {'more ' * (shown > 0)}note{'s' * (len(notes) - shown > 1)}"
+    if not shown:  # the meaning of the marks comes first
+        return [*notes[0][: _CAPTION - 1], f"… the rest: {BESIDE}"]
+    more = f"{len(notes) - shown} more note{'s' * (len(notes) - shown > 1)}"
     return [*(line for lines in notes[:shown] for line in lines), f"… {more}: {BESIDE}"]
 
 

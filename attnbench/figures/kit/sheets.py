@@ -24,7 +24,9 @@ def sheets(figure: Figure) -> list[Bbox]:
     most = TALLEST * width
     if height <= most or width > COLUMN + 0.01:
         return []
-    cuts = _gaps([(box.y0, box.y1) for _, box in _drawn(figure)], float(height))
+    drawn = _drawn(figure)
+    gaps = _gaps([(box.y0, box.y1) for _, box in drawn], float(height))
+    cuts = [cut for cut in gaps if not _under_a_heading(cut, drawn, figure)]
     found, top = [], float(height)
     while top > most + _REST:
         below = [cut for cut in cuts if cut < top - 0.05]
@@ -35,6 +37,12 @@ def sheets(figure: Figure) -> list[Bbox]:
         found.append(Bbox.from_extents(0, bottom, width, top))
         top = bottom
     return [*found, *([Bbox.from_extents(0, 0, width, top)] if top > 0.05 else [])]
+
+
+def _under_a_heading(cut: float, drawn: list[tuple[Artist, Bbox]], figure: Figure) -> bool:
+    """True if the text above a cut is that of a panel below it."""
+    above, _ = min(((piece, box) for piece, box in drawn if box.y0 >= cut), key=lambda one: one[1].y0)
+    return above in figure.texts and any(isinstance(piece, Axes) and box.y1 <= cut for piece, box in drawn)
 
 
 @contextmanager

@@ -83,7 +83,9 @@ def test_the_best_scores_stand_beside_speed() -> None:
 
 def test_of_several_conditions_the_one_that_was_learnt_best_is_told() -> None:
     (found,) = said(rows_of("positions-cpu"))
-    assert found.startswith("Best on copy · sinusoid positions, not guided: location with 1.000, softmax with 0.999")
+    assert found.startswith(
+        "Best on copy · trained-sinusoid positions, not guided: location with 1.000, softmax with 0.999"
+    )
 
 
 def test_scores_at_chance_are_not_called_best() -> None:

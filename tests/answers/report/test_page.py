@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from attnbench.answers.report.page import make_page
-from attnbench.answers.report.sources import by_machine, read_sources
+from attnbench.answers.report.sources import by_machine, read_sources, title_of
 from attnbench.figures.kit.palette import DARK, LIGHT, variables
 from attnbench.files import read_stored
 from attnbench.results.frame.marks import error_text
@@ -119,8 +119,11 @@ def test_runs_of_one_machine_by_other_libraries_have_no_common_axis(tmp_path: Pa
         write_run(tmp_path / name, [Row(), Row("linear")], about=environment(window_products=library))
         for name, library in (("a", "default"), ("b", "oneDNN"), ("c", "default"))
     ]
-    first, second = by_machine(read_sources(runs, warn=pytest.fail))
+    sources = read_sources(runs, warn=pytest.fail)
+    first, second = by_machine(sources)
     assert ([*first.environments], [*second.environments]) == (["a", "c"], ["b"])
+    shown = Read(make_page(sources)).text
+    assert all(f"{title_of(machine)}: {names}" in shown for machine, names in ((first, "a, c"), (second, "b")))
 
 
 def test_machines_have_sections_of_their_own_and_views_of_one_share_no_row_with_the_other() -> None:
