@@ -23,12 +23,16 @@ TRIES = 4
 
 
 def matmul_rate(device: str, dtype: torch.dtype, *, size: int | None = None, rounds: int = 5) -> float:
-    """FLOPs per second of the best of ``rounds`` square products, after a warm-up; without instructions for the
-    dtype they are smaller, and take :data:`LONGEST` at most."""
-    n = size or (8192 if device.startswith("cuda") else 1536)
+    """FLOPs per second of the best of ``rounds`` square products, after a warm-up.
+
+    Without instructions for the dtype they are smaller, and take :data:`LONGEST` at most. Programs may then multiply in
+    float32 and round: its rate counts if it is higher.
+    """
+    n = whole = size or (8192 if device.startswith("cuda") else 1536)
     while device == "cpu" and not size and n > 256 and 64 * _product(device, dtype, n // 4, 1) > LONGEST:
         n //= 2
-    return 2 * n**3 / _product(device, dtype, n, rounds)
+    rate = 2 * n**3 / _product(device, dtype, n, rounds)
+    return max(rate, matmul_rate(device, torch.float32, rounds=rounds)) if n < whole and dtype.itemsize < 4 else rate
 
 
 def _product(device: str, dtype: torch.dtype, n: int, rounds: int) -> float:

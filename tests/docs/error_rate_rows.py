@@ -30,6 +30,12 @@ def error_rates_of_gate() -> str:
 
 
 @rows
+def error_rates_of_reports() -> str:
+    """Reports of equals."""
+    return shown("report")
+
+
+@rows
 def error_rates_of_scores() -> str:
     """Tables and suites of equals."""
     return shown("scores", "the same")

@@ -129,6 +129,15 @@ def test_the_rates_of_this_machine_are_possible_ones() -> None:
     assert 1e7 < exp_rate("cpu", torch.float32, size=8) < 1e12
 
 
+def test_a_narrow_dtype_without_instructions_is_held_to_products_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = {torch.bfloat16: 1e9, torch.float32: 1e11, torch.float64: 1e8}
+    monkeypatch.setattr(limits, "_product", lambda device, dtype, n, rounds: 2 * n**3 / rates[dtype])
+    assert matmul_rate("cpu", torch.bfloat16) == pytest.approx(1e11)
+    assert matmul_rate("cpu", torch.float64) == pytest.approx(1e8)
+    rates[torch.bfloat16] = 2e11
+    assert matmul_rate("cpu", torch.bfloat16) == pytest.approx(2e11)
+
+
 def test_the_rate_of_exponentials_is_that_of_the_quickest_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     for name in ("exp", "exp2", "softmax"):

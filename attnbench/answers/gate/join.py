@@ -40,7 +40,7 @@ class Pair:
 
     @property
     def disturbed(self) -> list[str]:
-        """When the program was kept waiting for a core, so that it has no time: ``before``, ``now``."""
+        """Sides without a time, since threads were kept waiting for a core: ``before``, ``now``."""
         rows = (("before", self.old), ("now", self.new))
         return [when for when, row in rows if row and row.status is Status.DISTURBED]
 

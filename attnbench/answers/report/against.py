@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from attnbench.answers.gate import words
 from attnbench.answers.gate.decide import Decision, Question, decide, read_runs
-from attnbench.answers.gate.verdict import ENOUGH_ROUNDS, MEASURES, Finding
+from attnbench.answers.gate.table import table_of
+from attnbench.answers.gate.verdict import MEASURES, Finding
 from attnbench.errors import UsageError
 from attnbench.results.measurements import differing_facts
 from attnbench.text import one_line
@@ -35,8 +36,8 @@ class Against:
     name: str
     changes: Mapping[str, Change]
     said: tuple[str, ...]
-    listed: tuple[tuple[str, str, str, str], ...]
-    """The worst: cell, old value, new value, verdict."""
+    listed: tuple[tuple[str, ...], ...]
+    """The worst, with the columns of :data:`~attnbench.answers.gate.table.COLUMNS`."""
     more: int
 
 
@@ -63,15 +64,15 @@ def _told(decision: Decision) -> Against:
     for one in decision.findings:
         if one.pair.new is not None:
             by_cell.setdefault(one.pair.new.cell_id, []).append(one)
-    listed = [one for one in decision.findings if one.verdict not in ("same", "unsure", "new")]
-    axes = words.telling({id(one.pair): one.pair.shown for one in listed}.values())
-    lines = [(words.name(one.pair.shown, axes), *words.sides(one), words.verdict(one)) for one in listed]
+    shown = table_of(decision)
+    counts = Counter(words.plain(one) for one in decision.findings)
+    verdicts = f"verdicts: {', '.join(f'{count} {said}' for said, count in counts.items())}"
     return Against(
         one_line(decision.olds[0].name, 80),
         {cell: _change(found) for cell, found in by_cell.items()},
-        tuple(_sentences(decision)),
-        tuple(lines[:_MOST]),
-        max(0, len(lines) - _MOST),
+        (*shown.head, *shown.foot, verdicts),
+        shown.rows[:_MOST],
+        max(0, len(shown.rows) - _MOST),
     )
 
 
@@ -82,13 +83,3 @@ def _change(found: list[Finding]) -> Change:
     return Change(
         time.ratio if time else None, time.low if time else None, time.high if time else None, ", ".join(said)
     )
-
-
-def _sentences(decision: Decision) -> Iterator[str]:
-    if decision.few_rounds:
-        rounds = f"{decision.rounds} round{'s' * (decision.rounds != 1)}"
-        yield f"Only {rounds}: too few to know how the machine drifts; measure with --rounds {ENOUGH_ROUNDS}."
-    if decision.common is not None:
-        yield f"All {decision.times} times together: {decision.common:.3f} times the old time."
-    counts = Counter(words.plain(one) for one in decision.findings)
-    yield f"Verdicts: {', '.join(f'{count} {said}' for said, count in counts.items())}."

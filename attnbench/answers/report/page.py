@@ -64,7 +64,7 @@ def make_page(
         _section(number, machine, changes, shared, figures=figures) for number, machine in enumerate(machines, start=1)
     ]
     titles = [title_of(machine) for machine in machines]
-    for (shown, _), machine, name in zip(made, machines, titles, strict=True):
+    for shown, machine, name in zip(sections, machines, titles, strict=True):
         if titles.count(name) > 1:
             shown["title"] = one_line(f"{name}: {', '.join(machine.environments)}", 160)
     frame = sources.frame

@@ -40,7 +40,8 @@ def test_each_row_has_its_ratio_with_an_interval_and_the_verdict_of_diff(old: Pa
         assert row["change"] == f"{times(one.ratio)}×"
         assert row["change small"] == f"{times(one.low)} to {times(one.high)}"
     assert "Against old" in found.text
-    assert "All 4 times together" in found.text
+    assert "(median of 4)" in found.text
+    assert "2 of 4 comparisons slower; joint 95 %" in found.text
     assert "linear n=128" in found.text
     assert "softmax n=128" not in found.text
 
