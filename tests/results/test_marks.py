@@ -70,7 +70,7 @@ def test_the_same_row_has_the_same_texts_in_markdown_latex_and_a_report() -> Non
     assert len(found) > 50
     for one in found:
         assert f" {one['time']} | {one['time small'] or '-'} |" in text, one
-        assert f"| {one['label']} |" in text.replace("\_", "_")
+        assert f"| {one['label']} |" in text.replace("\\_", "_")
 
 
 @pytest.mark.parametrize("form", ["markdown", "latex"])
