@@ -225,7 +225,7 @@ _RATES = ("examples/s", "first token", "per token", *console.REACHED)
 
 def _print_records(records: list[Record], *, rates: bool = False) -> None:
     from attnbench.results.record import COLUMNS
-    from attnbench.suite.axes import IN_ROWS
+    from attnbench.suite.axes import IN_ROWS, OF_SWAPS
 
     trainings = [record for record in records if record.steps is not None]
     records = [record for record in records if record.steps is None]
@@ -233,7 +233,8 @@ def _print_records(records: list[Record], *, rates: bool = False) -> None:
         mine = [record for record in records if record.sweep == sweep]
         longest = max((r.seq_len for r in mine if r.status == "ok"), default=max(r.seq_len for r in mine))
         shown = [record for record in mine if record.seq_len == longest]
-        axes = [axis for axis in COLUMNS if axis in IN_ROWS and len({getattr(record, axis) for record in shown}) > 1]
+        known = [axis for axis in COLUMNS if axis in (*IN_ROWS, *OF_SWAPS)]
+        axes = [axis for axis in known if len({getattr(record, axis) for record in shown}) > 1]
         inputs = list(dict.fromkeys(record.inputs for record in shown))
         columns = ["variant", *axes, "time", "95 %", *_LAUNCH, *_RATES]
         columns += ["peak", "state", "error", "loss", "features", "note"]

@@ -454,7 +454,9 @@ ALIKE = tuple(axis.name for axis in sorted(_TABLE, key=lambda axis: axis.asked) 
 OF_MODEL = tuple(name for name in ALIKE if AXES[name].of_model)
 """Axes of ``ALIKE`` that are the same in all trainings of one model."""
 IN_ROWS = tuple(axis.name for axis in _TABLE if not axis.required and axis.only not in ("task", "score", "pretrained"))
-"""Axes that tell the rows of one variant and length apart, without those of trainings."""
+"""Axes that tell the rows of one variant and length apart, without those of trainings and of trained models."""
+OF_SWAPS = tuple(axis.name for axis in _TABLE if axis.only == "pretrained")
+"""Axes that tell the rows of trained models apart."""
 FOLLOWING: Mapping[str, str] = {axis.name: axis.same_as for axis in _TABLE if axis.same_as}
 """Axis -> the axis whose value it has unless it says otherwise: as many keys as queries."""
 

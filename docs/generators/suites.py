@@ -13,7 +13,7 @@ from attnbench.contract.spec import Spec, format_scalar
 from attnbench.errors import any_of
 from attnbench.suite.axes import AXES
 from attnbench.suite.load import shipped_descriptions
-from attnbench.suite.schema import Axes, Exclude, Include, Matrix, Profiles, Rules, Size, Suite, Sweep
+from attnbench.suite.schema import Axes, Exclude, Include, Matrix, Profiles, Rules, Size, Suite, Sweep, Tuning
 from generators.markdown import code, page, table, text
 
 _MODELS: tuple[tuple[str, type[BaseModel], str], ...] = (
@@ -27,6 +27,7 @@ _MODELS: tuple[tuple[str, type[BaseModel], str], ...] = (
     ),
     ("The model", Size, "The keys under `model`, at `level: model`. Width and heads come from the matrix."),
     ("The training", Rules, "The keys under `training`, with `measure: score`."),
+    ("The tuning", Tuning, "The keys under `tuning`, at `level: pretrained` with `tuned` in the matrix."),
     (
         "Profiles",
         Profiles,

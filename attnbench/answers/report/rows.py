@@ -22,7 +22,7 @@ from attnbench.results.frame.scored import short_tasks
 from attnbench.results.frame.settings import RUN, Setting
 from attnbench.results.frame.words import in_words
 from attnbench.results.record import UNCHECKED
-from attnbench.suite.axes import AXES, IN_ROWS
+from attnbench.suite.axes import AXES, IN_ROWS, OF_SWAPS
 from attnbench.text import printable
 from attnbench.units import format_bytes, format_interval, format_seconds
 
@@ -151,7 +151,7 @@ _OF_TRAINING = (*_RULES, "seed", "process", "threads")
 """Columns shown for trainings only, unless other rows differ in them too."""
 _ABOUT = (
     *(RUN, "suite", "level", "pass"),
-    *sorted(IN_ROWS, key=lambda axis: AXES[axis].asked),
+    *sorted((*IN_ROWS, *OF_SWAPS), key=lambda axis: AXES[axis].asked),
     *("layers", "ffn", "device", "process", "threads", *_RULES),
     *("quick", "torch_version", "machine_id", "method_version"),
 )

@@ -12,13 +12,13 @@ from attnbench.results.frame import marks
 from attnbench.results.record import COLUMNS, UNCHECKED, Record
 from attnbench.results.scores import floor_of, learnt, summary
 from attnbench.results.trainings import choose, trained
-from attnbench.suite.axes import FOLLOWING, IN_ROWS
+from attnbench.suite.axes import FOLLOWING, IN_ROWS, OF_SWAPS
 from attnbench.text import not_live, without_empty
 from attnbench.units import format_bytes, format_interval, format_seconds
 
 Format = Literal["markdown", "latex"]
 _AXES = (
-    *("level", "pass_", *(name for name in COLUMNS if name in IN_ROWS and name != "seed")),
+    *("level", "pass_", *(name for name in COLUMNS if name in (*IN_ROWS, *OF_SWAPS) and name != "seed")),
     *("learning_rate", "seed"),
 )
 _NUMBERS = ("n", "time", "95 %", "first token", "per token", "peak", "state", "error", "score", "score 95 %", "seeds")
