@@ -155,9 +155,10 @@ def draw_contenders(
     about = where(pd.concat([one.rows for one in found]), found[0].n if len(lengths) == 1 else None)
     # More than two dozen names need a taller panel.
     keys = keys_height(list(points["family"])) if narrow() else 0.0
-    rooms = [4.3 + 0.13 * max(0, len(one.points) - 24) for one in found]
+    named = [24 if _has_too_many(one) else len(one.points) for one in found]
+    rooms = [4.3 + 0.13 * max(0, count - 24) for count in named]
     if narrow():
-        rooms = [NARROW_ROOM + 0.4 + 0.06 * len(one.points) for one in found]
+        rooms = [NARROW_ROOM + 0.4 + 0.06 * count for count in named]
     headings = [_heading(one, with_n=len(lengths) > 1, with_error=len(said) > 1) for one in found]
     page = new_page(
         _title(found[0]),
@@ -171,7 +172,7 @@ def draw_contenders(
     for place, (part, one) in enumerate(zip(page.parts(headings, rooms), found, strict=True)):
         widest = min(1.9, 0.8 * _width(part))
         shown = one.points.assign(name=[shorten(names[label], widest, SMALL_SIZE) for label in one.points["label"]])
-        if is_inline() and len(shown) > MOST_NAMES:
+        if _has_too_many(one):
             shown["name"] = shown["name"].where(shown["label"].isin(one.front["label"]), "")
         _panel(part, one, shown, x, limits[place], largest)
         if place == 0:
@@ -179,6 +180,10 @@ def draw_contenders(
             if overlay:
                 draw_published(part, part.left + 0.96 + _width(part) + 1.62)
     return page.figure
+
+
+def _has_too_many(one: Contenders) -> bool:
+    return is_inline() and len(one.points) > MOST_NAMES
 
 
 def _width(page: Page) -> float:
@@ -287,7 +292,7 @@ def _notes(found: Sequence[Contenders], points: pd.DataFrame) -> list[str]:
         notes.append(f"Dotted: {CHANCE} and {NO_MIXING}.")
     if narrow() and any(TRIVIAL in one.lines for one in found):
         notes.append(f"Shaded: no better than {TRIVIAL}.")
-    if is_inline() and any(len(one.points) > MOST_NAMES for one in found):
+    if any(map(_has_too_many, found)):
         notes.append("Names: the Pareto front; pointing at another circle says its name.")
     if points["memory"].isna().any():
         notes.append("Dashed circle: memory was not measured.")

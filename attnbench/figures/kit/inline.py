@@ -27,7 +27,7 @@ _WEIGHTS = {"normal": 400, "bold": 700}
 
 
 class Shared:
-    """What the figures of one page have in common."""
+    """Styles and shapes that the figures of one page share."""
 
     def __init__(self) -> None:
         self._styles: dict[str, str] = {}

@@ -174,3 +174,28 @@ def test_the_other_figures_of_plot_stand_there_if_they_are_wanted() -> None:
 def test_the_same_rows_give_the_same_file_however_they_are_numbered() -> None:
     frame = rows_of("headline-cpu")
     assert page_of(frame.set_index(frame.index + 1000)) == page_of_run("headline-cpu")
+
+
+def test_at_most_six_figures_of_speed_stand_there_and_the_rest_is_named() -> None:
+    found = Read(page_of_run("decoding-cpu"))
+    figures = [given for tag, given in found.elements if tag == "figure" and given.get("data-figure")]
+    assert len(figures) == 6
+    options = [given["value"] for tag, given in found.elements if tag == "option"]
+    assert options == [given["data-figure"] for given in figures]
+    assert "Not drawn here, for want of room: whole model, forward pass at n = 64; " in found.text
+
+
+def test_each_figure_has_a_form_for_a_narrow_screen_and_a_name() -> None:
+    found = Read(page_of_run("score-cpu"))
+    forms = [
+        given.get("class") for tag, given in found.elements if tag == "div" and given.get("class") in ("wide", "narrow")
+    ]
+    assert forms == ["wide", "narrow"] * (len(forms) // 2)
+    assert len(forms) >= 4
+    assert all(given["aria-label"] for tag, given in found.elements if tag == "svg" and given.get("role") == "group")
+
+
+def test_the_scores_of_the_figure_stand_in_a_table() -> None:
+    text = Read(page_of_run("score-cpu")).text
+    for words in ("minus softmax", "−0.862 worse", "−0.931 to −0.793"):
+        assert words in text

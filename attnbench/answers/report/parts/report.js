@@ -3,8 +3,7 @@
 const byId = (id) => document.getElementById(id);
 const all = (selector, inside = document) => [...inside.querySelectorAll(selector)];
 const add = (parent, name, text = "") => parent.appendChild(Object.assign(document.createElement(name), { textContent: text }));
-const tip = byId("tip");
-const TELLS = "svg [data-r], .rows tbody th button";
+const [tip, TELLS] = [byId("tip"), "svg [data-r], .rows tbody th button"];
 const UNITS = { ns: 1e-9, µs: 1e-6, ms: 1e-3, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40, M: 1e6, G: 1e9, T: 1e12 };
 
 function prepare(root) {
@@ -15,8 +14,8 @@ function prepare(root) {
   section.rows = all("tbody tr", section.table).map((line, place) => {
     line.dataset.row = place;
     const text = (key) => [...(line.cells[section.heads[key]?.cellIndex]?.childNodes ?? [])].map((node) => node.textContent.trim()).filter(Boolean).join(", ");
-    const words = ["label", "family", "about", "status", "verdict"].map(text).join(" ").toLowerCase();
-    return { line, place, text, words, label: text("label"), n: text("n") };
+    const told = ["label", "family", "about", "status", "verdict"].map(text).join(" ");
+    return { line, place, text, words: told.toLowerCase(), label: text("label"), n: text("n") };
   });
   for (const mark of section.marks) mark.rows = mark.dataset.r.split(" ").map((place) => section.rows[place]);
   for (const button of all(".rows tbody th button", root)) button.rows = [section.rows[button.closest("tr").dataset.row]];
@@ -181,10 +180,9 @@ function pointed({ clientX: x, clientY: y, target }) {
 }
 
 const sections = all(".machine").map(prepare);
-for (const one of all(".controls")) one.hidden = false;
 readAddress();
 addEventListener("hashchange", readAddress);
-addEventListener("beforeprint", () => all("details").forEach((one) => Object.assign(one, { open: true })));
+addEventListener("beforeprint", () => all("details").forEach((one) => one.toggleAttribute("open", true)));
 document.addEventListener("pointermove", (event) => {
   const found = pointed(event);
   if (found) showTip(found, new DOMRect(event.clientX, event.clientY));
