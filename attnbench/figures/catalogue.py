@@ -108,8 +108,8 @@ def _list(setting: Setting, n: int | None, frame: pd.DataFrame, steps: pd.DataFr
     rows = setting.rows[setting.rows["seq_len"] == n].drop_duplicates("label", keep="last")
     errors, steps = compared(same_run(frame, setting)), same_run(steps, setting)
     panels = cost(rows)
-    panels += error(named_as(alike(errors, setting).rows, rows)) if len(errors) else []
-    panels += decoding(named_as(alike(steps, setting).rows, rows)) if len(steps) else []
+    panels += error(named_as(alike(errors, setting).rows, rows["label"])) if len(errors) else []
+    panels += decoding(named_as(alike(steps, setting).rows, rows["label"])) if len(steps) else []
     return _List(setting.about, rows, panels)
 
 

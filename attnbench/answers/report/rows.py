@@ -165,6 +165,7 @@ def marked(frame: pd.DataFrame) -> pd.DataFrame:
     """The rows as the figures label them, with text fit to be shown and a warning for unchecked ones."""
     text = {name: frame[name].map(printable) for name in frame.columns if frame[name].dtype == object}
     frame = frame.assign(**text)
+    frame.attrs = {}  # pandas copies them with every part of the table
     more = frame["warnings"].where(frame["warnings"] == "", frame["warnings"] + "; ") + _UNCHECKED
     frame = frame.assign(warnings=frame["warnings"].mask(frame["laws"] == UNCHECKED, more))
     return frame.assign(label=list(map(name_text, frame["label"], frame["own_form"])))

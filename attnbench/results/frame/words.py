@@ -218,9 +218,9 @@ def _named(variant: str, rows: pd.DataFrame, at_n: bool) -> str:
     return f"{name} (n = {', '.join(str(n) for n in sorted(set(rows['seq_len'])))})" if at_n else name
 
 
-def named_as(rows: pd.DataFrame, others: pd.DataFrame) -> pd.DataFrame:
+def named_as(rows: pd.DataFrame, labels: Iterable[str]) -> pd.DataFrame:
     """The rows with the labels of others: a variant may be an own form without causality and none with it."""
-    known = {label.removesuffix(OWN_FORM): label for label in others["label"]}
+    known = {label.removesuffix(OWN_FORM): label for label in labels}
     return rows.assign(label=[known.get(label.removesuffix(OWN_FORM), label) for label in rows["label"]])
 
 
