@@ -96,7 +96,7 @@ class Subject:
         if not Path(self.source.file).is_file():
             raise UsageError(f"{self.source.file}: no such file")
         load(self.source.file)
-        self.dtype, self.turned = torch.float64, False
+        self.dtype, self.turned, self.shortest = torch.float64, False, 8
         self.stateful = False
         """True if a call changes what the next one gives: each call then has a new module."""
         self.module = self._made()

@@ -183,7 +183,7 @@ def _between(found: Found) -> str:
 
 
 def _power(power: float) -> str:
-    whole = {1: "n", 2: "n²", 3: "n³"}.get(round(power, 1))
+    whole = {1.0: "n", 2.0: "n²", 3.0: "n³"}.get(round(power, 1))
     return whole or f"about n^{power:.2f}"
 
 

@@ -189,9 +189,9 @@ def _meetings(how: _How, q: Tensor, k: Tensor, chosen: Tensor) -> Iterator[_Meet
     for z in range(Z):
         order = chosen[z].flatten().argsort(stable=True)
         counts = torch.bincount(chosen[z].flatten() + 1, minlength=blocks + 1).tolist()
-        for block, every in enumerate((order // chosen.shape[2]).split(counts)[1:]):
+        for block, every in enumerate(torch.split(order // chosen.shape[2], counts)[1:]):
             shown = real[z // how.shares % len(real), block]
-            for rows in every.split(most) if len(every) else ():
+            for rows in torch.split(every, most) if len(every) else ():
                 hidden = None if shown.all() else ~shown
                 if how.causal and rows[0] < (block + 1) * size - 1:
                     later = torch.arange(block * size, (block + 1) * size) > rows[:, None]
