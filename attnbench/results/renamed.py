@@ -60,7 +60,7 @@ def named_as_today(row: Mapping[str, Any]) -> dict[str, Any]:
             if options[unsaid] in (0.0, "torch", "auto"):
                 del options[unsaid]
         if rule.options and not rule.options.keys() & options.keys():
-            label = {name: options[name] for name in rule.defaults} | label | rule.options
+            label = {**{name: options[name] for name in rule.defaults}, **label, **rule.options}
             options |= rule.options
             row |= {"own_form": row["own_form"] or rule.own_form} if "own_form" in row else {}
             row["label"] = Spec.of(row["variant"], label).label

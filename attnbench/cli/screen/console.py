@@ -99,7 +99,8 @@ def error(text: str) -> None:
 def _print(to: Console, *parts: tuple[str, str]) -> None:
     from rich.text import Text
 
-    to.print(Text.assemble(*((_shown(text), style) for text, style in parts)), soft_wrap=True)
+    whole = Text.assemble(*((_shown(text), style) for text, style in parts))
+    to.print(whole, soft_wrap=not to.is_terminal)  # a terminal would break lines within words
 
 
 def _shown(text: str) -> str:
