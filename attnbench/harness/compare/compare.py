@@ -52,6 +52,11 @@ _ASKED = tuple(name for name in COLUMNS if name in {"level", "pass", "device", *
 RATES = ("flops_per_s", "bytes_per_s", "peak_fraction")
 """Columns that are held to the machine's measured rates: on a GPU, and if they were asked for."""
 _TOLD = ("batch", "heads", "kv_heads", "head_dim", "v_dim", "dtype", "seed")
+_OF_SIDE = (
+    *("status", "reason", "laws", "own_form", "time_median_s", "time_ci_low_s", "time_ci_high_s", "peak_bytes"),
+    *("error_kind", "rel_error", "trivial_error", "kernel", "launched", "launch_note", "device_s", "kernels"),
+)
+"""Columns of each variant in a row, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,25 +187,10 @@ class Comparison:
                 }
                 for name, side in (("a", row.a), ("b", row.b)):
                     low, high = side.interval or (None, None)
-                    flat |= {
-                        f"{name}_status": str(side.record.status),
-                        f"{name}_reason": side.record.reason,
-                        f"{name}_laws": side.record.laws,
-                        f"{name}_own_form": side.record.own_form,
-                        f"{name}_time_median_s": side.time,
-                        f"{name}_time_ci_low_s": low,
-                        f"{name}_time_ci_high_s": high,
-                        f"{name}_peak_bytes": side.record.peak_bytes,
-                        f"{name}_error_kind": side.record.error_kind,
-                        f"{name}_rel_error": side.record.rel_error,
-                        f"{name}_trivial_error": side.record.trivial_error,
-                        f"{name}_kernel": side.record.kernel,
-                        f"{name}_launched": side.record.launched,
-                        f"{name}_launch_note": side.record.launch_note,
-                        f"{name}_device_s": side.record.device_s,
-                        f"{name}_kernels": side.record.kernels,
-                        f"{name}_host_share": side.host_share,
-                    }
+                    timed = {"time_median_s": side.time, "time_ci_low_s": low, "time_ci_high_s": high}
+                    every = {one: timed[one] if one in timed else getattr(side.record, one) for one in _OF_SIDE}
+                    every |= {"status": str(side.record.status), "host_share": side.host_share}
+                    flat |= {f"{name}_{one}": value for one, value in every.items()}
                     if self.rated:
                         flat |= {f"{name}_{one}": getattr(side.record, one) for one in RATES}
                 joint_low, joint_high = (ratio.joint if ratio else None) or (None, None)
