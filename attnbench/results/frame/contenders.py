@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -122,16 +122,20 @@ def at_lengths(
     for end, other in (("low", "high"), ("high", "low")):
         ratio = rows[f"time_ci_{end if x == 'time_median_s' else other}_s"] / rows["time_median_s"]
         points[f"x_{end}"] = rows[x] * ratio if x == "time_median_s" else rows[x] / ratio
-    here = {int(str(n)): part.to_dict("list") for n, part in points.groupby("seq_len")}
+    here = {int(str(n)): _columns(part) for n, part in points.groupby("seq_len")}
     known, fast_low = agreement(frame, y, inputs, setting), x == "time_median_s"
     return {n: Contenders(setting, n, *_agreeing(here[n], known(n)), fast_low) for n in lengths if n in here}
 
 
-def _agreeing(points: Mapping[Hashable, list[Any]], agreed: Agreement) -> tuple[pd.DataFrame, Agreement]:
-    told = named_as(agreed.rows, points["label"]).drop(columns="family").to_dict("list")
+def _columns(rows: pd.DataFrame) -> dict[str, list[Any]]:
+    return {str(name): values for name, values in rows.to_dict("list").items()}
+
+
+def _agreeing(points: Mapping[str, list[Any]], agreed: Agreement) -> tuple[pd.DataFrame, Agreement]:
+    told = _columns(named_as(agreed.rows, points["label"]).drop(columns="family"))
     place = {label: at for at, label in reversed(list(enumerate(told.pop("label"))))}  # of several rows the first
     at = [place.get(label) for label in points["label"]]
-    more = {str(name): [math.nan if one is None else values[one] for one in at] for name, values in told.items()}
+    more = {name: [math.nan if one is None else values[one] for one in at] for name, values in told.items()}
     for name in {"y_low", "y_high", "learnt"} - more.keys():
         more[name] = [math.nan] * len(at)
     known = zip(more["error_kind"], points["target"], map(float, more["y"]), strict=True)
