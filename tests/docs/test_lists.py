@@ -76,7 +76,7 @@ def missing(text: str) -> list[str]:
     found = []
     for name in NAMED.findall(text):
         first, _, rest = name.partition(" ")
-        if name.startswith("results/") and not name.startswith("results/reference/"):
+        if name.startswith(("results/", "build/")) and not name.startswith("results/reference/"):
             there = True  # of the reader
         elif first == "make":
             there = re.search(rf"^{re.escape(rest)}:", rules, re.MULTILINE) is not None
