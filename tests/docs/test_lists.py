@@ -76,8 +76,8 @@ def missing(text: str) -> list[str]:
     found = []
     for name in NAMED.findall(text):
         first, _, rest = name.partition(" ")
-        if name.startswith(("build/", "results/")) and not name.startswith("results/reference/"):
-            there = True  # of the reader or made
+        if name.startswith(("results/", "build/")) and not name.startswith("results/reference/"):
+            there = True  # of the reader
         elif first == "make":
             there = re.search(rf"^{re.escape(rest)}:", rules, re.MULTILINE) is not None
         elif first == "python":
