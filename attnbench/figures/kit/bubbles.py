@@ -23,7 +23,7 @@ FRONT = "Pareto front"
 def draw_circles(ax: Axes, points: pd.DataFrame, largest: float) -> list[float]:
     """Draw a circle for each row, dashed and empty if its memory is unknown; return the radii in points."""
     radii = []
-    columns = points[["label", "family", "x", "at", "memory", "row"]]
+    columns = points[["label", "family", "x", "at", "memory"]].assign(row=points.get("row"))  # published ones have none
     for label, family, x, at, memory, row in columns.itertuples(index=False):
         colour = palette().family(family)
         known = memory > 0 and math.isfinite(memory)
