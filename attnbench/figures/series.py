@@ -11,6 +11,7 @@ import pandas as pd
 
 from attnbench.figures.kit.page import narrow, text_width
 from attnbench.figures.kit.style import DASHES, SMALL_SIZE, Look, looks
+from attnbench.measure.statistics import student
 from attnbench.measure.status import UNFINISHED, Status
 from attnbench.results.frame.settings import Setting
 from attnbench.results.frame.words import short_names
@@ -104,8 +105,6 @@ def power_of_n(lengths: Values, values: Values) -> float:
 
 def half_of_power(lengths: Values, values: Values, ends: tuple[Values, Values] | None = None) -> float:
     """Half the 95 % interval of :func:`power_of_n`, by the values' intervals ``ends``, else by Student's t; or NaN."""
-    from scipy.special import stdtrit  # takes a moment; scipy.stats takes a second
-
     x, y, found = _longest(lengths, values)
     if len(x) < LONGEST:
         return math.nan
@@ -116,7 +115,7 @@ def half_of_power(lengths: Values, values: Values, ends: tuple[Values, Values] |
             return float(np.sqrt((weights**2 * halves**2).sum()))
     off = y - y.mean() - (weights @ y) * (x - x.mean())
     freedom = LONGEST - 2
-    return float(stdtrit(freedom, 0.975) * math.sqrt((off @ off) / freedom * (weights @ weights)))
+    return student(freedom) * math.sqrt((off @ off) / freedom * (weights @ weights))
 
 
 def _longest(lengths: Values, values: Values) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -118,14 +118,11 @@ def interval_over_rounds(rounds: Sequence[Sequence[float]]) -> tuple[float, floa
     Samples of one visit share its process, memory and moment, so they do not predict the next visit. None for fewer
     than two visits.
     """
-    from scipy.special import stdtrit  # takes a moment; scipy.stats takes a second
-
     middles = [median(one) for one in rounds if len(one)]
     if len(middles) < 2 or min(middles) <= 0:
         return None
     logs = np.log(middles)
-    reach = float(stdtrit(len(logs) - 1, (1 + CONFIDENCE) / 2))
-    half, middle = reach * math.sqrt(float(logs.var(ddof=1)) / len(logs)), float(logs.mean())
+    half, middle = student(len(logs) - 1) * math.sqrt(float(logs.var(ddof=1)) / len(logs)), float(logs.mean())
     low, high = (math.exp(max(-_FARTHEST, min(_FARTHEST, end))) for end in (middle - half, middle + half))
     among = median([sample for one in rounds for sample in one])
     return min(low, among), max(high, among)
@@ -137,16 +134,22 @@ def joint_ratio(a: tuple[float, float, int], b: tuple[float, float, int], family
     Each side is the ends of its 95 % interval and its number of visits. The interval has at least the far ends of both:
     those of older rows came from samples.
     """
-    from scipy.special import stdtrit  # takes a moment; scipy.stats takes a second
-
     halves, visits = ([math.log(high / low) / 2 for low, high, _ in (a, b)], np.array([a[2], b[2]]))
     half, middle = sum(halves), math.log(a[0] / b[0] * a[1] / b[1]) / 2
     if min(visits) > 1 and half:
-        parts = (np.array(halves) / stdtrit(visits - 1, (1 + CONFIDENCE) / 2)) ** 2
+        parts = (np.array(halves) / [student(count - 1) for count in visits]) ** 2
         freedom = parts.sum() ** 2 / (parts**2 / (visits - 1)).sum()
-        half = max(half, float(stdtrit(freedom, 1 - (1 - CONFIDENCE) / 2 / family)) * math.sqrt(parts.sum()))
+        half = max(half, student(freedom, family) * math.sqrt(parts.sum()))
     low, high = (math.exp(max(-_FARTHEST, min(_FARTHEST, end))) for end in (middle - half, middle + half))
     return low, high
+
+
+@cache
+def student(freedom: float, family: int = 1) -> float:
+    """Half of the 95 % interval of a mean in standard errors (Student 1908), of which ``family`` hold together."""
+    from scipy.special import stdtrit  # takes a moment; scipy.stats takes a second
+
+    return float(stdtrit(freedom, 1 - (1 - CONFIDENCE) / 2 / family))
 
 
 @cache
@@ -346,17 +349,15 @@ def paired_ratio(
         raise ValueError("no process")
     middle = math.fsum(middles) / len(middles)
 
-    def ends(missed: float) -> tuple[float, float] | None:
+    def ends(family: int) -> tuple[float, float] | None:
         if len(middles) < FEWEST_VISITS:
             return None
-        from scipy.special import stdtrit  # takes a moment, which only a verdict pays
-
         spread = max(LEAST_SPREAD, float(np.std(middles, ddof=1)))
-        half = float(stdtrit(len(middles) - 1, 1 - missed / 2)) * spread / math.sqrt(len(middles))
+        half = student(len(middles) - 1, family) * spread / math.sqrt(len(middles))
         return math.exp(middle - half), math.exp(middle + half)
 
-    low, high = ends(1 - CONFIDENCE) or (None, None)
-    joint = ends((1 - CONFIDENCE) / family / len(LOOKS))
+    low, high = ends(1) or (None, None)
+    joint = ends(family * len(LOOKS))
     return Ratio(math.exp(middle), low, high, sum(map(len, a)), joint, noise, len(middles))
 
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Literal
 
+from attnbench.measure.statistics import student
 from attnbench.results.trainings import Choice, Setting
 
-CONFIDENCE = 0.95
 REFERENCE, NO_MIXING = "softmax", "identity"
 """The reference variant, and the variant that mixes no tokens."""
 MEAN = "mean of the tasks"
@@ -49,15 +48,8 @@ def interval(
     if n == 1:
         return Interval(mean, None, None)
     deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in ordered) / (n - 1))
-    half = _factor(n, family) * max(deviation, grain) / math.sqrt(n)
+    half = student(n - 1, max(1, family)) * max(deviation, grain) / math.sqrt(n)
     return Interval(mean, max(mean - half, bounds[0]), min(mean + half, bounds[1]))
-
-
-@cache
-def _factor(n: int, family: int) -> float:
-    from scipy.special import stdtrit  # takes a moment; scipy.stats takes a second
-
-    return float(stdtrit(n - 1, 1 - (1 - CONFIDENCE) / 2 / max(1, family)))
 
 
 @dataclass(frozen=True, slots=True)

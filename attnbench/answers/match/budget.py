@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from attnbench.errors import UsageError
+from attnbench.measure.statistics import student
 from attnbench.measure.status import Status
 from attnbench.results.record import Record
 from attnbench.suite.axes import IN_ROWS
 from attnbench.units import format_bytes, format_number, format_seconds, parse_bytes, parse_seconds
 
 Target = Literal["error", "memory", "time", "score"]
-CONFIDENCE = 0.95
 COLUMN = {"time": "time_median_s", "time_low": "time_ci_low_s", "time_high": "time_ci_high_s", "memory": "peak_bytes"}
 """Field of :class:`Point` -> its column, if the name differs."""
 
@@ -161,9 +161,7 @@ def error_interval(
     """Student's t-interval around the median error of the draws, cut at 0; a single draw has no width."""
     if error is None or not draws or draws < 2 or deviation is None or not math.isfinite(error):
         return error, error
-    from scipy.special import stdtrit  # takes a moment; scipy.stats takes a second
-
-    half = float(stdtrit(draws - 1, (1 + CONFIDENCE) / 2)) * deviation / math.sqrt(draws)
+    half = student(draws - 1) * deviation / math.sqrt(draws)
     return max(0.0, error - half), error + half
 
 
