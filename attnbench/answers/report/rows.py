@@ -43,6 +43,8 @@ def tokens(n: int) -> str:
 BASELINE = "softmax"
 FEW_CLEAN = "too few clean ones"
 """Words of the warning of a row with counted disturbed samples."""
+_WIDEST = 1000
+"""Ends of an interval farther apart than this say nothing: few visits that differ."""
 _COMPARED = [
     *("label", "variant", "seq_len", "kv_len", "time_median_s", "time_ci_low_s", "time_ci_high_s", "time_rounds"),
     *("peak_bytes", "warnings"),
@@ -58,7 +60,7 @@ class Relative:
     """Time of softmax over its time: above 1 it is faster."""
     low: float | None
     """Lower end of the interval of ``speed``, which holds together with those of all rows (``high``: upper); None if a
-    median has no interval."""
+    median has no interval, or so few visits that this one says nothing."""
     high: float | None
     memory: float | None
     """Its peak over that of softmax; None if one was not measured, or is zero."""
@@ -104,6 +106,8 @@ def _ends(row: _Row) -> tuple[float, float, int] | None:
 def _ratio(base: _Row, row: _Row, family: int, noise: float) -> Relative:
     ours, theirs = _ends(base), _ends(row)
     low, high = joint_ratio(ours, theirs, family) if ours and theirs else (None, None)
+    if low and high and high > _WIDEST * low:
+        low = high = None
     speed = float(base["time_median_s"] / row["time_median_s"])
     peaks = float(row["peak_bytes"]), float(base["peak_bytes"])
     memory = peaks[0] / peaks[1] if min(peaks) > 0 and math.isfinite(sum(peaks)) else None

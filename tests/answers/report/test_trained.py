@@ -30,7 +30,7 @@ def read(rows: pd.DataFrame, folders: pytest.TempPathFactory) -> pd.DataFrame:
 
 def said(frame: pd.DataFrame) -> str:
     rows = marked(frame)
-    return " ".join("".join(text for text, _ in one) for one in answer(rows, views(rows), []))
+    return " ".join("".join(text for text, _ in one) for one in answer(rows, views(rows), [], {}))
 
 
 def test_the_vertical_axis_is_the_loss_over_the_untouched_models(frame: pd.DataFrame) -> None:
