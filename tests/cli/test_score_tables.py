@@ -19,7 +19,7 @@ from tests.docs.making import RUNS
     ("run", "told"),
     [
         ("positions-biases-cpu", ["bias alibi", "bias relative"]),
-        ("positions-cpu", ["sinusoid positions", "learned positions", "rotary positions", "no positions"]),
+        ("positions-cpu", ["trained-sinusoid positions", "learned positions", "rotary positions", "no positions"]),
     ],
 )
 def test_a_title_says_what_tells_its_models_from_those_of_the_others(

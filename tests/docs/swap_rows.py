@@ -49,8 +49,8 @@ def stored(name: str) -> list[Row]:
 
 def together(name: str, steps: int = 0) -> list[Line]:
     """What replaced all layers, the least damage first."""
-    found = [one for one in lines(stored(name)) if one.replaced == "all" and one.steps == steps and one.label != EXACT]
-    return sorted(found, key=_damage)
+    found = [one for one in lines(stored(name)) if one.replaced == "all" and one.steps == steps]
+    return sorted((one for one in found if one.label not in (EXACT, UNTOUCHED)), key=_damage)
 
 
 def alone(name: str) -> dict[str, dict[int, Line]]:

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from attnbench.errors import UsageError
 from attnbench.figures import draw, figure_kinds
 from attnbench.figures.kit.page import NothingToDraw
+from attnbench.figures.kit.style import CAPTIONS
 from attnbench.figures.published.lra import TASKS, read_published, read_rescored
 from attnbench.figures.scores import draw_scores
 from attnbench.measure.status import Status
@@ -85,11 +86,11 @@ def test_a_verdict_stands_only_where_the_interval_excludes_zero(tmp_path: Path, 
 
 def test_one_seed_allows_no_verdict_and_says_so(tmp_path: Path, words: Any) -> None:
     rows = [training(name, v, protocol="fixed") for name, v in (("softmax", 0.5), ("linear", 0.9))]
-    said = words(draw_scores(frame_of(rows, tmp_path)))
-    assert "+0.400" in said.splitlines()
-    assert "excludes 0, never with one seed" in said.replace("\n", " ")
-    assert "+0.400 better" not in said
-    assert "interval over test examples" in said
+    figure = draw_scores(frame_of(rows, tmp_path))
+    assert "+0.400" in words(figure).splitlines()
+    assert "excludes 0, never with one seed" in CAPTIONS[figure].notes[0]
+    assert "+0.400 better" not in words(figure)
+    assert "interval over test examples" in words(figure)
 
 
 def test_who_is_not_above_identity_is_hollow(frame: pd.DataFrame) -> None:
