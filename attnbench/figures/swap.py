@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 
@@ -21,7 +22,6 @@ from attnbench.results.swaps import EXACT, MEAN_VALUE, Line, Row, lines
 from attnbench.suite.cell import UNTOUCHED
 
 NEEDS = "losses of a trained model after several numbers of steps, or of layers replaced one by one"
-TITLE = "A trained model with another attention"
 _LEAST_KL = 1e-6
 """Nats below which a divergence is rounding."""
 _LEAST_ERROR = 1e-4
@@ -71,7 +71,7 @@ def draw_swap(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None) 
     hows = _hows([line for panel in panels for line in panel])
     tall = max(_TALL, _ABOVE + _BELOW + LINE * (len(hows) + 1))
     page = new_page(
-        TITLE,
+        _title(panels[0], by_layer=panels[0] is alone),
         [_about(next((row for row in rows if row["tuned"]), rows[0]))],
         [*_notes(panels, untrained, alone), *_left_out(found, panels)],
         height=1.0,
@@ -86,6 +86,19 @@ def draw_swap(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None) 
         else:
             _by_step(ax, panel, hows, rows)
     return page.figure
+
+
+def _title(panel: Sequence[Line], *, by_layer: bool) -> str:
+    """The finding of the first panel."""
+    found = [line for line in panel if line.label not in (UNTOUCHED, MEAN_VALUE)] or panel
+    if by_layer:
+        worst = max(found, key=lambda line: _damage(line) or 0.0)
+        return f"Most damage by one layer: {worst.label} in layer {worst.replaced}"
+    last = max(line.steps for line in found)
+    if not last:
+        return f"Least damage without training: {min(found, key=lambda line: _damage(line) or 0.0).label}"
+    trained = [line for line in found if line.steps == last]
+    return f"Least loss after {last} steps: {min(trained, key=lambda line: line.loss or math.inf).label}"
 
 
 def _about(row: Row) -> str:

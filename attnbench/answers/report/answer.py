@@ -49,7 +49,9 @@ def answer(
             return said
         if frame["time_median_s"].notna().any():
             return [[("No row of this run has a speed in examples per second; its times stand in the table.", False)]]
-        return [[("No row of this run has a time: it holds errors, or how its cells failed.", False)]]
+        losses = frame["loss"].notna().any()
+        held = "the losses of a trained model, in nats" if losses else "errors, or how its cells failed"
+        return [[(f"No row of this run has a time: it holds {held}.", False)]]
     speaker = _Speaker(frame, views[0], beside)
     said = [*speaker.speeds(), *speaker.scores(problems)]
     return [*said, *speaker.fastest(said), *speaker.longer()]

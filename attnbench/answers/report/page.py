@@ -116,7 +116,8 @@ def _section(
     compared = sum(one.low is not None for one in beside.values())
     lines = table(rows, beside, changes)
     drawn, left_out = draw_views(rows, every, shared)
-    drawn += draw_whole([*_OWN[2:], *(kind for kind in FIGURES if figures and kind not in _OWN)], rows, shared)
+    others = [kind for kind in FIGURES if kind not in _OWN and (figures or kind == "swap")]
+    drawn += draw_whole([*_OWN[2:], *others], rows, shared)
     return {
         "id": str(number),
         "title": title_of(machine),

@@ -101,6 +101,8 @@ def test_times_without_a_speed_are_not_denied(lra: pd.DataFrame) -> None:
     assert said(timed_only) == ["No row of this run has a speed in examples per second; its times stand in the table."]
     nothing = timed_only.assign(time_median_s=float("nan"))
     assert said(nothing) == ["No row of this run has a time: it holds errors, or how its cells failed."]
+    losses = "No row of this run has a time: it holds the losses of a trained model, in nats."
+    assert said(nothing.assign(loss=1.5)) == [losses]
 
 
 def test_a_length_that_softmax_did_not_reach_is_told_apart(lra: pd.DataFrame) -> None:

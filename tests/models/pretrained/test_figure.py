@@ -11,7 +11,7 @@ from matplotlib.text import Text
 
 from attnbench.figures import swap as figures
 from attnbench.figures.kit.page import NothingToDraw, laid_out
-from attnbench.figures.kit.style import save
+from attnbench.figures.kit.style import CAPTIONS, save
 from attnbench.figures.kit.ticks import decade_ticks
 from attnbench.figures.swap import applies, name_of, spread
 from tests.models.pretrained.test_summary import row
@@ -37,6 +37,7 @@ def alone(label: str, layer: int, kl: float) -> dict[str, Any]:
     return row(label, 0, 0.1, sweep="each", replaced=str(layer)) | {"kl": kl}
 
 
+UNTRAINED = [row(label, 0, kl) | {"kl": kl, "attention_error": kl} for label, kl in (("local", 0.2), ("linear", 0.4))]
 LAYERS = [alone(label, layer, 0.1 * layer) for label in ("performer:features=64", "local") for layer in range(12)]
 
 
@@ -52,6 +53,18 @@ def test_it_has_a_panel_for_the_steps_and_one_for_the_layers(width: str, tmp_pat
     text = "".join(path.read_text(encoding="utf-8") for path in paths)
     for said in ("performer:features=64", "local", "none: trained as long", "KL from the original", figures.ORIGINAL):
         assert said in text
+
+
+@pytest.mark.parametrize(
+    ("rows", "title"),
+    [
+        ([*STEPS, *LAYERS], "Least loss after 10 steps: performer:features=64"),
+        (UNTRAINED, "Least damage without training: local"),
+        (LAYERS, "Most damage by one layer: performer:features=64 in layer 11"),
+    ],
+)
+def test_its_title_says_the_finding(rows: list[dict[str, Any]], title: str) -> None:
+    assert CAPTIONS[draw_swap(rows)].title == title
 
 
 def test_the_control_is_dashed_and_the_original_a_thin_line() -> None:
