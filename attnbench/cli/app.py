@@ -199,5 +199,5 @@ def _unforeseen(error: Exception) -> int:
         there = error.stderr if isinstance(error, CellFailed) else traceback.format_exception(error)
         file.write(without_home("\n".join(there)))
         where = f"please send {file.name}, its traceback, to who maintains attnbench, with what 'attnbench env' prints"
-    console.error(f"nobody foresaw this: {error.reason if isinstance(error, CellFailed) else said(error)}; {where}")
+    console.error(f"unforeseen error: {error.reason if isinstance(error, CellFailed) else said(error)}; {where}")
     return Exit.FAILED

@@ -46,7 +46,7 @@ def swap(
 
     Beside the variants stand exact (softmax attention in their place, which must change nothing), mean-value (which
     attends to nothing) and, where something is trained, none: the model as it was, trained as long. The same command
-    resumes what was stopped, and a run with further variants takes over the rows that are there.
+    resumes a stopped run, and a run with further variants takes over existing rows.
     """
     given = completed(options.SwapOptions, given)
     if not variant:

@@ -20,7 +20,7 @@ def verify(
 ) -> None:
     """Say which rows were changed, added or lost since attnbench wrote them.
 
-    The exit code is 65 if anything differs from what was written. It finds accidents: an edit with new checksums
+    The exit code is 65 if anything differs from the stored rows. It finds accidents: an edit with new checksums
     leaves no trace.
     """
     from attnbench.results.audit import audit

@@ -148,7 +148,7 @@ def test_a_model_that_ends_its_process_or_raises_what_nobody_foresaw_costs_a_lin
     monkeypatch.setattr("attnbench.models.pretrained.models.OwnEncoder", odd)
     assert main(["capture", "listops"]) == Exit.FAILED
     (told,) = capsys.readouterr().err.splitlines()
-    found = re.fullmatch(r"error: nobody foresaw this: LookupError: nobody thought of it; please send (\S+), .*", told)
+    found = re.fullmatch(r"error: unforeseen error: LookupError: nobody thought of it; please send (\S+), .*", told)
     assert found
     assert "in odd" in Path(found[1]).read_text()
     Path(found[1]).unlink()

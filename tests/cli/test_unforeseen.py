@@ -1,4 +1,4 @@
-"""Whatever nobody foresaw is one line and a file; what a library prints of itself is not shown."""
+"""An unforeseen error is one line and a file; what a library prints of itself is not shown."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_an_error_that_nobody_foresaw_is_one_line_and_its_traceback_a_file_witho
     assert main(["env"]) == Exit.FAILED
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    found = re.search(r"nobody foresaw this: RuntimeError: .*; please send (\S+), its traceback", error)
+    found = re.search(r"unforeseen error: RuntimeError: .*; please send (\S+), its traceback", error)
     assert found
     written = Path(found[1])
     assert "in broken" in written.read_text()

@@ -125,7 +125,7 @@ def _row(answer: Match, one: Found) -> list[str]:
 
 
 def print_tries(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print what was measured before the user stopped it."""
+    """Print the rows from before the user stopped the command."""
     columns = ["setting", "", "error", "score", "time", "peak memory"]
     shown = [
         [

@@ -129,7 +129,7 @@ class ModuleSource:
 
 
 class _Completed(nn.Module):
-    """Gives ``forward`` what it needs beside x: x as keys and values, and masks that hide nothing."""
+    """Calls ``forward`` with its other arguments: x as keys and values, and masks that hide nothing."""
 
     def __init__(self, inner: nn.Module, names: Sequence[str], mask: list[Mask]) -> None:
         super().__init__()

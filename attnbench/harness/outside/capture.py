@@ -57,7 +57,7 @@ def take_capture(request: TakeCapture, threads: int) -> Captured:
     """Carry a capture out in a process of its own.
 
     Raises as :func:`open_model` and :func:`capture`; Unsupported if the model ends the process, and CellFailed with the
-    traceback for an error that nobody foresaw.
+    traceback for an unforeseen error.
     """
     settings = Settings(request.device, threads, "as-shipped", memory_limit(request.device), dtypes=(), rates=False)
     with Worker(settings) as worker:

@@ -94,5 +94,5 @@ def describe(worker: Worker, request: DescribeModel) -> Described:
     except CellFailed as failed:
         if failed.status is not Status.ERROR:
             raise WorkerFailed(f"{request.name}: {failed.reason}") from None
-        failed.add_note("\n".join(failed.stderr))  # nobody foresaw it: the command writes a file for its traceback
+        failed.add_note("\n".join(failed.stderr))  # unforeseen: the command writes its traceback to a file
         raise
