@@ -14,6 +14,8 @@ from time import monotonic, sleep, thread_time  # bound before a plug-in can rep
 import torch
 
 _TRIES = 5
+_TRIES_AT_FIRST = 40
+"""Of each piece when a canary is made: a baseline that is too slow would hide a slow-down for good."""
 SLOWER = 2.0
 """Smaller slow-downs are not reported."""
 _PATIENCE = 0.5
@@ -53,10 +55,10 @@ _PIECES: dict[str, Callable[[], object]] = {
 
 
 class Canary:
-    """The speed of this process when the canary was made. One look takes a few milliseconds."""
+    """The speed of this process when the canary was made, in some 20 milliseconds. One look takes a few."""
 
     def __init__(self) -> None:
-        self._quickest = {words: self._seconds(words) for words in _PIECES}
+        self._quickest = {words: self._seconds(words, _TRIES_AT_FIRST) for words in _PIECES}
 
     def slowed(self) -> str:
         """The lasting slow-down, in words after "the cell"; empty without one."""
@@ -71,13 +73,13 @@ class Canary:
             sleep(_PATIENCE / 50)
 
     @staticmethod
-    def _seconds(words: str) -> float:
-        return _quickest(_PIECES[words]) / _quickest(lambda: sha256(_BYTES))
+    def _seconds(words: str, tries: int = _TRIES) -> float:
+        return _quickest(_PIECES[words], tries) / _quickest(lambda: sha256(_BYTES), tries)
 
 
-def _quickest(work: Callable[[], object]) -> float:
+def _quickest(work: Callable[[], object], tries: int) -> float:
     seconds = []
-    for _ in range(_TRIES):
+    for _ in range(tries):
         began = thread_time()
         work()
         seconds.append(thread_time() - began)
