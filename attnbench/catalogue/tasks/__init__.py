@@ -2,6 +2,8 @@
 
 from attnbench.catalogue.tasks import recall as recall
 from attnbench.catalogue.tasks import mqar as mqar
+from attnbench.catalogue.tasks import chains as chains
+from attnbench.catalogue.tasks import permutations as permutations
 from attnbench.catalogue.tasks import copy as copy
 from attnbench.catalogue.tasks import duplication as duplication
 from attnbench.catalogue.tasks import listops_task as listops_task
