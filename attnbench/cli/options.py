@@ -340,6 +340,13 @@ class ScoreOptions(TypedDict, total=False):
         Default("recall"),
     ]
     n: Annotated[int, typer.Option("--n", min=1, metavar="LENGTH", help="Tokens in a sequence."), Default(64)]
+    test_n: Annotated[
+        str | None,
+        typer.Option(
+            "--test-n", metavar="LENGTHS", help="Lengths to test each model at, 64,256; default: that of --n."
+        ),
+        Default(None),
+    ]
     steps: Annotated[Steps, Default(400)]
     batch: Annotated[int, Count(min=1, help="Sequences in a step."), Default(32)]
     seeds: Annotated[Seeds, Default(3)]

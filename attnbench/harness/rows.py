@@ -206,7 +206,10 @@ def doubts(cells: Sequence[Cell], records: Mapping[str, Record]) -> dict[str, st
     wanted = {
         cell.cell_id: cell.training.solved
         for cell in cells
-        if cell.training is not None and cell.training.solved is not None and cell.cell_id in records
+        if cell.training is not None
+        and cell.training.solved is not None
+        and cell.cell_id in records
+        and cell.test_len is None  # to fail at other lengths is a finding
     }
     choices = choose(trained(records[cell_id] for cell_id in wanted))
     found: dict[str, str] = {}
@@ -216,7 +219,8 @@ def doubts(cells: Sequence[Cell], records: Mapping[str, Record]) -> dict[str, st
         scores = {one.variant: one for choice in here if (one := summary(choice)) is not None}
         said = _said(scores, max((wanted[cell_id] or 0.0 for cell_id in cell_ids), default=0.0))
         found |= dict.fromkeys(cell_ids, said) if said else {}
-    return found
+    tested = {cell.cell_id: cell.whole_training.cell_id for cell in cells if cell.cell_id in records}
+    return {cell_id: found[training] for cell_id, training in tested.items() if training in found}
 
 
 def _said(scores: Mapping[str, Summary], solved: float) -> str:

@@ -18,7 +18,7 @@ from attnbench.harness.outside.visit import Visitor
 from attnbench.harness.plan import Plan
 from attnbench.harness.repeat import keep
 from attnbench.harness.rows import Rows, beyond_in_words, find_folder, new_folder, now, rows_of, take_over
-from attnbench.harness.wire.protocol import MeasureLimits, Outcome, Ready
+from attnbench.harness.wire.protocol import MeasureLimits, Outcome, Ready, Train
 from attnbench.measure.machine import load_warning, machine_id, thread_warnings
 from attnbench.measure.status import Status
 from attnbench.results.lock import held
@@ -237,9 +237,11 @@ class Run:
             self.folder.correct({"sources": self.sources})
             keep(self.folder.path, self.plan.options.plugins, found)
 
-    def _try_training(self, cell: Cell, worker: Worker, tell: Callable[[int, int], None]) -> Outcome:
-        known = self.rows.known(cell)
-        return Outcome(known) if known else self.visitor.train(worker, cell, self.folder.path / CHECKPOINTS, tell)
+    def _try_training(self, cell: Cell, worker: Worker, tell: Callable[[int, int], None], keep: bool) -> Outcome:
+        if known := self.rows.known(cell):
+            return Outcome(known)
+        request = Train(cell, self.folder.path / CHECKPOINTS, self.plan.rules.quick, keep)
+        return self.visitor.train(worker, request, tell)
 
     def _visit(self, cell: Cell, round_: int) -> None:
         if self.rows.is_over(cell, round_):

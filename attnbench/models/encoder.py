@@ -259,6 +259,24 @@ class Encoder(nn.Module):
         y: Tensor = self.norm(x)
         return y
 
+    def make_room(self, more: int) -> None:
+        """Let sequences be longer by so many tokens; weights and earlier places stay the same.
+
+        Raises:
+            Unsupported: positions are learned, and there are none for these tokens.
+        """
+        if isinstance(self.position, nn.Parameter):
+            raise Unsupported(
+                f"positions are learned for {len(self.position)} tokens; write positions: sinusoid, rotary or none"
+            )
+        if self.position is not None:
+            length, width = self.position.shape
+            further = sinusoids(length + more, width)[length:].to(self.position)
+            self.position = torch.cat([self.position, further])
+        for module in self.modules():
+            if isinstance(module, Rotary):
+                module.make_room(more)
+
     def placed(self, x: Tensor, first: int = 0) -> Tensor:
         """Add their positions to embedded tokens ``(B, n, C)``, which stand at ``first`` and after it."""
         return x if self.position is None else x + self.position[first : first + x.shape[1]].to(x.dtype)
@@ -267,12 +285,18 @@ class Encoder(nn.Module):
 def in_turn(variant: str | Spec | Sequence[str | Spec], layers: int) -> list[Spec]:
     """The variant of each layer: one for all of them, or several in turn, also as text: ``stack:3*gla+sdpa``.
 
-    Raises UsageError for a text that is no variant with options, or no variant at all.
+    Raises UsageError for a text that is no variant with options, or no variant at all, and Unsupported if some of them
+    would have no layer.
     """
     several = [variant] if isinstance(variant, str | Spec) else variant
     if not several:
         raise UsageError("the layers need at least one variant to take in turn")
     specs = [spec for one in several for spec in turns(one if isinstance(one, Spec) else parse_spec(one))]
+    if len(specs) > layers:
+        few = f"{layers} layer{'s' * (layers != 1)}"
+        raise Unsupported(
+            f"a turn of {len(specs)} layers in a model of {few}; name fewer, or give the model more layers"
+        )
     return [specs[layer % len(specs)] for layer in range(layers)]
 
 

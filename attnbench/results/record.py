@@ -119,6 +119,8 @@ class Record:
     """Share of the batch's tokens that are padding."""
     new_tokens: int
     """Tokens generated behind the prompt, in pass ``generate``; 0 in others."""
+    test_len: int
+    """Length of the test's sequences where a score was measured; seq_len unless it says otherwise."""
     added_tokens: int
     """Learned tokens that each layer reads in front of its input."""
     query_stride: int

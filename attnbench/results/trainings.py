@@ -15,7 +15,7 @@ UNSTABLE = 0.3
 """A rate is called unstable if its validation scores range over more than this between seeds."""
 SAME_MODEL = tuple(dict.fromkeys(["heads", "head_dim", "layers", "ffn", "positions", *OF_MODEL, "device"]))
 """Columns that are the same in all trainings of one model, whatever the task."""
-ALIKE = ("seq_len", *SAME_MODEL, "batch", "protocol", "steps", "pretrain_steps", "guide", "quick")
+ALIKE = ("seq_len", "test_len", *SAME_MODEL, "batch", "protocol", "steps", "pretrain_steps", "guide", "quick")
 """Columns, apart from the task, that must agree for scores to share a column of a table."""
 
 Setting = tuple[tuple[str, object], ...]
@@ -84,12 +84,12 @@ def _is_nothing(value: object) -> bool:
 
 _WORDS = ("label", "variant", "family", "task", "reason", "cell_id", "started_at")
 _NUMBERS = ("score", "score_low", "score_high", "val_score", "params_ratio", "state_bytes", "learning_rate")
-_READ = (*_WORDS, *_NUMBERS, "protocol", "test_examples", "score_kind", "seq_len", "seed", "status", "chance_score")
+_READ = (*_WORDS, *_NUMBERS, "protocol", "test_examples", "score_kind", "test_len", "seed", "status", "chance_score")
 
 
 def _training(columns: Mapping[str, Any], alike: Sequence[str]) -> Trained:
     examples = columns.get("test_examples") or math.inf
-    answers = examples if columns.get("score_kind") != "token accuracy" else examples * (columns["seq_len"] or 1)
+    answers = examples if columns.get("score_kind") != "token accuracy" else examples * (columns["test_len"] or 1)
     plain: dict[str, Any] = {name: str(columns.get(name) or "") for name in _WORDS}
     plain |= {name: columns.get(name) for name in _NUMBERS}
     return Trained(

@@ -392,6 +392,20 @@ _TABLE = (
         alike=False,
     ),
     Axis(
+        "test_len",
+        _LENGTH,
+        "cell",
+        "length of the sequences that a model is tested on; null means seq_len, at which it is trained (measure: score "
+        "only)",
+        "compares the tested length, which is seq_len where test_len is null",
+        same_as="seq_len",
+        only="score",
+        added=True,
+        alike=False,  # it may grow with the length
+        asked=1,
+        words=lambda n: f"tested at n = {n:.0f}" if n else "tested at that length",
+    ),
+    Axis(
         "learning_rate",
         Rate(),
         "training",

@@ -125,6 +125,8 @@ class Cell:
     """The source of a layer's positions: None for none, or ``rotary``. For a model the value moves to :attr:`model`."""
     task: Spec | None = None
     """The task (see :mod:`attnbench.contract.task`), at level model only; None for random bytes."""
+    test_len: int | None = None
+    """Length of the examples that a trained model is tested on; None for that of its training."""
     training: Training | None = None
     pretrained: Pretrained | None = None
     replaced: str = "all"
@@ -174,6 +176,11 @@ class Cell:
     def label(self) -> str:
         """The text that ``-k`` matches and progress shows: ``performer:features=64/n4096``."""
         return f"{self.variant.label}/n{self.shape.N}"
+
+    @property
+    def whole_training(self) -> Cell:
+        """The cell that stands for all that are tests of one training, at whatever length."""
+        return self if self.test_len is None else replace(self, test_len=None)
 
     def at(self, axis: str) -> Any:
         """The value of an axis as a suite gives it; None for an axis of trainings if nothing is trained."""

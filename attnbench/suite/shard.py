@@ -49,9 +49,10 @@ def comparison_group(cell: Cell) -> Cell:
     """A cell that stands for all that differ from ``cell`` by the variant alone, in whatever sweep.
 
     Trainings that differ by seed, learning rate or weight decay are in one group as well: validation chooses among
-    rates over seeds, and their scores share a column (see :data:`attnbench.results.trainings.ALIKE`).
+    rates over seeds, and their scores share a column (see :data:`attnbench.results.trainings.ALIKE`). So are the tests
+    of one training at several lengths.
     """
-    anybody = replace(cell, suite="", sweep="", variant=Spec("any"), measure=(), error_draws=0, fit=0)
+    anybody = replace(cell, suite="", sweep="", variant=Spec("any"), measure=(), error_draws=0, fit=0, test_len=None)
     if cell.training is None:
         return anybody
     model, rules = cell.model or ModelSize(), cell.training

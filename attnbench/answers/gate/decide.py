@@ -203,7 +203,7 @@ def _what_keeps_apart(pairs: Sequence[Pair]) -> str:
     old = [pair.key for pair in pairs if pair.new is None]
     alone = []
     for name in NAMES:
-        hidden = dict.fromkeys([name, *(["kv_len"] if name == "seq_len" else [])])
+        hidden = dict.fromkeys([name, *(["kv_len", "test_len"] if name == "seq_len" else [])])
         if {key.but(**hidden) for key in new} & {key.but(**hidden) for key in old}:
             alone.append(name.rstrip("_"))
     return f": they differ in {any_of(alone)}" if alone else "; compare runs of the same suite"

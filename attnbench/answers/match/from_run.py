@@ -199,12 +199,12 @@ def _wanted(
         left = {one: choices for one, choices in left.items() if _length_of(one) == n}
         if not left:
             raise UsageError(f"no trainings at n = {n}; there are: {', '.join(map(str, lengths))}")
-    best = max(left, key=lambda one: (len(left[one]), _length_of(one)))
+    best = max(left, key=lambda one: (_length_of(one, "test_len") == _length_of(one), len(left[one]), _length_of(one)))
     return best, left[best]
 
 
-def _length_of(problem: _Problem) -> int:
-    return int(float(str(dict(problem[1])["seq_len"])))
+def _length_of(problem: _Problem, column: str = "seq_len") -> int:
+    return int(float(str(dict(problem[1])[column])))
 
 
 def _of_the_model(rows: pd.DataFrame, facts: Mapping[str, object]) -> pd.Series[bool]:

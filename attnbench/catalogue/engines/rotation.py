@@ -67,6 +67,12 @@ class Rotary(nn.Module):
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 
+    def make_room(self, more: int) -> None:
+        """Turn so many more places."""
+        length, half = self.cos.shape
+        further = angles(length, more, self.cos.new_empty(1, 1, 1, 2 * half))
+        self.cos, self.sin = (torch.cat(both) for both in zip((self.cos, self.sin), further, strict=True))
+
     def forward(self, x: Tensor, first: int = 0) -> Tensor:
         """x ``(B, H, n, D)``, whose first token is at place ``first``; no place is beyond ``length``."""
         n = x.shape[-2]

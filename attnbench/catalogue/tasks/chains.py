@@ -58,7 +58,7 @@ class Chains(Stream):
         self._hops, self._pairs, self._keys = hops, pairs, keys
 
     def draw(self, count: int, generator: Generator) -> Examples:
-        """Random rings, tokens ``(count, N, 2)``: a key and the next one, a bare key and ``keys``, or twice ``keys``."""
+        """Random rings, tokens ``(count, N, 2)``: key and next key, bare key and ``keys``, or ``keys`` twice."""
         ring = choices(count, self._keys, self._pairs, generator)
         order, others = (shuffles(count, self._pairs, generator) for _ in range(2))
         places = self._pairs + choices(count, self.n - self._pairs, self._pairs, generator)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from attnbench.results.scores import Difference, Summary
     from attnbench.results.trainings import Choice
 
-_UNTITLED = tuple(name for name in ALIKE if name not in ("seq_len", "steps", "guide"))
+_UNTITLED = tuple(name for name in ALIKE if name not in ("seq_len", "test_len", "steps", "guide"))
 """Columns that distinguish models, and stand in a title only if they do."""
 
 
@@ -86,6 +86,8 @@ def _print_problem(
     facts = dict(setting)
     seeds = max((len(one.by_seed) for one in there), default=0)
     title = f"{short_task(task)}, n = {facts['seq_len']}, {facts['steps']} steps, {seeds} seed{'s' * (seeds != 1)}"
+    if facts["test_len"] != facts["seq_len"]:
+        title += f", {_in_words('test_len', facts['test_len'])}"
     if len(rates) == 1:
         title += f", learning rate {next(iter(rates)):g}"
     title += apart + (f", guided by {facts['guide']:g}" if facts.get("guide") else "")

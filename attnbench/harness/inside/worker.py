@@ -174,6 +174,7 @@ class Served:
             tell=told,
             memory_limit=self.state["memory_limit_bytes"],
             quick=request.quick,
+            keep=request.keep,
             alone=self.settings["alone"],
         )
         return {"record": self._told(record).to_json(), "points": points}

@@ -49,8 +49,8 @@ class Ended:
 
 
 Event = Begun | Step | Ended
-Try = Callable[[Cell, Worker, Callable[[int, int], None]], Any]
-"""Trains a cell in a worker, and says how far it is meanwhile."""
+Try = Callable[[Cell, Worker, Callable[[int, int], None], bool], Any]
+"""Trains a cell in a worker, and says how far it is meanwhile; at last, if other tests of this training follow."""
 
 
 def at_once(settings: Settings) -> int:
@@ -84,10 +84,15 @@ def run_all(
 ) -> Iterator[Event]:
     """Train all cells in order, and yield events as they happen; all processes end when the caller stops listening.
 
+    The tests of one training follow each other in one process, where the first that comes trains.
+
     ``known``: the worker's facts, which spare the others a measurement. Raises WorkerFailed.
     """
-    waiting, events = deque(cells), queue.Queue[Event | BaseException | None]()
-    count = min(at_once(settings), len(cells))
+    tests: dict[Cell, list[Cell]] = {}
+    for cell in cells:
+        tests.setdefault(cell.whole_training, []).append(cell)
+    waiting, events = deque(tests.values()), queue.Queue[Event | BaseException | None]()
+    count = min(at_once(settings), len(tests))
     workers = [Worker(replace(settings_of_one(settings), alone=count == 1)) for _ in range(count)]
     for worker in workers:
         worker.state, worker.warn = known.copy(), warn
@@ -99,11 +104,12 @@ def run_all(
         try:
             while True:
                 try:
-                    cell = waiting.popleft()
+                    of_one = waiting.popleft()
                 except IndexError:
                     break
-                events.put(Begun(cell))
-                events.put(Ended(cell, attempt(cell, worker, partial(tell, cell))))
+                for cell in of_one:
+                    events.put(Begun(cell))
+                    events.put(Ended(cell, attempt(cell, worker, partial(tell, cell), cell is not of_one[-1])))
         except BaseException as error:  # raised again where the events are read
             events.put(error)
         finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from attnbench.harness.outside.gate import Gate, Verdict
@@ -54,12 +53,13 @@ class Visitor:
             outcome.record.laws = verdict.laws
         return outcome
 
-    def train(self, worker: Worker, cell: Cell, folder: Path, tell: Callable[[int, int], None]) -> Outcome:
+    def train(self, worker: Worker, request: Train, tell: Callable[[int, int], None]) -> Outcome:
         """Train a cell with a setting that keeps its laws; retry, from its checkpoint, if the failure may not be its
         own.
 
-        ``folder`` is for the checkpoint; ``tell`` is called with the steps done and all steps.
+        ``tell`` is called with the steps done and all steps.
         """
+        cell = request.cell
         verdict = self.gate.verdict(worker, cell)
         if verdict.status is not Status.OK:
             return self._refused(cell, verdict)
@@ -68,7 +68,7 @@ class Visitor:
             tell(int(progress["done"]), int(progress["of"]))
 
         def measure() -> Outcome:
-            trained = Train(cell, folder, self._rules.quick).ask(worker, self._cell_timeout, told=told)
+            trained = request.ask(worker, self._cell_timeout, told=told)
             trained.record.process, trained.record.threads = worker.state["process"], worker.settings.threads
             return trained
 

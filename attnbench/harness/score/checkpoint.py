@@ -34,8 +34,10 @@ class Checkpoint:
     It belongs to one cell, one torch, one state of the data.
     """
 
-    def __init__(self, path: Path, owner: Mapping[str, str]) -> None:
+    def __init__(self, path: Path, owner: Mapping[str, str], *, keep: bool = False) -> None:
+        """``keep``: also of the last step, and for other tests of this training."""
         self.path, self._owner = path, {**owner, "torch": torch.__version__, "format": str(FORMAT)}
+        self.keep = keep
         self.trouble = ""
         """Why it could not be written or read, for the row."""
 
@@ -66,7 +68,9 @@ class Checkpoint:
             return None
 
     def remove(self) -> None:
-        """Remove the file and the remains of a killed training, once the row is there."""
+        """Remove the file and the remains of a killed training, once the row is there; unless it is to be kept."""
+        if self.keep:
+            return
         with suppress(OSError):
             self.path.unlink()
         remove_unfinished(self.path)

@@ -178,7 +178,8 @@ def train(
                 told = now
                 meter.joules()
                 caller.tell(course.step)
-            if checkpoint is not None and now - put_aside >= _PUT_ASIDE and course.step < steps:
+            ended = course.step == steps
+            if checkpoint is not None and (checkpoint.keep if ended else now - put_aside >= _PUT_ASIDE):
                 put_aside = now
                 course.energy_j = meter.joules()
                 checkpoint.save(_state(course, model, optimizer, device, caller.extra()))

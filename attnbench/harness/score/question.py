@@ -10,12 +10,14 @@ from attnbench.contract.spec import comma_separated, parse_specs
 from attnbench.contract.task import TASKS
 from attnbench.errors import UsageError
 from attnbench.suite.messages import CommandLine
+from attnbench.suite.ranges import parse_range
 from attnbench.suite.schema import Suite
 
 _OPTIONS = {
     "name": "--task",
     "task": "--task",
     "seq_len": "--n",
+    "test_len": "--test-n",
     "steps": "--steps",
     "batch": "--batch",
     "seed": "--seeds",
@@ -33,6 +35,7 @@ class ScoreQuestion:
 
     task: str = "recall"
     n: int = 64
+    test_n: str | None = None
     steps: int = 400
     batch: int = 32
     seeds: int = 3
@@ -64,6 +67,7 @@ class ScoreQuestion:
                         "variant": list(variants),
                         "task": self.task,
                         "seq_len": self.n,
+                        **({} if self.test_n is None else {"test_len": _lengths(self.test_n)}),
                         "heads": self.heads,
                         "head_dim": self.head_dim,
                         "batch": self.batch,
@@ -83,6 +87,13 @@ def _check_task(text: str) -> None:
             TASKS.get(spec.name).check(dict(spec.options))
     except UsageError as error:
         raise UsageError(f"--task: {error}") from None
+
+
+def _lengths(text: str) -> list[int]:
+    try:
+        return parse_range(text)
+    except UsageError as error:
+        raise UsageError(f"--test-n: {error}") from None
 
 
 def _rates(text: str) -> list[float]:

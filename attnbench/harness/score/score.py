@@ -22,7 +22,7 @@ from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Spec
 from attnbench.contract.task import NO_LABEL, Examples, Task, make_task, stream_seed
 from attnbench.contract.variant import VARIANTS
-from attnbench.errors import BrokenContract, Unsupported
+from attnbench.errors import BrokenContract, Unsupported, UsageError
 from attnbench.harness.score.accuracy import Answers, answer, chance
 from attnbench.harness.score.checkpoint import Checkpoint
 from attnbench.harness.score.loop import TELL, Caller, Course, Lesson, Loss, train
@@ -56,17 +56,23 @@ def score(
     *,
     folder: Path | None = None,
     tell: Callable[[int, int], None] = lambda step, steps: None,
+    keep: bool = False,
     alone: bool = False,
 ) -> Scored:
     """Train the encoder around a variant from its seed for a fixed number of steps, and test it once.
 
+    With ``cell.test_len`` the same trained module reads test examples of that length. Validation keeps the length of
+    the training, so that no rate is chosen by a test.
+
     Args:
         folder: for a checkpoint while the training goes on; None for none.
+        keep: leave the checkpoint of the end there, from which other tests of this training begin.
         tell: called about once a second with the steps done and all steps.
         alone: no other training computes meanwhile, so that the machine's counters give the energy of this one.
 
     Raises:
-        Unsupported: the task or the variant does not allow this cell, or the variant would be softmax attention here.
+        Unsupported: the task or the variant does not allow this cell, the model cannot be tested at this length, or the
+            variant would be softmax attention here.
         BrokenContract: the score was not earned (see :func:`hold_to_unseen` and :class:`Leaks`).
         Diverged: the loss is not finite.
         UsageError: unknown names or options, data that cannot be read.
@@ -79,13 +85,20 @@ def score(
     task = make_task(cell.task, cell.shape)
     _allow(cell, task.batch(cell.seed, 0, batch))
     model = Encoder(cell.variant, cell.shape, size, form=task.form, seed=cell.seed).to(device)
+    file = folder / f"{cell.whole_training.cell_id}.pt" if folder else None
+    try:
+        tested = _tested(cell, task, model)
+    except Unsupported:
+        if file is not None and not keep:  # the tests before this one have left it
+            file.unlink(missing_ok=True)
+        raise
     whole = rules.pretrain_steps + rules.steps
     step_done = _told_of_each_call(model, lambda done: tell(done, whole))
     leaks = Leaks(task.held_out("test", batch))
     form = {name: f"{tensor.dtype} {tuple(tensor.shape)}" for name, tensor in model.state_dict().items()}
-    owner = {"cell": cell.cell_id, "data": task.digest, "model": digest(json.dumps(form))}
-    after = Checkpoint(folder / f"{cell.cell_id}.pt", owner) if folder else None
-    before = Checkpoint(folder / f"{cell.cell_id}.before.pt", owner) if folder else None
+    owner = {"cell": cell.whole_training.cell_id, "data": task.digest, "model": digest(json.dumps(form))}
+    after = Checkpoint(file, owner, keep=keep) if file else None
+    before = Checkpoint(file.with_suffix(".before.pt"), owner) if file else None
     meter = Meter(energy_counters(device) if alone else ())
     spent = 0.0
     if rules.pretrain_steps and (after is None or after.load() is None):
@@ -109,9 +122,9 @@ def score(
         ),
         meter=meter,
     )
-    earned = answer(model, task.held_out("test", batch), device)
-    guessing = chance(task.held_out("test", batch))
-    hold_to_unseen(model, task, batch, earned, device)
+    earned = answer(model, tested.held_out("test", batch), device)
+    guessing = chance(tested.held_out("test", batch))
+    hold_to_unseen(model, tested, batch, earned, device)
     low, high = earned.interval()
     params, wanted = _trainable(model), _trainable(Encoder("softmax", cell.shape, size, form=task.form))
     ratio = params / wanted
@@ -136,9 +149,9 @@ def score(
         "param_bytes": sum(t.nbytes for t in (*model.parameters(), *model.buffers())),
         "state_bytes": _state_bytes(cell, size),
         "train_s": spent + course.train_s,
-        "target_s": _time_to_target(course, guessing, spent),
+        "target_s": _time_to_target(course, chance(task.held_out("test", batch)), spent),
         "energy_j": course.energy_j,
-        "data_digest": task.digest,
+        "data_digest": tested.digest,
     }
     return Scored(columns, [asdict(point) for point in course.points], [one for one in warnings if one])
 
@@ -188,6 +201,26 @@ def _allow(cell: Cell, examples: Examples) -> None:
         )
 
 
+def _tested(cell: Cell, task: Task, model: Encoder) -> Task:
+    """The task at the length of the test, for which the model is given room."""
+    shape, at = cell.shape, cell.test_len
+    if at is None or cell.task is None:
+        return task
+    longer = VARIANTS.get(cell.variant.name).claims(cell.variant, causal=shape.causal).longer
+    try:
+        if not longer:
+            raise Unsupported(f"it is made for n = {shape.N} alone: {longer}")
+        if shape.query_stride > 1:
+            raise Unsupported("query_stride: a layer with fewer queries is made for one length")
+        model.make_room(max(0, at - shape.N))
+        tested = make_task(cell.task, replace(shape, seq_len=at))
+    except (Unsupported, UsageError) as reason:
+        raise Unsupported(f"test_len={at}: {reason}") from None
+    if tested.form != task.form:
+        raise Unsupported(f"test_len={at}: {cell.task.label} has other tokens or answers at that length")
+    return tested
+
+
 def _pretrain(
     cell: Cell,
     model: Encoder,
@@ -222,7 +255,7 @@ def _trainable(model: nn.Module) -> int:
 def _state_bytes(cell: Cell, size: ModelSize) -> int | None:
     """Bytes that all layers keep of a sequence to decode the next token, in the causal form; None without decoding."""
     shape = cell.shape
-    length = shape.N + shape.added_tokens
+    length = (cell.test_len or shape.N) + shape.added_tokens
     causal = replace(shape, batch=1, seq_len=length, kv_len=None, causal=True, added_tokens=0, query_stride=1)
     if refusal(cell.variant, causal, decode=True):
         return None

@@ -57,12 +57,14 @@ def score_cell(
     tell: Callable[[int, int], None],
     memory_limit: int | None = None,
     quick: bool,
+    keep: bool = False,
     alone: bool = False,
 ) -> tuple[Record, list[dict[str, Any]]]:
     """Train and test; return the record, and its learning curve.
 
     Args:
         folder: for its checkpoint; None for none.
+        keep: leave that of its end there, for other tests of this training.
         tell: called about once a second with the steps done and all steps.
         alone: no other cell of the run computes meanwhile.
     """
@@ -71,7 +73,7 @@ def score_cell(
     if cell.device == "cpu":
         keep_freed_memory()  # page faults cost time, and no digit depends on them
     try:
-        scored = score(cell, folder=folder, tell=tell, alone=alone)
+        scored = score(cell, folder=folder, tell=tell, keep=keep, alone=alone)
     except Exception as error:
         return failed(cell, error, quick=quick, memory_limit=memory_limit), []
     finally:

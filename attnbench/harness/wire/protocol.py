@@ -198,6 +198,8 @@ class Train(Request[Outcome]):
     cell: Cell
     folder: Path
     quick: bool
+    keep: bool = False
+    """Leave the checkpoint of its end for the other tests of this training."""
 
     def answered(self, answer: dict[str, Any]) -> Outcome:
         if not are_points(answer["points"]):

@@ -19,7 +19,7 @@ from attnbench.units import format_bytes, format_interval, format_seconds
 Format = Literal["markdown", "latex"]
 _AXES = (
     *("level", "pass_", *(name for name in COLUMNS if name in (*IN_ROWS, *OF_SWAPS) and name != "seed")),
-    *("learning_rate", "seed"),
+    *("test_len", "learning_rate", "seed"),
 )
 _NUMBERS = ("n", "time", "95 %", "first token", "per token", "peak", "state", "error", "score", "score 95 %", "seeds")
 

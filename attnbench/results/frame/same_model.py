@@ -15,7 +15,7 @@ from attnbench.suite.axes import AXES, OF_MODEL
 
 SAME = tuple(
     dict.fromkeys(
-        ["task", "level", "seq_len", "heads", "head_dim", "layers", "ffn"]
+        ["task", "level", "seq_len", "test_len", "heads", "head_dim", "layers", "ffn"]
         + [axis for axis in OF_MODEL if AXES[axis].of == "shape"]
     )
 )
@@ -70,7 +70,7 @@ def match(every: Sequence[Problem], speed: Setting, n: int) -> Match | None:
     if not found:
         return None
     first = speed.rows.iloc[0]
-    timed = _model({**{name: first[name] for name in SAME}, "seq_len": n})
+    timed = _model({**{name: first[name] for name in SAME}, "seq_len": n, "test_len": n})
     if not timed["task"]:
         found = [*means(found), *found]
     best = min(found, key=lambda one: (len(_differing(timed, _scored(one))), -len(one.parts)))

@@ -80,7 +80,10 @@ def _best_first(parts: Sequence[Summary]) -> tuple[Summary, ...]:
 def _named(found: Sequence[Problem]) -> list[Problem]:
     if not found:
         return []
-    names = told_apart(pd.DataFrame([{"task": one.task, **one.setting} for one in found]).drop(columns="task"))
+    table = pd.DataFrame([one.setting for one in found])
+    if (table["test_len"] == table["seq_len"]).all():
+        table = table.drop(columns="test_len")
+    names = told_apart(table)
     short = short_tasks({one.task for one in found})
     return [replace(one, name=said, short=short[one.task]) for one, (said, _) in zip(found, names, strict=True)]
 
@@ -118,8 +121,8 @@ def means(found: Sequence[Problem]) -> list[Problem]:
     models: dict[tuple[object, ...], list[Problem]] = {}
     for one in found:
         if one.parts:
-            same = (*SAME_MODEL, "pretrain_steps", "guide", RUN)
-            models.setdefault(tuple(one.setting.get(name) for name in same), []).append(one)
+            values = [one.setting.get(name) for name in (*SAME_MODEL, "pretrain_steps", "guide", RUN)]
+            models.setdefault((*values, _tested_apart(one)), []).append(one)
     made = []
     for of_model in models.values():
         groups = [of_model]
@@ -134,6 +137,11 @@ def means(found: Sequence[Problem]) -> list[Problem]:
             if parts:
                 made.append(Problem(MEAN, group[0].setting, _best_first(parts)))
     return _named(made)
+
+
+def _tested_apart(one: Problem) -> object:
+    """The length of the test if it is another one than that of the training; else None."""
+    return None if follows("test_len", one.setting) else one.setting.get("test_len")
 
 
 def _common(found: Sequence[Problem]) -> list[str]:
@@ -155,7 +163,7 @@ def about(frame: pd.DataFrame, found: Sequence[Problem]) -> list[str]:
         *said("layers"),
         heads or " · ".join(said("heads", "head_dim")),
         *said("ffn"),
-        *said("seq_len", "batch", "dtype"),
+        *said("seq_len", *[] if follows("test_len", same) else ["test_len"], "batch", "dtype"),
     ]
     further = [axis for axis in OF_MODEL if axis not in ("heads", "head_dim", "dtype", "causal", "positions")]
     further = [axis for axis in further if not (is_expected(axis, same.get(axis)) or follows(axis, same))]
