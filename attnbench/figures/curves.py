@@ -15,7 +15,7 @@ from attnbench.figures.kit.page import NothingToDraw, winners
 from attnbench.figures.kit.score_lines import Line, Panel, draw_lines, linear_x
 from attnbench.figures.kit.style import Look, in_style
 from attnbench.results.frame.labels import is_number
-from attnbench.results.frame.scored import Problem, about, hidden_options, left_out, problems
+from attnbench.results.frame.scored import Problem, about, by_training, hidden_options, left_out, problems
 from attnbench.results.frame.settings import PANELS, RUN, restrict, scored
 from attnbench.results.frame.words import own_form_note, short_names
 from attnbench.results.read import read_curves
@@ -40,7 +40,7 @@ def draw_curves(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None
     """
     rows = restrict(frame, only or {})
     curves = read_curves(rows)
-    found = problems(rows)
+    found = [one for one, _ in by_training(problems(rows))]
     choices = [choice for one in found for choice in one.choices if choice.rows]
     pairs = [(choice.rows[0].label, choice.rows[0].variant) for choice in choices]
     names, hidden = short_names(pd.DataFrame(pairs, columns=["label", "variant"]))

@@ -9,62 +9,84 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from attnbench.figures.kit.page import NothingToDraw, winners
-from attnbench.figures.kit.score_lines import Line, Panel, draw_lines
+from attnbench.figures.kit.palette import palette
+from attnbench.figures.kit.score_lines import Line, Panel, bars, draw_lines, ends_of
 from attnbench.figures.kit.style import Look, in_style
-from attnbench.figures.kit.ticks import log_axis, padded
-from attnbench.results.frame.scored import Problem, about, hidden_options, left_out, problems
+from attnbench.figures.kit.ticks import length, log_axis, padded
+from attnbench.results.frame.scored import Problem, about, by_training, hidden_options, left_out, problems
 from attnbench.results.frame.settings import PANELS, restrict
 from attnbench.results.frame.words import own_form_note, short_names
+from attnbench.results.scores import Summary
 
 NEEDS = "scores of one training at several test_len"
-_Tests = list[tuple[int, Problem]]
-"""Problems that differ in the length of the test alone, with that length, the shortest first."""
 
 
 def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
     """Models of one training length were tested at several lengths."""
-    return bool(_series(problems(restrict(frame, only or {}))))
+    return bool(_series(restrict(frame, only or {})))
 
 
-def _series(found: list[Problem]) -> list[_Tests]:
-    groups: dict[tuple[object, ...], _Tests] = {}
-    for one in found:
-        if one.parts:
-            same = [value for name, value in one.setting.items() if name != "test_len"]
-            groups.setdefault((one.task, *same), []).append((int(float(str(one.setting["test_len"]))), one))
-    return [sorted(tests, key=lambda test: test[0]) for tests in groups.values() if len(tests) > 1]
+def _series(rows: pd.DataFrame) -> list[tuple[Problem, list[Problem]]]:
+    found = by_training(one for one in problems(rows) if one.parts)
+    return [(training, tests) for training, tests in found if len(tests) > 1]
 
 
 @in_style
 def draw_lengths(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None) -> Figure:
-    """Draw a panel for each task and training: each variant's mean score over the length of the test.
+    """Draw a panel for each task and training: the mean score of each variant over the length of the test.
 
     Raises NothingToDraw if no training was tested at two lengths.
     """
     rows = restrict(frame, only or {})
-    series = _series(problems(rows))
+    series = _series(rows)
     if not series:
         raise NothingToDraw(f"needs {NEEDS}")
-    drawn = series[:PANELS]
-    found = [one for tests in drawn for _, one in tests]
+    drawn, rest = series[:PANELS], [training.heading for training, _ in series[PANELS:]]
+    found = [one for _, tests in drawn for one in tests]
     parts = [(part.label, part.variant) for one in found for part in one.parts]
     names, hidden = short_names(pd.DataFrame(parts, columns=["label", "variant"]))
-    panels = [_panel(tests, names) for tests in drawn]
-    rest = [_heading(tests) for tests in series[PANELS:]]
+    panels = [_panel(training, tests, names) for training, tests in drawn]
     notes = [
-        "Upright: the length of the training. One training, tested at each length. Bars: 95 % t-intervals over seeds, of "
-        "one seed over test examples. Names from the best score at the longest length down.",
+        f"One training, tested at each length. Upright: the length of the training. {bars(found)} Names from the "
+        "highest score at the longest test down.",
         *left_out(rows, found),
         " ".join(part for part in (hidden_options(found), hidden) if part),
         own_form_note(names),
         f"Not drawn, for want of room: {', '.join(rest)}." if rest else "",
     ]
-    best = winners([[(line.y[-1], line.name) for line in panel.lines] for panel in panels])
-    trained = {panel.heading: float(str(tests[0][1].setting["seq_len"])) for panel, tests in zip(panels, drawn, strict=True)}
+    trained = {panel.heading: _length(one, "seq_len") for panel, (one, _) in zip(panels, drawn, strict=True)}
 
     def scale(ax: Axes, panel: Panel) -> None:
-        log_axis(ax, "x", padded([x for line in panel.lines for x in line.x], share=0.07), text="{:.0f}".format, most=7)
+        lengths = sorted({x for line in panel.lines for x in line.x})
+        log_axis(ax, "x", padded(lengths, share=0.07), text=length, at=lengths)
         ax.set_xlabel("length of the test (log2 scale)")
-        ax.axvline(trained[panel.heading], lw=0.9, ls=":", zorder=1.4)
+        ax.axvline(trained[panel.heading], color=palette().faint, lw=0.9, ls=":", zorder=1.4)
 
-    return draw_lines(f"Highest score at the longest test: {best}", about(rows, found), notes, panels, "score", scale, _draw)
+    best = winners([[(line.y[-1], line.name) for line in panel.lines] for panel in panels])
+    title = f"Highest score at the longest test: {best}"
+    return draw_lines(title, about(rows, found), notes, panels, "score", scale, _draw)
+
+
+def _length(one: Problem, column: str = "test_len") -> float:
+    return float(str(one.setting[column]))
+
+
+def _panel(training: Problem, tests: list[Problem], names: Mapping[str, str]) -> Panel:
+    found: dict[str, list[tuple[float, Summary]]] = {}
+    for one in tests:
+        for part in one.parts:
+            found.setdefault(part.label, []).append((_length(one), part))
+    lines = [_line(names[label], points) for label, points in found.items()]
+    lines.sort(key=lambda line: (-line.x[-1], -line.y[-1], line.name))
+    return Panel(training.heading, tuple(lines), () if tests[0].chance is None else (("chance", tests[0].chance),))
+
+
+def _line(name: str, points: list[tuple[float, Summary]]) -> Line:
+    mean = tuple(part.over_seeds.mean for _, part in points)
+    low, high = zip(*(ends_of(part) for _, part in points), strict=True)
+    return Line(name, points[0][1].family, tuple(x for x, _ in points), mean, low, high)
+
+
+def _draw(ax: Axes, line: Line, look: Look) -> None:
+    ax.vlines(line.x, line.low, line.high, color=look.colour, lw=0.9, zorder=1.8)
+    ax.plot(line.x, line.y, lw=1.4, markersize=5, alpha=0.95, **look.line)

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from attnbench.figures.kit.page import NothingToDraw, winners
-from attnbench.figures.kit.score_lines import Line, Panel, draw_lines
+from attnbench.figures.kit.score_lines import Line, Panel, bars, draw_lines, ends_of
 from attnbench.figures.kit.style import Look, in_style
 from attnbench.figures.kit.ticks import log_axis, padded, trimmed
 from attnbench.results.frame.marks import OWN_FORM
@@ -19,7 +19,6 @@ from attnbench.results.frame.words import own_form_note
 from attnbench.results.scores import Summary
 from attnbench.units import format_bytes
 
-_PAIR = ", of two from one to the other"
 FEWEST = 3
 """Fewest labels with measured bytes that can show a relation."""
 NEEDS = f"scores of {FEWEST} labels whose state_bytes were measured"
@@ -54,11 +53,9 @@ def draw_recall(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None
     drawn = found[:PANELS]
     labels = [part.label for one in drawn for part in one.parts if _kept(part) > 0]
     without = dict.fromkeys(part.label for one in drawn for part in one.parts if not _kept(part) > 0)
-    pair = any(len(part.by_seed) == 2 for one in drawn for part in one.parts)
     notes = [
         "Bytes that all layers keep of one sequence of this length to decode its next token, as measured; of the "
-        "causal form, where the trained model sees all. Bars: 95 % t-intervals over seeds, of one seed over test "
-        f"examples{_PAIR if pair else ''}. A line joins the options of one variant.",
+        f"causal form, where the trained model sees all. {bars(drawn)} A line joins the options of one variant.",
         f"Without measured bytes: {', '.join(without)}." if without else "",
         hidden_options(drawn),
         own_form_note(labels),
@@ -85,17 +82,9 @@ def _panel(one: Problem) -> Panel:
 def _line(name: str, parts: list[Summary]) -> Line:
     parts = sorted(parts, key=lambda part: (_kept(part), part.label))
     mean = tuple(part.over_seeds.mean for part in parts)
-    ends = [_ends(part) for part in parts]
+    ends = [ends_of(part) for part in parts]
     low, high = zip(*ends, strict=True)
     return Line(name, parts[0].family, tuple(map(_kept, parts)), mean, low, high)
-
-
-def _ends(part: Summary) -> tuple[float, float]:
-    """The scores of two seeds: their t-interval would span the whole axis."""
-    scores = list(part.by_seed.values())
-    if len(scores) == 2:
-        return min(scores), max(scores)
-    return part.ends or (part.over_seeds.mean, part.over_seeds.mean)
 
 
 def _scale(ax: Axes, panel: Panel) -> None:

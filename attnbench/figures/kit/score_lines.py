@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +15,8 @@ from attnbench.figures.kit.page import Page, narrow, new_page, shorten, stacked,
 from attnbench.figures.kit.palette import palette
 from attnbench.figures.kit.style import SMALL_SIZE, Look, looks
 from attnbench.figures.kit.ticks import linear_ticks, plain
+from attnbench.results.frame.scored import Problem
+from attnbench.results.scores import Summary
 
 _AXIS = 0.46
 _STEP = 0.17
@@ -44,6 +46,22 @@ class Panel:
     lines: tuple[Line, ...]
     levels: tuple[tuple[str, float], ...]
     """Name and height of the level lines: chance is dotted, identity dashed."""
+
+
+def ends_of(part: Summary) -> tuple[float, float]:
+    """The ends of its bar; of two seeds their scores, since their t-interval would span the whole axis."""
+    scores = list(part.by_seed.values())
+    if len(scores) == 2:
+        return min(scores), max(scores)
+    return part.ends or (part.over_seeds.mean, part.over_seeds.mean)
+
+
+def bars(drawn: Iterable[Problem]) -> str:
+    """The note that says what the bars are."""
+    pair = any(len(part.by_seed) == 2 for one in drawn for part in one.parts)
+    return (
+        f"Bars: 95 % t-intervals over seeds, of one seed over test examples{', of two from one to the other' * pair}."
+    )
 
 
 def draw_lines(

@@ -88,6 +88,19 @@ def _named(found: Sequence[Problem]) -> list[Problem]:
     return [replace(one, name=said, short=short[one.task]) for one, (said, _) in zip(found, names, strict=True)]
 
 
+def by_training(found: Iterable[Problem]) -> list[tuple[Problem, list[Problem]]]:
+    """The tests of each training, the shortest first, behind a problem that is named as the training alone."""
+    groups: dict[tuple[object, ...], list[Problem]] = {}
+    for one in found:
+        groups.setdefault((one.task, *_trained_only(one).setting.values()), []).append(one)
+    tests = [sorted(group, key=lambda one: float(str(one.setting["test_len"]))) for group in groups.values()]
+    return list(zip(_named([_trained_only(group[0]) for group in tests]), tests, strict=True))
+
+
+def _trained_only(one: Problem) -> Problem:
+    return replace(one, setting={**one.setting, "test_len": one.setting["seq_len"]})
+
+
 def family_of(found: Iterable[Problem]) -> int:
     """Number of differences from softmax that are tested together in these problems and the mean over them."""
     return comparisons((one.parts, one.reference) for one in found if one.task != MEAN)

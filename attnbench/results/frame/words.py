@@ -230,9 +230,12 @@ def bare(variant: str, label: str) -> str:
 
 
 def short_names(rows: pd.DataFrame) -> tuple[dict[str, str], str]:
-    """Label -> name, just the variant's name if it has one setting only; and a line with the settings this hides."""
+    """Label -> name, just the variant's name if it has one setting only; and a line with the settings this hides.
+
+    A stack keeps its layers, without which the name says nothing.
+    """
     pairs = rows[["label", "variant"]].drop_duplicates()
-    single = pairs.groupby("variant")["label"].transform("nunique") == 1
+    single = (pairs.groupby("variant")["label"].transform("nunique") == 1) & (pairs["variant"] != "stack")
     names = {str(r): bare(str(v), str(r)) if s else str(r) for (r, v), s in zip(pairs.to_numpy(), single, strict=True)}
     hidden = [label for label, name in names.items() if label != name]
     return names, f"Settings: {'; '.join(hidden)}." if hidden else ""
