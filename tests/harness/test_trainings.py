@@ -254,13 +254,47 @@ def test_a_task_that_softmax_does_not_solve_is_doubted_in_each_of_its_rows_once(
     assert [record.warnings for record in plain] == ["", ""]
 
 
+def test_tests_of_one_training_are_rows_that_took_one_training_and_a_doubt_about_it_is_in_all_of_them(
+    tmp_path: Path,
+) -> None:
+    what = suite({"solved": 0.99}, test_len=[16, 40, 8], task="chains:pairs=4,test=32", positions="none", seed=[0, 1])
+    watcher = Counting()
+    folder, records = run(tmp_path / "a", what, watcher)
+    assert (watcher.numbers, watcher.visits) == ((12, 12, 0), 12)
+    assert [record.test_len for record in records] == 2 * [16, 16, 40, 40, 8, 8]
+    assert {record.status for record in records} == {Status.OK}
+    assert not (folder.path / "checkpoints").exists()
+    clocks = {(record.variant, record.seed, record.train_s) for record in records}
+    assert len(clocks) == 4, "the time of a training would differ in another one"
+    assert {record.warnings.count("that this task needs to tell apart") for record in records} == {1}
+    _, alone = run(
+        tmp_path / "b",
+        suite(
+            {"solved": 0.99}, test_len=40, task=str(what.sweeps[0].matrix.task[0].label), positions="none", seed=[0, 1]
+        ),
+    )
+    assert [record.warnings for record in alone] == [""] * 4, "to fail at another length is no doubt"
+    known = {(record.variant, record.seed): record.score for record in records if record.test_len == 40}
+    assert {(record.variant, record.seed): record.score for record in alone} == known
+
+
+def test_a_run_that_lost_some_tests_of_a_training_takes_them_alone(tmp_path: Path) -> None:
+    what = suite(test_len=[16, 40], task="chains:pairs=4,test=32", positions="none", variant="softmax")
+    folder, records = run(tmp_path, what)
+    lines = (folder.path / "records.jsonl").read_text().splitlines(keepends=True)
+    (folder.path / "records.jsonl").write_text(lines[0])
+    watcher = Counting()
+    assert digits(run(tmp_path, what, watcher)[1]) == digits(records)
+    assert watcher.numbers == (2, 1, 1)
+
+
 @pytest.mark.parametrize(("threads", "count", "alone"), [(2, 2, False), (2, 1, True), (1, 2, True)])
 def test_a_training_is_alone_where_no_other_runs_beside_it(threads: int, count: int, alone: bool) -> None:
     seen: list[bool] = []
     cells = make_plan(suite(), Options(device="cpu")).cells[:count]
     list(
         run_all(
-            cells, Settings(threads=threads), {}, lambda cell, worker, tell: seen.append(worker.settings.alone), print
+            cells, Settings(threads=threads), {}, lambda cell, worker, *_: seen.append(worker.settings.alone), print
         )
     )
     assert seen == [alone] * count
