@@ -25,6 +25,12 @@ def said(variants: list[str], **options: Any) -> str:
         ({"task": "zzz"}, "--task: unknown task 'zzz'; 'attnbench list tasks' shows the names"),
         ({"task": "no task"}, "--task: 'no task' is not a name; write at most 64 letters, digits, '.', '_' and '-'"),
         ({"n": 2**31}, "--n must lie between 1 and 1073741824, got 2147483648; write a number in between"),
+        (
+            {"test_n": "64,lots"},
+            "--test-n: 'lots' is not a number or a range; write 1024 or 1k or 512,1024 or "
+            "1024..16384 (doubling) or 1024..4096+1024 (steps)",
+        ),
+        ({"test_n": "0"}, "--test-n must lie between 1 and 1073741824, got 0; write a number in between"),
         ({"batch": 2**21}, "--batch must lie between 1 and 1048576, got 2097152; write a number in between"),
         ({"heads": 2**21}, "--heads must lie between 1 and 1048576, got 2097152; write a number in between"),
         ({"head_dim": 2**21}, "--head-dim must lie between 1 and 1048576, got 2097152; write a number in between"),

@@ -67,6 +67,7 @@ def row(label: str, **columns: Any) -> dict[str, Any]:
     }  # fmt: skip
     base |= columns
     base["kv_len"] = columns.get("kv_len", base["seq_len"])
+    base["test_len"] = columns.get("test_len", base["seq_len"])
     base["v_dim"] = columns.get("v_dim", base["head_dim"])
     base["kv_heads"] = columns.get("kv_heads", base["heads"])
     if base["time_median_s"]:

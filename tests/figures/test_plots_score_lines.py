@@ -13,6 +13,7 @@ from attnbench.figures import draw, figure_kinds
 from attnbench.figures.curves import draw_curves
 from attnbench.figures.kit.page import NothingToDraw
 from attnbench.figures.recall import draw_recall
+from attnbench.measure.status import Status
 from attnbench.results.read import read_curves, read_results
 from tests.figures.training_rows import frame_of, run_of, step, suite_rows, training
 
@@ -106,10 +107,60 @@ def test_fewer_than_three_labels_with_bytes_are_no_figure(tmp_path: Path) -> Non
         draw_recall(frame)
 
 
-@pytest.mark.parametrize("width", ["page", "column"])
-@pytest.mark.parametrize("name", ["curves", "recall"])
-def test_nothing_written_lies_on_anything_else(
-    trained: pd.DataFrame, kept: pd.DataFrame, name: str, width: str, faults: Any
+LONGER = {"softmax": (0.9, 0.5, 0.2), "stack:gla+sdpa": (0.95, 0.9, 0.6), "linear": (0.5, 0.4, 0.3)}
+
+
+@pytest.fixture(scope="module")
+def tested(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
+    """Models that were trained at 64 tokens and tested at 64, 128 and 512, those of linear not at the last."""
+    rows = []
+    for label, scores in LONGER.items():
+        for length, score in zip((None, 128, 512), scores, strict=True):
+            for seed in range(3):
+                how: dict[str, Any] = {"test_len": length, "protocol": "fixed", "seed": seed}
+                if (label, length) == ("linear", 512):
+                    rows.append(training(label, None, Status.UNSUPPORTED, "made for 64", **how))
+                else:
+                    rows.append(training(label, score + 0.01 * seed, **how))
+    return run_of(rows, tmp_path_factory.mktemp("tested") / "run")
+
+
+def test_a_line_joins_the_tests_of_each_training_by_their_lengths(tested: pd.DataFrame, words: Any) -> None:
+    figure = draw(tested, figures=["lengths"])["lengths"]
+    (ax,) = panels(figure)
+    found = [[(float(x), round(float(y), 2)) for x, y in line.get_xydata()] for line in marked(ax)]
+    assert found == [
+        [(64, 0.96), (128, 0.91), (512, 0.61)],
+        [(64, 0.91), (128, 0.51), (512, 0.21)],
+        [(64, 0.51), (128, 0.41)],
+    ]
+    said = words(figure)
+    assert "Highest score at the longest test: stack:gla+sdpa" in said
+    assert {"stack:gla+sdpa†", "softmax", "linear"} <= set(said.splitlines())
+    assert "No score on recall · tested at n = 512 — unsupported: made for 64 (linear)" in " ".join(said.split())
+    (upright,) = [line for line in ax.lines if line.get_linestyle() == ":" and list(line.get_xdata()) == [64, 64]]
+    assert upright.get_linewidth() == 0.9
+
+
+def test_figures_say_at_which_length_a_score_was_tested_and_a_curve_is_drawn_once(
+    tested: pd.DataFrame, words: Any
 ) -> None:
-    frame = trained if name == "curves" else kept
+    scores = words(draw(tested, figures=["scores"])["scores"])
+    assert [f"tested at n = {n}" in scores for n in (64, 128, 512)] == [True] * 3
+    curves = draw_curves(tested)
+    assert len(panels(curves)) == 1
+    assert "tested at" not in words(curves)
+    at_128 = tested[tested["test_len"] == 128]
+    assert "tested at n = 128" in words(draw(at_128, figures=["scores"])["scores"])
+    assert not figure_kinds()["lengths"].applies(at_128)
+    with pytest.raises(NothingToDraw, match="several test_len"):
+        draw(at_128, figures=["lengths"])
+
+
+@pytest.mark.parametrize("width", ["page", "column"])
+@pytest.mark.parametrize("name", ["curves", "recall", "lengths"])
+def test_nothing_written_lies_on_anything_else(
+    trained: pd.DataFrame, kept: pd.DataFrame, tested: pd.DataFrame, name: str, width: str, faults: Any
+) -> None:
+    frame = {"curves": trained, "recall": kept, "lengths": tested}[name]
     assert faults(draw(frame, figures=[name], width=width)[name]) == []

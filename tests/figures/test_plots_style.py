@@ -307,7 +307,19 @@ def test_title_and_resolution_apply_to_every_figure(tmp_path: Path, small: pd.Da
 
 def test_the_table_of_figures_names_them_in_order_and_cannot_be_changed() -> None:
     assert list(figure_kinds()) == [
-        *("tradeoff", "scores", "curves", "recall", "peers", "catalogue", "scaling", "error", "steps", "map"),
+        *(
+            "tradeoff",
+            "scores",
+            "lengths",
+            "curves",
+            "recall",
+            "peers",
+            "catalogue",
+            "scaling",
+            "error",
+            "steps",
+            "map",
+        ),
         *("speedup", "share", "swap"),
     ]
     with pytest.raises(TypeError):

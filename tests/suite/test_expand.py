@@ -284,6 +284,7 @@ def test_cells_are_called_what_they_were_before_there_were_further_axes() -> Non
     assert data.pop("architecture") == "encoder"
     assert data.pop("positions") is None
     assert data.pop("task") is None
+    assert data.pop("test_len") is None
     assert data.pop("training") is None
     assert data.pop("fit") == 0
     assert data.pop("pretrained") is None
@@ -385,7 +386,7 @@ def test_lengths_may_be_written_as_figures_write_them() -> None:
             "1",
             "unknown axis 'zzz'; write variant, seq_len, kv_len, q_start, heads, kv_heads, head_dim, v_dim, batch, "
             "dtype, causal, mask, bias, sink, compile, launch, padding, new_tokens, inputs, added_tokens, "
-            "query_stride, architecture, positions, task, learning_rate, replaced, tuned, train or seed",
+            "query_stride, architecture, positions, task, test_len, learning_rate, replaced, tuned, train or seed",
         ),
         ("variant", "perfomer", "--set variant: unknown variant 'perfomer'; did you mean 'performer'?"),
         ("variant", "", "--set variant: '' is not a name; write at most 64 letters, digits, '.', '_' and '-'"),
@@ -559,6 +560,7 @@ def test_an_axis_is_set_in_the_sweeps_where_it_means_something(only: str, owners
         ("architecture", "decoder", "at level model"),
         ("task", "copy", "with a task"),
         ("learning_rate", 0.1, "that measure a score"),
+        ("test_len", 128, "that measure a score"),
         ("new_tokens", 3, "with pass: generate"),
     ],
 )

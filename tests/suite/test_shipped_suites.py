@@ -31,6 +31,7 @@ SUITES = (
     "headline",
     "headline-long",
     "heads",
+    "hybrids",
     "kernels",
     "linformer",
     "lra",

@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 
 from attnbench.errors import SuiteError, UsageError
+from attnbench.measure.status import Status
+from attnbench.results.record import Record
 from attnbench.suite.cell import Training
 from attnbench.suite.expand import apply_overrides, expand
 from attnbench.suite.messages import Origin
@@ -60,6 +62,12 @@ def test_a_sweep_of_scores_is_a_cell_for_each_training() -> None:
             {"measure": "time", "matrix": matrix(learning_rate=0.1)},
             "'learning_rate' does nothing without measure: score",
         ),
+        (
+            {"measure": "time", "matrix": matrix(test_len=128)},
+            "'test_len' does nothing without measure: score; remove it",
+        ),
+        ({"matrix": matrix(test_len=0)}, "'test_len' must lie between 1 and"),
+        ({"matrix": matrix(test_len="long")}, "'test_len' must be whole numbers, got the text 'long'"),
         ({"measure": "time", "level": "operator"}, "'task' does nothing at level operator"),
         ({"training": {"pretrain_steps": 3}}, "'pretrain_steps' does nothing without pretrain: masked; remove it"),
         ({"training": {"step": 3}}, "unknown key 'step'; did you mean 'steps'?"),
@@ -71,6 +79,24 @@ def test_a_mistake_is_one_line_with_the_remedy(changes: dict[str, Any], said: st
         expand(suite(**changes))
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_test_at_the_length_of_the_training_is_what_it_was_before_there_were_others() -> None:
+    (plain, _), others = expand(suite()), expand(suite(matrix=matrix(task="recall", test_len=["64..256", 32])))
+    assert [cell.test_len for cell in others] == [None, 128, 256, 32]
+    assert others[0] == plain
+    assert len({cell.cell_id for cell in others}) == 4
+    assert {cell.whole_training for cell in others} == {plain}
+    assert [Record.of(cell, Status.OK).test_len for cell in others] == [64, 128, 256, 32]
+    left = Suite.of(
+        {
+            "name": "s",
+            "sweeps": [{**SWEEP, "matrix": matrix(task="recall", test_len=[64, 128, 256])}],
+            "exclude": [{"test_len": ">=128"}],
+        },
+        Origin(),
+    )
+    assert [cell.test_len for cell in expand(left)] == [None]
 
 
 def test_overrides_reach_the_sweeps_that_have_the_axis() -> None:

@@ -21,7 +21,7 @@ from attnbench.models.encoder import Encoder
 from attnbench.suite.cell import Cell, ModelSize
 from tests.harness.score.models import cell
 
-TASK = "chains:pairs=4,test=64"
+TASK = "chains:chains=2,test=64"
 CLOCK = ("train_s", "target_s")
 OF_THE_TEST = (
     "score",
@@ -115,12 +115,15 @@ def test_the_state_is_that_of_the_length_of_the_test() -> None:
     ("changes", "said"),
     [
         ({"variant": "linformer:rank=4"}, "test_len=24: it is made for n = 16 alone: the projection has a column"),
-        ({"variant": "stack:layers=gla+linformer[rank=4]"}, "test_len=24: it is made for n = 16 alone: linformer:rank=4: the"),
+        (
+            {"variant": "stack:layers=gla+linformer[rank=4]"},
+            "test_len=24: it is made for n = 16 alone: linformer:rank=4: the",
+        ),
         (
             {"positions": "learned"},
             "test_len=24: positions are learned for 16 tokens; write positions: sinusoid, rotary",
         ),
-        ({"length": 7}, "test_len=7: chains: pairs=4 need a length of at least 8, not 7"),
+        ({"length": 5}, "test_len=5: chains: 4 pairs and 2 questions need a length of at least 6, not 5"),
         ({"shape": Shape(8, 2, 16, 8, query_stride=2)}, "test_len=24: query_stride"),
     ],
 )
