@@ -257,7 +257,7 @@ def test_a_task_that_softmax_does_not_solve_is_doubted_in_each_of_its_rows_once(
 def test_tests_of_one_training_are_rows_that_took_one_training_and_a_doubt_about_it_is_in_all_of_them(
     tmp_path: Path,
 ) -> None:
-    what = suite({"solved": 0.99}, test_len=[16, 40, 8], task="chains:chains=2,test=32", positions="none", seed=[0, 1])
+    what = suite({"solved": 0.99}, test_len=[16, 40, 8], task="chains:ring=4,test=32", positions="none", seed=[0, 1])
     watcher = Counting()
     folder, records = run(tmp_path / "a", what, watcher)
     assert (watcher.numbers, watcher.visits) == ((12, 12, 0), 12)
@@ -279,7 +279,7 @@ def test_tests_of_one_training_are_rows_that_took_one_training_and_a_doubt_about
 
 
 def test_a_run_that_lost_some_tests_of_a_training_takes_them_alone(tmp_path: Path) -> None:
-    what = suite(test_len=[16, 40], task="chains:chains=2,test=32", positions="none", variant="softmax")
+    what = suite(test_len=[16, 40], task="chains:ring=4,test=32", positions="none", variant="softmax")
     folder, records = run(tmp_path, what)
     lines = (folder.path / "records.jsonl").read_text().splitlines(keepends=True)
     (folder.path / "records.jsonl").write_text(lines[0])

@@ -18,57 +18,58 @@ _VERSION = 1
 
 @register_task("chains", source="own; after the k-hop task of Sanford, Hsu & Telgarsky 2024, arXiv:2402.09268")
 class Chains(Stream):
-    """Which value ends the chain of this key? Pairs a to b, b to c, first, bare keys later.
+    """Which value is ``hops`` lookups away? A key leads to the next, b to c; bare keys later.
 
-    A chain has ``hops`` pairs: each leads to the key of the next one, and the last to a value, which is drawn anew for
-    each sequence. So the answer takes that many lookups, and no lookup before the last tells anything of it; one hop is
-    ``recall``. The pairs of all chains stand first, in an order that says nothing, each in one token with its key and
-    what it leads to. The first key of each chain is asked once at a random later place; all else is filler. The labels
-    are at the questions; guessing gives 1/values.
+    The keys of a sequence form one ring, drawn anew for each sequence. Each stands first in one token with the key that
+    it leads to and with a value of its own, which no other key has; the order of these tokens says nothing. Then each
+    key is asked once at a random later place; all else is filler. The label is the value of the key that is hops - 1
+    steps along the ring: one hop is ``recall``, and every further one looks up what the one before has found. At most
+    half of the ring is walked, since the way back would be shorter. Guessing gives 1/values; naming any value of the
+    sequence gives 1/keys of it.
 
     Raises:
-        UsageError: there are fewer keys than pairs.
-        Unsupported: the sequence is too short for the pairs and the questions, or it is cross-attention.
+        UsageError: the ring is shorter than 2·(hops - 1), or there are fewer different keys or values than in it.
+        Unsupported: the sequence is too short for the keys and the questions, or it is cross-attention.
     """
 
     def __init__(
         self,
         shape: Shape,
         *,
-        hops: Annotated[int, Field(ge=1, le=256, description="pairs of a chain, from its first key to its value")] = 2,
-        chains: Annotated[int, Field(ge=1, le=1024, description="chains, and so questions, of each sequence")] = 4,
-        values: Annotated[int, Field(ge=2, le=4096, description="different values, the classes")] = 8,
-        keys: Annotated[int | None, Field(ge=1, le=2**18, description="different keys; none: hops·chains")] = None,
+        hops: Annotated[int, Field(ge=1, le=1024, description="lookups from the key asked to the answer")] = 2,
+        ring: Annotated[int, Field(ge=1, le=4096, description="keys of each sequence, each with the next one")] = 8,
+        values: Annotated[
+            int | None, Field(ge=1, le=4096, description="different values; none: as many as ring")
+        ] = None,
+        keys: Annotated[int | None, Field(ge=1, le=4096, description="different keys; none: as many as ring")] = None,
         test: Annotated[int, Field(ge=1, le=100_000, description="sequences to test on")] = 512,
     ) -> None:
-        pairs = hops * chains
-        keys = pairs if keys is None else keys
-        if keys < pairs:
-            raise UsageError(f"chains: keys={keys} are fewer than hops·chains = {pairs}; raise keys or lower chains")
-        if shape.seq_len < pairs + chains:
-            raise Unsupported(
-                f"chains: {pairs} pairs and {chains} questions need a length of at least {pairs + chains}, not "
-                f"{shape.seq_len}"
-            )
+        values, keys = ring if values is None else values, ring if keys is None else keys
+        if min(keys, values) < ring:
+            raise UsageError(f"chains: {min(keys, values)} keys or values are fewer than ring={ring}; lower ring")
+        if ring < 2 * (hops - 1):
+            raise UsageError(f"chains: hops={hops} need a ring of at least {2 * (hops - 1)}; raise ring or lower hops")
+        if shape.seq_len < 2 * ring:
+            raise Unsupported(f"chains: ring={ring} needs a length of at least {2 * ring}, not {shape.seq_len}")
         super().__init__(
             "chains",
             shape,
-            Form(vocab=(keys + 1, keys + values + 1), classes=values, per_token=True),
-            settings={"hops": hops, "chains": chains, "values": values, "keys": keys},
+            Form(vocab=(keys + 1, keys + 1, values + 1), classes=values, per_token=True),
+            settings={"hops": hops, "ring": ring, "values": values, "keys": keys},
             version=_VERSION,
             test=test,
         )
-        self._chains, self._hops, self._values, self._keys = chains, hops, values, keys
+        self._hops, self._ring, self._values, self._keys = hops, ring, values, keys
 
     def draw(self, count: int, generator: Generator) -> Examples:
-        """Random chains with tokens ``(count, N, 2)``: a key or ``keys``, and a key, ``keys`` + value or nothing."""
-        pairs = self._chains * self._hops
-        key = choices(count, self._keys, pairs, generator).view(count, self._chains, self._hops)
-        value = torch.randint(self._values, (count, self._chains), generator=generator)
-        leads_to = torch.cat([key[:, :, 1:], self._keys + value[:, :, None]], 2)
-        order = shuffles(count, pairs, generator)
-        places = pairs + choices(count, self.n - pairs, self._chains, generator)
-        tokens = torch.tensor([self._keys, self._keys + self._values]).repeat(count, self.n, 1)
-        tokens[:, :pairs] = torch.stack([part.flatten(1).gather(1, order) for part in (key, leads_to)], 2)
-        tokens[..., 0].scatter_(1, places, key[:, :, 0])
-        return Examples(tokens, torch.full((count, self.n), NO_LABEL).scatter_(1, places, value))
+        """Random rings with tokens ``(count, N, 3)``: a key, the next one and its value; ``keys`` and ``values`` in the
+        place of none."""
+        ring, value = (choices(count, most, self._ring, generator) for most in (self._keys, self._values))
+        order, others = (shuffles(count, self._ring, generator) for _ in range(2))
+        places = self._ring + choices(count, self.n - self._ring, self._ring, generator)
+        tokens = torch.tensor([self._keys, self._keys, self._values]).repeat(count, self.n, 1)
+        known = torch.stack([ring, ring.roll(-1, 1), value], 2)
+        tokens[:, : self._ring] = known.gather(1, order[:, :, None].expand(-1, -1, 3))
+        tokens[..., 0].scatter_(1, places, ring.gather(1, others))
+        answer = value.roll(1 - self._hops, 1).gather(1, others)
+        return Examples(tokens, torch.full((count, self.n), NO_LABEL).scatter_(1, places, answer))

@@ -22,7 +22,7 @@ SETTINGS = {
         (24, True, "recall:pairs=4,values=3,test=20,form=long,ids=2"),
     ],
     "mqar": [(24, False, "mqar:pairs=4,vocab=64,test=20")],
-    "chains": [(24, False, "chains:chains=3,hops=3,test=20")],
+    "chains": [(24, False, "chains:ring=6,hops=3,test=20")],
     "permutations": [
         (12, False, "permutations:test=20"),
         (12, True, "permutations:size=5,moves=swaps,answers=last,test=20"),

@@ -21,7 +21,7 @@ from attnbench.models.encoder import Encoder
 from attnbench.suite.cell import Cell, ModelSize
 from tests.harness.score.models import cell
 
-TASK = "chains:chains=2,test=64"
+TASK = "chains:ring=4,test=64"
 CLOCK = ("train_s", "target_s")
 OF_THE_TEST = (
     "score",
@@ -123,7 +123,7 @@ def test_the_state_is_that_of_the_length_of_the_test() -> None:
             {"positions": "learned"},
             "test_len=24: positions are learned for 16 tokens; write positions: sinusoid, rotary",
         ),
-        ({"length": 5}, "test_len=5: chains: 4 pairs and 2 questions need a length of at least 6, not 5"),
+        ({"length": 7}, "test_len=7: chains: ring=4 needs a length of at least 8, not 7"),
         ({"shape": Shape(8, 2, 16, 8, query_stride=2)}, "test_len=24: query_stride"),
     ],
 )
