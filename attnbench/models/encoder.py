@@ -292,7 +292,7 @@ def in_turn(variant: str | Spec | Sequence[str | Spec], layers: int) -> list[Spe
     if not several:
         raise UsageError("the layers need at least one variant to take in turn")
     specs = [spec for one in several for spec in turns(one if isinstance(one, Spec) else parse_spec(one))]
-    if len(specs) > layers:
+    if len(specs) > layers and len(set(specs)) > 1:
         few = f"{layers} layer{'s' * (layers != 1)}"
         raise Unsupported(
             f"a turn of {len(specs)} layers in a model of {few}; name fewer, or give the model more layers"

@@ -212,7 +212,8 @@ def _tested(cell: Cell, task: Task, model: Encoder) -> Task:
             raise Unsupported(f"it is made for n = {shape.N} alone: {longer}")
         if shape.query_stride > 1:
             raise Unsupported("query_stride: a layer with fewer queries is made for one length")
-        model.make_room(max(0, at - shape.N))
+        if at > shape.N:
+            model.make_room(at - shape.N)
         tested = make_task(cell.task, replace(shape, seq_len=at))
     except (Unsupported, UsageError) as reason:
         raise Unsupported(f"test_len={at}: {reason}") from None

@@ -144,6 +144,10 @@ def test_what_cannot_be_tested_there_is_a_row_with_the_reason_before_any_trainin
         assert kept.exists() is keep
 
 
+def test_learned_positions_are_known_for_shorter_sequences() -> None:
+    assert score(at(8, "softmax", positions="learned", steps=1)).columns["test_loss"] > 0
+
+
 def test_a_stack_that_is_longer_than_its_model_names_layers_that_nobody_would_meet() -> None:
     with pytest.raises(Unsupported, match="a turn of 4 layers in a model of 2 layers; name fewer, or give the model"):
         score(at(None, "stack:3*gla+softmax"))
