@@ -137,7 +137,7 @@ def test_a_line_joins_the_tests_of_each_training_by_their_lengths(tested: pd.Dat
     said = words(figure)
     assert "Highest score at the longest test: stack:gla+sdpa" in said
     assert {"stack:gla+sdpa†", "softmax", "linear"} <= set(said.splitlines())
-    assert "No score on recall · tested at n = 512 — unsupported: made for 64 (linear)" in " ".join(said.split())
+    assert "No score on recall · tested at n = 512 — unsupported: linear — made for 64" in " ".join(said.split())
     (upright,) = [line for line in ax.lines if line.get_linestyle() == ":" and list(line.get_xdata()) == [64, 64]]
     assert upright.get_linewidth() == 0.9
 
