@@ -22,12 +22,7 @@ _spec.loader.exec_module(wrong)
 
 # The class, the variant that it says it is, the law that names the fault, and words of what the law says.
 FAULTS = [
-    (
-        "StridedLocal",
-        "local:block=5",
-        "receptive field",
-        "output 0 sees the tokens 0, 5, 10, 15, 20; the formula 0, 1, 2, 3, 4",
-    ),
+    ("StridedLocal", "local:block=5", "receptive field", "output 0 sees the tokens 0, 5, 10, 15, 20; the"),
     ("TruncatedLocal", "local:window=3", "implied matrix", "the weight"),
     ("HalfLocal", "local", "limit to exact", "window="),
     ("EmulatedLocal", "local", "memory", "a forward pass grows as n^"),
@@ -157,12 +152,7 @@ FAULTS = [
     ("MixedTokens", "dense:hidden=5", "receptive field", "output 0 sees the tokens 0, 1"),
     ("TurnedBelow", "linear:rotary=true", "formula", "differs from the formula"),
     ("BoundWithoutTheMaximum", "quest:prompt=9,budget=6,page=3", "formula", "differs from the formula"),
-    (
-        "SumsThatFavourTheFirst",
-        "h2o:prompt=14,ratio=0.6,recent=0,normalise=true",
-        "formula",
-        "differs from the formula",
-    ),
+    ("SumsThatFavourTheFirst", "h2o:prompt=14,ratio=0.6,recent=0,normalise=true", "formula", "differs from the"),
     ("LongestKeys", "knorm:prompt=9,budget=5", "formula", "differs from the formula"),
     ("EachHeadItsOwn", "tova:prompt=9,budget=5", "formula", "differs from the formula"),
     ("AnchoredInTheFuture", "keydiff:prompt=9,budget=5", "causality", "moved the outputs"),
@@ -214,12 +204,7 @@ FAULTS = [
         "rounding in blocks",
         "smooth_k=false, and what all keys share",
     ),
-    (
-        "OneScaleForAllChannels",
-        "quantised:values=float8_e4m3,q_block=5,k_block=7",
-        "formula",
-        "differs from the formula",
-    ),
+    ("OneScaleForAllChannels", "quantised:values=float8_e4m3,q_block=5,k_block=7", "formula", "differs from the"),
     ("KeysByToken", "quantised-cache:bits=2,group=5,recent=0", "formula", "differs from the formula"),
     ("RoundedBeforeItIsFull", "quantised-cache:bits=2,group=5,recent=0", "causality", "moved the outputs"),
     ("SymmetricSteps", "quantised-cache:bits=2,group=5,recent=0", "formula", "differs from the formula"),
@@ -267,12 +252,7 @@ FAULTS = [
     ("SlopesFromOne", "retnet:chunk=5,rotation=false,decay=lightning", "formula", "differs from the formula"),
     ("LevelOfTheDistance", "log-linear:state=3,chunk=4", "formula", "differs from the formula"),
     ("WeightsOfTheKey", "log-linear:state=3,chunk=4", "formula", "differs from the formula"),
-    (
-        "WeighedBeforeTheSolve",
-        "log-linear:base=gated-delta,state=3,chunk=4",
-        "formula",
-        "differs from the formula",
-    ),
+    ("WeighedBeforeTheSolve", "log-linear:base=gated-delta,state=3,chunk=4", "formula", "differs from the formula"),
     ("ErasedFromTheSum", "log-linear:base=gated-delta,state=3,chunk=4", "decoding", "differs"),
     ("NothingCarried", "log-linear:state=3,chunk=4", "decoding", "differs"),
     ("NormBeforeGate", "mamba2:state=3,chunk=5", "formula", "differs from the formula"),

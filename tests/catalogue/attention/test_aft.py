@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.catalogue.attention.synthetic.aft import modes, sums
 from attnbench.catalogue.attention.synthetic.aft.algorithm import AFT
 from attnbench.catalogue.attention.synthetic.aft.modes import Recent
 from attnbench.catalogue.build import build
@@ -12,17 +11,6 @@ from attnbench.catalogue.engines import tiling
 from attnbench.contract.problem.shape import Shape
 from attnbench.errors import Unsupported, UsageError
 from attnbench.measure.memory import peak_tensor_bytes
-
-MODES = [
-    "factors=3",
-    "factors=0",
-    "mode=local,window=3,factors=3",
-    "mode=local,window=9,factors=0",
-    "mode=local,window=0,factors=0",
-    "mode=simple",
-    "mode=conv,kernel=5",
-    "mode=conv,kernel=1",
-]
 
 
 def make(options: str, shape: Shape) -> AFT:
@@ -55,21 +43,6 @@ def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-11) -> None:
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("options", MODES)
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("n", [5, 45])
-def test_equals_the_formula_over_several_blocks_of_rows(
-    options: str, causal: bool, padded: bool, n: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(modes, "_ROWS", 8)
-    monkeypatch.setattr(sums, "_RUN", 4)
-    module = make(options, Shape(2, 2, 47, 2, causal=causal))
-    x = tokens(2, n, 4)
-    mask = torch.rand(2, n) < 0.6 if padded else None
-    close(module(x, key_mask=mask), module.dense(x, key_mask=mask))
-
-
 @pytest.mark.parametrize("options", ["mode=local,window=3,factors=2", "mode=conv,kernel=5", "mode=simple"])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("piece", [1, 128, 1 << 18], ids=["one by one", "two by two", "at once"])
@@ -84,33 +57,10 @@ def test_what_lies_blocks_away_counts_without_a_bias(
     close(module(x, key_mask=mask), module.dense(x, key_mask=mask))
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_without_biases_every_mode_is_simple(causal: bool) -> None:
-    shape = Shape(2, 2, 21, 3, causal=causal)
-    simple, x = make("mode=simple", shape), tokens(2, 21, 6)
-    for options in ("factors=0", "factors=2", "mode=local,window=4,factors=0", "mode=conv,kernel=3"):
-        module = make(options, shape)
-        same_projections(module, simple)
-        with torch.no_grad():
-            for name, parameter in module.named_parameters():
-                if name in ("w", "rows"):
-                    parameter.zero_()
-        close(module(x), simple(x))
-
-
 def test_one_channel_is_a_softmax_of_keys_plus_biases() -> None:
     module, x = bare("factors=0", 12, 1), tokens(1, 12, 1)
     weights = (x[0, :, 0] + module.w).softmax(-1)
     close(module(x)[0], weights @ x[0])
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_a_constant_added_to_a_row_of_biases_changes_nothing(causal: bool) -> None:
-    module, x = make("factors=0", Shape(1, 2, 11, 2, causal=causal)), tokens(1, 11, 4)
-    expected = module(x)
-    with torch.no_grad():
-        module.w += 50 * torch.randn(11, 1)
-    close(module(x), expected)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -152,15 +102,6 @@ def test_every_head_of_conv_has_biases_of_its_own() -> None:
 # Exponents
 
 
-@pytest.mark.parametrize("options", ["factors=4", "mode=local,window=2,factors=4", "mode=simple", "mode=conv,kernel=3"])
-@pytest.mark.parametrize("causal", [False, True])
-def test_keys_hundreds_apart_do_not_overflow_nor_vanish_in_float32(options: str, causal: bool) -> None:
-    module = bare(options, 90, 3, causal=causal).float()
-    x = torch.linspace(-300, 300, 90)[torch.randperm(90)][None, :, None] * torch.tensor([1.0, -1.0, 0.5])
-    x[0, -1] = 1000.0
-    close(module(x).double(), module.double().dense(x.double()), 1e-4)
-
-
 @pytest.mark.parametrize("options", ["mode=local,window=2,factors=0", "mode=conv,kernel=5"])
 def test_the_largest_key_may_be_biased_away(options: str) -> None:
     """1 + (e^w - 1) would cancel: the far keys must be summed without the near ones."""
@@ -179,18 +120,6 @@ def test_a_later_key_that_is_very_large_leaves_earlier_rows_bit_for_bit() -> Non
         before = module(x)
         x[0, 30] = 1e4
         assert torch.equal(module(x)[:, :30], before[:, :30])
-
-
-@pytest.mark.parametrize("options", MODES[:-1])
-def test_a_token_that_sees_no_key_gives_zero(options: str) -> None:
-    module = make(options, Shape(1, 2, 6, 2, causal=True))
-    mask = torch.tensor([[False, False, True, True, False, True]])
-    x = tokens(1, 6, 4).requires_grad_()
-    out = module(x, key_mask=mask)
-    assert torch.equal(out[0, :2], torch.zeros(2, 4, dtype=torch.float64))
-    out.sum().backward()
-    assert x.grad is not None
-    assert x.grad.isfinite().all()
 
 
 # Cost

@@ -10,7 +10,6 @@ from attnbench.catalogue.attention.pattern.bigbird import BigBird, random_blocks
 from attnbench.catalogue.build import build
 from attnbench.catalogue.engines import tiling
 from attnbench.catalogue.engines.patterns import attend, bands, keys
-from attnbench.contract.problem.reference import exact_attention, masked_attention
 from attnbench.contract.problem.shape import Shape
 from attnbench.errors import Unsupported
 from tests.catalogue.attention.patterns import draw, is_softmax_under
@@ -63,17 +62,6 @@ def test_it_is_softmax_under_the_dense_mask_with_each_key_counted_once(n: int, b
     is_softmax_under(f, dense(f, n), n, padded=False)
 
 
-@pytest.mark.parametrize("n", [8, 29, 32, 50, 56])
-def test_up_to_seven_blocks_with_three_random_ones_are_exact_attention(n: int) -> None:
-    q, k, v = draw(n)
-    torch.testing.assert_close(made(n, 8, 3)(q, k, v), exact_attention(q, k, v), rtol=0, atol=1e-12)
-
-
-def test_eight_blocks_with_three_random_ones_are_not() -> None:
-    q, k, v = draw(64)
-    assert not torch.allclose(made(64, 8, 3)(q, k, v), exact_attention(q, k, v), atol=1e-3)
-
-
 def test_blocks_are_cut_over_the_real_tokens_of_each_sequence() -> None:
     f = made(60, 4, 2)
     q, k, v = draw(60, B=5)
@@ -84,15 +72,6 @@ def test_blocks_are_cut_over_the_real_tokens_of_each_sequence() -> None:
         alone = f(q[b : b + 1, :, :n], k[b : b + 1, :, :n], v[b : b + 1, :, :n]) if n else q[b : b + 1, :, :0]
         torch.testing.assert_close(out[b : b + 1, :, :n], alone, rtol=0, atol=1e-12)
         assert not out[b, :, n:].any()
-
-
-def test_masked_keys_before_the_last_real_one_are_left_out() -> None:
-    f = made(50, 4, 2)
-    q, k, v = draw(50)
-    key_mask = torch.rand(2, 50) < 0.6
-    key_mask[:, -1] = True
-    expected = masked_attention(q, k, v, dense(f, 50) & key_mask[:, None, None])
-    torch.testing.assert_close(f(q, k, v, key_mask=key_mask), expected, rtol=0, atol=1e-12)
 
 
 def test_a_shorter_shape_draws_the_same_plan_from_the_same_seed() -> None:

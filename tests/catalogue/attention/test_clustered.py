@@ -6,10 +6,7 @@ from torch import Tensor
 
 from attnbench.catalogue.attention.selection.clustered import Clustered
 from attnbench.catalogue.build import build
-from attnbench.contract.problem.reference import exact_attention, relative_error
 from attnbench.contract.problem.shape import Shape
-from attnbench.contract.variant import VARIANTS
-from attnbench.errors import Unsupported
 from attnbench.measure.memory import peak_tensor_bytes
 
 B, H, D = 2, 3, 6
@@ -75,48 +72,6 @@ def test_members_of_a_cluster_share_the_weights_of_their_mean(options: str, M: i
     close(module.dense(q, k, v), out)
 
 
-def test_recomputing_all_keys_is_exact_attention() -> None:
-    q, k, v = draw(70, 30)
-    for keys in (30, 1000):
-        close(clustered(f"clusters=3,improved={keys}", 70, 30)(q, k, v), exact_attention(q, k, v))
-
-
-def test_a_cluster_for_every_query_is_exact_attention() -> None:
-    q, k, v = draw(12)
-    module = clustered("clusters=12,bits=64", 12)
-    assert all(len(set(head.tolist())) == 12 for head in module.assign(q.flatten(0, 1)))
-    close(module(q, k, v), exact_attention(q, k, v))
-
-
-def test_equal_queries_are_in_one_cluster_and_lose_nothing() -> None:
-    _, k, v = draw(30)
-    q = torch.randn(B, H, 3, D, dtype=torch.float64).repeat(1, 1, 10, 1)
-    close(clustered("clusters=30,bits=64", 30)(q, k, v), exact_attention(q, k, v))
-
-
-def test_the_error_falls_with_clusters_and_further_when_the_largest_weights_are_recomputed() -> None:
-    q, k, v = draw(64)
-    exact = exact_attention(2 * q, k, v)
-
-    def error(options: str) -> float:
-        return sum(relative_error(clustered(options, 64, seed=s)(2 * q, k, v), exact) for s in range(3)) / 3
-
-    plain = [error(f"clusters={c}") for c in (2, 8, 32)]
-    better = [error(f"clusters=8,improved={keys}") for keys in (2, 8, 32)]
-    assert plain[0] > plain[1] > plain[2]
-    assert plain[1] > better[0] > better[1] > better[2]
-
-
-@pytest.mark.parametrize("option", ["clusters=3", "bits=3", "iterations=1", "improved=2"])
-def test_every_option_decides_the_output(option: str) -> None:
-    q, k, v = draw(40)
-    options = {"clusters": "6", "bits": "8", "iterations": "5"}
-    before = clustered(",".join(f"{key}={value}" for key, value in options.items()), 40)(q, k, v)
-    name, _, value = option.partition("=")
-    after = clustered(",".join(f"{key}={text}" for key, text in {**options, name: value}.items()), 40)(q, k, v)
-    assert float((after - before).abs().max()) > 1e-3
-
-
 @pytest.mark.parametrize("backward", [False, True])
 def test_memory_grows_no_faster_than_the_sequence_where_improved(backward: bool) -> None:
     def peak(N: int) -> int:
@@ -127,9 +82,3 @@ def test_memory_grows_no_faster_than_the_sequence_where_improved(backward: bool)
         return bytes_
 
     assert peak(4096) < 4.2 * peak(1024)
-
-
-def test_causal_attention_is_refused() -> None:
-    with pytest.raises(Unsupported, match="holds later queries"):
-        build("clustered", Shape(1, 1, 8, 8, causal=True))
-    assert VARIANTS.get("clustered").traits.target == "softmax"

@@ -6,24 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.catalogue.attention.kernel import cosformer as of_cosformer
 from attnbench.catalogue.attention.kernel.cosformer import CosFormer
-from attnbench.catalogue.engines.recurrent import stretches
 from attnbench.contract.problem.shape import Shape
 from attnbench.errors import Unsupported, UsageError
+from tests.catalogue.attention.small import CAUSAL, SHAPE, both, close, qkv
 
-SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=4)
-CAUSAL = Shape(batch=2, heads=3, seq_len=23, head_dim=4, causal=True)
-both = pytest.mark.parametrize("shape", [SHAPE, CAUSAL], ids=["all", "causal"])
 HOLES = torch.arange(23) % 5 != torch.tensor([[0], [3]])
-
-
-def close(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-11)
-
-
-def qkv(shape: Shape) -> list[Tensor]:
-    return [torch.randn(shape.B, shape.H, n, shape.D, dtype=torch.float64) for n in (shape.N, shape.M, shape.M)]
 
 
 def pair_by_pair(
@@ -51,21 +39,6 @@ def test_equals_the_sum_over_pairs_for_every_chunk(shape: Shape, chunk: int) -> 
         close(module.dense(*inputs, key_mask=key_mask), expected)
 
 
-@both
-@pytest.mark.parametrize("kept", [1, 100])
-def test_the_sums_go_on_from_stretch_to_stretch(shape: Shape, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stretches, "KEPT", kept)
-    for module in (stretches, of_cosformer):
-        monkeypatch.setattr(module, "STRETCH", 8)
-    inputs, attend = [x.requires_grad_() for x in qkv(shape)], CosFormer(shape, chunk=4)
-    grad = torch.randn_like(inputs[0])
-    out, expected = attend(*inputs, key_mask=HOLES), attend.dense(*inputs, key_mask=HOLES)
-    close(out, expected)
-    mine, theirs = (torch.autograd.grad(x, inputs, grad) for x in (out, expected))
-    for one, other in zip(mine, theirs, strict=True):
-        close(one, other)
-
-
 def test_a_longer_horizon_flattens_the_cosine() -> None:
     inputs = qkv(SHAPE)
     close(CosFormer(SHAPE, horizon=40)(*inputs), pair_by_pair(*inputs, 40))
@@ -81,19 +54,6 @@ def test_cross_attention_measures_by_the_longer_sequence(kv_len: int) -> None:
     shape = Shape(batch=2, heads=3, seq_len=23, kv_len=kv_len, head_dim=4)
     inputs = qkv(shape)
     close(CosFormer(shape)(*inputs), pair_by_pair(*inputs, max(23, kv_len)))
-
-
-@both
-def test_rows_sum_to_one_or_where_no_weight_is_positive_to_zero(shape: Shape) -> None:
-    q, k, v = qkv(shape)
-    q[:, :, 5] = -1.0
-    k[:, :, :3] = -1.0
-    out = CosFormer(shape, chunk=4)(q, k, torch.ones_like(v))
-    weights = q.relu() @ k.relu().mT
-    dead = ((weights.tril() if shape.causal else weights) == 0).all(-1)
-    assert dead[:, :, 5].all()
-    assert not dead.all()
-    close(out, (~dead)[..., None].expand_as(out).double())
 
 
 def test_a_shorter_input_has_the_cosines_of_the_shape() -> None:

@@ -154,16 +154,6 @@ def test_an_entry_is_seen_once_its_run_is_closed_and_reads_the_run_before_it() -
     assert compared > 500
 
 
-@both
-def test_as_many_entries_as_there_are_leave_out_none(causal: bool) -> None:
-    module, x = make(causal, run=4, window=3, top_k=5), tokens()
-    chosen = module._choose(module._index(x, None), None)
-    closed = (torch.arange(1, 24) // 4).expand(2, -1) if causal else torch.full((2, 23), 5)
-    assert torch.equal((chosen >= 0).sum(-1), closed)
-    more = make(causal, run=4, window=3, top_k=50)
-    close(module(x), more(x))
-
-
 def test_the_index_learns_what_the_heads_read_and_nothing_else_learns_from_it() -> None:
     module, x = make(True, run=2, window=1, top_k=8, n=23), tokens()
     own = [p for name, p in module.named_parameters() if name.startswith("index_")]

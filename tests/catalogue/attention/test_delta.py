@@ -6,32 +6,12 @@ from torch import Tensor
 
 from attnbench.catalogue.attention.recurrence.delta import Delta, delta_rule
 from attnbench.contract.problem.shape import Shape
-
-SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=4)
-CAUSAL = Shape(batch=2, heads=3, seq_len=23, head_dim=4, causal=True)
-both = pytest.mark.parametrize("shape", [SHAPE, CAUSAL], ids=["all", "causal"])
-HOLES = torch.arange(23) % 5 != torch.tensor([[1], [3]])
-
-
-def close(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-11)
-
-
-def tokens(shape: Shape) -> Tensor:
-    return torch.randn(shape.B, shape.N, shape.C, dtype=torch.float64)
+from tests.catalogue.attention.small import CAUSAL, both, close, tokens
 
 
 def draw(N: int, D: int = 4, E: int = 5) -> tuple[Tensor, ...]:
     q, k = (torch.nn.functional.normalize(torch.randn(2, N, D, dtype=torch.float64), dim=-1) for _ in range(2))
     return q, k, torch.randn(2, N, E, dtype=torch.float64), torch.rand(2, N, dtype=torch.float64)
-
-
-@both
-@pytest.mark.parametrize("chunk", [1, 2, 7, 22, 23, 64])
-def test_equals_the_recurrence_for_every_chunk(shape: Shape, chunk: int) -> None:
-    module, x = Delta(shape, chunk=chunk).double(), tokens(shape)
-    for key_mask in (None, HOLES):
-        close(module(x, key_mask=key_mask), module.dense(x, key_mask=key_mask))
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -49,22 +29,6 @@ def test_the_rule_is_the_product_of_householder_like_matrices(strict: bool, chun
             expected += (beta[:, j] * (k[:, j] * reader).sum(-1))[:, None] * v[:, j]
         close(out[:, t], expected)
     assert last.shape == (2, 4, 5)
-
-
-def test_a_key_that_comes_again_is_overwritten() -> None:
-    _, k, v, beta = draw(6)
-    k[:, 5] = k[:, 2]
-    beta[:, 5] = 1.0
-    out, last = delta_rule(k, k, v, beta, chunk=4)
-    close(out[:, 5], v[:, 5])
-    close((last.mT @ k[:, 5, :, None])[..., 0], v[:, 5])
-
-
-def test_orthogonal_keys_are_all_remembered() -> None:
-    q, _, v, beta = draw(4, D=4)
-    k = torch.eye(4, dtype=torch.float64).expand(2, 4, 4)
-    _, last = delta_rule(q, k, v, torch.ones_like(beta), chunk=3)
-    close(last, v)
 
 
 def test_the_mixer_is_silu_norm_rule_norm_and_projection() -> None:
@@ -138,10 +102,3 @@ def test_a_token_makes_its_steps_one_after_the_other(
     y = out.view(2, 23, 3, 4)
     y = y / (y.square().mean(-1, keepdim=True) + 1e-6).sqrt() * p["norm.weight"]
     close(module(x), y.flatten(2) @ p["out.weight"].T)
-
-
-def test_a_rate_of_two_turns_what_stood_there_round() -> None:
-    _, k, v, beta = draw(2)
-    k[:, 1], v[:, 1] = k[:, 0], 0.0
-    _, last = delta_rule(k, k, v, torch.tensor([1.0, 2.0], dtype=torch.float64).expand_as(beta), chunk=2)
-    close((last.mT @ k[:, 0, :, None])[..., 0], -v[:, 0])

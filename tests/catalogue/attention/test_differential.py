@@ -1,18 +1,16 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import Tensor
 
 from attnbench.catalogue.attention.pairwise.differential import Differential
 from attnbench.catalogue.build import build
-from attnbench.contract.problem.reference import exact_attention
 from attnbench.contract.problem.shape import Shape
 from attnbench.errors import Unsupported
 from attnbench.measure.flops import count
 from attnbench.measure.memory import peak_tensor_bytes
+from tests.catalogue.attention.small import close, qkv
 
 SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=6)
 CAUSAL = Shape(batch=2, heads=3, seq_len=23, head_dim=6, causal=True)
@@ -27,14 +25,6 @@ def make(shape: Shape, **options: float | bool) -> Differential:
         if module.scale is not None:
             module.scale.normal_()
     return module
-
-
-def qkv(shape: Shape) -> list[Tensor]:
-    return [torch.randn(shape.B, shape.H, n, shape.D, dtype=torch.float64) for n in (shape.N, shape.M, shape.M)]
-
-
-def close(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-11)
 
 
 def by_hand(module: Differential, q: Tensor, k: Tensor, v: Tensor, causal: bool, start: float) -> Tensor:
@@ -63,37 +53,12 @@ def test_the_second_map_is_taken_off_the_first(shape: Shape, norm: bool, start: 
     close(module(*inputs).detach(), by_hand(module, *inputs, shape.causal, start))
 
 
-@both
-def test_without_the_second_map_it_is_softmax_attention_of_half_the_channels(shape: Shape) -> None:
-    module, (q, k, v) = make(shape, norm=False, lambda_init=0.0), qkv(shape)
-    with torch.no_grad():
-        module.of_lambda[2:] = module.of_lambda[:2]
-    close(module(q, k, v).detach(), exact_attention(q[..., :3], k[..., :3], v, causal=shape.causal))
-
-
-def test_rows_sum_to_one_minus_lambda() -> None:
-    module, (q, k, v) = make(SHAPE, norm=False, lambda_init=0.3), qkv(SHAPE)
-    a, b, c, d = module.of_lambda.detach()
-    left = 1 - float((a @ b).exp() - (c @ d).exp() + 0.3)
-    close(module(q, k, torch.ones_like(v)).detach(), torch.full_like(v, left))
-
-
 def test_lambda_starts_near_the_option() -> None:
     module = build("differential", Shape(2, 2, 9, 64), lambda_init=0.2)
     assert isinstance(module, Differential)
     a, b, c, d = module.of_lambda.detach()
     assert abs(float((a @ b).exp() - (c @ d).exp())) < 0.5
     assert 0.05 < float(module.of_lambda.detach().std()) < 0.15
-
-
-def test_heads_that_share_keys_read_those_of_their_group() -> None:
-    shape = replace(CAUSAL, heads=6, kv_heads=3)
-    module, (q, k, v) = make(shape), qkv(shape)
-    k, v = k[:, :3], v[:, :3]
-    twice = (x.repeat_interleave(2, 1) for x in (k, v))
-    alone = make(replace(CAUSAL, heads=6))
-    alone.load_state_dict(module.state_dict())
-    close(module(q, k, v), alone(q, *twice))
 
 
 def test_memory_and_products_are_those_of_two_fused_calls() -> None:

@@ -7,6 +7,7 @@ from torch import Tensor
 from attnbench.catalogue.attention.kernel import efficient
 from attnbench.catalogue.attention.kernel.efficient import Efficient
 from attnbench.contract.problem.shape import Shape
+from tests.catalogue.attention.small import mask
 
 SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=8)
 CAUSAL = Shape(batch=2, heads=3, seq_len=23, head_dim=8, causal=True)
@@ -32,14 +33,6 @@ def by_hand(q: Tensor, k: Tensor, v: Tensor, causal: bool, key_mask: Tensor | No
     return out
 
 
-def mask() -> Tensor:
-    real = torch.ones(2, 23, dtype=torch.bool)
-    real[0, -5:] = False
-    real[0, 7] = False
-    real[1, :4] = False
-    return real
-
-
 @pytest.mark.parametrize("rows", [1, 7, 23])
 def test_keys_in_several_tiles_are_the_formula(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(efficient, "_ROWS", rows)
@@ -60,21 +53,6 @@ def test_equals_the_formula_row_by_row_for_every_chunk(shape: Shape, chunk: int,
     model, expected = Efficient(shape, chunk=chunk), by_hand(q, k, v, shape.causal, key_mask)
     assert torch.allclose(model(q, k, v, key_mask=key_mask), expected, atol=1e-13)
     assert torch.allclose(model.dense(q, k, v, key_mask=key_mask), expected, atol=1e-13)
-
-
-@both
-def test_keys_that_do_not_change_with_position_give_the_mean_of_the_values(shape: Shape) -> None:
-    q, k, v = qkv(shape)
-    k = k[:, :, :1].expand_as(k)
-    mean = v.cumsum(2) / torch.arange(1, 24)[:, None] if shape.causal else v.mean(2, keepdim=True).expand_as(v)
-    assert torch.allclose(Efficient(shape)(q, k, v), mean, atol=1e-13)
-
-
-def test_with_one_channel_the_queries_do_not_matter() -> None:
-    shape = Shape(1, 2, 23, 1)
-    q, k, v = qkv(shape)
-    expected = (k.softmax(2) * v).sum(2, keepdim=True)
-    assert torch.allclose(Efficient(shape)(q, k, v), expected.expand_as(v), atol=1e-14)
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 64])

@@ -6,7 +6,6 @@ from torch import Tensor, nn
 
 from attnbench.catalogue.attention.pattern.etc import Etc
 from attnbench.catalogue.build import build
-from attnbench.contract.problem.reference import exact_attention
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import parse_spec
 from attnbench.contract.variant import VARIANTS
@@ -74,52 +73,16 @@ def test_output_and_all_gradients_are_those_of_the_dense_formula(n: int, window:
             torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("options", ["window=80,global_tokens=0", "window=77,global_tokens=3", "global_tokens=80"])
-def test_a_window_over_the_long_input_without_relative_positions_is_exact_attention(options: str) -> None:
-    q, k, v = draw(80)
-    out = build(f"etc:{options},max_distance=0", Shape(2, 2, 80, 4))(q, k, v)
-    torch.testing.assert_close(out, exact_attention(q, k, v), rtol=0, atol=1e-12)
-
-
-def test_the_window_of_a_long_token_and_the_global_tokens_are_what_it_sees() -> None:
-    q, k, _ = draw(40, 1, 1, 40)
-    f = build("etc:window=2,global_tokens=3,max_distance=2", Shape(1, 1, 40, 40)).double()
-    seen = f(q, k, torch.eye(40, dtype=torch.float64)[None, None])[0, 0] > 0
-    assert seen[20].nonzero().flatten().tolist() == [0, 1, 2, 18, 19, 20, 21, 22]
-    assert seen[3].nonzero().flatten().tolist() == [0, 1, 2, 3, 4, 5]
-    assert seen[:3].all()
-
-
 def test_a_table_has_an_entry_for_each_distance_in_both_directions_and_one_for_the_other_input() -> None:
     f = build("etc:max_distance=12", Shape(1, 3, 100, 5))
     assert [tuple(p.shape) for p in f.parameters()] == [(2, 3, 26, 5)]
     assert not list(build("etc:max_distance=0", Shape(1, 3, 100, 5)).parameters())
 
 
-@pytest.mark.parametrize(("rows", "table"), [(slice(4), 1), (slice(4, None), 0)])
-def test_long_and_global_rows_have_tables_of_their_own(rows: slice, table: int) -> None:
-    f = made(20, 3, 4, 2)
-    q, k, v = draw(20)
-    before = f(q, k, v)
-    with torch.no_grad():
-        assert f.tables is not None
-        f.tables[table] *= -1
-    changed = (f(q, k, v) - before).abs().amax((0, 1, 3)) > 1e-6
-    expected = torch.zeros(20, dtype=torch.bool)
-    expected[rows] = True
-    assert torch.equal(changed, expected)
-
-
 def test_without_tables_the_error_is_one_of_an_approximation() -> None:
     entry = VARIANTS.get("etc")
     assert entry.target(parse_spec("etc")) == "other"
     assert entry.target(parse_spec("etc:max_distance=0")) == "softmax"
-
-
-def test_as_many_global_tokens_as_there_are_or_more_is_all_of_them() -> None:
-    inputs = draw(6)
-    out = build("etc:window=1,global_tokens=9,max_distance=0", Shape(2, 2, 6, 4))(*inputs)
-    torch.testing.assert_close(out, exact_attention(*inputs))
 
 
 def test_tables_are_drawn_small() -> None:

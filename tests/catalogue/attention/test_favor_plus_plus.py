@@ -10,8 +10,8 @@ from attnbench.catalogue.attention.kernel.favor_plus_plus import FavorPlusPlus, 
 from attnbench.catalogue.attention.kernel.performer import Performer
 from attnbench.catalogue.engines import tiling
 from attnbench.catalogue.engines.linear.random_maps import Projection, draw_projection
-from attnbench.contract.problem.reference import exact_attention, relative_error
 from attnbench.contract.problem.shape import Shape
+from tests.catalogue.attention.small import mask
 
 SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=8)
 CAUSAL = Shape(batch=2, heads=3, seq_len=23, head_dim=8, causal=True)
@@ -21,14 +21,6 @@ both = pytest.mark.parametrize("shape", [SHAPE, CAUSAL], ids=["all", "causal"])
 def qkv(shape: Shape = SHAPE, dtype: torch.dtype = torch.float64) -> list[Tensor]:
     sizes = ((shape.N, shape.D), (shape.M, shape.D), (shape.M, shape.D))
     return [torch.randn(shape.B, shape.H, *size, dtype=dtype) for size in sizes]
-
-
-def mask() -> Tensor:
-    real = torch.ones(2, 23, dtype=torch.bool)
-    real[0, -5:] = False
-    real[0, 7] = False
-    real[1, :4] = False
-    return real
 
 
 def by_hand(model: FavorPlusPlus, inputs: list[Tensor], causal: bool, key_mask: Tensor | None) -> Tensor:
@@ -151,37 +143,6 @@ def test_no_spread_gives_the_positive_features_of_the_performer() -> None:
     mine, theirs = FavorPlusPlus(SHAPE, features=16, spread=0.0), Performer(SHAPE, features=16)
     theirs.projection.copy_(mine.projection)
     assert torch.allclose(mine(q, k, v), theirs(q, k, v), atol=1e-12)
-
-
-def test_error_is_below_that_of_the_performer_at_logits_of_moderate_size() -> None:
-    shape = Shape(heads=4, seq_len=64, head_dim=16)
-    q, k, v = qkv(shape)
-    q, k = 0.6 * q, 0.6 * k
-    exact = exact_attention(q, k, v)
-
-    def error(kind: type[FavorPlusPlus] | type[Performer]) -> float:
-        return sum(relative_error(kind(shape, features=64)(q, k, v), exact) ** 2 for _ in range(40)) / 40
-
-    assert error(FavorPlusPlus) < 0.7 * error(Performer)  # the variances are as 8.9 to 18.3
-
-
-def test_features_are_bounded_where_those_of_the_performer_are_not() -> None:
-    x, y = torch.randn(2, 1, 1, 6, 8, dtype=torch.float64)
-    shape, largest = Shape(1, 1, 6, 8), []
-    for length in (1.0, 10.0, 100.0):
-        for model in (FavorPlusPlus(shape, features=64, spread=5.0).double(), Performer(shape, features=64).double()):
-            model.projection *= length
-            largest.append(float(model.kernel(x, y).max()))
-    bounded, growing = largest[::2], largest[1::2]
-    t = float(inverse_rho(torch.tensor(5.0, dtype=torch.float64), 8))
-    A = (1 - t) / 8
-    lengths = [float((z / 8**0.25).square().sum(-1).max()) for z in (x, y)]
-    # The exponent is largest at ω = √(1 - 4A)·x / -2A.
-    bound = (1 - 4 * A) ** 4
-    for square in lengths:
-        bound *= math.exp(((1 - 4 * A) / (-4 * A) - 0.5) * square)
-    assert max(bounded) <= bound
-    assert growing[2] > 1e6 * bound
 
 
 def test_the_causal_spread_is_the_mean_for_standard_normal_inputs() -> None:

@@ -9,14 +9,8 @@ from torch import Tensor
 
 from attnbench.catalogue.attention.pairwise.fox import ForgettingAttention, forgetful, forgetful_both_ways
 from attnbench.catalogue.build import build
-from attnbench.contract.problem.position_bias import Alibi
-from attnbench.contract.problem.reference import exact_attention
 from attnbench.contract.problem.shape import Shape
-
-SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=4)
-CAUSAL = Shape(batch=2, heads=3, seq_len=23, head_dim=4, causal=True)
-both = pytest.mark.parametrize("shape", [SHAPE, CAUSAL], ids=["all", "causal"])
-HOLES = torch.arange(23) % 5 != torch.tensor([[1], [3]])
+from tests.catalogue.attention.small import CAUSAL, HOLES, both, close, tokens
 
 
 def make(shape: Shape, chunk: int | None = None) -> ForgettingAttention:
@@ -26,14 +20,6 @@ def make(shape: Shape, chunk: int | None = None) -> ForgettingAttention:
         module.forget.weight.normal_()
         module.forget.bias.normal_()
     return module
-
-
-def tokens(shape: Shape) -> Tensor:
-    return torch.randn(shape.B, shape.N, shape.C, dtype=torch.float64)
-
-
-def close(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-11)
 
 
 def heads_of(module: ForgettingAttention, x: Tensor) -> list[Tensor]:
@@ -72,27 +58,6 @@ def test_a_key_fades_by_every_gate_after_it_and_not_by_its_own(shape: Shape, pad
     x = x.masked_fill(~real[..., None], 0.0)
     out = module(x, key_mask=real if padded else None).detach()
     close(out[real], by_hand(module, x, shape.causal, real)[real])
-
-
-@both
-def test_gates_that_keep_all_leave_softmax_attention(shape: Shape) -> None:
-    module, x = make(shape), tokens(shape)
-    with torch.no_grad():
-        module.forget.weight.zero_()
-        module.forget.bias.fill_(40.0)
-    y = exact_attention(*heads_of(module, x), causal=shape.causal)
-    close(module(x).detach(), y.transpose(1, 2).flatten(2) @ module.out.weight.detach().T)
-
-
-def test_one_gate_for_all_tokens_is_alibi_with_the_slope_of_its_logarithm() -> None:
-    module, x = make(CAUSAL), tokens(CAUSAL)
-    alibi = Alibi(CAUSAL)
-    slopes = -alibi.along(torch.tensor([-1]), torch.float64)[:, 0]
-    with torch.no_grad():
-        module.forget.weight.zero_()
-        module.forget.bias.copy_(torch.logit(torch.exp(-slopes)))
-    y = exact_attention(*heads_of(module, x), causal=True, bias=alibi)
-    close(module(x).detach(), y.transpose(1, 2).flatten(2) @ module.out.weight.detach().T)
 
 
 @pytest.mark.parametrize("score", [forgetful, forgetful_both_ways])

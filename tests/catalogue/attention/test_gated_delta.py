@@ -16,10 +16,8 @@ from attnbench.catalogue.build import build
 from attnbench.catalogue.engines.recurrent.erasing_layer import ErasingLayer
 from attnbench.contract.problem.shape import Shape
 from attnbench.measure.memory import peak_tensor_bytes
+from tests.catalogue.attention.small import CAUSAL, both, close, tokens
 
-SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=4)
-CAUSAL = Shape(batch=2, heads=3, seq_len=23, head_dim=4, causal=True)
-both = pytest.mark.parametrize("shape", [SHAPE, CAUSAL], ids=["all", "causal"])
 layers = pytest.mark.parametrize(
     "label",
     [
@@ -39,10 +37,6 @@ layers = pytest.mark.parametrize(
 )
 
 
-def close(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-11)
-
-
 def make(label: str, shape: Shape) -> ErasingLayer:
     """With decays that matter over some tokens, and a norm whose scale is not 1."""
     module = build(label, shape).double()
@@ -51,10 +45,6 @@ def make(label: str, shape: Shape) -> ErasingLayer:
         module.step_bias.add_(1)  # type: ignore[operator]  # both have one
         torch.nn.init.uniform_(module.norm.weight)
     return module
-
-
-def tokens(shape: Shape) -> Tensor:
-    return torch.randn(shape.B, shape.N, shape.C, dtype=torch.float64)
 
 
 def log_alpha(module: ErasingLayer, gates: Tensor, h: int) -> Tensor:
@@ -183,43 +173,6 @@ def test_queries_and_keys_are_not_copied_for_their_heads_of_values(name: str) ->
     assert own is not None
     assert shared is not None
     assert shared < own
-
-
-def test_with_one_rate_for_all_channels_both_are_the_same_operator() -> None:
-    gdn, kda = make("gated-delta:expand=1,chunk=5", CAUSAL), make("kda:chunk=4", CAUSAL)
-    gates = torch.randn(2, 23, 6, dtype=torch.float64)
-    _, of_token = gdn.rates(gates)
-    rates = gdn.rates(gates)[0], of_token.expand(-1, -1, -1, 4)
-    with torch.no_grad():
-        kda.short.weight.copy_(gdn.short.weight)
-    gdn.rates = lambda _: (rates[0], of_token)  # type: ignore[method-assign]
-    kda.rates = lambda _: rates  # type: ignore[method-assign]
-    projected = torch.randn(2, 23, 36, dtype=torch.float64)
-    close(kda._run(projected, 0), gdn._run(projected, 0))
-
-
-def test_gates_of_one_number_leave_kimi_delta_attention() -> None:
-    kda, both_gates = make("kda:chunk=4", CAUSAL), make("gated-delta-2:chunk=4", CAUSAL)
-    beta, log_decay = kda.rates(torch.randn(2, 23, 7, dtype=torch.float64))
-    with torch.no_grad():
-        both_gates.short.weight.copy_(kda.short.weight)
-    wide = beta[..., None].expand(-1, -1, -1, 4)
-    kda.rates = lambda _: (beta, log_decay)  # type: ignore[method-assign]
-    both_gates.rates = lambda _: (wide, wide, log_decay)  # type: ignore[method-assign]
-    tokens_and_gates = [torch.randn(2, 23, 36 + wide, dtype=torch.float64) for wide in (7, 28)]
-    tokens_and_gates[1][..., :36] = tokens_and_gates[0][..., :36]
-    close(both_gates._run(tokens_and_gates[1], 0), kda._run(tokens_and_gates[0], 0))
-
-
-def test_without_decay_feedback_and_correction_comba_is_the_delta_rule_of_gated_deltanet() -> None:
-    gdn, comba = make("gated-delta:chunk=5", CAUSAL), make("comba:chunk=5,correction=0", CAUSAL)
-    with torch.no_grad():
-        comba.feedback.fill_(1e4)  # type: ignore[operator]  # b = 1
-        for module in (gdn, comba):
-            module.log_A.fill_(-1e4)  # type: ignore[operator]  # α = 1
-        comba.short.weight.copy_(gdn.short.weight)
-    projected = torch.randn(2, 23, 3 * (4 + 4 + 8) + 6, dtype=torch.float64)
-    close(comba._run(projected, 0), gdn._run(projected, 0))
 
 
 def test_rates_start_in_the_ranges_of_the_authors() -> None:

@@ -13,10 +13,8 @@ from attnbench.contract.problem.reference import exact_attention
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.problem.sink import sink_of
 from attnbench.contract.problem.visible import Visible
+from tests.catalogue.attention.small import CAUSAL, SHAPE, both, close, tokens
 
-SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=4)
-CAUSAL = Shape(batch=2, heads=3, seq_len=23, head_dim=4, causal=True)
-both = pytest.mark.parametrize("shape", [SHAPE, CAUSAL], ids=["all", "causal"])
 each_gate = pytest.mark.parametrize("gate", ["elements", "heads"])
 
 
@@ -24,14 +22,6 @@ def make(shape: Shape, gate: str = "elements") -> GatedSoftmax:
     module = build("gated-softmax", shape, gate=gate).double()
     assert isinstance(module, GatedSoftmax)
     return module
-
-
-def tokens(shape: Shape) -> Tensor:
-    return torch.randn(shape.B, shape.N, shape.C, dtype=torch.float64)
-
-
-def close(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-11)
 
 
 def heads_of(module: GatedSoftmax, x: Tensor) -> list[Tensor]:
@@ -53,16 +43,6 @@ def test_each_token_gates_what_its_heads_give_it(shape: Shape, gate: str) -> Non
             row = 4 * h + d if gate == "elements" else h
             rows[b, i, 4 * h + d] = y[d] * torch.sigmoid(module.gate.weight.detach()[row] @ x[b, i])
     close(module(x).detach(), rows @ module.out.weight.detach().T)
-
-
-@both
-@each_gate
-def test_an_open_gate_leaves_softmax_attention(shape: Shape, gate: str) -> None:
-    module, x = make(shape, gate), tokens(shape).abs()
-    with torch.no_grad():
-        module.gate.weight.fill_(1e4)
-    y = exact_attention(*heads_of(module, x), causal=shape.causal)
-    close(module(x).detach(), y.transpose(1, 2).flatten(2) @ module.out.weight.detach().T)
 
 
 @each_gate

@@ -8,19 +8,7 @@ from attnbench.catalogue.attention.recurrence.gla import GLA, gated_attention
 from attnbench.catalogue.engines.recurrent import stretches
 from attnbench.contract.problem.shape import Shape
 from attnbench.measure.memory import peak_tensor_bytes
-
-SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=4)
-CAUSAL = Shape(batch=2, heads=3, seq_len=23, head_dim=4, causal=True)
-both = pytest.mark.parametrize("shape", [SHAPE, CAUSAL], ids=["all", "causal"])
-HOLES = torch.arange(23) % 5 != torch.tensor([[1], [3]])
-
-
-def close(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-11)
-
-
-def tokens(shape: Shape) -> Tensor:
-    return torch.randn(shape.B, shape.N, shape.C, dtype=torch.float64)
+from tests.catalogue.attention.small import CAUSAL, HOLES, both, close, tokens
 
 
 def qkv(N: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
@@ -34,15 +22,6 @@ def pair_by_pair(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, causal: boo
             between = log_decay[:, min(i, j) + 1 : max(i, j) + 1].sum(1)
             out[:, i] += (q[:, i] * k[:, j] * between.exp2()).sum(-1, keepdim=True) * v[:, j] / D**0.5
     return out
-
-
-@both
-@pytest.mark.parametrize("chunk", [1, 2, 8, 16, 32, 64])
-@pytest.mark.parametrize("temperature", [1.0, 16.0])
-def test_equals_the_dense_formula_for_every_chunk(shape: Shape, chunk: int, temperature: float) -> None:
-    module, x = GLA(shape, rank=3, chunk=chunk, temperature=temperature).double(), tokens(shape)
-    for key_mask in (None, HOLES):
-        close(module(x, key_mask=key_mask), module.dense(x, key_mask=key_mask))
 
 
 def test_equals_the_recurrence_of_the_paper() -> None:
@@ -138,12 +117,3 @@ def test_with_tied_keys_a_token_writes_what_the_decay_takes(shape: Shape, temper
     columns = (x @ module.qkv.weight.T).view(2, 23, 2, 3, 4)
     close(q, columns[:, :, 0].transpose(1, 2))
     close(v, columns[:, :, 1].transpose(1, 2))
-
-
-def test_with_tied_keys_and_values_of_one_the_state_stays_between_0_and_1() -> None:
-    module, x = GLA(CAUSAL, rank=3, temperature=1.0, tied_keys=True).double(), tokens(CAUSAL)
-    _, k, _, log_decay = module._parts(x)
-    state = torch.zeros(2, 3, 4, dtype=torch.float64)
-    for t in range(23):
-        state = log_decay[:, :, t].exp2() * state + k[:, :, t]
-    close(state, 1 - log_decay.sum(2).exp2())

@@ -5,14 +5,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu
 
-from attnbench.catalogue.attention.synthetic import gmlp
 from attnbench.catalogue.attention.synthetic.gmlp import GMLP
 from attnbench.catalogue.build import build
 from attnbench.contract.problem.reference import exact_attention
 from attnbench.contract.problem.shape import Shape
 from attnbench.errors import Unsupported, UsageError
-
-OPTIONS = ["ffn=10", "ffn=10,attention=3"]
 
 
 def make(shape: Shape, options: str = "ffn=10", *, trained: bool = True) -> GMLP:
@@ -31,20 +28,6 @@ def tokens(B: int, N: int, C: int) -> Tensor:
 
 def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-11) -> None:
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
-
-
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("n", [1, 19])
-def test_equals_the_formula(options: str, causal: bool, padded: bool, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gmlp, "_ROWS", 8)
-    module = make(Shape(3, 2, 21, 2, causal=causal), options)
-    x = tokens(3, n, 4)
-    mask = torch.rand(3, n) < 0.6 if padded else None
-    if mask is not None:
-        mask[0] = False
-    close(module(x, key_mask=mask), module.dense(x, key_mask=mask))
 
 
 def halves(module: GMLP, x: Tensor) -> tuple[Tensor, Tensor]:

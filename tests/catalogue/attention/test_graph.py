@@ -9,10 +9,7 @@ from attnbench.catalogue.build import build
 from attnbench.contract.problem.reference import masked_attention
 from attnbench.contract.problem.shape import Shape
 from attnbench.errors import Unsupported
-
-SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=4)
-CAUSAL = Shape(batch=2, heads=3, seq_len=23, head_dim=4, causal=True)
-both = pytest.mark.parametrize("shape", [SHAPE, CAUSAL], ids=["all", "causal"])
+from tests.catalogue.attention.small import SHAPE, both
 
 
 def make(shape: Shape, edges: int = 3, ring: int = 2) -> Graph:

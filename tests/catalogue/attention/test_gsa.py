@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.catalogue.engines.recurrent import stretches
 from attnbench.catalogue.engines.recurrent.slots import slot_attention
 
 
@@ -30,18 +29,6 @@ def by_hand(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor) -> Tensor:
 def test_equals_the_recurrence(chunk: int, n: int) -> None:
     inputs = drawn(n)
     torch.testing.assert_close(slot_attention(*inputs, chunk=chunk), by_hand(*inputs), rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("stretch", [1, 8])
-def test_the_slots_go_on_from_stretch_to_stretch(stretch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stretches, "STRETCH", stretch)
-    inputs = [x.requires_grad_() for x in drawn(41)]
-    mine, theirs = slot_attention(*inputs, chunk=8), by_hand(*inputs)
-    torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-12)
-    for one, other in zip(
-        torch.autograd.grad(mine.sum(), inputs), torch.autograd.grad(theirs.sum(), inputs), strict=True
-    ):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("strength", [20.0, 1e4])

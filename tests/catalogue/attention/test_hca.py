@@ -113,25 +113,6 @@ def test_an_entry_is_seen_once_its_run_is_closed_and_not_before() -> None:
         assert reached == sorted({*range(closed), t})
 
 
-def test_runs_of_one_token_are_attention_to_one_shared_key_that_is_its_value() -> None:
-    module, x = make(True, run=1, window=1), tokens()
-    with torch.no_grad():
-        module.sink.fill_(-torch.inf)
-        module.kv_norm.weight.zero_()
-    # Own tokens are zeros, whose logit of 0 still takes weight; entries are the tokens themselves, normed.
-    q, keys = module._queries(module._latent(x), 0), module._entries(module.entry(x), 0)
-    logits = (q @ keys[:, None].mT / 6**0.5).masked_fill(~torch.ones(23, 23).bool().tril(), -torch.inf)
-    weights = torch.cat([logits, torch.zeros(2, 3, 23, 1, dtype=F64)], -1).softmax(-1)[..., :-1]
-    close(module(x), module._joined(weights @ keys[:, None], 0))
-
-
-def test_what_is_read_depends_on_distances_alone() -> None:
-    module, x = make(True, run=4, window=5, n=40), tokens(12)
-    later = torch.cat([tokens(8).zero_(), x], 1)
-    mask = torch.arange(20) >= torch.tensor([[8], [8]])
-    close(module(later, key_mask=mask)[:, 8:], module(x))
-
-
 def test_a_token_costs_its_part_of_an_entry() -> None:
     shape = Shape(batch=1, heads=4, head_dim=8, seq_len=64, causal=True)
     row = Record.of(Cell("x", "s", parse_spec("hca:run=16,window=8"), shape, level="layer"), Status.OK)

@@ -144,15 +144,6 @@ def test_error_falls_with_samples_and_with_the_block() -> None:
     assert by_block[0] > 1.5 * by_block[1] > 2 * by_block[2]
 
 
-def test_gradients_of_several_tiles_are_those_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    module, inputs = hyper("block=4,samples=5,bits=3", 30), [x.requires_grad_() for x in draw(30)]
-    expected = torch.autograd.grad(module(*inputs).square().sum(), inputs)
-    one_chunk = lambda q, width: ((slice(g, g + 1), slice(c, c + 1)) for g in range(4) for c in range(q.shape[1]))  # noqa: E731
-    monkeypatch.setattr("attnbench.catalogue.attention.selection.hyperattention.blocks._tiles", one_chunk)
-    for a, b in zip(torch.autograd.grad(module(*inputs).square().sum(), inputs), expected, strict=True):
-        torch.testing.assert_close(a, b)
-
-
 def test_seeds_decide_the_projections_and_the_sample() -> None:
     q, k, v = draw(40)
     for options in ("block=4,samples=0", "block=1,samples=4,bits=1"):

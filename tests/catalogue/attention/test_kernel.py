@@ -15,10 +15,8 @@ from attnbench.contract.variant import VARIANTS
 from attnbench.errors import Unsupported, UsageError
 from attnbench.measure.flops import count
 from attnbench.measure.memory import peak_tensor_bytes
+from tests.catalogue.attention.small import CAUSAL, SHAPE, both, qkv
 
-SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=4)
-CAUSAL = Shape(batch=2, heads=3, seq_len=23, head_dim=4, causal=True)
-both = pytest.mark.parametrize("shape", [SHAPE, CAUSAL], ids=["all", "causal"])
 HOLES = torch.arange(23) % 5 != torch.tensor([[0], [3]])
 
 FINITE = ["sim=elu+1", "sim=relu", "sim=relu2", "sim=poly", "sim=cosine", "sim=rebased", "sim=relu,key_map=elu+1"]
@@ -28,10 +26,6 @@ def make(options: str, shape: Shape) -> Kernel:
     module = build(f"kernel:{options}", shape)
     assert isinstance(module, Kernel)
     return module
-
-
-def qkv(shape: Shape) -> list[Tensor]:
-    return [torch.randn(shape.B, shape.H, n, shape.D, dtype=torch.float64) for n in (shape.N, shape.M, shape.M)]
 
 
 def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
@@ -112,12 +106,6 @@ def test_rebased_squares_the_product_of_normed_tokens() -> None:
     x = gamma_q * unit(q[b, h, i]) + beta_q
     weights = torch.stack([(x @ (gamma_k * unit(y) + beta_k)) ** 2 for y in k[b, h]])
     close(module(q, k, v)[b, h, i], weights @ v[b, h] / weights.sum())
-
-
-def test_the_gaussian_is_softmax_of_keys_of_one_length() -> None:
-    q, k, v = qkv(SHAPE)
-    k = torch.nn.functional.normalize(k, dim=-1)
-    close(make("sim=gaussian,order=dense", SHAPE)(q, k, v), exact_attention(q, k, v))
 
 
 def test_a_row_without_a_positive_weight_is_zero() -> None:

@@ -11,10 +11,8 @@ import torch
 from torch import Tensor
 
 from attnbench.catalogue.attention.selection.kv_budget import H2O, KeyDiff, Knorm, Quest, SnapKV, Tova
-from attnbench.catalogue.attention.selection.kv_budget.evicted import Evicted
 from attnbench.catalogue.attention.selection.kv_budget.prompt import AfterPrompt
 from attnbench.catalogue.build import build
-from attnbench.catalogue.engines.decoding.kv_cache import Cache
 from attnbench.contract.problem.reference import exact_attention
 from attnbench.contract.problem.shape import Shape
 from attnbench.errors import UsageError
@@ -255,13 +253,6 @@ def worst_excess(module: Quest, q: Tensor, k: Tensor, page: int) -> float:
     return float((largest - bound).max() / largest.abs().max().clamp(min=1))
 
 
-class BoundWithoutTheMaximum(Quest):
-    """The largest number of each channel, whatever the sign of the query's."""
-
-    def bounds(self, q: Tensor, low: Tensor, high: Tensor) -> Tensor:
-        return torch.matmul(q.unflatten(1, (low.shape[1], -1)).mean(2), high.mT)
-
-
 @pytest.mark.parametrize("kind", adversarial())
 @pytest.mark.parametrize("page", [1, 4, 8])
 def test_no_key_is_beyond_the_bound_of_its_page(kind: str, page: int) -> None:
@@ -270,64 +261,7 @@ def test_no_key_is_beyond_the_bound_of_its_page(kind: str, page: int) -> None:
     assert worst_excess(module, *adversarial()[kind], page) <= 1e-12
 
 
-def test_a_bound_without_the_maximum_is_none() -> None:
-    wrong = BoundWithoutTheMaximum(SHAPE, page=4)
-    assert worst_excess(wrong, *adversarial()["random"], 4) > 0.1
-    assert worst_excess(wrong, *adversarial()["all negative"], 4) > 0.1
-    inputs = qkv()
-    wrong = BoundWithoutTheMaximum(SHAPE, budget=6, page=3)
-    assert (steps(wrong, *inputs) - pages_by_hand(*inputs, 3, 2)).abs().max() > 1e-3
-
-
 # Groups and batches
-
-
-class ScoredByTheMeanQuery(SnapKV):
-    """One query for the heads that share a key, the mean of theirs, instead of the mean of their probabilities."""
-
-    def scores(self, q: Tensor, k: Tensor, real: Tensor | None) -> Tensor:
-        return super().scores(q.unflatten(1, (k.shape[1], -1)).mean(2), k, real)
-
-
-class ScoredByTheFirstHead(H2O):
-    def scores(self, q: Tensor, k: Tensor, real: Tensor | None) -> Tensor:
-        return super().scores(q.unflatten(1, (k.shape[1], -1))[:, :, 0], k, real)
-
-
-class SharedByNeighbours(H2O):
-    """Head h of the queries reads head h mod K of the keys."""
-
-    def scores(self, q: Tensor, k: Tensor, real: Tensor | None) -> Tensor:
-        return super().scores(q.unflatten(1, (-1, k.shape[1])).transpose(1, 2).flatten(1, 2), k, real)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "kept", "options"),
-    [
-        (ScoredByTheMeanQuery, of_snapkv, {"window": 3, "pool": 3}),
-        (ScoredByTheFirstHead, of_h2o, {}),
-        (SharedByNeighbours, of_h2o, {}),
-    ],
-)
-def test_the_loop_tells_wrong_means_over_a_group(wrong: Any, kept: Kept, options: dict[str, Any]) -> None:
-    far = [
-        float((steps(wrong(SHAPE, budget=5, **options), *qkv(seed=s)) - by_hand(*qkv(seed=s), kept, 5)).abs().max())
-        for s in range(3)
-    ]
-    assert max(far) > 1e-2
-
-
-@each
-def test_examples_of_a_batch_choose_by_themselves_in_any_order(name: str) -> None:
-    inputs = qkv()
-    options = {"budget": 4} | SMALL.get(name, {})
-    module = make(name, **options)
-    out = steps(module, *inputs)
-    close(steps(module, *(x.flip(0) for x in inputs)), out.flip(0))
-    close(steps(module, *(x[1:] for x in inputs)), out[1:])
-    q, k, v = inputs
-    turned = module.keys_read(q.flip(0), k.flip(0), v.flip(0), PROMPT)
-    assert torch.equal(turned, module.keys_read(q, k, v, PROMPT).flip(0))
 
 
 @each
@@ -358,50 +292,11 @@ def test_without_a_budget_to_keep_every_step_is_exact(name: str) -> None:
         close(steps(make(name, **options), *inputs), expected)
 
 
-@each
-def test_the_error_is_at_most_the_lost_probability_times_the_spread_of_the_values(name: str) -> None:
-    q, k, v = qkv()
-    module = make(name, budget=4, **SMALL.get(name, {}))
-    read = module.keys_read(q, k, v, PROMPT).repeat_interleave(G, 1)
-    logits = q[:, :, PROMPT:] @ k.repeat_interleave(G, 1).mT / 2
-    later = torch.arange(19) > torch.arange(PROMPT, 19)[:, None]
-    mass = (logits.masked_fill(later, -torch.inf).softmax(-1) * read).sum(-1)
-    error = (steps(module, q, k, v) - exact_attention(q, k, v, causal=True)[:, :, PROMPT:]).norm(dim=-1)
-    assert bool((error <= (1 - mass) * 2 * v.norm(dim=-1).max() + 1e-12).all())
-    assert mass.min() < 0.9
-
-
 @pytest.mark.parametrize("name", EVICTING)
 def test_a_cache_holds_the_budget_and_what_is_new(name: str) -> None:
     q, k, v = qkv()
     state = make(name, budget=4).begin(*(x[:, :, :PROMPT] for x in (q, k, v)))  # type: ignore[operator]
     assert state_bytes(state) == 2 * 2 * (4 + 19 - PROMPT) * (4 + 3) * 8
-
-
-class HiddenInTheCache(Knorm):
-    """Keeps all keys and hides those that should be gone, as evaluation code does: the same numbers, nothing saved."""
-
-    def _after(self, q: Tensor, k: Tensor, v: Tensor, prompt: int) -> Any:
-        stays = torch.zeros(*k.shape[:2], prompt).scatter(2, self.places(q, k[:, :, :prompt], v[:, :, :prompt]), 1.0)
-        return Evicted(Cache.of(k, v, self.capacity), k.shape[2], prompt, stays)
-
-    def step(self, state: Any, q: Tensor, k: Tensor, v: Tensor) -> Any:
-        cache, hidden = state.cache.append(k, v), state.queries == 0
-        keys, values = (x.repeat_interleave(G, 1) for x in (cache.keys, cache.values))
-        logits = q @ keys.mT / 2
-        logits[..., :PROMPT].masked_fill_(hidden.repeat_interleave(G, 1)[:, :, None], -torch.inf)
-        return logits.softmax(-1) @ values, state._replace(cache=cache)
-
-
-def test_a_mask_over_the_whole_cache_gives_the_same_numbers_and_holds_more_than_the_budget() -> None:
-    q, k, v = qkv()
-    sizes = []
-    for module in (make("knorm", budget=4), HiddenInTheCache(SHAPE, budget=4).double()):
-        close(steps(module, q, k, v), by_hand(q, k, v, of_knorm, 4))
-        sizes.append(state_bytes(module.begin(*(x[:, :, :PROMPT] for x in (q, k, v)))))  # type: ignore[operator]
-    budget, whole = sizes
-    assert budget == 2 * 2 * (4 + 19 - PROMPT) * (4 + 3) * 8
-    assert whole > 1.5 * budget
 
 
 def test_quest_keeps_all_and_two_bounds_a_page() -> None:

@@ -11,6 +11,7 @@ from attnbench.catalogue.engines.linear import all_keys
 from attnbench.contract.problem.shape import Shape
 from attnbench.errors import Unsupported, UsageError
 from attnbench.measure.memory import peak_tensor_bytes
+from tests.catalogue.attention.small import mask
 
 SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=8)
 CAUSAL = Shape(batch=2, heads=3, seq_len=23, head_dim=8, causal=True)
@@ -36,14 +37,6 @@ def dense(q: Tensor, k: Tensor, v: Tensor, causal: bool, key_mask: Tensor | None
     return weights @ v / total.masked_fill(total == 0, 1.0)
 
 
-def mask() -> Tensor:
-    real = torch.ones(2, 23, dtype=torch.bool)
-    real[0, -5:] = False
-    real[0, 7] = False
-    real[1, :4] = False
-    return real
-
-
 @both
 @pytest.mark.parametrize("chunk", [1, 2, 7, 8, 22, 23, 24, None])
 def test_equals_the_dense_formula_for_every_chunk(shape: Shape, chunk: int | None) -> None:
@@ -60,13 +53,6 @@ def test_rows_sum_to_one_even_where_features_are_tiny(shape: Shape) -> None:
     for shift in (0.0, -20.0, -40.0):  # elu + 1 in float32 is 0 below -17, and 1e-6 in a denominator would win at -20
         out = Linear(shape)(q + shift, k + shift, torch.ones_like(v))
         assert torch.allclose(out, torch.ones_like(v), atol=1e-5)
-
-
-def test_tiny_features_keep_their_digits() -> None:
-    q, k, v = qkv(SHAPE)
-    q, k = q - 12, k - 12
-    out = Linear(SHAPE)(q.float(), k.float(), v.float())
-    assert torch.allclose(out.double(), dense(q, k, v, False), atol=1e-4)
 
 
 def test_groups_cover_each_pair_once() -> None:
@@ -141,17 +127,6 @@ def test_rotary_positions_turn_the_numerator_by_the_distance_and_leave_the_denom
             above = above + (plain * cos + crossed * sin) * v[0, 0, j]
             below = below + float(plain)
         torch.testing.assert_close(out[0, 0, i], above / below, rtol=1e-10, atol=1e-11)
-
-
-def test_what_rotary_positions_weigh_depends_on_the_distance_alone() -> None:
-    shape = Shape(batch=1, heads=1, seq_len=12, head_dim=6)
-    q, k = (torch.randn(1, 1, 1, 6, dtype=torch.float64).expand(1, 1, 12, 6) for _ in range(2))
-    module = Linear(shape, rotary=True)
-    v = torch.eye(12, dtype=torch.float64)[None, None]
-    weights = module(q, k, v)[0, 0]
-    for apart in range(-11, 12):
-        line = weights.diagonal(apart)
-        torch.testing.assert_close(line, line[:1].expand_as(line))
 
 
 def test_rotary_positions_need_pairs_of_channels_and_no_fused_kernel() -> None:

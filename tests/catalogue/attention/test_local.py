@@ -6,7 +6,6 @@ from torch import Tensor
 
 from attnbench.catalogue.attention.pattern import local
 from attnbench.catalogue.build import build
-from attnbench.contract.problem.reference import masked_attention
 from attnbench.contract.problem.shape import Shape
 from attnbench.errors import UsageError
 from tests.catalogue.attention.patterns import draw, is_softmax_under
@@ -48,23 +47,6 @@ def test_block_local_attention_sees_contiguous_blocks(n: int, block: int, look_a
 def test_the_default_window_has_257_keys_or_129_causal() -> None:
     assert (implied("local", 400) > 0)[200].sum() == 257
     assert (implied("local", 400, causal=True) > 0)[200].sum() == 129
-
-
-@pytest.mark.parametrize("spec", ["local:block=1"])
-def test_a_token_that_sees_only_itself_returns_its_value(spec: str) -> None:
-    q, k, v = draw(150)
-    torch.testing.assert_close(build(spec, Shape(2, 2, 150, 4))(q, k, v), v, rtol=0, atol=0)
-
-
-def test_a_block_is_neighbours_and_not_every_kth_token() -> None:
-    assert (implied("local:block=4", 12) > 0)[0].nonzero().flatten().tolist() == [0, 1, 2, 3]
-
-
-def test_one_module_serves_sequences_of_every_length() -> None:
-    f = build("local:window=3", Shape(2, 2, 16, 4))
-    q, k, v = draw(40)
-    distance = torch.arange(40)[:, None] - torch.arange(40)
-    torch.testing.assert_close(f(q, k, v), masked_attention(q, k, v, distance.abs() <= 3), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,10 @@ import torch
 from torch import Tensor
 
 from attnbench.catalogue.attention.recurrence.log_linear import LogLinear
-from attnbench.catalogue.attention.recurrence.ssd import SSD
-from attnbench.catalogue.engines.recurrent.erase_and_write import erase_and_write
-from attnbench.catalogue.engines.recurrent.levels import levelled_attention, levelled_delta_rule, tree
+from attnbench.catalogue.engines.recurrent.levels import levelled_attention, tree
 from attnbench.contract.problem.shape import Shape
+from tests.catalogue.attention.small import both
 
-SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=4)
-CAUSAL = Shape(batch=2, heads=3, seq_len=23, head_dim=4, causal=True)
-both = pytest.mark.parametrize("shape", [SHAPE, CAUSAL], ids=["all", "causal"])
 counts = pytest.mark.parametrize("levels", [None, 1, 2, 4, 9])
 
 
@@ -121,69 +117,9 @@ def test_equals_the_sum_over_pieces(shape: Shape, base: Base, levels: int | None
     close(module(x), by_hand(module, x))
 
 
-@both
-@bases
-@counts
-@pytest.mark.parametrize("chunk", [1, 8, 64])
-@pytest.mark.parametrize("n", [1, 2, 3, 16, 23, 70])
-@torch.no_grad()
-def test_equals_the_formula_for_every_chunk_and_length(
-    shape: Shape, base: Base, levels: int | None, chunk: int, n: int
-) -> None:
-    module, x = make(shape, levels=levels, chunk=chunk, base=base), tokens(shape, n)
-    close(module(x), module.dense(x))
-
-
 def drawn(n: int = 23) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     q, k, v = (torch.randn(2, n, 4, dtype=torch.float64) for _ in range(3))
     return q, k, v, -torch.rand(2, n, dtype=torch.float64)
-
-
-def test_weights_of_one_leave_the_sum_without_levels() -> None:
-    q, k, v, log_decay = drawn()
-    ones = torch.ones(2, 23, 6, dtype=torch.float64)
-    total = log_decay.cumsum(1)
-    kept = (total[:, :, None] - total[:, None]).tril().exp2().tril()
-    close(levelled_attention(q, k, v, log_decay, ones, chunk=4), (q @ k.mT * kept) @ v)
-
-
-@torch.no_grad()
-def test_one_level_is_the_state_space_times_a_weight_for_each_token() -> None:
-    module, x = make(CAUSAL, levels=1), tokens(CAUSAL)
-    base = SSD(CAUSAL, state=5).double()
-    base.load_state_dict({name: value for name, value in module.state_dict().items() if name in base.state_dict()})
-    for layer in (module, base):
-        layer.out.weight.copy_(torch.eye(12))
-    weights = module._parts(x)[4].transpose(1, 2).expand(-1, -1, -1, 4).flatten(2)
-    close(module(x), base(x) * weights)
-
-
-def rule(n: int = 23) -> tuple[Tensor, ...]:
-    """q, k of length 1, v, log2(α) and β of the gated delta rule."""
-    q, k, v, log_decay = drawn(n)
-    return q, torch.nn.functional.normalize(k, dim=-1), v, log_decay, torch.rand(2, n, dtype=torch.float64)
-
-
-def test_weights_of_one_leave_the_gated_delta_rule() -> None:
-    q, k, v, log_decay, beta = rule()
-    ones = torch.ones(2, 23, 6, dtype=torch.float64)
-    expected, _ = erase_and_write(q, k, v, beta, log_decay[..., None], chunk=5)
-    close(levelled_delta_rule(q, k, v, log_decay, ones, beta, chunk=4), expected)
-
-
-def test_one_level_is_the_gated_delta_rule_times_a_weight_for_each_token() -> None:
-    q, k, v, log_decay, beta = rule()
-    weights = torch.rand(2, 23, 1, dtype=torch.float64)
-    expected, _ = erase_and_write(q, k, v, beta, log_decay[..., None], chunk=5)
-    close(levelled_delta_rule(q, k, v, log_decay, weights, beta, chunk=4), weights * expected)
-
-
-def test_without_decay_orthonormal_keys_are_only_added_each_with_the_weight_of_its_level() -> None:
-    q, v = (torch.randn(1, 16, 16, dtype=torch.float64) for _ in range(2))
-    k, one = torch.linalg.qr(torch.randn(1, 16, 16, dtype=torch.float64)).Q, torch.ones(1, 16, dtype=torch.float64)
-    weights = torch.rand(1, 16, 5, dtype=torch.float64)
-    expected = ((q @ k.mT).tril() * weights.gather(2, tree(16, q.device)[None])) @ v
-    close(levelled_delta_rule(q, k, v, 0 * one, weights, one, chunk=4), expected)
 
 
 def test_there_are_as_many_levels_as_the_length_needs() -> None:

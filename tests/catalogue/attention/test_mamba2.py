@@ -5,17 +5,9 @@ import torch
 from torch import Tensor
 
 from attnbench.catalogue.attention.recurrence.mamba2 import Mamba2
-from attnbench.catalogue.attention.recurrence.ssd import SSD
 from attnbench.contract.problem.shape import Shape
 from attnbench.errors import Unsupported
-
-SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=4)
-CAUSAL = Shape(batch=2, heads=3, seq_len=23, head_dim=4, causal=True)
-both = pytest.mark.parametrize("shape", [SHAPE, CAUSAL], ids=["all", "causal"])
-
-
-def close(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-11)
+from tests.catalogue.attention.small import SHAPE, both, close, tokens
 
 
 def make(shape: Shape, *, chunk: int = 7, expand: int = 2, width: int = 4, groups: int = 1) -> Mamba2:
@@ -25,10 +17,6 @@ def make(shape: Shape, *, chunk: int = 7, expand: int = 2, width: int = 4, group
         module.skip.add_(torch.randn_like(module.skip))
         torch.nn.init.uniform_(module.norm.weight)
     return module
-
-
-def tokens(shape: Shape) -> Tensor:
-    return torch.randn(shape.B, shape.N, shape.C, dtype=torch.float64)
 
 
 def one_way(module: Mamba2, u: Tensor) -> Tensor:
@@ -90,23 +78,6 @@ def test_groups_have_a_b_a_c_and_a_norm_of_their_own(shape: Shape, groups: int) 
 def test_groups_that_are_not_of_one_size_are_refused() -> None:
     with pytest.raises(Unsupported, match=r"^mamba2: 6 heads do not fall into groups=4 of one size"):
         make(SHAPE, groups=4)
-
-
-def test_without_what_stands_around_it_it_is_the_state_space_alone() -> None:
-    module, alone, u = make(CAUSAL, expand=1, width=1), SSD(CAUSAL, state=5).double(), tokens(CAUSAL)
-    with torch.no_grad():
-        module.skip.zero_()
-        alone.log_A.copy_(module.log_A)
-        alone.step_size.bias.copy_(module.step_bias)
-        alone.step_size.weight.copy_(module.project.weight[-3:])
-        alone.out.weight.copy_(torch.eye(12))
-    _, driving = module._split(u)
-    columns, steps = module._tokens(driving)
-    x, key, query = torch.split(torch.nn.functional.silu(module.short(columns)), [12, 5, 5], -1)
-    alone.value.register_forward_hook(lambda *_: x)
-    alone.key_query.register_forward_hook(lambda *_: torch.cat([key, query], -1))
-    close(module._run(driving, 0), alone(u))
-    assert steps.shape == (2, 23, 3)
 
 
 def test_rates_start_in_the_ranges_of_the_authors() -> None:

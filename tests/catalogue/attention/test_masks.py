@@ -73,19 +73,6 @@ def test_a_hidden_pair_has_no_part(
     torch.testing.assert_close(exact_attention(q, k, v, causal=Visible.of(shape)), expected)
 
 
-@pytest.mark.parametrize("bias", ["alibi", "relative"])
-@pytest.mark.parametrize("mask", ["none", *MASKS])
-@pytest.mark.parametrize("text", EXACT)
-def test_a_bias_is_that_of_the_places(text: str, mask: str, bias: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sdpa, "_ROWS", 5)
-    whole = replace(SHAPE, causal=True, mask=mask, bias=bias)  # type: ignore[arg-type]  # from a list
-    late = replace(whole, seq_len=7, q_start=16)
-    q, k, v = qkv(whole)
-    expected = build("softmax", whole).double()(q, k, v)
-    torch.testing.assert_close(build(text, whole).double()(q, k, v), expected)
-    torch.testing.assert_close(build(text, late).double()(q[:, :, 16:], k, v), expected[:, :, 16:])
-
-
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("text", EXACT)
 def test_token_by_token_it_gives_what_the_whole_sequence_gives(text: str, mask: str) -> None:

@@ -75,16 +75,6 @@ def test_averages_are_exact_where_keys_and_values_are_constant_within_blocks() -
     close(compressed(24, kernel="mean")(q, k, v), exact_attention(q, k, v))
 
 
-def test_an_averaging_kernel_is_the_mean() -> None:
-    inputs, module = qkv(24), compressed(24)
-    assert module.of_keys is not None
-    assert module.of_values is not None
-    with torch.no_grad():
-        for kernel in (module.of_keys, module.of_values):
-            kernel.copy_(torch.eye(5, dtype=F64).expand_as(kernel) / 3)
-    close(module(*inputs), compressed(24, kernel="mean")(*inputs))
-
-
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_mean_of_a_block_is_that_of_its_real_keys(causal: bool) -> None:
     q, k, v = qkv()

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from attnbench.catalogue.attention.recurrence.mesa import conjugate_gradients, mesa_attention
 from attnbench.catalogue.engines.recurrent import stretches
-from attnbench.catalogue.engines.recurrent.decayed_sums import decayed_attention
 
 
 def drawn(n: int = 41) -> list[Tensor]:
@@ -48,20 +47,6 @@ def test_gradients_are_those_of_the_recurrence(
     grad = torch.randn_like(mine)
     for one, other in zip(*(torch.autograd.grad(y, inputs, grad) for y in (mine, theirs)), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-8)
-
-
-def test_for_a_large_penalty_it_is_decayed_linear_attention_over_it() -> None:
-    q, k, v, beta, log_decay, penalty = drawn()
-    found = mesa_attention(q, k, v, beta, log_decay, 1e8 * torch.ones_like(penalty), chunk=8) * 1e8
-    expected = decayed_attention(q, beta * k, v, log_decay[..., 0], causal=True, chunk=8)
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
-
-
-def test_a_key_that_was_seen_gives_its_value_where_nothing_is_penalised() -> None:
-    _, k, v, _, _, penalty = drawn(3)  # fewer keys than channels: a map through all of them exists
-    ones, kept = torch.ones(2, 3, 1, dtype=k.dtype), torch.zeros(2, 3, 1, dtype=k.dtype)
-    found = mesa_attention(k, k, v, ones, kept, 1e-10 * penalty, chunk=8)
-    torch.testing.assert_close(found, v, rtol=1e-5, atol=1e-5)
 
 
 def test_as_many_steps_as_channels_solve_exactly_and_fewer_come_nearer_one_by_one() -> None:

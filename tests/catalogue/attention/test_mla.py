@@ -16,6 +16,7 @@ from attnbench.measure.memory import state_bytes
 from attnbench.measure.status import Status
 from attnbench.results.record import Record
 from attnbench.suite.cell import Cell
+from tests.catalogue.attention.small import close
 
 both = pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
 each_form = pytest.mark.parametrize("form", ["expanded", "absorbed", "auto"])
@@ -30,10 +31,6 @@ def make(causal: bool, form: str = "auto", n: int = 23) -> MLA:
             weight, drawn = norm.weight, torch.Generator().manual_seed(3)
             weight += 0.3 * torch.randn(weight.shape, dtype=weight.dtype, generator=drawn)
     return module
-
-
-def close(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-11)
 
 
 def turned(vector: Tensor, place: int) -> Tensor:

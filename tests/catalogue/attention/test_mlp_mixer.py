@@ -5,7 +5,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu
 
-from attnbench.catalogue.attention.synthetic import mlp_mixer
 from attnbench.catalogue.attention.synthetic.mlp_mixer import MLPMixer
 from attnbench.catalogue.build import build
 from attnbench.contract.problem.shape import Shape
@@ -39,26 +38,6 @@ def test_equals_the_formula(padded: bool, n: int) -> None:
         first, second = torch.nn.Linear(11, 5).double(), torch.nn.Linear(5, 11).double()
         first.weight, first.bias, second.weight, second.bias = module.W1, module.b1, module.W2, module.b2
         close(out, second(gelu(first(x.mT))).mT)
-
-
-def test_every_channel_is_treated_alike_and_alone() -> None:
-    module, x = make(Shape(1, 2, 9, 3)), tokens(1, 9, 6)
-    order = torch.randperm(6)
-    close(module(x[..., order]), module(x)[..., order])
-    changed = x.clone()
-    changed[..., 2] += 1
-    difference = (module(changed) - module(x)).abs().amax((0, 1)) > 1e-9
-    assert difference.tolist() == [c == 2 for c in range(6)]
-
-
-def test_without_the_nonlinearity_identities_give_the_identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mlp_mixer, "gelu", lambda x: x)
-    module, x = make(Shape(2, 2, 7, 2), ":hidden=7"), tokens(2, 7, 4)
-    with torch.no_grad():
-        for weight, bias in ((module.W1, module.b1), (module.W2, module.b2)):
-            weight.copy_(torch.eye(7))
-            bias.zero_()
-    close(module(x), x)
 
 
 def test_half_as_many_hidden_units_as_channels() -> None:

@@ -4,12 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-import attnbench.catalogue.attention.low_rank.monarch
 from attnbench.catalogue.attention.low_rank.monarch import Monarch
 from attnbench.catalogue.build import build
 from attnbench.contract.problem.reference import exact_attention, relative_error
 from attnbench.contract.problem.shape import Shape
-from attnbench.errors import Unsupported, UsageError
 
 F64 = torch.float64
 
@@ -113,23 +111,5 @@ def test_where_logits_vary_smoothly_with_the_position_it_is_far_better_than_the_
     assert ratio(q, k, v, "block=4") < 0.05
 
 
-def test_gradients_of_several_tiles_are_those_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    module, inputs = monarch("block=4,steps=3", 30), [x.requires_grad_() for x in draw(30)]
-    expected = torch.autograd.grad(module(*inputs).square().sum(), inputs)
-    in_tiles = attnbench.catalogue.attention.low_rank.monarch._in_tiles
-    monkeypatch.setattr(
-        attnbench.catalogue.attention.low_rank.monarch, "_in_tiles", lambda function, _, *x: in_tiles(function, 1, *x)
-    )
-    for a, b in zip(torch.autograd.grad(module(*inputs).square().sum(), inputs), expected, strict=True):
-        torch.testing.assert_close(a, b)
-
-
 def test_blocks_are_as_long_as_they_are_many_unless_told_otherwise() -> None:
     assert [monarch("steps=1", n).block for n in (1, 16, 17, 1024)] == [1, 4, 5, 32]
-
-
-def test_refuses_what_is_not_defined() -> None:
-    with pytest.raises(Unsupported, match="later"):
-        build("monarch", Shape(1, 1, 8, 4, causal=True))
-    with pytest.raises(UsageError, match="steps"):
-        monarch("steps=0", 8)

@@ -8,6 +8,7 @@ from attnbench.catalogue.attention.selection.monotonic import Monotonic
 from attnbench.catalogue.build import build
 from attnbench.contract.problem.reference import masked_attention
 from attnbench.contract.problem.shape import Shape
+from tests.catalogue.attention.small import close
 
 N = 21
 
@@ -20,10 +21,6 @@ def make(shape: Shape, **options: object) -> Monotonic:
 
 def inputs(M: int = N) -> list[Tensor]:
     return [torch.randn(1, 2, n, 4, dtype=torch.float64) for n in (N, M, M)]
-
-
-def close(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-11)
 
 
 def test_a_narrow_window_around_the_diagonal_returns_the_values() -> None:

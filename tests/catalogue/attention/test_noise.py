@@ -9,9 +9,7 @@ from attnbench.catalogue.build import build
 from attnbench.contract.problem.reference import exact_attention, relative_error
 from attnbench.contract.problem.shape import Shape
 from attnbench.errors import Unsupported
-
-SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=4)
-CAUSAL = Shape(batch=2, heads=3, seq_len=23, head_dim=4, causal=True)
+from tests.catalogue.attention.small import CAUSAL, SHAPE
 
 
 def make(shape: Shape, draw: str = "rows", samples: int = 7, seed: int = 0) -> Noise:

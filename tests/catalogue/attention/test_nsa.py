@@ -8,7 +8,6 @@ from torch import Tensor
 
 from attnbench.catalogue.attention.selection.nsa import NSA
 from attnbench.catalogue.build import build
-from attnbench.contract.problem.reference import exact_attention
 from attnbench.contract.problem.shape import Shape
 from attnbench.errors import UsageError
 
@@ -137,61 +136,6 @@ def test_a_pooled_block_with_a_padded_token_is_seen_by_nobody(causal: bool, bran
     real = HOLES[:, None, :, None]
     out = module(*(torch.where(real, x, torch.nan) for x in (q, k, v)), key_mask=HOLES)
     close(torch.where(real, out, 0.0).detach(), torch.where(real, by_hand(module, q, k, v, HOLES), 0.0))
-
-
-@both
-def test_it_is_the_sum_of_its_branches_times_their_gates(causal: bool) -> None:
-    shape = shape_of(causal)
-    q, k, v = draw(shape)
-    options = {"block": 4, "length": 4, "stride": 2, "top_n": 3, "window": 5}
-    whole, *alone = (build("nsa", shape, branch=branch, **options).double() for branch in ("all", *BRANCHES))
-    gates = (q[:, :, :, None] * whole.gate[:, None]).sum(-1).sigmoid()
-    parts = torch.stack([branch(q, k, v) for branch in alone], -1)
-    close(whole(q, k, v), (parts * gates[..., None, :]).sum(-1))
-
-
-@both
-def test_the_window_is_local_attention(causal: bool) -> None:
-    shape = Shape(batch=2, heads=3, seq_len=29, head_dim=4, causal=causal)
-    q, k, v = draw(shape)
-    for window in (2, 5, 40):
-        local = build("local", shape, window=window - 1)
-        close(make(shape, "window", window=window)(q, k, v), local(q, k, v))
-
-
-@both
-def test_all_blocks_selected_are_all_keys(causal: bool) -> None:
-    shape = shape_of(causal)
-    q, k, v = draw(shape)
-    close(make(shape, "selected", top_n=8)(q, k, v), exact_attention(q, k, v, causal=causal))
-
-
-def test_before_the_first_pooled_block_has_ended_its_branch_gives_nothing() -> None:
-    shape = shape_of(True)
-    out = make(shape, "compressed")(*draw(shape))
-    assert (out[:, :, :3] == 0).all()
-    assert (out[:, :, 3:] != 0).all()
-
-
-def test_heads_that_share_keys_select_together_by_the_sum_of_their_weights() -> None:
-    shape, alone = shape_of(True, 1, 64), shape_of(True, 4, 64)
-    q, k, v = draw(shape)
-    _, together = make(shape, "selected", top_n=6)._pooled(q, k, v, None)
-    _, apart = make(alone, "selected", top_n=6)._pooled(q, *(x.expand(-1, 4, -1, -1) for x in (k, v)), None)
-    assert together.shape == (2, 1, 64, 6)
-    sets = [[{*row} for row in one.flatten(0, 1).tolist()] for one in (together[:, 0], *apart.unbind(1))]
-    assert all(one != sets[0] for one in sets[1:])  # no head decides for all
-
-
-def test_the_choice_of_a_query_does_not_look_ahead() -> None:
-    shape = shape_of(True)
-    module, (q, k, v) = make(shape), draw(shape)
-    _, before = module._pooled(q, k, v, None)
-    for x in (q, k):
-        x[:, :, 14:] *= 3  # in the middle of a block of either kind
-    _, after = module._pooled(q, k, v, None)
-    assert torch.equal(after[:, :, :14], before[:, :, :14])
-    assert not torch.equal(after, before)
 
 
 @pytest.mark.parametrize("option", ["length", "block"])

@@ -6,10 +6,9 @@ from torch import Tensor
 
 from attnbench.catalogue.attention.pairwise.path import PaTH
 from attnbench.catalogue.build import build
-from attnbench.catalogue.engines.recurrent import stretches
-from attnbench.contract.problem.reference import exact_attention
 from attnbench.contract.problem.shape import Shape
 from attnbench.measure.memory import peak_tensor_bytes
+from tests.catalogue.attention.small import tokens
 
 SHAPE = Shape(batch=2, heads=2, seq_len=19, head_dim=4)
 CAUSAL = Shape(batch=2, heads=2, seq_len=19, head_dim=4, causal=True)
@@ -24,10 +23,6 @@ def make(shape: Shape, chunk: int = 5) -> PaTH:
         module.beta.weight.normal_()
         module.kernel.normal_()
     return module
-
-
-def tokens(shape: Shape) -> Tensor:
-    return torch.randn(shape.B, shape.N, shape.C, dtype=torch.float64)
 
 
 def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
@@ -78,37 +73,6 @@ def test_a_key_is_reflected_by_every_token_after_it_up_to_the_query(shape: Shape
     close(out[real], by_hand(module, x, shape.causal, real)[real])
 
 
-@both
-@pytest.mark.parametrize("chunk", [1, 3, 8, 19])
-@pytest.mark.parametrize("kept", [1, 16])
-def test_chunks_change_neither_output_nor_gradients(
-    shape: Shape, chunk: int, kept: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stretches, "KEPT", kept)
-    module, x = make(shape, chunk), tokens(shape).requires_grad_()
-    wanted = [x, *module.parameters()]
-    for mask in (None, HOLES):
-        shown = 1.0 if mask is None else mask[..., None].double()
-        out, expected = (f(x, key_mask=mask) * shown for f in (module, module.dense))
-        close(out, expected)
-        grad = torch.randn_like(out)
-        mine, theirs = (torch.autograd.grad(y, wanted, grad) for y in (out, expected))
-        for one, other in zip(mine, theirs, strict=True):
-            close(one, other.nan_to_num(), 1e-8)
-
-
-@both
-def test_without_reflections_it_is_softmax_attention(shape: Shape) -> None:
-    module, x = make(shape), tokens(shape)
-    with torch.no_grad():
-        module.beta.weight.zero_()
-        module.beta.bias.fill_(-800.0)
-    q, k, v = (x @ weight.T for weight in module.qkv.weight.detach().split(8))
-    heads = [part.unflatten(-1, (2, 4)).transpose(1, 2) for part in (q, k, v)]
-    y = exact_attention(*heads, causal=shape.causal)
-    close(module(x).detach(), y.transpose(1, 2).flatten(2) @ module.out.weight.detach().T)
-
-
 def test_every_prompt_leaves_the_keys_that_its_tokens_leave_one_by_one() -> None:
     module, x = make(CAUSAL), tokens(CAUSAL)
     state = module.begin(x[:, :0])
@@ -118,17 +82,6 @@ def test_every_prompt_leaves_the_keys_that_its_tokens_leave_one_by_one() -> None
         close(at_once.cache.keys, state.cache.keys)
         close(at_once.cache.values, state.cache.values)
         close(at_once.recent, state.recent)
-
-
-def test_no_product_of_reflections_is_longer_than_its_key() -> None:
-    module, x = make(CAUSAL), tokens(CAUSAL)
-    before = module.begin(x[:, :9]).cache.keys
-    state = module.begin(x[:, :9])
-    for t in range(9, 19):
-        _, state = module.step(state, x[:, t : t + 1])
-    after = state.cache.keys[:, :, :9]
-    assert (after.norm(dim=-1) <= before.norm(dim=-1) * (1 + 1e-12)).all()
-    assert (after - before).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("causal", [False, True])

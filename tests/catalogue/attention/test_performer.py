@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import itertools
 import math
-from statistics import median
 from typing import Literal
 
 import pytest
@@ -23,7 +21,6 @@ from attnbench.catalogue.engines.linear.random_maps import (
     TrigFeatures,
     draw_projection,
 )
-from attnbench.contract.problem.reference import exact_attention, relative_error
 from attnbench.contract.problem.shape import Shape
 from attnbench.measure.memory import peak_tensor_bytes
 from tests.pairwise import pairwise
@@ -224,20 +221,6 @@ def test_the_variance_of_the_kernel_is_the_closed_form_where_there_is_one(kernel
     assert Performer(SMALL, kernel="relu", projection="iid").kernel_variance(Q, K) is None
 
 
-def test_error_falls_with_features_and_beats_the_mean_of_the_values_at_small_logits() -> None:
-    shape = Shape(heads=4, seq_len=256, head_dim=16)
-    q, k, v = qkv(shape, 0.5)
-    exact = exact_attention(q, k, v)
-    trivial = relative_error(v.mean(2, keepdim=True).expand_as(v), exact)
-
-    def error(features: int) -> float:
-        draws = (Performer(shape, features=features, kernel="hyperbolic")(q, k, v) for _ in range(7))
-        return median(relative_error(out, exact) for out in draws)
-
-    assert error(512) < 0.4 * error(16)
-    assert error(512) < 0.4 * trivial
-
-
 # Stability
 
 
@@ -270,15 +253,6 @@ def test_a_row_that_sees_only_tiny_keys_does_not_underflow(chunk: int) -> None:
     out = model(q.float(), k.float(), v.float())
     assert torch.allclose(out.double(), expected, atol=1e-3)
     assert torch.allclose(out[:, :, 0], v[:, :, 0].float(), atol=1e-6)
-
-
-def test_large_logits_neither_overflow_nor_lose_the_gradient() -> None:
-    for causal, kernel in itertools.product((False, True), ("positive", "hyperbolic", "trig")):
-        model = Performer(causal_shape() if causal else SHAPE, kernel=kernel)
-        inputs = [x.requires_grad_() for x in qkv(scale=5.0, dtype=torch.float32)]
-        out = model(*inputs)
-        assert out.isfinite().all()
-        assert all(grad.isfinite().all() for grad in torch.autograd.grad(out.sum(), inputs))
 
 
 def test_negative_denominators_of_trig_features_keep_their_sign() -> None:

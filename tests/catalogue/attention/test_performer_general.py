@@ -94,16 +94,6 @@ def test_the_fast_way_is_the_dense_formula_with_its_gradients(kernel: str, kv_le
         torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-9)
 
 
-def test_padding_is_no_part_of_the_means() -> None:
-    model = Performer(SHAPE, features=16, shift="mean", gamma=1.1)
-    q, k, v = (torch.randn(2, 3, 23, 8) for _ in "qkv")
-    real = torch.ones(2, 23, dtype=torch.bool)
-    real[:, 17:] = False
-    short = model(q[:, :, :17], k[:, :, :17], v[:, :, :17])
-    q[:, :, 17:], k[:, :, 17:] = 50.0, -50.0
-    assert torch.allclose(model(q, k, v, key_mask=real)[:, :, :17], short, atol=1e-5)
-
-
 @pytest.mark.parametrize("options", [{"kernel": "relu"}, {"norms": "sqrt-d"}])
 @pytest.mark.parametrize("general", [{"gamma": 1.1}, {"shift": "mean"}])
 def test_what_would_not_keep_the_mean_is_refused(options: dict[str, object], general: dict[str, object]) -> None:

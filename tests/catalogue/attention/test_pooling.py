@@ -49,10 +49,6 @@ def test_only_real_tokens_are_counted_and_a_window_without_any_gives_zero() -> N
     assert torch.equal(out[0, 4:], torch.zeros(3, 2, dtype=torch.float64))
 
 
-def test_a_constant_sequence_gives_zero() -> None:
-    close(make(5)(torch.full((1, 17, 3), 0.7, dtype=torch.float64)), torch.zeros(1, 17, 3, dtype=torch.float64))
-
-
 def test_wide_windows_keep_their_digits_after_a_huge_token() -> None:
     """Differences of running sums would lose them."""
     x = torch.randn(1, 2000, 1)

@@ -21,26 +21,15 @@ from attnbench.laws.error import measure_error
 from attnbench.measure.status import Status
 from attnbench.measure.time import TimingRules
 from attnbench.suite.cell import Cell
+from tests.catalogue.attention.small import HOLES, both, close, qkv
 
-SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=4)
-CAUSAL = Shape(batch=2, heads=3, seq_len=23, head_dim=4, causal=True)
-both = pytest.mark.parametrize("shape", [SHAPE, CAUSAL], ids=["all", "causal"])
 each_dtype = pytest.mark.parametrize("dtype", ["int8", "float8_e4m3"])
-HOLES = torch.arange(23) % 5 != torch.tensor([[1], [3]])
 
 
 def make(shape: Shape, **options: object) -> Quantised:
     module = build("quantised", shape, **options).double()
     assert isinstance(module, Quantised)
     return module
-
-
-def qkv(shape: Shape) -> list[Tensor]:
-    return [torch.randn(shape.B, shape.H, n, shape.D, dtype=torch.float64) for n in (shape.N, shape.M, shape.M)]
-
-
-def close(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-11)
 
 
 def as_e4m3(x: float) -> float:
@@ -150,44 +139,6 @@ def test_at_logits_of_spread_one_and_width_64_the_error_of_int8_is_about_one_in_
     assert result.kind == "approximation"
     assert result.rel_error is not None
     assert 0.005 < result.rel_error < 0.02
-
-
-@each_dtype
-def test_the_error_falls_as_blocks_shrink(dtype: str) -> None:
-    shape = Shape(1, 4, 512, 64)
-    q, k, v = (torch.randn(1, 4, 512, 64, dtype=torch.float64) for _ in range(3))
-    # Tokens of very different lengths: what a block shares, one of them pays for.
-    q, k = (x * torch.rand(1, 4, 512, 1, dtype=torch.float64).mul(3).exp() / 8 for x in (q, k))
-    exact = exact_attention(q, k, v)
-    errors = [
-        relative_error(make(shape, dtype=dtype, q_block=size, k_block=size)(q, k, v), exact) for size in (512, 64, 8, 1)
-    ]
-    if dtype == "int8":
-        assert errors == sorted(errors, reverse=True)
-        assert errors[-1] < 0.8 * errors[0]
-    else:  # a number of its own exponent: a scale changes little
-        assert max(errors) < 1.5 * min(errors)
-
-
-def test_what_all_keys_have_in_common_changes_nothing_if_smoothed_and_much_if_not() -> None:
-    shape = Shape(1, 2, 256, 64)
-    q, k, v = (torch.randn(1, 2, 256, 64, dtype=torch.float64) for _ in range(3))
-    shifted = k + 20 * torch.randn(1, 2, 1, 64, dtype=torch.float64)
-    exact = exact_attention(q, k, v)
-    assert relative_error(exact_attention(q, shifted, v), exact) < 1e-12  # a law of softmax
-    smooth, plain = make(shape), make(shape, smooth_k=False)
-    assert relative_error(smooth(q, shifted, v), smooth(q, k, v)) < 1e-3  # a rounding here and there
-    assert relative_error(plain(q, shifted, v), exact) > 5 * relative_error(plain(q, k, v), exact)
-    assert relative_error(smooth(q, shifted, v), exact) < 1.1 * relative_error(smooth(q, k, v), exact)
-
-
-def test_padded_keys_are_not_in_the_mean() -> None:
-    shape, mask = Shape(1, 1, 64, 8), torch.arange(64)[None] < 16
-    q, k, v = (torch.randn(1, 1, 64, 8, dtype=torch.float64) for _ in range(3))
-    k = k + 10  # with the padded ones as zeros, the mean would be 2.5
-    short = make(Shape(1, 1, 16, 8), q_block=8, k_block=8)
-    padded = make(shape, q_block=8, k_block=8)
-    close(padded(q, k, v, key_mask=mask)[:, :, :16], short(*(x[:, :, :16] for x in (q, k, v))))
 
 
 @both

@@ -14,6 +14,7 @@ from attnbench.harness.inside.call import prepare
 from attnbench.measure.status import Status
 from attnbench.results.record import Record
 from attnbench.suite.cell import Cell
+from tests.catalogue.attention.small import close
 
 F64 = torch.float64
 HOLES = torch.arange(23) % 9 != torch.tensor([[1], [3]])
@@ -30,10 +31,6 @@ def make(causal: bool, bits: int, group: int, recent: int) -> QuantisedCache:
 
 def draw(n: int = 23, d: int = 4) -> list[Tensor]:
     return [torch.randn(2, 2, n, d, dtype=F64) for _ in "qkv"]
-
-
-def close(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-11)
 
 
 def coarse(numbers: list[float], bits: int) -> list[float]:
@@ -74,30 +71,6 @@ def test_a_full_group_that_is_old_enough_is_read_rounded(causal: bool, bits: int
         expected = by_hand(module, bits, *inputs, real) * real[:, None, :, None]
         close(module(*inputs, key_mask=mask) * real[:, None, :, None], expected)
         close(module.dense(*inputs, key_mask=mask) * real[:, None, :, None], expected)
-
-
-@each
-@pytest.mark.parametrize("prompt", [0, 9, 22])
-def test_decoding_reads_what_the_whole_sequence_reads(bits: int, group: int, recent: int, prompt: int) -> None:
-    module, (q, k, v) = make(True, bits, group, recent), draw()
-    expected, state = module(q, k, v), module.begin(*(x[:, :, :prompt] for x in (q, k, v)))
-    for t in range(prompt, 23):
-        out, state = module.step(state, *(x[:, :, t : t + 1] for x in (q, k, v)))
-        close(out[:, :, 0], expected[:, :, t])
-
-
-@both
-def test_the_error_falls_as_bits_grow(causal: bool) -> None:
-    q, k, v = (torch.randn(1, 2, 256, 32, dtype=F64) for _ in "qkv")
-    exact = exact_attention(q, k, v, causal=causal)
-    errors = [
-        relative_error(
-            build("quantised-cache", Shape(1, 2, 256, 32, causal=causal), bits=bits, recent=0)(q, k, v), exact
-        )
-        for bits in (1, 2, 3, 4, 6, 8)
-    ]
-    assert errors == sorted(errors, reverse=True)
-    assert errors[-1] < 0.02 < 0.2 < errors[0]
 
 
 def test_a_channel_that_is_large_for_all_keys_costs_nothing() -> None:

@@ -12,9 +12,9 @@ from attnbench.catalogue.attention.pattern.radial import Radial
 from attnbench.catalogue.attention.pattern.sta import SlidingTile
 from attnbench.catalogue.build import build
 from attnbench.catalogue.engines.patterns.canvas import sides
-from attnbench.contract.problem.reference import exact_attention
 from attnbench.contract.problem.shape import Shape
 from attnbench.errors import Unsupported, UsageError
+from tests.catalogue.attention.small import close
 
 F64 = torch.float64
 STA = [
@@ -26,10 +26,6 @@ STA = [
 ]
 RADIAL = [(4, 2, 0), (5, 2, 3), (2, 2, 0), (9, 4, 0), (2, 5, 0), (1, 1, 2), (8, 1, 0)]
 each_length = pytest.mark.parametrize("n", [1, 7, 23, 60])
-
-
-def close(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-11)
 
 
 def draw(n: int, K: int = 2) -> list[Tensor]:
@@ -127,18 +123,6 @@ def test_bands_narrow_as_frames_move_apart(frame: int, block: int, text: int, n:
     close(module.dense(*inputs), expected)
 
 
-def test_every_query_of_a_tile_has_the_same_keys_and_all_have_as_many() -> None:
-    """A video of 6 × 4 × 4 in tiles of 2 × 2 × 2 and windows of 2 × 1 × 2 tiles: 32 keys each."""
-    module = build("sta:frame=4x4,tile=2x2x2,window=2x1x2", Shape(1, 1, 96, 4)).double()
-    q, k, _ = (torch.zeros(1, 1, 96, 4, dtype=F64) for _ in "qkv")
-    weights = module(q, k, torch.eye(96, dtype=F64)[None, None])[0, 0]
-    assert bool((weights.gt(0).sum(1) == 32).all())
-    tiles: dict[tuple[int, int, int], set[tuple[bool, ...]]] = {}
-    for i in range(96):
-        tiles.setdefault((i // 32, i // 8 % 2, i // 2 % 2), set()).add(tuple(weights[i].gt(0).tolist()))
-    assert [len(patterns) for patterns in tiles.values()] == [1] * 12
-
-
 def test_each_doubling_of_the_distance_adds_as_many_pairs() -> None:
     """s = 16: a band of 16/r places for r, 2·r frames of it on both sides, and below one place one frame of many."""
     module = build("radial:frame=16,block=1", Shape(1, 1, 16 * 129, 1)).double()
@@ -149,12 +133,6 @@ def test_each_doubling_of_the_distance_adds_as_many_pairs() -> None:
     apart = (of_one // 16 - 64).abs()
     counts = [int(((apart >= r) & (apart < 2 * r) & (of_one >= 16)).sum()) for r in (2, 4, 8, 16, 32)]
     assert counts == [60, 56, 48, 32, 32]
-
-
-@pytest.mark.parametrize("text", ["sta:frame=2x2,tile=1x1x1,window=60x2x2", "radial:frame=30", "radial:frame=60"])
-def test_what_leaves_nothing_out_is_softmax_attention(text: str) -> None:
-    inputs = draw(60)
-    close(build(text, Shape(2, 2, 60, 4, v_dim=3))(*inputs), exact_attention(*inputs))
 
 
 def test_sides_are_whole_numbers_with_an_x_between() -> None:

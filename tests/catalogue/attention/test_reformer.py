@@ -52,19 +52,6 @@ def times_seen(module: Reformer, x: Tensor, members: str) -> Tensor:
     return total
 
 
-@pytest.mark.parametrize("rounds", [1, 3])
-@pytest.mark.parametrize("correction", ["true", "false"])
-@pytest.mark.parametrize("N", [1, 2, 13, 16])
-@pytest.mark.parametrize("causal", [False, True])
-def test_one_chunk_over_everything_is_dense_shared_attention(
-    rounds: int, correction: str, N: int, causal: bool
-) -> None:
-    q, k, v = draw(N)
-    module = reformer(f"rounds={rounds},chunk=16,members=chunk,correction={correction}", N, causal=causal)
-    seen = torch.ones(N, N).tril() if causal else torch.ones(N, N)
-    torch.testing.assert_close(module(q, k, v), shared_softmax(k, v, seen), atol=1e-12, rtol=1e-12)
-
-
 @pytest.mark.parametrize("N", [31, 64, 97])
 @pytest.mark.parametrize("members", ["chunk", "bucket"])
 @pytest.mark.parametrize("causal", [False, True])
@@ -75,15 +62,6 @@ def test_rounds_combine_to_one_softmax_over_the_union_of_pairs_seen(N: int, memb
     assert bool((seen > 1).any())  # rounds overlap, so that the correction has work to do
     assert bool((seen == 0).any())
     torch.testing.assert_close(module(q, k, v), shared_softmax(k, v, seen > 0), atol=1e-12, rtol=1e-12)
-
-
-@pytest.mark.parametrize("members", ["chunk", "bucket"])
-@pytest.mark.parametrize("causal", [False, True])
-def test_without_correction_a_pair_weighs_as_often_as_it_is_seen(members: str, causal: bool) -> None:
-    q, k, v = draw(45)
-    module = reformer(f"rounds=3,chunk=8,members={members},correction=false", 45, causal=causal)
-    expected = shared_softmax(k, v, times_seen(module, k, members))
-    torch.testing.assert_close(module(q, k, v), expected, atol=1e-12, rtol=1e-12)
 
 
 def test_equal_tokens_are_chunked_by_position_and_the_first_chunk_does_not_look_back_to_the_last() -> None:
@@ -101,19 +79,6 @@ def test_auto_is_chunk_where_bidirectional_and_bucket_where_causal() -> None:
         outputs = [reformer(f"chunk=8,members={m}", 50, causal=causal)(q, k, v) for m in ("auto", "chunk", "bucket")]
         assert torch.equal(outputs[0], outputs[1 if members == "chunk" else 2])
         assert not torch.allclose(outputs[1], outputs[2])
-
-
-def test_error_falls_with_rounds_and_counting_pairs_once_makes_it_smaller() -> None:
-    q, k, v = draw(128, B=1, H=2, D=16, seed=3)
-    exact = shared_softmax(k, v, torch.ones(128, 128))
-
-    def error(options: str) -> float:
-        outputs = [reformer(f"chunk=8,{options}", 128, D=16, seed=s)(q, k, v) for s in range(3)]
-        return sum(float((o - exact).norm() / exact.norm()) for o in outputs) / len(outputs)
-
-    errors = [error(f"rounds={rounds}") for rounds in (1, 4, 16)]
-    assert errors[0] > 1.5 * errors[1] > 2 * errors[2]
-    assert error("rounds=16,correction=false") > 1.5 * errors[2]
 
 
 def test_near_tokens_share_buckets_more_often_than_far_ones() -> None:
@@ -148,14 +113,6 @@ def test_many_buckets_are_pairs_of_hashes() -> None:
     assert 700 < len(found.unique()) <= 1024
 
 
-@pytest.mark.parametrize("members", ["chunk", "bucket"])
-def test_no_weight_falls_on_a_later_token(members: str) -> None:
-    q, k, _ = draw(41)
-    weights = reformer(f"chunk=8,members={members}", 41, causal=True)(q, k, torch.eye(41).double().expand(2, 3, -1, -1))
-    assert torch.equal(weights.triu(1), torch.zeros_like(weights))
-    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 3, 41, dtype=torch.float64))
-
-
 def after_changing_the_future(module: Reformer, t: int) -> tuple[Tensor, Tensor]:
     q, k, v = draw(75)
     before = module(q, k, v)
@@ -170,26 +127,6 @@ def test_chunks_of_the_paper_depend_on_later_tokens_through_their_borders() -> N
     # What the docstring says about members=chunk; should it ever hold there, say so there.
     before, after = after_changing_the_future(reformer("chunk=8,members=chunk", 75, causal=True), 40)
     assert not torch.allclose(before, after)
-
-
-def test_queries_are_not_read() -> None:
-    q, k, v = draw(20)
-    module = reformer("chunk=8", 20)
-    assert torch.equal(module(q, k, v), module(torch.full_like(q, 7.0), k, v))
-
-
-def test_a_token_with_no_other_target_attends_to_itself() -> None:
-    q, k, v = draw(30)
-    for options in ("chunk=8", "chunk=8,correction=false"):
-        out = reformer(options, 30, causal=True)(q.float(), k.float(), v.float())
-        torch.testing.assert_close(out[:, :, 0], v[:, :, 0].float())
-    torch.testing.assert_close(reformer("", 1)(q[:, :, :1], k[:, :, :1], v[:, :, :1]), v[:, :, :1])
-
-
-def test_seeds_decide_the_rotations() -> None:
-    q, k, v = draw(64)
-    assert torch.equal(reformer("chunk=8", 64, seed=4)(q, k, v), reformer("chunk=8", 64, seed=4)(q, k, v))
-    assert not torch.allclose(reformer("chunk=8", 64, seed=4)(q, k, v), reformer("chunk=8", 64, seed=5)(q, k, v))
 
 
 ALL_MODES = ["", "correction=false", "members=chunk", "members=bucket", "buckets=4", "buckets=300,members=bucket"]

@@ -5,30 +5,14 @@ import torch
 from torch import Tensor
 
 from attnbench.catalogue.attention.recurrence.retnet import RetNet
-from attnbench.catalogue.engines.recurrent import stretches
 from attnbench.catalogue.engines.recurrent.decayed_sums import decayed_attention, states_before
 from attnbench.contract.problem.shape import Shape
 from attnbench.errors import Unsupported
-
-SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=4)
-CAUSAL = Shape(batch=2, heads=3, seq_len=23, head_dim=4, causal=True)
-both = pytest.mark.parametrize("shape", [SHAPE, CAUSAL], ids=["all", "causal"])
-
-
-def close(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-11)
+from tests.catalogue.attention.small import CAUSAL, close
 
 
 def qkv(shape: Shape, dtype: torch.dtype = torch.float64) -> list[Tensor]:
     return [torch.randn(shape.B, shape.H, n, shape.D, dtype=dtype) for n in (shape.N, shape.M, shape.M)]
-
-
-def mask() -> Tensor:
-    real = torch.ones(2, 23, dtype=torch.bool)
-    real[0, -5:] = False
-    real[0, 7] = False
-    real[1, :4] = False
-    return real
 
 
 @pytest.mark.parametrize("rotation", [False, True])
@@ -45,48 +29,6 @@ def test_equals_the_recurrence_of_the_paper(rotation: bool) -> None:
         state = decay * state + k[:, :, t].conj()[..., None] * v[:, :, t, None, :]
         expected = (q[:, :, t, None, :] @ state).real[:, :, 0] / 2
         close(out[:, :, t], expected)
-
-
-def test_a_head_forgets_at_its_own_rate() -> None:
-    shape = Shape(batch=1, heads=8, seq_len=11, head_dim=2, causal=True)
-    q, k, v = (torch.zeros(1, 8, 11, 2, dtype=torch.float64) for _ in range(3))
-    q[..., 0], k[:, :, 0, 0], v[:, :, 0, 1] = 1.0, 1.0, 1.0  # one key, at the first token
-    out = RetNet(shape, rotation=False, chunk=4)(q, k, v)[0, :, :, 1]
-    gamma = torch.tensor([1 - 2.0 ** -(5 + h) for h in range(8)], dtype=torch.float64)
-    close(out, gamma[:, None] ** torch.arange(11) / 2**0.5)
-
-
-def test_rotation_leaves_scores_to_the_distance_alone() -> None:
-    q, k, v = qkv(CAUSAL)
-    q, k, v = (x[:, :, :1].expand(-1, -1, 23, -1) for x in (q, k, v))
-    out = RetNet(CAUSAL, chunk=6)(q, k, v)
-    gained = out[:, :, 1:] - out[:, :, :-1]  # the term of distance i, the same whoever asks
-    later = RetNet(CAUSAL, chunk=6)(q, torch.cat([0 * k[:, :, :1], k[:, :, 1:]], 2), v)
-    close((later[:, :, 2:] - later[:, :, 1:-1]), gained[:, :, :-1])
-
-
-def test_keys_of_another_sequence_fade_by_position() -> None:
-    for kv_len in (9, 31):
-        shape = Shape(batch=2, heads=3, seq_len=23, kv_len=kv_len, head_dim=4)
-        module, inputs = RetNet(shape, chunk=5), qkv(shape)
-        close(module(*inputs), module.dense(*inputs))
-
-
-@both
-def test_gradients_of_many_stretches_are_computed_again_from_their_states(
-    shape: Shape, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stretches, "STRETCH", 5)
-    inputs = [x.requires_grad_() for x in qkv(shape)]
-    module, grad = RetNet(shape, chunk=5), torch.randn(2, 3, 23, 4, dtype=torch.float64)
-    mine = []
-    for kept in (10, 1):
-        monkeypatch.setattr(stretches, "KEPT", kept)
-        mine.append(torch.autograd.grad(module(*inputs, key_mask=mask()), inputs, grad))
-    theirs = torch.autograd.grad(module.dense(*inputs, key_mask=mask()), inputs, grad)
-    for once, again, other in zip(*mine, theirs, strict=True):
-        close(again, other)
-        assert torch.equal(once, again)
 
 
 def test_the_state_is_as_small_as_the_head_and_fades() -> None:

@@ -10,9 +10,9 @@ from attnbench.catalogue.attention.kernel.rfa import RandomFeatureAttention
 from attnbench.catalogue.build import build
 from attnbench.catalogue.engines import tiling
 from attnbench.catalogue.engines.linear.random_maps import Projection, draw_projection
-from attnbench.contract.problem.reference import relative_error
 from attnbench.contract.problem.shape import Shape
 from attnbench.errors import UsageError
+from tests.catalogue.attention.small import mask
 
 SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=8)
 CAUSAL = Shape(batch=2, heads=3, seq_len=23, head_dim=8, causal=True)
@@ -30,14 +30,6 @@ def make(shape: Shape, kernel: str, **options: object) -> RandomFeatureAttention
     with torch.no_grad():
         model.sigma += 0.3 * torch.randn_like(model.sigma)
     return model
-
-
-def mask() -> Tensor:
-    real = torch.ones(2, 23, dtype=torch.bool)
-    real[0, -5:] = False
-    real[0, 7] = False
-    real[1, :4] = False
-    return real
 
 
 def by_hand(model: RandomFeatureAttention, inputs: list[Tensor], causal: bool, key_mask: Tensor | None) -> Tensor:
@@ -106,27 +98,6 @@ def test_gaussian_features_estimate_the_softmax_of_cosines_where_sigma_is_one() 
     cosine = torch.cosine_similarity(Q[:, :, :, None], K[:, :, None], dim=-1)
     expected = (cosine / 0.64).exp()
     assert torch.allclose(model.kernel_mean(Q, K) * math.exp(1 / 0.64), expected, rtol=1e-12)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_output_converges_to_softmax_attention_of_unit_vectors(causal: bool) -> None:
-    shape = Shape(heads=4, seq_len=64, head_dim=16, causal=causal)
-    q, k, v = qkv(shape)
-    logits = (q / q.norm(dim=-1, keepdim=True)) @ (k / k.norm(dim=-1, keepdim=True)).mT / 0.49
-    if causal:
-        logits = logits.masked_fill(torch.ones(64, 64, dtype=torch.bool).triu(1), float("-inf"))
-    expected = logits.softmax(-1) @ v
-
-    def error(features: int) -> float:
-        return relative_error(RandomFeatureAttention(shape, features=features, temperature=0.7)(q, k, v), expected)
-
-    assert error(16_384) < 0.25 * error(256)
-    assert error(16_384) < 0.15
-
-
-def test_the_first_token_of_a_causal_sequence_gets_its_own_value() -> None:
-    q, k, v = qkv(CAUSAL)
-    assert torch.allclose(RandomFeatureAttention(CAUSAL)(q, k, v)[:, :, 0], v[:, :, 0], atol=1e-9)
 
 
 def test_a_temperature_that_cancels_is_refused() -> None:

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.catalogue.attention.kernel.rfa import RandomFeatureAttention
 from attnbench.catalogue.attention.recurrence.rfa_gated import GatedRandomFeatureAttention
 from attnbench.catalogue.build import build
 from attnbench.contract.problem.shape import Shape
@@ -83,26 +82,6 @@ def test_without_causality_what_lies_between_counts_alike_in_both_directions(ker
     out = model.mix(q, k, v, torch.zeros(2, 3, 23, 1, dtype=torch.float64))
     assert torch.allclose(out[:, :, 11] / out[:, :, 12], 0.5 * torch.ones(()).double(), rtol=1e-2)
     assert torch.allclose(out[:, :, 13] / out[:, :, 12], 0.5 * torch.ones(()).double(), rtol=1e-2)
-
-
-@kernels
-def test_a_gate_of_t_minus_one_over_t_is_attention_without_a_gate(kernel: str) -> None:
-    gated = make(CAUSAL, features=16, kernel=kernel, chunk=5)
-    plain = RandomFeatureAttention(CAUSAL, features=16, kernel=kernel).double()  # type: ignore[arg-type]
-    plain.load_state_dict({"sigma": gated.sigma.data, "projection": gated.projection})
-    q, k, v = qkv()
-    t = torch.arange(23, dtype=torch.float64)  # (t - 1)/t counted from 1
-    gate = t.clamp(min=1e-30).log()[None, None, :, None].expand(2, 3, -1, -1)
-    out, expected = gated.mix(q, k, v, gate), plain(q, k, v)
-    size = expected.abs().amax(-1, keepdim=True).clamp(min=1.0)
-    assert ((out - expected) / size).abs().max() < 1e-9
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_closed_gate_gives_each_token_its_own_value(dtype: torch.dtype) -> None:
-    q, k, v = (x.to(dtype) for x in qkv())
-    out = make(CAUSAL, kernel="arccos").to(dtype).mix(q, k, v, torch.full((2, 3, 23, 1), -60.0, dtype=dtype))
-    assert torch.allclose(out, v, atol=1e-5)
 
 
 @pytest.mark.parametrize("logit", [-300.0, 300.0])

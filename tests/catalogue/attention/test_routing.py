@@ -8,10 +8,7 @@ from torch.nn.functional import layer_norm
 from attnbench.catalogue.attention.selection.routing import Routing
 from attnbench.catalogue.build import build
 from attnbench.catalogue.engines import tiling
-from attnbench.contract.problem.reference import exact_attention
 from attnbench.contract.problem.shape import Shape
-from attnbench.contract.variant import VARIANTS
-from attnbench.errors import Unsupported
 from attnbench.measure.memory import peak_tensor_bytes
 
 B, H, D = 2, 3, 6
@@ -67,12 +64,6 @@ def test_queries_attend_within_the_clusters_that_pick_them(
     close(module.dense(q, k, v), expected)
 
 
-def test_one_cluster_of_all_tokens_is_exact_attention_of_normalised_tokens() -> None:
-    q, k, v = draw(12, 15)
-    expected = exact_attention(layer_norm(q, (D,)), layer_norm(k, (D,)), v)
-    close(routing("clusters=1", 12, 15)(q, k, v), expected)
-
-
 def test_the_order_of_the_centroids_does_not_matter() -> None:
     q, k, v = draw(24)
     for options in ("clusters=5", "clusters=5,kmeans=2"):
@@ -100,11 +91,6 @@ def test_more_than_a_third_of_random_directions_are_picked_by_no_centroid() -> N
     module = build("routing", Shape(1, 1, 1024, 64)).double()
     assert isinstance(module, Routing)
     assert 0.5 < float(module.coverage(q, k)) < 2 / 3
-
-
-def test_a_window_above_the_tokens_is_all_of_them() -> None:
-    q, k, v = draw(20)
-    close(routing("clusters=2,window=1000", 20)(q, k, v), routing("clusters=1,window=20", 20)(q, k, v))
 
 
 def test_kmeans_pulls_the_centroids_to_the_keys() -> None:
@@ -155,12 +141,6 @@ def test_memory_grows_no_faster_than_the_sequence_with_kmeans(backward: bool) ->
         return bytes_
 
     assert peak(4096) < 4.2 * peak(1024)
-
-
-def test_causal_attention_is_refused() -> None:
-    with pytest.raises(Unsupported, match="depends on the future"):
-        build("routing", Shape(1, 1, 8, 8, causal=True))
-    assert VARIANTS.get("routing").traits.target == "other"
 
 
 def test_a_centroid_with_no_key_stays_where_it_is() -> None:

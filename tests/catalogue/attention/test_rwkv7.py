@@ -8,14 +8,7 @@ from torch import Tensor
 
 from attnbench.catalogue.attention.recurrence.rwkv7 import RWKV7
 from attnbench.contract.problem.shape import Shape
-
-SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=4)
-CAUSAL = Shape(batch=2, heads=3, seq_len=23, head_dim=4, causal=True)
-both = pytest.mark.parametrize("shape", [SHAPE, CAUSAL], ids=["all", "causal"])
-
-
-def close(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-11)
+from tests.catalogue.attention.small import CAUSAL, both, close, tokens
 
 
 def make(shape: Shape, *, chunk: int = 4) -> RWKV7:
@@ -25,10 +18,6 @@ def make(shape: Shape, *, chunk: int = 4) -> RWKV7:
         module.weight.add_(torch.rand_like(module.weight))
         module.bias.add_(torch.randn_like(module.bias))
     return module
-
-
-def tokens(shape: Shape) -> Tensor:
-    return torch.randn(shape.B, shape.N, shape.C, dtype=torch.float64)
 
 
 def one_way(module: RWKV7, x: Tensor) -> Tensor:
@@ -72,21 +61,6 @@ def by_hand(module: RWKV7, x: Tensor) -> Tensor:
 def test_equals_the_recurrence_of_the_paper(shape: Shape, chunk: int) -> None:
     module, x = make(shape, chunk=chunk), tokens(shape)
     close(module(x), by_hand(module, x))
-
-
-def test_taking_nothing_out_leaves_linear_attention_with_decays() -> None:
-    module, x = make(CAUSAL), tokens(CAUSAL)
-    with torch.no_grad():
-        module.share[1].bias.fill_(-1e4)  # a = 0
-    parts, _ = module._parts(x, torch.nn.functional.pad(x[:, :-1], (0, 0, 1, 0)))
-    r, k, v, _, _, log_decay = parts
-    state, rows = torch.zeros(2, 3, 4, 4, dtype=torch.float64), []
-    for t in range(23):
-        state = log_decay[:, :, t, :, None].exp2() * state + k[:, :, t, :, None] * v[:, :, t, None]
-        rows.append((r[:, :, t, None] @ state)[:, :, 0])
-    close(module.begin(x).state, state)
-    gate = module._parts(x, torch.nn.functional.pad(x[:, :-1], (0, 0, 1, 0)))[1]
-    close(module(x), module.out(module._finish(torch.stack(rows, 2), parts, gate)))
 
 
 def test_decays_lie_between_0_545_and_1() -> None:

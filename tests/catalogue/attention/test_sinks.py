@@ -50,16 +50,6 @@ def test_a_sink_is_a_term_of_the_denominator(text: str, causal: bool, kv_heads: 
     torch.testing.assert_close(exact_attention(q, k, v, causal=causal, sink=sink.logit.detach()), expected)
 
 
-@pytest.mark.parametrize("text", EXACT)
-def test_a_sink_far_below_the_keys_takes_nothing_and_one_far_above_everything(text: str) -> None:
-    q, k, v = qkv(SHAPE)
-    module, plain = build(text, SHAPE).double(), build(text, replace(SHAPE, sink="none")).double()
-    for logit, expected in ((-200.0, plain(q, k, v)), (200.0, torch.zeros_like(q))):
-        with torch.no_grad():
-            module.sink.logit.fill_(logit)
-            torch.testing.assert_close(module(q, k, v), expected)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("text", EXACT)
 def test_half_precision_has_half_the_digits(text: str, dtype: torch.dtype) -> None:
@@ -68,14 +58,6 @@ def test_half_precision_has_half_the_digits(text: str, dtype: torch.dtype) -> No
     module = build(text, shape).to(dtype)
     expected = exact_attention(q, k, v, causal=True, sink=module.sink.logit.detach())
     torch.testing.assert_close(module(q, k, v).double(), expected, atol=3e-2, rtol=3e-2)
-
-
-@pytest.mark.parametrize("bias", ["alibi", "relative"])
-@pytest.mark.parametrize("text", EXACT)
-def test_it_stands_beside_a_bias(text: str, bias: str) -> None:
-    shape = replace(SHAPE, bias=bias, mask="sliding:5", causal=True)  # type: ignore[arg-type]  # from a list
-    q, k, v = qkv(shape)
-    torch.testing.assert_close(build(text, shape).double()(q, k, v), build("softmax", shape).double()(q, k, v))
 
 
 def test_tiles_with_a_sink_take_no_more_memory() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -65,23 +64,3 @@ def test_it_is_a_term_of_the_denominator_with_its_gradients(text: str) -> None:
     assert grads[0][-1].abs().min() > 0
     for one, other in zip(*grads, strict=True):
         torch.testing.assert_close(one, other)
-
-
-@pytest.mark.parametrize("text", CHOOSING)
-def test_far_below_the_keys_it_takes_nothing_and_far_above_everything(text: str) -> None:
-    (inputs, _), shape = given(text), shape_of(text)
-    module, plain = (build(spec_of(text), one).double() for one in (shape, replace(shape, sink="none")))
-    for logit, expected in ((-200.0, plain(*inputs)), (200.0, torch.zeros_like(inputs[0]))):
-        with torch.no_grad():
-            module.sink.logit.fill_(logit)
-            torch.testing.assert_close(module(*inputs), expected)
-
-
-@pytest.mark.parametrize("text", [text for text in CHOOSING if VARIANTS.get(text.partition(":")[0]).traits.decode])
-def test_a_step_has_it_as_well(text: str) -> None:
-    (inputs, _), module = given(text), build(spec_of(text), shape_of(text)).double()
-    whole: Any = module(*inputs)
-    state = module.begin(*(x[:, :, :9] for x in inputs))
-    for t in range(9, SHAPE.N):
-        output, state = module.step(state, *(x[:, :, t : t + 1] for x in inputs))
-        torch.testing.assert_close(output, whole[:, :, t : t + 1])

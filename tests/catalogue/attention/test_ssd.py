@@ -4,7 +4,6 @@ from functools import partial
 
 import pytest
 import torch
-from torch import Tensor
 
 from attnbench.catalogue.attention.recurrence.ssd import SSD
 from attnbench.catalogue.engines import tiling
@@ -12,15 +11,7 @@ from attnbench.catalogue.engines.recurrent.decayed_sums import decayed_attention
 from attnbench.catalogue.engines.recurrent.stretches import by_heads
 from attnbench.contract.problem.shape import Shape
 from attnbench.measure.memory import peak_tensor_bytes
-
-SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=4)
-CAUSAL = Shape(batch=2, heads=3, seq_len=23, head_dim=4, causal=True)
-both = pytest.mark.parametrize("shape", [SHAPE, CAUSAL], ids=["all", "causal"])
-HOLES = torch.arange(23) % 5 != torch.tensor([[1], [3]])
-
-
-def close(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-11)
+from tests.catalogue.attention.small import CAUSAL, close, tokens
 
 
 def make(shape: Shape, *, state: int = 5, chunk: int = 7) -> SSD:
@@ -28,18 +19,6 @@ def make(shape: Shape, *, state: int = 5, chunk: int = 7) -> SSD:
     with torch.no_grad():
         module.step_size.bias.add_(3)  # decays that matter over some tokens
     return module
-
-
-def tokens(shape: Shape) -> Tensor:
-    return torch.randn(shape.B, shape.N, shape.C, dtype=torch.float64)
-
-
-@both
-@pytest.mark.parametrize("chunk", [1, 2, 7, 22, 23, 64])
-def test_equals_the_dense_semiseparable_matrix_for_every_chunk(shape: Shape, chunk: int) -> None:
-    module, u = make(shape, chunk=chunk), tokens(shape)
-    for key_mask in (None, HOLES):
-        close(module(u, key_mask=key_mask), module.dense(u, key_mask=key_mask))
 
 
 @pytest.mark.parametrize("groups", [2, 3])
@@ -71,27 +50,6 @@ def test_equals_the_recurrence_of_the_paper() -> None:
             state[:, h] = decay * state[:, h] + write
         rows.append(torch.einsum("bs,bhsd->bhd", query[:, t], state).flatten(1))
     close(module(u), torch.stack(rows, 1) @ weight["out.weight"].T)
-
-
-def test_no_decay_is_linear_attention_without_a_denominator() -> None:
-    q, k, v = (torch.randn(2, 23, 4, dtype=torch.float64) for _ in range(3))
-    none = torch.zeros(2, 23, dtype=torch.float64)
-    scores = q @ k.mT
-    for causal in (False, True):
-        out = decayed_attention(q, k, v, none, causal=causal, chunk=6)
-        close(out, (scores.tril() if causal else scores) @ v)
-
-
-def test_both_directions_decay_by_what_lies_between() -> None:
-    q, k, v = (torch.randn(1, 5, 3, dtype=torch.float64) for _ in range(3))
-    decay = torch.tensor([[0.9, 0.5, 0.25, 0.125, 0.7]], dtype=torch.float64)
-    out = decayed_attention(q, k, v, decay.log2(), causal=False, chunk=2)
-    # Between tokens 1 and 3 lie the decays of 2 and 3, whoever asks.
-    weights = (q @ k.mT)[0]
-    for i in range(5):
-        for j in range(5):
-            weights[i, j] *= decay[0, min(i, j) + 1 : max(i, j) + 1].prod()
-    close(out[0], weights @ v[0])
 
 
 def test_rates_start_in_the_range_of_the_paper() -> None:

@@ -6,11 +6,11 @@ from torch import Tensor
 
 from attnbench.catalogue.attention.pattern.streaming import Streaming
 from attnbench.catalogue.build import build
-from attnbench.contract.problem.reference import exact_attention, masked_attention
 from attnbench.contract.problem.shape import Shape
 from attnbench.errors import Unsupported
 from attnbench.measure.memory import state_bytes
 from tests.catalogue.attention.patterns import draw, is_softmax_under
+from tests.catalogue.attention.small import close
 from tests.pairwise import pairwise
 
 
@@ -18,10 +18,6 @@ def make(shape: Shape, window: int, sinks: int, *, rotary: bool = False) -> Stre
     module = build("streaming", shape, window=window, sinks=sinks, rotary=rotary).double()
     assert isinstance(module, Streaming)
     return module
-
-
-def close(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-11)
 
 
 def turned(x: Tensor, place: int) -> Tensor:
@@ -84,24 +80,6 @@ def test_places_in_the_cache_have_the_gradients_of_the_formula(causal: bool, n: 
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-10)
 
 
-def test_a_window_over_everything_with_places_is_softmax_attention_of_turned_queries_and_keys() -> None:
-    q, k, v = (x.detach() for x in draw(23))
-    x, y = (torch.stack([turned(one, t) for t, one in enumerate(z[0, 0])])[None, None] for z in (q, k))
-    out = make(Shape(2, 2, 23, 4, causal=True), 23, 4, rotary=True)(q, k, v)[:1, :1]
-    close(out, exact_attention(x, y, v[:1, :1], causal=True))
-
-
-def test_the_distance_to_a_first_token_stops_growing_when_the_window_leaves_it() -> None:
-    n, window, sinks = 60, 5, 2
-    q, k = (torch.randn(4, dtype=torch.float64).expand(1, 1, n, 4) for _ in range(2))  # places alone tell tokens apart
-    v = torch.eye(n, dtype=torch.float64)[None, None]
-    module = build("streaming", Shape(1, 1, n, 4, v_dim=n, causal=True), window=window, sinks=sinks, rotary=True)
-    weights = module.double()(q, k, v)[0, 0]
-    late = weights[sinks + window :]
-    close(late[:, :sinks], late[:1, :sinks].expand(len(late), -1))
-    assert not torch.allclose(weights[4, :2], late[0, :2])
-
-
 @pytest.mark.parametrize("rotary", [False, True])
 def test_the_cache_never_grows_beyond_its_first_tokens_and_its_window(rotary: bool) -> None:
     q, k, v = (x.detach() for x in draw(200))
@@ -113,30 +91,6 @@ def test_the_cache_never_grows_beyond_its_first_tokens_and_its_window(rotary: bo
         sizes.add(state_bytes(state))
     assert max(sizes) <= 2 * 2 * 2 * (7 + 3) * 4 * 8 + 64  # keys and values of 10 tokens, and two lengths
     assert state.first.keys.shape[2] + state.recent.keys.shape[2] == 10
-
-
-def test_a_window_without_first_tokens_drops_what_a_sink_would_have_kept() -> None:
-    # Every query gives the first key nearly all its weight, as trained models do: the error of a window is that weight.
-    n = 64
-    q, k, v = (x.detach() for x in draw(n))
-    q[..., 0], k[..., 0], k[:, :, 0, 0] = 8.0, 0.0, 3.0
-    exact = exact_attention(q, k, v, causal=True)
-    with_sinks, without = (make(Shape(2, 2, n, 4, causal=True), 8, a)(q, k, v) for a in (4, 0))
-    assert (with_sinks - exact).norm() < 0.05 * exact.norm()
-    assert (without - exact)[:, :, 8:].norm() > 0.5 * exact.norm()
-
-
-def test_what_is_left_out_bounds_the_error() -> None:
-    # o - ô = (1 - m)(ō - ô): m the weight of the keys that are kept, ō the output over those that are not.
-    n, window, sinks = 64, 9, 3
-    q, k, v = (x.detach() for x in draw(n))
-    i, j = torch.arange(n)[:, None], torch.arange(n)
-    kept = ((j < sinks) | (i - j < window)) & (j <= i)
-    causal = (j <= i).expand(n, n)
-    weights = masked_attention(q, k, torch.eye(n, dtype=torch.float64).expand(2, 2, n, n), causal)
-    mass = (weights * kept).sum(-1, keepdim=True)
-    out, rest = make(Shape(2, 2, n, 4, causal=True), window, sinks)(q, k, v), masked_attention(q, k, v, causal & ~kept)
-    close(exact_attention(q, k, v, causal=True) - out, (1 - mass) * (rest - out))
 
 
 def test_an_odd_width_cannot_be_turned() -> None:

@@ -8,7 +8,6 @@ from attnbench.catalogue.attention.selection.thinformer import Thinformer, _bala
 from attnbench.catalogue.build import build
 from attnbench.contract.problem.reference import exact_attention, relative_error
 from attnbench.contract.problem.shape import Shape
-from attnbench.errors import Unsupported, UsageError
 
 F64 = torch.float64
 
@@ -121,21 +120,6 @@ def test_independent_gaussian_logits_have_full_rank_and_gain_nothing_over_a_unif
     assert thinned > mean
 
 
-def test_error_falls_with_oversampling() -> None:
-    q, k, v = (torch.randn(1, 2, 256, 16) for _ in range(3))
-    by_g = [errors(q, k, v, g, 16 * 2**g)[0] for g in range(4)]
-    assert by_g[0] > by_g[1] > by_g[2] > by_g[3] > 0.1
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("scale", [0.0, 1.0, 30.0])
-def test_output_is_finite_in_lower_precision_and_for_large_keys(dtype: torch.dtype, scale: float) -> None:
-    q, k, v = (x.to(dtype) for x in draw(50, D=8))
-    out = build("thinformer:oversampling=0", Shape(2, 2, 50, 8))(q, scale * k, v)
-    assert out.dtype == dtype
-    assert bool(out.isfinite().all())
-
-
 def test_gradients_are_those_of_attention_to_the_kept_keys() -> None:
     q, k, v = (x.requires_grad_() for x in draw(20, D=3))
     module = thin("oversampling=0", 20, D=3)
@@ -143,13 +127,6 @@ def test_gradients_are_those_of_attention_to_the_kept_keys() -> None:
     module(q, k, v).square().sum().backward()
     touched = v.grad.abs().amax(-1) > 0
     assert torch.equal(touched.sum(-1), torch.full((2, 2), 4))
-
-
-def test_refuses_what_is_not_defined() -> None:
-    with pytest.raises(Unsupported, match="later"):
-        build("thinformer", Shape(1, 1, 8, 4, causal=True))
-    with pytest.raises(UsageError, match="failure"):
-        thin("failure=1.0", 8)
 
 
 def test_only_the_remainder_is_dropped_before_thinning_and_evenly_over_the_sequence() -> None:

@@ -9,10 +9,8 @@ from attnbench.catalogue.build import build
 from attnbench.catalogue.engines.recurrent import stretches
 from attnbench.contract.problem.reference import exact_attention
 from attnbench.contract.problem.shape import Shape
+from tests.catalogue.attention.small import CAUSAL, both, close
 
-SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=4)
-CAUSAL = Shape(batch=2, heads=3, seq_len=23, head_dim=4, causal=True)
-both = pytest.mark.parametrize("shape", [SHAPE, CAUSAL], ids=["all", "causal"])
 each_map = pytest.mark.parametrize("features", ["hedgehog", "taylor", "elu+1"])
 HOLES = torch.arange(23) % 5 != torch.tensor([[0], [3]])
 
@@ -28,10 +26,6 @@ def make(shape: Shape, features: str, window: int = 3, chunk: int = 5) -> Window
 
 def qkv(shape: Shape) -> list[Tensor]:
     return [torch.randn(shape.B, shape.H, shape.N, shape.D, dtype=torch.float64) for _ in range(3)]
-
-
-def close(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-11)
 
 
 def by_hand(module: WindowLinear, q: Tensor, k: Tensor, v: Tensor, causal: bool, features: str, window: int) -> Tensor:
@@ -90,25 +84,6 @@ def test_equals_the_matrix_forward_and_backward_for_every_window_and_chunk(
         )
         for one, other in zip(mine, theirs, strict=True):
             close(one, other.nan_to_num())
-
-
-@both
-@each_map
-def test_a_window_over_everything_is_softmax_attention(shape: Shape, features: str) -> None:
-    inputs = qkv(shape)
-    close(make(shape, features, window=23)(*inputs), exact_attention(*inputs, causal=shape.causal))
-
-
-def test_gamma_moves_weight_between_the_window_and_the_rest() -> None:
-    module, (q, k, v) = make(CAUSAL, "hedgehog"), qkv(CAUSAL)
-    with torch.no_grad():
-        module.log_gamma.fill_(-40)
-    phi_q, phi_k = (
-        torch.cat([u, -u], -1).softmax(-1) for u in (q @ module.W_q.detach().mT, k @ module.W_k.detach().mT)
-    )
-    weights = (phi_q @ phi_k.mT).tril(-4)
-    expected = weights @ v / weights.sum(-1, keepdim=True)
-    close(module(q, k, v)[:, :, 4:].detach(), expected[:, :, 4:])
 
 
 def test_a_row_whose_logits_all_lie_far_below_zero_keeps_its_weights() -> None:

@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from attnbench.catalogue.attention.recurrence.gla import gated_attention
 from attnbench.catalogue.engines.recurrent import stretches
-from attnbench.catalogue.engines.recurrent.decayed_sums import decayed_attention
 from attnbench.catalogue.engines.recurrent.erase_and_write import BeforeDecay, erase_and_write
 from attnbench.measure.memory import peak_tensor_bytes
 
@@ -181,47 +179,6 @@ def test_gradients_are_finite_and_right_where_decays_are_strong(decay: str, stre
 
 
 # Limits
-
-
-def test_one_rate_for_all_channels_is_a_rate_for_the_token() -> None:
-    drawn = draw("token")
-    wide = drawn | {"log_decay": drawn["log_decay"].expand(-1, -1, D)}
-    close(erase_and_write(**wide, chunk=8)[0], erase_and_write(**drawn, chunk=7)[0])
-
-
-@pytest.mark.parametrize("width", [1, D])
-def test_a_decay_of_one_is_no_decay(width: int) -> None:
-    drawn = draw("none")
-    still = drawn | {"log_decay": torch.zeros(2, N, width, dtype=torch.float64)}
-    close(erase_and_write(**still, chunk=8)[0], erase_and_write(**drawn, chunk=8)[0])
-
-
-def test_what_erases_nothing_is_decayed_linear_attention() -> None:
-    drawn = draw("channel")
-    drawn["erase"] = torch.zeros_like(drawn["erase"])
-    q, k, v, log_decay = (drawn[name] for name in ("q", "k", "v", "log_decay"))
-    padded = torch.nn.functional.pad(v, (0, D - E)) if E < D else v[..., :D]
-    linear = gated_attention(q, k, padded, log_decay, causal=True, chunk=8) * D**0.5
-    close(erase_and_write(**drawn | {"v": padded}, chunk=8)[0], linear)
-    one = log_decay[..., :1]
-    linear = decayed_attention(q, k, v, one[..., 0], causal=True, chunk=6)
-    close(erase_and_write(**drawn | {"log_decay": one}, chunk=5)[0], linear)
-
-
-def test_orthonormal_keys_written_whole_are_linear_attention() -> None:
-    drawn = draw("none", D)
-    k = torch.eye(D, dtype=torch.float64).expand(2, D, D)
-    out, _ = erase_and_write(drawn["q"], k, drawn["v"], torch.ones(2, D, dtype=torch.float64), chunk=3)
-    close(out, (drawn["q"] @ k.mT).tril() @ drawn["v"])
-
-
-@decays
-def test_a_rate_of_nothing_writes_nothing(decay: str) -> None:
-    drawn = draw(decay)
-    drawn.pop("along")
-    out, last = erase_and_write(**drawn | {"erase": torch.zeros(2, N, dtype=torch.float64)}, chunk=8)
-    assert not out.any()
-    assert not last.any()
 
 
 # Memory

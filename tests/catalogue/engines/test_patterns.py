@@ -17,8 +17,6 @@ from attnbench.catalogue.engines import products, tiling
 from attnbench.catalogue.engines.patterns import attend, bands, keys
 from attnbench.catalogue.engines.patterns.tiles import Blocks, Tile
 from attnbench.contract.problem.shape import Bias, Shape
-from attnbench.contract.variant import VARIANTS
-from attnbench.laws import check_variant
 from attnbench.measure.memory import peak_tensor_bytes
 from tests.pairwise import pairwise
 
@@ -54,15 +52,6 @@ def gradients(f: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, weight:
 def out_and_gradients(f: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
     weight = (torch.arange(q.numel()) % 7 - 3).to(q).view(q.shape)  # exact in every dtype
     return [f(q, k, v), *gradients(f, q, k, v, weight)]
-
-
-OWED = ("finite differences", "average", "any length", "batch", "strides", "padding", "gradient modes")
-
-
-@pytest.mark.parametrize("spec", SPECS)
-def test_the_laws_hold_in_these_settings_too(spec: str) -> None:
-    report = check_variant(spec, laws=OWED)
-    assert report.held, report.faults
 
 
 @pytest.mark.parametrize(("spec", "causal"), CASES)
@@ -201,20 +190,6 @@ def test_what_comes_later_changes_no_bit_of_what_came_before(spec: str, causal: 
         assert torch.equal(f(q2, k2, v2)[:, :, : t + 1], before[:, :, : t + 1])
 
 
-@pytest.mark.parametrize(("spec", "causal"), CASES)
-def test_a_query_without_keys_gives_zero_and_zero_gradients(spec: str, causal: bool) -> None:
-    q, k, v = draw(2, 2, 24, 4, grad=True)
-    key_mask = torch.zeros(2, 24, dtype=torch.bool)
-    key_mask[0, :15] = True
-    f = made(spec, 2, 2, 24, 4, causal)
-    out, *gradients = out_and_gradients(lambda q, k, v: f(q, k, v, key_mask=key_mask), q, k, v)
-    assert torch.equal(out[1], torch.zeros_like(out[1]))
-    for gradient in gradients:
-        assert torch.equal(gradient[1], torch.zeros_like(gradient[1]))
-        assert gradient[0].isfinite().all()
-        assert gradient[0].any()
-
-
 @pytest.mark.parametrize(
     ("spec", "causal", "dtype"), [(*case, (torch.bfloat16, torch.float16)[i % 2]) for i, case in enumerate(CASES)]
 )
@@ -327,17 +302,3 @@ def test_blocks_overlap_and_stride_without_a_copy() -> None:
     blocks = Blocks(start=3, size=4, count=3, step=10, stride=5).of(x, (0, slice(0, 1)))
     assert blocks[0, :, :, 0].tolist() == [[3, 8, 13, 18], [13, 18, 23, 28], [23, 28, 33, 38]]
     assert blocks.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
-
-
-@pytest.mark.parametrize("spec", ["longformer", "etc", "bigbird"])
-def test_global_tokens_rule_out_causal_attention_and_the_registry_says_why(spec: str) -> None:
-    reason = VARIANTS.get(spec).unsupported_reason(Shape(1, 1, 8, 4, causal=True))
-    assert reason is not None
-    assert reason.startswith("causal: ")
-
-
-@pytest.mark.parametrize("spec", ["local", "sparse", "longformer", "etc", "bigbird"])
-def test_cross_attention_is_ruled_out(spec: str) -> None:
-    reason = VARIANTS.get(spec).unsupported_reason(Shape(1, 1, 8, 4, kv_len=9))
-    assert reason is not None
-    assert "same positions" in reason
