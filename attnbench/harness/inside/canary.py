@@ -15,7 +15,7 @@ import torch
 
 _TRIES = 5
 _TRIES_AT_FIRST = 40
-"""Of each piece when a canary is made: a baseline that is too slow would hide a slow-down for good."""
+"""Tries for the baseline: one that is too slow would hide a slow-down for good."""
 SLOWER = 2.0
 """Smaller slow-downs are not reported."""
 _PATIENCE = 0.5
