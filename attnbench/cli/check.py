@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 import typer
 
 from attnbench.cli import completion, options
 from attnbench.cli.screen import console
+from attnbench.cli.signature import command, completed
 from attnbench.errors import Exit, Unsupported, UsageError
 from attnbench.text import without_empty
 from attnbench.units import format_seconds
@@ -26,6 +27,7 @@ _SHOWN_FAULTS = 3
 """Most faults shown for one law; the others usually say the same of further settings."""
 
 
+@command(options.BitsOptions)
 def check(
     variants: Annotated[
         list[str] | None,
@@ -68,16 +70,7 @@ def check(
         int | None, options.Count(min=2, help="Tokens are below it; default: its smallest embedding.")
     ] = None,
     width: Annotated[int | None, options.Count(min=1, help="Width of x; default: what its first layer takes.")] = None,
-    bits: Annotated[
-        bool, typer.Option("--bits", help="Instead of the laws: which calls give the same numbers to the bit?")
-    ] = False,
-    device: Annotated[
-        str | None, typer.Option(metavar="DEVICE", help="cpu, cuda, cuda:1 or mps, for --bits; default: cpu.")
-    ] = None,
-    dtype: Annotated[
-        Literal["float64", "float32", "bfloat16", "float16"] | None,
-        typer.Option(help="Data type, for --bits; default: float32."),
-    ] = None,
+    **given: Unpack[options.BitsOptions],
 ) -> None:
     """Check that variants are what they say they are: hold them to their formulas and to every law that they claim.
 
@@ -95,24 +88,23 @@ def check(
     from attnbench.harness.trial import load_all
     from attnbench.harness.wire.process import memory_limit as limit_for
     from attnbench.laws import Report, laws_named, variant_named
-    from attnbench.measure.machine import available_cores
+    from attnbench.measure.machine import available_cores, resolve_device
 
-    limit = limit_for("cpu", options.bytes_of(memory_limit))
-    cores = threads or available_cores()
+    cores, given = threads or available_cores(), completed(options.BitsOptions, given)
     modules = [one for one in variants or [] if ".py:" in one]
-    for option, value in (("--device", device), ("--dtype", dtype)):
-        if value is not None and not bits:
+    of_module = {"--call": call, "--as": label, "--vocab": vocab, "--width": width}
+    for option, value in {"--device": given["device"], "--dtype": given["dtype"]}.items():
+        if value is not None and not given["bits"]:
             raise UsageError(f"{option} belongs to --bits: attnbench check NAME --bits {option} {value}")
-    if bits:
-        for option in ("--law" * bool(law), "--as" * (label is not None), "--call" * (call is not None)):
-            if option:
+    if given["bits"]:
+        for option, value in {"--law": law, **of_module}.items():
+            if value is not None:
                 raise UsageError(f"{option} does nothing with --bits; leave one of them out")
-        from attnbench.measure.machine import resolve_device
-
-        where = resolve_device(device or "cpu")
-        own = Settings(device=where, threads=cores, process="as-shipped", memory_limit=limit_for(where, limit))
-        own = replace(own, dtypes=(), rates=False)
-        return check_bits(variants or [], plugin or [], own, dtype=dtype, timeout=timeout, as_json=as_json)
+        device = resolve_device(given["device"] or "cpu")
+        limit = limit_for(device, options.bytes_of(memory_limit))
+        own = Settings(device, cores, "as-shipped", limit, tuple(plugin or ()), dtypes=(), rates=False)
+        return check_bits(variants or [], own, dtype=given["dtype"], timeout=timeout, as_json=as_json)
+    limit = limit_for("cpu", options.bytes_of(memory_limit))
     if modules:
         from attnbench.laws.modules.subject import Wanted
 
@@ -121,7 +113,7 @@ def check(
         wanted = Wanted(modules[0], call, vocab, width)
         own = Settings(threads=cores, process="as-shipped", memory_limit=limit, dtypes=(), rates=False)
         return check_module(wanted, own, label=label, timeout=timeout, as_json=as_json)
-    for option, value in (("--call", call), ("--as", label), ("--vocab", vocab), ("--width", width)):
+    for option, value in of_module.items():
         if value is not None:
             raise UsageError(f"{option} belongs to a module of a file: attnbench check FILE.py:Class {option} {value}")
     known = set(VARIANTS.names())
@@ -378,13 +370,7 @@ def check_module(wanted: Wanted, settings: Settings, *, label: str | None, timeo
 
 
 def check_bits(
-    variants: Sequence[str],
-    plugins: Sequence[str],
-    settings: Settings,
-    *,
-    dtype: str | None,
-    timeout: float,
-    as_json: bool,
+    variants: Sequence[str], settings: Settings, *, dtype: str | None, timeout: float, as_json: bool
 ) -> None:
     """Ask each variant or ``FILE.py:Class`` which calls give the same numbers to the bit, and print the answers.
 
@@ -398,7 +384,7 @@ def check_bits(
     from attnbench.laws import variant_named
     from attnbench.laws.bits import QUESTIONS
 
-    names, more = with_modules(variants, plugins)
+    names, more = with_modules(variants, settings.plugins)
     load_all(more)
     names = VARIANTS.names() if "all" in names else list(dict.fromkeys(names))
     if not names:
