@@ -21,8 +21,10 @@ from attnbench.units import format_number
 
 NEEDS = "own errors at two lengths"
 _COLUMNS = {"own_error": "outputs", "own_error_grad": "gradients"}
-_LEAST = 1e-9
-"""Errors below it are drawn there: 0 has no place on a scale of powers."""
+_ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+"""Largest relative error of one rounding to a data type."""
+_LEAST = 0.05
+"""Fewer roundings are drawn there: 0 has no place on a scale of powers."""
 
 
 def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
@@ -49,23 +51,22 @@ def draw_own_error(frame: pd.DataFrame, *, only: Mapping[str, object] | None = N
     panels = [_panel(setting, names, column) for setting in shown for column in _COLUMNS]
     panels = [panel for panel in panels if panel.lines]
     every = pd.concat([setting.rows for setting in shown])
+    rounding = [f"{_ROUNDING[dtype]:.2g} in {dtype}" for dtype in every["dtype"].unique()]
     notes = [
         "Relative error of one example against the variant's own formula in float64, on the same rounded inputs and "
-        "weights. Thin, dashed: the last half of the tokens alone. Names from the smallest error at the longest length "
-        "up.",
+        f"weights, divided by that of one rounding: {', '.join(rounding)}. Thin, dashed: the last half of the tokens "
+        "alone. Names from the smallest error at the longest length up.",
         hidden,
         own_form_note(names),
         without_room(found),
     ]
     error, name, of = max((line.y[-1], line.name, panel.heading) for panel in panels for line in panel.lines)
-    title = f"Largest error against the own formula: {name}, {format_number(error, 2)} ({of})"
+    title = f"Largest error against the own formula: {name}, {format_number(error, 2)} roundings ({of})"
     values = [
         y for panel in panels for line in panel.lines for y in (*line.y, *(y for _, ys in line.single for y in ys))
     ]
     lengths = sorted(every["seq_len"].unique())
-    return draw_lines(
-        title, where(every, None), notes, panels, "relative error", partial(_scale, values, lengths), _draw
-    )
+    return draw_lines(title, where(every, None), notes, panels, "roundings", partial(_scale, values, lengths), _draw)
 
 
 def _drawn(rows: pd.DataFrame) -> pd.DataFrame:
@@ -73,14 +74,14 @@ def _drawn(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _panel(setting: Setting, names: Mapping[str, str], column: str) -> Panel:
-    lines = []
+    lines, one = [], _ROUNDING[str(setting.rows["dtype"].iloc[0])]
     for label, part in setting.rows.groupby("label", sort=False):
         part = part[np.isfinite(part[column].astype(float))].sort_values("seq_len")
         if part.empty:
             continue
         x, y, late = (
-            tuple(map(float, part[name].fillna(0).clip(lower=least)))
-            for name, least in (("seq_len", 1), (column, _LEAST), ("own_error_late", _LEAST))
+            tuple(map(float, (part[name].fillna(0) / unit).clip(lower=least)))
+            for name, unit, least in (("seq_len", 1, 1), (column, one, _LEAST), ("own_error_late", one, _LEAST))
         )
         behind = ((x, late),) if column == "own_error" else ()
         lines.append(Line(names[str(label)], str(part["family"].iloc[0]), x, y, y, y, behind))
@@ -89,7 +90,7 @@ def _panel(setting: Setting, names: Mapping[str, str], column: str) -> Panel:
 
 
 def _scale(values: list[float], lengths: list[int], ax: Axes, panel: Panel) -> None:
-    log_axis(ax, "y", padded(values, share=0.07, least=4), base=10, most=6)
+    log_axis(ax, "y", padded(values, share=0.07, least=4), base=2 if max(values) < 1000 * min(values) else 10, most=6)
     log_axis(ax, "x", padded(lengths, share=0.04), at=lengths, most=len(lengths), text=length)
     ax.set_xlabel("n (log2 scale)")
 

@@ -147,7 +147,7 @@ def _unit(one: Tensor, other: Tensor) -> Tensor:
     if largest.dim():
         largest = largest.amax(-1, keepdim=True)
     _, exponent = torch.frexp(largest.clamp(min=torch.finfo(one.dtype).tiny))
-    return torch.ldexp(torch.tensor(torch.finfo(one.dtype).eps, dtype=torch.float64), exponent - 1)
+    return torch.finfo(one.dtype).eps * 2.0 ** (exponent.double() - 1)
 
 
 def _tokens(inputs: Sequence[Tensor], tokens: slice) -> list[Tensor]:
