@@ -37,6 +37,7 @@ SUITES = (
     "lra-score",
     "performer",
     "positions",
+    "precision",
     "prefill",
     "published",
     "pretrained",
