@@ -45,7 +45,7 @@ class Answer:
     where: tuple[int, ...] = ()
     """Index of this difference."""
     case: str = ""
-    """Of the question's cases the one with this difference: ``the last of 64``."""
+    """The call with this difference, if the question has several: ``the last of 64``."""
     share: float = 0.0
     """Share of the numbers that differ in this case."""
     why: str = ""
@@ -236,7 +236,7 @@ def _training(subject: Subject) -> Callable[[], list[tuple[str, Tensor]]]:
     wanted = dict(zip(names, leaves, strict=True)) | dict(module.named_parameters())
     directions = torch.Generator().manual_seed(2)
     with torch.no_grad():
-        shape = module(*leaves).shape
+        shape = module(*(x.detach() for x in leaves)).shape
     direction = torch.randn(shape, generator=directions).to(leaves[0])
 
     def call() -> list[tuple[str, Tensor]]:

@@ -43,11 +43,11 @@ class OwnError:
 
     output: float | None = None
     late: float | None = None
-    """Of the outputs in the last half of the tokens alone, which a carry that gets lost spoils more."""
+    """The same in the last half of the tokens alone, which a carry that gets lost spoils more."""
     grad: float | None = None
-    """Of the gradients for a random direction of the output, the largest over the inputs."""
+    """The error of the gradients for a random direction of the output, the largest over the inputs."""
     distance: float | None = None
-    """Of the output against exact softmax attention; None unless it was asked for, and of a mixer."""
+    """The output against exact softmax attention; None unless it was asked for, and of a mixer."""
     note: str = ""
     """The reason why one of them is missing."""
 

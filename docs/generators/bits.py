@@ -40,13 +40,13 @@ def pages() -> Iterator[tuple[str, str]]:
             "`attnbench check NAME --bits` calls a variant in two ways that mean the same numbers. `=` says that the "
             "results are equal to the bit. A number is the largest difference, in units in the last place of the "
             "largest number of the same row. `–` says that the variant cannot be asked: it has no causal form, takes "
-            "no steps or no padding. A difference is a fact and no fault: products of other sizes add in another order. "
-            "[The laws](laws.md) hold every variant to rounding.",
+            "no steps or no padding. A difference is a fact and no fault: products of other sizes add in another "
+            "order. [The laws](laws.md) hold every variant to rounding.",
             f"One example has {SHAPE.H} heads of {SHAPE.D} and {SHAPE.N} tokens, causal where the variant can be, in "
             f"float32 at its default settings. Batches are of {', '.join(map(str, BATCHES))}. Padded: with a mask that "
             f"hides nothing, or {HIDDEN} padded tokens behind. Gradients, also of one thread and of two, are those "
-            f"of inputs and parameters. Measured on {text(first['processor'])} with torch {text(first['torch'])}, {dates}; "
-            "`docs/data/bits.csv` has where each difference is. `--device cuda` asks a GPU, and times the "
+            f"of inputs and parameters. Measured on {text(first['processor'])} with torch {text(first['torch'])}, "
+            f"{dates}; `docs/data/bits.csv` has where each difference is. `--device cuda` asks a GPU, and times the "
             "deterministic form beside the fast one.",
             f"Equal to the bit, of those that can be asked: {text('; '.join(counts))}.",
             table(
