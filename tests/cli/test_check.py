@@ -133,7 +133,7 @@ def test_all_passes_over_what_cannot_run_here_and_says_why(
         (["linear", "--bits", "--law", "formula"], "--law does nothing with --bits"),
         (["linear", "--bits", "--as", "softmax"], "--as does nothing with --bits"),
         (["linear", "--bits", "--device", "cuda:9"], "no device 'cuda:9' on this machine"),
-        (["gla", "--bits", "--dtype", "float16"], "gla: dtype: it takes"),
+        (["flex", "--bits", "--dtype", "float64"], "flex: dtype: it takes"),
         (["--bits"], "check --bits needs a variant"),
         (["sofmax", "--bits"], "did you mean 'softmax'?"),
     ],
