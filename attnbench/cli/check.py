@@ -92,14 +92,14 @@ def check(
 
     cores, given = threads or available_cores(), completed(options.BitsOptions, given)
     modules = [one for one in variants or [] if ".py:" in one]
-    of_module = {"--call": call, "--as": label, "--vocab": vocab, "--width": width}
-    for option, value in {"--device": given["device"], "--dtype": given["dtype"]}.items():
-        if value is not None and not given["bits"]:
+    of_module: dict[str, object] = {"--call": call, "--as": label, "--vocab": vocab, "--width": width}
+    of_bits = {"--device": given["device"], "--dtype": given["dtype"]}
+    for option, value in ({} if given["bits"] else of_bits).items():
+        if value is not None:
             raise UsageError(f"{option} belongs to --bits: attnbench check NAME --bits {option} {value}")
     if given["bits"]:
-        for option, value in {"--law": law, **of_module}.items():
-            if value is not None:
-                raise UsageError(f"{option} does nothing with --bits; leave one of them out")
+        for option in (name for name, one in {"--law": law, **of_module}.items() if one is not None):
+            raise UsageError(f"{option} does nothing with --bits; leave one of them out")
         device = resolve_device(given["device"] or "cpu")
         limit = limit_for(device, options.bytes_of(memory_limit))
         own = Settings(device, cores, "as-shipped", limit, tuple(plugin or ()), dtypes=(), rates=False)
@@ -113,9 +113,9 @@ def check(
         wanted = Wanted(modules[0], call, vocab, width)
         own = Settings(threads=cores, process="as-shipped", memory_limit=limit, dtypes=(), rates=False)
         return check_module(wanted, own, label=label, timeout=timeout, as_json=as_json)
-    for option, value in of_module.items():
-        if value is not None:
-            raise UsageError(f"{option} belongs to a module of a file: attnbench check FILE.py:Class {option} {value}")
+    for option, one in of_module.items():
+        if one is not None:
+            raise UsageError(f"{option} belongs to a module of a file: attnbench check FILE.py:Class {option} {one}")
     known = set(VARIANTS.names())
     load_all(plugin or [])
     names = list(dict.fromkeys(variants or [name for name in VARIANTS.names() if name not in known]))

@@ -43,8 +43,8 @@ def draw_own_error(frame: pd.DataFrame, *, only: Mapping[str, object] | None = N
     rows = restrict(frame, only or {})
     drawn = _drawn(rows)
     if drawn["seq_len"].nunique() < 2:
-        notes = dict.fromkeys(str(note) for note in rows["own_error_note"] if note and note == note)
-        raise NothingToDraw("; ".join(notes) or f"needs {NEEDS}")
+        why = dict.fromkeys(str(note) for note in rows["own_error_note"] if note and note == note)
+        raise NothingToDraw("; ".join(why) or f"needs {NEEDS}")
     found = settings(drawn, also_same=("inputs",))
     names, hidden = short_names(drawn)
     shown = found[:PANELS]
