@@ -10,7 +10,8 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, cast
+from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -86,14 +87,8 @@ class Subject:
         ]
 
 
-class Pair(NamedTuple):
-    """Two tensors of one shape that mean the same numbers."""
-
-    case: str
-    one: Tensor
-    other: Tensor
-
-
+Pair = tuple[str, Tensor, Tensor]
+"""Words for a call, and two tensors of one shape that mean the same numbers."""
 Asked = Callable[[Subject], Iterator[Pair]]
 QUESTIONS: dict[str, Asked] = {}
 """Question -> its pairs, in the order shown."""
@@ -122,11 +117,12 @@ def ask(question: str, subject: Subject) -> Answer:
 
 
 def _worse(found: Answer, pair: Pair) -> Answer:
-    one, other = (x.detach().cpu().contiguous() for x in pair[1:])
+    case, *both = pair
+    one, other = (x.detach().cpu().contiguous() for x in both)
     if one.shape != other.shape or one.dtype != other.dtype:
-        raise Unsupported(f"{pair.case}: {tuple(one.shape)} {one.dtype} and {tuple(other.shape)} {other.dtype}")
+        raise Unsupported(f"{case}: {tuple(one.shape)} {one.dtype} and {tuple(other.shape)} {other.dtype}")
     if not (one.isfinite().all() and other.isfinite().all()):
-        raise Unsupported(f"{pair.case}: NaN or infinity")
+        raise Unsupported(f"{case}: NaN or infinity")
     apart = one.view(_INTEGERS[one.element_size()]) != other.view(_INTEGERS[one.element_size()])
     if not apart.any():
         return replace(found, equal=found.equal is not False)
@@ -135,7 +131,7 @@ def _worse(found: Answer, pair: Pair) -> Answer:
     if found.equal is False and most <= found.ulps:
         return found
     share = float(apart.double().mean())
-    return replace(found, equal=False, ulps=most, where=where, case=pair.case, share=share)
+    return replace(found, equal=False, ulps=most, where=where, case=case, share=share)
 
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -158,17 +154,7 @@ def _tokens(inputs: Sequence[Tensor], tokens: slice) -> list[Tensor]:
 @torch.no_grad()
 def _twice(subject: Subject) -> Iterator[Pair]:
     module, inputs = subject.module(), subject.draw(2)
-    yield Pair("the output", module(*inputs), module(*inputs))
-
-
-@_question("first in a batch")
-def _first_of(subject: Subject) -> Iterator[Pair]:
-    yield from _in_batches(subject, last=False)
-
-
-@_question("last in a batch")
-def _last_of(subject: Subject) -> Iterator[Pair]:
-    yield from _in_batches(subject, last=True)
+    yield "the output", module(*inputs), module(*inputs)
 
 
 @torch.no_grad()
@@ -179,7 +165,11 @@ def _in_batches(subject: Subject, *, last: bool) -> Iterator[Pair]:
         parts = ((x[: size - 1], y) if last else (y, x[: size - 1]) for x, y in zip(others, own, strict=True))
         together = module(*map(torch.cat, parts))
         place = size - 1 if last else 0
-        yield Pair(f"the {'last' if last else 'first'} of {size}", together[place : place + 1], alone)
+        yield f"the {'last' if last else 'first'} of {size}", together[place : place + 1], alone
+
+
+QUESTIONS["first in a batch"] = partial(_in_batches, last=False)
+QUESTIONS["last in a batch"] = partial(_in_batches, last=True)
 
 
 @_question("its first half alone")
@@ -188,30 +178,24 @@ def _first_half(subject: Subject) -> Iterator[Pair]:
     if not subject.case.causal:
         raise Unsupported("not causal: its first tokens see the others")
     module, inputs, half = subject.module(), subject.draw(), slice(0, subject.shape.N // 2)
-    yield Pair("the first half", module(*_tokens(inputs, half)), module(*inputs)[..., half, :])
-
-
-@_question("half as a prompt, the rest token by token")
-def _prompted(subject: Subject) -> Iterator[Pair]:
-    yield from _decoded(subject, subject.shape.N // 2)
-
-
-@_question("token by token")
-def _one_by_one(subject: Subject) -> Iterator[Pair]:
-    yield from _decoded(subject, 0)
+    yield "the first half", module(*_tokens(inputs, half)), module(*inputs)[..., half, :]
 
 
 @torch.no_grad()
-def _decoded(subject: Subject, prompt: int) -> Iterator[Pair]:
+def _decoded(subject: Subject, *, prompted: bool) -> Iterator[Pair]:
     if not (subject.case.causal and subject.case.traits.decode):
         raise Unsupported(f"decode: {subject.case.traits.decode or 'it claims no steps'}")
     module, inputs, outputs = subject.module(), subject.draw(), list[Tensor]()
-    decoding = cast(Decoding, module)
+    decoding, prompt = cast(Decoding, module), subject.shape.N // 2 * prompted
     state = decoding.begin(*_tokens(inputs, slice(0, prompt)))
     for t in range(prompt, subject.shape.N):
         output, state = decoding.step(state, *_tokens(inputs, slice(t, t + 1)))
         outputs.append(output)
-    yield Pair("the steps", torch.cat(outputs, -2), module(*inputs)[..., prompt:, :])
+    yield "the steps", torch.cat(outputs, -2), module(*inputs)[..., prompt:, :]
+
+
+QUESTIONS["half as a prompt, the rest token by token"] = partial(_decoded, prompted=True)
+QUESTIONS["token by token"] = partial(_decoded, prompted=False)
 
 
 @_question("padded")
@@ -221,12 +205,12 @@ def _padded(subject: Subject) -> Iterator[Pair]:
         raise Unsupported(f"key padding: {subject.case.traits.key_padding}")
     module, inputs = subject.module(), subject.draw()
     whole = torch.ones(1, subject.shape.N, dtype=torch.bool, device=subject.device)
-    yield Pair("with a mask that hides nothing", module(*inputs, key_mask=whole), module(*inputs))
+    yield "with a mask that hides nothing", module(*inputs, key_mask=whole), module(*inputs)
     real = slice(0, subject.shape.N - min(HIDDEN, subject.shape.N // 2))
     some = whole.clone()
     some[:, real.stop :] = False
     found = module(*inputs, key_mask=some)[..., real, :]
-    yield Pair(f"with {subject.shape.N - real.stop} padded tokens behind", found, module(*_tokens(inputs, real)))
+    yield f"with {subject.shape.N - real.stop} padded tokens behind", found, module(*_tokens(inputs, real))
 
 
 def _training(subject: Subject) -> Callable[[], list[tuple[str, Tensor]]]:
@@ -249,7 +233,7 @@ def _training(subject: Subject) -> Callable[[], list[tuple[str, Tensor]]]:
 
 
 def _pairs(one: Sequence[tuple[str, Tensor]], other: Sequence[tuple[str, Tensor]]) -> Iterator[Pair]:
-    yield from (Pair(name, x, y) for (name, x), (_, y) in zip(one, other, strict=True))
+    yield from ((name, x, y) for (name, x), (_, y) in zip(one, other, strict=True))
 
 
 @_question("gradients twice")

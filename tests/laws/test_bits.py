@@ -13,7 +13,7 @@ from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Spec
 from attnbench.contract.variant import VARIANTS
 from attnbench.laws import bits
-from attnbench.laws.bits import QUESTIONS, Answer, Pair, Subject, ask
+from attnbench.laws.bits import QUESTIONS, Answer, Subject, ask
 from attnbench.laws.laws import Case
 
 FEW = Shape(1, 2, 32, 8)
@@ -39,23 +39,23 @@ def test_one_unit_in_the_last_place_is_one_and_has_a_place(dtype: torch.dtype) -
     one = torch.tensor([[1.0, 0.25], [1.5, 3.0]], dtype=dtype)
     other = one.clone()
     other[1, 1] = torch.nextafter(one[1, 1].double().to(dtype), torch.tensor(4.0, dtype=dtype))
-    found = bits._worse(Answer("", ""), Pair("here", one, other))
+    found = bits._worse(Answer("", ""), ("here", one, other))
     assert (found.equal, found.ulps, found.where, found.case, found.share) == (False, 1.0, (1, 1), "here", 0.25)
 
 
 def test_a_number_near_0_is_measured_in_the_unit_of_its_row() -> None:
     one = torch.tensor([1.0, 1e-9])
-    found = bits._worse(Answer("", ""), Pair("", one, torch.tensor([1.0, 2e-9])))
+    found = bits._worse(Answer("", ""), ("", one, torch.tensor([1.0, 2e-9])))
     assert 0 < found.ulps < 0.1
 
 
 def test_the_sign_of_0_is_a_bit_and_the_larger_difference_stays() -> None:
-    found = bits._worse(Answer("", ""), Pair("sign", torch.tensor([0.0]), torch.tensor([-0.0])))
+    found = bits._worse(Answer("", ""), ("sign", torch.tensor([0.0]), torch.tensor([-0.0])))
     assert (found.equal, found.ulps) == (False, 0.0)
-    found = bits._worse(Answer("", ""), Pair("far", torch.tensor([1.0]), torch.tensor([1.5])))
-    after = bits._worse(found, Pair("near", torch.tensor([1.0]), torch.tensor([1.25])))
+    found = bits._worse(Answer("", ""), ("far", torch.tensor([1.0]), torch.tensor([1.5])))
+    after = bits._worse(found, ("near", torch.tensor([1.0]), torch.tensor([1.25])))
     assert after == found
-    assert bits._worse(found, Pair("equal", torch.ones(1), torch.ones(1))).equal is False
+    assert bits._worse(found, ("equal", torch.ones(1), torch.ones(1))).equal is False
 
 
 def test_every_question_has_an_answer_or_a_reason() -> None:
