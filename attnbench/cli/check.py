@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 import typer
 
 from attnbench.cli import completion, options
 from attnbench.cli.screen import console
+from attnbench.cli.signature import command, completed
 from attnbench.errors import Exit, Unsupported, UsageError
+from attnbench.text import without_empty
+from attnbench.units import format_seconds
 
 if TYPE_CHECKING:
-    from attnbench.harness.outside.isolation import Settings
+    from attnbench.harness.outside.isolation import Settings, Worker
     from attnbench.laws import Finding, Report
+    from attnbench.laws.bits import Answer
     from attnbench.laws.modules.subject import Wanted
+    from attnbench.laws.own_error import OwnError
 
 _SHOWN_FAULTS = 3
 """Most faults shown for one law; the others usually say the same of further settings."""
 
 
+@command(options.BitsOptions)
 def check(
     variants: Annotated[
         list[str] | None,
@@ -63,11 +70,15 @@ def check(
         int | None, options.Count(min=2, help="Tokens are below it; default: its smallest embedding.")
     ] = None,
     width: Annotated[int | None, options.Count(min=1, help="Width of x; default: what its first layer takes.")] = None,
+    **given: Unpack[options.BitsOptions],
 ) -> None:
     """Check that variants are what they say they are: hold them to their formulas and to every law that they claim.
 
     attnbench check FILE.py:Class asks any module what it really does: is there attention in it, does it see the future,
     does its cost grow with n or n², which parameters have no effect?
+
+    With --bits it calls each variant, or FILE.py:Class, in two ways that mean the same numbers: alone and in a batch,
+    whole and token by token, padded or not. A difference is a fact and no fault: the exit code is then 0.
 
     The exit code is 1 if a law does not hold, or if a module does not do what --as or its options claim.
     """
@@ -77,11 +88,23 @@ def check(
     from attnbench.harness.trial import load_all
     from attnbench.harness.wire.process import memory_limit as limit_for
     from attnbench.laws import Report, laws_named, variant_named
-    from attnbench.measure.machine import available_cores
+    from attnbench.measure.machine import available_cores, resolve_device
 
-    limit = limit_for("cpu", options.bytes_of(memory_limit))
-    cores = threads or available_cores()
+    cores, given = threads or available_cores(), completed(options.BitsOptions, given)
     modules = [one for one in variants or [] if ".py:" in one]
+    of_module: dict[str, object] = {"--call": call, "--as": label, "--vocab": vocab, "--width": width}
+    of_bits = {"--device": given["device"], "--dtype": given["dtype"]}
+    for option, value in ({} if given["bits"] else of_bits).items():
+        if value is not None:
+            raise UsageError(f"{option} belongs to --bits: attnbench check NAME --bits {option} {value}")
+    if given["bits"]:
+        for option in (name for name, one in {"--law": law, **of_module}.items() if one is not None):
+            raise UsageError(f"{option} does nothing with --bits; leave one of them out")
+        device = resolve_device(given["device"] or "cpu")
+        limit = limit_for(device, options.bytes_of(memory_limit))
+        own = Settings(device, cores, "as-shipped", limit, tuple(plugin or ()), dtypes=(), rates=False)
+        return check_bits(variants or [], own, dtype=given["dtype"], timeout=timeout, as_json=as_json)
+    limit = limit_for("cpu", options.bytes_of(memory_limit))
     if modules:
         from attnbench.laws.modules.subject import Wanted
 
@@ -90,9 +113,9 @@ def check(
         wanted = Wanted(modules[0], call, vocab, width)
         own = Settings(threads=cores, process="as-shipped", memory_limit=limit, dtypes=(), rates=False)
         return check_module(wanted, own, label=label, timeout=timeout, as_json=as_json)
-    for option, value in (("--call", call), ("--as", label), ("--vocab", vocab), ("--width", width)):
-        if value is not None:
-            raise UsageError(f"{option} belongs to a module of a file: attnbench check FILE.py:Class {option} {value}")
+    for option, one in of_module.items():
+        if one is not None:
+            raise UsageError(f"{option} belongs to a module of a file: attnbench check FILE.py:Class {option} {one}")
     known = set(VARIANTS.names())
     load_all(plugin or [])
     names = list(dict.fromkeys(variants or [name for name in VARIANTS.names() if name not in known]))
@@ -132,7 +155,11 @@ def check(
 
             try:
                 reports.append(examine(worker, name, laws, timeout=timeout, begun=begun, found=found))
-                tell(_as_data(reports[-1]))
+                own_errors = {}
+                if law is None and len(names) == 1 and reports[-1].held:
+                    begun("error against its own formula")
+                    own_errors = _own_errors(worker, name, timeout)
+                tell(_as_data(reports[-1], own_errors))
             except KeyboardInterrupt as pressed:
                 if len(names) == 1 and found:
                     reports.append(Report(name, tuple(found)))
@@ -147,7 +174,7 @@ def check(
     if not as_json:
         if len(names) == 1:
             for report in reports:
-                _one(report, whole=not stopped)
+                _one(report, {} if stopped else own_errors, whole=not stopped)
         elif reports:
             _several(reports)
         for name, why in refused.items():
@@ -179,7 +206,18 @@ def _number(value: float | None) -> str:
     return f"{value:.2g}" if abs(value) < 0.01 else f"{value:.3g}"
 
 
-def _one(report: Report, *, whole: bool) -> None:
+def _own_errors(worker: Worker, name: str, timeout: float) -> dict[str, OwnError]:
+    """Errors by data type; none where that cannot be asked, which no law is broken by."""
+    from attnbench.harness.outside.isolation import CellFailed
+    from attnbench.harness.outside.laws import AskOwnErrors
+
+    try:
+        return AskOwnErrors(name).ask(worker, timeout)
+    except (CellFailed, Unsupported):
+        return {}
+
+
+def _one(report: Report, own_errors: Mapping[str, OwnError], *, whole: bool) -> None:
     from attnbench.laws import LAWS
 
     rows = []
@@ -197,6 +235,14 @@ def _one(report: Report, *, whole: bool) -> None:
         title=f"{report.variant}, in {cases} setting{'s' * (cases != 1)}",
     )
     _faults([report])
+    if own_errors:
+        columns = ["data type", *console.OWN_ERRORS, "from softmax", "note"]
+        errors = [
+            [dtype, *map(console.own_error, (x.output, x.late, x.grad, x.distance)), x.note.removeprefix("own error: ")]
+            for dtype, x in own_errors.items()
+        ]
+        title = "\nrelative error against its own formula in float64"
+        console.table(*without_empty(columns, errors), right=columns[1:-1], title=title)
     console.line()
     if {"time", "memory"} & {finding.law for finding in report.findings}:
         console.line(_growth(report.variant))
@@ -272,14 +318,15 @@ def _laws(count: int) -> str:
     return f"{count} law{'s' * (count != 1)}"
 
 
-def _as_data(report: Report) -> dict[str, Any]:
+def _as_data(report: Report, own_errors: Mapping[str, OwnError]) -> dict[str, Any]:
     from math import isfinite
 
     def plain(finding: Finding) -> dict[str, Any]:
         row = asdict(finding)
         return {key: None if isinstance(value, float) and not isfinite(value) else value for key, value in row.items()}
 
-    return {"variant": report.variant, "held": report.held, "findings": [plain(one) for one in report.findings]}
+    found = {"variant": report.variant, "held": report.held, "findings": [plain(one) for one in report.findings]}
+    return found | ({"own_error": {dtype: asdict(one) for dtype, one in own_errors.items()}} if own_errors else {})
 
 
 def check_module(wanted: Wanted, settings: Settings, *, label: str | None, timeout: float, as_json: bool) -> None:
@@ -320,3 +367,63 @@ def check_module(wanted: Wanted, settings: Settings, *, label: str | None, timeo
             console.note(f"a name claims nothing; --as {maybe.name} holds it to {maybe.name}, which costs {maybe.cost}")
     if broken:
         raise typer.Exit(Exit.FAILED)
+
+
+def check_bits(
+    variants: Sequence[str], settings: Settings, *, dtype: str | None, timeout: float, as_json: bool
+) -> None:
+    """Ask each variant or ``FILE.py:Class`` which calls give the same numbers to the bit, and print the answers.
+
+    Raises UsageError for an unknown variant, and Unsupported if the only one does not take the data type.
+    """
+    from attnbench.contract.plugins.load import with_modules
+    from attnbench.contract.variant import VARIANTS
+    from attnbench.harness.outside.isolation import Worker
+    from attnbench.harness.outside.laws import bits
+    from attnbench.harness.trial import load_all
+    from attnbench.laws import variant_named
+    from attnbench.laws.bits import QUESTIONS
+
+    names, more = with_modules(variants, settings.plugins)
+    load_all(more)
+    names = VARIANTS.names() if "all" in names else list(dict.fromkeys(names))
+    if not names:
+        raise UsageError("check --bits needs a variant, or 'all'; for example: attnbench check gla --bits")
+    for name in names:
+        variant_named(name)
+    shows = not (as_json and sys.stdout.isatty())
+    with (
+        console.progress(len(names) * len(QUESTIONS), wanted=shows) as bar,
+        Worker(replace(settings, plugins=tuple(more))) as worker,
+        console.items(wanted=as_json) as tell,
+    ):
+        for name in names:
+
+            def begun(question: str, name: str = name) -> None:
+                bar.update(bar.task_ids[0], advance=1, description=f"{name}: {question}")
+
+            try:
+                answers = bits(worker, name, dtype, timeout=timeout, begun=begun)
+            except Unsupported as reason:
+                if len(names) == 1:
+                    raise
+                tell({"variant": name, "unsupported": str(reason)})
+                console.note(f"{name} is not asked: {reason}")
+                continue
+            tell({"variant": name, "bits": [asdict(one) for one in answers]})
+            if not as_json:
+                _print_bits(name, answers)
+
+
+def _print_bits(name: str, answers: Sequence[Answer]) -> None:
+    rows = []
+    for one in answers:
+        said = "equal to the bit" if one.equal else f"{one.ulps:.2g} ulp" if one.equal is False else "not asked"
+        where = f"{one.case} at {list(one.where)}, {one.share:.2g} of the numbers" if one.equal is False else one.why
+        price = [format_seconds(one.fast_s), format_seconds(one.deterministic_s)]
+        rows.append([one.question, said, where, *price])
+    columns = ["question", "answer", "where, or why not", "as it is", "deterministic"]
+    title = f"\n{name}, {next((one.setting for one in answers if one.equal is not None), answers[0].setting)}"
+    console.table(*without_empty(columns, rows), right=columns[3:], title=title)
+    if any(one.equal is False for one in answers):
+        console.note("ulp: units in the last place of the largest number of the same row; the largest difference")

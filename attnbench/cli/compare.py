@@ -165,6 +165,13 @@ def _print(comparison: Comparison, table: Printer) -> None:
         right=["n", "peak memory", "state", "error", "answering mean(V)"],
         title="\nmemory and error against exact attention",
     )
+    own = [(n, record) for n, record in _each(comparison) if record.own_error_note or record.own_error is not None]
+    if own:
+        table(
+            *without_empty(["n", "variant", *console.OWN_ERRORS, "note"], [_own_row(n, record) for n, record in own]),
+            right=["n", *console.OWN_ERRORS],
+            title="\nerror against the variant's own formula",
+        )
     if comparison.rated and comparison.ok:
         columns = ["n", "variant", *console.REACHED]
         table(
@@ -248,6 +255,11 @@ def _side_rows(comparison: Comparison) -> list[list[str]]:
         sizes = [format_bytes(r.peak_bytes), format_bytes(r.state_bytes)]
         lines.append([str(n), name_text(r.label, r.own_form), *sizes, error, trivial, note])
     return lines
+
+
+def _own_row(n: int, r: Record) -> list[str]:
+    errors = map(console.own_error, (r.own_error, r.own_error_late, r.own_error_grad))
+    return [str(n), name_text(r.label, r.own_form), *errors, r.own_error_note.removeprefix("own error: ")]
 
 
 def _each(comparison: Comparison) -> list[tuple[int, Record]]:

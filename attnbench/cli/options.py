@@ -397,6 +397,26 @@ class SwapOptions(TypedDict, total=False):
     fresh: Annotated[Fresh, Default(False)]
 
 
+class BitsOptions(TypedDict, total=False):
+    """Options of ``attnbench check`` in place of the laws."""
+
+    bits: Annotated[
+        bool,
+        typer.Option("--bits", help="Instead of the laws: which calls give the same numbers to the bit?"),
+        Default(False),
+    ]
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="DEVICE", help="cpu, cuda, cuda:1 or mps, for --bits; default: cpu."),
+        Default(None),
+    ]
+    dtype: Annotated[
+        Literal["float64", "float32", "bfloat16", "float16"] | None,
+        typer.Option(help="Data type, for --bits; default: float32."),
+        Default(None),
+    ]
+
+
 class PlotOptions(TypedDict, total=False):
     """Options of ``attnbench plot`` and :func:`attnbench.plot`."""
 

@@ -237,7 +237,7 @@ def _print_records(records: list[Record], *, rates: bool = False) -> None:
         axes = [axis for axis in known if len({getattr(record, axis) for record in shown}) > 1]
         inputs = list(dict.fromkeys(record.inputs for record in shown))
         columns = ["variant", *axes, "time", "95 %", *_LAUNCH, *_RATES]
-        columns += ["peak", "state", "error", "loss", "features", "note"]
+        columns += ["peak", "state", "error", "own error", "loss", "features", "note"]
         rows = [_result_row(record, axes, rates=rates) for record in shown]
         title = f"\n{sweep}, n = {longest}"
         if len(inputs) == 1 and any(record.error_kind for record in shown):
@@ -246,7 +246,7 @@ def _print_records(records: list[Record], *, rates: bool = False) -> None:
             title += f" ({len(mine)} rows in all)"
         console.table(
             *without_empty(columns, rows),
-            right=["time", "95 %", *_LAUNCH[1:], *_RATES, "peak", "state", "error", "loss", "features"],
+            right=["time", "95 %", *_LAUNCH[1:], *_RATES, "peak", "state", "error", "own error", "loss", "features"],
             title=title,
         )
     if trainings:
@@ -280,7 +280,8 @@ def _axis_text(record: Record, axis: str) -> str:
 
 
 def _result_row(record: Record, axes: list[str], *, rates: bool) -> list[str]:
-    note = record.launch_note if record.status == "ok" else f"{record.status}: {record.reason}"
+    notes = "; ".join(filter(None, (record.launch_note, record.own_error_note)))
+    note = notes if record.status == "ok" else f"{record.status}: {record.reason}"
     rate = "-" if record.examples_per_s is None else format_number(record.examples_per_s)
     return [
         _name(record),
@@ -297,6 +298,7 @@ def _result_row(record: Record, axes: list[str], *, rates: bool) -> list[str]:
         format_bytes(record.peak_bytes),
         format_bytes(record.state_bytes),
         _error(record),
+        console.own_error(record.own_error),
         "-" if record.loss is None or record.loss_delta is None else f"{record.loss:.3f} ({record.loss_delta:+.3f})",
         "-" if record.hidden_error is None or record.loss is not None else f"{record.hidden_error:.2g}",
         note,

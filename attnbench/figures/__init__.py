@@ -31,8 +31,8 @@ class FigureKind(NamedTuple):
 
 
 FIGURES = (
-    *("tradeoff", "scores", "lengths", "curves", "recall", "peers", "catalogue", "scaling", "error", "steps", "map"),
-    *("speedup", "share", "swap"),
+    *("tradeoff", "scores", "lengths", "curves", "recall", "peers", "catalogue", "scaling", "error", "own_error"),
+    *("steps", "map", "speedup", "share", "swap"),
 )
 """Names of modules and their figures, the most important first; each has ``draw_NAME``, ``applies`` and ``NEEDS``."""
 

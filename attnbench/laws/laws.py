@@ -229,7 +229,8 @@ class Case:
         if not self.traits.exact:
             return module.dense(*inputs, key_mask=key_mask) if isinstance(module, Dense) else None
         sink = next((x for name, x in module.named_parameters() if name.endswith("sink.logit")), None)
-        how: dict[str, Any] = {"causal": Visible.of(shape), "bias": position_bias(shape), "sink": sink}
+        bias = position_bias(shape)
+        how: dict[str, Any] = {"causal": Visible.of(shape), "bias": bias and bias.to(inputs[0].device), "sink": sink}
         return exact_attention(*inputs, key_mask=key_mask, **how)
 
     def key_masks(self, hidden: int = 8) -> list[Tensor | None]:

@@ -256,6 +256,16 @@ class Record:
     kept_pairs: Annotated[float | None, Column(unit="share")] = None
     """Share of the visible pairs of query and key, those that ``density`` counts, that are kept by a variant that
     chooses them before it attends, or by its window; the mean over the draws."""
+    own_error: float | None = None
+    """‖output - formula‖ / ‖formula‖ of one example without padding against the variant's own formula in float64, on
+    the same rounded inputs and weights. Inputs and weights are those of the first draw."""
+    own_error_late: float | None = None
+    """own_error of the last half of the tokens alone, which a carry that gets lost spoils more."""
+    own_error_grad: float | None = None
+    """The same for the gradients of the inputs along a random direction of the output: the largest of q, k, v and
+    further ones, whose gradients are not 0 but for rounding."""
+    own_error_note: str = ""
+    """Why an own error is missing that was asked for; empty if none is."""
     error_draws: Annotated[int | None, Column(schema=1)] = None
     """Draws of inputs and random projections that differ."""
     fit_steps: int | None = None

@@ -19,7 +19,7 @@ Pass = Literal["forward", "backward", "training", "decode", "stepwise", "generat
 way, one after the other. generate: a prompt of N tokens at once, then ``new_tokens`` more, one after the other."""
 STEPS: tuple[Pass, ...] = ("decode", "stepwise", "generate")
 NEW_TOKENS = 32
-Measure = Literal["time", "memory", "error", "loss", "score"]
+Measure = Literal["time", "memory", "error", "own_error", "loss", "score"]
 UNTOUCHED = "none"
 """The trained model as it is, in place of a variant, at level pretrained only."""
 Architecture = Literal["encoder", "decoder", "encoder-decoder"]

@@ -210,7 +210,8 @@ class Sweep(Strict):
     measure: Annotated[list[Measure], BeforeValidator(_as_list), _one_or_list({"enum": list(MEASURES)})] = Field(
         default=["time", "memory"],
         min_length=1,
-        description="time, memory, error (operator level only), loss (pretrained level only), score (by training)",
+        description="time, memory, error and own_error (operator level only), loss (pretrained level only), score (by "
+        "training)",
     )
     model: Annotated[Size | str | None, _OrName] = Field(
         default=None,
@@ -234,12 +235,13 @@ class Sweep(Strict):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        if "error" in self.measure and self.level != "operator":
-            wrong(
-                f"'error' is measured at level operator only, and sweep {self.name!r} is at level {self.level}; "
-                "put it into a sweep of its own",
-                "measure",
-            )
+        for one in ("error", "own_error") if self.level != "operator" else ():
+            if one in self.measure:
+                wrong(
+                    f"{one!r} is measured at level operator only, and sweep {self.name!r} is at level {self.level}; "
+                    "put it into a sweep of its own",
+                    "measure",
+                )
         if self.data.get("error_draws") is not None and "error" not in self.measure:
             wrong("'error_draws' does nothing without measure: [error]; remove it", "error_draws")
         if self.fit and set(self.measure) != {"error"}:

@@ -17,6 +17,7 @@ FOLDERS = ("catalogue", "commands", "reference")
 def makers() -> tuple[ModuleType, ...]:
     """The modules that make pages, each with a function ``pages``."""
     from generators import (
+        bits,
         catalogue,
         claims,
         columns,
@@ -31,7 +32,7 @@ def makers() -> tuple[ModuleType, ...]:
         tables,
     )
 
-    return (catalogue, laws, claims, commands, suites, columns, tables, python, runs, layers, engines, founding)
+    return (catalogue, laws, bits, claims, commands, suites, columns, tables, python, runs, layers, engines, founding)
 
 
 def pages() -> Iterator[tuple[str, str]]:

@@ -9,6 +9,7 @@ import pytest
 from attnbench.cli.app import main
 from attnbench.contract.variant import VARIANTS
 from attnbench.laws import LAWS
+from attnbench.laws.bits import QUESTIONS
 
 pytestmark = pytest.mark.usefixtures("forks")
 
@@ -128,6 +129,13 @@ def test_all_passes_over_what_cannot_run_here_and_says_why(
         (["softmax", "--law", "causalty"], "did you mean 'causality'?"),
         (["local:window=0"], "option window=0 must be at least 1"),
         (["per-head:parts=9*local"], "heads"),
+        (["linear", "--dtype", "bfloat16"], "--dtype belongs to --bits: attnbench check NAME --bits --dtype bfloat16"),
+        (["linear", "--bits", "--law", "formula"], "--law does nothing with --bits"),
+        (["linear", "--bits", "--as", "softmax"], "--as does nothing with --bits"),
+        (["linear", "--bits", "--device", "cuda:9"], "no device 'cuda:9' on this machine"),
+        (["flex", "--bits", "--dtype", "float64"], "flex: dtype: it takes"),
+        (["--bits"], "check --bits needs a variant"),
+        (["sofmax", "--bits"], "did you mean 'softmax'?"),
     ],
 )
 def test_bad_input_is_one_line(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,3 +149,56 @@ def test_every_law_has_a_sentence_that_fits_the_table() -> None:
     for law in LAWS.values():
         assert law.sentence.endswith(".")
         assert len(law.sentence) <= 90
+
+
+MODULE = """
+from torch import nn
+
+class Mine(nn.Module):
+    def __init__(self, dim=8):
+        super().__init__()
+        self.out = nn.Linear(dim, dim)
+
+    def forward(self, x):
+        return self.out(x) * (1 + 1e-6 * (len(x) > 3))
+"""
+
+
+def test_bits_have_an_answer_each_and_a_difference_is_no_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "own.py"
+    source.write_text(MODULE)
+    try:
+        assert main(["check", f"{source}:Mine", "--bits", "--threads", "1", "--json"]) == 0
+    finally:
+        VARIANTS._entries.pop("Mine", None)
+    (report,) = json.loads(capsys.readouterr().out)
+    answers = {one["question"]: one for one in report["bits"]}
+    assert list(answers) == list(QUESTIONS)
+    assert answers["the same call twice"]["equal"] is True
+    assert answers["first in a batch"]["equal"] is False
+    assert answers["first in a batch"]["case"].startswith("the first of")
+    assert "decode" in answers["token by token"]["why"]
+
+
+def test_bits_are_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "linear", "--bits", "--threads", "1", "--dtype", "bfloat16"]) == 0
+    out = capsys.readouterr().out
+    assert "linear, bfloat16 on cpu, causal" in out
+    assert any(line.split()[-4:] == ["equal", "to", "the", "bit"] for line in out.splitlines())
+    assert "not asked" in out
+
+
+def test_one_variant_has_its_own_error_by_data_type(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("attnbench.laws.laws_named", lambda names, *, time: ["formula"])
+    assert main(["check", "linear", "--threads", "1", "--json"]) == 0
+    (report,) = json.loads(capsys.readouterr().out)
+    errors = report["own_error"]
+    assert list(errors) == ["float32", "bfloat16", "float16"]
+    assert errors["float32"]["output"] < 1e-6 < errors["float16"]["grad"] < errors["bfloat16"]["grad"] < 0.1
+    assert errors["float32"]["distance"] > 0.1, "from softmax attention, which it is not"
+    assert main(["check", "linear", "--threads", "1"]) == 0
+    assert "relative error against its own formula in float64" in capsys.readouterr().out

@@ -243,3 +243,22 @@ def test_what_a_module_cannot_take_is_refused_before_anything_is_measured(tmp_pa
         "error: Own: unsupported: causal: its constructor has no option causal; leave it out, or ask for what it takes"
     )
     assert done.stderr == f"{said}\n"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "measured"), [("float32", {"linear"}), ("bfloat16", {"linear", "performer", "sdpa"})]
+)
+def test_another_operator_and_everything_in_few_bits_has_an_error_against_its_own_formula(
+    dtype: str, measured: set[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["linear", "performer", "sdpa", "--n", "32", "--dtype", dtype, *QUICK]
+    with forks():
+        assert main(["compare", *arguments]) == 0
+        shown = capsys.readouterr().out
+        assert main(["compare", *arguments, "--json"]) == 0
+    table = shown[shown.index("error against the variant's own formula") :]
+    assert set(re.findall(r"^32  (\S+)", table, re.MULTILINE)) == measured
+    (first, *_), rounding = json.loads(capsys.readouterr().out)["rows"], {"float32": 1e-5, "bfloat16": 1e-2}[dtype]
+    for column in ("a_own_error", "a_own_error_late", "a_own_error_grad"):
+        assert 0 < first[column] < rounding
+    assert first["a_rel_error"] > 0.05, "its distance from softmax attention"

@@ -64,6 +64,7 @@ def row(label: str, **columns: Any) -> dict[str, Any]:
         "machine_id": "3f9c2a71", "torch_version": "2.13.0", "threads": 2, "method_version": 1,
         "schema_version": SCHEMA_VERSION, "started_at": "2026-11-20T09:40:00", "error_kind": "",
         "task": "", "kernel": "", "own_form": "", "laws": "", "rel_error_steps": "", "positions": "",
+        "own_error_note": "",
     }  # fmt: skip
     base |= columns
     base["kv_len"] = columns.get("kv_len", base["seq_len"])

@@ -189,6 +189,12 @@ def test_a_good_suite_is_read(tmp_path: Path) -> None:
             "put it into a sweep of its own",
         ),
         (
+            "level: operator\n    pass: forward\n    measure: [time, memory]",
+            "level: layer\n    measure: [time, own_error]",
+            "6: 'own_error' is measured at level operator only, and sweep 'speed' is at level layer; "
+            "put it into a sweep of its own",
+        ),
+        (
             "pass: forward",
             "model: {layers: 2}",
             "6: 'model' does nothing at level operator; remove it or write level: model",

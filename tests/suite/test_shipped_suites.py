@@ -39,6 +39,7 @@ SUITES = (
     "lra-score",
     "performer",
     "positions",
+    "precision",
     "prefill",
     "published",
     "pretrained",

@@ -266,6 +266,14 @@ def fused_note(records: Iterable[Record]) -> None:
         note(f"the same in fused kernels, made for a GPU: {'; '.join(names)}")
 
 
+OWN_ERRORS = ("output", "its last half", "gradients")
+
+
+def own_error(value: float | None) -> str:
+    """``2.1e-07``; ``-`` for none."""
+    return "-" if value is None else f"{value:.2g}"
+
+
 REACHED = ("TFLOP/s", "GB/s", "of limits")
 
 

@@ -54,7 +54,8 @@ RATES = ("flops_per_s", "bytes_per_s", "peak_fraction")
 _TOLD = ("batch", "heads", "kv_heads", "head_dim", "v_dim", "dtype", "seed")
 _OF_SIDE = (
     *("status", "reason", "laws", "own_form", "time_median_s", "time_ci_low_s", "time_ci_high_s", "peak_bytes"),
-    *("error_kind", "rel_error", "trivial_error", "kernel", "launched", "launch_note", "device_s", "kernels"),
+    *("error_kind", "rel_error", "trivial_error", "own_error", "own_error_late", "own_error_grad"),
+    *("own_error_note", "kernel", "launched", "launch_note", "device_s", "kernels"),
 )
 """Columns of each variant in a row, in order."""
 

@@ -141,6 +141,8 @@ class _Visit:
             except CellFailed as failed:
                 if not failed.late:
                     return self._failed(i, failed)
+        if learned:  # what it is against its own formula has a meaning all the same
+            bare = replace(bare, measure=tuple(what for what in with_error.measure if what != "error"))
         try:
             record = self._look(i, bare, self.left / shares)
         except CellFailed as failed:
@@ -242,5 +244,5 @@ class _Visit:
 
 
 def without_error(cell: Cell) -> Cell:
-    """The same cell, but its error is not measured."""
-    return replace(cell, measure=tuple(what for what in cell.measure if what != "error"))
+    """The same cell, but its errors are not measured."""
+    return replace(cell, measure=tuple(what for what in cell.measure if what not in ("error", "own_error")))

@@ -22,7 +22,7 @@ from attnbench.harness.wire.process import memory_limit as limit_for
 from attnbench.measure.machine import default_threads, refuse_graph, resolve_device
 from attnbench.measure.time import TimingRules
 from attnbench.suite.axes import AXES, defaults, names_of, shortened
-from attnbench.suite.cell import STEPS, Cell, Level, Pass
+from attnbench.suite.cell import STEPS, Cell, Level, Measure, Pass
 from attnbench.suite.named_shapes import spelled_out
 from attnbench.suite.ranges import parse_range
 
@@ -109,7 +109,11 @@ class Question:
         return Contest(cells, lengths, settings, rules, self.timeout, self.unchecked)
 
     def _cell(self, at: Mapping[str, Any], device: str) -> Cell:
-        with_error = self.error and self.level == "operator"
+        measure: tuple[Measure, ...] = ("time", "memory")
+        if self.error and self.level == "operator":
+            other = VARIANTS.get(at["variant"].name).target(at["variant"]) == "other"
+            own = other or at["dtype"] in ("bfloat16", "float16")
+            measure += ("error", "own_error") if own else ("error",)
         at = shortened(at)
         return Cell(
             suite="compare",
@@ -118,7 +122,7 @@ class Question:
             level=self.level,
             pass_=self.pass_,
             device=device,
-            measure=("time", "memory", "error") if with_error else ("time", "memory"),
+            measure=measure,
             error_draws=2,
             **{axis: at[axis] for axis in names_of("cell")},
         )

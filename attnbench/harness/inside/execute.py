@@ -26,6 +26,7 @@ from attnbench.harness.inside.fresh_inputs import Look, hold_to, hold_to_earlier
 from attnbench.harness.inside.launch import host_share, launch, note_work
 from attnbench.harness.wire.outcome import Nonfinite, failed
 from attnbench.laws.error import beyond_rounding, measure_error
+from attnbench.laws.own_error import measure_own_error
 from attnbench.measure.allocator import freed_memory_returned, return_freed_memory
 from attnbench.measure.card import Card
 from attnbench.measure.cgroup import throttled_periods
@@ -100,6 +101,9 @@ def run_cell(
             _add_error(record, cell, begins, unchecked=visit.unchecked)
             if record.rel_error is not None and not math.isfinite(record.rel_error):
                 raise Nonfinite("the output holds NaN or infinity")
+        if round_ == 0 and "own_error" in cell.measure:
+            begins("its own error", first=slow)
+            _add_own_error(record, cell)
         if round_ == 0 and cell.pretrained is not None:
             begins("its trained model", first=slow)
             _add_trained(record, cell, begins)
@@ -203,6 +207,13 @@ def _add_error(record: Record, cell: Cell, begins: Callable[..., None], *, unche
         if not unchecked:
             raise off
         add_warning(record, str(off))
+
+
+def _add_own_error(record: Record, cell: Cell) -> None:
+    own = cell.compile and not always_compiled(cell)
+    result = measure_own_error(cell, adapt=whole if own else None)
+    record.own_error, record.own_error_late, record.own_error_grad = result.output, result.late, result.grad
+    record.own_error_note = one_line(result.note)
 
 
 def _add_trained(record: Record, cell: Cell, begins: Callable[..., None]) -> None:

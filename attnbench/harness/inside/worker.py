@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 _ELSEWHERE = {
     "laws": ("outside.laws", "HoldToLaw"),
+    "bits": ("outside.laws", "AskBits"),
+    "own errors": ("outside.laws", "AskOwnErrors"),
     "setting": ("outside.gate", "HoldSetting"),
     "probe": ("outside.module", "AskModule"),
     "capture": ("outside.capture", "TakeCapture"),

@@ -1,4 +1,4 @@
-"""Check laws in the isolated process: a variant that ends it, hangs or eats all memory breaks a law."""
+"""Check laws and bits in the isolated process: a variant that ends it, hangs or eats all memory breaks a law."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 from attnbench.contract.spec import parse_spec
+from attnbench.contract.variant import VARIANTS
 from attnbench.errors import Unsupported
 from attnbench.harness.outside.isolation import CellFailed, Worker
 from attnbench.harness.wire.protocol import Request
 from attnbench.laws import Finding, Report, check_variant
+from attnbench.laws.bits import QUESTIONS, Answer, Subject, ask
+from attnbench.laws.laws import Case
+from attnbench.laws.own_error import OwnError, own_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +68,81 @@ def examine(
         if findings and findings[-1].final:
             break
     return Report(parse_spec(variant).name, tuple(findings))
+
+
+def _case(variant: str) -> Case:
+    """The variant with its defaults or the options of the text, causal if it can be."""
+    spec = parse_spec(variant)
+    entry = VARIANTS.get(spec.name)
+    return Case(entry, spec, bool(entry.traits.causal)).fitted()
+
+
+@dataclass(frozen=True, slots=True)
+class AskOwnErrors(Request[dict[str, OwnError]]):
+    """Measure a variant against its own formula in each data type that a model may have; ``{}`` in none."""
+
+    do = "own errors"
+    refusals: ClassVar = (Unsupported,)
+    variant: str
+
+    def found(self, tell: object = None) -> dict[str, Any]:
+        import torch
+
+        case = _case(self.variant)
+        dtypes = [one for one in ("float32", "bfloat16", "float16") if one in case.dtypes]
+        return {"errors": {one: asdict(own_error(case, getattr(torch, one))) for one in dtypes}}
+
+    def answered(self, answer: dict[str, Any]) -> dict[str, OwnError]:
+        return {dtype: OwnError(**one) for dtype, one in answer["errors"].items()}
+
+
+@dataclass(frozen=True, slots=True)
+class AskBits(Request[Answer]):
+    """Ask one of :data:`attnbench.laws.bits.QUESTIONS` of a variant on a device."""
+
+    do = "bits"
+    refusals: ClassVar = (Unsupported,)
+    variant: str
+    question: str
+    device: str
+    dtype: str | None
+    """None: float32, or what the variant takes instead."""
+
+    def found(self, tell: object = None) -> dict[str, Any]:
+        import torch
+
+        case = _case(self.variant)
+        if self.dtype is not None and self.dtype not in case.dtypes:
+            raise Unsupported(f"{case.variant.name}: dtype: it takes {', '.join(case.dtypes)}")
+        dtype = case.common_dtype if self.dtype is None else getattr(torch, self.dtype)
+        return asdict(ask(self.question, Subject.of(case, dtype, self.device)))
+
+    def answered(self, answer: dict[str, Any]) -> Answer:
+        return Answer(**{**answer, "where": tuple(answer["where"])})
+
+
+def bits(
+    worker: Worker,
+    variant: str,
+    dtype: str | None,
+    *,
+    timeout: float,
+    begun: Callable[[str], None] = lambda question: None,
+) -> list[Answer]:
+    """The answers to all questions; one that ends the process or takes too long leaves the others theirs.
+
+    Args:
+        timeout: seconds for one question.
+
+    Raises:
+        Unsupported: the variant does not take the data type.
+        WorkerFailed: the process cannot be started.
+    """
+    answers = []
+    for question in QUESTIONS:
+        begun(question)
+        try:
+            answers.append(AskBits(variant, question, worker.settings.device, dtype).ask(worker, timeout))
+        except CellFailed as failed:
+            answers.append(Answer(question, dtype or "", why=failed.reason))
+    return answers
