@@ -280,6 +280,9 @@ def _first_look(record: Record, cell: Cell, call: Call, resident: bool) -> list[
     looks = [look(counted.output)]
     record.input_bytes, record.param_bytes = call.input_bytes, call.param_bytes
     record.output_bytes = output_bytes(counted.output)
+    record.moved_bytes = counted.moved_bytes
+    if counted.moved_bytes is None:
+        record.moved_bytes = call.input_bytes + call.param_bytes + record.output_bytes
     if call.state_bytes is not None:
         record.state_bytes = call.state_bytes
         tokens = cell.shape.N - 1 if cell.pass_ == "decode" else cell.whole_shape.N
@@ -356,7 +359,7 @@ def _add_time(record: Record, cell: Cell, rounds: Sequence[Sequence[Sample]], li
 def add_rates(record: Record) -> None:
     """Fill in a timed row's products and bytes per second."""
     if record.time_median_s is not None:
-        flops, moved = record.matmul_flops, moved_bytes(record)
+        flops, moved = record.matmul_flops, record.moved_bytes
         record.flops_per_s = flops / record.time_median_s if flops else None
         record.bytes_per_s = moved / record.time_median_s if moved else None
 
@@ -372,7 +375,7 @@ def _add_parts(record: Record, cell: Cell, parts: Parts | None, round_: int) -> 
 def hold_to_limits(record: Record, limits: Limits) -> None:
     """Compare a timed row with the machine's limits."""
     if record.time_median_s is not None:
-        flops, moved = record.matmul_flops, moved_bytes(record)
+        flops, moved = record.matmul_flops, record.moved_bytes or 0
         record.peak_fraction = limits.peak_fraction(record.time_median_s, flops=flops, moved=moved)
         record.floor_s = limits.floor(flops=flops, exponentials=record.exponentials, moved=moved)
 
@@ -381,14 +384,3 @@ def add_warning(record: Record, warning: str | None) -> None:
     """Add ``warning`` to the row, unless the row has it already."""
     if warning and warning not in record.warnings:
         record.warnings = "; ".join(filter(None, (record.warnings, warning)))
-
-
-def moved_bytes(record: Record) -> int:
-    """Bytes that the call must at least move: inputs and parameters read once, the output written once.
-
-    A decoding step reads the state instead of its inputs. 0 if nothing was allocated: the output is an input.
-    """
-    if record.peak_bytes == 0:
-        return 0
-    read = record.state_bytes if record.pass_ == "decode" else record.input_bytes
-    return (read or 0) + (record.param_bytes or 0) + (record.output_bytes or 0)
