@@ -95,6 +95,8 @@ class Counted:
     moved_bytes: int | None = None
     """Bytes of memory from before the call that its operations touch, and of its output's own memory, each counted
     once; None if a kernel does not tell."""
+    sparse: bool = False
+    """An operation took or gave a sparse tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +172,7 @@ class _Touched(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._made = set[int]()
+        self.sparse, self._made = False, set[int]()
         self._parts = set[tuple[int, int, int, int]]()
         """Storage from before, first and last byte, and number of bytes, of whatever was touched."""
 
@@ -179,6 +181,7 @@ class _Touched(TorchDispatchMode):
         before = [x.untyped_storage().data_ptr() for x in given]
         output = func(*args, **(kwargs or {}))
         results = list(_tensors(output))
+        self.sparse |= any(isinstance(x, Tensor) and x.layout is not torch.strided for x in tree_iter((args, output)))
         new = {x.untyped_storage().data_ptr() for x in results}.difference(before)
         self._made |= new
         name = func._schema.name.removeprefix("aten::")
@@ -234,6 +237,7 @@ def count(call: Callable[[], Any], compiled: Callable[[], Any] | None = None) ->
         "+".join(sorted({*kernels, *(one.kernel for one in booked)})) or None,
         "+".join(sorted(ran - told)) if ran else "",
         None if booked else touched.moved(output),
+        touched.sparse,
     )
 
 
