@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import pairwise
+from itertools import groupby, pairwise
+from math import prod
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -66,6 +68,10 @@ _EXPONENTIALS = {
     *("silu", "silu_backward"),
 }
 """Operations with one exponential, or its like in cost, for each number of their first argument."""
+_OF_PLACES = re.compile(r"index|gather|scatter|embedding|take")
+"""Operations that touch only some places of their first argument."""
+_OF_SHAPES = re.compile(r"new_|\w+_like$")
+"""Operations that read the shape of a tensor and none of its numbers."""
 _ONLY_IN_MATH = "_safe_softmax"
 """An operation that only the math back end of PyTorch's attention calls; the others of that back end are ordinary."""
 
@@ -86,6 +92,11 @@ class Counted:
     choice."""
     put: str = ""
     """Kernels of torch's compiler in place of other operations."""
+    moved_bytes: int | None = None
+    """Bytes of memory from before the call that its operations touch, and of its output's own memory, each counted
+    once; None if a kernel does not tell."""
+    sparse: bool = False
+    """An operation took or gave a sparse tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +166,51 @@ class _Counter(TorchDispatchMode):
         self.matmul_flops += 2 * pairs * widths
 
 
+@without_compiler
+class _Touched(TorchDispatchMode):
+    """Follows the operations that touch tensors from before; views of these touch nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sparse, self._made = False, set[int]()
+        self._parts = set[tuple[int, int, int, int]]()
+        """Storage from before, first and last byte, and number of bytes, of whatever was touched."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = list(_tensors((args, kwargs)))
+        before = [x.untyped_storage().data_ptr() for x in given]
+        output = func(*args, **(kwargs or {}))
+        results = list(_tensors(output))
+        self.sparse |= any(isinstance(x, Tensor) and x.layout is not torch.strided for x in tree_iter((args, output)))
+        new = {x.untyped_storage().data_ptr() for x in results}.difference(before)
+        self._made |= new
+        name = func._schema.name.removeprefix("aten::")
+        if (new or func._schema.is_mutable or not results) and not _OF_SHAPES.match(name):
+            most = max((x.numel() for x in (*given[1:], *(results if new else ()))), default=0)
+            for i, (x, storage) in enumerate(zip(given, before, strict=True)):
+                if storage not in self._made and x.numel():
+                    self._touch(x, storage, most if i == 0 and _OF_PLACES.match(name) else x.numel())
+        return output
+
+    def _touch(self, x: Tensor, storage: int, most: int) -> None:
+        numbers = prod(size for size, step in zip(x.shape, x.stride(), strict=True) if step)
+        start = x.data_ptr()
+        end = start + x.itemsize * (1 + sum((size - 1) * step for size, step in zip(x.shape, x.stride(), strict=True)))
+        self._parts.add((storage, start, end, min(x.itemsize * min(numbers, most), end - start)))
+
+    def moved(self, output: object) -> int:
+        written = {(s := x.untyped_storage()).data_ptr(): min(x.nbytes, s.nbytes()) for x in _tensors(output)}
+        total = sum(size for storage, size in written.items() if storage in self._made)
+        for _, parts in groupby(sorted(self._parts), itemgetter(0)):
+            _, starts, ends, sizes = zip(*parts, strict=True)
+            total += min(max(ends) - min(starts), sum(sizes))
+        return total
+
+
+def _tensors(tree: object) -> Iterator[Tensor]:
+    return (one for one in tree_iter(tree) if isinstance(one, Tensor) and one.layout is torch.strided)
+
+
 def _pairs_in_the_past(N: int, M: int) -> int:
     square = min(N, M)
     return square * (square + 1) // 2 + (N - square) * M
@@ -167,7 +223,8 @@ def count(call: Callable[[], Any], compiled: Callable[[], Any] | None = None) ->
     and kernels are the profiler's.
     """
     ran = None if compiled is None else _kernels(compiled)
-    with books() as booked, _Counter() as counter, nullcontext() if compiled is None else operations():
+    plain = nullcontext() if compiled is None else operations()
+    with books() as booked, _Touched() as touched, _Counter() as counter, plain:
         output = call()
     told = counter.kernels
     # The compiler makes ordinary loops of the math back end, so that nothing else would tell of it.
@@ -179,6 +236,8 @@ def count(call: Callable[[], Any], compiled: Callable[[], Any] | None = None) ->
         None if silent else counter.exponentials + sum(one.exponentials for one in booked),
         "+".join(sorted({*kernels, *(one.kernel for one in booked)})) or None,
         "+".join(sorted(ran - told)) if ran else "",
+        None if booked else touched.moved(output),
+        touched.sparse,
     )
 
 

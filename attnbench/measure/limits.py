@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from time import sleep
 from typing import Any
@@ -75,18 +76,20 @@ CopyRate = tuple[int, float]
 
 
 def copy_rates(device: str, *, sizes: Sequence[int] | None = None) -> list[CopyRate]:
-    """The rates of copies of several sizes, smallest first: what fits into a cache moves faster.
+    """The rates of several sizes, smallest first, since a cache is faster than memory: a copy's or, if faster, a dot
+    product's, which only reads.
 
     On CUDA there is one size, far beyond the cache, which is flushed before every sample. ``sizes`` are bytes moved,
     twice those copied.
     """
     sizes = sizes or ([1 << 30] if device.startswith("cuda") else [1 << power for power in range(18, 28, 3)])
-    source = torch.zeros(max(sizes) // 2, dtype=torch.uint8, device=device)
+    source = torch.zeros(max(sizes) // 8, device=device)
     target = torch.zeros_like(source)
     rates = []
     for moved in sizes:
-        one, other = source[: moved // 2], target[: moved // 2]
-        rates.append((moved, moved / _best(device, 20 if moved < 1 << 25 else 5, lambda: other.copy_(one))))  # noqa: B023  # called at once
+        one, other, rounds = source[: moved // 8], target[: moved // 8], 20 if moved < 1 << 25 else 5
+        calls = partial(other.copy_, one), partial(torch.dot, one, other)
+        rates.append((moved, moved / min(_best(device, rounds, call) for call in calls)))
     return rates
 
 
@@ -106,10 +109,7 @@ class Limits:
         return smaller[-1] if smaller else (self.copy_rates[0][1] if self.copy_rates else None)
 
     def peak_fraction(self, seconds: float, *, flops: int | None, moved: int) -> float | None:
-        """The share of the machine's limit, of FLOPs or bytes if that is larger, that a call of ``seconds`` reaches.
-
-        Above 1 for a call that does not touch all of its bytes, such as one with an input for its output.
-        """
+        """The share of the machine's limit, of FLOPs or bytes if that is larger, that a call of ``seconds`` reaches."""
         return max((share / seconds for share in (self._products(flops), self._moving(moved)) if share), default=None)
 
     def floor(self, *, flops: int | None, exponentials: int | None, moved: int) -> float | None:

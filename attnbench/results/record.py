@@ -197,6 +197,9 @@ class Record:
     """Parameters and buffers of the measured variant, layer or model."""
     output_bytes: Annotated[int | None, Column(schema=1)] = None
     """The output of one call."""
+    moved_bytes: int | None = None
+    """The memory from before one call that its operations touch, as far as they tell, and the output's own memory, each
+    byte once. A key that is not read does not count, nor does one row in the place of many."""
     peak_rss_bytes: Annotated[int | None, Column(schema=1)] = None
     """Rise of the resident memory of the process during one call, on Linux; only in the process as shipped."""
     state_bytes: int | None = None
@@ -219,16 +222,16 @@ class Record:
     """Number of exponentials that the call takes, in whatever function: a softmax, a sigmoid."""
     floor_s: float | None = None
     """Least time that the call can take on this machine, by the rates measured at the start of the run: matmul_flops
-    over the matmul rate plus exponentials over theirs, or, if more, the bytes of bytes_per_s over the copy rate."""
+    over the matmul rate plus exponentials over theirs, or, if more, moved_bytes over their rate."""
     flops_per_s: Annotated[float | None, Column(unit="FLOP/s", one_call=False, schema=1)] = None
     """matmul_flops over time_median_s."""
     bytes_per_s: Annotated[float | None, Column(unit="bytes/s", one_call=False)] = None
-    """Bytes of inputs (in decoding: of the state), parameters and output, each counted once, divided by the time: the
-    call moves at least these."""
+    """moved_bytes over time_median_s; in older rows, all of the inputs (in decoding: of the state), parameters and
+    output."""
     peak_fraction: Annotated[float | None, Column(unit="share", one_call=False, schema=1)] = None
     """The larger of two shares: flops_per_s over the machine's own matmul rate, and bytes_per_s over its rate of
-    copying that many bytes. Both rates are measured at the start of the run. Older rows have no bytes_per_s and give
-    the first share alone."""
+    copying or, if faster, reading that many bytes. Both rates are measured at the start of the run. Older rows have no
+    bytes_per_s and give the first share alone."""
 
     error_kind: Annotated[str | None, Column(schema=1)] = None
     """``exact`` | ``approximation`` | ``distance`` (another operator) | ``learned`` (no meaning before fitting)."""

@@ -157,7 +157,7 @@ def test_the_command_env_has_a_line_for_each_state_of_a_card(monkeypatch: pytest
 
 
 def timed(**columns: Any) -> Record:
-    found = {"time_median_s": 0.5, "matmul_flops": 10**14, "input_bytes": 6 * 10**9, "output_bytes": 4 * 10**9}
+    found = {"time_median_s": 0.5, "matmul_flops": 10**14, "moved_bytes": 10**10}
     return Record.of(CELL, Status.OK, **{**found, **columns})
 
 

@@ -41,6 +41,32 @@ def test_the_kernel_is_named_in_inference_mode_as_well() -> None:
     assert (counted.kernel, counted.matmul_flops) == ("flash_cpu", 4 * B * H * N * N * D)
 
 
+def test_bytes_are_those_that_the_operations_touch_each_once() -> None:
+    q, k, v = (_qkv() for _ in range(3))
+    memory = torch.randn(2, N, D)  # inputs are windows into a longer stretch of memory
+    half, places = memory[0], torch.arange(8)
+
+    def moved(call: Callable[[], Any]) -> float:
+        found = count(call).moved_bytes
+        assert found is not None
+        return found / (N * D * 4)
+
+    assert moved(lambda: (q @ k.mT).softmax(-1) @ v) == 4 * H
+    assert moved(lambda: build("mean-value", Shape(B, H, N, D))(q, k, v)) == H * (1 + 1 / N)
+    assert moved(lambda: q) == moved(lambda: q.mT[:, 1:]) == moved(lambda: torch.empty_like(q).shape) == 0
+    assert moved(lambda: half * 2 + half) == 2
+    assert moved(lambda: half.view(-1).as_strided((N - 7, 8, D), (D, D, 1)).sum()) == pytest.approx(1, abs=1e-3)
+    assert moved(lambda: half[places]) == 2 * 8 / N + 8 * 8 / (N * D * 4)
+
+    def repeated() -> None:
+        for i in range(4):
+            k[:, :, i : i + 1].copy_(q[:, :, :1])
+
+    assert moved(repeated) == 4 * H / N + H / N
+    out = q.clone()
+    assert count(lambda: out_of_sight(lambda: out, like=q, kernel="k", matmul_flops=1)).moved_bytes is None
+
+
 def test_the_backward_pass_of_the_fused_kernel_counts_five_products() -> None:
     q = _qkv().requires_grad_()
     counted = count(lambda: torch.autograd.grad(scaled_dot_product_attention(q, q, q).sum(), q))

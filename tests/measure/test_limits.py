@@ -92,9 +92,9 @@ TOKENS = 2 * 4 * 64 * 8 * 4
     ("variant", "pass_", "moved"),
     [
         ("softmax", "forward", 4 * TOKENS),  # q, k, v and the output
-        ("mean-value", "forward", 4 * TOKENS),
-        ("softmax", "backward", 6 * TOKENS),  # q, k, v and a gradient of each
-        ("softmax", "decode", 2 * TOKENS + TOKENS // 64),  # keys and values kept, one token put out
+        ("mean-value", "forward", TOKENS + TOKENS // 64),  # v, and one row in the place of all
+        ("softmax", "backward", 7 * TOKENS + 2 * 4 * 64 * 64 * 4),  # q, k, v, four gradients and the kept weights
+        ("softmax", "decode", 2 * TOKENS + 4 * TOKENS // 64),  # keys and values kept, one token and its output
         (
             "linformer:rank=4,sharing=headwise",
             "forward",
@@ -105,7 +105,9 @@ TOKENS = 2 * 4 * 64 * 8 * 4
 def test_what_a_call_must_move_is_counted_once(variant: str, pass_: Pass, moved: int) -> None:
     got = record(variant, pass_, copy_rates=[(1, 1e9)])
     assert got.time_median_s is not None
-    assert got.bytes_per_s == pytest.approx(moved / got.time_median_s)
+    assert got.bytes_per_s == pytest.approx(
+        moved / got.time_median_s, rel=1e-4
+    )  # beside single numbers, such as a factor
     assert got.peak_fraction == pytest.approx(got.bytes_per_s / 1e9)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from attnbench.contract.inputs import doubt
 from attnbench.harness.compare.distinct import refuse_equal
 from attnbench.harness.compare.length import Length, measure_again, measure_length, without_error
-from attnbench.harness.inside.execute import add_rates, hold_to_limits
+from attnbench.harness.inside.execute import hold_to_limits
 from attnbench.harness.inside.launch import host_share
 from attnbench.harness.outside.gate import Gate
 from attnbench.harness.outside.isolation import Settings, Worker, WorkerFailed
@@ -417,7 +417,6 @@ def _side(
 
 def _reached(record: Record, time: float, machine: Mapping[str, Any]) -> Record:
     timed = replace(record, time_median_s=time)
-    add_rates(timed)
     matmul, exp = (machine[name].get(record.dtype) for name in ("matmul_rate", "exp_rate"))
     hold_to_limits(timed, Limits(matmul, exp, machine["copy_rates"]))
     return replace(timed, time_median_s=None)

@@ -6,18 +6,14 @@ counts more than is computed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
-from attnbench.contract.compiled import without_compiler
 from attnbench.harness.inside.call import prepare
 from attnbench.harness.inside.execute import add_warning, hold_to_limits
 from attnbench.harness.inside.turns import SEEN
+from attnbench.measure.flops import count
 from attnbench.measure.limits import IMPOSSIBLE, Limits, matmul_rate
 from attnbench.measure.status import Status
 from attnbench.results.record import Record
@@ -47,27 +43,10 @@ def corrected(record: Record, cell: Cell, limits: Limits) -> Record:
 
 def faster_than_possible(cell: Cell, flops: int, seconds: float) -> float | None:
     """The rate of ``flops`` in ``seconds`` over that of the fastest products; None if it is possible or unknown."""
-    if _uses_sparse_matrices(prepare(cell).on(SEEN)):
+    if count(prepare(cell).on(SEEN)).sparse:
         return None
     halves = {torch.bfloat16} if cell.device == "cpu" else {torch.bfloat16, torch.float16}  # CPUs lack the second
     dtypes = {getattr(torch, cell.dtype), torch.float32, *halves}
     fastest = max(matmul_rate(cell.device, dtype) for dtype in dtypes)
     ratio = flops / seconds / fastest if fastest else 0.0
     return ratio if ratio > _CERTAINLY else None
-
-
-@without_compiler
-class _Sparse(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    seen: bool = False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        tensors = (x for x in tree_iter((args, kwargs)) if isinstance(x, torch.Tensor))
-        self.seen = self.seen or any(x.layout is not torch.strided for x in tensors)
-        return func(*args, **(kwargs or {}))
-
-
-def _uses_sparse_matrices(call: Callable[[], Any]) -> bool:
-    mode = _Sparse()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    with mode:
-        call()
-    return mode.seen

@@ -60,11 +60,6 @@ def stopwatch(device: str) -> Stopwatch:
     return WallClock(sync=torch.mps.synchronize) if device == "mps" else WallClock()
 
 
-def output_bytes(output: Any) -> int:
-    """Bytes of all tensors in the output of a call."""
-    return sum(t.nbytes for t in tensors(output))
-
-
 def is_finite(output: Any) -> bool:
     """True if the output of a call has no NaN and no infinity."""
     return all(bool(torch.isfinite(t).all()) for t in tensors(output))
@@ -290,7 +285,10 @@ def _first_look(record: Record, cell: Cell, call: Call, resident: bool) -> list[
         raise Nonfinite("the output holds NaN or infinity")
     looks = [look(counted.output)]
     record.input_bytes, record.param_bytes = call.input_bytes, call.param_bytes
-    record.output_bytes = output_bytes(counted.output)
+    record.output_bytes = sum(x.nbytes for x in tensors(counted.output))
+    record.moved_bytes = counted.moved_bytes
+    if counted.moved_bytes is None:
+        record.moved_bytes = call.input_bytes + call.param_bytes + record.output_bytes
     if call.state_bytes is not None:
         record.state_bytes = call.state_bytes
         tokens = cell.shape.N - 1 if cell.pass_ == "decode" else cell.whole_shape.N
@@ -360,16 +358,7 @@ def _add_time(record: Record, cell: Cell, rounds: Sequence[Sequence[Sample]], li
         add_warning(record, "first call unknown: the process was stopped or waited for a core")
     for warning in summary.warnings:
         add_warning(record, warning)
-    add_rates(record)
     hold_to_limits(record, limits)
-
-
-def add_rates(record: Record) -> None:
-    """Fill in a timed row's products and bytes per second."""
-    if record.time_median_s is not None:
-        flops, moved = record.matmul_flops, moved_bytes(record)
-        record.flops_per_s = flops / record.time_median_s if flops else None
-        record.bytes_per_s = moved / record.time_median_s if moved else None
 
 
 def _add_parts(record: Record, cell: Cell, parts: Parts | None, round_: int) -> None:
@@ -381,10 +370,11 @@ def _add_parts(record: Record, cell: Cell, parts: Parts | None, round_: int) -> 
 
 
 def hold_to_limits(record: Record, limits: Limits) -> None:
-    """Compare a timed row with the machine's limits."""
-    if record.time_median_s is not None:
-        flops, moved = record.matmul_flops, moved_bytes(record)
-        record.peak_fraction = limits.peak_fraction(record.time_median_s, flops=flops, moved=moved)
+    """Fill in a timed row's products and bytes per second, and compare them with the machine's limits."""
+    if (time := record.time_median_s) is not None:
+        flops, moved = record.matmul_flops, record.moved_bytes or 0
+        record.flops_per_s, record.bytes_per_s = flops / time if flops else None, moved / time if moved else None
+        record.peak_fraction = limits.peak_fraction(time, flops=flops, moved=moved)
         record.floor_s = limits.floor(flops=flops, exponentials=record.exponentials, moved=moved)
 
 
@@ -392,14 +382,3 @@ def add_warning(record: Record, warning: str | None) -> None:
     """Add ``warning`` to the row, unless the row has it already."""
     if warning and warning not in record.warnings:
         record.warnings = "; ".join(filter(None, (record.warnings, warning)))
-
-
-def moved_bytes(record: Record) -> int:
-    """Bytes that the call must at least move: inputs and parameters read once, the output written once.
-
-    A decoding step reads the state instead of its inputs. 0 if nothing was allocated: the output is an input.
-    """
-    if record.peak_bytes == 0:
-        return 0
-    read = record.state_bytes if record.pass_ == "decode" else record.input_bytes
-    return (read or 0) + (record.param_bytes or 0) + (record.output_bytes or 0)

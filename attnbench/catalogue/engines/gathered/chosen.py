@@ -68,7 +68,8 @@ def attend_to_chosen(
     dtype = accumulator(q.dtype)
     rows = torch.unflatten(q.to(dtype), 1, (S, K // S, H // K)).permute(0, 1, 4, 2, 3, 5).flatten(0, 1).contiguous()
     more = -M % size
-    blocks = (torch.unflatten(pad(x.to(dtype), (0, 0, 0, more)), 2, (-1, size)) for x in (k, v))
+    whole = (pad(x, (0, 0, 0, more)) if more else x for x in (k.to(dtype), v.to(dtype)))  # pad copies in any case
+    blocks = (torch.unflatten(x, 2, (-1, size)) for x in whole)
     keys, values = (torch.unflatten(x, 1, (S, -1)).permute(0, 1, 3, 4, 2, 5) for x in blocks)
     real = torch.ones(1, M, dtype=torch.bool, device=k.device) if key_mask is None else key_mask
     how = _How(pad(real, (0, more)), S, causal)
@@ -94,6 +95,8 @@ def answer_from_chosen(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor, size: in
 
 def _tokens(chosen: Tensor, size: int) -> Tensor:
     """The keys in blocks ``(..., n)``, ``(..., n · size)``; below 0 for no block."""
+    if size == 1:
+        return chosen.long()
     inside = torch.arange(size, device=chosen.device)
     return torch.where(chosen[..., None] < 0, -1, chosen.long()[..., None] * size + inside).flatten(-2)
 
@@ -133,11 +136,12 @@ def _tiles(how: _How, q: Tensor, k: Tensor, v: Tensor, chosen: Tensor) -> Iterat
         real = how.real[z // how.shares % len(how.real)]
         for start in range(0, N, most):
             rows = slice(start, min(start + most, N))
-            tokens = _tokens(chosen[z, rows], size)
+            blocks = chosen[z, rows].long()
+            tokens = _tokens(blocks, size)
             seen = (tokens >= 0) & real[tokens.clamp(min=0)]
             if how.causal:
                 seen &= tokens <= torch.arange(rows.start, rows.stop, device=q.device)[:, None]
-            yield _Tile(z, rows, chosen[z, rows].long().clamp(min=0), seen)
+            yield _Tile(z, rows, blocks.clamp(min=0), seen)
 
 
 class _Attend(torch.autograd.Function):

@@ -3,6 +3,12 @@
 A chunk of c tokens reads the tokens before it from the running sums, and its own keys from a c x c triangle: the work
 is O(n), and no sum per token exists. The chunks of a block are computed at once; only the sums pass from one to the
 next.
+
+With chunks of 32 and heads of 64, a token and head take 12,288 multiplications forward and 43,008 with the backward
+pass, which computes the sums again instead of keeping twice the bytes of v. Products run at the rate of large ones.
+They are two fifths of the time; the rest is passes over memory and the start of each call. Code whose queries see whole
+earlier buckets alone forms no pairs: it takes 24,576 and computes something else.
+
 Log weights are taken relative to the largest one *up to each token*: a later key, however large, can neither make an
 earlier row underflow nor change it.
 """
