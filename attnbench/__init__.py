@@ -15,6 +15,7 @@ __all__ = [
     "Shape",
     "Traits",
     "Unsupported",
+    "best",
     "build",
     "compare",
     "load_suite",
@@ -28,6 +29,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from attnbench.api.best import best
     from attnbench.api.compare import compare
     from attnbench.api.match import match
     from attnbench.api.plot import plot
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     **dict.fromkeys(("Knob", "No", "Rounds", "Traits"), "contract.traits"),
-    **{name: f"api.{name}" for name in ("compare", "match", "plot", "report", "run", "swap")},
+    **{name: f"api.{name}" for name in ("best", "compare", "match", "plot", "report", "run", "swap")},
     "Shape": "contract.problem.shape",
     "Unsupported": "errors",
     "build": "catalogue.build",

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+    from attnbench.answers.best import Best
     from attnbench.answers.match.result import Match
     from attnbench.harness.compare.compare import Comparison
     from attnbench.results.record import Record
@@ -91,6 +92,34 @@ class Compared(_Table):
                 where = f"cross near n = {found.n:.0f}, between {found.low} and {found.high} (95 %); "
             lines.append(f"{a} and {b}: {where}{found.note}")
         return [*lines, *(f"warning: {text}" for text in self.comparison.warnings)]
+
+
+class Chosen(_Table):
+    """The result of :func:`attnbench.best`: a row for each shape and length, with the fastest form."""
+
+    _SHOWN = ("shape", "seq_len", "fastest", "verdict", "time_median_s", "next", "margin", "peak_bytes", "rel_error")
+
+    def __init__(self, best: Best) -> None:
+        self.best = best
+        """Everything that was measured: all forms at each shape, the environment."""
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row for each shape and length; ``margin`` is the time of ``next`` over that of the fastest one."""
+        import pandas as pd
+
+        return pd.DataFrame(self.to_json()["shapes"]).drop(columns=["tied", "forms"])
+
+    def to_json(self) -> dict[str, Any]:
+        """The data that ``attnbench best --json`` prints."""
+        return self.best.to_json()
+
+    @property
+    def fastest(self) -> dict[tuple[str, int], str | None]:
+        """Name of a shape and length -> the fastest form, as :func:`attnbench.compare` takes it; None for none."""
+        return {(one.asked.name, one.n): one.fastest and one.fastest.label for one in self.best.choices}
+
+    def _words(self) -> list[str]:
+        return [f"warning: {text}" for text in self.best.warnings]
 
 
 class Matched:

@@ -167,6 +167,53 @@ class CompareOptions(TypedDict, total=False):
     rates: Annotated[OfLimits, Default(False)]
 
 
+class BestOptions(TypedDict, total=False):
+    """Options of ``attnbench best`` and :func:`attnbench.best`."""
+
+    shape: Annotated[
+        str | None,
+        typer.Option(metavar="NAME,...", help="Published shapes: llama3-8b,gpt-oss.", autocompletion=completion.shapes),
+        Default(None),
+    ]
+    variants: Annotated[
+        Sequence[str],
+        typer.Option(
+            "--variant",
+            "-v",
+            metavar="VARIANT",
+            help="Choose among these; exact, the default, stands for all exact forms of the machine; may be repeated.",
+            autocompletion=completion.variants,
+        ),
+        Default((), list[str] | None),
+    ]
+    lengths: Annotated[
+        str | int | Sequence[int],
+        typer.Option("--n", metavar="LENGTHS", help="Lengths of shapes that name none: 1024 or 1k..16k."),
+        Default("2048", str),
+    ]
+    max_error: Annotated[
+        float,
+        typer.Option(min=0.0, max=1e6, metavar="ERROR", help="Largest relative error of a form that is chosen."),
+        Default(0.02),
+    ]
+    dtype: Annotated[Dtype, Default("float32")]
+    pass_: Annotated[
+        Pass,
+        typer.Option("--pass", help="Pass of shapes that name none: forward, training, decode."),
+        Default("forward"),
+    ]
+    device: Annotated[Device, Default("auto")]
+    threads: Annotated[Threads, Default(None)]
+    seed: Annotated[Seed, Default(0)]
+    timeout: Annotated[float, Limit(help="Time limit for each length in each process."), Default(120.0)]
+    first_call_timeout: Annotated[FirstCallTimeout, Default(600.0)]
+    min_time: Annotated[MinTime, Default(1.0)]
+    memory_limit: Annotated[int | str | None, MEMORY_LIMIT, Default(None, str | None)]
+    process: Annotated[ProcessState, Default("tuned")]
+    plugins: Annotated[Sequence[str], PLUGIN, Default((), list[str] | None)]
+    unchecked: Annotated[Unchecked, Default(False)]
+
+
 class Use(Flag):
     """Uses of ``match`` to which an option of :class:`MatchOptions` belongs: those beside it, else COST and SCORE."""
 

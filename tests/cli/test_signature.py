@@ -20,6 +20,7 @@ COMMANDS = {
     "run": options.RunOptions,
     "compare": options.CompareOptions,
     "match": options.MatchOptions,
+    "best": options.BestOptions,
     "swap": options.SwapOptions,
     "plot": options.PlotOptions,
 }

@@ -24,7 +24,8 @@ from tests.docs.making import BLOCKS, FENCE, HERE, PAGES, RUNS, Block, blocks
 INLINE = re.compile(r"`attnbench ([^`]+)`")
 
 LONG = re.compile(
-    r"compare (?!gated-mean)|score |run (?!.*--dry-run)|match |swap |check tests/|claims .*--run|report results/lra$"
+    r"compare (?!gated-mean)|best |"
+    r"score |run (?!.*--dry-run)|match |swap |check tests/|claims .*--run|report results/lra$"
 )
 """Commands that measure or train for more than half a minute: they are run with the slow tests."""
 ELSEWHERE = {
