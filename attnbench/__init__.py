@@ -18,6 +18,7 @@ __all__ = [
     "best",
     "build",
     "compare",
+    "history",
     "load_suite",
     "match",
     "plot",
@@ -31,6 +32,7 @@ __all__ = [
 if TYPE_CHECKING:
     from attnbench.api.best import best
     from attnbench.api.compare import compare
+    from attnbench.api.history import history
     from attnbench.api.match import match
     from attnbench.api.plot import plot
     from attnbench.api.report import report
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     **dict.fromkeys(("Knob", "No", "Rounds", "Traits"), "contract.traits"),
-    **{name: f"api.{name}" for name in ("best", "compare", "match", "plot", "report", "run", "swap")},
+    **{name: f"api.{name}" for name in ("best", "compare", "history", "match", "plot", "report", "run", "swap")},
     "Shape": "contract.problem.shape",
     "Unsupported": "errors",
     "build": "catalogue.build",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from attnbench.contract.spec import parse_spec, parse_specs
 from attnbench.contract.variant import VARIANTS
@@ -138,53 +138,6 @@ def _exact(device: str) -> list[Any]:
     return [parse_spec(one) for one in (*names, *(f"sdpa:backend={backend}" for backend in backends))]
 
 
-Word = Literal["fastest", "a tie", "slower", "faster", "withheld", ""]
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """One form at one shape and length."""
-
-    label: str
-    side: Side
-    out: str = ""
-    """The reason why it is not chosen from; empty if it is."""
-    word: Word = ""
-    """The verdict on its time beside the fastest one's; empty if it was not held against it."""
-    why: str = ""
-    """The reason to withhold that, or the mark of a busy machine."""
-    ratio: Ratio | None = None
-    """Its time over that of the fastest one; None if it was not held against it, or that is withheld."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data; times in seconds, None if not measured."""
-        record, ratio = self.side.record, self.ratio
-        low, high = self.side.interval or (None, None)
-        joint_low, joint_high = (ratio.joint if ratio else None) or (None, None)
-        return {
-            "label": self.label,
-            "variant": record.variant,
-            "options": record.options,
-            "status": str(record.status),
-            "left_out": self.out,
-            "it_is": self.word,
-            "why": self.why,
-            "time_median_s": self.side.time,
-            "time_ci_low_s": low,
-            "time_ci_high_s": high,
-            "ratio": ratio.estimate if ratio else None,
-            "ratio_ci_low": ratio.low if ratio else None,
-            "ratio_ci_high": ratio.high if ratio else None,
-            "joint_ci_low": joint_low,
-            "joint_ci_high": joint_high,
-            "peak_bytes": record.peak_bytes,
-            "error_kind": record.error_kind,
-            "rel_error": record.rel_error,
-            "kernel": record.kernel,
-            "launched": record.launched,
-        }
-
-
 @dataclass(frozen=True, slots=True)
 class Choice:
     """The answer at one shape and length."""
@@ -193,52 +146,38 @@ class Choice:
     about: str
     """Pass, masks, sizes and data type, in words."""
     n: int
-    forms: Sequence[Form]
-    """The fastest first, then the others by time, and last those that are not chosen from."""
-
-    @property
-    def fastest(self) -> Form | None:
-        return self.forms[0] if self.forms and not self.forms[0].out else None
-
-    @property
-    def tied(self) -> list[Form]:
-        return [one for one in self.forms if one.word == "a tie"]
-
-    @property
-    def next(self) -> Form | None:
-        """The fastest of those that are slower beyond doubt."""
-        return next((one for one in self.forms if one.word == "slower"), None)
-
-    @property
-    def verdict(self) -> str:
-        """``faster``, ``a tie``, ``withheld``, ``the only one``, or ``none`` if nothing keeps the error."""
-        if self.fastest is None:
-            return "none"
-        words = [one.word for one in self.forms[1:] if not one.out]
-        for word in ("withheld", "faster", "a tie"):
-            if word in words:
-                return "a tie" if word == "a tie" else "withheld"
-        return "faster" if words else "the only one"
+    row: Record
+    """One of its rows, which has the axes."""
+    left_out: Mapping[str, str]
+    """Form -> the reason why it is not chosen from, or has no verdict."""
+    fastest: Side | None = None
+    """None if nothing keeps the error."""
+    verdict: str = "none"
+    """``faster``, ``a tie``, ``withheld``, ``the only one``, or ``none``; perhaps with the mark of a busy machine."""
+    tied: Sequence[str] = ()
+    next: str | None = None
+    """The fastest of the forms that are slower beyond doubt."""
+    margin: Ratio | None = None
+    """The time of that one over the time of the fastest."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; ``fastest`` is None if nothing keeps the error."""
-        first, after = self.fastest, self.next
-        columns = self.forms[0].side.record.to_json()
+        """Plain data, with the axes of the shape; None for nothing."""
+        record, margin = (self.fastest.record if self.fastest else None), self.margin
+        columns = self.row.to_json()
         return {
             "shape": self.asked.name,
             "about": self.about,
-            "pass": columns["pass"],
-            **{axis: columns[axis] for axis in _AXES.values()},
-            "fastest": first and first.label,
+            **{axis: columns[axis] for axis in ("pass", *_AXES.values())},
             "verdict": self.verdict,
-            "tied": [one.label for one in self.tied],
-            "next": after and after.label,
-            "margin": after.ratio.estimate if after and after.ratio else None,
-            "margin_ci_low": after.ratio.low if after and after.ratio else None,
-            "margin_ci_high": after.ratio.high if after and after.ratio else None,
-            **{name: first and getattr(first.side.record, name) for name in ("peak_bytes", "rel_error", "kernel")},
-            "time_median_s": first and first.side.time,
-            "forms": [one.to_json() for one in self.forms],
+            "fastest": record and record.label,
+            "time_median_s": self.fastest and self.fastest.time,
+            **{name: record and getattr(record, name) for name in ("peak_bytes", "rel_error", "kernel")},
+            "tied": self.tied,
+            "next": self.next,
+            "margin": margin and margin.estimate,
+            "margin_ci_low": margin and margin.low,
+            "margin_ci_high": margin and margin.high,
+            "left_out": self.left_out,
         }
 
 
@@ -247,104 +186,81 @@ class Best:
     """The answers at all shapes that were measured."""
 
     max_error: float
-    choices: list[Choice] = field(default_factory=list)
-    environment: dict[str, Any] = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)
-    family: int = 0
+    family: int
     """Number of ratios whose verdicts hold together."""
-    processes: list[int] = field(default_factory=list)
-
-    @property
-    def ok(self) -> bool:
-        """True if anything could be measured."""
-        return any(form.side.time is not None for one in self.choices for form in one.forms)
+    choices: list[Choice] = field(default_factory=list)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    """The rows of ``attnbench compare --json``, with the name of the shape."""
+    records: list[Record] = field(default_factory=list)
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    stopped: KeyboardInterrupt | None = None
+    """Ctrl-C, after which nothing was measured."""
 
     def add(self, asked: Asked, about: str, found: Comparison) -> None:
         """Take the comparison at one shape, finished or not."""
-        self.environment = found.environment
-        self.processes = sorted({*self.processes, *found.processes})
+        plain = found.to_json()
+        self.environment = plain["environment"]
         self.warnings += [f"{asked.name}: {one}" for one in found.warnings]
+        self.rows += [{"shape": asked.name, **row} for row in plain["rows"]]
         at: dict[int, dict[tuple[str, str], Row]] = {}
         for pair, rows in found.rows.items():
             for row in rows:
                 at.setdefault(row.n, {})[pair] = row
-        self.choices += [Choice(asked, about, n, choose(pairs, self.max_error)) for n, pairs in at.items()]
+                self.records += [row.a.record, row.b.record]
+        self.choices += [choose(asked, about, n, pairs, self.max_error) for n, pairs in at.items()]
 
     def to_json(self) -> dict[str, Any]:
-        """Answers, warnings and the machine, for a program."""
+        """Answers, rows, warnings and the machine, for a program."""
         shapes = [one.to_json() for one in self.choices]
-        return {
-            "environment": {"machine" if name == "environment" else name: v for name, v in self.environment.items()},
-            "warnings": self.warnings,
-            "max_error": self.max_error,
-            "shapes": shapes,
-        }
+        about = {"environment": self.environment, "warnings": self.warnings, "max_error": self.max_error}
+        return {**about, "shapes": shapes, "rows": self.rows}
 
 
-def choose(pairs: Mapping[tuple[str, str], Row], most: float) -> list[Form]:
-    """The forms at one length, from the rows of each pair of them, or of one with itself: the fastest first.
+def choose(asked: Asked, about: str, n: int, pairs: Mapping[tuple[str, str], Row], most: float) -> Choice:
+    """The answer from the rows of each pair of forms, or of one with itself.
 
     The fastest is the one of least mean ratio to all others that keep the error ``most``.
     """
     sides = {label: side for (a, b), row in pairs.items() for label, side in ((b, row.b), (a, row.a))}
-    out = {label: _against(side.record, side.time, most) for label, side in sides.items()}
-    ratios = {pair: row.ratio for pair, row in pairs.items() if row.ratio}
-    ratios |= {(b, a): turned(ratio) for (a, b), ratio in ratios.items()}
-    kept = [label for label, why in out.items() if not why]
+    reasons = {label: _against(side, most) for label, side in sides.items()}
+    out, kept = {label: why for label, why in reasons.items() if why}, [one for one in sides if not reasons[one]]
+    row = next(iter(pairs.values())).a.record
+    if not kept:
+        return Choice(asked, about, n, row, out)
+    logs = {pair: math.log(row.ratio.estimate) for pair, row in pairs.items() if row.ratio}
+    logs |= {(b, a): -log for (a, b), log in logs.items()}
+    logs |= {(one, one): 0.0 for one in kept}
+    first, *others = sorted(kept, key=lambda one: fmean(logs.get((one, other), math.inf) for other in kept))
+    others.sort(key=lambda one: logs.get((one, first), math.inf))
+    rows = {one: pairs.get((first, one)) or pairs[one, first] for one in others}
+    tied = [one for one, beside in rows.items() if beside.verdict in ("same", "inconclusive")]
+    withheld = {one: f"no verdict: {beside.withheld}" for one, beside in rows.items() if beside.withheld}
+    after = next((one for one in rows if one not in tied and one not in withheld), None)
+    busy = f" ({rows[after].busy})" * bool(rows[after].busy) if after else ""
+    verdict = "withheld" if withheld else "a tie" if tied else "faster" if after else "the only one"
+    margin = _oriented(rows[after].ratio, (after, first) in pairs) if after else None
+    return Choice(asked, about, n, row, out | withheld, sides[first], verdict + busy, tied, after, margin)
 
-    def slowness(label: str) -> float:
-        logs = [math.log(ratios[label, other].estimate) for other in kept if (label, other) in ratios]
-        return fmean(logs) if logs else math.inf
 
-    ordered = sorted(kept, key=slowness)
-    if not ordered:
-        return [Form(label, sides[label], why) for label, why in out.items()]
-    first, *others = ordered
-    forms = [Form(first, sides[first], word="fastest")]
-    forms += [_beside(first, one, sides[one], pairs, ratios.get((one, first))) for one in others]
-    return [*forms, *(Form(label, sides[label], why) for label, why in out.items() if why)]
-
-
-def _against(record: Record, time: float | None, most: float) -> str:
+def _against(side: Side, most: float) -> str:
     """The reason not to choose this one; empty for none."""
+    record, error = side.record, side.record.rel_error
     if record.status is not Status.OK:
         return f"{record.status}: {record.reason}"
-    if time is None:
+    if side.time is None:
         return "not timed beside the others"
-    if record.rel_error is None:
+    if error is None:
         exact = VARIANTS.get(record.variant).claims(parse_spec(record.label), causal=record.causal).exact
         return "" if exact else "its error is not known here"
-    return "" if record.rel_error <= most else f"its error is {format_number(record.rel_error, 2)}, above {most:g}"
+    return "" if error <= most else f"its error is {format_number(error, 2)}, above {most:g}"
 
 
-def _beside(first: str, label: str, side: Side, pairs: Mapping[tuple[str, str], Row], ratio: Ratio | None) -> Form:
-    row = pairs.get((first, label)) or pairs[label, first]
-    if ratio is None:
-        return Form(label, side, word="withheld", why="they never took turns")
-    if row.verdict in ("same", "inconclusive"):
-        return Form(label, side, "", "a tie", row.busy, ratio)
-    if row.verdict == "withheld":
-        return Form(label, side, "", "withheld", row.withheld)
-    slower = (row.verdict == "faster") == ((first, label) in pairs)
-    return Form(label, side, "", "slower" if slower else "faster", row.busy, ratio)
-
-
-def turned(ratio: Ratio) -> Ratio:
-    """The ratio of B to A."""
-    low, high = _inverse((ratio.low, ratio.high)) if ratio.low and ratio.high else (None, None)
-    return replace(ratio, estimate=1 / ratio.estimate, low=low, high=high, joint=ratio.joint and _inverse(ratio.joint))
-
-
-def _inverse(ends: tuple[float, float]) -> tuple[float, float]:
-    return 1 / ends[1], 1 / ends[0]
-
-
-class StoppedBest(KeyboardInterrupt):
-    """Ctrl-C, with the shapes so far."""
-
-    def __init__(self, best: Best) -> None:
-        super().__init__()
-        self.best = best
+def _oriented(ratio: Ratio | None, straight: bool) -> Ratio | None:
+    if straight or ratio is None:
+        return ratio
+    low, high = (end and 1 / end for end in (ratio.high, ratio.low))
+    return replace(ratio, estimate=1 / ratio.estimate, low=low, high=high, joint=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,32 +291,28 @@ class Prepared:
         return cls(asked, contests, given["max_error"])
 
     @property
-    def family(self) -> int:
-        """Number of ratios in the whole table."""
-        return sum(one.ratios for one in self.contests)
-
-    @property
     def count(self) -> int:
         """Number of shapes and lengths."""
         return sum(len(one.lengths) for one in self.contests)
 
     def answer(self, watching: Callable[[Asked, Contest], OnLength]) -> Best:
-        """Measure; ``watching`` is called before each shape and watches its lengths.
+        """Measure until the end or Ctrl-C; ``watching`` is called before each shape and watches its lengths.
 
         Raises:
             WorkerFailed: the worker could not be started.
-            StoppedBest: Ctrl-C, with what was measured.
+            KeyboardInterrupt: Ctrl-C before a first length was finished.
         """
-        best, laws = Best(self.max_error, family=self.family), list[Record]()
+        best = Best(self.max_error, sum(one.ratios for one in self.contests))
         for asked, contest in zip(self.asked, self.contests, strict=True):
-            contest = replace(contest, family=self.family, known=tuple(laws))
+            contest = replace(contest, family=best.family, known=best.records)
             try:
                 found = contest.answer(watching(asked, contest))
-            except Stopped as pressed:
-                best.add(asked, contest.about, pressed.comparison)
-                raise StoppedBest(best) from pressed
             except KeyboardInterrupt as pressed:
-                raise StoppedBest(best) from pressed
+                best.stopped = pressed
+                if isinstance(pressed, Stopped):
+                    best.add(asked, contest.about, pressed.comparison)
+                elif not best.choices:
+                    raise
+                return best
             best.add(asked, contest.about, found)
-            laws += [form.side.record for one in best.choices[-len(contest.lengths) :] for form in one.forms]
         return best

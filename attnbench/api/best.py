@@ -30,4 +30,7 @@ def best(shapes: str | Path | None = None, *, progress: bool = True, **given: Un
     prepared = prepare(None if shapes is None else Path(shapes), given)
     check_importable(cell.variant for contest in prepared.contests for cell in contest.cells)
     with console.progress(prepared.count, wanted=progress) as bar:
-        return Chosen(prepared.answer(watching(bar)))
+        found = prepared.answer(watching(bar))
+    if found.stopped:
+        raise found.stopped
+    return Chosen(found)

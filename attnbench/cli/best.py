@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
@@ -19,8 +19,9 @@ from attnbench.units import format_bytes, format_number, with_interval
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from attnbench.answers.best import Asked, Best, Choice, Form, Prepared
+    from attnbench.answers.best import Asked, Best, Choice, Prepared
     from attnbench.harness.compare.compare import Contest, OnLength
+    from attnbench.harness.outside.isolation import Settings
 
 
 @command(options.BestOptions)
@@ -43,28 +44,20 @@ def best(
     exit code is 1 if nothing could be measured.
     """
     prepared = prepare(shapes, given)
-
-    from attnbench.answers.best import StoppedBest
-
     with console.progress(total=prepared.count) as bar:
-        stopped: KeyboardInterrupt | None = None
-        try:
-            found = prepared.answer(watching(bar))
-        except StoppedBest as pressed:
-            found, stopped = pressed.best, pressed
+        found = prepared.answer(watching(bar, console.note))
+        if found.stopped:
             bar.stop()
-            console.note(
-                "stopped; what was measured until now follows" if found.choices else "stopped; no shape was finished"
-            )
+            console.note("stopped; what was measured until now follows")
     for warning in found.warnings:
         console.warning(warning)
     if as_json:
         console.data(found.to_json())
-    elif found.choices:
-        _print(found, prepared)
-    if stopped:
-        raise stopped
-    if not found.ok:
+    else:
+        _print(found, prepared.contests[0].settings)
+    if found.stopped:
+        raise found.stopped
+    if not any(row["a_time_median_s"] or row["b_time_median_s"] for row in found.rows):
         console.error("nothing could be measured; the reasons stand above")
         raise typer.Exit(Exit.FAILED)
 
@@ -80,78 +73,52 @@ def prepare(shapes: Path | None, given: options.BestOptions) -> Prepared:
     return Prepared.of(asked, given["variants"] or (), how | {"plugins": given["plugins"] or ()})
 
 
-def watching(bar: Progress) -> Any:
-    """Show the measured shape and length on a bar."""
+def watching(bar: Progress, say: Callable[[str], None] = lambda text: None) -> Callable[[Asked, Contest], OnLength]:
+    """Show the measured shape and length on a bar, and give their times to ``say``."""
+    from attnbench.cli.compare import watching
 
-    def of(asked: Asked, contest: Contest) -> OnLength:
-        before = bar.tasks[0].completed
-
-        def on_length(length: int, process: int, found: Mapping[str, float | str]) -> None:
-            if not found:
-                done = before + contest.lengths.index(length) + bool(process)
-                said = f"{asked.name}, n = {length}" + f", process {process + 1}" * bool(process)
-                bar.update(bar.task_ids[0], completed=done, description=said)
-
-        return on_length
-
-    return of
+    return lambda asked, contest: watching(bar, contest.lengths, say, f"{asked.name}, ")
 
 
-def _print(found: Best, prepared: Prepared) -> None:
-    contest = prepared.contests[0]
-    threads, device = contest.settings.threads, contest.settings.device
-    console.line(f"on {device}, {threads} thread{'s' * (threads != 1)}, {found.environment['process']} process")
-    over = " to ".join(dict.fromkeys(map(str, found.processes[:1] + found.processes[-1:]))) or "no"
-    console.paragraph(
-        f"95 % intervals over {over} processes; verdicts: 95 % for all {found.family} ratios of the table together"
-    )
+def _print(found: Best, settings: Settings) -> None:
+    threads = f"{settings.threads} thread{'s' * (settings.threads != 1)}"
+    console.line(f"on {settings.device}, {threads}, {found.environment['process']} process")
+    console.paragraph(f"verdicts: 95 % for all {found.family} ratios of the table together")
     for name, about in dict.fromkeys((one.asked.name, one.about) for one in found.choices):
         console.paragraph(f"{name}: {about}")
     columns = ["shape", "n", "fastest", "time", "peak memory", "error", "a tie with", "next", "margin", "verdict"]
+    table = [[one.asked.name, str(one.n), *_row(one)] for one in found.choices]
     console.table(
-        *without_empty(columns, [_row(one) for one in found.choices]),
+        *without_empty(columns, table),
         right=["n", "time", "peak memory", "error"],
         title="\nmargin: time of the next / time of the fastest",
     )
     said: dict[str, list[str]] = {}
     for one in found.choices:
-        for form in one.forms:
-            if form.out or form.word == "withheld":
-                reason = form.out or f"no verdict: {form.why}"
-                said.setdefault(f"{form.label}: {reason}", []).append(f"{one.asked.name} {one.n}")
-    everywhere = len(found.choices)
-    console.line()
+        for label, reason in one.left_out.items():
+            said.setdefault(f"{label}: {reason}", []).append(f"{one.asked.name} {one.n}")
     for text, where in said.items():
-        console.paragraph(text + f" (at {', '.join(where)})" * (len(where) < everywhere))
-    records = [form.side.record for one in found.choices for form in one.forms]
-    first = [one.fastest.side.record for one in found.choices if one.fastest]
-    console.mark_notes(name_text(one.label, one.own_form) for one in first)
-    console.mark_notes(error_text(one.rel_error, one.error_kind) for one in first)
-    console.unchecked_note(record.laws for record in records)
+        console.paragraph(text + f" (at {', '.join(where)})" * (len(where) < len(found.choices)))
+    console.mark_notes(cell for row in table for cell in row)
+    console.unchecked_note(record.laws for record in found.records)
 
 
 def _row(one: Choice) -> list[str]:
-    first, after = one.fastest, one.next
-    if first is None:
-        return [one.asked.name, str(one.n), "-", "-", "-", "-", "", "", "", one.verdict]
-    record = first.side.record
+    if one.fastest is None:
+        return ["-", "-", "-", "-", "", "", "", one.verdict]
+    record, ends = one.fastest.record, one.fastest.interval or (None, None)
+    margin = one.margin and with_interval(one.margin.estimate, one.margin.low, one.margin.high, _number)
     return [
-        one.asked.name,
-        str(one.n),
         name_text(record.label, record.own_form),
-        with_interval(first.side.time, *(first.side.interval or (None, None))),
+        with_interval(one.fastest.time, *ends),
         format_bytes(record.peak_bytes),
         error_text(record.rel_error, record.error_kind),
-        ", ".join(form.label for form in one.tied),
-        after.label if after else "",
-        _margin(after),
-        "; ".join(dict.fromkeys(filter(None, (one.verdict, after.why if after else "")))),
+        ", ".join(one.tied),
+        one.next or "",
+        margin or "",
+        one.verdict,
     ]
 
 
-def _margin(after: Form | None) -> str:
-    if after is None or after.ratio is None:
-        return ""
-    low, high = after.ratio.low, after.ratio.high
-    ends = f" ({format_number(low)} to {format_number(high)})" if low and high else ""
-    return format_number(after.ratio.estimate) + ends
+def _number(value: float | None) -> str:
+    return "-" if value is None else format_number(value)

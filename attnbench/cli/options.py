@@ -214,6 +214,45 @@ class BestOptions(TypedDict, total=False):
     unchecked: Annotated[Unchecked, Default(False)]
 
 
+class HistoryOptions(TypedDict, total=False):
+    """Options of ``attnbench history`` and :func:`attnbench.history`."""
+
+    variants: Annotated[
+        Sequence[str],
+        typer.Option(
+            "--variant",
+            "-v",
+            metavar="VARIANT",
+            help="Only this variant, by name or label; may be repeated.",
+            autocompletion=completion.variants,
+        ),
+        Default((), list[str] | None),
+    ]
+    select: Annotated[
+        str | None,
+        typer.Option("-k", metavar="EXPRESSION", help="Only these cells, as in attnbench run."),
+        Default(None),
+    ]
+    metric: Annotated[
+        Literal["time", "memory", "error"], typer.Option("--on", help="What is followed."), Default("time")
+    ]
+    above: Annotated[
+        float | None,
+        typer.Option(
+            min=1.0, max=1e6, metavar="RATIO", help="A change is larger; default: 1.05, memory 1.02, error 1.1."
+        ),
+        Default(None),
+    ]
+    relative_to: Annotated[
+        str | None,
+        typer.Option(metavar="VARIANT", help="Divide each time by that of this variant in its run."),
+        Default(None),
+    ]
+    as_measured: Annotated[
+        bool, typer.Option("--as-measured", help="Times as they are, not at the machine's full speed."), Default(False)
+    ]
+
+
 class Use(Flag):
     """Uses of ``match`` to which an option of :class:`MatchOptions` belongs: those beside it, else COST and SCORE."""
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 import attnbench
-from attnbench.answers.best import Choice, Form, Prepared, choose, forms_of, shapes_of
+from attnbench.answers.best import Choice, Prepared, choose, forms_of, shapes_of
 from attnbench.cli.app import main
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import parse_spec
 from attnbench.errors import Exit, UsageError
 from attnbench.harness.compare import compare as compare_module
-from attnbench.harness.compare.compare import Row, Side
+from attnbench.harness.compare.compare import Comparison, Contest, Row, Side
 from attnbench.measure.statistics import Ratio, Said, judged
 from attnbench.measure.status import Status
 from attnbench.results.record import Record
@@ -47,20 +47,14 @@ def rows(*sides: Side, spread: float = 1.02, said: Mapping[tuple[str, str], Said
     return found
 
 
-def answer(forms: list[Form]) -> Choice:
+def chosen(found: Any, most: float = 0.02) -> Choice:
     (asked,) = shapes_of(None, "llama3-8b", [64])
-    return Choice(asked, "", 64, forms)
+    return choose(asked, "", 64, found, most)
 
 
 def told(found: Any, most: float = 0.02) -> tuple[str | None, str, list[str], str | None]:
-    choice = answer(choose(found, most))
-    after = choice.next
-    return (
-        choice.fastest and choice.fastest.label,
-        choice.verdict,
-        [one.label for one in choice.tied],
-        after and after.label,
-    )
+    choice = chosen(found, most)
+    return choice.fastest and choice.fastest.record.label, choice.verdict, list(choice.tied), choice.next
 
 
 @pytest.mark.parametrize(
@@ -70,11 +64,9 @@ def test_the_fastest_is_the_same_in_whatever_order_the_forms_stand(order: tuple[
     seconds = {"sdpa": 1.0, "softmax": 2.0, "chunked": 3.0}
     found = rows(*(side(label, seconds[label]) for label in order))
     assert told(found) == ("sdpa", "faster", [], "softmax")
-    first, after, last = choose(found, 0.02)
-    assert [first.word, after.word, last.word] == ["fastest", "slower", "slower"]
-    assert after.ratio
-    assert after.ratio.estimate == pytest.approx(2.0)
-    assert (after.ratio.low, after.ratio.high) == (pytest.approx(2 / 1.02), pytest.approx(2 * 1.02))
+    margin = chosen(found).margin
+    assert margin
+    assert (margin.low, margin.estimate, margin.high) == pytest.approx((2 / 1.02, 2, 2 * 1.02))
 
 
 def test_a_form_whose_interval_holds_1_is_a_tie_and_the_margin_is_to_the_next_slower_one() -> None:
@@ -87,42 +79,48 @@ def test_a_form_whose_interval_holds_1_is_a_tie_and_the_margin_is_to_the_next_sl
 def test_what_exceeds_the_error_is_not_chosen_from_and_a_wider_limit_takes_it() -> None:
     found = rows(side("sdpa", 2.0), side("linear", 1.0, 0.5), side("softmax", 4.0))
     assert told(found) == ("sdpa", "faster", [], "softmax")
-    assert choose(found, 0.02)[-1].out == "its error is 0.5, above 0.02"
+    assert chosen(found).left_out == {"linear": "its error is 0.5, above 0.02"}
     assert told(found, 0.6) == ("linear", "faster", [], "sdpa")
 
 
 def test_without_a_measured_error_only_what_is_exact_by_its_laws_is_chosen_from() -> None:
     found = rows(side("sdpa", 2.0, None), side("linear", 1.0, None))
     assert told(found) == ("sdpa", "the only one", [], None)
-    assert choose(found, 9.0)[-1].out == "its error is not known here"
+    assert chosen(found, 9.0).left_out == {"linear": "its error is not known here"}
 
 
 def test_a_form_that_failed_is_named_with_its_reason_and_nothing_is_chosen_where_all_failed() -> None:
     failed = side("softmax", None, None, Status.OOM)
     assert told(rows(side("sdpa", 1.0), failed)) == ("sdpa", "the only one", [], None)
-    assert [one.out for one in choose(rows(side("sdpa", 1.0), failed), 0.02)] == ["", "oom: no room"]
+    assert chosen(rows(side("sdpa", 1.0), failed)).left_out == {"softmax": "oom: no room"}
     both = rows(side("sdpa", None, None, Status.OOM), failed)
     assert told(both) == (None, "none", [], None)
-    assert answer(choose(both, 0.02)).to_json()["fastest"] is None
+    assert chosen(both).to_json()["fastest"] is None
 
 
 def test_a_verdict_that_compare_withholds_is_withheld_and_one_of_a_busy_machine_is_marked() -> None:
     two = side("sdpa", 1.0), side("softmax", 2.0)
     withheld = rows(*two, said={("sdpa", "softmax"): Said("withheld", "the machine was busy (1.1 of 2 cores)")})
     assert told(withheld) == ("sdpa", "withheld", [], None)
-    assert [(one.why, one.ratio) for one in choose(withheld, 0.02)][1] == (
-        "the machine was busy (1.1 of 2 cores)",
-        None,
-    )
+    assert chosen(withheld).left_out == {"softmax": "no verdict: the machine was busy (1.1 of 2 cores)"}
     busy = rows(*two, said={("sdpa", "softmax"): Said("faster", "busy machine")})
-    assert [(one.word, one.why) for one in choose(busy, 0.02)][1] == ("slower", "busy machine")
+    assert told(busy) == ("sdpa", "faster (busy machine)", [], "softmax")
 
 
-def test_the_verdicts_of_all_shapes_hold_together() -> None:
+def test_the_verdicts_of_all_shapes_hold_together(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {"device": "cpu", "plugins": (), "max_error": 0.02, "shape": None, "variants": ()}
     asked = shapes_of(None, "llama3-8b,gpt-oss", [64, 128])
     prepared = Prepared.of(asked, ["softmax", "sdpa", "chunked"], given)
-    assert (prepared.count, prepared.family) == (4, 12)
+    assert prepared.count == 4
+    seen: list[int | None] = []
+
+    def contest(self: Contest, watched: object) -> Comparison:
+        seen.append(self.family)
+        return Comparison([])
+
+    monkeypatch.setattr(Contest, "answer", contest)
+    assert prepared.answer(lambda asked, contest: lambda *_: None).family == 12
+    assert seen == [12, 12]
 
 
 def test_exact_stands_for_the_exact_forms_of_the_machine_and_for_none_twice() -> None:
@@ -229,9 +227,9 @@ def test_the_table_and_its_json_name_a_form_that_can_be_built(
             one["fastest"], Shape(seq_len=one["seq_len"], heads=one["heads"], head_dim=one["head_dim"])
         )
         assert module
-        assert {form["label"] for form in one["forms"]} == {"softmax", "sdpa:backend=math", "mean-value"}
-        (left_out,) = [form for form in one["forms"] if form["left_out"]]
-        assert (left_out["label"], left_out["ratio"]) == ("mean-value", None)
+        assert list(one["left_out"]) == ["mean-value"]
+    assert {row["shape"] for row in found["rows"]} == {"small", "longer"}
+    assert {row["b"] for row in found["rows"]} == {"sdpa:backend=math", "mean-value"}
 
 
 def test_shapes_that_are_finished_are_shown_after_ctrl_c(
@@ -263,7 +261,7 @@ def test_from_python_it_is_a_table_and_the_fastest_of_each_shape() -> None:
     frame = found.to_frame()
     assert list(frame["shape"]) == ["gdn-2"]
     assert found.fastest[("gdn-2", 16)] in {"identity", "softmax"}
-    assert found.to_json()["max_error"] == 9
+    assert found.best.max_error == 9
     assert "<table" in found._repr_html_()
     with pytest.raises(UsageError, match=r"^shape: unknown shape 'gdn'"):
         attnbench.best(shape="gdn")

@@ -21,6 +21,7 @@ COMMANDS = {
     "compare": options.CompareOptions,
     "match": options.MatchOptions,
     "best": options.BestOptions,
+    "history": options.HistoryOptions,
     "swap": options.SwapOptions,
     "plot": options.PlotOptions,
 }
