@@ -113,7 +113,8 @@ class Chosen(_Table):
     @property
     def fastest(self) -> dict[tuple[str, int], str | None]:
         """Name of a shape and length -> the fastest form, as :func:`attnbench.compare` takes it; None for none."""
-        return {(one.asked.name, one.n): one.fastest and one.fastest.record.label for one in self.best.choices}
+        found = [(one.asked.name, one.n, one.fastest) for one in self.best.choices]
+        return {(name, n): first.record.label if first else None for name, n, first in found}
 
     def _words(self) -> list[str]:
         return [f"warning: {text}" for text in self.best.warnings]

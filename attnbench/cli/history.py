@@ -71,8 +71,9 @@ def _print(found: History, *, narrowed: bool) -> None:
 
     def row(line: Line) -> list[str]:
         values = line.values
-        ends = [words.number(one, found.metric, found.unit) for one in (values[:1] + values[-1:] or [None, None])]
-        ratio = words.ratio(values[-1] / values[0]) if values and values[0] else "-"
+        first, last = (values[0], values[-1]) if values else (None, None)
+        ends = [words.number(one, found.metric, found.unit) for one in (first, last)]
+        ratio = words.ratio(last / first if first and last else None)
         said = [
             f"{day(point.began)} {words.plain(point.change)} {words.ratio(point.change.ratio)}".removesuffix(" -")
             + f" ({words.interval(point.change)})" * (words.interval(point.change) != "-")

@@ -18,7 +18,6 @@ from attnbench.units import format_bytes, format_seconds
 
 _MOST = 8
 """Most lines; those with changes come first."""
-_DATES = 6
 
 
 @in_style
@@ -58,7 +57,7 @@ def draw_history(frame: pd.DataFrame, metric: str, *, unit: str = "s", about: st
         rings = part["change"] != ""
         ax.plot(x[rings], part[metric][rings].astype(float), "o", markersize=11, fillstyle="none", color=palette().ink)
     ax.set_xlim(-0.5, len(runs) - 0.5)
-    at = list(range(0, len(runs), -(-len(runs) // _DATES)))
+    at = list(range(0, len(runs), -(-len(runs) // (3 if narrow() else 6))))
     ax.xaxis.set_major_locator(FixedLocator(at))
     ax.xaxis.set_major_formatter(FixedFormatter([day(runs["began"][place]) for place in at]))
     ax.xaxis.set_minor_locator(NullLocator())

@@ -36,6 +36,7 @@ SMALLER = {
     "score": ["--steps", "2", "--seeds", "1", "--rates", "0.01", "--layers", "1", "--heads", "1", "--device", "cpu"],
     "swap": ["--length", "32", "--windows", "6", "--steps", "0,1", "--layers", "all", "--device", "cpu"],
     "capture": ["--length", "32", "--windows", "1", "--device", "cpu"],
+    "history": ["good"],
     "plot": ["--figure", "scaling", "--format", "svg"],
     **{f"plot {picture}": [] for picture in PICTURES},
     "plot features": ["--n", "64"],

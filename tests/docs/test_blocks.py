@@ -32,6 +32,7 @@ ELSEWHERE = {
     "--shard": "three machines",
     "merge ": "three machines",
     " OLD": "two runs of one machine",
+    "history ": "many runs of one machine",
     "verify RUN": "a damaged run",
     "many-machines.md": "a cluster",
     "gpu.md": "a GPU",
