@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import exp, log
+from math import exp, isfinite, log
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, get_args
@@ -106,7 +106,7 @@ class History:
 
     metric: Metric
     unit: str
-    """Of times: seconds, or the variant that they were divided by."""
+    """Unit of times: s, or the variant that they were divided by."""
     how: str
     """How times are given, in words."""
     runs: Sequence[MeasuredRun]
@@ -124,18 +124,9 @@ class History:
             about = {"cell": words.name(line.row, axes), "label": line.row.label, "family": line.row.family}
             for point in line.points:
                 found = point.change
-                rows.append(
-                    {
-                        **about,
-                        "run": point.run,
-                        "began": point.began,
-                        self.metric: point.value,
-                        "change": words.plain(found) if found else "",
-                        "ratio": found and found.ratio,
-                        "low": found and found.low,
-                        "high": found and found.high,
-                    }
-                )
+                ends = {name: getattr(found, name, None) for name in ("ratio", "low", "high")}
+                said = {"change": words.plain(found) if found else "", **_finite(ends)}
+                rows.append({**about, "run": point.run, "began": point.began, self.metric: point.value, **said})
         return rows
 
     def to_json(self) -> dict[str, Any]:
@@ -143,6 +134,11 @@ class History:
         said = {"metric": self.metric, "unit": self.unit, "times": self.how, "between_runs": self.between}
         runs = [{"run": run.name, "began": began(run)} for run in self.runs]
         return {**said, "runs": runs, "left_out": self.left_out, "points": self.to_rows()}
+
+
+def _finite(numbers: Mapping[str, float | None]) -> dict[str, float | None]:
+    """The numbers as JSON may have them: a ratio to nothing is None."""
+    return {name: one if one is not None and isfinite(one) else None for name, one in numbers.items()}
 
 
 def history(paths: Sequence[Path], given: Mapping[str, Any]) -> History:

@@ -69,6 +69,10 @@ MinTime = Annotated[
 Unchecked = Annotated[
     bool, typer.Option("--unchecked", help="Measure without holding variants to their laws; rows say so.")
 ]
+Select = Annotated[
+    str | None,
+    typer.Option("-k", metavar="EXPRESSION", help="Only these cells: 'performer and n4096', 'causal', 'not bfloat16'."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
 Width = Annotated[
     Literal["page", "column"], typer.Option(help="Width of the drawing; column: 3.3 inches, as in a paper.")
@@ -228,11 +232,7 @@ class HistoryOptions(TypedDict, total=False):
         ),
         Default((), list[str] | None),
     ]
-    select: Annotated[
-        str | None,
-        typer.Option("-k", metavar="EXPRESSION", help="Only these cells, as in attnbench run."),
-        Default(None),
-    ]
+    select: Annotated[Select, Default(None)]
     metric: Annotated[
         Literal["time", "memory", "error"], typer.Option("--on", help="What is followed."), Default("time")
     ]
@@ -379,13 +379,7 @@ class RunOptions(TypedDict, total=False):
     """Options of ``attnbench run`` and :func:`attnbench.run`."""
 
     device: Annotated[Device, Default("auto")]
-    select: Annotated[
-        str | None,
-        typer.Option(
-            "-k", metavar="EXPRESSION", help="Only these cells: 'performer and n4096', 'causal', 'not bfloat16'."
-        ),
-        Default(None),
-    ]
+    select: Annotated[Select, Default(None)]
     out: Annotated[str | Path, OUT, Default(Path("results"), Path)]
     plugins: Annotated[Sequence[str], PLUGIN, Default((), list[str] | None)]
     threads: Annotated[Threads, Default(None)]
