@@ -154,7 +154,7 @@ def history(paths: Sequence[Path], given: Mapping[str, Any]) -> History:
     if metric == "time":
         runs, how = _timed(runs, out, plain=given["as_measured"])
         if given["relative_to"]:
-            unit, runs = given["relative_to"], [over(run, given["relative_to"]) for run in runs]
+            unit, runs = given["relative_to"], _over(runs, given["relative_to"], out)
     limits = Limits() if given["above"] is None else Limits(**{metric: given["above"]})
     lines, between = follow(runs, metric, limits, lambda row: _chosen(row, given))
     several = [line for line in lines if len(line.points) > 1]
@@ -203,6 +203,18 @@ def _timed(runs: Sequence[MeasuredRun], out: dict[str, str], *, plain: bool) -> 
         if one is None:
             out[run.name] = "no yardstick beside its times; --as-measured takes it in"
     return [one[0][0] for one in paced if one], "times at the full speed that the machine had in each run"
+
+
+def _over(runs: Sequence[MeasuredRun], variant: str, out: dict[str, str]) -> list[MeasuredRun]:
+    kept = list[MeasuredRun]()
+    for run in runs:
+        try:
+            kept.append(over(run, variant))
+        except UsageError as error:
+            out[run.name] = str(error)
+    if not kept:
+        raise UsageError(next(iter(out.values())))
+    return kept
 
 
 def _chosen(row: Record, given: Mapping[str, Any]) -> bool:
