@@ -108,7 +108,7 @@ class History:
     unit: str
     """Unit of times: s, or the variant that they were divided by."""
     how: str
-    """How times are given, in words."""
+    """The form of its times, in words."""
     runs: Sequence[MeasuredRun]
     left_out: Mapping[str, str]
     """Name of a run -> the reason."""
