@@ -15,8 +15,10 @@ __all__ = [
     "Shape",
     "Traits",
     "Unsupported",
+    "best",
     "build",
     "compare",
+    "history",
     "load_suite",
     "match",
     "plot",
@@ -28,7 +30,9 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from attnbench.api.best import best
     from attnbench.api.compare import compare
+    from attnbench.api.history import history
     from attnbench.api.match import match
     from attnbench.api.plot import plot
     from attnbench.api.report import report
@@ -44,7 +48,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     **dict.fromkeys(("Knob", "No", "Rounds", "Traits"), "contract.traits"),
-    **{name: f"api.{name}" for name in ("compare", "match", "plot", "report", "run", "swap")},
+    **{name: f"api.{name}" for name in ("best", "compare", "history", "match", "plot", "report", "run", "swap")},
     "Shape": "contract.problem.shape",
     "Unsupported": "errors",
     "build": "catalogue.build",

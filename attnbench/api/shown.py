@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+    from attnbench.answers.best import Best
+    from attnbench.answers.history import History
     from attnbench.answers.match.result import Match
     from attnbench.harness.compare.compare import Comparison
     from attnbench.results.record import Record
@@ -91,6 +93,57 @@ class Compared(_Table):
                 where = f"cross near n = {found.n:.0f}, between {found.low} and {found.high} (95 %); "
             lines.append(f"{a} and {b}: {where}{found.note}")
         return [*lines, *(f"warning: {text}" for text in self.comparison.warnings)]
+
+
+class Chosen(_Table):
+    """The result of :func:`attnbench.best`: a row for each shape and length, with the fastest form."""
+
+    _SHOWN = ("shape", "seq_len", "fastest", "verdict", "time_median_s", "next", "margin", "peak_bytes", "rel_error")
+
+    def __init__(self, best: Best) -> None:
+        self.best = best
+        """Everything that was measured: all forms at each shape, the environment."""
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row for each shape and length; ``margin`` is the time of ``next`` over that of the fastest one."""
+        import pandas as pd
+
+        return pd.DataFrame([one.to_json() for one in self.best.choices]).drop(columns=["tied", "left_out"])
+
+    @property
+    def fastest(self) -> dict[tuple[str, int], str | None]:
+        """Name of a shape and length -> the fastest form, as :func:`attnbench.compare` takes it; None for none."""
+        found = [(one.asked.name, one.n, one.fastest) for one in self.best.choices]
+        return {(name, n): first.record.label if first else None for name, n, first in found}
+
+    def _words(self) -> list[str]:
+        return [f"warning: {text}" for text in self.best.warnings]
+
+
+class Followed(_Table):
+    """The result of :func:`attnbench.history`: a row for each cell and run."""
+
+    _SHOWN = ("cell", "run", "change", "ratio", "low", "high")
+
+    def __init__(self, history: History) -> None:
+        self.history = history
+        """The runs, those that are left out with the reason, the cells and their changes."""
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row for each cell and run; ``change`` is empty if the cell is as it was."""
+        import pandas as pd
+
+        return pd.DataFrame(self.history.to_rows())
+
+    def figures(self) -> Figures:
+        """The figure that ``attnbench history --plot`` draws."""
+        from attnbench.figures.history import draw_history
+
+        found = self.history
+        return Figures({"history": draw_history(self.to_frame(), found.metric, unit=found.unit, about=found.how)})
+
+    def _words(self) -> list[str]:
+        return [f"left out: {run}: {why}" for run, why in self.history.left_out.items()]
 
 
 class Matched:

@@ -120,16 +120,19 @@ def question_of(variants: Sequence[str], given: options.CompareOptions, typed: C
     return Question.of(variants, {**axes, "memory_limit": limit})
 
 
-def watching(bar: Progress, lengths: Sequence[int], say: Callable[[str], None] = lambda text: None) -> OnLength:
-    """Show the measured length on a bar, and give its times to ``say`` as soon as there are some."""
+def watching(
+    bar: Progress, lengths: Sequence[int], say: Callable[[str], None] = lambda text: None, name: str = ""
+) -> OnLength:
+    """Show the measured length, of the shape called ``name``, on a bar, and give its times to ``say`` at once."""
+    before = bar.tasks[0].completed
 
     def on_length(length: int, process: int, found: Mapping[str, float | str]) -> None:
         if found:
             times = (f"{label} {one if isinstance(one, str) else format_seconds(one)}" for label, one in found.items())
-            say(f"n = {length}: {', '.join(times)}")
+            say(f"{name}n = {length}: {', '.join(times)}")
             return
-        said = f"n = {length}" + f", process {process + 1}" * bool(process)
-        bar.update(bar.task_ids[0], completed=lengths.index(length), description=said)
+        said = f"{name}n = {length}" + f", process {process + 1}" * bool(process)
+        bar.update(bar.task_ids[0], completed=before + lengths.index(length), description=said)
 
     return on_length
 

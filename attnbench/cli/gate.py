@@ -23,8 +23,12 @@ if TYPE_CHECKING:
 def gate(
     new: Annotated[Path, typer.Argument(metavar="NEW", help="Folder of a run, or of a suite for its newest run.")],
     against: Annotated[
-        list[Path], typer.Option(metavar="OLD", help="A run that was good; the rounds of several are pooled.")
-    ],
+        list[Path] | None, typer.Option(metavar="OLD", help="A run that was good; the rounds of several are pooled.")
+    ] = None,
+    against_history: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="RESULTS", help="The last 8 runs before NEW in this folder that compare with it."),
+    ] = None,
     fail_above: Annotated[
         float,
         typer.Option(
@@ -55,7 +59,7 @@ def gate(
     from attnbench.answers.gate.decide import decide
     from attnbench.answers.gate.table import verdict_line
 
-    now, *before = decisions.read([new, *against])
+    now, *before = decisions.read([new, *_olds(new, against or [], against_history or [])])
     decision = decide(now, before, question)
     if confirm:
         decision = _confirmed(decision, now, before, confirm, plugin or [])
@@ -65,6 +69,22 @@ def gate(
         raise typer.Exit(decision.exit_code)
     if format_ == "table" or out is not None:
         console.line(verdict_line(decision))
+
+
+def _olds(new: Path, against: list[Path], histories: list[Path]) -> list[Path]:
+    """The older runs, also those of histories; UsageError if there is none."""
+    from attnbench.answers.history import WINDOW, read_history
+    from attnbench.results.measurements import load
+
+    if not (against or histories):
+        raise UsageError("gate needs a run, and --against an older one; for example: attnbench gate NEW --against OLD")
+    found, out = read_history(histories, load(new)) if histories else ([], {})
+    for run, why in out.items():
+        console.warning(f"left out: {run}: {why}")
+    olds = [*against, *(run.path for run in found[-WINDOW:])]
+    if not olds:
+        raise UsageError(f"--against-history {histories[0]}: no run before {new} compares with it; give --against OLD")
+    return olds
 
 
 def _confirmed(

@@ -69,6 +69,10 @@ MinTime = Annotated[
 Unchecked = Annotated[
     bool, typer.Option("--unchecked", help="Measure without holding variants to their laws; rows say so.")
 ]
+Select = Annotated[
+    str | None,
+    typer.Option("-k", metavar="EXPRESSION", help="Only these cells: 'performer and n4096', 'causal', 'not bfloat16'."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
 Width = Annotated[
     Literal["page", "column"], typer.Option(help="Width of the drawing; column: 3.3 inches, as in a paper.")
@@ -165,6 +169,88 @@ class CompareOptions(TypedDict, total=False):
     plugins: Annotated[Sequence[str], PLUGIN, Default((), list[str] | None)]
     unchecked: Annotated[Unchecked, Default(False)]
     rates: Annotated[OfLimits, Default(False)]
+
+
+class BestOptions(TypedDict, total=False):
+    """Options of ``attnbench best`` and :func:`attnbench.best`."""
+
+    shape: Annotated[
+        str | None,
+        typer.Option(metavar="NAME,...", help="Published shapes: llama3-8b,gpt-oss.", autocompletion=completion.shapes),
+        Default(None),
+    ]
+    variants: Annotated[
+        Sequence[str],
+        typer.Option(
+            "--variant",
+            "-v",
+            metavar="VARIANT",
+            help="Choose among these; exact, the default, stands for all exact forms of the machine; may be repeated.",
+            autocompletion=completion.variants,
+        ),
+        Default((), list[str] | None),
+    ]
+    lengths: Annotated[
+        str | int | Sequence[int],
+        typer.Option("--n", metavar="LENGTHS", help="Lengths of shapes that name none: 1024 or 1k..16k."),
+        Default("2048", str),
+    ]
+    max_error: Annotated[
+        float,
+        typer.Option(min=0.0, max=1e6, metavar="ERROR", help="Largest relative error of a form that is chosen."),
+        Default(0.02),
+    ]
+    dtype: Annotated[Dtype, Default("float32")]
+    pass_: Annotated[
+        Pass,
+        typer.Option("--pass", help="Pass of shapes that name none: forward, training, decode."),
+        Default("forward"),
+    ]
+    device: Annotated[Device, Default("auto")]
+    threads: Annotated[Threads, Default(None)]
+    seed: Annotated[Seed, Default(0)]
+    timeout: Annotated[float, Limit(help="Time limit for each length in each process."), Default(120.0)]
+    first_call_timeout: Annotated[FirstCallTimeout, Default(600.0)]
+    min_time: Annotated[MinTime, Default(1.0)]
+    memory_limit: Annotated[int | str | None, MEMORY_LIMIT, Default(None, str | None)]
+    process: Annotated[ProcessState, Default("tuned")]
+    plugins: Annotated[Sequence[str], PLUGIN, Default((), list[str] | None)]
+    unchecked: Annotated[Unchecked, Default(False)]
+
+
+class HistoryOptions(TypedDict, total=False):
+    """Options of ``attnbench history`` and :func:`attnbench.history`."""
+
+    variants: Annotated[
+        Sequence[str],
+        typer.Option(
+            "--variant",
+            "-v",
+            metavar="VARIANT",
+            help="Only this variant, by name or label; may be repeated.",
+            autocompletion=completion.variants,
+        ),
+        Default((), list[str] | None),
+    ]
+    select: Annotated[Select, Default(None)]
+    metric: Annotated[
+        Literal["time", "memory", "error"], typer.Option("--on", help="What is followed."), Default("time")
+    ]
+    above: Annotated[
+        float | None,
+        typer.Option(
+            min=1.0, max=1e6, metavar="RATIO", help="A change is larger; default: 1.05, memory 1.02, error 1.1."
+        ),
+        Default(None),
+    ]
+    relative_to: Annotated[
+        str | None,
+        typer.Option(metavar="VARIANT", help="Divide each time by that of this variant in its run."),
+        Default(None),
+    ]
+    as_measured: Annotated[
+        bool, typer.Option("--as-measured", help="Times as they are, not at the machine's full speed."), Default(False)
+    ]
 
 
 class Use(Flag):
@@ -293,13 +379,7 @@ class RunOptions(TypedDict, total=False):
     """Options of ``attnbench run`` and :func:`attnbench.run`."""
 
     device: Annotated[Device, Default("auto")]
-    select: Annotated[
-        str | None,
-        typer.Option(
-            "-k", metavar="EXPRESSION", help="Only these cells: 'performer and n4096', 'causal', 'not bfloat16'."
-        ),
-        Default(None),
-    ]
+    select: Annotated[Select, Default(None)]
     out: Annotated[str | Path, OUT, Default(Path("results"), Path)]
     plugins: Annotated[Sequence[str], PLUGIN, Default((), list[str] | None)]
     threads: Annotated[Threads, Default(None)]

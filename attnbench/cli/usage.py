@@ -23,11 +23,13 @@ COMMANDS = {
     "plot": Command("Draw the figures of a run.", "plot results"),
     "report": Command("Write a run as one HTML page.", "report results"),
     "compare": Command("Time variants in turn; find crossovers.", "compare softmax performer", "a variant or more"),
+    "best": Command("Find the fastest form at your shapes.", "best --shape llama3-8b", "shapes"),
     "match": Command("Compare variants at equal cost.", "match topk --error 0.1", "a variant"),
     "score": Command("Train variants on a task.", "score performer linear", "a variant"),
     "swap": Command("Replace a trained model's attention.", "swap listops -v performer", "a model, and --variant"),
     "capture": Command("Write q, k, v of a trained model.", "capture listops", "a model"),
     "diff": Command("Say what changed between two runs.", "diff OLD NEW", "two runs"),
+    "history": Command("Follow the cells through many runs.", "history results", "runs"),
     "gate": Command("Fail if a run got worse.", "gate NEW --against OLD", "a run, and --against an older one"),
     "merge": Command("Join runs of several machines.", "merge a b --out all", "runs"),
     "verify": Command("Find rows that were edited or lost.", "verify results", "a run"),
@@ -44,9 +46,7 @@ COMMANDS = {
 OVERVIEW = "\n".join(
     [
         "Which attention variant is faster, in how much memory, and at what error?",
-        "",
         *(f"  attnbench {command.example:<27}{command.what}" for command in COMMANDS.values()),
-        "",
         "attnbench COMMAND --help lists the options of a command.",
     ]
 )

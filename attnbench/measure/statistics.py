@@ -221,6 +221,8 @@ class Visited:
     olds: Sequence[Sequence[float]]
     doubt: float = 0.0
     """A variance to be added to that of the logarithm of the ratio."""
+    runs: int = 1
+    """Number of runs whose visits are the new ones."""
 
     @property
     def enough(self) -> bool:
@@ -240,11 +242,17 @@ class OverVisits:
     interval is then wider by :data:`BETWEEN_RUNS`, or by the difference of the cell's older runs if that is more."""
 
 
-def ratios_over_visits(cells: Sequence[Visited]) -> OverVisits:
+def ratios_over_visits(
+    cells: Sequence[Visited], *, known: tuple[float, int] | None = None, looks: float = 1
+) -> OverVisits:
     """Ratios of times and their joint intervals, by moderated t-tests (Smyth 2004) on logarithms.
 
     Four differences say little of the spread of one cell, all cells of a run say much: both count, by how alike cells
     vary. Degrees of freedom are those of Welch (1947), and all cells share the 5 % (Bonferroni).
+
+    Args:
+        known: spread between runs of one program, and its degrees of freedom; None: of the older runs given here.
+        looks: number of such tables that share the 5 %.
 
     Raises:
         ValueError: a cell has fewer than :data:`FEWEST_VISITS` visits on a side.
@@ -259,19 +267,32 @@ def ratios_over_visits(cells: Sequence[Visited]) -> OverVisits:
     olds = [_of_runs(cell.olds) for cell in cells]
     parts = [_variances(news), _variances(olds), (np.array([cell.doubt for cell in cells]), np.inf)]
     apart = sum(len(runs) - 1 for runs in olds)
-    between = None
-    if apart >= _KNOWN_BETWEEN:
-        between = _between(olds, parts[1][0])
-        parts.append((between**2 * np.array([1 + 1 / len(runs) for runs in olds]), apart))
+    if known is None and apart >= _KNOWN_BETWEEN:
+        known = _between(olds, parts[1][0]), apart
+    between = None if known is None else known[0]
+    if known is not None:
+        between, apart = known
+        shares = [1 / cell.runs + 1 / len(runs) for cell, runs in zip(cells, olds, strict=True)]
+        parts.append((between**2 * np.array(shares), apart))
     variance = sum(part for part, _ in parts)
     doubted = sum(part**2 / freedom for part, freedom in parts)
     freedom = np.divide(variance**2, doubted, out=np.full(len(cells), np.inf), where=doubted > 0)
-    half = stdtrit(freedom, 1 - (1 - CONFIDENCE) / len(cells)) * np.sqrt(variance)
+    half = stdtrit(freedom, 1 - (1 - CONFIDENCE) / len(cells) / looks) * np.sqrt(variance)
     if between is None:
         half += [max(math.log1p(BETWEEN_RUNS), float(np.ptp([one.mean() for one in runs]))) for runs in olds]
     middle = np.array([_middle(new) - _middle(old) for new, old in zip(news, olds, strict=True)])
     found = np.exp(np.clip([middle, middle - half, middle + half], -_FARTHEST, _FARTHEST))
     return OverVisits(tuple((float(a), float(b), float(c)) for a, b, c in found.T), between)
+
+
+def spread_between(stretches: Sequence[Sequence[Sequence[float]]]) -> float | None:
+    """Spread between runs of one program, on the log scale; None without two runs in a stretch.
+
+    A stretch has the visits of a cell in each of its runs, between which nothing changed.
+    """
+    logs = [[np.log(run) for run in runs if len(run) >= FEWEST_VISITS] for runs in stretches]
+    logs = [runs for runs in logs if len(runs) > 1]
+    return _between(logs, _variances(logs)[0]) if logs else None
 
 
 def _middle(runs: Sequence[Numbers]) -> float:

@@ -5,6 +5,7 @@ Every comparison of runs begins with :func:`load`; :func:`differing_facts` says 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -131,6 +132,17 @@ def differing_facts(a: MeasuredRun, b: MeasuredRun) -> list[str]:
     if here and there and abs(here - there) > MEMORY_TOLERANCE * max(here, there):
         differ.append(f"memory: {format_bytes(here)} and {format_bytes(there)}")
     return differ
+
+
+def began(run: MeasuredRun) -> str:
+    """The time of its first row as ``20260301T120000``, or of its name."""
+    starts = [row.started_at for row in run.rows.values() if row.started_at]
+    return re.sub("[-:]", "", min(starts))[:15] if starts else run.name[:15]
+
+
+def day(began: str) -> str:
+    """``2026-03-01``; a name that has no date as it is."""
+    return f"{began[:4]}-{began[4:6]}-{began[6:8]}" if began[:8].isdecimal() else began
 
 
 def _shown(fact: object) -> str:

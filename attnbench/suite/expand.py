@@ -164,6 +164,16 @@ def _with_axis(suite: Suite, axis: str, value: Override, option: str, *, names: 
     return Suite.of(data, suite.origin)
 
 
+def read_axis(axis: str, text: str, called: str) -> list[Any]:
+    """The values of an axis in text as after ``--set``; UsageError in which the axis is ``called`` so."""
+    try:
+        return _read(axis, _split(axis, text), names=True)
+    except (ValidationError, UsageError) as error:
+        said = first_problem(error) if isinstance(error, ValidationError) else str(error)
+        said = said if repr(axis) in said else f"{axis!r}: {said}"
+        raise UsageError(said.replace(repr(axis), repr(called))) from None
+
+
 def _read(axis: str, values: Any, *, names: bool) -> list[Any]:
     found: list[Any] = getattr(Axes.model_validate({axis: values}, context=Reading()), axis)
     return _as_named(axis, found) if names else found

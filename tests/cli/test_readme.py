@@ -31,10 +31,12 @@ SMALLER = {
     "run": ["-k", "identity", "--set", "seq_len=64", "--quick", "--device", "cpu"],
     "compare": ["--n", "64..128", "--min-time", "0.01", "--device", "cpu", "--unchecked"],
     "match": ["--n", "64", "--heads", "2", "--draws", "2", "--min-time", "0.01", "--device", "cpu", "--unchecked"],
+    "best": ["--n", "64", "--min-time", "0.01", "--device", "cpu", "--unchecked"],
     "check": ["--law", "causality", "--threads", "1"],
     "score": ["--steps", "2", "--seeds", "1", "--rates", "0.01", "--layers", "1", "--heads", "1", "--device", "cpu"],
     "swap": ["--length", "32", "--windows", "6", "--steps", "0,1", "--layers", "all", "--device", "cpu"],
     "capture": ["--length", "32", "--windows", "1", "--device", "cpu"],
+    "history": ["good"],
     "plot": ["--figure", "scaling", "--format", "svg"],
     **{f"plot {picture}": [] for picture in PICTURES},
     "plot features": ["--n", "64"],
@@ -74,7 +76,8 @@ ELSEWHERE = re.compile(
 
 SHELL = [(block.label, command) for block in BLOCKS for command in block.commands]
 LONG = re.compile(
-    r"attnbench (match .*--score|match topk local|run score|plot pattern$|plot (features|density) --|compare \w+ flex)"
+    r"attnbench (match .*--score|match topk local|run score|plot pattern$|plot (features|density) --|best)|"
+    r"attnbench compare \w+ flex"
 )
 """They take seconds each, and others of their kind are tried."""
 SCRIPTS = [block for block in BLOCKS if block.language == "python"]

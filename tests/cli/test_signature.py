@@ -20,6 +20,8 @@ COMMANDS = {
     "run": options.RunOptions,
     "compare": options.CompareOptions,
     "match": options.MatchOptions,
+    "best": options.BestOptions,
+    "history": options.HistoryOptions,
     "swap": options.SwapOptions,
     "plot": options.PlotOptions,
 }

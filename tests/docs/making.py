@@ -53,6 +53,8 @@ class Block(NamedTuple):
         """The name of the file that it is; empty if it is none."""
         if self.text.startswith("# source: "):
             return "figure3.csv"
+        if self.text.startswith("name,shape,"):
+            return "shapes.csv"
         if self.language == "python":
             return found[1] if (found := re.match(r"# (\w+\.py)\n", self.text)) else ""
         named = re.search(r"^name: (\S+)", self.text, re.MULTILINE)

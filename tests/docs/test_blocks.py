@@ -24,13 +24,15 @@ from tests.docs.making import BLOCKS, FENCE, HERE, PAGES, RUNS, Block, blocks
 INLINE = re.compile(r"`attnbench ([^`]+)`")
 
 LONG = re.compile(
-    r"compare (?!gated-mean)|score |run (?!.*--dry-run)|match |swap |check tests/|claims .*--run|report results/lra$"
+    r"compare (?!gated-mean)|best |"
+    r"score |run (?!.*--dry-run)|match |swap |check tests/|claims .*--run|report results/lra$"
 )
 """Commands that measure or train for more than half a minute: they are run with the slow tests."""
 ELSEWHERE = {
     "--shard": "three machines",
     "merge ": "three machines",
     " OLD": "two runs of one machine",
+    "history ": "many runs of one machine",
     "verify RUN": "a damaged run",
     "many-machines.md": "a cluster",
     "gpu.md": "a GPU",

@@ -94,13 +94,19 @@ class Times:
     """Half the interval of the drift, on the log scale and as sure as those of the ratios."""
 
 
-def times_of(pairs: Sequence[Pair], reference: Sequence[Pair] = ()) -> Times:
-    """The ratios of these pairs' times, with intervals that hold together.
+def times_of(
+    pairs: Sequence[Pair],
+    reference: Sequence[Pair] = (),
+    *,
+    between: tuple[float, int] | None = None,
+    looks: float = 1,
+) -> Times:
+    """The ratios of these pairs' times, with intervals that hold together, and with those of other ``looks``.
 
     Ratios are divided by the median of those of ``reference``, pairs of an unchanged program; its uncertainty counts.
     """
     known = {pair.key: visited for pair in pairs if pair.times and (visited := _visited(pair)).enough}
-    found: OverVisits = ratios_over_visits(list(known.values()))
+    found: OverVisits = ratios_over_visits(list(known.values()), known=between, looks=looks)
     ratios = dict(zip(known, found.ratios, strict=True))
     if not reference:
         return Times(ratios, found.between)
@@ -112,8 +118,10 @@ def times_of(pairs: Sequence[Pair], reference: Sequence[Pair] = ()) -> Times:
 
 def _visited(pair: Pair) -> Visited:
     apart = _slower(pair.new_visits) - _slower(pair.old_visits)
-    (new,), olds = ([list(one.seconds.values()) for one in of] for of in (pair.new_visits, pair.old_visits))
-    return Visited(new, olds, float(apart @ pair.new_visits[0].doubt @ apart))
+    news, olds = ([list(one.seconds.values()) for one in of] for of in (pair.new_visits, pair.old_visits))
+    return Visited(
+        [one for run in news for one in run], olds, float(apart @ pair.new_visits[0].doubt @ apart), len(news)
+    )
 
 
 def _slower(of: Sequence[Visits]) -> Any:

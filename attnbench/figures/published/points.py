@@ -51,28 +51,30 @@ class Points:
 
 def read_points(path: Path) -> Points:
     """Read a file of points; UsageError with the file, the line and the remedy if it is not one."""
-    lines = _text(path).splitlines()
+    lines = csv_text(path, "points", others=["published"]).splitlines()
     above = next((place for place, line in enumerate(lines) if not line.startswith("#")), len(lines))
     about = _about(path, lines[:above])
     table = _table(path, lines[above:], above)
     return Points(about.get("title", "Published measurements"), about["source"], about["read"], table)
 
 
-def _text(path: Path) -> str:
+def csv_text(path: Path, what: str, *, others: Sequence[str] = ()) -> str:
+    """The text of a CSV file of points, say; UsageError if it cannot be read. ``others`` stand for files."""
+    remedy = f"give {''.join(f'{other}, or ' for other in others)}a CSV file of {what}"
     if path.exists() and not path.is_file():  # reading a pipe may take for ever
-        raise UsageError(f"{path}: not a file; give a CSV file of points")
+        raise UsageError(f"{path}: not a file; give a CSV file of {what}")
     try:
         with path.open("rb") as file:
             content = file.read(_BYTES + 1)
         if len(content) > _BYTES:
-            raise UsageError(f"{path}: more than 1 MB; a file of points has a few lines")
+            raise UsageError(f"{path}: more than 1 MB; a file of {what} has a few lines")
         return content.decode("utf-8-sig")
     except FileNotFoundError:
-        hint = did_you_mean(str(path), ["published"]) or "; give published, or a CSV file of points"
+        hint = did_you_mean(str(path), others) or f"; {remedy}"
         raise UsageError(f"{path}: no such file{hint}") from None
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "not text in UTF-8"
-        raise UsageError(f"{path}: cannot be read ({why}); give a CSV file of points") from None
+        raise UsageError(f"{path}: cannot be read ({why}); give a CSV file of {what}") from None
 
 
 def _about(path: Path, lines: Sequence[str]) -> dict[str, str]:

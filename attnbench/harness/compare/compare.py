@@ -241,6 +241,10 @@ class Contest:
     timeout: float = 120.0
     """Seconds for one length, whatever fails there, and for one law."""
     unchecked: bool = False
+    family: int | None = None
+    """Number of ratios whose verdicts hold together; None for those of this contest."""
+    known: Sequence[Record] = ()
+    """Rows of settings that were held to their laws before."""
 
     def answer(
         self, on_length: OnLength = lambda n, process, found: None, *, against_itself: bool = False
@@ -260,8 +264,7 @@ class Contest:
         labels = [cell.variant.label for cell in self.cells]
         if not against_itself:
             refuse_equal(labels, labels)
-        family = math.comb(len(labels), 2) * len(self.lengths)
-        result = Comparison(labels, family=family, rated=self.settings.rates)
+        result = Comparison(labels, family=self.family or self.ratios, rated=self.settings.rates)
         visits, throttled = list[Length](), throttled_periods()
         stopped: KeyboardInterrupt | None = None
         try:
@@ -324,6 +327,7 @@ class Contest:
         threads = self.settings.threads
         result.environment = {**worker.start(), "threads": threads, "variables": variables(environment_for(threads))}
         gate = Gate(self.timeout, unchecked=self.unchecked)
+        gate.learn(self.known)
         verdicts = [gate.verdict(worker, cell) for cell in self.cells]
         broken = {i: one for i, one in enumerate(verdicts) if one.status is not Status.OK}
         for n in self.lengths:
@@ -386,14 +390,24 @@ class Contest:
     def _at(self, n: int) -> list[Cell]:
         return [replace(cell, shape=replace(cell.shape, seq_len=n)) for cell in self.cells]
 
-    def __str__(self) -> str:
+    @property
+    def ratios(self) -> int:
+        """The number of pairs at all lengths."""
+        return math.comb(len(self.cells), 2) * len(self.lengths)
+
+    @property
+    def about(self) -> str:
+        """Level, pass, unusual axes, sizes and data type."""
         cell, shape = self.cells[0], self.cells[0].shape
         unusual = [axis for axis in ALIKE if axis not in _TOLD and not AXES[axis].unsaid(cell.at(axis))]
         form = ", ".join([f"{cell.level} {cell.pass_}", *(AXES[axis].in_words(cell.at(axis)) for axis in unusual)])
         more = {"K": shape.K} if shape.G > 1 else {}
         more |= {"E": shape.E} if shape.E != shape.D else {}
         sizes = " ".join(f"{name}={size}" for name, size in ({"B": shape.B, "H": shape.H, "D": shape.D} | more).items())
-        return f"{form}, {sizes}, {cell.dtype}, {cell.inputs}, on {cell.device}"
+        return f"{form}, {sizes}, {cell.dtype}"
+
+    def __str__(self) -> str:
+        return f"{self.about}, {self.cells[0].inputs}, on {self.cells[0].device}"
 
 
 def _most_by_host(sides: Sequence[Side]) -> str:

@@ -1,0 +1,258 @@
+"""One measure of the same cells over many runs, and the runs from which on it is another: ``attnbench history``.
+
+A value is of its run alone: a time is at the full speed that the machine had in that run, or over that of another
+variant in it. A change is a run, or three in a row, whose whole interval against the runs before, as the gate makes it,
+lies beyond the limit. These are the last :data:`WINDOW` since the last change. The spread between runs comes from all
+runs before, and a change stays one if later runs come: the i-th run after the first has 1 / (i (i + 1)) of the 5 % by
+which all cells and runs together may be wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import exp, isfinite, log
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal, get_args
+
+from attnbench.answers.gate import words
+from attnbench.answers.gate.decide import over
+from attnbench.answers.gate.join import Pair
+from attnbench.answers.gate.pace import as_measured, at_one_speed
+from attnbench.answers.gate.verdict import Finding, Limits, Times, judge, times_of
+from attnbench.errors import ResultsError, UsageError
+from attnbench.measure.statistics import spread_between
+from attnbench.measure.status import Status
+from attnbench.results.key import Key
+from attnbench.results.measurements import MeasuredRun, Visits, began, differing_facts, load, refuse_copies
+from attnbench.results.record import Record
+from attnbench.results.runs import find_runs, no_run
+from attnbench.suite.select import matches
+
+Metric = Literal["time", "memory", "error"]
+METRICS: tuple[Metric, ...] = get_args(Metric)
+WINDOW = 8
+"""Most runs that a run is held against."""
+FEWEST_RUNS = 4
+"""Fewest runs before a time has a verdict: fewer do not say how runs of one program differ."""
+SPANS = (1, 3)
+"""Numbers of runs that are held against those before: a small change shows when it has lasted."""
+_UNCHANGED = ("same", "unsure")
+_COLUMNS = {"memory": "peak_bytes", "error": "rel_error"}
+
+
+def read_history(paths: Sequence[Path], newest: MeasuredRun | None = None) -> tuple[list[MeasuredRun], dict[str, str]]:
+    """The runs at or below these folders, oldest first, that may be compared with the newest or with this one.
+
+    And the name of each other one with the reason. Raises ResultsError if no run can be read.
+    """
+    found, out = list[MeasuredRun](), dict[str, str]()
+    for folder in dict.fromkeys(run.path for path in paths for run in find_runs(path)):
+        try:
+            found.append(load(folder))
+        except ResultsError as error:
+            out[folder.name] = str(error)
+    if not found and newest is None:
+        raise ResultsError("; ".join(out.values())) if out else no_run(paths[0], "give a folder of several runs")
+    kept = [] if newest is None else [newest]
+    found.sort(key=began)
+    for run in found:
+        facts = differing_facts(newest or found[-1], run)
+        try:
+            refuse_copies((one.path, one.environment) for one in [*kept, run])
+        except UsageError as error:
+            facts.append(str(error))
+        if facts:
+            out[run.name] = "; ".join(facts)
+        elif newest is None or (began(run), run.path.resolve()) < (began(newest), newest.path.resolve()):
+            kept.append(run)
+    return kept[newest is not None :], out
+
+
+@dataclass(slots=True)
+class Point:
+    """One cell in one run."""
+
+    run: str
+    began: str
+    value: float | None
+    """Seconds, bytes or a relative error; None if it failed or was not measured."""
+    change: Finding | None = None
+    """The finding against the runs before, if something changed from here on."""
+
+
+@dataclass(slots=True)
+class Line:
+    """One cell over the runs."""
+
+    row: Record
+    points: list[Point] = field(default_factory=list)
+    stretches: list[list[Visits]] = field(default_factory=lambda: [[]])
+    """Visits in each run, a list for each time between two changes."""
+
+    @property
+    def changes(self) -> list[Point]:
+        return [point for point in self.points if point.change]
+
+    @property
+    def values(self) -> list[float]:
+        return [point.value for point in self.points if point.value is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The cells that at least two runs have, and the runs that are left out."""
+
+    metric: Metric
+    unit: str
+    """Unit of times: s, or the variant that they were divided by."""
+    how: str
+    """The form of its times, in words."""
+    runs: Sequence[MeasuredRun]
+    left_out: Mapping[str, str]
+    """Name of a run -> the reason."""
+    lines: Sequence[Line]
+    between: float | None
+    """Spread between runs of one program, on the log scale; None if it is not known."""
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """A row for each cell and run."""
+        axes = words.telling(line.row for line in self.lines)
+        rows = []
+        for line in self.lines:
+            about = {"cell": words.name(line.row, axes), "label": line.row.label, "family": line.row.family}
+            for point in line.points:
+                found = point.change
+                ends = {name: getattr(found, name, None) for name in ("ratio", "low", "high")}
+                said = {"change": words.plain(found) if found else "", **_finite(ends)}
+                rows.append({**about, "run": point.run, "began": point.began, self.metric: point.value, **said})
+        return rows
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        said = {"metric": self.metric, "unit": self.unit, "times": self.how, "between_runs": self.between}
+        runs = [{"run": run.name, "began": began(run)} for run in self.runs]
+        return {**said, "runs": runs, "left_out": self.left_out, "points": self.to_rows()}
+
+
+def _finite(numbers: Mapping[str, float | None]) -> dict[str, float | None]:
+    """The numbers as JSON may have them: a ratio to nothing is None."""
+    return {name: one if one is not None and isfinite(one) else None for name, one in numbers.items()}
+
+
+def history(paths: Sequence[Path], given: Mapping[str, Any]) -> History:
+    """Follow the cells through the runs, with the options of ``attnbench history``.
+
+    Raises:
+        UsageError: nothing is chosen, or no two runs have a cell in common.
+        ResultsError: no run can be read.
+    """
+    metric: Metric = given["metric"]
+    runs, out = read_history(paths)
+    how, unit = "", "s"
+    if metric == "time":
+        runs, how = _timed(runs, out, plain=given["as_measured"])
+        if given["relative_to"]:
+            unit, runs = given["relative_to"], _over(runs, given["relative_to"], out)
+    limits = Limits() if given["above"] is None else Limits(**{metric: given["above"]})
+    lines, between = follow(runs, metric, limits, lambda row: _chosen(row, given))
+    several = [line for line in lines if len(line.points) > 1]
+    if not several:
+        why = f"no two of {len(runs)} runs have a cell in common" if lines else "no cell is chosen"
+        without = "".join(f"; {name} is left out: {reason}" for name, reason in list(out.items())[:3])
+        raise UsageError(f"{why}; a cell is called {words.address(next(iter(runs[-1].rows.values())))}{without}")
+    return History(metric, unit, how, runs, out, several, between)
+
+
+def follow(
+    runs: Sequence[MeasuredRun], metric: Metric, limits: Limits, chosen: Callable[[Record], bool] = lambda row: True
+) -> tuple[list[Line], float | None]:
+    """The chosen cells through runs with visits, oldest first, and the spread between runs of one program."""
+    lines, between = dict[Key, Line](), None
+    for place, run in enumerate(runs):
+        rows = {key.but(options=row.label): (key, row) for key, row in run.rows.items() if chosen(row)}
+        if metric == "time" and place >= FEWEST_RUNS:
+            between = spread_between([_seconds(part) for line in lines.values() for part in line.stretches])
+        changed: dict[Key, tuple[Finding, int]] = {}
+        for span in SPANS if between is not None else SPANS[:1]:
+            known = [one for one in rows if one in lines and one not in changed]
+            pairs = {one: pair for one in known if (pair := _pair(lines[one], *rows[one], run, span))}
+            times = Times({}, None)
+            if between is not None:
+                share = 2 * len(SPANS) * place * (place + 1)
+                times = times_of(list(pairs.values()), between=(between, _freedom(lines.values())), looks=share)
+            for one, pair in pairs.items():
+                found = judge(pair, ("status", metric), limits, times)
+                for change in [found_one for found_one in found if found_one.verdict not in _UNCHANGED]:
+                    changed.setdefault(one, (change, span))
+        for one, (_, row) in rows.items():
+            _add(lines.setdefault(one, Line(row)), run, row, metric, *changed.get(one, (None, 1)))
+    return list(lines.values()), between
+
+
+def _seconds(runs: Sequence[Visits]) -> list[list[float]]:
+    return [list(one.seconds.values()) for one in runs]
+
+
+def _timed(runs: Sequence[MeasuredRun], out: dict[str, str], *, plain: bool) -> tuple[list[MeasuredRun], str]:
+    """The runs with their visits, as the newest one allows, and how their times are given."""
+    paced = [None if plain else at_one_speed([run], alike=True) for run in runs]
+    if paced[-1] is None:
+        return [as_measured(run) for run in runs], "times as measured"
+    for run, one in zip(runs, paced, strict=True):
+        if one is None:
+            out[run.name] = "no yardstick beside its times; --as-measured takes it in"
+    return [one[0][0] for one in paced if one], "times at the full speed that the machine had in each run"
+
+
+def _over(runs: Sequence[MeasuredRun], variant: str, out: dict[str, str]) -> list[MeasuredRun]:
+    kept = list[MeasuredRun]()
+    for run in runs:
+        try:
+            kept.append(over(run, variant))
+        except UsageError as error:
+            out[run.name] = str(error)
+    if not kept:
+        raise UsageError(next(iter(out.values())))
+    return kept
+
+
+def _chosen(row: Record, given: Mapping[str, Any]) -> bool:
+    named = not given["variants"] or row.variant in given["variants"] or row.label in given["variants"]
+    return named and (given["select"] is None or matches(given["select"], words.address(row)))
+
+
+def _pair(line: Line, key: Key, row: Record, run: MeasuredRun, span: int) -> Pair | None:
+    """The last ``span`` runs, with this one, against those before them; None if there are none before."""
+    visits = [*line.stretches[-1], *_visits(run, row)]
+    if span > 1 and (len(visits) <= span or not _visits(run, row)):
+        return None
+    return Pair(key, line.row, row, tuple(visits[:-span][-WINDOW:]), tuple(visits[-span:]))
+
+
+def _visits(run: MeasuredRun, row: Record) -> list[Visits]:
+    known = row.status is Status.OK and row.cell_id in run.visits
+    return [run.visits[row.cell_id]] if known else []
+
+
+def _freedom(lines: Iterable[Line]) -> int:
+    """Degrees of freedom of the spread between runs: those of one cell, since a slow run slows all of them."""
+    return max(sum(max(0, len(one) - 1) for one in line.stretches) for line in lines)
+
+
+def _add(line: Line, run: MeasuredRun, row: Record, metric: Metric, change: Finding | None, span: int) -> None:
+    visits, ok = _visits(run, row), row.status is Status.OK
+    if metric == "time":
+        value = exp(fmean(map(log, visits[0].seconds.values()))) if visits else None
+    else:
+        value = getattr(row, _COLUMNS[metric]) if ok else None
+    line.stretches[-1] += visits
+    line.points.append(Point(run.name, began(run), value))
+    line.row = row
+    if change:
+        timed = [point for point in line.points if point.value is not None] if span > 1 else line.points
+        timed[-span].change = change
+        if change.measure == "time":
+            line.stretches.append(line.stretches[-1][-span:])
+            del line.stretches[-2][-span:]
