@@ -159,8 +159,10 @@ def history(paths: Sequence[Path], given: Mapping[str, Any]) -> History:
     lines, between = follow(runs, metric, limits, lambda row: _chosen(row, given))
     several = [line for line in lines if len(line.points) > 1]
     if not several:
-        why = f"no two of {len(runs)} runs have a cell in common" if lines else "no cell is chosen"
         without = "".join(f"; {name} is left out: {reason}" for name, reason in list(out.items())[:3])
+        if len(runs) == 1:
+            raise UsageError(f"no other run may be compared with {runs[0].name}, the newest; name others{without}")
+        why = f"no two of {len(runs)} runs have a cell in common" if lines else "no cell is chosen"
         raise UsageError(f"{why}; a cell is called {words.address(next(iter(runs[-1].rows.values())))}{without}")
     return History(metric, unit, how, runs, out, several, between)
 
