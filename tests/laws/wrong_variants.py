@@ -92,7 +92,8 @@ from attnbench.catalogue.engines.linear.random_maps import ExponentialFeatures
 from attnbench.catalogue.engines.masks import emptied
 from attnbench.catalogue.engines.pair_scores import Score, attend_by_score
 from attnbench.catalogue.engines.recurrent.erase_and_write import BeforeDecay, erase_and_write
-from attnbench.catalogue.engines.recurrent.erasing_layer import ErasingLayer, Rule
+from attnbench.catalogue.engines.recurrent.erasing_core import Rule
+from attnbench.catalogue.engines.recurrent.erasing_layer import ErasingLayer
 from attnbench.catalogue.engines.recurrent.levels import carried
 from attnbench.catalogue.engines.rotation import angles, rotate
 from attnbench.contract.problem.reference import exact_attention, masked_attention, of_query_heads

@@ -14,7 +14,8 @@ from attnbench.catalogue.engines import forms
 from attnbench.catalogue.engines.precision import LOG2E, accumulator
 from attnbench.catalogue.engines.recurrent.decayed_sums import Chunk, drawn_step_sizes
 from attnbench.catalogue.engines.recurrent.erase_and_write import BeforeDecay
-from attnbench.catalogue.engines.recurrent.erasing_layer import ErasingLayer, Rule
+from attnbench.catalogue.engines.recurrent.erasing_core import Rule
+from attnbench.catalogue.engines.recurrent.erasing_layer import ErasingLayer
 from attnbench.catalogue.engines.recurrent.real_tokens import alone
 from attnbench.catalogue.engines.recurrent.short_convolution import Width
 from attnbench.catalogue.engines.recurrent.written_out import left_to_read, projected
@@ -65,7 +66,7 @@ class Comba(ErasingLayer):
     no part in the erasure; linear layers start as PyTorch's.
     """
 
-    kernel = "comba"
+    fused = "comba"
 
     def __init__(
         self,

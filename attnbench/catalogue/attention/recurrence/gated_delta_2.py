@@ -13,7 +13,8 @@ from torch.nn.functional import softplus
 from attnbench.catalogue.engines import forms
 from attnbench.catalogue.engines.precision import LOG2E, accumulator
 from attnbench.catalogue.engines.recurrent.decayed_sums import HalvedChunk, drawn_step_sizes
-from attnbench.catalogue.engines.recurrent.erasing_layer import ErasingLayer, Rule
+from attnbench.catalogue.engines.recurrent.erasing_core import Rule
+from attnbench.catalogue.engines.recurrent.erasing_layer import ErasingLayer
 from attnbench.catalogue.engines.recurrent.real_tokens import alone
 from attnbench.catalogue.engines.recurrent.short_convolution import Width
 from attnbench.catalogue.engines.recurrent.written_out import left_to_read, projected
@@ -60,7 +61,7 @@ class GatedDelta2(ErasingLayer):
     Differs from the authors' code: there are as many heads of values as of keys; linear layers start as PyTorch's.
     """
 
-    kernel = "gated-delta-2"
+    fused = "gated-delta-2"
 
     def __init__(
         self,
