@@ -116,5 +116,6 @@ def _variants(as_json: bool) -> None:
         "target: softmax approximates softmax attention (= equals it), learned does so\n"
         "after fitting, other is another operator, whose difference is no error\n"
         "≤: takes no longer sequences than it was made for\n"
+        f"layers whose operator level operator measures: {', '.join(e.name for e in entries if e.core)}\n"
         f"{len(entries)} variants; attnbench show NAME says what each one is"
     )

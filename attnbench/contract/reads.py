@@ -133,6 +133,18 @@ def _share(size: tuple[int, int, int, int], generator: Generator) -> Tensor:
     return torch.sigmoid(torch.randn(size, generator=generator))
 
 
+def _feedback(size: tuple[int, int, int, int], generator: Generator) -> Tensor:
+    import torch
+
+    return torch.sigmoid(1 + torch.randn(size, generator=generator) / 4)
+
+
+def _up_to_one(size: tuple[int, int, int, int], generator: Generator) -> Tensor:
+    import torch
+
+    return torch.rand(size, generator=generator)
+
+
 _LOG2 = "log2 of the share of the state that is left"
 _FADES = "-A·softplus(x + b)·log2(e), x from N(0, 1), A from U(0, 16] by head, softplus(b) log-uniform in [0.001, 0.1]"
 _SIGMOID = "σ(x), x from N(0, 1)"
@@ -148,3 +160,9 @@ SLOW_DECAY = Read(
     most=0,
 )
 BETA = Read("beta", "one", "the share of the step towards v", _share, _SIGMOID, least=0, most=2)
+ERASE = Read("erase", "key", "the share of each channel of k that is erased", _share, _SIGMOID, least=0, most=2)
+WRITE = Read("write", "value", "the share of each channel of v that is written", _share, _SIGMOID, least=0, most=1)
+FEEDBACK = Read(
+    "feedback", "one", "the share of what stood for k that is taken out", _feedback, "σ(1 + x/4), x from N(0, 1)", 0, 2
+)
+CORRECTION = Read("correction", "one", "the share of k that is taken off q", _up_to_one, "U[0, 1]")

@@ -13,13 +13,54 @@ from torch.nn.functional import softplus
 from attnbench.catalogue.engines import forms
 from attnbench.catalogue.engines.precision import LOG2E, accumulator
 from attnbench.catalogue.engines.recurrent.decayed_sums import HalvedChunk, drawn_step_sizes
-from attnbench.catalogue.engines.recurrent.erasing_core import Rule
+from attnbench.catalogue.engines.recurrent.erasing_core import Erasing, ErasingCore, Rule
 from attnbench.catalogue.engines.recurrent.erasing_layer import ErasingLayer
 from attnbench.catalogue.engines.recurrent.real_tokens import alone
 from attnbench.catalogue.engines.recurrent.short_convolution import Width
 from attnbench.catalogue.engines.recurrent.written_out import left_to_read, projected
 from attnbench.contract.problem.shape import Shape
-from attnbench.contract.variant import RECURRENCE, register
+from attnbench.contract.reads import CHANNEL_DECAY, ERASE, WRITE
+from attnbench.contract.variant import CORE, RECURRENCE, Core, register
+
+
+class _Apart(Erasing):
+    """Erasing and writing by gates of their own: b, w and log2(α)."""
+
+    fused = "gated-delta-2"
+
+    def rule(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> Rule:
+        b, w, log_decay = rates
+        return Rule(q, k, w * v, b * k, log_decay)
+
+
+class GatedDeltaRule2(_Apart, ErasingCore):
+    """The gated delta rule with gates for each channel that it erases and writes.
+
+    q, k ``(B, H, N, D)``, v ``(B, H, N, E)``, b and log2(α) ``(B, H, N, D)``, w ``(B, H, N, E)``: S_t = S' + k_t
+    (w_t ⊙ v_t - S'ᵀ(b_t ⊙ k_t))ᵀ with S' = Diag(α_t) S_{t-1}, and o_t = S_tᵀ q_t / √D. q and k get length 1 here, as in
+    the layer, whose convolution, norm and gate are left out. b goes up to 2. A padded token neither fades nor writes.
+
+    Not causal: the sum of two recurrences, the second from the end, in which a token reads those after it, faded by its
+    own rates.
+
+    Differs from the paper: nothing but what the layer adds.
+    """
+
+    fading = 2
+
+    def written_out(self, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, strict: bool) -> Tensor:
+        """O = tril(X(Q, K)) U / √D with (I + tril(X(b ⊙ K, K), -1)) U = w ⊙ V, X as in the layer."""
+        b, w, log_alpha = gates
+        total = log_alpha.cumsum(1)
+        system = torch.eye(k.shape[1], dtype=k.dtype, device=k.device) + left_to_read(b * k, k, total, total)
+        updates = torch.linalg.solve_triangular(system, w * v, upper=False, unitriangular=True)
+        return left_to_read(q, k, total, total, own=not strict) @ updates * q.shape[2] ** -0.5
+
+    def __init__(self, shape: Shape, *, chunk: HalvedChunk = 64, form: forms.Fla = "auto") -> None:
+        super().__init__(shape, chunk=chunk, form=form)
+
+    def rates(self, *gates: Tensor) -> tuple[Tensor, ...]:
+        return gates
 
 
 @register(
@@ -36,8 +77,14 @@ from attnbench.contract.variant import RECURRENCE, register
         own_form_both_ways="the sum of one recurrence from either end; the paper defines the causal form only",
     ),
     settings=("chunk=4", "chunk=16,negative=true"),
+    core=Core(
+        make=GatedDeltaRule2,
+        formula="S_t = (I - k_t (b_t ⊙ k_t)ᵀ) Diag(α_t) S_{t-1} + k_t (w_t ⊙ v_t)ᵀ,  o_t = S_tᵀ q_t / √D",
+        traits=replace(CORE, reads=(ERASE, WRITE, CHANNEL_DECAY)),
+        settings=("chunk=4", "chunk=64"),
+    ),
 )
-class GatedDelta2(ErasingLayer):
+class GatedDelta2(_Apart, ErasingLayer):
     """Kimi delta attention that erases and writes apart.
 
     Hatamizadeh et al. 2026, "Gated DeltaNet-2: Decoupling Erase and Write in Linear Attention". The state fades channel
@@ -60,8 +107,6 @@ class GatedDelta2(ErasingLayer):
 
     Differs from the authors' code: there are as many heads of values as of keys; linear layers start as PyTorch's.
     """
-
-    fused = "gated-delta-2"
 
     def __init__(
         self,
@@ -111,10 +156,6 @@ class GatedDelta2(ErasingLayer):
         b, w, steps = (torch.unflatten(part, -1, (self.heads, -1)).transpose(1, 2) for part in (b, w, steps))
         rate = self.log_A.to(dtype).exp()[:, None, None] * -LOG2E
         return self.strongest * b, w, rate * softplus(steps)
-
-    def rule(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> Rule:
-        b, w, log_decay = rates
-        return Rule(q, k, w * v, b * k, log_decay)
 
     def opened(self, x: Tensor) -> Tensor:
         return torch.sigmoid(self.gate(x))
