@@ -16,7 +16,7 @@ from attnbench.contract.problem.shape import Shape
 
 
 class DecayedSums(nn.Module):
-    """The state space of Mamba-2: a sum of keys and values that fades by one number for each token.
+    """The state space of Mamba-2: a sum that fades by one number for each token.
 
     q (C), k (B) ``(B, H, N, D)``, v (Δ·x) ``(B, H, N, E)`` and log2(α) ``(B, H, N, 1)``: S_t = α_t S_{t-1} + k_t v_tᵀ
     and o_t = S_tᵀ q_t. Each head has a q and a k of its own. What surrounds it in the layer is left out, and v is
