@@ -139,6 +139,16 @@ def _feedback(size: tuple[int, int, int, int], generator: Generator) -> Tensor:
     return torch.sigmoid(1 + torch.randn(size, generator=generator) / 4)
 
 
+def _bounded(size: tuple[int, int, int, int], generator: Generator) -> Tensor:
+    return _share(size, generator) * (-math.exp(-0.5) / math.log(2))
+
+
+def _normal(size: tuple[int, int, int, int], generator: Generator) -> Tensor:
+    import torch
+
+    return torch.randn(size, generator=generator)
+
+
 def _up_to_one(size: tuple[int, int, int, int], generator: Generator) -> Tensor:
     import torch
 
@@ -166,3 +176,14 @@ FEEDBACK = Read(
     "feedback", "one", "the share of what stood for k that is taken out", _feedback, "σ(1 + x/4), x from N(0, 1)", 0, 2
 )
 CORRECTION = Read("correction", "one", "the share of k that is taken off q", _up_to_one, "U[0, 1]")
+REMOVAL = Read("removal", "key", "the key along which is taken out, of any length", _normal, "N(0, 1)")
+SHARE = Read("share", "key", "the share that is taken out of each channel", _share, _SIGMOID, least=0, most=1)
+BOUNDED_DECAY = Read(
+    "log2_decay",
+    "key",
+    f"{_LOG2}, for a channel of the keys",
+    _bounded,
+    "-σ(x)·log2(e)/√e, x from N(0, 1)",
+    least=-1,
+    most=0,
+)

