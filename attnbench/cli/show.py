@@ -15,6 +15,7 @@ from attnbench.cli import completion
 from attnbench.cli.options import AsJson, File, Plugins
 from attnbench.cli.screen import console
 from attnbench.cli.screen.outputs import refuse_files
+from attnbench.contract.reads import DRAWN
 from attnbench.contract.spec import Spec
 from attnbench.contract.traits import ABILITIES, Knob, Rounds, Traits
 
@@ -139,7 +140,7 @@ def as_data(entry: Variant) -> dict[str, Any]:
         "options": options_of(entry),
         "description": _description(entry),
         "reads": [
-            {"name": one.name, "size": one.size, "range": one.range, "meaning": one.meaning, "drawn": one.drawn}
+            {"name": one.name, "size": one.size, "range": one.range, "meaning": one.meaning, "drawn": DRAWN[one.how]}
             for one in traits.reads
         ],
         "operator": None if entry.core is None else as_data(entry.core),

@@ -7,7 +7,7 @@ axis that they have in k and v. Its width is 1, that of a key (D) or that of a v
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 from zlib import crc32
@@ -18,9 +18,19 @@ from attnbench.errors import UsageError
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
-    Draw = Callable[[tuple[int, int, int, int], Generator], Tensor]
-
 Width = Literal["one", "key", "value"]
+How = Literal["fading", "slow", "bounded", "sigmoid", "near one", "normal", "uniform"]
+DRAWN: Mapping[How, str] = {
+    "fading": "-A·softplus(x + b)·log2(e), x from N(0, 1), A from U(0, 16] by head, "
+    "softplus(b) log-uniform in [0.001, 0.1]",
+    "slow": "log2(σ(x)) / 16, x from N(0, 1)",
+    "bounded": "-σ(x)·log2(e)/√e, x from N(0, 1)",
+    "sigmoid": "σ(x), x from N(0, 1)",
+    "near one": "σ(1 + x/4), x from N(0, 1)",
+    "normal": "N(0, 1)",
+    "uniform": "U[0, 1]",
+}
+"""The distributions of gates, as a trained layer has them."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +40,8 @@ class Read:
     name: str
     width: Width
     meaning: str
-    draw: Draw
-    """Maps a size ``(B, K, M, width)`` and a generator to such numbers, float32 on the CPU."""
-    drawn: str
-    """The distribution of ``draw`` in words."""
+    how: How
+    """Its distribution, a key of :data:`DRAWN`."""
     least: float = -math.inf
     most: float = math.inf
 
@@ -63,7 +71,7 @@ def draw_reads(reads: Sequence[Read], shape: Shape, seed: int) -> list[Tensor]:
 
     sizes = ((shape.B, shape.K, shape.M, read.columns(shape.D, shape.E)) for read in reads)
     return [
-        read.draw(size, torch.Generator().manual_seed(seed + crc32(f"{read.name} {read.drawn}".encode())))
+        _numbers(read.how, size, torch.Generator().manual_seed(seed + crc32(f"{read.name} {read.how}".encode())))
         for read, size in zip(reads, sizes, strict=True)
     ]
 
@@ -111,79 +119,35 @@ def _unknown(gate: Tensor) -> bool:
     return gate.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
-def _fading(size: tuple[int, int, int, int], generator: Generator) -> Tensor:
+def _numbers(how: How, size: tuple[int, int, int, int], generator: Generator) -> Tensor:
     import torch
 
-    _, K, _, width = size
-    A = 16 * (1 - torch.rand(K, 1, 1, generator=generator))
-    step = torch.rand(K, 1, width, generator=generator).mul(math.log(100)).add(math.log(0.001)).exp()
-    bias = step + torch.log(-torch.expm1(-step))  # its softplus is the step
-    return torch.nn.functional.softplus(torch.randn(size, generator=generator) + bias) * (A / -math.log(2))
+    if how == "uniform":
+        return torch.rand(size, generator=generator)
+    x = torch.randn(size, generator=generator)
+    if how == "fading":
+        A = 16 * (1 - torch.rand(size[1], 1, 1, generator=generator))
+        step = torch.rand(size[1], 1, size[3], generator=generator).mul(math.log(100)).add(math.log(0.001)).exp()
+        bias = step + torch.log(-torch.expm1(-step))  # its softplus is the step
+        return torch.nn.functional.softplus(x + bias) * (A / -math.log(2))
+    if how == "slow":
+        return torch.nn.functional.logsigmoid(x) / (16 * math.log(2))
+    if how == "bounded":
+        return torch.sigmoid(x) * (-math.exp(-0.5) / math.log(2))
+    return x if how == "normal" else torch.sigmoid(1 + x / 4 if how == "near one" else x)
 
 
-def _sigmoid_to_the_16th(size: tuple[int, int, int, int], generator: Generator) -> Tensor:
-    import torch
+_LEFT = "log2 of the share of the state that is left"
+_BY_CHANNEL = f"{_LEFT}, for a channel of the keys"
 
-    return torch.nn.functional.logsigmoid(torch.randn(size, generator=generator)) / (16 * math.log(2))
-
-
-def _share(size: tuple[int, int, int, int], generator: Generator) -> Tensor:
-    import torch
-
-    return torch.sigmoid(torch.randn(size, generator=generator))
-
-
-def _feedback(size: tuple[int, int, int, int], generator: Generator) -> Tensor:
-    import torch
-
-    return torch.sigmoid(1 + torch.randn(size, generator=generator) / 4)
-
-
-def _bounded(size: tuple[int, int, int, int], generator: Generator) -> Tensor:
-    return _share(size, generator) * (-math.exp(-0.5) / math.log(2))
-
-
-def _normal(size: tuple[int, int, int, int], generator: Generator) -> Tensor:
-    import torch
-
-    return torch.randn(size, generator=generator)
-
-
-def _up_to_one(size: tuple[int, int, int, int], generator: Generator) -> Tensor:
-    import torch
-
-    return torch.rand(size, generator=generator)
-
-
-_LOG2 = "log2 of the share of the state that is left"
-_FADES = "-A·softplus(x + b)·log2(e), x from N(0, 1), A from U(0, 16] by head, softplus(b) log-uniform in [0.001, 0.1]"
-_SIGMOID = "σ(x), x from N(0, 1)"
-
-DECAY = Read("log2_decay", "one", f"{_LOG2}, for a head", _fading, _FADES, most=0)
-CHANNEL_DECAY = Read("log2_decay", "key", f"{_LOG2}, for a channel of the keys", _fading, _FADES, most=0)
-SLOW_DECAY = Read(
-    "log2_decay",
-    "key",
-    f"{_LOG2}, for a channel of the keys",
-    _sigmoid_to_the_16th,
-    "log2(σ(x)) / 16, x from N(0, 1)",
-    most=0,
-)
-BETA = Read("beta", "one", "the share of the step towards v", _share, _SIGMOID, least=0, most=2)
-ERASE = Read("erase", "key", "the share of each channel of k that is erased", _share, _SIGMOID, least=0, most=2)
-WRITE = Read("write", "value", "the share of each channel of v that is written", _share, _SIGMOID, least=0, most=1)
-FEEDBACK = Read(
-    "feedback", "one", "the share of what stood for k that is taken out", _feedback, "σ(1 + x/4), x from N(0, 1)", 0, 2
-)
-CORRECTION = Read("correction", "one", "the share of k that is taken off q", _up_to_one, "U[0, 1]")
-REMOVAL = Read("removal", "key", "the key along which is taken out, of any length", _normal, "N(0, 1)")
-SHARE = Read("share", "key", "the share that is taken out of each channel", _share, _SIGMOID, least=0, most=1)
-BOUNDED_DECAY = Read(
-    "log2_decay",
-    "key",
-    f"{_LOG2}, for a channel of the keys",
-    _bounded,
-    "-σ(x)·log2(e)/√e, x from N(0, 1)",
-    least=-1,
-    most=0,
-)
+DECAY = Read("log2_decay", "one", f"{_LEFT}, for a head", "fading", most=0)
+CHANNEL_DECAY = Read("log2_decay", "key", _BY_CHANNEL, "fading", most=0)
+SLOW_DECAY = Read("log2_decay", "key", _BY_CHANNEL, "slow", most=0)
+BOUNDED_DECAY = Read("log2_decay", "key", _BY_CHANNEL, "bounded", least=-1, most=0)
+BETA = Read("beta", "one", "the share of the step towards v", "sigmoid", least=0, most=2)
+ERASE = Read("erase", "key", "the share of each channel of k that is erased", "sigmoid", least=0, most=2)
+WRITE = Read("write", "value", "the share of each channel of v that is written", "sigmoid", least=0, most=1)
+FEEDBACK = Read("feedback", "one", "the share of what stood for k that is taken out", "near one", least=0, most=2)
+CORRECTION = Read("correction", "one", "the share of k that is taken off q", "uniform")
+REMOVAL = Read("removal", "key", "the key along which is taken out, of any length", "normal")
+SHARE = Read("share", "key", "the share that is taken out of each channel", "sigmoid", least=0, most=1)

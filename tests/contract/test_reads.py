@@ -74,7 +74,7 @@ def test_a_core_is_described_and_its_options_are_the_layers(core: Variant) -> No
     for name, option in core.options.items():
         assert layer.options[name].default == option.default
     assert {*core.around} == {*layer.options} - {*core.options}
-    methods = [name for name, what in vars(core.make).items() if inspect.isfunction(what)]
+    methods = [name for name, what in vars(core.make).items() if inspect.isfunction(getattr(what, "__func__", what))]
     assert next(name for name in methods if name != "__init__") in ("dense", "written_out")
 
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.catalogue.attention.recurrence.delta import Delta, delta_rule
+from attnbench.catalogue.attention.recurrence.delta import Delta
+from attnbench.catalogue.engines.recurrent.erase_and_write import erase_and_write
 from attnbench.contract.problem.shape import Shape
 
 SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=4)
@@ -38,7 +39,7 @@ def test_equals_the_recurrence_for_every_chunk(shape: Shape, chunk: int) -> None
 @pytest.mark.parametrize("chunk", [1, 4, 19])
 def test_the_rule_is_the_product_of_householder_like_matrices(strict: bool, chunk: int) -> None:
     q, k, v, beta = draw(19)
-    out, last = delta_rule(q, k, v, beta, chunk=chunk, strict=strict)
+    out, last = erase_and_write(q, k, v, beta, chunk=chunk, strict=strict)
     for t in range(19):
         stop = t if strict else t + 1
         expected = torch.zeros(2, 5, dtype=torch.float64)
@@ -55,7 +56,7 @@ def test_a_key_that_comes_again_is_overwritten() -> None:
     _, k, v, beta = draw(6)
     k[:, 5] = k[:, 2]
     beta[:, 5] = 1.0
-    out, last = delta_rule(k, k, v, beta, chunk=4)
+    out, last = erase_and_write(k, k, v, beta, chunk=4)
     close(out[:, 5], v[:, 5])
     close((last.mT @ k[:, 5, :, None])[..., 0], v[:, 5])
 
@@ -63,7 +64,7 @@ def test_a_key_that_comes_again_is_overwritten() -> None:
 def test_orthogonal_keys_are_all_remembered() -> None:
     q, _, v, beta = draw(4, D=4)
     k = torch.eye(4, dtype=torch.float64).expand(2, 4, 4)
-    _, last = delta_rule(q, k, v, torch.ones_like(beta), chunk=3)
+    _, last = erase_and_write(q, k, v, torch.ones_like(beta), chunk=3)
     close(last, v)
 
 
@@ -91,8 +92,8 @@ def test_the_mixer_is_silu_norm_rule_norm_and_projection() -> None:
 def test_a_long_sequence_of_alike_keys_stays_bounded_in_float32() -> None:
     q, k, v, beta = (x.float() for x in draw(1024))
     k = torch.nn.functional.normalize(k + 3, dim=-1)
-    out, _ = delta_rule(q, k, v, torch.ones_like(beta), chunk=64)
-    exact, _ = delta_rule(*(x.double() for x in (q, k, v, torch.ones_like(beta))), chunk=1)
+    out, _ = erase_and_write(q, k, v, torch.ones_like(beta), chunk=64)
+    exact, _ = erase_and_write(*(x.double() for x in (q, k, v, torch.ones_like(beta))), chunk=1)
     torch.testing.assert_close(out.double(), exact, rtol=1e-3, atol=1e-3)
 
 
@@ -143,5 +144,5 @@ def test_a_token_makes_its_steps_one_after_the_other(
 def test_a_rate_of_two_turns_what_stood_there_round() -> None:
     _, k, v, beta = draw(2)
     k[:, 1], v[:, 1] = k[:, 0], 0.0
-    _, last = delta_rule(k, k, v, torch.tensor([1.0, 2.0], dtype=torch.float64).expand_as(beta), chunk=2)
+    _, last = erase_and_write(k, k, v, torch.tensor([1.0, 2.0], dtype=torch.float64).expand_as(beta), chunk=2)
     close((last.mT @ k[:, 0, :, None])[..., 0], -v[:, 0])

@@ -53,8 +53,12 @@ class CombaRule(_Closed, ErasingCore):
     Differs from the paper: nothing but what the layer adds.
     """
 
-    def written_out(self, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, strict: bool) -> Tensor:
-        """O = tril((Q - p K)Kᵀ ⊙ Γ) U / √D with (I + tril(b B KKᵀ ⊙ Γ⁻, -1)) U = B V, Γ and Γ⁻ as in the layer."""
+    @staticmethod
+    def written_out(q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, strict: bool) -> Tensor:
+        """O = tril((Q - p K)Kᵀ ⊙ Γ) U / √D with (I + tril(b B KKᵀ ⊙ Γ⁻, -1)) U = B V.
+
+        Γ_ij = α_{j+1}···α_i, and Γ⁻_ij is the product up to α_{i-1}.
+        """
         beta, log_alpha, b, p = gates
         total = log_alpha.cumsum(1)
         eye = torch.eye(k.shape[1], dtype=k.dtype, device=k.device)
@@ -139,22 +143,15 @@ class Comba(_Closed, ErasingLayer):
 
     @alone
     def dense(self, x: Tensor) -> Tensor:
-        """O = tril((Q - p K)Kᵀ ⊙ Γ) U / √D with (I + tril(b B KKᵀ ⊙ Γ⁻, -1)) U = B V.
-
-        Γ_ij = α_{j+1}···α_i, and Γ⁻_ij is the product up to α_{i-1}.
-        """
+        """The formula of the operator within, between projections and norm."""
         read = []
-        eye = torch.eye(len(x), dtype=x.dtype, device=x.device)
         b, p = (part[:, None, None] for part in (torch.sigmoid(self.feedback), self.correction))
         for side in (x,) if self.causal else (x, x.flip(0)):
             q, k, v, rest = projected(self, side)
             beta, steps = torch.split(rest.T, self.heads)
             beta = torch.sigmoid(beta)[..., None]
             log_alpha = (-self.log_A.exp()[:, None] * softplus(steps + self.step_bias[:, None]))[..., None]
-            total = log_alpha.cumsum(1)
-            system = eye + left_to_read(b * beta * k, k, total - log_alpha, total)
-            updates = torch.linalg.solve_triangular(system, beta * v, upper=False, unitriangular=True)
-            y = left_to_read(q - p * k, k, total, total, own=side is x) @ updates * q.shape[2] ** -0.5
+            y = CombaRule.written_out(q, k, v, beta, log_alpha, b, p, strict=side is not x)
             read.append(y if side is x else y.flip(1))
         y = torch.stack(read).sum(0)
         y = y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt() * self.norm.weight

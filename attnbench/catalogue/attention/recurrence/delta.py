@@ -39,7 +39,8 @@ class DeltaRule(ErasingCore):
     fused = "delta"
     fading = -1
 
-    def written_out(self, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, strict: bool) -> Tensor:
+    @staticmethod
+    def written_out(q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, strict: bool) -> Tensor:
         """O = tril(QKᵀ) U with (I + tril(B KKᵀ, -1)) U = B V."""
         (beta,) = gates
         system = torch.eye(k.shape[1], dtype=k.dtype, device=k.device) + (beta * k @ k.mT).tril(-1)
@@ -206,13 +207,13 @@ class Delta(HeadLayer):
         _, k, v, beta, *log_decay = (part.to(accumulator(x.dtype)).flatten(0, 1) for part in self._parts(x))
         state = k.new_zeros(k.shape[0], k.shape[2], v.shape[2])
         if k.shape[1]:
-            _, state = delta_rule(_unit(k), _unit(k), v, beta, *log_decay, chunk=self.chunk)
+            _, state = erase_and_write(_unit(k), _unit(k), v, beta, *log_decay, chunk=self.chunk)
         return torch.unflatten(state, 0, (x.shape[0], self.heads))
 
     def prompted(self, x: Tensor) -> tuple[Tensor, Tensor]:
         q, k, v, beta, *log_decay = (part.to(accumulator(x.dtype)).flatten(0, 1) for part in self._parts(x))
         q = _unit(q).repeat_interleave(self.steps, 1) if self.steps > 1 else _unit(q)
-        y, state = delta_rule(q, _unit(k), v, beta, *log_decay, chunk=self.chunk)
+        y, state = erase_and_write(q, _unit(k), v, beta, *log_decay, chunk=self.chunk)
         y, state = (
             torch.unflatten(z, 0, (x.shape[0], self.heads)) for z in (y[:, self.steps - 1 :: self.steps], state)
         )
@@ -236,12 +237,12 @@ def _both_ways(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, *log_decay: Tensor
     q, k = _unit(q), _unit(k)
     if steps > 1:  # all steps read, and one of them for its token
         q = q.repeat_interleave(steps, 1)
-    out, _ = delta_rule(q, k, v, beta, *log_decay, chunk=chunk)
+    out, _ = erase_and_write(q, k, v, beta, *log_decay, chunk=chunk)
     out = out[:, steps - 1 :: steps]
     if causal:
         return out
     turned = (torch.unflatten(x, 1, (-1, steps)).flip(1).flatten(1, 2) for x in (q, k, v, beta, *log_decay))
-    later, _ = delta_rule(*turned, chunk=chunk, strict=True)
+    later, _ = erase_and_write(*turned, chunk=chunk, strict=True)
     return out + later[:, ::steps].flip(1)
 
 
@@ -249,13 +250,3 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, *, causal: bool) -> Te
     parts, kernel = (_unit(q), _unit(k), v, beta), partial(fla.run, "delta")
     out = kernel(*parts)
     return out if causal else out + fla.before(kernel, *(x.flip(2) for x in parts)).flip(2)
-
-
-def delta_rule(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | None = None, *, chunk: int, strict: bool = False
-) -> tuple[Tensor, Tensor]:
-    """o_t = S_tᵀ q_t, or with ``strict`` the decayed S_{t-1} times q_t; and the last state.
-
-    q, k: ``(G, N, D)``; v: ``(G, N, E)``; beta: ``(G, N)``; log_decay: ``(G, N, 1)``.
-    """
-    return erase_and_write(q, k, v, beta, log_decay, chunk=chunk, strict=strict)

@@ -38,7 +38,8 @@ class GatedDeltaRule(ErasingCore):
 
     fused = "gated-delta"
 
-    def written_out(self, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, strict: bool) -> Tensor:
+    @staticmethod
+    def written_out(q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, strict: bool) -> Tensor:
         """O = tril(QKᵀ ⊙ Γ) U / √D with (I + tril(B KKᵀ ⊙ Γ, -1)) U = B V and Γ_ij = α_{j+1}···α_i."""
         beta, log_alpha = gates
         return erased_and_written(q, k, v, beta[..., 0], log_alpha, strict=strict)

@@ -48,8 +48,12 @@ class GatedDeltaRule2(_Apart, ErasingCore):
 
     fading = 2
 
-    def written_out(self, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, strict: bool) -> Tensor:
-        """O = tril(X(Q, K)) U / √D with (I + tril(X(b ⊙ K, K), -1)) U = w ⊙ V, X as in the layer."""
+    @staticmethod
+    def written_out(q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, strict: bool) -> Tensor:
+        """O = tril(X(Q, K)) U / √D with (I + tril(X(b ⊙ K, K), -1)) U = w ⊙ V.
+
+        X_ij(q, k) = Σ_c q_ic k_jc α_{j+1,c}···α_ic.
+        """
         b, w, log_alpha = gates
         total = log_alpha.cumsum(1)
         system = torch.eye(k.shape[1], dtype=k.dtype, device=k.device) + left_to_read(b * k, k, total, total)
@@ -128,21 +132,16 @@ class GatedDelta2(_Apart, ErasingLayer):
 
     @alone
     def dense(self, x: Tensor) -> Tensor:
-        """O = tril(X(Q, K)) U / √D with (I + tril(X(b ⊙ K, K), -1)) U = w ⊙ V.
-
-        X_ij(q, k) = Σ_c q_ic k_jc α_{j+1,c}···α_ic.
-        """
+        """The formula of the operator within, between projections and norm."""
         H, read = self.heads, []
-        eye = torch.eye(len(x), dtype=x.dtype, device=x.device)
         for side in (x,) if self.causal else (x, x.flip(0)):
             q, k, v, rest = projected(self, side)
             HD = H * q.shape[2]
             b, w, steps = rest[:, :HD], rest[:, HD : 2 * HD], rest[:, 2 * HD :] @ self.decay.weight.T + self.step_bias
             b, w, steps = (torch.unflatten(part, 1, (H, -1)).transpose(0, 1) for part in (b, w, steps))
-            total = (-self.log_A.exp()[:, None, None] * softplus(steps)).cumsum(1)
-            system = eye + left_to_read(self.strongest * torch.sigmoid(b) * k, k, total, total)
-            updates = torch.linalg.solve_triangular(system, torch.sigmoid(w) * v, upper=False, unitriangular=True)
-            y = left_to_read(q, k, total, total, own=side is x) @ updates * q.shape[2] ** -0.5
+            log_alpha = -self.log_A.exp()[:, None, None] * softplus(steps)
+            gates = self.strongest * torch.sigmoid(b), torch.sigmoid(w), log_alpha
+            y = GatedDeltaRule2.written_out(q, k, v, *gates, strict=side is not x)
             read.append(y if side is x else y.flip(1))
         y = torch.stack(read).sum(0)
         y = y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt() * self.norm.weight

@@ -53,9 +53,6 @@ class GatedLinear(nn.Module):
         parts = q, *emptied(key_mask, k, v, log2_decay)
         return forms.attend(f"gla, causal={self.causal}", self.form, plain, *parts, fast=self.fast)
 
-    def prompted(self, q: Tensor, k: Tensor, v: Tensor, log2_decay: Tensor) -> tuple[Tensor, Tensor]:
-        return self(q, k, v, log2_decay), self.begin(q, k, v, log2_decay)
-
     def begin(self, q: Tensor, k: Tensor, v: Tensor, log2_decay: Tensor) -> Tensor:
         """The state ``(B, H, D, E)`` after n >= 0 tokens, float32 at least."""
         dtype = accumulator(v.dtype)
@@ -142,13 +139,8 @@ class GLA(HeadLayer):
         log_alpha = logsigmoid(self.decay(x)).view(B, N, self.heads, C // self.heads) / self.temperature
         q, *keys, v = (each.view_as(log_alpha) for each in torch.split(self.qkv(x), C, -1))
         k = keys[0] if keys else 1 - log_alpha.exp()
-        if key_mask is not None:
-            real = key_mask[:, :, None, None]
-            k, log_alpha = k * real, log_alpha * real
-        total = log_alpha.cumsum(1)
-        fading = torch.exp(-(total[:, :, None] - total[:, None]).abs())
-        weights = torch.einsum("bihd,bjhd,bijhd->bhij", q, k, fading) * q.shape[-1] ** -0.5
-        y = (weights.tril() if self.causal else weights) @ v.transpose(1, 2)
+        parts = (each.transpose(1, 2) for each in (q, k, v, log_alpha * LOG2E))
+        y = self.core.dense(*parts, key_mask=key_mask)
         y = nn.functional.layer_norm(y, y.shape[-1:], self.norm.weight, self.norm.bias).transpose(1, 2)
         gate = self.gate(x)
         return self.out(y.reshape(B, N, C) * gate * torch.sigmoid(gate))

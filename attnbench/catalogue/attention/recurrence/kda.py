@@ -41,7 +41,8 @@ class KimiDeltaRule(ErasingCore):
 
     fused = "kda"
 
-    def written_out(self, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, strict: bool) -> Tensor:
+    @staticmethod
+    def written_out(q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, strict: bool) -> Tensor:
         """O = tril(X(Q, K)) U / √D, (I + tril(B X(K, K), -1)) U = B V, X_ij(q, k) = Σ_c q_ic k_jc α_{j+1,c}···α_ic."""
         beta, log_alpha = gates
         return erased_and_written(q, k, v, beta[..., 0], log_alpha, strict=strict)

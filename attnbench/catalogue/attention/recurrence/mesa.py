@@ -49,17 +49,17 @@ class MesaRule(nn.Module):
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, key_mask: Tensor | None = None) -> Tensor:
         """The sums of all tokens, N × D × D numbers, and a system for each."""
         parts = [q, *emptied(key_mask, k, v, *gates)]
-        out = self._written_out(*parts)
-        return out if self.causal else out + self._written_out(*(x.flip(2) for x in parts)).flip(2)
+        out = self.written_out(*parts, self.penalty)
+        return out if self.causal else out + self.written_out(*(x.flip(2) for x in parts), self.penalty).flip(2)
 
-    def _written_out(self, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log2_decay: Tensor) -> Tensor:
+    @staticmethod
+    def written_out(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log2_decay: Tensor, penalty: Tensor) -> Tensor:
         sizes = (torch.linalg.vector_norm(x, dim=-1, keepdim=True) for x in (q, k))
         q, k = (x / size.masked_fill(size == 0, 1.0) for x, size in zip((q, k), sizes, strict=True))
         total = log2_decay.cumsum(2)
         left = torch.exp2((total - total.mT).tril()).tril() * beta.mT
         keys, values = (torch.einsum("bhij,bhjd,bhje->bhide", left.to(k.dtype), k, x) for x in (k, v))
-        eye = torch.eye(k.shape[3], dtype=k.dtype, device=k.device)
-        return (values.mT @ torch.linalg.solve(keys + eye, q[..., None]))[..., 0]
+        return (values.mT @ torch.linalg.solve(keys + torch.diag_embed(penalty), q[..., None]))[..., 0]
 
     def __init__(
         self,
@@ -205,22 +205,16 @@ class Mesa(HeadLayer):
 
     @alone
     def dense(self, x: Tensor) -> Tensor:
-        """One token after the other, each with a D × D system of its own."""
+        """The formula of the operator within, between projections and norm."""
         read = []
-        penalty = torch.diag_embed(self.penalty.exp().log1p() + _LEAST)
         for side in (x,) if self.causal else (x, x.flip(0)):
-            q, k, v = (torch.unflatten(y, 1, (self.heads, -1)) for y in self.qkv(side).chunk(3, 1))
+            q, k, v = (
+                torch.unflatten(y, 1, (self.heads, -1)).transpose(0, 1)[None] for y in self.qkv(side).chunk(3, 1)
+            )
             q, k = (y * torch.sigmoid(y) for y in (q, k))
-            q, k = (y / torch.linalg.vector_norm(y, dim=-1, keepdim=True) for y in (q, k))
-            beta, gamma = torch.sigmoid(self.gates(side)).chunk(2, 1)
-            keys = values = torch.zeros_like(penalty)
-            rows = []
-            for t in range(len(x)):
-                kept, new = gamma[t, :, None, None], beta[t, :, None, None] * k[t, :, :, None]
-                keys, values = kept * keys + new * k[t, :, None], kept * values + new * v[t, :, None]
-                solved = torch.linalg.solve(keys + penalty, q[t, :, :, None])
-                rows.append((values.mT @ solved)[..., 0])
-            y = torch.stack(rows)
+            beta, gamma = torch.sigmoid(self.gates(side)).T[None, ..., None].chunk(2, 1)
+            penalty = self.penalty.exp().log1p()[None, :, None] + _LEAST
+            y = MesaRule.written_out(q, k, v, beta, gamma.log2(), penalty)[0].transpose(0, 1)
             read.append(y if side is x else y.flip(0))
         y = torch.stack(read).sum(0)
         y = y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt() * self.norm.weight

@@ -45,12 +45,12 @@ class RemovingRule(nn.Module):
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, key_mask: Tensor | None = None) -> Tensor:
         """O = tril(X(Q, B)) U + tril(X(Q, K)) V with (I + X⁻(κ, B)) U = -X⁻(κ, K) V, B = a ⊙ κ, X as in the layer."""
         parts = [x.flatten(0, 1) for x in (q, *emptied(key_mask, k, v, *gates))]
-        out = self._written_out(*parts)
+        out = self.written_out(*parts)
         if not self.causal:
-            out = out + self._written_out(*(x.flip(1) for x in parts)).flip(1)
+            out = out + self.written_out(*(x.flip(1) for x in parts)).flip(1)
         return torch.unflatten(out, 0, q.shape[:2])
 
-    def _written_out(self, q: Tensor, k: Tensor, v: Tensor, kappa: Tensor, a: Tensor, log2_w: Tensor) -> Tensor:
+    def written_out(self, q: Tensor, k: Tensor, v: Tensor, kappa: Tensor, a: Tensor, log2_w: Tensor) -> Tensor:
         log_w = log2_w * log(2)
         size = torch.linalg.vector_norm(kappa, dim=-1, keepdim=True)
         kappa = kappa / size.masked_fill(size == 0, 1.0)
@@ -201,20 +201,7 @@ class RWKV7(nn.Module):
         r, log_w, k, v, a, kappa = (
             torch.unflatten(y, 1, (self.heads, -1)).transpose(0, 1) for y in (r, log_w, k, v, a, kappa)
         )
-        size = torch.linalg.vector_norm(kappa, dim=-1, keepdim=True)
-        kappa = kappa / size.masked_fill(size == 0, 1.0)
-        total = log_w.cumsum(1)
-        upto = torch.ones(len(x), len(x), dtype=torch.bool, device=x.device).tril()
-
-        def pairs(queries: Tensor, keys: Tensor, until: Tensor, seen: Tensor) -> Tensor:
-            between = (until[:, :, None] - total[:, None]).masked_fill(~seen[..., None], 0.0).exp() * seen[..., None]
-            return torch.einsum("hic,hjc,hijc->hij", queries, keys, between)
-
-        taken, undecayed, earlier = a * kappa, total - log_w, upto.tril(-1)
-        eye = torch.eye(len(x), dtype=x.dtype, device=x.device)
-        system, right = eye + pairs(kappa, taken, undecayed, earlier), -pairs(kappa, k, undecayed, earlier) @ v
-        removed = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
-        o = pairs(r, taken, total, upto) @ removed + pairs(r, k, total, upto) @ v
+        o = self.core.written_out(r, k, v, kappa, a, log_w * LOG2E)
         o = (o - o.mean(-1, keepdim=True)) / (o.var(-1, correction=0, keepdim=True) + self.eps).sqrt()
         y = o.transpose(0, 1).flatten(1) * self.weight + self.bias
         own = (r * k * self.bonus[:, None]).sum(-1, keepdim=True) * v

@@ -156,7 +156,8 @@ class ErasingCore(Erasing):
         beta, log_decay = gates
         return beta.squeeze(-1), log_decay
 
-    def written_out(self, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, strict: bool) -> Tensor:
+    @staticmethod
+    def written_out(q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, strict: bool) -> Tensor:
         """One way of :meth:`dense`, of ``(G, n, ·)``; q and k have length 1, and decays are natural logarithms."""
         raise NotImplementedError
 

@@ -54,7 +54,7 @@ class ErasingLayer(Erasing):
         raise NotImplementedError
 
     def ready(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return activated(q, k, v)
+        return super().ready(silu(q), silu(k), silu(v))
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         (x,) = emptied(key_mask, x)
@@ -99,13 +99,8 @@ class ErasingLayer(Erasing):
         return self._finish(x, y.view(len(x), 1, -1).to(x.dtype)), Remembered(after, last)
 
     def _activated(self, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """:func:`activated` for one token ``(B, 1, ·)``, in half as many calls, which take the time here."""
+        """:meth:`ready` for one token ``(B, 1, ·)``, in half as many calls, which take the time here."""
         B, H, (D, _, E) = len(token), self.heads, self.sizes
         both, v = torch.split(silu(token), [2 * H * D, H * E], -1)
         q, k = unit(both.view(B, 2, H, 1, D)).unbind(1)
         return q * D**-0.5, k, v.view(B, H, 1, E)
-
-
-def activated(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """q of length 1/√D, k of length 1, and v."""
-    return unit(silu(q)) * q.shape[-1] ** -0.5, unit(silu(k)), silu(v)
