@@ -65,7 +65,7 @@ from attnbench.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class Core:
-    """The operator within a mixer: what the layer calls between its projections, under the layer's name.
+    """The operator within a mixer, between the projections of the layer and under its name.
 
     Its options are options of the layer, with the same defaults.
     """

@@ -33,7 +33,7 @@ class DeltaRule(ErasingCore):
 
     Not causal: the sum of two recurrences, the second from the end, in which a token reads those after it alone.
 
-    Differs from the paper: nothing but what the layer adds.
+    Differs from the paper: the recurrence alone is here, without its layer.
     """
 
     fused = "delta"

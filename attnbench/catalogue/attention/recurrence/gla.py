@@ -30,7 +30,7 @@ class GatedLinear(nn.Module):
     o_t = S_tᵀ q_t / √D. The layer's norm and gate are left out. A padded token neither fades nor writes. Not causal:
     the decay between two tokens is the same in both directions.
 
-    Differs from the paper: nothing but what the layer adds.
+    Differs from the paper: the recurrence alone is here, without its layer.
     """
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, log2_decay: Tensor, *, key_mask: Tensor | None = None) -> Tensor:

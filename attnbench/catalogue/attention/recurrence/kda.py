@@ -36,7 +36,7 @@ class KimiDeltaRule(ErasingCore):
     Not causal: the sum of two recurrences, the second from the end, in which a token reads those after it, faded by its
     own rates.
 
-    Differs from the paper: nothing but what the layer adds.
+    Differs from the paper: the recurrence alone is here, without its layer.
     """
 
     fused = "kda"

@@ -39,7 +39,7 @@ class RemovingRule(nn.Module):
 
     Not causal: two recurrences, one from either end, added, a token's reading of itself twice.
 
-    Differs from the paper: nothing but what the layer adds.
+    Differs from the paper: the recurrence alone is here, without its layer.
     """
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, key_mask: Tensor | None = None) -> Tensor:

@@ -23,7 +23,7 @@ class DecayedSums(nn.Module):
     multiplied by Δ there. A padded token neither fades nor writes. Not causal: the decay between two tokens is the same
     in both directions.
 
-    Differs from the paper: nothing but what the layer adds.
+    Differs from the paper: the recurrence alone is here, without its layer.
     """
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, log2_decay: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
