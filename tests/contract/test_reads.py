@@ -16,9 +16,13 @@ from attnbench.contract.problem.shape import Shape
 from attnbench.contract.reads import BETA, CHANNEL_DECAY, DECAY, Read, draw_reads
 from attnbench.contract.spec import Spec
 from attnbench.contract.variant import VARIANTS, Variant
-from attnbench.errors import Unsupported, UsageError
+from attnbench.errors import SuiteError, Unsupported, UsageError
 from attnbench.harness.inside.call import prepare
-from attnbench.suite.cell import Cell
+from attnbench.laws.error import measure_error
+from attnbench.suite.cell import Cell, Pass
+from attnbench.suite.expand import expand
+from attnbench.suite.messages import Origin
+from attnbench.suite.schema import Suite
 
 CORES = [entry.core for entry in VARIANTS if entry.core is not None]
 READS = {f"{name}": one for name, one in vars(known).items() if isinstance(one, Read)}
@@ -207,12 +211,44 @@ def test_an_option_of_the_layer_is_refused_at_level_operator_alone() -> None:
         build("gated-delta:chunks=1", SHAPE, level="operator")
 
 
+def test_a_suite_refuses_it_at_level_operator_alone() -> None:
+    def cells(level: str) -> list[Cell]:
+        matrix = {"variant": {"name": "gated-delta", "expand": 1}, "seq_len": 64}
+        return expand(Suite.of({"name": "x", "sweeps": [{"name": "s", "level": level, "matrix": matrix}]}, Origin("x")))
+
+    with pytest.raises(SuiteError, match="option 'expand' belongs to the layer; level operator has chunk, form"):
+        cells("operator")
+    (cell,) = cells("layer")
+    assert cell.variant.options == (("expand", 1),)
+
+
 def test_a_cell_measures_the_core_at_level_operator_and_the_layer_elsewhere() -> None:
     (core,) = (one for one in CORES if one.name == "kda")
     spec = Spec("kda")
     assert Cell("s", "t", spec, SHAPE).entry is core
     assert Cell("s", "t", spec, SHAPE, level="layer").entry is VARIANTS.get("kda")
     assert Cell("s", "t", Spec("sdpa"), SHAPE).entry is VARIANTS.get("sdpa")
+
+
+@each
+@pytest.mark.parametrize("pass_", ["forward", "training", "decode", "generate"])
+def test_a_cell_of_it_is_called_with_its_gates(core: Variant, pass_: Pass) -> None:
+    call = prepare(Cell("s", "t", Spec(core.name), SHAPE, pass_=pass_, dtype="bfloat16", new_tokens=0))
+    first, second = (torch.cat([x.flatten().float() for x in flat(call.on(number)())]) for number in (0, 1))
+    assert first.isfinite().all()
+    assert not torch.equal(first, second)
+
+
+def flat(found: object) -> list[Tensor]:
+    return [x for x in found if x is not None] if isinstance(found, tuple) else [found]  # type: ignore[list-item]  # one
+
+
+def test_its_error_is_a_distance_over_several_draws_of_the_gates() -> None:
+    cell = Cell("s", "t", Spec("gated-delta"), SHAPE, measure=("error",), inputs=Spec("gaussian"))
+    found = measure_error(cell)
+    assert (found.kind, found.draws) == ("distance", 5)
+    assert found.rel_error_std
+    assert measure_error(cell) == found
 
 
 def test_a_mixer_without_a_core_says_which_have_one() -> None:
