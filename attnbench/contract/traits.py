@@ -77,6 +77,7 @@ class TraitChanges(TypedDict, total=False):
     sink: bool | No
     shares: Sharing | No
     heads_apart: bool
+    reads: tuple[Read, ...]
     v_dim: bool | No
     longer: bool | No
     permutable: bool | None

@@ -250,7 +250,7 @@ def _entry(name: str, cls: Callable[..., Any], facts: dict[str, Any]) -> Variant
     broken = broken_fact(name, given) or broken_class(cls, given.traits)
     if broken:
         raise UsageError(f"variant {name!r}: {broken}")
-    more = {"traits": with_reasons(given.traits, given.family, given.kind)}
+    more: dict[str, Any] = {"traits": with_reasons(given.traits, given.family, given.kind)}
     if given.time_exponent is None:
         more["time_exponent"] = power_of_n(given.cost)
     entry = Variant(name, cls, (cls.__doc__ or "").strip().partition("\n")[0], **{**facts, **more})

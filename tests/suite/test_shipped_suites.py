@@ -35,6 +35,7 @@ SUITES = (
     "linformer",
     "lra",
     "lra-score",
+    "operators",
     "performer",
     "positions",
     "prefill",

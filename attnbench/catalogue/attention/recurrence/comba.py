@@ -64,7 +64,8 @@ class CombaRule(_Closed, ErasingCore):
         eye = torch.eye(k.shape[1], dtype=k.dtype, device=k.device)
         system = eye + left_to_read(b * beta * k, k, total - log_alpha, total)
         updates = torch.linalg.solve_triangular(system, beta * v, upper=False, unitriangular=True)
-        return left_to_read(q - p * k, k, total, total, own=not strict) @ updates * q.shape[2] ** -0.5
+        out: Tensor = left_to_read(q - p * k, k, total, total, own=not strict) @ updates * q.shape[2] ** -0.5
+        return out
 
     def __init__(self, shape: Shape, *, chunk: Chunk = 64, form: forms.Fla = "auto") -> None:
         super().__init__(shape, chunk=chunk, form=form)

@@ -45,7 +45,8 @@ class DeltaRule(ErasingCore):
         (beta,) = gates
         system = torch.eye(k.shape[1], dtype=k.dtype, device=k.device) + (beta * k @ k.mT).tril(-1)
         updates = torch.linalg.solve_triangular(system, beta * v, upper=False, unitriangular=True)
-        return (q @ k.mT).tril(-1 if strict else 0) @ updates
+        out: Tensor = (q @ k.mT).tril(-1 if strict else 0) @ updates
+        return out
 
     def __init__(
         self,

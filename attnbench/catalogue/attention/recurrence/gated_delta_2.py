@@ -58,7 +58,8 @@ class GatedDeltaRule2(_Apart, ErasingCore):
         total = log_alpha.cumsum(1)
         system = torch.eye(k.shape[1], dtype=k.dtype, device=k.device) + left_to_read(b * k, k, total, total)
         updates = torch.linalg.solve_triangular(system, w * v, upper=False, unitriangular=True)
-        return left_to_read(q, k, total, total, own=not strict) @ updates * q.shape[2] ** -0.5
+        out: Tensor = left_to_read(q, k, total, total, own=not strict) @ updates * q.shape[2] ** -0.5
+        return out
 
     def __init__(self, shape: Shape, *, chunk: HalvedChunk = 64, form: forms.Fla = "auto") -> None:
         super().__init__(shape, chunk=chunk, form=form)

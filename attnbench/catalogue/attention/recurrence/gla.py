@@ -38,7 +38,8 @@ class GatedLinear(nn.Module):
         total = log2_decay.cumsum(2)
         fading = torch.exp2(-(total[:, :, :, None] - total[:, :, None]).abs())
         weights = torch.einsum("bhid,bhjd,bhijd->bhij", q, k, fading.to(q.dtype)) * q.shape[-1] ** -0.5
-        return (weights.tril() if self.causal else weights) @ v
+        out: Tensor = (weights.tril() if self.causal else weights) @ v
+        return out
 
     def __init__(self, shape: Shape, *, chunk: HalvedChunk = 64, form: forms.Fla = "auto") -> None:
         super().__init__()

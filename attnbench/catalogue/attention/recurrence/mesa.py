@@ -49,17 +49,18 @@ class MesaRule(nn.Module):
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, key_mask: Tensor | None = None) -> Tensor:
         """The sums of all tokens, N × D × D numbers, and a system for each."""
         parts = [q, *emptied(key_mask, k, v, *gates)]
-        out = self.written_out(*parts, self.penalty)
-        return out if self.causal else out + self.written_out(*(x.flip(2) for x in parts), self.penalty).flip(2)
+        out = self.written_out(self.penalty, *parts)
+        return out if self.causal else out + self.written_out(self.penalty, *(x.flip(2) for x in parts)).flip(2)
 
     @staticmethod
-    def written_out(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log2_decay: Tensor, penalty: Tensor) -> Tensor:
+    def written_out(penalty: Tensor, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log2_decay: Tensor) -> Tensor:
         sizes = (torch.linalg.vector_norm(x, dim=-1, keepdim=True) for x in (q, k))
         q, k = (x / size.masked_fill(size == 0, 1.0) for x, size in zip((q, k), sizes, strict=True))
         total = log2_decay.cumsum(2)
         left = torch.exp2((total - total.mT).tril()).tril() * beta.mT
         keys, values = (torch.einsum("bhij,bhjd,bhje->bhide", left.to(k.dtype), k, x) for x in (k, v))
-        return (values.mT @ torch.linalg.solve(keys + torch.diag_embed(penalty), q[..., None]))[..., 0]
+        out: Tensor = (values.mT @ torch.linalg.solve(keys + torch.diag_embed(penalty), q[..., None]))[..., 0]
+        return out
 
     def __init__(
         self,
@@ -214,7 +215,7 @@ class Mesa(HeadLayer):
             q, k = (y * torch.sigmoid(y) for y in (q, k))
             beta, gamma = torch.sigmoid(self.gates(side)).T[None, ..., None].chunk(2, 1)
             penalty = self.penalty.exp().log1p()[None, :, None] + _LEAST
-            y = MesaRule.written_out(q, k, v, beta, gamma.log2(), penalty)[0].transpose(0, 1)
+            y = MesaRule.written_out(penalty, q, k, v, beta, gamma.log2())[0].transpose(0, 1)
             read.append(y if side is x else y.flip(0))
         y = torch.stack(read).sum(0)
         y = y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt() * self.norm.weight

@@ -59,7 +59,7 @@ class RemovingRule(nn.Module):
         system = eye + left_to_read(kappa, taken, total - log_w, total)
         right = -left_to_read(kappa, k, total - log_w, total) @ v
         removed = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
-        near = left_to_read(q, taken, total, total, own=True) @ removed
+        near: Tensor = left_to_read(q, taken, total, total, own=True) @ removed
         return near + left_to_read(q, k, total, total, own=True) @ v
 
     def __init__(self, shape: Shape, *, chunk: HalvedChunk = 64, form: forms.Fla = "auto") -> None:
