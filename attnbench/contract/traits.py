@@ -248,12 +248,7 @@ RECURRENCE = Traits(
 CORE = replace(
     RECURRENCE,
     stochastic=False,
-    given=(
-        (
-            "causal=false",
-            {"own_form": "the sum of one recurrence from either end; the papers define the causal form only"},
-        ),
-    ),
+    own_form_both_ways="the sum of one recurrence from either end; the papers define the causal form only",
 )
 """The claims of the operator within such a layer, which draws nothing; the gates that it reads are its own."""
 

@@ -229,11 +229,6 @@ class Case:
         """The names of what :meth:`draw` draws."""
         return ("q", "k", "v", *(read.name for read in self.traits.reads)) if self.operator else ("x",)
 
-    @property
-    def values(self) -> int:
-        """The place of the values, or of x, among :attr:`names`."""
-        return 2 if self.operator else 0
-
     def times(self, inputs: Sequence[Tensor], factor: float | Tensor) -> list[Tensor]:
         """The inputs with q, k and v, or x, so many times as large; gates keep to their ranges."""
         return [x * factor for x in inputs[:3]] + list(inputs[3:])
