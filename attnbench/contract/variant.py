@@ -200,7 +200,8 @@ VARIANTS: Registry[Variant] = Registry(
 def without_core() -> str:
     """The reason why a mixer is no operator, and the names of those that have one within."""
     able = ", ".join(entry.name for entry in VARIANTS if entry.core is not None)
-    return f"a mixer replaces the whole layer and has no q, k, v; use --level layer or model; operators within: {able}"
+    others = f"; operators within: {able}" if able else ""
+    return f"a mixer replaces the whole layer and has no q, k, v; use --level layer or model{others}"
 
 
 ModuleClass = TypeVar("ModuleClass", bound=Callable[..., Any])
