@@ -9,6 +9,7 @@ import attnbench.measure.machine  # noqa: F401  # counts the cores, before torch
 from attnbench.version import __version__ as __version__
 
 __all__ = [
+    "Core",
     "Knob",
     "No",
     "Rounds",
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from attnbench.catalogue.build import build
     from attnbench.contract.problem.shape import Shape
     from attnbench.contract.traits import Knob, No, Rounds, Traits
-    from attnbench.contract.variant import register
+    from attnbench.contract.variant import Core, register
     from attnbench.errors import Unsupported
     from attnbench.results.read import read_results
     from attnbench.suite.load import load_suite
@@ -52,7 +53,7 @@ _HOME = {
     "Shape": "contract.problem.shape",
     "Unsupported": "errors",
     "build": "catalogue.build",
-    "register": "contract.variant",
+    **dict.fromkeys(("Core", "register"), "contract.variant"),
     "load_suite": "suite.load",
     "read_results": "results.read",
 }

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from attnbench.contract.capabilities import Decoding
 from attnbench.contract.problem.mask import mask_of
 from attnbench.contract.problem.shape import Shape
+from attnbench.contract.reads import Checked
 from attnbench.contract.spec import Spec, format_scalar, parse_spec
 from attnbench.contract.traits import No, Traits
 from attnbench.errors import Unsupported
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 from attnbench.contract.variant import VARIANTS, Variant
 
 
-def build(variant: str | Spec, shape: Shape, *, seed: int = 0, **options: Any) -> nn.Module:
+def build(variant: str | Spec, shape: Shape, *, seed: int = 0, level: str = "", **options: Any) -> nn.Module:
     """Make a variant for ``shape`` on the CPU in float32; ``.to`` moves it.
 
     Random projections and initial weights are drawn here from ``seed``, and never in ``forward``. The global generator
@@ -28,6 +29,8 @@ def build(variant: str | Spec, shape: Shape, *, seed: int = 0, **options: Any) -
 
     Args:
         variant: a name, or text such as ``performer:features=512``.
+        level: ``operator`` for the core of a mixer that has one (``gated-delta``): an operator that reads the gates
+            of ``Traits.reads`` after q, k and v. Its first call refuses gates of a wrong shape or sign.
         options: more options, which override those in the text.
 
     Raises:
@@ -37,7 +40,7 @@ def build(variant: str | Spec, shape: Shape, *, seed: int = 0, **options: Any) -
     import torch
 
     spec = variant if isinstance(variant, Spec) else parse_spec(variant)
-    entry = VARIANTS.get(spec.name)
+    entry = VARIANTS.get(spec.name).at(level)
     checked = entry.check({**dict(spec.options), **options})
     if shape.added_tokens:
         raise Unsupported("tokens are added by a layer, and this is attention alone; use level layer or model")
@@ -50,7 +53,10 @@ def build(variant: str | Spec, shape: Shape, *, seed: int = 0, **options: Any) -
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         module = _made(entry, wanted, shape)
-    _refuse_what_it_would_ignore(module, entry.claims(wanted, causal=shape.causal), shape)
+    claims = entry.claims(wanted, causal=shape.causal)
+    _refuse_what_it_would_ignore(module, claims, shape)
+    if claims.reads:
+        module.register_forward_pre_hook(Checked(entry.name, claims.reads), with_kwargs=True)
     if type(module).extra_repr is torch.nn.Module.extra_repr:
         shown = ", ".join(f"{option}={format_scalar(value)}" for option, value in entry.complete(wanted).options)
         module.extra_repr = partial(str, shown)  # type: ignore[method-assign]  # what repr prints

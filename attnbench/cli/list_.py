@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -112,9 +113,11 @@ def _variants(as_json: bool) -> None:
         rows.append([name, cost, traits.target, sign, *marks])
     console.table(["variant", "cost", "target", "", "causal", "cross", "pad", "decode"], rows)
     console.mark_notes(row[0] for row in rows)
+    inside = ", ".join(entry.name for entry in entries if entry.core)
     console.note(
         "target: softmax approximates softmax attention (= equals it), learned does so\n"
         "after fitting, other is another operator, whose difference is no error\n"
         "≤: takes no longer sequences than it was made for\n"
+        f"{fill(f'layers with an operator within, which level operator measures: {inside}', 78)}\n"
         f"{len(entries)} variants; attnbench show NAME says what each one is"
     )

@@ -15,6 +15,7 @@ from attnbench.cli import completion
 from attnbench.cli.options import AsJson, File, Plugins
 from attnbench.cli.screen import console
 from attnbench.cli.screen.outputs import refuse_files
+from attnbench.contract.reads import DRAWN
 from attnbench.contract.spec import Spec
 from attnbench.contract.traits import ABILITIES, Knob, Rounds, Traits
 
@@ -138,6 +139,11 @@ def as_data(entry: Variant) -> dict[str, Any]:
         **abilities,
         "options": options_of(entry),
         "description": _description(entry),
+        "reads": [
+            {"name": one.name, "size": one.size, "range": one.range, "meaning": one.meaning, "drawn": DRAWN[one.how]}
+            for one in traits.reads
+        ],
+        "operator": None if entry.core is None else as_data(entry.core),
     }
 
 
@@ -167,15 +173,29 @@ def _print(data: dict[str, Any], width: int) -> None:
     elif "licence" in data:
         facts = [("task", "to train on: task: " + data["name"]), ("source", data["source"])]
         console.table(["", ""], facts + [("licence", data["licence"])] * bool(data["licence"]))
-    if data["options"]:
-        rows = [
-            [o["name"], "required" if o["required"] else _text(o["default"]), o["type"], o["meaning"]]
-            for o in data["options"]
-        ]
-        console.table(["option", "default", "type", "meaning"], rows, title="\noptions")
+    _print_options(data["options"])
     if data.get("description"):
         console.line()
         console.line(prose(data["description"], min(width, _MOST)))
+    if core := data.get("operator"):
+        console.line()
+        console.heading(fill(f"{data['name']} at level operator: {core['summary']}", width))
+        rows = [("formula", core["formula"])]
+        for one in core["reads"]:
+            rows.append((one["name"], f"{one['size']}{one['range'] and ', '}{one['range']}: {one['meaning']}"))
+            rows.append(("", f"drawn: {one['drawn']}"))
+        console.table(["", ""], [*rows, ("checked at", "; ".join(core["settings_checked"]))])
+        _print_options(core["options"])
+        console.line()
+        console.line(prose(core["description"], min(width, _MOST)))
+
+
+def _print_options(options: list[dict[str, Any]]) -> None:
+    if options:
+        rows = [
+            [o["name"], "required" if o["required"] else _text(o["default"]), o["type"], o["meaning"]] for o in options
+        ]
+        console.table(["option", "default", "type", "meaning"], rows, title="\noptions")
 
 
 def _facts(data: dict[str, Any]) -> list[tuple[str, str]]:

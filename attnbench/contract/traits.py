@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import InitVar, dataclass, fields, replace
 from typing import Any, Literal, TypedDict, get_args
 
+from attnbench.contract.reads import Read
 from attnbench.errors import did_you_mean
 
 
@@ -76,6 +77,7 @@ class TraitChanges(TypedDict, total=False):
     sink: bool | No
     shares: Sharing | No
     heads_apart: bool
+    reads: tuple[Read, ...]
     v_dim: bool | No
     longer: bool | No
     permutable: bool | None
@@ -141,6 +143,8 @@ class Traits:
     :mod:`attnbench.catalogue.engines.shared_heads`."""
     heads_apart: bool = True
     """The output of a head depends on no other head of queries. Not so where keys are chosen for several at once."""
+    reads: tuple[Read, ...] = ()
+    """Gates that an operator reads of each token after q, k and v, in order (:mod:`attnbench.contract.reads`)."""
     v_dim: bool | No = True
     """Values may be wider or narrower than keys; each of their columns is treated alone."""
     longer: bool | No = True
@@ -241,6 +245,13 @@ RECURRENCE = Traits(
 )
 """The claims of a layer that carries a fading state through its own sequence."""
 
+CORE = replace(
+    RECURRENCE,
+    stochastic=False,
+    own_form_both_ways="the sum of one recurrence from either end; the papers define the causal form only",
+)
+"""The claims of the operator within such a layer, which draws nothing; the gates that it reads are its own."""
+
 
 def _is_line(value: object) -> bool:
     return isinstance(value, str) and value.isprintable()
@@ -293,6 +304,10 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "Rounds | None": (_is_rounding, "give Rounds(('an option', ...), smooth='an option'), or None"),
     "tuple[str, ...]": (_are_lines, "give a tuple of options as one types them: ('window={n}',)"),
+    "tuple[Read, ...]": (
+        lambda value: isinstance(value, tuple) and all(isinstance(one, Read) for one in value),
+        "give a tuple of Read(...), as (DECAY, BETA) of attnbench.contract.reads",
+    ),
     "Knob | None": (_is_knob, "give Knob('the option'), with step=1 for what counts rounds or blocks, or None"),
     "Given": (_are_claims, "give a tuple of pairs: (('kernel=relu', {'target': 'other'}),)"),
 }

@@ -13,6 +13,9 @@ x, it must not reach a gradient either. A weight of 0 is not enough, since 0·Na
 of padded tokens by zeros, as :func:`attnbench.catalogue.engines.masks.emptied` does. The output of a padded token may
 be anything.
 
+A mixer may have a *core* (:class:`Core`): the operator within it, which level operator measures under the same name. It
+reads gates after q, k and v (``Traits.reads``), ``forward(q, k, v, *gates, key_mask=None)``, as do its other methods.
+
 A module may have more methods. Other passes and ``attnbench check`` use them if they exist:
 
 - ``dense(*inputs, key_mask=None)``: the output of ``forward``, computed from the documented formula with plain N × M
@@ -38,6 +41,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from inspect import signature
 from string import Formatter
 from typing import Any, TypeVar
 
@@ -48,6 +52,7 @@ from attnbench.contract.registry import Entry, Registry
 from attnbench.contract.rules import FAMILIES as FAMILIES
 from attnbench.contract.rules import Facts, broken_class, broken_fact, broken_option
 from attnbench.contract.spec import Scalar, Spec, format_scalar, parse_spec
+from attnbench.contract.traits import CORE as CORE
 from attnbench.contract.traits import EXACT as EXACT
 from attnbench.contract.traits import RECURRENCE as RECURRENCE
 from attnbench.contract.traits import Knob as Knob
@@ -58,9 +63,39 @@ from attnbench.contract.traits import Traits as Traits
 from attnbench.errors import UsageError
 
 
+@dataclass(frozen=True, kw_only=True)
+class Core:
+    """The operator within a mixer, between the projections of the layer and under its name.
+
+    Its options are options of the layer, with the same defaults.
+    """
+
+    make: Callable[..., Any]
+    formula: str
+    traits: Traits
+    settings: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class Variant(Entry, Facts):
     """A registered variant: what ``show`` prints."""
+
+    core: Variant | None = None
+    """The operator within a mixer, if it has one."""
+    around: tuple[str, ...] = ()
+    """Options of the layer around a core that the core does not have."""
+
+    def at(self, level: str) -> Variant:
+        """The entry that a level measures: at level operator the core of a mixer that has one, else the variant."""
+        return self.core if level == "operator" and self.core is not None else self
+
+    def check(self, options: Mapping[str, Scalar]) -> dict[str, Any]:
+        """As :meth:`Entry.check`; an option of the layer around a core is refused with those that the core has."""
+        for option in self.around:
+            if option in options:
+                has = ", ".join(self.options)
+                raise UsageError(f"{self.name}: option {option!r} belongs to the layer; level operator has {has}")
+        return super().check(options)
 
     @property
     def families(self) -> tuple[str, ...]:
@@ -161,6 +196,14 @@ VARIANTS: Registry[Variant] = Registry(
     own="read a file of your own with --plugin FILE.py or FILE.py:Class",
 )
 
+
+def without_core() -> str:
+    """The reason why a mixer is no operator, and the names of those that have one within."""
+    able = ", ".join(entry.name for entry in VARIANTS if entry.core is not None)
+    others = f"; operators within: {able}" if able else ""
+    return f"a mixer replaces the whole layer and has no q, k, v; use --level layer or model{others}"
+
+
 ModuleClass = TypeVar("ModuleClass", bound=Callable[..., Any])
 
 _TURNS = (
@@ -181,19 +224,43 @@ class register(Facts):  # noqa: N801  # it is used as a function
     """
 
     name: str
+    core: Core | None = None
 
     def __call__(self, cls: ModuleClass) -> ModuleClass:
-        broken = broken_fact(self.name, self) or broken_class(cls, self.traits)
-        if broken:
-            raise UsageError(f"variant {self.name!r}: {broken}")
         facts = {fact.name: getattr(self, fact.name) for fact in fields(Facts)}
-        facts["traits"] = traits = with_reasons(self.traits, self.family, self.kind)
-        if self.time_exponent is None:
-            facts["time_exponent"] = power_of_n(self.cost)
-        entry = Variant(self.name, cls, (cls.__doc__ or "").strip().partition("\n")[0], **facts)
-        if not cls.__module__.startswith(f"{HOME}."):  # tests check the shipped ones; it takes a fifth of a second
-            broken = broken_option(entry, traits, entry.settings)
-            if broken:
-                raise UsageError(f"variant {self.name!r}: {broken}")
+        entry = _entry(self.name, cls, facts)
+        if self.core is not None:
+            core = _entry(
+                self.name,
+                self.core.make,
+                {
+                    **facts,
+                    **{part.name: getattr(self.core, part.name) for part in fields(Core)[1:]},
+                    "kind": "operator",
+                },
+            )
+            around = tuple(option for option in _options(cls) if option not in _options(core.make))
+            entry = replace(entry, core=replace(core, around=around))
         VARIANTS.add(entry)
         return cls
+
+
+def _entry(name: str, cls: Callable[..., Any], facts: dict[str, Any]) -> Variant:
+    """The entry of a class. Raises UsageError: a fact or the class breaks the contract."""
+    given = Facts(**facts)
+    broken = broken_fact(name, given) or broken_class(cls, given.traits)
+    if broken:
+        raise UsageError(f"variant {name!r}: {broken}")
+    more: dict[str, Any] = {"traits": with_reasons(given.traits, given.family, given.kind)}
+    if given.time_exponent is None:
+        more["time_exponent"] = power_of_n(given.cost)
+    entry = Variant(name, cls, (cls.__doc__ or "").strip().partition("\n")[0], **{**facts, **more})
+    if not cls.__module__.startswith(f"{HOME}."):  # tests check the shipped ones; it takes a fifth of a second
+        broken = broken_option(entry, entry.traits, entry.settings)
+        if broken:
+            raise UsageError(f"variant {name!r}: {broken}")
+    return entry
+
+
+def _options(cls: Callable[..., Any]) -> list[str]:
+    return [one.name for one in signature(cls).parameters.values() if one.kind is one.KEYWORD_ONLY]

@@ -149,7 +149,7 @@ def _refuse(cell: Cell, trained: Trained | None) -> Callable[[], None]:
         trained(cell)
     else:
         draw_sizes(cell.inputs, cell.whole_shape, cell.seed)
-        build(cell.variant, cell.whole_shape, seed=cell.seed)
+        build(cell.variant, cell.whole_shape, seed=cell.seed, level=cell.level)
     return lambda: None
 
 

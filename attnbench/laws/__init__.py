@@ -99,8 +99,12 @@ def variant_named(text: str) -> Variant:
     spec = parse_spec(text)
     entry = VARIANTS.get(spec.name)
     entry.check(dict(spec.options))
-    setting = spec.label.partition(":")[2]
-    return replace(entry, settings=(setting,)) if setting else entry
+    setting, core = spec.label.partition(":")[2], entry.core
+    if not setting:
+        return entry
+    if core is not None:
+        core = None if {*dict(spec.options)} & {*core.around} else replace(core, settings=(setting,))
+    return replace(entry, settings=(setting,), core=core)
 
 
 def _build_once(variant: Variant) -> None:
@@ -142,9 +146,9 @@ def gating_laws() -> list[str]:
     return sorted((name for name, law in LAWS.items() if law.gates and not law.needs_time), key="formula".__ne__)
 
 
-def setting_of(spec: Spec, *, causal: bool) -> Case:
-    """A variant with these options alone, not asked what only its first setting is."""
-    return Case(VARIANTS.get(spec.name), spec, causal, first=False).fitted()
+def setting_of(spec: Spec, *, causal: bool, level: str = "") -> Case:
+    """A variant with these options alone, or its core at level operator, not asked what only its first setting is."""
+    return Case(VARIANTS.get(spec.name).at(level), spec, causal, first=False).fitted()
 
 
 def first_fault(case: Case, tell: Callable[[int, int], None]) -> tuple[int, Finding | None]:

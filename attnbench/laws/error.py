@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from attnbench.catalogue.build import build
+from attnbench.catalogue.engines.precision import accumulator
 from attnbench.contract.capabilities import Budgeted, Decoding, Patterned, Selection, chooser
 from attnbench.contract.inputs import draw_qkv
 from attnbench.contract.problem.padding import key_mask
@@ -22,8 +23,9 @@ from attnbench.contract.problem.reference import exact_attention, mean_of_visibl
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.problem.sink import sink_of
 from attnbench.contract.problem.visible import Visible, masked
+from attnbench.contract.reads import draw_reads
 from attnbench.contract.spec import Spec
-from attnbench.contract.variant import VARIANTS, Variant
+from attnbench.contract.variant import Variant, without_core
 from attnbench.errors import AttnbenchError, BrokenContract, Unsupported
 from attnbench.measure.coverage import Kept, kept
 from attnbench.measure.reuse import Recent
@@ -105,16 +107,18 @@ def measure_error(cell: Cell, *, adapt: Callable[[nn.Module], nn.Module] | None 
     """
     if cell.error_draws < 1:
         raise ValueError(f"error_draws must be at least 1, got {cell.error_draws}")
-    spec, variant = cell.variant, VARIANTS.get(cell.variant.name)
+    spec, variant = cell.variant, cell.entry
     if variant.kind == "mixer":
-        raise Unsupported("a mixer has no q, k, v")
+        raise Unsupported(without_core())
     prompt = _prompt(cell, variant)
     claims, kind = variant.claims(spec), error_kind(variant, spec)
     dtype: torch.dtype = getattr(torch, cell.dtype)
     fitted = _fitted(cell, dtype) if cell.fit and not claims.exact else None
     if kind == "learned":
         if fitted is None:
-            build(spec, cell.whole_shape, seed=cell.seed)  # a shape that it does not allow is reported all the same
+            build(
+                spec, cell.whole_shape, seed=cell.seed, level="operator"
+            )  # a shape that it does not allow is reported all the same
             return ErrorResult(kind)
         kind = "approximation"
     measured: list[_Draw] = []
@@ -123,23 +127,25 @@ def measure_error(cell: Cell, *, adapt: Callable[[nn.Module], nn.Module] | None 
     seen: set[bytes] = set()
     for seed in range(cell.seed, cell.seed + cell.error_draws):
         problem = _problem(cell.inputs, cell.whole_shape, seed, dtype, cell.device, cell.padding, prompt)
-        if fitted is not None or not claims.stochastic:
+        if fitted is not None or not (claims.stochastic or claims.reads):
             if problem.digest in seen:
                 continue
             seen.add(problem.digest)
         if not problem.exact.any():
             continue
-        chooses = build(spec, cell.whole_shape, seed=seed) if fitted is None else fitted.operator
+        chooses = build(spec, cell.whole_shape, seed=seed, level="operator") if fitted is None else fitted.operator
         chooses = chooses.to(device=cell.device, dtype=dtype)
         operator = chooses if adapt is None else adapt(chooses)
         q, k, v = (tensor.to(cell.device) for tensor in problem.qkv)
+        gates = [x.to(cell.device, accumulator(dtype)) for x in draw_reads(claims.reads, cell.whole_shape, seed)]
         bounds.append(roundings(q, k, biased=cell.shape.bias != "none") * torch.finfo(dtype).eps)
         masked = {} if problem.key_mask is None else {"key_mask": problem.key_mask.to(cell.device)}
         with torch.inference_mode():
             selection = None if prompt else _selection(chooses, q, k, **masked)
             if selection is not None:
                 shares.append(_kept(selection, problem, cell.shape))
-            output = _generated(operator, (q, k, v), prompt) if prompt else operator(q, k, v, **masked)
+            given = q, k, v, *gates
+            output = _generated(operator, given, prompt) if prompt else operator(*given, **masked)
             if not isinstance(output, torch.Tensor):
                 what = type(output).__name__
                 raise BrokenContract(f"it breaks the contract: it returns a {what}, not a torch.Tensor")
@@ -360,7 +366,7 @@ class _Fitted:
 
 
 def _fitted(cell: Cell, dtype: torch.dtype) -> _Fitted | None:
-    operator = build(cell.variant, cell.whole_shape, seed=cell.seed).to(cell.device)
+    operator = build(cell.variant, cell.whole_shape, seed=cell.seed, level="operator").to(cell.device)
     if not learnt(operator):
         return None
     lessons, doubt = _lessons(cell, dtype)

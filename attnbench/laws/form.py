@@ -115,8 +115,9 @@ def strides(case: Case) -> Iterator[Measured]:
         expected = module(*inputs)
         direction = case.draw(shape, seed=1)[0].mT.contiguous().mT
         wanted = gradients_along(expected, inputs, direction.contiguous())
-        of_one_product = torch.stack(inputs, dim=-3).transpose(1, -2).contiguous().transpose(1, -2).unbind(-3)
         turned = [x.mT.contiguous().mT for x in inputs]
+        of_one_product = torch.stack(inputs[:3], dim=-3).transpose(1, -2).contiguous().transpose(1, -2).unbind(-3)
+        of_one_product = (*of_one_product, *turned[3:])
         heads_inside = [x.transpose(1, -2).contiguous().transpose(1, -2) for x in inputs]
         for views in (of_one_product, turned, heads_inside):
             out = case.works(module, *views)
@@ -158,7 +159,7 @@ def tracing(case: Case) -> Iterator[Measured]:
     with FakeTensorMode():
         inputs = case.draw(dtype=case.common_dtype)
         # Not Module.to: torch remembers fake tensors by weak references for a while, and then refuses to swap them.
-        module = move_fake(build(case.spec, case.shape, seed=0), torch.device("cpu"), case.common_dtype)
+        module = move_fake(build(case.spec, case.shape, level=case.level), torch.device("cpu"), case.common_dtype)
         out = case.works(_traced, module, inputs)
     if out is not None:
         yield Measured(int(out.shape != inputs[0].shape), 0, f"traced to shape {tuple(out.shape)}")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from attnbench.laws.laws import F64, Case, Measured, apart, gradients_along, law
 
@@ -20,13 +20,15 @@ def finite_differences(case: Case) -> Iterator[Measured]:
     """Gradients match finite differences in float64, padded or not, each time they are taken."""
     shape = replace(case.shape, batch=1, heads=1, seq_len=7, head_dim=2)
     module, inputs = case.module(shape), case.draw(shape, grad=True)
-    yield from _slopes(module, inputs, "")
+    yield from _slopes(module, case.names, inputs, "")
     if case.traits.key_padding:
         mask = torch.tensor([[True] * 5 + [False] * 2])
-        yield from _slopes(partial(module, key_mask=mask), inputs, "padded: ")
+        yield from _slopes(partial(module, key_mask=mask), case.names, inputs, "padded: ")
 
 
-def _slopes(function: Callable[..., Tensor], inputs: list[Tensor], padded: str) -> Iterator[Measured]:
+def _slopes(
+    function: Callable[..., Tensor], names: Sequence[str], inputs: list[Tensor], padded: str
+) -> Iterator[Measured]:
     """Slopes of one random direction in each input, by the gradient and by a difference.
 
     ``torch.autograd.gradcheck`` imports the modules of a compiler, half a second in each new process.
@@ -35,7 +37,7 @@ def _slopes(function: Callable[..., Tensor], inputs: list[Tensor], padded: str) 
     generator = torch.Generator().manual_seed(6)
     weight, *directions = (torch.randn(x.shape, dtype=F64, generator=generator) for x in (out, *inputs))
     grads, again = (gradients_along(out, inputs, weight) for _ in range(2))
-    for i, name in enumerate(_names(inputs)):
+    for i, name in enumerate(names):
         ahead, behind = (
             function(*inputs[:i], inputs[i] + step * directions[i], *inputs[i + 1 :]) for step in (STEP, -STEP)
         )
@@ -49,10 +51,6 @@ def _slopes(function: Callable[..., Tensor], inputs: list[Tensor], padded: str) 
         yield apart(again[i], grads[i], 0, f"{padded}a second backward pass gives {name} a gradient that differs")
 
 
-def _names(inputs: list[Tensor]) -> tuple[str, ...]:
-    return ("q", "k", "v") if len(inputs) == 3 else ("x",)
-
-
 @law("formula's gradients")
 def formula_gradients(case: Case) -> Iterator[Measured]:
     """Gradients of inputs and parameters are those of the formula."""
@@ -61,14 +59,13 @@ def formula_gradients(case: Case) -> Iterator[Measured]:
     if oracle is None:
         return
     inputs = case.draw(grad=True)
-    ours, theirs = (_gradients(module, function(*inputs), inputs) for function in (module, oracle))
+    named = dict(zip(case.names, inputs, strict=True)) | dict(module.named_parameters())
+    ours, theirs = (_gradients(function(*inputs), named) for function in (module, oracle))
     for name, expected in theirs.items():
         yield apart(ours[name], expected, 10 * case.close, f"the gradient of {name} differs from the formula's")
 
 
-def _gradients(module: nn.Module, out: Tensor, inputs: list[Tensor]) -> dict[str, Tensor]:
-    wanted = dict(zip(_names(inputs), inputs, strict=True))
-    wanted |= dict(module.named_parameters())
+def _gradients(out: Tensor, wanted: dict[str, Tensor]) -> dict[str, Tensor]:
     weight = torch.randn(out.shape, dtype=F64, generator=torch.Generator().manual_seed(6))  # the same in every dtype
     return dict(zip(wanted, gradients_along(out, list(wanted.values()), weight.to(out.dtype)), strict=True))
 
@@ -79,7 +76,7 @@ def gradients_reach(case: Case) -> Iterator[Measured]:
     module, inputs = case.module(), case.draw(grad=True)
     module(*inputs).square().sum().backward()
     trained = {name: x for name, x in module.named_parameters() if x.requires_grad}
-    for name, tensor in {"the values" if case.operator else "x": inputs[-1], **trained}.items():
+    for name, tensor in {"the values" if case.operator else "x": inputs[:3][-1], **trained}.items():
         grad = tensor.grad
         size = 0.0 if grad is None else float(grad.abs().max())
         yield Measured(

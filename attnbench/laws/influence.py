@@ -84,7 +84,7 @@ def _loud(case: Case, dtype: torch.dtype, factor: float, bound: float) -> Measur
     before = case.draw(dtype=dtype)
     module = _with_choice(case, case.module(dtype=dtype), before)
     after = [x.clone() for x in before]
-    for x, _ in _changed(case, after, before):
+    for x, _ in _changed(case, after, before)[:3]:
         x[..., -1, :] *= factor
     moved = gap(module(*after)[..., :-1, :], module(*before)[..., :-1, :])
     return Measured(
@@ -113,9 +113,9 @@ def receptive_field(case: Case) -> Iterator[Measured]:
 
 
 def _reach(function: Callable[..., Tensor], inputs: list[Tensor]) -> list[list[int]]:
-    *others, last = inputs
-    last = last.detach().requires_grad_()
-    out = function(*others, last)
+    at = 2 if len(inputs) > 2 else 0
+    last = inputs[at].detach().requires_grad_()
+    out = function(*inputs[:at], last, *inputs[at + 1 :])
     # A generic direction, so that no sum of gradients cancels.
     weight = torch.randn(out.shape[-1], dtype=out.dtype, generator=torch.Generator().manual_seed(3))
     reach = []
@@ -180,7 +180,7 @@ def anything_in_padding(case: Case) -> Iterator[Measured]:
     # A baseline multiplies what padded tokens hold by 0, as a user's own call does; NaN times 0 is NaN.
     for value in (1e30,) if case.traits.baseline else (float("nan"), float("inf"), 1e30):
         # A padded query may spoil its own output; keys, values and the tokens of a mixer are seen by others.
-        kept = inputs[:-2] if case.operator else []
+        kept = inputs[:1] if case.operator else []
         found = _real_parts(case, [*kept, *(torch.where(real, x, value) for x in inputs[len(kept) :])], mask, real)
         moved = {name: gap(mine, expected[name]) for name, mine in found.items()}
         name = max(moved, key=lambda name: math.inf if math.isnan(moved[name]) else moved[name])
@@ -194,7 +194,7 @@ def anything_in_padding(case: Case) -> Iterator[Measured]:
 def _real_parts(case: Case, inputs: list[Tensor], mask: Tensor, real: Tensor) -> dict[str, Tensor]:
     module = case.module()
     leaves = [x.detach().requires_grad_() for x in inputs]
-    wanted = dict(zip("qkv" if case.operator else "x", leaves, strict=True)) | dict(module.named_parameters())
+    wanted = dict(zip(case.names, leaves, strict=True)) | dict(module.named_parameters())
     out = torch.where(real, module(*leaves, key_mask=mask), 0.0)
     grads = gradients_along(out, list(wanted.values()), 2 * out.detach())
     found = [torch.where(real, x, 0.0) for x in grads[: len(leaves)]] + list(grads[len(leaves) :])
@@ -212,7 +212,7 @@ def hidden_pairs(case: Case) -> Iterator[Measured]:
     module, tokens = case.module(shape, dtype=torch.float16), torch.arange(shape.N)
     # A padded key comes first, where causality does not hide it as well.
     for how, at in (("later", shape.N - 1),) * case.causal + (("padded", 0),) * _padded(case):
-        q, k, v = case.draw(shape, dtype=torch.float16)
+        q, k, v, *gates = case.draw(shape, dtype=torch.float16)
         # Logits of 30,000 where a key is hidden, of -30,000 where it is not.
         q, k = q / 8 + 120, k / 8 - 120
         k[..., at, :] = 120
@@ -220,7 +220,7 @@ def hidden_pairs(case: Case) -> Iterator[Measured]:
         loud[..., at, :] = -v[..., at, :] if how == "later" and _values_together(case) else 1000
         real = tokens != at
         mask = real[None] if how == "padded" else None
-        one, other = (module(q, k, x, key_mask=mask)[..., real, :] for x in (v, loud))
+        one, other = (module(q, k, x, *gates, key_mask=mask)[..., real, :] for x in (v, loud))
         # Where no output is finite in float16 there is none to be moved.
         moved = gap(torch.where(one.isfinite(), other, 0.0), torch.where(one.isfinite(), one, 0.0))
         yield Measured(moved, 0.0, f"the value of a {how} key with a large logit moves the output by {moved:.2g}")
@@ -267,7 +267,7 @@ def blind_query(case: Case) -> Iterator[Measured]:
 def batch(case: Case) -> Iterator[Measured]:
     """An example does not depend on the others in its batch."""
     module, inputs = case.module(), case.draw()
-    for x in inputs:
+    for x in inputs[:3]:
         x[1] *= 20
     together = module(*inputs)
     for i in range(2):
@@ -295,8 +295,8 @@ def heads(case: Case) -> Iterator[Measured]:
     """A head does not depend on the other heads."""
     module, inputs = case.module(), case.draw()
     expected = module(*inputs)[:, 0]
-    for x, other in zip(inputs, case.draw(seed=1), strict=True):
-        x[:, 1] = 5 * other[:, 1]
+    for x, other in zip(inputs, case.times(case.draw(seed=1), 5), strict=True):
+        x[:, 1] = other[:, 1]
     yield apart(module(*inputs)[:, 0], expected, case.close, "other inputs of head 1 moved head 0")
 
 

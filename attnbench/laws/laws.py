@@ -14,11 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from attnbench.catalogue.build import build
+from attnbench.catalogue.engines.precision import accumulator
 from attnbench.contract.capabilities import Dense
 from attnbench.contract.problem.position_bias import position_bias
 from attnbench.contract.problem.reference import exact_attention
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.problem.visible import Visible
+from attnbench.contract.reads import draw_reads
 from attnbench.contract.spec import Scalar, Spec, parse_spec
 from attnbench.contract.variant import Traits, Variant
 from attnbench.errors import Unsupported, said
@@ -90,8 +92,8 @@ class Case:
     """Held in float32 at most: some compute in float32 whatever they are given."""
 
     def __str__(self) -> str:
-        options = self.spec.label.partition(":")[2]
-        return ", ".join(part for part in (options, "causal" * self.causal) if part) or "defaults"
+        options, core = self.spec.label.partition(":")[2], "operator" * bool(self.traits.reads)
+        return ", ".join(part for part in (core, options, "causal" * self.causal) if part) or "defaults"
 
     @cached_property
     def traits(self) -> Traits:
@@ -101,6 +103,10 @@ class Case:
     @property
     def operator(self) -> bool:
         return self.variant.kind == "operator"
+
+    @property
+    def level(self) -> str:
+        return "operator" if self.operator else ""
 
     @property
     def foreign(self) -> bool:
@@ -200,12 +206,13 @@ class Case:
         options: Mapping[str, Scalar] | None = None,
     ) -> nn.Module:
         """The variant with these options; raises Unsupported if its mathematics does not allow the shape."""
-        return build(self.spec, shape or self.shape, seed=seed, **(options or {})).to(dtype or self.dtype)
+        module = build(self.spec, shape or self.shape, seed=seed, level=self.level, **(options or {}))
+        return module.to(dtype or self.dtype)
 
     def draw(
         self, shape: Shape | None = None, *, dtype: torch.dtype | None = None, grad: bool = False, seed: int = 0
     ) -> list[Tensor]:
-        """q, k, v of an operator or x of a mixer from N(0, 1); tokens along axis -2."""
+        """q, k, v of an operator or x of a mixer from N(0, 1), then its gates; tokens along axis -2."""
         shape = shape or self.shape
         sizes: list[tuple[int, ...]] = [(shape.B, shape.N, shape.C)]
         if self.operator:
@@ -213,7 +220,18 @@ class Case:
             sizes = [(shape.B, shape.H, shape.N, shape.D), (*keys, shape.D), (*keys, shape.E)]
         generator = torch.Generator().manual_seed(seed)
         drawn = [torch.randn(size, dtype=F64, generator=generator) for size in sizes]
-        return [x.to(dtype or self.dtype).requires_grad_(grad) for x in drawn]
+        dtype, gates = dtype or self.dtype, draw_reads(self.traits.reads, shape, seed)
+        found = [x.to(dtype) for x in drawn] + [x.to(accumulator(dtype)) for x in gates]
+        return [x.requires_grad_(grad) for x in found]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of what :meth:`draw` draws."""
+        return ("q", "k", "v", *(read.name for read in self.traits.reads)) if self.operator else ("x",)
+
+    def times(self, inputs: Sequence[Tensor], factor: float | Tensor) -> list[Tensor]:
+        """The inputs with q, k and v, or x, so many times as large; gates keep to their ranges."""
+        return [x * factor for x in inputs[:3]] + list(inputs[3:])
 
     def oracle(self, module: nn.Module) -> Callable[..., Tensor] | None:
         """The documented formula, dense: the module's own, softmax attention where it claims to be exact, or None."""
@@ -327,13 +345,15 @@ def law(name: str, **facts: Any) -> Callable[[Holds], Holds]:
 
 
 def cases(variant: Variant) -> Iterator[Case]:
-    """Each setting of the variant, not causal and, where it can be, causal."""
+    """Each setting of the variant and of its core, not causal and, where it can be, causal."""
     for index, setting in enumerate(variant.settings or ("",)):
         spec = parse_spec(f"{variant.name}:{setting}".rstrip(":"))
         for causal in (False, True):
             case = Case(variant, spec, causal, first=index == 0)
             if case.allowed:
                 yield case.fitted()
+    if variant.core is not None:
+        yield from cases(variant.core)
 
 
 def _in_a_line(error: BaseException) -> str:

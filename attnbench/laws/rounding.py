@@ -69,8 +69,8 @@ def _errors(case: Case, n: int) -> dict[str, float]:
     module = case.module(shape, dtype=dtype)
     inputs, direction = (case.draw(shape, dtype=dtype, seed=seed) for seed in (n, n + 1))
     exactly = copy.deepcopy(module).double()
-    exact = _results(exactly, exactly, [x.double() for x in inputs], direction[0])
-    found = _results(module, module, inputs, direction[0])
+    exact = _results(exactly, exactly, _named(case, [x.double() for x in inputs]), direction[0])
+    found = _results(module, module, _named(case, inputs), direction[0])
     return {
         name: relative_error(found[name], x) / ROUNDING[dtype]
         for name, x in exact.items()
@@ -91,8 +91,8 @@ def _beside_its_formula(case: Case) -> Iterator[Measured]:
         if formula is None or exact_formula is None:
             return
         inputs, direction = (case.draw(shape, dtype=dtype, seed=LENGTH + 2 * seed + i) for i in (0, 1))
-        exact = _results(exact_formula, exactly, [x.double() for x in inputs], direction[0])
-        found, of_formula = (_results(one, module, inputs, direction[0]) for one in (module, formula))
+        exact = _results(exact_formula, exactly, _named(case, [x.double() for x in inputs]), direction[0])
+        found, of_formula = (_results(one, module, _named(case, inputs), direction[0]) for one in (module, formula))
         large = [name for name, x in list(exact.items())[: len(inputs) + 1] if x.norm() > 0]
         if seed < DRAWS and any(relative_error(found[x], exact[x]) > SAME * ROUNDING[dtype] for x in large):
             continue
@@ -110,13 +110,16 @@ def _beside_its_formula(case: Case) -> Iterator[Measured]:
         yield Measured(error / formulas, TIMES, fault)
 
 
+def _named(case: Case, inputs: list[Tensor]) -> dict[str, Tensor]:
+    return dict(zip(case.names, inputs, strict=True))
+
+
 def _results(
-    function: Callable[..., Tensor], module: nn.Module, inputs: list[Tensor], direction: Tensor
+    function: Callable[..., Tensor], module: nn.Module, inputs: dict[str, Tensor], direction: Tensor
 ) -> dict[str, Tensor]:
-    names = ("q", "k", "v") if len(inputs) == 3 else ("x",)
-    inputs = [x.detach().requires_grad_() for x in inputs]
-    wanted = dict(zip(names, inputs, strict=True)) | dict(module.named_parameters())
-    out = function(*inputs)
+    leaves = {name: x.detach().requires_grad_() for name, x in inputs.items()}
+    wanted = leaves | dict(module.named_parameters())
+    out = function(*leaves.values())
     grads = gradients_along(out, list(wanted.values()), direction.to(out.dtype))
     found = {f"the gradient of {name}": x for name, x in zip(wanted, grads, strict=True)}
     return {"the output": out.detach(), **found}

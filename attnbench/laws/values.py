@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from time import process_time
 from typing import cast
@@ -27,7 +27,7 @@ def formula(case: Case) -> Iterator[Measured]:
     for length, scale in every[:1] if case.length > SHAPE.N else every:  # a formula's exponentials may overflow there
         shape = replace(case.shape, seq_len=length)
         module, inputs = case.module(shape), case.draw(shape, seed=length)
-        inputs = [x * scale for x in inputs]
+        inputs = case.times(inputs, scale)
         oracle = case.oracle(module)
         if oracle is None:
             return
@@ -69,12 +69,12 @@ def implied_matrix(case: Case) -> Iterator[Measured]:
     """V = I gives the matrix of the formula, weight by weight."""
     n = 11
     shape = replace(case.shape, batch=1, seq_len=n, head_dim=n)
-    module, (q, k, _) = case.module(shape), case.draw(shape)
+    module, (q, k, _, *gates) = case.module(shape), case.draw(shape)
     oracle = case.oracle(module)
     if oracle is None:
         return
     v = torch.eye(n, dtype=case.dtype).expand(1, shape.H, n, n)
-    weights, expected = module(q, k, v).detach(), oracle(q, k, v).detach()
+    weights, expected = (function(q, k, v, *gates).detach() for function in (module, oracle))
     _, head, i, j = worst_place(weights, expected)
     got, wanted = float(weights[0, head, i, j]), float(expected[0, head, i, j])
     yield Measured(
@@ -190,15 +190,14 @@ def shared_heads(case: Case) -> Iterator[Measured]:
     together, each = case.module(shape), _repeated if _fixed(case) else _in_turn
     alone = case.module(replace(shape, kv_heads=None) if _fixed(case) else None)
     inputs = case.draw(shape, grad=True)
-    q, k, v = inputs
-    out, expected = together(q, k, v), each(alone, q, k, v)
+    out, expected = together(*inputs), each(alone, *inputs)
     _, head, *_ = worst_place(out, expected)
     far = gap(out, expected)
     what = f"with {shape.K} heads of keys for {shape.H} of queries, head {head} differs by {far:.2g} from itself alone"
     yield Measured(far, case.close, what)
-    yield from _gradients(inputs, out, expected, case.close, "summed over the heads that share it, ")
+    yield from _gradients(inputs, out, expected, case.close, "summed over the heads that share it, ", case.names)
     for mask in filter(torch.is_tensor, case.key_masks(5)):
-        out, expected = together(q, k, v, key_mask=mask), each(alone, q, k, v, key_mask=mask)
+        out, expected = together(*inputs, key_mask=mask), each(alone, *inputs, key_mask=mask)
         yield apart(out * case.real(mask), expected * case.real(mask), case.close, "padded, it differs from its heads")
     yield from _decoded_too(case, inputs, shape)
 
@@ -208,23 +207,22 @@ def _fixed(case: Case) -> bool:
     return not case.traits.stochastic and not any(True for _ in case.module().parameters())
 
 
-def _repeated(whole: nn.Module, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-    k, v = (of_query_heads(x, q.shape[1]) for x in (k, v))
-    out: Tensor = whole(q, k, v, key_mask=key_mask)
+def _repeated(whole: nn.Module, q: Tensor, *others: Tensor, key_mask: Tensor | None = None) -> Tensor:
+    out: Tensor = whole(q, *(of_query_heads(x, q.shape[1]) for x in others), key_mask=key_mask)
     return out
 
 
-def _in_turn(alone: nn.Module, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-    of_group = torch.unflatten(q, 1, (k.shape[1], -1)).unbind(2)
-    return torch.stack([alone(one, k, v, key_mask=key_mask) for one in of_group], 2).flatten(1, 2)
+def _in_turn(alone: nn.Module, q: Tensor, *others: Tensor, key_mask: Tensor | None = None) -> Tensor:
+    of_group = torch.unflatten(q, 1, (others[0].shape[1], -1)).unbind(2)
+    return torch.stack([alone(one, *others, key_mask=key_mask) for one in of_group], 2).flatten(1, 2)
 
 
 def _gradients(
-    inputs: list[Tensor], found: Tensor, expected: Tensor, bound: float, what: str = ""
+    inputs: list[Tensor], found: Tensor, expected: Tensor, bound: float, what: str = "", names: Sequence[str] = "qkv"
 ) -> Iterator[Measured]:
     direction = torch.randn(found.shape, dtype=found.dtype, generator=torch.Generator().manual_seed(5))
     one, other = (gradients_along(y, inputs, direction) for y in (found, expected))
-    for name, a, b in zip(("q", "k", "v", "the sink"), one, other, strict=False):
+    for name, a, b in zip((*names, "the sink"), one, other, strict=False):
         yield apart(a, b, bound, f"{what}the gradient of {name} differs")
 
 
@@ -239,17 +237,19 @@ def value_width(case: Case) -> Iterator[Measured]:
     D, more = case.shape.D, 3
     shape = replace(case.shape, v_dim=D + more)
     inputs = case.draw(shape, grad=True)
-    q, k, v = inputs
+    q, k, v, *gates = inputs
+    own = [[x[..., some] if x.shape[-1] == D + more else x for x in gates] for some in (slice(D), slice(-D, None))]
     alone, wide = case.module(), case.module(shape)
-    expected = torch.cat([alone(q, k, v[..., :D]), alone(q, k, v[..., -D:])[..., -more:]], -1)
-    out = wide(q, k, v)
+    expected = torch.cat([alone(q, k, v[..., :D], *own[0]), alone(q, k, v[..., -D:], *own[1])[..., -more:]], -1)
+    out = wide(*inputs)
     what = f"with values {D + more} wide"
     yield apart(out, expected, case.close, f"{what} the output differs")
-    yield from _gradients(inputs, out, expected, case.close, f"{what} ")
-    narrow = case.module(replace(case.shape, v_dim=1))(q, k, v[..., :1])
+    yield from _gradients(inputs, out, expected, case.close, f"{what} ", case.names)
+    few = [x[..., :1] if x.shape[-1] == D + more else x for x in gates]
+    narrow = case.module(replace(case.shape, v_dim=1))(q, k, v[..., :1], *few)
     yield apart(narrow, expected[..., :1], case.close, "with values 1 wide the output differs")
     for mask in filter(torch.is_tensor, case.key_masks(5)):
-        out, expected = wide(q, k, v, key_mask=mask)[..., :D], alone(q, k, v[..., :D], key_mask=mask)
+        out, expected = wide(*inputs, key_mask=mask)[..., :D], alone(q, k, v[..., :D], *own[0], key_mask=mask)
         real = case.real(mask)
         yield apart(out * real, expected * real, case.close, f"{what} and padding the output differs")
     yield from _decoded_too(case, inputs, shape)
@@ -275,8 +275,8 @@ def large_inputs(case: Case) -> Iterator[Measured]:
     if "float32" not in case.traits.dtypes:
         return
     module, inputs = case.module(dtype=torch.float32), case.draw(dtype=torch.float32)
-    large = [8 * x for x in inputs[:-1]] + inputs[-1:] if case.operator else [64 * x for x in inputs]
-    low = [x - 200 for x in large[:-1]] + large[-1:] if case.operator else [x - 200 for x in inputs]
+    large = [8 * x for x in inputs[:2]] + inputs[2:] if case.operator else [64 * x for x in inputs]
+    low = [x - 200 for x in large[:2]] + large[2:] if case.operator else [x - 200 for x in inputs]
     for given, what in ((large, "large inputs"), (low, "inputs around -200")):
         wrong = int((~module(*given).isfinite()).sum())
         yield Measured(wrong, 0, f"{what} give {wrong} outputs that are NaN or infinite")
@@ -295,7 +295,7 @@ def decoding(case: Case) -> Iterator[Measured]:
         # Logits of a standard deviation of 64; decays that leave nothing, also of some tokens that are louder still.
         louder = torch.where(torch.arange(case.shape.N) % 5 == 0, 1000.0, 1.0)[:, None]
         for factor in (8.0,) if case.operator else (64.0, 64.0 * louder):
-            inputs = [x * factor for x in case.draw(dtype=torch.float32)]
+            inputs = case.times(case.draw(dtype=torch.float32), factor)
             # Logits made of x alone grow with its square, and float32 holds no more than seven digits of them.
             bound = LOUD if case.operator else max(LOUD, 4 * _rounding(case, inputs))
             yield _decoded(case, inputs, 0, bound)

@@ -417,7 +417,7 @@ class Record:
         from attnbench.contract.variant import VARIANTS
 
         # A record may be made where a plug-in is missing: in the parent of a worker that has it, say.
-        known = VARIANTS.get(cell.variant.name) if cell.variant.name in VARIANTS else None
+        known = cell.entry if cell.variant.name in VARIANTS else None
         identity = {
             "suite": cell.suite,
             "sweep": cell.sweep,

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Spec
+from attnbench.contract.variant import VARIANTS, Variant
 from attnbench.suite.axes import AXES, Specs, before
 
 Level = Literal["operator", "layer", "model", "pretrained"]
@@ -159,6 +160,12 @@ class Cell:
                 object.__setattr__(self, "model", replace(size, positions=positions))
         if self.level == "model" or positions == "none":
             object.__setattr__(self, "positions", None)
+
+    @property
+    def entry(self) -> Variant:
+        """The entry that its level measures; at level operator the core of a mixer that has one. Raises UsageError:
+        there is no such variant."""
+        return VARIANTS.get(self.variant.name).at(self.level)
 
     @property
     def cell_id(self) -> str:

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Scalar, Spec, comma_separated, parse_scalar
+from attnbench.contract.variant import VARIANTS
 from attnbench.errors import UsageError
 from attnbench.suite.axes import AXES, Specs, filled, names_of, shortened
 from attnbench.suite.cell import UNTOUCHED, Cell, ModelSize, Pretrained, Training
@@ -263,6 +264,8 @@ def _cells(suite: Suite, grid: _Grid, device: str) -> Iterator[Cell]:
     trainings = _trainings(sweep, grid.axes["learning_rate"])
     excluded = [row.tests() for row in grid.excludes]
     axes = {axis: _as_named(axis, values) for axis, values in grid.axes.items()}
+    if sweep.level == "operator":
+        _hold_to_cores(suite, grid, axes["variant"])
     shapes: dict[tuple[Any, ...], Shape] = {}
     for chosen in itertools.product(*axes.values()):
         at = dict(zip(axes, chosen, strict=True))
@@ -297,6 +300,15 @@ def _cells(suite: Suite, grid: _Grid, device: str) -> Iterator[Cell]:
             training=trainings.get(at["learning_rate"]),
             pretrained=trained,
         )
+
+
+def _hold_to_cores(suite: Suite, grid: _Grid, variants: list[Spec]) -> None:
+    """Raise SuiteError for an option of a layer whose core, which level operator measures, does not have it."""
+    for spec in variants:
+        try:
+            VARIANTS.get(spec.name).at("operator").check(dict(spec.options))
+        except UsageError as error:
+            raise suite.origin.error(("sweeps", grid.index, "matrix", "variant"), str(error)) from None
 
 
 def _trained(suite: Suite, grid: _Grid) -> Pretrained | None:

@@ -102,6 +102,7 @@ def _page(entry: Variant) -> str:
         options(entry),
         "## How it works" if data["description"] else "",
         prose(data["description"]),
+        *(_core(entry.core) if entry.core else []),
         "## Laws that it is held to",
         f"`attnbench check {entry.name}` holds it to these laws, at the settings "
         + ", ".join(code(setting) for setting in data["settings_checked"])
@@ -110,6 +111,26 @@ def _page(entry: Variant) -> str:
         "## In the reference runs" if (measured := of_variant(entry.name)) else "",
         measured,
     )
+
+
+def _core(core: Variant) -> list[str]:
+    """The operator within a layer: its formula, the gates that it reads, its options."""
+    data = as_data(core)
+    reads = [
+        [code(one["name"]), code(one["size"]), text(one["range"]), text(one["meaning"]), text(one["drawn"])]
+        for one in data["reads"]
+    ]
+    settings = ", ".join(code(setting) for setting in data["settings_checked"])
+    return [
+        "## At level operator",
+        f"`attnbench compare {core.name}` measures the operator within this layer, on q, k, v and the gates below. "
+        f'`attnbench.build("{core.name}", shape, level="operator")` is its module.',
+        text(core.formula),
+        table(["gate", "size", "range", "meaning", "as it is drawn"], reads),
+        options(core),
+        prose(data["description"]),
+        f"The laws below hold for it, too, at the settings {settings}.",
+    ]
 
 
 def _facts(data: dict[str, Any]) -> list[list[str]]:

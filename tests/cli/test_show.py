@@ -165,3 +165,11 @@ def test_what_is_not_claimed_of_growth_is_not_shown_as_linear() -> None:
 
     data = as_data(Variant("silent", make, "", family="exact", source="", formula="", cost="whatever"))
     assert ("cost", "whatever; claimed: nothing") in _facts(data)
+
+
+def test_the_operator_within_a_layer_is_shown_with_the_gates_that_it_reads(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, "show", "gated-delta")
+    assert "gated-delta at level operator: The gated delta rule" in text
+    assert "(B, K, N, 1), at most 0: log2 of the share of the state" in text
+    assert as_data(VARIANTS.get("sdpa"))["operator"] is None
+    assert [one["name"] for one in as_data(VARIANTS.get("kda"))["operator"]["reads"]] == ["beta", "log2_decay"]

@@ -88,14 +88,16 @@ def cases_of(name: str) -> list[Case]:
 def some_of(entry: Variant, law: str) -> list[Case]:
     """The cases that concern a law; of a setting that is one both causal and not, only one of them."""
     first = OTHERS.index(law) + PACKAGE.index(entry)  # or all variants would be causal in the same laws
-    by_setting: dict[Spec, list[Case]] = {}
+    by_setting: dict[tuple[Spec, bool], list[Case]] = {}
     for case in cases_of(entry.name):
         if LAWS[law].concerns(case):
-            by_setting.setdefault(case.spec, []).append(case)
+            by_setting.setdefault((case.spec, case.operator), []).append(case)
     chosen = [both[place % len(both)] for place, both in enumerate(by_setting.values(), first)]
     at = first % max(1, len(chosen))
     turned = chosen[at:] + chosen[:at]
-    return turned[:1] if law in IN_TURN else turned[::2] if law in EVERY_OTHER else turned
+    if law in IN_TURN:  # one of the layer and one of the operator within
+        return [next(case for case in turned if case.operator is one) for one in {case.operator for case in turned}]
+    return turned[::2] if law in EVERY_OTHER else turned
 
 
 def each_with_its_laws() -> pytest.MarkDecorator:
@@ -137,13 +139,13 @@ ELSEWHERE = {
 
 @each(ALL)
 def test_a_law_looks_at_each_setting_that_claims_what_it_proves(entry: Variant) -> None:
-    settings: dict[Spec, list[Case]] = {}
+    settings: dict[tuple[Spec, bool], list[Case]] = {}
     for case in cases_of(entry.name):
-        settings.setdefault(case.spec, []).append(case)
+        settings.setdefault((case.spec, case.operator), []).append(case)
     unseen = [
         (name, spec.label)
         for name, law in LAWS.items()
-        for spec, both in settings.items()
+        for (spec, _), both in settings.items()
         if name not in ELSEWHERE
         if any(law.claimed(case.traits) for case in both) and not any(law.concerns(case) for case in both)
     ]

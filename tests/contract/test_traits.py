@@ -22,6 +22,7 @@ WRONG: dict[str, list[Any]] = {
     "q_start": [0],
     "sink": ["learned"],
     "shares": ["itself", True, None],
+    "reads": [("beta",), "beta", None],
     "heads_apart": ["together", None],
     "v_dim": ["wide", None],
     "longer": [3],

@@ -389,7 +389,9 @@ def test_what_a_learned_variant_does_not_allow_is_reported_all_the_same() -> Non
 
 
 def test_a_mixer_has_no_error() -> None:
-    with pytest.raises(Unsupported, match=r"^a mixer has no q, k, v$"):
+    with pytest.raises(
+        Unsupported, match=r"^a mixer replaces the whole layer and has no q, k, v; use --level layer or model$"
+    ):
         measured("mixer")
 
 

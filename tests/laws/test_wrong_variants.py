@@ -259,18 +259,27 @@ FAULTS = [
     ("GroupsInTurn", "mamba2:state=3,groups=2,chunk=5", "formula", "differs from the formula"),
     ("OneNormForAllGroups", "mamba2:state=3,groups=2,chunk=5", "formula", "differs from the formula"),
     ("SkipOfTheStep", "mamba2:state=3,chunk=5", "formula", "differs from the formula"),
+    ("FadedAfterWriting", "gated-delta:chunk=5", "formula", "differs from the formula"),
+    ("NothingCarriedOn", "kda:chunk=4", "formula", "differs from the formula"),
+    ("BetaForgotten", "delta:chunk=5", "formula", "differs from the formula"),
+    ("LogarithmsToTheOtherBase", "gla:chunk=16", "implied matrix", "the weight"),
+    ("FadesOverPadding", "ssd:chunk=5", "hidden keys", "not the formula with a mask"),
+    ("StepsThatKeepAll", "ssd:chunk=5", "decoding", "after a prompt of 0"),
+    ("GateWithoutGradient", "gated-delta-2:chunk=4", "formula's gradients", "the gradient of write differs"),
+    ("FeedbackOfTheFaded", "comba:chunk=5", "formula", "differs from the formula"),
+    ("DecaysOfOtherHeads", "kda:chunk=4", "heads", "head 1 moved head 0"),
 ]
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, name: str, label: str) -> Variant:
-    """Register the wrong class under the claims of the variant that it says it is."""
+    """Register the wrong class under the claims of the variant, or of the core, that it says it is."""
     base, _, setting = label.partition(":")
-    claims = VARIANTS.get(base)
-    entry = replace(
-        claims, name="wrong", make=getattr(wrong, name), settings=(setting,) if setting else claims.settings
-    )
+    layer, make = VARIANTS.get(base), getattr(wrong, name)
+    inside = layer.core is not None and issubclass(make, layer.core.make)
+    claims = layer.at("operator") if inside else layer
+    entry = replace(claims, name="wrong", make=make, settings=(setting,) if setting else claims.settings)
     entry.__dict__.pop("options_model", None)
-    monkeypatch.setitem(VARIANTS._entries, "wrong", entry)
+    monkeypatch.setitem(VARIANTS._entries, "wrong", replace(layer, core=entry) if inside else entry)
     return entry
 
 

@@ -37,14 +37,14 @@ from attnbench.catalogue.attention.pattern.radial import Radial
 from attnbench.catalogue.attention.pattern.sta import SlidingTile
 from attnbench.catalogue.attention.pattern.streaming import Streaming
 from attnbench.catalogue.attention.recurrence.abc import ABC
-from attnbench.catalogue.attention.recurrence.comba import Comba
-from attnbench.catalogue.attention.recurrence.delta import Delta
-from attnbench.catalogue.attention.recurrence.gated_delta import GatedDelta
-from attnbench.catalogue.attention.recurrence.gated_delta_2 import GatedDelta2
-from attnbench.catalogue.attention.recurrence.gla import GLA, gated_attention
+from attnbench.catalogue.attention.recurrence.comba import Comba, CombaRule
+from attnbench.catalogue.attention.recurrence.delta import Delta, DeltaRule
+from attnbench.catalogue.attention.recurrence.gated_delta import GatedDelta, GatedDeltaRule
+from attnbench.catalogue.attention.recurrence.gated_delta_2 import GatedDelta2, GatedDeltaRule2
+from attnbench.catalogue.attention.recurrence.gla import GLA, GatedLinear, gated_attention
 from attnbench.catalogue.attention.recurrence.gru import GRU
 from attnbench.catalogue.attention.recurrence.gsa import GSA
-from attnbench.catalogue.attention.recurrence.kda import KimiDeltaAttention
+from attnbench.catalogue.attention.recurrence.kda import KimiDeltaAttention, KimiDeltaRule
 from attnbench.catalogue.attention.recurrence.log_linear import LogLinear
 from attnbench.catalogue.attention.recurrence.lstm import LSTM
 from attnbench.catalogue.attention.recurrence.mamba2 import Mamba2
@@ -91,8 +91,10 @@ from attnbench.catalogue.engines.gathered.index import Index
 from attnbench.catalogue.engines.linear.random_maps import ExponentialFeatures
 from attnbench.catalogue.engines.masks import emptied
 from attnbench.catalogue.engines.pair_scores import Score, attend_by_score
+from attnbench.catalogue.engines.recurrent.decayed_core import DecayedSums
 from attnbench.catalogue.engines.recurrent.erase_and_write import BeforeDecay, erase_and_write
-from attnbench.catalogue.engines.recurrent.erasing_layer import ErasingLayer, Rule
+from attnbench.catalogue.engines.recurrent.erasing_core import Rule
+from attnbench.catalogue.engines.recurrent.erasing_layer import ErasingLayer
 from attnbench.catalogue.engines.recurrent.levels import carried
 from attnbench.catalogue.engines.rotation import angles, rotate
 from attnbench.contract.problem.reference import exact_attention, masked_attention, of_query_heads
@@ -2211,3 +2213,83 @@ class NormalisedAtTheEnd(ABC):
         keys, values = ((shares * y[:, :, :, None]).cumsum(2) for y in (k, v))
         weights = (keys @ q[..., None]).softmax(3)
         return (weights * values).sum(3).transpose(1, 2).flatten(2)
+
+
+# Operators within layers, that read gates
+
+
+class FadedAfterWriting(GatedDeltaRule):
+    """What was just written fades with the rest: the decay comes after the update."""
+
+    def _read(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor, strict: bool) -> Tensor:
+        q, k, v, beta, log_decay = self.rule(*self.ready(q, k, v), *rates)
+        assert isinstance(beta, Tensor)
+        assert log_decay is not None
+        state, rows = k.new_zeros(len(k), k.shape[2], v.shape[2]), []
+        for t in range(q.shape[1]):
+            before, key = state, k[:, t, :, None]
+            state = state + beta[:, t, None, None] * key * (v[:, t, None] - key.mT @ state)
+            state = state * log_decay[:, t, :, None].exp2()
+            rows.append(q[:, t, None] @ (before if strict else state))
+        return torch.cat(rows, 1)
+
+
+class NothingCarriedOn(KimiDeltaRule):
+    """Each chunk begins with an empty state."""
+
+    def _read(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor, strict: bool) -> Tensor:
+        parts = zip(*(torch.split(x, self.chunk, 1) for x in (q, k, v, *rates)), strict=True)
+        return torch.cat([super(NothingCarriedOn, self)._read(*part, strict=strict) for part in parts], 1)
+
+
+class BetaForgotten(DeltaRule):
+    """Every value is overwritten whole, whatever β says."""
+
+    def rates(self, *gates: Tensor) -> tuple[Tensor, ...]:
+        return (torch.ones_like(gates[0][..., 0]),)
+
+
+class LogarithmsToTheOtherBase(GatedLinear):
+    """Takes the logarithm of the decay for a natural one."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, log2_decay: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        return super().forward(q, k, v, log2_decay * 1.4427, key_mask=key_mask)
+
+
+class FadesOverPadding(DecayedSums):
+    """Padded keys and values are emptied, and the state fades at their tokens."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, log2_decay: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        k, v = emptied(key_mask, k, v)
+        return super().forward(q, k, v, log2_decay.nan_to_num())
+
+
+class StepsThatKeepAll(DecayedSums):
+    """A decoding step lets nothing fade."""
+
+    def step(self, state: Tensor, q: Tensor, k: Tensor, v: Tensor, log2_decay: Tensor) -> tuple[Tensor, Tensor]:
+        return super().step(state, q, k, v, torch.zeros_like(log2_decay))
+
+
+class GateWithoutGradient(GatedDeltaRule2):
+    """What decides the writing gets no gradient."""
+
+    def rates(self, *gates: Tensor) -> tuple[Tensor, ...]:
+        b, w, log_decay = gates
+        return b, w.detach(), log_decay
+
+
+class FeedbackOfTheFaded(CombaRule):
+    """What is taken out is read after the decay."""
+
+    def rule(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> Rule:
+        rule = super().rule(q, k, v, *rates)
+        return rule._replace(erase=rule.erase[0])
+
+
+class DecaysOfOtherHeads(KimiDeltaRule):
+    """Each head fades at the rate of the head before it."""
+
+    def rates(self, *gates: Tensor) -> tuple[Tensor, ...]:
+        beta, log_decay = super().rates(*gates)
+        return beta, log_decay.roll(1, 1)

@@ -37,6 +37,7 @@ SUITES = (
     "linformer",
     "lra",
     "lra-score",
+    "operators",
     "performer",
     "positions",
     "precision",

@@ -87,7 +87,8 @@ def match_run(
         errors = _alike(_of_inputs(errors, inputs), _SHAPE)
         if errors.empty and not erred.empty:
             warnings.append(f"the errors at n = {n} are of another shape than the {budget.target}, and are left out")
-    found = _hold(budget, variants, _with_errors(_timed_points(speed), errors))
+    of = "operator" if budget.target == "error" else level
+    found = _hold(budget, variants, _with_errors(_timed_points(speed), errors), of)
     if warnings:
         here = f"the run has no {budget.target} of it at this shape"
         found = [one if one.tries else replace(one, note=here) for one in found]
@@ -267,26 +268,26 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value.item() if hasattr(value, "item") else value for name, value in values.items()}
 
 
-def _hold(budget: Budget, variants: Sequence[str], points: _Measured) -> list[Found]:
+def _hold(budget: Budget, variants: Sequence[str], points: _Measured, level: str = "") -> list[Found]:
     """The outcome of each variant, or of every measured one if none is named. Raises UsageError: an unknown variant or
     option."""
-    return [_choose(budget, *group, points) for group in _groups(variants, points)]
+    return [_choose(budget, *group, points) for group in _groups(variants, points, level)]
 
 
 _Group = tuple[str, Spec, Knob | None, str]
 """Label, all options that must agree, knob, and the reason for having none; the knob's option is left out."""
 
 
-def _groups(variants: Sequence[str], points: _Measured) -> list[_Group]:
+def _groups(variants: Sequence[str], points: _Measured, level: str) -> list[_Group]:
     groups: dict[str, _Group] = {}
     if variants:
-        for spec, knob, fixed in turned(variants):
-            whole = VARIANTS.get(spec.name).complete(spec)
+        for spec, knob, fixed in turned(variants, level=level):
+            whole = VARIANTS.get(spec.name).at(level).complete(spec)
             groups[spec.label] = (spec.label, whole if knob is None else _without(whole, knob), knob, fixed)
         return list(groups.values())
     for (name, options), point in points.items():
         whole = Spec(name, options)
-        knob = knob_of(_known(whole)) if name in VARIANTS else None
+        knob = knob_of(_known(whole), level=level) if name in VARIANTS else None
         if knob is None:
             groups[point.label] = (point.label, whole, None, "it has no knob")
         else:

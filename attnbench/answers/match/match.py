@@ -140,7 +140,7 @@ class Prepared:
                 value = one.chosen.value
                 spec = entrant.spec if entrant.ladder is None or value is None else entrant.ladder.at(value)
                 cell = replace(self.cell, variant=spec, measure=("time", "memory"))
-                cells.setdefault(VARIANTS.get(spec.name).normalise(spec).label, cell)
+                cells.setdefault(cell.entry.normalise(spec).label, cell)
         if len(cells) < 2:
             return None
         n, limit = self.cell.shape.N, self.timeout * len(cells)
@@ -163,7 +163,7 @@ def prepare_costs(variants: Sequence[str], budget: Budget, given: Mapping[str, A
     if budget.target == "error" and logits > LONGEST_ERROR:
         raise UsageError(f"--n {n}: exact attention in float64 takes too long; give a shorter --n")
     load_all(asked.plugins)
-    entrants = entrants_of(variants, budget, n, causal=at["causal"], most=given["most"])
+    entrants = entrants_of(variants, budget, n, causal=at["causal"], most=given["most"], level=asked.level)
     contest = replace(asked, variants=[entrants[0].spec.label]).prepare(alone=True)
     cell = replace(contest.cells[0], suite="match", sweep="match", error_draws=given["draws"])
     cell = without_error(cell) if logits > LONGEST_ERROR else cell

@@ -48,9 +48,9 @@ class Ladder:
         return value <= here // 2 if self.knob.falling else value >= 2 * here
 
 
-def knob_of(spec: Spec, *, causal: bool = False) -> Knob | None:
+def knob_of(spec: Spec, *, causal: bool = False, level: str = "") -> Knob | None:
     """The knob that trades the variant's accuracy for cost, or None. Raises UsageError: unknown variant or option."""
-    return VARIANTS.get(spec.name).claims(spec, causal=causal).knob
+    return VARIANTS.get(spec.name).at(level).claims(spec, causal=causal).knob
 
 
 def ladder_of(spec: Spec, knob: Knob, n: int, *, most: int | None = None) -> Ladder:
@@ -104,15 +104,15 @@ class Entrant:
         return [self.ladder.at(value) for value in self.ladder.values] if self.ladder else [self.spec]
 
 
-def turned(written: Sequence[str], *, causal: bool = False) -> Iterator[tuple[Spec, Knob | None, str]]:
+def turned(written: Sequence[str], *, causal: bool = False, level: str = "") -> Iterator[tuple[Spec, Knob | None, str]]:
     """Each variant that is named, its knob, and the reason for having none that may be turned.
 
     Raises UsageError: an unknown variant or option.
     """
     for spec in (spec for text in written for spec in parse_specs(text)):
-        entry = VARIANTS.get(spec.name)
+        entry = VARIANTS.get(spec.name).at(level)
         given, normal = entry.check(dict(spec.options)), entry.normalise(spec)
-        knob = knob_of(normal, causal=causal)
+        knob = knob_of(normal, causal=causal, level=level)
         if knob is None:
             yield normal, None, "it has no knob"
         elif knob.option in given:
@@ -122,13 +122,13 @@ def turned(written: Sequence[str], *, causal: bool = False) -> Iterator[tuple[Sp
 
 
 def entrants_of(
-    written: Sequence[str], budget: Budget, n: int, *, causal: bool = False, most: int | None = None
+    written: Sequence[str], budget: Budget, n: int, *, causal: bool = False, most: int | None = None, level: str = ""
 ) -> list[Entrant]:
     """The variants and their knobs. Raises UsageError: an unknown name or option, one thing twice, or nothing that can
     be turned."""
     entrants: dict[str, Entrant] = {}
-    for spec, knob, note in turned(written, causal=causal):
-        entry, hopeless = VARIANTS.get(spec.name), ""
+    for spec, knob, note in turned(written, causal=causal, level=level):
+        entry, hopeless = VARIANTS.get(spec.name).at(level), ""
         if budget.target == "error" and entry.kind == "mixer":
             hopeless = "a mixer has no q, k and v, and so no error; give --memory or --time with --level layer"
         elif budget.target == "error" and error_kind(entry, spec) == "learned":

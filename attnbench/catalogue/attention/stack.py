@@ -32,10 +32,11 @@ def turns(spec: Spec) -> list[Spec]:
     return _parsed(str(dict(VARIANTS.get(NAME).complete(spec).options)["layers"]))
 
 
-def refusal(spec: Spec, shape: Shape, *, key_mask: bool = False, decode: bool = False) -> str | None:
+def refusal(spec: Spec, shape: Shape, *, key_mask: bool = False, decode: bool = False, level: str = "") -> str | None:
     """The reason why a variant, or one of those of a stack, rules out this shape; None if none does."""
     for one in dict.fromkeys(turns(spec)):
-        reason = VARIANTS.get(one.name).unsupported_reason(shape, key_mask=key_mask, decode=decode, spec=one)
+        entry = VARIANTS.get(one.name).at(level)
+        reason = entry.unsupported_reason(shape, key_mask=key_mask, decode=decode, spec=one)
         if reason:
             return reason if one == spec else f"{one.label}: {reason}"
     return None

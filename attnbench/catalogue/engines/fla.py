@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad, silu
+from torch.nn.functional import pad
 
 from attnbench.contract.compiled import out_of_sight
 
@@ -86,7 +86,7 @@ def _log_linear(f: Kernel, q: Tensor, k: Tensor, v: Tensor, g: Tensor, weights: 
 
 
 def _mesa(f: Kernel, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor, penalty: Tensor, **named: Any) -> Any:
-    given, joined = _of_any_size(silu(q), silu(k), v, g.squeeze(-1) * LN2, beta.squeeze(-1), penalty[0, 0])
+    given, joined = _of_any_size(q, k, v, g.squeeze(-1) * LN2, beta.squeeze(-1), penalty[0, 0])
     return joined(f(*given, use_qk_l2norm_in_kernel=True, **named)[0])
 
 

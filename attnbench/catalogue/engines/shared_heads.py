@@ -40,6 +40,8 @@ class SharedHeads(nn.Module):
             another. ``head by head`` runs it G times, once for each head of queries that shares, its work on keys and
             values included.
         groups: G.
+
+    Gates ``(B, K, M, ·)`` that the operator reads belong to the heads of keys and values, as their states do.
     """
 
     def __init__(self, operator: nn.Module, groups: int, way: Way) -> None:
@@ -54,30 +56,30 @@ class SharedHeads(nn.Module):
         if isinstance(operator, Patterned):
             self.pairs_by_place = operator.pairs_by_place
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, key_mask: Tensor | None = None) -> Tensor:
         (B, H, N, D), G = q.shape, self.groups
         if self.way == "query by query":
             out: Tensor = self.operator(q.reshape(B, H // G, G * N, D), k, v, key_mask=key_mask)
             return out.reshape(B, H, N, v.shape[3])
         of_group = self._by_group(q)
         if torch.is_grad_enabled():
-            outputs = [self.operator(of_group[:, :, g], k, v, key_mask=key_mask) for g in range(G)]
+            outputs = [self.operator(of_group[:, :, g], k, v, *gates, key_mask=key_mask) for g in range(G)]
             return torch.stack(outputs, 2).flatten(1, 2)
-        first: Tensor = self.operator(of_group[:, :, 0], k, v, key_mask=key_mask)
+        first: Tensor = self.operator(of_group[:, :, 0], k, v, *gates, key_mask=key_mask)
         joined = first.new_empty(B, H // G, G, *first.shape[2:])  # one further output at a time, not all of them
         joined[:, :, 0] = first
         del first
         for g in range(1, G):
-            joined[:, :, g] = self.operator(of_group[:, :, g], k, v, key_mask=key_mask)
+            joined[:, :, g] = self.operator(of_group[:, :, g], k, v, *gates, key_mask=key_mask)
         return joined.flatten(1, 2)
 
     def _by_group(self, q: Tensor) -> Tensor:
         return torch.unflatten(q, 1, (-1, self.groups))
 
-    def _dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+    def _dense(self, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, key_mask: Tensor | None = None) -> Tensor:
         assert isinstance(self.operator, Dense)
         of_group = self._by_group(q)
-        outputs = [self.operator.dense(of_group[:, :, g], k, v, key_mask=key_mask) for g in range(self.groups)]
+        outputs = [self.operator.dense(of_group[:, :, g], k, v, *gates, key_mask=key_mask) for g in range(self.groups)]
         return torch.stack(outputs, 2).flatten(1, 2)
 
     def _select(self, q: Tensor, k: Tensor, *, key_mask: Tensor | None = None) -> Grouped:
@@ -100,12 +102,12 @@ class SharedHeads(nn.Module):
         outputs = [self.operator.attend(of_group[:, :, g], k, v, part) for g, part in enumerate(selection.parts)]
         return torch.stack(outputs, 2).flatten(1, 2)
 
-    def _begin(self, q: Tensor, k: Tensor, v: Tensor) -> Any:
+    def _begin(self, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor) -> Any:
         """The state after q ``(B, H, n, D)``, k, v ``(B, K, n, ·)``; without queries: any head of a group will do."""
         assert isinstance(self.operator, Decoding)
-        return self.operator.begin(self._by_group(q)[:, :, 0], k, v)
+        return self.operator.begin(self._by_group(q)[:, :, 0], k, v, *gates)
 
-    def _step(self, state: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Any]:
+    def _step(self, state: Any, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor) -> tuple[Tensor, Any]:
         """A step for q ``(B, H, 1, D)``, k and v ``(B, K, 1, D)``; one state, which holds no queries, answers all."""
         operator = self.operator
         assert isinstance(operator, Decoding)
@@ -115,5 +117,5 @@ class SharedHeads(nn.Module):
         if isinstance(operator, FeatureAttention):  # queries have no places: those of a group are rows of one step
             together, state = operator.step(state, of_group.flatten(2, 3), k, v)
             return together.flatten(1, 2)[:, :, None], state
-        steps = [operator.step(state, of_group[:, :, g], k, v) for g in range(self.groups)]
+        steps = [operator.step(state, of_group[:, :, g], k, v, *gates) for g in range(self.groups)]
         return torch.stack([out for out, _ in steps], 2).flatten(1, 2), steps[-1][1]

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from attnbench.contract.variant import VARIANTS
 from attnbench.harness.inside.launch import EAGER
 from attnbench.harness.inside.pairs import Pairs
 from attnbench.harness.outside.isolation import CellFailed, Worker
@@ -133,8 +132,7 @@ class _Visit:
         fitted."""
         with_error, bare = self.cells[i], without_error(self.cells[i])
         asked = self.found.with_error and "error" in with_error.measure
-        variant = with_error.variant
-        learned = asked and error_kind(VARIANTS.get(variant.name), variant) == "learned"
+        learned = asked and error_kind(with_error.entry, with_error.variant) == "learned"
         if asked and not learned:
             try:
                 return self._look(i, with_error, self.left / shares / 2)

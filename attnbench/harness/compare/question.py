@@ -87,7 +87,7 @@ class Question:
         device = resolve_device(self.device)
         refuse_graph(at["launch"], device)
         written = [spec for text in names for spec in parse_specs(text)]
-        specs = [VARIANTS.get(spec.name).normalise(spec) for spec in written]
+        specs = [VARIANTS.get(spec.name).at(self.level).normalise(spec) for spec in written]
         refuse_equal([spec.label for spec in specs], [spec.label for spec in written])
         inputs = parse_spec(str(at["inputs"]))
         at["inputs"] = INPUTS.get(inputs.name).normalise(inputs)
@@ -131,8 +131,8 @@ class Question:
 def _refuse_unsupported(cells: Sequence[Cell], modules: Collection[str]) -> None:
     reasons = {}
     for cell in cells:
-        variant, padded, decodes = VARIANTS.get(cell.variant.name), cell.padding > 0, cell.pass_ in STEPS
-        if reason := variant.unsupported_reason(cell.shape, key_mask=padded, decode=decodes, spec=cell.variant):
+        padded, decodes = cell.padding > 0, cell.pass_ in STEPS
+        if reason := cell.entry.unsupported_reason(cell.shape, key_mask=padded, decode=decodes, spec=cell.variant):
             reasons[cell.variant.name] = f"{cell.variant.label}: unsupported: {reason}"
     if len(reasons) > max(0, len(cells) - 2) or modules & reasons.keys():
         raise UsageError(f"{'; '.join(reasons.values())}; leave it out, or ask for what it takes")

@@ -15,14 +15,16 @@ from torch._functorch import config
 
 from attnbench.catalogue.attention.stack import refusal
 from attnbench.catalogue.build import build
+from attnbench.catalogue.engines.precision import accumulator
 from attnbench.contract.capabilities import Budgeted, Decoding, answered, chooser
 from attnbench.contract.compiled import whole
 from attnbench.contract.inputs import draw_qkv
 from attnbench.contract.problem.padding import key_mask
 from attnbench.contract.problem.shape import Shape
+from attnbench.contract.reads import draw_reads
 from attnbench.contract.spec import Spec
 from attnbench.contract.task import NO_LABEL, Examples, Form, make_task
-from attnbench.contract.variant import VARIANTS
+from attnbench.contract.variant import without_core
 from attnbench.errors import AttnbenchError, Unsupported, UsageError
 from attnbench.harness.inside.turns import SEEN, UNSEEN, Windows
 from attnbench.harness.wire.process import choose_products
@@ -166,7 +168,7 @@ def _holding(
 ) -> Callable[[], str] | None:
     if cell.variant.name == UNTOUCHED or cell.shape.query_stride > 1 or cell.architecture != "encoder":
         return None
-    if not VARIANTS.get(cell.variant.name).claims(cell.variant, causal=cell.shape.causal).exact:
+    if not cell.entry.claims(cell.variant, causal=cell.shape.causal).exact:
         return None
     inside = [part.operator for part in module.modules() if isinstance(part, MultiHead)]
     plain = cell.shape.bias == "none" and cell.shape.sink == "none"  # else each layer has its own
@@ -225,14 +227,22 @@ def held_to_formula(call: Call, *, unchecked: bool) -> str:
 
 
 def _operator(cell: Cell, draw: Draw) -> tuple[nn.Module, list[Windows]]:
-    if VARIANTS.get(cell.variant.name).kind == "mixer":
-        raise Unsupported("a mixer replaces the whole layer and has no q, k, v; use --level layer or model")
+    if cell.entry.kind == "mixer":
+        raise Unsupported(without_core())
     if cell.positions is not None:
         raise Unsupported("positions: attention alone gets q and k, which a layer or a model has turned or not")
-    module = build(cell.variant, cell.shape, seed=cell.seed)
+    module, dtype = build(cell.variant, cell.shape, seed=cell.seed, level=cell.level), getattr(torch, cell.dtype)
     generator = torch.Generator().manual_seed(cell.seed + 2)
-    drawn = (t.to(cell.device, getattr(torch, cell.dtype)) for t in draw(cell.inputs, cell.shape, cell.seed))
-    return module, [Windows.into(t, lambda count: torch.randn(count, generator=generator)) for t in drawn]
+    drawn = (t.to(cell.device, dtype) for t in draw(cell.inputs, cell.shape, cell.seed))
+    inputs = [Windows.into(t, lambda count: torch.randn(count, generator=generator)) for t in drawn]
+    for gate in draw_reads(cell.entry.claims(cell.variant, causal=cell.shape.causal).reads, cell.shape, cell.seed):
+        more = partial(_again, gate.flatten(), generator)
+        inputs.append(Windows.into(gate.to(cell.device, accumulator(dtype)), more))
+    return module, inputs
+
+
+def _again(numbers: Tensor, generator: torch.Generator, count: int) -> Tensor:
+    return numbers[torch.randint(len(numbers), (count,), generator=generator)]
 
 
 def _layer(cell: Cell) -> tuple[nn.Module, list[Windows]]:
@@ -307,7 +317,7 @@ def _allow_cost(cell: Cell) -> None:
     """Refuse time or memory of code that only emulates the variant's method."""
     if cell.variant.name == UNTOUCHED:
         return
-    reason = VARIANTS.get(cell.variant.name).claims(cell.variant, causal=cell.shape.causal).emulated
+    reason = cell.entry.claims(cell.variant, causal=cell.shape.causal).emulated
     if reason and {"time", "memory"} & {*cell.measure}:
         raise Unsupported(f"time and memory: {reason}")
 
@@ -321,7 +331,7 @@ def _allow_decoding(cell: Cell) -> None:
         raise Unsupported("compile: each step would be compiled anew for its place; pass: decode compiles one")
     if cell.shape.q_start:
         raise Unsupported("q_start: a decoding step has one query, the last token in any case; remove q_start")
-    reason = refusal(cell.variant, cell.shape, decode=True)
+    reason = refusal(cell.variant, cell.shape, decode=True, level=cell.level)
     if reason:
         raise Unsupported(reason)
 
@@ -354,17 +364,14 @@ def _tokens_kept(cell: Cell, module: nn.Module) -> int | None:
 def _allow_padding(cell: Cell) -> None:
     if cell.pass_ in STEPS:
         raise Unsupported("padding: a decoding step reads a state, in which padding has no place")
-    reason = refusal(cell.variant, cell.shape, key_mask=True)
+    reason = refusal(cell.variant, cell.shape, key_mask=True, level=cell.level)
     if reason:
         raise Unsupported(reason)
 
 
 def always_compiled(cell: Cell) -> bool:
     """True if the variant is called itself and compiles itself: a layer or a model around it does not."""
-    return (
-        cell.level == "operator"
-        and VARIANTS.get(cell.variant.name).claims(cell.variant, causal=cell.shape.causal).compiled
-    )
+    return cell.level == "operator" and cell.entry.claims(cell.variant, causal=cell.shape.causal).compiled
 
 
 def may_compile(cell: Cell) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from attnbench.contract.variant import VARIANTS
 from attnbench.harness.outside.isolation import CellFailed, Worker
 from attnbench.harness.wire.process import choose_products
 from attnbench.harness.wire.protocol import Request
@@ -50,7 +51,7 @@ class HoldSetting(Request[Verdict]):
         laws."""
         from attnbench.laws import first_fault, setting_of  # the laws take a while to import
 
-        case = setting_of(self.cell.variant, causal=self.cell.shape.causal)
+        case = setting_of(self.cell.variant, causal=self.cell.shape.causal, level=self.cell.level)
         choose_products(of_one_row=False)  # the library that will be timed
         if case.traits.compiled or (self.cell.device != "cpu" and not case.runs()):
             return {"tried": 0, "fault": None}
@@ -75,7 +76,7 @@ class Gate:
 
     def __init__(self, timeout: float, *, unchecked: bool = False) -> None:
         self._timeout, self._unchecked = timeout, unchecked
-        self._known: dict[tuple[str, bool], Verdict] = {}
+        self._known: dict[tuple[str, bool, bool], Verdict] = {}
         self.doing: Callable[[Cell, str], None] = lambda cell, part: None
         """Called with the part of a visit that begins, such as a law."""
 
@@ -85,7 +86,7 @@ class Gate:
             if one.laws:
                 broken = one.laws not in (HELD, UNCHECKED, NOT_TRIED)
                 verdict = Verdict(one.laws, one.status, one.reason) if broken else Verdict(one.laws)
-                self._known[one.label, one.causal] = verdict
+                self._known[one.label, one.causal, _of_core(one.variant, one.level)] = verdict
 
     def verdict(self, worker: Worker, cell: Cell) -> Verdict:
         """The verdict on the setting of a cell, known or found now."""
@@ -93,7 +94,7 @@ class Gate:
             return Verdict(UNCHECKED)
         if cell.variant.name == UNTOUCHED:  # a trained model as it is, which claims nothing
             return Verdict("")
-        setting = cell.variant.label, cell.shape.causal
+        setting = cell.variant.label, cell.shape.causal, _of_core(cell.variant.name, cell.level)
         if setting not in self._known:
             used = worker.served > 0
             found = self._found(worker, cell)
@@ -126,6 +127,10 @@ class Gate:
             return Verdict(
                 law, failed.status, _in_words(f"the law {law!r} could not be asked: {failed.reason}"), failed.stderr
             )
+
+
+def _of_core(name: str, level: str) -> bool:
+    return level == "operator" and name in VARIANTS and VARIANTS.get(name).core is not None
 
 
 def _in_words(what: str) -> str:

@@ -23,7 +23,7 @@ from attnbench.catalogue.attention.recurrence.gla import GLA
 from attnbench.catalogue.attention.recurrence.kda import KimiDeltaAttention
 from attnbench.catalogue.attention.recurrence.retnet import RetNet
 from attnbench.catalogue.engines.masks import emptied
-from attnbench.catalogue.engines.recurrent.erasing_layer import ErasingLayer, activated
+from attnbench.catalogue.engines.recurrent.erasing_layer import ErasingLayer
 from attnbench.contract.variant import VARIANTS
 from attnbench_peers.needs import a_gpu, first, function
 
@@ -107,7 +107,7 @@ class _Erasing(ErasingLayer):
 
     def _run(self, projected: Tensor, direction: int) -> Tensor:
         tokens, gates = self._split(projected)
-        q, k, v = _turned(*activated(*self._heads(self.short(tokens))))
+        q, k, v = _turned(*self.ready(*self._heads(self.short(tokens))))
         beta, log_decay = _turned(*self.rates(gates))
         decay = log_decay.squeeze(-1) if log_decay.shape[-1] == 1 else log_decay
         # In numbers as exact as the layer's own, since a sum of many of them stands in an exponent.

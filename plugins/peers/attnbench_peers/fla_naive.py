@@ -19,7 +19,6 @@ from attnbench.catalogue.attention.recurrence.gated_delta_2 import GatedDelta2
 from attnbench.catalogue.attention.recurrence.gsa import GSA
 from attnbench.catalogue.attention.recurrence.log_linear import LogLinear
 from attnbench.catalogue.engines.masks import emptied
-from attnbench.catalogue.engines.recurrent.erasing_layer import activated
 from attnbench.contract.variant import VARIANTS
 from attnbench_peers.fla_layers import LN2, _recurrence, _turned
 from attnbench_peers.needs import first
@@ -63,7 +62,7 @@ class PeerComba(Comba):
 
     def _run(self, projected: Tensor, direction: int) -> Tensor:
         tokens, gates = self._split(projected)
-        q, k, v = activated(*self._heads(self.short(tokens)))
+        q, k, v = self.ready(*self._heads(self.short(tokens)))
         beta, log_decay, b, p = self.rates(gates)
         q, erase = q - p[..., None] * q.shape[-1] ** -0.5 * k, b[..., None] * k * (-log_decay).exp2()
         q, k, v, erase, beta, g = _turned(q, k, v, erase, beta, log_decay.squeeze(-1) * LN2)
@@ -80,7 +79,7 @@ class PeerGatedDelta2(GatedDelta2):
 
     def _run(self, projected: Tensor, direction: int) -> Tensor:
         tokens, gates = self._split(projected)
-        q, k, v = activated(*self._heads(self.short(tokens)))
+        q, k, v = self.ready(*self._heads(self.short(tokens)))
         b, w, log_decay = self.rates(gates)
         return first(self.attend(*_turned(q, k, v, log_decay * LN2, b, w), scale=1.0)).flatten(2)
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.catalogue.attention.recurrence.delta import Delta, delta_rule
+from attnbench.catalogue.attention.recurrence.delta import Delta
+from attnbench.catalogue.engines.recurrent.erase_and_write import erase_and_write
 from attnbench.contract.problem.shape import Shape
 from tests.catalogue.attention.small import CAUSAL, both, close, tokens
 
@@ -18,7 +19,7 @@ def draw(N: int, D: int = 4, E: int = 5) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize("chunk", [1, 4, 19])
 def test_the_rule_is_the_product_of_householder_like_matrices(strict: bool, chunk: int) -> None:
     q, k, v, beta = draw(19)
-    out, last = delta_rule(q, k, v, beta, chunk=chunk, strict=strict)
+    out, last = erase_and_write(q, k, v, beta, chunk=chunk, strict=strict)
     for t in range(19):
         stop = t if strict else t + 1
         expected = torch.zeros(2, 5, dtype=torch.float64)
@@ -55,8 +56,8 @@ def test_the_mixer_is_silu_norm_rule_norm_and_projection() -> None:
 def test_a_long_sequence_of_alike_keys_stays_bounded_in_float32() -> None:
     q, k, v, beta = (x.float() for x in draw(1024))
     k = torch.nn.functional.normalize(k + 3, dim=-1)
-    out, _ = delta_rule(q, k, v, torch.ones_like(beta), chunk=64)
-    exact, _ = delta_rule(*(x.double() for x in (q, k, v, torch.ones_like(beta))), chunk=1)
+    out, _ = erase_and_write(q, k, v, torch.ones_like(beta), chunk=64)
+    exact, _ = erase_and_write(*(x.double() for x in (q, k, v, torch.ones_like(beta))), chunk=1)
     torch.testing.assert_close(out.double(), exact, rtol=1e-3, atol=1e-3)
 
 

@@ -14,12 +14,65 @@ from attnbench.catalogue.engines import forms
 from attnbench.catalogue.engines.precision import LOG2E, accumulator
 from attnbench.catalogue.engines.recurrent.decayed_sums import Chunk, drawn_step_sizes
 from attnbench.catalogue.engines.recurrent.erase_and_write import BeforeDecay
-from attnbench.catalogue.engines.recurrent.erasing_layer import ErasingLayer, Rule
+from attnbench.catalogue.engines.recurrent.erasing_core import Erasing, ErasingCore, Rule
+from attnbench.catalogue.engines.recurrent.erasing_layer import ErasingLayer
 from attnbench.catalogue.engines.recurrent.real_tokens import alone
 from attnbench.catalogue.engines.recurrent.short_convolution import Width
 from attnbench.catalogue.engines.recurrent.written_out import left_to_read, projected
 from attnbench.contract.problem.shape import Shape
-from attnbench.contract.variant import RECURRENCE, Knob, register
+from attnbench.contract.reads import BETA, CORRECTION, DECAY, FEEDBACK
+from attnbench.contract.variant import CORE, RECURRENCE, Core, Knob, register
+
+
+class _Closed(Erasing):
+    """A share of what stood for a key is taken out, and queries are corrected: β, log2(α), b and p."""
+
+    fused = "comba"
+
+    def rule(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> Rule:
+        beta, log_decay, b, p = (rate[..., None] if i != 1 else rate for i, rate in enumerate(rates))
+        return Rule(q - p * q.shape[-1] ** -0.5 * k, k, beta * v, BeforeDecay(b * beta * k), log_decay)
+
+    def given(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> tuple[Tensor, ...]:
+        beta, log_decay, b, p = rates
+        b, p = (part[..., None].to(k.dtype) for part in (b, p))
+        return q - p * q.shape[-1] ** -0.5 * k, k, v, b * k, beta, log_decay
+
+
+class CombaRule(_Closed, ErasingCore):
+    """The gated delta rule with feedback from its state and from its output.
+
+    q, k ``(B, H, N, D)``, v ``(B, H, N, E)``, β, log2(α), b and p ``(B, H, N, 1)``: S_t = α_t S_{t-1} + β_t k_t
+    (v_t - b_t S_{t-1}ᵀ k_t)ᵀ and o_t = S_tᵀ (q_t - p_t k_t) / √D. q and k get length 1 here, as in the layer, whose
+    convolution, norm and gate are left out, and in which b and p are parameters of a head. A padded token neither fades
+    nor writes.
+
+    Not causal: the sum of two recurrences, the second from the end, in which a token reads those after it, faded by its
+    own rate.
+
+    Differs from the paper: the recurrence alone is here, without its layer.
+    """
+
+    @staticmethod
+    def written_out(q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, strict: bool) -> Tensor:
+        """O = tril((Q - p K)Kᵀ ⊙ Γ) U / √D with (I + tril(b B KKᵀ ⊙ Γ⁻, -1)) U = B V.
+
+        Γ_ij = α_{j+1}···α_i, and Γ⁻_ij is the product up to α_{i-1}.
+        """
+        beta, log_alpha, b, p = gates
+        total = log_alpha.cumsum(1)
+        eye = torch.eye(k.shape[1], dtype=k.dtype, device=k.device)
+        system = eye + left_to_read(b * beta * k, k, total - log_alpha, total)
+        updates = torch.linalg.solve_triangular(system, beta * v, upper=False, unitriangular=True)
+        out: Tensor = left_to_read(q - p * k, k, total, total, own=not strict) @ updates * q.shape[2] ** -0.5
+        return out
+
+    def __init__(self, shape: Shape, *, chunk: Chunk = 64, form: forms.Fla = "auto") -> None:
+        super().__init__(shape, chunk=chunk, form=form)
+
+    def rates(self, *gates: Tensor) -> tuple[Tensor, ...]:
+        beta, log_decay, b, p = gates
+        return beta.squeeze(-1), log_decay, b.squeeze(-1), p.squeeze(-1)
 
 
 @register(
@@ -37,8 +90,14 @@ from attnbench.contract.variant import RECURRENCE, Knob, register
         own_form_both_ways="the sum of one recurrence from either end; the paper defines the causal form only",
     ),
     settings=("chunk=5", "expand=1,width=1,chunk=64,correction=0.02"),
+    core=Core(
+        make=CombaRule,
+        formula="S_t = (α_t - b_t β_t k_t k_tᵀ) S_{t-1} + β_t k_t v_tᵀ,  o_t = S_tᵀ (q_t - p_t k_t) / √D",
+        traits=replace(CORE, reads=(BETA, DECAY, FEEDBACK, CORRECTION)),
+        settings=("chunk=5", "chunk=64"),
+    ),
 )
-class Comba(ErasingLayer):
+class Comba(_Closed, ErasingLayer):
     """Gated DeltaNet with feedback from its state and from its output.
 
     Hu et al. 2025, "Comba: Improving Bilinear RNNs with Closed-loop Control". The state fades by α_t. Of what stood for
@@ -65,8 +124,6 @@ class Comba(ErasingLayer):
     no part in the erasure; linear layers start as PyTorch's.
     """
 
-    kernel = "comba"
-
     def __init__(
         self,
         shape: Shape,
@@ -87,22 +144,15 @@ class Comba(ErasingLayer):
 
     @alone
     def dense(self, x: Tensor) -> Tensor:
-        """O = tril((Q - p K)Kᵀ ⊙ Γ) U / √D with (I + tril(b B KKᵀ ⊙ Γ⁻, -1)) U = B V.
-
-        Γ_ij = α_{j+1}···α_i, and Γ⁻_ij is the product up to α_{i-1}.
-        """
+        """The formula of the operator within, between projections and norm."""
         read = []
-        eye = torch.eye(len(x), dtype=x.dtype, device=x.device)
         b, p = (part[:, None, None] for part in (torch.sigmoid(self.feedback), self.correction))
         for side in (x,) if self.causal else (x, x.flip(0)):
             q, k, v, rest = projected(self, side)
             beta, steps = torch.split(rest.T, self.heads)
             beta = torch.sigmoid(beta)[..., None]
             log_alpha = (-self.log_A.exp()[:, None] * softplus(steps + self.step_bias[:, None]))[..., None]
-            total = log_alpha.cumsum(1)
-            system = eye + left_to_read(b * beta * k, k, total - log_alpha, total)
-            updates = torch.linalg.solve_triangular(system, beta * v, upper=False, unitriangular=True)
-            y = left_to_read(q - p * k, k, total, total, own=side is x) @ updates * q.shape[2] ** -0.5
+            y = CombaRule.written_out(q, k, v, beta, log_alpha, b, p, strict=side is not x)
             read.append(y if side is x else y.flip(1))
         y = torch.stack(read).sum(0)
         y = y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt() * self.norm.weight
@@ -118,15 +168,6 @@ class Comba(ErasingLayer):
             part.to(dtype)[:, None].expand(len(gates), -1, -1) for part in (self.feedback.sigmoid(), self.correction)
         )
         return torch.sigmoid(beta), log_decay[..., None], b, p
-
-    def rule(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> Rule:
-        beta, log_decay, b, p = (rate[..., None] if i != 1 else rate for i, rate in enumerate(rates))
-        return Rule(q - p * q.shape[-1] ** -0.5 * k, k, beta * v, BeforeDecay(b * beta * k), log_decay)
-
-    def given(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> tuple[Tensor, ...]:
-        beta, log_decay, b, p = rates
-        b, p = (part[..., None].to(k.dtype) for part in (b, p))
-        return q - p * q.shape[-1] ** -0.5 * k, k, v, b * k, beta, log_decay
 
     def opened(self, x: Tensor) -> Tensor:
         return torch.sigmoid(self.gate(x))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Annotated
 
@@ -16,9 +17,54 @@ from attnbench.catalogue.engines.masks import emptied
 from attnbench.catalogue.engines.precision import LOG2E, accumulator, unit
 from attnbench.catalogue.engines.recurrent.decayed_sums import drawn_step_sizes
 from attnbench.catalogue.engines.recurrent.erase_and_write import erase_and_write
+from attnbench.catalogue.engines.recurrent.erasing_core import ErasingCore, Rule
 from attnbench.catalogue.engines.recurrent.stretches import by_heads
 from attnbench.contract.problem.shape import Shape
-from attnbench.contract.variant import Knob, No, Traits, register
+from attnbench.contract.reads import BETA
+from attnbench.contract.variant import CORE, Core, Knob, No, Traits, register
+
+
+class DeltaRule(ErasingCore):
+    """The delta rule: each key moves its value in the state by β towards its own.
+
+    q, k ``(B, H, N, D)``, v ``(B, H, N, E)`` and β ``(B, H, N, 1)``: S_t = S_{t-1} + β_t k_t (v_t - S_{t-1}ᵀ k_t)ᵀ and
+    o_t = S_tᵀ q_t. q and k get length 1 here, as in the layer, whose norm is left out. β goes up to 2. A padded token
+    writes nothing.
+
+    Not causal: the sum of two recurrences, the second from the end, in which a token reads those after it alone.
+
+    Differs from the paper: the recurrence alone is here, without its layer.
+    """
+
+    fused = "delta"
+    fading = -1
+
+    @staticmethod
+    def written_out(q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, strict: bool) -> Tensor:
+        """O = tril(QKᵀ) U with (I + tril(B KKᵀ, -1)) U = B V."""
+        (beta,) = gates
+        system = torch.eye(k.shape[1], dtype=k.dtype, device=k.device) + (beta * k @ k.mT).tril(-1)
+        updates = torch.linalg.solve_triangular(system, beta * v, upper=False, unitriangular=True)
+        out: Tensor = (q @ k.mT).tril(-1 if strict else 0) @ updates
+        return out
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        chunk: Annotated[int, Field(ge=1, description="steps gathered by one solve. Moves time and memory only")] = 64,
+        form: forms.Fla = "auto",
+    ) -> None:
+        super().__init__(shape, chunk=chunk, form=form)
+
+    def ready(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return unit(q), unit(k), v
+
+    def rates(self, *gates: Tensor) -> tuple[Tensor, ...]:
+        return (gates[0].squeeze(-1),)
+
+    def rule(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> Rule:
+        return Rule(q, k, v, rates[0], None)
 
 
 @register(
@@ -40,6 +86,12 @@ from attnbench.contract.variant import Knob, No, Traits, register
         own_form_both_ways="the sum of one recurrence from either end; the papers define the causal form only",
     ),
     settings=("chunk=5", "chunk=64", "steps=2,negative=true,chunk=5", "steps=2,decay=true,chunk=5"),
+    core=Core(
+        make=DeltaRule,
+        formula="S_t = (I - β_t k_t k_tᵀ) S_{t-1} + β_t k_t v_tᵀ,  o_t = S_tᵀ q_t,  ‖k‖ = ‖q‖ = 1",
+        traits=replace(CORE, reads=(BETA,)),
+        settings=("chunk=5", "chunk=64"),
+    ),
 )
 class Delta(HeadLayer):
     """DeltaNet: linear attention that overwrites instead of adding.
@@ -156,13 +208,13 @@ class Delta(HeadLayer):
         _, k, v, beta, *log_decay = (part.to(accumulator(x.dtype)).flatten(0, 1) for part in self._parts(x))
         state = k.new_zeros(k.shape[0], k.shape[2], v.shape[2])
         if k.shape[1]:
-            _, state = delta_rule(_unit(k), _unit(k), v, beta, *log_decay, chunk=self.chunk)
+            _, state = erase_and_write(_unit(k), _unit(k), v, beta, *log_decay, chunk=self.chunk)
         return torch.unflatten(state, 0, (x.shape[0], self.heads))
 
     def prompted(self, x: Tensor) -> tuple[Tensor, Tensor]:
         q, k, v, beta, *log_decay = (part.to(accumulator(x.dtype)).flatten(0, 1) for part in self._parts(x))
         q = _unit(q).repeat_interleave(self.steps, 1) if self.steps > 1 else _unit(q)
-        y, state = delta_rule(q, _unit(k), v, beta, *log_decay, chunk=self.chunk)
+        y, state = erase_and_write(q, _unit(k), v, beta, *log_decay, chunk=self.chunk)
         y, state = (
             torch.unflatten(z, 0, (x.shape[0], self.heads)) for z in (y[:, self.steps - 1 :: self.steps], state)
         )
@@ -186,12 +238,12 @@ def _both_ways(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, *log_decay: Tensor
     q, k = _unit(q), _unit(k)
     if steps > 1:  # all steps read, and one of them for its token
         q = q.repeat_interleave(steps, 1)
-    out, _ = delta_rule(q, k, v, beta, *log_decay, chunk=chunk)
+    out, _ = erase_and_write(q, k, v, beta, *log_decay, chunk=chunk)
     out = out[:, steps - 1 :: steps]
     if causal:
         return out
     turned = (torch.unflatten(x, 1, (-1, steps)).flip(1).flatten(1, 2) for x in (q, k, v, beta, *log_decay))
-    later, _ = delta_rule(*turned, chunk=chunk, strict=True)
+    later, _ = erase_and_write(*turned, chunk=chunk, strict=True)
     return out + later[:, ::steps].flip(1)
 
 
@@ -199,13 +251,3 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, *, causal: bool) -> Te
     parts, kernel = (_unit(q), _unit(k), v, beta), partial(fla.run, "delta")
     out = kernel(*parts)
     return out if causal else out + fla.before(kernel, *(x.flip(2) for x in parts)).flip(2)
-
-
-def delta_rule(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | None = None, *, chunk: int, strict: bool = False
-) -> tuple[Tensor, Tensor]:
-    """o_t = S_tᵀ q_t, or with ``strict`` the decayed S_{t-1} times q_t; and the last state.
-
-    q, k: ``(G, N, D)``; v: ``(G, N, E)``; beta: ``(G, N)``; log_decay: ``(G, N, 1)``.
-    """
-    return erase_and_write(q, k, v, beta, log_decay, chunk=chunk, strict=strict)

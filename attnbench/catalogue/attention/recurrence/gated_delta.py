@@ -13,12 +13,39 @@ from torch.nn.functional import silu, softplus
 from attnbench.catalogue.engines import forms
 from attnbench.catalogue.engines.precision import LOG2E, accumulator
 from attnbench.catalogue.engines.recurrent.decayed_sums import Chunk, drawn_step_sizes
+from attnbench.catalogue.engines.recurrent.erasing_core import ErasingCore
 from attnbench.catalogue.engines.recurrent.erasing_layer import ErasingLayer, Groups
 from attnbench.catalogue.engines.recurrent.real_tokens import alone
 from attnbench.catalogue.engines.recurrent.short_convolution import Width
 from attnbench.catalogue.engines.recurrent.written_out import erased_and_written, projected
 from attnbench.contract.problem.shape import Shape
-from attnbench.contract.variant import RECURRENCE, Knob, register
+from attnbench.contract.reads import BETA, DECAY
+from attnbench.contract.variant import CORE, RECURRENCE, Core, Knob, register
+
+
+class GatedDeltaRule(ErasingCore):
+    """The gated delta rule: a state that fades by α and moves by β towards each value.
+
+    q, k ``(B, H, N, D)``, v ``(B, H, N, E)``, β and log2(α) ``(B, H, N, 1)``: S_t = S' + β_t k_t (v_t - S'ᵀ k_t)ᵀ with
+    S' = α_t S_{t-1}, and o_t = S_tᵀ q_t / √D. q and k get length 1 here, as in the layer, whose convolution, norm and
+    gate are left out. β goes up to 2. A padded token neither fades nor writes.
+
+    Not causal: the sum of two recurrences, the second from the end, in which a token reads those after it, faded by its
+    own rate.
+
+    Differs from the paper: the recurrence alone is here, without its layer.
+    """
+
+    fused = "gated-delta"
+
+    @staticmethod
+    def written_out(q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, strict: bool) -> Tensor:
+        """O = tril(QKᵀ ⊙ Γ) U / √D with (I + tril(B KKᵀ ⊙ Γ, -1)) U = B V and Γ_ij = α_{j+1}···α_i."""
+        beta, log_alpha = gates
+        return erased_and_written(q, k, v, beta[..., 0], log_alpha, strict=strict)
+
+    def __init__(self, shape: Shape, *, chunk: Chunk = 64, form: forms.Fla = "auto") -> None:
+        super().__init__(shape, chunk=chunk, form=form)
 
 
 @register(
@@ -36,6 +63,12 @@ from attnbench.contract.variant import RECURRENCE, Knob, register
         own_form_both_ways="the sum of one recurrence from either end; the paper defines the causal form only",
     ),
     settings=("chunk=5", "expand=1,width=1,negative=true,chunk=64", "value_groups=2,chunk=5"),
+    core=Core(
+        make=GatedDeltaRule,
+        formula="S_t = α_t (I - β_t k_t k_tᵀ) S_{t-1} + β_t k_t v_tᵀ,  o_t = S_tᵀ q_t / √D,  ‖k‖ = ‖q‖ = 1",
+        traits=replace(CORE, reads=(BETA, DECAY)),
+        settings=("chunk=5", "chunk=64"),
+    ),
 )
 class GatedDelta(ErasingLayer):
     """Gated DeltaNet: DeltaNet that also forgets, as Mamba-2 does.
@@ -62,7 +95,7 @@ class GatedDelta(ErasingLayer):
     Differs from the authors' code: linear layers start as PyTorch's.
     """
 
-    kernel = "gated-delta"
+    fused = "gated-delta"
 
     def __init__(
         self,

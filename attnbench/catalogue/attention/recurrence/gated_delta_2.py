@@ -13,12 +13,59 @@ from torch.nn.functional import softplus
 from attnbench.catalogue.engines import forms
 from attnbench.catalogue.engines.precision import LOG2E, accumulator
 from attnbench.catalogue.engines.recurrent.decayed_sums import HalvedChunk, drawn_step_sizes
-from attnbench.catalogue.engines.recurrent.erasing_layer import ErasingLayer, Rule
+from attnbench.catalogue.engines.recurrent.erasing_core import Erasing, ErasingCore, Rule
+from attnbench.catalogue.engines.recurrent.erasing_layer import ErasingLayer
 from attnbench.catalogue.engines.recurrent.real_tokens import alone
 from attnbench.catalogue.engines.recurrent.short_convolution import Width
 from attnbench.catalogue.engines.recurrent.written_out import left_to_read, projected
 from attnbench.contract.problem.shape import Shape
-from attnbench.contract.variant import RECURRENCE, register
+from attnbench.contract.reads import CHANNEL_DECAY, ERASE, WRITE
+from attnbench.contract.variant import CORE, RECURRENCE, Core, register
+
+
+class _Apart(Erasing):
+    """Erasing and writing by gates of their own: b, w and log2(α)."""
+
+    fused = "gated-delta-2"
+
+    def rule(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> Rule:
+        b, w, log_decay = rates
+        return Rule(q, k, w * v, b * k, log_decay)
+
+
+class GatedDeltaRule2(_Apart, ErasingCore):
+    """The gated delta rule with gates for each channel that it erases and writes.
+
+    q, k ``(B, H, N, D)``, v ``(B, H, N, E)``, b and log2(α) ``(B, H, N, D)``, w ``(B, H, N, E)``: S_t = S' + k_t
+    (w_t ⊙ v_t - S'ᵀ(b_t ⊙ k_t))ᵀ with S' = Diag(α_t) S_{t-1}, and o_t = S_tᵀ q_t / √D. q and k get length 1 here, as in
+    the layer, whose convolution, norm and gate are left out. b goes up to 2. A padded token neither fades nor writes.
+
+    Not causal: the sum of two recurrences, the second from the end, in which a token reads those after it, faded by its
+    own rates.
+
+    Differs from the paper: the recurrence alone is here, without its layer.
+    """
+
+    fading = 2
+
+    @staticmethod
+    def written_out(q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, strict: bool) -> Tensor:
+        """O = tril(X(Q, K)) U / √D with (I + tril(X(b ⊙ K, K), -1)) U = w ⊙ V.
+
+        X_ij(q, k) = Σ_c q_ic k_jc α_{j+1,c}···α_ic.
+        """
+        b, w, log_alpha = gates
+        total = log_alpha.cumsum(1)
+        system = torch.eye(k.shape[1], dtype=k.dtype, device=k.device) + left_to_read(b * k, k, total, total)
+        updates = torch.linalg.solve_triangular(system, w * v, upper=False, unitriangular=True)
+        out: Tensor = left_to_read(q, k, total, total, own=not strict) @ updates * q.shape[2] ** -0.5
+        return out
+
+    def __init__(self, shape: Shape, *, chunk: HalvedChunk = 64, form: forms.Fla = "auto") -> None:
+        super().__init__(shape, chunk=chunk, form=form)
+
+    def rates(self, *gates: Tensor) -> tuple[Tensor, ...]:
+        return gates
 
 
 @register(
@@ -35,8 +82,14 @@ from attnbench.contract.variant import RECURRENCE, register
         own_form_both_ways="the sum of one recurrence from either end; the paper defines the causal form only",
     ),
     settings=("chunk=4", "chunk=16,negative=true"),
+    core=Core(
+        make=GatedDeltaRule2,
+        formula="S_t = (I - k_t (b_t ⊙ k_t)ᵀ) Diag(α_t) S_{t-1} + k_t (w_t ⊙ v_t)ᵀ,  o_t = S_tᵀ q_t / √D",
+        traits=replace(CORE, reads=(ERASE, WRITE, CHANNEL_DECAY)),
+        settings=("chunk=4", "chunk=64"),
+    ),
 )
-class GatedDelta2(ErasingLayer):
+class GatedDelta2(_Apart, ErasingLayer):
     """Kimi delta attention that erases and writes apart.
 
     Hatamizadeh et al. 2026, "Gated DeltaNet-2: Decoupling Erase and Write in Linear Attention". The state fades channel
@@ -60,8 +113,6 @@ class GatedDelta2(ErasingLayer):
     Differs from the authors' code: there are as many heads of values as of keys; linear layers start as PyTorch's.
     """
 
-    kernel = "gated-delta-2"
-
     def __init__(
         self,
         shape: Shape,
@@ -82,21 +133,16 @@ class GatedDelta2(ErasingLayer):
 
     @alone
     def dense(self, x: Tensor) -> Tensor:
-        """O = tril(X(Q, K)) U / √D with (I + tril(X(b ⊙ K, K), -1)) U = w ⊙ V.
-
-        X_ij(q, k) = Σ_c q_ic k_jc α_{j+1,c}···α_ic.
-        """
+        """The formula of the operator within, between projections and norm."""
         H, read = self.heads, []
-        eye = torch.eye(len(x), dtype=x.dtype, device=x.device)
         for side in (x,) if self.causal else (x, x.flip(0)):
             q, k, v, rest = projected(self, side)
             HD = H * q.shape[2]
             b, w, steps = rest[:, :HD], rest[:, HD : 2 * HD], rest[:, 2 * HD :] @ self.decay.weight.T + self.step_bias
             b, w, steps = (torch.unflatten(part, 1, (H, -1)).transpose(0, 1) for part in (b, w, steps))
-            total = (-self.log_A.exp()[:, None, None] * softplus(steps)).cumsum(1)
-            system = eye + left_to_read(self.strongest * torch.sigmoid(b) * k, k, total, total)
-            updates = torch.linalg.solve_triangular(system, torch.sigmoid(w) * v, upper=False, unitriangular=True)
-            y = left_to_read(q, k, total, total, own=side is x) @ updates * q.shape[2] ** -0.5
+            log_alpha = -self.log_A.exp()[:, None, None] * softplus(steps)
+            gates = self.strongest * torch.sigmoid(b), torch.sigmoid(w), log_alpha
+            y = GatedDeltaRule2.written_out(q, k, v, *gates, strict=side is not x)
             read.append(y if side is x else y.flip(1))
         y = torch.stack(read).sum(0)
         y = y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt() * self.norm.weight
@@ -110,10 +156,6 @@ class GatedDelta2(ErasingLayer):
         b, w, steps = (torch.unflatten(part, -1, (self.heads, -1)).transpose(1, 2) for part in (b, w, steps))
         rate = self.log_A.to(dtype).exp()[:, None, None] * -LOG2E
         return self.strongest * b, w, rate * softplus(steps)
-
-    def rule(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> Rule:
-        b, w, log_decay = rates
-        return Rule(q, k, w * v, b * k, log_decay)
 
     def opened(self, x: Tensor) -> Tensor:
         return torch.sigmoid(self.gate(x))

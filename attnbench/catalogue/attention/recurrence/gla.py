@@ -19,7 +19,50 @@ from attnbench.catalogue.engines.recurrent.decayed_sums import HalvedChunk, last
 from attnbench.catalogue.engines.recurrent.fading import faded_by_channel
 from attnbench.catalogue.engines.recurrent.stretches import by_heads, in_turn, rows_in_turn, stretches
 from attnbench.contract.problem.shape import Shape
-from attnbench.contract.variant import RECURRENCE, register
+from attnbench.contract.reads import SLOW_DECAY
+from attnbench.contract.variant import CORE, RECURRENCE, Core, register
+
+
+class GatedLinear(nn.Module):
+    """Linear attention with a decay for each token and channel of the keys.
+
+    q, k ``(B, H, N, D)``, v ``(B, H, N, E)`` and log2(α) ``(B, H, N, D)``: S_t = Diag(α_t) S_{t-1} + k_t v_tᵀ and
+    o_t = S_tᵀ q_t / √D. The layer's norm and gate are left out. A padded token neither fades nor writes. Not causal:
+    the decay between two tokens is the same in both directions.
+
+    Differs from the paper: the recurrence alone is here, without its layer.
+    """
+
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, log2_decay: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        k, v, log2_decay = emptied(key_mask, k, v, log2_decay)
+        total = log2_decay.cumsum(2)
+        fading = torch.exp2(-(total[:, :, :, None] - total[:, :, None]).abs())
+        weights = torch.einsum("bhid,bhjd,bhijd->bhij", q, k, fading.to(q.dtype)) * q.shape[-1] ** -0.5
+        out: Tensor = (weights.tril() if self.causal else weights) @ v
+        return out
+
+    def __init__(self, shape: Shape, *, chunk: HalvedChunk = 64, form: forms.Fla = "auto") -> None:
+        super().__init__()
+        self.causal, self.chunk = shape.causal, chunk
+        kernel = partial(fla.run, "gla")
+        both = partial(fla.from_both_ends, kernel, scale=shape.D**-0.5)
+        self.fast = {"fla": kernel if shape.causal else both} if chunk == 64 else {}
+        self.form = forms.require("gla", form, self.fast)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, log2_decay: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        plain = partial(by_heads, partial(gated_attention, causal=self.causal, chunk=self.chunk))
+        parts = q, *emptied(key_mask, k, v, log2_decay)
+        return forms.attend(f"gla, causal={self.causal}", self.form, plain, *parts, fast=self.fast)
+
+    def begin(self, q: Tensor, k: Tensor, v: Tensor, log2_decay: Tensor) -> Tensor:
+        """The state ``(B, H, D, E)`` after n >= 0 tokens, float32 at least."""
+        dtype = accumulator(v.dtype)
+        return last_state(k.to(dtype), v.to(dtype), log2_decay.to(dtype))
+
+    def step(self, state: Tensor, q: Tensor, k: Tensor, v: Tensor, log2_decay: Tensor) -> tuple[Tensor, Tensor]:
+        state = torch.addcmul(state * log2_decay.to(state.dtype).mT.exp2(), k.mT.to(state.dtype), v.to(state.dtype))
+        y = q.to(state.dtype) * q.shape[-1] ** -0.5 @ state
+        return y.to(v.dtype), state
 
 
 @register(
@@ -35,6 +78,17 @@ from attnbench.contract.variant import RECURRENCE, register
         own_form_both_ways="the decay between two tokens is the same in both directions; the paper is causal",
     ),
     settings=("rank=3,chunk=16", "rank=3,chunk=4,temperature=1.0", "rank=3,chunk=8,temperature=2.0,tied_keys=true"),
+    core=Core(
+        make=GatedLinear,
+        formula="S_t = α_tᵀ1 ⊙ S_{t-1} + k_t v_tᵀ,  o_t = q_tᵀ S_t / √D",
+        traits=replace(
+            CORE,
+            reads=(SLOW_DECAY,),
+            given=(),
+            own_form_both_ways="the decay between two tokens is the same in both directions; the paper is causal",
+        ),
+        settings=("chunk=16", "chunk=4"),
+    ),
 )
 class GLA(HeadLayer):
     """GLA: linear attention with a learned decay per token and channel.
@@ -71,12 +125,9 @@ class GLA(HeadLayer):
     ) -> None:
         super().__init__()
         C = shape.C
-        self.heads, self.causal, self.chunk = shape.H, shape.causal, chunk
+        self.heads, self.causal = shape.H, shape.causal
         self.temperature, self.tied_keys = temperature, tied_keys
-        kernel = partial(fla.run, "gla")
-        both = partial(fla.from_both_ends, kernel, scale=shape.D**-0.5)
-        self.fast = {"fla": kernel if shape.causal else both} if chunk == 64 else {}
-        self.form = forms.require("gla", form, self.fast)
+        self.core = GatedLinear(shape, chunk=chunk, form=form)
         self.qkv = nn.Linear(C, (2 if tied_keys else 3) * C, bias=False)
         self.decay = nn.Sequential(nn.Linear(C, rank, bias=False), nn.Linear(rank, C))
         self.gate = nn.Linear(C, C)
@@ -89,13 +140,8 @@ class GLA(HeadLayer):
         log_alpha = logsigmoid(self.decay(x)).view(B, N, self.heads, C // self.heads) / self.temperature
         q, *keys, v = (each.view_as(log_alpha) for each in torch.split(self.qkv(x), C, -1))
         k = keys[0] if keys else 1 - log_alpha.exp()
-        if key_mask is not None:
-            real = key_mask[:, :, None, None]
-            k, log_alpha = k * real, log_alpha * real
-        total = log_alpha.cumsum(1)
-        fading = torch.exp(-(total[:, :, None] - total[:, None]).abs())
-        weights = torch.einsum("bihd,bjhd,bijhd->bhij", q, k, fading) * q.shape[-1] ** -0.5
-        y = (weights.tril() if self.causal else weights) @ v.transpose(1, 2)
+        parts = (each.transpose(1, 2) for each in (q, k, v, log_alpha * LOG2E))
+        y = self.core.dense(*parts, key_mask=key_mask)
         y = nn.functional.layer_norm(y, y.shape[-1:], self.norm.weight, self.norm.bias).transpose(1, 2)
         gate = self.gate(x)
         return self.out(y.reshape(B, N, C) * gate * torch.sigmoid(gate))
@@ -119,25 +165,21 @@ class GLA(HeadLayer):
         return self._finish(x, self._mix(*self._parts(x, key_mask)))
 
     def _mix(self, *parts: Tensor) -> Tensor:
-        plain = partial(by_heads, partial(gated_attention, causal=self.causal, chunk=self.chunk))
-        return forms.attend(f"gla, causal={self.causal}", self.form, plain, *parts, fast=self.fast)
+        out: Tensor = self.core(*parts)
+        return out
 
     def prompted(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x ``(B, n, C)``, projected once for the outputs and the state."""
-        q, k, v, log_decay = self._parts(x)
-        state = last_state(k.to(log_decay.dtype), v.to(log_decay.dtype), log_decay)
-        return self._finish(x, self._mix(q, k, v, log_decay)), state
+        parts = self._parts(x)
+        return self._finish(x, self._mix(*parts)), self.core.begin(*parts)
 
     def begin(self, x: Tensor) -> Tensor:
         """The state ``(B, H, D, D)`` after x ``(B, n, C)``, n >= 0, float32 at least."""
-        _, k, v, log_decay = self._parts(x)
-        return last_state(k.to(log_decay.dtype), v.to(log_decay.dtype), log_decay)
+        return self.core.begin(*self._parts(x))
 
     def step(self, state: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        q, k, v, log_decay = self._parts(x)
-        state = torch.addcmul(state * log_decay.mT.exp2_(), k.mT.to(state.dtype), v.to(state.dtype))
-        y = q.to(state.dtype) * q.shape[-1] ** -0.5 @ state
-        return self._finish(x, y.to(x.dtype)), state
+        y, state = self.core.step(state, *self._parts(x))
+        return self._finish(x, y), state
 
 
 def gated_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *, causal: bool, chunk: int) -> Tensor:

@@ -13,15 +13,42 @@ from torch.nn.functional import softplus
 from attnbench.catalogue.engines import forms
 from attnbench.catalogue.engines.precision import LOG2E, accumulator
 from attnbench.catalogue.engines.recurrent.decayed_sums import HalvedChunk, drawn_step_sizes
+from attnbench.catalogue.engines.recurrent.erasing_core import ErasingCore
 from attnbench.catalogue.engines.recurrent.erasing_layer import ErasingLayer, Groups
 from attnbench.catalogue.engines.recurrent.real_tokens import alone
 from attnbench.catalogue.engines.recurrent.short_convolution import Width
 from attnbench.catalogue.engines.recurrent.written_out import erased_and_written, projected
 from attnbench.contract.problem.shape import Shape
-from attnbench.contract.variant import RECURRENCE, register
+from attnbench.contract.reads import BETA, CHANNEL_DECAY
+from attnbench.contract.variant import CORE, RECURRENCE, Core, register
 
 _LOWEST = -5.0
 """Logarithm of the strongest decay of the bounded gate."""
+
+
+class KimiDeltaRule(ErasingCore):
+    """The gated delta rule with a decay for each channel of the keys.
+
+    q, k ``(B, H, N, D)``, v ``(B, H, N, E)``, β ``(B, H, N, 1)`` and log2(α) ``(B, H, N, D)``: S_t = S' + β_t k_t
+    (v_t - S'ᵀ k_t)ᵀ with S' = Diag(α_t) S_{t-1}, and o_t = S_tᵀ q_t / √D. q and k get length 1 here, as in the layer,
+    whose convolution, norm and gate are left out. β goes up to 2. A padded token neither fades nor writes.
+
+    Not causal: the sum of two recurrences, the second from the end, in which a token reads those after it, faded by its
+    own rates.
+
+    Differs from the paper: the recurrence alone is here, without its layer.
+    """
+
+    fused = "kda"
+
+    @staticmethod
+    def written_out(q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, strict: bool) -> Tensor:
+        """O = tril(X(Q, K)) U / √D, (I + tril(B X(K, K), -1)) U = B V, X_ij(q, k) = Σ_c q_ic k_jc α_{j+1,c}···α_ic."""
+        beta, log_alpha = gates
+        return erased_and_written(q, k, v, beta[..., 0], log_alpha, strict=strict)
+
+    def __init__(self, shape: Shape, *, chunk: HalvedChunk = 64, form: forms.Fla = "auto") -> None:
+        super().__init__(shape, chunk=chunk, form=form)
 
 
 @register(
@@ -39,6 +66,12 @@ _LOWEST = -5.0
         own_form_both_ways="the sum of one recurrence from either end; the paper defines the causal form only",
     ),
     settings=("chunk=4", "chunk=16,decay=bounded,negative=true", "value_groups=3,chunk=4"),
+    core=Core(
+        make=KimiDeltaRule,
+        formula="S_t = (I - β_t k_t k_tᵀ) Diag(α_t) S_{t-1} + β_t k_t v_tᵀ,  o_t = S_tᵀ q_t / √D,  ‖k‖ = ‖q‖ = 1",
+        traits=replace(CORE, reads=(BETA, CHANNEL_DECAY)),
+        settings=("chunk=4", "chunk=64"),
+    ),
 )
 class KimiDeltaAttention(ErasingLayer):
     """Kimi delta attention: gated DeltaNet that forgets channel by channel.
@@ -69,7 +102,7 @@ class KimiDeltaAttention(ErasingLayer):
     layers start as PyTorch's.
     """
 
-    kernel = "kda"
+    fused = "kda"
 
     def __init__(
         self,

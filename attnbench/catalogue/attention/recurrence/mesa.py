@@ -22,7 +22,8 @@ from attnbench.catalogue.engines.recurrent.fading import faded
 from attnbench.catalogue.engines.recurrent.real_tokens import alone, both_ways
 from attnbench.catalogue.engines.recurrent.stretches import by_heads, rows_in_turn, stretches
 from attnbench.contract.problem.shape import Shape
-from attnbench.contract.variant import RECURRENCE, register
+from attnbench.contract.reads import BETA, DECAY
+from attnbench.contract.variant import CORE, RECURRENCE, Core, register
 
 _LEAST = 0.25
 """Lowest entry of Λ."""
@@ -30,6 +31,102 @@ _MOST = 128
 """Widest head that flash-linear-attention's kernel takes."""
 
 Solve = Callable[[Tensor], Tensor]
+
+
+class MesaRule(nn.Module):
+    """Queries solved against the keys so far, which fade.
+
+    q, k ``(B, H, N, D)``, v ``(B, H, N, E)``, β and log2(γ) ``(B, H, N, 1)``: o_t = G_tᵀ (H_t + I)⁻¹ q_t with
+    H_t = γ_t H_{t-1} + β_t k_t k_tᵀ and G_t = γ_t G_{t-1} + β_t k_t v_tᵀ. q and k get length 1 here, as in the layer,
+    whose norm is left out, and in which the penalty Λ is a parameter that starts at the I of here. ``steps`` and
+    ``form`` are those of the layer. A padded token neither fades nor writes.
+
+    Not causal: two recurrences, one from either end, added, a token's reading of itself twice.
+
+    Differs from the paper: the penalty is I.
+    """
+
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, key_mask: Tensor | None = None) -> Tensor:
+        """The sums of all tokens, N × D × D numbers, and a system for each."""
+        parts = [q, *emptied(key_mask, k, v, *gates)]
+        out = self.written_out(self.penalty, *parts)
+        return out if self.causal else out + self.written_out(self.penalty, *(x.flip(2) for x in parts)).flip(2)
+
+    @staticmethod
+    def written_out(penalty: Tensor, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log2_decay: Tensor) -> Tensor:
+        sizes = (torch.linalg.vector_norm(x, dim=-1, keepdim=True) for x in (q, k))
+        q, k = (x / size.masked_fill(size == 0, 1.0) for x, size in zip((q, k), sizes, strict=True))
+        total = log2_decay.cumsum(2)
+        left = torch.exp2((total - total.mT).tril()).tril() * beta.mT
+        keys, values = (torch.einsum("bhij,bhjd,bhje->bhide", left.to(k.dtype), k, x) for x in (k, v))
+        out: Tensor = (values.mT @ torch.linalg.solve(keys + torch.diag_embed(penalty), q[..., None]))[..., 0]
+        return out
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        steps: Annotated[
+            int | None, Field(ge=1, description="steps of conjugate gradients; none: solve exactly")
+        ] = None,
+        chunk: Chunk = 64,
+        form: forms.Fla = "auto",
+    ) -> None:
+        super().__init__()
+        fused = partial(fla.run, "mesa", max_CG_iteration=steps or shape.D)  # as many steps as channels are exact
+        self.fused = {"fla": fused} if shape.D <= _MOST and chunk == 64 else {}
+        self.form = forms.require("mesa", form, self.fused)
+        self.causal, self.chunk, self.steps = shape.causal, chunk, steps
+        self.register_buffer("penalty", torch.ones(1, shape.H, 1, shape.D), persistent=False)
+        self.penalty: Tensor
+
+    def _one_way(self, *parts: Tensor) -> Tensor:
+        penalty = self.penalty.to(accumulator(self.penalty.dtype))
+        name = f"mesa alone:steps={self.steps}"
+        return forms.attend(name, self.form, self._by_chunks, *parts, penalty, fast=self.fused)
+
+    def _by_chunks(self, *parts: Tensor) -> Tensor:
+        return by_heads(partial(mesa_attention, chunk=self.chunk, steps=self.steps), *_ready(*parts)).to(parts[2].dtype)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, key_mask: Tensor | None = None) -> Tensor:
+        parts = [q, *emptied(key_mask, k, v, *gates)]
+        out = self._one_way(*parts)
+        return out if self.causal else out + self._one_way(*(x.flip(2) for x in parts)).flip(2)
+
+    @torch.no_grad()
+    def begin(self, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor) -> Tensor:
+        """H and G joined, ``(B, H, D, D + E)``, after n >= 0 tokens, float32 at least."""
+        _, k, v, beta, log_decay, _ = _ready(q, k, v, *gates, self.penalty)
+        return summed(k, v, beta, log_decay)
+
+    @torch.no_grad()
+    def step(self, state: Tensor, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor) -> tuple[Tensor, Tensor]:
+        y, state = stepped(state, *_ready(q, k, v, *gates, self.penalty.to(state.dtype)), steps=self.steps)
+        return y.to(v.dtype), state
+
+
+def summed(k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor) -> Tensor:
+    """The state of decoding, H and G joined."""
+    return last_state(beta * k, torch.cat([k, v], -1), log_decay)
+
+
+def stepped(
+    state: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    log_decay: Tensor,
+    penalty: Tensor,
+    *,
+    steps: int | None,
+) -> tuple[Tensor, Tensor]:
+    """The output ``(B, H, 1, E)`` for a token, and the state after it."""
+    state = torch.addcmul(state * log_decay.exp2(), (beta * k).mT, torch.cat([k, v], -1))
+    keys, values = torch.split(state, [k.shape[-1], v.shape[-1]], -1)
+    system = keys + torch.diag_embed(penalty[:, :, 0])
+    solved = _solved(system, q.mT).mT if steps is None else conjugate_gradients(lambda y: y @ system, q, steps)
+    return solved @ values, state
 
 
 @register(
@@ -46,6 +143,17 @@ Solve = Callable[[Tensor], Tensor]
         given=(("steps", {"cost": "O(n·s·d²)"}),),
     ),
     settings=("chunk=5", "chunk=5,steps=30", "chunk=64"),
+    core=Core(
+        make=MesaRule,
+        formula="o_t = G_tᵀ (H_t + I)⁻¹ q_t,  H_t = γ_t H_{t-1} + β_t k_t k_tᵀ,  G_t = γ_t G_{t-1} + β_t k_t v_tᵀ",
+        traits=replace(
+            CORE,
+            reads=(BETA, DECAY),
+            own_form_both_ways="two recurrences, one from either end, added; the paper defines the causal form only",
+            given=(("steps", {"cost": "O(n·s·d²)"}),),
+        ),
+        settings=("chunk=5", "chunk=5,steps=30"),
+    ),
 )
 class Mesa(HeadLayer):
     """Queries solved against the keys so far: least squares, token by token.
@@ -84,7 +192,7 @@ class Mesa(HeadLayer):
         form: forms.Fla = "auto",
     ) -> None:
         super().__init__()
-        fused = partial(fla.run, "mesa", max_CG_iteration=steps or shape.D)  # as many steps as channels are exact
+        fused = partial(_fused, steps=steps or shape.D)  # as many steps as channels are exact
         self.fused = {"fla": fused} if shape.D <= _MOST and chunk == 64 else {}
         forms.require("mesa", form, self.fused)
         C, self.form = shape.C, form
@@ -98,22 +206,16 @@ class Mesa(HeadLayer):
 
     @alone
     def dense(self, x: Tensor) -> Tensor:
-        """One token after the other, each with a D × D system of its own."""
+        """The formula of the operator within, between projections and norm."""
         read = []
-        penalty = torch.diag_embed(self.penalty.exp().log1p() + _LEAST)
         for side in (x,) if self.causal else (x, x.flip(0)):
-            q, k, v = (torch.unflatten(y, 1, (self.heads, -1)) for y in self.qkv(side).chunk(3, 1))
+            q, k, v = (
+                torch.unflatten(y, 1, (self.heads, -1)).transpose(0, 1)[None] for y in self.qkv(side).chunk(3, 1)
+            )
             q, k = (y * torch.sigmoid(y) for y in (q, k))
-            q, k = (y / torch.linalg.vector_norm(y, dim=-1, keepdim=True) for y in (q, k))
-            beta, gamma = torch.sigmoid(self.gates(side)).chunk(2, 1)
-            keys = values = torch.zeros_like(penalty)
-            rows = []
-            for t in range(len(x)):
-                kept, new = gamma[t, :, None, None], beta[t, :, None, None] * k[t, :, :, None]
-                keys, values = kept * keys + new * k[t, :, None], kept * values + new * v[t, :, None]
-                solved = torch.linalg.solve(keys + penalty, q[t, :, :, None])
-                rows.append((values.mT @ solved)[..., 0])
-            y = torch.stack(rows)
+            beta, gamma = torch.sigmoid(self.gates(side)).T[None, ..., None].chunk(2, 1)
+            penalty = self.penalty.exp().log1p()[None, :, None] + _LEAST
+            y = MesaRule.written_out(penalty, q, k, v, beta, gamma.log2())[0].transpose(0, 1)
             read.append(y if side is x else y.flip(0))
         y = torch.stack(read).sum(0)
         y = y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt() * self.norm.weight
@@ -128,7 +230,7 @@ class Mesa(HeadLayer):
         return q, k, v, torch.sigmoid(beta), logsigmoid(gamma) * LOG2E, penalty[None, :, None]
 
     def _parts(self, x: Tensor) -> tuple[Tensor, ...]:
-        return _ready(*self._projected(x))
+        return _activated(*self._projected(x))
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         (x,) = emptied(key_mask, x)
@@ -140,7 +242,7 @@ class Mesa(HeadLayer):
         return y.transpose(1, 2).flatten(2)
 
     def _by_chunks(self, *projected: Tensor) -> Tensor:
-        return by_heads(partial(mesa_attention, chunk=self.chunk, steps=self.steps), *_ready(*projected))
+        return by_heads(partial(mesa_attention, chunk=self.chunk, steps=self.steps), *_activated(*projected))
 
     def _finish(self, y: Tensor, dtype: torch.dtype) -> Tensor:
         y = torch.unflatten(y.to(dtype), 2, (self.heads, -1))
@@ -150,25 +252,27 @@ class Mesa(HeadLayer):
     def begin(self, x: Tensor) -> Tensor:
         """H and G joined, ``(B, H, D, 2·D)``, after x ``(B, n, C)``, n >= 0, float32 at least."""
         _, k, v, beta, log_decay, _ = self._parts(x)
-        return last_state(beta * k, torch.cat([k, v], -1), log_decay)
+        return summed(k, v, beta, log_decay)
 
     @torch.no_grad()
     def step(self, state: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        q, k, v, beta, log_decay, penalty = self._parts(x)
-        state = torch.addcmul(state * log_decay.exp2(), (beta * k).mT, torch.cat([k, v], -1))
-        keys, values = torch.split(state, [k.shape[-1], v.shape[-1]], -1)
-        system = keys + torch.diag_embed(penalty[:, :, 0])
-        if self.steps is None:
-            solved = _solved(system, q.mT).mT
-        else:
-            solved = conjugate_gradients(lambda y: y @ system, q, self.steps)
-        return self._finish((solved @ values).transpose(1, 2).flatten(2), x.dtype), state
+        y, state = stepped(state, *self._parts(x), steps=self.steps)
+        return self._finish(y.transpose(1, 2).flatten(2), x.dtype), state
 
 
 def _ready(q: Tensor, k: Tensor, v: Tensor, *gates: Tensor) -> tuple[Tensor, ...]:
     q, k, v = (y.to(accumulator(y.dtype)) for y in (q, k, v))
     *rates, penalty = gates
-    return unit(silu(q)), unit(silu(k)), v, *rates, penalty.expand(len(q), -1, -1, -1)
+    return unit(q), unit(k), v, *rates, penalty.expand(len(q), -1, -1, -1)
+
+
+def _activated(q: Tensor, k: Tensor, v: Tensor, *gates: Tensor) -> tuple[Tensor, ...]:
+    q, k = (silu(y.to(accumulator(y.dtype))) for y in (q, k))
+    return _ready(q, k, v, *gates)
+
+
+def _fused(q: Tensor, k: Tensor, *others: Tensor, steps: int) -> Tensor:
+    return fla.run("mesa", silu(q), silu(k), *others, max_CG_iteration=steps)
 
 
 def mesa_attention(

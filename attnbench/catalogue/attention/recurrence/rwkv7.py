@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from math import exp
+from math import exp, log
 from typing import Annotated
 
 import torch
@@ -20,11 +20,80 @@ from attnbench.catalogue.engines.recurrent.erase_and_write import erase_and_writ
 from attnbench.catalogue.engines.recurrent.real_tokens import alone, both_ways
 from attnbench.catalogue.engines.recurrent.short_convolution import Remembered
 from attnbench.catalogue.engines.recurrent.stretches import by_heads
+from attnbench.catalogue.engines.recurrent.written_out import left_to_read
 from attnbench.contract.problem.shape import Shape
-from attnbench.contract.variant import RECURRENCE, register
+from attnbench.contract.reads import BOUNDED_DECAY, REMOVAL, SHARE
+from attnbench.contract.variant import CORE, RECURRENCE, Core, register
 
 _LOWEST = -exp(-0.5)
 """Logarithm of the strongest decay, 0.545."""
+
+
+class RemovingRule(nn.Module):
+    """A state that fades by channel, is erased along κ and written along k.
+
+    q (r), k ``(B, H, N, D)``, v ``(B, H, N, E)``, κ, a and log2(w) ``(B, H, N, D)``: S_t = Diag(w_t) S_{t-1} -
+    (a_t ⊙ κ_t)(κ_tᵀ S_{t-1}) + k_t v_tᵀ and o_t = S_tᵀ q_t. κ gets length 1 here, as in the layer, whose projections,
+    mixing of neighbours, norm, bonus and gate are left out. No w is below 0.545. A padded token neither fades, takes
+    out nor writes.
+
+    Not causal: two recurrences, one from either end, added, a token's reading of itself twice.
+
+    Differs from the paper: the recurrence alone is here, without its layer.
+    """
+
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, key_mask: Tensor | None = None) -> Tensor:
+        """O = tril(X(Q, B)) U + tril(X(Q, K)) V with (I + X⁻(κ, B)) U = -X⁻(κ, K) V, B = a ⊙ κ, X as in the layer."""
+        parts = [x.flatten(0, 1) for x in (q, *emptied(key_mask, k, v, *gates))]
+        out = self.written_out(*parts)
+        if not self.causal:
+            out = out + self.written_out(*(x.flip(1) for x in parts)).flip(1)
+        return torch.unflatten(out, 0, q.shape[:2])
+
+    def written_out(self, q: Tensor, k: Tensor, v: Tensor, kappa: Tensor, a: Tensor, log2_w: Tensor) -> Tensor:
+        log_w = log2_w * log(2)
+        size = torch.linalg.vector_norm(kappa, dim=-1, keepdim=True)
+        kappa = kappa / size.masked_fill(size == 0, 1.0)
+        total, taken = log_w.cumsum(1), a * kappa
+        eye = torch.eye(k.shape[1], dtype=k.dtype, device=k.device)
+        system = eye + left_to_read(kappa, taken, total - log_w, total)
+        right = -left_to_read(kappa, k, total - log_w, total) @ v
+        removed = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
+        near: Tensor = left_to_read(q, taken, total, total, own=True) @ removed
+        return near + left_to_read(q, k, total, total, own=True) @ v
+
+    def __init__(self, shape: Shape, *, chunk: HalvedChunk = 64, form: forms.Fla = "auto") -> None:
+        super().__init__()
+        self.causal, self.chunk = shape.causal, chunk
+        self.fast = {"fla": _fused} if chunk == 64 else {}
+        self.form = forms.require("rwkv7", form, self.fast)
+
+    def one_way(self, *parts: Tensor) -> Tensor:
+        plain = partial(by_heads, partial(_read, chunk=self.chunk))
+        return forms.attend("rwkv7", self.form, plain, *parts, fast=self.fast)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, key_mask: Tensor | None = None) -> Tensor:
+        parts = q, *emptied(key_mask, k, v, *gates)
+        out = self.one_way(*parts)
+        return out if self.causal else out + self.one_way(*(x.flip(2) for x in parts)).flip(2)
+
+    def prompted(self, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor) -> tuple[Tensor, Tensor]:
+        parts = (part.flatten(0, 1).to(accumulator(v.dtype)) for part in (q, k, v, *gates))
+        y, state = (torch.unflatten(z, 0, k.shape[:2]) for z in _evolve(*parts, chunk=self.chunk))
+        return y.to(v.dtype), state
+
+    def begin(self, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor) -> Tensor:
+        """The state ``(B, H, D, E)`` after n >= 0 tokens, float32 at least."""
+        if k.shape[2]:
+            return self.prompted(q, k, v, *gates)[1]
+        return k.new_zeros(*k.shape[:2], k.shape[3], v.shape[3], dtype=accumulator(k.dtype))
+
+    def step(self, state: Tensor, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor) -> tuple[Tensor, Tensor]:
+        r, key, value, kappa, a, log_decay = (part.to(state.dtype) for part in (q, k, v, *gates))
+        kappa = unit(kappa)
+        kept = state * log_decay.mT.exp2()
+        kept.addcmul_((a * kappa).mT, kappa @ state, value=-1).addcmul_(key.mT, value)
+        return (r @ kept).to(v.dtype), kept
 
 
 @register(
@@ -42,6 +111,17 @@ _LOWEST = -exp(-0.5)
         own_form_both_ways="two recurrences, one from either end, added; the paper defines the causal form only",
     ),
     settings=("rank=3,chunk=4", "chunk=16"),
+    core=Core(
+        make=RemovingRule,
+        formula="S_t = (Diag(w_t) - (a_t ⊙ κ_t) κ_tᵀ) S_{t-1} + k_t v_tᵀ,  o_t = S_tᵀ q_t,  ‖κ‖ = 1",
+        traits=replace(
+            CORE,
+            reads=(REMOVAL, SHARE, BOUNDED_DECAY),
+            given=(),
+            own_form_both_ways="two recurrences, one from either end, added; the paper defines the causal form only",
+        ),
+        settings=("chunk=4", "chunk=16"),
+    ),
 )
 class RWKV7(nn.Module):
     """RWKV-7: a token takes out along one key and writes along another.
@@ -81,9 +161,8 @@ class RWKV7(nn.Module):
     ) -> None:
         super().__init__()
         H, D, C = shape.H, shape.D, shape.C
-        self.heads, self.causal, self.chunk, self.eps = H, shape.causal, chunk, 1e-5 * D
-        self.fast = {"fla": _fused} if chunk == 64 else {}
-        self.form = forms.require("rwkv7", form, self.fast)
+        self.heads, self.causal, self.eps = H, shape.causal, 1e-5 * D
+        self.core = RemovingRule(shape, chunk=chunk, form=form)
         narrow, wide = (rank, 2 * rank) if rank else (_in_steps(2.5 * C**0.5), _in_steps(5 * C**0.5))
         self.receptance, self.key, self.value, self.out = (nn.Linear(C, C, bias=False) for _ in range(4))
         decay, share = nn.Linear(narrow, C), nn.Linear(narrow, C)
@@ -122,20 +201,7 @@ class RWKV7(nn.Module):
         r, log_w, k, v, a, kappa = (
             torch.unflatten(y, 1, (self.heads, -1)).transpose(0, 1) for y in (r, log_w, k, v, a, kappa)
         )
-        size = torch.linalg.vector_norm(kappa, dim=-1, keepdim=True)
-        kappa = kappa / size.masked_fill(size == 0, 1.0)
-        total = log_w.cumsum(1)
-        upto = torch.ones(len(x), len(x), dtype=torch.bool, device=x.device).tril()
-
-        def pairs(queries: Tensor, keys: Tensor, until: Tensor, seen: Tensor) -> Tensor:
-            between = (until[:, :, None] - total[:, None]).masked_fill(~seen[..., None], 0.0).exp() * seen[..., None]
-            return torch.einsum("hic,hjc,hijc->hij", queries, keys, between)
-
-        taken, undecayed, earlier = a * kappa, total - log_w, upto.tril(-1)
-        eye = torch.eye(len(x), dtype=x.dtype, device=x.device)
-        system, right = eye + pairs(kappa, taken, undecayed, earlier), -pairs(kappa, k, undecayed, earlier) @ v
-        removed = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
-        o = pairs(r, taken, total, upto) @ removed + pairs(r, k, total, upto) @ v
+        o = self.core.written_out(r, k, v, kappa, a, log_w * LOG2E)
         o = (o - o.mean(-1, keepdim=True)) / (o.var(-1, correction=0, keepdim=True) + self.eps).sqrt()
         y = o.transpose(0, 1).flatten(1) * self.weight + self.bias
         own = (r * k * self.bonus[:, None]).sum(-1, keepdim=True) * v
@@ -149,9 +215,7 @@ class RWKV7(nn.Module):
 
     def _run(self, x: Tensor, _: int) -> Tensor:
         parts, gate = self._parts(x, pad(x[:, :-1], (0, 0, 1, 0)))
-        plain = partial(by_heads, partial(_read, chunk=self.chunk))
-        y = forms.attend("rwkv7", self.form, plain, *parts, fast=self.fast)
-        return self._finish(y, parts, gate)
+        return self._finish(self.core.one_way(*parts), parts, gate)
 
     def _parts(self, x: Tensor, before: Tensor) -> tuple[list[Tensor], Tensor]:
         """r, k, v, κ times any number, a and log2(w), each ``(B, H, N, D)``; and the gate ``(B, N, C)``.
@@ -174,28 +238,19 @@ class RWKV7(nn.Module):
         return (torch.addcmul(self.bias, y, self.weight) + own) * gate
 
     def begin(self, x: Tensor) -> Remembered:
-        dtype, D = accumulator(x.dtype), x.shape[2] // self.heads
-        state = x.new_zeros(x.shape[0], self.heads, D, D, dtype=dtype)
-        if x.shape[1]:
-            parts, _ = self._parts(x, pad(x[:, :-1], (0, 0, 1, 0)))
-            _, last = _evolve(*(part.flatten(0, 1).to(dtype) for part in parts), chunk=self.chunk)
-            state = last.view_as(state)
-        return Remembered(state, pad(x, (0, 0, 1, 0))[:, -1:].clone())
+        parts, _ = self._parts(x, pad(x, (0, 0, 1, 0))[:, :-1])
+        return Remembered(self.core.begin(*parts), pad(x, (0, 0, 1, 0))[:, -1:].clone())
 
     def prompted(self, x: Tensor) -> tuple[Tensor, Remembered]:
         """x ``(B, n, C)``, n >= 1, in one pass over the chunks."""
         parts, gate = self._parts(x, pad(x[:, :-1], (0, 0, 1, 0)))
-        y, state = _evolve(*(part.flatten(0, 1).to(accumulator(x.dtype)) for part in parts), chunk=self.chunk)
-        y, state = (torch.unflatten(z, 0, (x.shape[0], self.heads)) for z in (y, state))
-        return self.out(self._finish(y.to(x.dtype), parts, gate)), Remembered(state, x[:, -1:].clone())
+        y, state = self.core.prompted(*parts)
+        return self.out(self._finish(y, parts, gate)), Remembered(state, x[:, -1:].clone())
 
     def step(self, state: Remembered, x: Tensor) -> tuple[Tensor, Remembered]:
         parts, gate = self._parts(x, state.last)
-        r, k, v, kappa, a, log_decay = (part.to(state.state.dtype) for part in parts)
-        kappa = unit(kappa)
-        kept = state.state * log_decay.mT.exp2()
-        kept.addcmul_((a * kappa).mT, kappa @ state.state, value=-1).addcmul_(k.mT, v)
-        return self.out(self._finish((r @ kept).to(x.dtype), parts, gate)), Remembered(kept, x)
+        y, kept = self.core.step(state.state, *parts)
+        return self.out(self._finish(y, parts, gate)), Remembered(kept, x)
 
 
 def _in_steps(width: float) -> int:
