@@ -17,10 +17,12 @@ from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 
 from attnbench.catalogue.build import build
+from attnbench.catalogue.engines.precision import accumulator
 from attnbench.contract.inputs import draw_qkv
 from attnbench.contract.problem.reference import exact_attention, relative_error
 from attnbench.contract.problem.shape import Shape
-from attnbench.contract.variant import VARIANTS
+from attnbench.contract.reads import draw_reads
+from attnbench.contract.variant import without_core
 from attnbench.errors import AttnbenchError, Unsupported, said
 from attnbench.laws.laws import Case, gradients_along
 from attnbench.measure.memory import out_of_memory
@@ -62,9 +64,9 @@ def measure_own_error(cell: Cell, *, adapt: Callable[[nn.Module], nn.Module] | N
         UsageError: an unknown variant, input or option.
         Unsupported: the variant or the input does not allow the shape, or the variant is a mixer.
     """
-    variant, shape = VARIANTS.get(cell.variant.name), replace(cell.shape, batch=1)
+    variant, shape = cell.entry, replace(cell.shape, batch=1)
     if variant.kind == "mixer":
-        raise Unsupported("a mixer has no q, k, v")
+        raise Unsupported(without_core())
     if cell.pass_ == "generate":
         return OwnError(note="own error: of a whole sequence, which pass forward has")
     most = PAIRS if cell.device == "cpu" else PAIRS_ON_GPU
@@ -72,8 +74,9 @@ def measure_own_error(cell: Cell, *, adapt: Callable[[nn.Module], nn.Module] | N
     if pairs > most:
         asked = f"{shape.H} heads of {shape.N} × {shape.M} pairs"
         return OwnError(note=f"own error: {asked} are more than {most}; fewer heads or tokens have one")
-    inputs = [x[:1] for x in draw_qkv(cell.inputs, cell.shape, cell.seed)]
     case = Case(variant, cell.variant, shape.causal)
+    gates = draw_reads(case.traits.reads, cell.shape, cell.seed)
+    inputs = [x[:1] for x in (*draw_qkv(cell.inputs, cell.shape, cell.seed), *gates)]
     return _found(_Asked(case, shape, getattr(torch, cell.dtype), cell.device, cell.seed, adapt), inputs)
 
 
@@ -113,12 +116,17 @@ class _Asked:
     adapt: Callable[[nn.Module], nn.Module] | None = None
 
     def module(self) -> nn.Module:
-        return build(self.case.spec, self.shape, seed=self.seed).to(self.device, self.dtype)
+        return build(self.case.spec, self.shape, seed=self.seed, level=self.case.level).to(self.device, self.dtype)
+
+    def given(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """The inputs as the variant gets them: gates in the dtype of its sums."""
+        dtypes = [self.dtype] * 3 + [accumulator(self.dtype)] * len(inputs)
+        return [x.to(self.device, dtype) for x, dtype in zip(inputs, dtypes, strict=False)]
 
 
 def _found(asked: _Asked, inputs: Sequence[Tensor], *, distance: bool = False) -> OwnError:
     there = "cpu" if asked.device == "mps" else asked.device  # MPS has no float64
-    given = [x.to(asked.device, asked.dtype) for x in inputs]
+    given = asked.given(inputs)
     wide = [x.to(there).double().requires_grad_() for x in given]
     module, exactly = asked.module(), asked.module().to(there).double()
     if asked.adapt is not None:
