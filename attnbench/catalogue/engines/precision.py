@@ -47,7 +47,7 @@ class LayerNorm(nn.LayerNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         dtype = accumulator(input.dtype)
-        if dtype == input.dtype or input.device.type != "cpu":
+        if dtype == input.dtype or input.device.type not in ("cpu", "meta"):
             return super().forward(input)
         weight, bias = self.weight.to(dtype), self.bias.to(dtype)
         return layer_norm(input.to(dtype), self.normalized_shape, weight, bias, self.eps).to(input.dtype)

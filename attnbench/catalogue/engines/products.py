@@ -100,4 +100,4 @@ def _has_a_choice(x: Tensor) -> bool:
 
 def _may_choose(x: Tensor) -> bool:
     """Return True if oneDNN may multiply x. On a GPU the switch, a precision, means something else."""
-    return x.dtype != torch.float64 and x.device.type == "cpu"
+    return x.dtype != torch.float64 and x.device.type in ("cpu", "meta")

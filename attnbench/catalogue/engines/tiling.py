@@ -69,7 +69,7 @@ TUNED = {
 def budget(work: str, device: torch.device) -> int:
     """Most numbers in a piece of this work, a key of :data:`TUNED`."""
     tuned = TUNED[work]
-    if device.type != "cpu":
+    if device.type not in ("cpu", "meta"):
         return tuned.gpu
     return tuned.cpu if tuned.cores is None else tuned.cpu * max(1, threads() // tuned.cores)
 
@@ -166,7 +166,7 @@ def put_product(x: Tensor, group: Group, block: slice, left: Tensor, right: Tens
 
 def large_steps(q: Tensor) -> bool:
     """Return True if few large steps beat many that fit a cache, even with copies of keys."""
-    return q.device.type != "cpu"
+    return q.device.type not in ("cpu", "meta")
 
 
 def short_examples(q: Tensor) -> bool:
