@@ -234,9 +234,10 @@ class _Patience(TorchFunctionMode):
         self.steps, self.most = 0, most
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.steps >= self.most and not isinstance(func, OpOverload):
-            raise _TooLong
-        self.steps += 1
+        if not isinstance(func, OpOverload):
+            if self.steps >= self.most:
+                raise _TooLong
+            self.steps += 1
         if func is scaled_dot_product_attention and (args[0] if args else kwargs["query"]).is_meta:
             return _attention_on_cpu(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))

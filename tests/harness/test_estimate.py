@@ -41,7 +41,7 @@ def test_memory_is_foreseen_for_the_threads_that_will_run(name: str) -> None:
     assert foreseen[1] < foreseen[2]
 
 
-@pytest.mark.parametrize("name", ["sdpa", "chunked", "performer", "linear", "topk", "nystrom"])
+@pytest.mark.parametrize("name", ["sdpa", "chunked", "performer", "linear", "topk", "reformer"])
 def test_meta_tensors_tell_what_fake_ones_do(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     shape = Shape(heads=2, seq_len=192, head_dim=16, causal=True)
     cell = Cell("s", "w", Spec(name), shape, level="layer", pass_="training")
