@@ -256,8 +256,9 @@ def _attention_on_cpu(
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(~attn_mask, -math.inf)
     with _disable_current_modes():
-        like = [None if x is None else _one_row_on_cpu(x) for x in (query, key, value, attn_mask)]
-        choice = torch._fused_sdp_choice(*like, dropout_p, is_causal, **more)
+        q, k, v = map(_one_row_on_cpu, (query, key, value))
+        mask = None if attn_mask is None else _one_row_on_cpu(attn_mask)
+        choice = torch._fused_sdp_choice(q, k, v, mask, dropout_p, is_causal, **more)
     if choice == SDPBackend.MATH.value:
         return scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, **more)
     if choice != SDPBackend.FLASH_ATTENTION.value:
