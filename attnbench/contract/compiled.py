@@ -154,8 +154,13 @@ def out_of_sight(
 
 
 def foreseen(x: Tensor) -> bool:
-    """True for a tensor without numbers, which foresees a call; one on ``meta`` does so for a CPU."""
-    return x.is_meta or isinstance(x, FakeTensor)
+    """True for a tensor without numbers, of which a prediction is made."""
+    return isinstance(x, FakeTensor) or (x.is_meta and bool(_booked))
+
+
+def on_cpu(device: torch.device) -> bool:
+    """True also for ``meta`` in a prediction, which is one for a CPU."""
+    return device.type == "cpu" or (device.type == "meta" and bool(_booked))
 
 
 def book(what: Booked) -> None:

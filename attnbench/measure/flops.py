@@ -392,7 +392,7 @@ def predict(
     try:
         without_numbers: Any = FakeTensorMode() if device == "cpu" else torch.device(device)
         with without_numbers:
-            with _Patience():
+            with _Patience(), books():
                 call = make_call()
             gc.collect()
             live, patience = _LiveBytes(meta=device == "meta"), _Patience(STEPS if most is None else most)
