@@ -187,7 +187,7 @@ def _print(comparison: Comparison, table: Printer) -> None:
         console.paragraph(_without_error(comparison.without_error[0], records[0]))
     named = [name_text(record.label, record.own_form) for record in records]
     console.mark_notes([*named, *(error_text(one.rel_error, one.error_kind) for one in records)])
-    console.unchecked_note(record.laws for record in records)
+    console.laws_note(records)
     console.fused_note(records)
     console.replaced_note(records)
 

@@ -258,7 +258,7 @@ def _print_records(records: list[Record], *, rates: bool = False) -> None:
     elif any(record.hidden_error is not None for record in records):
         console.note("features: relative error of the last features against the untouched model's")
     console.mark_notes(cell for record in records for cell in (_name(record), _error(record)))
-    console.unchecked_note(record.laws for record in [*records, *trainings])
+    console.laws_note([*records, *trainings])
     console.fused_note(records)
     console.replaced_note(records)
 

@@ -89,7 +89,7 @@ def _train(plan: Plan, *, as_json: bool) -> None:
             what = f"{size.layers} layers, {shape.H} × {shape.D}, feed-forward {size.ffn}, batches of {shape.B}"
             console.line(f"encoder: {what}, on {plan.settings.device}")
         print_scores(records, {record.label: name_text(record.label, record.own_form) for record in records})
-        console.unchecked_note(record.laws for record in records)
+        console.laws_note(records)
         console.line(f"results: {folder.path / 'results.csv'}")
     if not any(record.status == "ok" for record in records):
         raise NothingMeasured(f"nothing could be trained; reasons: {folder.path / 'results.csv'}")

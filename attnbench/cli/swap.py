@@ -76,7 +76,7 @@ def swap(
         console.data(rows)
     else:
         print_swap(rows, found.layers)
-        console.unchecked_note(record.laws for record in records)
+        console.laws_note(records)
         console.line(f"rows: {table}")
     if csv is not None:
         write_rows(rows, csv)

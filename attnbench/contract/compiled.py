@@ -131,7 +131,7 @@ def out_of_sight(
 
     Args:
         call: runs the code.
-        like: a tensor with the shape and type of the output; if it is a fake tensor, nothing runs.
+        like: a tensor with the shape and type of the output; if it is :func:`foreseen`, nothing runs.
         kernel: the code's name in the results.
         matmul_flops: FLOPs of its matrix products; None if they are not known.
         backward_flops: the same for its backward pass, booked each time it runs.
@@ -139,7 +139,7 @@ def out_of_sight(
     """
     same = _same[-1] if _same and matmul_flops is None else None
     book(Booked(kernel, matmul_flops, exponentials, same and partial(same, False)))
-    if isinstance(like, FakeTensor):
+    if foreseen(like):
         return torch.empty_like(like)
     if not _booked:
         output = call()
@@ -151,6 +151,16 @@ def out_of_sight(
         back = Booked(kernel, flops, exponentials, same and partial(same, True))
         output.register_hook(lambda _: book(back))  # type: ignore[no-untyped-call]  # torch leaves it so
     return output
+
+
+def foreseen(x: Tensor) -> bool:
+    """True for a tensor without numbers, of which a prediction is made."""
+    return isinstance(x, FakeTensor) or (x.is_meta and bool(_booked))
+
+
+def on_cpu(device: torch.device) -> bool:
+    """True also for ``meta`` in a prediction, which is one for a CPU."""
+    return device.type == "cpu" or (device.type == "meta" and bool(_booked))
 
 
 def book(what: Booked) -> None:

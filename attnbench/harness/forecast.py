@@ -1,4 +1,4 @@
-"""Estimate the needs of a suite from fake tensors: nothing is allocated or computed."""
+"""Estimate the needs of a suite from tensors without numbers: nothing is allocated or computed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from itertools import pairwise
+from typing import Literal
 
 import torch
 
@@ -103,7 +105,6 @@ def _of_all_steps(cell: Cell, one: Prediction) -> Prediction:
 def _follow(cell: Cell) -> Prediction:
     gc.freeze()  # to look through all imports, and through earlier cells, would take longer than to follow one
     try:
-        # Fake tensors carry any device; the CPU is the one that every machine has.
         on_gpu = cell.device.startswith("cuda")
         cell = replace(cell, device="cpu", compile=False, launch="auto" if on_gpu else cell.launch)
         layers, more, trained = 1, 0, None
@@ -117,13 +118,24 @@ def _follow(cell: Cell) -> Prediction:
             layers = size.layers
             if layers > _FEWEST and _has_equal_layers(cell, layers):
                 more, cell = layers - _FEWEST, replace(cell, model=replace(size, layers=_FEWEST))
-        if not {"time", "memory", "score"} & {*cell.measure}:
-            predict(lambda: _refuse(cell, trained))
-            return Prediction(None, None, f"{cell.measure[0]} only")
+        seen = {"time", "memory", "score"} & {*cell.measure}
         examples = _examples(cell) if cell.task else first_examples
-        make = lambda: prepare(cell, move_fake, draw_sizes, examples, trained).run  # noqa: E731
-        with torch.enable_grad():  # a call that is broken off may leave gradients switched off
-            one = predict(make, most=STEPS * (layers - more), layer=Block, more=more)
+
+        def make(device: str) -> Callable[[], object]:
+            here = replace(cell, device=device)
+            return prepare(here, move_fake, draw_sizes, examples, trained).run if seen else _refuse(here, trained)
+
+        def foresee(device: Literal["cpu", "meta"]) -> Prediction:
+            with torch.enable_grad():  # a call that is broken off may leave gradients switched off
+                most = STEPS * (layers - more)
+                return predict(partial(make, device), most=most, layer=Block, more=more if seen else 0, device=device)
+
+        try:
+            one = foresee("meta")
+        except Exception:  # it asks for a number, or for its device
+            one = foresee("cpu")
+        if not seen:
+            return Prediction(None, None, f"{cell.measure[0]} only")
         if one.too_long:
             return replace(one, reason=_TOO_LONG)
         if cell.variant.name == UNTOUCHED and cell.shape.causal and one.peak_bytes is not None:

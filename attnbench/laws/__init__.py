@@ -142,8 +142,10 @@ def laws_of(variant: Variant) -> list[str]:
 
 
 def gating_laws() -> list[str]:
-    """Names of the laws to which a run holds a setting before it measures it, the formula first."""
-    return sorted((name for name, law in LAWS.items() if law.gates and not law.needs_time), key="formula".__ne__)
+    """Names of the laws to which a run holds a setting before it measures it: the formula first, and last the one that
+    lets a setting be measured although NaN breaks it."""
+    names = (name for name, law in LAWS.items() if law.gates and not law.needs_time)
+    return sorted(names, key=lambda name: (name == influence.PADDED) - (name == "formula"))
 
 
 def setting_of(spec: Spec, *, causal: bool, level: str = "") -> Case:

@@ -14,6 +14,9 @@ from attnbench.laws.laws import Case, DoesNotWork, Measured, apart, gap, gradien
 
 SINGLE = 2e-5
 """Largest gap of two ways to the same numbers in float32."""
+PADDED = "anything in padding"
+PADDED_REMEDY = "; empty k and v first (attnbench.catalogue.engines.masks.emptied), or claim baseline='...' in Traits"
+"""Ends the fault of what multiplies padded tokens by 0, as a call of torch's own attention does."""
 
 
 def _padded(case: Case) -> bool:
@@ -169,7 +172,7 @@ def hidden_keys(case: Case) -> Iterator[Measured]:
         yield apart(out[:1], short, case.close, "padding of another sequence moves the output")
 
 
-@law("anything in padding", applies=_padded)
+@law(PADDED, applies=_padded)
 def anything_in_padding(case: Case) -> Iterator[Measured]:
     """Padded tokens' content reaches no real one; baselines are asked about finite numbers."""
     mask = torch.ones(2, case.shape.N, dtype=torch.bool)
@@ -184,7 +187,8 @@ def anything_in_padding(case: Case) -> Iterator[Measured]:
         found = _real_parts(case, [*kept, *(torch.where(real, x, value) for x in inputs[len(kept) :])], mask, real)
         moved = {name: gap(mine, expected[name]) for name, mine in found.items()}
         name = max(moved, key=lambda name: math.inf if math.isnan(moved[name]) else moved[name])
-        yield Measured(moved[name], case.close, f"{value} in padded tokens moves {name} by {moved[name]:.2g}")
+        remedy = "" if math.isfinite(value) else PADDED_REMEDY
+        yield Measured(moved[name], case.close, f"{value} in padded tokens moves {name} by {moved[name]:.2g}{remedy}")
     if case.operator and not case.traits.baseline:
         out = case.module()(*(torch.where(real, x, float("nan")) for x in inputs), key_mask=mask)
         out = torch.where(real, out, 0.0)

@@ -391,9 +391,9 @@ class Record:
     """Difference of the variant from the method that its source describes, in one sentence; empty if there is none."""
     laws: str = ""
     """Outcome of the laws of ``attnbench check`` for the variant, with these options, on small shapes, tried before it
-    is measured or trained: ``held``; the name of the law that is broken, in a row without numbers; ``unchecked`` after
-    ``--unchecked``; ``not tried`` where it compiles itself for each shape, cannot be built so small or computes on no
-    CPU. Empty in older rows, and in those of a trained model as it is."""
+    is measured or trained: ``held``; the name of the law that is broken, in a row without numbers unless only NaN in
+    padded tokens breaks it; ``unchecked`` after ``--unchecked``; ``not tried`` where it compiles itself for each shape,
+    cannot be built so small or computes on no CPU. Empty in older rows, and in those of a trained model as it is."""
     machine_id: Annotated[str, Column(schema=1)] = ""
     """Digest of the processor, the memory, the system and torch: rows of different ones are never compared silently."""
     torch_version: Annotated[str, Column(schema=1)] = ""

@@ -17,7 +17,7 @@ from attnbench.errors import UsageError
 from attnbench.harness.forecast import Duration, _follow, duration, estimate
 from attnbench.harness.inside.call import prepare
 from attnbench.harness.plan import Options, make_plan
-from attnbench.measure.flops import Prediction, count
+from attnbench.measure.flops import Prediction, count, predict
 from attnbench.measure.machine import machine_id
 from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.measure.status import Status
@@ -39,6 +39,27 @@ def test_memory_is_foreseen_for_the_threads_that_will_run(name: str) -> None:
     finally:
         torch.set_num_threads(1)
     assert foreseen[1] < foreseen[2]
+
+
+@pytest.mark.parametrize("name", ["sdpa", "chunked", "performer", "linear", "topk", "reformer"])
+def test_meta_tensors_tell_what_fake_ones_do(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = Shape(heads=2, seq_len=192, head_dim=16, causal=True)
+    cell = Cell("s", "w", Spec(name), shape, level="layer", pass_="training")
+    foreseen, asked = [], list[str]()
+    for may_be_meta in (True, False):
+
+        def foresee(make: Any, *, device: Any, may: bool = may_be_meta, **more: Any) -> Prediction:
+            if device == "meta" and not may:
+                raise NotImplementedError
+            asked.append(device)
+            return predict(make, device=device, **more)
+
+        monkeypatch.setattr("attnbench.harness.forecast.predict", foresee)
+        foreseen += [_follow(cell)]
+    assert asked == ["meta", "cpu"]
+    meta, fake = foreseen
+    assert fake.peak_bytes
+    assert (meta.matmul_flops, meta.peak_bytes, meta.reason) == (fake.matmul_flops, fake.peak_bytes, fake.reason)
 
 
 @pytest.mark.parametrize("task", ["recall", "recall:ids=2", "digits"])

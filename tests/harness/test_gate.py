@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 
+from attnbench.cli.screen.console import laws_note
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import parse_spec
 from attnbench.harness.outside.gate import Gate, HoldSetting, Verdict
 from attnbench.harness.outside.isolation import CellFailed
 from attnbench.harness.plan import Options, make_plan
 from attnbench.harness.runner import execute
-from attnbench.laws import LAWS, gating_laws
+from attnbench.laws import LAWS, check_variant, gating_laws
+from attnbench.laws.influence import PADDED, PADDED_REMEDY
 from attnbench.measure.status import Status
 from attnbench.results.frame.words import where
 from attnbench.results.read import read_results
@@ -29,7 +31,9 @@ PLUGIN = """
 import importlib.util, os, time
 from dataclasses import replace
 
-from attnbench import register
+import torch
+
+from attnbench import Traits, register
 from attnbench.catalogue.attention.exact.softmax import Softmax
 from attnbench.contract.variant import VARIANTS
 
@@ -73,6 +77,16 @@ class Waits(Softmax):
 class Ends(Softmax):
     def forward(self, q, k, v, *, key_mask=None):
         os._exit(3)
+
+
+@register("user-sdpa", family="exact", source="-", formula="-", cost="-", traits=Traits(exact=True, causal=False))
+class UserSdpa(torch.nn.Module):
+    def __init__(self, shape):
+        super().__init__()
+
+    def forward(self, q, k, v, *, key_mask=None):
+        mask = None if key_mask is None else key_mask[:, None, None]
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 """
 
 
@@ -126,6 +140,22 @@ def test_what_breaks_a_law_has_a_row_that_names_it_and_no_time_and_what_keeps_th
         assert false.reason.endswith("; --unchecked measures it all the same")
         for name in ("true-softmax", "softmax"):
             assert (rows[name, n].status, rows[name, n].laws) == (Status.OK, HELD), rows[name, n].reason
+
+
+@pytest.mark.usefixtures("forks")
+def test_what_lets_nan_in_padding_through_is_measured_and_a_note_says_so(
+    measure: Measure, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = measure("user-sdpa")["user-sdpa", 64]
+    assert (row.status, row.laws) == (Status.OK, PADDED), row.reason
+    assert row.time_median_s
+    laws_note([row, replace(row, variant="sdpa", laws=HELD)])
+    assert "user-sdpa would let NaN in padded tokens through" in capsys.readouterr().err
+    gate = Gate(1.0)
+    gate.learn([row])
+    assert gate.verdict(None, Cell("s", "w", parse_spec("user-sdpa"), Shape(seq_len=8))) == Verdict(PADDED)  # type: ignore[arg-type]
+    faults = [one.fault for one in check_variant("user-sdpa", laws=[PADDED]).faults]
+    assert any(one.endswith(PADDED_REMEDY) for one in faults), faults
 
 
 @pytest.mark.usefixtures("forks")
@@ -228,3 +258,4 @@ def test_all_laws_are_tried_before_a_run_but_the_slow_ones_and_those_that_ask_fo
         *("tracing", "memory", "time", "unbiased", "rate", "gradients reach", "cache", "both directions"),
     }
     assert {"formula", "causality", "decoding", "choice"} <= set(gating_laws())
+    assert gating_laws()[-1] == PADDED, "nothing stays untried behind it"

@@ -21,6 +21,8 @@ from attnbench.units import format_bytes, format_seconds
 
 CLOSE = 0.1
 """Relative error, or nats of loss, up to which an approximation is called close."""
+ENOUGH = 5
+"""Rounds with which the ratio of two medians has an interval that says something."""
 _WITHIN = {
     "rel_error": (f"an error of {CLOSE:g}", "error {}"),
     "loss_delta": (f"{CLOSE:g} nats of the untouched model's loss", "{} nats from it"),
@@ -64,7 +66,7 @@ class _Speaker:
         with_base = {*timed.loc[timed["variant"] == BASELINE, "seq_len"]} & view.at.keys()
         with_exact = {*timed.loc[timed["family"] == "exact", "seq_len"]} & view.at.keys()
         self.n = max(with_base or with_exact or view.at)
-        self.found = view.at[self.n]
+        self.found = view.at[self.n]()
         self.rows = _ok(self.found).sort_values("time_median_s", kind="stable")
         self.fair = self.rows[self.rows["family"] != "reference"]
         self.names, _ = short_names(view.setting.rows)
@@ -160,7 +162,7 @@ class _Speaker:
         longest = max(self.view.at)
         if longest == self.n:
             return
-        rows = _ok(self.view.at[longest]).sort_values("time_median_s", kind="stable")
+        rows = _ok(self.view.at[longest]()).sort_values("time_median_s", kind="stable")
         rows = rows[rows["family"] != "reference"]
         every = self.view.setting.rows
         ended = every[(every["variant"] == BASELINE) & (every["seq_len"] > self.n) & (every["status"] != "ok")]
@@ -198,7 +200,8 @@ def _ok(found: Contenders) -> pd.DataFrame:
 def beside_softmax(one: Relative) -> str:
     """``3.6 times as fast as softmax (3.3 to 3.9), with 16 % of its peak memory``."""
     if one.low is None or one.high is None:
-        said = f"{times(one.speed)} times as fast as softmax (without an interval)"
+        why = f": too few rounds, {one.rounds}; --rounds {ENOUGH} gives one" if 0 < one.rounds < ENOUGH else ""
+        said = f"{times(one.speed)} times as fast as softmax (without an interval{why})"
     elif one.said.word in _APART:
         mark = f", {one.said.why}" if one.said.why else ""
         said = f"{times(one.speed)} times as fast as softmax ({times(one.low)} to {times(one.high)}{mark})"

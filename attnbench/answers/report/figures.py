@@ -42,22 +42,22 @@ class Drawn:
         return _TOLD.get(self.kind, "")
 
 
-def draw_views(rows: pd.DataFrame, views: Sequence[View], shared: Shared) -> tuple[list[Drawn], str]:
-    """Speed against error of each view, at several lengths as far as there is room, and time over length; the rest."""
+def draw_views(rows: pd.DataFrame, views: Sequence[View], shared: Shared) -> tuple[list[Drawn], tuple[str, int]]:
+    """Speed against error of each view, at several lengths as far as there is room, and time over length; then the
+    others in words, and the longest of their lengths."""
     kinds = figure_kinds()
     chosen = _chosen(views)
     drawn = []
     for place, view in enumerate(views):
         lengths = [n for one, n in chosen if one == place]
         for n in sorted(lengths):
-            drawn.append(_drawn("tradeoff", partial(draw_contenders, [view.at[n]]), shared, (place, n, view.name)))
+            drawn.append(_drawn("tradeoff", partial(draw_contenders, [view.at[n]()]), shared, (place, n, view.name)))
         if lengths and len(view.at) > 1:
             alike = rows.loc[view.setting.rows.index]
             drawn.append(_drawn("scaling", partial(kinds["scaling"].draw, alike), shared, (place, 0, view.name)))
     left = {view.name: [n for n in view.at if (place, n) not in chosen] for place, view in enumerate(views)}
-    return [one for one in drawn if one], "; ".join(
-        _lengths(name, without) for name, without in left.items() if without
-    )
+    words = "; ".join(_lengths(name, without) for name, without in left.items() if without)
+    return [one for one in drawn if one], (words, max((n for lengths in left.values() for n in lengths), default=0))
 
 
 def _chosen(views: Sequence[View]) -> list[tuple[int, int]]:

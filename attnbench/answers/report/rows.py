@@ -67,6 +67,8 @@ class Relative:
     noise: float = 0.0
     """The machine's noise floor, as a share."""
     busy: str = ""
+    rounds: int = 0
+    """Visits to the one of both that has fewer."""
 
     @property
     def said(self) -> Said:
@@ -112,7 +114,8 @@ def _ratio(base: _Row, row: _Row, family: int, noise: float) -> Relative:
     peaks = float(row["peak_bytes"]), float(base["peak_bytes"])
     memory = peaks[0] / peaks[1] if min(peaks) > 0 and math.isfinite(sum(peaks)) else None
     busy = FEW_CLEAN if any(FEW_CLEAN in one["warnings"] for one in (base, row)) else ""
-    return Relative(speed, low, high, memory, noise, busy)
+    rounds = min(int(one["time_rounds"]) if one["time_rounds"] > 0 else 0 for one in (base, row))
+    return Relative(speed, low, high, memory, noise, busy, rounds)
 
 
 COLUMNS = {

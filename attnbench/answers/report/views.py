@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import pandas as pd
@@ -22,7 +22,7 @@ class View:
     """Rows that were measured alike."""
 
     setting: Setting
-    at: Mapping[int, Contenders]
+    at: Mapping[int, Callable[[], Contenders]]
     n: int
     """The longest of the lengths with most labels."""
 
@@ -49,7 +49,7 @@ def _view(frame: pd.DataFrame, setting: Setting) -> View | None:
     first = longest_of_most(setting, "examples_per_s")
     if first is None:
         return None
-    at = at_lengths(frame, setting, sorted(setting.by_length), "examples_per_s", column, None)
+    at = at_lengths(frame, setting, "examples_per_s", column, None)
     return View(setting, at, first)
 
 

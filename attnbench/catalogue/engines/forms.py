@@ -16,9 +16,8 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
-from attnbench.contract.compiled import Booked, apart, book, does_the_same
+from attnbench.contract.compiled import Booked, apart, book, does_the_same, foreseen
 from attnbench.errors import Unsupported, said
 
 WHICH = "PyTorch's operations, or fused kernels on a CUDA device; auto: the first of those that gives their numbers"
@@ -88,7 +87,7 @@ def attend(
         Unsupported: the form was named, and it cannot run on this device or in float64.
     """
     first = given[0]
-    if form == "torch" or (form == "auto" and (not fast or _only_operations)) or isinstance(first, FakeTensor):
+    if form == "torch" or (form == "auto" and (not fast or _only_operations)) or foreseen(first):
         return _operations(plain, given)
     if form == "auto" and (torch.compiler.is_compiling() or first.dtype == torch.float64 or not on_device(first)):
         return _operations(plain, given)

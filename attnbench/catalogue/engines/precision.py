@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm
 
+from attnbench.contract.compiled import on_cpu
+
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which inputs of ``dtype`` are summed: float32, or float64 for float64."""
@@ -47,7 +49,7 @@ class LayerNorm(nn.LayerNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         dtype = accumulator(input.dtype)
-        if dtype == input.dtype or input.device.type != "cpu":
+        if dtype == input.dtype or not on_cpu(input.device):
             return super().forward(input)
         weight, bias = self.weight.to(dtype), self.bias.to(dtype)
         return layer_norm(input.to(dtype), self.normalized_shape, weight, bias, self.eps).to(input.dtype)

@@ -14,6 +14,8 @@ from contextvars import ContextVar
 import torch
 from torch import Tensor
 
+from attnbench.contract.compiled import on_cpu
+
 _SMALL = 1 << 21
 """Multiplications in a product up to which oneDNN's start, 10 to 20 µs, outweighs all else."""
 
@@ -100,4 +102,4 @@ def _has_a_choice(x: Tensor) -> bool:
 
 def _may_choose(x: Tensor) -> bool:
     """Return True if oneDNN may multiply x. On a GPU the switch, a precision, means something else."""
-    return x.dtype != torch.float64 and x.device.type == "cpu"
+    return x.dtype != torch.float64 and on_cpu(x.device)

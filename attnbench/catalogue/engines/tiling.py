@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from attnbench.catalogue.engines.precision import accumulator
 from attnbench.catalogue.engines.products import writes_gaps
+from attnbench.contract.compiled import on_cpu
 
 
 def threads() -> int:
@@ -69,7 +70,7 @@ TUNED = {
 def budget(work: str, device: torch.device) -> int:
     """Most numbers in a piece of this work, a key of :data:`TUNED`."""
     tuned = TUNED[work]
-    if device.type != "cpu":
+    if not on_cpu(device):
         return tuned.gpu
     return tuned.cpu if tuned.cores is None else tuned.cpu * max(1, threads() // tuned.cores)
 
@@ -166,7 +167,7 @@ def put_product(x: Tensor, group: Group, block: slice, left: Tensor, right: Tens
 
 def large_steps(q: Tensor) -> bool:
     """Return True if few large steps beat many that fit a cache, even with copies of keys."""
-    return q.device.type != "cpu"
+    return not on_cpu(q.device)
 
 
 def short_examples(q: Tensor) -> bool:

@@ -241,12 +241,16 @@ def mark_notes(cells: Iterable[str]) -> None:
         line(said)
 
 
-def unchecked_note(laws: Iterable[str]) -> None:
-    """Print a note if some rows were measured without checking the laws."""
-    from attnbench.results.record import UNCHECKED
+def laws_note(records: Iterable[Record]) -> None:
+    """Print a note on rows measured without checking the laws, or although one is broken by what none of them holds."""
+    from attnbench.results.record import HELD, NOT_TRIED, UNCHECKED
 
+    laws = {record.laws: record.variant for record in records if record.status == "ok"}
     if UNCHECKED in laws:
         note("no variant was held to its laws first: --unchecked")
+    for law in laws.keys() - {"", HELD, NOT_TRIED, UNCHECKED}:
+        name = laws[law]
+        note(f"{name} would let NaN in padded tokens through, as torch's own attention does: attnbench check {name}")
 
 
 def fused_note(records: Iterable[Record]) -> None:

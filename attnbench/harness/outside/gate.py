@@ -6,6 +6,7 @@ setting, a variant with its options, causal or not, holds for all its cells and,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -62,10 +63,13 @@ class HoldSetting(Request[Verdict]):
 
     def answered(self, answer: dict[str, Any]) -> Verdict:
         from attnbench.laws import Finding
+        from attnbench.laws.influence import PADDED
 
         if answer["fault"] is None:
             return Verdict(HELD if int(answer["tried"]) else NOT_TRIED)
         fault = Finding(**answer["fault"])
+        if fault.law == PADDED and fault.number is not None and not math.isfinite(fault.number):
+            return Verdict(fault.law)  # no input that is measured holds NaN
         number = "" if fault.number is None else f" ({fault.number:.2g}, at most {fault.bound:.2g})"
         what = f"it breaks the law {fault.law!r}{number}: {one_line(fault.fault, _LONGEST)}"
         return Verdict(fault.law, Status.ERROR, _in_words(what))

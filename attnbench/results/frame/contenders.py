@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -96,7 +96,8 @@ def contenders(
 ) -> Contenders | None:
     """The points at one length, by default the longest with most labels; None if nothing has a speed there."""
     n = longest_of_most(setting, x) if n is None else n
-    return None if n is None else at_lengths(frame, setting, [n], x, y, inputs).get(n)
+    make = None if n is None else at_lengths(frame, setting, x, y, inputs).get(n)
+    return make and make()
 
 
 def longest_of_most(setting: Setting, x: str) -> int | None:
@@ -113,18 +114,23 @@ def _with_speed(setting: Setting, x: str) -> pd.DataFrame:
 
 
 def at_lengths(
-    frame: pd.DataFrame, setting: Setting, lengths: Iterable[int], x: str, y: str, inputs: str | None
-) -> dict[int, Contenders]:
-    """Length -> its points, for those with a speed; the whole table is searched once."""
+    frame: pd.DataFrame, setting: Setting, x: str, y: str, inputs: str | None
+) -> dict[int, Callable[[], Contenders]]:
+    """Length -> a function for its points, for those with a speed; the whole table is searched once."""
     rows = _with_speed(setting, x)
     points = rows[["seq_len", "label", "variant", "family", "target"]]
     points = points.assign(x=rows[x], memory=rows["peak_bytes"], row=rows.index)
     for end, other in (("low", "high"), ("high", "low")):
         ratio = rows[f"time_ci_{end if x == 'time_median_s' else other}_s"] / rows["time_median_s"]
         points[f"x_{end}"] = rows[x] * ratio if x == "time_median_s" else rows[x] / ratio
-    here = {int(str(n)): _columns(part) for n, part in points.groupby("seq_len")}
     known, fast_low = agreement(frame, y, inputs, setting), x == "time_median_s"
-    return {n: Contenders(setting, n, *_agreeing(here[n], known(n)), fast_low) for n in lengths if n in here}
+
+    def at(n: int, part: pd.DataFrame) -> Contenders:
+        return Contenders(setting, n, *_agreeing(_columns(part), known(n)), fast_low)
+
+    return {
+        n: cache(partial(at, n, part)) for n, part in ((int(str(n)), part) for n, part in points.groupby("seq_len"))
+    }
 
 
 def _columns(rows: pd.DataFrame) -> dict[str, list[Any]]:

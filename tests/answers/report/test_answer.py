@@ -6,11 +6,12 @@ import pandas as pd
 import pytest
 
 from attnbench.answers.report.answer import answer, beside_softmax, share
+from attnbench.answers.report.figures import MOST
 from attnbench.answers.report.page import make_page
 from attnbench.answers.report.rows import FEW_CLEAN, Relative, marked, relative
 from attnbench.answers.report.sources import of_frame
 from attnbench.answers.report.views import found_in, views
-from attnbench.results.frame import agreement
+from attnbench.results.frame import agreement, contenders
 from attnbench.results.frame.settings import settings, timed
 from attnbench.results.read import read_results
 from tests.answers.report.reading import REFERENCE, Read, rows_of
@@ -158,6 +159,10 @@ def test_rows_of_a_busy_machine_get_a_marked_verdict_or_none(lra: pd.DataFrame) 
         (Relative(1.02, 0.97, 1.05, None), "not told apart from softmax (0.97 to 1.05 times as fast)"),
         (Relative(1.006, 1.004, 1.008, None), "not told apart from softmax (1.00 to 1.01 times as fast)"),
         (Relative(140.2, None, None, None), "140 times as fast as softmax (without an interval)"),
+        (
+            Relative(1.4, None, None, None, rounds=2),
+            "1.4 times as fast as softmax (without an interval: too few rounds, 2; --rounds 5 gives one)",
+        ),
     ],
 )
 def test_a_verdict_needs_the_whole_interval(one: Relative, words: str) -> None:
@@ -188,5 +193,9 @@ def test_the_rows_of_a_table_are_looked_through_once_however_many_lengths(monkey
     looked = []
     compared = agreement.compared
     monkeypatch.setattr(agreement, "compared", lambda *given: looked.append(1) or compared(*given))
+    made = []
+    agreeing = contenders._agreeing
+    monkeypatch.setattr(contenders, "_agreeing", lambda *given: made.append(1) or agreeing(*given))
     make_page(of_frame(every))
     assert 1 <= len(looked) <= 3
+    assert 1 <= len(made) <= MOST + 2, "points are made of the lengths that are shown or told alone"

@@ -7,12 +7,12 @@ from typing import Annotated, NamedTuple
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from attnbench.catalogue.engines.masks import emptied, seeing
 from attnbench.catalogue.engines.precision import accumulator, hidden
 from attnbench.catalogue.engines.tiling import recomputed
+from attnbench.contract.compiled import foreseen
 from attnbench.contract.problem.reference import masked_attention
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.variant import Knob, Traits, register
@@ -181,7 +181,7 @@ class Perceiver(nn.Module):
 
 def _steep(logits: Tensor) -> list[bool]:
     """For each chunk, True if a token's largest logit so far may lie too far below the chunk's for float32."""
-    if isinstance(logits, FakeTensor):  # a prediction assumes the usual way
+    if foreseen(logits):  # a prediction assumes the usual way
         return [False] * -(-logits.shape[2] // _CHUNK)
     rises = [(own.amax(2) - own[:, :, 0]).amax() for own in torch.split(logits, _CHUNK, 2)]
     steep: list[bool] = (torch.stack(rises) > _RISE).tolist()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from attnbench.contract.compiled import out_of_sight
+from attnbench.contract.compiled import on_cpu, out_of_sight
 from attnbench.errors import Unsupported
 
 Mod = Callable[..., Tensor]
@@ -54,9 +54,9 @@ class FlexKernel:
         Raises:
             Unsupported: float64, gradients or a sink on a CPU, which PyTorch does not compile, or no C++ compiler.
         """
-        if q.device.type == "cpu" and sink is not None:
+        if on_cpu(q.device) and sink is not None:
             raise Unsupported("FlexAttention gives no sums of exponentials on a CPU, of which a sink takes its share")
-        if q.device.type == "cpu" and (learned or q.dtype == torch.float64):
+        if on_cpu(q.device) and (learned or q.dtype == torch.float64):
             raise Unsupported(f"FlexAttention has no {'backward pass' if learned else 'float64'} on a CPU")
 
         def call() -> Tensor:

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal, TypeVar
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from attnbench.catalogue.engines import forms
@@ -18,7 +17,7 @@ from attnbench.catalogue.engines.flex.blocks import Seen, asking
 from attnbench.catalogue.engines.flex.kernel import FlexKernel, Mod, added_by_distance
 from attnbench.catalogue.engines.masks import emptied
 from attnbench.catalogue.engines.tiling import learned
-from attnbench.contract.compiled import apart
+from attnbench.contract.compiled import apart, foreseen
 from attnbench.contract.problem.position_bias import PositionBias
 from attnbench.contract.problem.sink import Sink
 
@@ -109,7 +108,7 @@ class FlexPattern:
     def may_run(self, q: Tensor) -> bool:
         """Return True if the kernel may run on such a tensor, so that a block mask is wanted."""
         device = self.form == "flex" or (self.form == "auto" and forms.on_device(q) and q.dtype != torch.float64)
-        return self.fits and device and not isinstance(q, FakeTensor)
+        return self.fits and device and not foreseen(q)
 
     def _mask(
         self, seen: Callable[[Tensor], Seen], known: Hashable, q: Tensor, key_mask: Tensor | None

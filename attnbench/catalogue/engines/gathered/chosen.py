@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
 from attnbench.catalogue.engines.gathered.largest import largest
 from attnbench.catalogue.engines.precision import accumulator
 from attnbench.catalogue.engines.tiling import budget
+from attnbench.contract.compiled import foreseen
 
 _LAST = torch.iinfo(torch.int32).max
 _LARGE = 16
@@ -75,7 +75,7 @@ def attend_to_chosen(
     how = _How(pad(real, (0, more)), S, causal)
     flat = (x.flatten(0, 1).contiguous() for x in (keys, values, chosen))
     # Which queries meet a block is known from numbers alone, which neither a plan nor a compiler has.
-    numbers = q.device.type == "cpu" and not isinstance(q, FakeTensor) and not torch.compiler.is_compiling()
+    numbers = q.device.type == "cpu" and not foreseen(q) and not torch.compiler.is_compiling()
     way = _AttendBlocks if numbers and size >= _LARGE else _Attend
     out: Tensor = way.apply(how, rows, *flat)  # type: ignore[no-untyped-call]  # untyped in torch
     return torch.unflatten(out, 0, (B, S)).permute(0, 1, 3, 4, 2, 5).flatten(1, 3).to(v.dtype)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from attnbench.contract.compiled import on_cpu
+
 STRIDE = 4
 """Entries in a group; the first search sees only its maximum."""
 
@@ -30,7 +32,7 @@ def largest(x: Tensor, count: int, *, ordered: bool = False) -> tuple[Tensor, Te
 def _largest(x: Tensor, count: int, ordered: bool) -> tuple[Tensor, Tensor]:
     """torch.topk, by integers on a CPU: a quarter less time."""
     whole = {torch.float32: torch.int32, torch.float64: torch.int64}.get(x.dtype)
-    if x.device.type != "cpu" or whole is None:
+    if not on_cpu(x.device) or whole is None:
         kept, chosen = x.topk(count, sorted=ordered)
         return kept, chosen
     # Read as integers, the bits of floats have the same order, except below 0, where they run backwards.
@@ -45,7 +47,7 @@ def argmax(x: Tensor) -> Tensor:
 
     torch's own takes twice as long there as a maximum, a comparison, and the maximum of the indices of all hits.
     """
-    if x.device.type != "cpu":
+    if not on_cpu(x.device):
         return x.argmax(-1, keepdim=True)
     hits = torch.eq(x, x.amax(-1, keepdim=True), out=torch.empty_like(x))
     return hits.mul_(torch.arange(x.shape[-1], dtype=x.dtype)).amax(-1, keepdim=True).long()

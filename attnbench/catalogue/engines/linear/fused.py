@@ -19,12 +19,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 
 from attnbench.catalogue.engines.linear.feature_map import FeatureMap, LogKeys
 from attnbench.catalogue.engines.precision import accumulator, hidden
-from attnbench.contract.compiled import out_of_sight
+from attnbench.contract.compiled import foreseen, out_of_sight
 from attnbench.errors import Unsupported
 
 TILES = {("tf32", 64): (32, 4), ("tf32", 128): (32, 8), ("ieee", 64): (16, 4), ("ieee", 128): (16, 16)}
@@ -83,7 +82,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, key_mask: Tensor | 
     """
     if q.dtype == torch.float64:
         raise Unsupported("form=triton sums in float32, and float64 inputs expect more")
-    if not (q.is_cuda or _interpreted() or isinstance(q, FakeTensor)):
+    if not (q.is_cuda or _interpreted() or foreseen(q)):
         raise Unsupported(f"form=triton runs on a CUDA device, not on {q.device.type}")
     key_mask, first = _first_keys(key_mask, causal, q.shape[2])
     out: Tensor = _Attend.apply(q, k, v, key_mask, first, causal)  # type: ignore[no-untyped-call]  # untyped in torch
