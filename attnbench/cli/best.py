@@ -100,7 +100,7 @@ def _print(found: Best, settings: Settings) -> None:
     for text, where in said.items():
         console.paragraph(text + f" (at {', '.join(where)})" * (len(where) < len(found.choices)))
     console.mark_notes(cell for row in table for cell in row)
-    console.unchecked_note(record.laws for record in found.records)
+    console.laws_note(found.records)
 
 
 def _row(one: Choice) -> list[str]:
