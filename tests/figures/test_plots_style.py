@@ -317,6 +317,7 @@ def test_the_table_of_figures_names_them_in_order_and_cannot_be_changed() -> Non
             "catalogue",
             "scaling",
             "error",
+            "own_error",
             "steps",
             "map",
         ),
