@@ -256,11 +256,13 @@ def test_each_figure_that_does_not_apply_is_told_with_what_it_needs(tmp_path: Pa
     assert [path.name for path in paths] == ["tradeoff.svg", "scaling.svg"]
     assert list(left_out) == [
         "scores",
+        "lengths",
         "curves",
         "recall",
         "peers",
         "catalogue",
         "error",
+        "own_error",
         "steps",
         "map",
         "speedup",
