@@ -36,7 +36,7 @@ def said(frame: pd.DataFrame) -> str:
 def test_the_vertical_axis_is_the_loss_over_the_untouched_models(frame: pd.DataFrame) -> None:
     rows = marked(frame)
     (view,) = views(rows)
-    found = view.at[128]
+    found = view.at[128]()
     assert (found.agreed.column, found.log, found.down) == ("loss_delta", False, True)
     points = found.points.set_index("label")
     assert {*points.index} == LOSSES.keys()
@@ -55,7 +55,7 @@ def test_the_vertical_axis_is_the_loss_over_the_untouched_models(frame: pd.DataF
 def test_a_model_without_a_loss_has_the_error_of_its_features(tmp_path_factory: pytest.TempPathFactory) -> None:
     rows = read(table().assign(**NO_LOSS), tmp_path_factory)
     (view,) = views(marked(rows))
-    found = view.at[128]
+    found = view.at[128]()
     assert (found.agreed.column, found.log, found.down) == ("hidden_error", True, True)
     assert "relative error of the last features" in Read(page_of(rows)).text
 
