@@ -176,7 +176,7 @@ def prepare_scores(variants: Sequence[str], budget: Budget, given: Mapping[str, 
     pass_ = given["pass_"] or "training"
     if pass_ in STEPS:
         raise UsageError(f"--pass {pass_}: the encoder that is trained reads whole sequences; leave it out")
-    named = {one.name: given[one.name] for one in fields(ScoreQuestion) if given[one.name] is not None}
+    named = {one.name: given[one.name] for one in fields(ScoreQuestion) if given.get(one.name) is not None}
     asked = ScoreQuestion(**named | ({} if given["n"] is None else {"n": one_length(given["n"])}))
     shared = ("device", "threads", "first_call_timeout", "memory_limit", "process", "fresh", "unchecked")
     run = Options(
