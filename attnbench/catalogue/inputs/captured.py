@@ -10,9 +10,10 @@ was causal, which ``attnbench capture`` says there. Anything else in the file is
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -21,6 +22,7 @@ from pydantic import Field
 from safetensors import SafetensorError, safe_open
 from torch import Generator, Tensor
 
+from attnbench.catalogue.inputs.encoder import Encoder
 from attnbench.contract.inputs import INPUTS, register_input
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Spec
@@ -28,8 +30,10 @@ from attnbench.errors import Unsupported, UsageError
 
 _DATA = Path(__file__).parent / "data"
 LISTOPS, SMOLLM2, MINILM = (_DATA / f"{name}.safetensors" for name in ("listops", "smollm2", "minilm"))
-"""The first made by ``python -m attnbench.models.pretrained.listops.captured``, the others by ``make swap``; their
-metadata says how."""
+"""The first has the weights of an encoder, made by ``python -m attnbench.models.pretrained.listops.captured``; the
+others q, k and v, made by ``make swap``. Their metadata says how."""
+_SIZES = (1, 4, 2, 2048, 64)
+"""Those of ``listops``: sequences, layers, heads, tokens and channels."""
 _SHIPPED = {"listops": LISTOPS, "smollm2": SMOLLM2, "minilm": MINILM}
 
 _EXPECTED = "expected safetensors with q (S, L, H, N, D), k (S, L, K, M, D) and v (S, L, K, M, E)"
@@ -159,7 +163,7 @@ def describe(path: Path) -> Described:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    slices: dict[str, Any]
+    slices: Mapping[str, Any]
     sizes: dict[str, tuple[int, ...]]
     about: dict[str, Any]
     """Metadata of ``attnbench capture``; empty if there is none."""
@@ -220,6 +224,9 @@ def _stored(name: str, path: Path) -> Iterator[_Stored]:
         with path.open("rb"):
             pass
         with safe_open(path, framework="pt") as stored:
+            if path == LISTOPS:
+                yield _Stored(_Computed(), dict.fromkeys("qkv", _SIZES), {})
+                return
             missing = [tensor for tensor in "qkv" if tensor not in stored.keys()]  # noqa: SIM118  # not a dict
             if missing:
                 raise UsageError(f"{name}: no tensor {', '.join(missing)}; {_EXPECTED}")
@@ -231,6 +238,25 @@ def _stored(name: str, path: Path) -> Iterator[_Stored]:
         raise UsageError(f"{name}: {error.strerror or error}; {_EXPECTED}") from None
     except SafetensorError as error:
         raise UsageError(f"{name}: not a readable safetensors file ({error}); {_EXPECTED}") from None
+
+
+class _Computed(dict[str, Tensor]):
+    """q, k and v of the shipped encoder, computed at the first draw."""
+
+    def __missing__(self, name: str) -> Tensor:
+        return _captured()[name]
+
+
+@cache
+def _captured() -> dict[str, Tensor]:
+    """In float64, so that every machine rounds to the same float16."""
+    with safe_open(LISTOPS, framework="pt") as stored:
+        tokens = json.loads(stored.metadata()["attnbench"])["tokens"]
+        weights = {name: stored.get_tensor(name).double() for name in stored.keys()}  # noqa: SIM118  # not a dict
+    with torch.random.fork_rng(devices=[]):
+        model = Encoder(vocab=16, classes=10, layers=_SIZES[1], heads=_SIZES[2], head_dim=_SIZES[4])
+    model.load_state_dict(weights, assign=True)
+    return dict(zip("qkv", (part.half() for part in model.capture(torch.tensor([tokens]))), strict=True))
 
 
 def _about(metadata: dict[str, str] | None) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from attnbench.catalogue.inputs.encoder import Encoder, ExactAttention
 from attnbench.contract.problem.shape import Shape
 from attnbench.errors import Unsupported, UsageError
-from attnbench.models.pretrained.listops.encoder import Encoder, ExactAttention
 from attnbench.models.pretrained.listops.small_encoder import LONGEST, trained_encoder
 from attnbench.models.pretrained.subject import Intercept, Layer, Reading, count_calls, digest_of_weights
 

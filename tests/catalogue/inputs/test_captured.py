@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from attnbench.catalogue.inputs.captured import LISTOPS, MINILM, SMOLLM2, describe
+from attnbench.catalogue.inputs.encoder import Encoder
 from attnbench.contract.inputs import doubt, draw_qkv
 from attnbench.contract.problem.reference import exact_attention, mean_of_visible, of_query_heads, relative_error
 from attnbench.contract.problem.shape import Shape
@@ -269,15 +270,30 @@ def test_the_path_must_be_given() -> None:
         draw_qkv(parse_spec("file"), Shape(1, 1, 2, D), 0)
 
 
-def test_the_shipped_file_is_small_and_says_how_it_was_made() -> None:
-    assert LISTOPS.stat().st_size <= 8 * 2**20
+def test_the_shipped_weights_are_small_and_say_how_they_were_made() -> None:
+    assert LISTOPS.stat().st_size <= 3 * 2**20
     with safe_open(LISTOPS, framework="pt") as content:
         about = json.loads(content.metadata()["attnbench"])
-        assert content.get_slice("q").get_shape() == [1, 4, 2, 2048, 64]
-    assert about["made_by"] == "python -m attnbench.tasks.capture"  # the module's name when the file was made
+    assert about["made_by"] == "python -m attnbench.models.pretrained.listops.captured"
     assert len(about["tokens"]) == 2048
     # It learned something: the model knows more brackets than the best constant.
     assert about["test"]["brackets"] > about["test"]["brackets_majority"] + 0.1
+
+
+def test_what_the_shipped_encoder_attends_to_is_computed_once_and_rounded_as_when_it_was_captured() -> None:
+    with safe_open(LISTOPS, framework="pt") as content:
+        tokens = torch.tensor([json.loads(content.metadata()["attnbench"])["tokens"]])
+        weights = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118  # not a dict
+    model = Encoder(vocab=16, classes=10, layers=4, heads=2, head_dim=64)
+    model.load_state_dict(weights)
+    shape, captured = Shape(1, 2, 2048, 64), model.capture(tokens)  # in float32, as the files of older versions were
+    for layer in range(4):
+        for drawn, found in zip(draw_qkv(Spec.of("listops", {"layer": layer}), shape, 0), captured, strict=True):
+            rounded = found[:, layer].half().float()
+            assert (drawn == rounded).float().mean() > 0.99
+            torch.testing.assert_close(drawn, rounded, rtol=2**-9, atol=1e-4)
+    again = draw_qkv(Spec.of("listops", {"layer": 0}), shape, 0)
+    assert all(map(torch.equal, again, draw_qkv(Spec.of("listops", {"layer": 0}), shape, 0)))
 
 
 def test_the_shipped_attention_is_structured() -> None:

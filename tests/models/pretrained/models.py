@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from attnbench.catalogue.inputs.encoder import Encoder
 from attnbench.catalogue.tasks.listops import TOKENS
-from attnbench.models.pretrained.listops.encoder import Encoder
 from attnbench.models.pretrained.own_encoder import OwnEncoder
 
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import torch
 
+from attnbench.catalogue.inputs.encoder import Encoder
 from attnbench.contract.problem.reference import exact_attention
-from attnbench.models.pretrained.listops.encoder import Encoder
 
 
 def encoder(layers: int = 2) -> Encoder:

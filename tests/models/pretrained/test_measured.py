@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import attnbench.catalogue.attention  # noqa: F401  # for the variants
+from attnbench.catalogue.inputs.encoder import ExactAttention
 from attnbench.cli.app import main
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Spec, parse_spec
@@ -23,7 +24,6 @@ from attnbench.harness.swap.loss import measure_loss
 from attnbench.harness.wire.protocol import VisitCell
 from attnbench.measure.time import TimingRules
 from attnbench.models.pretrained.cell import Opened, cached, opened, swapped
-from attnbench.models.pretrained.listops.encoder import ExactAttention
 from attnbench.models.pretrained.listops.small_encoder import trained_encoder
 from attnbench.models.pretrained.models import Trees
 from attnbench.models.pretrained.own_encoder import OwnEncoder

@@ -1,4 +1,4 @@
-"""Train the small encoder on ListOps and store q, k and v of all its layers for one long sequence.
+"""Train an encoder on ListOps and store its weights, and one long sequence whose q, k and v the input takes.
 
 ``python -m attnbench.models.pretrained.listops.captured --out listops.safetensors`` makes the shipped input
 ``listops``, with one thread and fixed seeds, so that the same machine and torch make the same file again.
@@ -21,8 +21,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from attnbench.catalogue.inputs.encoder import Encoder
 from attnbench.catalogue.tasks.listops import NO_ANSWER, TOKENS, ListOps
-from attnbench.models.pretrained.listops.encoder import Encoder
 
 logger = logging.getLogger(__name__)
 
@@ -129,16 +129,15 @@ def logit_statistics(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def make(out: Path, curriculum: Sequence[Stage], *, seed: int, length: int, test_trees: int) -> dict[str, object]:
-    """Train, test, capture a tree of exactly ``length`` tokens and write ``out``; return the metadata."""
+    """Train, test, draw a tree of exactly ``length`` tokens and write ``out``; return the metadata."""
     model = train(curriculum, seed)
     score = accuracy(model, curriculum[-1].trees, test_trees, seed=seed + 1000)
     sequence = ListOps(length, length).sample(random.Random(seed + 2000))
-    q, k, v = (tensor.half() for tensor in model.capture(torch.tensor([sequence])))
+    q, k, _ = (tensor.half() for tensor in model.capture(torch.tensor([sequence])))
     std, keys = logit_statistics(q[0], k[0])
     about: dict[str, object] = {
         "made_by": "python -m attnbench.models.pretrained.listops.captured",
         "task": "ListOps, rules of the Long Range Arena",
-        "layout": "q, k, v: (sequence, layer, head, position, width); after rotary positions, before 1/sqrt(width)",
         "seed": seed,
         "curriculum": [asdict(stage) for stage in curriculum],
         "learning_rate": LEARNING_RATE,
@@ -150,7 +149,7 @@ def make(out: Path, curriculum: Sequence[Stage], *, seed: int, length: int, test
     }
     # One key: safetensors writes several in a random order, and the file would differ each time.
     metadata = {"attnbench": json.dumps(about, sort_keys=True)}
-    save_file({"q": q, "k": k.contiguous(), "v": v.contiguous()}, out, metadata)
+    save_file({name: weight.contiguous() for name, weight in model.state_dict().items()}, out, metadata)
     return about
 
 

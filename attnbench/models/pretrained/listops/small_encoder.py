@@ -18,9 +18,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
+from attnbench.catalogue.inputs.encoder import Encoder
 from attnbench.catalogue.tasks.listops import TOKENS, ListOps
 from attnbench.models.pretrained.listops.captured import HEADS, LAYERS, LEARNING_RATE, Stage, accuracy, train
-from attnbench.models.pretrained.listops.encoder import Encoder
 
 logger = logging.getLogger(__name__)
 

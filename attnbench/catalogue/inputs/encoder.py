@@ -1,4 +1,4 @@
-"""The small encoder that is trained on ListOps to take real q, k and v from it."""
+"""The encoder that is trained on ListOps: the input ``listops`` has its q, k and v."""
 
 from __future__ import annotations
 
