@@ -227,10 +227,12 @@ def _stored(name: str, path: Path) -> Iterator[_Stored]:
             if path == LISTOPS:
                 yield _Stored(_Computed(), dict.fromkeys("qkv", _SIZES), {})
                 return
-            missing = [tensor for tensor in "qkv" if tensor not in stored.keys()]  # noqa: SIM118  # not a dict
+            names = stored.keys()
+            halved = path in _SHIPPED.values()
+            missing = [tensor for tensor in "qkv" if not halved and tensor not in names]
             if missing:
                 raise UsageError(f"{name}: no tensor {', '.join(missing)}; {_EXPECTED}")
-            slices = {tensor: stored.get_slice(tensor) for tensor in "qkv"}
+            slices = {tensor: Halved(stored, tensor) if halved else stored.get_slice(tensor) for tensor in "qkv"}
             sizes = {tensor: tuple(part.get_shape()) for tensor, part in slices.items()}
             _check_layout(name, sizes, {part.get_dtype() for part in slices.values()})
             yield _Stored(slices, sizes, _about(stored.metadata()))
@@ -238,6 +240,24 @@ def _stored(name: str, path: Path) -> Iterator[_Stored]:
         raise UsageError(f"{name}: {error.strerror or error}; {_EXPECTED}") from None
     except SafetensorError as error:
         raise UsageError(f"{name}: not a readable safetensors file ({error}); {_EXPECTED}") from None
+
+
+class Halved:
+    """A float16 tensor whose high and low bytes are stored apart, since high bytes compress well."""
+
+    def __init__(self, stored: Any, name: str) -> None:
+        self._high, self._low = (stored.get_slice(f"{name}.{half}") for half in ("high", "low"))
+
+    def get_shape(self) -> list[int]:
+        shape: list[int] = self._high.get_shape()
+        return shape
+
+    def get_dtype(self) -> str:
+        return "F16"
+
+    def __getitem__(self, where: Any) -> Tensor:
+        high, low = (half[where].to(torch.int16) for half in (self._high, self._low))
+        return (high << 8 | low).view(torch.float16)
 
 
 class _Computed(dict[str, Tensor]):

@@ -10,7 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from attnbench.catalogue.inputs.captured import LISTOPS, MINILM, SMOLLM2, describe
+from attnbench.catalogue.inputs.captured import LISTOPS, MINILM, SMOLLM2, Halved, describe
 from attnbench.catalogue.inputs.encoder import Encoder
 from attnbench.contract.inputs import doubt, draw_qkv
 from attnbench.contract.problem.reference import exact_attention, mean_of_visible, of_query_heads, relative_error
@@ -325,9 +325,8 @@ def test_the_shipped_language_models_say_where_they_come_from(name: str) -> None
     path, size, kv_heads, causal, layers = SHIPPED[name]
     with safe_open(path, framework="pt") as content:
         about = json.loads(content.metadata()["attnbench"])
-        assert content.get_slice("q").get_shape() == size
-        assert content.get_slice("k").get_shape() == [*size[:2], kv_heads, *size[3:]]
-        assert content.get_slice("q").get_dtype() == "F16"
+        assert Halved(content, "q").get_shape() == size
+        assert Halved(content, "k").get_shape() == [*size[:2], kv_heads, *size[3:]]
     assert (about["made_by"], about["causal"], about["layers"]) == ("attnbench capture", causal, layers)
     assert f"{name}.safetensors" in (path.parent / "NOTICE").read_text(encoding="utf-8")
     assert "Apache License" in (path.parent / "LICENSE-Apache-2.0.txt").read_text(encoding="utf-8")
@@ -336,7 +335,7 @@ def test_the_shipped_language_models_say_where_they_come_from(name: str) -> None
 @pytest.mark.parametrize("name", BITS)
 def test_the_bits_of_the_shipped_language_models_are_those_that_errors_were_published_on(name: str) -> None:
     with safe_open(SHIPPED[name][0], framework="pt") as content:
-        found = [content.get_tensor(tensor).view(torch.uint8).numpy().tobytes() for tensor in "qkv"]
+        found = [Halved(content, tensor)[:].view(torch.uint8).numpy().tobytes() for tensor in "qkv"]
     assert tuple(hashlib.sha256(one).hexdigest()[:16] for one in found) == BITS[name]
 
 
@@ -345,7 +344,7 @@ def test_the_shipped_language_models_say_how_sharp_each_head_is(name: str) -> No
     path, (_, layers, heads, _, width), _, causal, _ = SHIPPED[name]
     with safe_open(path, framework="pt") as content:
         about = json.loads(content.metadata()["attnbench"])
-        q, k = (content.get_tensor(tensor)[0, -1].float() for tensor in "qk")
+        q, k = (Halved(content, tensor)[:][0, -1].float() for tensor in "qk")
     assert (
         [len(of) for of in about["logit_std"]] == [len(of) for of in about["attention_perplexity"]] == [heads] * layers
     )
