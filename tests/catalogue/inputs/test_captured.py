@@ -285,7 +285,7 @@ def test_what_the_shipped_encoder_attends_to_is_computed_once_and_rounded_as_whe
         tokens = torch.tensor([json.loads(content.metadata()["attnbench"])["tokens"]])
         weights = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118  # not a dict
     model = Encoder(vocab=16, classes=10, layers=4, heads=2, head_dim=64)
-    model.load_state_dict(weights)
+    model.load_state_dict(weights, strict=False)
     shape, captured = Shape(1, 2, 2048, 64), model.capture(tokens)  # in float32, as the files of older versions were
     for layer in range(4):
         for drawn, found in zip(draw_qkv(Spec.of("listops", {"layer": layer}), shape, 0), captured, strict=True):

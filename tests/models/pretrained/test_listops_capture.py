@@ -42,8 +42,17 @@ def test_the_file_holds_every_weight_and_says_how_it_was_made(tmp_path: Path) ->
     make(tmp_path / "x.safetensors", TINY, seed=0, length=20, test_trees=2)
     with safe_open(tmp_path / "x.safetensors", framework="pt") as stored:
         model = Encoder(vocab=16, classes=10, layers=2, heads=3, head_dim=8)
-        model.load_state_dict({name: stored.get_tensor(name) for name in stored.keys()})  # noqa: SIM118  # not a dict
+        weights = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118  # not a dict
         about = json.loads(stored.metadata()["attnbench"])
+    missing = model.load_state_dict(weights, strict=False).missing_keys
+    assert sorted({name.rpartition(".")[0] for name in missing}) == [
+        "blocks.1.feed.0",
+        "blocks.1.feed.1",
+        "blocks.1.feed.3",
+        "blocks.1.merge",
+        "classify",
+        "norm",
+    ]
     assert about["seed"] == 0
     assert [stage["steps"] for stage in about["curriculum"]] == [2, 1]
     assert about["versions"]["torch"] == torch.__version__

@@ -149,7 +149,10 @@ def make(out: Path, curriculum: Sequence[Stage], *, seed: int, length: int, test
     }
     # One key: safetensors writes several in a random order, and the file would differ each time.
     metadata = {"attnbench": json.dumps(about, sort_keys=True)}
-    save_file({name: weight.contiguous() for name, weight in model.state_dict().items()}, out, metadata)
+    last = f"blocks.{LAYERS - 1}"
+    unread = (f"{last}.merge", f"{last}.feed", "norm", "classify")  # behind the last q, k and v
+    weights = {name: weight.contiguous() for name, weight in model.state_dict().items() if not name.startswith(unread)}
+    save_file(weights, out, metadata)
     return about
 
 
