@@ -257,7 +257,8 @@ class Halved:
 
     def __getitem__(self, where: Any) -> Tensor:
         high, low = (half[where].to(torch.int16) for half in (self._high, self._low))
-        return (high << 8 | low).view(torch.float16)
+        bits: Tensor = high << 8 | low
+        return bits.view(torch.float16)
 
 
 class _Computed(dict[str, Tensor]):
