@@ -6,8 +6,10 @@ import ast
 import json
 import re
 import runpy
+import subprocess
 import sys
 import tomllib
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -113,3 +115,13 @@ def test_the_description_for_an_index_has_no_relative_image_or_link(repository: 
 def test_an_image_beside_text_is_a_link_to_it() -> None:
     assert description("see ([like this](a.png)) now", "", "1") == "see (like this) now"
     assert description("[a](https://b.c) and [d](#e)", "", "1") == "[a](https://b.c) and [d](#e)"
+
+
+def test_a_checkout_and_a_wheel_are_small() -> None:
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=HERE, capture_output=True, text=True, check=False).stdout
+    sizes = {name: (HERE / name).stat().st_size for name in tracked.split("\0") if (HERE / name).is_file()}
+    if not sizes:
+        pytest.skip("no checkout of git")
+    assert sum(sizes.values()) <= 25e6
+    packed = (len(zlib.compress((HERE / name).read_bytes())) for name in sizes if name.startswith("attnbench/"))
+    assert sum(packed) <= 9.95e6  # a wheel of 10 MB, with its own files
