@@ -172,7 +172,7 @@ def hidden_keys(case: Case) -> Iterator[Measured]:
         yield apart(out[:1], short, case.close, "padding of another sequence moves the output")
 
 
-@law(PADDED, applies=_padded)
+@law("anything in padding", applies=_padded)
 def anything_in_padding(case: Case) -> Iterator[Measured]:
     """Padded tokens' content reaches no real one; baselines are asked about finite numbers."""
     mask = torch.ones(2, case.shape.N, dtype=torch.bool)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Spec
-from attnbench.contract.variant import VARIANTS, Variant
 from attnbench.suite.axes import AXES, Specs, before
+
+if TYPE_CHECKING:
+    from attnbench.contract.variant import Variant
 
 Level = Literal["operator", "layer", "model", "pretrained"]
 OF_TOKENS: tuple[Level, ...] = ("model", "pretrained")
@@ -165,6 +167,8 @@ class Cell:
     def entry(self) -> Variant:
         """The entry that its level measures; at level operator the core of a mixer that has one. Raises UsageError:
         there is no such variant."""
+        from attnbench.contract.variant import VARIANTS  # not for a command's help
+
         return VARIANTS.get(self.variant.name).at(self.level)
 
     @property

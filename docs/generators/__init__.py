@@ -56,6 +56,7 @@ SOURCES = {
     "attnbench/laws": "reference/laws.md",
     "attnbench/results/record.py": "reference/columns.md",
     "attnbench/suite/schema.py": "reference/suite-keys.md",
+    "docs/data/bits.csv": "reference/bits.md",
     "docs/generators/founding.yaml": "reference/founding.md",
     "suites": "reference/suites.md",
     **{f"{name.upper()}.md": f"{name}.md" for name in ("changelog", "contributing", "security")},

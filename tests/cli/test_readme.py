@@ -29,6 +29,7 @@ ROOT = Path(__file__).parents[2]
 
 SMALLER = {
     "run": ["-k", "identity", "--set", "seq_len=64", "--quick", "--device", "cpu"],
+    "run precision": ["-k", "linear", "--set", "seq_len=64", "--quick", "--device", "cpu"],
     "compare": ["--n", "64..128", "--min-time", "0.01", "--device", "cpu", "--unchecked"],
     "match": ["--n", "64", "--heads", "2", "--draws", "2", "--min-time", "0.01", "--device", "cpu", "--unchecked"],
     "best": ["--n", "64", "--min-time", "0.01", "--device", "cpu", "--unchecked"],
@@ -164,7 +165,7 @@ def test_commands_run(where: str, command: str, folder: Path) -> None:
         if what in words or any(word.partition(":")[0] == what for word in words):
             pytest.skip(where_tried)
     if program == "attnbench":
-        kind = words[1] if words[1:] and f"plot {words[1]}" in SMALLER else ""
+        kind = words[1] if words[1:] and f"{words[0]} {words[1]}" in SMALLER else ""
         more = SMALLER.get(f"{words[0]} {kind}".strip(), []) if not any(".py:" in word for word in words) else []
         if "--from" in words:  # it measures nothing
             more = []

@@ -93,6 +93,7 @@ RUNNABLE = [entry for entry in VARIANTS if not entry.traits.compiled]
 
 
 def runs_where_it_claims(entry: Variant, level: Level, pass_: Pass, causal: bool) -> None:
+    entry = entry.at(level)
     traits = entry.traits
     spec = parse_spec(f"{entry.name}:{entry.settings[0]}".rstrip(":"))
     shape = Shape(heads=2, seq_len=24, head_dim=4, causal=causal)

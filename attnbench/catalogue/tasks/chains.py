@@ -18,7 +18,7 @@ _VERSION = 1
 
 @register_task("chains", source="own; after the k-hop task of Sanford, Hsu & Telgarsky 2024, arXiv:2402.09268")
 class Chains(Stream):
-    """Which value is ``hops`` lookups away? A key leads to the next, b to c; bare keys later.
+    """Which value is so many lookups away? Each key names the next.
 
     The keys of a sequence form one ring, drawn anew for each sequence. Each stands first in one token with the key that
     it leads to and with a value of its own, which no other key has; the order of these tokens says nothing. Then each

@@ -22,7 +22,7 @@ _VERSION = 1
     source="word problems of S3 and S5: Merrill et al. 2024, arXiv:2404.08819; Grazzi et al. 2024, arXiv:2411.12537",
 )
 class Permutations(Stream):
-    """Which permutation do the tokens so far make together? Products of S3, S5.
+    """Which permutation do the tokens so far make together?
 
     Each token is a permutation of ``size`` things, and the label at a place is the product s_i = s_(i-1)·p_i of all
     tokens up to it, which maps j to s_(i-1)(p_i(j)). Ids are in lexicographic order. The first token is any of the

@@ -29,10 +29,9 @@ def gradients(case: Case, shape: Shape, dtype: torch.dtype, mask: Tensor | None)
     """Those of the inputs and parameters; two tokens are zeros where there is no mask."""
     module, leaves = case.module(shape, dtype=dtype), case.draw(shape, dtype=dtype)
     if mask is None:
-        for x in leaves:
+        for x in leaves[:3]:
             x[..., 0, :] = x[..., 5, :] = 0
-    names = ("q", "k", "v") if case.operator else ("x",)
-    wanted = dict(zip(names, [x.requires_grad_() for x in leaves], strict=True)) | dict(module.named_parameters())
+    wanted = dict(zip(case.names, [x.requires_grad_() for x in leaves], strict=True)) | dict(module.named_parameters())
     out = module(*leaves) if mask is None else module(*leaves, key_mask=mask)
     if mask is not None:  # nobody asks for the output of a padded token
         out = torch.where(mask.view(2, *[1] * (out.ndim - 3), -1, 1), out, 0)
