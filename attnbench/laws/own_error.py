@@ -31,7 +31,7 @@ from attnbench.suite.cell import Cell
 PAIRS, PAIRS_ON_GPU = 2**23, 2**26
 """Most pairs H·N·M of one example whose formula is computed, 64 MiB of float64 each time it writes a matrix: a second
 or two with the gradients, and some times as much where the formula has a number for each pair and channel."""
-SECONDS = 10.0
+SECONDS = 3.0
 """Most processor time for a formula, which may be a loop over pairs; its gradients take a few times as much again."""
 _SHOWN = Shape(1, 2, 256, 32)
 """Shape of the table of ``attnbench check``: four chunks of the usual size."""

@@ -25,12 +25,20 @@ class Slow:
     served = 0
     compiled = 0.0
 
-    def __init__(self, *, hangs: tuple[str, ...] = (), dies: tuple[str, ...] = (), error: float = 0, **calls: float):
+    def __init__(
+        self,
+        *,
+        hangs: tuple[str, ...] = (),
+        dies: tuple[str, ...] = (),
+        error: float = 0,
+        own: float = 0,
+        **calls: float,
+    ):
         self.now = 0.0
         self.asked: list[tuple[str, tuple[str, ...], float]] = []
         self.errors: list[str] = []
         """Variants whose error was asked for."""
-        self._calls, self._hangs, self._dies, self._error = calls, hangs, dies, error
+        self._calls, self._hangs, self._dies, self._error, self._own = calls, hangs, dies, error, own
 
     def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
         cells = [Cell.from_json(cell) for cell in request.get("cells", [request.get("cell")])]
@@ -42,6 +50,7 @@ class Slow:
             needs = 1e9
         if request["do"] == "cell":
             needs = 4 * needs + self._error * ("error" in cells[0].measure)
+            needs += self._own * (names[0] == "linear" and "own_error" in cells[0].measure)
         else:
             needs *= 3 + request["fewest"]
         self.now += min(needs, timeout)
@@ -101,6 +110,24 @@ def test_the_one_that_hangs_is_a_timeout_and_the_others_take_their_turns() -> No
     assert outcome(found) == {"softmax": "timeout", "sdpa": "ok", "linear": "ok"}
     assert sorted(found.times[0]) == [1, 2]
     assert found.records[0].reason == "its share of 120 s is too little for a few calls; raise --timeout"
+
+
+def test_a_formula_of_its_own_that_takes_too_long_takes_no_other_error_away() -> None:
+    worker, measure = Slow(own=1000), ("time", "memory", "error", "own_error")
+    cells = [Cell("s", "w", Spec(name), Shape(seq_len=64), measure=measure) for name in NAMES]
+    found = measure_length(
+        worker,  # type: ignore[arg-type]  # has all of a worker that is used
+        cells,
+        TimingRules(),
+        timeout=120.0,
+        known={},
+        clock=lambda: worker.now,
+    )
+    assert found.with_error
+    assert worker.errors == ["softmax", "sdpa", "linear", "linear"]  # the last one without the own error
+    assert set(outcome(found).values()) == {"ok"}
+    assert [found.records[i].own_error_note for i in range(2)] == ["", ""]
+    assert "its formula takes too long here; a larger --timeout" in found.records[2].own_error_note
 
 
 def test_errors_that_take_too_long_are_given_up_and_the_times_are_not() -> None:

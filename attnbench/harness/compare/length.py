@@ -106,6 +106,9 @@ def measure_again(
     found.traces = found.traces or more.traces
 
 
+_OWN_TOO_LONG = "own error: its formula takes too long here; a larger --timeout measures it"
+
+
 class _Visit:
     def __init__(
         self,
@@ -128,19 +131,22 @@ class _Visit:
             self.found.records[i] = self._outcome(i, shares=len(ahead) - place + 1)
 
     def _outcome(self, i: int, shares: int) -> Record:
-        """Measure with the error in half of the share; without it if that is too little or the variant is not
-        fitted."""
+        """Measure with both errors in half of the share; without that against the own formula, and at last without
+        any, if that is too little or the variant is not fitted."""
         with_error, bare = self.cells[i], without_error(self.cells[i])
+        distance = _without(with_error, "own_error")
         asked = self.found.with_error and "error" in with_error.measure
         learned = asked and error_kind(with_error.entry, with_error.variant) == "learned"
-        if asked and not learned:
+        for cell in dict.fromkeys((with_error, distance)) if asked and not learned else ():
             try:
-                return self._look(i, with_error, self.left / shares / 2)
+                record = self._look(i, cell, self.left / shares / 2)
             except CellFailed as failed:
                 if not failed.late:
                     return self._failed(i, failed)
+            else:
+                return record if cell is with_error else replace(record, own_error_note=_OWN_TOO_LONG)
         if learned:  # what it is against its own formula has a meaning all the same
-            bare = replace(bare, measure=tuple(what for what in with_error.measure if what != "error"))
+            bare = _without(with_error, "error")
         try:
             record = self._look(i, bare, self.left / shares)
         except CellFailed as failed:
@@ -243,4 +249,8 @@ class _Visit:
 
 def without_error(cell: Cell) -> Cell:
     """The same cell, but its errors are not measured."""
-    return replace(cell, measure=tuple(what for what in cell.measure if what not in ("error", "own_error")))
+    return _without(cell, "error", "own_error")
+
+
+def _without(cell: Cell, *measures: str) -> Cell:
+    return replace(cell, measure=tuple(what for what in cell.measure if what not in measures))
