@@ -48,7 +48,7 @@ def best(
         found = prepared.answer(watching(bar, console.note))
         if found.stopped:
             bar.stop()
-            console.note("stopped; what was measured until now follows")
+            console.note("stopped; the finished measurements follow")
     for warning in found.warnings:
         console.warning(warning)
     if as_json:

@@ -77,7 +77,7 @@ def compare(
         except Stopped as pressed:
             comparison, stopped = pressed.comparison, pressed
             bar.stop()
-            console.note("stopped; what was measured until now follows")
+            console.note("stopped; the finished measurements follow")
         except KeyboardInterrupt:
             bar.stop()
             console.note("stopped; no length was finished")

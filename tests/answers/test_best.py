@@ -247,7 +247,7 @@ def test_shapes_that_are_finished_are_shown_after_ctrl_c(
         arguments = ["best", "--shape", "gdn-2", "--n", "32,64", "-v", "softmax", "-v", "sdpa", *FEW]
         assert main(arguments) == Exit.INTERRUPTED
     said = capsys.readouterr()
-    assert "stopped; what was measured until now follows" in said.err
+    assert "stopped; the finished measurements follow" in said.err
     assert "gdn-2  32" in said.out
     assert "no verdict: a verdict needs 3 processes" in said.out
 

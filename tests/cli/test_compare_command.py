@@ -182,7 +182,7 @@ def test_a_table_that_is_stopped_is_shown_with_the_lengths_that_are_finished(
         code = main(["compare", "identity", "mean-value", "--n", "16..32", "--csv", str(table), *QUICK])
     said = capsys.readouterr()
     assert code == 130
-    assert "stopped; what was measured until now follows" in said.err
+    assert "stopped; the finished measurements follow" in said.err
     assert "withheld at n = 16: a verdict needs 3 processes" in said.out
     assert "withheld: no verdict and no ratio" in said.out
     (row,) = csv.DictReader(table.read_text().splitlines())

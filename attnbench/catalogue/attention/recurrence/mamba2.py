@@ -14,7 +14,7 @@ from torch.nn.functional import pad, rms_norm, silu, softplus
 from attnbench.catalogue.engines import fla, forms
 from attnbench.catalogue.engines.masks import emptied
 from attnbench.catalogue.engines.precision import LOG2E, accumulator
-from attnbench.catalogue.engines.recurrent.decayed_core import DecayedSums
+from attnbench.catalogue.engines.recurrent.decayed_core import DECAYED_SUMS
 from attnbench.catalogue.engines.recurrent.decayed_sums import (
     Chunk,
     KeyGroups,
@@ -28,8 +28,7 @@ from attnbench.catalogue.engines.recurrent.decayed_sums import (
 from attnbench.catalogue.engines.recurrent.real_tokens import alone, both_ways
 from attnbench.catalogue.engines.recurrent.short_convolution import Remembered, ShortConvolution, Width
 from attnbench.contract.problem.shape import Shape
-from attnbench.contract.reads import DECAY
-from attnbench.contract.variant import CORE, RECURRENCE, Core, Knob, register
+from attnbench.contract.variant import RECURRENCE, Knob, register
 
 
 @register(
@@ -46,17 +45,7 @@ from attnbench.contract.variant import CORE, RECURRENCE, Core, Knob, register
         own_form_both_ways="two recurrences, one from either end, added; the paper defines the causal form only",
     ),
     settings=("state=3,chunk=5", "state=4,expand=1,width=1,chunk=64", "state=3,groups=2,chunk=5"),
-    core=Core(
-        make=DecayedSums,
-        formula="o_i = Σ_{j<=i} (q_i·k_j) α_{j+1}···α_i v_j",
-        traits=replace(
-            CORE,
-            reads=(DECAY,),
-            given=(),
-            own_form_both_ways="the decay between two tokens is the same in both directions; the paper is causal",
-        ),
-        settings=("chunk=5", "chunk=64"),
-    ),
+    core=DECAYED_SUMS,
 )
 class Mamba2(nn.Module):
     """The layer of Mamba-2: convolution, state space, skip and gate.

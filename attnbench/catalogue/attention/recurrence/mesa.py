@@ -25,6 +25,8 @@ from attnbench.contract.problem.shape import Shape
 from attnbench.contract.reads import BETA, DECAY
 from attnbench.contract.variant import CORE, RECURRENCE, Core, register
 
+Steps = Annotated[int | None, Field(ge=1, description="steps of conjugate gradients; none: solve exactly")]
+
 _LEAST = 0.25
 """Lowest entry of Λ."""
 _MOST = 128
@@ -66,9 +68,7 @@ class MesaRule(nn.Module):
         self,
         shape: Shape,
         *,
-        steps: Annotated[
-            int | None, Field(ge=1, description="steps of conjugate gradients; none: solve exactly")
-        ] = None,
+        steps: Steps = None,
         chunk: Chunk = 64,
         form: forms.Fla = "auto",
     ) -> None:
@@ -185,9 +185,7 @@ class Mesa(HeadLayer):
         self,
         shape: Shape,
         *,
-        steps: Annotated[
-            int | None, Field(ge=1, description="steps of conjugate gradients; none: solve exactly")
-        ] = None,
+        steps: Steps = None,
         chunk: Chunk = 64,
         form: forms.Fla = "auto",
     ) -> None:

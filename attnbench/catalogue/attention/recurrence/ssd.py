@@ -15,7 +15,7 @@ from attnbench.catalogue.engines import fla, forms
 from attnbench.catalogue.engines.head_layer import HeadLayer
 from attnbench.catalogue.engines.masks import emptied
 from attnbench.catalogue.engines.precision import LOG2E, accumulator
-from attnbench.catalogue.engines.recurrent.decayed_core import DecayedSums
+from attnbench.catalogue.engines.recurrent.decayed_core import DECAYED_SUMS
 from attnbench.catalogue.engines.recurrent.decayed_sums import (
     Chunk,
     KeyGroups,
@@ -27,8 +27,7 @@ from attnbench.catalogue.engines.recurrent.decayed_sums import (
     of_heads,
 )
 from attnbench.contract.problem.shape import Shape
-from attnbench.contract.reads import DECAY
-from attnbench.contract.variant import CORE, RECURRENCE, Core, Knob, register
+from attnbench.contract.variant import RECURRENCE, Knob, register
 
 
 @register(
@@ -45,17 +44,7 @@ from attnbench.contract.variant import CORE, RECURRENCE, Core, Knob, register
         own_form_both_ways="the decay between two tokens is the same in both directions; the paper's layer is causal",
     ),
     settings=("state=3,chunk=5", "chunk=64", "state=3,groups=2,chunk=5"),
-    core=Core(
-        make=DecayedSums,
-        formula="o_i = Σ_{j<=i} (q_i·k_j) α_{j+1}···α_i v_j",
-        traits=replace(
-            CORE,
-            reads=(DECAY,),
-            given=(),
-            own_form_both_ways="the decay between two tokens is the same in both directions; the paper is causal",
-        ),
-        settings=("chunk=5", "chunk=64"),
-    ),
+    core=DECAYED_SUMS,
 )
 class SSD(HeadLayer):
     """Mamba-2: linear attention with a decay per token and head.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -13,6 +14,8 @@ from attnbench.catalogue.engines.precision import accumulator
 from attnbench.catalogue.engines.recurrent.decayed_sums import Chunk, decayed_attention, last_state
 from attnbench.catalogue.engines.recurrent.stretches import by_heads
 from attnbench.contract.problem.shape import Shape
+from attnbench.contract.reads import DECAY
+from attnbench.contract.variant import CORE, Core
 
 
 class DecayedSums(nn.Module):
@@ -54,3 +57,17 @@ class DecayedSums(nn.Module):
     def step(self, state: Tensor, q: Tensor, k: Tensor, v: Tensor, log2_decay: Tensor) -> tuple[Tensor, Tensor]:
         state = torch.addcmul(state * log2_decay.to(state.dtype).exp2(), k.mT.to(state.dtype), v.to(state.dtype))
         return (q.to(state.dtype) @ state).to(v.dtype), state
+
+
+DECAYED_SUMS = Core(
+    make=DecayedSums,
+    formula="o_i = Σ_{j<=i} (q_i·k_j) α_{j+1}···α_i v_j",
+    traits=replace(
+        CORE,
+        reads=(DECAY,),
+        given=(),
+        own_form_both_ways="the decay between two tokens is the same in both directions; the paper is causal",
+    ),
+    settings=("chunk=5", "chunk=64"),
+)
+"""The core of ``ssd`` and of ``mamba2``."""
