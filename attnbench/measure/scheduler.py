@@ -9,7 +9,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-_THREADS = "/proc/self/task"
+CLOSE_OTHERS = "close other programs and give the same command again, or measure with fewer --threads"
+_PROCESSES = "/proc"
 _FIRST = -20
 """The value of nice that gives the largest share of a core."""
 _open, _read, _close, _list, _READ_ONLY = os.open, os.read, os.close, os.listdir, os.O_RDONLY
@@ -26,13 +27,13 @@ def ask_for_cores() -> None:
             Path("/proc/self/autogroup").write_text(str(_FIRST), encoding="ascii")
 
 
-def run_delays() -> dict[str, float]:
-    """Seconds for which each thread of this process was ready without a core, by its number; empty if unknown."""
-    delays = {}
+def run_delays(process: int | str = "self") -> dict[str, float]:
+    """Seconds for which each thread of a process was ready without a core, by its number; empty if unknown."""
+    delays, threads = {}, f"{_PROCESSES}/{process}/task"
     with suppress(OSError):
-        for thread in _list(_THREADS):
+        for thread in _list(threads):
             with suppress(OSError, ValueError, IndexError):  # the thread has ended, or the kernel counts nothing
-                file = _open(f"{_THREADS}/{thread}/schedstat", _READ_ONLY)  # of Python's own: four times as long
+                file = _open(f"{threads}/{thread}/schedstat", _READ_ONLY)  # of Python's own: four times as long
                 try:
                     ran, waited = _read(file, 100).split()[:2]
                 finally:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from time import sleep
 from typing import TYPE_CHECKING, Any
 
+from attnbench.measure.scheduler import CLOSE_OTHERS
 from attnbench.measure.standstill import Moment, Standstill
 from attnbench.measure.statistics import FEWEST, interquartile_range, interval_of_visit, interval_over_rounds, median
 from attnbench.measure.stopwatch import ClockError, Stopwatch, WallClock
@@ -347,7 +348,7 @@ def summarise(rounds: Sequence[Sequence[Sample]], *, quick: bool = False) -> Tim
         waited, whole = sum(one.waited or 0.0 for one in every), sum(one.seconds * one.calls for one in every)
         raise Disturbed(
             f"its threads waited for a core in {contaminated} of {total} samples, for {waited:.2g} s in {whole:.2g} s; "
-            "close other programs and give the same command again, or measure with fewer --threads"
+            + CLOSE_OTHERS
         )
     rounds = [[sample for sample in samples if sample.clean or not drop] for samples in rounds]
     own = [sample for samples in rounds for sample in samples]

@@ -58,6 +58,23 @@ def timeout(cell: Cell) -> CellFailed:
     return CellFailed(Status.TIMEOUT, "no answer within 60 s", ["asleep"])
 
 
+@pytest.mark.parametrize(
+    ("waited", "rounds", "status"), [(0.2, 1, Status.TIMEOUT), (0.5, 1, Status.OK), (0.5, 3, Status.DISTURBED)]
+)
+def test_a_cell_that_waited_for_a_core_until_its_limit_comes_again_and_is_no_timeout(
+    instant: Any, measure: Any, waited: float, rounds: int, status: Status
+) -> None:
+    def late(cell: Cell, at: int) -> CellFailed | None:
+        here = cell.label == "softmax/n4" and at < rounds
+        return CellFailed(Status.TIMEOUT, "no answer within 60 s", waited=waited) if here else None
+
+    row = measure(instant(late))[0]["softmax/n4"]
+    assert row.status is status
+    kept = "no answer within 60 s, in 50% of which one of its threads waited for a core; close other programs"
+    reasons = {Status.TIMEOUT: "no answer within 60 s; raise --cell-timeout", Status.OK: "", Status.DISTURBED: kept}
+    assert row.reason.startswith(reasons[status])
+
+
 def kill(cell: Cell) -> CellFailed:
     return CellFailed(Status.CRASH, "the measuring process was killed by SIGKILL", killed=True)
 

@@ -25,12 +25,11 @@ from attnbench.measure import scheduler
 def test_the_run_delay_of_a_thread_is_the_second_number_of_the_scheduler(
     text: str | None, delays: dict[str, float], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    (tmp_path / "7").mkdir()
+    (tmp_path / "42/task/7").mkdir(parents=True)
     if text is not None:
-        (tmp_path / "7/schedstat").write_text(text)
-    monkeypatch.setattr(scheduler, "_THREADS", tmp_path)
-    assert scheduler.run_delays() == delays
-    monkeypatch.setattr(scheduler, "_THREADS", tmp_path / "none")
+        (tmp_path / "42/task/7/schedstat").write_text(text)
+    monkeypatch.setattr(scheduler, "_PROCESSES", tmp_path)
+    assert scheduler.run_delays(42) == delays
     assert scheduler.run_delays() == {}
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from attnbench.errors import AttnbenchError, Exit
 from attnbench.harness.outside.replies import Replies
-from attnbench.harness.wire.descendants import end_all, end_left_behind, seconds_used
+from attnbench.harness.wire.descendants import end_all, end_left_behind, seconds_used, seconds_waited
 from attnbench.harness.wire.process import Process, Products, environment_for
 from attnbench.measure.cgroup import oom_kills
 from attnbench.measure.machine import CORES
@@ -67,11 +67,15 @@ class Settings:
 class CellFailed(Exception):  # an outcome of the cell, not an error of ours
     """The worker did not answer or cannot go on. Carries the row's status and reason, and the end of stderr."""
 
-    def __init__(self, status: Status, reason: str, stderr: Sequence[str] = (), *, killed: bool = False) -> None:
+    def __init__(
+        self, status: Status, reason: str, stderr: Sequence[str] = (), *, killed: bool = False, waited: float = 0.0
+    ) -> None:
         super().__init__(reason)
         self.status, self.reason, self.stderr = status, reason, list(stderr)
         self.killed = killed
         """True if a signal ended it that can come from outside: from the system short of memory, from a scheduler."""
+        self.waited = waited
+        """The largest share of the exceeded limit for which one of its threads was ready without a core."""
 
     @property
     def late(self) -> bool:
@@ -218,6 +222,7 @@ class Worker:
         assert self._process is not None
         assert self._process.stdin is not None
         self._oom_kills = oom_kills()
+        before = seconds_waited(self._process.pid)
         try:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
@@ -232,11 +237,13 @@ class Worker:
             try:
                 line = self._first_line(first, told) if first else self._replies.answer(left)
             except TimeoutError:
+                waited = seconds_waited(self._process.pid)
+                longest = max((one - before.get(thread, 0.0) for thread, one in waited.items()), default=0.0)
                 self.stop()
                 spent = f" {'for' if told or first else 'in all, at last for'} {at}" if at else ""
                 late = f"no answer within {self.settings.first_call_timeout if first else timeout:g} s{spent}"
                 late += f", which may compile; {FIRST_CALL}" * bool(first)
-                raise CellFailed(Status.TIMEOUT, late, self._replies.tail) from None
+                raise CellFailed(Status.TIMEOUT, late, self._replies.tail, waited=longest / timeout) from None
             finally:
                 took = monotonic() - began
                 self.compiled += took * bool(first)

@@ -8,12 +8,15 @@ from typing import Any
 from attnbench.harness.outside.gate import Gate, Verdict
 from attnbench.harness.outside.isolation import CellFailed, Settings, Worker
 from attnbench.harness.wire.protocol import Outcome, Train, VisitCell
+from attnbench.measure.scheduler import CLOSE_OTHERS
 from attnbench.measure.status import Status
 from attnbench.measure.time import TimingRules
 from attnbench.results.record import Record, with_traces
 from attnbench.suite.cell import Cell
 from attnbench.text import one_line
 
+_LONG_WAIT = 0.25
+"""Share of its limit for which a thread waits for a core in a cell that may well have ended in time without that."""
 _FAULTS = (Status.ERROR, Status.CRASH, Status.NONFINITE)
 
 
@@ -45,7 +48,7 @@ class Visitor:
                 worker.stop()
             return request.ask(worker, self._cell_timeout, meanwhile=meanwhile, told=told)
 
-        outcome = self._ask(request.cell, worker, measure)
+        outcome = self._ask(request.cell, worker, measure, comes_again=request.round == 0)
         short = outcome.record.status is Status.OOM and not self._has_its_own_process(request.cell)
         if outcome.killed or short or (used and outcome.record.status in _FAULTS):
             outcome = self._again(request.cell, worker, measure)
@@ -90,12 +93,15 @@ class Visitor:
             outcome.record.reason = one_line(f"{outcome.record.reason} (twice, the second time in a fresh process)")
         return outcome
 
-    def _ask(self, cell: Cell, worker: Worker, measure: Callable[[], Outcome]) -> Outcome:
+    def _ask(self, cell: Cell, worker: Worker, measure: Callable[[], Outcome], *, comes_again: bool = False) -> Outcome:
         try:
             outcome = measure()
         except CellFailed as failed:
-            remedy = "; raise --cell-timeout" if failed.late else ""
-            record = Record.of(cell, failed.status, failed.reason + remedy, quick=self._rules.quick)
+            status, remedy = failed.status, "; raise --cell-timeout" if failed.late else ""
+            if failed.late and comes_again and failed.waited > _LONG_WAIT:
+                status = Status.DISTURBED
+                remedy = f", in {failed.waited:.0%} of which one of its threads waited for a core; {CLOSE_OTHERS}"
+            record = Record.of(cell, status, failed.reason + remedy, quick=self._rules.quick)
             return Outcome(record, None, record, failed.stderr, failed.killed)
         outcome.record = outcome.failure = with_traces(outcome.record, worker.traces)
         if outcome.record.status not in (Status.OK, Status.UNSUPPORTED, Status.DISTURBED):

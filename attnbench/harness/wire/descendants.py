@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from attnbench.measure.scheduler import run_delays
+
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 _AWAITED = (signal.SIGCHLD, signal.SIGTERM)
 _COMPILER = b"_inductor/compile_worker"
@@ -99,6 +101,13 @@ def seconds_used(guard: int) -> float:
             fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
             ticks += sum(map(int, fields[11:15]))  # its own, and of the children that it waited for
     return ticks / float(os.sysconf("SC_CLK_TCK")) if ticks else 0.0
+
+
+def seconds_waited(guard: int) -> dict[str, float]:
+    """Seconds for which each thread of the process that measures was ready without a core; empty if unknown."""
+    with suppress(OSError, IndexError):
+        return run_delays(Path(f"/proc/{guard}/task/{guard}/children").read_text(encoding="ascii").split()[0])
+    return {}
 
 
 def _below(process: int) -> list[int]:
