@@ -35,6 +35,8 @@ NEEDS = "scores of trainings"
 _PANELS = 12
 _ROW = 0.275
 """Height of a row in inches: two lines of small letters."""
+_NARROW_ROWS = 8
+"""Most rows of a panel in a figure for one column."""
 _HEAD, _AXIS, _GAP = 0.34, 0.42, 0.16
 _LINE = 0.065
 """Inches from the middle of a row to the middle of a line in it."""
@@ -74,8 +76,9 @@ def draw_scores(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None
     rest = [one.heading for one in [*found, *mean][_PANELS:]]
     notes += [f"Not drawn, for want of room: {', '.join(rest)}."] if rest else []
     across = 1 if narrow() or len(drawn) == 1 else 2
-    lines = [drawn[at : at + across] for at in range(0, len(drawn), across)]
-    rooms = [_HEAD + _AXIS + _ROW * max(len(one.parts) for one in line) for line in lines]
+    panels = [(one, parts) for one in drawn for parts in _in_panels(one.parts)]
+    lines = [panels[at : at + across] for at in range(0, len(panels), across)]
+    rooms = [_HEAD + _AXIS + _ROW * max(len(parts) for _, parts in line) for line in lines]
     below = rescored_height() + 0.3 if overlay else 0.0
     page = new_page(
         _title(drawn, names, family),
@@ -87,15 +90,22 @@ def draw_scores(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None
     limits, top = _limits(drawn), page.top
     wide = (page.right - page.left - _GAP * (across - 1)) / across
     for line, room in zip(lines, rooms, strict=True):
-        for place, one in enumerate(line):
+        for place, (one, parts) in enumerate(line):
             left = page.left + place * (wide + _GAP)
-            tall = _HEAD + _AXIS + _ROW * len(one.parts)
+            tall = _HEAD + _AXIS + _ROW * len(parts)
             part = replace(page, left=left, right=left + wide, bottom=top - tall, top=top)
-            _panel(part, one, names, (limits, family, frame))
+            _panel(part, one, parts, names, (limits, family, frame))
         top -= room + _GAP
     if overlay:
         draw_rescored(replace(page, top=page.bottom + below - 0.3))
     return page.figure
+
+
+def _in_panels(parts: Sequence[Summary]) -> list[Sequence[Summary]]:
+    """The rows of each panel: in a figure for one column so many as a sheet has room for."""
+    panels = -(-len(parts) // _NARROW_ROWS) if narrow() else 1
+    most = -(-len(parts) // panels)
+    return [parts[at : at + most] for at in range(0, len(parts), most)]
 
 
 def _title(drawn: Sequence[Problem], names: Mapping[str, str], family: int) -> str:
@@ -120,19 +130,23 @@ def _limits(drawn: Sequence[Problem]) -> tuple[float, float]:
 
 
 def _panel(
-    page: Page, one: Problem, names: Mapping[str, str], of_all: tuple[tuple[float, float], int, pd.DataFrame]
+    page: Page,
+    one: Problem,
+    parts: Sequence[Summary],
+    names: Mapping[str, str],
+    of_all: tuple[tuple[float, float], int, pd.DataFrame],
 ) -> None:
     limits, family, frame = of_all
-    wide, tall = page.right - page.left, _ROW * len(one.parts)
+    wide, tall = page.right - page.left, _ROW * len(parts)
     room = 0.3 * wide if narrow() else 0.34 * wide
-    named = [_name(names[part.label], room) for part in one.parts]
+    named = [_name(names[part.label], room) for part in parts]
     column = max(text_width(text, size) for lines in named for text, size in lines) + 0.03
     heading = shorten(one.heading, 0.88 * wide, TEXT_SIZE)
     page.write(page.left, page.top - 0.02, heading, va="top", fontsize=TEXT_SIZE, fontweight="bold")
     left, right, bottom = page.left + column + 0.06, page.right - _SAID, page.top - _HEAD - tall
     ax = page.axes(left, bottom, right - left, tall)
     ax.set_xlim(*limits)
-    ax.set_ylim(len(one.parts) - 0.5, -0.5)
+    ax.set_ylim(len(parts) - 0.5, -0.5)
     ax.set_yticks([])
     ax.spines["left"].set_visible(False)
     ax.set_xticks(linear_ticks(*limits, most=4 if right - left < 2.2 else 6))
@@ -141,7 +155,7 @@ def _panel(
     _lines(ax, one)
     beside = page.blank(page.left, bottom, wide, tall)
     reference, floor = one.reference, one.floor
-    for place, part in enumerate(one.parts):
+    for place, part in enumerate(parts):
         rows = _rows(frame, one, part.label)
         _row(ax, place, part, rows, is_hollow=_is_hollow(part, floor))
         y = tall - _ROW * (place + 0.5)

@@ -16,9 +16,12 @@ from attnbench.figures.kit.style import texts as texts_of
 from tests.committed import rows_of
 
 
-def test_sheets_for_a_column_are_at_most_a_fifth_taller_than_wide_and_lose_nothing(tmp_path: Path) -> None:
-    (figure,) = draw(rows_of("lra-cpu"), figures=["scaling"], width="column").values()
-    paths = save(figure, tmp_path / "scaling", ["png", "svg"])
+@pytest.mark.parametrize(("run", "name"), [("lra-cpu", "scaling"), ("recall-state-cpu", "scores")])
+def test_sheets_for_a_column_are_at_most_a_fifth_taller_than_wide_and_lose_nothing(
+    run: str, name: str, tmp_path: Path
+) -> None:
+    (figure,) = draw(rows_of(run), figures=[name], width="column").values()
+    paths = save(figure, tmp_path / name, ["png", "svg"])
     sizes = [struct.unpack(">II", path.read_bytes()[16:24]) for path in paths if path.suffix == ".png"]
     assert len(sizes) > 1
     assert all(height <= 1.3 * width for width, height in sizes)
