@@ -16,7 +16,9 @@ from attnbench.figures.kit.style import texts as texts_of
 from tests.committed import rows_of
 
 
-@pytest.mark.parametrize(("run", "name"), [("lra-cpu", "scaling"), ("recall-state-cpu", "scores")])
+@pytest.mark.parametrize(
+    ("run", "name"), [("lra-cpu", "scaling"), ("recall-state-cpu", "scores"), ("recall-state-cpu", "recall")]
+)
 def test_sheets_for_a_column_are_at_most_a_fifth_taller_than_wide_and_lose_nothing(
     run: str, name: str, tmp_path: Path
 ) -> None:

@@ -63,7 +63,8 @@ def _drawn(figure: Figure) -> list[tuple[Artist, Bbox]]:
     figure.draw_without_rendering()
     pieces: list[Artist] = [*figure.texts]
     for ax in figure.axes:
-        pieces += [ax] if ax.axison else [one for one in ax.get_children() if one not in (ax.patch, ax.title)]
+        unseen = (ax.patch, ax.title, ax.xaxis, ax.yaxis, *ax.spines.values())
+        pieces += [ax] if ax.axison else [one for one in ax.get_children() if one not in unseen]
     boxes = [(piece, piece.get_tightbbox()) for piece in pieces if piece.get_visible()]
     scale = figure.dpi
     return [
