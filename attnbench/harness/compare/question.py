@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
@@ -10,11 +10,12 @@ from attnbench.contract.inputs import INPUTS, look_at
 from attnbench.contract.plugins.load import with_modules
 from attnbench.contract.problem.padding import checked
 from attnbench.contract.problem.shape import Shape
-from attnbench.contract.spec import parse_spec, parse_specs
+from attnbench.contract.spec import Spec, parse_spec, parse_specs
 from attnbench.contract.variant import VARIANTS
 from attnbench.errors import UsageError
 from attnbench.harness.compare.compare import Contest
 from attnbench.harness.compare.distinct import refuse_equal
+from attnbench.harness.outside.interpreter import Interpreter
 from attnbench.harness.outside.isolation import Settings
 from attnbench.harness.trial import load_all
 from attnbench.harness.wire.process import Process
@@ -86,9 +87,12 @@ class Question:
             raise UsageError(f"{modules[0]}: it takes x, and not q, k and v; add --level layer")
         device = resolve_device(self.device)
         refuse_graph(at["launch"], device)
-        written = [spec for text in names for spec in parse_specs(text)]
-        specs = [VARIANTS.get(spec.name).at(self.level).normalise(spec) for spec in written]
-        refuse_equal([spec.label for spec in specs], [spec.label for spec in written])
+        parted = (name.partition("@") for name in names)
+        written = [(spec, at + home) for text, at, home in parted for spec in parse_specs(text)]
+        specs = [VARIANTS.get(spec.name).at(self.level).normalise(spec) for spec, _ in written]
+        pythons = list(_pythons(list(zip(specs, (where for _, where in written), strict=True))))
+        labels = [f"{spec}{python or ''}" for spec, python in zip(specs, pythons, strict=True)]
+        refuse_equal(labels, [f"{spec}{where}" for spec, where in written])
         inputs = parse_spec(str(at["inputs"]))
         at["inputs"] = INPUTS.get(inputs.name).normalise(inputs)
         look_at(at["inputs"])
@@ -96,7 +100,9 @@ class Question:
             device=device,
             threads=self.threads or default_threads(),
             process=self.process,
-            memory_limit=limit_for(device, self.memory_limit),
+            # Cells of several environments are in memory together.
+            memory_limit=(limit := limit_for(device, self.memory_limit))
+            and (self.memory_limit or limit // len(set(pythons))),
             plugins=tuple(plugins),
             dtypes=(at["dtype"],),
             rates=self.rates or device.startswith("cuda"),
@@ -106,7 +112,7 @@ class Question:
         if not alone:
             _refuse_unsupported(cells, {source.rpartition(":")[2] for source in plugins})
         rules = TimingRules.lasting(self.min_time, 10)
-        return Contest(cells, lengths, settings, rules, self.timeout, self.unchecked)
+        return Contest(cells, lengths, settings, rules, self.timeout, self.unchecked, pythons=pythons)
 
     def _cell(self, at: Mapping[str, Any], device: str) -> Cell:
         measure: tuple[Measure, ...] = ("time", "memory")
@@ -126,6 +132,13 @@ class Question:
             error_draws=2,
             **{axis: at[axis] for axis in names_of("cell")},
         )
+
+
+def _pythons(named: Sequence[tuple[Spec, str]]) -> Iterator[Interpreter | None]:
+    """The environment of each variant. The same variant in the same one again is a side of its own, with a number."""
+    for place, one in enumerate(named):
+        home, again = one[1].removeprefix("@"), named[:place].count(one)
+        yield Interpreter.of(home, home + f"#{again + 1}" * bool(again)) if one[1] else None
 
 
 def _refuse_unsupported(cells: Sequence[Cell], modules: Collection[str]) -> None:

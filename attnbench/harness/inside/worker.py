@@ -24,6 +24,7 @@ from attnbench.harness.wire.process import END_OF_REQUEST, Products, apply, limi
 from attnbench.measure.allocator import freed_memory_returned, return_freed_memory
 from attnbench.measure.scheduler import ask_for_cores
 from attnbench.results.sources import Changed, Watch
+from attnbench.version import __version__
 
 if TYPE_CHECKING:
     from attnbench.harness.wire.protocol import MeasureLimits, TakeTurns, Train, VisitCell
@@ -75,9 +76,15 @@ def _serve(requests: TextIO, answers: TextIO, served: Served) -> None:
     from attnbench.harness.inside.traces import Snapshot
     from attnbench.measure.card import Board, look
 
-    def tell(done: int, of: int, at: str = "", *, first: bool = False) -> None:
+    def tell(
+        done: int, of: int, at: str = "", *, first: bool = False, turn: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        if turn is not None:
+            _answer(answers, {"turn": turn})
+            return dict(loads(requests.readline()))
         more = {**({"at": at} if at else {}), **({"first": True} if first else {})}
         _answer(answers, {"progress": {"done": done, "of": of, **more}})
+        return {}
 
     device = served.settings["device"]
     board = Board.of(device)
@@ -117,7 +124,7 @@ class Served:
         """The answer to one request; ``lost`` if this process cannot go on.
 
         ``tell`` is called with the steps done and all steps of a training, or with the part of a visit that begins
-        (``at``) and ``first`` if its first call may compile.
+        (``at``) and ``first`` if its first call may compile. Told a ``turn`` it gives the next message about it.
         """
         try:
             answer = self._done(request.pop("do"), request, tell)
@@ -215,6 +222,7 @@ def _take_turns(request: TakeTurns, tell: Callable[..., None]) -> dict[str, Any]
         request.process,
         unchecked=request.unchecked,
         begins=lambda part, first=False: tell(0, 0, part, first=first),
+        hear=(lambda turn: tell(0, 0, turn=turn)) if request.led else None,
     )
     return asdict(pairs)
 
@@ -253,6 +261,7 @@ def _set_up(settings: dict[str, Any]) -> tuple[dict[str, Any], list[str], Watch]
     import torch
 
     from attnbench.contract.plugins.load import GROUP
+    from attnbench.harness.wire.protocol import digest
     from attnbench.measure import card
     from attnbench.measure.machine import describe, machine_class, machine_id
     from attnbench.measure.standstill import notice_stops
@@ -296,6 +305,8 @@ def _set_up(settings: dict[str, Any]) -> tuple[dict[str, Any], list[str], Watch]
     facts = {"environment": describe(device), "process": process, **products._asdict()}
     state = {
         **facts,
+        "protocol": digest(),
+        "attnbench": __version__,
         "machine_id": machine_id(device),
         "machine_class": machine_class({**facts, "threads": settings["threads"]}),
         "process_notes": notes,
