@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+import attnbench
 from attnbench.answers.gate.decide import Question, decide
 from attnbench.answers.gate.table import to_text
 from attnbench.cli.app import main
@@ -39,6 +41,8 @@ from attnbench.suite.cell import Cell
 from tests.instant import Instant, timed
 
 SHORT = TimingRules(min_time=0.003, max_time=0.3, min_samples=3, max_samples=6, warmup_time=0.003)
+ROOT = Path(attnbench.__file__).parents[1]
+MODULES = {"pyyaml": "yaml", "pillow": "PIL"}
 OWN, LENT = (Interpreter(sys.executable, name, own=own) for name, own in (("own", True), ("lent", False)))
 
 
@@ -93,8 +97,17 @@ def test_an_environment_is_a_folder_or_its_python_and_a_link_stays_one(tmp_path:
 
 
 def test_all_that_the_measuring_process_imports_is_asked_for() -> None:
-    found = Interpreter.of(sys.executable)
-    assert found.path == str(Path(sys.executable).absolute())
+    names = re.findall(r'^    "([\w-]+)>=', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    others = [MODULES.get(name, name) for name in names[: names.index("pillow") + 1] if name not in NEEDED]
+    assert {"scipy", "yaml", "pandas"} <= set(others)
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({others}))\n"  # so that nobody can import them
+        "from attnbench.harness.inside import worker; worker._import()\n"
+        "from attnbench.laws import gating_laws; gating_laws()\n"
+        "import attnbench.harness.wire.protocol, attnbench.harness.inside.pairs, attnbench.harness.outside.gate"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, cwd=ROOT)
+    assert Interpreter.of(sys.executable).path == str(Path(sys.executable).absolute())
 
 
 def test_lent_code_brings_nothing_else_of_this_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -118,12 +131,13 @@ def test_the_digest_of_the_messages_changes_with_them(monkeypatch: pytest.Monkey
 def test_an_attnbench_that_speaks_another_language_is_replaced_by_this_one(
     monkeypatch: pytest.MonkeyPatch, understood: bool
 ) -> None:
-    told: list[dict[str, Any]] = [{"protocol": protocol.digest() if understood else "another"}, {"failed": "lent"}]
+    of_its_own = {"attnbench": "7", "protocol": protocol.digest() if understood else "another"}
+    told: list[dict[str, Any]] = [of_its_own, {"failed": "lent"}]
     worker = Worker(Settings(), OWN)
     monkeypatch.setattr(worker, "begin", lambda: None)
     monkeypatch.setattr(worker, "_exchange", lambda *_: told.pop(0))
     if understood:
-        assert worker.start() == {}
+        assert worker.start()["attnbench"] == "7"
     else:
         with pytest.raises(WorkerFailed, match="of own did not start: lent"):
             worker.start()
@@ -137,6 +151,7 @@ def test_two_processes_take_turns_of_which_one_runs_lent_code() -> None:
     settings = Settings(rates=False)
     with Worker(settings) as here, Worker(settings, LENT) as there:
         assert there.start()["environment"] == here.start()["environment"]
+        assert there.start()["attnbench"] == f"{here.start()['attnbench']} (lent)"
         found = measure_length([here, there], [cell()] * 2, SHORT, timeout=60.0, known={})
     assert [record.status for record in found.records.values()] == [Status.OK] * 2
     assert [(sorted(one), len(one[0]) == len(one[1]) >= 4) for one in found.times] == [([0, 1], True)]

@@ -15,7 +15,7 @@ from attnbench.answers.gate.decide import Decision, is_beside
 from attnbench.answers.gate.verdict import ENOUGH_ROUNDS, MANY_ROUNDS, MEASURES, Finding, Measure
 from attnbench.errors import any_of
 from attnbench.measure.statistics import BETWEEN_RUNS
-from attnbench.results.manifest import FRESH
+from attnbench.results.manifest import FRESH, versions
 from attnbench.text import not_live, printable
 from attnbench.units import format_interval
 
@@ -86,13 +86,8 @@ def _head(decision: Decision) -> list[str]:
         )
     said.append(printable(f"{decision.new.name} against {', '.join(old.name for old in decision.olds)}"))
     if is_beside(decision.new, decision.olds):
-        facts = (
-            {**run.environment, **run.environment.get("environment", {})} for run in (decision.new, *decision.olds)
-        )
-        now, before = (
-            ", ".join(f"{name} {one.get(name)}" for name in ("torch", "python", "attnbench")) for one in facts
-        )
-        said.append(f"{now} now; {before} before")
+        now, before = (versions(run.environment) for run in (decision.new, *decision.olds))
+        said.append(printable(f"{now} now; {before} before"))
     if decision.paces:
         now, *before = (f"{pace.share:.0%}" for pace in decision.paces)
         said.append(f"times at the machine's full speed, of which it had {now} now and {', '.join(before)} before")

@@ -13,7 +13,7 @@ import attnbench
 from attnbench.errors import UsageError
 from attnbench.text import one_line
 
-NEEDED = ("torch", "numpy", "pydantic", "scipy", "safetensors", "pyyaml", "pandas", "filelock")
+NEEDED = ("torch", "numpy", "pydantic", "safetensors")
 """Packages that the measuring process imports."""
 WORKER = "attnbench.harness.inside.worker"
 _LENT = f"""

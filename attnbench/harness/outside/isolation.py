@@ -173,6 +173,7 @@ class Worker:
         if "failed" in state:
             self.stop()
             raise WorkerFailed(f"{self._called} did not start: {one_line(state['failed'])}")
+        state["attnbench"] = f"{state.get('attnbench')}{' (lent)' if self.python and not self.python.own else ''}"
         return cast("Ready", state)
 
     def ask(
