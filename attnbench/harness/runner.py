@@ -208,7 +208,7 @@ class Run:
         rows = self.rows
         yield from self._visits(0, side)
         yield 1, -1, -1, side  # until each has been through its rounds
-        if waited := [cell for run in self.together for cell in run.rows.disturbed()]:
+        if waited := {cell for run in self.together for cell in run.rows.disturbed()}:
             they = "1 cell" if len(waited) == 1 else f"{len(waited)} cells"
             self.watcher.warned(f"{they} waited for a core in nearly all samples: measured once more, at the end")
             for run in self.together:

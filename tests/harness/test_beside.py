@@ -293,6 +293,8 @@ class Turning(Instant):
 
     log: ClassVar[list[tuple[str, str, int]]] = []
     failing: ClassVar[set[tuple[str, str]]] = set()
+    pressed = 0
+    """The visit at which Ctrl-C is pressed."""
 
     def start(self) -> dict[str, Any]:
         products = {"float32_products": "default", "window_products": "default"}
@@ -302,7 +304,9 @@ class Turning(Instant):
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         of, round_ = Cell.from_json(request["cell"]), request["round"]
         side = "there" if self.python else "here"
-        Turning.log.append((side, of.label, round_))
+        if len(Turning.log) + 1 == Turning.pressed:
+            raise KeyboardInterrupt
+        Turning.log.append((side, f"{of.label} {of.shape.N}", round_))
         if (side, of.label) in Turning.failing:
             raise CellFailed(Status.CRASH, "was killed by SIGSEGV")
         drift = 1.1 ** ((len(Turning.log) - 1) // 2) * (1 + 0.001 * (len(Turning.log) % 3))
@@ -359,6 +363,21 @@ def test_a_side_that_fails_is_a_row_and_the_same_command_resumes_both(suite: Pat
     after = execute_beside(make_plan(suite, beside))
     assert [folder.path for folder, _ in after] == [folder.path for folder, _ in before]
     assert Turning.log == []
+
+
+@pytest.mark.parametrize("pressed", [1, 2, 9, 20])
+def test_after_ctrl_c_the_same_command_goes_on_in_turn(
+    suite: Path, beside: Options, pressed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Turning, "pressed", pressed)
+    with pytest.raises(KeyboardInterrupt):
+        execute_beside(make_plan(suite, beside))
+    monkeypatch.setattr(Turning, "pressed", 0)
+    runs = execute_beside(make_plan(suite, beside))
+    assert len(list(runs[0][0].path.parent.iterdir())) == 2
+    assert len(Turning.log) == len(set(Turning.log)) == 48
+    here, there = (load(folder.path) for folder, _ in runs)
+    assert dict(decide(here, [there], Question(("time",))).counts()) == {"slower": 4}
 
 
 def test_a_run_whose_partner_is_gone_is_not_continued_alone(suite: Path, beside: Options) -> None:

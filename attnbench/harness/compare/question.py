@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
@@ -10,7 +10,7 @@ from attnbench.contract.inputs import INPUTS, look_at
 from attnbench.contract.plugins.load import with_modules
 from attnbench.contract.problem.padding import checked
 from attnbench.contract.problem.shape import Shape
-from attnbench.contract.spec import Spec, parse_spec, parse_specs
+from attnbench.contract.spec import parse_spec, parse_specs
 from attnbench.contract.variant import VARIANTS
 from attnbench.errors import UsageError
 from attnbench.harness.compare.compare import Contest
@@ -90,7 +90,10 @@ class Question:
         parted = (name.partition("@") for name in names)
         written = [(spec, at + home) for text, at, home in parted for spec in parse_specs(text)]
         specs = [VARIANTS.get(spec.name).at(self.level).normalise(spec) for spec, _ in written]
-        pythons = list(_pythons(list(zip(specs, (where for _, where in written), strict=True))))
+        sides = list(zip(specs, (where for _, where in written), strict=True))
+        # The same variant in the same environment again is a side of its own.
+        again = [sides[:place].count(side) for place, side in enumerate(sides)]
+        pythons = [Interpreter.of(at[1:], n) if at else None for (_, at), n in zip(sides, again, strict=True)]
         labels = [f"{spec}{python or ''}" for spec, python in zip(specs, pythons, strict=True)]
         refuse_equal(labels, [f"{spec}{where}" for spec, where in written])
         inputs = parse_spec(str(at["inputs"]))
@@ -132,13 +135,6 @@ class Question:
             error_draws=2,
             **{axis: at[axis] for axis in names_of("cell")},
         )
-
-
-def _pythons(named: Sequence[tuple[Spec, str]]) -> Iterator[Interpreter | None]:
-    """The environment of each variant. The same variant in the same one again is a side of its own, with a number."""
-    for place, one in enumerate(named):
-        home, again = one[1].removeprefix("@"), named[:place].count(one)
-        yield Interpreter.of(home, home + f"#{again + 1}" * bool(again)) if one[1] else None
 
 
 def _refuse_unsupported(cells: Sequence[Cell], modules: Collection[str]) -> None:

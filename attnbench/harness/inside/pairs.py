@@ -43,8 +43,6 @@ from attnbench.suite.cell import Cell
 NOISE_TIME = 0.3
 """Seconds for the noise floor at the start of a run."""
 NOISE_TRIES = 3
-AWAKE = 0.05
-"""Seconds of a call from which on the time to wake its threads is nothing."""
 _HELD = (64, 2**16)
 """Memory held before a cell is built: from 4 KiB to 4 MiB, in pieces of 64 bytes."""
 
@@ -193,8 +191,8 @@ def _led(watch: Stopwatch, ready: Sequence[_Ready], hear: Callable[[dict[str, An
         asked = hear({"ready": len(ready)})
         while "take" in asked:
             one = ready[asked["take"]]
-            if one.warm.samples[0].seconds < AWAKE:
-                one.timed.run()  # by threads that slept while the others had their turns
+            if one.warm.samples[0].seconds < 0.05:  # to wake threads that slept while others had their turns
+                one.timed.run()
             sample, busy, tries = takes[asked["take"]](), REST, 20
             while busy > REST / 5 and (tries := tries - 1):
                 began = time.process_time()

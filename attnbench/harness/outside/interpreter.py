@@ -38,16 +38,15 @@ print(json.dumps(found))
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
-    """The Python of another environment."""
+    """The Python of another environment. ``name``: as the user wrote it, with a number if it is a side once more.
+    ``own``: it is to run its own attnbench, and not this one's with its torch."""
 
     path: str
     name: str
-    """As the user wrote it; with a number if it is a side once more."""
     own: bool
-    """True if it is to run its own attnbench; False if this one's, with its torch."""
 
     @classmethod
-    def of(cls, text: str, name: str = "") -> Interpreter:
+    def of(cls, text: str, again: int = 0) -> Interpreter:
         """The interpreter of a virtual environment's folder, or at a path; raise UsageError if there is none, it is too
         old, or it lacks packages."""
         home = Path(text).expanduser()
@@ -69,7 +68,7 @@ class Interpreter:
             raise UsageError(f"{text}: Python {its} is too old, measuring needs 3.11; name another environment")
         if lacks := " ".join(one for one in NEEDED if one not in found["has"]):
             raise UsageError(f"{text} lacks what measuring needs; install it: {path} -m pip install {lacks}")
-        return cls(path, name or text, "attnbench" in found["has"])
+        return cls(path, text + f"#{again + 1}" * bool(again), "attnbench" in found["has"])
 
     def __str__(self) -> str:
         return f"@{self.name}"
