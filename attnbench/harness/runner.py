@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from heapq import merge
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from attnbench.errors import StoreError, UsageError
 from attnbench.files import make_folder
@@ -89,7 +89,7 @@ def _opened(ours: ExitStack, plan: Plan, watcher: Watcher, worker: Worker, here:
     """The run of a plan in its folder; that of the other environment, if ``here`` is the one beside it."""
     beside, name = plan.options.beside and without_home(plan.options.beside.path), ""
     if here is not None:  # both multiply by the same libraries, and the newest run stays that of here
-        products = Products(*(here.state[name] for name in Products._fields))
+        products = Products(*(cast(Any, here.state)[one] for one in Products._fields))
         plan = replace(plan, settings=replace(plan.settings, products=products))
         beside, name = here.folder.environment[RUN_ID], here.folder.path.name.replace("-", f"-{BESIDE}-", 1)
     ours.enter_context(worker)

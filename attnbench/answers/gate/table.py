@@ -86,8 +86,8 @@ def _head(decision: Decision) -> list[str]:
         )
     said.append(printable(f"{decision.new.name} against {', '.join(old.name for old in decision.olds)}"))
     if is_beside(decision.new, decision.olds):
-        now, before = (versions(run.environment) for run in (decision.new, *decision.olds))
-        said.append(printable(f"{now} now; {before} before"))
+        new, old = (versions(run.environment) for run in (decision.new, *decision.olds))
+        said.append(printable(f"{new} now; {old} before"))
     if decision.paces:
         now, *before = (f"{pace.share:.0%}" for pace in decision.paces)
         said.append(f"times at the machine's full speed, of which it had {now} now and {', '.join(before)} before")

@@ -120,7 +120,7 @@ class Served:
     def __init__(self, settings: dict[str, Any], state: dict[str, Any], notes: Sequence[str], watch: Watch) -> None:
         self.settings, self.state, self.notes, self.watch = settings, state, notes, watch
 
-    def answer(self, request: dict[str, Any], tell: Callable[..., None]) -> dict[str, Any]:
+    def answer(self, request: dict[str, Any], tell: Callable[..., Any]) -> dict[str, Any]:
         """The answer to one request; ``lost`` if this process cannot go on.
 
         ``tell`` is called with the steps done and all steps of a training, or with the part of a visit that begins
@@ -134,10 +134,10 @@ class Served:
         lost = _why_lost(self.settings["device"])
         return {"failed": f"the device was lost: {lost}", "lost": True} if lost else answer
 
-    def _done(self, do: str, data: dict[str, Any], tell: Callable[..., None]) -> dict[str, Any]:
+    def _done(self, do: str, data: dict[str, Any], tell: Callable[..., Any]) -> dict[str, Any]:
         from attnbench.harness.wire import protocol
 
-        measure: dict[type[Any], Callable[[Any, Callable[..., None]], dict[str, Any]]] = {
+        measure: dict[type[Any], Callable[[Any, Callable[..., Any]], dict[str, Any]]] = {
             protocol.VisitCell: self._visit,
             protocol.Train: self._train,
             protocol.TakeTurns: _take_turns,
@@ -154,7 +154,7 @@ class Served:
             known = next(one for one in kind.refusals if isinstance(reason, one))
             return {"refused": known.__name__, "why": str(reason)}
 
-    def _visit(self, request: VisitCell, tell: Callable[..., None]) -> dict[str, Any]:
+    def _visit(self, request: VisitCell, tell: Callable[..., Any]) -> dict[str, Any]:
         from attnbench.harness.inside.execute import run_cell
 
         record, samples = run_cell(
@@ -166,7 +166,7 @@ class Served:
         )
         return {"record": self._told(record).to_json(), "samples": samples}
 
-    def _train(self, request: Train, tell: Callable[..., None]) -> dict[str, Any]:
+    def _train(self, request: Train, tell: Callable[..., Any]) -> dict[str, Any]:
         from attnbench.harness.inside.call import may_compile
         from attnbench.harness.wire.outcome import score_cell
 
@@ -195,7 +195,7 @@ class Served:
             add_warning(record, note)
         return record
 
-    def _limits_again(self, request: MeasureLimits, _: Callable[..., None]) -> dict[str, Any]:
+    def _limits_again(self, request: MeasureLimits, _: Callable[..., Any]) -> dict[str, Any]:
         from attnbench.harness.inside.ceiling import corrected
         from attnbench.measure.limits import faster_of
 
@@ -212,7 +212,7 @@ class Served:
         return Limits(matmul, exp, self.state["copy_rates"])
 
 
-def _take_turns(request: TakeTurns, tell: Callable[..., None]) -> dict[str, Any]:
+def _take_turns(request: TakeTurns, tell: Callable[..., Any]) -> dict[str, Any]:
     from attnbench.harness.inside.pairs import measure_pairs
 
     pairs = measure_pairs(
