@@ -90,15 +90,14 @@ def run(
     there = None if on is None else _engine(on, device=device, shard=shard, dry_run=dry_run)
     if beside and on:
         raise UsageError("--beside: two environments of one machine take turns; leave --on out")
-    from attnbench.harness.outside.interpreter import Interpreter
-
-    other = Interpreter.of(beside) if beside else None
     overrides = _axes(set_ or [])
     wanted = None if shard is None else parse_shard(shard)
     limit = options.bytes_of(given["memory_limit"])
 
+    from attnbench.harness.outside.interpreter import Interpreter
     from attnbench.suite.load import read_suite, refuse_early
 
+    other = Interpreter.of(beside) if beside else None
     of_all = {"dtype": dtype, "launch": launch, "seed": None if seed is None else str(seed)}
     given_to_all = {axis: one for axis, one in of_all.items() if one is not None}
     named = {axis: f"--{axis}" for axis in given_to_all}
