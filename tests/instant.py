@@ -17,9 +17,10 @@ class Instant:
     served = 0
     compiled = 0.0
     state: ClassVar[dict[str, Any]] = {}
+    python: object = None
 
-    def __init__(self, settings: object = None) -> None:
-        pass
+    def __init__(self, settings: object = None, python: object = None) -> None:
+        self.python = python
 
     def __enter__(self) -> Self:
         return self

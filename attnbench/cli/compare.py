@@ -91,6 +91,8 @@ def compare(
     else:
         console.line(what)
         console.line(how)
+        for label, versions in comparison.sides.items() if any(question.pythons) else ():
+            console.line(f"{label}: {', '.join(f'{name} {version}' for name, version in versions.items())}")
         console.paragraph(_how_sure(comparison))
         floor = comparison.environment["noise_floor"] or 0.0
         if floor > math.expm1(FASTER_BAND):

@@ -46,7 +46,7 @@ Variants = Annotated[
     typer.Argument(
         metavar="VARIANT...",
         show_default=False,
-        help="One or more, with options as in performer:features=512. A module of your own: FILE.py:Class.",
+        help="Such as performer:features=512; your own module: FILE.py:Class; in another environment: softmax@.venv.",
         autocompletion=completion.variants,
     ),
 ]

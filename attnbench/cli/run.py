@@ -66,6 +66,10 @@ def run(
         str | None,
         typer.Option("--on", metavar="ENGINE", help="Let machines share the cells: ray, or ray:ADDRESS of a cluster."),
     ] = None,
+    beside: Annotated[
+        str | None,
+        typer.Option("--beside", metavar="PYTHON", help="Take turns with this environment: two runs, for gate."),
+    ] = None,
     rates: options.OfLimits = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Predict FLOPs, memory and time; run nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Rows, or the prediction, as JSON on stdout.")] = False,
@@ -84,12 +88,16 @@ def run(
     given = completed(options.RunOptions, given)
     device = given["device"]
     there = None if on is None else _engine(on, device=device, shard=shard, dry_run=dry_run)
+    if beside and on:
+        raise UsageError("--beside: two environments of one machine take turns; leave --on out")
     overrides = _axes(set_ or [])
     wanted = None if shard is None else parse_shard(shard)
     limit = options.bytes_of(given["memory_limit"])
 
+    from attnbench.harness.outside.interpreter import Interpreter
     from attnbench.suite.load import read_suite, refuse_early
 
+    other = Interpreter.of(beside) if beside else None
     of_all = {"dtype": dtype, "launch": launch, "seed": None if seed is None else str(seed)}
     given_to_all = {axis: one for axis, one in of_all.items() if one is not None}
     named = {axis: f"--{axis}" for axis in given_to_all}
@@ -123,6 +131,7 @@ def run(
             overrides=overrides,
             shard=wanted,
             on=on,
+            beside=other,
             seed=seed,
             dry=dry_run,
             repeats=context.obj,
@@ -203,6 +212,7 @@ def _axes(texts: Sequence[str]) -> dict[str, str]:
 def _measure(plan: Plan, worker: Worker, engine: RayEngine | None, *, as_json: bool, rates: bool) -> None:
     console.only_repeats()
     from attnbench.cli.screen.run import measured
+    from attnbench.results.manifest import versions
     from attnbench.results.store import TABLE
 
     runs = measured(plan, worker, engine)
@@ -211,12 +221,16 @@ def _measure(plan: Plan, worker: Worker, engine: RayEngine | None, *, as_json: b
     else:
         for folder, records in runs:
             _print_records(records, rates=rates)
-            console.line(f"results: {folder.path / TABLE}")
+            where = f" ({versions(folder.environment)})" if plan.options.beside else ""
+            console.line(f"results: {folder.path / TABLE}{where}")
     if not any(record.status == "ok" for _, records in runs for record in records):
         reasons = ", ".join(str(folder.path / TABLE) for folder, _ in runs)
         raise NothingMeasured(f"no cell could be measured; reasons: {reasons}")
     if not as_json:
-        console.line(f"figures: {shlex.join(['attnbench', 'plot', *(str(folder.path) for folder, _ in runs)])}")
+        paths = [str(folder.path) for folder, _ in runs]
+        console.line(f"figures: {shlex.join(['attnbench', 'plot', *paths])}")
+        if plan.options.beside:
+            console.line(f"verdict: {shlex.join(['attnbench', 'gate', paths[0], '--against', paths[1]])}")
 
 
 _LAUNCH = ("launched", "device", "host")

@@ -16,6 +16,7 @@ from attnbench.harness.trial import load_all
 from attnbench.harness.wire.protocol import Ready
 from attnbench.measure.machine import machine_id
 from attnbench.measure.time import TimingRules
+from attnbench.results.manifest import BESIDE
 from attnbench.results.store import SUITE, RunFolder
 from attnbench.suite.cell import METHOD_VERSION
 
@@ -44,6 +45,8 @@ def more_rounds(
     rules = environment.get("rules")
     if environment.get("method_version") != METHOD_VERSION or not isinstance(rules, dict):
         raise UsageError(f"{path}: measured by another version, so it cannot go on; measure it again")
+    if BESIDE in environment:
+        raise UsageError(f"{path}: measured in turn with another environment; measure both again with more --rounds")
     for doubt in folder.doubts():
         raise UsageError(doubt)
     load_all(plugins)

@@ -12,7 +12,9 @@ from pathlib import Path
 
 from attnbench.contract.inputs import look_at
 from attnbench.contract.problem.shape import Shape
+from attnbench.errors import UsageError
 from attnbench.harness.libraries import products_like
+from attnbench.harness.outside.interpreter import Interpreter
 from attnbench.harness.outside.isolation import Settings
 from attnbench.harness.wire.process import Process, memory_limit
 from attnbench.measure.machine import default_threads, refuse_graph, resolve_device
@@ -40,6 +42,8 @@ class Options:
     """``--shard``: only this part of the cells, where several machines share a suite; it may be empty."""
     on: str | None = None
     """``--on``: the engine that shares the cells out among machines: ``ray``, ``ray:ADDRESS``."""
+    beside: Interpreter | None = None
+    """``--beside``: another environment, which measures each cell in turn with this one."""
     out: Path = Path("results")
     plugins: tuple[str, ...] = ()
     threads: int | None = None
@@ -130,6 +134,8 @@ def make_plan(suite: Suite | str | Path, options: Options, *, sized: bool = Fals
         cells = choose(options.select, cells)
     if options.quick:
         cells = _first_trainings(cells)
+    if options.beside and any(cell.training is not None for cell in cells):
+        raise UsageError("--beside: only times are compared between environments; leave trainings out with -k")
     whole = len(cells)
     if options.shard is not None:
         cells = part(cells, options.shard)

@@ -30,6 +30,7 @@ def command_of(plan: Plan) -> str:
     for name in ("first_call_timeout", "memory_limit", "min_time", "rounds", "process"):
         if (value := getattr(options, name)) != getattr(usual, name):
             words += [f"--{name.replace('_', '-')}", str(value)]
+    words += ["--beside", options.beside.path] if options.beside else []
     words += [f"--{name}" for name in ("quick", "unchecked") if getattr(options, name)]
     for source, kept in zip(options.plugins, _kept(options.plugins), strict=True):
         words += ["--plugin", source if kept is None else source.replace(file_of(source), f"{SOURCES}/{kept}", 1)]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from heapq import merge
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
-from attnbench.errors import StoreError
+from attnbench.errors import StoreError, UsageError
 from attnbench.files import make_folder
 from attnbench.harness.identity import identity
 from attnbench.harness.libraries import products_before
@@ -18,13 +19,16 @@ from attnbench.harness.outside.visit import Visitor
 from attnbench.harness.plan import Plan
 from attnbench.harness.repeat import keep
 from attnbench.harness.rows import Rows, beyond_in_words, find_folder, new_folder, now, rows_of, take_over
+from attnbench.harness.wire.process import Products
 from attnbench.harness.wire.protocol import MeasureLimits, Outcome, Ready, Train
 from attnbench.measure.machine import load_warning, machine_id, thread_warnings
 from attnbench.measure.status import Status
 from attnbench.results.lock import held
+from attnbench.results.manifest import BESIDE, RUN_ID
 from attnbench.results.record import Record
 from attnbench.results.store import CHECKPOINTS, RunFolder
 from attnbench.suite.cell import Cell
+from attnbench.text import without_home
 
 
 class Watcher:
@@ -57,25 +61,54 @@ def execute(plan: Plan, watcher: Watcher | None = None, worker: Worker | None = 
         CorruptResults: the run to be continued is damaged.
         KeyboardInterrupt: passed on after finished work is written.
     """
+    return execute_beside(plan, watcher, worker)[0]
+
+
+def execute_beside(
+    plan: Plan, watcher: Watcher | None = None, worker: Worker | None = None
+) -> list[tuple[RunFolder, list[Record]]]:
+    """As :func:`execute`, and also in the other environment of a plan with one: its run is the second one.
+
+    Visit by visit the two environments take turns, so that both meet the machine in the same state.
+    """
     watcher = watcher or Watcher()
-    with ExitStack() as ours, worker or Worker(plan.settings) as worker:
-        worker.settings, worker.warn = plan.settings, watcher.warned
-        # Setting the worker up takes seconds, and the folder is held before that. On a GPU only the worker may ask
-        # which machine it is, since asking takes memory there.
-        on_cpu = plan.settings.device == "cpu"
-        facts = identity(plan, machine_id("cpu") if on_cpu else worker.start()["machine_id"])
-        make_folder(plan.options.out)
-        with held(plan.options.out, patience=30):  # of two that begin at once, the second finds the first one's folder
-            folder = find_folder(plan, facts, watcher.warned) or new_folder(plan, facts)
-            ours.enter_context(folder.lock())
-            take_over(plan, folder, facts)
-        if on_cpu and plan.settings.process == "tuned" and plan.settings.products is None:
-            worker.settings = replace(plan.settings, products=products_before(folder))
-        state = worker.start()
-        folder.describe(state)
-        run = Run(Rows(plan, folder), _visitor(plan), worker, state, watcher)
-        run.tell_begun()
-        return folder, run.go()
+    with ExitStack() as ours:
+        runs = [here := _opened(ours, plan, watcher, worker or Worker(plan.settings))]
+        if plan.options.beside:
+            runs.append(_opened(ours, plan, watcher, Worker(plan.settings, plan.options.beside), here))
+        if here.rows.records and not all(run.folder.history() for run in runs):
+            raise UsageError(f"{here.folder.path}: the run beside it is gone, or of another environment; add --fresh")
+        for run in runs:
+            run.together = runs
+            run.tell_begun()
+        here.go()
+        return [(run.folder, run.rows.in_order()) for run in runs]
+
+
+def _opened(ours: ExitStack, plan: Plan, watcher: Watcher, worker: Worker, here: Run | None = None) -> Run:
+    """The run of a plan in its folder; that of the other environment, if ``here`` is the one beside it."""
+    beside, name = plan.options.beside and without_home(plan.options.beside.path), ""
+    if here is not None:  # both multiply by the same libraries, and the newest run stays that of here
+        products = Products(*(cast(Any, here.state)[one] for one in Products._fields))
+        plan = replace(plan, settings=replace(plan.settings, products=products))
+        beside, name = here.folder.environment[RUN_ID], here.folder.path.name.replace("-", f"-{BESIDE}-", 1)
+    ours.enter_context(worker)
+    worker.settings, worker.warn = plan.settings, watcher.warned
+    # Setting the worker up takes seconds, and the folder is held before that. On a GPU only the worker may ask which
+    # machine it is, since asking takes memory there; and it alone knows its own torch.
+    on_cpu = plan.settings.device == "cpu"
+    facts = identity(plan, worker.start()["machine_id"] if here or not on_cpu else machine_id("cpu"))
+    facts |= {BESIDE: beside} if beside else {}
+    make_folder(plan.options.out)
+    with held(plan.options.out, patience=30):  # of two that begin at once, the second finds the first one's folder
+        folder = find_folder(plan, facts, watcher.warned) or new_folder(plan, facts, name)
+        ours.enter_context(folder.lock())
+        take_over(plan, folder, facts)
+    if on_cpu and plan.settings.process == "tuned" and plan.settings.products is None:
+        worker.settings = replace(plan.settings, products=products_before(folder))
+    state = worker.start()
+    folder.describe(state)
+    return Run(Rows(plan, folder), _visitor(plan), worker, state, watcher)
 
 
 def go_on(plan: Plan, folder: RunFolder, worker: Worker, watcher: Watcher | None = None) -> list[Record]:
@@ -121,6 +154,8 @@ class Run:
         self.visitor.gate.doing = watcher.doing
         self.visitor.gate.learn(rows.records.values())
         self.pending = _Pending(self.folder, watcher)
+        self.together: Sequence[Run] = [self]
+        """The runs that take turns, this one included."""
 
     def tell_begun(self) -> None:
         """Tell the visits ahead, and notes about the rows that are there and the machine."""
@@ -138,10 +173,18 @@ class Run:
                 self.watcher.warned(note)
 
     def go(self) -> list[Record]:
-        """Measure what is missing and conclude the folder; return its rows."""
+        """Measure what is missing and conclude the folders; return the rows of this one."""
+        with ExitStack() as ends:
+            for run in self.together:
+                ends.enter_context(run._concluded())
+            self.measure()
+        return self.rows.in_order()
+
+    @contextmanager
+    def _concluded(self) -> Iterator[None]:
         rows = self.rows
         try:
-            self.measure()
+            yield
             rows.doubt_tasks(self.watcher.warned)
             if "during" in (card := self.worker.state.get("card", {})):
                 self.folder.correct({"card": card})
@@ -154,28 +197,36 @@ class Run:
             raise
         self.folder.write_csv(rows.in_order())
         self.folder.conclude()
-        return rows.in_order()
 
     def measure(self) -> None:
-        """Visit cells round by round, hold their rows to the machine's limits, then train."""
+        """Visit cells round by round, in turn with other runs, hold rows to the machine's limits, then train."""
+        for _ in merge(*(run._steps(side) for side, run in enumerate(self.together))):
+            pass
+
+    def _steps(self, side: int) -> Iterator[tuple[int, ...]]:
+        """Measure, with a pause before each visit that gives its place in the order of all sides."""
         rows = self.rows
-        self._visit_all()
-        if waited := rows.disturbed():
+        yield from self._visits(0, side)
+        yield 1, -1, -1, side  # until each has been through its rounds
+        if waited := {cell for run in self.together for cell in run.rows.disturbed()}:
             they = "1 cell" if len(waited) == 1 else f"{len(waited)} cells"
             self.watcher.warned(f"{they} waited for a core in nearly all samples: measured once more, at the end")
-            rows.forget(waited)
-            self.worker.stop()
-            self._visit_all()
+            for run in self.together:
+                run.rows.forget(waited)
+                run.worker.stop()
+        yield from self._visits(1, side)
         self._hold_to_limits()
         self._train(phases(rows.trainings())[0])
         self._train(at_chosen_rates(rows.trainings(), rows.records))
 
-    def _visit_all(self) -> None:
+    def _visits(self, go: int, side: int) -> Iterator[tuple[int, ...]]:
         for round_ in range(self.plan.rules.rounds):
+            yield go, round_, -1, side
             self._begin_round(round_)
             due = {cell.cell_id for cell in self.rows.due(round_)}
-            for cell in self.plan.in_order(round_) if due else ():
+            for place, cell in enumerate(self.plan.in_order(round_) if due else ()):
                 if cell.cell_id in due:
+                    yield go, round_, place, (side + place + round_) % 2  # none is always the first
                     self._visit(cell, round_)
         self.pending.flush()
 

@@ -19,6 +19,8 @@ complete, and digits of no other run."""
 ENGINE, TOGETHER = "engine", "together"
 """Facts of a run that an engine shared out among machines: the engine, and the mark that the run folders of one
 command have in common. Machines may join such a run while it goes on, so its list of machines may grow."""
+BESIDE = "beside"
+"""Fact of a run that took turns with one of another environment: the Python of that one, or the id of its run."""
 FRESH = "fresh_process"
 """Fact of a run: the unit that begins in a fresh process, a ``round``. Runs of older versions lack it."""
 
@@ -52,6 +54,12 @@ def write_manifest(file: Path, facts: Mapping[str, Any]) -> None:
     """
     sealed = {**facts, SEAL: digest(json.dumps(facts, sort_keys=True))}
     replace_file(file, json.dumps(sealed, indent=2) + "\n")
+
+
+def versions(environment: Mapping[str, Any]) -> str:
+    """``torch 2.13.0, python 3.11.7, attnbench 0.1.0``: those of a run's facts."""
+    known = {**environment, **environment.get("environment", {})}
+    return ", ".join(f"{name} {known.get(name)}" for name in ("torch", "python", "attnbench"))
 
 
 def is_sealed(facts: Mapping[str, Any]) -> bool:

@@ -84,7 +84,7 @@ def table(
         compiled = 0.0
         state: ClassVar[dict[str, Any]] = {}
 
-        def __init__(self, settings: Settings) -> None:
+        def __init__(self, settings: Settings, python: object = None) -> None:
             self.stop()
 
         def __enter__(self) -> Simulated:

@@ -47,7 +47,7 @@ def measured(a: str, b: str, threads: int, lengths: Sequence[int] = LENGTHS, rul
     shape = Shape(heads=2, seq_len=lengths[0], head_dim=32)
     cells = [Cell("s", "w", Spec(name), shape, measure=("time",)) for name in (a, b)]
     contest = Contest(cells, lengths, Settings(threads=threads, rates=False), rules)
-    found = contest.answer(against_itself=a == b)
+    found = contest.answer()
     for row in found.rows[a, b]:
         print(f"\n{threads} threads, n = {row.n}: {row.verdict}, {row.ratio}, {row.withheld}", end="")
     print(f"\n{found.crossovers[a, b].note}; {found.warnings}")

@@ -31,7 +31,7 @@ def ratios(a: str, b: str, times: int, *, rules: TimingRules = RULES) -> list[Ra
         Cell("s", "w", parse_spec(name), Shape(heads=2, seq_len=256, head_dim=32), measure=("time",)) for name in (a, b)
     ]
     settings = Settings(threads=1, plugins=(PLUGIN,), rates=False)
-    result = Contest(cells, [256] * times, settings, rules).answer(against_itself=a == b)
+    result = Contest(cells, [256] * times, settings, rules).answer()
     found = [row.ratio for row in result.rows[a, b] if row.ratio is not None]
     floor = result.environment["noise_floor"]
     print(f"\n{a} / {b}, {result.processes} processes: noise floor {floor:.1%}, {summary(found)}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.benchmarks import error_rates
+from tests.benchmarks import error_rates, live_beside
 from tests.docs.making import rows, table
 
 
@@ -39,3 +39,13 @@ def error_rates_of_reports() -> str:
 def error_rates_of_scores() -> str:
     """Tables and suites of equals."""
     return shown("scores", "the same")
+
+
+@rows
+def rates_of_equal_environments() -> str:
+    """Two sides in one environment: docs/data/beside-rates.csv."""
+    lines = [
+        [f"`{one.command}`", f"{one.wrong_tables} of {one.tables}", f"{one.alarms} of {one.ratios}"]
+        for one in live_beside.read()
+    ]
+    return table(["command", "tables with a false alarm", "false alarms"], lines or [["not measured yet", "-", "-"]])

@@ -18,7 +18,7 @@ from attnbench.contract.spec import Spec
 from attnbench.harness.compare import compare
 from attnbench.harness.compare.length import Length
 from attnbench.harness.inside import pairs
-from attnbench.harness.inside.pairs import Entrant, Pairs, take_turns
+from attnbench.harness.inside.pairs import Pairs, take_turns
 from attnbench.harness.outside.isolation import CellFailed, Settings, Worker
 from attnbench.harness.plan import Options, make_plan
 from attnbench.harness.runner import execute
@@ -30,6 +30,7 @@ from attnbench.measure.stopwatch import WallClock
 from attnbench.measure.time import EVERY, Sample, Sampler, TimingRules
 from attnbench.results.record import Record
 from attnbench.suite.cell import Cell
+from tests.harness.samplers import takes
 
 CELL = Cell("s", "w", Spec("sdpa"), Shape(seq_len=64), device="cuda")
 POWER_CAP = 0x4
@@ -60,10 +61,8 @@ def test_blocks_of_turns_that_a_card_slowed_are_left_out_unless_they_are_most(
 
     monkeypatch.setattr(pairs, "Sampler", Takes)
     pace = Paces(*[POWER_CAP] * throttled)
-    entrants = [Entrant(lambda: None, 1)] * 2
-    turns = take_turns(
-        WallClock(), entrants, TimingRules(max_samples=40), seed=0, fewest=4, clock=lambda: 0.0, pace=pace
-    )
+    both = takes(WallClock(), [lambda: None] * 2)
+    turns = take_turns(both, TimingRules(max_samples=40), seed=0, fewest=4, clock=lambda: 0.0, pace=pace)
     assert (len(turns.blocks), turns.disturbed, turns.taken) == (left, 40 - left, 40)
     assert turns.slowed.startswith("the card throttled: power cap (")
     assert ("left out" in turns.slowed) == (left < 40)

@@ -17,7 +17,7 @@ from attnbench.cli.app import main
 from attnbench.cli.screen import console
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Spec
-from attnbench.errors import Exit, UsageError
+from attnbench.errors import Exit
 from attnbench.harness.compare import compare as module
 from attnbench.harness.compare.compare import Comparison, Contest, Stopped
 from attnbench.harness.outside.isolation import CellFailed, Settings, WorkerFailed
@@ -49,7 +49,7 @@ class MadeUp:
 
     load: ClassVar[dict[str, Any]] = {"disturbed": 0, "taken": 30, "stopped": 0, "others": 0.0}
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, python: object = None) -> None:
         self.state = {"noise_floor": self.noise_floor}
 
     def __enter__(self) -> MadeUp:
@@ -169,10 +169,8 @@ def test_the_noise_floor_of_the_machine_decides_which_verdicts_are_given(monkeyp
     assert "inconclusive" not in [row.verdict for row in of("softmax", "linear").rows["softmax", "linear"]]
 
 
-def test_a_variant_against_itself_is_compared_only_where_that_is_meant() -> None:
-    with pytest.raises(UsageError, match="softmax and softmax are the same variant"):
-        of("softmax", "softmax")
-    rows = of("softmax", "softmax", against_itself=True).rows["softmax", "softmax"]
+def test_a_variant_against_itself_is_the_same() -> None:
+    rows = of("softmax", "softmax").rows["softmax", "softmax"]
     assert [row.verdict for row in rows] == ["same"] * 4
 
 

@@ -165,7 +165,7 @@ def test_first_calls_take_nothing_of_the_time_for_a_length_and_no_error_is_given
     def visit(worker: Compiling) -> Any:
         cells = [Cell("s", "w", Spec(name), Shape(seq_len=64), measure=("time", "error")) for name in NAMES]
         given: dict[str, Any] = {"timeout": 60.0, "known": {}, "clock": lambda: worker.now}
-        return measure_length(worker, cells, TimingRules(), **given)  # type: ignore[arg-type]  # all that is used
+        return measure_length([worker] * 3, cells, TimingRules(), **given)  # type: ignore[list-item]  # all that is used
 
     found = visit(Compiling())
     assert outcome(found) == dict.fromkeys(NAMES, "ok")

@@ -70,7 +70,7 @@ def visit(worker: Slow, *, timeout: float = 120.0, error: bool = False, names: t
     measure = ("time", "memory", "error") if error else ("time", "memory")
     cells = [Cell("s", "w", Spec(name), Shape(seq_len=64), measure=measure) for name in names]
     return measure_length(
-        worker,  # type: ignore[arg-type]  # has all of a worker that is used
+        [worker] * len(cells),  # type: ignore[list-item]  # has all of a worker that is used
         cells,
         TimingRules(),
         timeout=timeout,
@@ -116,7 +116,7 @@ def test_a_formula_of_its_own_that_takes_too_long_takes_no_other_error_away() ->
     worker, measure = Slow(own=1000), ("time", "memory", "error", "own_error")
     cells = [Cell("s", "w", Spec(name), Shape(seq_len=64), measure=measure) for name in NAMES]
     found = measure_length(
-        worker,  # type: ignore[arg-type]  # has all of a worker that is used
+        [worker] * len(cells),  # type: ignore[list-item]  # has all of a worker that is used
         cells,
         TimingRules(),
         timeout=120.0,
@@ -213,7 +213,7 @@ def test_one_that_dies_in_a_later_process_takes_nothing_of_what_others_measured_
     first, later = Slow(), Slow(dies=("sdpa",))
     found = visit(first)
     cells = [Cell("s", "w", Spec(name), Shape(seq_len=64), measure=("time",)) for name in NAMES]
-    measure_again(later, cells, TimingRules(), found, {0, 1}, timeout=120.0, process=1)  # type: ignore[arg-type]  # as above
+    measure_again([later] * 3, cells, TimingRules(), found, {0, 1}, timeout=120.0, process=1)  # type: ignore[list-item]  # as above
     assert set(outcome(found).values()) == {"ok"}
     assert [sorted(one) for one in found.times] == [[0, 1, 2], [0]]
     assert [(i, record.status, record.reason) for i, record in found.lost] == [(1, Status.CRASH, "killed")]

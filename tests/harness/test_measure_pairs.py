@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,11 +16,12 @@ from attnbench.contract.spec import parse_spec
 from attnbench.harness.inside import pairs
 from attnbench.harness.inside.call import Call
 from attnbench.harness.inside.fresh_inputs import look
-from attnbench.harness.inside.pairs import Entrant, Turns, measure_noise, measure_pairs, take_turns
+from attnbench.harness.inside.pairs import Turns, measure_noise, measure_pairs, take_turns
 from attnbench.harness.inside.turns import SEEN
 from attnbench.measure.stopwatch import WallClock
 from attnbench.measure.time import Sample, Sampler, TimingRules
 from attnbench.suite.cell import Cell
+from tests.harness.samplers import takes
 
 QUICK = TimingRules(quick=True, warmup_time=0.0)
 CHANGING = "its numbers change from call to call, so that those of timed calls could not be checked"
@@ -93,8 +95,8 @@ def test_turns_get_the_rules_the_seed_and_the_number_asked_for_and_no_garbage_is
 ) -> None:
     asked: dict[str, Any] = {}
 
-    def turns(watch: object, entrants: Sequence[Entrant], rules: TimingRules, **more: Any) -> Turns:
-        asked.update(more, entrants=len(entrants), rules=rules, collects=gc.isenabled())
+    def turns(takes: Sequence[object], rules: TimingRules, **more: Any) -> Turns:
+        asked.update(more, entrants=len(takes), rules=rules, collects=gc.isenabled())
         return Turns([[1.0, 1.0]], 0, 1, 0)
 
     gc.enable()
@@ -191,9 +193,9 @@ def test_a_turn_holds_as_many_calls_as_a_sample_of_a_single_measurement(
     monkeypatch.setattr(pairs, "stopwatch", lambda device: watch)
     sizes: list[int] = []
 
-    def turns(_: object, entrants: Sequence[Entrant], *__: Any, **___: Any) -> Turns:
-        sizes.extend(one.batch for one in entrants)
-        return Turns([[seconds] * len(entrants)], 0, 1, 0)
+    def turns(takes: Sequence[partial[Sample]], *_: Any, **__: Any) -> Turns:
+        sizes.extend(one.args[0] for one in takes)
+        return Turns([[seconds] * len(takes)], 0, 1, 0)
 
     monkeypatch.setattr(pairs, "take_turns", turns)
     rules = TimingRules(warmup_time=0.05)
@@ -233,8 +235,8 @@ class Listed(Sampler):
 def orders(count: int, blocks: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     taken: list[int] = []
     monkeypatch.setattr(pairs, "Sampler", Listed)
-    entrants = [Entrant(lambda place=place: taken.append(place), 1) for place in range(count)]
-    take_turns(WallClock(), entrants, TimingRules(max_samples=blocks), seed=seed, clock=lambda: 0.0)
+    calls = [lambda place=place: taken.append(place) for place in range(count)]
+    take_turns(takes(WallClock(), calls), TimingRules(max_samples=blocks), seed=seed, clock=lambda: 0.0)
     return [taken[start : start + count] for start in range(0, len(taken), count)]
 
 
@@ -258,8 +260,8 @@ def test_a_block_in_which_the_process_stood_still_is_taken_again_in_the_same_ord
             return replace(super().take(calls), stopped=len(taken) in (3, 10))
 
     monkeypatch.setattr(pairs, "Sampler", Stopping)
-    entrants = [Entrant(lambda place=place: taken.append(place), 1) for place in range(3)]
-    turns = take_turns(WallClock(), entrants, TimingRules(max_samples=4), seed=0, clock=lambda: 0.0)
+    calls = [lambda place=place: taken.append(place) for place in range(3)]
+    turns = take_turns(takes(WallClock(), calls), TimingRules(max_samples=4), seed=0, clock=lambda: 0.0)
     blocks = [taken[start : start + 3] for start in range(0, len(taken), 3)]
     assert (len(blocks), turns.taken, turns.stopped) == (6, 4, 2)
     assert blocks[0] == blocks[1] == blocks[2][::-1]  # first, again, its reverse
@@ -268,7 +270,7 @@ def test_a_block_in_which_the_process_stood_still_is_taken_again_in_the_same_ord
 
 def test_quick_rules_take_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
     rules = TimingRules(quick=True)
-    turns = take_turns(Ticking(0.5), [Entrant(lambda: None, 4)] * 2, rules, seed=0, clock=lambda: 0.0)
+    turns = take_turns(takes(Ticking(0.5), [lambda: None] * 2, 4), rules, seed=0, clock=lambda: 0.0)
     assert (turns.blocks, turns.taken, turns.disturbed) == ([[0.5, 0.5]], 1, 0)
 
 
@@ -276,8 +278,8 @@ def test_before_the_budget_is_spent_there_are_as_many_blocks_as_the_rules_want_a
     def taken(**rules: Any) -> int:
         watch = Ticking(0.5)
         now = lambda: 0.5 * sum(watch.asked)  # noqa: E731
-        entrants = [Entrant(lambda: None, 1)] * 2
-        return take_turns(watch, entrants, TimingRules(max_time=100.0, **rules), seed=0, clock=now).taken
+        both = takes(watch, [lambda: None] * 2)
+        return take_turns(both, TimingRules(max_time=100.0, **rules), seed=0, clock=now).taken
 
     assert taken(min_time=0.0, min_samples=20) == 20
     assert taken(min_time=30.0, min_samples=20) == 30
@@ -301,9 +303,9 @@ class Alternating(Ticking):
 
 
 def blocks_taken(spread: Sequence[float], width: float) -> int:
-    entrants = [Entrant(lambda place=place: place, 1) for place in range(3)]
+    calls = [lambda place=place: place for place in range(3)]
     rules = TimingRules(width=width, min_time=0.0, max_samples=10**6)
-    return take_turns(Alternating(spread), entrants, rules, seed=0, clock=lambda: 0.0).taken
+    return take_turns(takes(Alternating(spread), calls), rules, seed=0, clock=lambda: 0.0).taken
 
 
 def test_half_the_width_takes_four_times_the_blocks_and_the_widest_of_all_ratios_decides() -> None:
@@ -322,9 +324,8 @@ def test_programs_that_slow_down_together_need_no_more_blocks() -> None:
     def call() -> None:
         watch.seconds = 1.0 + next(drifting) // 2  # the same for both of a block
 
-    entrants = [Entrant(call, 1)] * 2
     rules = TimingRules(width=0.01, min_time=0.0, max_samples=1000)
-    assert take_turns(watch, entrants, rules, seed=0, clock=lambda: 0.0).taken == 20
+    assert take_turns(takes(watch, [call] * 2), rules, seed=0, clock=lambda: 0.0).taken == 20
 
 
 # The noise floor
@@ -351,8 +352,8 @@ def test_the_floor_is_unknown_where_there_are_too_few_pairs(monkeypatch: pytest.
 def test_the_floor_is_that_of_one_product_timed_as_two(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
 
-    def turns(watch: object, entrants: Sequence[Entrant], rules: TimingRules, *, seed: int) -> Turns:
-        given.extend([*entrants, rules, gc.isenabled()])
+    def turns(takes: Sequence[partial[Sample]], rules: TimingRules, *, seed: int) -> Turns:
+        given.extend([*takes, rules, gc.isenabled()])
         return Turns([[1.0, 1.1]] * 6 + [[1.2, 1.0]] * 6, 0, 12, 0)
 
     gc.enable()
@@ -360,9 +361,10 @@ def test_the_floor_is_that_of_one_product_timed_as_two(monkeypatch: pytest.Monke
     floor = measure_noise("cpu", Ticking(1e-4))
     assert floor == pytest.approx(0.2)
     one, other, rules, collects = given[:4]
-    assert one is other
-    assert one.batch == 10
-    assert one.run().shape == (256, 256)
+    calls = [take.func.__self__._call for take in (one, other)]
+    assert calls[0] is calls[1]
+    assert one.args == other.args == (10,)
+    assert calls[0]().shape == (256, 256)
     assert not collects
     assert rules.min_time == rules.max_time == pairs.NOISE_TIME
 

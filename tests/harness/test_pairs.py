@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from attnbench.harness.inside import pairs
-from attnbench.harness.inside.pairs import Entrant, Turns, measure_noise, take_turns
+from attnbench.harness.inside.pairs import Turns, measure_noise, take_turns
 from attnbench.measure.standstill import Moment
 from attnbench.measure.statistics import LOOKS, Ratio, paired_ratio
 from attnbench.measure.stopwatch import WallClock
 from attnbench.measure.time import REST, Sample, Sampler, TimingRules
+from tests.harness.samplers import takes
 
 NOISES = ("independent", "autocorrelated", "drifting", "spiky")
 RULES = TimingRules(min_time=0.2, max_time=3.0)
@@ -62,11 +63,11 @@ class NoisyWatch:
 
 def ratio(noise: str, seed: int, *, work: float = 1.0, sd: float = 0.02, rules: TimingRules = RULES) -> Ratio:
     """The measured ratio of a program that does ``work`` times as much as the other, in nine processes."""
-    entrants = [Entrant(lambda: 0.005 * work, 1), Entrant(lambda: 0.005, 1)]
+    calls = [lambda: 0.005 * work, lambda: 0.005]
     took: tuple[list[list[float]], list[list[float]]] = ([], [])
     for process in range(LOOKS[-1]):
         watch = NoisyWatch(noise, LOOKS[-1] * seed + process, sd)
-        blocks = take_turns(watch, entrants, rules, seed=process, clock=lambda watch=watch: watch.now).blocks
+        blocks = take_turns(takes(watch, calls), rules, seed=process, clock=lambda watch=watch: watch.now).blocks
         for side, times in zip(took, zip(*blocks, strict=True), strict=True):
             side.append(list(times))
     return paired_ratio(*took)
@@ -117,15 +118,16 @@ def test_the_floor_of_a_noisy_machine_is_above_that_of_a_quiet_one() -> None:
 def test_a_disturbance_while_the_floor_is_measured_does_not_stand_for_the_whole_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    tries: list[NoisyWatch] = []
+    tries: list[float] = []
+    watch = NoisyWatch("independent", 0, 0.0)
 
-    def turns(watch: NoisyWatch, *args: Any, **named: Any) -> Turns:
+    def turns(*args: Any, **named: Any) -> Turns:
         watch._sd = 0.0002 if tries else 0.5
-        tries.append(watch)
-        return take_turns(watch, *args, **named)
+        tries.append(watch._sd)
+        return take_turns(*args, **named)
 
     monkeypatch.setattr(pairs, "take_turns", turns)
-    floor = measure_noise("cpu", NoisyWatch("independent", 0, 0.0))
+    floor = measure_noise("cpu", watch)
     assert floor is not None
     assert floor < 0.001
     assert len(tries) == 2
@@ -147,7 +149,7 @@ def test_no_verdict_lies_below_the_noise_floor(low: float, high: float, noise: f
     assert Ratio(math.sqrt(low * high), low, high, 30, (low, high), noise).verdict == verdict
 
 
-IDLE = [Entrant(lambda: None, 1)] * 2
+IDLE = [lambda: None] * 2
 
 
 def disturb(every: int, monkeypatch: pytest.MonkeyPatch) -> list[float]:
@@ -167,7 +169,7 @@ def test_pairs_of_a_process_that_loses_its_core_are_left_out_while_enough_remain
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rests = disturb(10, monkeypatch)
-    turns = take_turns(WallClock(), IDLE, TimingRules(max_samples=50), seed=0, clock=lambda: 0.0)
+    turns = take_turns(takes(WallClock(), IDLE), TimingRules(max_samples=50), seed=0, clock=lambda: 0.0)
     assert (len(turns.blocks), turns.disturbed, turns.taken) == (40, 10, 50)
     assert rests == [REST] * 9  # the last block is the last of all
     assert {seconds for row in turns.blocks for seconds in row} == {0.01}
@@ -177,7 +179,7 @@ def test_where_too_few_pairs_are_clean_all_are_kept_and_still_counted_as_disturb
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     disturb(2, monkeypatch)
-    turns = take_turns(WallClock(), IDLE, TimingRules(max_samples=50), seed=0, clock=lambda: 0.0)
+    turns = take_turns(takes(WallClock(), IDLE), TimingRules(max_samples=50), seed=0, clock=lambda: 0.0)
     assert (len(turns.blocks), turns.disturbed, turns.taken) == (50, 50, 50)
 
 
@@ -190,19 +192,19 @@ def test_a_turn_in_which_the_process_stood_still_is_taken_again_and_counted(monk
             return Sample(5.0, calls, 0, True) if Stopping.taken % 10 == 0 else Sample(0.01, calls)
 
     monkeypatch.setattr(pairs, "Sampler", Stopping)
-    turns = take_turns(WallClock(), IDLE, TimingRules(max_samples=20), seed=0, clock=lambda: 0.0)
+    turns = take_turns(takes(WallClock(), IDLE), TimingRules(max_samples=20), seed=0, clock=lambda: 0.0)
     assert (len(turns.blocks), turns.taken, turns.disturbed, turns.stopped) == (20, 20, 0, 4)
     assert {seconds for row in turns.blocks for seconds in row} == {0.01}
 
 
 def test_where_leaving_out_would_leave_too_few_for_an_interval_all_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     disturb(8, monkeypatch)
-    turns = take_turns(WallClock(), IDLE, TimingRules(max_samples=8), seed=0, clock=lambda: 0.0, fewest=8)
+    turns = take_turns(takes(WallClock(), IDLE), TimingRules(max_samples=8), seed=0, clock=lambda: 0.0, fewest=8)
     assert (len(turns.blocks), turns.disturbed) == (8, 2)
 
 
 @pytest.mark.parametrize("fewest", [6, 10, 13])
 def test_when_the_budget_is_spent_as_many_pairs_are_taken_as_a_verdict_needs(fewest: int) -> None:
     watch = NoisyWatch("independent", 0, 0.02)
-    turns = take_turns(watch, [Entrant(lambda: 1.0, 1)] * 2, RULES, seed=0, fewest=fewest, clock=lambda: watch.now)
+    turns = take_turns(takes(watch, [lambda: 1.0] * 2), RULES, seed=0, fewest=fewest, clock=lambda: watch.now)
     assert turns.taken == fewest

@@ -12,13 +12,14 @@ from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Spec
 from attnbench.harness.inside import execute
 from attnbench.harness.inside.execute import run_cell
-from attnbench.harness.inside.pairs import Entrant, measure_pairs, take_turns
+from attnbench.harness.inside.pairs import measure_pairs, take_turns
 from attnbench.harness.wire.protocol import VisitCell
 from attnbench.measure import stopwatch
 from attnbench.measure.status import Status
 from attnbench.measure.stopwatch import READS, ClockError, WallClock
 from attnbench.measure.time import TimingRules, measure_time
 from attnbench.suite.cell import Cell
+from tests.harness.samplers import takes
 
 MICROSECOND = 1000
 """In the nanoseconds of the clock."""
@@ -108,8 +109,8 @@ def test_it_stops_at_the_sample_where_the_rule_is_met(rules: TimingRules, sample
 )
 def test_pairs_stop_at_the_block_where_the_rule_is_met(rules: TimingRules, blocks: int) -> None:
     clock = SlowClock(cost=0, call=10_000 * MICROSECOND)
-    entrants = [Entrant(clock.work, 1)] * 2
-    turns = take_turns(WallClock(clock), entrants, rules, seed=0, clock=lambda: round(clock.now / 1e9, 9))
+    both = takes(WallClock(clock), [clock.work] * 2)
+    turns = take_turns(both, rules, seed=0, clock=lambda: round(clock.now / 1e9, 9))
     assert (len(turns.blocks), turns.disturbed, clock.calls) == (blocks, 0, 2 * blocks)
 
 
@@ -117,7 +118,7 @@ def test_every_position_comes_first_as_often_as_last() -> None:
     said: list[int] = []
     clock = SlowClock(cost=0, call=MICROSECOND)
     calls = [lambda i=i: said.append(i) or clock.work() for i in range(3)]  # type: ignore[misc, func-returns-value]
-    take_turns(WallClock(clock), [Entrant(call, 1) for call in calls], TimingRules(max_samples=20), seed=0)
+    take_turns(takes(WallClock(clock), calls), TimingRules(max_samples=20), seed=0)
     blocks = [said[i : i + 3] for i in range(0, len(said), 3)]
     assert all(second == first[::-1] for first, second in zip(blocks[::2], blocks[1::2], strict=True))
     assert {tuple(block) for block in blocks} == {(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)}
@@ -141,7 +142,7 @@ def test_a_clock_that_stops_while_it_is_used_is_found_out_as_well() -> None:
     with pytest.raises(ClockError):
         measure_time(work, TimingRules(), stopwatch=WallClock(clock))
     with pytest.raises(ClockError):
-        take_turns(WallClock(clock), [Entrant(work, 1)], TimingRules(), seed=0)
+        take_turns(takes(WallClock(clock), [work]), TimingRules(), seed=0)
 
 
 @pytest.mark.parametrize("step", [0, -1000])

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import geometric_mean, median
 from typing import TYPE_CHECKING, Literal
 
-from attnbench.answers.gate.join import Pair, join, ratios_of_times
+from attnbench.answers.gate.join import Pair, in_turn, join, ratios_of_times
 from attnbench.answers.gate.pace import Pace, as_measured, at_one_speed
 from attnbench.answers.gate.verdict import ENOUGH_ROUNDS, VERDICTS, Finding, Limits, Measure, Verdict, judge, times_of
 from attnbench.answers.gate.words import address
@@ -19,6 +19,7 @@ from attnbench.measure.machine import PRODUCTS
 from attnbench.measure.statistics import FEWEST_VISITS
 from attnbench.measure.status import Status
 from attnbench.results.key import NAMES, Key
+from attnbench.results.manifest import BESIDE, RUN_ID
 from attnbench.results.measurements import MeasuredRun, Visits, differing_facts, load, refuse_copies
 from attnbench.results.record import Record
 from attnbench.suite.select import matches
@@ -130,10 +131,11 @@ def decide(new: MeasuredRun, olds: Sequence[MeasuredRun], question: Question) ->
     """Compare ``new`` with all of ``olds`` together. Raises UsageError: the runs may not be compared, nothing is
     selected, or the reference variant is missing. Raises ResultsError: they have no row in common."""
     measures, unit = question.measures, "s"
-    elsewhere = _other_machines(new, olds, question)
+    beside = is_beside(new, olds)
+    elsewhere = not beside and _other_machines(new, olds, question)
     runs, paces = [new, *olds], list[Pace]()
     if "time" in measures:
-        paced = None if question.as_measured else at_one_speed(runs, alike=not elsewhere)
+        paced = None if question.as_measured or beside else at_one_speed(runs, alike=not elsewhere)
         runs, paces = paced or ([as_measured(run) for run in runs], paces)
     if elsewhere:
         unit = question.relative_to or REFERENCE
@@ -142,11 +144,14 @@ def decide(new: MeasuredRun, olds: Sequence[MeasuredRun], question: Question) ->
     pairs = [pair for pair in join(new, olds) if question.select is None or _chosen(pair, question.select)]
     if not pairs:
         _refuse_selection(question.select or "", new)
+    pairs = [in_turn(pair) for pair in pairs] if beside else pairs
     both = [pair for pair in pairs if pair.old and pair.new]
     if not both:
         raise ResultsError(f"{new.path} and {olds[0].path} have no cell in common{_what_keeps_apart(pairs)}")
     reference = unchanged(both, question.relative_to) if question.relative_to and not elsewhere else []
-    times, timed = times_of(both, reference), [pair for pair in both if pair.times]
+    # Runs that took turns differ by nothing but their environments.
+    times = times_of(both, reference, between=(0.0, 1) if beside else None)
+    timed = [pair for pair in both if pair.times]
     findings = [one for pair in pairs for one in judge(pair, measures, question.limits, times)]
     if question.missing == "ignore":
         findings = [one for one in findings if one.verdict != "missing"]
@@ -165,6 +170,12 @@ def decide(new: MeasuredRun, olds: Sequence[MeasuredRun], question: Question) ->
         known=len(times.ratios),
         between=times.between,
     )
+
+
+def is_beside(new: MeasuredRun, olds: Sequence[MeasuredRun]) -> bool:
+    """True if there is one older run, and each cell was measured in turn with the new one (``run --beside``)."""
+    run_id, beside = ({run.environment.get(name) for run in (new, *olds)} for name in (RUN_ID, BESIDE))
+    return len(olds) == 1 and bool((run_id & beside) - {None})
 
 
 def _other_machines(new: MeasuredRun, olds: Sequence[MeasuredRun], question: Question) -> bool:

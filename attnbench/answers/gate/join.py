@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from attnbench.measure.status import Status
@@ -76,6 +76,18 @@ def join(new: MeasuredRun, olds: Sequence[MeasuredRun]) -> list[Pair]:
         old = before.pop(known) if known else None
         pairs.append(Pair(key, old, row, _visits(olds, known), _visits([new], key)))
     return [*pairs, *(Pair(key, row, None) for key, row in before.items())]
+
+
+def in_turn(pair: Pair) -> Pair:
+    """The pair of runs that took turns: each new visit is put beside the same old time, by its round's own ratio."""
+    if not (pair.old_visits and pair.new_visits):
+        return pair
+    (old,), (new,) = pair.old_visits, pair.new_visits
+    ratios = {i: new.seconds[i] / old.seconds[i] for i in old.seconds if i in new.seconds}
+    middle = math.exp(fmean(math.log(old.seconds[i]) for i in ratios or old.seconds))
+    now = replace(new, seconds={i: middle * ratio for i, ratio in ratios.items()})
+    before = replace(old, seconds=dict.fromkeys(ratios, middle))
+    return replace(pair, old_visits=(before,) if ratios else (), new_visits=(now,))
 
 
 def _visits(runs: Sequence[MeasuredRun], key: Key | None) -> tuple[Visits, ...]:

@@ -11,11 +11,11 @@ from typing import Any
 from xml.etree import ElementTree
 
 from attnbench.answers.gate import words
-from attnbench.answers.gate.decide import Decision
+from attnbench.answers.gate.decide import Decision, is_beside
 from attnbench.answers.gate.verdict import ENOUGH_ROUNDS, MANY_ROUNDS, MEASURES, Finding, Measure
 from attnbench.errors import any_of
 from attnbench.measure.statistics import BETWEEN_RUNS
-from attnbench.results.manifest import FRESH
+from attnbench.results.manifest import FRESH, versions
 from attnbench.text import not_live, printable
 from attnbench.units import format_interval
 
@@ -85,6 +85,9 @@ def _head(decision: Decision) -> list[str]:
             f"only {rounds}{which}: too few to know how the machine drifts; measure with --rounds {ENOUGH_ROUNDS}"
         )
     said.append(printable(f"{decision.new.name} against {', '.join(old.name for old in decision.olds)}"))
+    if is_beside(decision.new, decision.olds):
+        new, old = (versions(run.environment) for run in (decision.new, *decision.olds))
+        said.append(printable(f"{new} now; {old} before"))
     if decision.paces:
         now, *before = (f"{pace.share:.0%}" for pace in decision.paces)
         said.append(f"times at the machine's full speed, of which it had {now} now and {', '.join(before)} before")
@@ -138,6 +141,8 @@ def _foot(decision: Decision) -> list[str]:
 
 
 def _between(decision: Decision) -> str:
+    if is_beside(decision.new, decision.olds):
+        return "each round is one ratio, since the two runs took turns"
     if decision.between is not None:
         return f"runs of one program differ by {decision.between:.1%}, say {len(decision.olds)} older runs"
     return f"too few older runs: how runs differ is unknown, intervals {BETWEEN_RUNS:.0%} wider at each end"

@@ -263,7 +263,7 @@ def fused_note(records: Iterable[Record]) -> None:
     names: dict[str, None] = {}
     for record in on_gpu:
         if record.kernel is None and record.variant in VARIANTS:
-            fused = VARIANTS.get(record.variant).fused_as(parse_spec(record.label))
+            fused = VARIANTS.get(record.variant).fused_as(parse_spec(record.label.partition("@")[0]))
             if fused and fused.label not in labels and _takes(fused, record):
                 names[f"{fused.label} is {record.label}"] = None
     if names:

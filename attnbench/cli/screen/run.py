@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnbench.cli.screen import console
-from attnbench.harness.runner import Watcher, execute
+from attnbench.harness.runner import Watcher, execute_beside
 from attnbench.suite.describe import name, varying
 
 if TYPE_CHECKING:
@@ -33,12 +33,13 @@ class Screen(Watcher):
         self._bar, self._again = bar, "--fresh repeats all" if plan.options.retry_failed else AGAIN
         axes = varying(plan.cells)
         self._names = {cell.cell_id: name(cell, axes) for cell in plan.cells}
-        self._done = 0
+        self._done = self._visits = 0
         self._parts: dict[str, float] = {}
 
     def begun(self, folder: Path, *, cells: int, visits: int, resumed: int) -> None:
-        self.folder = folder
-        self._bar.update(self._bar.task_ids[0], total=visits)
+        self.folder = self.folder or folder
+        self._visits += visits
+        self._bar.update(self._bar.task_ids[0], total=self._visits)
         if resumed:
             console.note(f"resuming {folder}: {resumed} of {cells} cells have rows ({self._again})")
 
@@ -75,7 +76,7 @@ def measured(
         screen = Screen(plan, bar)
         try:
             if engine is None:
-                return [execute(plan, screen, worker)]
+                return execute_beside(plan, screen, worker)
             from attnbench.harness.many.driver import execute_on
             from attnbench.harness.many.ray import hushed
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from itertools import combinations
+from itertools import combinations, zip_longest
 from typing import Any
 
 from attnbench.contract.inputs import doubt
-from attnbench.harness.compare.distinct import refuse_equal
 from attnbench.harness.compare.length import Length, measure_again, measure_length, without_error
 from attnbench.harness.inside.execute import hold_to_limits
 from attnbench.harness.inside.launch import host_share
 from attnbench.harness.outside.gate import Gate
+from attnbench.harness.outside.interpreter import Interpreter
 from attnbench.harness.outside.isolation import Settings, Worker, WorkerFailed
-from attnbench.harness.wire.process import environment_for
+from attnbench.harness.wire.process import Products, environment_for
 from attnbench.measure.cgroup import throttled_periods
 from attnbench.measure.crossover import Crossover, crossover
 from attnbench.measure.limits import Limits
@@ -145,6 +146,8 @@ class Comparison:
 
     family: int = 1
     rated: bool = False
+    sides: dict[str, dict[str, str | None]] = field(default_factory=dict)
+    """Label -> versions of its environment: torch, python, attnbench."""
 
     def ratio(self, visit: Length, i: int, j: int) -> Ratio | None:
         """Time of one variant over another's, by position; None if they never took turns."""
@@ -186,7 +189,7 @@ class Comparison:
                     "ratio_ci_high": ratio.high if ratio else None,
                     "pairs": ratio.pairs if ratio else 0,
                 }
-                for name, side in (("a", row.a), ("b", row.b)):
+                for name, label, side in (("a", label_a, row.a), ("b", label_b, row.b)):
                     low, high = side.interval or (None, None)
                     timed = {"time_median_s": side.time, "time_ci_low_s": low, "time_ci_high_s": high}
                     every = {one: timed[one] if one in timed else getattr(side.record, one) for one in _OF_SIDE}
@@ -194,6 +197,7 @@ class Comparison:
                     flat |= {f"{name}_{one}": value for one, value in every.items()}
                     if self.rated:
                         flat |= {f"{name}_{one}": getattr(side.record, one) for one in RATES}
+                    flat |= {f"{name}_{one}": version for one, version in self.sides.get(label, {}).items()}
                 joint_low, joint_high = (ratio.joint if ratio else None) or (None, None)
                 flat |= {"joint_ci_low": joint_low, "joint_ci_high": joint_high, "withheld": row.withheld}
                 flat |= {"disturbed": row.disturbed, "stopped": row.stopped, "busy": row.busy}
@@ -220,6 +224,7 @@ class Comparison:
 
 
 OnLength = Callable[[int, int, Mapping[str, float | str]], object]
+Workers = Sequence[Worker]
 
 
 class Stopped(KeyboardInterrupt):
@@ -245,38 +250,37 @@ class Contest:
     """Number of ratios whose verdicts hold together; None for those of this contest."""
     known: Sequence[Record] = ()
     """Rows of settings that were held to their laws before."""
+    pythons: Sequence[Interpreter | None] = ()
+    """The environment of each cell, None for this one; empty if no cell names one. Cells of one share a process."""
 
-    def answer(
-        self, on_length: OnLength = lambda n, process, found: None, *, against_itself: bool = False
-    ) -> Comparison:
-        """Measure.
+    @property
+    def labels(self) -> list[str]:
+        """The variants, with the environments after them: ``softmax@.venv-old``."""
+        return [f"{cell.variant}{python or ''}" for cell, python in zip_longest(self.cells, self.pythons)]
 
-        Args:
-            on_length: called before each length with the number of processes so far; after the first process also with
-                the median seconds, or the status, of each label.
-            against_itself: the same variant twice, to see the machine's own difference.
+    def answer(self, on_length: OnLength = lambda n, process, found: None) -> Comparison:
+        """Measure; raise WorkerFailed if a worker could not be started, and Stopped, with the finished lengths, at
+        Ctrl-C.
 
-        Raises:
-            UsageError: no variant, or the same one twice.
-            WorkerFailed: the worker could not be started.
-            Stopped: Ctrl-C, with the finished lengths.
+        ``on_length``: called before each length with the number of processes so far; after the first process also with
+        the median seconds, or the status, of each label.
         """
-        labels = [cell.variant.label for cell in self.cells]
-        if not against_itself:
-            refuse_equal(labels, labels)
+        labels, pythons = self.labels, self.pythons or [None] * len(self.cells)
         result = Comparison(labels, family=self.family or self.ratios, rated=self.settings.rates)
         visits, throttled = list[Length](), throttled_periods()
         stopped: KeyboardInterrupt | None = None
         try:
-            with Worker(self.settings) as worker:
-                self._visit_all(worker, visits, on_length, result)
-                self._visit_again(worker, visits, on_length, result)
+            with ExitStack() as ours:
+                of = {one: ours.enter_context(Worker(self.settings, one)) for one in dict.fromkeys(pythons)}
+                workers = [of[one] for one in pythons]
+                self._visit_all(workers, visits, on_length, result)
+                self._visit_again(workers, visits, on_length, result)
         except KeyboardInterrupt as pressed:
             if not visits:
                 raise
             stopped = pressed
-        if "card" in worker.state:
-            result.environment["card"] = worker.state["card"]
+        if "card" in workers[0].state:
+            result.environment["card"] = workers[0].state["card"]
         held_back = throttling_warning(throttled_periods() - throttled)
         result.warnings += [held_back] if held_back else []
         self._conclude(visits, result)
@@ -294,6 +298,8 @@ class Contest:
         notes = [*notes, of_inputs] if of_inputs else notes
         result.warnings = [*about_cores, *notes, *result.warnings, *doubts.warnings(labels)]
         for n, visit in zip(lengths, visits, strict=True):
+            for i, record in visit.records.items():
+                record.label = labels[i]
             result.warnings += [f"n = {n}: {labels[i]}: {warning}" for i, warning in visit.unchecked]
             for i, record in visit.lost:
                 result.warnings.append(f"n = {n}: {labels[i]}: {record.status} in a later process: {record.reason}")
@@ -322,13 +328,27 @@ class Contest:
                 shares = [one for side in ("a", "b") if (one := _most_by_host([getattr(row, side) for row in rows]))]
                 result.crossovers[labels[i], labels[j]] = replace(found, note="; ".join([found.note, *shares]))
 
-    def _visit_all(self, worker: Worker, visits: list[Length], on_length: OnLength, result: Comparison) -> None:
-        ran_out: dict[int, Record] = {}
+    def _started(self, workers: Workers, result: Comparison) -> None:
+        """Start the processes, all with the libraries of the first one."""
+        first, *others = dict.fromkeys(workers)
         threads = self.settings.threads
-        result.environment = {**worker.start(), "threads": threads, "variables": variables(environment_for(threads))}
-        gate = Gate(self.timeout, unchecked=self.unchecked)
-        gate.learn(self.known)
-        verdicts = [gate.verdict(worker, cell) for cell in self.cells]
+        facts: dict[str, Any] = {**first.start(), "threads": threads, "variables": variables(environment_for(threads))}
+        for worker in others:
+            worker.settings = replace(self.settings, products=Products(*(facts[name] for name in Products._fields)))
+            facts["noise_floor"] = max(facts["noise_floor"] or 0.0, worker.start()["noise_floor"] or 0.0)
+            facts["process_notes"] = [*dict.fromkeys((*facts["process_notes"], *worker.state["process_notes"]))]
+        result.environment = facts
+        for label, worker in zip(result.labels, workers, strict=True):
+            told = {**worker.state.get("environment", {}), **worker.state}
+            result.sides[label] = {name: told.get(name) for name in ("torch", "python", "attnbench")}
+
+    def _visit_all(self, workers: Workers, visits: list[Length], on_length: OnLength, result: Comparison) -> None:
+        ran_out: dict[int, Record] = {}
+        self._started(workers, result)
+        gates = {worker: Gate(self.timeout, unchecked=self.unchecked) for worker in workers}
+        for gate in gates.values():
+            gate.learn(self.known)
+        verdicts = [gates[worker].verdict(worker, cell) for worker, cell in zip(workers, self.cells, strict=True)]
         broken = {i: one for i, one in enumerate(verdicts) if one.status is not Status.OK}
         for n in self.lengths:
             on_length(n, 0, {})
@@ -337,9 +357,9 @@ class Contest:
                 here = [without_error(cell) for cell in here]
             known = {i: inferred(here[i], r.seq_len, r.status) for i, r in ran_out.items() if r.seq_len < n}
             known |= {i: verdict.row(here[i]) for i, verdict in broken.items()}
-            load = OtherLoad(worker.seconds_used)
+            load = OtherLoad(lambda: sum(worker.seconds_used() for worker in gates))
             visit = measure_length(
-                worker, here, self._share, timeout=self.timeout, known=known, unchecked=self.unchecked
+                workers, here, self._share, timeout=self.timeout, known=known, unchecked=self.unchecked
             )
             if not visit.pairs:  # no turns were taken, which would have measured it
                 visit.others = load.cores()
@@ -353,14 +373,15 @@ class Contest:
             sides = {result.labels[i]: _side(visit, i, None) for i in visit.records}
             on_length(n, 0, {label: one.time or str(one.record.status) for label, one in sides.items()})
 
-    def _visit_again(self, worker: Worker, visits: Sequence[Length], on_length: OnLength, result: Comparison) -> None:
+    def _visit_again(self, workers: Workers, visits: list[Length], on_length: OnLength, result: Comparison) -> None:
         """Repeat undecided ratios in fresh processes, until they are decided or nine have run."""
         process = 1
         for look in LOOKS:
             wanting = [(n, visit, result.undecided(visit)) for n, visit in zip(self.lengths, visits, strict=True)]
             wanting = [(n, visit, which) for n, visit, which in wanting if which]
             while wanting and process < look:
-                worker.stop()
+                for worker in dict.fromkeys(workers):
+                    worker.stop()
                 for n, visit, which in wanting:
                     left = which - {i for i, record in visit.lost if record.status in STOPPING}
                     if len(left) < min(2, len(self.cells)):
@@ -368,7 +389,7 @@ class Contest:
                     on_length(n, process, {})
                     try:
                         measure_again(
-                            worker, self._at(n), self._share, visit, left, timeout=self.timeout, process=process
+                            workers, self._at(n), self._share, visit, left, timeout=self.timeout, process=process
                         )
                     except WorkerFailed as failed:
                         result.warnings.append(f"{failed}; what earlier processes measured stands")

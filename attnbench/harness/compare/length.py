@@ -7,10 +7,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from attnbench.harness.compare.lead import lead
 from attnbench.harness.inside.launch import EAGER
 from attnbench.harness.inside.pairs import Pairs
 from attnbench.harness.outside.isolation import CellFailed, Worker
-from attnbench.harness.wire.protocol import Answer, Request, TakeTurns, VisitCell
+from attnbench.harness.wire.protocol import Answer, TakeTurns, VisitCell
 from attnbench.laws.error import error_kind
 from attnbench.measure.status import Status
 from attnbench.measure.time import TimingRules
@@ -54,7 +55,7 @@ class Length:
 
 
 def measure_length(
-    worker: Worker,
+    workers: Sequence[Worker],
     cells: Sequence[Cell],
     rules: TimingRules,
     *,
@@ -63,16 +64,14 @@ def measure_length(
     unchecked: bool = False,
     clock: Callable[[], float] = time.monotonic,
 ) -> Length:
-    """Look at each cell alone, then let those that are ``ok`` take turns. A failure is a record and stops no other.
+    """Look at each cell alone in its worker, then let those that are ``ok`` take turns. A failure is a record and stops
+    no other.
 
-    This is the first process for these cells; :func:`measure_again` is for the others.
-
-    Args:
-        timeout: seconds for all of it, retries included, but not the start of a new process or a stop of this one.
-        known: the records of cells that are not even tried.
-        unchecked: measure also a variant that claims to be exact and is not.
+    This is the first process for these cells; :func:`measure_again` is for the others. ``timeout``: seconds for all of
+    it, retries included, but not the start of a new process or a stop of this one. ``known``: the records of cells that
+    are not even tried. ``unchecked``: measure also a variant that claims to be exact and is not.
     """
-    visit = _Visit(worker, cells, rules, timeout, clock)
+    visit = _Visit(workers, cells, rules, timeout, clock)
     visit.found.records |= known
     visit.found.even_if_off = unchecked
     visit.look()
@@ -81,7 +80,7 @@ def measure_length(
 
 
 def measure_again(
-    worker: Worker,
+    workers: Sequence[Worker],
     cells: Sequence[Cell],
     rules: TimingRules,
     found: Length,
@@ -94,7 +93,7 @@ def measure_again(
 
     ``timeout`` is as for :func:`measure_length`.
     """
-    visit = _Visit(worker, cells, rules, timeout, time.monotonic, process)
+    visit = _Visit(workers, cells, rules, timeout, time.monotonic, process)
     visit.found.records, visit.found.seconds = {i: found.records[i] for i in which}, found.seconds
     visit.found.even_if_off = found.even_if_off
     visit.take_turns()
@@ -109,21 +108,19 @@ def measure_again(
 _OWN_TOO_LONG = "own error: its formula takes too long here; a larger --timeout measures it"
 
 
+@dataclass
 class _Visit:
-    def __init__(
-        self,
-        worker: Worker,
-        cells: Sequence[Cell],
-        rules: TimingRules,
-        timeout: float,
-        clock: Callable[[], float],
-        process: int = 0,
-    ) -> None:
-        self.worker, self.cells, self.rules, self.timeout, self.process = worker, list(cells), rules, timeout, process
-        self.found = Length(with_error=any("error" in cell.measure for cell in cells))
-        self.left = timeout
+    workers: Sequence[Worker]
+    cells: Sequence[Cell]
+    rules: TimingRules
+    timeout: float
+    clock: Callable[[], float]
+    process: int = 0
+
+    def __post_init__(self) -> None:
+        self.found = Length(with_error=any("error" in cell.measure for cell in self.cells))
+        self.left = self.timeout
         """Seconds left of the time limit."""
-        self._clock = clock
 
     def look(self) -> None:
         ahead = [i for i in range(len(self.cells)) if i not in self.found.records]
@@ -159,13 +156,15 @@ class _Visit:
         return record
 
     def _look(self, i: int, cell: Cell, limit: float) -> Record:
-        visited = self._ask(VisitCell(cell, replace(self.rules, quick=True), unchecked=self.found.even_if_off), limit)
+        worker = self.workers[i]
+        request = VisitCell(cell, replace(self.rules, quick=True), unchecked=self.found.even_if_off)
+        visited = self._in_time([worker], limit, lambda: request.ask(worker, limit))
         record, seconds = visited.record, visited.record.time_median_s
         if record.status is Status.DISTURBED:  # of the time all that counts is how many turns will fit
             record = replace(record, status=Status.OK, reason="")
             seconds = min((float(one["seconds"]) for one in visited.taken), default=None)
         if record.status is Status.OK and not seconds:
-            raise self.worker.garbage()
+            raise worker.garbage()
         self.found.seconds[i] = seconds or 0.0
         return replace(record, quick=False, **_OF_ONE_CALL)
 
@@ -175,7 +174,7 @@ class _Visit:
             try:
                 pairs = self._turns(alive, self.left)
             except CellFailed as together:
-                self.found.records |= self._culprits(alive, together)
+                self.found.records |= self._culprits(self._ended(alive) or alive, together)
             else:
                 self.found.pairs.append(pairs)
                 for place, status, reason in pairs.left_out:
@@ -212,9 +211,19 @@ class _Visit:
         warm_up = sum(WARM_UP_CALLS * self.found.seconds[i] + self.rules.warmup_time for i in positions)
         rules = replace(self.rules, max_time=min(self.rules.max_time, max(0.0, 0.9 * limit - warm_up)))
         cells = [self.cells[i] for i in positions]
-        pairs = self._ask(TakeTurns(cells, rules, TURNS, self.process, self.found.even_if_off), limit)
-        self.found.traces = self.found.traces or self.worker.traces
+        request = TakeTurns(cells, rules, TURNS, self.process, self.found.even_if_off)
+        workers = [self.workers[i] for i in positions]
+        pairs = self._in_time(workers, limit, lambda: lead(workers, request, limit))
+        self.found.traces = self.found.traces or next(filter(None, (one.traces for one in workers)), "")
         return pairs
+
+    def _ended(self, alive: Sequence[int]) -> list[int]:
+        """The cells of the process that failed, if several took turns; the others wait in vain, and are stopped."""
+        workers = {self.workers[i] for i in alive}
+        ended = {one for one in workers if not one.served} if len(workers) > 1 else set()
+        for worker in workers if ended else ():
+            worker.stop()
+        return [i for i in alive if self.workers[i] in ended]
 
     def _culprits(self, alive: Sequence[int], together: CellFailed) -> dict[int, Record]:
         failed: dict[int, CellFailed] = {}
@@ -235,16 +244,17 @@ class _Visit:
         self.found.unsure |= {i} if FIRST_CALL in failed.reason else set()
         return Record.of(self.cells[i], failed.status, failed.reason)
 
-    def _ask(self, request: Request[Answer], limit: float) -> Answer:
-        """The answer to a request within ``limit`` seconds of the time left.
+    def _in_time(self, workers: Sequence[Worker], limit: float, ask: Callable[[], Answer]) -> Answer:
+        """The answer of these workers within ``limit`` seconds of the time left.
 
         A new process, a stop of this one, and first calls that may compile do not count.
         """
-        start = self._clock()
+        start = self.clock()
         try:
-            return request.ask(self.worker, limit)
+            return ask()
         finally:
-            self.left -= min(limit, max(0.0, self._clock() - start - self.worker.compiled))
+            compiled = sum(worker.compiled for worker in set(workers))
+            self.left -= min(limit, max(0.0, self.clock() - start - compiled))
 
 
 def without_error(cell: Cell) -> Cell:

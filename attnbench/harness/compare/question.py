@@ -15,6 +15,7 @@ from attnbench.contract.variant import VARIANTS
 from attnbench.errors import UsageError
 from attnbench.harness.compare.compare import Contest
 from attnbench.harness.compare.distinct import refuse_equal
+from attnbench.harness.outside.interpreter import Interpreter
 from attnbench.harness.outside.isolation import Settings
 from attnbench.harness.trial import load_all
 from attnbench.harness.wire.process import Process
@@ -86,9 +87,15 @@ class Question:
             raise UsageError(f"{modules[0]}: it takes x, and not q, k and v; add --level layer")
         device = resolve_device(self.device)
         refuse_graph(at["launch"], device)
-        written = [spec for text in names for spec in parse_specs(text)]
-        specs = [VARIANTS.get(spec.name).at(self.level).normalise(spec) for spec in written]
-        refuse_equal([spec.label for spec in specs], [spec.label for spec in written])
+        parted = (name.partition("@") for name in names)
+        written = [(spec, at + home) for text, at, home in parted for spec in parse_specs(text)]
+        specs = [VARIANTS.get(spec.name).at(self.level).normalise(spec) for spec, _ in written]
+        sides = list(zip(specs, (where for _, where in written), strict=True))
+        # The same variant in the same environment again is a side of its own.
+        again = [sides[:place].count(side) for place, side in enumerate(sides)]
+        pythons = [Interpreter.of(at[1:], n) if at else None for (_, at), n in zip(sides, again, strict=True)]
+        labels = [f"{spec}{python or ''}" for spec, python in zip(specs, pythons, strict=True)]
+        refuse_equal(labels, [f"{spec}{where}" for spec, where in written])
         inputs = parse_spec(str(at["inputs"]))
         at["inputs"] = INPUTS.get(inputs.name).normalise(inputs)
         look_at(at["inputs"])
@@ -96,7 +103,9 @@ class Question:
             device=device,
             threads=self.threads or default_threads(),
             process=self.process,
-            memory_limit=limit_for(device, self.memory_limit),
+            # Cells of several environments are in memory together.
+            memory_limit=(limit := limit_for(device, self.memory_limit))
+            and (self.memory_limit or limit // len(set(pythons))),
             plugins=tuple(plugins),
             dtypes=(at["dtype"],),
             rates=self.rates or device.startswith("cuda"),
@@ -106,7 +115,7 @@ class Question:
         if not alone:
             _refuse_unsupported(cells, {source.rpartition(":")[2] for source in plugins})
         rules = TimingRules.lasting(self.min_time, 10)
-        return Contest(cells, lengths, settings, rules, self.timeout, self.unchecked)
+        return Contest(cells, lengths, settings, rules, self.timeout, self.unchecked, pythons=pythons)
 
     def _cell(self, at: Mapping[str, Any], device: str) -> Cell:
         measure: tuple[Measure, ...] = ("time", "memory")

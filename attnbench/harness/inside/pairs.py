@@ -7,9 +7,10 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import combinations
 from time import sleep
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from pydantic import ConfigDict, Field
@@ -61,14 +62,6 @@ class Turns(NamedTuple):
     """The card's effect on slowed blocks; those count as disturbed, unless they are most."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entrant:
-    """One of those that take turns."""
-
-    run: Callable[[], object]
-    batch: int
-
-
 _Count = Annotated[int, Field(ge=0)]
 
 
@@ -101,6 +94,7 @@ def measure_pairs(
     *,
     unchecked: bool = False,
     begins: Callable[..., None] = lambda part, first=False: None,
+    hear: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
 ) -> Pairs:
     """Time the cells in turn until every ratio is narrow or the budget is spent, but at least ``fewest`` times each.
 
@@ -108,7 +102,8 @@ def measure_pairs(
     in reversed order, and memory of a random size is held before each.
 
     ``unchecked``: time also a variant that claims to be exact and is not, with a warning. ``begins``: called before
-    first calls that may compile, with ``first``, and after them.
+    first calls that may compile, with ``first``, and after them. ``hear``: another process leads; it gets each turn and
+    gives the next message.
     """
     place, held = random.Random(f"{cells[0].seed} {cells[0].shape.N} {process}"), list[torch.Tensor]()
     watch = stopwatch(cells[0].device)
@@ -134,12 +129,14 @@ def measure_pairs(
     if slow:
         begins("the turns")
     others, turns = OtherLoad(), Turns([], 0, 0, 0)
-    if ready:
-        entrants = [one.entrant for one in ready.values()]
+    if hear is not None:
+        turns = _led(watch, list(ready.values()), hear)
+    elif ready:
+        takes = [one.sampler(watch) for one in ready.values()]
         with garbage_collection_off():
             pace = Card.of(cells[0].device)
-            turns = take_turns(watch, entrants, rules, seed=place.randrange(2**32), fewest=fewest, pace=pace)
-        del entrants
+            turns = take_turns(takes, rules, seed=place.randrange(2**32), fewest=fewest, pace=pace)
+        del takes
     busy = others.cores()
     for one in ready.values():
         one.timed = one.timed.without_graphs(one.call)
@@ -173,9 +170,8 @@ class _Ready:
         timed = launch(cell, call)
         return cls(cell, call, looks, timed, _warm(watch, timed.run, rules), off)
 
-    @property
-    def entrant(self) -> Entrant:
-        return Entrant(self.timed.run, self.warm.samples[0].calls)
+    def sampler(self, watch: Stopwatch) -> Callable[[], Sample]:
+        return partial(Sampler(watch, self.timed.run).take, self.warm.samples[0].calls)
 
     def unchecked(self, watch: Stopwatch, seconds: float) -> list[str]:
         """Impossible checks of its calls of ``seconds``; raise BrokenContract if it did not compute in each."""
@@ -186,6 +182,24 @@ class _Ready:
         again = call if always_compiled(cell) else prepare(replace(cell, compile=False))
         said = (self.off, by_host, undecided, hold_to(unseen, again.on(number), cell))
         return list(filter(None, said))
+
+
+def _led(watch: Stopwatch, ready: Sequence[_Ready], hear: Callable[[dict[str, Any]], dict[str, Any]]) -> Turns:
+    """Take the samples that another process asks for, which gives the blocks at the end."""
+    takes = [one.sampler(watch) for one in ready]
+    with garbage_collection_off():
+        asked = hear({"ready": len(ready)})
+        while "take" in asked:
+            one = ready[asked["take"]]
+            if one.warm.samples[0].seconds < 0.05:  # to wake threads that slept while others had their turns
+                one.timed.run()
+            sample, busy, tries = takes[asked["take"]](), REST, 20
+            while busy > REST / 5 and (tries := tries - 1):
+                began = time.process_time()
+                sleep(REST)  # threads of OpenMP look out for work for a while, on a core that the next process needs
+                busy = time.process_time() - began
+            asked = hear(sample.to_json())
+    return Turns(asked["blocks"], 0, 0, 0)
 
 
 def measure_noise(device: str, watch: Stopwatch | None = None) -> float | None:
@@ -204,7 +218,7 @@ def measure_noise(device: str, watch: Stopwatch | None = None) -> float | None:
         batch = _warm(watch, call, rules).samples[0].calls
         for _ in range(NOISE_TRIES):
             with garbage_collection_off():
-                turns = take_turns(watch, [Entrant(call, batch)] * 2, rules, seed=0)
+                turns = take_turns([partial(Sampler(watch, call).take, batch) for _ in "ab"], rules, seed=0)
             noise = noise_floor([first for first, _ in turns.blocks], [second for _, second in turns.blocks])
             if noise is None:
                 return None
@@ -222,8 +236,7 @@ def _warm(watch: Stopwatch, call: Callable[[], object], rules: TimingRules) -> T
 
 
 def take_turns(
-    watch: Stopwatch,
-    entrants: Sequence[Entrant],
+    takes: Sequence[Callable[[], Sample]],
     rules: TimingRules,
     *,
     seed: int,
@@ -233,18 +246,12 @@ def take_turns(
 ) -> Turns:
     """Take blocks of one sample of each call, a random order and its reverse, so as to favour no position.
 
-    Args:
-        entrants: in the order of the times in blocks.
-        fewest: blocks to be taken even if the budget is spent.
-        clock: seconds, for the budget.
-        pace: read between blocks, for the card's speed.
-
-    Raises:
-        ClockError: a duration of zero, below zero or not finite, or the process is stopped again and again.
+    ``takes``: takes a sample of one call, in the order of the times in blocks. ``fewest``: blocks to be taken even if
+    the budget is spent. ``clock``: seconds, for the budget. ``pace``: read between blocks, for the card's speed. Raises
+    ClockError: a duration of zero, below zero or not finite, or the process is stopped again and again.
     """
     shuffler = random.Random(seed)
-    places = range(len(entrants))
-    samplers = [Sampler(watch, one.run) for one in entrants]
+    places = range(len(takes))
     stopped = 0
     clean: list[list[float]] = []
     disturbed: list[list[float]] = []
@@ -256,7 +263,7 @@ def take_turns(
             order.reverse()
         else:
             order = shuffler.sample(places, len(places))
-        samples = {place: samplers[place].take(entrants[place].batch) for place in order}
+        samples = {place: takes[place]() for place in order}
         if any(sample.stopped for sample in samples.values()):
             stopped += 1
             order.reverse()  # this block again, in the same order

@@ -24,6 +24,7 @@ from attnbench.harness.wire.process import END_OF_REQUEST, Products, apply, limi
 from attnbench.measure.allocator import freed_memory_returned, return_freed_memory
 from attnbench.measure.scheduler import ask_for_cores
 from attnbench.results.sources import Changed, Watch
+from attnbench.version import __version__
 
 if TYPE_CHECKING:
     from attnbench.harness.wire.protocol import MeasureLimits, TakeTurns, Train, VisitCell
@@ -75,9 +76,15 @@ def _serve(requests: TextIO, answers: TextIO, served: Served) -> None:
     from attnbench.harness.inside.traces import Snapshot
     from attnbench.measure.card import Board, look
 
-    def tell(done: int, of: int, at: str = "", *, first: bool = False) -> None:
+    def tell(
+        done: int, of: int, at: str = "", *, first: bool = False, turn: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        if turn is not None:
+            _answer(answers, {"turn": turn})
+            return dict(loads(requests.readline()))
         more = {**({"at": at} if at else {}), **({"first": True} if first else {})}
         _answer(answers, {"progress": {"done": done, "of": of, **more}})
+        return {}
 
     device = served.settings["device"]
     board = Board.of(device)
@@ -113,11 +120,11 @@ class Served:
     def __init__(self, settings: dict[str, Any], state: dict[str, Any], notes: Sequence[str], watch: Watch) -> None:
         self.settings, self.state, self.notes, self.watch = settings, state, notes, watch
 
-    def answer(self, request: dict[str, Any], tell: Callable[..., None]) -> dict[str, Any]:
+    def answer(self, request: dict[str, Any], tell: Callable[..., Any]) -> dict[str, Any]:
         """The answer to one request; ``lost`` if this process cannot go on.
 
         ``tell`` is called with the steps done and all steps of a training, or with the part of a visit that begins
-        (``at``) and ``first`` if its first call may compile.
+        (``at``) and ``first`` if its first call may compile. Told a ``turn`` it gives the next message about it.
         """
         try:
             answer = self._done(request.pop("do"), request, tell)
@@ -127,10 +134,10 @@ class Served:
         lost = _why_lost(self.settings["device"])
         return {"failed": f"the device was lost: {lost}", "lost": True} if lost else answer
 
-    def _done(self, do: str, data: dict[str, Any], tell: Callable[..., None]) -> dict[str, Any]:
+    def _done(self, do: str, data: dict[str, Any], tell: Callable[..., Any]) -> dict[str, Any]:
         from attnbench.harness.wire import protocol
 
-        measure: dict[type[Any], Callable[[Any, Callable[..., None]], dict[str, Any]]] = {
+        measure: dict[type[Any], Callable[[Any, Callable[..., Any]], dict[str, Any]]] = {
             protocol.VisitCell: self._visit,
             protocol.Train: self._train,
             protocol.TakeTurns: _take_turns,
@@ -147,7 +154,7 @@ class Served:
             known = next(one for one in kind.refusals if isinstance(reason, one))
             return {"refused": known.__name__, "why": str(reason)}
 
-    def _visit(self, request: VisitCell, tell: Callable[..., None]) -> dict[str, Any]:
+    def _visit(self, request: VisitCell, tell: Callable[..., Any]) -> dict[str, Any]:
         from attnbench.harness.inside.execute import run_cell
 
         record, samples = run_cell(
@@ -159,7 +166,7 @@ class Served:
         )
         return {"record": self._told(record).to_json(), "samples": samples}
 
-    def _train(self, request: Train, tell: Callable[..., None]) -> dict[str, Any]:
+    def _train(self, request: Train, tell: Callable[..., Any]) -> dict[str, Any]:
         from attnbench.harness.inside.call import may_compile
         from attnbench.harness.wire.outcome import score_cell
 
@@ -188,7 +195,7 @@ class Served:
             add_warning(record, note)
         return record
 
-    def _limits_again(self, request: MeasureLimits, _: Callable[..., None]) -> dict[str, Any]:
+    def _limits_again(self, request: MeasureLimits, _: Callable[..., Any]) -> dict[str, Any]:
         from attnbench.harness.inside.ceiling import corrected
         from attnbench.measure.limits import faster_of
 
@@ -205,7 +212,7 @@ class Served:
         return Limits(matmul, exp, self.state["copy_rates"])
 
 
-def _take_turns(request: TakeTurns, tell: Callable[..., None]) -> dict[str, Any]:
+def _take_turns(request: TakeTurns, tell: Callable[..., Any]) -> dict[str, Any]:
     from attnbench.harness.inside.pairs import measure_pairs
 
     pairs = measure_pairs(
@@ -215,6 +222,7 @@ def _take_turns(request: TakeTurns, tell: Callable[..., None]) -> dict[str, Any]
         request.process,
         unchecked=request.unchecked,
         begins=lambda part, first=False: tell(0, 0, part, first=first),
+        hear=(lambda turn: tell(0, 0, turn=turn)) if request.led else None,
     )
     return asdict(pairs)
 
@@ -253,6 +261,7 @@ def _set_up(settings: dict[str, Any]) -> tuple[dict[str, Any], list[str], Watch]
     import torch
 
     from attnbench.contract.plugins.load import GROUP
+    from attnbench.harness.wire.protocol import digest
     from attnbench.measure import card
     from attnbench.measure.machine import describe, machine_class, machine_id
     from attnbench.measure.standstill import notice_stops
@@ -296,6 +305,8 @@ def _set_up(settings: dict[str, Any]) -> tuple[dict[str, Any], list[str], Watch]
     facts = {"environment": describe(device), "process": process, **products._asdict()}
     state = {
         **facts,
+        "protocol": digest(),
+        "attnbench": __version__,
         "machine_id": machine_id(device),
         "machine_class": machine_class({**facts, "threads": settings["threads"]}),
         "process_notes": notes,

@@ -10,11 +10,12 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
 from attnbench.errors import AttnbenchError, Exit
+from attnbench.harness.outside.interpreter import WORKER, Interpreter
 from attnbench.harness.outside.replies import Replies
 from attnbench.harness.wire.descendants import end_all, end_left_behind, seconds_used, seconds_waited
 from attnbench.harness.wire.process import Process, Products, environment_for
@@ -86,8 +87,10 @@ class CellFailed(Exception):  # an outcome of the cell, not an error of ours
 class Worker:
     """The process that measures; started at the first request, and after anything but an answer or a stop."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+    def __init__(self, settings: Settings, python: Interpreter | None = None) -> None:
+        """``python``: that of another environment, which measures; None for this one."""
+        self.settings, self.python = settings, python
+        self._called = "the measuring process" + (f" of {python.name}" if python else "")
         self.state = cast("Ready", {})
         """The facts of the process; empty until one was set up."""
         self._process: subprocess.Popen[str] | None = None
@@ -128,7 +131,7 @@ class Worker:
                 self.state, self._ready = self._set_up(), True
             except CellFailed as failed:
                 if attempt + 1 == _STARTS or failed.status is Status.TIMEOUT:
-                    raise WorkerFailed(f"the measuring process did not start: {failed.reason}") from None
+                    raise WorkerFailed(f"{self._called} did not start: {failed.reason}") from None
             else:
                 break
         return self.state
@@ -136,28 +139,45 @@ class Worker:
     def _spawn(self) -> None:
         if hasattr(os, "sched_setaffinity"):  # torch may have bound this thread, which hands it down
             os.sched_setaffinity(0, CORES)
+        command, variables = [sys.executable, "-P", "-m", WORKER], environment_for(self.settings.threads)
+        if self.python is not None:
+            command, _ = self.python.command(), variables.pop("PYTHONPATH")
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "attnbench.harness.inside.worker"],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=environment_for(self.settings.threads),
+            env=variables,
             start_new_session=True,  # Ctrl-C reaches the parent only, and the whole group can be killed
             text=True,
             encoding="utf-8",
             errors="replace",
         )
-        self._replies, self.served = Replies(), 0
+        self._replies = Replies()
         self._replies.listen(self._process)
 
     def _set_up(self) -> Ready:
         self.begin()
         settings = {f: getattr(self.settings, f) for f in Settings.__slots__}
         # A process started again takes over the limits of the machine: one run has one set of them.
-        state = self._exchange({**settings, "known": self.state}, START_TIMEOUT)
+        try:
+            state = self._exchange({**settings, "known": self.state}, START_TIMEOUT)
+        except CellFailed:
+            if self.python is None or not self.python.own:
+                raise
+            state = {}
+        protocol = state.pop("protocol", "")
+        if self.python is not None and self.python.own:
+            from attnbench.harness.wire.protocol import digest  # imports torch, which a start need not wait for
+
+            if protocol != digest():  # another version, which may not even understand the settings
+                self.stop()
+                self.python = replace(self.python, own=False)
+                return self._set_up()
         if "failed" in state:
             self.stop()
-            raise WorkerFailed(f"the measuring process did not start: {one_line(state['failed'])}")
+            raise WorkerFailed(f"{self._called} did not start: {one_line(state['failed'])}")
+        state["attnbench"] = f"{state.get('attnbench')}{' (lent)' if self.python and not self.python.own else ''}"
         return cast("Ready", state)
 
     def ask(
@@ -167,6 +187,7 @@ class Worker:
         *,
         meanwhile: Callable[[], None] = lambda: None,
         told: Callable[[dict[str, Any]], None] | None = None,
+        further: bool = False,
     ) -> dict[str, Any]:
         """Send one request and wait for its answer; end the processes that it left running.
 
@@ -174,20 +195,24 @@ class Worker:
             timeout: seconds for the answer; with ``told``, for each message. After a message with ``first``, until the
                 next one, :attr:`Settings.first_call_timeout` holds.
             told: called with each message of progress.
+            further: this is one more message about the last request, whose answer was a turn.
             meanwhile: called once the request is sent. A few milliseconds cost nothing, since the process first builds
                 the cell.
 
         Raises:
             CellFailed: no message in time, or the process died or lost its device; it is thrown away.
         """
-        self.start()
-        self._replies.forget()
-        self.served += 1
+        if not further:
+            self.start()
+            self._replies.forget()
+            self.served += 1
         answer = self._exchange(request, timeout, meanwhile, told)
         if "failed" in answer:
             self.stop()
             status = Status.CRASH if answer.get("lost") else Status.ERROR
             raise CellFailed(status, one_line(answer["failed"]), self._replies.tail)
+        if answer.keys() == {"turn"}:
+            return cast("dict[str, Any]", answer["turn"])
         cast("dict[str, Any]", self.state).setdefault("sources", {}).update(answer.pop("sources", {}))
         if "card" in answer:
             from attnbench.measure.card import after  # brings numpy, which a start on a CPU need not wait for
@@ -313,7 +338,7 @@ class Worker:
 
     def stop(self) -> None:
         """End the process and everything it started, at once; warn if the system does not let one end."""
-        process, self._process, self._ready = self._process, None, False
+        process, self._process, self._ready, self.served = self._process, None, False, 0
         if process is None:
             return
         with suppress(ProcessLookupError, PermissionError):

@@ -6,6 +6,7 @@ foreign code, which can write anything.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NotRequired, Self, Typ
 
 from pydantic import TypeAdapter
 
+from attnbench.contract.problem.shape import Shape
 from attnbench.errors import AttnbenchError
 from attnbench.harness.inside.pairs import Pairs
 from attnbench.measure.status import Status
@@ -217,6 +219,8 @@ class TakeTurns(Request[Pairs]):
     fewest: int
     process: int = 0
     unchecked: bool = False
+    led: bool = False
+    """Another process asks for each sample (:mod:`attnbench.harness.compare.lead`)."""
 
     def answered(self, answer: dict[str, Any]) -> Pairs:
         pairs, cells = TypeAdapter(Pairs).validate_json(json.dumps(answer)), range(len(self.cells))
@@ -261,3 +265,11 @@ def row_of(cell: Cell, data: dict[str, Any]) -> Record:
     if (foreign := foreign_to_cell(record, cell)) or method != (METHOD_VERSION, SCHEMA_VERSION):
         raise ValueError(foreign or "of another version")
     return record
+
+
+def digest() -> str:
+    """Digits of the names in all messages, and of the versions of rows: equal for programs that understand each
+    other."""
+    kinds = (Ready, VisitCell, Train, TakeTurns, MeasureLimits, Pairs, TimingRules, Sample, Cell, Shape, Record)
+    said = [METHOD_VERSION, SCHEMA_VERSION, *(f"{kind.__name__}: {sorted(kind.__annotations__)}" for kind in kinds)]
+    return hashlib.sha256("\n".join(map(str, said)).encode()).hexdigest()[:16]
