@@ -312,7 +312,7 @@ def documents(case: Case) -> Iterator[Measured]:
         mask = f"{way}:{'+'.join(map(str, lengths))}"
         shape, what = replace(case.shape, mask=mask), f"with mask {mask}"
         module, inputs = case.module(shape), case.draw(shape, grad=not case.traits.compiled)
-        out, places = module(*inputs), torch.arange(case.shape.N).split(lengths)
+        out, places = module(*inputs), torch.split(torch.arange(case.shape.N), lengths)
         for number, one in enumerate(places):
             others = torch.cat([place for place in places if place is not one])
             after = [x.detach().clone() for x in inputs]
@@ -332,9 +332,9 @@ def documents(case: Case) -> Iterator[Measured]:
 
 def _alone(case: Case, module: nn.Module, inputs: list[Tensor], lengths: list[int], what: str) -> Iterator[Measured]:
     formula = case.oracle(whole := case.module()) or whole
-    parts = list(zip(*(x.split(lengths, -2) for x in inputs), strict=True))
+    parts = list(zip(*(torch.split(x, lengths, -2) for x in inputs), strict=True))
     for mask in case.key_masks()[: 1 if case.traits.compiled else 2]:
-        masks = [None] * len(parts) if mask is None else mask.split(lengths, 1)
+        masks = [None] * len(parts) if mask is None else torch.split(mask, lengths, 1)
         expected = torch.cat([formula(*part, key_mask=own) for part, own in zip(parts, masks, strict=True)], -2)
         out = module(*inputs, key_mask=mask)
         if mask is not None:

@@ -2331,7 +2331,7 @@ class NormalisedOverDocuments(PacksByItself, Linear):
 
 
 class FadedAtTheBorder(PacksByItself, DecayedSums):
-    """Of the state 2^-8 is left where a document starts."""
+    """2^-8 of the state is left where a document starts."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, log2_decay: Tensor, *, key_mask: Mask = None) -> Tensor:
         starts = torch.tensor([0, *documents_of(q.shape[2])]).cumsum(0)[1:-1]

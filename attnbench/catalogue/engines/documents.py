@@ -30,8 +30,8 @@ class ByDocuments(nn.Module):
 
     def forward(self, *inputs: Tensor, key_mask: Tensor | None = None) -> Tensor:
         lengths = list(self.documents.documents(inputs[0].shape[-2]))
-        parts = [x.split(lengths, -2) for x in inputs]
-        real = None if key_mask is None else key_mask.split(lengths, 1)
+        parts = [torch.split(x, lengths, -2) for x in inputs]
+        real = None if key_mask is None else torch.split(key_mask, lengths, 1)
         if self.padded and real is None:
             real = tuple(
                 x.new_ones(len(x), length, dtype=torch.bool) for x, length in zip(parts[0], lengths, strict=True)
@@ -39,20 +39,20 @@ class ByDocuments(nn.Module):
         turns: dict[int, list[int]] = {}
         for place, length in enumerate(lengths):
             turns.setdefault(max(lengths) if self.padded else length, []).append(place)
-        outputs = {}
+        outputs: dict[int, Tensor] = {}
         for longest, places in turns.items():
             rows = [_rows([x[at] for at in places], longest, -2) for x in parts]
             mask = None if real is None else _rows([real[at] for at in places], longest, -1)
             found: Tensor = self.operator(*rows, key_mask=mask)
-            outputs |= dict(zip(places, found.split(len(inputs[0])), strict=True))
+            outputs |= dict(zip(places, torch.split(found, len(inputs[0])), strict=True))
         return torch.cat([outputs[at][..., :length, :] for at, length in enumerate(lengths)], -2)
 
     def _dense(self, *inputs: Tensor, key_mask: Tensor | None = None) -> Tensor:
         """The formula of each document alone."""
         assert isinstance(self.operator, Dense)
         lengths = list(self.documents.documents(inputs[0].shape[-2]))
-        parts = zip(*(x.split(lengths, -2) for x in inputs), strict=True)
-        masks = [None] * len(lengths) if key_mask is None else key_mask.split(lengths, 1)
+        parts = zip(*(torch.split(x, lengths, -2) for x in inputs), strict=True)
+        masks = [None] * len(lengths) if key_mask is None else torch.split(key_mask, lengths, 1)
         return torch.cat([self.operator.dense(*one, key_mask=mask) for one, mask in zip(parts, masks, strict=True)], -2)
 
 
