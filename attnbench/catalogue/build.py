@@ -39,6 +39,8 @@ def build(variant: str | Spec, shape: Shape, *, seed: int = 0, level: str = "", 
     """
     import torch
 
+    from attnbench.catalogue.engines.documents import ByDocuments
+
     spec = variant if isinstance(variant, Spec) else parse_spec(variant)
     entry = VARIANTS.get(spec.name).at(level)
     checked = entry.check({**dict(spec.options), **options})
@@ -50,10 +52,13 @@ def build(variant: str | Spec, shape: Shape, *, seed: int = 0, level: str = "", 
     reason = entry.unsupported_reason(shape, spec=wanted)
     if reason:
         raise Unsupported(reason)
+    claims, mask = entry.claims(wanted, causal=shape.causal), mask_of(shape.mask)
+    alone = claims.splits(mask)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        module = _made(entry, wanted, shape)
-    claims = entry.claims(wanted, causal=shape.causal)
+        module = _made(entry, wanted, replace(shape, mask="none") if alone else shape)
+    if alone:
+        module = ByDocuments(module, mask.among(shape.M), padded=mask.kind == "padded")
     _refuse_what_it_would_ignore(module, claims, shape)
     if claims.reads:
         module.register_forward_pre_hook(Checked(entry.name, claims.reads), with_kwargs=True)

@@ -123,7 +123,10 @@ class CompareOptions(TypedDict, total=False):
     causal: Annotated[Causal, Default(False)]
     mask: Annotated[
         str,
-        typer.Option(metavar="MASK", help="Which pairs are hidden: prefix:64, document:300+200, sliding:128."),
+        typer.Option(
+            metavar="MASK",
+            help="Which pairs are hidden: prefix:64, document:300+200, document:ragged, padded:ragged, sliding:128.",
+        ),
         Default("none"),
     ]
     q_start: Annotated[int, Count(min=0, help="Number of keys before the first query."), Default(0)]

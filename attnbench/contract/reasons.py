@@ -1,4 +1,4 @@
-"""Default reasons why a variant takes no bias, mask, later queries or sink.
+"""Default reasons why a variant takes no bias, mask, documents, later queries or sink.
 
 The reasons follow from :attr:`Traits.meets`, so that each is written once. One that begins with ``not built here`` is
 no mathematics, only missing code. Any other would be true of every implementation.
@@ -48,8 +48,8 @@ REASONS: Mapping[Meets, Mapping[str, No]] = {
     "state": {
         "bias": No("a bias belongs to a pair of tokens, and what all queries read has no weight for each pair"),
         "mask": No(
-            "not built here: all queries read one running sum or state; documents would start it anew, a prefix would "
-            "come into it early, and a window would leave it"
+            "not built here: all queries read one running sum or state; a prefix would come into it early, and a "
+            "window would leave it"
         ),
         "sink": No("a sink stands beside logits of single keys, and what all queries read has none"),
     },
@@ -73,9 +73,16 @@ _OWN_HEADS = No("a mixer makes of x what it needs, and has no heads of keys and 
 
 
 def with_reasons(traits: Traits, family: str, kind: str) -> Traits:
-    """The traits with a reason for each of these abilities that is neither claimed nor refused."""
+    """The traits with a reason for each of these abilities that is neither claimed nor refused.
+
+    Documents need no code of the variant's: whatever takes any length, and mixes no tokens beforehand, takes them.
+    """
     meets = traits.meets or OF_FAMILY[family]
-    reasons = {**REASONS[meets], "q_start": _START[kind]}
+    reasons: dict[str, bool | No] = {**REASONS[meets], "q_start": _START[kind], "documents": traits.longer}
+    if traits.mask:
+        reasons["documents"] = True
+    elif meets in ("mixtures", "places", "nothing"):
+        reasons["documents"] = reasons["mask"] if traits.mask == Traits.mask else traits.mask
     unsaid: dict[str, Any] = {
         name: no for name, no in reasons.items() if getattr(traits, name) == getattr(Traits, name)
     }

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import InitVar, dataclass, fields, replace
 from typing import Any, Literal, TypedDict, get_args
 
+from attnbench.contract.problem.mask import Mask
 from attnbench.contract.reads import Read
 from attnbench.errors import did_you_mean
 
@@ -24,7 +25,10 @@ Meets = Literal["all keys", "chosen keys", "mixtures", "state", "places", "nothi
 Unsaid = Literal[""]
 Sharing = Literal["by itself", "query by query", "head by head"]
 Dtypes = tuple[str, ...]
-ABILITIES = ("causal", "cross", "key_padding", "decode", "bias", "mask", "q_start", "sink", "v_dim", "longer")
+ABILITIES = (
+    *("causal", "cross", "key_padding", "decode", "bias", "mask"),
+    *("documents", "q_start", "sink", "v_dim", "longer"),
+)
 """The traits that are True or a :class:`No`."""
 
 
@@ -73,6 +77,7 @@ class TraitChanges(TypedDict, total=False):
     meets: Meets | Unsaid
     bias: bool | No
     mask: bool | No
+    documents: bool | No
     q_start: bool | No
     sink: bool | No
     shares: Sharing | No
@@ -131,6 +136,9 @@ class Traits:
     """A number for each pair of positions can be added to the logits."""
     mask: bool | No = No("not built here: mask")
     """Any pairs of places can be hidden (:mod:`attnbench.contract.problem.mask`)."""
+    documents: bool | No = No("not built here: documents")
+    """A sequence may hold several documents that do not see one another. Unless it claims ``mask``, it is called with
+    each document alone (:mod:`attnbench.catalogue.engines.documents`)."""
     q_start: bool | No = No("not built here: q_start")
     """If it is causal or has a mask, the queries may be the last tokens of the keys' sequence alone."""
     sink: bool | No = No("not built here: sink")
@@ -200,6 +208,10 @@ class Traits:
         values = ((field, getattr(self, field.name)) for field in fields(self))
         said = (f"{field.name}={value!r}" for field, value in values if value != field.default)
         return f"Traits({', '.join(said)})"
+
+    def splits(self, mask: Mask) -> bool:
+        """True if it is called with each document of such a sequence alone."""
+        return mask.kind == "padded" or (mask.kind == "document" and not self.mask)
 
     def problem(self) -> str | None:
         """The first field whose value is not allowed, with the choices; None if there is none."""

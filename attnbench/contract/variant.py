@@ -46,6 +46,7 @@ from string import Formatter
 from typing import Any, TypeVar
 
 from attnbench.contract.cost import power_of_n
+from attnbench.contract.problem.mask import mask_of
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.reasons import with_reasons
 from attnbench.contract.registry import Entry, Registry
@@ -161,14 +162,17 @@ class Variant(Entry, Facts):
         shares: bool | No = traits.shares if isinstance(traits.shares, No) else True
         if traits.shares != "by itself" and (shape.bias, shape.sink) != ("none", "none"):
             shares = No(_TURNS)
+        mask = mask_of(shape.mask)
+        alone = traits.splits(mask)
         for wanted, trait, what in (
             (decode and not traits.causal, traits.causal, "decode"),
             (shape.causal, traits.causal, "causal"),
             (shape.cross, traits.cross, "cross-attention"),
-            (key_mask, traits.key_padding, "key padding"),
+            (key_mask or mask.kind == "padded", traits.key_padding, "key padding"),
             (decode, steps, "decode"),
             (shape.bias != "none", traits.bias, "bias"),
-            (shape.mask != "none", traits.mask, "mask"),
+            (shape.mask != "none", traits.documents if mask.packs else traits.mask, "mask"),
+            (alone and (decode or shape.q_start > 0), _ALONE, "mask"),
             (shape.q_start > 0, traits.q_start, "q_start"),
             (shape.sink != "none", traits.sink, "sink"),
             (shape.G > 1, shares, "kv_heads"),
@@ -206,6 +210,9 @@ def without_core() -> str:
 
 ModuleClass = TypeVar("ModuleClass", bound=Callable[..., Any])
 
+_ALONE = No(
+    "not built here: a document is a sequence of its own, which no step or later query continues; remove the mask"
+)
 _TURNS = (
     "not built here: with a bias or a sink every head of queries has numbers of its own, and heads that share keys "
     "take turns in one module"

@@ -304,6 +304,49 @@ def heads(case: Case) -> Iterator[Measured]:
     yield apart(module(*inputs)[:, 0], expected, case.close, "other inputs of head 1 moved head 0")
 
 
+@law("documents", few_shapes=True, claim="documents", gates=False)
+def documents(case: Case) -> Iterator[Measured]:
+    """Documents of one sequence get what each gets alone, and none reaches another, forward or backward."""
+    lengths = [5, 4, 5, case.shape.N - 14]
+    for way in ("document", *["padded"] * (_padded(case) and not case.traits.compiled)):
+        mask = f"{way}:{'+'.join(map(str, lengths))}"
+        shape, what = replace(case.shape, mask=mask), f"with mask {mask}"
+        module, inputs = case.module(shape), case.draw(shape, grad=not case.traits.compiled)
+        out, places = module(*inputs), torch.split(torch.arange(case.shape.N), lengths)
+        for number, one in enumerate(places):
+            others = torch.cat([place for place in places if place is not one])
+            after = [x.detach().clone() for x in inputs]
+            for x, other in _changed(case, after, case.draw(seed=1)):
+                x[..., one, :] = other[..., one, :]
+            moved = gap(module(*after)[..., others, :], out[..., others, :])
+            yield Measured(moved, case.close, f"{what} document {number} moves the outputs of others by {moved:.2g}")
+            if not inputs[0].requires_grad or case.traits.rounds_together:
+                continue
+            within = torch.zeros_like(out).index_fill(-2, one, 1.0)
+            for name, grad in zip(case.names, gradients_along(out, inputs, within * out.detach()), strict=True):
+                leak = float(grad[..., others, :].abs().max())
+                yield Measured(leak, 0.0, f"{what} the gradient of {name} leaves document {number}, by {leak:.2g}")
+        if not case.traits.mask or case.traits.exact:
+            yield from _alone(case, module, inputs, lengths, what)
+
+
+def _alone(case: Case, module: nn.Module, inputs: list[Tensor], lengths: list[int], what: str) -> Iterator[Measured]:
+    formula = case.oracle(whole := case.module()) or whole
+    parts = list(zip(*(torch.split(x, lengths, -2) for x in inputs), strict=True))
+    for mask in case.key_masks()[: 1 if case.traits.compiled else 2]:
+        masks = [None] * len(parts) if mask is None else torch.split(mask, lengths, 1)
+        expected = torch.cat([formula(*part, key_mask=own) for part, own in zip(parts, masks, strict=True)], -2)
+        out = module(*inputs, key_mask=mask)
+        if mask is not None:
+            out, expected, what = out * case.real(mask), expected * case.real(mask), f"{what}, padded,"
+        yield apart(out, expected, case.close, f"{what} it differs from its documents alone")
+        if inputs[0].requires_grad:
+            direction = torch.randn(out.shape, dtype=out.dtype, generator=torch.Generator().manual_seed(5))
+            grads = (gradients_along(y, inputs, direction) for y in (out, expected))
+            for name, a, b in zip(case.names, *grads, strict=True):
+                yield apart(a, b, 10 * case.close, f"{what} the gradient of {name} differs from that alone")
+
+
 @law("permutation", applies=lambda case: not case.causal and case.traits.permutable is not None)
 def permutation(case: Case) -> Iterator[Measured]:
     """Permuting the tokens permutes the output, where claimed and only there."""

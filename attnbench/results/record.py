@@ -105,8 +105,9 @@ class Record:
     causal: bool
     """Query i sees the keys j <= i only, and those of a prefix."""
     mask: str
-    """Pairs hidden beside those that causality hides: ``none``, ``prefix:64``, ``document:300+200`` or
-    ``sliding:128``."""
+    """Pairs hidden beside those that causality hides: ``none``, ``prefix:64``, ``document:300+200``,
+    ``document:ragged`` or ``sliding:128``. ``padded:...``: the pairs of ``document:...``, each document a padded row of
+    a batch."""
     bias: str
     """Term added to the logits: ``none``, ``alibi`` or ``relative``."""
     sink: str

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from attnbench.contract.problem.mask import mask_of
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Scalar, Spec, comma_separated, parse_scalar
 from attnbench.contract.variant import VARIANTS
@@ -282,6 +283,7 @@ def _cells(suite: Suite, grid: _Grid, device: str) -> Iterator[Cell]:
         if shape is None:
             try:
                 shape = shapes[sizes] = Shape(**dict(zip(_OF_SHAPE, sizes, strict=True)))
+                mask_of(shape.mask).check(shape.M)
             except UsageError as error:
                 where = ("sweeps", grid.index, "matrix")
                 raise suite.origin.error(where, f"{error}; or exclude these cells") from None

@@ -62,6 +62,7 @@ def test_an_unknown_argument_is_one_line_with_the_nearest() -> None:
         (lambda: attnbench.run("quick", overrides={"seq_len": "x"}), "^overrides seq_len"),
         (lambda: attnbench.compare("sdpa", lengths="0"), "lengths 0: a length is at least 1; write lengths 1024"),
         (lambda: attnbench.compare("sdpa", new_tokens=3), "^new_tokens 3: .* add pass_ generate"),
+        (lambda: attnbench.compare("sdpa", mask="document:300+212", lengths="512,1000"), "do not add up to 1000; give"),
         (lambda: attnbench.match("performer"), "give error 0.1, memory 64MiB, time 10ms or score 0.9"),
         (lambda: attnbench.swap("listops", "local", learning_rate=7.0), "^learning_rate must be above 0"),
         (lambda: attnbench.report(pd.DataFrame(), check="none.json"), "^check none.json"),

@@ -85,6 +85,9 @@ def test_causal_is_another_word_for_causality_and_not_another_cell() -> None:
     [
         ("sliding:window=8", "sliding:8"),
         ({"name": "document", "lengths": "3+4"}, "document:3+4"),
+        ({"name": "document", "lengths": "ragged"}, "document:ragged"),
+        ("padded:ragged-7", "padded:ragged-7"),
+        ("padded:512", "padded:512"),
         ({"name": "prefix", "length": 4}, "prefix:4"),
         ("none", "none"),
     ],
@@ -104,7 +107,11 @@ def test_lists_are_several_masks() -> None:
         ("prefix", "takes its length and nothing else"),
         ("prefix:0", "length must be a whole number of at least 1"),
         ("prefix:3+4", "length must be a whole number of at least 1"),
-        ("document:3+", "lengths must be whole numbers of at least 1 with [+] in between"),
+        ("document:3+", "lengths must be whole numbers of at least 1 with [+] in between, or ragged"),
+        ("document:3+0", "lengths must be whole numbers of at least 1 with [+] in between, or ragged"),
+        ("padded:ragged-0", "lengths must be whole numbers of at least 1 with [+] in between, or ragged"),
+        ("sliding:ragged", "window must be a whole number of at least 1"),
+        ("padded", "takes its lengths and nothing else"),
         ("sliding:true", "window must be"),
         ("none:3", "takes no options"),
         ("sliding:window=3,step=2", "takes its window and nothing else"),
@@ -113,6 +120,31 @@ def test_lists_are_several_masks() -> None:
 def test_a_mistake_is_refused_with_what_can_be_written(text: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         mask_of(text)
+
+
+@pytest.mark.parametrize("text", ["document:ragged", "document:ragged-3", "padded:ragged"])
+def test_ragged_documents_add_up_to_any_number_of_tokens(text: str) -> None:
+    for tokens in (1, 2, 23, 512, 16384):
+        mask = mask_of(text).among(tokens)
+        assert sum(mask.sizes) == tokens
+        assert str(mask) == f"document:{'+'.join(map(str, mask.sizes))}"
+        shape = Shape(seq_len=tokens, mask=text)
+        assert Visible.of(shape).mask == mask
+        assert shape.density == Shape(seq_len=tokens, mask=str(mask)).density
+
+
+def test_a_seed_draws_the_same_shares_at_every_length() -> None:
+    for seed in range(20):
+        few, many = (mask_of(f"document:ragged-{seed + 1}").among(n).sizes for n in (4096, 65536))
+        assert len(few) == len(many)
+        assert all(abs(16 * a - b) <= 16 * len(few) for a, b in zip(few, many, strict=True))
+        assert all(4096 // 64 <= size <= 4096 // 2 for size in few[:-1])
+    assert len({mask_of(f"document:ragged-{seed}").among(4096).sizes for seed in range(1, 21)}) == 20
+
+
+def test_padded_documents_are_the_same_pairs() -> None:
+    assert mask_of("padded:3+4").among(14) == mask_of("document:3+4")
+    assert Shape(seq_len=14, mask="padded:3+4").density == Shape(seq_len=14, mask="document:3+4").density
 
 
 def test_the_first_query_may_stand_behind_the_first_key() -> None:

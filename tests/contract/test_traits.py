@@ -19,6 +19,7 @@ WRONG: dict[str, list[Any]] = {
     "decode": ["step"],
     "bias": ["alibi"],
     "mask": ["prefix", None],
+    "documents": ["ragged", None],
     "q_start": [0],
     "sink": ["learned"],
     "shares": ["itself", True, None],

@@ -268,6 +268,10 @@ FAULTS = [
     ("GateWithoutGradient", "gated-delta-2:chunk=4", "formula's gradients", "the gradient of write differs"),
     ("FeedbackOfTheFaded", "comba:chunk=5", "formula", "differs from the formula"),
     ("DecaysOfOtherHeads", "kda:chunk=4", "heads", "head 1 moved head 0"),
+    ("ConvolvedAcrossDocuments", "gated-delta:chunk=5", "documents", "moves the outputs of others"),
+    ("NormalisedOverDocuments", "linear", "documents", "moves the outputs of others"),
+    ("FadedAtTheBorder", "ssd:chunk=5", "documents", "moves the outputs of others"),
+    ("LeaksBackwards", "softmax", "documents", "the gradient of v leaves document 0"),
 ]
 
 

@@ -99,6 +99,7 @@ from attnbench.catalogue.engines.recurrent.levels import carried
 from attnbench.catalogue.engines.rotation import angles, rotate
 from attnbench.contract.problem.reference import exact_attention, masked_attention, of_query_heads
 from attnbench.contract.problem.shape import Shape
+from attnbench.contract.traits import Traits
 
 Mask = Tensor | None
 
@@ -2293,3 +2294,53 @@ class DecaysOfOtherHeads(KimiDeltaRule):
     def rates(self, *gates: Tensor) -> tuple[Tensor, ...]:
         beta, log_decay = super().rates(*gates)
         return beta, log_decay.roll(1, 1)
+
+
+def documents_of(tokens: int) -> list[int]:
+    """Lengths of the documents in the law about them; other sequences are one document."""
+    return [5, 4, 5, 9] if tokens == 23 else [tokens]
+
+
+class PacksByItself:
+    """Takes documents end to end in code of its own."""
+
+    @classmethod
+    def claims(cls, traits: Traits, options: object) -> Traits:
+        return replace(traits, mask=True)
+
+
+class ConvolvedAcrossDocuments(PacksByItself, GatedDelta):
+    """The state starts anew with each document; the convolution reads the last tokens of the one before."""
+
+    def _run(self, projected: Tensor, direction: int) -> Tensor:
+        tokens, gates = self._split(projected)
+        lengths = documents_of(tokens.shape[1])[:: -1 if direction else 1]
+        parts = (x.split(lengths, 2) for x in (*self._heads(self.short(tokens)), *self.rates(gates)))
+        y = [self.read(*one, strict=direction == 1) for one in zip(*parts, strict=True)]
+        return torch.cat(y, 2).transpose(1, 2).flatten(2)
+
+
+class NormalisedOverDocuments(PacksByItself, Linear):
+    """The sum of values starts anew with each document, and the sum that divides it does not."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        weights = (nn.functional.elu(q) + 1) @ (nn.functional.elu(k) + 1).mT
+        weights = weights * allowed_keys(q, k, self.causal, key_mask)
+        own = torch.block_diag(*(q.new_ones(n, n) for n in documents_of(q.shape[2])))
+        return (weights * own) @ v / weights.sum(-1, keepdim=True)
+
+
+class FadedAtTheBorder(PacksByItself, DecayedSums):
+    """2^-8 of the state is left where a document starts."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, log2_decay: Tensor, *, key_mask: Mask = None) -> Tensor:
+        starts = torch.tensor([0, *documents_of(q.shape[2])]).cumsum(0)[1:-1]
+        return super().forward(q, k, v, log2_decay.index_fill(2, starts, -8.0), key_mask=key_mask)
+
+
+class LeaksBackwards(Softmax):
+    """Its outputs are right, and the gradient of each reaches all values."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        mean = v.mean(2, keepdim=True)
+        return super().forward(q, k, v, key_mask=key_mask) + (mean - mean.detach())

@@ -225,14 +225,14 @@ def test_a_bias_between_two_sequences_is_refused_unless_excluded() -> None:
 
 
 def test_a_mask_is_an_axis_like_any_other() -> None:
-    masks = [None, "causal", "prefix:8", {"name": "document", "lengths": "3+4"}, {"name": "sliding", "window": [4, 8]}]
+    masks = [None, "causal", "prefix:8", {"name": "document", "lengths": "3+5"}, {"name": "sliding", "window": [4, 8]}]
     cells = expand(suite_of(matrix(mask=masks)))
     told = [(cell.shape.mask, cell.shape.causal) for cell in cells]
     assert told == [
         ("none", False),
         ("none", True),
         ("prefix:8", True),
-        ("document:3+4", False),
+        ("document:3+5", False),
         ("sliding:4", False),
         ("sliding:8", False),
     ]
@@ -240,6 +240,16 @@ def test_a_mask_is_an_axis_like_any_other() -> None:
     assert len(expand(suite_of(matrix(mask=masks), exclude=[{"causal": True}]))) == 4
     again = [Cell.from_json(json.loads(json.dumps(cell.to_json()))) for cell in cells]
     assert again == cells
+
+
+@pytest.mark.parametrize("mask", ["document:30+40", "padded:128"])
+def test_documents_add_up_to_the_sequence_as_often_as_they_are_repeated(mask: str) -> None:
+    words = (
+        f"mask {mask}: documents of .* do not add up to 64; give lengths that do, write .*:ragged, or make the length"
+    )
+    with pytest.raises(SuiteError, match=words.replace("+", "[+]")):
+        expand(suite_of(matrix(mask=mask)))
+    assert len(expand(suite_of(matrix(mask=["document:64", "padded:16", "document:ragged"])))) == 3
 
 
 def test_causality_has_two_names_and_one_cell() -> None:

@@ -38,6 +38,7 @@ SUITES = (
     "lra",
     "lra-score",
     "operators",
+    "packed",
     "performer",
     "positions",
     "precision",

@@ -18,7 +18,7 @@ from attnbench.errors import Unsupported, UsageError
 NAME = "stack"
 MOST = 1000
 _PART = re.compile(r"(?:([1-9][0-9]{0,9})\*)?([^\[\]*]+)(?:\[([^\[\]]*)\])?")
-_ABILITIES = ("causal", "key_padding", "decode", "bias", "mask", "sink", "longer")
+_ABILITIES = ("causal", "key_padding", "decode", "bias", "mask", "documents", "sink", "longer")
 
 
 def turns(spec: Spec) -> list[Spec]:
@@ -130,6 +130,7 @@ VARIANTS.add_compound(
             decode=True,
             bias=True,
             mask=True,
+            documents=True,
             sink=True,
             rows_sum_to_one=False,
             shares=No("each layer has a variant of its own, which says whether it shares heads"),

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, cycle
+from random import Random
 from typing import Literal, cast, get_args
 
 from attnbench.contract.spec import POSITIONAL, Scalar, Spec, parse_spec, parse_specs
 from attnbench.errors import UsageError, did_you_mean
 
-Kind = Literal["none", "causal", "prefix", "document", "sliding"]
+Kind = Literal["none", "causal", "prefix", "document", "padded", "sliding"]
 KINDS: tuple[str, ...] = get_args(Kind)
-FORMS = "none, causal, prefix:64, document:300+200 or sliding:128"
+FORMS = "none, causal, prefix:64, document:300+200, document:ragged, padded:300+200 or sliding:128"
 
-_SIZE = {"prefix": "length", "document": "lengths", "sliding": "window"}
+_SIZE = {"prefix": "length", "document": "lengths", "padded": "lengths", "sliding": "window"}
 """Kind -> the name of its option, which may be left out."""
 
 
@@ -27,14 +30,49 @@ class Mask:
       arXiv:1910.10683, section 3.2.1).
     - ``document:A+B+...``: the keys of its own document. Documents of these lengths follow one another, from the first
       length again after the last; the end of the sequence cuts the last one off.
+    - ``document:ragged``: the same with lengths that add up to the sequence, of :func:`ragged` with seed 0;
+      ``ragged-7`` with seed 7.
+    - ``padded:A+B+...`` and ``padded:ragged``: the pairs of ``document``, computed in another way: each document is a
+      row of a batch, padded to the longest.
     - ``sliding:W``: the W keys up to its own if causal, otherwise all keys less than W places away.
     """
 
     kind: Kind = "none"
     sizes: tuple[int, ...] = ()
+    drawn: int | None = None
+    """Seed of the lengths of ragged documents, which :meth:`among` writes out."""
 
     def __str__(self) -> str:
-        return f"{self.kind}:{'+'.join(map(str, self.sizes))}" if self.sizes else self.kind
+        ragged = "" if self.drawn is None else "ragged" + f"-{self.drawn}" * (self.drawn > 0)
+        return ":".join(filter(None, (self.kind, ragged or "+".join(map(str, self.sizes)))))
+
+    @property
+    def packs(self) -> bool:
+        """True if it makes several documents of one sequence."""
+        return self.kind in ("document", "padded")
+
+    def among(self, tokens: int) -> Mask:
+        """The keys that it lets a position of so many tokens see: documents with lengths, however they are computed."""
+        if not self.packs:
+            return self
+        return Mask("document", self.sizes if self.drawn is None else ragged(tokens, self.drawn))
+
+    def documents(self, tokens: int) -> Iterator[int]:
+        """The lengths of the documents of so many tokens, one after another."""
+        for size in cycle(self.sizes):
+            if not tokens:
+                return
+            yield min(size, tokens)
+            tokens -= min(size, tokens)
+
+    def check(self, tokens: int) -> None:
+        """Raise UsageError if documents do not add up to so many tokens, even if their lengths are repeated."""
+        whole = sum(self.sizes)
+        if self.packs and self.sizes and tokens % whole:
+            raise UsageError(
+                f"mask {self}: documents of {whole} tokens do not add up to {tokens}; give lengths that do, write "
+                f"{self.kind}:ragged, or make the length a multiple of {whole}"
+            )
 
     def span(self, position: int, keys: int, *, causal: bool) -> tuple[int, int]:
         """The first key that a position sees, and the one after the last, of ``keys`` in all."""
@@ -88,6 +126,16 @@ def _capped(n: int, most: int) -> int:
 
 
 @lru_cache(maxsize=1000)
+def ragged(tokens: int, seed: int) -> tuple[int, ...]:
+    """Lengths of documents that add up to ``tokens``, about seven: log-uniform between 1/64 and 1/2 of them, the last
+    one cut off. A seed draws the same shares for any number of tokens."""
+    source, sizes = Random(seed), list[int]()
+    while left := tokens - sum(sizes):
+        sizes.append(min(left, max(1, round(tokens * 2 ** source.uniform(-6, -1)))))
+    return tuple(sizes)
+
+
+@lru_cache(maxsize=1000)
 def mask_of(text: str) -> Mask:
     """The mask of a text such as ``sliding:128``. Raises UsageError if it is none."""
     return _mask(parse_spec(text))
@@ -108,11 +156,17 @@ def _mask(spec: Spec) -> Mask:
     if len(given) != len(spec.options) or len(given) != (option is not None):
         how = "takes no options" if option is None else f"takes its {option} and nothing else"
         raise UsageError(f"mask {spec}: {kind!r} {how}; write {FORMS}")
+    packs = Mask(kind).packs
+    if packs and (found := _RAGGED.fullmatch(str(given[0]))):
+        return Mask(kind, drawn=int(found[1] or 0))
     sizes = _sizes(given[0]) if given else ()
-    if sizes is None or (len(sizes) > 1 and kind != "document"):
-        what = "whole numbers of at least 1 with + in between" if kind == "document" else "a whole number of at least 1"
+    if sizes is None or (len(sizes) > 1 and not packs):
+        what = "whole numbers of at least 1 with + in between, or ragged" if packs else "a whole number of at least 1"
         raise UsageError(f"mask {spec}: {option} must be {what}; write {FORMS}")
     return Mask(kind, sizes)
+
+
+_RAGGED = re.compile("ragged(?:-([1-9][0-9]{0,8}))?")
 
 
 def _sizes(value: Scalar) -> tuple[int, ...] | None:

@@ -49,8 +49,8 @@ class Shape:
     v_dim: int | None = None
     """E, the width of a value and of an output; None means E = D."""
     mask: str = "none"
-    """Pairs that are hidden in addition to those of causality: ``prefix:64``, ``document:300+200`` or ``sliding:128``
-    (:mod:`attnbench.contract.problem.mask`). ``causal`` stands for ``causal=True``, which ``prefix`` implies."""
+    """Pairs that are hidden in addition to those of causality: ``prefix:64``, ``document:300+200``, ``sliding:128`` and
+    others (:mod:`attnbench.contract.problem.mask`). ``causal`` stands for ``causal=True``, which ``prefix`` implies."""
     q_start: int = 0
     """Position of the first query among the keys, where causality or a mask tells the keys a position sees: the queries
     are the last N of M = q_start + N tokens."""
@@ -156,6 +156,6 @@ class Shape:
     @property
     def density(self) -> float:
         """Share of the N × M pairs that causality and mask leave visible."""
-        mask = mask_of(self.mask)
+        mask = mask_of(self.mask).among(self.M)
         all_, before = (mask.pairs(T, self.M, causal=self.causal) for T in (self.q_start + self.N, self.q_start))
         return (all_ - before) / (self.N * self.M)

@@ -24,7 +24,7 @@ class Visible:
 
     @classmethod
     def of(cls, shape: Shape) -> Visible:
-        return cls(shape.causal, mask_of(shape.mask), shape.q_start)
+        return cls(shape.causal, mask_of(shape.mask).among(shape.M), shape.q_start)
 
     def span(self, query: int, keys: int) -> tuple[int, int]:
         """The first key that a query sees, and the one after the last, of ``keys`` in all."""

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from attnbench.contract.inputs import INPUTS, look_at
 from attnbench.contract.plugins.load import with_modules
+from attnbench.contract.problem.mask import mask_of
 from attnbench.contract.problem.padding import checked
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import parse_spec, parse_specs
@@ -71,6 +72,8 @@ class Question:
             raise UsageError("--n 0: a length is at least 1; write --n 1024..4096")
         at = defaults() | dict(self.axes)
         checked(at["padding"])
+        for n in lengths:
+            mask_of(str(at["mask"])).check(at["q_start"] + n)
         if self.level == "pretrained":
             raise UsageError("--level pretrained: only a suite names a trained model; 'attnbench init' begins one")
         if at["architecture"] != "encoder" and self.level != "model":

@@ -40,6 +40,7 @@ class CosineSums(NamedTuple):
     traits=Traits(
         target="other",
         decode=True,
+        documents=True,
         longer=No("beyond the length that it is made for, its horizon, cosines would be negative; give a horizon"),
         rows_sum_to_one=False,
         given=(("horizon", {"longer": True}),),

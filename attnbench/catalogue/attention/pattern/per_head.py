@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, NamedTuple
 
@@ -171,9 +171,8 @@ class PerHead(nn.Module):
             emulated="; ".join(
                 f"{spec.name}: {one.emulated}" for spec, one in zip(named, each, strict=True) if one.emulated
             ),
-            bias=next(
-                (No(f"{spec.name}: {one.bias}") for spec, one in zip(named, each, strict=True) if not one.bias), True
-            ),
+            bias=_all_can("bias", named, each),
+            documents=_all_can("documents", named, each),
             own_form="; ".join(
                 f"{spec.name}: {one.own_form}" for spec, one in zip(named, each, strict=True) if one.own_form
             ),
@@ -197,6 +196,12 @@ class PerHead(nn.Module):
 
     def step(self, state: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, tuple[Any, ...]]:
         return self.groups.step(state, q, k, v)
+
+
+def _all_can(ability: str, named: Sequence[Spec], each: Sequence[Traits]) -> bool | No:
+    """True, or the reason of the first part that lacks the ability."""
+    lacking = ((spec, no) for spec, one in zip(named, each, strict=True) if not (no := getattr(one, ability)))
+    return next((No(f"{spec.name}: {no}") for spec, no in lacking), True)
 
 
 def _formula(part: Any, causal: bool) -> Callable[..., Tensor]:

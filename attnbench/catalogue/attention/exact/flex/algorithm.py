@@ -64,6 +64,7 @@ _FORWARD_ONLY: dict[str, Any] = (
                     "cross": No(_SAME_PLACES),
                     "decode": No(_NO_STEP),
                     "mask": No(_OWN_MASK),
+                    "documents": No(_OWN_MASK),
                     "q_start": No(_OWN_MASK),
                 },
             ),
