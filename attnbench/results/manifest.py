@@ -19,6 +19,8 @@ complete, and digits of no other run."""
 ENGINE, TOGETHER = "engine", "together"
 """Facts of a run that an engine shared out among machines: the engine, and the mark that the run folders of one
 command have in common. Machines may join such a run while it goes on, so its list of machines may grow."""
+THINNED = "thinned"
+"""Fact of a run that was handed in without its samples and curves: lines and digest of each file of the whole run."""
 FRESH = "fresh_process"
 """Fact of a run: the unit that begins in a fresh process, a ``round``. Runs of older versions lack it."""
 

@@ -1,0 +1,73 @@
+"""The folder of a run that is handed in to a board: rows, environment and suite, without samples and private text."""
+
+from __future__ import annotations
+
+import lzma
+import re
+from pathlib import Path
+from typing import Any
+
+from attnbench.answers.board.runs import LeftOut, identity, take
+from attnbench.answers.report.sources import title_of
+from attnbench.errors import CannotCreate, UsageError
+from attnbench.files import PACKED, replace_file
+from attnbench.results.manifest import ENDS, OPENING, RUN_ID, THINNED
+from attnbench.results.runs import newest_run
+from attnbench.results.store import RECORDS, SUITE, TABLE, RunFolder
+from attnbench.text import without_home
+
+_PRIVATE = (
+    (re.compile(r"(?<![\w.~-])(?:(?:/home|/Users|[A-Za-z]:\\Users)[/\\][^/\\\s\"',;:]+|/root)(?![\w.-])"), "~"),
+    (re.compile(r"\b(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox[a-z]-|AKIA)[\w-]{12,}"), "***"),
+    (re.compile(r"(?<=://)[^/\s@]+(?=@)"), "***"),
+    (re.compile(r"(?i)((?:token|secret|password|api.?key)\s*[=:]\s*)[^\s,;\"']{8,}"), r"\1***"),
+)
+"""Text that says who somebody is, or lets others in, and what takes its place."""
+
+
+def submit(path: Path, to: Path) -> tuple[Path, list[LeftOut]]:
+    """Write a run into a new folder in ``to``, named by date and machine; also give the rows that no board shows.
+
+    Raises:
+        ResultsError: there is no run, runs of several suites, or one that :func:`take` does not take.
+        UsageError: a board would show none of its rows.
+        CannotCreate: it was handed in before, or the folder cannot be made.
+    """
+    folder = newest_run(path)
+    machine, out = take(folder.path, folder.path.name)
+    if not len(machine.rows):
+        raise UsageError(f"{folder.path}: {'; '.join(f'{one.what}: {one.why}' for one in out)}; so no board shows it")
+    facts = folder.environment
+    date = re.sub("[-:]", "", str(facts.get("started_at", "")))[:15] or folder.path.name
+    place = to / "-".join([date, re.sub("[^a-z0-9]+", "-", title_of(machine).lower()).strip("-")])
+    if place.exists():
+        raise CannotCreate(f"{place} exists: this run was handed in before; choose another folder with --to")
+    kept = {name: value for name, value in facts.items() if name not in (ENDS, OPENING)}
+    kept = {**kept, THINNED: facts.get(ENDS, {})}
+    suite = (folder.path / SUITE).read_text(encoding="utf-8")
+    thin = RunFolder.create(place, environment=_for_all(kept), suite_text=_for_all(suite))
+    with thin.lock():
+        thin.correct({RUN_ID: identity(facts)})
+        thin.append(RECORDS, [_for_all(record.to_json()) for record in folder.in_order()])
+        thin.write_csv(thin.in_order())
+        thin.conclude()
+    for file in (place / RECORDS, place / TABLE):
+        packed = lzma.compress(file.read_bytes(), preset=9 | lzma.PRESET_EXTREME)
+        replace_file(file.with_name(file.name + PACKED), packed)
+        file.unlink()
+    (place / ".lock").unlink(missing_ok=True)
+    return place, out
+
+
+def _for_all(value: Any) -> Any:
+    """The same data without homes of people, passwords and tokens."""
+    if isinstance(value, dict):
+        return {_for_all(name): _for_all(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_for_all(one) for one in value]
+    if not isinstance(value, str):
+        return value
+    value = without_home(value)
+    for pattern, instead in _PRIVATE:
+        value = pattern.sub(instead, value)
+    return value
