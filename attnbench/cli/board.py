@@ -24,7 +24,6 @@ def board(
     taken, left = read_runs(runs)
     for one in left:
         console.warning(f"left out: {one.run}, {one.what}: {one.why}")
-    pages = make_site(taken, left)
-    write_site(out, pages)
+    write_site(out, pages := make_site(taken, left))
     console.line(f"{out / INDEX}")
     console.note(f"pages of shapes: {len(pages) - 1}; runs: {len(taken)}")

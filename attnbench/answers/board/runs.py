@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from attnbench.answers.report.sources import Machine
 from attnbench.errors import AttnbenchError, ResultsError
 from attnbench.measure.status import Status
 from attnbench.results.audit import audit
-from attnbench.results.manifest import OPENING, RUN_ID, digest
+from attnbench.results.manifest import OPENING, RUN_ID
 from attnbench.results.read import read_results, run_names
 from attnbench.results.record import HELD, NOT_TRIED, UNCHECKED
 from attnbench.results.runs import find_runs, no_run
@@ -42,14 +42,14 @@ def read_runs(paths: Iterable[Path]) -> tuple[list[Machine], list[LeftOut]]:
         if not path.is_dir():
             raise ResultsError(f"{path}: no such folder; give folders of runs, or folders that hold some")
         found = list(_folders(path))
-        folders += found
         out += [] if found else [LeftOut(path.resolve().name, "folder", "holds no run")]
-    folders = list({folder.resolve(): folder for folder in folders}.values())
+        folders += [folder for folder in dict.fromkeys(found) if folder.resolve() not in map(Path.resolve, folders)]
     for folder, name in zip(folders, run_names([folder / TABLE for folder in folders]), strict=True):
         try:
             machine, without = take(folder, name)
             (environment,) = machine.environments.values()
-            if (first := known.setdefault(identity(environment), name)) != name:
+            run = str(environment.get(RUN_ID) or environment.get(OPENING) or name)
+            if (first := known.setdefault(run, name)) != name:
                 raise ResultsError(f"a copy of {first}")
             taken += [machine] if len(machine.rows) else []
             out += without
@@ -82,12 +82,6 @@ def take(folder: Path, name: str) -> tuple[Machine, list[LeftOut]]:
         out += [LeftOut(name, f"{len(held)} rows", "no time among them")] if len(held) else []
         held = held[:0]
     return Machine(held.reset_index(drop=True), {name: found.environment}), out
-
-
-def identity(facts: Mapping[str, Any]) -> str:
-    """The same digits for each copy of a run, out of its ``environment.json``."""
-    said = [str(facts.get(one)) for one in ("run_key", "started_at", "machine_id", "cells")]
-    return str(facts.get(RUN_ID) or facts.get(OPENING) or digest(" ".join(said)))
 
 
 def _folders(root: Path) -> Iterator[Path]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
-from math import inf
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,13 @@ from attnbench.answers.board.runs import LeftOut
 from attnbench.answers.report.answer import Sentence
 from attnbench.answers.report.page import rendered, section
 from attnbench.answers.report.rows import marked
-from attnbench.answers.report.sources import Machine, heading, title_of
+from attnbench.answers.report.sources import Machine, title_of
 from attnbench.errors import CannotCreate
 from attnbench.figures.kit.inline import Shared
 from attnbench.files import make_folder, refuse_link, write_output
 from attnbench.results.frame.settings import timed
 from attnbench.results.frame.words import follows, in_words, is_expected
+from attnbench.results.manifest import digest
 from attnbench.suite.axes import ALIKE
 
 INDEX = "index.html"
@@ -42,7 +42,6 @@ def shape_of(row: Mapping[Hashable, Any]) -> str:
 def make_site(runs: Sequence[Machine], out: Sequence[LeftOut]) -> dict[str, str]:
     """The board's files, name -> text; the same runs give the same text."""
     parts: dict[str, list[Machine]] = {}
-    known = []
     for run in sorted(runs, key=lambda one: (title_of(one), *one.environments)):
         rows = run.rows.loc[timed(run.rows).index]
         errors = run.rows.drop(rows.index)
@@ -52,60 +51,45 @@ def make_site(runs: Sequence[Machine], out: Sequence[LeftOut]) -> dict[str, str]
             if (part["time_median_s"] > 0).any():
                 both = pd.concat([part, errors], ignore_index=True)
                 parts.setdefault(str(shape), []).append(replace(run, rows=both))
-        facts, ((name, environment),) = dict(heading(run)), run.environments.items()
-        facts["attnbench"] = str(environment.get("attnbench", ""))
-        known.append([name, title_of(run), *(facts.get(one, "") for one in ("Measured", "torch", "attnbench", "Rows"))])
-    pages, lines = dict[str, str](), list[tuple[int, str, str, list[Any]]]()
+    pages, shown = dict[str, str](), []
     for shape in sorted(parts, key=lambda one: [(len(word), word) for word in one.split(", ")]):
-        name = re.sub("[^a-z0-9]+", "-", shape.lower().replace("not causal", "full"))[:150].strip("-") + ".html"
-        pages[name], told = _page(shape, parts[shape])
-        lines.append((min(place for *_, place in told), name, shape, told))
-    lines.sort(key=itemgetter(0))
-    index = {"shapes": lines, "runs": known, "out": out, "home": INDEX}
-    return {
-        INDEX: rendered("board.html", Shared(), "Exact, linear and sparse attention, shape by shape", **index),
-        **pages,
-    }
+        slug = re.sub("[^a-z0-9]+", "-", shape.lower().replace("not causal", "full"))[:150].strip("-")
+        name = f"{slug}-{digest(shape)[:4]}.html"
+        pages[name], sections = _page(shape, parts[shape])
+        crossed = any(strong for one in sections for sentence in one["answer"] for _, strong in sentence)
+        shown.append((not crossed, name, shape, sections))
+    index = {"shapes": sorted(shown, key=itemgetter(0)), "out": out, "home": INDEX}
+    title = "Exact, linear and sparse attention, shape by shape"
+    return {INDEX: rendered("board.html", Shared(), title, **index), **pages}
 
 
-def _page(shape: str, runs: Sequence[Machine]) -> tuple[str, list[tuple[str, list[Sentence], int]]]:
-    """The page of a shape; and for each run its title, its headlines, and 0 if something crossed."""
-    shared, sections, told = Shared(), [], []
+def _page(shape: str, runs: Sequence[Machine]) -> tuple[str, list[dict[str, Any]]]:
+    """The page of a shape, and its sections."""
+    shared, sections = Shared(), []
     for number, run in enumerate(runs, start=1):
         exact = exact_labels(marked(run.rows))
         content = section(number, run, shared, bases=exact)
         content["title"] = ", ".join([content["title"], *run.environments])
         found = [(view, crossings(view, content["beside"], exact)) for view in content["views"]]
-        content["answer"] = [said for view, ones in found for said in sentences(view, ones)]
-        if not content["answer"]:
-            content["answer"] = [[("No sub-quadratic variant was measured beside an exact kernel.", False)]]
+        answer: list[Sentence] = [said for view, ones in found for said in sentences(view, ones)]
+        content["answer"] = answer or [[("No sub-quadratic variant was measured beside an exact kernel.", False)]]
         for view, ones in found:
-            labels: dict[str, list[str]] = {}
-            for one in ones:
-                labels.setdefault(one.said, []).append(one.label)
-            said = "; ".join(f"{n}: {', '.join(names)}" for n, names in labels.items())
-            content["marks"] += [f"{view.setting.name or 'All'}, faster from n = {said}"] if said else []
-        every = [one for _, ones in found for one in ones]
-        place = 0 if any(one.n < inf for one in every) else 1 if every else 2
-        told.append((content["title"], content["answer"], place))
+            every = [f"{one.label} {one.said}" for one in ones]
+            content["marks"] += [f"{view.setting.name or 'All'}, faster from n: {'; '.join(every)}"] if every else []
         sections.append(content)
     about = {"against": None, "laws": (), "unchecked": (), "doubts": (), "home": INDEX}
-    return rendered("report.html", shared, shape, sections=sections, **about), told
+    return rendered("report.html", shared, shape, sections=sections, **about), sections
 
 
 def write_site(folder: Path, files: Mapping[str, str]) -> None:
-    """Write the pages, and remove those of an earlier board there that are no more.
-
-    Raises:
-        CannotCreate: the folder cannot be made, or has another file in the place of a page.
-    """
+    """Write the pages in place of those of an earlier board. Raises CannotCreate: another file has the name of one."""
     refuse_link(folder)
     make_folder(folder)
-    old = {file.name for file in folder.glob("*.html") if file.is_file() and _BOARD in file.read_text(errors="replace")}
-    for name in files:
-        if (folder / name).exists() and name not in old:
-            raise CannotCreate(f"{folder / name} is no page of a board; choose another folder with --out")
-    for name, text in files.items():
-        write_output(folder / name, text)
-    for name in old - files.keys():
-        (folder / name).unlink()
+    old = {file.name for file in folder.glob("*.html") if _BOARD in file.read_text(errors="replace")}
+    if others := [name for name in files if (folder / name).exists() and name not in old]:
+        raise CannotCreate(f"{folder / others[0]} is no page of a board; choose another folder with --out")
+    for name in old | files.keys():
+        if name in files:
+            write_output(folder / name, files[name])
+        else:
+            (folder / name).unlink()

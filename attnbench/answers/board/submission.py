@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import lzma
 import re
 from pathlib import Path
 from typing import Any
 
-from attnbench.answers.board.runs import LeftOut, identity, take
+from attnbench.answers.board.runs import LeftOut, take
 from attnbench.answers.report.sources import title_of
 from attnbench.errors import CannotCreate, UsageError
 from attnbench.files import PACKED, replace_file
@@ -16,13 +17,13 @@ from attnbench.results.runs import newest_run
 from attnbench.results.store import RECORDS, SUITE, TABLE, RunFolder
 from attnbench.text import without_home
 
-_PRIVATE = (
-    (re.compile(r"(?<![\w.~-])(?:(?:/home|/Users|[A-Za-z]:\\Users)[/\\][^/\\\s\"',;:]+|/root)(?![\w.-])"), "~"),
-    (re.compile(r"\b(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox[a-z]-|AKIA)[\w-]{12,}"), "***"),
-    (re.compile(r"(?<=://)[^/\s@]+(?=@)"), "***"),
-    (re.compile(r"(?i)((?:token|secret|password|api.?key)\s*[=:]\s*)[^\s,;\"']{8,}"), r"\1***"),
-)
-"""Text that says who somebody is, or lets others in, and what takes its place."""
+_PRIVATE = {
+    r"(?<![\w.~-])(?:(?:/home|/Users|[A-Za-z]:\\+Users)[/\\]+[^/\\\s\"',;:]+|/root)(?![\w.-])": "~",
+    r"\b(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox[a-z]-|AKIA)[\w-]{12,}": "***",
+    r"(?<=://)[^/\\\s@\"]+(?=@)": "***",
+    r"(?i)((?:token|secret|password|api.?key)\s*[=:]\s*)[^\s,;\"'\\]{8,}": r"\1***",
+}
+"""Text in JSON that says who somebody is, or lets others in -> what takes its place."""
 
 
 def submit(path: Path, to: Path) -> tuple[Path, list[LeftOut]]:
@@ -43,31 +44,25 @@ def submit(path: Path, to: Path) -> tuple[Path, list[LeftOut]]:
     if place.exists():
         raise CannotCreate(f"{place} exists: this run was handed in before; choose another folder with --to")
     kept = {name: value for name, value in facts.items() if name not in (ENDS, OPENING)}
-    kept = {**kept, THINNED: facts.get(ENDS, {})}
     suite = (folder.path / SUITE).read_text(encoding="utf-8")
-    thin = RunFolder.create(place, environment=_for_all(kept), suite_text=_for_all(suite))
+    records = [record.to_json() for record in folder.in_order()]
+    about, suite, records = _for_all([{**kept, THINNED: facts.get(ENDS, {})}, suite, records])
+    thin = RunFolder.create(place, environment=about, suite_text=suite)
     with thin.lock():
-        thin.correct({RUN_ID: identity(facts)})
-        thin.append(RECORDS, [_for_all(record.to_json()) for record in folder.in_order()])
+        thin.correct({name: facts[name] for name in (RUN_ID,) if name in facts})
+        thin.append(RECORDS, records)
         thin.write_csv(thin.in_order())
         thin.conclude()
     for file in (place / RECORDS, place / TABLE):
-        packed = lzma.compress(file.read_bytes(), preset=9 | lzma.PRESET_EXTREME)
-        replace_file(file.with_name(file.name + PACKED), packed)
+        replace_file(file.with_name(file.name + PACKED), lzma.compress(file.read_bytes(), preset=9))
         file.unlink()
     (place / ".lock").unlink(missing_ok=True)
     return place, out
 
 
-def _for_all(value: Any) -> Any:
+def _for_all(data: Any) -> Any:
     """The same data without homes of people, passwords and tokens."""
-    if isinstance(value, dict):
-        return {_for_all(name): _for_all(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_for_all(one) for one in value]
-    if not isinstance(value, str):
-        return value
-    value = without_home(value)
-    for pattern, instead in _PRIVATE:
-        value = pattern.sub(instead, value)
-    return value
+    text = without_home(json.dumps(data, ensure_ascii=False))
+    for pattern, instead in _PRIVATE.items():
+        text = re.sub(pattern, instead, text)
+    return json.loads(text)
