@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from attnbench.answers.report.sources import Machine
-from attnbench.errors import AttnbenchError, ResultsError
+from attnbench.errors import AttnbenchError, CorruptResults, ResultsError
 from attnbench.measure.status import Status
 from attnbench.results.audit import audit
 from attnbench.results.manifest import OPENING, RUN_ID
@@ -69,7 +69,8 @@ def take(folder: Path, name: str) -> tuple[Machine, list[LeftOut]]:
     """
     found = audit(folder)
     if doubts := found.findings or (() if found.is_sealed else found.notes):
-        raise ResultsError(doubts[0] + f"; and {len(doubts) - 1} more" * (len(doubts) > 1))
+        kind = CorruptResults if found.findings else ResultsError
+        raise kind(doubts[0] + f"; and {len(doubts) - 1} more" * (len(doubts) > 1))
     frame, out = read_results(folder), []
     frame = frame[frame["status"] != Status.INTERRUPTED]
     for law, rows in frame[frame["laws"] != HELD].groupby("laws", sort=False):
@@ -79,7 +80,7 @@ def take(folder: Path, name: str) -> tuple[Machine, list[LeftOut]]:
         out.append(LeftOut(name, f"{len(rows)} row{'s' * (len(rows) != 1)}", one_line(f"{why}: {names}", 300)))
     held = frame[frame["laws"] == HELD]
     if not (held["time_median_s"] > 0).any():
-        out += [LeftOut(name, f"{len(held)} rows", "no time among them")] if len(held) else []
+        out += [LeftOut(name, f"{len(held)} rows", "no time among them")] if len(held) or not out else []
         held = held[:0]
     return Machine(held.reset_index(drop=True), {name: found.environment}), out
 
