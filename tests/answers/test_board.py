@@ -18,6 +18,7 @@ from attnbench.answers.report import page
 from attnbench.cli.app import main
 from attnbench.errors import Exit, ResultsError
 from attnbench.results.audit import audit
+from attnbench.results.frame.settings import records
 from attnbench.results.manifest import read_manifest, write_manifest
 from attnbench.results.read import read_results
 from attnbench.results.store import ENVIRONMENT, RECORDS, RunFolder
@@ -227,7 +228,7 @@ def test_exact_kernels_are_those_that_compute_softmax_attention_itself() -> None
 
 def test_a_shape_says_all_that_is_unusual_and_keeps_unlike_rows_apart(tmp_path: Path) -> None:
     run = write(tmp_path / "run", [*rows(), *rows(causal=True), *rows(dtype="bfloat16")])
-    frame = read_results(run).to_dict("records")
+    frame = records(read_results(run))
     plain = "Batch 1, 2 heads × 8, not causal, float32, forward pass, attention operator"
     assert {shape_of(row) for row in frame} == {plain, plain.replace("not ", ""), plain.replace("float32", "bfloat16")}
     site = site_of(run)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
@@ -20,7 +20,7 @@ from attnbench.answers.report.sources import Machine, title_of
 from attnbench.errors import CannotCreate
 from attnbench.figures.kit.inline import Shared
 from attnbench.files import make_folder, refuse_link, write_output
-from attnbench.results.frame.settings import timed
+from attnbench.results.frame.settings import records, timed
 from attnbench.results.frame.words import follows, in_words, is_expected
 from attnbench.results.manifest import digest
 from attnbench.suite.axes import ALIKE
@@ -31,7 +31,7 @@ _BOARD = '<html lang="en" data-board>'
 """Words that all pages of a board have, and only these."""
 
 
-def shape_of(row: Mapping[Hashable, Any]) -> str:
+def shape_of(row: Mapping[str, Any]) -> str:
     """``Batch 1, 8 heads × 64, not causal, float32, forward pass, attention layer``, with all else that is unusual."""
     others = [one for one in ALIKE if one not in _FIRST and not follows(one, row) and not is_expected(one, row[one])]
     model = {"model": ("layers", "ffn"), "pretrained": ("model",)}.get(str(row["level"]), ())
@@ -46,7 +46,7 @@ def make_site(runs: Sequence[Machine], out: Sequence[LeftOut]) -> dict[str, str]
         rows = run.rows.loc[timed(run.rows).index]
         errors = run.rows.drop(rows.index)
         errors = errors[errors["error_kind"] != ""]
-        shapes = pd.Series([shape_of(row) for row in rows.to_dict("records")], index=rows.index)
+        shapes = pd.Series([shape_of(row) for row in records(rows)], index=rows.index)
         for shape, part in rows.groupby(shapes, sort=False):
             if (part["time_median_s"] > 0).any():
                 both = pd.concat([part, errors], ignore_index=True)

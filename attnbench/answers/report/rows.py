@@ -102,9 +102,9 @@ def _pairs(settings: Sequence[Setting], bases: Collection[str]) -> Iterator[tupl
         for rows in groups.values():
             held = [one for one in rows if (rows[one]["label"] in bases if bases else rows[one]["variant"] == BASELINE)]
             held.sort(key=lambda one: rows[one]["time_median_s"] if bases else len(rows[one]["label"]))
-            for index, row in rows.items() if held else ():
+            for index in rows if held else ():
                 if index != held[0]:
-                    yield index, [rows[one] for one in held[: None if bases else 1] if one != index], row
+                    yield index, [rows[one] for one in held[: None if bases else 1] if one != index], rows[index]
 
 
 def _ends(row: _Row) -> tuple[float, float, int] | None:
@@ -279,7 +279,10 @@ def _cells(row: Mapping[Hashable, Any], about: str, beside: Relative | None, cha
             (*time,),
         ),
         "ratio": _Cell(
-            f"{_times(ratio[0])} {beside.base if beside else ''}".strip(), _between(*ratio[1:], times), "", (*ratio,)
+            f"{_times(ratio[0])} {beside.base if beside else ''}".strip(),
+            _between(ratio[1], ratio[2], times),
+            "",
+            (*ratio,),
         ),
         "peak": _Cell(
             format_bytes(row["peak_bytes"]).removeprefix("-"),
