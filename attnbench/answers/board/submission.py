@@ -37,9 +37,8 @@ def submit(path: Path, to: Path) -> tuple[Path, list[LeftOut]]:
     folder = newest_run(path)
     machine, out = take(folder.path, folder.path.name)
     if not len(machine.rows):
-        raise UsageError(
-            f"{folder.path}: {'; '.join(f'{one.what}: {one.why}' for one in out)}; so no board shows it; measure it again"
-        )
+        why = "; ".join(f"{one.what}: {one.why}" for one in out)
+        raise UsageError(f"{folder.path}: {why}; so no board shows it; measure it again")
     facts = folder.environment
     date = re.sub("[-:]", "", str(facts.get("started_at", "")))[:15] or folder.path.name
     place = to / "-".join([date, re.sub("[^a-z0-9]+", "-", title_of(machine).lower()).strip("-")])
