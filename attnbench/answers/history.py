@@ -25,7 +25,7 @@ from attnbench.errors import ResultsError, UsageError
 from attnbench.measure.statistics import spread_between
 from attnbench.measure.status import Status
 from attnbench.results.key import Key
-from attnbench.results.measurements import MeasuredRun, Visits, began, differing_facts, load, refuse_copies
+from attnbench.results.measurements import MeasuredRun, Visits, began, day, differing_facts, load, refuse_copies
 from attnbench.results.record import Record
 from attnbench.results.runs import find_runs, no_run
 from attnbench.suite.select import matches
@@ -116,6 +116,40 @@ class History:
     between: float | None
     """Spread between runs of one program, on the log scale; None if it is not known."""
 
+    @property
+    def head(self) -> str:
+        first, last = (day(began(run)) for run in (self.runs[0], self.runs[-1]))
+        return f"{self.metric} in {len(self.runs)} runs, {first} to {last}" + f"; {self.how}" * bool(self.how)
+
+    @property
+    def foot(self) -> list[str]:
+        """The number of changes, and what is known of the spread between runs."""
+        changed = sum(bool(line.changes) for line in self.lines)
+        said = [f"{changed} of {len(self.lines)} cells changed; joint 95 % over all cells and runs"]
+        if self.between is not None:
+            said.append(f"runs of one program differ by {self.between:.1%}")
+        elif self.metric == "time":
+            said.append(f"no verdict on times yet: that takes {FEWEST_RUNS} runs of three rounds, and one more")
+        return said
+
+    def table(self, *, every: bool = False) -> list[list[str]]:
+        """The cells that changed, or all: name, runs, first and latest value, ratio, changes."""
+        axes = words.telling(line.row for line in self.lines)
+        return [self._row(line, axes) for line in self.lines if line.changes or every]
+
+    def _row(self, line: Line, axes: Sequence[str]) -> list[str]:
+        values = line.values
+        first, last = (values[0], values[-1]) if values else (None, None)
+        ends = [words.number(one, self.metric, self.unit) for one in (first, last)]
+        said = [
+            f"{day(point.began)} {words.plain(point.change)} {words.ratio(point.change.ratio)}".removesuffix(" -")
+            + f" ({words.interval(point.change)})" * (words.interval(point.change) != "-")
+            for point in line.points
+            if point.change
+        ]
+        ratio = words.ratio(last / first if first and last else None)
+        return [words.name(line.row, axes), str(len(values)), *ends, ratio, "; ".join(said) or "-"]
+
     def to_rows(self) -> list[dict[str, Any]]:
         """A row for each cell and run."""
         axes = words.telling(line.row for line in self.lines)
@@ -142,7 +176,7 @@ def _finite(numbers: Mapping[str, float | None]) -> dict[str, float | None]:
 
 
 def history(paths: Sequence[Path], given: Mapping[str, Any]) -> History:
-    """Follow the cells through the runs, with the options of ``attnbench history``.
+    """Follow the cells through the runs, with the options of ``attnbench history``; those that lack are not given.
 
     Raises:
         UsageError: nothing is chosen, or no two runs have a cell in common.
@@ -152,10 +186,11 @@ def history(paths: Sequence[Path], given: Mapping[str, Any]) -> History:
     runs, out = read_history(paths)
     how, unit = "", "s"
     if metric == "time":
-        runs, how = _timed(runs, out, plain=given["as_measured"])
-        if given["relative_to"]:
-            unit, runs = given["relative_to"], _over(runs, given["relative_to"], out)
-    limits = Limits() if given["above"] is None else Limits(**{metric: given["above"]})
+        runs, how = _timed(runs, out, plain=bool(given.get("as_measured")))
+        if base := given.get("relative_to"):
+            unit, runs = base, _over(runs, base, out)
+    above = given.get("above")
+    limits = Limits() if above is None else Limits(**{metric: above})
     lines, between = follow(runs, metric, limits, lambda row: _chosen(row, given))
     several = [line for line in lines if len(line.points) > 1]
     if not several:
@@ -221,8 +256,9 @@ def _over(runs: Sequence[MeasuredRun], variant: str, out: dict[str, str]) -> lis
 
 
 def _chosen(row: Record, given: Mapping[str, Any]) -> bool:
-    named = not given["variants"] or row.variant in given["variants"] or row.label in given["variants"]
-    return named and (given["select"] is None or matches(given["select"], words.address(row)))
+    variants, select = given.get("variants"), given.get("select")
+    named = not variants or row.variant in variants or row.label in variants
+    return named and (select is None or matches(select, words.address(row)))
 
 
 def _pair(line: Line, key: Key, row: Record, run: MeasuredRun, span: int) -> Pair | None:

@@ -13,7 +13,7 @@ from attnbench.cli.screen.outputs import draw, refuse_files
 from attnbench.cli.signature import command, completed
 
 if TYPE_CHECKING:
-    from attnbench.answers.history import History, Line
+    from attnbench.answers.history import History
 
 
 @command(options.HistoryOptions)
@@ -58,36 +58,9 @@ def history(
 
 
 def _print(found: History, *, narrowed: bool) -> None:
-    from attnbench.answers.gate import words
-    from attnbench.answers.history import FEWEST_RUNS
-    from attnbench.results.measurements import began, day
-
-    first, last = (day(began(run)) for run in (found.runs[0], found.runs[-1]))
-    console.paragraph(
-        f"{found.metric} in {len(found.runs)} runs, {first} to {last}" + f"; {found.how}" * bool(found.how)
-    )
-    axes = words.telling(line.row for line in found.lines)
-    shown = [line for line in found.lines if line.changes or narrowed]
-
-    def row(line: Line) -> list[str]:
-        values = line.values
-        first, last = (values[0], values[-1]) if values else (None, None)
-        ends = [words.number(one, found.metric, found.unit) for one in (first, last)]
-        ratio = words.ratio(last / first if first and last else None)
-        said = [
-            f"{day(point.began)} {words.plain(point.change)} {words.ratio(point.change.ratio)}".removesuffix(" -")
-            + f" ({words.interval(point.change)})" * (words.interval(point.change) != "-")
-            for point in line.points
-            if point.change
-        ]
-        return [words.name(line.row, axes), str(len(values)), *ends, ratio, "; ".join(said) or "-"]
-
-    if shown:
+    console.paragraph(found.head)
+    if rows := found.table(every=narrowed):
         columns = ["cell", "runs", "first", "latest", "ratio", "changes"]
-        console.table(columns, [row(line) for line in shown], right=columns[1:5])
-    changed = sum(bool(line.changes) for line in found.lines)
-    console.paragraph(f"{changed} of {len(found.lines)} cells changed; joint 95 % over all cells and runs")
-    if found.between is not None:
-        console.line(f"runs of one program differ by {found.between:.1%}")
-    elif found.metric == "time":
-        console.line(f"no verdict on times yet: that takes {FEWEST_RUNS} runs of three rounds, and one more")
+        console.table(columns, rows, right=columns[1:5])
+    for said in found.foot:
+        console.paragraph(said)

@@ -33,6 +33,8 @@ COMMANDS = {
     "gate": Command("Fail if a run got worse.", "gate NEW --against OLD", "a run, and --against an older one"),
     "merge": Command("Join runs of several machines.", "merge a b --out all", "runs"),
     "verify": Command("Find rows that were edited or lost.", "verify results", "a run"),
+    "board": Command("Make a site from runs of many people.", "board runs", "folders of runs"),
+    "submit": Command("Hand a run in to a board.", "submit results/quick", "a run"),
     "export": Command("Hand rows to other programs.", "export RUN --format latex", "a run"),
     "check": Command("Hold variants to formula and claims.", "check performer"),
     "claims": Command("Compare published claims with your rows.", "claims results"),

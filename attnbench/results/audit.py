@@ -75,7 +75,7 @@ def _of_the_rows(folder: RunFolder, records: Mapping[str, Record], broken: Seque
     if is_whole[CURVES]:
         found[CURVES] = set(folder.curves())
         for record in records.values():
-            is_trained = record.status is Status.OK and record.best_step is not None
+            is_trained = record.status is Status.OK and record.best_step is not None and not folder.is_thinned
             if is_trained and record.cell_id not in found[CURVES]:
                 yield f"{folder.path / CURVES}: the learning curve of {record.label} n={record.seq_len} is lost"
     for name, cell_ids in found.items():

@@ -28,7 +28,7 @@ from attnbench.measure.machine import (
 )
 from attnbench.measure.status import UNFINISHED, Status
 from attnbench.results.key import key_of
-from attnbench.results.manifest import ENDS, ENGINE, FRESH, TOGETHER, digest
+from attnbench.results.manifest import ENDS, ENGINE, FRESH, THINNED, TOGETHER, digest
 from attnbench.results.measurements import refuse_copies
 from attnbench.results.record import SEAL, Record
 from attnbench.results.sources import said
@@ -271,7 +271,7 @@ def _decisive(environment: Facts) -> dict[str, Any]:
     rules = environment.get("rules")
     machine = environment.get("environment")
     return {
-        **{name: environment.get(name) for name in ("attnbench", "method_version", "schema_version", FRESH)},
+        **{name: environment.get(name) for name in ("attnbench", "method_version", "schema_version", FRESH, THINNED)},
         **class_facts(environment),
         "torch": machine.get("torch") if isinstance(machine, dict) else None,
         **{f"rule {name}": value for name, value in (rules or {}).items() if name != "rounds"},

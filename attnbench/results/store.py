@@ -26,7 +26,7 @@ from attnbench.files import (
 )
 from attnbench.results.journal import GONE, Journal
 from attnbench.results.lock import held
-from attnbench.results.manifest import ENDS, OPENING, RUN_ID, digest, is_sealed, read_manifest, write_manifest
+from attnbench.results.manifest import ENDS, OPENING, RUN_ID, THINNED, digest, is_sealed, read_manifest, write_manifest
 from attnbench.results.old_swaps import old_rows
 from attnbench.results.record import READABLE, SCHEMA_VERSION, Record
 from attnbench.results.table import altered_lines, csv_text, read_table
@@ -83,6 +83,13 @@ class RunFolder:
     def environment(self) -> dict[str, Any]:
         """The facts in ``environment.json``, which was written when the run began."""
         return read_manifest(self.path / ENVIRONMENT)
+
+    @property
+    def is_thinned(self) -> bool:
+        """True if it has no samples and curves by intention."""
+        with suppress(CorruptResults):  # doubts() reports it
+            return THINNED in self.environment
+        return False
 
     def describe(self, state: Mapping[str, Any]) -> None:
         """Add the measuring process's facts of itself and the machine, unless an earlier one has given all of them."""
@@ -293,6 +300,8 @@ class RunFolder:
         Raises:
             CorruptResults: a time cannot come from its samples.
         """
+        if self.is_thinned:
+            return []
         stored, without = self.samples() if stored is None else stored, []
         for record in records:
             rounds = stored.get(record.cell_id, {})

@@ -46,6 +46,8 @@ SMALLER = {
 
 ELSEWHERE_TRIED = {
     "merge": "it needs shards of a suite; tests/results/test_merge.py makes and merges them",
+    "submit": "it needs a run whose laws held; tests/answers/test_board.py hands some in",
+    "board": "it needs such runs; tests/answers/test_board.py makes boards of them",
     "--run": "it measures whole suites; tests/answers/test_claims.py measures a small one",
     "ray": "it needs a cluster; tests/harness/many makes one",
     "file": "it stands for a file of the reader's; tests/catalogue/inputs has some",

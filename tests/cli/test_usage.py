@@ -39,7 +39,7 @@ def test_alone_it_says_what_there_is_in_a_few_lines_of_80_columns(tmp_path: Path
     assert (done.returncode, done.stderr, done.stdout) == (0, "", f"{OVERVIEW}\n")
     assert all(f"  attnbench {name}" in OVERVIEW for name in COMMANDS)
     assert max(map(len, OVERVIEW.splitlines())) < 80
-    assert len(OVERVIEW.splitlines()) <= 24
+    assert len(OVERVIEW.splitlines()) <= 28
 
 
 @pytest.mark.parametrize("arguments", ["run", "show", "compare", "compare --n 4", "check"])

@@ -33,6 +33,8 @@ ELSEWHERE = {
     "merge ": "three machines",
     " OLD": "two runs of one machine",
     "history ": "many runs of one machine",
+    "submit ": "a run whose laws held",
+    "board ": "runs whose laws held",
     "verify RUN": "a damaged run",
     "many-machines.md": "a cluster",
     "gpu.md": "a GPU",

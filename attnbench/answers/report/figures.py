@@ -47,17 +47,17 @@ def draw_views(rows: pd.DataFrame, views: Sequence[View], shared: Shared) -> tup
     others in words, and the longest of their lengths."""
     kinds = figure_kinds()
     chosen = _chosen(views)
-    drawn = []
+    every = []
     for place, view in enumerate(views):
         lengths = [n for one, n in chosen if one == place]
         for n in sorted(lengths):
-            drawn.append(_drawn("tradeoff", partial(draw_contenders, [view.at[n]()]), shared, (place, n, view.name)))
+            every.append(drawn("tradeoff", partial(draw_contenders, [view.at[n]()]), shared, (place, n, view.name)))
         if lengths and len(view.at) > 1:
             alike = rows.loc[view.setting.rows.index]
-            drawn.append(_drawn("scaling", partial(kinds["scaling"].draw, alike), shared, (place, 0, view.name)))
+            every.append(drawn("scaling", partial(kinds["scaling"].draw, alike), shared, (place, 0, view.name)))
     left = {view.name: [n for n in view.at if (place, n) not in chosen] for place, view in enumerate(views)}
     words = "; ".join(_lengths(name, without) for name, without in left.items() if without)
-    return [one for one in drawn if one], (words, max((n for lengths in left.values() for n in lengths), default=0))
+    return [one for one in every if one], (words, max((n for lengths in left.values() for n in lengths), default=0))
 
 
 def _chosen(views: Sequence[View]) -> list[tuple[int, int]]:
@@ -78,13 +78,14 @@ def draw_whole(kinds: Sequence[str], rows: pd.DataFrame, shared: Shared) -> list
     return [
         one
         for kind in kinds
-        if known[kind].applies(rows) and (one := _drawn(kind, partial(known[kind].draw, rows), shared))
+        if known[kind].applies(rows) and (one := drawn(kind, partial(known[kind].draw, rows), shared))
     ]
 
 
-def _drawn(
+def drawn(
     kind: str, draw: Callable[[], Figure], shared: Shared, about: tuple[int, int, str] = (0, 0, "")
 ) -> Drawn | None:
+    """A figure of a report; None if it has nothing to show. ``about``: view, length and name of the view."""
     try:
         with drawn_inline():
             figure = draw()

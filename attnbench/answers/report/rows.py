@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -54,7 +54,7 @@ _Row = Mapping[Hashable, Any]
 
 @dataclass(frozen=True)
 class Relative:
-    """One row relative to softmax at the same length."""
+    """One row relative to softmax, or to the fastest of other rows, at the same length."""
 
     speed: float
     """Time of softmax over its time: above 1 it is faster."""
@@ -69,6 +69,10 @@ class Relative:
     busy: str = ""
     rounds: int = 0
     """Visits to the one of both that has fewer."""
+    family: int = 0
+    """Number of ratios whose intervals hold together."""
+    base: str = ""
+    """The fastest of the rows that it is relative to; empty if that is softmax by definition."""
 
     @property
     def said(self) -> Said:
@@ -77,27 +81,30 @@ class Relative:
         return judged(ends, self.noise, busy=self.busy)
 
 
-def relative(settings: Sequence[Setting], noise: float = 0.0) -> dict[Hashable, Relative]:
+def relative(settings: Sequence[Setting], noise: float = 0.0, bases: Collection[str] = ()) -> dict[Hashable, Relative]:
     """Row's index -> its numbers relative to softmax; without softmax itself.
 
-    ``noise``: the machine's noise floor.
+    ``noise``: the machine's noise floor. ``bases``: labels of which the fastest takes the place of softmax; the
+    interval is then that of the least of the ratios to all of them.
     """
-    pairs = list(_pairs(settings))
-    family = sum(None not in (_ends(base), _ends(row)) for _, base, row in pairs)
-    return {index: _ratio(base, row, family, noise) for index, base, row in pairs}
+    pairs = list(_pairs(settings, bases))
+    family = sum(len(held) for _, held, row in pairs if None not in map(_ends, [*held, row]))
+    return {index: _ratio(held, row, family, noise, bool(bases)) for index, held, row in pairs}
 
 
-def _pairs(settings: Sequence[Setting]) -> Iterator[tuple[Hashable, _Row, _Row]]:
+def _pairs(settings: Sequence[Setting], bases: Collection[str]) -> Iterator[tuple[Hashable, Sequence[_Row], _Row]]:
+    """Each row with the rows that it is relative to, the first of which gives the ratio."""
     for setting in settings:
         timed = setting.ok.loc[setting.ok["time_median_s"] > 0, _COMPARED]
         groups: dict[tuple[int, int], dict[Hashable, _Row]] = {}
         for index, row in zip(timed.index, timed.to_dict("records"), strict=True):
             groups.setdefault((row["seq_len"], row["kv_len"]), {})[index] = row
         for rows in groups.values():
-            of_softmax = [index for index, row in rows.items() if row["variant"] == BASELINE]
-            if of_softmax:
-                base = min(of_softmax, key=lambda index: len(rows[index]["label"]))
-                yield from ((index, rows[base], row) for index, row in rows.items() if index != base)
+            held = [one for one in rows if (rows[one]["label"] in bases if bases else rows[one]["variant"] == BASELINE)]
+            held.sort(key=lambda one: rows[one]["time_median_s"] if bases else len(rows[one]["label"]))
+            for index in rows if held else ():
+                if index != held[0]:
+                    yield index, [rows[one] for one in held[: None if bases else 1] if one != index], rows[index]
 
 
 def _ends(row: _Row) -> tuple[float, float, int] | None:
@@ -105,17 +112,20 @@ def _ends(row: _Row) -> tuple[float, float, int] | None:
     return (low, high, int(visits) if visits > 0 else 1) if 0 < low <= high < math.inf else None
 
 
-def _ratio(base: _Row, row: _Row, family: int, noise: float) -> Relative:
-    ours, theirs = _ends(base), _ends(row)
-    low, high = joint_ratio(ours, theirs, family) if ours and theirs else (None, None)
+def _ratio(bases: Sequence[_Row], row: _Row, family: int, noise: float, named: bool) -> Relative:
+    base, theirs = bases[0], _ends(row)
+    ends = [joint_ratio(ours, theirs, family) for one in bases if (ours := _ends(one)) and theirs]
+    known = len(ends) == len(bases)
+    low, high = (min(low for low, _ in ends), min(high for _, high in ends)) if known else (None, None)
     if low and high and high > _WIDEST * low:
         low = high = None
     speed = float(base["time_median_s"] / row["time_median_s"])
     peaks = float(row["peak_bytes"]), float(base["peak_bytes"])
     memory = peaks[0] / peaks[1] if min(peaks) > 0 and math.isfinite(sum(peaks)) else None
-    busy = FEW_CLEAN if any(FEW_CLEAN in one["warnings"] for one in (base, row)) else ""
-    rounds = min(int(one["time_rounds"]) if one["time_rounds"] > 0 else 0 for one in (base, row))
-    return Relative(speed, low, high, memory, noise, busy, rounds)
+    every = [*bases, row]
+    busy = FEW_CLEAN if any(FEW_CLEAN in one["warnings"] for one in every) else ""
+    rounds = min(int(one["time_rounds"]) if one["time_rounds"] > 0 else 0 for one in every)
+    return Relative(speed, low, high, memory, noise, busy, rounds, family, base["label"] * named)
 
 
 COLUMNS = {
@@ -222,7 +232,8 @@ def table(frame: pd.DataFrame, beside: Mapping[Hashable, Relative], changes: Map
         for number, (row, about) in enumerate(zip(frame.to_dict("records"), _abouts(frame), strict=True))
     ]
     used = [key for key in COLUMNS if any(row[key].text for row in rows)]
-    heads = [Head(key, COLUMNS[key], _KINDS.get(key, "n"), key in _BARS) for key in used]
+    titles = COLUMNS | ({"ratio": "vs best exact"} if any(one.base for one in beside.values()) else {})
+    heads = [Head(key, titles[key], _KINDS.get(key, "n"), key in _BARS) for key in used]
     bars = {key: _bar_of([row[key].ends for row in rows], key) for key in used if key in _BARS}
     places = {name: f"f{place}" for place, name in enumerate(LIGHT.families)}
     lines = [f"<tr class={places.get(row['family'].text, 'fx')}>{''.join(_html(row, heads, bars))}" for row in rows]
@@ -267,10 +278,15 @@ def _cells(row: Mapping[Hashable, Any], about: str, beside: Relative | None, cha
             _between(time[1], time[2], format_seconds) * spread.startswith("±"),
             (*time,),
         ),
-        "ratio": _Cell(_times(ratio[0]), _between(ratio[1], ratio[2], times), "", (*ratio,)),
+        "ratio": _Cell(
+            f"{_times(ratio[0])} {beside.base if beside else ''}".strip(),
+            _between(ratio[1], ratio[2], times),
+            "",
+            (*ratio,),
+        ),
         "peak": _Cell(
             format_bytes(row["peak_bytes"]).removeprefix("-"),
-            title=f"{times(100 * beside.memory)} % of softmax's" if beside and beside.memory else "",
+            title=f"{times(100 * beside.memory)} % of {beside.base or BASELINE}'s" if beside and beside.memory else "",
         ),
         "error": _Cell(
             error_text(error, kind).removeprefix("-"),

@@ -1,0 +1,1 @@
+"""Runs of many people beside each other: the site that ``attnbench board`` writes, and what ``submit`` adds to it."""

@@ -1,0 +1,69 @@
+"""The folder of a run that is handed in to a board: rows, environment and suite, without samples and private text."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import re
+from pathlib import Path
+from typing import Any
+
+from attnbench.answers.board.runs import LeftOut, take
+from attnbench.answers.report.sources import title_of
+from attnbench.errors import CannotCreate, UsageError
+from attnbench.files import PACKED, replace_file
+from attnbench.results.manifest import ENDS, OPENING, RUN_ID, THINNED
+from attnbench.results.runs import newest_run
+from attnbench.results.store import RECORDS, SUITE, TABLE, RunFolder
+from attnbench.text import without_home
+
+_PRIVATE = {
+    r"(?<![\w.~-])(?:(?:/home|/Users|[A-Za-z]:\\+Users)[/\\]+[^/\\\s\"',;:]+|/root)(?![\w.-])": "~",
+    r"\b(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox[a-z]-|AKIA)[\w-]{12,}": "***",
+    r"(?<=://)[^/\\\s@\"]+(?=@)": "***",
+    r"(?i)((?:token|secret|password|api.?key)\s*[=:]\s*)[^\s,;\"'\\]{8,}": r"\1***",
+}
+"""Text in JSON that says who somebody is, or lets others in -> what takes its place."""
+
+
+def submit(path: Path, to: Path) -> tuple[Path, list[LeftOut]]:
+    """Write a run into a new folder in ``to``, named by date and machine; also give the rows that no board shows.
+
+    Raises:
+        ResultsError: there is no run, runs of several suites, or one that :func:`take` does not take.
+        UsageError: a board would show none of its rows.
+        CannotCreate: it was handed in before, or the folder cannot be made.
+    """
+    folder = newest_run(path)
+    machine, out = take(folder.path, folder.path.name)
+    if not len(machine.rows):
+        why = "; ".join(f"{one.what}: {one.why}" for one in out)
+        raise UsageError(f"{folder.path}: {why}; so no board shows it; measure it again")
+    facts = folder.environment
+    date = re.sub("[-:]", "", str(facts.get("started_at", "")))[:15] or folder.path.name
+    place = to / "-".join([date, re.sub("[^a-z0-9]+", "-", title_of(machine).lower()).strip("-")])
+    if place.exists():
+        raise CannotCreate(f"{place} exists: this run was handed in before; choose another folder with --to")
+    kept = {name: value for name, value in facts.items() if name not in (ENDS, OPENING)}
+    suite = (folder.path / SUITE).read_text(encoding="utf-8")
+    records = [record.to_json() for record in folder.in_order()]
+    about, suite, records = _for_all([{**kept, THINNED: facts.get(ENDS, {})}, suite, records])
+    thin = RunFolder.create(place, environment=about, suite_text=suite)
+    with thin.lock():
+        thin.correct({name: facts[name] for name in (RUN_ID,) if name in facts})
+        thin.append(RECORDS, records)
+        thin.write_csv(thin.in_order())
+        thin.conclude()
+    for file in (place / RECORDS, place / TABLE):
+        replace_file(file.with_name(file.name + PACKED), lzma.compress(file.read_bytes(), preset=9))
+        file.unlink()
+    (place / ".lock").unlink(missing_ok=True)
+    return place, out
+
+
+def _for_all(data: Any) -> Any:
+    """The same data without homes of people, passwords and tokens."""
+    text = without_home(json.dumps(data, ensure_ascii=False))
+    for pattern, instead in _PRIVATE.items():
+        text = re.sub(pattern, instead, text)
+    return json.loads(text)
