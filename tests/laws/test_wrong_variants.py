@@ -268,6 +268,10 @@ FAULTS = [
     ("GateWithoutGradient", "gated-delta-2:chunk=4", "formula's gradients", "the gradient of write differs"),
     ("FeedbackOfTheFaded", "comba:chunk=5", "formula", "differs from the formula"),
     ("DecaysOfOtherHeads", "kda:chunk=4", "heads", "head 1 moved head 0"),
+    ("DraftsFromNothing", "ssd:chunk=5", "several tokens", "in one step differs by"),
+    ("DraftsInAnyOrder", "softmax", "several tokens", "in one step differs by"),
+    ("RejectedAndKept", "gla:chunk=4", "several tokens", "a token after a rollback of"),
+    ("OverwrittenByDrafts", "local:window=7", "several tokens", "a token after a rollback of"),
 ]
 
 

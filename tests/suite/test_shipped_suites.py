@@ -50,6 +50,7 @@ SUITES = (
     "score",
     "score-long",
     "selection",
+    "served",
     "share",
 )
 WITH_A_PLUGIN = ("peers",)
