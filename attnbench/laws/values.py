@@ -317,7 +317,7 @@ def _verified(case: Case, prompt: int, several: int, accepted: int) -> Measured:
     wrong = [x.flip(-2)[..., stop : prompt + several, :] for x in inputs]
     before = cast(Decoding, module).begin(*(x[..., :prompt, :] for x in inputs))
     out, after = taken(module, before, *(torch.cat(both, -2) for both in zip(right, wrong, strict=True)))
-    state = after if accepted == several else rolled_back(module, before, after, *right)
+    state = after if accepted == several else rolled_back(module, before, after, *right, of=several)
     found = [out[..., :accepted, :]]
     for t in range(stop, case.shape.N):
         out, state = cast(Decoding, module).step(state, *(x[..., t : t + 1, :] for x in inputs))

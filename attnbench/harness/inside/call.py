@@ -500,7 +500,7 @@ def _decode(cell: Cell, module: nn.Module, inputs: Sequence[Windows], *, compile
 
     @torch.inference_mode()
     def rollback() -> Any:
-        return rolled_back(decoding, state, after, *next(accepted))
+        return rolled_back(decoding, state, after, *next(accepted), of=cell.new_tokens)
 
     if several:
         with torch.inference_mode():

@@ -68,7 +68,7 @@ def test_layers_and_models_take_several_tokens_and_go_back(variant: str, rotary:
         expected = model(tokens)
         before = model.begin(tokens[:, :8])
         out, after = taken(model, before, torch.cat((tokens[:, 8:11], tokens.flip(1)[:, 11:16]), 1))
-        state = rolled_back(model, before, after, tokens[:, 8:11])
+        state = rolled_back(model, before, after, tokens[:, 8:11], of=8)
         rest, _ = taken(model, state, tokens[:, 11:])
     torch.testing.assert_close(torch.cat((out[:, :3], rest), 1), expected[:, 8:], rtol=1e-9, atol=1e-10)
 
@@ -83,7 +83,7 @@ def test_a_cache_is_cut_and_another_state_made_again(variant: str, shared: bool)
     with torch.no_grad():
         before = cast(Decoding, module).begin(*(x[..., :9, :] for x in inputs))
         _, after = taken(module, before, *(x[..., 9:14, :] for x in inputs))
-        state = rolled_back(module, before, after, *(x[..., 9:11, :] for x in inputs))
+        state = rolled_back(module, before, after, *(x[..., 9:11, :] for x in inputs), of=5)
     first, second = (one if isinstance(one, Tensor) else one[0] for one in (after, state))
     assert (first.data_ptr() == second.data_ptr()) is shared
 

@@ -31,12 +31,12 @@ def taken(module: Any, state: Any, *tokens: Tensor) -> tuple[Tensor, Any]:
     return torch.cat(outputs, -2), state
 
 
-def rolled_back(module: Any, before: Any, after: Any, *accepted: Tensor) -> Any:
-    """The state after the accepted ones, r >= 1, of the tokens that led from ``before`` to ``after``.
+def rolled_back(module: Any, before: Any, after: Any, *accepted: Tensor, of: int) -> Any:
+    """The state after the accepted ones, r >= 1, of ``of`` tokens that led from ``before`` to ``after``.
 
     Caches are cut. A state that no token can be taken out of is made again by another step from ``before``.
     """
-    cut = _cut(before, after, _count(accepted))
+    cut = _cut(before, after, _count(accepted), of)
     return taken(module, before, *accepted)[1] if cut is None else cut
 
 
@@ -45,26 +45,34 @@ def _count(tokens: tuple[Tensor, ...]) -> int:
     return tokens[0].shape[1 if tokens[0].dim() == 2 else -2]
 
 
-def _cut(before: Any, after: Any, count: int) -> Any:
-    """The state after the first ``count`` tokens, in the memory of that after all; None if some part has changed."""
-    if type(before) is not type(after):
+def _cut(before: Any, after: Any, count: int, of: int) -> Any:
+    """The state after the first tokens, in the memory of that after all; None if some part is not cut by its length."""
+    if type(before) is not type(after) or hasattr(after, "overwrites"):
         return None
-    if isinstance(after, Roomy) and hasattr(after, "length") and not hasattr(after, "overwrites"):
-        length = _cut(before.length, after.length, count)
-        return after._replace(length=length)  # type: ignore[attr-defined]  # such parts are named tuples
+    if isinstance(after, Roomy) and hasattr(after, "length"):
+        length = _cut(before.length, after.length, count, of)
+        return None if length is None else after._replace(length=length)  # type: ignore[attr-defined]  # a named tuple
     if isinstance(after, int):
-        return before if before == after else before + count
+        return before if before == after else before + count if after - before == of else None
     if not isinstance(after, tuple) or len(after) != len(before):
         return after if after is before else None
-    parts = [_cut(*both, count) for both in zip(before, after, strict=True)]
+    parts = [_cut(*both, count, of) for both in zip(before, after, strict=True)]
     return None if any(part is None for part in parts) else _again(after, parts)
 
 
-def _untouched(state: Any) -> Any:
-    """The state with copies of what a second token would overwrite while the first still has to be taken back."""
-    if hasattr(state, "overwrites"):
-        return _again(state, [part.clone() if isinstance(part, Tensor) else part for part in state])
-    return _again(state, [_untouched(part) for part in state]) if isinstance(state, tuple) else state
+def _untouched(state: Any, *, copied: bool = False) -> Any:
+    """The state with copies of the fields that it names in ``overwrites``."""
+    if isinstance(state, Tensor):
+        return state.clone() if copied else state
+    if not isinstance(state, tuple):
+        return state
+    each, spoilt = zip(_names(state), state, strict=True), getattr(state, "overwrites", ())
+    return _again(state, [_untouched(part, copied=copied or name in spoilt) for name, part in each])
+
+
+def _names(state: tuple[Any, ...]) -> tuple[str, ...]:
+    names: tuple[str, ...] = getattr(state, "_fields", ("",) * len(state))
+    return names
 
 
 def _again(like: tuple[Any, ...], parts: list[Any]) -> Any:
@@ -121,8 +129,7 @@ class NarrowState(nn.Module):
             return Narrow(state.to(self.dtype), state.dtype)
         if not isinstance(state, tuple) or isinstance(state, Roomy):
             return state
-        names = getattr(state, "_fields", ("",) * len(state))
-        each = zip(names, state, strict=True)
+        each = zip(_names(state), state, strict=True)
         return _again(state, [part if name in _KEPT else self._narrowed(part) for name, part in each])
 
 

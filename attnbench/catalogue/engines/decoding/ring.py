@@ -18,7 +18,7 @@ class Ring(NamedTuple):
     length: int
     """Tokens seen so far."""
     size: int
-    overwrites = True  # so that a second token spoils the state in front of the first
+    overwrites = ("k", "v")
 
     @classmethod
     def of(cls, k: Tensor, v: Tensor, size: int, room: int) -> Ring:

@@ -22,6 +22,7 @@ class Summaries(NamedTuple):
     block: Cache
     """The block that is not yet whole, for :class:`Fixed`; else empty."""
     length: int
+    overwrites = ("block",)
 
 
 class Fixed:

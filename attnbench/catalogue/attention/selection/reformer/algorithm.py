@@ -32,6 +32,7 @@ class State(NamedTuple):
     """``(B, H, rounds, buckets · (chunk + 1))``: a ring of positions for each bucket."""
     fill: Tensor
     """``(B, H, rounds, buckets)``: number of tokens that went into each ring."""
+    overwrites = ("latest",)
 
 
 _LATEST = (
