@@ -62,7 +62,7 @@ def draw_served(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None
     found = [(kind, one) for kind, rows in drawn for one in settings(rows, also_same=("inputs",))]
     panels, kinds = [], dict[str, _Kind]()
     for kind, one in found[:PANELS]:
-        n = f", n = {length(int(one.rows['seq_len'].iloc[0]))}" if kind.x == "new_tokens" else ""
+        n = f", n = {length(int(one.rows['_n'].iloc[0]))}" if kind.x == "new_tokens" else ""
         heading = ", ".join(filter(None, (kind.words + n, one.name)))
         lines = [_line(names[str(label)], kind, part) for label, part in one.rows.groupby("label", sort=False)]
         panels.append(Panel(heading, tuple(sorted(lines, key=lambda line: (line.y[-1], line.name))), ()))
@@ -81,20 +81,18 @@ def draw_served(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None
 
 
 def _of(kind: _Kind, rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows of a panel, those with several places on its axis; a step without ``new_tokens`` takes one."""
+    """The rows of a panel with ``seq_len`` as its axis, which for steps are their tokens; none if all have one place."""
     rows = rows[(rows["status"] == Status.OK) & (rows["pass"] == kind.pass_) & (rows[kind.y] > 0)]
     if kind.x == "new_tokens":
         several = rows.groupby("seq_len")["new_tokens"].nunique()
         rows = rows[rows["seq_len"] == several[several > 1].index.max()]
-        rows = rows.assign(_x=rows["new_tokens"].clip(lower=1), new_tokens=0)
-    else:
-        rows = rows.assign(_x=rows["seq_len"])
-    return rows if rows["_x"].nunique() > 1 else rows[:0]
+        rows = rows.assign(_n=rows["seq_len"], seq_len=rows["new_tokens"].clip(lower=1), new_tokens=0)
+    return rows if rows["seq_len"].nunique() > 1 else rows[:0]
 
 
 def _line(name: str, kind: _Kind, part: pd.DataFrame) -> Line:
-    part = part.groupby("_x", as_index=False)[[kind.y, "family"]].first()
-    x, y = tuple(map(float, part["_x"])), tuple(map(float, part[kind.y]))
+    part = part.sort_values("seq_len")
+    x, y = tuple(map(float, part["seq_len"])), tuple(map(float, part[kind.y]))
     return Line(name, str(part["family"].iloc[0]), x, y, y, y)
 
 
