@@ -81,7 +81,7 @@ def draw_served(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None
 
 
 def _of(kind: _Kind, rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows of a panel with ``seq_len`` as its axis, which for steps are their tokens; none if all have one place."""
+    """The rows of a panel with ``seq_len`` as its axis, for steps their tokens; none if all have one place."""
     rows = rows[(rows["status"] == Status.OK) & (rows["pass"] == kind.pass_) & (rows[kind.y] > 0)]
     if kind.x == "new_tokens":
         several = rows.groupby("seq_len")["new_tokens"].nunique()

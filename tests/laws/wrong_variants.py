@@ -2299,7 +2299,7 @@ class DraftsInAnyOrder(Softmax):
 class RingWithoutCopy(Ring):
     """A ring that does not say that later tokens overwrite earlier ones."""
 
-    overwrites = property()  # type: ignore[assignment]  # as if there were none
+    overwrites = property()  # as if there were none
 
 
 class OverwrittenByDrafts(Local):

@@ -542,7 +542,8 @@ OPERATORS = {"operator", "generated", "decoded"}
         ("model", {"model", "two halves", "task", "score"}),
         ("task", {"task", "score"}),
         ("score", {"score"}),
-        ("generate", {"generated"}),
+        ("generate", {"generated", "decoded"}),
+        ("steps", {"generated", "decoded"}),
     ],
 )
 def test_an_axis_is_set_in_the_sweeps_where_it_means_something(only: str, owners: set[str]) -> None:

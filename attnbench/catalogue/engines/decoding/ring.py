@@ -18,7 +18,6 @@ class Ring(NamedTuple):
     length: int
     """Tokens seen so far."""
     size: int
-    overwrites = ("k", "v")
 
     @classmethod
     def of(cls, k: Tensor, v: Tensor, size: int, room: int) -> Ring:
@@ -37,6 +36,10 @@ class Ring(NamedTuple):
         self.k[:, :, slot : slot + 1] = k
         self.v[:, :, slot : slot + 1] = v
         return Ring(self.k, self.v, self.length + 1, self.size)
+
+    @property
+    def overwrites(self) -> tuple[str, ...]:
+        return ("k", "v")
 
     @property
     def keys(self) -> Tensor:

@@ -22,7 +22,10 @@ class Summaries(NamedTuple):
     block: Cache
     """The block that is not yet whole, for :class:`Fixed`; else empty."""
     length: int
-    overwrites = ("block",)
+
+    @property
+    def overwrites(self) -> tuple[str, ...]:
+        return ("block",)
 
 
 class Fixed:

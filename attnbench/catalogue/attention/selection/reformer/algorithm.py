@@ -32,7 +32,10 @@ class State(NamedTuple):
     """``(B, H, rounds, buckets · (chunk + 1))``: a ring of positions for each bucket."""
     fill: Tensor
     """``(B, H, rounds, buckets)``: number of tokens that went into each ring."""
-    overwrites = ("latest",)
+
+    @property
+    def overwrites(self) -> tuple[str, ...]:
+        return ("latest",)
 
 
 _LATEST = (
