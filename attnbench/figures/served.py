@@ -99,9 +99,8 @@ def _line(name: str, kind: _Kind, part: pd.DataFrame) -> Line:
 def _scale(kinds: Mapping[str, _Kind], ax: Axes, panel: Panel) -> None:
     kind, values = kinds[panel.heading], [y for line in panel.lines for y in line.y]
     places = sorted({x for line in panel.lines for x in line.x})
-    wide = max(values) > 1000 * min(values)
-    limits = padded(values, share=0.07, least=4)
-    log_axis(ax, "y", limits, base=10 if wide else 2, most=5, text=lambda value: trimmed(kind.text(value)))
+    base, limits = 2 if kind.text is format_bytes else 10, padded(values, share=0.07, least=4)
+    log_axis(ax, "y", limits, base=base, most=5, text=lambda value: trimmed(kind.text(value)))
     log_axis(ax, "x", padded(places, share=0.04), at=places, most=len(places), text=length)
     ax.set_xlabel("n of the prompt (log2 scale)" if kind.x == "seq_len" else "tokens in one step (log2 scale)")
 
