@@ -68,8 +68,7 @@ def draw_served(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None
         panels.append(Panel(heading, tuple(sorted(lines, key=lambda line: (line.y[-1], line.name))), ()))
         kinds[heading] = kind
     notes = [
-        "Medians. Names from the smallest number at the right up."
-        + " In one step: drafts are verified so." * any(kind.x == "new_tokens" for kind in kinds.values()),
+        "Medians. Names from the smallest number at the right up.",
         hidden,
         own_form_note(names),
         without_room([one for _, one in found]),

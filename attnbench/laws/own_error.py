@@ -102,9 +102,8 @@ def _of_steps(cell: Cell) -> OwnError:
     shape = replace(cell.whole_shape, batch=1)
     prompt = {"stepwise": 0, "decode": shape.N - (cell.new_tokens or 1)}.get(cell.pass_, cell.shape.N)
     asked = _Asked(case, shape, getattr(torch, cell.dtype), cell.device, cell.seed)
-    gates = draw_reads(case.traits.reads, replace(shape, batch=cell.shape.B), cell.seed)
-    drawn = (*draw_qkv(cell.inputs, replace(shape, batch=cell.shape.B), cell.seed), *gates)
-    given = asked.given([x[:1] for x in drawn])
+    gates = draw_reads(case.traits.reads, cell.whole_shape, cell.seed)
+    given = asked.given([x[:1] for x in (*draw_qkv(cell.inputs, cell.whole_shape, cell.seed), *gates)])
     there = "cpu" if cell.device == "mps" else cell.device
     with torch.inference_mode():
         found = generated(cell, asked.module(), given, prompt).to(there)

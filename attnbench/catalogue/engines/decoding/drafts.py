@@ -83,8 +83,7 @@ class Narrow(NamedTuple):
     """Numbers of a state as they are stored between steps."""
 
     numbers: Tensor
-    dtype: torch.dtype
-    """The dtype in which a step computes with them."""
+    dtype: torch.dtype  # of a step's arithmetic
 
 
 class NarrowState(nn.Module):
@@ -134,9 +133,8 @@ class NarrowState(nn.Module):
 
 
 def _stored(state: Any) -> list[Narrow]:
-    if isinstance(state, Narrow):
-        return [state]
-    return [one for part in state for one in _stored(part)] if isinstance(state, tuple) else []
+    parts = [one for part in state for one in _stored(part)] if isinstance(state, tuple) else []
+    return [state] if isinstance(state, Narrow) else parts
 
 
 def _widened(state: Any) -> Any:
