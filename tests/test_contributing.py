@@ -133,7 +133,7 @@ ADDED = [
         '    joules: Annotated[float | None, Column(unit="J")] = None\n    """Energy."""\n',
     ),
     ("harness/inside/execute.py", "            looks = _first_look(", "            record.joules = 2.5\n"),
-    ("figures/__init__.py", '    *("steps", "map", "speedup", "share", "swap"),\n', '    "bars",\n'),
+    ("figures/__init__.py", '    *("served", "steps", "map", "speedup", "share", "swap"),\n', '    "bars",\n'),
     ("cli/options.py", '    device: Annotated[Device, Default("auto")]\n    select:', OPTION),
     ("harness/plan.py", "    dry: bool = False\n", "    most_cells: int | None = None\n"),
     (
@@ -169,7 +169,7 @@ found["column"] = [row["joules"], FIELDS["joules"].unit, "joules" in open("RUN/r
 task = TASKS.get("parity").make(Shape(seq_len=8))
 drawn = task.draw(2, torch.Generator().manual_seed(0))
 found["task"] = [drawn.tokens.tolist(), drawn.labels.tolist()]
-found["figure"] = [list(figure_kinds())[-6], list(attnbench.plot(frame, figures=["bars"], x="seq_len"))]
+found["figure"] = [list(figure_kinds())[-7], list(attnbench.plot(frame, figures=["bars"], x="seq_len"))]
 parameter = inspect.signature(attnbench.run).parameters["most_cells"]
 with contextlib.redirect_stdout(io.StringIO()) as out:
     main(["run", "--help"])

@@ -156,10 +156,10 @@ def _print(comparison: Comparison, table: Printer) -> None:
     records = [side.record for rows in comparison.rows.values() for row in rows for side in (row.a, row.b)]
     first, others = comparison.labels[0], len(comparison.labels) - 1
     shown = [row for (a, _), rows in comparison.rows.items() if a == first for row in rows]
-    columns = ["n", "variant", "time", "launch", "host", "ratio", "95 % interval", "it is"]
+    columns = ["n", "variant", "time", *_PARTS, "launch", "host", "ratio", "95 % interval", "it is"]
     table(
         *without_empty(columns, _time_rows(comparison, shown)),
-        right=["n", "time", "host", "ratio", "95 % interval"],
+        right=["n", "time", *_PARTS, "host", "ratio", "95 % interval"],
         title="\n" + (f"ratio: time / time of {first}" if others else "time"),
     )
     _print_crossovers({b: one for (a, b), one in comparison.crossovers.items() if a == first and len(shown) > others})
@@ -209,6 +209,8 @@ def _time_rows(comparison: Comparison, shown: Sequence[Row]) -> list[list[str]]:
     return lines
 
 
+_PARTS = {"first token": "first_token_s", "per token": "token_s", "rollback": "rollback_s"}
+"""Parts of a generation, and the way back to half of the tokens of one step: title -> column."""
 _MIRROR = {"faster": "slower", "slower": "faster"}
 
 
@@ -243,9 +245,10 @@ def _explain(rows: Sequence[Row]) -> None:
 
 def _time(side: Side) -> list[str]:
     if side.time is None:
-        return [str(side.record.status), "", ""]
+        return [str(side.record.status), *[""] * (len(_PARTS) + 2)]
     return [
         with_interval(side.time, *(side.interval or (None, None))),
+        *(format_seconds(getattr(side.record, column)) for column in _PARTS.values()),
         side.record.launched,
         format_share(side.host_share),
     ]

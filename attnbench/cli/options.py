@@ -14,7 +14,7 @@ from attnbench.cli import completion
 from attnbench.cli.signature import Default
 from attnbench.contract.problem.shape import Bias, Sink
 from attnbench.errors import UsageError
-from attnbench.suite.cell import Architecture, Launch, Pass, Positions
+from attnbench.suite.cell import Architecture, Launch, Pass, Positions, StateDtype
 
 Count = partial(typer.Option, metavar="N")
 File = partial(typer.Option, metavar="FILE")
@@ -133,7 +133,14 @@ class CompareOptions(TypedDict, total=False):
     bias: Annotated[Bias, typer.Option(help="Position bias, added to the logits."), Default("none")]
     sink: Annotated[Sink, typer.Option(help="Logit without a key in each softmax."), Default("none")]
     padding: Annotated[Padding, Default(0.0)]
-    new_tokens: Annotated[int, Count(min=0, help="Tokens after the prompt, at --pass generate; 0: 32."), Default(0)]
+    new_tokens: Annotated[
+        int,
+        Count(min=0, help="Tokens after the prompt, at --pass generate (0: 32), or of one step, at --pass decode."),
+        Default(0),
+    ]
+    state_dtype: Annotated[
+        StateDtype, typer.Option(help="Type of a recurrent state between steps, at --pass decode."), Default("auto")
+    ]
     added_tokens: Annotated[
         int, Count(min=0, help="Learned tokens in front of a layer, at --level layer or model."), Default(0)
     ]

@@ -234,7 +234,7 @@ def _measure(plan: Plan, worker: Worker, engine: RayEngine | None, *, as_json: b
 
 
 _LAUNCH = ("launched", "device", "host")
-_RATES = ("examples/s", "first token", "per token", *console.REACHED)
+_RATES = ("examples/s", "first token", "per token", "rollback", *console.REACHED)
 
 
 def _print_records(records: list[Record], *, rates: bool = False) -> None:
@@ -308,6 +308,7 @@ def _result_row(record: Record, axes: list[str], *, rates: bool) -> list[str]:
         rate,
         format_seconds(record.first_token_s),
         format_seconds(record.token_s),
+        format_seconds(record.rollback_s),
         *(console.reached(record) if rates else "-" * len(console.REACHED)),
         format_bytes(record.peak_bytes),
         format_bytes(record.state_bytes),

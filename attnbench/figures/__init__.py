@@ -32,7 +32,7 @@ class FigureKind(NamedTuple):
 
 FIGURES = (
     *("tradeoff", "scores", "lengths", "curves", "recall", "peers", "catalogue", "scaling", "error", "own_error"),
-    *("steps", "map", "speedup", "share", "swap"),
+    *("served", "steps", "map", "speedup", "share", "swap"),
 )
 """Names of modules and their figures, the most important first; each has ``draw_NAME``, ``applies`` and ``NEEDS``."""
 

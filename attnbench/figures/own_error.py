@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -51,7 +52,7 @@ def draw_own_error(frame: pd.DataFrame, *, only: Mapping[str, object] | None = N
     panels = [_panel(setting, names, column) for setting in shown for column in _COLUMNS]
     panels = [panel for panel in panels if panel.lines]
     every = pd.concat([setting.rows for setting in shown])
-    rounding = [f"{_ROUNDING[dtype]:.2g} in {dtype}" for dtype in every["dtype"].unique()]
+    rounding = [f"{_ROUNDING[dtype]:.2g} in {dtype}" for dtype in _rounded_to(every).unique()]
     notes = [
         "Relative error of one example against the variant's own formula in float64, on the same rounded inputs and "
         f"weights, divided by that of one rounding: {', '.join(rounding)}. Thin, dashed: the last half of the tokens "
@@ -73,8 +74,13 @@ def _drawn(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[(rows["status"] == Status.OK) & np.isfinite(rows["own_error"].astype(float))]
 
 
+def _rounded_to(rows: pd.DataFrame) -> pd.Series[Any]:
+    """The type of a state that decoding keeps in one, else that of all numbers."""
+    return rows["state_dtype"].where(rows["state_dtype"].isin(list(_ROUNDING)), rows["dtype"])
+
+
 def _panel(setting: Setting, names: Mapping[str, str], column: str) -> Panel:
-    lines, one = [], _ROUNDING[str(setting.rows["dtype"].iloc[0])]
+    lines, one = [], _ROUNDING[str(_rounded_to(setting.rows).iloc[0])]
     for label, part in setting.rows.groupby("label", sort=False):
         part = part[np.isfinite(part[column].astype(float))].sort_values("seq_len")
         if part.empty:

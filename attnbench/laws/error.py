@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from attnbench.catalogue.build import build
+from attnbench.catalogue.engines.decoding.drafts import NarrowState, taken
 from attnbench.catalogue.engines.precision import accumulator
 from attnbench.contract.capabilities import Budgeted, Decoding, Patterned, Selection, chooser
 from attnbench.contract.inputs import draw_qkv
@@ -145,7 +146,7 @@ def measure_error(cell: Cell, *, adapt: Callable[[nn.Module], nn.Module] | None 
             if selection is not None:
                 shares.append(_kept(selection, problem, cell.shape))
             given = q, k, v, *gates
-            output = _generated(operator, given, prompt) if prompt else operator(*given, **masked)
+            output = generated(cell, operator, given, prompt) if prompt else operator(*given, **masked)
             if not isinstance(output, torch.Tensor):
                 what = type(output).__name__
                 raise BrokenContract(f"it breaks the contract: it returns a {what}, not a torch.Tensor")
@@ -300,11 +301,21 @@ def _prompt(cell: Cell, variant: Variant) -> int:
     return cell.shape.N
 
 
-def _generated(operator: nn.Module, qkv: tuple[Tensor, ...], prompt: int) -> Tensor:
-    decoding, outputs = cast(Decoding, operator), []
-    state = decoding.begin(*(x[:, :, :prompt] for x in qkv))
-    for t in range(prompt, qkv[0].shape[2]):
-        output, state = decoding.step(state, *(x[:, :, t : t + 1] for x in qkv))
+def generated(cell: Cell, operator: nn.Module, inputs: Sequence[Tensor], prompt: int) -> Tensor:
+    """The outputs ``(B, H, n - prompt, E)`` of the tokens behind a prompt, by pass decode in one step, else in turn.
+
+    With the cell's ``state_dtype``, whose lack of room raises Unsupported.
+    """
+    if cell.state_dtype != "auto":
+        operator = NarrowState(operator, getattr(torch, cell.state_dtype))
+    decoding = cast(Decoding, operator)
+    state = decoding.begin(*(x[:, :, :prompt] for x in inputs))
+    rest = [x[:, :, prompt:] for x in inputs]
+    if cell.pass_ == "decode":
+        return taken(decoding, state, *rest)[0]
+    outputs = []
+    for token in zip(*(torch.split(x, 1, 2) for x in rest), strict=True):
+        output, state = decoding.step(state, *token)
         outputs.append(output)
     return torch.cat(outputs, 2)
 

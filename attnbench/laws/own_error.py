@@ -17,6 +17,7 @@ from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 
 from attnbench.catalogue.build import build
+from attnbench.catalogue.engines.decoding.drafts import NO_STATE
 from attnbench.catalogue.engines.precision import accumulator
 from attnbench.contract.inputs import draw_qkv
 from attnbench.contract.problem.reference import exact_attention, relative_error
@@ -24,6 +25,7 @@ from attnbench.contract.problem.shape import Shape
 from attnbench.contract.reads import draw_reads
 from attnbench.contract.variant import without_core
 from attnbench.errors import AttnbenchError, Unsupported, said
+from attnbench.laws.error import generated
 from attnbench.laws.laws import Case, gradients_along
 from attnbench.measure.memory import out_of_memory
 from attnbench.suite.cell import Cell
@@ -67,6 +69,8 @@ def measure_own_error(cell: Cell, *, adapt: Callable[[nn.Module], nn.Module] | N
     variant, shape = cell.entry, replace(cell.shape, batch=1)
     if variant.kind == "mixer":
         raise Unsupported(without_core())
+    if cell.state_dtype != "auto":
+        return _of_steps(cell)
     if cell.pass_ == "generate":
         return OwnError(note="own error: of a whole sequence, which pass forward has")
     most = PAIRS if cell.device == "cpu" else PAIRS_ON_GPU
@@ -87,6 +91,27 @@ def own_error(case: Case, dtype: torch.dtype) -> OwnError:
     """
     shape = replace(_SHOWN, causal=case.causal)
     return _found(_Asked(case, shape, dtype), case.draw(shape), distance=case.operator)
+
+
+def _of_steps(cell: Cell) -> OwnError:
+    """The error of what decoding adds with the cell's ``state_dtype``, against the whole sequence in float64."""
+    case = Case(cell.entry, cell.variant, causal=True)
+    reason = cell.entry.unsupported_reason(cell.shape, decode=True, spec=cell.variant)
+    if reason or case.traits.meets != "state":
+        raise Unsupported(reason or f"state_dtype: {NO_STATE}")
+    shape = replace(cell.whole_shape, batch=1)
+    prompt = {"stepwise": 0, "decode": shape.N - (cell.new_tokens or 1)}.get(cell.pass_, cell.shape.N)
+    asked = _Asked(case, shape, getattr(torch, cell.dtype), cell.device, cell.seed)
+    gates = draw_reads(case.traits.reads, cell.whole_shape, cell.seed)
+    given = asked.given([x[:1] for x in (*draw_qkv(cell.inputs, cell.whole_shape, cell.seed), *gates)])
+    there = "cpu" if cell.device == "mps" else cell.device
+    with torch.inference_mode():
+        found = generated(cell, asked.module(), given, prompt).to(there)
+        exact = asked.module().to(there).double()(*(x.to(there).double() for x in given))[:, :, prompt:]
+    if not found.isfinite().all():
+        return OwnError(note="own error: the output holds NaN or infinity")
+    late = slice(exact.shape[2] // 2, None)
+    return OwnError(relative_error(found, exact), relative_error(found[:, :, late], exact[:, :, late]))
 
 
 class _TooLong(Exception):  # an answer, not an error

@@ -11,6 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from attnbench.catalogue.engines.decoding.drafts import rolled_back, taken
 from attnbench.contract.capabilities import Decoding, Prompted, Selecting, chooser
 from attnbench.contract.problem.reference import exact_attention, masked_attention, of_query_heads
 from attnbench.contract.problem.shape import Shape
@@ -299,6 +300,31 @@ def decoding(case: Case) -> Iterator[Measured]:
             # Logits made of x alone grow with its square, and float32 holds no more than seven digits of them.
             bound = LOUD if case.operator else max(LOUD, 4 * _rounding(case, inputs))
             yield _decoded(case, inputs, 0, bound)
+
+
+@law("several tokens", few_shapes=True, claim="decode", applies=lambda case: case.causal and not case.traits.compiled)
+def several_tokens(case: Case) -> Iterator[Measured]:
+    """Several tokens in one step give what single steps give, and those that are rejected leave nothing behind."""
+    for prompt, several, accepted in ((0, 3, 1), (9, 5, 5), (5, case.shape.N - 6, 4)):
+        yield _verified(case, prompt, several, accepted)
+
+
+@torch.no_grad()
+def _verified(case: Case, prompt: int, several: int, accepted: int) -> Measured:
+    module, inputs = case.module(), case.draw()
+    stop = prompt + accepted
+    right = [x[..., prompt:stop, :] for x in inputs]
+    wrong = [x.flip(-2)[..., stop : prompt + several, :] for x in inputs]
+    before = cast(Decoding, module).begin(*(x[..., :prompt, :] for x in inputs))
+    out, after = taken(module, before, *(torch.cat(both, -2) for both in zip(right, wrong, strict=True)))
+    state = after if accepted == several else rolled_back(module, before, after, *right, of=several)
+    found = [out[..., :accepted, :]]
+    for t in range(stop, case.shape.N):
+        out, state = cast(Decoding, module).step(state, *(x[..., t : t + 1, :] for x in inputs))
+        found.append(out)
+    far, at = _worst_token(torch.cat(found, -2), module(*inputs)[..., prompt:, :])
+    where = f"of {several} in one step" if at < accepted else f"after a rollback of {several - accepted}"
+    return Measured(far, case.close, f"behind a prompt of {prompt}, a token {where} differs by {far:.2g}")
 
 
 @torch.no_grad()

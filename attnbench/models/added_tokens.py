@@ -7,6 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from attnbench.catalogue.engines.decoding.drafts import taken
 from attnbench.contract.capabilities import Decoding, answered
 from attnbench.contract.problem.shape import Shape
 
@@ -24,6 +25,8 @@ class AddedTokens(nn.Module):
         layer: what maps ``(B, A + N, C)`` to the same shape, for A added tokens.
         shape: that of x, with ``added_tokens`` A and the width C.
     """
+
+    at_once = True
 
     def __init__(self, layer: nn.Module, shape: Shape) -> None:
         super().__init__()
@@ -47,8 +50,8 @@ class AddedTokens(nn.Module):
         return y[:, len(self.tokens) :], state
 
     def step(self, state: Any, x: Tensor) -> tuple[Tensor, Any]:
-        """The next token x ``(B, 1, C)``: its output and the state after it."""
-        return cast(Decoding, self.layer).step(state, x)
+        """The next tokens x ``(B, n, C)``: their outputs and the state after them."""
+        return taken(self.layer, state, x)
 
     def _longer(self, x: Tensor) -> Tensor:
         return torch.cat([self.tokens.to(x.dtype).expand(len(x), -1, -1), x], 1)

@@ -35,6 +35,8 @@ class Decoder(Encoder):
         Unsupported: the variant has no causal form, or does not allow this shape.
     """
 
+    at_once = True
+
     def __init__(
         self,
         variant: str | Spec | Sequence[str | Spec],
@@ -69,14 +71,14 @@ class Decoder(Encoder):
         return x, (tokens.shape[1], tuple(states))
 
     def step(self, state: Any, token: Tensor) -> tuple[Tensor, Any]:
-        """Logits ``(B, 1, vocab)`` of what follows the next token ``(B, 1)``, and the state after it."""
+        """Logits ``(B, n, vocab)`` of what follows each of the next tokens ``(B, n)``, and the state after them."""
         place, states = state
         x, after = self.placed(self.embedded(token), place), []
         for block, before in zip(self.layers, states, strict=True):
             x, state = block.step(before, x)
             after.append(state)
         logits: Tensor = self.head(self.norm(x))
-        return logits, (place + 1, tuple(after))
+        return logits, (place + token.shape[1], tuple(after))
 
 
 class CrossAttention(nn.Module):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from attnbench.catalogue.attention.stack import turns
 from attnbench.catalogue.build import build
+from attnbench.catalogue.engines.decoding.drafts import taken
 from attnbench.catalogue.engines.rotation import Rotary
 from attnbench.contract.capabilities import Decoding, answered
 from attnbench.contract.problem.shape import Shape
@@ -35,6 +36,8 @@ class MultiHead(nn.Module):
     Args:
         rotary: turn q and k by their places first. Its state then holds the place of the next token.
     """
+
+    at_once = True
 
     def __init__(self, operator: nn.Module, shape: Shape, *, rotary: bool = False) -> None:
         super().__init__()
@@ -60,10 +63,10 @@ class MultiHead(nn.Module):
         return self._joined(y), self._placed(x.shape[1], state)
 
     def step(self, state: Any, x: Tensor) -> tuple[Tensor, Any]:
-        """The next token x ``(B, 1, C)``: its output and the state after it."""
+        """The next tokens x ``(B, n, C)``: their outputs and the state after them."""
         place, state = (0, state) if self.rotary is None else state
-        y, state = cast(Decoding, self.operator).step(state, *self._projected(x, place))
-        return self._joined(y), self._placed(place + 1, state)
+        y, state = taken(self.operator, state, *self._projected(x, place))
+        return self._joined(y), self._placed(place + x.shape[1], state)
 
     def _placed(self, place: int, state: Any) -> Any:
         return state if self.rotary is None else (place, state)
@@ -333,8 +336,8 @@ class Block(nn.Module):
         return self.fed(x + self.drop(y)), state
 
     def step(self, state: Any, x: Tensor) -> tuple[Tensor, Any]:
-        """The output for the next token x ``(B, 1, C)``, and the state after it."""
-        y, state = cast(Decoding, self.layer).step(state, self.before_layer(x))
+        """The outputs for the next tokens x ``(B, n, C)``, and the state after them."""
+        y, state = taken(self.layer, state, self.before_layer(x))
         return self.fed(x + self.drop(y)), state
 
 

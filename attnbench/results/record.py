@@ -84,7 +84,7 @@ class Record:
     """``operator`` (attention alone), ``layer`` (with its projections), ``model`` (a whole one) or ``pretrained`` (a
     trained one whose attention gave way to the variant)."""
     pass_: str
-    """``forward``, ``backward``, ``training`` (both), ``decode`` (one token), ``stepwise`` (all, one by one) or
+    """``forward``, ``backward``, ``training`` (both), ``decode`` (one step), ``stepwise`` (all, one by one) or
     ``generate`` (a prompt of seq_len tokens, then new_tokens one by one)."""
     batch: int
     """B, examples in one call."""
@@ -119,7 +119,10 @@ class Record:
     padding: Annotated[float, Column(unit="share")]
     """Share of the batch's tokens that are padding."""
     new_tokens: int
-    """Tokens generated behind the prompt, in pass ``generate``; 0 in others."""
+    """Tokens generated behind the prompt, in pass ``generate``. In pass ``decode`` the last tokens of seq_len that are
+    taken in one step, if several are. 0 in others."""
+    state_dtype: str
+    """In decoding: dtype of a recurrent state between two steps; ``auto``: that of the variant's sums."""
     test_len: int
     """Length of the test's sequences where a score was measured; seq_len unless it says otherwise."""
     added_tokens: int
@@ -180,6 +183,9 @@ class Record:
     select_s: float | None = None
     """Median time of the choice alone, for a variant that chooses which pairs count before it attends to them; it is a
     part of time_median_s. None for the others, and where attention stands in a layer."""
+    rollback_s: float | None = None
+    """In pass ``decode`` with several new_tokens: median time of the way back to the first half of them, as if the rest
+    were rejected: a cache is cut, and any other state made again from the one before. No part of time_median_s."""
     examples_per_s: Annotated[float | None, Column(unit="1/s", one_call=False, schema=1)] = None
     """batch over time_median_s."""
     tokens_per_s: Annotated[float | None, Column(unit="1/s", one_call=False, schema=1)] = None

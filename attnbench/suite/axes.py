@@ -15,6 +15,7 @@ from attnbench.contract.problem.shape import BIASES, SINKS, Shape
 from attnbench.contract.spec import Spec
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
+STATE_DTYPES = ("auto", "float32", "bfloat16", "float16")
 ARCHITECTURES = ("encoder", "decoder", "encoder-decoder")
 LAUNCHES = ("auto", "eager", "graph")
 POSITIONS = ("none", "learned", "trained-sinusoid", "sinusoid", "rotary")
@@ -123,9 +124,9 @@ class Axis:
     """The axis whose value ``null`` stands for, which is then the default."""
     plus: str = ""
     """An axis that is added to that value."""
-    only: Literal["", "operator", "cross", "layer", "model", "task", "score", "generate", "pretrained"] = ""
+    only: Literal["", "operator", "cross", "layer", "model", "task", "score", "generate", "steps", "pretrained"] = ""
     """The scope in which it has a meaning: everywhere, level operator, two sequences, layers, models, models with a
-    task, scored cells, pass generate, level pretrained.
+    task, scored cells, passes generate and decode, all passes of decoding, level pretrained.
     """
     added: bool = False
     """True if older cells and rows lack it; these have the default, and a cell with the default keeps its id."""
@@ -319,13 +320,25 @@ _TABLE = (
         "new_tokens",
         Whole(0, 2**20),
         "cell",
-        "tokens generated behind a prompt of seq_len (pass generate only); 0 there means 32",
-        "tokens generated: a number, '>=8' or a range",
+        "generate: tokens behind a prompt of seq_len, 0 means 32; decode: the last of seq_len, in one step, 0 means 1",
+        "tokens generated, or taken in one step: a number, '>=8' or a range",
         default=0,
         only="generate",
         added=True,
         asked=2,
-        words=lambda count: f"{count:.0f} new tokens" if count else "no new tokens",
+        words=lambda count: f"{count:.0f} new token{'' if count == 1 else 's'}" if count else "no new tokens",
+    ),
+    Axis(
+        "state_dtype",
+        Words(STATE_DTYPES),
+        "cell",
+        "element type of a recurrent state between the steps of decoding; auto: that of the variant's sums",
+        "auto, float32, bfloat16 or float16",
+        default="auto",
+        only="steps",
+        added=True,
+        asked=1,
+        words=lambda kind: "state as wide as its sums" if kind == "auto" else f"{kind} state",
     ),
     Axis(
         "inputs",

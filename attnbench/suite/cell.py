@@ -18,8 +18,9 @@ Level = Literal["operator", "layer", "model", "pretrained"]
 OF_TOKENS: tuple[Level, ...] = ("model", "pretrained")
 """Levels at which the measured model reads tokens."""
 Pass = Literal["forward", "backward", "training", "decode", "stepwise", "generate"]
-"""decode: the last token of the sequence against a state made of all tokens before it. stepwise: all its tokens in this
-way, one after the other. generate: a prompt of N tokens at once, then ``new_tokens`` more, one after the other."""
+"""decode: the last token of the sequence, or the last ``new_tokens`` in one step, against a state made of all tokens
+before. stepwise: all its tokens, one after the other. generate: a prompt of N tokens at once, then ``new_tokens`` more,
+one after the other."""
 STEPS: tuple[Pass, ...] = ("decode", "stepwise", "generate")
 NEW_TOKENS = 32
 Measure = Literal["time", "memory", "error", "own_error", "loss", "score"]
@@ -33,6 +34,7 @@ Positions = Literal["learned", "trained-sinusoid", "sinusoid", "rotary", "none"]
 size, and that training changes. ``sinusoid``: sinusoids that stay as they are (Vaswani et al. 2017). ``rotary``: q and
 k of every layer are turned by their places. ``none``: no positions."""
 
+StateDtype = Literal["auto", "float32", "bfloat16", "float16"]
 Launch = Literal["auto", "eager", "graph"]
 """The way in which timed calls reach a GPU (see :mod:`attnbench.harness.inside.launch`)."""
 
@@ -119,8 +121,11 @@ class Cell:
     padding: float = 0.0
     """Share of the batch's tokens that are padding (see :mod:`attnbench.contract.problem.padding`)."""
     new_tokens: int = 0
-    """Tokens that pass generate takes one after the other, behind the prompt; 0 in other passes. Left at 0, they are
-    :data:`NEW_TOKENS`."""
+    """Tokens that pass generate takes one after the other, behind the prompt; left at 0, they are :data:`NEW_TOKENS`.
+    Tokens that pass decode takes in one step, the last of the sequence; 0 for one. 0 in other passes."""
+    state_dtype: StateDtype = "auto"
+    """The dtype of a recurrent state between the steps of decoding (see
+    :class:`attnbench.catalogue.engines.decoding.drafts.NarrowState`); auto: that of the variant's sums."""
     architecture: Architecture = "encoder"
     """The kind of model, at level model only (see :mod:`attnbench.models.encoder` and
     :mod:`attnbench.models.decoder`)."""
@@ -179,7 +184,7 @@ class Cell:
     @property
     def whole_shape(self) -> Shape:
         """The shape with the tokens that are generated: prompt and new tokens are one sequence."""
-        if not self.new_tokens:
+        if self.pass_ != "generate":
             return self.shape
         return replace(self.shape, seq_len=self.shape.N + self.new_tokens, kv_len=None)
 

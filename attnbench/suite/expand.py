@@ -192,7 +192,8 @@ _OWNERS = {
     "model": "at level model",
     "task": "with a task",
     "score": "that measure a score",
-    "generate": "with pass: generate",
+    "generate": "with pass: generate or decode",
+    "steps": "with pass: decode, stepwise or generate",
     "pretrained": "at level pretrained",
 }
 """Scope of an axis -> the test that a sweep is in it."""

@@ -204,7 +204,7 @@ class Sweep(Strict):
     pass_: Pass = Field(
         default="forward",
         alias="pass",
-        description="training: forward and backward together; decode: one token; stepwise: all tokens, one by one; "
+        description="training: forward and backward together; decode: one step; stepwise: all tokens, one by one; "
         "generate: a prompt, then one token after the other",
     )
     measure: Annotated[list[Measure], BeforeValidator(_as_list), _one_or_list({"enum": list(MEASURES)})] = Field(
@@ -304,7 +304,9 @@ class Sweep(Strict):
             case "score":
                 return "score" in self.measure
             case "generate":
-                return self.pass_ == "generate"
+                return self.pass_ in ("generate", "decode")
+            case "steps":
+                return self.pass_ in STEPS
         return exists(axis, self.level)
 
     def _check_axis(self, name: str) -> None:
@@ -314,8 +316,8 @@ class Sweep(Strict):
             wrong(f"{name!r} is the trained model's own at level pretrained; remove it", "matrix", name)
         if AXES[name].only == "score":
             wrong(f"{name!r} does nothing without measure: score; remove it", "matrix", name)
-        if AXES[name].only == "generate":
-            wrong(f"{name!r} does nothing without pass: generate; remove it", "matrix", name)
+        if AXES[name].only in ("generate", "steps"):
+            wrong(f"{name!r} does nothing without pass: generate or decode; remove it", "matrix", name)
         if AXES[name].only == "cross" and self.level == "model":
             remedy = "remove it or write architecture: encoder-decoder"
             wrong(f"{name!r} does nothing in a model of one sequence; {remedy}", "matrix", name)

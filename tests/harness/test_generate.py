@@ -236,15 +236,16 @@ def suite(pass_: str, **axes: object) -> Suite:
     return Suite.of({"name": "x", "sweeps": [{"name": "s", "pass": pass_, "matrix": matrix}]}, Origin("x.yaml"))
 
 
-def test_new_tokens_are_an_axis_of_one_pass() -> None:
+def test_new_tokens_are_an_axis_of_two_passes() -> None:
     cells = expand(suite("generate", new_tokens=[2, 4]))
     assert [one.new_tokens for one in cells] == [2, 4]
     assert [one.new_tokens for one in expand(apply_overrides(suite("generate"), {"new_tokens": "7"}))] == [7]
-    with pytest.raises(SuiteError, match="'new_tokens' does nothing without pass: generate"):
-        suite("decode", new_tokens=2)
-    with pytest.raises(UsageError, match="only sweeps with pass: generate have this axis"):
+    assert [one.whole_shape.N for one in expand(suite("decode", new_tokens=[1, 4]))] == [8, 8]
+    with pytest.raises(SuiteError, match="'new_tokens' does nothing without pass: generate or decode"):
+        suite("stepwise", new_tokens=2)
+    with pytest.raises(UsageError, match="only sweeps with pass: generate or decode have this axis"):
         apply_overrides(suite("forward"), {"new_tokens": "7"})
-    with pytest.raises(UsageError, match="add --pass generate"):
+    with pytest.raises(UsageError, match="add --pass generate or decode"):
         Question(["softmax", "linear"], 8, axes={"new_tokens": 3}, device="cpu").prepare()
     (asked, _) = (
         Question(["softmax", "linear"], 8, axes={"new_tokens": 3}, pass_="generate", device="cpu").prepare().cells

@@ -85,6 +85,8 @@ from attnbench.catalogue.attention.synthetic.hyena import Hyena, Network
 from attnbench.catalogue.attention.synthetic.location import Location
 from attnbench.catalogue.attention.synthetic.long_conv import LongConvolution
 from attnbench.catalogue.engines.blocks.selection import BlockSelection, LastQueries, Pairs, of_last_queries
+from attnbench.catalogue.engines.decoding.kv_cache import attend
+from attnbench.catalogue.engines.decoding.ring import Ring
 from attnbench.catalogue.engines.gathered.choice import Choice
 from attnbench.catalogue.engines.gathered.chosen import attend_to_chosen, best
 from attnbench.catalogue.engines.gathered.index import Index
@@ -2270,6 +2272,42 @@ class StepsThatKeepAll(DecayedSums):
 
     def step(self, state: Tensor, q: Tensor, k: Tensor, v: Tensor, log2_decay: Tensor) -> tuple[Tensor, Tensor]:
         return super().step(state, q, k, v, torch.zeros_like(log2_decay))
+
+
+class DraftsFromNothing(DecayedSums):
+    """Several tokens in one step begin with an empty state."""
+
+    def step(self, state: Tensor, q: Tensor, k: Tensor, v: Tensor, log2_decay: Tensor) -> tuple[Tensor, Tensor]:
+        return super().step(state if q.shape[2] == 1 else 0 * state, q, k, v, log2_decay)
+
+
+class RejectedAndKept(GatedLinear):
+    """Several tokens in one step are added to the state that was given."""
+
+    def step(self, state: Tensor, q: Tensor, k: Tensor, v: Tensor, log2_decay: Tensor) -> tuple[Tensor, Tensor]:
+        y, after = super().step(state, q, k, v, log2_decay)
+        return (y, after) if q.shape[2] == 1 else (y, state.copy_(after))
+
+
+class DraftsInAnyOrder(Softmax):
+    """Tokens of one step all see each other."""
+
+    def step(self, state: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Any]:
+        y, after = super().step(state, q, k, v)
+        return (y if q.shape[2] == 1 else attend(q, after.keys, after.values)), after
+
+
+class RingWithoutCopy(Ring):
+    """A ring that does not say that later tokens overwrite earlier ones."""
+
+    overwrites = property()  # as if there were none
+
+
+class OverwrittenByDrafts(Local):
+    """Tokens that are rejected have taken the places of others."""
+
+    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Any:
+        return RingWithoutCopy(*super().begin(q, k, v))
 
 
 class GateWithoutGradient(GatedDeltaRule2):

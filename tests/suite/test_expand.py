@@ -289,6 +289,7 @@ def test_cells_are_called_what_they_were_before_there_were_further_axes() -> Non
     assert data.pop("launch") == "auto"
     assert data.pop("padding") == 0.0
     assert data.pop("new_tokens") == 0
+    assert data.pop("state_dtype") == "auto"
     assert data["shape"].pop("added_tokens") == 0
     assert data["shape"].pop("query_stride") == 1
     assert data.pop("architecture") == "encoder"
@@ -395,7 +396,7 @@ def test_lengths_may_be_written_as_figures_write_them() -> None:
             "zzz",
             "1",
             "unknown axis 'zzz'; write variant, seq_len, kv_len, q_start, heads, kv_heads, head_dim, v_dim, batch, "
-            "dtype, causal, mask, bias, sink, compile, launch, padding, new_tokens, inputs, added_tokens, "
+            "dtype, causal, mask, bias, sink, compile, launch, padding, new_tokens, state_dtype, inputs, added_tokens, "
             "query_stride, architecture, positions, task, test_len, learning_rate, replaced, tuned, train or seed",
         ),
         ("variant", "perfomer", "--set variant: unknown variant 'perfomer'; did you mean 'performer'?"),
@@ -551,7 +552,8 @@ OPERATORS = {"operator", "generated", "decoded"}
         ("model", {"model", "two halves", "task", "score"}),
         ("task", {"task", "score"}),
         ("score", {"score"}),
-        ("generate", {"generated"}),
+        ("generate", {"generated", "decoded"}),
+        ("steps", {"generated", "decoded"}),
     ],
 )
 def test_an_axis_is_set_in_the_sweeps_where_it_means_something(only: str, owners: set[str]) -> None:
@@ -571,7 +573,8 @@ def test_an_axis_is_set_in_the_sweeps_where_it_means_something(only: str, owners
         ("task", "copy", "with a task"),
         ("learning_rate", 0.1, "that measure a score"),
         ("test_len", 128, "that measure a score"),
-        ("new_tokens", 3, "with pass: generate"),
+        ("new_tokens", 3, "with pass: generate or decode"),
+        ("state_dtype", "bfloat16", "with pass: decode, stepwise or generate"),
     ],
 )
 def test_an_axis_that_no_sweep_has_is_refused_with_those_that_would(axis: str, value: Any, owners: str) -> None:

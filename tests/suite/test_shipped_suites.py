@@ -51,6 +51,7 @@ SUITES = (
     "score",
     "score-long",
     "selection",
+    "served",
     "share",
 )
 WITH_A_PLUGIN = ("peers",)

@@ -51,6 +51,7 @@ class SharedHeads(nn.Module):
             self.dense = self._dense
         if isinstance(operator, Decoding):
             self.begin, self.step = self._begin, self._step
+            self.at_once = getattr(operator, "at_once", False) and not isinstance(operator, FeatureAttention)
         if chooser(operator) is not None:
             self.select, self.attend = self._select, self._attend
         if isinstance(operator, Patterned):

@@ -56,7 +56,8 @@ _TOLD = ("batch", "heads", "kv_heads", "head_dim", "v_dim", "dtype", "seed")
 _OF_SIDE = (
     *("status", "reason", "laws", "own_form", "time_median_s", "time_ci_low_s", "time_ci_high_s", "peak_bytes"),
     *("error_kind", "rel_error", "trivial_error", "own_error", "own_error_late", "own_error_grad"),
-    *("own_error_note", "kernel", "launched", "launch_note", "device_s", "kernels"),
+    *("own_error_note", "kernel", "launched", "launch_note", "device_s", "kernels", "first_token_s", "token_s"),
+    *("rollback_s", "state_bytes"),
 )
 """Columns of each variant in a row, in order."""
 
@@ -445,6 +446,9 @@ def _side(
         times = [one[i] for one in visit.times if i in one]
     every, record = [second for one in times for second in one], visit.records[i]
     time = median(every) if every else None
+    if parts := visit.parts.get(i):
+        first, each = (median(list(one)) for one in zip(*parts, strict=True))
+        record = replace(record, first_token_s=first, token_s=each)
     if time and machine and "copy_rates" in machine:
         record = _reached(record, time, machine)
     return Side(record, time, interval_over_rounds(times))

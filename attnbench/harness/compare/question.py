@@ -78,8 +78,13 @@ class Question:
             raise UsageError("--level pretrained: only a suite names a trained model; 'attnbench init' begins one")
         if at["architecture"] != "encoder" and self.level != "model":
             raise UsageError(f"--architecture {at['architecture']}: only a model has one; add --level model")
-        if at["new_tokens"] and self.pass_ != "generate":
-            raise UsageError(f"--new-tokens {at['new_tokens']}: only a generation has some; add --pass generate")
+        new, of_state = at["new_tokens"], at["state_dtype"]
+        if new and self.pass_ not in ("generate", "decode"):
+            raise UsageError(f"--new-tokens {new}: only a generation has some; add --pass generate or decode")
+        if new > lengths[0] and self.pass_ == "decode":
+            raise UsageError(f"--new-tokens {new}: more than n = {lengths[0]}; write fewer, or a larger --n")
+        if of_state != "auto" and self.pass_ not in STEPS:
+            raise UsageError(f"--state-dtype {of_state}: only decoding keeps a state; add --pass decode")
         for axis in ("added_tokens", "query_stride", "positions"):
             if at[axis] != AXES[axis].default and self.level == "operator":
                 option = f"--{axis.replace('_', '-')} {at[axis]}"

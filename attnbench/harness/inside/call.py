@@ -15,6 +15,7 @@ from torch._functorch import config
 
 from attnbench.catalogue.attention.stack import refusal
 from attnbench.catalogue.build import build
+from attnbench.catalogue.engines.decoding.drafts import NO_STATE, NarrowState, rolled_back, taken
 from attnbench.catalogue.engines.precision import accumulator
 from attnbench.contract.capabilities import Budgeted, Decoding, answered, chooser
 from attnbench.contract.compiled import whole
@@ -77,6 +78,8 @@ class Call:
     """
     select: Callable[[], Any] | None = None
     """Runs the choice of pairs alone, on the inputs of ``run``, for an operator that chooses before it attends."""
+    rollback: Callable[[], Any] | None = None
+    """Goes back to the state after the first half of the tokens of one step, if it takes several."""
 
 
 def kept_draw(inputs: Spec, shape: Shape, seed: int) -> Sequence[Tensor]:
@@ -129,6 +132,8 @@ def prepare(
     else:
         module, inputs, labels = _model(cell, examples)
     module = move(module, device, dtype)
+    if cell.state_dtype != "auto":
+        module = NarrowState(module, getattr(torch, cell.state_dtype))
     own = cell.compile and not always_compiled(cell)
     made = _made(cell, module, inputs, mask, labels, compiled=own)
     first = [windows.at(0) for windows in inputs]
@@ -143,6 +148,7 @@ def prepare(
         state_bytes=made.state_bytes,
         tokens_kept=_tokens_kept(cell, module),
         laps=made.laps,
+        rollback=made.rollback,
         input_bytes=sum(t.nbytes for t in (*first, *(() if mask is None else (mask,)))),
         param_bytes=sum(t.nbytes for t in (*module.parameters(), *module.buffers())),
     )
@@ -183,8 +189,9 @@ def _holding(
                 output = None if backward else made.on(number)()
                 given = [windows.at(number) for windows in inputs]
                 if cell.pass_ == "decode":  # against the state of other tokens
+                    before, step = _parts_of_decoding(cell)
                     given = [
-                        torch.cat((_tokens(all_.at(0), slice(0, -1)), _tokens(last, slice(-1, None))), -2)
+                        torch.cat((_tokens(all_.at(0), before), _tokens(last, step)), -2)
                         for all_, last in zip(inputs, given, strict=True)
                     ]
                 hold_rows(module, given, cell.shape, key_mask=mask, output=output, backward=backward)
@@ -329,11 +336,15 @@ def _allow_decoding(cell: Cell) -> None:
         raise Unsupported("variants have no step of cross-attention; write architecture: decoder")
     if cell.pass_ in ("stepwise", "generate") and cell.compile:
         raise Unsupported("compile: each step would be compiled anew for its place; pass: decode compiles one")
+    if cell.pass_ == "decode" and cell.new_tokens > cell.shape.N:
+        raise Unsupported(f"new_tokens: {cell.new_tokens} in one step are more than all {cell.shape.N}; write fewer")
     if cell.shape.q_start:
         raise Unsupported("q_start: a decoding step has one query, the last token in any case; remove q_start")
     reason = refusal(cell.variant, cell.shape, decode=True, level=cell.level)
     if reason:
         raise Unsupported(reason)
+    if cell.state_dtype != "auto" and cell.variant.name != "stack" and cell.entry.traits.meets != "state":
+        raise Unsupported(f"state_dtype: {NO_STATE}")
 
 
 def _answer(cell: Cell, inputs: Sequence[Tensor]) -> Tensor:
@@ -386,6 +397,7 @@ class _Made:
     call: Make
     state_bytes: int | None = None
     laps: Laps | None = None
+    rollback: Callable[[], Any] | None = None
 
     def on(self, number: int) -> Callable[[], Any]:
         return self.call(repeat(self.turn(number)))
@@ -403,7 +415,7 @@ def _made(
     if cell.pass_ in STEPS:
         if cell.pass_ == "generate":
             return _generate(cell, module, inputs)
-        return _decode(module, inputs, compiled=compiled) if cell.pass_ == "decode" else _stepwise(module, inputs)
+        return _decode(cell, module, inputs, compiled=compiled) if cell.pass_ == "decode" else _stepwise(module, inputs)
     run: Callable[..., Any] = whole(module) if compiled else module
     if mask is not None:
         run = partial(run, key_mask=mask)
@@ -459,12 +471,21 @@ def _backward(loss: Callable[[Sequence[Tensor]], Tensor], first: tuple[list[Tens
     return _Made(lambda number: torch.full_like(value.detach(), (-1) ** number * (1 + number / 8)), call)
 
 
-def _decode(module: nn.Module, inputs: Sequence[Windows], *, compiled: bool) -> _Made:
+def _parts_of_decoding(cell: Cell) -> tuple[slice, slice]:
+    """The tokens before a step of pass decode, and those that it takes."""
+    first = cell.shape.N - (cell.new_tokens or 1)
+    return slice(0, first), slice(first, None)
+
+
+def _decode(cell: Cell, module: nn.Module, inputs: Sequence[Windows], *, compiled: bool) -> _Made:
     module.requires_grad_(False)
-    decoding = cast(Decoding, module)
+    decoding, (before, new) = cast(Decoding, module), _parts_of_decoding(cell)
+    several = cell.new_tokens > 1
     with torch.inference_mode():
-        state = decoding.begin(*(_tokens(windows.at(0), slice(0, -1)) for windows in inputs))
-    step = whole(decoding.step) if compiled else decoding.step
+        state = decoding.begin(*(_tokens(windows.at(0), before) for windows in inputs))
+    step = partial(taken, decoding) if several else decoding.step
+    if compiled:
+        step = whole(step)
 
     def call(turns: Iterator[Sequence[Tensor]]) -> Callable[[], Tensor]:
         @torch.inference_mode()
@@ -474,9 +495,19 @@ def _decode(module: nn.Module, inputs: Sequence[Windows], *, compiled: bool) -> 
 
         return run
 
-    return _Made(
-        lambda number: [_tokens(windows.at(number), slice(-1, None)) for windows in inputs], call, state_bytes(state)
-    )
+    def turn(number: int) -> list[Tensor]:
+        return [_tokens(windows.at(number), new) for windows in inputs]
+
+    @torch.inference_mode()
+    def rollback() -> Any:
+        return rolled_back(decoding, state, after, *next(accepted), of=cell.new_tokens)
+
+    if several:
+        with torch.inference_mode():
+            after = taken(decoding, state, *turn(0))[1]
+        half = slice(0, cell.new_tokens // 2)
+        accepted = cycle([[_tokens(x, half) for x in turn(number)] for number in range(SEEN)])
+    return _Made(turn, call, state_bytes(state), rollback=rollback if several else None)
 
 
 def _stepwise(module: nn.Module, inputs: Sequence[Windows]) -> _Made:

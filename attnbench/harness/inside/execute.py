@@ -151,10 +151,11 @@ def run_cell(
                 if round_ == 0:
                     note_work(record, timed.run, watch, seconds)
                 timed = timed.without_graphs(call)
-                if round_ == 0 and call.select is not None:
-                    with suppress(Disturbed):
-                        chosen = measure_time(timed.of_part(call.select, cell.device), rules, stopwatch=watch)
-                        record.select_s = summarise([chosen.samples], quick=rules.quick).median
+                for column, part in (("select_s", call.select), ("rollback_s", call.rollback)):
+                    if round_ == 0 and part is not None:
+                        with suppress(Disturbed):
+                            alone = measure_time(timed.of_part(part, cell.device), rules, stopwatch=watch)
+                            setattr(record, column, summarise([alone.samples], quick=rules.quick).median)
                 if round_ == 0:
                     add_warning(record, hold_to_earlier(call, first[0], 0, looks, cell))
                     seconds = timed.seconds_by_host(watch, seconds)
@@ -291,7 +292,7 @@ def _first_look(record: Record, cell: Cell, call: Call, resident: bool) -> list[
         record.moved_bytes = call.input_bytes + call.param_bytes + record.output_bytes
     if call.state_bytes is not None:
         record.state_bytes = call.state_bytes
-        tokens = cell.shape.N - 1 if cell.pass_ == "decode" else cell.whole_shape.N
+        tokens = cell.shape.N - (cell.new_tokens or 1) if cell.pass_ == "decode" else cell.whole_shape.N
         record.state_bytes_per_token = call.state_bytes / (cell.shape.B * max(1, tokens))
     record.tokens_kept = call.tokens_kept
     record.matmul_flops, record.exponentials = counted.matmul_flops, counted.exponentials

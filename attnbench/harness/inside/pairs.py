@@ -84,6 +84,8 @@ class Pairs:
     warnings: list[tuple[int, str]] = field(default_factory=list)
     """Position of a cell, and an impossible check of its calls."""
     slowed: str = ""
+    parts: list[tuple[int, float, float]] = field(default_factory=list)
+    """Position of a cell of pass ``generate``, and its seconds to the first token and for each that follows."""
 
 
 def measure_pairs(
@@ -129,6 +131,7 @@ def measure_pairs(
     if slow:
         begins("the turns")
     others, turns = OtherLoad(), Turns([], 0, 0, 0)
+    laps = {position: (one.call.laps, one.call.laps.made) for position, one in ready.items() if one.call.laps}
     if hear is not None:
         turns = _led(watch, list(ready.values()), hear)
     elif ready:
@@ -138,6 +141,11 @@ def measure_pairs(
             turns = take_turns(takes, rules, seed=place.randrange(2**32), fewest=fewest, pace=pace)
         del takes
     busy = others.cores()
+    parts = []
+    for position, (noted, before) in laps.items():
+        if found := noted.of_calls(before, noted.made):
+            first, rest = (median(list(one)) for one in zip(*found, strict=True))
+            parts.append((position, first, rest / cells[position].new_tokens))
     for one in ready.values():
         one.timed = one.timed.without_graphs(one.call)
     for column, (position, one) in enumerate(ready.items()):
@@ -149,7 +157,8 @@ def measure_pairs(
             warnings += [(position, warning) for warning in said]
             ran[position] = column
     blocks = [[block[column] for column in ran.values()] for block in turns.blocks]
-    return Pairs(list(ran), blocks, left_out, turns.disturbed, turns.taken, turns.stopped, busy, warnings, turns.slowed)
+    told = turns.disturbed, turns.taken, turns.stopped
+    return Pairs(list(ran), blocks, left_out, *told, busy, warnings, turns.slowed, parts)
 
 
 @dataclass(slots=True)

@@ -52,6 +52,8 @@ class Chunked(CachedDecoding, nn.Module):
     256 × 2048 instead of 1024 × 4096, so that they stay in the cache.
     """
 
+    at_once = True
+
     def __init__(
         self,
         shape: Shape,
@@ -77,11 +79,13 @@ class Chunked(CachedDecoding, nn.Module):
 
     @torch.no_grad()
     def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Cache]:
-        """q ``(B, H, 1, D)``, k and v ``(B, K, 1, ·)``; keys before a window are cut, and the new one is the last."""
-        state = state.append(k, v)
-        first = self.first_seen(state)
-        chunks = (self.query_chunk, self.key_chunk)
-        how = _How(False, chunks, self.position_bias, self.sink, place=state.length - 1 - first)
+        """q ``(B, H, n, D)``, k and v ``(B, K, n, ·)``; keys before one query's window are cut."""
+        state, rows = state.append(k, v), q.shape[2]
+        chunks, first = (self.query_chunk, self.key_chunk), 0
+        if rows == 1:
+            first = self.first_seen(state)
+        seen = rows > 1 and replace(self.visible or Visible(causal=True), start=state.length - rows)
+        how = _How(seen, chunks, self.position_bias, self.sink, place=state.length - 1 - first)
         tiles = _Tiles(q, state.keys[:, :, first:], state.values[:, :, first:], how)
         return tiles.attend(keep_log_sums=False)[0], state
 

@@ -9,6 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from attnbench.catalogue.engines.decoding.kv_cache import hidden_from_last
 from attnbench.catalogue.engines.fused import fused_attention
 from attnbench.catalogue.engines.head_layer import HeadLayer
 from attnbench.catalogue.engines.masks import with_source
@@ -35,11 +36,12 @@ class Latents(NamedTuple):
         room[:, :n] = rows
         return cls(room, n)
 
-    def append(self, row: Tensor) -> Latents:
-        """Write one more row ``(B, 1, R + P)`` in place. If the room is full, it doubles."""
-        kept = self if self.length < self.room.shape[1] else Latents.of(self.room, 2 * self.length + 1)
-        kept.room[:, self.length : self.length + 1] = row
-        return Latents(kept.room, self.length + 1)
+    def append(self, rows: Tensor) -> Latents:
+        """Write more rows ``(B, n, R + P)`` in place. If there is no room for them, it doubles."""
+        end = self.length + rows.shape[1]
+        kept = self if end <= self.room.shape[1] else Latents.of(self.room, self.length + end)
+        kept.room[:, self.length : end] = rows
+        return Latents(kept.room, end)
 
     @property
     def rows(self) -> Tensor:
@@ -96,6 +98,8 @@ class MLA(HeadLayer):
     Raises:
         UsageError: ``rope_dim`` is odd: rotary positions turn pairs.
     """
+
+    at_once = True
 
     def __init__(
         self,
@@ -205,17 +209,21 @@ class MLA(HeadLayer):
         return Latents.of(self._rows(x, 0), self.capacity)
 
     def step(self, state: Latents, x: Tensor) -> tuple[Tensor, Latents]:
-        q, turned = (y[:, :, 0] for y in self._queries(x, state.length))  # (B, H, ·): heads are rows of one product
-        state = state.append(self._rows(x, state.length))
+        q, turned = self._queries(x, state.length)
+        state, n = state.append(self._rows(x, state.length)), x.shape[1]
         dtype = accumulator(x.dtype)
+        later = hidden_from_last(n, state.length, x.new_empty(0, dtype=dtype)) if n > 1 else None
         if self.form == "expanded":
             k, v = self._expanded(state.rows)
-            logits = torch.matmul(torch.cat([q, turned], -1)[:, :, None] * self.scale, k.mT).to(dtype)
-            return self.joined(torch.matmul(logits.softmax(-1).to(v.dtype), v)), state
-        query = torch.cat([self._absorbed(q[:, :, None])[:, :, 0], turned], -1)
-        weights = torch.matmul(query * self.scale, state.rows.mT).to(dtype).softmax(-1).to(x.dtype)
-        mixed = torch.matmul(weights, state.rows[..., : self.rank])
-        return self.joined(self._values(mixed[:, :, None])), state
+            logits = torch.matmul(torch.cat([q, turned], -1) * self.scale, k.mT).to(dtype)
+            weights = (logits if later is None else logits + later).softmax(-1)
+            return self.joined(torch.matmul(weights.to(v.dtype), v)), state
+        query = torch.cat([self._absorbed(q), turned], -1).flatten(1, 2)  # heads and tokens are rows of one product
+        logits = torch.matmul(query * self.scale, state.rows.mT).to(dtype)
+        if later is not None:
+            logits = (torch.unflatten(logits, 1, (self.H, n)) + later).flatten(1, 2)
+        mixed = torch.matmul(logits.softmax(-1).to(x.dtype), state.rows[..., : self.rank])
+        return self.joined(self._values(torch.unflatten(mixed, 1, (self.H, n)))), state
 
     @staticmethod
     def cached_bytes(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from attnbench.catalogue.engines.decoding.kv_cache import Cache, CachedDecoding, last_row
+from attnbench.catalogue.engines.decoding.kv_cache import Cache, CachedDecoding, hidden_from_last, last_row
 from attnbench.catalogue.engines.fused import EXTRA
 from attnbench.catalogue.engines.masks import seeing
 from attnbench.catalogue.engines.tiling import row_blocks
@@ -79,6 +79,8 @@ class Sdpa(CachedDecoding, nn.Module):
             runs in its place.
     """
 
+    at_once = True
+
     def __init__(
         self,
         shape: Shape,
@@ -138,11 +140,16 @@ class Sdpa(CachedDecoding, nn.Module):
     def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Cache]:
         if self.sink is not None:
             return super().step(state, q, k, v)  # not a copy of the cache for a key more
-        state = state.append(k, v)
+        state, rows = state.append(k, v), q.shape[2]
         # PyTorch aligns is_causal at the first key, which would then be the only one that a lone query sees.
-        row = None if self.position_bias is None else last_row(self.position_bias, state.length, q.dtype)[None]
-        if first := self.first_seen(state):
+        row = None if self.position_bias is None else last_row(self.position_bias, state.length, q.dtype, rows)[None]
+        first = self.first_seen(state, rows)
+        if first:
             row = None if row is None else row[..., first:]
+        if rows > 1:
+            hidden = hidden_from_last(rows, state.length, q, self.visible, first)[None, None]
+            row = hidden if row is None else row + hidden
+        if first:
             return self._attend(q, state.keys[:, :, first:], state.values[:, :, first:], row, causal=False), state
         return self._attend(q, state.keys, state.values, row, causal=False), state
 

@@ -42,6 +42,8 @@ class Softmax(CachedDecoding, nn.Module):
     finite; a query that sees no key gives 0.
     """
 
+    at_once = True
+
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.causal, self.capacity, self.visible = shape.causal, shape.M, masked(shape)

@@ -127,6 +127,7 @@ class Linear(FeatureAttention):
     ) -> None:
         super().__init__(shape, chunk)
         self.form, self.rotary, self.whole = form, rotary, shape.E == shape.D
+        self.at_once = not rotary
         if rotary and shape.D % 2:
             raise Unsupported(f"rotary pairs the channels: head_dim {shape.D} must be even")
         if form in ("triton", "fla"):

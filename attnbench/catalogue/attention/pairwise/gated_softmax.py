@@ -56,6 +56,8 @@ class GatedSoftmax(HeadLayer):
     shared.
     """
 
+    at_once = True
+
     def __init__(
         self,
         shape: Shape,

@@ -117,6 +117,8 @@ class Delta(HeadLayer):
     Differs from the authors' code: no short convolution of q, k and v before the recurrence.
     """
 
+    at_once = True
+
     def __init__(
         self,
         shape: Shape,
@@ -211,16 +213,20 @@ class Delta(HeadLayer):
             _, state = erase_and_write(_unit(k), _unit(k), v, beta, *log_decay, chunk=self.chunk)
         return torch.unflatten(state, 0, (x.shape[0], self.heads))
 
-    def prompted(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def prompted(self, x: Tensor, before: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The outputs for x ``(B, n, C)``, n >= 1, and the state after it; ``before`` is that in front of it."""
         q, k, v, beta, *log_decay = (part.to(accumulator(x.dtype)).flatten(0, 1) for part in self._parts(x))
         q = _unit(q).repeat_interleave(self.steps, 1) if self.steps > 1 else _unit(q)
-        y, state = erase_and_write(q, _unit(k), v, beta, *log_decay, chunk=self.chunk)
+        first = None if before is None else before.flatten(0, 1)
+        y, state = erase_and_write(q, _unit(k), v, beta, *log_decay, chunk=self.chunk, state=first)
         y, state = (
             torch.unflatten(z, 0, (x.shape[0], self.heads)) for z in (y[:, self.steps - 1 :: self.steps], state)
         )
         return self._finish(y.to(x.dtype)), state
 
     def step(self, state: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        if x.shape[1] > 1:
+            return self.prompted(x, state)
         q, k, v, beta, *log_decay = (part.to(state.dtype) for part in self._parts(x))
         for fading in log_decay:
             state = state * fading[:, :, :1].exp2()

@@ -17,7 +17,7 @@ from attnbench.catalogue.engines.masks import emptied
 from attnbench.catalogue.engines.precision import LOG2E, LayerNorm, accumulator
 from attnbench.catalogue.engines.recurrent.decayed_sums import HalvedChunk, last_state, states_before
 from attnbench.catalogue.engines.recurrent.fading import faded_by_channel
-from attnbench.catalogue.engines.recurrent.stretches import by_heads, in_turn, rows_in_turn, stretches
+from attnbench.catalogue.engines.recurrent.stretches import by_heads, by_rows, in_turn, rows_in_turn, stretches
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.reads import SLOW_DECAY
 from attnbench.contract.variant import CORE, RECURRENCE, Core, register
@@ -41,6 +41,8 @@ class GatedLinear(nn.Module):
         out: Tensor = (weights.tril() if self.causal else weights) @ v
         return out
 
+    at_once = True
+
     def __init__(self, shape: Shape, *, chunk: HalvedChunk = 64, form: forms.Fla = "auto") -> None:
         super().__init__()
         self.causal, self.chunk = shape.causal, chunk
@@ -60,6 +62,8 @@ class GatedLinear(nn.Module):
         return last_state(k.to(dtype), v.to(dtype), log2_decay.to(dtype))
 
     def step(self, state: Tensor, q: Tensor, k: Tensor, v: Tensor, log2_decay: Tensor) -> tuple[Tensor, Tensor]:
+        if q.shape[2] > 1:
+            return by_rows(partial(read_by_channel, chunk=self.chunk), state, q, k, v, log2_decay)
         state = torch.addcmul(state * log2_decay.to(state.dtype).mT.exp2(), k.mT.to(state.dtype), v.to(state.dtype))
         y = q.to(state.dtype) * q.shape[-1] ** -0.5 @ state
         return y.to(v.dtype), state
@@ -112,6 +116,8 @@ class GLA(HeadLayer):
 
     Differs from the paper: keys are as wide as values, D, not half; q is divided by √D.
     """
+
+    at_once = True
 
     def __init__(
         self,
@@ -187,15 +193,25 @@ def gated_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *, causa
 
     ``log_decay`` is log2(α) <= 0, ``(G, N, D)``; L is its running sum. ``chunk`` is a power of two.
     """
+    if causal:
+        return read_by_channel(q, k, v, log_decay, chunk=chunk)[0]
     N = q.shape[1]
     while chunk >= 2 * N:
         chunk //= 2
     parts = stretches(chunk, q, k, v, log_decay)
-    if causal:
-        return rows_in_turn(_stretch, parts, N)[0]
     # Going backwards, the decay between tokens t + 1 and t is that of t + 1.
     later, _ = in_turn(_backwards, stretches(chunk, q, k, v, log_decay.roll(-1, 1))[::-1])
     return rows_in_turn(_stretch, [(*part, rows) for part, rows in zip(parts, later[::-1], strict=True)], N)[0]
+
+
+def read_by_channel(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor | None = None, *, chunk: int
+) -> tuple[Tensor, Tensor]:
+    """The causal outputs ``(G, N, E)`` from a state ``(G, D, E)`` on, and the state after the last token."""
+    N = q.shape[1]
+    while chunk >= 2 * N:
+        chunk //= 2
+    return rows_in_turn(_stretch, stretches(chunk, q, k, v, log_decay), N, state)
 
 
 def _backwards(state: Tensor | None, *part: Tensor) -> tuple[Tensor, Tensor]:

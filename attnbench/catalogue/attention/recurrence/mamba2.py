@@ -19,6 +19,7 @@ from attnbench.catalogue.engines.recurrent.decayed_sums import (
     Chunk,
     KeyGroups,
     attended_in_groups,
+    decayed_from,
     divided,
     drawn_step_sizes,
     in_groups,
@@ -27,6 +28,7 @@ from attnbench.catalogue.engines.recurrent.decayed_sums import (
 )
 from attnbench.catalogue.engines.recurrent.real_tokens import alone, both_ways
 from attnbench.catalogue.engines.recurrent.short_convolution import Remembered, ShortConvolution, Width
+from attnbench.catalogue.engines.recurrent.stretches import by_rows
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.variant import RECURRENCE, Knob, register
 
@@ -69,6 +71,8 @@ class Mamba2(nn.Module):
     Raises:
         Unsupported: ``groups`` does not divide the heads.
     """
+
+    at_once = True
 
     def __init__(
         self,
@@ -193,6 +197,9 @@ class Mamba2(nn.Module):
         tokens, last = self.short.step(state.last, tokens)
         x, query, key, values, log_decay = self._parts(tokens, steps)
         query, key = (of_heads(each, self.heads) for each in (query, key))
+        if u.shape[1] > 1:
+            y, h = by_rows(partial(decayed_from, chunk=self.chunk), state.state, query, key, values, log_decay)
+            return self._finish(self._skipped(y.to(u.dtype), x), z), Remembered(h, last)
         h = torch.addcmul(state.state * log_decay[..., None].exp2_(), key.to(values.dtype).mT, values)
         y = (query.to(h.dtype) @ h).to(u.dtype)
         return self._finish(self._skipped(y, x), z), Remembered(h, last)

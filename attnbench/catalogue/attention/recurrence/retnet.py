@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from attnbench.catalogue.engines import fla, forms
 from attnbench.catalogue.engines.masks import emptied
 from attnbench.catalogue.engines.precision import LOG2E, accumulator
-from attnbench.catalogue.engines.recurrent.decayed_sums import Chunk, decayed_attention
-from attnbench.catalogue.engines.recurrent.stretches import by_heads
+from attnbench.catalogue.engines.recurrent.decayed_sums import Chunk, decayed_attention, decayed_from
+from attnbench.catalogue.engines.recurrent.stretches import by_heads, by_rows
 from attnbench.catalogue.engines.rotation import angles, frequencies, rotate
 from attnbench.contract.problem.reference import of_query_heads
 from attnbench.contract.problem.shape import Shape
@@ -87,6 +87,8 @@ class RetNet(nn.Module):
     Raises:
         Unsupported: ``rotation`` with an odd D.
     """
+
+    at_once = True
 
     def __init__(
         self,
@@ -175,8 +177,15 @@ class RetNet(nn.Module):
         return Retained((k * fading.exp2()).mT @ v.to(dtype), n, Fixed(rates.exp2(), frequencies(k)[None]))
 
     def step(self, state: Retained, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Retained]:
-        dtype, H = state.state.dtype, q.shape[1]
+        dtype, H, n = state.state.dtype, q.shape[1], q.shape[2]
         a, b, values = (of_query_heads(x.to(dtype), H) for x in (q, k, v))
+        if n > 1:
+            if self.rotation:
+                a, b = (rotate(x, *angles(state.length, n, x)) for x in (a, b))
+            rates = log2_gamma(a, self.decay).expand(len(a), H, n)
+            compute = partial(decayed_from, chunk=self.chunk)
+            out, retained = by_rows(compute, state.state, a * q.shape[-1] ** -0.5, b, values, rates)
+            return out.to(v.dtype), Retained(retained, state.length + n, state.fixed)
         if self.rotation:
             turn = state.fixed.theta * state.length
             a, b = rotate(torch.stack((a, b)), turn.cos().to(dtype), turn.sin().to(dtype)).unbind()

@@ -19,7 +19,7 @@ from attnbench.catalogue.engines.recurrent.decayed_sums import HalvedChunk
 from attnbench.catalogue.engines.recurrent.erase_and_write import erase_and_write
 from attnbench.catalogue.engines.recurrent.real_tokens import alone, both_ways
 from attnbench.catalogue.engines.recurrent.short_convolution import Remembered
-from attnbench.catalogue.engines.recurrent.stretches import by_heads
+from attnbench.catalogue.engines.recurrent.stretches import by_heads, by_rows
 from attnbench.catalogue.engines.recurrent.written_out import left_to_read
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.reads import BOUNDED_DECAY, REMOVAL, SHARE
@@ -62,6 +62,8 @@ class RemovingRule(nn.Module):
         near: Tensor = left_to_read(q, taken, total, total, own=True) @ removed
         return near + left_to_read(q, k, total, total, own=True) @ v
 
+    at_once = True
+
     def __init__(self, shape: Shape, *, chunk: HalvedChunk = 64, form: forms.Fla = "auto") -> None:
         super().__init__()
         self.causal, self.chunk = shape.causal, chunk
@@ -89,6 +91,8 @@ class RemovingRule(nn.Module):
         return k.new_zeros(*k.shape[:2], k.shape[3], v.shape[3], dtype=accumulator(k.dtype))
 
     def step(self, state: Tensor, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor) -> tuple[Tensor, Tensor]:
+        if q.shape[2] > 1:
+            return by_rows(partial(_evolve, chunk=self.chunk), state, q, k, v, *gates)
         r, key, value, kappa, a, log_decay = (part.to(state.dtype) for part in (q, k, v, *gates))
         kappa = unit(kappa)
         kept = state * log_decay.mT.exp2()
@@ -148,6 +152,8 @@ class RWKV7(nn.Module):
     Differs from the paper: values are not mixed with those of the first layer, since a layer here knows no other;
     linear layers start as PyTorch's. The layer that mixes channels belongs to the model.
     """
+
+    at_once = True
 
     def __init__(
         self,
@@ -248,9 +254,10 @@ class RWKV7(nn.Module):
         return self.out(self._finish(y, parts, gate)), Remembered(state, x[:, -1:].clone())
 
     def step(self, state: Remembered, x: Tensor) -> tuple[Tensor, Remembered]:
-        parts, gate = self._parts(x, state.last)
+        n = x.shape[1]
+        parts, gate = self._parts(x, state.last if n == 1 else torch.cat((state.last, x[:, :-1]), 1))
         y, kept = self.core.step(state.state, *parts)
-        return self.out(self._finish(y, parts, gate)), Remembered(kept, x)
+        return self.out(self._finish(y, parts, gate)), Remembered(kept, x[:, n - 1 :])
 
 
 def _in_steps(width: float) -> int:
@@ -267,8 +274,16 @@ def _read(r: Tensor, k: Tensor, v: Tensor, kappa: Tensor, a: Tensor, log_decay: 
 
 
 def _evolve(
-    r: Tensor, k: Tensor, v: Tensor, kappa: Tensor, a: Tensor, log_decay: Tensor, *, chunk: int
+    r: Tensor,
+    k: Tensor,
+    v: Tensor,
+    kappa: Tensor,
+    a: Tensor,
+    log_decay: Tensor,
+    state: Tensor | None = None,
+    *,
+    chunk: int,
 ) -> tuple[Tensor, Tensor]:
     """Outputs and last state; κ before the decay is κ / w after it."""
     kappa = unit(kappa)
-    return erase_and_write(r, k, v, kappa * (-log_decay).exp2(), log_decay, along=a * kappa, chunk=chunk)
+    return erase_and_write(r, k, v, kappa * (-log_decay).exp2(), log_decay, along=a * kappa, chunk=chunk, state=state)

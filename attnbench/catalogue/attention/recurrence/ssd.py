@@ -20,12 +20,14 @@ from attnbench.catalogue.engines.recurrent.decayed_sums import (
     Chunk,
     KeyGroups,
     attended_in_groups,
+    decayed_from,
     divided,
     drawn_step_sizes,
     in_groups,
     last_state,
     of_heads,
 )
+from attnbench.catalogue.engines.recurrent.stretches import by_rows
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.variant import RECURRENCE, Knob, register
 
@@ -68,6 +70,8 @@ class SSD(HeadLayer):
     Raises:
         Unsupported: ``groups`` does not divide the heads.
     """
+
+    at_once = True
 
     def __init__(
         self,
@@ -141,5 +145,8 @@ class SSD(HeadLayer):
     def step(self, state: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
         query, key, values, log_decay = self._parts(u)
         query, key = (of_heads(x, self.heads) for x in (query, key))
+        if u.shape[1] > 1:
+            y, state = by_rows(partial(decayed_from, chunk=self.chunk), state, query, key, values, log_decay)
+            return self.joined(y.to(u.dtype)), state
         state = torch.addcmul(state * log_decay[..., None].exp2_(), key.mT.to(state.dtype), values)
         return self.joined((query.to(state.dtype) @ state).to(u.dtype)), state

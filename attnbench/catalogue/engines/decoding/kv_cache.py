@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -30,11 +31,12 @@ class Cache(NamedTuple):
         return cls(room_k, room_v, n)
 
     def append(self, k: Tensor, v: Tensor) -> Cache:
-        """Append one key and value ``(B, K, 1, D)`` in place; a full cache doubles its room."""
-        cache = self if self.length < self.k.shape[2] else Cache.of(self.k, self.v, 2 * self.length + 1)
-        cache.k[:, :, self.length : self.length + 1] = k
-        cache.v[:, :, self.length : self.length + 1] = v
-        return Cache(cache.k, cache.v, self.length + 1)
+        """Append keys and values ``(B, K, n, D)`` in place; a cache without room for them doubles."""
+        end = self.length + k.shape[2]
+        cache = self if end <= self.k.shape[2] else Cache.of(self.k, self.v, self.length + end)
+        cache.k[:, :, self.length : end] = k
+        cache.v[:, :, self.length : end] = v
+        return Cache(cache.k, cache.v, end)
 
     @property
     def keys(self) -> Tensor:
@@ -57,18 +59,23 @@ class AndRecent(NamedTuple):
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None = None, sink: Sink | None = None) -> Tensor:
-    """Softmax attention of the last query ``(B, H, 1, D)`` to k and v ``(B, K, n, D)``; statistics in float32 at least.
+    """Softmax attention of the last queries ``(B, H, r, D)`` to k and v ``(B, K, n, D)``.
 
-    ``added`` ``(H, 1, n)`` is added to the logits. Head h reads head h // (H / K) of k and v; heads that share make the
-    rows of one product. Returns ``(B, H, 1, E)``.
+    Statistics are in float32 at least. ``added`` ``(H or 1, r, n)`` is added to the logits. Head h reads head
+    h // (H / K) of k and v; heads that share make the rows of one product. Returns ``(B, H, r, E)``.
     """
     logit = None if sink is None else sink.logit[:, None, None]  # one column more
-    if k.shape[1] != q.shape[1]:
-        shared = (k.shape[1], q.shape[1] // k.shape[1])
-        added, logit = (None if x is None else torch.unflatten(x.squeeze(-2), -2, shared) for x in (added, logit))
-        rows = torch.unflatten(q.squeeze(-2), -2, shared)
-        return _softmax(rows, k, v, added, logit).flatten(1, 2)[:, :, None]
+    (B, H, r), K = q.shape[:3], k.shape[1]
+    if K != H:
+        of_shared = partial(_rows_of_shared, H=H, K=K, r=r)
+        rows = _softmax(q.reshape(B, K, H // K * r, -1), k, v, of_shared(added), of_shared(logit))
+        return rows.reshape(B, H, r, -1)
     return _softmax(q, k, v, added, logit)
+
+
+def _rows_of_shared(x: Tensor | None, *, H: int, K: int, r: int) -> Tensor | None:
+    """x ``(H or 1, r or 1, n)`` as ``(K, H / K · r, n)``."""
+    return None if x is None else x.expand(H, r, -1).reshape(K, H // K * r, -1)
 
 
 def _softmax(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, logit: Tensor | None) -> Tensor:
@@ -97,10 +104,16 @@ def pick(x: Tensor, parts: list[slice]) -> Tensor:
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, -2)
 
 
-def last_row(bias: PositionBias, n: int, dtype: torch.dtype) -> Tensor:
-    """The bias ``(H, 1, n)`` of the last of n queries."""
-    row: Tensor = bias(slice(n - 1, n), slice(0, n), dtype)
+def last_row(bias: PositionBias, n: int, dtype: torch.dtype, rows: int = 1) -> Tensor:
+    """The bias ``(H, 1, n)`` of the last of n queries, or of the last few."""
+    row: Tensor = bias(slice(n - rows, n), slice(0, n), dtype)
     return row
+
+
+def hidden_from_last(rows: int, n: int, like: Tensor, visible: Visible | None = None, first: int = 0) -> Tensor:
+    """0, or -∞ for keys from ``first`` on that the last few of n queries do not see: ``(rows, n - first)``."""
+    seen = (visible or Visible(causal=True)).pairs(slice(n - rows, n), slice(first, n), n, like.device)
+    return torch.zeros(seen.shape, dtype=like.dtype, device=like.device).masked_fill_(~seen, -torch.inf)
 
 
 class CachedDecoding:
@@ -117,15 +130,20 @@ class CachedDecoding:
         return Cache.of(k, v, self.capacity)
 
     def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Cache]:
-        state = state.append(k, v)
+        state, rows = state.append(k, v), q.shape[2]
         bias: PositionBias | None = getattr(self, "position_bias", None)
-        added = None if bias is None else last_row(bias, state.length, accumulator(q.dtype))
+        added = None if bias is None else last_row(bias, state.length, accumulator(q.dtype), rows)
         sink: Sink | None = getattr(self, "sink", None)
-        if first := self.first_seen(state):
+        first = self.first_seen(state, rows)
+        if first:
             added = None if added is None else added[..., first:]
+        if rows > 1:
+            hidden = hidden_from_last(rows, state.length, q, self.visible, first)
+            added = hidden if added is None else added + hidden
+        if first:
             return attend(q, state.keys[:, :, first:], state.values[:, :, first:], added, sink), state
         return attend(q, state.keys, state.values, added, sink), state
 
-    def first_seen(self, state: Cache) -> int:
-        """The first key that the last token sees."""
-        return 0 if self.visible is None else self.visible.span(state.length - 1, state.length)[0]
+    def first_seen(self, state: Cache, rows: int = 1) -> int:
+        """The first key that one of the last ``rows`` tokens sees."""
+        return 0 if self.visible is None else self.visible.span(state.length - rows, state.length)[0]

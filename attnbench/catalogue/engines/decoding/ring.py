@@ -38,6 +38,10 @@ class Ring(NamedTuple):
         return Ring(self.k, self.v, self.length + 1, self.size)
 
     @property
+    def overwrites(self) -> tuple[str, ...]:
+        return ("k", "v")
+
+    @property
     def keys(self) -> Tensor:
         return self.k[:, :, : min(self.length, self.size)]
 

@@ -153,12 +153,19 @@ def stepped(
     """A step in few calls: at the size of one token a call costs more than its arithmetic.
 
     Args:
-        of_query: ``(B, H, n, F)``; of_key: ``(B, H, 1, F)``; values: ``(B, H, 1, E)``.
+        of_query: ``(B, H, n, F)``; of_key: ``(B, H, 1, F)``; values: ``(B, H, 1, E)``. Or n keys and values without
+            log weights, of which each query reads its own and those before it.
         log_weight: that of the key, ``(B, H, 1, 1)``; ``of_key`` itself if its features are their own log weights;
             None: 1.
         out: the dtype of the output.
     """
     of_values, of_ones, top = state.of_values.mT, state.of_ones, state.top
+    if of_key.shape[2] > 1:
+        near = torch.matmul(of_query, of_key.mT).tril()
+        total = torch.matmul(of_query, of_ones.mT) + near.sum(-1, keepdim=True)
+        found = (torch.matmul(of_query, of_values) + torch.matmul(near, values)) / total
+        of_values = of_values + torch.matmul(of_key.mT, values)
+        return found.to(out), KeySums(of_values.mT, of_ones + of_key.sum(2, keepdim=True), top)
     if log_weight is not None:
         top = torch.maximum(top, log_weight)
         decay, weight = (state.top - top).exp2_(), (log_weight - top).exp2_()

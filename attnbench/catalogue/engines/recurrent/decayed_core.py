@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from attnbench.catalogue.engines import fla, forms
 from attnbench.catalogue.engines.masks import emptied
 from attnbench.catalogue.engines.precision import accumulator
-from attnbench.catalogue.engines.recurrent.decayed_sums import Chunk, decayed_attention, last_state
-from attnbench.catalogue.engines.recurrent.stretches import by_heads
+from attnbench.catalogue.engines.recurrent.decayed_sums import Chunk, decayed_attention, decayed_from, last_state
+from attnbench.catalogue.engines.recurrent.stretches import by_heads, by_rows
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.reads import DECAY
 from attnbench.contract.variant import CORE, Core
@@ -36,6 +36,8 @@ class DecayedSums(nn.Module):
         weights = q @ k.mT * torch.exp2(-(total - total.mT).abs()).to(q.dtype)
         return (weights.tril() if self.causal else weights) @ v
 
+    at_once = True
+
     def __init__(self, shape: Shape, *, chunk: Chunk = 64, form: forms.Fla = "auto") -> None:
         super().__init__()
         self.causal, self.chunk = shape.causal, chunk
@@ -55,6 +57,8 @@ class DecayedSums(nn.Module):
         return last_state(k.to(dtype), v.to(dtype), log2_decay.to(dtype))
 
     def step(self, state: Tensor, q: Tensor, k: Tensor, v: Tensor, log2_decay: Tensor) -> tuple[Tensor, Tensor]:
+        if q.shape[2] > 1:
+            return by_rows(partial(decayed_from, chunk=self.chunk), state, q, k, v, log2_decay[..., 0])
         state = torch.addcmul(state * log2_decay.to(state.dtype).exp2(), k.mT.to(state.dtype), v.to(state.dtype))
         return (q.to(state.dtype) @ state).to(v.dtype), state
 

@@ -58,12 +58,30 @@ STRONGEST = -1100.0
 
 
 def decayed_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *, causal: bool, chunk: int) -> Tensor:
+    """The output of :func:`decayed_from` a state of 0."""
+    return decayed_from(q, k, v, log_decay, causal=causal, chunk=chunk)[0]
+
+
+def decayed_from(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    state: Tensor | None = None,
+    *,
+    causal: bool = True,
+    chunk: int,
+) -> tuple[Tensor, Tensor]:
     """Σ_j (q_i·k_j) 2^-|L_i - L_j| v_j over j <= i, or over all j, with L the running sum of ``log_decay``.
 
     Args:
         q, k: ``(G, N, D)``; v: ``(G, N, E)``.
         log_decay: log2(a_t) <= 0, ``(G, N)``, or ``(G, 1)`` if it is the same for all tokens. The former is summed in
             float64: tokens after a strong decay are known only by differences of such sums.
+        state: in front of the first token, ``(G, D, E)``; None for 0.
+
+    Returns:
+        ``(G, N, E)``; and the state after the last token, if ``log_decay`` is that of each.
     """
     N = q.shape[1]
     chunk = min(chunk, N)
@@ -79,7 +97,7 @@ def decayed_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *, cau
         after = [(keys, values, since) for (_, keys, values), since in zip(parts, sums, strict=True)]
         coming[::-1], _ = in_turn(_states_after, after[::-1])
     read = partial(_read, causal=causal)
-    return rows_in_turn(read, [(*part, *more) for part, *more in zip(parts, sums, coming, strict=True)], N)[0]
+    return rows_in_turn(read, [(*part, *more) for part, *more in zip(parts, sums, coming, strict=True)], N, state)
 
 
 def _states_after(state: Tensor | None, keys: Tensor, values: Tensor, since: Tensor) -> tuple[Tensor, Tensor]:

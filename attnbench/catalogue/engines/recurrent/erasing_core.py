@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from math import log
 from typing import NamedTuple
@@ -46,6 +47,7 @@ class Erasing(nn.Module):
     place = ""
     groups = 1
     form = "torch"
+    at_once = True
 
     def ready(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The q, k and v of :meth:`rule`, of tokens ``(..., N, ·)``."""
@@ -105,12 +107,19 @@ class Erasing(nn.Module):
     def _read(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor, strict: bool) -> Tensor:
         return erase_and_write(*self.rule(*self.ready(q, k, v), *rates), chunk=self.chunk, strict=strict)[0]
 
-    def passed(self, *parts: Tensor) -> tuple[Tensor, Tensor]:
-        """The outputs ``(B, H·groups, n, E)`` of n >= 1 tokens and the last state, in the accumulator."""
+    def passed(self, *parts: Tensor, before: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The outputs ``(B, H·groups, n, E)`` of n >= 1 tokens and the last state, in the accumulator.
+
+        ``before`` is the state in front of them ``(B, H·groups, D, E)``; None for 0.
+        """
         outputs, states, B = [], [], len(parts[0])
-        for turn in self._in_turn(*parts):
+        given: Sequence[Tensor | None] = [None] * self.groups
+        if before is not None:
+            given = torch.unflatten(before, 1, (-1, self.groups)).unbind(2)
+        for turn, start in zip(self._in_turn(*parts), given, strict=True):
             q, k, v, *rates = (part.flatten(0, 1).to(accumulator(parts[0].dtype)) for part in turn)
-            read = erase_and_write(*self.rule(*self.ready(q, k, v), *rates), chunk=self.chunk)
+            first = None if start is None else start.flatten(0, 1)
+            read = erase_and_write(*self.rule(*self.ready(q, k, v), *rates), chunk=self.chunk, state=first)
             y, state = (torch.unflatten(z, 0, (B, self.heads)) for z in read)
             outputs.append(y)
             states.append(state)
@@ -190,6 +199,9 @@ class ErasingCore(Erasing):
         return y.to(v.dtype), state
 
     def step(self, state: Tensor, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor) -> tuple[Tensor, Tensor]:
+        if q.shape[2] > 1:
+            y, after = self.passed(q, k, v, *self.rates(*gates), before=state)
+            return y.to(v.dtype), after
         parts = self.ready(*(x.to(state.dtype) for x in (q, k, v)))
         y, after = self.advanced(state, parts, *self.rates(*gates))
         return y.to(v.dtype), after

@@ -95,6 +95,9 @@ class ErasingLayer(Erasing):
     def step(self, state: Remembered, x: Tensor) -> tuple[Tensor, Remembered]:
         tokens, gates = self._split(self.project(x))
         tokens, last = self.short.step(state.last, tokens)
+        if x.shape[1] > 1:
+            y, after = self.passed(*self._heads(tokens), *self.rates(gates), before=state.state)
+            return self._finish(x, y.transpose(1, 2).flatten(2).to(x.dtype)), Remembered(after, last)
         y, after = self.advanced(state.state, self._activated(tokens.to(state.state.dtype)), *self.rates(gates))
         return self._finish(x, y.view(len(x), 1, -1).to(x.dtype)), Remembered(after, last)
 

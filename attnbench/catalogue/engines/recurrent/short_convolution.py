@@ -52,7 +52,10 @@ class ShortConvolution(nn.Module):
         return pad(x[:, max(0, x.shape[1] - self.before) :], (0, 0, missing, 0)).clone()
 
     def step(self, last: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The next output and the last tokens, for a token x ``(B, 1, channels)``."""
+        """The next outputs and the last tokens, for tokens x ``(B, n, channels)``."""
         window, (weight, b) = torch.cat((last, x), 1), self._numbers(x)
-        y = (window.to(weight.dtype) * weight.mT).sum(1, keepdim=True)
-        return (y if b is None else y + b).to(x.dtype), window[:, 1:]
+        if x.shape[1] > 1:
+            y = conv1d(window.to(weight.dtype).mT, weight[:, None], groups=len(weight)).mT
+        else:
+            y = (window.to(weight.dtype) * weight.mT).sum(1, keepdim=True)
+        return (y if b is None else y + b).to(x.dtype), window[:, x.shape[1] :]

@@ -80,6 +80,16 @@ class _ByHeads(torch.autograd.Function):
         return None, None, *(grads.get(i) for i in range(len(inputs)))
 
 
+def by_rows(compute: Callable[..., tuple[Tensor, Tensor]], state: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """The outputs ``(B, H, n, E)`` and the state ``(B, H, D, E)`` after n tokens that go on from ``state``.
+
+    ``compute`` takes the inputs of all pairs ``(G, n, ·)`` in the state's dtype, the third the values, and the state.
+    """
+    found = compute(*(x.to(state.dtype).flatten(0, 1) for x in inputs), state.flatten(0, 1))
+    out, after = (torch.unflatten(x, 0, state.shape[:2]) for x in found)
+    return out.to(inputs[2].dtype), after
+
+
 def chunked(x: Tensor, chunk: int) -> Tensor:
     """``(G, N, ...)`` to ``(G, chunks, chunk, ...)``, the last chunk padded with zeros."""
     missing = -x.shape[1] % chunk

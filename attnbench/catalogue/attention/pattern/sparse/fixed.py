@@ -23,6 +23,10 @@ class Summaries(NamedTuple):
     """The block that is not yet whole, for :class:`Fixed`; else empty."""
     length: int
 
+    @property
+    def overwrites(self) -> tuple[str, ...]:
+        return ("block",)
+
 
 class Fixed:
     """A¹ ∪ A², in one softmax; ``near`` is A¹ and ``far`` A², for tokens i and j <= i."""

@@ -30,6 +30,10 @@ class Compressed(NamedTuple):
     """One for every closed run; the cache's values are the keys of an index, if there is one."""
     run: int
 
+    @property
+    def overwrites(self) -> tuple[str, ...]:
+        return ("pending",)
+
     def unused(self) -> tuple[Tensor, ...]:
         """The slots of tokens still to come in the open run, and before the first run is closed all others."""
         t, run = self.window.length, self.run

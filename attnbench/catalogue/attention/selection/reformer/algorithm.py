@@ -33,6 +33,10 @@ class State(NamedTuple):
     fill: Tensor
     """``(B, H, rounds, buckets)``: number of tokens that went into each ring."""
 
+    @property
+    def overwrites(self) -> tuple[str, ...]:
+        return ("latest",)
+
 
 _LATEST = (
     "a token sees the latest tokens before it with its own hash; the paper's sees those before it in two chunks, "

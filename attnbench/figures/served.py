@@ -1,0 +1,108 @@
+"""Decoding as it is served: to the first token, for each that follows, what is kept, and several tokens in one step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import NamedTuple
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from attnbench.figures.kit.page import NothingToDraw, winners
+from attnbench.figures.kit.score_lines import Line, Panel, draw_lines
+from attnbench.figures.kit.style import Look, in_style
+from attnbench.figures.kit.ticks import length, log_axis, padded, trimmed
+from attnbench.measure.status import Status
+from attnbench.results.frame.settings import PANELS, check_columns, restrict, settings, without_room
+from attnbench.results.frame.words import own_form_note, short_names, where
+from attnbench.units import format_bytes, format_seconds
+
+NEEDS = "pass generate at two lengths, or pass decode with two numbers of new_tokens"
+
+
+class _Kind(NamedTuple):
+    """The rows and columns of one panel."""
+
+    pass_: str
+    x: str
+    y: str
+    words: str
+    text: Callable[[float], str] = format_seconds
+
+
+_KINDS = (
+    _Kind("decode", "new_tokens", "time_median_s", "one step"),
+    _Kind("generate", "seq_len", "token_s", "each token that follows"),
+    _Kind("generate", "seq_len", "first_token_s", "to the first token"),
+    _Kind("generate", "seq_len", "state_bytes", "cache or state", format_bytes),
+)
+
+
+def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
+    """Something was generated at two lengths, or took two numbers of tokens in one step."""
+    return any(len(_of(kind, restrict(frame, only or {}))) for kind in _KINDS)
+
+
+@in_style
+def draw_served(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None) -> Figure:
+    """Draw times of decoding and bytes of the cache or state over the prompt, and the time of a step over its tokens.
+
+    Steps are those at the longest n with several numbers of tokens. Rows that were measured differently get separate
+    panels. Raises NothingToDraw without such rows.
+    """
+    check_columns(frame)
+    drawn = [(kind, _of(kind, restrict(frame, only or {}))) for kind in _KINDS]
+    drawn = [(kind, rows) for kind, rows in drawn if len(rows)]
+    if not drawn:
+        raise NothingToDraw(f"needs {NEEDS}")
+    every = pd.concat([rows for _, rows in drawn])
+    names, hidden = short_names(every)
+    found = [(kind, one) for kind, rows in drawn for one in settings(rows, also_same=("inputs",))]
+    panels, kinds = [], dict[str, _Kind]()
+    for kind, one in found[:PANELS]:
+        n = f", n = {length(int(one.rows['_n'].iloc[0]))}" if kind.x == "new_tokens" else ""
+        heading = ", ".join(filter(None, (kind.words + n, one.name)))
+        lines = [_line(names[str(label)], kind, part) for label, part in one.rows.groupby("label", sort=False)]
+        panels.append(Panel(heading, tuple(sorted(lines, key=lambda line: (line.y[-1], line.name))), ()))
+        kinds[heading] = kind
+    notes = [
+        "Medians. Names from the smallest number at the right up.",
+        hidden,
+        own_form_note(names),
+        without_room([one for _, one in found]),
+    ]
+    first = [panel for panel in panels if kinds[panel.heading] is kinds[panels[0].heading]]
+    least = winners([[(line.y[-1], line.name) for line in panel.lines] for panel in first], largest=False)
+    title = f"Least time, {kinds[panels[0].heading].words}: {least}"
+    return draw_lines(title, where(every, None), notes, panels, "", partial(_scale, kinds), _draw)
+
+
+def _of(kind: _Kind, rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of a panel with ``seq_len`` as its axis, for steps their tokens; none if all have one place."""
+    rows = rows[(rows["status"] == Status.OK) & (rows["pass"] == kind.pass_) & (rows[kind.y] > 0)]
+    if kind.x == "new_tokens":
+        several = rows.groupby("seq_len")["new_tokens"].nunique()
+        rows = rows[rows["seq_len"] == several[several > 1].index.max()]
+        rows = rows.assign(_n=rows["seq_len"], seq_len=rows["new_tokens"].clip(lower=1), new_tokens=0)
+    return rows if rows["seq_len"].nunique() > 1 else rows[:0]
+
+
+def _line(name: str, kind: _Kind, part: pd.DataFrame) -> Line:
+    part = part.sort_values("seq_len")
+    x, y = tuple(map(float, part["seq_len"])), tuple(map(float, part[kind.y]))
+    return Line(name, str(part["family"].iloc[0]), x, y, y, y)
+
+
+def _scale(kinds: Mapping[str, _Kind], ax: Axes, panel: Panel) -> None:
+    kind, values = kinds[panel.heading], [y for line in panel.lines for y in line.y]
+    places = sorted({x for line in panel.lines for x in line.x})
+    base, limits = 2 if kind.text is format_bytes else 10, padded(values, share=0.07, least=4)
+    log_axis(ax, "y", limits, base=base, most=5, text=lambda value: trimmed(kind.text(value)))
+    log_axis(ax, "x", padded(places, share=0.04), at=places, most=len(places), text=length)
+    ax.set_xlabel("n of the prompt (log2 scale)" if kind.x == "seq_len" else "tokens in one step (log2 scale)")
+
+
+def _draw(ax: Axes, line: Line, look: Look) -> None:
+    ax.plot(line.x, line.y, lw=1.4, markersize=3.4, alpha=0.95, **look.line)

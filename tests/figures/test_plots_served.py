@@ -1,0 +1,52 @@
+"""The figure of decoding has a panel for each part of a generation, and one for several tokens in one step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+
+from attnbench.figures import draw
+from attnbench.figures.kit.page import NothingToDraw
+from attnbench.figures.served import applies, draw_served
+
+Words = Callable[[Figure], str]
+
+
+@pytest.fixture
+def frame(run: Any) -> pd.DataFrame:
+    rows = []
+    for label, growth in (("softmax", 2.0), ("linear", 1.0)):
+        for turn, n in enumerate((1024, 4096)):
+            at = {"pass": "generate", "seq_len": n, "new_tokens": 32, "time_median_s": 1.0}
+            columns = {"first_token_s": 1e-3 * growth**turn, "token_s": 1e-5 * growth**turn, "state_bytes": 1000 * n}
+            rows.append(run.row(label, **at, **columns))
+            for tokens in (0, 4, 16):
+                seconds = 1e-5 * growth * max(1, tokens)
+                rows.append(run.row(label, **{**at, "pass": "decode", "new_tokens": tokens, "time_median_s": seconds}))
+    return run.table(rows)  # type: ignore[no-any-return]
+
+
+def test_each_part_has_a_panel_and_a_step_is_drawn_over_its_tokens(frame: pd.DataFrame, words: Words) -> None:
+    figure = draw(frame, figures=["served"])["served"]
+    panels = [ax for ax in figure.axes if "log2 scale" in ax.get_xlabel()]
+    assert [ax.get_xlabel().partition(" (")[0] for ax in panels] == ["tokens in one step", *["n of the prompt"] * 3]
+    steps, each, first, state = ([[*map(float, line.get_ydata())] for line in ax.lines] for ax in panels)  # type: ignore[arg-type]
+    assert sorted(steps) == [[1e-5, 4e-5, 16e-5], [2e-5, 8e-5, 32e-5]]
+    assert sorted(each) == [[1e-5, 1e-5], [1e-5, 2e-5]]
+    assert sorted(first) == [[1e-3, 1e-3], [1e-3, 2e-3]]
+    assert state == [[1000 * 1024.0, 1000 * 4096.0]] * 2
+    said = words(figure)
+    for part in ("Least time, one step: linear", "one step, n = 4k", "to the first token", "cache or state"):
+        assert part in said
+
+
+def test_one_length_and_one_number_of_tokens_are_nothing_to_draw(frame: pd.DataFrame) -> None:
+    one = frame[(frame["seq_len"] == 1024) & (frame["new_tokens"] != 4) & (frame["new_tokens"] != 16)]
+    assert applies(frame)
+    assert not applies(one)
+    with pytest.raises(NothingToDraw, match="pass generate at two lengths"):
+        draw_served(one)
