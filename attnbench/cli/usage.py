@@ -34,6 +34,7 @@ COMMANDS = {
     "merge": Command("Join runs of several machines.", "merge a b --out all", "runs"),
     "verify": Command("Find rows that were edited or lost.", "verify results", "a run"),
     "export": Command("Hand rows to other programs.", "export RUN --format latex", "a run"),
+    "cite": Command("Write method and BibTeX of a run.", "cite results/quick", "a run"),
     "check": Command("Hold variants to formula and claims.", "check performer"),
     "claims": Command("Compare published claims with your rows.", "claims results"),
     "list": Command("List variants, suites or inputs.", "list suites"),
