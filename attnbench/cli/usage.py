@@ -46,9 +46,8 @@ COMMANDS = {
 
 OVERVIEW = "\n".join(
     [
-        "Which attention variant is faster, in how much memory, and at what error?",
+        "Which attention variant is faster? attnbench COMMAND --help lists the options.",
         *(f"  attnbench {command.example:<27}{command.what}" for command in COMMANDS.values()),
-        "attnbench COMMAND --help lists the options of a command.",
     ]
 )
 
