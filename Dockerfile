@@ -24,7 +24,7 @@ RUN extra="" \
     && useradd --create-home --uid 1000 bench \
     && install --directory --owner bench /work
 
-USER bench
+USER 1000
 WORKDIR /work
 RUN attnbench --help
 ENTRYPOINT ["attnbench"]

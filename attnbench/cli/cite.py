@@ -110,9 +110,9 @@ def _bibliography(records: Iterable[Record], version: str) -> Iterator[str]:
                 works.setdefault(tuple(fields), []).append(f"{name}: {rest}" if rest else name)
             else:
                 yield f"Source of {name}: {part}"
-    for fields, notes in works.items():
+    for known, notes in works.items():
         note = re.sub(r"([&%$#_])", r"\\\1", "; ".join(dict.fromkeys(notes)))
-        yield "\n".join((f"\n@misc{{{_key(fields)},", *(f"  {one}," for one in fields), f"  note = {{{note}}}\n}}"))
+        yield "\n".join((f"\n@misc{{{_key(known)},", *(f"  {one}," for one in known), f"  note = {{{note}}}\n}}"))
 
 
 _WHO = re.compile(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from textwrap import fill
@@ -89,7 +89,8 @@ def everything(what: str) -> list[Facts]:
 
 def told(registry: Registry[Any], entry: Any) -> Facts:
     """The facts of an entry of one of the tables."""
-    return {"variant": as_data, "task": task_data}.get(registry.kind, input_data)(entry)
+    tell: dict[str, Callable[[Any], Facts]] = {"variant": as_data, "task": task_data}
+    return tell.get(registry.kind, input_data)(entry)
 
 
 def input_data(entry: Entry) -> Facts:
