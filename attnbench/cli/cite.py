@@ -90,7 +90,6 @@ _MACHINE = {
     "triton": "Triton {triton}",
     "process": "allocator and matmul library {process}",
 }
-"""Fact of a run -> its words."""
 
 
 def _bibliography(records: Iterable[Record], version: str) -> Iterator[str]:
@@ -99,7 +98,7 @@ def _bibliography(records: Iterable[Record], version: str) -> Iterator[str]:
 
     yield "\n@software{attnbench,\n  author = {{The attnbench authors}},\n  title = {attnbench},"
     yield f"  version = {{{version}}}\n}}\n"
-    variants, _, tasks = registries().values()
+    variants, _, tasks = registries()
     used = [(registry, name) for one in records for registry, name in ((variants, one.variant), (tasks, one.task))]
     works: dict[tuple[str, ...], list[str]] = {}
     for registry, text in dict.fromkeys(used):

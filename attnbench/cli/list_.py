@@ -38,13 +38,10 @@ def list_(
         _suites(as_json)
         return
 
-    if plugin:
-        from attnbench.harness.trial import load_all
+    from attnbench.cli.show import everything, registries
 
-        load_all(plugin)
-    from attnbench.cli.show import everything
-
-    entries = everything(what)
+    tables = dict(zip(("variants", "inputs", "tasks"), registries(plugin or ()), strict=True))
+    entries = everything(tables[what])
     if what == "variants":
         _variants(entries, as_json)
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from textwrap import fill
@@ -36,22 +36,16 @@ def show(
     ] = None,
 ) -> None:
     """Show a variant with its paper, formula, cost, claims and options, or an input, or a task."""
-    if plugin:
-        from attnbench.harness.trial import load_all
-
-        load_all(plugin)
+    tables = registries(plugin or ())
     if picture is not None:
         refuse_files(plot=picture, option="--picture")
         from attnbench.figures.kit.style import save
         from attnbench.figures.pictures import draw
 
         save(draw("pattern", [name]).figure, picture.with_suffix(""), (picture.suffix[1:],))
-    variants, inputs, tasks = registries().values()
-    if name in variants or not (name in inputs or name in tasks):
-        data = facts(variants, name)
-    else:
-        data, *others = [facts(one, name) for one in (inputs, tasks) if name in one]
-        data = {**data, **({"task": others[0]} if others else {})}  # listops is both
+    data, *others = [facts(one, name) for one in tables if name in one] or [facts(tables[0], name)]
+    if others and "family" not in data:  # listops is an input and a task
+        data["task"] = others[0]
     if as_json:
         console.data(data)
     else:
@@ -65,13 +59,17 @@ Facts = dict[str, Any]
 """Everything that is known about an entry, as plain data."""
 
 
-def registries() -> dict[str, Registry[Any]]:
-    """The tables of ``variants``, ``inputs`` and ``tasks``."""
+def registries(plugins: Sequence[str] = ()) -> list[Registry[Any]]:
+    """The tables of variants, inputs and tasks, with those of plug-ins in them."""
     from attnbench.contract.inputs import INPUTS
     from attnbench.contract.task import TASKS
     from attnbench.contract.variant import VARIANTS
 
-    return {"variants": VARIANTS, "inputs": INPUTS, "tasks": TASKS}
+    if plugins:
+        from attnbench.harness.trial import load_all
+
+        load_all(plugins)
+    return [VARIANTS, INPUTS, TASKS]
 
 
 def facts(registry: Registry[Any], name: str) -> Facts:
@@ -80,9 +78,8 @@ def facts(registry: Registry[Any], name: str) -> Facts:
     return {key: one for key, one in known.items() if key != "hidden"}
 
 
-def everything(what: str) -> list[Facts]:
+def everything(registry: Registry[Any]) -> list[Facts]:
     """The facts of each entry that lists show, in their order."""
-    registry = registries()[what]
     known = [dict(one) for one in registry.indexed().values() if "hidden" not in one]
     return known or [told(registry, entry) for entry in registry]
 

@@ -138,9 +138,9 @@ class Registry(Generic[E_]):
 
     def get(self, name: str) -> E_:
         """The entry of that name; raise UsageError with the nearest name if there is none."""
-        self.refuse_unknown(name)
-        entry = self._filled().get(name)
-        return self.compounds[name] if entry is None else entry
+        if name not in self._entries:
+            self.refuse_unknown(name)
+        return self._filled().get(name) or self.compounds[name]
 
     def refuse_unknown(self, name: str) -> None:
         """Raise UsageError with the nearest name if there is no such entry; the index spares the import."""

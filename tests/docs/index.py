@@ -17,7 +17,7 @@ from attnbench.files import replace_file
 def facts() -> dict[str, dict[str, Any]]:
     """The index of the code as it is, as JSON has it."""
     found: dict[str, dict[str, Any]] = {"code": {"digest": {"sha256": code()}}}
-    for registry in registries().values():
+    for registry in registries():
         shipped = [one for one in registry if one.make.__module__.startswith(str(registry.home))]
         hidden = {name: {**told(registry, one), "hidden": True} for name, one in registry.compounds.items()}
         found[registry.kind] = {**{one.name: told(registry, one) for one in shipped}, **hidden}
