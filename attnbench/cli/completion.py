@@ -1,4 +1,4 @@
-"""Names for the shell to complete, read from the source files as text, without a command's imports."""
+"""Names for the shell to complete, read from the index of the catalogue and from source files, without torch."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import typer
 
+from attnbench.contract.index import read
 from attnbench.errors import shell_word
 from attnbench.figures.pictures import PICTURES
 from attnbench.suite.shipped import shipped_suites
 
 _PACKAGE = Path(__file__).parent.parent
-_REGISTERED = re.compile(r"\n@register(?:_input|_task)?\(\s*\"([^\"]+)\"")  # ten times as fast as ^ on every line
-_LAW = re.compile(r"\n@law\(\s*\"([^\"]+)\"")
+_LAW = re.compile(r"\n@law\(\s*\"([^\"]+)\"")  # ten times as fast as ^ on every line
 _BREAKS = (":", "=")
 """Characters at which bash splits a word; it replaces the last part only."""
 _KEPT = "_ATTNBENCH_KEPT"
@@ -25,24 +24,22 @@ _KEPT = "_ATTNBENCH_KEPT"
 
 def variants(incomplete: str) -> list[str]:
     """Shipped variants with this beginning, and options after a variant's name: ``performer:features=``."""
-    return _rest(incomplete, lambda typed: _with_options("catalogue/attention", typed))
+    return _rest(incomplete, lambda typed: _with_options("variant", typed))
 
 
 def inputs(incomplete: str) -> list[str]:
     """Shipped inputs with this beginning, and their options."""
-    return _rest(incomplete, lambda typed: _with_options("catalogue/inputs", typed))
+    return _rest(incomplete, lambda typed: _with_options("input", typed))
 
 
 def tasks(incomplete: str) -> list[str]:
     """Shipped tasks with this beginning, and their options."""
-    return _rest(incomplete, lambda typed: _with_options("catalogue/tasks", typed))
+    return _rest(incomplete, lambda typed: _with_options("task", typed))
 
 
 def axes(incomplete: str) -> list[str]:
     """A suite's axes as ``AXIS=``, and after that variants, inputs or tasks."""
     from attnbench.suite.axes import AXES, Specs
-
-    folders = {"variant": "catalogue/attention", "input": "catalogue/inputs", "task": "catalogue/tasks"}
 
     def whole(typed: str) -> Iterable[str]:
         axis, equals, value = typed.partition("=")
@@ -51,7 +48,7 @@ def axes(incomplete: str) -> list[str]:
         values = AXES[axis].values if axis in AXES else None
         if not isinstance(values, Specs):
             return []
-        return [f"{axis}={spec}" for spec in _with_options(folders[values.kind], value)]
+        return [f"{axis}={spec}" for spec in _with_options(values.kind, value)]
 
     return _rest(incomplete, whole)
 
@@ -70,17 +67,15 @@ def suites(incomplete: str) -> list[str]:
 
 def names(incomplete: str) -> list[str]:
     """All names that ``show`` can show."""
-    every = (
-        name
-        for folder in ("catalogue/attention", "catalogue/inputs", "catalogue/tasks")
-        for name in _found(_REGISTERED, f"{folder}/**/*.py")
-    )
+    every = (name for kind in ("variant", "input", "task") for name in _with_options(kind, ""))
     return [name for name in dict.fromkeys(every) if name.startswith(incomplete)]
 
 
 def laws(incomplete: str) -> list[str]:
     """The laws that ``check`` can test a variant against, each as one word of a command line."""
-    return [word for name in _found(_LAW, "laws/*.py") if (word := shell_word(name)).startswith(incomplete)]
+    texts = (file.read_text(encoding="utf-8") for file in sorted((_PACKAGE / "laws").glob("*.py")))
+    words = (shell_word(name) for text in texts for name in _LAW.findall(text))
+    return [word for word in words if word.startswith(incomplete)]
 
 
 def figures(incomplete: str) -> list[str]:
@@ -98,50 +93,17 @@ def drawn(ctx: typer.Context, incomplete: str) -> list[str]:
     return variants(incomplete) if given[0] in PICTURES else []
 
 
-def _found(pattern: re.Pattern[str], files: str) -> Iterator[str]:
-    for file in sorted(_PACKAGE.rglob(files)):
-        yield from pattern.findall(file.read_text(encoding="utf-8"))
-
-
-def _with_options(folder: str, typed: str) -> Iterator[str]:
+def _with_options(kind: str, typed: str) -> Iterator[str]:
+    known = read().get(kind, {})
     name, colon, options = typed.partition(":")
     if not colon:
-        yield from _found(_REGISTERED, f"{folder}/**/*.py")
+        yield from (one for one, facts in known.items() if "hidden" not in facts)
         return
     *given, _ = options.split(",")
     before = "".join(f"{option}," for option in given)
     taken = {option.partition("=")[0] for option in given}
-    yield from (f"{name}:{before}{option}=" for option in _options(folder, name) if option not in taken)
-
-
-def _options(folder: str, name: str) -> list[str]:
-    """The keyword-only parameters of the class or function that is registered as ``name``, or of a base class."""
-    for file in (_PACKAGE / folder).rglob("*.py"):
-        text = file.read_text(encoding="utf-8")
-        if name in _REGISTERED.findall(text):
-            return _keywords(folder, text, lambda node: name in _registered_as(node))
-    return []
-
-
-def _keywords(folder: str, text: str, wanted: Callable[[Any], bool]) -> list[str]:
-    import ast
-
-    node: Any = next(filter(wanted, ast.parse(text).body))
-    makers = [part for part in ast.walk(node) if isinstance(part, ast.FunctionDef)]
-    for maker in makers:
-        if maker.name in ("__init__", node.name):
-            return [argument.arg for argument in maker.args.kwonlyargs]
-    bases = [base.id for base in getattr(node, "bases", ()) if isinstance(base, ast.Name)]
-    for file in (_PACKAGE / folder).rglob("*.py") if bases else ():
-        text = file.read_text(encoding="utf-8")
-        if f"\nclass {bases[0]}(" in text:
-            return _keywords(folder, text, lambda node: getattr(node, "name", "") == bases[0])
-    return []
-
-
-def _registered_as(node: Any) -> list[str]:
-    calls = [call for call in getattr(node, "decorator_list", ()) if getattr(call, "args", ())]
-    return [getattr(call.args[0], "value", "") for call in calls]
+    there = [one["name"] for one in known[name]["options"]] if name in known else []
+    yield from (f"{name}:{before}{option}=" for option in there if option not in taken)
 
 
 def _rest(incomplete: str, whole: Callable[[str], Iterable[str]]) -> list[str]:

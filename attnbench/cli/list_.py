@@ -16,7 +16,7 @@ from attnbench.results.frame.marks import name_text
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from attnbench.contract.registry import Entry
+    from attnbench.cli.show import Facts
 
 
 def list_(
@@ -38,19 +38,14 @@ def list_(
         _suites(as_json)
         return
 
-    from attnbench.harness.trial import load_all
+    from attnbench.cli.show import everything, registries
 
-    load_all(plugin or [])
-    if what == "inputs":
-        from attnbench.contract.inputs import INPUTS
-
-        _with_options("input", INPUTS, as_json)
-    elif what == "tasks":
-        from attnbench.contract.task import TASKS
-
-        _with_options("task", TASKS, as_json)
+    tables = dict(zip(("variants", "inputs", "tasks"), registries(plugin or ()), strict=True))
+    entries = everything(tables[what])
+    if what == "variants":
+        _variants(entries, as_json)
     else:
-        _variants(as_json)
+        _with_options(what.removesuffix("s"), entries, as_json)
 
 
 def _suites(as_json: bool) -> None:
@@ -78,11 +73,9 @@ def _file(what: str, file: Path, as_json: bool) -> None:
     print_described(file, found)
 
 
-def _with_options(what: str, entries: Iterable[Entry], as_json: bool) -> None:
-    from attnbench.cli.show import options_of
-
+def _with_options(what: str, entries: Iterable[Facts], as_json: bool) -> None:
     rows: list[dict[str, Any]] = [
-        {"name": entry.name, "summary": entry.summary, "options": [o["name"] for o in options_of(entry)]}
+        {"name": entry["name"], "summary": entry["summary"], "options": [one["name"] for one in entry["options"]]}
         for entry in entries
     ]
     if as_json:
@@ -92,28 +85,26 @@ def _with_options(what: str, entries: Iterable[Entry], as_json: bool) -> None:
         console.table([what, "options", "what it is"], table)
 
 
-def _variants(as_json: bool) -> None:
-    from attnbench.cli.show import as_data
-    from attnbench.contract.variant import FAMILIES, VARIANTS
+def _variants(entries: Iterable[Facts], as_json: bool) -> None:
+    from attnbench.contract.rules import FAMILIES
 
-    entries = sorted(VARIANTS, key=lambda entry: FAMILIES.index(entry.family))
+    entries = sorted(entries, key=lambda entry: FAMILIES.index(entry["family"]))
     if as_json:
-        console.data([as_data(entry) for entry in entries])
+        console.data(entries)
         return
     rows = []
     family = ""
     for entry in entries:
-        traits = entry.traits
-        if entry.family != family:
-            family = entry.family
+        if entry["family"] != family:
+            family = entry["family"]
             rows.append([family.upper(), *[""] * 7])
-        sign = "=" if traits.exact else "" if traits.longer else "≤"
-        marks = ["yes" if yes else "-" for yes in (traits.causal, traits.cross, traits.key_padding, traits.decode)]
-        name, cost = f" {name_text(entry.name, entry.own_form)}", entry.cost.replace(" + ", "+")
-        rows.append([name, cost, traits.target, sign, *marks])
+        sign = "=" if entry["exact"] else "" if entry["longer"] is True else "≤"
+        marks = ["yes" if entry[one] is True else "-" for one in ("causal", "cross", "key_padding", "decode")]
+        name, cost = f" {name_text(entry['name'], entry['own_form_by_default'])}", entry["cost"].replace(" + ", "+")
+        rows.append([name, cost, entry["target"], sign, *marks])
     console.table(["variant", "cost", "target", "", "causal", "cross", "pad", "decode"], rows)
     console.mark_notes(row[0] for row in rows)
-    inside = ", ".join(entry.name for entry in entries if entry.core)
+    inside = ", ".join(entry["name"] for entry in entries if entry["operator"])
     console.note(
         "target: softmax approximates softmax attention (= equals it), learned does so\n"
         "after fitting, other is another operator, whose difference is no error\n"

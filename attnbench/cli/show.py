@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from textwrap import fill
@@ -22,7 +22,7 @@ from attnbench.contract.traits import ABILITIES, Knob, Rounds, Traits
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from attnbench.contract.registry import Entry
+    from attnbench.contract.registry import Entry, Registry
     from attnbench.contract.task import TaskEntry
     from attnbench.contract.variant import Variant
 
@@ -36,27 +36,16 @@ def show(
     ] = None,
 ) -> None:
     """Show a variant with its paper, formula, cost, claims and options, or an input, or a task."""
-    from attnbench.contract.inputs import INPUTS
-    from attnbench.contract.task import TASKS
-    from attnbench.contract.variant import VARIANTS
-    from attnbench.harness.trial import load_all
-
-    load_all(plugin or [])
+    tables = registries(plugin or ())
     if picture is not None:
         refuse_files(plot=picture, option="--picture")
         from attnbench.figures.kit.style import save
         from attnbench.figures.pictures import draw
 
         save(draw("pattern", [name]).figure, picture.with_suffix(""), (picture.suffix[1:],))
-    if name in VARIANTS or not (name in INPUTS or name in TASKS):
-        data = as_data(VARIANTS.get(name))
-    elif name in INPUTS:
-        entry = INPUTS.get(name)
-        data = {"name": entry.name, "summary": entry.summary, "options": options_of(entry)}
-        if name in TASKS:  # listops is both
-            data["task"] = task_data(TASKS.get(name))
-    else:
-        data = task_data(TASKS.get(name))
+    data, *others = [facts(one, name) for one in tables if name in one] or [facts(tables[0], name)]
+    if others and "family" not in data:  # listops is an input and a task
+        data["task"] = others[0]
     if as_json:
         console.data(data)
     else:
@@ -66,7 +55,47 @@ def show(
             _print(data["task"], console.width())
 
 
-def task_data(entry: TaskEntry) -> dict[str, Any]:
+Facts = dict[str, Any]
+"""Everything that is known about an entry, as plain data."""
+
+
+def registries(plugins: Sequence[str] = ()) -> list[Registry[Any]]:
+    """The tables of variants, inputs and tasks, with those of plug-ins in them."""
+    from attnbench.contract.inputs import INPUTS
+    from attnbench.contract.task import TASKS
+    from attnbench.contract.variant import VARIANTS
+
+    if plugins:
+        from attnbench.harness.trial import load_all
+
+        load_all(plugins)
+    return [VARIANTS, INPUTS, TASKS]
+
+
+def facts(registry: Registry[Any], name: str) -> Facts:
+    """The facts of an entry, from the index if that has them; UsageError if there is no such name."""
+    known = registry.indexed().get(name) or told(registry, registry.get(name))
+    return {key: one for key, one in known.items() if key != "hidden"}
+
+
+def everything(registry: Registry[Any]) -> list[Facts]:
+    """The facts of each entry that lists show, in their order."""
+    known = [dict(one) for one in registry.indexed().values() if "hidden" not in one]
+    return known or [told(registry, entry) for entry in registry]
+
+
+def told(registry: Registry[Any], entry: Any) -> Facts:
+    """The facts of an entry of one of the tables."""
+    tell: dict[str, Callable[[Any], Facts]] = {"variant": as_data, "task": task_data}
+    return tell.get(registry.kind, input_data)(entry)
+
+
+def input_data(entry: Entry) -> Facts:
+    """Everything that is known about an input, as plain data."""
+    return {"name": entry.name, "summary": entry.summary, "options": options_of(entry)}
+
+
+def task_data(entry: TaskEntry) -> Facts:
     """Everything that is known about a task, as plain data."""
     return {
         "name": entry.name,
@@ -111,7 +140,7 @@ _TRAITS = (
 """Traits that are plain data."""
 
 
-def as_data(entry: Variant) -> dict[str, Any]:
+def as_data(entry: Variant) -> Facts:
     """Everything that is known about a variant, as plain data."""
     traits = entry.traits
     abilities = {key: getattr(traits, key) is True or str(getattr(traits, key)) for key in ABILITIES}
@@ -128,6 +157,7 @@ def as_data(entry: Variant) -> dict[str, Any]:
         "claimed_time_exponent": entry.time_exponent,
         "claimed_memory_exponent": entry.memory_exponent,
         **{name: getattr(traits, name) for name in _TRAITS},
+        "own_form_by_default": not any(one.is_required() for one in entry.options.values()) and entry.own_form,
         "given": {condition: _plain(instead) for condition, instead in traits.given},
         "dtypes": list(traits.dtypes),
         "fused": fused.label if (fused := entry.fused_as(Spec(entry.name))) else "",

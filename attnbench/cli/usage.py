@@ -36,6 +36,7 @@ COMMANDS = {
     "board": Command("Make a site from runs of many people.", "board runs", "folders of runs"),
     "submit": Command("Hand a run in to a board.", "submit results/quick", "a run"),
     "export": Command("Hand rows to other programs.", "export RUN --format latex", "a run"),
+    "cite": Command("Write method and BibTeX of a run.", "cite results/quick", "a run"),
     "check": Command("Hold variants to formula and claims.", "check performer"),
     "claims": Command("Compare published claims with your rows.", "claims results"),
     "list": Command("List variants, suites or inputs.", "list suites"),
@@ -47,9 +48,8 @@ COMMANDS = {
 
 OVERVIEW = "\n".join(
     [
-        "Which attention variant is faster, in how much memory, and at what error?",
+        "Which attention variant is faster? attnbench COMMAND --help lists the options.",
         *(f"  attnbench {command.example:<27}{command.what}" for command in COMMANDS.values()),
-        "attnbench COMMAND --help lists the options of a command.",
     ]
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +13,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
+from attnbench.contract import index
 from attnbench.contract.spec import POSITIONAL, Scalar, Spec, format_scalar
 from attnbench.errors import UsageError, did_you_mean, plain_words
 
@@ -94,7 +96,7 @@ class Registry(Generic[E_]):
     """Names in the order they were registered, which is the order shown to users.
 
     The first look-up or addition imports ``home``, so that the entries that attnbench ships are always there and a
-    plug-in cannot take a shipped name.
+    plug-in cannot take a shipped name. A name that does not exist is known from the index, without that import.
     """
 
     def __init__(
@@ -108,38 +110,46 @@ class Registry(Generic[E_]):
             own: advice for an unknown name that resembles no other.
         """
         self.kind = kind
-        self._home = home
+        self.home = home
         self._elsewhere = elsewhere or {}
         self._own = f"; {own}" if own else ""
         self._entries: dict[str, E_] = {}
-        self._compounds: dict[str, E_] = {}
+        self.compounds: dict[str, E_] = {}
 
     def _filled(self) -> dict[str, E_]:
-        if self._home is not None:
-            import_module(self._home)  # while it registers its own entries, Python returns the half-imported package
+        if self.home is not None:
+            import_module(self.home)  # while it registers its own entries, Python returns the half-imported package
         return self._entries
 
     def add(self, entry: E_) -> None:
         """Add an entry; raise UsageError if the name is taken."""
         entries = self._filled()
-        if entry.name in entries or entry.name in self._compounds:
+        if entry.name in entries or entry.name in self.compounds:
             raise UsageError(f"{self.kind} {entry.name!r} is registered already; choose another name")
         entries[entry.name] = entry
 
     def add_compound(self, entry: E_) -> None:
         """Add an entry that is made of others: whoever names it finds it, and no list of names has it."""
-        self._compounds[entry.name] = entry
+        self.compounds[entry.name] = entry
+
+    def indexed(self) -> Mapping[str, Mapping[str, Any]]:
+        """Name -> facts from the index, until the entries themselves are imported; then, or without one, empty."""
+        return {} if self.home is None or self.home in sys.modules else index.shipped().get(self.kind, {})
 
     def get(self, name: str) -> E_:
         """The entry of that name; raise UsageError with the nearest name if there is none."""
-        entries = self._filled()
-        try:
-            return entries[name] if name in entries else self._compounds[name]
-        except KeyError:
+        if name not in self._entries:
+            self.refuse_unknown(name)
+        return self._filled().get(name) or self.compounds[name]
+
+    def refuse_unknown(self, name: str) -> None:
+        """Raise UsageError with the nearest name if there is no such entry; the index spares the import."""
+        if name not in self:
+            entries = [one for one, facts in self.indexed().items() if "hidden" not in facts] or self._entries
             there = [how for start, how in self._elsewhere.items() if name.startswith(start)]
             installed = any(known.startswith(tuple(self._elsewhere)) for known in entries)
             hint = f"; install it with: {there[0]}" if there and not installed else did_you_mean(name, entries)
-            raise UsageError(f"unknown {self.kind} {name!r}{hint or self._own}") from None
+            raise UsageError(f"unknown {self.kind} {name!r}{hint or self._own}")
 
     def names(self) -> list[str]:
         return list(self._filled())
@@ -148,4 +158,5 @@ class Registry(Generic[E_]):
         return iter(list(self._filled().values()))
 
     def __contains__(self, name: str) -> bool:
-        return name in self._filled() or name in self._compounds
+        known = self.indexed() or self._filled()
+        return name in known or name in self.compounds

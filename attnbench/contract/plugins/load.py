@@ -14,7 +14,7 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoints, entry_points
 from pathlib import Path
 
 from attnbench.contract.plugins.foreign import home_of, module_name, told
@@ -89,12 +89,14 @@ def with_modules(variants: Sequence[str], sources: Sequence[str]) -> tuple[list[
     return names, [*sources, *(source for source in more if source not in sources)]
 
 
+def installed() -> EntryPoints:
+    """The installed plug-ins; ``ATTNBENCH_PLUGINS=`` (empty) switches them off."""
+    return EntryPoints() if os.environ.get("ATTNBENCH_PLUGINS") == "" else entry_points(group=GROUP)
+
+
 def load_installed() -> None:
-    """Import every installed plug-in once; ``ATTNBENCH_PLUGINS=`` (empty) switches them off. Raises UsageError: a
-    plug-in cannot be imported; the message names it."""
-    if os.environ.get("ATTNBENCH_PLUGINS") == "":
-        return
-    for point in entry_points(group=GROUP):
+    """Import every installed plug-in once. Raises UsageError: a plug-in cannot be imported; the message names it."""
+    for point in installed():
         if point.dist is not None:
             _packages[point.dist.name] = point.dist.version
         with told(f"{point.name!r} ({point.value})", "; uninstall it or set ATTNBENCH_PLUGINS="), _noting_modules():
