@@ -5,66 +5,97 @@ from __future__ import annotations
 import math
 import textwrap
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from attnbench.cli import options
 from attnbench.cli.options import AsJson
 from attnbench.cli.screen import console
-from attnbench.errors import UsageError
+from attnbench.errors import UsageError, did_you_mean
+from attnbench.units import format_seconds
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from attnbench.answers.claims.claims import Claim
+    from attnbench.answers.claims.tables import Table
     from attnbench.answers.claims.verdict import Judgement, Verdict
 
 
 def claims(
-    results: Annotated[
-        list[Path] | None,
+    given: Annotated[
+        list[str] | None,
         typer.Argument(
-            help="Results folders or runs with the rows. Default: results, if it is there.", show_default=False
+            metavar="[NAME|FILE|RESULTS]...",
+            help="Published tables: lra, fla-readme, FILE.yaml, cuDNN's FILE.csv, flashinfer's FILE.json; none for "
+            "sentences of papers. Results folders or runs with the rows. Default: results, if it is there.",
+            show_default=False,
         ),
     ] = None,
     select: Annotated[
         str | None, typer.Option("-k", metavar="TEXT", help="Only claims with this text in name, claim or source.")
     ] = None,
     run: Annotated[
-        bool, typer.Option("--run", help="First measure what is missing: the suites that the claims name.")
+        bool,
+        typer.Option("--run", help="First measure what is missing: the suites that the claims name, or the table."),
     ] = False,
+    limit: Annotated[
+        float, options.Limit(help="With --run: limit for all calls of exact attention at a table's sizes.")
+    ] = 600.0,
+    plugins: options.Plugins = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare published claims with what was measured on this machine.
+    """Compare published claims, or the numbers of published tables, with what was measured on this machine.
 
     A claim holds if the whole interval says so at every point, and fails if it says so at no point. Otherwise it
     depends on the setting. It is open if all intervals hold both answers. It is not tested while a row is missing that
     its suite would measure. --json names all rows by run and cell.
+
+    A ratio of a table is reproduced if its interval comes within a tenth of it, or what the table allows, on any
+    device. A time or a memory is judged on the published device alone.
     """
     from attnbench.answers.claims.claims import claims as all_claims
+    from attnbench.answers.claims.runs import MACHINE
+    from attnbench.answers.claims.tables import is_table, load, shipped
     from attnbench.answers.claims.verdict import judge_all_rows
+    from attnbench.harness.trial import load_all
 
-    wanted = [one for one in all_claims() if _mentions(one, select or "")]
+    load_all(plugins or ())
+    tables = [load(one) for one in given or () if is_table(one)]
+    results = [Path(one) for one in given or () if not is_table(one)] or None
+    for path in results or ():
+        if not path.exists() and not run:
+            hint = did_you_mean(str(path), shipped()) or f"; there are {', '.join(shipped())}"
+            raise UsageError(f"{path}: no results, and no published table{hint}")
+    cannot = {one.path: _measure_table(one, results, limit, plugins or ()) if run else {} for one in tables}
+    table = _rows(results) if tables or not run else None
+    machines = () if table is None else tuple(table[MACHINE].unique())
+    known = [claim for one in tables for claim in one.claims(machines, cannot[one.path])] if tables else all_claims()
+    wanted = [one for one in known if _mentions(one, select or "")]
     if not wanted:
-        raise UsageError(f"no claim mentions {select!r}; attnbench claims lists all of them")
-    if run:
+        raise UsageError(f"no claim mentions {select!r}; leave out -k to see all of them")
+    if run and not tables:
         _measure(wanted, results, narrow=select is not None)
-    table = _rows(results)
+        table = _rows(results)
     judged = [judge_all_rows(one, table) for one in wanted]
     if as_json:
         console.data([_as_data(one, table) for one in judged])
         return
+    for one in tables:
+        console.paragraph(". ".join(filter(None, [one.numbers[0].title, one.numbers[0].note, *one.left_out])))
     seen = [one for one in judged if one.points]
     for one in seen:
         _print(one)
     _print_rest([one for one in judged if not one.points])
     counts = Counter(one.verdict for one in judged)
-    told = ", ".join(f"{counts[verdict]} {words}" for verdict, words in _COUNTED.items())
+    words = _COUNTED | (_OF_NUMBERS if tables else {})
+    told = ", ".join(f"{counts[verdict]} {said}" for verdict, said in words.items())
     console.line()
-    for line in textwrap.wrap(f"Of {len(judged)} claims: {told}.", console.width()):
-        console.line(line)
+    console.paragraph(f"Of {len(judged)} claims: {told}.")
 
 
 _COUNTED: dict[Verdict, str] = {
@@ -84,9 +115,51 @@ def _mentions(claim: Claim, text: str) -> bool:
 def _rows(results: list[Path] | None) -> pd.DataFrame | None:
     from attnbench.answers.claims.runs import read_rows
 
-    if results is None and not Path("results").is_dir():
-        return None
-    return read_rows(results or [Path("results")], warn=console.warning)
+    folders = results or [Path("results")]
+    return read_rows(folders, warn=console.warning) if all(one.exists() for one in folders) else None
+
+
+def _measure_table(
+    table: Table, results: list[Path] | None, limit: float, plugins: Sequence[str]
+) -> dict[tuple[str, ...], str]:
+    """Measure the places of a table without rows, beside the exact kernels here; return why others cannot be.
+
+    The cheapest come first, until the calls of exact attention, about 20 for each number, exceed ``limit`` seconds.
+    """
+    import torch
+
+    from attnbench.answers.claims.points import having, of_variant
+    from attnbench.cli.screen.run import measured
+    from attnbench.harness.plan import Options, make_plan
+    from attnbench.measure.limits import matmul_rate
+    from attnbench.measure.machine import resolve_device
+
+    folder, device, spent, rates = _only(results), resolve_device("auto"), 0.0, dict[str, float]()
+    frame = _rows([folder]) if folder.is_dir() and any(folder.iterdir()) else None
+    lacking = [one for one in table.numbers if one.label]
+    if frame is not None:
+        lacking = [one for one in lacking if of_variant(having(frame, one.where), one.label).empty]
+    cannot = dict[tuple[str, ...], str]()
+    for one in sorted({one.key: one for one in lacking}.values(), key=lambda one: one.flops(one.pass_) or 0.0):
+        dtype = str(one.at.get("dtype", "float32"))
+        rates[dtype] = rates.get(dtype) or matmul_rate(device, getattr(torch, dtype))
+        call = (one.flops(one.pass_) or 0.0) * (one.model or {}).get("layers", 1) / rates[dtype]
+        spent += 20 * call * sum(other.key == one.key for other in lacking)
+        if spent > limit:
+            cannot[one.key] = f"exact attention takes about {format_seconds(call)} a call here; raise --limit"
+    keys = {one.key for one in lacking} - cannot.keys()
+    if keys:
+        exact = ["sdpa", *(f"sdpa:backend={one}" for one in ("flash", "efficient", "cudnn") if device != "cpu")]
+        suite = table.suite([one for one in table.numbers if one.key in keys], exact)
+        console.note(f"measuring {len(keys)} sizes of {table.path}; {len(cannot)} are too large for --limit {limit:g}")
+        measured(make_plan(suite, Options(out=folder, plugins=tuple(plugins))))
+    return cannot
+
+
+def _only(results: list[Path] | None) -> Path:
+    if results and len(results) > 1:
+        raise UsageError("--run measures into one results folder; give one")
+    return results[0] if results else Path("results")
 
 
 def _measure(wanted: list[Claim], results: list[Path] | None, *, narrow: bool) -> None:
@@ -96,9 +169,7 @@ def _measure(wanted: list[Claim], results: list[Path] | None, *, narrow: bool) -
     from attnbench.harness.plan import Options, make_plan
     from attnbench.measure.machine import available_cores
 
-    if results and len(results) > 1:
-        raise UsageError("--run measures into one results folder; give one")
-    folder = results[0] if results else Path("results")
+    folder = _only(results)
     table = _rows(results) if folder.is_dir() and any(folder.iterdir()) else None
     known = {one.id: judge_all_rows(one, table) for one in wanted if one.runs}
     lacking = [one for one in wanted if one.runs and (known[one.id].missing or not known[one.id].points)]
@@ -121,18 +192,23 @@ def _sweeps(wanted: list[Claim]) -> set[str]:
     return {name for one in wanted for name in one.sweeps} if all(one.sweeps for one in wanted) else set()
 
 
-_MARGIN = " " * 12
+_OF_NUMBERS: dict[Verdict, str] = {"holds": "reproduced", "fails": "not reproduced"}
 
 
 def _print(judged: Judgement) -> None:
-    width = max(console.width() - len(_MARGIN), 30)
-    verdict = "not tested" if judged.verdict == "not tested here" else judged.verdict
+    margin = " " * (16 if judged.claim.table else 12)
+    width = max(console.width() - len(margin), 30)
+    verdict = _said(judged).removesuffix(" here")
     first, *rest = textwrap.wrap(judged.claim.says, width)
-    console.line(f"{verdict:<{len(_MARGIN)}}{first}")
+    console.line(f"{verdict:<{len(margin)}}{first}")
     below = [*rest, *(f"  {line}" for line in textwrap.wrap(judged.evidence, width - 2))]
     below += [f"  {line}" for line in textwrap.wrap(judged.claim.note, width - 2)] if judged.claim.note else []
     for line in below:
-        console.line(f"{_MARGIN}{line}")
+        console.line(f"{margin}{line}")
+
+
+def _said(judged: Judgement) -> str:
+    return _OF_NUMBERS.get(judged.verdict, judged.verdict) if judged.claim.table else judged.verdict
 
 
 def _print_rest(judged: list[Judgement]) -> None:
@@ -141,7 +217,8 @@ def _print_rest(judged: list[Judgement]) -> None:
         by_command.setdefault(one.claim.command, []).append(one)
     for command, members in sorted(by_command.items(), key=lambda item: not item[0]):
         console.line()
-        heading = f"Not measured yet; measure with: {command}" if command else "Without a test"
+        without = "Cannot be here" if members[0].claim.table else "Without a test"
+        heading = f"Not measured yet; measure with: {command}" if command else without
         for line in textwrap.wrap(heading, console.width(), subsequent_indent="  "):
             console.heading(line)
         for one in members:
@@ -160,7 +237,7 @@ def _as_data(judged: Judgement, table: pd.DataFrame | None) -> dict[str, object]
         "claim": claim.id,
         "says": claim.says,
         "source": claim.source,
-        "verdict": judged.verdict,
+        "verdict": _said(judged),
         "evidence": judged.evidence,
         "command": claim.command,
         "suite": claim.suite,

@@ -13,11 +13,13 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 Value = str | int | float | bool | None
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
+    """No unknown keys, no conversion between types."""
+
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class _Rows(_Strict):
+class _Rows(Strict):
     where: Mapping[str, Value] = Field(default_factory=dict)
     """Column -> the value that rows must have."""
 
@@ -35,11 +37,14 @@ class Ratio(_Rows):
     """Column -> the value that the bottom has there instead of that of ``where``: another pass, say."""
     above: float | None = None
     below: float | None = None
+    about: float | None = None
+    within: float = 0.1
+    """The largest difference from ``about``, as a share of it or of the ratio."""
 
     @model_validator(mode="after")
     def _one_limit(self) -> Ratio:
-        if (self.above is None) == (self.below is None):
-            raise ValueError("a ratio has one limit: above or below")
+        if [self.above, self.below, self.about].count(None) != 2:
+            raise ValueError("a ratio has one limit: above, below or about")
         if self.bottom is None and self.bottom_where:
             raise ValueError("bottom_where belongs to a ratio with a bottom")
         named = self.where.keys() | self.bottom_where.keys()
@@ -95,7 +100,7 @@ class Score(_Rows):
         return [self.task] if isinstance(self.task, str) else self.task
 
 
-class Ability(_Strict):
+class Ability(Strict):
     """An ability of a variant by its traits, which ``attnbench check`` tests. It needs no row."""
 
     kind: Literal["ability"]
@@ -120,7 +125,7 @@ class Run(NamedTuple):
         return f"attnbench run {self.suite}{select}" + (f" --threads {self.threads}" if self.threads else "")
 
 
-class Claim(_Strict):
+class Claim(Strict):
     """One published sentence, in our words."""
 
     id: str = Field(pattern=r"^[a-z0-9-]+$")
@@ -131,13 +136,15 @@ class Claim(_Strict):
     test: Test | None = None
     missing: str = ""
     """The reason why there is no test."""
+    table: str = ""
+    """The published table that it is a number of; rows of any suite decide it."""
     note: str = ""
     """A caveat to the verdict."""
 
     @model_validator(mode="after")
     def _is_tested_or_says_why(self) -> Claim:
         by_rows = self.test is not None and not isinstance(self.test, Ability)
-        if (self.test is None) == (not self.missing) or by_rows == (self.suite is None):
+        if (self.test is None) == (not self.missing) or by_rows == (not self.suite and not self.table):
             raise ValueError("a claim has a suite and a test, or says why it has none")
         return self
 
@@ -146,6 +153,8 @@ class Claim(_Strict):
         test = self.test
         if isinstance(test, Ability):
             return f"attnbench check {test.top}"
+        if self.table and test:
+            return f"attnbench claims {self.table} --run"
         return "; ".join(run.command for run in self.runs)
 
     @property

@@ -182,7 +182,7 @@ def points_of(claim: Claim, frame: pd.DataFrame | None) -> Iterator[Point]:
         yield _ability(test)
     if test is None or isinstance(test, Ability) or frame is None:
         return
-    measured = frame[(frame["suite"] == claim.suite) & (frame["status"] == Status.OK)]
+    measured = frame[(frame["status"] == Status.OK) & (claim.suite is None or frame["suite"] == claim.suite)]
     rows = having(measured, test.where)
     host = _by_host(test, rows) if isinstance(test, Ratio | Crossover) and test.of == "time_median_s" else ""
     if isinstance(test, Ratio):
@@ -223,7 +223,20 @@ def _ratios(test: Ratio, rows: pd.DataFrame, below: pd.DataFrame) -> Iterator[Po
     for (top, bottom), at in zip(pairs, names, strict=True):
         if bottom.value > 0 and bottom.low > 0:
             low, high = top.low / bottom.high, top.high / bottom.low
-            yield Point(at, top.value / bottom.value, low, high, _side(low, high, test.above, test.below), what=what)
+            value = top.value / bottom.value
+            if test.about is None:
+                yield Point(at, value, low, high, _side(low, high, test.above, test.below), what=what)
+            else:
+                yield _beside(test.about, 1 + test.within, Point(at, value, low, high, None, what=what))
+
+
+def _beside(published: float, most: float, here: Point) -> Point:
+    """A point that holds if its interval comes near the published ratio or number."""
+    said = f"{here}, {format_number(here.value / published)} of the published"
+    if here.what.endswith("ratio") and not 1 / most <= published <= most:
+        sides = {(True, False): "holds", (False, True): "is reversed"}
+        said += "; order " + sides.get((here.low > 1, here.high < 1)[:: 1 if published > 1 else -1], "open")
+    return replace(here, at="", holds=here.low <= published * most and here.high * most >= published, said=said)
 
 
 def _in_words(column: str) -> str:
