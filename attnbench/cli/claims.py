@@ -16,13 +16,12 @@ from attnbench.cli import options
 from attnbench.cli.options import AsJson
 from attnbench.cli.screen import console
 from attnbench.errors import UsageError, did_you_mean
-from attnbench.units import format_seconds
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from attnbench.answers.claims.claims import Claim
-    from attnbench.answers.claims.tables import Table
+    from attnbench.answers.claims.tables import Number
     from attnbench.answers.claims.verdict import Judgement, Verdict
 
 
@@ -43,10 +42,7 @@ def claims(
         bool,
         typer.Option("--run", help="First measure what is missing: the suites that the claims name, or the table."),
     ] = False,
-    limit: Annotated[
-        float, options.Limit(help="With --run: limit for all calls of exact attention at a table's sizes.")
-    ] = 600.0,
-    plugins: options.Plugins = None,
+    limit: Annotated[float, options.Limit(help="With --run of a table: time limit for each number.")] = 10.0,
     as_json: AsJson = False,
 ) -> None:
     """Compare published claims, or the numbers of published tables, with what was measured on this machine.
@@ -60,21 +56,19 @@ def claims(
     """
     from attnbench.answers.claims.claims import claims as all_claims
     from attnbench.answers.claims.runs import MACHINE
-    from attnbench.answers.claims.tables import is_table, load, shipped
+    from attnbench.answers.claims.tables import SHIPPED, claims_of, is_table, load
     from attnbench.answers.claims.verdict import judge_all_rows
-    from attnbench.harness.trial import load_all
 
-    load_all(plugins or ())
     tables = [load(one) for one in given or () if is_table(one)]
     results = [Path(one) for one in given or () if not is_table(one)] or None
-    for path in results or ():
-        if not path.exists() and not run:
-            hint = did_you_mean(str(path), shipped()) or f"; there are {', '.join(shipped())}"
-            raise UsageError(f"{path}: no results, and no published table{hint}")
-    cannot = {one.path: _measure_table(one, results, limit, plugins or ()) if run else {} for one in tables}
+    if results and not run and (path := next((one for one in results if not one.exists()), None)):
+        hint = did_you_mean(str(path), SHIPPED) or f"; there are {', '.join(SHIPPED)}"
+        raise UsageError(f"{path}: no results, and no published table{hint}")
+    for one in tables if run else ():
+        _measure_table(one, results, limit)
     table = _rows(results) if tables or not run else None
     machines = () if table is None else tuple(table[MACHINE].unique())
-    known = [claim for one in tables for claim in one.claims(machines, cannot[one.path])] if tables else all_claims()
+    known = [claim for numbers in tables for claim in claims_of(numbers, machines)] if tables else all_claims()
     wanted = [one for one in known if _mentions(one, select or "")]
     if not wanted:
         raise UsageError(f"no claim mentions {select!r}; leave out -k to see all of them")
@@ -85,8 +79,13 @@ def claims(
     if as_json:
         console.data([_as_data(one, table) for one in judged])
         return
-    for one in tables:
-        console.paragraph(". ".join(filter(None, [one.numbers[0].title, one.numbers[0].note, *one.left_out])))
+    if tables:
+        console.paragraph(
+            "2 × NAME: the time or memory of NAME is twice its own. The first is the baseline; the second is "
+            "the fastest exact kernel published for the device, by its FLOP/s at the nearest length where n is given."
+        )
+    for note in dict.fromkeys(one.note for numbers in tables for one in numbers if one.note):
+        console.paragraph(note)
     seen = [one for one in judged if one.points]
     for one in seen:
         _print(one)
@@ -119,41 +118,17 @@ def _rows(results: list[Path] | None) -> pd.DataFrame | None:
     return read_rows(folders, warn=console.warning) if all(one.exists() for one in folders) else None
 
 
-def _measure_table(
-    table: Table, results: list[Path] | None, limit: float, plugins: Sequence[str]
-) -> dict[tuple[str, ...], str]:
-    """Measure the places of a table without rows, beside the exact kernels here; return why others cannot be.
-
-    The cheapest come first, until the calls of exact attention, about 20 for each number, exceed ``limit`` seconds.
-    """
-    import torch
-
-    from attnbench.answers.claims.points import having, of_variant
+def _measure_table(numbers: Sequence[Number], results: list[Path] | None, limit: float) -> None:
+    """Measure a table beside the exact kernels of this machine, or resume that."""
+    from attnbench.answers.claims.tables import suite_of
     from attnbench.cli.screen.run import measured
     from attnbench.harness.plan import Options, make_plan
-    from attnbench.measure.limits import matmul_rate
     from attnbench.measure.machine import resolve_device
 
-    folder, device, spent, rates = _only(results), resolve_device("auto"), 0.0, dict[str, float]()
-    frame = _rows([folder]) if folder.is_dir() and any(folder.iterdir()) else None
-    lacking = [one for one in table.numbers if one.label]
-    if frame is not None:
-        lacking = [one for one in lacking if of_variant(having(frame, one.where), one.label).empty]
-    cannot = dict[tuple[str, ...], str]()
-    for one in sorted({one.key: one for one in lacking}.values(), key=lambda one: one.flops(one.pass_) or 0.0):
-        dtype = str(one.at.get("dtype", "float32"))
-        rates[dtype] = rates.get(dtype) or matmul_rate(device, getattr(torch, dtype))
-        call = (one.flops(one.pass_) or 0.0) * (one.model or {}).get("layers", 1) / rates[dtype]
-        spent += 20 * call * sum(other.key == one.key for other in lacking)
-        if spent > limit:
-            cannot[one.key] = f"exact attention takes about {format_seconds(call)} a call here; raise --limit"
-    keys = {one.key for one in lacking} - cannot.keys()
-    if keys:
-        exact = ["sdpa", *(f"sdpa:backend={one}" for one in ("flash", "efficient", "cudnn") if device != "cpu")]
-        suite = table.suite([one for one in table.numbers if one.key in keys], exact)
-        console.note(f"measuring {len(keys)} sizes of {table.path}; {len(cannot)} are too large for --limit {limit:g}")
-        measured(make_plan(suite, Options(out=folder, plugins=tuple(plugins))))
-    return cannot
+    backends = ("flash", "efficient", "cudnn") if resolve_device("auto") != "cpu" else ()
+    if here := [one for one in numbers if one.label]:
+        suite = suite_of(here, ["sdpa", *(f"sdpa:backend={one}" for one in backends)])
+        measured(make_plan(suite, Options(out=_only(results), cell_timeout=limit)))
 
 
 def _only(results: list[Path] | None) -> Path:
@@ -196,15 +171,13 @@ _OF_NUMBERS: dict[Verdict, str] = {"holds": "reproduced", "fails": "not reproduc
 
 
 def _print(judged: Judgement) -> None:
-    margin = " " * (16 if judged.claim.table else 12)
-    width = max(console.width() - len(margin), 30)
-    verdict = _said(judged).removesuffix(" here")
-    first, *rest = textwrap.wrap(judged.claim.says, width)
-    console.line(f"{verdict:<{len(margin)}}{first}")
-    below = [*rest, *(f"  {line}" for line in textwrap.wrap(judged.evidence, width - 2))]
-    below += [f"  {line}" for line in textwrap.wrap(judged.claim.note, width - 2)] if judged.claim.note else []
-    for line in below:
-        console.line(f"{margin}{line}")
+    margin = 16 if judged.claim.table else 12
+    width = max(console.width() - margin, 30)
+    lines = textwrap.wrap(judged.claim.says, width)
+    for below in (judged.evidence, judged.claim.note):
+        lines += [f"  {line}" for line in textwrap.wrap(below, width - 2)]
+    for place, line in enumerate(lines):
+        console.line(f"{'' if place else _said(judged).removesuffix(' here'):<{margin}}{line}")
 
 
 def _said(judged: Judgement) -> str:
@@ -212,19 +185,20 @@ def _said(judged: Judgement) -> str:
 
 
 def _print_rest(judged: list[Judgement]) -> None:
-    by_command: dict[str, list[Judgement]] = {}
+    lines: dict[str, list[str]] = {}
     for one in judged:
-        by_command.setdefault(one.claim.command, []).append(one)
-    for command, members in sorted(by_command.items(), key=lambda item: not item[0]):
+        heading, said, command = f"Cannot be here: {one.why}", one.claim.says, one.claim.command
+        if command and one.why.endswith(command):
+            heading = f"Not measured yet; measure with: {command}"
+        elif not one.claim.table:
+            heading, said = "Without a test", f"{said} ({one.why})"
+        lines.setdefault(heading, []).append(said)
+    for heading, members in sorted(lines.items(), key=lambda item: not item[0].startswith("Not")):
         console.line()
-        without = "Cannot be here" if members[0].claim.table else "Without a test"
-        heading = f"Not measured yet; measure with: {command}" if command else without
         for line in textwrap.wrap(heading, console.width(), subsequent_indent="  "):
             console.heading(line)
-        for one in members:
-            said = one.claim.says if command else f"{one.claim.says} ({one.why})"
-            for number, line in enumerate(textwrap.wrap(said, max(console.width() - 4, 30))):
-                console.line(f"  {line}" if number else f"- {line}")
+        for said in members:
+            console.paragraph(f"- {said}")
 
 
 def _as_data(judged: Judgement, table: pd.DataFrame | None) -> dict[str, object]:

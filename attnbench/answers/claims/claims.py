@@ -13,13 +13,11 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 Value = str | int | float | bool | None
 
 
-class Strict(BaseModel):
-    """No unknown keys, no conversion between types."""
-
+class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class _Rows(Strict):
+class _Rows(_Strict):
     where: Mapping[str, Value] = Field(default_factory=dict)
     """Column -> the value that rows must have."""
 
@@ -100,7 +98,7 @@ class Score(_Rows):
         return [self.task] if isinstance(self.task, str) else self.task
 
 
-class Ability(Strict):
+class Ability(_Strict):
     """An ability of a variant by its traits, which ``attnbench check`` tests. It needs no row."""
 
     kind: Literal["ability"]
@@ -125,7 +123,7 @@ class Run(NamedTuple):
         return f"attnbench run {self.suite}{select}" + (f" --threads {self.threads}" if self.threads else "")
 
 
-class Claim(Strict):
+class Claim(_Strict):
     """One published sentence, in our words."""
 
     id: str = Field(pattern=r"^[a-z0-9-]+$")
@@ -144,7 +142,9 @@ class Claim(Strict):
     @model_validator(mode="after")
     def _is_tested_or_says_why(self) -> Claim:
         by_rows = self.test is not None and not isinstance(self.test, Ability)
-        if (self.test is None) == (not self.missing) or by_rows == (not self.suite and not self.table):
+        if (self.test is None) == (not self.missing) or by_rows == (
+            self.suite is None and not (by_rows and self.table)
+        ):
             raise ValueError("a claim has a suite and a test, or says why it has none")
         return self
 

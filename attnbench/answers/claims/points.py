@@ -223,20 +223,19 @@ def _ratios(test: Ratio, rows: pd.DataFrame, below: pd.DataFrame) -> Iterator[Po
     for (top, bottom), at in zip(pairs, names, strict=True):
         if bottom.value > 0 and bottom.low > 0:
             low, high = top.low / bottom.high, top.high / bottom.low
-            value = top.value / bottom.value
-            if test.about is None:
-                yield Point(at, value, low, high, _side(low, high, test.above, test.below), what=what)
-            else:
-                yield _beside(test.about, 1 + test.within, Point(at, value, low, high, None, what=what))
+            here = Point(at, top.value / bottom.value, low, high, _side(low, high, test.above, test.below), what=what)
+            yield here if test.about is None else _beside(test.about, 1 + test.within, here)
 
 
 def _beside(published: float, most: float, here: Point) -> Point:
-    """A point that holds if its interval comes near the published ratio or number."""
+    """The same point beside a published number: it holds if it comes near that, and fails if its interval does not."""
     said = f"{here}, {format_number(here.value / published)} of the published"
     if here.what.endswith("ratio") and not 1 / most <= published <= most:
         sides = {(True, False): "holds", (False, True): "is reversed"}
         said += "; order " + sides.get((here.low > 1, here.high < 1)[:: 1 if published > 1 else -1], "open")
-    return replace(here, at="", holds=here.low <= published * most and here.high * most >= published, said=said)
+    near = here.low <= published * most and here.high * most >= published
+    holds = near and (published / most <= here.value <= published * most or None)
+    return replace(here, at="", holds=holds, said=said)
 
 
 def _in_words(column: str) -> str:

@@ -6,17 +6,17 @@ that of all rows without it. ``at`` maps axes of suites, and ``shape``, to a val
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from attnbench.answers.claims.claims import Claim, Crossover, Ratio, Strict, Value
+from attnbench.answers.claims.claims import Claim, Crossover, Ratio, Value
+from attnbench.answers.claims.imported import imported
 from attnbench.contract.variant import VARIANTS
 from attnbench.errors import UsageError
 from attnbench.figures.published.points import csv_text
@@ -31,41 +31,38 @@ from attnbench.units import format_number
 
 Unit = Literal["s", "ms", "us", "steps/s", "TFLOP/s", "MB", "GB", "times faster", "times smaller"]
 _SIZES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "MB": 1e6, "GB": 1e9}
-BACKENDS = {
-    "cudnn": "sdpa:backend=cudnn",
-    "cudnn-oss": "",
-    "fa-2": "sdpa:backend=flash",
-    "fa-3": "peer.sdpa.flash3",
-    "fa-4": "peer.sdpa.flash4",
-}
+_PEERS = {"cudnn-oss": "", "fa-3": "peer.sdpa.flash3", "fa-4": "peer.sdpa.flash4"}
+BACKENDS = {"cudnn": "sdpa:backend=cudnn", "fa-2": "sdpa:backend=flash", **_PEERS}
 """Back end of exact attention, as tables name it -> the variant that calls it; empty for none."""
 _PRODUCTS = {"forward": (1, 1), "backward": (3, 2), "training": (4, 3)}
 """Pass of exact attention -> its products of the width of keys, and of values."""
 _LENGTHS = ("seq_len", "kv_len")
+SHIPPED = {one.stem: one for one in sorted(Path(__file__).with_name("tables").glob("*.yaml"))}
+"""Name of each shipped table -> its file."""
 
 
-class Number(Strict):
+class Number(BaseModel):
     """One published number."""
 
-    title: str = ""
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    table: str
+    line: int
+    note: str = ""
     source: str
     place: str
-    note: str = ""
     row: str
-    """The name of its row in the table."""
     variant: str
     """A variant with options, or a name of :data:`BACKENDS`."""
     kernel: str = ""
     """The kernel of the variant that was measured, if the catalogue has another."""
     value: float = Field(gt=0)
-    """As printed."""
     unit: Unit
     """``times faster`` and ``times smaller`` are held to the baseline."""
     device: str = Field(min_length=1)
     level: Level
     pass_: Pass = Field(default="forward", alias="pass")
     model: dict[str, int] | None = None
-    """Sizes of the model, at level model."""
     at: dict[str, Value]
     """Axis -> value; an axis without one was not published."""
     shape: str = ""
@@ -73,7 +70,11 @@ class Number(Strict):
     """The row that others are held against; of ratios, the variant."""
     within: float = Field(default=0.1, gt=0)
     """A larger difference contradicts it, as a share; and so does the other order."""
-    line: int
+
+    def __str__(self) -> str:
+        mask = str(self.at.get("mask", "none")).replace("none", "")
+        place = " ".join(filter(None, [self.shape, f"n={self.n}", self.pass_, mask]))
+        return f"{place}: {self.row} {self.value:g} {self.unit}"
 
     @property
     def label(self) -> str:
@@ -83,10 +84,9 @@ class Number(Strict):
 
     @property
     def exact(self) -> bool:
-        """True if it is a time of exact attention."""
+        """True if it is one of exact attention."""
         name = self.variant.partition(":")[0]
-        known = name in BACKENDS or (not self.kernel and name in VARIANTS and VARIANTS.get(name).traits.exact)
-        return known and self.of == "time_median_s"
+        return name in BACKENDS or (not self.kernel and name in VARIANTS and VARIANTS.get(name).traits.exact)
 
     @property
     def of(self) -> str:
@@ -114,24 +114,24 @@ class Number(Strict):
     @property
     def where(self) -> dict[str, Value]:
         """Columns of results -> the values of rows that were measured at its place."""
-        return {"level": self.level, "pass": self.pass_, **self.at, **(self.model or {})}
-
-    @property
-    def key(self) -> tuple[str, ...]:
-        """Equal for numbers of one place."""
-        return tuple(sorted(map(str, self.where.items())))
+        return {"level": self.level, "pass": self.pass_, **self.at}
 
     @property
     def n(self) -> int:
         """The length."""
         return int(str(self.at["seq_len"]))
 
+    def claim(self, says: str, **test: Any) -> Claim:
+        """A claim about it."""
+        source = f"{self.source}, {self.place}"
+        return Claim(id=f"line-{self.line}", says=says, source=source, table=self.table, **test)
+
     def against(self, numbers: Iterable[Number]) -> tuple[float, str] | None:
         """The baseline's time or memory over its own, as published, and the variant of the baseline."""
         if self.unit.startswith("times"):
             return self.value, self.baseline
-        alike = (self.baseline, self.device, self.of, self.key)
-        base = next((one for one in numbers if (one.row, one.device, one.of, one.key) == alike), self)
+        alike = (self.baseline, self.device, self.of, self.where)
+        base = next((one for one in numbers if (one.row, one.device, one.of, one.where) == alike), self)
         return (base.amount / self.amount, base.label) if base is not self and base.amount and self.amount else None
 
     def over_best(self, exacts: Sequence[Number]) -> tuple[float, str] | None:
@@ -154,169 +154,138 @@ class Number(Strict):
         axes = ("head_dim", "v_dim", "causal", "dtype")
         about = (self.device, self.level, pass_, *map(self.at.get, axes))
         alike = [one for one in exacts if (one.device, one.level, one.pass_, *map(one.at.get, axes)) == about]
-        timed = {one.variant for one in alike if one.key == self.key}
-        for one in alike:
-            flops, there, same = self.flops(pass_), one.flops(pass_), one.key == self.key
-            if flops and there and one.amount and 0.5 <= one.n / self.n <= 2 and (same or one.variant not in timed):
-                yield flops * one.amount / there, one.row + f" at n={one.n}" * (one.n != self.n)
+        # Of each kernel the time at this place, else that at the nearest length.
+        alike.sort(key=lambda one: (one.where != self.where, abs(math.log(one.n / self.n))), reverse=True)
+        for one in {one.variant: one for one in alike}.values():
+            flops, there = self.flops(pass_), one.flops(pass_)
+            if flops and there and one.amount and 0.5 <= one.n / self.n <= 2:
+                yield flops * one.amount / there, one.row + f" (n={one.n})" * (one.n != self.n)
 
 
-@dataclass(frozen=True, eq=False)
-class Table:
-    """The content of a file."""
-
-    path: str
-    """The file, or the name of a shipped table."""
-    numbers: Sequence[Number]
-    left_out: Sequence[str] = ()
-    """Numbers that an importer left out, and why."""
-
-    def claims(self, machines: Iterable[str], cannot: Mapping[tuple[str, ...], str]) -> Iterator[Claim]:
-        """Each number as a claim, and each crossover.
-
-        ``machines``: names of those whose rows are at hand. ``cannot``: key of a place -> why it was not measured.
-        """
-        exacts = [one for other in {*map(load, shipped()), self} for one in other.numbers if one.exact]
-        here = [set(re.findall(r"\w+", name)) for name in machines]
-        lines: dict[tuple[object, ...], list[Number]] = {}
-        for one in self.numbers:
-            against, best = one.against(self.numbers), one.over_best(exacts)
-            place = " ".join(filter(None, [one.shape, f"n={one.n}", one.pass_, str(one.at.get("mask", ""))]))
-            says = f"{place}: {one.row} {format_number(one.value)} {one.unit}"
-            if against and not one.unit.startswith("times"):
-                says += f", {one.baseline} over it {format_number(against[0])}"
-            if best:
-                lost = ", slower than exact attention" * (against is not None and best[0] < 1 < against[0])
-                says += f", best exact kernel on {one.device} ({best[1]}) over it {format_number(best[0])}{lost}"
-            about = {"id": f"line-{one.line}", "says": says, "source": f"{one.source}, {one.place}", "table": self.path}
-            test = {"kind": "ratio", "of": one.of, "where": one.where, "within": one.within}
-            if why := cannot.get(one.key, "") if one.label else f"nothing loaded has {one.kernel or one.variant}":
-                yield Claim(**about, missing=why)
-                continue
-            if against and against[1]:
-                yield Claim(**about, test=Ratio(**test, top=against[1], bottom=one.label, about=against[0]))
-                rest = [part for part in one.where.items() if part[0] not in _LENGTHS]
-                lines.setdefault((one.row, one.device, one.of, *rest), []).append(one)
-            if one.amount and any(set(re.findall(r"\w+", one.device)) <= words for words in here):
-                yield Claim(**about, test=Ratio(**test, top=one.label, about=one.amount))
-            elif not against or not against[1]:
-                yield Claim(**about, missing=f"it is judged on the published device alone: {one.device}")
-        yield from self._crossovers(lines.values())
-
-    def _crossovers(self, lines: Iterable[Sequence[Number]]) -> Iterator[Claim]:
-        for line in lines:
-            ratios = {one.n: one.against(self.numbers) or (0.0, "") for one in line}
-            lost = max((n for n, (ratio, _) in ratios.items() if ratio <= 1), default=0)
-            won = min((n for n in ratios if n > lost), default=0)
-            if lost and won:
-                one = line[0]
-                about = {"id": f"line-{one.line}", "source": f"{one.source}, {one.place}", "table": self.path}
-                where = {axis: value for axis, value in one.where.items() if axis not in _LENGTHS}
-                test = {"of": one.of, "top": one.label, "bottom": ratios[one.n][1], "where": where}
-                crossover = Crossover(kind="crossover", lowest=lost, highest=won, **test)
-                yield Claim(
-                    says=f"{one.row} overtakes {one.baseline} between n={lost} and {won}.", test=crossover, **about
-                )
-
-    def suite(self, numbers: Iterable[Number], beside: Sequence[str]) -> Suite:
-        """A suite with a sweep for each place of these numbers, and the variants ``beside`` them.
-
-        Raises SuiteError, with the line, for an axis, a value or a variant that does not exist.
-        """
-        sweeps, lines = dict[tuple[str, ...], dict[str, Any]](), dict[Place, int]()
-        for one in numbers:
-            about: dict[str, Any] = {"level": one.level, "pass": one.pass_} | (
-                {"model": one.model} if one.model else {}
-            )
-            about |= {"name": f"place-{len(sweeps)}", "matrix": {"variant": [], **one.at}}
-            sweep = sweeps.setdefault(one.key, about)
-            lines.setdefault(("sweeps", place := int(sweep["name"][6:])), one.line)
-            variants = sweep["matrix"]["variant"]
-            for label in (one.label, one.baseline if one.unit.startswith("times") else "", *beside):
-                if label and label not in variants:
-                    lines["sweeps", place, "matrix", "variant", len(variants)] = one.line
-                    variants.append(label)
-        name = re.sub(r"[^A-Za-z0-9._-]", "-", f"claims-{Path(self.path).stem}")[:60].rstrip(".")
-        data = {"name": name, "min_time": 0.2, "rounds": 2, "sweeps": list(sweeps.values())}
-        suite = Suite.of(data, Origin(self.path, lines))
-        check_names(suite)
-        return suite
+def claims_of(numbers: Sequence[Number], machines: Iterable[str]) -> Iterator[Claim]:
+    """Each number of a table as a claim, place by place, and each crossover. ``machines`` have rows at hand."""
+    tables = {name: load(name) for name in (*SHIPPED, numbers[0].table)}
+    exacts = [one for table in tables.values() for one in table if one.exact and one.of == "time_median_s"]
+    here, lines = [_words(name) for name in machines], dict[tuple[object, ...], list[Number]]()
+    places = [one.where for one in numbers]
+    for one in sorted(numbers, key=lambda one: places.index(one.where)):
+        against, best = one.against(numbers), one.over_best(exacts)
+        says = f"{one}, {format_number(against[0])} × {one.baseline}" if against and one.amount else str(one)
+        if best and not best[1].startswith((one.baseline or one.row, one.row)):
+            says += f", {format_number(best[0])} × {best[1]}"
+            says += ", slower than exact attention" * (against is not None and best[0] < 1 < against[0])
+        test = {"kind": "ratio", "of": one.of, "where": one.where, "within": one.within}
+        if not one.label:
+            yield one.claim(says, missing=f"nothing loaded has {one.kernel or one.variant}")
+            continue
+        if against and against[1]:
+            yield one.claim(says, test=Ratio(**test, top=against[1], bottom=one.label, about=against[0]))
+            rest = [part for part in one.where.items() if part[0] not in _LENGTHS]
+            lines.setdefault((one.row, one.device, one.of, *rest), []).append(one)
+        if one.amount and any(_words(one.device) <= words for words in here):
+            yield one.claim(says, test=Ratio(**test, top=one.label, about=one.amount))
+        elif not against or not against[1]:
+            yield one.claim(says, missing=f"times and memory are judged on {one.device} alone")
+    for line in lines.values():
+        ratios = {one.n: found for one in line if (found := one.against(numbers))}
+        lost = max((n for n, (ratio, _) in ratios.items() if ratio <= 1), default=0)
+        won = min((n for n in ratios if n > lost), default=0)
+        if lost and won:
+            one, says = line[0], f"{line[0].row} overtakes {line[0].baseline} between n={lost} and {won}"
+            where = {axis: value for axis, value in one.where.items() if axis not in _LENGTHS}
+            ends = {"kind": "crossover", "top": one.label, "bottom": ratios[won][1], "lowest": lost, "highest": won}
+            yield one.claim(says, test=Crossover(of=one.of, where=where, **ends))
 
 
-_TABLES = files("attnbench.answers.claims").joinpath("tables")
+def _words(name: str) -> set[str]:
+    return set(re.findall(r"\w+", name))
 
 
-@cache
-def shipped() -> tuple[str, ...]:
-    """The names of the shipped tables."""
-    return tuple(sorted(one.name.removesuffix(".yaml") for one in _TABLES.iterdir()))
+def suite_of(numbers: Sequence[Number], beside: Sequence[str]) -> Suite:
+    """A suite with a sweep for each place of these numbers, and the variants ``beside`` them.
+
+    Raises SuiteError, with the line, for an axis, a value or a variant that does not exist.
+    """
+    sweeps, lines = list[dict[str, Any]](), dict[Place, int]()
+    places = [one.where for one in numbers]
+    for place, first in enumerate(sorted({places.index(where) for where in places})):
+        variants: dict[str, int] = {}
+        for one in [one for one in numbers if one.where == places[first]]:
+            labels = (one.label, one.baseline if one.unit.startswith("times") else "", *beside)
+            variants |= {label: one.line for label in labels if label and label not in variants}
+        lines |= {("sweeps", place, "matrix", "variant", i): line for i, line in enumerate(variants.values())}
+        lines["sweeps", place] = min(variants.values())
+        about = {"name": f"place-{place}", "level": one.level, "pass": one.pass_, "model": one.model}
+        sweeps.append({**about, "matrix": {"variant": list(variants), **one.at}})
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", f"claims-{Path(numbers[0].table).stem}")[:60].rstrip(".")
+    data = {"name": name, "min_time": 0.2, "rounds": 2, "sweeps": sweeps}
+    suite = Suite.of(data, Origin(numbers[0].table, lines))
+    check_names(suite)
+    return suite
 
 
 def is_table(text: str) -> bool:
     """True if an argument names a table, shipped or a file, and no results."""
-    own = text.endswith(".csv") and Path(text).is_file() and "cell_id" in csv_text(Path(text), "numbers")
-    return not own and (text in shipped() or text.endswith((".yaml", ".yml", ".csv", ".json", ".jsonl")))
+    own = Path(text).is_file() and text.endswith(".csv") and "cell_id" in csv_text(Path(text), "numbers")
+    return not own and (text in SHIPPED or text.endswith((".yaml", ".yml", ".csv", ".json", ".jsonl")))
 
 
 @cache
-def load(name: str) -> Table:
+def load(name: str) -> Sequence[Number]:
     """Read a shipped table by its name, or a file.
 
     Raises:
         UsageError: there is none, or it cannot be read.
         SuiteError: a line of it is wrong.
     """
-    here = name in shipped()
-    text = (_TABLES / f"{name}.yaml").read_text("utf-8") if here else csv_text(Path(name), "numbers", others=shipped())
-    if not here and not name.endswith((".yaml", ".yml")):
-        from attnbench.answers.claims.imported import imported
-
-        return _table(name, *imported(name, text))
+    text = csv_text(SHIPPED.get(name, Path(name)), "numbers", others=list(SHIPPED))
+    if name.endswith((".csv", ".json", ".jsonl")):
+        return _read(name, *imported(name, text))
     try:
-        return _table(name, *read_document(text))
+        return _read(name, *read_document(text))
     except NotASuite as error:
         said = str(error).replace("a suite", "a table").replace("name: and sweeps:", "source: and rows:")
         raise Origin(name).error_on(error.line, said) from None
 
 
-def _table(name: str, data: Mapping[str, Any], lines: Mapping[Place, int], left_out: Sequence[str] = ()) -> Table:
+def _read(name: str, data: Mapping[str, Any], lines: Mapping[Place, int]) -> Sequence[Number]:
     origin, rows = Origin(name, lines), data.get("rows")
     if not isinstance(rows, list) or not rows:
         raise origin.error(("rows",), "no numbers; write rows: with row, variant and values for each row of the table")
-    shared = {key: one for key, one in data.items() if key != "rows"}
+    shared = {**{key: one for key, one in data.items() if key != "rows"}, "table": name}
     numbers = [one for place, row in enumerate(rows) for one in _numbers(row, shared, origin, place)]
     names = list(dict.fromkeys(one.row for one in numbers))
     for one in numbers:
-        if one.unit.startswith("times") and not one.baseline:
-            raise origin.error_on(one.line, f"{one.unit} than which variant? Name it in a key baseline")
         if one.baseline not in ("", *names) and not one.unit.startswith("times"):
             raise origin.error_on(one.line, f"no row is called {shown(one.baseline)}{pick(one.baseline, names)}")
-    table = Table(name, numbers, left_out)
-    table.suite(numbers, ["sdpa"])  # which looks up every name
-    return table
+    if name not in SHIPPED:
+        suite_of(numbers, ["sdpa"])  # which looks up every name
+    return numbers
 
 
 def _numbers(row: object, shared: Mapping[str, Any], origin: Origin, place: int) -> Iterator[Number]:
     here = ("rows", place)
     if not isinstance(row, dict) or not isinstance(values := row.get("values"), list):
         raise origin.error(here, "write a row as {row: NAME, variant: NAME, values: [..]}")
-    at = {**(shared.get("at") or {}), **(row.get("at") or {})}
     about = {**shared, **{key: one for key, one in row.items() if key != "values"}, "line": origin.line(here)}
     for index, value in enumerate(values):
         try:
+            at = {**(shared.get("at") or {}), **(row.get("at") or {})}
+            if any(isinstance(one, list) and len(one) != len(values) for one in at.values()):
+                raise origin.error(here, f"a list in 'at' is of another length; write {len(values)} values, or one")
             own = {axis: one[index] if isinstance(one, list) else one for axis, one in at.items()}
             own = {axis: one for axis, one in own.items() if one is not None}
             about |= {"at": spelled_out(own), "shape": str(own.get("shape", "")), "value": value}
             if value is not None:
                 yield Number.model_validate(about)
-        except IndexError:
-            raise origin.error(here, f"an axis of 'at' has fewer than {len(values)} values; write one each") from None
+        except TypeError:
+            raise origin.error(here, "'at' is no mapping; write {seq_len: 1024, heads: 8}, say") from None
         except UsageError as error:
             raise origin.error((*here, "at", "shape"), str(error)) from None
         except ValidationError as error:
             details = error.errors(include_url=False)[0]
             inside: Place = details["loc"]
-            known = [info.alias or name for name, info in Number.model_fields.items() if name not in ("line", "value")]
-            unknown = f"unknown key {shown(inside[-1])}{pick(inside[-1], [*known, 'values'])}"
+            known = ["values", *(info.alias or name for name, info in Number.model_fields.items())]
+            unknown = f"unknown key {shown(inside[-1])}{pick(inside[-1], known)}"
             said = unknown if details["type"] == "extra_forbidden" else explain(dict(details))
             raise origin.error(inside if inside[0] in shared.keys() - row.keys() else (*here, *inside), said) from None

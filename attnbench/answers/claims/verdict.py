@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 import pandas as pd
 
-from attnbench.answers.claims.claims import Ability, Claim, Ratio, Score, Value
+from attnbench.answers.claims.claims import Ability, Claim, Crossover, Ratio, Score, Value
 from attnbench.answers.claims.points import Point, having, is_spec, of_variant, points_of
 from attnbench.contract.spec import parse_spec
 from attnbench.contract.variant import VARIANTS
@@ -162,10 +162,11 @@ def judge(claim: Claim, frame: pd.DataFrame | None) -> Judgement:
     if claim.test is None:
         return Judgement(claim, "not tested here", why=claim.missing)
     points = list(points_of(claim, frame))
-    if claim.table and frame is not None:
-        points = [replace(one, said=one.said + _best_exact(claim, frame)) for one in points]
-        if not points and (why := _failure(claim, frame)):
-            return Judgement(claim.model_copy(update={"test": None, "missing": why}), "not tested here", why=why)
+    if claim.table and frame is not None and isinstance(claim.test, Ratio | Crossover):
+        if not points and (why := _failure(claim.test, frame)):
+            return Judgement(claim, "not tested here", why=why)
+        if isinstance(claim.test, Ratio):
+            points = [replace(one, said=one.said + _best_exact(claim, claim.test, frame)) for one in points]
     if not points:
         return Judgement(claim, "not tested here", why=f"no such rows; measure them with: {claim.command}")
     answers = {point.holds for point in points}
@@ -176,25 +177,19 @@ def judge(claim: Claim, frame: pd.DataFrame | None) -> Judgement:
     return Judgement(claim, verdict, tuple(points))
 
 
-def _best_exact(claim: Claim, frame: pd.DataFrame) -> str:
+def _best_exact(claim: Claim, test: Ratio, frame: pd.DataFrame) -> str:
     """The fastest exact kernel of this machine beside a number, in words."""
-    test = claim.test
-    if not isinstance(test, Ratio):
-        return ""
-    rows, found = having(frame, test.where), list[tuple[float, str]]()
-    for label in dict.fromkeys(rows["label"][rows["status"] == Status.OK]):
-        if VARIANTS.get(label.partition(":")[0]).traits.exact:
-            beside = Ratio(
-                kind="ratio", of=test.of, where=test.where, top=label, bottom=test.bottom or test.top, above=1
-            )
-            found += [(point.value, label) for point in points_of(claim.model_copy(update={"test": beside}), frame)]
-    return f"; best exact kernel here ({min(found)[1]}) over it {format_number(min(found)[0])}" if found else ""
+    rows = having(frame[(frame["status"] == Status.OK) & frame[test.of].notna()], test.where)
+    rows = rows[[VARIANTS.get(name).traits.exact for name in rows["variant"]]].sort_values(test.of)
+    for best in rows["label"].head(1):
+        beside = Ratio(kind="ratio", of=test.of, where=test.where, top=best, bottom=test.bottom or test.top, above=1)
+        alone = frame[(frame["label"] == best) | (frame["variant"] != rows["variant"].iloc[0])]
+        for one in points_of(claim.model_copy(update={"test": beside}), alone):
+            return f", {format_number(one.value)} × {best} here"
+    return ""
 
 
-def _failure(claim: Claim, frame: pd.DataFrame) -> str:
-    if not isinstance(claim.test, Ratio):
-        return ""
-    rows = having(frame, claim.test.where)
-    sides = [of_variant(rows, label) for label in (claim.test.bottom, claim.test.top) if label]
-    failed = [row for side in sides for row in side.to_dict("records") if row["status"] != Status.OK]
-    return f"{failed[0]['label']}: {failed[0]['status']}: {failed[0]['reason']}" if failed else ""
+def _failure(test: Ratio | Crossover, frame: pd.DataFrame) -> str:
+    rows = having(frame[frame["status"] != Status.OK], test.where)
+    failed = pd.concat([of_variant(rows, label) for label in (test.bottom, test.top) if label])
+    return "".join(f"{row['label']}: {row['status']}: {row['reason']}" for row in failed.head(1).to_dict("records"))
