@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnbench.cli import options
-from attnbench.cli.options import AsJson
 from attnbench.cli.screen import console
 from attnbench.errors import UsageError, did_you_mean
 
@@ -38,12 +37,9 @@ def claims(
     select: Annotated[
         str | None, typer.Option("-k", metavar="TEXT", help="Only claims with this text in name, claim or source.")
     ] = None,
-    run: Annotated[
-        bool,
-        typer.Option("--run", help="First measure what is missing: the suites that the claims name, or the table."),
-    ] = False,
+    run: Annotated[bool, typer.Option("--run", help="First measure what is missing: suites, or the table.")] = False,
     limit: Annotated[float, options.Limit(help="With --run of a table: time limit for each number.")] = 10.0,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Compare published claims, or the numbers of published tables, with what was measured on this machine.
 
@@ -64,8 +60,8 @@ def claims(
     if results and not run and (path := next((one for one in results if not one.exists()), None)):
         hint = did_you_mean(str(path), SHIPPED) or f"; there are {', '.join(SHIPPED)}"
         raise UsageError(f"{path}: no results, and no published table{hint}")
-    for one in tables if run else ():
-        _measure_table(one, results, limit)
+    if tables and run:
+        _measure([], results, narrow=False, tables=tables, limit=limit)
     table = _rows(results) if tables or not run else None
     machines = () if table is None else tuple(table[MACHINE].unique())
     known = [claim for numbers in tables for claim in claims_of(numbers, machines)] if tables else all_claims()
@@ -73,7 +69,7 @@ def claims(
     if not wanted:
         raise UsageError(f"no claim mentions {select!r}; leave out -k to see all of them")
     if run and not tables:
-        _measure(wanted, results, narrow=select is not None)
+        _measure(wanted, results, narrow=select is not None, tables=(), limit=limit)
         table = _rows(results)
     judged = [judge_all_rows(one, table) for one in wanted]
     if as_json:
@@ -86,8 +82,7 @@ def claims(
         )
     for note in dict.fromkeys(one.note for numbers in tables for one in numbers if one.note):
         console.paragraph(note)
-    seen = [one for one in judged if one.points]
-    for one in seen:
+    for one in [one for one in judged if one.points]:
         _print(one)
     _print_rest([one for one in judged if not one.points])
     counts = Counter(one.verdict for one in judged)
@@ -104,7 +99,6 @@ _COUNTED: dict[Verdict, str] = {
     "open": "open",
     "not tested here": "not tested here",
 }
-"""Each verdict in a sentence that counts them."""
 
 
 def _mentions(claim: Claim, text: str) -> bool:
@@ -118,33 +112,23 @@ def _rows(results: list[Path] | None) -> pd.DataFrame | None:
     return read_rows(folders, warn=console.warning) if all(one.exists() for one in folders) else None
 
 
-def _measure_table(numbers: Sequence[Number], results: list[Path] | None, limit: float) -> None:
-    """Measure a table beside the exact kernels of this machine, or resume that."""
+def _measure(
+    wanted: list[Claim], results: list[Path] | None, *, narrow: bool, tables: Sequence[Sequence[Number]], limit: float
+) -> None:
+    """Measure tables, and make the runs of claims without rows, by number of threads; if ``narrow``, their sweeps."""
     from attnbench.answers.claims.tables import suite_of
-    from attnbench.cli.screen.run import measured
-    from attnbench.harness.plan import Options, make_plan
-    from attnbench.measure.machine import resolve_device
-
-    backends = ("flash", "efficient", "cudnn") if resolve_device("auto") != "cpu" else ()
-    if here := [one for one in numbers if one.label]:
-        suite = suite_of(here, ["sdpa", *(f"sdpa:backend={one}" for one in backends)])
-        measured(make_plan(suite, Options(out=_only(results), cell_timeout=limit)))
-
-
-def _only(results: list[Path] | None) -> Path:
-    if results and len(results) > 1:
-        raise UsageError("--run measures into one results folder; give one")
-    return results[0] if results else Path("results")
-
-
-def _measure(wanted: list[Claim], results: list[Path] | None, *, narrow: bool) -> None:
-    """Make the runs of claims without rows, one for each number of threads; if ``narrow``, only their sweeps."""
     from attnbench.answers.claims.verdict import judge_all_rows
     from attnbench.cli.screen.run import measured
     from attnbench.harness.plan import Options, make_plan
-    from attnbench.measure.machine import available_cores
+    from attnbench.measure.machine import available_cores, resolve_device
 
-    folder = _only(results)
+    if results and len(results) > 1:
+        raise UsageError("--run measures into one results folder; give one")
+    folder = results[0] if results else Path("results")
+    for here in filter(None, ([one for one in numbers if one.label] for numbers in tables)):
+        backends = ("flash", "efficient", "cudnn") if resolve_device("auto") != "cpu" else ()
+        suite = suite_of(here, ["sdpa", *(f"sdpa:backend={one}" for one in backends)])
+        measured(make_plan(suite, Options(out=folder, cell_timeout=limit)))
     table = _rows(results) if folder.is_dir() and any(folder.iterdir()) else None
     known = {one.id: judge_all_rows(one, table) for one in wanted if one.runs}
     lacking = [one for one in wanted if one.runs and (known[one.id].missing or not known[one.id].points)]
@@ -155,16 +139,13 @@ def _measure(wanted: list[Claim], results: list[Path] | None, *, narrow: bool) -
             console.warning(f"this process may use {most} of the cores, too few for: {run.command}")
             continue
         plan = make_plan(run.suite, Options(out=folder, select=run.select, threads=run.threads))
-        sweeps = _sweeps([one for one in lacking if run in one.runs]) if narrow else set[str]()
+        readers = [one for one in lacking if run in one.runs]
+        known_sweeps = narrow and all(one.sweeps for one in readers)
+        sweeps = {name for one in readers for name in one.sweeps} if known_sweeps else set[str]()
         if sweeps:
             plan = replace(plan, only=frozenset(cell.cell_id for cell in plan.cells if cell.sweep in sweeps))
         console.note(f"measuring: {run.command}" + (f", only {', '.join(sorted(sweeps))}" if sweeps else ""))
         measured(plan)
-
-
-def _sweeps(wanted: list[Claim]) -> set[str]:
-    """The sweeps that these claims read; empty if one of them names none."""
-    return {name for one in wanted for name in one.sweeps} if all(one.sweeps for one in wanted) else set()
 
 
 _OF_NUMBERS: dict[Verdict, str] = {"holds": "reproduced", "fails": "not reproduced"}

@@ -285,7 +285,11 @@ def test_flashinfers_traces_are_a_table(form: str, tmp_path: Path) -> None:
     ("name", "text", "said"),
     [
         ("a.csv", "x,y\n1,2\n", "a.csv:2: no 'attn_mask'; give a file of cuDNN's benchmark"),
-        ("a.csv", CUDNN.replace("cudnn,bf", "magic,bf", 1), "a.csv:2: unknown backend 'magic'"),
+        (
+            "a.csv",
+            CUDNN.replace("cudnn,bf", "magic,bf", 1),
+            "a.csv:2: backend 'magic' or mask 'top_left' is unknown; write",
+        ),
         ("a.csv", CUDNN.replace("0.893", "soon"), "a.csv:2: could not convert string to float: 'soon'"),
         ("a.csv", CUDNN.partition("llama")[0], "a.csv:1: no number for attnbench (it is empty)"),
         ("a.json", "{", "a.json:1: "),

@@ -134,11 +134,8 @@ def names_of(rows: Sequence[Row], ignore: Sequence[str] = ()) -> list[str]:
 
 
 def _said(name: str, value: object) -> str:
-    return str(value) if name == "level" else f"{_NAMES.get(name, name)}={_text(value)}"
-
-
-def _text(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return text if name == "level" else f"{_NAMES.get(name, name)}={text}"
 
 
 def lines_of(rows: Sequence[Row], apart: Sequence[str] = AS_LENGTH) -> list[list[Row]]:
@@ -228,7 +225,6 @@ def _ratios(test: Ratio, rows: pd.DataFrame, below: pd.DataFrame) -> Iterator[Po
 
 
 def _beside(published: float, most: float, here: Point) -> Point:
-    """The same point beside a published number: it holds if it comes near that, and fails if its interval does not."""
     said = f"{here}, {format_number(here.value / published)} of the published"
     if here.what.endswith("ratio") and not 1 / most <= published <= most:
         sides = {(True, False): "holds", (False, True): "is reversed"}

@@ -29,7 +29,6 @@ from attnbench.suite.named_shapes import spelled_out
 from attnbench.suite.schema import Suite
 from attnbench.units import format_number
 
-Unit = Literal["s", "ms", "us", "steps/s", "TFLOP/s", "MB", "GB", "times faster", "times smaller"]
 _SIZES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "MB": 1e6, "GB": 1e9}
 _PEERS = {"cudnn-oss": "", "fa-3": "peer.sdpa.flash3", "fa-4": "peer.sdpa.flash4"}
 BACKENDS = {"cudnn": "sdpa:backend=cudnn", "fa-2": "sdpa:backend=flash", **_PEERS}
@@ -53,11 +52,11 @@ class Number(BaseModel):
     place: str
     row: str
     variant: str
-    """A variant with options, or a name of :data:`BACKENDS`."""
+    """With options, or a name of :data:`BACKENDS`."""
     kernel: str = ""
     """The kernel of the variant that was measured, if the catalogue has another."""
     value: float = Field(gt=0)
-    unit: Unit
+    unit: Literal["s", "ms", "us", "steps/s", "TFLOP/s", "MB", "GB", "times faster", "times smaller"]
     """``times faster`` and ``times smaller`` are held to the baseline."""
     device: str = Field(min_length=1)
     level: Level
@@ -121,11 +120,6 @@ class Number(BaseModel):
         """The length."""
         return int(str(self.at["seq_len"]))
 
-    def claim(self, says: str, **test: Any) -> Claim:
-        """A claim about it."""
-        source = f"{self.source}, {self.place}"
-        return Claim(id=f"line-{self.line}", says=says, source=source, table=self.table, **test)
-
     def against(self, numbers: Iterable[Number]) -> tuple[float, str] | None:
         """The baseline's time or memory over its own, as published, and the variant of the baseline."""
         if self.unit.startswith("times"):
@@ -166,7 +160,7 @@ def claims_of(numbers: Sequence[Number], machines: Iterable[str]) -> Iterator[Cl
     """Each number of a table as a claim, place by place, and each crossover. ``machines`` have rows at hand."""
     tables = {name: load(name) for name in (*SHIPPED, numbers[0].table)}
     exacts = [one for table in tables.values() for one in table if one.exact and one.of == "time_median_s"]
-    here, lines = [_words(name) for name in machines], dict[tuple[object, ...], list[Number]]()
+    here, lines = [set(re.findall(r"\w+", name)) for name in machines], dict[tuple[object, ...], list[Number]]()
     places = [one.where for one in numbers]
     for one in sorted(numbers, key=lambda one: places.index(one.where)):
         against, best = one.against(numbers), one.over_best(exacts)
@@ -174,31 +168,30 @@ def claims_of(numbers: Sequence[Number], machines: Iterable[str]) -> Iterator[Cl
         if best and not best[1].startswith((one.baseline or one.row, one.row)):
             says += f", {format_number(best[0])} × {best[1]}"
             says += ", slower than exact attention" * (against is not None and best[0] < 1 < against[0])
+        about = {"id": f"line-{one.line}", "says": says, "source": f"{one.source}, {one.place}", "table": one.table}
         test = {"kind": "ratio", "of": one.of, "where": one.where, "within": one.within}
         if not one.label:
-            yield one.claim(says, missing=f"nothing loaded has {one.kernel or one.variant}")
+            yield Claim(**about, missing=f"nothing loaded has {one.kernel or one.variant}")
             continue
         if against and against[1]:
-            yield one.claim(says, test=Ratio(**test, top=against[1], bottom=one.label, about=against[0]))
+            yield Claim(**about, test=Ratio(**test, top=against[1], bottom=one.label, about=against[0]))
             rest = [part for part in one.where.items() if part[0] not in _LENGTHS]
             lines.setdefault((one.row, one.device, one.of, *rest), []).append(one)
-        if one.amount and any(_words(one.device) <= words for words in here):
-            yield one.claim(says, test=Ratio(**test, top=one.label, about=one.amount))
+        if one.amount and any(words.issuperset(re.findall(r"\w+", one.device)) for words in here):
+            yield Claim(**about, test=Ratio(**test, top=one.label, about=one.amount))
         elif not against or not against[1]:
-            yield one.claim(says, missing=f"times and memory are judged on {one.device} alone")
+            yield Claim(**about, missing=f"times and memory are judged on {one.device} alone")
     for line in lines.values():
         ratios = {one.n: found for one in line if (found := one.against(numbers))}
         lost = max((n for n, (ratio, _) in ratios.items() if ratio <= 1), default=0)
         won = min((n for n in ratios if n > lost), default=0)
         if lost and won:
-            one, says = line[0], f"{line[0].row} overtakes {line[0].baseline} between n={lost} and {won}"
+            one = line[0]
+            says = f"{one.row} overtakes {one.baseline} between n={lost} and {won}"
+            about = {"id": f"line-{one.line}", "says": says, "source": f"{one.source}, {one.place}", "table": one.table}
             where = {axis: value for axis, value in one.where.items() if axis not in _LENGTHS}
             ends = {"kind": "crossover", "top": one.label, "bottom": ratios[won][1], "lowest": lost, "highest": won}
-            yield one.claim(says, test=Crossover(of=one.of, where=where, **ends))
-
-
-def _words(name: str) -> set[str]:
-    return set(re.findall(r"\w+", name))
+            yield Claim(**about, test=Crossover(of=one.of, where=where, **ends))
 
 
 def suite_of(numbers: Sequence[Number], beside: Sequence[str]) -> Suite:
@@ -273,8 +266,7 @@ def _numbers(row: object, shared: Mapping[str, Any], origin: Origin, place: int)
             at = {**(shared.get("at") or {}), **(row.get("at") or {})}
             if any(isinstance(one, list) and len(one) != len(values) for one in at.values()):
                 raise origin.error(here, f"a list in 'at' is of another length; write {len(values)} values, or one")
-            own = {axis: one[index] if isinstance(one, list) else one for axis, one in at.items()}
-            own = {axis: one for axis, one in own.items() if one is not None}
+            own = {axis: one[index] if isinstance(one, list) else one for axis, one in at.items() if one is not None}
             about |= {"at": spelled_out(own), "shape": str(own.get("shape", "")), "value": value}
             if value is not None:
                 yield Number.model_validate(about)

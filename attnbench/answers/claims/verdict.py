@@ -178,7 +178,6 @@ def judge(claim: Claim, frame: pd.DataFrame | None) -> Judgement:
 
 
 def _best_exact(claim: Claim, test: Ratio, frame: pd.DataFrame) -> str:
-    """The fastest exact kernel of this machine beside a number, in words."""
     rows = having(frame[(frame["status"] == Status.OK) & frame[test.of].notna()], test.where)
     rows = rows[[VARIANTS.get(name).traits.exact for name in rows["variant"]]].sort_values(test.of)
     for best in rows["label"].head(1):
