@@ -47,8 +47,8 @@ def claims(
     depends on the setting. It is open if all intervals hold both answers. It is not tested while a row is missing that
     its suite would measure. --json names all rows by run and cell.
 
-    A ratio of a table is reproduced if its interval comes within a tenth of it, or what the table allows, on any
-    device. A time or a memory is judged on the published device alone.
+    A ratio of a table is reproduced, on any device, if it is within a tenth of the published one, or what the table
+    allows, and open if only its interval is. A time or a memory is judged on the published device alone.
     """
     from attnbench.answers.claims.claims import claims as all_claims
     from attnbench.answers.claims.runs import MACHINE

@@ -184,7 +184,7 @@ def _best_exact(claim: Claim, test: Ratio, frame: pd.DataFrame) -> str:
         beside = Ratio(kind="ratio", of=test.of, where=test.where, top=best, bottom=test.bottom or test.top, above=1)
         alone = frame[(frame["label"] == best) | (frame["variant"] != rows["variant"].iloc[0])]
         for one in points_of(claim.model_copy(update={"test": beside}), alone):
-            return f", {format_number(one.value)} × {best} here"
+            return f"; best exact here: {format_number(one.value)} × {best}"
     return ""
 
 
