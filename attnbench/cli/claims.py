@@ -62,7 +62,7 @@ def claims(
         raise UsageError(f"{path}: no results, and no published table{hint}")
     if tables and run:
         _measure([], results, narrow=False, tables=tables, limit=limit)
-    table = _rows(results) if tables or not run else None
+    table = _rows(results) if tables else None
     machines = () if table is None else tuple(table[MACHINE].unique())
     known = [claim for numbers in tables for claim in claims_of(numbers, machines)] if tables else all_claims()
     wanted = [one for one in known if _mentions(one, select or "")]
@@ -70,7 +70,7 @@ def claims(
         raise UsageError(f"no claim mentions {select!r}; leave out -k to see all of them")
     if run and not tables:
         _measure(wanted, results, narrow=select is not None, tables=(), limit=limit)
-        table = _rows(results)
+    table = table if tables else _rows(results)
     judged = [judge_all_rows(one, table) for one in wanted]
     if as_json:
         console.data([_as_data(one, table) for one in judged])

@@ -227,8 +227,8 @@ def _ratios(test: Ratio, rows: pd.DataFrame, below: pd.DataFrame) -> Iterator[Po
 def _beside(published: float, most: float, here: Point) -> Point:
     said = f"{here}, {format_number(here.value / published)} of the published"
     if here.what.endswith("ratio") and not 1 / most <= published <= most:
-        sides = {(True, False): "holds", (False, True): "is reversed"}
-        said += "; order " + sides.get((here.low > 1, here.high < 1)[:: 1 if published > 1 else -1], "open")
+        won, lost = (here.low > 1, here.high < 1) if published > 1 else (here.high < 1, here.low > 1)
+        said += "; order holds" if won else "; order is reversed" if lost else "; order open"
     near = here.low <= published * most and here.high * most >= published
     holds = near and (published / most <= here.value <= published * most or None)
     return replace(here, at="", holds=holds, said=said)

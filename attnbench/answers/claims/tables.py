@@ -168,8 +168,9 @@ def claims_of(numbers: Sequence[Number], machines: Iterable[str]) -> Iterator[Cl
         if best and not best[1].startswith((one.baseline or one.row, one.row)):
             says += f", {format_number(best[0])} × {best[1]}"
             says += ", slower than exact attention" * (against is not None and best[0] < 1 < against[0])
-        about = {"id": f"line-{one.line}", "says": says, "source": f"{one.source}, {one.place}", "table": one.table}
-        test = {"kind": "ratio", "of": one.of, "where": one.where, "within": one.within}
+        source = f"{one.source}, {one.place}"
+        about: dict[str, Any] = {"id": f"line-{one.line}", "says": says, "source": source, "table": one.table}
+        test: dict[str, Any] = {"kind": "ratio", "of": one.of, "where": one.where, "within": one.within}
         if not one.label:
             yield Claim(**about, missing=f"nothing loaded has {one.kernel or one.variant}")
             continue
@@ -186,12 +187,12 @@ def claims_of(numbers: Sequence[Number], machines: Iterable[str]) -> Iterator[Cl
         lost = max((n for n, (ratio, _) in ratios.items() if ratio <= 1), default=0)
         won = min((n for n in ratios if n > lost), default=0)
         if lost and won:
-            one = line[0]
+            one, ends = line[0], {"lowest": lost, "highest": won}
             says = f"{one.row} overtakes {one.baseline} between n={lost} and {won}"
             about = {"id": f"line-{one.line}", "says": says, "source": f"{one.source}, {one.place}", "table": one.table}
             where = {axis: value for axis, value in one.where.items() if axis not in _LENGTHS}
-            ends = {"kind": "crossover", "top": one.label, "bottom": ratios[won][1], "lowest": lost, "highest": won}
-            yield Claim(**about, test=Crossover(of=one.of, where=where, **ends))
+            crossing = Crossover(kind="crossover", of=one.of, where=where, top=one.label, bottom=ratios[won][1], **ends)
+            yield Claim(**about, test=crossing)
 
 
 def suite_of(numbers: Sequence[Number], beside: Sequence[str]) -> Suite:
@@ -227,9 +228,7 @@ def is_table(text: str) -> bool:
 def load(name: str) -> Sequence[Number]:
     """Read a shipped table by its name, or a file.
 
-    Raises:
-        UsageError: there is none, or it cannot be read.
-        SuiteError: a line of it is wrong.
+    Raises UsageError if there is none or it cannot be read, and SuiteError if a line of it is wrong.
     """
     text = csv_text(SHIPPED.get(name, Path(name)), "numbers", others=list(SHIPPED))
     if name.endswith((".csv", ".json", ".jsonl")):
