@@ -5,66 +5,91 @@ from __future__ import annotations
 import math
 import textwrap
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnbench.cli.options import AsJson
+from attnbench.cli import options
 from attnbench.cli.screen import console
-from attnbench.errors import UsageError
+from attnbench.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from attnbench.answers.claims.claims import Claim
+    from attnbench.answers.claims.tables import Number
     from attnbench.answers.claims.verdict import Judgement, Verdict
 
 
 def claims(
-    results: Annotated[
-        list[Path] | None,
+    given: Annotated[
+        list[str] | None,
         typer.Argument(
-            help="Results folders or runs with the rows. Default: results, if it is there.", show_default=False
+            metavar="[NAME|FILE|RESULTS]...",
+            help="Published tables: lra, fla-readme, FILE.yaml, cuDNN's FILE.csv, flashinfer's FILE.json; none for "
+            "sentences of papers. Results folders or runs with the rows. Default: results, if it is there.",
+            show_default=False,
         ),
     ] = None,
     select: Annotated[
         str | None, typer.Option("-k", metavar="TEXT", help="Only claims with this text in name, claim or source.")
     ] = None,
-    run: Annotated[
-        bool, typer.Option("--run", help="First measure what is missing: the suites that the claims name.")
-    ] = False,
-    as_json: AsJson = False,
+    run: Annotated[bool, typer.Option("--run", help="First measure what is missing: suites, or the table.")] = False,
+    limit: Annotated[float, options.Limit(help="With --run of a table: time limit for each number.")] = 10.0,
+    as_json: options.AsJson = False,
 ) -> None:
-    """Compare published claims with what was measured on this machine.
+    """Compare published claims, or the numbers of published tables, with what was measured on this machine.
 
     A claim holds if the whole interval says so at every point, and fails if it says so at no point. Otherwise it
     depends on the setting. It is open if all intervals hold both answers. It is not tested while a row is missing that
     its suite would measure. --json names all rows by run and cell.
+
+    A ratio of a table is reproduced, on any device, if it is within a tenth of the published one, or what the table
+    allows, and open if only its interval is. A time or a memory is judged on the published device alone.
     """
     from attnbench.answers.claims.claims import claims as all_claims
+    from attnbench.answers.claims.runs import MACHINE
+    from attnbench.answers.claims.tables import SHIPPED, claims_of, is_table, load
     from attnbench.answers.claims.verdict import judge_all_rows
 
-    wanted = [one for one in all_claims() if _mentions(one, select or "")]
+    tables = [load(one) for one in given or () if is_table(one)]
+    results = [Path(one) for one in given or () if not is_table(one)] or None
+    if results and not run and (path := next((one for one in results if not one.exists()), None)):
+        hint = did_you_mean(str(path), SHIPPED) or f"; there are {', '.join(SHIPPED)}"
+        raise UsageError(f"{path}: no results, and no published table{hint}")
+    if tables and run:
+        _measure([], results, narrow=False, tables=tables, limit=limit)
+    table = _rows(results) if tables else None
+    machines = () if table is None else tuple(table[MACHINE].unique())
+    known = [claim for numbers in tables for claim in claims_of(numbers, machines)] if tables else all_claims()
+    wanted = [one for one in known if _mentions(one, select or "")]
     if not wanted:
-        raise UsageError(f"no claim mentions {select!r}; attnbench claims lists all of them")
-    if run:
-        _measure(wanted, results, narrow=select is not None)
-    table = _rows(results)
+        raise UsageError(f"no claim mentions {select!r}; leave out -k to see all of them")
+    if run and not tables:
+        _measure(wanted, results, narrow=select is not None, tables=(), limit=limit)
+    table = table if tables else _rows(results)
     judged = [judge_all_rows(one, table) for one in wanted]
     if as_json:
         console.data([_as_data(one, table) for one in judged])
         return
-    seen = [one for one in judged if one.points]
-    for one in seen:
+    if tables:
+        console.paragraph(
+            "2 × NAME: the time or memory of NAME is twice its own. The first is the baseline; the second is "
+            "the fastest exact kernel published for the device, by its FLOP/s at the nearest length where n is given."
+        )
+    for note in dict.fromkeys(one.note for numbers in tables for one in numbers if one.note):
+        console.paragraph(note)
+    for one in [one for one in judged if one.points]:
         _print(one)
     _print_rest([one for one in judged if not one.points])
     counts = Counter(one.verdict for one in judged)
-    told = ", ".join(f"{counts[verdict]} {words}" for verdict, words in _COUNTED.items())
+    words = _COUNTED | (_OF_NUMBERS if tables else {})
+    told = ", ".join(f"{counts[verdict]} {said}" for verdict, said in words.items())
     console.line()
-    for line in textwrap.wrap(f"Of {len(judged)} claims: {told}.", console.width()):
-        console.line(line)
+    console.paragraph(f"Of {len(judged)} claims: {told}.")
 
 
 _COUNTED: dict[Verdict, str] = {
@@ -74,7 +99,6 @@ _COUNTED: dict[Verdict, str] = {
     "open": "open",
     "not tested here": "not tested here",
 }
-"""Each verdict in a sentence that counts them."""
 
 
 def _mentions(claim: Claim, text: str) -> bool:
@@ -84,21 +108,27 @@ def _mentions(claim: Claim, text: str) -> bool:
 def _rows(results: list[Path] | None) -> pd.DataFrame | None:
     from attnbench.answers.claims.runs import read_rows
 
-    if results is None and not Path("results").is_dir():
-        return None
-    return read_rows(results or [Path("results")], warn=console.warning)
+    folders = results or [Path("results")]
+    return read_rows(folders, warn=console.warning) if all(one.exists() for one in folders) else None
 
 
-def _measure(wanted: list[Claim], results: list[Path] | None, *, narrow: bool) -> None:
-    """Make the runs of claims without rows, one for each number of threads; if ``narrow``, only their sweeps."""
+def _measure(
+    wanted: list[Claim], results: list[Path] | None, *, narrow: bool, tables: Sequence[Sequence[Number]], limit: float
+) -> None:
+    """Measure tables, and make the runs of claims without rows, by number of threads; if ``narrow``, their sweeps."""
+    from attnbench.answers.claims.tables import suite_of
     from attnbench.answers.claims.verdict import judge_all_rows
     from attnbench.cli.screen.run import measured
     from attnbench.harness.plan import Options, make_plan
-    from attnbench.measure.machine import available_cores
+    from attnbench.measure.machine import available_cores, resolve_device
 
     if results and len(results) > 1:
         raise UsageError("--run measures into one results folder; give one")
     folder = results[0] if results else Path("results")
+    for here in filter(None, ([one for one in numbers if one.label] for numbers in tables)):
+        backends = ("flash", "efficient", "cudnn") if resolve_device("auto") != "cpu" else ()
+        suite = suite_of(here, ["sdpa", *(f"sdpa:backend={one}" for one in backends)])
+        measured(make_plan(suite, Options(out=folder, cell_timeout=limit)))
     table = _rows(results) if folder.is_dir() and any(folder.iterdir()) else None
     known = {one.id: judge_all_rows(one, table) for one in wanted if one.runs}
     lacking = [one for one in wanted if one.runs and (known[one.id].missing or not known[one.id].points)]
@@ -109,45 +139,47 @@ def _measure(wanted: list[Claim], results: list[Path] | None, *, narrow: bool) -
             console.warning(f"this process may use {most} of the cores, too few for: {run.command}")
             continue
         plan = make_plan(run.suite, Options(out=folder, select=run.select, threads=run.threads))
-        sweeps = _sweeps([one for one in lacking if run in one.runs]) if narrow else set[str]()
+        readers = [one for one in lacking if run in one.runs]
+        known_sweeps = narrow and all(one.sweeps for one in readers)
+        sweeps = {name for one in readers for name in one.sweeps} if known_sweeps else set[str]()
         if sweeps:
             plan = replace(plan, only=frozenset(cell.cell_id for cell in plan.cells if cell.sweep in sweeps))
         console.note(f"measuring: {run.command}" + (f", only {', '.join(sorted(sweeps))}" if sweeps else ""))
         measured(plan)
 
 
-def _sweeps(wanted: list[Claim]) -> set[str]:
-    """The sweeps that these claims read; empty if one of them names none."""
-    return {name for one in wanted for name in one.sweeps} if all(one.sweeps for one in wanted) else set()
-
-
-_MARGIN = " " * 12
+_OF_NUMBERS: dict[Verdict, str] = {"holds": "reproduced", "fails": "not reproduced"}
 
 
 def _print(judged: Judgement) -> None:
-    width = max(console.width() - len(_MARGIN), 30)
-    verdict = "not tested" if judged.verdict == "not tested here" else judged.verdict
-    first, *rest = textwrap.wrap(judged.claim.says, width)
-    console.line(f"{verdict:<{len(_MARGIN)}}{first}")
-    below = [*rest, *(f"  {line}" for line in textwrap.wrap(judged.evidence, width - 2))]
-    below += [f"  {line}" for line in textwrap.wrap(judged.claim.note, width - 2)] if judged.claim.note else []
-    for line in below:
-        console.line(f"{_MARGIN}{line}")
+    margin = 16 if judged.claim.table else 12
+    width = max(console.width() - margin, 30)
+    lines = textwrap.wrap(judged.claim.says, width)
+    for below in (judged.evidence, judged.claim.note):
+        lines += [f"  {line}" for line in textwrap.wrap(below, width - 2)]
+    for place, line in enumerate(lines):
+        console.line(f"{'' if place else _said(judged).removesuffix(' here'):<{margin}}{line}")
+
+
+def _said(judged: Judgement) -> str:
+    return _OF_NUMBERS.get(judged.verdict, judged.verdict) if judged.claim.table else judged.verdict
 
 
 def _print_rest(judged: list[Judgement]) -> None:
-    by_command: dict[str, list[Judgement]] = {}
+    lines: dict[str, list[str]] = {}
     for one in judged:
-        by_command.setdefault(one.claim.command, []).append(one)
-    for command, members in sorted(by_command.items(), key=lambda item: not item[0]):
+        heading, said, command = f"Cannot be here: {one.why}", one.claim.says, one.claim.command
+        if command and one.why.endswith(command):
+            heading = f"Not measured yet; measure with: {command}"
+        elif not one.claim.table:
+            heading, said = "Without a test", f"{said} ({one.why})"
+        lines.setdefault(heading, []).append(said)
+    for heading, members in sorted(lines.items(), key=lambda item: not item[0].startswith("Not")):
         console.line()
-        heading = f"Not measured yet; measure with: {command}" if command else "Without a test"
         for line in textwrap.wrap(heading, console.width(), subsequent_indent="  "):
             console.heading(line)
-        for one in members:
-            said = one.claim.says if command else f"{one.claim.says} ({one.why})"
-            for number, line in enumerate(textwrap.wrap(said, max(console.width() - 4, 30))):
-                console.line(f"  {line}" if number else f"- {line}")
+        for said in members:
+            console.paragraph(f"- {said}")
 
 
 def _as_data(judged: Judgement, table: pd.DataFrame | None) -> dict[str, object]:
@@ -160,7 +192,7 @@ def _as_data(judged: Judgement, table: pd.DataFrame | None) -> dict[str, object]
         "claim": claim.id,
         "says": claim.says,
         "source": claim.source,
-        "verdict": judged.verdict,
+        "verdict": _said(judged),
         "evidence": judged.evidence,
         "command": claim.command,
         "suite": claim.suite,

@@ -72,7 +72,8 @@ STANDS_FOR = {
 """What a reader would put in the place of a word."""
 
 ELSEWHERE = re.compile(
-    r"output 0 sees the tokens|duckdb -c |export RAY_|docker build |100 cells, two rounds|\d+ runs of the same programs"
+    r"output 0 sees the tokens|source: https|duckdb -c |export RAY_|docker build |100 cells, two rounds|"
+    r"\d+ runs of the same programs"
 )
 """Blocks that other tests try: the faults that tests/laws sees caught, a query (test_recipes.py), and Ray's."""
 

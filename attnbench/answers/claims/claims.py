@@ -35,11 +35,14 @@ class Ratio(_Rows):
     """Column -> the value that the bottom has there instead of that of ``where``: another pass, say."""
     above: float | None = None
     below: float | None = None
+    about: float | None = None
+    within: float = 0.1
+    """The largest difference from ``about``, as a share of it or of the ratio."""
 
     @model_validator(mode="after")
     def _one_limit(self) -> Ratio:
-        if (self.above is None) == (self.below is None):
-            raise ValueError("a ratio has one limit: above or below")
+        if [self.above, self.below, self.about].count(None) != 2:
+            raise ValueError("a ratio has one limit: above, below or about")
         if self.bottom is None and self.bottom_where:
             raise ValueError("bottom_where belongs to a ratio with a bottom")
         named = self.where.keys() | self.bottom_where.keys()
@@ -131,13 +134,17 @@ class Claim(_Strict):
     test: Test | None = None
     missing: str = ""
     """The reason why there is no test."""
+    table: str = ""
+    """The published table that it is a number of; rows of any suite decide it."""
     note: str = ""
     """A caveat to the verdict."""
 
     @model_validator(mode="after")
     def _is_tested_or_says_why(self) -> Claim:
         by_rows = self.test is not None and not isinstance(self.test, Ability)
-        if (self.test is None) == (not self.missing) or by_rows == (self.suite is None):
+        if (self.test is None) == (not self.missing) or by_rows == (
+            self.suite is None and not (by_rows and self.table)
+        ):
             raise ValueError("a claim has a suite and a test, or says why it has none")
         return self
 
@@ -146,6 +153,8 @@ class Claim(_Strict):
         test = self.test
         if isinstance(test, Ability):
             return f"attnbench check {test.top}"
+        if self.table and test:
+            return f"attnbench claims {self.table} --run"
         return "; ".join(run.command for run in self.runs)
 
     @property

@@ -134,11 +134,8 @@ def names_of(rows: Sequence[Row], ignore: Sequence[str] = ()) -> list[str]:
 
 
 def _said(name: str, value: object) -> str:
-    return str(value) if name == "level" else f"{_NAMES.get(name, name)}={_text(value)}"
-
-
-def _text(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return text if name == "level" else f"{_NAMES.get(name, name)}={text}"
 
 
 def lines_of(rows: Sequence[Row], apart: Sequence[str] = AS_LENGTH) -> list[list[Row]]:
@@ -182,7 +179,7 @@ def points_of(claim: Claim, frame: pd.DataFrame | None) -> Iterator[Point]:
         yield _ability(test)
     if test is None or isinstance(test, Ability) or frame is None:
         return
-    measured = frame[(frame["suite"] == claim.suite) & (frame["status"] == Status.OK)]
+    measured = frame[(frame["status"] == Status.OK) & (claim.suite is None or frame["suite"] == claim.suite)]
     rows = having(measured, test.where)
     host = _by_host(test, rows) if isinstance(test, Ratio | Crossover) and test.of == "time_median_s" else ""
     if isinstance(test, Ratio):
@@ -223,7 +220,18 @@ def _ratios(test: Ratio, rows: pd.DataFrame, below: pd.DataFrame) -> Iterator[Po
     for (top, bottom), at in zip(pairs, names, strict=True):
         if bottom.value > 0 and bottom.low > 0:
             low, high = top.low / bottom.high, top.high / bottom.low
-            yield Point(at, top.value / bottom.value, low, high, _side(low, high, test.above, test.below), what=what)
+            here = Point(at, top.value / bottom.value, low, high, _side(low, high, test.above, test.below), what=what)
+            yield here if test.about is None else _beside(test.about, 1 + test.within, here)
+
+
+def _beside(published: float, most: float, here: Point) -> Point:
+    said = f"{here}, {format_number(here.value / published)} of the published"
+    if here.what.endswith("ratio") and not 1 / most <= published <= most:
+        won, lost = (here.low > 1, here.high < 1) if published > 1 else (here.high < 1, here.low > 1)
+        said += "; order holds" if won else "; order is reversed" if lost else "; order open"
+    near = here.low <= published * most and here.high * most >= published
+    holds = near and (published / most <= here.value <= published * most or None)
+    return replace(here, at="", holds=holds, said=said)
 
 
 def _in_words(column: str) -> str:

@@ -6,6 +6,7 @@ The newest run of a suite may lack a sweep or a number of threads.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,15 +15,18 @@ import pandas as pd
 from attnbench.errors import CorruptResults, ResultsError
 from attnbench.measure.status import Status
 from attnbench.results.frame.settings import RUN
+from attnbench.results.manifest import read_manifest
 from attnbench.results.read import find_results, is_collection, read_results, run_names
 from attnbench.results.runs import by_age, first_row, runs_in, suites_of
-from attnbench.results.store import TABLE
+from attnbench.results.store import ENVIRONMENT, TABLE
 
 _ALIKE = ("suite", "machine_id", "device", "process")
 """Columns in which an older run agrees with the newest of its folder, or it is not read."""
 _COLLECTED = ("device",)
 """The same in a collection of runs, which may be of several boots and machines."""
 _APART = ["suite", "sweep", "threads"]
+MACHINE = "machine"
+"""Column with the name of the GPU or processor of each row; empty if its run does not say."""
 
 
 def read_rows(paths: Sequence[Path], warn: Callable[[str], None]) -> pd.DataFrame:
@@ -72,10 +76,10 @@ def _beside(file: Path) -> list[Path]:
 def _frames(group: _Group, names: dict[Path, str], warn: Callable[[str], None]) -> list[pd.DataFrame]:
     """The table of the first file (of a collection the fullest) and those of the others measured alike."""
     newest, *older = group.files
-    frames = {newest: read_results(newest, warn=warn).assign(**{RUN: names[newest]})}
+    frames = {newest: _named(newest, names, warn)}
     for file in older:
         try:
-            frames[file] = read_results(file, warn=warn).assign(**{RUN: names[file]})
+            frames[file] = _named(file, names, warn)
         except (CorruptResults, ResultsError) as error:
             warn(f"{error}; this older run is left out")
     collected = group.alike is _COLLECTED
@@ -88,6 +92,13 @@ def _frames(group: _Group, names: dict[Path, str], warn: Callable[[str], None]) 
             here, there = (one["device"].iloc[0] for one in (frame, frames[first]))
             warn(f"{file.parent}: of device {here}, while {names[first]} is of {there}; this run is left out")
     return alike
+
+
+def _named(file: Path, names: dict[Path, str], warn: Callable[[str], None]) -> pd.DataFrame:
+    rows, machine = read_results(file, warn=warn), dict[str, str]()
+    with suppress(CorruptResults):  # a table that stands alone
+        machine = read_manifest(file.parent / ENVIRONMENT).get("environment", {})
+    return rows.assign(**{RUN: names[file], MACHINE: machine.get("gpu") or machine.get("processor") or ""})
 
 
 def _ok(rows: pd.DataFrame) -> int:

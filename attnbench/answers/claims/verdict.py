@@ -14,9 +14,10 @@ from typing import Literal, NamedTuple
 
 import pandas as pd
 
-from attnbench.answers.claims.claims import Ability, Claim, Ratio, Score, Value
+from attnbench.answers.claims.claims import Ability, Claim, Crossover, Ratio, Score, Value
 from attnbench.answers.claims.points import Point, having, is_spec, of_variant, points_of
 from attnbench.contract.spec import parse_spec
+from attnbench.contract.variant import VARIANTS
 from attnbench.measure.status import UNFINISHED, Status
 from attnbench.results.frame.settings import RUN
 from attnbench.results.record import Record
@@ -161,6 +162,11 @@ def judge(claim: Claim, frame: pd.DataFrame | None) -> Judgement:
     if claim.test is None:
         return Judgement(claim, "not tested here", why=claim.missing)
     points = list(points_of(claim, frame))
+    if claim.table and frame is not None and isinstance(claim.test, Ratio | Crossover):
+        if not points and (why := _failure(claim.test, frame)):
+            return Judgement(claim, "not tested here", why=why)
+        if isinstance(claim.test, Ratio):
+            points = [replace(one, said=one.said + _best_exact(claim, claim.test, frame)) for one in points]
     if not points:
         return Judgement(claim, "not tested here", why=f"no such rows; measure them with: {claim.command}")
     answers = {point.holds for point in points}
@@ -169,3 +175,20 @@ def judge(claim: Claim, frame: pd.DataFrame | None) -> Judgement:
         return Judgement(claim, "open", tuple(points), f"the intervals hold both answers: {ends}")
     verdict: Verdict = "holds" if answers == {True} else "fails" if True not in answers else "depends on"
     return Judgement(claim, verdict, tuple(points))
+
+
+def _best_exact(claim: Claim, test: Ratio, frame: pd.DataFrame) -> str:
+    rows = having(frame[(frame["status"] == Status.OK) & frame[test.of].notna()], test.where)
+    rows = rows[[VARIANTS.get(name).traits.exact for name in rows["variant"]]].sort_values(test.of)
+    for best in rows["label"].head(1):
+        beside = Ratio(kind="ratio", of=test.of, where=test.where, top=best, bottom=test.bottom or test.top, above=1)
+        alone = frame[(frame["label"] == best) | (frame["variant"] != rows["variant"].iloc[0])]
+        for one in points_of(claim.model_copy(update={"test": beside}), alone):
+            return f"; best exact here: {format_number(one.value)} × {best}"
+    return ""
+
+
+def _failure(test: Ratio | Crossover, frame: pd.DataFrame) -> str:
+    rows = having(frame[frame["status"] != Status.OK], test.where)
+    failed = pd.concat([of_variant(rows, label) for label in (test.bottom, test.top) if label])
+    return "".join(f"{row['label']}: {row['status']}: {row['reason']}" for row in failed.head(1).to_dict("records"))
