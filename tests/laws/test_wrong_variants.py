@@ -267,6 +267,11 @@ FAULTS = [
     ("StepsThatKeepAll", "ssd:chunk=5", "decoding", "after a prompt of 0"),
     ("GateWithoutGradient", "gated-delta-2:chunk=4", "formula's gradients", "the gradient of write differs"),
     ("FeedbackOfTheFaded", "comba:chunk=5", "formula", "differs from the formula"),
+    ("ReadBeforeWritten", "gsa:slots=3,chunk=4", "formula", "differs from the formula"),
+    ("WeightsAsTheyAre", "abc:slots=3,chunk=4", "formula", "differs from the formula"),
+    ("PlacesOfPadding", "log-linear:chunk=4", "hidden keys", "not the formula with a mask"),
+    ("LengthsKept", "path:chunk=5", "formula", "differs from the formula"),
+    ("StepsInAnotherUnit", "fox:chunk=5", "decoding", "after a prompt of"),
     ("DecaysOfOtherHeads", "kda:chunk=4", "heads", "head 1 moved head 0"),
 ]
 
