@@ -16,7 +16,6 @@ from attnbench.catalogue.engines.pair_scores import PRODUCT, Chunk, attend_by_sc
 from attnbench.catalogue.engines.precision import accumulator, hidden
 from attnbench.catalogue.engines.recurrent.real_tokens import FromEitherEnd
 from attnbench.catalogue.engines.tiling import row_blocks
-from attnbench.contract.problem.reference import of_query_heads
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.reads import TAKEN
 from attnbench.contract.variant import Core, No, Traits, register
@@ -50,7 +49,7 @@ class LessTheFound(FromEitherEnd):
     """
 
     def written_out(self, *parts: Tensor) -> Tensor:
-        q, k, v, beta = (of_query_heads(x, parts[0].shape[1]) for x in parts)
+        q, k, v, beta = parts
         asking, u = k if self.asks == "key" else q, v[:, :, :1]
         for i in range(1, q.shape[2]):
             weights = (asking[:, :, i, None] @ k[:, :, :i].mT / q.shape[-1] ** 0.5).softmax(-1)
@@ -65,7 +64,7 @@ class LessTheFound(FromEitherEnd):
 
     def _ready(self, *parts: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """q over √D, k, v and the first step's queries ``(B, H, n, ·)``, and β ``(B, H, n, 1)``."""
-        q, k, v, beta = (of_query_heads(x, parts[0].shape[1]).to(accumulator(x.dtype)) for x in parts)
+        q, k, v, beta = (x.to(accumulator(x.dtype)) for x in parts)
         scale = q.shape[-1] ** -0.5
         q = q * scale
         return q, k, v, k * scale if self.asks == "key" else q, beta
@@ -97,8 +96,8 @@ class LessTheFound(FromEitherEnd):
 
     @staticmethod
     def cached_bytes(shape: Shape, width: int, **_: object) -> int:
-        """A token's keys and the rest of its values for each head of queries, float32 at least."""
-        return shape.H * (shape.D + shape.E) * max(width, 4)
+        """A token's keys and the rest of its values, float32 at least."""
+        return shape.K * (shape.D + shape.E) * max(width, 4)
 
 
 @register(
@@ -115,7 +114,12 @@ class LessTheFound(FromEitherEnd):
     core=Core(
         make=LessTheFound,
         formula="uᵢ = vᵢ - βᵢ·Σ_{j<i} softmax_{j<i}(qᵢ·kⱼ/√D) uⱼ,  oᵢ = Σ_{j<=i} softmax_{j<=i}(qᵢ·kⱼ/√D) uⱼ",
-        traits=replace(_TRAITS, reads=(TAKEN,), shares="by itself"),
+        traits=replace(
+            _TRAITS,
+            reads=(TAKEN,),
+            shares=No("a token's query decides what is taken off its value, which differs by head; asks=key shares"),
+            given=(("asks=key", {"shares": "head by head"}), *_TRAITS.given),
+        ),
         settings=("chunk=5", "chunk=5,asks=key"),
     ),
 )
