@@ -88,7 +88,6 @@ class LevelledStates(FromEitherEnd):
         return (unit(q) * q.shape[-1] ** -0.5, unit(k), *others) if self.erases else (q, k, *others)
 
     def one_way(self, *parts: Tensor) -> Tensor:
-        """All heads may share one q and k."""
         q, k, v, log2_decay, weights, *rates = self._ready(*parts)
         given = q, k, v, log2_decay[..., 0], weights, *(beta[..., 0] for beta in rates)
         return forms.attend("log-linear", self.form, self._plain, *given, fast=self.fast)

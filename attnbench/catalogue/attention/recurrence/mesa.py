@@ -68,7 +68,6 @@ class MesaRule(FromEitherEnd):
         self.penalty: Any
 
     def _penalised(self, *parts: Tensor) -> tuple[Tensor, ...]:
-        """q, k, v, β, log2(γ) and Λ, which a layer gives."""
         return parts if len(parts) == 6 else (*parts, self.penalty.to(accumulator(self.penalty.dtype)))
 
     def one_way(self, *parts: Tensor) -> Tensor:
