@@ -51,6 +51,7 @@ from typing import Any, TypeVar
 from attnbench.contract.cost import power_of_n
 from attnbench.contract.problem.mask import mask_of
 from attnbench.contract.problem.shape import Shape
+from attnbench.contract.reads import counted
 from attnbench.contract.reasons import with_reasons
 from attnbench.contract.registry import Entry, Registry
 from attnbench.contract.rules import FAMILIES as FAMILIES
@@ -120,6 +121,8 @@ class Variant(Entry, Facts):
         for condition, instead in traits.given:
             if all(_holds(part, options) for part in condition.split(",")):
                 traits = replace(traits, **instead)
+        if traits.reads:
+            traits = replace(traits, reads=counted(traits.reads, options))
         own: Callable[[Traits, Mapping[str, Scalar]], Traits] | None = getattr(self.make, "claims", None)
         return traits if own is None else own(traits, options)
 

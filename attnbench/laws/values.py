@@ -86,8 +86,8 @@ def implied_matrix(case: Case) -> Iterator[Measured]:
 @law("average", few_shapes=True, claim="rows_sum_to_one", applies=lambda case: case.operator)
 def average(case: Case) -> Iterator[Measured]:
     """The weights of a row sum to one: V = 1 gives 1."""
-    q, k, v = case.draw()
-    out = case.module()(q, k, torch.ones_like(v)).detach()
+    q, k, v, *gates = case.draw()
+    out = case.module()(q, k, torch.ones_like(v), *gates).detach()
     _, _, i, _ = worst_place(out, torch.ones_like(out))
     yield Measured(
         gap(out, torch.ones_like(out)), case.close, f"the weights of query {i} sum to {float(out[0, 0, i, 0]):.4g}"

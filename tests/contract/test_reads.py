@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
+from torch.nn.functional import normalize, softmax
 
 import attnbench.contract.reads as known
 from attnbench.catalogue.build import build
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.reads import BETA, CHANNEL_DECAY, DECAY, Read, draw_reads
-from attnbench.contract.spec import Spec
+from attnbench.contract.spec import Spec, parse_spec
 from attnbench.contract.variant import VARIANTS, Variant
 from attnbench.errors import SuiteError, Unsupported, UsageError
 from attnbench.harness.inside.call import prepare
@@ -29,23 +31,25 @@ READS = {f"{name}": one for name, one in vars(known).items() if isinstance(one, 
 SHAPE = Shape(2, 3, 23, 4, causal=True)
 
 each = pytest.mark.parametrize("core", CORES, ids=lambda core: core.name)
+LABELS = [*(core.name for core in CORES), "log-linear:base=gated-delta", "log-linear:levels=3", "deltaformer:asks=key"]
 
 
-def drawn(core: Variant, shape: Shape = SHAPE, seed: int = 0) -> list[Tensor]:
+def drawn(core: Variant, shape: Shape = SHAPE, seed: int = 0, label: str = "") -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
     sizes = (
         (shape.B, shape.H, shape.N, shape.D),
         *[(shape.B, shape.K, shape.M, width) for width in (shape.D, shape.E)],
     )
     qkv = [torch.randn(size, dtype=torch.float64, generator=generator) for size in sizes]
-    return [*qkv, *(x.double() for x in draw_reads(core.traits.reads, shape, seed))]
+    reads = core.claims(parse_spec(label or core.name)).reads
+    return [*qkv, *(x.double() for x in draw_reads(reads, shape, seed))]
 
 
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
 def test_a_gate_is_drawn_within_its_range_and_with_its_width(read: Read) -> None:
     shape = Shape(2, 6, 50, 8, kv_heads=3, v_dim=5)
     (gate,) = draw_reads([read], shape, 0)
-    assert gate.shape == (2, 3, 50, {"one": 1, "key": 8, "value": 5}[read.width])
+    assert gate.shape == (2, 3, 50, {"one": 1, "key": 8, "value": 5}.get(read.width, 7))
     assert gate.dtype == torch.float32
     assert gate.min() >= read.least
     assert gate.max() <= read.most
@@ -57,6 +61,22 @@ def test_a_gate_follows_from_its_name_and_the_seed() -> None:
     assert torch.equal(both[1], alone[0])
     assert not torch.equal(alone[0], draw_reads([DECAY], SHAPE, 2)[0])
     assert not torch.equal(both[0], both[1])
+
+
+@pytest.mark.parametrize(
+    ("label", "width"),
+    [("gsa", 64), ("abc:slots=5", 5), ("log-linear", 6), ("log-linear:levels=3", 3), ("log-linear:levels=9", 9)],
+)
+def test_an_option_or_the_length_says_the_width_of_a_gate(label: str, width: int) -> None:
+    spec = parse_spec(label)
+    (core,) = (one for one in CORES if one.name == spec.name)
+    inputs = drawn(core, label=label)
+    assert inputs[-1].shape == (2, 3, 23, width)
+    assert build(spec, SHAPE, level="operator").double()(*inputs).isfinite().all()
+    if spec.options or label == "gsa":
+        inputs[-1] = inputs[-1][..., 1:]
+        with pytest.raises(UsageError, match=rf"is \(B, K, N, \w+\), here \(2, 3, 23, {width}\), and not"):
+            build(spec, SHAPE, level="operator").double()(*inputs)
 
 
 def test_a_decay_is_that_of_a_trained_layer() -> None:
@@ -82,11 +102,10 @@ def test_a_core_is_described_and_its_options_are_the_layers(core: Variant) -> No
     assert next(name for name in methods if name != "__init__") in ("dense", "written_out")
 
 
-def token_by_token(
-    step: Callable[..., tuple[Tensor, Tensor]], q: Tensor, k: Tensor, v: Tensor, *gates: Tensor
-) -> Tensor:
+def token_by_token(step: Callable[..., tuple[Any, Tensor]], q: Tensor, k: Tensor, v: Tensor, *gates: Tensor) -> Tensor:
     """Outputs of a recurrence over single tokens ``(B, H, D, 1)`` in float64, from an empty state."""
-    state, rows = torch.zeros_like(k.mT @ v), []
+    state: Any = torch.zeros_like(k.mT @ v)
+    rows = []
     for t in range(q.shape[2]):
         token = [x[:, :, t, :, None] for x in (q, k, v, *gates)]
         state, row = step(state, *token)
@@ -94,7 +113,7 @@ def token_by_token(
     return torch.cat(rows, 2)
 
 
-def rule_of(name: str) -> Callable[..., tuple[Tensor, Tensor]]:
+def rule_of(name: str) -> Callable[..., tuple[Any, Tensor]]:
     """The recurrence as its paper writes it, without a line of the package."""
 
     def gla(S: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
@@ -137,7 +156,55 @@ def rule_of(name: str) -> Callable[..., tuple[Tensor, Tensor]]:
         H, G = 2.0**g * H + beta * k @ k.mT, 2.0**g * G + beta * k @ v.mT
         return torch.cat([H, G], 3), G.mT @ torch.linalg.inv(H + torch.eye(4, dtype=q.dtype)) @ q
 
+    def gsa(S: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> tuple[Any, Tensor]:
+        K, V = S if isinstance(S, tuple) else (0.0, 0.0)
+        K, V = 2.0**g * K + (1 - 2.0**g) @ k.mT, 2.0**g * V + (1 - 2.0**g) @ v.mT
+        return (K, V), V.mT @ softmax(K @ q, 2)
+
+    def abc(S: Any, q: Tensor, k: Tensor, v: Tensor, s: Tensor) -> tuple[Any, Tensor]:
+        W, K, V = S if isinstance(S, tuple) else (0.0, 0.0, 0.0)
+        W, K, V = W + s.exp(), K + s.exp() @ k.mT, V + s.exp() @ v.mT
+        return (W, K, V), (V / W).mT @ softmax(K / W @ q / 2, 2)
+
+    def log_linear(S: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor, *others: Tensor) -> tuple[Any, Tensor]:
+        (weights, *rates), past, own = others, S if isinstance(S, list) else [], k @ v.mT
+        step = torch.eye(4, dtype=q.dtype)
+        for beta in rates:
+            q, k = normalize(q, dim=2) / 2, normalize(k, dim=2)
+            step, own = step - beta * k @ k.mT, beta * k @ v.mT
+        past, last = [*(2.0**g * step @ one for one in past), own], weights.shape[2] - 1
+        levels = [min((len(past) - 1 ^ place).bit_length(), last) for place in range(len(past))]
+        read = sum(weights[:, :, level, None] * one.mT @ q for level, one in zip(levels, past, strict=True))
+        assert isinstance(read, Tensor)
+        return past, read
+
+    def fox(S: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> tuple[Any, Tensor]:
+        K, V, L = S if isinstance(S, tuple) else (k[..., :0], v[..., :0], g[..., :0])
+        K, V, L = torch.cat([K, k], 3), torch.cat([V, v], 3), torch.cat([L + g, 0 * g], 3)
+        return (K, V, L), V @ softmax(K.mT @ q / 2 + L.mT, 2)
+
+    def path(S: Any, q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor) -> tuple[Any, Tensor]:
+        K, V = S if isinstance(S, tuple) else (k[..., :0], v[..., :0])
+        w = normalize(w, dim=2)
+        K, V = torch.cat([K - beta * w @ w.mT @ K, k], 3), torch.cat([V, v], 3)
+        return (K, V), V @ softmax(K.mT @ q / 2, 2)
+
+    def deltaformer(S: Any, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, asks: str = "query") -> tuple[Any, Tensor]:
+        K, U = S if isinstance(S, tuple) else (k[..., :0], v[..., :0])
+        found = U @ softmax(K.mT @ (k if asks == "key" else q) / 2, 2)
+        K, U = torch.cat([K, k], 3), torch.cat([U, v - beta * found], 3)
+        return (K, U), U @ softmax(K.mT @ q / 2, 2)
+
     return {
+        "gsa": gsa,
+        "abc": abc,
+        "log-linear": log_linear,
+        "log-linear:levels=3": log_linear,
+        "log-linear:base=gated-delta": log_linear,
+        "fox": fox,
+        "path": path,
+        "deltaformer": deltaformer,
+        "deltaformer:asks=key": partial(deltaformer, asks="key"),
         "rwkv7": rwkv7,
         "mesa": mesa,
         "gla": gla,
@@ -151,22 +218,33 @@ def rule_of(name: str) -> Callable[..., tuple[Tensor, Tensor]]:
     }[name]
 
 
-@each
+@pytest.mark.parametrize("label", LABELS)
 @pytest.mark.parametrize("n", [23, 130])
-def test_it_is_the_recurrence_of_its_paper(core: Variant, n: int) -> None:
-    shape = Shape(2, 3, n, 4, causal=True)
-    inputs, module = drawn(core, shape), build(core.name, shape, level="operator").double()
-    expected = token_by_token(rule_of(core.name), *inputs)
+def test_it_is_the_recurrence_of_its_paper(label: str, n: int) -> None:
+    core, shape = VARIANTS.get(label.partition(":")[0]).at("operator"), Shape(2, 3, n, 4, causal=True)
+    inputs, module = drawn(core, shape, label=label), build(label, shape, level="operator").double()
+    expected = token_by_token(rule_of(label), *inputs)
     torch.testing.assert_close(module(*inputs), expected, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_a_padded_token_is_passed_over_as_if_it_were_absent(label: str) -> None:
+    core = VARIANTS.get(label.partition(":")[0]).at("operator")
+    inputs, real = drawn(core, label=label), torch.arange(23) % 5 != torch.tensor([[1], [3]])
+    out = build(label, SHAPE, level="operator").double()(*inputs, key_mask=real)
+    for example, own in enumerate(real):
+        expected = token_by_token(rule_of(label), *(x[example : example + 1, :, own] for x in inputs))
+        torch.testing.assert_close(out[example : example + 1, :, own], expected, rtol=1e-10, atol=1e-11)
 
 
 @each
 def test_heads_of_queries_that_share_keys_share_their_gates(core: Variant) -> None:
     shape = Shape(2, 6, 23, 4, causal=True, kv_heads=3)
+    label = "deltaformer:asks=key" if core.name == "deltaformer" else core.name
     q, *others = inputs = drawn(core, shape)
-    out = build(core.name, shape, level="operator").double()(*inputs)
+    out = build(label, shape, level="operator").double()(*inputs)
     wide = [x.repeat_interleave(2, 1) for x in others]
-    alone = build(core.name, Shape(2, 6, 23, 4, causal=True), level="operator").double()(q, *wide)
+    alone = build(label, Shape(2, 6, 23, 4, causal=True), level="operator").double()(q, *wide)
     torch.testing.assert_close(out, alone, rtol=1e-10, atol=1e-11)
 
 
@@ -252,5 +330,5 @@ def test_its_error_is_a_distance_over_several_draws_of_the_gates() -> None:
 
 
 def test_a_mixer_without_a_core_says_which_have_one() -> None:
-    with pytest.raises(Unsupported, match=r"a mixer replaces the whole layer.*operators within: gla, ssd, "):
+    with pytest.raises(Unsupported, match=r"a mixer replaces the whole layer.*operators within: fox, path, "):
         prepare(Cell("s", "t", Spec("gru"), SHAPE))

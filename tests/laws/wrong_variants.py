@@ -24,28 +24,33 @@ from attnbench.catalogue.attention.low_rank.memory_compressed import MemoryCompr
 from attnbench.catalogue.attention.low_rank.nystrom import Nystrom
 from attnbench.catalogue.attention.pairwise.additive import Additive
 from attnbench.catalogue.attention.pairwise.bilinear import Bilinear
-from attnbench.catalogue.attention.pairwise.deltaformer import DeltaFormer
+from attnbench.catalogue.attention.pairwise.deltaformer import LessTheFound
 from attnbench.catalogue.attention.pairwise.differential import Differential
-from attnbench.catalogue.attention.pairwise.fox import ForgettingAttention, forgetful, forgetful_both_ways
+from attnbench.catalogue.attention.pairwise.fox import (
+    ForgetfulSoftmax,
+    ForgettingAttention,
+    forgetful,
+    forgetful_both_ways,
+)
 from attnbench.catalogue.attention.pairwise.gated_softmax import GatedSoftmax
 from attnbench.catalogue.attention.pairwise.parallax import Parallax
-from attnbench.catalogue.attention.pairwise.path import PaTH
+from attnbench.catalogue.attention.pairwise.path import PaTH, Reflections
 from attnbench.catalogue.attention.pattern.bigbird import BigBird
 from attnbench.catalogue.attention.pattern.graph import Graph
 from attnbench.catalogue.attention.pattern.local import Local
 from attnbench.catalogue.attention.pattern.radial import Radial
 from attnbench.catalogue.attention.pattern.sta import SlidingTile
 from attnbench.catalogue.attention.pattern.streaming import Streaming
-from attnbench.catalogue.attention.recurrence.abc import ABC
+from attnbench.catalogue.attention.recurrence.abc import ABC, MeanSlots
 from attnbench.catalogue.attention.recurrence.comba import Comba, CombaRule
 from attnbench.catalogue.attention.recurrence.delta import Delta, DeltaRule
 from attnbench.catalogue.attention.recurrence.gated_delta import GatedDelta, GatedDeltaRule
 from attnbench.catalogue.attention.recurrence.gated_delta_2 import GatedDelta2, GatedDeltaRule2
 from attnbench.catalogue.attention.recurrence.gla import GLA, GatedLinear, gated_attention
 from attnbench.catalogue.attention.recurrence.gru import GRU
-from attnbench.catalogue.attention.recurrence.gsa import GSA
+from attnbench.catalogue.attention.recurrence.gsa import GSA, SlotRule
 from attnbench.catalogue.attention.recurrence.kda import KimiDeltaAttention, KimiDeltaRule
-from attnbench.catalogue.attention.recurrence.log_linear import LogLinear
+from attnbench.catalogue.attention.recurrence.log_linear import LevelledStates, LogLinear
 from attnbench.catalogue.attention.recurrence.lstm import LSTM
 from attnbench.catalogue.attention.recurrence.mamba2 import Mamba2
 from attnbench.catalogue.attention.recurrence.mesa import Mesa
@@ -1256,7 +1261,9 @@ class OwnGateCounted(ForgettingAttention):
     """The gate of a key takes from the key itself, not only from what came before it."""
 
     def forward(self, x: Tensor, *, key_mask: Mask = None) -> Tensor:
-        q, k, v, log_f = self._parts(*emptied(key_mask, x), key_mask)
+        q, k, v, log_f = self._parts(*emptied(key_mask, x))
+        (log_f,) = emptied(key_mask, log_f)
+        log_f = log_f[..., 0]
         total = log_f.cumsum(-1)
         between = -(total[..., :, None] - (total - log_f)[..., None, :]).abs()
         return self.joined(masked_attention(q, k, v, allowed_keys(q, k, self.causal, key_mask), between))
@@ -1266,10 +1273,12 @@ class GatesAddedUpInFloat32(ForgettingAttention):
     """Adds up the gates, and all that comes back to them, in the dtype of the scores."""
 
     def forward(self, x: Tensor, *, key_mask: Mask = None) -> Tensor:
-        q, k, v, log_f = self._parts(*emptied(key_mask, x), key_mask)
+        q, k, v, log_f = self._parts(*emptied(key_mask, x))
+        (log_f,) = emptied(key_mask, log_f)
+        log_f = log_f[..., 0]
         score = Score(forgetful if self.causal else forgetful_both_ways, totals=log_f.cumsum(-1))
-        q = q * q.shape[-1] ** -0.5
-        return self.joined(attend_by_score(score, q, k, v, causal=self.causal, key_mask=key_mask, chunk=self.chunk))
+        q, chunk = q * q.shape[-1] ** -0.5, self.core.chunk
+        return self.joined(attend_by_score(score, q, k, v, causal=self.causal, key_mask=key_mask, chunk=chunk))
 
 
 class OwnReflectionCounted(PaTH):
@@ -1279,6 +1288,7 @@ class OwnReflectionCounted(PaTH):
         q, k, v = super().projected(x)
         before = 2 if self.causal else 1
         w, beta = self._convolved(nn.functional.pad(self.direction(x), (0, 0, before, 2 - before))), self._beta(x)
+        w = nn.functional.normalize(w, dim=-1)
         return q, k - beta * (k * w).sum(-1, keepdim=True) * w, v
 
 
@@ -1727,6 +1737,7 @@ class LevelOfTheDistance(LogLinear):
 
     def _weighed(self, u: Tensor, level: Tensor, *, of_keys: bool = False) -> Tensor:
         query, key, values, log_decay, weights = self._parts(u)
+        log_decay = log_decay[..., 0]
         level = level.long().clamp(max=self.levels - 1).expand(*log_decay.shape, -1)
         chosen = weights.gather(3, level.mT).mT if of_keys else weights.gather(3, level)
         total = log_decay.cumsum(2)
@@ -1747,7 +1758,8 @@ class WeighedBeforeTheSolve(LogLinear):
     """The weights of the levels are on the products of q and k, and not on what a query reads of each token."""
 
     def _run(self, u: Tensor, _: int) -> Tensor:
-        query, key, values, log_decay, weights, beta = self._parts(u)
+        query, key, values, log_decay, weights, beta = self.core._ready(*self._parts(u))
+        log_decay, beta = log_decay[..., 0], beta[..., 0]
         place = torch.arange(u.shape[1])
         _, level = torch.frexp((place[:, None] ^ place).double())
         chosen = weights.gather(3, level.long().clamp(max=self.levels - 1).expand(*log_decay.shape, -1))
@@ -1762,7 +1774,8 @@ class ErasedFromTheSum(LogLinear):
     """A step takes what all states hold for its key out of the smallest, and leaves the others as they were."""
 
     def step(self, state: Any, u: Tensor) -> tuple[Tensor, Any]:
-        query, key, values, log_decay, weights, beta = self._parts(u)
+        query, key, values, log_decay, weights, beta = self.core._ready(*self._parts(u))
+        log_decay, beta = log_decay[..., 0], beta[..., 0]
         states = state.states * log_decay[..., None, None].exp2()
         whole = beta[..., None] * (key.mT @ (key @ states.sum(2)))
         states = torch.cat([states[:, :, :1] - whole[:, :, None], states[:, :, 1:]], 2)
@@ -2152,10 +2165,10 @@ class ScaledSecondProduct(Parallax):
         return super()._second(q) * q.shape[-1] ** -0.5
 
 
-class TakesItselfToo(DeltaFormer):
+class TakesItselfToo(LessTheFound):
     """In the first step a token reads itself as well."""
 
-    def _remaining(self, k: Tensor, v: Tensor, asking: Tensor, beta: Tensor) -> Tensor:
+    def remaining(self, k: Tensor, v: Tensor, asking: Tensor, beta: Tensor) -> Tensor:
         later = torch.ones(k.shape[2], k.shape[2], dtype=torch.bool).triu(1)
         taken = beta * (asking @ k.mT).masked_fill(later, -torch.inf).softmax(-1)
         return torch.linalg.solve_triangular(taken + torch.eye(k.shape[2], dtype=k.dtype), v, upper=False)
@@ -2166,6 +2179,7 @@ class SolvedTokenByToken(Mesa):
 
     def _run(self, x: Tensor, _: int) -> Tensor:
         q, k, v, beta, log_decay, penalty = self._parts(x)
+        q, k = (nn.functional.normalize(y, dim=-1) for y in (q, k))
         sums, ridge, rows = torch.zeros(*k.shape[:2], k.shape[3], 2 * k.shape[3], dtype=k.dtype), penalty, []
         for t in range(q.shape[2]):
             kept, now = log_decay[:, :, t, None].exp2(), slice(t, t + 1)
@@ -2212,6 +2226,7 @@ class NormalisedAtTheEnd(ABC):
 
     def _run(self, x: Tensor, _: int) -> Tensor:
         q, k, v, s = self._parts(x)
+        q = q * q.shape[-1] ** -0.5
         shares = s.softmax(2)[..., None]
         keys, values = ((shares * y[:, :, :, None]).cumsum(2) for y in (k, v))
         weights = (keys @ q[..., None]).softmax(3)
@@ -2382,3 +2397,41 @@ class LeaksBackwards(Softmax):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
         mean = v.mean(2, keepdim=True)
         return super().forward(q, k, v, key_mask=key_mask) + (mean - mean.detach())
+
+
+class ReadBeforeWritten(SlotRule):
+    """A token reads the slots before it is written to them."""
+
+    def one_way(self, *parts: Tensor) -> Tensor:
+        q, *others = parts
+        return nn.functional.pad(super().one_way(q.roll(-1, 2), *others)[:, :, :-1], (0, 0, 1, 0))
+
+
+class WeightsAsTheyAre(MeanSlots):
+    """Takes the logarithms of the weights for the weights."""
+
+    def so_far(self, *parts: Tensor) -> Tensor:
+        q, k, v, s = parts
+        return super().so_far(q, k, v, (1e-3 + s.abs()).log())
+
+
+class PlacesOfPadding(LevelledStates):
+    """A padded token writes nothing, and keeps its place in the tree."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, key_mask: Tensor | None = None) -> Tensor:
+        return super().forward(q, *emptied(key_mask, k, v, *gates))
+
+
+class LengthsKept(Reflections):
+    """Vectors of any length reflect, and are not divided by it first."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, key_mask: Tensor | None = None) -> Tensor:
+        w, beta = gates
+        return super().forward(q, k, v, w, beta * w.square().sum(-1, keepdim=True), key_mask=key_mask)
+
+
+class StepsInAnotherUnit(ForgetfulSoftmax):
+    """A decoding step takes the logarithm of its gate for one to the base 2."""
+
+    def step(self, state: Any, q: Tensor, k: Tensor, v: Tensor, log_forget: Tensor) -> tuple[Tensor, Any]:
+        return super().step(state, q, k, v, log_forget / 1.4427)

@@ -93,8 +93,10 @@ class PeerLogLinear(LogLinear):
         self.attend = _recurrence(shape, "naive", "log_linear_attn", "", "naive_log_linear_attn")
 
     def _run(self, u: Tensor, _: int) -> Tensor:
-        q, k, v, log_decay, weights = _turned(*self._parts(u))
-        return first(self.attend(q, k, v, log_decay * LN2, weights, scale=1.0)).flatten(2)
+        q, k, v, log_decay, weights = self._parts(u)
+        q, k = (x.expand(-1, self.heads, -1, -1) for x in (q, k))
+        q, k, v, g, weights = _turned(q, k, v, log_decay[..., 0] * LN2, weights)
+        return first(self.attend(q, k, v, g, weights, scale=1.0)).flatten(2)
 
 
 @register("peer.fox.fla", **_claims("fox"))
@@ -107,4 +109,5 @@ class PeerFoX(ForgettingAttention):
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         (x,) = emptied(key_mask, x)
-        return self.joined(_turned(first(self.attend(*_turned(*self._parts(x)))))[0])
+        q, k, v, log_f = self._parts(x)
+        return self.joined(_turned(first(self.attend(*_turned(q, k, v, log_f[..., 0]))))[0])

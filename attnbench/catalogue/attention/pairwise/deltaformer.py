@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import torch
@@ -10,17 +11,93 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from attnbench.catalogue.engines.decoding.kv_cache import Cache, attend
-from attnbench.catalogue.engines.head_layer import HeadLayer
-from attnbench.catalogue.engines.masks import emptied
-from attnbench.catalogue.engines.pair_scores import PRODUCT, attend_by_score
+from attnbench.catalogue.engines.head_layer import LayerFromEitherEnd
+from attnbench.catalogue.engines.pair_scores import PRODUCT, Chunk, attend_by_score
 from attnbench.catalogue.engines.precision import accumulator, hidden
-from attnbench.catalogue.engines.recurrent.real_tokens import alone, both_ways
+from attnbench.catalogue.engines.recurrent.real_tokens import FromEitherEnd
 from attnbench.catalogue.engines.tiling import row_blocks
 from attnbench.contract.problem.shape import Shape
-from attnbench.contract.variant import No, Traits, register
+from attnbench.contract.reads import TAKEN
+from attnbench.contract.variant import Core, No, Traits, register
 
 _ROWS = 64
 """Tokens solved at once."""
+_Asks = Annotated[
+    Literal["query", "key"], Field(description="which vector of a token reads the earlier ones in the first step")
+]
+_TRAITS = Traits(
+    target="other",
+    cross=No("what a token takes off its value is found in its own sequence"),
+    bias=No("the paper adds nothing to its logits"),
+    mask=No("it hides later tokens and padding alone"),
+    sink=No("the paper's two softmaxes have none"),
+    decode=True,
+    rows_sum_to_one=False,
+    own_form_both_ways="two passes, one from either end, added; the paper defines the causal form only",
+)
+
+
+class LessTheFound(FromEitherEnd):
+    """Softmax attention to values less their reading of the past.
+
+    q, k ``(B, H, N, D)``, v ``(B, H, N, E)`` and β ``(B, H, N, 1)``: u_i = v_i - β_i Σ_{j<i} p_ij u_j with the softmax
+    p of q·k/√D over j < i, or of k·k/√D with ``asks=key``; o is softmax attention to u, with the token itself. The
+    layer's projections are left out. A padded token is passed over as if it were absent. Not causal: two passes, one
+    from either end, added, a token's reading of itself twice.
+
+    Differs from the paper: the attention alone is here, without its layer.
+    """
+
+    def written_out(self, *parts: Tensor) -> Tensor:
+        q, k, v, beta = parts
+        asking, u = k if self.asks == "key" else q, v[:, :, :1]
+        for i in range(1, q.shape[2]):
+            weights = (asking[:, :, i, None] @ k[:, :, :i].mT / q.shape[-1] ** 0.5).softmax(-1)
+            u = torch.cat([u, v[:, :, i, None] - beta[:, :, i, None] * (weights @ u)], 2)
+        future = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).triu(1)
+        out: Tensor = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(future, float("-inf")).softmax(-1) @ u
+        return out
+
+    def __init__(self, shape: Shape, *, asks: _Asks = "query", chunk: Chunk = None) -> None:
+        super().__init__()
+        self.causal, self.capacity, self.chunk, self.asks = shape.causal, shape.N, chunk, asks
+
+    def _ready(self, *parts: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """q over √D, k, v and the first step's queries ``(B, H, n, ·)``, and β ``(B, H, n, 1)``."""
+        q, k, v, beta = (x.to(accumulator(x.dtype)) for x in parts)
+        scale = q.shape[-1] ** -0.5
+        q = q * scale
+        return q, k, v, k * scale if self.asks == "key" else q, beta
+
+    def remaining(self, k: Tensor, v: Tensor, asking: Tensor, beta: Tensor) -> Tensor:
+        solve = _Remaining.apply
+        u: Tensor = solve(*(y.flatten(0, 1) for y in (asking, k, v, beta)))  # type: ignore[no-untyped-call]  # untyped in torch
+        return u.view_as(v)
+
+    def one_way(self, *parts: Tensor) -> Tensor:
+        q, k, v, asking, beta = self._ready(*parts)
+        u = self.remaining(k, v, asking, beta)
+        y = attend_by_score(PRODUCT, q, k, u, causal=True, key_mask=None, chunk=self.chunk)
+        return y.to(parts[2].dtype)
+
+    @torch.no_grad()
+    def begin(self, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor) -> Cache:
+        """k and u of n >= 0 tokens, float32 at least."""
+        _, k, v, asking, beta = self._ready(q, k, v, *gates)
+        return Cache.of(k, self.remaining(k, v, asking, beta) if k.shape[2] else v, self.capacity)
+
+    @torch.no_grad()
+    def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor) -> tuple[Tensor, Cache]:
+        dtype, (q, k, v, asking, beta) = v.dtype, self._ready(q, k, v, *gates)
+        root = q.shape[-1] ** 0.5  # the cache's attention divides by it
+        found = attend(asking * root, state.keys, state.values) if state.length else 0.0
+        state = state.append(k, v - beta * found)
+        return attend(q * root, state.keys, state.values).to(dtype), state
+
+    @staticmethod
+    def cached_bytes(shape: Shape, width: int, **_: object) -> int:
+        """A token's keys and the rest of its values, float32 at least."""
+        return shape.K * (shape.D + shape.E) * max(width, 4)
 
 
 @register(
@@ -32,20 +109,21 @@ _ROWS = 64
     formula="uᵢ = vᵢ - βᵢ·Σ_{j<i} softmax_{j<i}(qᵢ·kⱼ/√D) uⱼ,  oᵢ = Σ_{j<=i} softmax_{j<=i}(qᵢ·kⱼ/√D) uⱼ",
     cost="O(n²·d)",
     memory_exponent=1.0,
-    traits=Traits(
-        target="other",
-        cross=No("what a token takes off its value is found in its own sequence"),
-        bias=No("the paper adds nothing to its logits"),
-        mask=No("it hides later tokens and padding alone"),
-        sink=No("the paper's two softmaxes have none"),
-        decode=True,
-        stochastic=True,
-        rows_sum_to_one=False,
-        own_form_both_ways="two passes, one from either end, added; the paper defines the causal form only",
-    ),
+    traits=replace(_TRAITS, stochastic=True),
     settings=("chunk=5", "chunk=5,asks=key"),
+    core=Core(
+        make=LessTheFound,
+        formula="uᵢ = vᵢ - βᵢ·Σ_{j<i} softmax_{j<i}(qᵢ·kⱼ/√D) uⱼ,  oᵢ = Σ_{j<=i} softmax_{j<=i}(qᵢ·kⱼ/√D) uⱼ",
+        traits=replace(
+            _TRAITS,
+            reads=(TAKEN,),
+            shares=No("a token's query decides what is taken off its value, which differs by head; asks=key shares"),
+            given=(("asks=key", {"shares": "head by head"}), *_TRAITS.given),
+        ),
+        settings=("chunk=5", "chunk=5,asks=key"),
+    ),
 )
-class DeltaFormer(HeadLayer):
+class DeltaFormer(LayerFromEitherEnd):
     """The delta rule with softmax: values less their reading of the past.
 
     Zhong et al. 2025, "Understanding Transformer from the Perspective of Associative Memory". Token i first reads the
@@ -65,86 +143,22 @@ class DeltaFormer(HeadLayer):
     are turned by their places.
     """
 
-    def __init__(
-        self,
-        shape: Shape,
-        *,
-        asks: Annotated[
-            Literal["query", "key"],
-            Field(description="which vector of a token reads the earlier ones in the first step"),
-        ] = "query",
-        chunk: Annotated[
-            int | None, Field(ge=1, description="queries and keys of a tile. Moves time and memory only")
-        ] = None,
-    ) -> None:
+    def __init__(self, shape: Shape, *, asks: _Asks = "query", chunk: Chunk = None) -> None:
         super().__init__()
-        C = shape.C
-        self.heads, self.causal, self.capacity, self.chunk = shape.H, shape.causal, shape.N, chunk
-        self.asks = asks
+        C, self.heads, self.causal = shape.C, shape.H, shape.causal
+        self.core = LessTheFound(shape, asks=asks, chunk=chunk)
         self.qkv = nn.Linear(C, 3 * C, bias=False)
         self.beta = nn.Linear(C, shape.H)
         self.out = nn.Linear(C, C, bias=False)
 
-    @alone
-    def dense(self, x: Tensor) -> Tensor:
-        read = []
-        for side in (x,) if self.causal else (x, x.flip(0)):
-            q, k, v = (torch.unflatten(y, 1, (self.heads, -1)).transpose(0, 1) for y in self.qkv(side).chunk(3, 1))
-            beta = torch.sigmoid(self.beta(side)).T
-            asking = k if self.asks == "key" else q
-            u = v[:, :1]
-            for i in range(1, len(x)):
-                weights = (asking[:, i, None] @ k[:, :i].mT / q.shape[-1] ** 0.5).softmax(-1)
-                u = torch.cat([u, v[:, i, None] - beta[:, i, None, None] * (weights @ u)], 1)
-            future = torch.ones(len(x), len(x), dtype=torch.bool, device=x.device).triu(1)
-            weights = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(future, float("-inf")).softmax(-1)
-            y = (weights @ u).transpose(0, 1).flatten(1)
-            read.append(y if side is x else y.flip(0))
-        return self.out(torch.stack(read).sum(0))
+    def plainly(self, x: Tensor) -> tuple[Tensor, ...]:
+        parts = *self.qkv(x).chunk(3, 1), torch.sigmoid(self.beta(x))
+        return tuple(torch.unflatten(y, 1, (self.heads, -1)) for y in parts)
 
-    def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        (x,) = emptied(key_mask, x)
-        return self.out(both_ways(self._run, x, key_mask, causal=self.causal))
+    def _parts(self, x: Tensor) -> tuple[Tensor, ...]:
+        return *self.projected(x), torch.sigmoid(self.beta(x).to(accumulator(x.dtype))).mT[..., None]
 
-    def _parts(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """q over √D, k, v and the first step's queries ``(B, H, n, D)``, and β ``(B, H, n, 1)``."""
-        q, k, v = self.projected(x)
-        dtype = accumulator(x.dtype)
-        scale = q.shape[-1] ** -0.5
-        q, k, v = q.to(dtype) * scale, k.to(dtype), v.to(dtype)
-        asking = k * scale if self.asks == "key" else q
-        return q, k, v, asking, torch.sigmoid(self.beta(x).to(dtype)).mT[..., None]
-
-    def _remaining(self, k: Tensor, v: Tensor, asking: Tensor, beta: Tensor) -> Tensor:
-        solve = _Remaining.apply
-        u: Tensor = solve(*(y.flatten(0, 1) for y in (asking, k, v, beta)))  # type: ignore[no-untyped-call]  # untyped in torch
-        return u.view_as(v)
-
-    def _run(self, x: Tensor, _: int) -> Tensor:
-        q, k, v, asking, beta = self._parts(x)
-        u = self._remaining(k, v, asking, beta)
-        y = attend_by_score(PRODUCT, q, k, u, causal=True, key_mask=None, chunk=self.chunk)
-        return y.transpose(1, 2).flatten(2).to(x.dtype)
-
-    @torch.no_grad()
-    def begin(self, x: Tensor) -> Cache:
-        """k and u of x ``(B, n, C)``, n >= 0, float32 at least."""
-        _, k, v, asking, beta = self._parts(x)
-        return Cache.of(k, self._remaining(k, v, asking, beta) if x.shape[1] else v, self.capacity)
-
-    @torch.no_grad()
-    def step(self, state: Cache, x: Tensor) -> tuple[Tensor, Cache]:
-        q, k, v, asking, beta = self._parts(x)
-        root = q.shape[-1] ** 0.5  # the cache's attention divides by it
-        found = attend(asking * root, state.keys, state.values) if state.length else 0.0
-        state = state.append(k, v - beta * found)
-        y = attend(q * root, state.keys, state.values)
-        return self.out(y.transpose(1, 2).flatten(2).to(x.dtype)), state
-
-    @staticmethod
-    def cached_bytes(shape: Shape, width: int, **_: object) -> int:
-        """A token's keys and the rest of its values, float32 at least."""
-        return 2 * shape.C * max(width, 4)
+    cached_bytes = staticmethod(LessTheFound.cached_bytes)
 
 
 def _taken(asking: Tensor, k: Tensor, beta: Tensor) -> Tensor:

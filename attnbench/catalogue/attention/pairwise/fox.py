@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -11,13 +12,24 @@ from torch.nn.functional import logsigmoid
 
 from attnbench.catalogue.engines import fla, forms
 from attnbench.catalogue.engines.decoding.kv_cache import Cache, attend
-from attnbench.catalogue.engines.head_layer import HeadLayer
+from attnbench.catalogue.engines.head_layer import CoreLayer
 from attnbench.catalogue.engines.masks import emptied, visible_pairs
 from attnbench.catalogue.engines.pair_scores import Chunk, Score, attend_by_score
 from attnbench.catalogue.engines.precision import accumulator
 from attnbench.contract.problem.reference import masked_attention
 from attnbench.contract.problem.shape import Shape
-from attnbench.contract.variant import No, Traits, register
+from attnbench.contract.reads import LOG_FORGET
+from attnbench.contract.variant import Core, No, Traits, register
+
+_TRAITS = Traits(
+    target="other",
+    cross=No("the gates are those of the tokens between query and key, which stand in one sequence"),
+    bias=No("the gates are a bias by position, and the paper has no other"),
+    sink=No("the paper's softmax has none; a gate near 0 lets a token forget all that came before"),
+    decode=True,
+    own_form_both_ways="the gates between two tokens count in either direction; the paper is causal",
+    given=(("form=fla", {"key_padding": No(fla.NO_MASK)}),),
+)
 
 
 class Remembered(NamedTuple):
@@ -28,6 +40,56 @@ class Remembered(NamedTuple):
     """The sum of log f up to each token, ``(B, H, n)``, float64."""
 
 
+class ForgetfulSoftmax(nn.Module):
+    """Softmax attention with a forget gate in the logits.
+
+    q, k ``(B, H, N, D)``, v ``(B, H, N, E)`` and log f ``(B, H, N, 1)``: the logit of query i and key j is
+    q_i·k_j/√D + log f_{j+1} + … + log f_i. The layer's projections are left out. A padded token has f = 1. Not causal:
+    the gates between two tokens are subtracted in the same way in both directions.
+
+    Differs from the paper: the attention alone is here, without its layer.
+    """
+
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, log_forget: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        k, v, log_forget = emptied(key_mask, k, v, log_forget)
+        after = log_forget.expand(-1, -1, -1, q.shape[2]).mT.triu(1).cumsum(-1)  # at (j, i), over j < l <= i
+        return masked_attention(q, k, v, visible_pairs(q, k, self.causal, key_mask), after + after.mT)
+
+    def __init__(self, shape: Shape, *, chunk: Chunk = None, form: forms.Fla = "auto") -> None:
+        super().__init__()
+        self.fused = {"fla": partial(fla.run, "fox")} if shape.causal and chunk is None else {}
+        self.form = forms.require("fox", form, self.fused)
+        self.causal, self.capacity, self.chunk = shape.causal, shape.N, chunk
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, log_forget: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        k, v, log_forget = emptied(key_mask, k, v, log_forget)
+        tiles, fast = partial(self._by_tiles, key_mask=key_mask), self.fused if key_mask is None else {}
+        return forms.attend("fox", self.form, tiles, q, k, v, log_forget[..., 0], fast=fast)
+
+    def _by_tiles(self, q: Tensor, k: Tensor, v: Tensor, log_f: Tensor, *, key_mask: Tensor | None) -> Tensor:
+        total = log_f.double().cumsum(-1)  # with dtype=, torch would add the gradients up in float32
+        score = Score(forgetful if self.causal else forgetful_both_ways, totals=total)
+        q = q.to(log_f.dtype) * q.shape[-1] ** -0.5
+        return attend_by_score(score, q, k, v, causal=self.causal, key_mask=key_mask, chunk=self.chunk)
+
+    @torch.no_grad()
+    def begin(self, q: Tensor, k: Tensor, v: Tensor, log_forget: Tensor) -> Remembered:
+        return Remembered(Cache.of(k, v, self.capacity), log_forget[..., 0].cumsum(-1, dtype=torch.float64))
+
+    @torch.no_grad()
+    def step(self, state: Remembered, q: Tensor, k: Tensor, v: Tensor, log_forget: Tensor) -> tuple[Tensor, Remembered]:
+        cache = state.cache.append(k, v)
+        last = state.totals[..., -1:].sum(-1, keepdim=True)  # 0 before the first token
+        totals = torch.cat((state.totals, last + log_forget[..., 0]), -1)
+        added = (totals[..., -1:] - totals)[:, :, None].to(log_forget.dtype)
+        return attend(q, cache.keys, cache.values, added), Remembered(cache, totals)
+
+    @staticmethod
+    def cached_bytes(shape: Shape, width: int, **_: object) -> int:
+        """The keys and values of a token, and each head's sum of log f in float64."""
+        return shape.K * ((shape.D + shape.E) * width + 8)
+
+
 @register(
     "fox",
     kind="mixer",
@@ -36,20 +98,16 @@ class Remembered(NamedTuple):
     formula="oᵢ = Σ_{j<=i} softmax_j(qᵢ·kⱼ/√D + Σ_{j<l<=i} log f_l) vⱼ,  f = σ(w·x + b)",
     cost="O(n²·d)",
     memory_exponent=1.0,
-    traits=Traits(
-        target="other",
-        cross=No("the gates are those of the tokens between query and key, which stand in one sequence"),
-        bias=No("the gates are a bias by position, and the paper has no other"),
-        sink=No("the paper's softmax has none; a gate near 0 lets a token forget all that came before"),
-        decode=True,
-        stochastic=True,
-        rows_sum_to_one=False,
-        own_form_both_ways="the gates between two tokens count in either direction; the paper is causal",
-        given=(("form=fla", {"key_padding": No(fla.NO_MASK)}),),
-    ),
+    traits=replace(_TRAITS, stochastic=True, rows_sum_to_one=False),
     settings=("chunk=5", "chunk=7"),
+    core=Core(
+        make=ForgetfulSoftmax,
+        formula="oᵢ = Σ_{j<=i} softmax_j(qᵢ·kⱼ/√D + Σ_{j<l<=i} log f_l) vⱼ",
+        traits=replace(_TRAITS, reads=(LOG_FORGET,)),
+        settings=("chunk=5", "chunk=7"),
+    ),
 )
-class ForgettingAttention(HeadLayer):
+class ForgettingAttention(CoreLayer):
     """Softmax attention with a forget gate in the logits.
 
     Lin et al. 2025, "Forgetting Transformer: Softmax Attention with a Forget Gate". Every token l has one gate
@@ -73,10 +131,8 @@ class ForgettingAttention(HeadLayer):
 
     def __init__(self, shape: Shape, *, chunk: Chunk = None, form: forms.Fla = "auto") -> None:
         super().__init__()
-        self.fused = {"fla": partial(fla.run, "fox")} if shape.causal and chunk is None else {}
-        forms.require("fox", form, self.fused)
-        C, self.form = shape.C, form
-        self.heads, self.causal, self.capacity, self.chunk = shape.H, shape.causal, shape.N, chunk
+        C, self.heads, self.causal = shape.C, shape.H, shape.causal
+        self.core = ForgetfulSoftmax(shape, chunk=chunk, form=form)
         self.qkv = nn.Linear(C, 3 * C, bias=False)
         self.forget = nn.Linear(C, shape.H)
         self.out = nn.Linear(C, C, bias=False)
@@ -85,51 +141,17 @@ class ForgettingAttention(HeadLayer):
         (x,) = emptied(key_mask, x)
         B, N, _ = x.shape
         q, k, v = (part.view(B, N, self.heads, -1).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
-        log_f = torch.sigmoid(self.forget(x)).log().mT
-        if key_mask is not None:
-            log_f = log_f * key_mask[:, None]
-        after = log_f[:, :, None].expand(-1, -1, N, -1).triu(1).cumsum(-1)  # at (j, i), the sum over j < l <= i
-        between = after + after.mT
-        y = masked_attention(q, k, v, visible_pairs(q, k, self.causal, key_mask), between)
-        return self.joined(y)
+        log_f = torch.sigmoid(self.forget(x)).log().mT[..., None]
+        return self.joined(self.core.dense(q, k, v, log_f, key_mask=key_mask))
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         (x,) = emptied(key_mask, x)
-        fast = self.fused if key_mask is None else {}
-        tiles = partial(self._by_tiles, key_mask=key_mask)
-        return self.joined(forms.attend("fox", self.form, tiles, *self._parts(x, key_mask), fast=fast))
+        return self.joined(self.core(*self._parts(x), key_mask=key_mask))
 
-    def _by_tiles(self, q: Tensor, k: Tensor, v: Tensor, log_f: Tensor, *, key_mask: Tensor | None) -> Tensor:
-        total = log_f.double().cumsum(-1)  # with dtype=, torch would add the gradients up in float32
-        score = Score(forgetful if self.causal else forgetful_both_ways, totals=total)
-        q = q.to(log_f.dtype) * q.shape[-1] ** -0.5
-        return attend_by_score(score, q, k, v, causal=self.causal, key_mask=key_mask, chunk=self.chunk)
+    def _parts(self, x: Tensor) -> tuple[Tensor, ...]:
+        return *self.projected(x), logsigmoid(self.forget(x).to(accumulator(x.dtype))).mT[..., None]
 
-    def _parts(self, x: Tensor, key_mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        q, k, v = self.projected(x)
-        log_f = logsigmoid(self.forget(x).to(accumulator(x.dtype))).mT
-        if key_mask is not None:
-            log_f = log_f.masked_fill(~key_mask[:, None], 0.0)
-        return q, k, v, log_f
-
-    @torch.no_grad()
-    def begin(self, x: Tensor) -> Remembered:
-        _, k, v, log_f = self._parts(x)
-        return Remembered(Cache.of(k, v, self.capacity), log_f.cumsum(-1, dtype=torch.float64))
-
-    @torch.no_grad()
-    def step(self, state: Remembered, x: Tensor) -> tuple[Tensor, Remembered]:
-        q, k, v, log_f = self._parts(x)
-        cache = state.cache.append(k, v)
-        last = state.totals[..., -1:].sum(-1, keepdim=True)  # 0 before the first token
-        totals = torch.cat((state.totals, last + log_f), -1)
-        added = (totals[..., -1:] - totals)[:, :, None].to(log_f.dtype)
-        return self.joined(attend(q, cache.keys, cache.values, added)), Remembered(cache, totals)
-
-    @staticmethod
-    def cached_bytes(shape: Shape, width: int, **_: object) -> int:
-        """The keys and values of a token, and each head's sum of log f in float64."""
-        return 2 * shape.C * width + shape.H * 8
+    cached_bytes = staticmethod(ForgetfulSoftmax.cached_bytes)
 
 
 def forgetful(x: Tensor, y: Tensor, of_x: Tensor, of_y: Tensor) -> Tensor:

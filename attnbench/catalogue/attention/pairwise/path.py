@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, NamedTuple
 
@@ -13,16 +14,109 @@ from torch.nn.functional import conv1d, pad
 from attnbench.catalogue.engines import fla, forms
 from attnbench.catalogue.engines.decoding.kv_cache import AndRecent, Cache, attend
 from attnbench.catalogue.engines.head_layer import HeadLayer
-from attnbench.catalogue.engines.masks import emptied
+from attnbench.catalogue.engines.masks import emptied, visible_pairs
 from attnbench.catalogue.engines.precision import accumulator, hidden, unit
 from attnbench.catalogue.engines.recurrent.stretches import by_heads, chunked, rows_in_turn
 from attnbench.contract.problem.shape import Shape
-from attnbench.contract.variant import No, Traits, register
+from attnbench.contract.reads import DIRECTION, REFLECTION
+from attnbench.contract.variant import Core, No, Traits, register
 
 _WIDTH = 3
 """Tokens under the convolution of w, as in the authors' code."""
 _OF_FLA = (16, 32, 64, 128)
 """Widths that flash-linear-attention's kernel takes."""
+_Chunk = Annotated[int, Field(ge=1, description="tokens gathered by one solve. Moves time and memory only")]
+_TRAITS = Traits(
+    target="other",
+    cross=No("keys are reflected by the tokens between key and query, which stand in one sequence"),
+    bias=No("the reflections are its positions, and the paper adds nothing to the logits"),
+    sink=No("the paper's softmax has none"),
+    decode=True,
+    own_form_both_ways="a later key is reflected from the other end, as if the sequence were turned round; "
+    "the paper is causal",
+    given=(("form=fla", {"key_padding": No(fla.NO_MASK)}),),
+)
+
+
+class Reflections(nn.Module):
+    """Softmax attention to keys that the tokens in between reflect.
+
+    q, k and w ``(B, H, N, D)``, v ``(B, H, N, E)`` and β ``(B, H, N, 1)``: the logit of query i and key j is
+    q_iᵀ H_i H_{i-1} … H_{j+1} k_j/√D with H_l = I - β_l w_l w_lᵀ. w gets length 1 here, as in the layer, whose
+    projections and convolution are left out. A padded token has β = 0. Not causal: a later key is treated as in the
+    sequence turned round, its own matrix left out and the query's not.
+
+    Differs from the paper: the attention alone is here, without its layer.
+    """
+
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, key_mask: Tensor | None = None) -> Tensor:
+        """One token after the other, all earlier keys reflected by its matrix; N × N logits."""
+        k, v, w, beta = emptied(key_mask, k, v, *gates)
+        size, N = torch.linalg.vector_norm(w, dim=-1, keepdim=True), q.shape[2]
+        w = w / size.masked_fill(size == 0, 1.0)
+
+        def logits(q: Tensor, k: Tensor, w: Tensor, beta: Tensor) -> Tensor:
+            rows, keys = [], k[:, :, :0]
+            for i in range(N):
+                along = keys @ w[:, :, i, :, None]
+                keys = keys - beta[:, :, i, :, None] * along * w[:, :, i, None]
+                keys = torch.cat((keys, k[:, :, i : i + 1]), 2)
+                rows.append(pad((keys @ q[:, :, i, :, None])[..., 0], (0, N - 1 - i)))
+            found: Tensor = torch.stack(rows, 2) / q.shape[-1] ** 0.5
+            return found
+
+        scores = logits(q, k, w, beta)
+        if not self.causal:
+            turned = logits(*(y.flip(2) for y in (q, k, w, beta))).flip(2, 3)
+            scores = torch.where(torch.ones_like(scores, dtype=torch.bool).tril(), scores, turned)
+        allowed = visible_pairs(q, k, self.causal, key_mask)
+        return scores.masked_fill(~allowed, hidden(scores.dtype)).softmax(-1) @ v
+
+    def __init__(self, shape: Shape, *, chunk: _Chunk = 64, form: forms.Fla = "auto") -> None:
+        super().__init__()
+        fits = shape.causal and shape.D in _OF_FLA and shape.E == shape.D and chunk == 64
+        self.fused = {"fla": partial(fla.run, "path")} if fits else {}
+        self.form = forms.require("path", form, self.fused)
+        self.causal, self.capacity, self.chunk = shape.causal, shape.N, chunk
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, key_mask: Tensor | None = None) -> Tensor:
+        return self.read(q, *emptied(key_mask, k, v, *gates), key_mask=key_mask)
+
+    def read(self, *parts: Tensor, key_mask: Tensor | None) -> Tensor:
+        q, k, v, w, beta = parts
+        fast, chunks = self.fused if key_mask is None else {}, partial(self._by_chunks, key_mask=key_mask)
+        return forms.attend("path", self.form, chunks, q, k, v, unit(w), beta, fast=fast)
+
+    def _by_chunks(
+        self, q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, *, key_mask: Tensor | None
+    ) -> Tensor:
+        real = torch.ones_like(beta)
+        if key_mask is not None:
+            real = real.masked_fill(~key_mask[:, None, :, None], 0.0)
+        return by_heads(partial(_attend, causal=self.causal, chunk=self.chunk), q, k, v, w, beta, real)
+
+    @torch.no_grad()
+    def begin(self, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor) -> Cache:
+        keys, n = k.to(accumulator(k.dtype)), k.shape[2]
+        if n:
+            w, beta = (x.to(keys.dtype) for x in gates)
+            parts = _carried([y.flatten(0, 1) for y in (torch.zeros_like(keys), keys, unit(w), beta)], self.chunk)
+            keys = parts.to_the_end(n).view_as(keys)
+        return Cache.of(keys, v, self.capacity)
+
+    @torch.no_grad()
+    def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor) -> tuple[Tensor, Cache]:
+        room, values, length = state
+        w, beta = (x.to(room.dtype) for x in gates)
+        w = unit(w)
+        # A new tensor: the state that was given stays as it is.
+        cache = Cache(room - beta * (room @ w.mT) * w, values, length).append(k.to(room.dtype), v)
+        return attend(q.to(room.dtype), cache.keys, cache.values), cache
+
+    @staticmethod
+    def cached_bytes(shape: Shape, width: int, **_: object) -> int:
+        """A token's keys, float32 at least since each step changes them, and its values."""
+        return shape.K * (shape.D * max(width, 4) + shape.E * width)
 
 
 @register(
@@ -34,19 +128,14 @@ _OF_FLA = (16, 32, 64, 128)
     formula="oᵢ = Σ_{j<=i} softmax_j(qᵢᵀ·Hᵢ·…·H_{j+1}·kⱼ/√D) vⱼ,  H_l = I - β_l·w_l·w_lᵀ,  ‖w‖ = 1, 0 < β < 2",
     cost="O(n²·d)",
     memory_exponent=1.0,
-    traits=Traits(
-        target="other",
-        cross=No("keys are reflected by the tokens between key and query, which stand in one sequence"),
-        bias=No("the reflections are its positions, and the paper adds nothing to the logits"),
-        sink=No("the paper's softmax has none"),
-        decode=True,
-        stochastic=True,
-        rows_sum_to_one=False,
-        own_form_both_ways="a later key is reflected from the other end, as if the sequence were turned round; "
-        "the paper is causal",
-        given=(("form=fla", {"key_padding": No(fla.NO_MASK)}),),
-    ),
+    traits=replace(_TRAITS, stochastic=True, rows_sum_to_one=False),
     settings=("rank=3,chunk=5", "rank=3,chunk=64"),
+    core=Core(
+        make=Reflections,
+        formula="oᵢ = Σ_{j<=i} softmax_j(qᵢᵀ·Hᵢ·…·H_{j+1}·kⱼ/√D) vⱼ,  H_l = I - β_l·w_l·w_lᵀ,  ‖w‖ = 1",
+        traits=replace(_TRAITS, reads=(DIRECTION, REFLECTION)),
+        settings=("chunk=5", "chunk=64"),
+    ),
 )
 class PaTH(HeadLayer):
     """Softmax attention whose positions are products of reflections.
@@ -78,14 +167,12 @@ class PaTH(HeadLayer):
         shape: Shape,
         *,
         rank: Annotated[int, Field(ge=1, description="width in the middle of the projection that gives w")] = 32,
-        chunk: Annotated[int, Field(ge=1, description="tokens gathered by one solve. Moves time and memory only")] = 64,
+        chunk: _Chunk = 64,
         form: forms.Fla = "auto",
     ) -> None:
         super().__init__()
-        self.fused = {"fla": partial(fla.run, "path")} if shape.causal and shape.D in _OF_FLA and chunk == 64 else {}
-        forms.require("path", form, self.fused)
-        C, self.form = shape.C, form
-        self.heads, self.causal, self.capacity, self.chunk = shape.H, shape.causal, shape.N, chunk
+        C, self.heads, self.causal = shape.C, shape.H, shape.causal
+        self.core = Reflections(shape, chunk=chunk, form=form)
         self.qkv = nn.Linear(C, 3 * C, bias=False)
         self.direction = nn.Sequential(nn.Linear(C, rank, bias=False), nn.Linear(rank, C, bias=False))
         self.kernel = nn.Parameter(torch.empty(C, _WIDTH).uniform_(-1, 1) * _WIDTH**-0.5)
@@ -93,64 +180,27 @@ class PaTH(HeadLayer):
         self.out = nn.Linear(C, C, bias=False)
 
     def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """One token after the other, all earlier keys reflected by its matrix; N × N logits."""
+        """The formula of the operator within, between projections."""
         (x,) = emptied(key_mask, x)
-        B, N, _ = x.shape
-        q, k, v = (part.view(B, N, self.heads, -1).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
-        before = _WIDTH - 1 if self.causal else _WIDTH // 2
+        q, k, v = (torch.unflatten(part, -1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        before, N = _WIDTH - 1 if self.causal else _WIDTH // 2, x.shape[1]
         given = pad(self.direction(x), (0, 0, before, _WIDTH - 1 - before))
-        w = sum(given[:, t : t + N] * self.kernel[:, t] for t in range(_WIDTH))
-        assert isinstance(w, Tensor)
-        w = w.view(B, N, self.heads, -1).transpose(1, 2)
-        size = torch.linalg.vector_norm(w, dim=-1, keepdim=True)
-        w = w / size.masked_fill(size == 0, 1.0)
-        beta = 2 * torch.sigmoid(self.beta(x)).mT
-        beta = beta if key_mask is None else beta * key_mask[:, None]
-
-        def logits(q: Tensor, k: Tensor, w: Tensor, beta: Tensor) -> Tensor:
-            rows, keys = [], k[:, :, :0]
-            for i in range(N):
-                along = keys @ w[:, :, i, :, None]
-                keys = keys - beta[:, :, i, None, None] * along * w[:, :, i, None]
-                keys = torch.cat((keys, k[:, :, i : i + 1]), 2)
-                rows.append(pad((keys @ q[:, :, i, :, None])[..., 0], (0, N - 1 - i)))
-            found: Tensor = torch.stack(rows, 2) / q.shape[-1] ** 0.5
-            return found
-
-        scores = logits(q, k, w, beta)
-        allowed = torch.ones(N, N, dtype=torch.bool, device=x.device)
-        if self.causal:
-            allowed = allowed.tril()
-        else:
-            turned = logits(*(y.flip(2) for y in (q, k, w, beta))).flip(2, 3)
-            scores = torch.where(allowed.tril(), scores, turned)
-        allowed = allowed if key_mask is None else allowed & key_mask[:, None, None]
-        weights = scores.masked_fill(~allowed, hidden(scores.dtype)).softmax(-1)
-        return self.joined(weights @ v)
+        w = torch.stack([given[:, t : t + N] * self.kernel[:, t] for t in range(_WIDTH)]).sum(0)
+        w, beta = torch.unflatten(w, -1, (self.heads, -1)).transpose(1, 2), 2 * torch.sigmoid(self.beta(x)).mT
+        return self.joined(self.core.dense(q, k, v, w, beta[..., None], key_mask=key_mask))
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         (x,) = emptied(key_mask, x)
         before = _WIDTH - 1 if self.causal else _WIDTH // 2
         w = self._convolved(pad(self.direction(x), (0, 0, before, _WIDTH - 1 - before)))
-        beta = self._beta(x)
-        if key_mask is not None:
-            beta = beta.masked_fill(~key_mask[:, None, :, None], 0.0)
-        fast, chunks = self.fused if key_mask is None else {}, partial(self._by_chunks, key_mask=key_mask)
-        return self.joined(forms.attend("path", self.form, chunks, *self.projected(x), w, beta, fast=fast))
-
-    def _by_chunks(
-        self, q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, *, key_mask: Tensor | None
-    ) -> Tensor:
-        real = torch.ones_like(beta)
-        if key_mask is not None:
-            real = real.masked_fill(~key_mask[:, None, :, None], 0.0)
-        return by_heads(partial(_attend, causal=self.causal, chunk=self.chunk), q, k, v, w, beta, real)
+        (beta,) = emptied(key_mask, self._beta(x))
+        return self.joined(self.core.read(*self.projected(x), w, beta, key_mask=key_mask))
 
     def _convolved(self, given: Tensor) -> Tensor:
-        """w ``(B, H, n, D)``, float32 at least, of windows of the tokens ``(B, n + 2, C)``."""
+        """w ``(B, H, n, D)`` of any length, float32 at least, of windows of the tokens ``(B, n + 2, C)``."""
         dtype = accumulator(given.dtype)
         w = conv1d(given.mT.to(dtype), self.kernel.to(dtype)[:, None], groups=len(self.kernel)).mT
-        return unit(torch.unflatten(w, -1, (self.heads, -1)).transpose(1, 2))
+        return torch.unflatten(w, -1, (self.heads, -1)).transpose(1, 2)
 
     def _beta(self, x: Tensor) -> Tensor:
         return 2 * torch.sigmoid(self.beta(x).to(accumulator(x.dtype))).mT[..., None]
@@ -158,29 +208,16 @@ class PaTH(HeadLayer):
     @torch.no_grad()
     def begin(self, x: Tensor) -> AndRecent:
         n, given = x.shape[1], pad(self.direction(x), (0, 0, _WIDTH - 1, 0))
-        _, k, v = self.projected(x)
-        keys = k.to(accumulator(x.dtype))
-        if n:
-            w, beta = self._convolved(given), self._beta(x)
-            parts = _carried([y.flatten(0, 1) for y in (torch.zeros_like(keys), keys, w, beta)], self.chunk)
-            keys = parts.to_the_end(n).view_as(keys)
-        return AndRecent(Cache.of(keys, v, self.capacity), given[:, n:].clone())
+        gates = (self._convolved(given), self._beta(x)) if n else ()
+        return AndRecent(self.core.begin(*self.projected(x), *gates), given[:, n:].clone())
 
     @torch.no_grad()
     def step(self, state: AndRecent, x: Tensor) -> tuple[Tensor, AndRecent]:
-        q, k, v = self.projected(x)
         given = torch.cat((state.recent, self.direction(x)), 1)
-        w, beta = self._convolved(given), self._beta(x)
-        room, values, length = state.cache
-        # A new tensor: the state that was given stays as it is.
-        cache = Cache(room - beta * (room @ w.mT) * w, values, length).append(k.to(room.dtype), v)
-        y = attend(q.to(room.dtype), cache.keys, cache.values)
+        y, cache = self.core.step(state.cache, *self.projected(x), self._convolved(given), self._beta(x))
         return self.joined(y), AndRecent(cache, given[:, 1:])
 
-    @staticmethod
-    def cached_bytes(shape: Shape, width: int, **_: object) -> int:
-        """A token's keys, float32 at least since each step changes them, and its values."""
-        return shape.C * (max(width, 4) + width)
+    cached_bytes = staticmethod(Reflections.cached_bytes)
 
 
 class _Carried(NamedTuple):

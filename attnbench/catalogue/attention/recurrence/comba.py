@@ -8,17 +8,14 @@ from typing import Annotated
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.functional import softplus
 
 from attnbench.catalogue.engines import forms
-from attnbench.catalogue.engines.precision import LOG2E, accumulator
-from attnbench.catalogue.engines.recurrent.decayed_sums import Chunk, drawn_step_sizes
+from attnbench.catalogue.engines.recurrent.decayed_sums import Chunk
 from attnbench.catalogue.engines.recurrent.erase_and_write import BeforeDecay
 from attnbench.catalogue.engines.recurrent.erasing_core import Erasing, ErasingCore, Rule
-from attnbench.catalogue.engines.recurrent.erasing_layer import ErasingLayer
-from attnbench.catalogue.engines.recurrent.real_tokens import alone
+from attnbench.catalogue.engines.recurrent.erasing_layer import ErasingByHead
 from attnbench.catalogue.engines.recurrent.short_convolution import Width
-from attnbench.catalogue.engines.recurrent.written_out import left_to_read, projected
+from attnbench.catalogue.engines.recurrent.written_out import left_to_read
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.reads import BETA, CORRECTION, DECAY, FEEDBACK
 from attnbench.contract.variant import CORE, RECURRENCE, Core, Knob, register
@@ -60,11 +57,11 @@ class CombaRule(_Closed, ErasingCore):
         Γ_ij = α_{j+1}···α_i, and Γ⁻_ij is the product up to α_{i-1}.
         """
         beta, log_alpha, b, p = gates
-        total = log_alpha.cumsum(1)
-        eye = torch.eye(k.shape[1], dtype=k.dtype, device=k.device)
+        total = log_alpha.cumsum(-2)
+        eye = torch.eye(k.shape[-2], dtype=k.dtype, device=k.device)
         system = eye + left_to_read(b * beta * k, k, total - log_alpha, total)
         updates = torch.linalg.solve_triangular(system, beta * v, upper=False, unitriangular=True)
-        out: Tensor = left_to_read(q - p * k, k, total, total, own=not strict) @ updates * q.shape[2] ** -0.5
+        out: Tensor = left_to_read(q - p * k, k, total, total, own=not strict) @ updates * q.shape[-1] ** -0.5
         return out
 
     def __init__(self, shape: Shape, *, chunk: Chunk = 64, form: forms.Fla = "auto") -> None:
@@ -97,7 +94,7 @@ class CombaRule(_Closed, ErasingCore):
         settings=("chunk=5", "chunk=64"),
     ),
 )
-class Comba(_Closed, ErasingLayer):
+class Comba(_Closed, ErasingByHead):
     """Gated DeltaNet with feedback from its state and from its output.
 
     Hu et al. 2025, "Comba: Improving Bilinear RNNs with Closed-loop Control". The state fades by α_t. Of what stood for
@@ -124,6 +121,8 @@ class Comba(_Closed, ErasingLayer):
     no part in the erasure; linear layers start as PyTorch's.
     """
 
+    written_out = staticmethod(CombaRule.written_out)
+
     def __init__(
         self,
         shape: Shape,
@@ -134,40 +133,20 @@ class Comba(_Closed, ErasingLayer):
         chunk: Chunk = 64,
         form: forms.Fla = "auto",
     ) -> None:
-        super().__init__(shape, expand=expand, width=width, chunk=chunk, gates=2 * shape.H)
+        super().__init__(shape, expand=expand, width=width, chunk=chunk)
         self.takes_form(form)
-        self.gate = nn.Linear(shape.C, shape.H * expand * shape.D, bias=False)
-        self.log_A = nn.Parameter((16 * (1 - torch.rand(shape.H))).log())  # torch.rand may give 0, and never 1
-        self.step_bias = nn.Parameter(drawn_step_sizes(shape.H))
         self.feedback = nn.Parameter(torch.ones(shape.H))
         self.correction = nn.Parameter(torch.full((shape.H,), correction))
 
-    @alone
-    def dense(self, x: Tensor) -> Tensor:
-        """The formula of the operator within, between projections and norm."""
-        read = []
+    def plain_gates(self, rest: Tensor) -> tuple[Tensor, ...]:
         b, p = (part[:, None, None] for part in (torch.sigmoid(self.feedback), self.correction))
-        for side in (x,) if self.causal else (x, x.flip(0)):
-            q, k, v, rest = projected(self, side)
-            beta, steps = torch.split(rest.T, self.heads)
-            beta = torch.sigmoid(beta)[..., None]
-            log_alpha = (-self.log_A.exp()[:, None] * softplus(steps + self.step_bias[:, None]))[..., None]
-            y = CombaRule.written_out(q, k, v, beta, log_alpha, b, p, strict=side is not x)
-            read.append(y if side is x else y.flip(1))
-        y = torch.stack(read).sum(0)
-        y = y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt() * self.norm.weight
-        return self.out(y.transpose(0, 1).flatten(1) * torch.sigmoid(self.gate(x)))
+        return *super().plain_gates(rest), b, p
 
-    def rates(self, gates: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def rates(self, gates: Tensor) -> tuple[Tensor, ...]:
         """β ``(B, H, N)``, log2(α) ``(B, H, N, 1)``, and b and p ``(B, H, 1)``."""
-        dtype = accumulator(gates.dtype)
-        beta, steps = gates.to(dtype).mT.chunk(2, 1)
-        rate = self.log_A.to(dtype).exp() * -LOG2E
-        log_decay = softplus(steps + self.step_bias.to(dtype)[:, None]) * rate[:, None]
+        beta, log_decay = super().rates(gates)
         b, p = (
-            part.to(dtype)[:, None].expand(len(gates), -1, -1) for part in (self.feedback.sigmoid(), self.correction)
+            part.to(beta.dtype)[:, None].expand(len(gates), -1, -1)
+            for part in (self.feedback.sigmoid(), self.correction)
         )
-        return torch.sigmoid(beta), log_decay[..., None], b, p
-
-    def opened(self, x: Tensor) -> Tensor:
-        return torch.sigmoid(self.gate(x))
+        return beta, log_decay, b, p

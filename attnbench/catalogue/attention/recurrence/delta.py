@@ -43,7 +43,7 @@ class DeltaRule(ErasingCore):
     def written_out(q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, strict: bool) -> Tensor:
         """O = tril(QKᵀ) U with (I + tril(B KKᵀ, -1)) U = B V."""
         (beta,) = gates
-        system = torch.eye(k.shape[1], dtype=k.dtype, device=k.device) + (beta * k @ k.mT).tril(-1)
+        system = torch.eye(k.shape[-2], dtype=k.dtype, device=k.device) + (beta * k @ k.mT).tril(-1)
         updates = torch.linalg.solve_triangular(system, beta * v, upper=False, unitriangular=True)
         out: Tensor = (q @ k.mT).tril(-1 if strict else 0) @ updates
         return out

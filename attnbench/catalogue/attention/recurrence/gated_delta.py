@@ -5,19 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated
 
-import torch
 from pydantic import Field
-from torch import Tensor, nn
-from torch.nn.functional import silu, softplus
+from torch import Tensor
+from torch.nn.functional import silu
 
 from attnbench.catalogue.engines import forms
-from attnbench.catalogue.engines.precision import LOG2E, accumulator
-from attnbench.catalogue.engines.recurrent.decayed_sums import Chunk, drawn_step_sizes
+from attnbench.catalogue.engines.recurrent.decayed_sums import Chunk
 from attnbench.catalogue.engines.recurrent.erasing_core import ErasingCore
-from attnbench.catalogue.engines.recurrent.erasing_layer import ErasingLayer, Groups
-from attnbench.catalogue.engines.recurrent.real_tokens import alone
+from attnbench.catalogue.engines.recurrent.erasing_layer import ErasingByHead, Groups
 from attnbench.catalogue.engines.recurrent.short_convolution import Width
-from attnbench.catalogue.engines.recurrent.written_out import erased_and_written, projected
+from attnbench.catalogue.engines.recurrent.written_out import erased_and_written
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.reads import BETA, DECAY
 from attnbench.contract.variant import CORE, RECURRENCE, Core, Knob, register
@@ -42,7 +39,7 @@ class GatedDeltaRule(ErasingCore):
     def written_out(q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, strict: bool) -> Tensor:
         """O = tril(QKᵀ ⊙ Γ) U / √D with (I + tril(B KKᵀ ⊙ Γ, -1)) U = B V and Γ_ij = α_{j+1}···α_i."""
         beta, log_alpha = gates
-        return erased_and_written(q, k, v, beta[..., 0], log_alpha, strict=strict)
+        return erased_and_written(q, k, v, beta, log_alpha, strict=strict)
 
     def __init__(self, shape: Shape, *, chunk: Chunk = 64, form: forms.Fla = "auto") -> None:
         super().__init__(shape, chunk=chunk, form=form)
@@ -70,7 +67,7 @@ class GatedDeltaRule(ErasingCore):
         settings=("chunk=5", "chunk=64"),
     ),
 )
-class GatedDelta(ErasingLayer):
+class GatedDelta(ErasingByHead):
     """Gated DeltaNet: DeltaNet that also forgets, as Mamba-2 does.
 
     Yang et al. 2024, "Gated Delta Networks: Improving Mamba2 with Delta Rule". The state fades by α_t first, then the
@@ -96,6 +93,7 @@ class GatedDelta(ErasingLayer):
     """
 
     fused = "gated-delta"
+    written_out = staticmethod(GatedDeltaRule.written_out)
 
     def __init__(
         self,
@@ -108,37 +106,9 @@ class GatedDelta(ErasingLayer):
         chunk: Chunk = 64,
         form: forms.Fla = "auto",
     ) -> None:
-        H = shape.H * value_groups
-        super().__init__(shape, expand=expand, width=width, chunk=chunk, gates=2 * H, groups=value_groups)
+        super().__init__(shape, expand=expand, width=width, chunk=chunk, groups=value_groups)
         self.takes_form(form)
         self.strongest = 2.0 if negative else 1.0
-        self.gate = nn.Linear(shape.C, H * expand * shape.D, bias=False)
-        self.log_A = nn.Parameter((16 * (1 - torch.rand(H))).log())  # torch.rand may give 0, and never 1
-        self.step_bias = nn.Parameter(drawn_step_sizes(H))
-
-    @alone
-    def dense(self, x: Tensor) -> Tensor:
-        """O = tril(QKᵀ ⊙ Γ) U / √D with (I + tril(B KKᵀ ⊙ Γ, -1)) U = B V and Γ_ij = α_{j+1}···α_i."""
-        read = []
-        for side in (x,) if self.causal else (x, x.flip(0)):
-            q, k, v, rest = projected(self, side)
-            beta, steps = rest.T.chunk(2)
-            log_alpha = -self.log_A.exp()[:, None] * softplus(steps + self.step_bias[:, None])
-            y = erased_and_written(
-                q, k, v, self.strongest * torch.sigmoid(beta), log_alpha[..., None], strict=side is not x
-            )
-            read.append(y if side is x else y.flip(1))
-        y = torch.stack(read).sum(0)
-        y = y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt() * self.norm.weight
-        gate = self.gate(x)
-        return self.out(y.transpose(0, 1).flatten(1) * gate * torch.sigmoid(gate))
-
-    def rates(self, gates: Tensor) -> tuple[Tensor, Tensor]:
-        dtype = accumulator(gates.dtype)
-        beta, steps = gates.to(dtype).mT.chunk(2, 1)
-        rate = self.log_A.to(dtype).exp() * -LOG2E
-        log_decay = softplus(steps + self.step_bias.to(dtype)[:, None]) * rate[:, None]
-        return self.strongest * torch.sigmoid(beta), log_decay[..., None]
 
     def opened(self, x: Tensor) -> Tensor:
         return silu(self.gate(x))

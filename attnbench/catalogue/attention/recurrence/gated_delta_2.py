@@ -7,17 +7,16 @@ from typing import Annotated
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import softplus
 
 from attnbench.catalogue.engines import forms
 from attnbench.catalogue.engines.precision import LOG2E, accumulator
-from attnbench.catalogue.engines.recurrent.decayed_sums import HalvedChunk, drawn_step_sizes
+from attnbench.catalogue.engines.recurrent.decayed_sums import HalvedChunk
 from attnbench.catalogue.engines.recurrent.erasing_core import Erasing, ErasingCore, Rule
-from attnbench.catalogue.engines.recurrent.erasing_layer import ErasingLayer
-from attnbench.catalogue.engines.recurrent.real_tokens import alone
+from attnbench.catalogue.engines.recurrent.erasing_layer import ErasingByChannel
 from attnbench.catalogue.engines.recurrent.short_convolution import Width
-from attnbench.catalogue.engines.recurrent.written_out import left_to_read, projected
+from attnbench.catalogue.engines.recurrent.written_out import left_to_read
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.reads import CHANNEL_DECAY, ERASE, WRITE
 from attnbench.contract.variant import CORE, RECURRENCE, Core, register
@@ -55,10 +54,10 @@ class GatedDeltaRule2(_Apart, ErasingCore):
         X_ij(q, k) = Σ_c q_ic k_jc α_{j+1,c}···α_ic.
         """
         b, w, log_alpha = gates
-        total = log_alpha.cumsum(1)
-        system = torch.eye(k.shape[1], dtype=k.dtype, device=k.device) + left_to_read(b * k, k, total, total)
+        total = log_alpha.cumsum(-2)
+        system = torch.eye(k.shape[-2], dtype=k.dtype, device=k.device) + left_to_read(b * k, k, total, total)
         updates = torch.linalg.solve_triangular(system, w * v, upper=False, unitriangular=True)
-        out: Tensor = left_to_read(q, k, total, total, own=not strict) @ updates * q.shape[2] ** -0.5
+        out: Tensor = left_to_read(q, k, total, total, own=not strict) @ updates * q.shape[-1] ** -0.5
         return out
 
     def __init__(self, shape: Shape, *, chunk: HalvedChunk = 64, form: forms.Fla = "auto") -> None:
@@ -89,7 +88,7 @@ class GatedDeltaRule2(_Apart, ErasingCore):
         settings=("chunk=4", "chunk=64"),
     ),
 )
-class GatedDelta2(_Apart, ErasingLayer):
+class GatedDelta2(_Apart, ErasingByChannel):
     """Kimi delta attention that erases and writes apart.
 
     Hatamizadeh et al. 2026, "Gated DeltaNet-2: Decoupling Erase and Write in Linear Attention". The state fades channel
@@ -113,6 +112,8 @@ class GatedDelta2(_Apart, ErasingLayer):
     Differs from the authors' code: there are as many heads of values as of keys; linear layers start as PyTorch's.
     """
 
+    written_out = staticmethod(GatedDeltaRule2.written_out)
+
     def __init__(
         self,
         shape: Shape,
@@ -122,33 +123,18 @@ class GatedDelta2(_Apart, ErasingLayer):
         chunk: HalvedChunk = 64,
         form: forms.Fla = "auto",
     ) -> None:
-        H, D = shape.H, shape.D
-        super().__init__(shape, expand=1, width=width, chunk=chunk, gates=2 * H * D + D)
+        super().__init__(shape, own=2 * shape.C, width=width, chunk=chunk)
         self.takes_form(form)
         self.strongest = 2.0 if negative else 1.0
-        self.decay = nn.Linear(D, H * D, bias=False)
-        self.gate = nn.Sequential(nn.Linear(shape.C, D, bias=False), nn.Linear(D, H * D))
-        self.log_A = nn.Parameter(torch.empty(H).uniform_(1, 16).log())
-        self.step_bias = nn.Parameter(drawn_step_sizes(H * D))
 
-    @alone
-    def dense(self, x: Tensor) -> Tensor:
-        """The formula of the operator within, between projections and norm."""
-        H, read = self.heads, []
-        for side in (x,) if self.causal else (x, x.flip(0)):
-            q, k, v, rest = projected(self, side)
-            HD = H * q.shape[2]
-            b, w, steps = rest[:, :HD], rest[:, HD : 2 * HD], rest[:, 2 * HD :] @ self.decay.weight.T + self.step_bias
-            b, w, steps = (torch.unflatten(part, 1, (H, -1)).transpose(0, 1) for part in (b, w, steps))
-            log_alpha = -self.log_A.exp()[:, None, None] * softplus(steps)
-            gates = self.strongest * torch.sigmoid(b), torch.sigmoid(w), log_alpha
-            y = GatedDeltaRule2.written_out(q, k, v, *gates, strict=side is not x)
-            read.append(y if side is x else y.flip(1))
-        y = torch.stack(read).sum(0)
-        y = y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt() * self.norm.weight
-        return self.out(y.transpose(0, 1).flatten(1) * torch.sigmoid(self.gate(x)))
+    def plain_gates(self, rest: Tensor) -> tuple[Tensor, ...]:
+        HD, D = self.decay.out_features, self.decay.in_features
+        b, w, steps = torch.split(rest, [HD, HD, D], 1)
+        parts = torch.sigmoid(b), torch.sigmoid(w), softplus(steps @ self.decay.weight.T + self.step_bias)
+        b, w, steps = (torch.unflatten(part, 1, (self.heads, -1)).transpose(0, 1) for part in parts)
+        return self.strongest * b, w, -self.log_A.exp()[:, None, None] * steps
 
-    def rates(self, gates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def rates(self, gates: Tensor) -> tuple[Tensor, ...]:
         """b, w and log2(α), each ``(B, H, N, D)``."""
         dtype, HD = accumulator(gates.dtype), self.decay.out_features
         b, w = (torch.sigmoid(part.to(dtype)) for part in (gates[..., :HD], gates[..., HD : 2 * HD]))
@@ -156,6 +142,3 @@ class GatedDelta2(_Apart, ErasingLayer):
         b, w, steps = (torch.unflatten(part, -1, (self.heads, -1)).transpose(1, 2) for part in (b, w, steps))
         rate = self.log_A.to(dtype).exp()[:, None, None] * -LOG2E
         return self.strongest * b, w, rate * softplus(steps)
-
-    def opened(self, x: Tensor) -> Tensor:
-        return torch.sigmoid(self.gate(x))

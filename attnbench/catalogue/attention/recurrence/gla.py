@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, silu
 
 from attnbench.catalogue.engines import fla, forms
-from attnbench.catalogue.engines.head_layer import HeadLayer
+from attnbench.catalogue.engines.head_layer import CoreLayer
 from attnbench.catalogue.engines.masks import emptied
 from attnbench.catalogue.engines.precision import LOG2E, LayerNorm, accumulator
 from attnbench.catalogue.engines.recurrent.decayed_sums import HalvedChunk, last_state, states_before
@@ -94,7 +94,7 @@ class GatedLinear(nn.Module):
         settings=("chunk=16", "chunk=4"),
     ),
 )
-class GLA(HeadLayer):
+class GLA(CoreLayer):
     """GLA: linear attention with a learned decay per token and channel.
 
     Yang et al. 2023, "Gated Linear Attention Transformers with Hardware-Efficient Training". Token t keeps α_t of the
@@ -178,10 +178,6 @@ class GLA(HeadLayer):
         """x ``(B, n, C)``, projected once for the outputs and the state."""
         parts = self._parts(x)
         return self._finish(x, self._mix(*parts)), self.core.begin(*parts)
-
-    def begin(self, x: Tensor) -> Tensor:
-        """The state ``(B, H, D, D)`` after x ``(B, n, C)``, n >= 0, float32 at least."""
-        return self.core.begin(*self._parts(x))
 
     def step(self, state: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         y, state = self.core.step(state, *self._parts(x))

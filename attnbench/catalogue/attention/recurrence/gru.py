@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from attnbench.catalogue.engines.masks import emptied
 from attnbench.catalogue.engines.precision import accumulator
-from attnbench.catalogue.engines.recurrent.real_tokens import both_ways
+from attnbench.catalogue.engines.recurrent.real_tokens import alone, both_ways
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.variant import RECURRENCE, No, register
 
@@ -53,21 +53,19 @@ class GRU(nn.Module):
             nn.Parameter(torch.empty(directions, 3 * C).uniform_(-1, 1) * C**-0.5) for _ in range(2)
         )
 
-    def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        out = []
-        for b, example in enumerate(x):
-            real = range(len(example)) if key_mask is None else key_mask[b].nonzero()[:, 0].tolist()
-            rows = [torch.zeros_like(example[0])] * len(example)
-            for d in range(len(self.W)):
-                h = torch.zeros_like(example[0])
-                for t in real if d == 0 else reversed(real):
-                    of_token = (self.W[d] @ example[t] + self.b[d]).chunk(3)
-                    of_state = (self.U[d] @ h + self.b_state[d]).chunk(3)
-                    r, z = (torch.sigmoid(one + other) for one, other in zip(of_token[:2], of_state[:2], strict=True))
-                    h = (1 - z) * torch.tanh(of_token[2] + r * of_state[2]) + z * h
-                    rows[t] = rows[t] + h
-            out.append(torch.stack(rows))
-        return torch.stack(out)
+    @alone
+    def dense(self, x: Tensor) -> Tensor:
+        def read(side: Tensor, d: int) -> Tensor:
+            h, rows = torch.zeros_like(x[0]), []
+            for token in side:
+                of_token = (self.W[d] @ token + self.b[d]).chunk(3)
+                of_state = (self.U[d] @ h + self.b_state[d]).chunk(3)
+                r, z = (torch.sigmoid(one + other) for one, other in zip(of_token[:2], of_state[:2], strict=True))
+                h = (1 - z) * torch.tanh(of_token[2] + r * of_state[2]) + z * h
+                rows.append(h)
+            return torch.stack(rows)
+
+        return both_ways(read, x, None, causal=self.causal)
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         (x,) = emptied(key_mask, x)

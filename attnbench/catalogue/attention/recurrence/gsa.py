@@ -12,15 +12,65 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, silu
 
 from attnbench.catalogue.engines import fla, forms
-from attnbench.catalogue.engines.head_layer import HeadLayer
-from attnbench.catalogue.engines.masks import emptied
+from attnbench.catalogue.engines.head_layer import LayerFromEitherEnd
 from attnbench.catalogue.engines.precision import LOG2E, accumulator
 from attnbench.catalogue.engines.recurrent.decayed_sums import HalvedChunk, last_state
-from attnbench.catalogue.engines.recurrent.real_tokens import alone, both_ways
-from attnbench.catalogue.engines.recurrent.slots import slot_attention, written_share
+from attnbench.catalogue.engines.recurrent.real_tokens import FromEitherEnd
+from attnbench.catalogue.engines.recurrent.slots import Count, slot_attention, written_share
 from attnbench.catalogue.engines.recurrent.stretches import by_heads
 from attnbench.contract.problem.shape import Shape
-from attnbench.contract.variant import RECURRENCE, Knob, No, register
+from attnbench.contract.reads import SLOT_DECAY
+from attnbench.contract.variant import RECURRENCE, Core, Knob, No, register
+
+_TRAITS = replace(
+    RECURRENCE,
+    bias=No("a logit belongs to a query and a slot, and not to a pair of tokens"),
+    knob=Knob("slots"),
+    own_form_both_ways="two recurrences, one from either end, added; the paper defines the causal form only",
+)
+
+
+class SlotRule(FromEitherEnd):
+    """Softmax over slots that fade, each at a rate of its own.
+
+    q, k ``(B, H, N, D)``, v ``(B, H, N, E)`` and log2(α) ``(B, H, N, slots)``: K_t = diag(α_t) K_{t-1} +
+    (1 - α_t) k_tᵀ, V_t likewise, and o_t = V_tᵀ softmax(K_t q_t). The layer's projections, silu and norm are left out.
+    A padded token is passed over as if it were absent. Not causal: two recurrences, one from either end, added, a
+    token's reading of itself twice.
+
+    Differs from the paper: the recurrence alone is here, without its layer.
+    """
+
+    def written_out(self, *parts: Tensor) -> Tensor:
+        """Each token's share in each slot when another reads it, N × N × slots numbers, for logits and for values."""
+        q, k, v, log2_decay = parts
+        total, seen = log2_decay.cumsum(2), q.new_ones(q.shape[2], q.shape[2]).tril()[:, :, None]
+        left = (
+            torch.exp2(-(total[:, :, :, None] - total[:, :, None]).abs()) * (1 - log2_decay.exp2())[:, :, None] * seen
+        )
+        weights = torch.softmax(torch.einsum("bhid,bhjd,bhijm->bhim", q, k, left), -1)
+        return torch.einsum("bhim,bhijm,bhjd->bhid", weights, left, v)
+
+    def __init__(self, shape: Shape, *, slots: Count = 64, chunk: HalvedChunk = 64, form: forms.Fla = "auto") -> None:
+        super().__init__()
+        self.causal, self.chunk = shape.causal, chunk
+        self.fast = {"fla": _fused} if chunk == 64 else {}
+        self.form = forms.require("gsa", form, self.fast)
+
+    def one_way(self, *parts: Tensor) -> Tensor:
+        plain = partial(by_heads, partial(slot_attention, chunk=self.chunk))
+        return forms.attend("gsa", self.form, plain, *parts, fast=self.fast)
+
+    def begin(self, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor) -> Tensor:
+        """The slots' keys and values ``(B, H, slots, D + E)`` after n >= 0 tokens, float32 at least."""
+        log2_decay = gates[0].to(accumulator(v.dtype))
+        return last_state(written_share(log2_decay), torch.cat([k, v], -1).to(log2_decay.dtype), log2_decay)
+
+    def step(self, state: Tensor, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor) -> tuple[Tensor, Tensor]:
+        own, log2_decay = torch.cat([k, v], -1).to(state.dtype), gates[0].to(state.dtype)
+        state = torch.addcmul(state * log2_decay.mT.exp2(), written_share(log2_decay).mT, own)
+        keys, values = torch.split(state, [k.shape[-1], v.shape[-1]], -1)
+        return (torch.softmax(q.to(state.dtype) @ keys.mT, -1) @ values).to(v.dtype), state
 
 
 @register(
@@ -32,15 +82,16 @@ from attnbench.contract.variant import RECURRENCE, Knob, No, register
     "α = σ(x W)^(1/τ)",
     cost="O(n·m·d)",
     memory_exponent=1.0,
-    traits=replace(
-        RECURRENCE,
-        bias=No("a logit belongs to a query and a slot, and not to a pair of tokens"),
-        knob=Knob("slots"),
-        own_form_both_ways="two recurrences, one from either end, added; the paper defines the causal form only",
-    ),
+    traits=_TRAITS,
     settings=("slots=3,chunk=4", "slots=5,chunk=16,temperature=1.0", "chunk=64"),
+    core=Core(
+        make=SlotRule,
+        formula="K_t = diag(α_t) K_{t-1} + (1 - α_t) k_tᵀ,  V_t likewise with v_t,  o_t = V_tᵀ softmax(K_t q_t)",
+        traits=replace(_TRAITS, stochastic=False, reads=(SLOT_DECAY,)),
+        settings=("slots=3,chunk=4", "slots=5,chunk=16"),
+    ),
 )
-class GSA(HeadLayer):
+class GSA(LayerFromEitherEnd):
     """Gated slot attention: softmax over slots that fade.
 
     Zhang et al. 2024, "Gated Slot Attention for Efficient Linear-Time Sequence Modeling". A head has ``slots`` slots,
@@ -68,41 +119,29 @@ class GSA(HeadLayer):
         self,
         shape: Shape,
         *,
-        slots: Annotated[int, Field(ge=1, description="keys and values that a head keeps")] = 64,
+        slots: Count = 64,
         temperature: Annotated[float, Field(gt=0, description="τ: α = σ(·)^(1/τ)")] = 8.0,
         chunk: HalvedChunk = 64,
         form: forms.Fla = "auto",
     ) -> None:
         super().__init__()
         C = shape.C
-        self.heads, self.causal, self.chunk, self.temperature = shape.H, shape.causal, chunk, temperature
-        self.fast = {"fla": _fused} if chunk == 64 else {}
-        self.form = forms.require("gsa", form, self.fast)
+        self.heads, self.causal, self.temperature = shape.H, shape.causal, temperature
+        self.core = SlotRule(shape, slots=slots, chunk=chunk, form=form)
         self.qkv = nn.Linear(C, 3 * C, bias=False)
         self.decay = nn.Linear(C, shape.H * slots, bias=False)
         self.norm = nn.RMSNorm(C, eps=1e-5)
         self.out = nn.Linear(C, C, bias=False)
 
-    @alone
-    def dense(self, x: Tensor) -> Tensor:
-        """Each token's share in each slot when another reads it, N × N × slots numbers, for logits and for values."""
-        read = []
-        for side in (x,) if self.causal else (x, x.flip(0)):
-            projected = side @ self.qkv.weight.T
-            projected = projected * torch.sigmoid(projected)
-            q, k, v = (torch.unflatten(each, 1, (self.heads, -1)) for each in projected.chunk(3, 1))
-            alpha = torch.sigmoid(torch.unflatten(side @ self.decay.weight.T, 1, (self.heads, -1)))
-            alpha = alpha ** (1 / self.temperature)
-            total = alpha.log().cumsum(0)
-            between = torch.exp(-(total[:, None] - total).abs())  # (reader, writer, head, slot)
-            left = between * (1 - alpha) * between.new_ones(len(x), len(x)).tril()[:, :, None, None]
-            weights = torch.softmax(torch.einsum("ihd,jhd,ijhm->ihm", q, k, left), -1)
-            y = torch.einsum("ihm,ijhm,jhd->ihd", weights, left, v).flatten(1)
-            read.append(y if side is x else y.flip(0))
-        y = torch.stack(read).sum(0)
+    def plainly(self, x: Tensor) -> tuple[Tensor, ...]:
+        projected = x @ self.qkv.weight.T
+        q, k, v = (torch.unflatten(y, 1, (self.heads, -1)) for y in (projected * projected.sigmoid()).chunk(3, 1))
+        alpha = torch.unflatten(x @ self.decay.weight.T, 1, (self.heads, -1)).sigmoid() ** (1 / self.temperature)
+        return q, k, v, alpha.log2()
+
+    def plainly_finished(self, y: Tensor) -> Tensor:
         y = y * torch.sigmoid(y)
-        y = y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt() * self.norm.weight
-        return self.out(y)
+        return self.out(y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt() * self.norm.weight)
 
     def _parts(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         q, k, v = (
@@ -111,30 +150,8 @@ class GSA(HeadLayer):
         logits = torch.unflatten(self.decay(x).to(accumulator(x.dtype)), 2, (self.heads, -1))
         return q, k, v, (logsigmoid(logits) * (LOG2E / self.temperature)).transpose(1, 2)
 
-    def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        (x,) = emptied(key_mask, x)
-        return self._finish(both_ways(self._run, x, key_mask, causal=self.causal))
-
-    def _run(self, x: Tensor, _: int) -> Tensor:
-        plain = partial(by_heads, partial(slot_attention, chunk=self.chunk))
-        y = forms.attend("gsa", self.form, plain, *self._parts(x), fast=self.fast)
-        return y.transpose(1, 2).flatten(2)
-
-    def _finish(self, y: Tensor) -> Tensor:
+    def finished(self, y: Tensor) -> Tensor:
         return self.out(self.norm(silu(y)))
-
-    def begin(self, x: Tensor) -> Tensor:
-        """The slots' keys and values ``(B, H, slots, 2·D)`` after x ``(B, n, C)``, n >= 0, float32 at least."""
-        _, k, v, log_decay = self._parts(x)
-        return last_state(written_share(log_decay), torch.cat([k, v], -1).to(log_decay.dtype), log_decay)
-
-    def step(self, state: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        q, k, v, log_decay = self._parts(x)
-        own = torch.cat([k, v], -1).to(state.dtype)
-        state = torch.addcmul(state * log_decay.mT.exp2(), written_share(log_decay).mT, own)
-        keys, values = state.chunk(2, -1)
-        y = torch.softmax(q.to(state.dtype) @ keys.mT, -1) @ values
-        return self._finish(y.transpose(1, 2).flatten(2).to(x.dtype)), state
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor) -> Tensor:

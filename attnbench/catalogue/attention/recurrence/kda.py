@@ -7,17 +7,16 @@ from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import softplus
 
 from attnbench.catalogue.engines import forms
 from attnbench.catalogue.engines.precision import LOG2E, accumulator
-from attnbench.catalogue.engines.recurrent.decayed_sums import HalvedChunk, drawn_step_sizes
+from attnbench.catalogue.engines.recurrent.decayed_sums import HalvedChunk
 from attnbench.catalogue.engines.recurrent.erasing_core import ErasingCore
-from attnbench.catalogue.engines.recurrent.erasing_layer import ErasingLayer, Groups
-from attnbench.catalogue.engines.recurrent.real_tokens import alone
+from attnbench.catalogue.engines.recurrent.erasing_layer import ErasingByChannel, Groups
 from attnbench.catalogue.engines.recurrent.short_convolution import Width
-from attnbench.catalogue.engines.recurrent.written_out import erased_and_written, projected
+from attnbench.catalogue.engines.recurrent.written_out import erased_and_written
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.reads import BETA, CHANNEL_DECAY
 from attnbench.contract.variant import CORE, RECURRENCE, Core, register
@@ -45,7 +44,7 @@ class KimiDeltaRule(ErasingCore):
     def written_out(q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, strict: bool) -> Tensor:
         """O = tril(X(Q, K)) U / √D, (I + tril(B X(K, K), -1)) U = B V, X_ij(q, k) = Σ_c q_ic k_jc α_{j+1,c}···α_ic."""
         beta, log_alpha = gates
-        return erased_and_written(q, k, v, beta[..., 0], log_alpha, strict=strict)
+        return erased_and_written(q, k, v, beta, log_alpha, strict=strict)
 
     def __init__(self, shape: Shape, *, chunk: HalvedChunk = 64, form: forms.Fla = "auto") -> None:
         super().__init__(shape, chunk=chunk, form=form)
@@ -73,7 +72,7 @@ class KimiDeltaRule(ErasingCore):
         settings=("chunk=4", "chunk=64"),
     ),
 )
-class KimiDeltaAttention(ErasingLayer):
+class KimiDeltaAttention(ErasingByChannel):
     """Kimi delta attention: gated DeltaNet that forgets channel by channel.
 
     Kimi Team 2025, "Kimi Linear: An Expressive, Efficient Attention Architecture". Every channel c of the keys has a
@@ -103,6 +102,7 @@ class KimiDeltaAttention(ErasingLayer):
     """
 
     fused = "kda"
+    written_out = staticmethod(KimiDeltaRule.written_out)
 
     def __init__(
         self,
@@ -117,38 +117,21 @@ class KimiDeltaAttention(ErasingLayer):
         chunk: HalvedChunk = 64,
         form: forms.Fla = "auto",
     ) -> None:
-        H, D = shape.H * value_groups, shape.D
-        super().__init__(shape, expand=1, width=width, chunk=chunk, gates=H + D, groups=value_groups)
+        super().__init__(shape, own=shape.H * value_groups, width=width, chunk=chunk, groups=value_groups)
         self.takes_form(form)
         self.bounded, self.strongest = decay == "bounded", 2.0 if negative else 1.0
-        self.decay = nn.Linear(D, H * D, bias=False)
-        self.gate = nn.Sequential(nn.Linear(shape.C, D, bias=False), nn.Linear(D, H * D))
-        self.log_A = nn.Parameter(torch.empty(H).uniform_(1, 16).log())
-        self.step_bias = nn.Parameter(drawn_step_sizes(H * D))
 
-    @alone
-    def dense(self, x: Tensor) -> Tensor:
-        """O = tril(X(Q, K)) U / √D, (I + tril(B X(K, K), -1)) U = B V, X_ij(q, k) = Σ_c q_ic k_jc α_{j+1,c}···α_ic."""
-        H, read = self.heads * self.groups, []
-        for side in (x,) if self.causal else (x, x.flip(0)):
-            q, k, v, rest = projected(self, side)
-            A = self.log_A.exp()[:, None, None]
-            steps = torch.unflatten(rest[:, H:] @ self.decay.weight.T + self.step_bias, 1, (H, -1)).transpose(0, 1)
-            log_alpha = _LOWEST * torch.sigmoid(A * steps) if self.bounded else -A * softplus(steps)
-            beta = self.strongest * torch.sigmoid(rest[:, :H].T)
-            y = erased_and_written(q, k, v, beta, log_alpha, strict=side is not x)
-            read.append(y if side is x else y.flip(1))
-        y = torch.stack(read).sum(0)
-        y = y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt() * self.norm.weight
-        return self.out(y.transpose(0, 1).flatten(1) * torch.sigmoid(self.gate(x)))
+    def plain_gates(self, rest: Tensor) -> tuple[Tensor, ...]:
+        H, D, A = self.heads * self.groups, self.decay.in_features, self.log_A.exp()[:, None, None]
+        steps = rest[:, -D:] @ self.decay.weight.T + self.step_bias
+        beta, steps = (torch.unflatten(part, 1, (H, -1)).transpose(0, 1) for part in (rest[:, :-D], steps))
+        log_alpha = _LOWEST * torch.sigmoid(A * steps) if self.bounded else -A * softplus(steps)
+        return self.strongest * torch.sigmoid(beta), log_alpha
 
-    def rates(self, gates: Tensor) -> tuple[Tensor, Tensor]:
+    def rates(self, gates: Tensor) -> tuple[Tensor, ...]:
         dtype, H = accumulator(gates.dtype), self.heads * self.groups
         steps = self.decay(gates[..., H:]).to(dtype) + self.step_bias.to(dtype)
         steps = torch.unflatten(steps, -1, (H, -1)).transpose(1, 2)
         A = self.log_A.to(dtype).exp()[:, None, None]
         log_decay = _LOWEST * torch.sigmoid(A * steps) if self.bounded else -A * softplus(steps)
         return self.strongest * torch.sigmoid(gates[..., :H].to(dtype)).mT, log_decay * LOG2E
-
-    def opened(self, x: Tensor) -> Tensor:
-        return torch.sigmoid(self.gate(x))

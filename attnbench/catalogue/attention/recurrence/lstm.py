@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from attnbench.catalogue.engines.masks import emptied
 from attnbench.catalogue.engines.precision import accumulator
-from attnbench.catalogue.engines.recurrent.real_tokens import both_ways
+from attnbench.catalogue.engines.recurrent.real_tokens import alone, both_ways
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.variant import RECURRENCE, No, register
 
@@ -53,20 +53,18 @@ class LSTM(nn.Module):
         self.W, self.U = (nn.Parameter(torch.empty(directions, 4 * C, C).uniform_(-1, 1) * C**-0.5) for _ in range(2))
         self.b = nn.Parameter(torch.empty(directions, 4 * C).uniform_(-1, 1) * C**-0.5)
 
-    def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        out = []
-        for b, example in enumerate(x):
-            real = range(len(example)) if key_mask is None else key_mask[b].nonzero()[:, 0].tolist()
-            rows = [torch.zeros_like(example[0])] * len(example)
-            for d in range(len(self.W)):
-                h, c = torch.zeros_like(example[0]), torch.zeros_like(example[0])
-                for t in real if d == 0 else reversed(real):
-                    i, f, g, o = (self.W[d] @ example[t] + self.U[d] @ h + self.b[d]).chunk(4)
-                    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-                    h = torch.sigmoid(o) * torch.tanh(c)
-                    rows[t] = rows[t] + h
-            out.append(torch.stack(rows))
-        return torch.stack(out)
+    @alone
+    def dense(self, x: Tensor) -> Tensor:
+        def read(side: Tensor, d: int) -> Tensor:
+            h, c, rows = torch.zeros_like(x[0]), torch.zeros_like(x[0]), []
+            for token in side:
+                i, f, g, o = (self.W[d] @ token + self.U[d] @ h + self.b[d]).chunk(4)
+                c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+                h = torch.sigmoid(o) * torch.tanh(c)
+                rows.append(h)
+            return torch.stack(rows)
+
+        return both_ways(read, x, None, causal=self.causal)
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         (x,) = emptied(key_mask, x)

@@ -105,8 +105,8 @@ class Mamba2(nn.Module):
         """The matrix of each head, written out: y_i = Σ_{j<=i} (C_i·B_j) a_{j+1}···a_i Δ_j x_j + p x_i."""
         n, (inner, state, _) = len(u), self.sizes
         z = u @ self.project.weight[:inner].T
-        read = []
-        for side in (u,) if self.causal else (u, u.flip(0)):
+
+        def read(side: Tensor, _: int) -> Tensor:
             tokens, steps = torch.split(side @ self.project.weight[inner:].T, [inner + 2 * state, self.heads], 1)
             taps = self.short.weight.T.flip(0)  # the token's own first
             mixed = torch.stack([pad(tokens, (0, 0, s, 0))[:n] * tap for s, tap in enumerate(taps)]).sum(0)
@@ -119,9 +119,9 @@ class Mamba2(nn.Module):
             x = torch.unflatten(x, 1, (self.heads, -1)).transpose(0, 1)
             C, B = (torch.unflatten(part, 1, (self.groups, -1)).transpose(0, 1) for part in (C, B))
             C, B = (part.repeat_interleave(self.heads // self.groups, 0) for part in (C, B))
-            y = (C @ B.mT * between).tril() @ (size[..., None] * x) + self.skip[:, None, None] * x
-            read.append(y if side is u else y.flip(1))
-        y = torch.stack(read).sum(0).transpose(0, 1).flatten(1) * z * torch.sigmoid(z)
+            return (C @ B.mT * between).tril() @ (size[..., None] * x) + self.skip[:, None, None] * x
+
+        y = both_ways(read, u, None, causal=self.causal).transpose(0, 1).flatten(1) * z * torch.sigmoid(z)
         y = torch.unflatten(y, 1, (self.groups, -1))
         y = (y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt()).flatten(1)
         out: Tensor = self.out(y * self.norm.weight)

@@ -14,12 +14,11 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import logsigmoid, silu, softplus
 
 from attnbench.catalogue.engines import fla, forms
-from attnbench.catalogue.engines.head_layer import HeadLayer
-from attnbench.catalogue.engines.masks import emptied
+from attnbench.catalogue.engines.head_layer import LayerFromEitherEnd
 from attnbench.catalogue.engines.precision import LOG2E, accumulator, unit
 from attnbench.catalogue.engines.recurrent.decayed_sums import Chunk, last_state, states_before
 from attnbench.catalogue.engines.recurrent.fading import faded
-from attnbench.catalogue.engines.recurrent.real_tokens import alone, both_ways
+from attnbench.catalogue.engines.recurrent.real_tokens import FromEitherEnd
 from attnbench.catalogue.engines.recurrent.stretches import by_heads, rows_in_turn, stretches
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.reads import BETA, DECAY
@@ -35,7 +34,7 @@ _MOST = 128
 Solve = Callable[[Tensor], Tensor]
 
 
-class MesaRule(nn.Module):
+class MesaRule(FromEitherEnd):
     """Queries solved against the keys so far, which fade.
 
     q, k ``(B, H, N, D)``, v ``(B, H, N, E)``, β and log2(γ) ``(B, H, N, 1)``: o_t = G_tᵀ (H_t + I)⁻¹ q_t with
@@ -48,14 +47,9 @@ class MesaRule(nn.Module):
     Differs from the paper: the penalty is I.
     """
 
-    def dense(self, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, key_mask: Tensor | None = None) -> Tensor:
+    def written_out(self, *parts: Tensor) -> Tensor:
         """The sums of all tokens, N × D × D numbers, and a system for each."""
-        parts = [q, *emptied(key_mask, k, v, *gates)]
-        out = self.written_out(self.penalty, *parts)
-        return out if self.causal else out + self.written_out(self.penalty, *(x.flip(2) for x in parts)).flip(2)
-
-    @staticmethod
-    def written_out(penalty: Tensor, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log2_decay: Tensor) -> Tensor:
+        q, k, v, beta, log2_decay, penalty = self._penalised(*parts)
         sizes = (torch.linalg.vector_norm(x, dim=-1, keepdim=True) for x in (q, k))
         q, k = (x / size.masked_fill(size == 0, 1.0) for x, size in zip((q, k), sizes, strict=True))
         total = log2_decay.cumsum(2)
@@ -64,69 +58,39 @@ class MesaRule(nn.Module):
         out: Tensor = (values.mT @ torch.linalg.solve(keys + torch.diag_embed(penalty), q[..., None]))[..., 0]
         return out
 
-    def __init__(
-        self,
-        shape: Shape,
-        *,
-        steps: Steps = None,
-        chunk: Chunk = 64,
-        form: forms.Fla = "auto",
-    ) -> None:
+    def __init__(self, shape: Shape, *, steps: Steps = None, chunk: Chunk = 64, form: forms.Fla = "auto") -> None:
         super().__init__()
         fused = partial(fla.run, "mesa", max_CG_iteration=steps or shape.D)  # as many steps as channels are exact
         self.fused = {"fla": fused} if shape.D <= _MOST and chunk == 64 else {}
         self.form = forms.require("mesa", form, self.fused)
         self.causal, self.chunk, self.steps = shape.causal, chunk, steps
         self.register_buffer("penalty", torch.ones(1, shape.H, 1, shape.D), persistent=False)
-        self.penalty: Tensor
+        self.penalty: Any
 
-    def _one_way(self, *parts: Tensor) -> Tensor:
-        penalty = self.penalty.to(accumulator(self.penalty.dtype))
-        name = f"mesa alone:steps={self.steps}"
-        return forms.attend(name, self.form, self._by_chunks, *parts, penalty, fast=self.fused)
+    def _penalised(self, *parts: Tensor) -> tuple[Tensor, ...]:
+        return parts if len(parts) == 6 else (*parts, self.penalty.to(accumulator(self.penalty.dtype)))
 
-    def _by_chunks(self, *parts: Tensor) -> Tensor:
-        return by_heads(partial(mesa_attention, chunk=self.chunk, steps=self.steps), *_ready(*parts)).to(parts[2].dtype)
+    def one_way(self, *parts: Tensor) -> Tensor:
+        parts, name = self._penalised(*parts), f"mesa alone:steps={self.steps}"
+        return forms.attend(name, self.form, self.by_chunks, *parts, fast=self.fused).to(parts[2].dtype)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, key_mask: Tensor | None = None) -> Tensor:
-        parts = [q, *emptied(key_mask, k, v, *gates)]
-        out = self._one_way(*parts)
-        return out if self.causal else out + self._one_way(*(x.flip(2) for x in parts)).flip(2)
+    def by_chunks(self, *parts: Tensor) -> Tensor:
+        return by_heads(partial(mesa_attention, chunk=self.chunk, steps=self.steps), *_ready(*parts))
 
     @torch.no_grad()
     def begin(self, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor) -> Tensor:
         """H and G joined, ``(B, H, D, D + E)``, after n >= 0 tokens, float32 at least."""
-        _, k, v, beta, log_decay, _ = _ready(q, k, v, *gates, self.penalty)
-        return summed(k, v, beta, log_decay)
+        _, k, v, beta, log_decay, _ = _ready(*self._penalised(q, k, v, *gates))
+        return last_state(beta * k, torch.cat([k, v], -1), log_decay)
 
     @torch.no_grad()
     def step(self, state: Tensor, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor) -> tuple[Tensor, Tensor]:
-        y, state = stepped(state, *_ready(q, k, v, *gates, self.penalty.to(state.dtype)), steps=self.steps)
-        return y.to(v.dtype), state
-
-
-def summed(k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor) -> Tensor:
-    """The state of decoding, H and G joined."""
-    return last_state(beta * k, torch.cat([k, v], -1), log_decay)
-
-
-def stepped(
-    state: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    log_decay: Tensor,
-    penalty: Tensor,
-    *,
-    steps: int | None,
-) -> tuple[Tensor, Tensor]:
-    """The output ``(B, H, 1, E)`` for a token, and the state after it."""
-    state = torch.addcmul(state * log_decay.exp2(), (beta * k).mT, torch.cat([k, v], -1))
-    keys, values = torch.split(state, [k.shape[-1], v.shape[-1]], -1)
-    system = keys + torch.diag_embed(penalty[:, :, 0])
-    solved = _solved(system, q.mT).mT if steps is None else conjugate_gradients(lambda y: y @ system, q, steps)
-    return solved @ values, state
+        dtype, (q, k, v, beta, log_decay, penalty) = v.dtype, _ready(*self._penalised(q, k, v, *gates))
+        state = torch.addcmul(state * log_decay.exp2(), (beta * k).mT, torch.cat([k, v], -1))
+        keys, values = torch.split(state, [k.shape[-1], v.shape[-1]], -1)
+        system, steps = keys + torch.diag_embed(penalty[:, :, 0]), self.steps
+        solved = _solved(system, q.mT).mT if steps is None else conjugate_gradients(lambda y: y @ system, q, steps)
+        return (solved @ values).to(dtype), state
 
 
 @register(
@@ -155,7 +119,7 @@ def stepped(
         settings=("chunk=5", "chunk=5,steps=30"),
     ),
 )
-class Mesa(HeadLayer):
+class Mesa(LayerFromEitherEnd):
     """Queries solved against the keys so far: least squares, token by token.
 
     von Oswald et al. 2025, "MesaNet: Sequence Modeling by Locally Optimal Test-Time Training". A head keeps two sums
@@ -181,20 +145,12 @@ class Mesa(HeadLayer):
     nothing is added to a denominator; q and k go through no short convolution, and the output through no gate.
     """
 
-    def __init__(
-        self,
-        shape: Shape,
-        *,
-        steps: Steps = None,
-        chunk: Chunk = 64,
-        form: forms.Fla = "auto",
-    ) -> None:
+    def __init__(self, shape: Shape, *, steps: Steps = None, chunk: Chunk = 64, form: forms.Fla = "auto") -> None:
         super().__init__()
-        fused = partial(_fused, steps=steps or shape.D)  # as many steps as channels are exact
-        self.fused = {"fla": fused} if shape.D <= _MOST and chunk == 64 else {}
-        forms.require("mesa", form, self.fused)
-        C, self.form = shape.C, form
-        self.heads, self.causal, self.chunk, self.steps = shape.H, shape.causal, chunk, steps
+        C, self.heads, self.causal = shape.C, shape.H, shape.causal
+        self.core = MesaRule(shape, steps=steps, chunk=chunk, form=form)
+        self.core.penalty = None  # the layer gives its own
+        self.fused = {name: partial(_fused, kernel) for name, kernel in self.core.fused.items()}
         self.qkv = nn.Linear(C, 3 * C, bias=False)
         self.gates = nn.Linear(C, 2 * shape.H)
         one = torch.tensor(1.0 - _LEAST).expm1().log()  # its softplus is 1 - 0.25
@@ -202,22 +158,15 @@ class Mesa(HeadLayer):
         self.norm = nn.RMSNorm(shape.D, eps=1e-5)
         self.out = nn.Linear(C, C, bias=False)
 
-    @alone
-    def dense(self, x: Tensor) -> Tensor:
-        """The formula of the operator within, between projections and norm."""
-        read = []
-        for side in (x,) if self.causal else (x, x.flip(0)):
-            q, k, v = (
-                torch.unflatten(y, 1, (self.heads, -1)).transpose(0, 1)[None] for y in self.qkv(side).chunk(3, 1)
-            )
-            q, k = (y * torch.sigmoid(y) for y in (q, k))
-            beta, gamma = torch.sigmoid(self.gates(side)).T[None, ..., None].chunk(2, 1)
-            penalty = self.penalty.exp().log1p()[None, :, None] + _LEAST
-            y = MesaRule.written_out(penalty, q, k, v, beta, gamma.log2())[0].transpose(0, 1)
-            read.append(y if side is x else y.flip(0))
-        y = torch.stack(read).sum(0)
-        y = y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt() * self.norm.weight
-        return self.out(y.flatten(1))
+    def plainly(self, x: Tensor) -> tuple[Tensor, ...]:
+        q, k, v = (torch.unflatten(y, 1, (self.heads, -1)) for y in self.qkv(x).chunk(3, 1))
+        q, k = (y * torch.sigmoid(y) for y in (q, k))
+        beta, gamma = torch.sigmoid(self.gates(x))[..., None].chunk(2, 1)
+        return q, k, v, beta, gamma.log2(), (self.penalty.exp().log1p() + _LEAST)[None]
+
+    def plainly_finished(self, y: Tensor) -> Tensor:
+        y = torch.unflatten(y, 1, (self.heads, -1))
+        return self.out((y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt() * self.norm.weight).flatten(1))
 
     def _projected(self, x: Tensor) -> tuple[Tensor, ...]:
         """q, k and v ``(B, H, N, D)``; β and log2(γ) ``(B, H, N, 1)`` and Λ ``(1, H, 1, D)``, float32 at least."""
@@ -230,32 +179,17 @@ class Mesa(HeadLayer):
     def _parts(self, x: Tensor) -> tuple[Tensor, ...]:
         return _activated(*self._projected(x))
 
-    def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        (x,) = emptied(key_mask, x)
-        return self._finish(both_ways(self._run, x, key_mask, causal=self.causal), x.dtype)
-
     def _run(self, x: Tensor, _: int) -> Tensor:
-        name = f"mesa:steps={self.steps}"
-        y = forms.attend(name, self.form, self._by_chunks, *self._projected(x), fast=self.fused)
+        name = f"mesa:steps={self.core.steps}"
+        y = forms.attend(name, self.core.form, self._plain, *self._projected(x), fast=self.fused)
         return y.transpose(1, 2).flatten(2)
 
-    def _by_chunks(self, *projected: Tensor) -> Tensor:
-        return by_heads(partial(mesa_attention, chunk=self.chunk, steps=self.steps), *_activated(*projected))
+    def _plain(self, *projected: Tensor) -> Tensor:
+        y: Tensor = self.core.by_chunks(*_activated(*projected))
+        return y
 
-    def _finish(self, y: Tensor, dtype: torch.dtype) -> Tensor:
-        y = torch.unflatten(y.to(dtype), 2, (self.heads, -1))
-        return self.out(self.norm(y).flatten(2))
-
-    @torch.no_grad()
-    def begin(self, x: Tensor) -> Tensor:
-        """H and G joined, ``(B, H, D, 2·D)``, after x ``(B, n, C)``, n >= 0, float32 at least."""
-        _, k, v, beta, log_decay, _ = self._parts(x)
-        return summed(k, v, beta, log_decay)
-
-    @torch.no_grad()
-    def step(self, state: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        y, state = stepped(state, *self._parts(x), steps=self.steps)
-        return self._finish(y.transpose(1, 2).flatten(2), x.dtype), state
+    def finished(self, y: Tensor) -> Tensor:
+        return self.out(self.norm(torch.unflatten(y, 2, (self.heads, -1))).flatten(2))
 
 
 def _ready(q: Tensor, k: Tensor, v: Tensor, *gates: Tensor) -> tuple[Tensor, ...]:
@@ -264,13 +198,13 @@ def _ready(q: Tensor, k: Tensor, v: Tensor, *gates: Tensor) -> tuple[Tensor, ...
     return unit(q), unit(k), v, *rates, penalty.expand(len(q), -1, -1, -1)
 
 
-def _activated(q: Tensor, k: Tensor, v: Tensor, *gates: Tensor) -> tuple[Tensor, ...]:
+def _activated(q: Tensor, k: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
     q, k = (silu(y.to(accumulator(y.dtype))) for y in (q, k))
-    return _ready(q, k, v, *gates)
+    return q, k, *others
 
 
-def _fused(q: Tensor, k: Tensor, *others: Tensor, steps: int) -> Tensor:
-    return fla.run("mesa", silu(q), silu(k), *others, max_CG_iteration=steps)
+def _fused(kernel: Callable[..., Tensor], q: Tensor, k: Tensor, *others: Tensor) -> Tensor:
+    return kernel(silu(q), silu(k), *others)
 
 
 def mesa_attention(

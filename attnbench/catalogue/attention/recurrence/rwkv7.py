@@ -17,7 +17,7 @@ from attnbench.catalogue.engines.masks import emptied
 from attnbench.catalogue.engines.precision import LOG2E, accumulator, unit
 from attnbench.catalogue.engines.recurrent.decayed_sums import HalvedChunk
 from attnbench.catalogue.engines.recurrent.erase_and_write import erase_and_write
-from attnbench.catalogue.engines.recurrent.real_tokens import alone, both_ways
+from attnbench.catalogue.engines.recurrent.real_tokens import FromEitherEnd, alone, both_ways
 from attnbench.catalogue.engines.recurrent.short_convolution import Remembered
 from attnbench.catalogue.engines.recurrent.stretches import by_heads, by_rows
 from attnbench.catalogue.engines.recurrent.written_out import left_to_read
@@ -29,7 +29,7 @@ _LOWEST = -exp(-0.5)
 """Logarithm of the strongest decay, 0.545."""
 
 
-class RemovingRule(nn.Module):
+class RemovingRule(FromEitherEnd):
     """A state that fades by channel, is erased along κ and written along k.
 
     q (r), k ``(B, H, N, D)``, v ``(B, H, N, E)``, κ, a and log2(w) ``(B, H, N, D)``: S_t = Diag(w_t) S_{t-1} -
@@ -42,20 +42,14 @@ class RemovingRule(nn.Module):
     Differs from the paper: the recurrence alone is here, without its layer.
     """
 
-    def dense(self, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, key_mask: Tensor | None = None) -> Tensor:
+    def written_out(self, *parts: Tensor) -> Tensor:
         """O = tril(X(Q, B)) U + tril(X(Q, K)) V with (I + X⁻(κ, B)) U = -X⁻(κ, K) V, B = a ⊙ κ, X as in the layer."""
-        parts = [x.flatten(0, 1) for x in (q, *emptied(key_mask, k, v, *gates))]
-        out = self.written_out(*parts)
-        if not self.causal:
-            out = out + self.written_out(*(x.flip(1) for x in parts)).flip(1)
-        return torch.unflatten(out, 0, q.shape[:2])
-
-    def written_out(self, q: Tensor, k: Tensor, v: Tensor, kappa: Tensor, a: Tensor, log2_w: Tensor) -> Tensor:
+        q, k, v, kappa, a, log2_w = parts
         log_w = log2_w * log(2)
         size = torch.linalg.vector_norm(kappa, dim=-1, keepdim=True)
         kappa = kappa / size.masked_fill(size == 0, 1.0)
-        total, taken = log_w.cumsum(1), a * kappa
-        eye = torch.eye(k.shape[1], dtype=k.dtype, device=k.device)
+        total, taken = log_w.cumsum(-2), a * kappa
+        eye = torch.eye(k.shape[-2], dtype=k.dtype, device=k.device)
         system = eye + left_to_read(kappa, taken, total - log_w, total)
         right = -left_to_read(kappa, k, total - log_w, total) @ v
         removed = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
@@ -73,11 +67,6 @@ class RemovingRule(nn.Module):
     def one_way(self, *parts: Tensor) -> Tensor:
         plain = partial(by_heads, partial(_read, chunk=self.chunk))
         return forms.attend("rwkv7", self.form, plain, *parts, fast=self.fast)
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, key_mask: Tensor | None = None) -> Tensor:
-        parts = q, *emptied(key_mask, k, v, *gates)
-        out = self.one_way(*parts)
-        return out if self.causal else out + self.one_way(*(x.flip(2) for x in parts)).flip(2)
 
     def prompted(self, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor) -> tuple[Tensor, Tensor]:
         parts = (part.flatten(0, 1).to(accumulator(v.dtype)) for part in (q, k, v, *gates))
@@ -193,11 +182,10 @@ class RWKV7(nn.Module):
 
         X_ij(q, k) = Σ_c q_ic k_jc w_{j+1,c}···w_ic, and X⁻_ij, j < i, has the product up to w_{i-1,c}.
         """
-        sides = [self._one_way(side) for side in ((x,) if self.causal else (x, x.flip(0)))]
-        out: Tensor = self.out(sides[0] if self.causal else sides[0] + sides[1].flip(0))
+        out: Tensor = self.out(both_ways(self._one_way, x, None, causal=self.causal))
         return out
 
-    def _one_way(self, x: Tensor) -> Tensor:
+    def _one_way(self, x: Tensor, _: int) -> Tensor:
         """Tokens ``(n, C)``, up to the output projection."""
         before = torch.cat([torch.zeros_like(x[:1]), x[:-1]])
         r, w, k, v, a, g = (x + mu * (before - x) for mu in self.shift)

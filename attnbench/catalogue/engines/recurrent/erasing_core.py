@@ -14,6 +14,7 @@ from attnbench.catalogue.engines import fla, forms
 from attnbench.catalogue.engines.masks import emptied
 from attnbench.catalogue.engines.precision import accumulator, unit
 from attnbench.catalogue.engines.recurrent.erase_and_write import BeforeDecay, erase_and_write
+from attnbench.catalogue.engines.recurrent.real_tokens import each_way
 from attnbench.catalogue.engines.recurrent.stretches import by_heads
 from attnbench.contract.problem.shape import Shape
 
@@ -167,18 +168,15 @@ class ErasingCore(Erasing):
 
     @staticmethod
     def written_out(q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, strict: bool) -> Tensor:
-        """One way of :meth:`dense`, of ``(G, n, ·)``; q and k have length 1, and decays are natural logarithms."""
+        """One way of :meth:`dense`, of ``(..., n, ·)``; q and k have length 1, and decays are natural logarithms."""
         raise NotImplementedError
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, key_mask: Tensor | None = None) -> Tensor:
         k, v, *gates = emptied(key_mask, k, v, *gates)  # type: ignore[assignment]  # a list of them from here on
         q, k = (x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp(min=1e-300) for x in (q, k))
         gates = [x * log(2) if place == self.fading else x for place, x in enumerate(gates)]  # type: ignore[assignment]
-        parts = [x.flatten(0, 1) for x in (q, k, v, *gates)]
-        y = self.written_out(*parts, strict=False)
-        if not self.causal:
-            y = y + self.written_out(*(x.flip(1) for x in parts), strict=True).flip(1)
-        return torch.unflatten(y, 0, q.shape[:2])
+        parts = q, k, v, *gates
+        return each_way(lambda way, *x: self.written_out(*x, strict=way == 1), parts, None, causal=self.causal)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, key_mask: Tensor | None = None) -> Tensor:
         k, v, *kept = emptied(key_mask, k, v, *gates)

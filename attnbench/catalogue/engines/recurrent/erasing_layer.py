@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.functional import silu
+from torch.nn.functional import pad, silu, softplus
 
 from attnbench.catalogue.engines.linear.maps import Map
 from attnbench.catalogue.engines.masks import emptied
-from attnbench.catalogue.engines.precision import accumulator, unit
+from attnbench.catalogue.engines.precision import LOG2E, accumulator, unit
+from attnbench.catalogue.engines.recurrent.decayed_sums import drawn_step_sizes
 from attnbench.catalogue.engines.recurrent.erasing_core import Erasing
-from attnbench.catalogue.engines.recurrent.real_tokens import both_ways
+from attnbench.catalogue.engines.recurrent.real_tokens import alone, both_ways
 from attnbench.catalogue.engines.recurrent.short_convolution import Remembered, ShortConvolution
 from attnbench.contract.problem.shape import Shape
 
@@ -32,6 +34,9 @@ class ErasingLayer(Erasing):
     """
 
     out: Map
+    gate: Map
+    written_out: Callable[..., Tensor]
+    """The formula of the operator within, as :class:`ErasingCore` has it."""
 
     def __init__(self, shape: Shape, *, expand: int, width: int, chunk: int, gates: int, groups: int = 1) -> None:
         super().__init__()
@@ -43,6 +48,40 @@ class ErasingLayer(Erasing):
         self.norm = nn.RMSNorm(E // groups, eps=1e-5)
         self.out = nn.Linear(H * E, C, bias=False)
 
+    @alone
+    def dense(self, x: Tensor) -> Tensor:
+        """The formula of the operator within, between projections and norm."""
+
+        def read(side: Tensor, way: int) -> Tensor:
+            *parts, rest = self._plainly(side)
+            return self.written_out(*parts, *self.plain_gates(rest), strict=way == 1)
+
+        y = both_ways(read, x, None, causal=self.causal)
+        y = y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt() * self.norm.weight
+        return self.out(y.transpose(0, 1).flatten(1) * self.opened(x))
+
+    def _plainly(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """q and k ``(H, n, D)`` of length 1, v ``(H, n, E)`` and the other columns, by other code than is measured.
+
+        H counts the heads of values; q and k are repeated for all that read them.
+        """
+        widths = [self.heads * size for size in self.sizes]
+        tokens, rest = self._split(self.project(x))
+        taps = self.short.weight.T.flip(0)  # the token's own first
+        mixed = torch.stack([pad(tokens, (0, 0, s, 0))[: len(x)] * tap for s, tap in enumerate(taps)]).sum(0)
+        mixed = mixed * torch.sigmoid(mixed)
+        counts = self.heads, self.heads, self.heads * self.groups
+        parts = zip(counts, torch.split(mixed, widths, 1), strict=True)
+        q, k, v = (torch.unflatten(part, 1, (H, -1)).transpose(0, 1) for H, part in parts)
+        lengths = [torch.linalg.vector_norm(part, dim=-1, keepdim=True) for part in (q, k)]
+        q, k = (part / size.masked_fill(size == 0, 1.0) for part, size in zip((q, k), lengths, strict=True))
+        q, k = (part.repeat_interleave(self.groups, 0) for part in (q, k))
+        return q, k, v, rest
+
+    def plain_gates(self, rest: Tensor) -> tuple[Tensor, ...]:
+        """The gates of :attr:`written_out` of columns ``(n, gates)``, by other code than :meth:`rates`."""
+        raise NotImplementedError
+
     def rates(self, gates: Tensor) -> tuple[Tensor, ...]:
         """The rates for :meth:`rule`, each ``(B, H·groups, ...)``, of columns ``(B, N, gates)``.
 
@@ -51,7 +90,7 @@ class ErasingLayer(Erasing):
         raise NotImplementedError
 
     def opened(self, x: Tensor) -> Tensor:
-        raise NotImplementedError
+        return torch.sigmoid(self.gate(x))
 
     def ready(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return super().ready(silu(q), silu(k), silu(v))
@@ -107,3 +146,40 @@ class ErasingLayer(Erasing):
         both, v = torch.split(silu(token), [2 * H * D, H * E], -1)
         q, k = unit(both.view(B, 2, H, 1, D)).unbind(1)
         return q * D**-0.5, k, v.view(B, H, 1, E)
+
+
+class ErasingByChannel(ErasingLayer):
+    """A layer whose decays and output gates are those of channels, either through D columns."""
+
+    def __init__(self, shape: Shape, *, own: int, width: int, chunk: int, groups: int = 1) -> None:
+        H, D = shape.H * groups, shape.D
+        super().__init__(shape, expand=1, width=width, chunk=chunk, gates=own + D, groups=groups)
+        self.decay = nn.Linear(D, H * D, bias=False)
+        self.gate = nn.Sequential(nn.Linear(shape.C, D, bias=False), nn.Linear(D, H * D))
+        self.log_A = nn.Parameter(torch.empty(H).uniform_(1, 16).log())
+        self.step_bias = nn.Parameter(drawn_step_sizes(H * D))
+
+
+class ErasingByHead(ErasingLayer):
+    """A layer whose β and decays are numbers of a head, with a gate for each channel of the outputs."""
+
+    strongest = 1.0
+
+    def __init__(self, shape: Shape, *, expand: int, width: int, chunk: int, groups: int = 1) -> None:
+        H = shape.H * groups
+        super().__init__(shape, expand=expand, width=width, chunk=chunk, gates=2 * H, groups=groups)
+        self.gate = nn.Linear(shape.C, H * expand * shape.D, bias=False)
+        self.log_A = nn.Parameter((16 * (1 - torch.rand(H))).log())  # torch.rand may give 0, and never 1
+        self.step_bias = nn.Parameter(drawn_step_sizes(H))
+
+    def plain_gates(self, rest: Tensor) -> tuple[Tensor, ...]:
+        beta, steps = rest.T.chunk(2)
+        log_alpha = -self.log_A.exp()[:, None] * softplus(steps + self.step_bias[:, None])
+        return self.strongest * torch.sigmoid(beta)[..., None], log_alpha[..., None]
+
+    def rates(self, gates: Tensor) -> tuple[Tensor, ...]:
+        dtype = accumulator(gates.dtype)
+        beta, steps = gates.to(dtype).mT.chunk(2, 1)
+        rate = self.log_A.to(dtype).exp() * -LOG2E
+        log_decay = softplus(steps + self.step_bias.to(dtype)[:, None]) * rate[:, None]
+        return self.strongest * torch.sigmoid(beta), log_decay[..., None]

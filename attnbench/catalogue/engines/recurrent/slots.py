@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from attnbench.catalogue.engines.precision import LOG2E
 from attnbench.catalogue.engines.recurrent.decayed_sums import states_before
 from attnbench.catalogue.engines.recurrent.fading import faded_by_channel, faded_values
 from attnbench.catalogue.engines.recurrent.stretches import rows_in_turn, stretches
+
+Count = Annotated[int, Field(ge=1, description="keys and values that a head keeps")]
+"""The option of what attends to slots."""
 
 
 def written_share(log_decay: Tensor) -> Tensor:
