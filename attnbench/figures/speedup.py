@@ -142,13 +142,7 @@ def _table(setting: Setting, variant: str, baseline: str) -> _Table | None:
 
 
 def _draw(
-    tables: Sequence[_Table],
-    title: str,
-    about: Sequence[str],
-    notes: Sequence[str],
-    baseline: str,
-    *,
-    overlay: bool,
+    tables: Sequence[_Table], title: str, about: Sequence[str], notes: Sequence[str], baseline: str, *, overlay: bool
 ) -> Figure:
     rooms = [0.95 + 0.2 * table.mine["seq_len"].nunique() for table in tables]
     if narrow():

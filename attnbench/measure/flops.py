@@ -20,11 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch._C import DispatchKey
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-)
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.autograd.profiler import profile
 from torch.nn.attention import SDPBackend
 from torch.nn.functional import scaled_dot_product_attention

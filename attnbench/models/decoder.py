@@ -38,12 +38,7 @@ class Decoder(Encoder):
     at_once = True
 
     def __init__(
-        self,
-        variant: str | Spec | Sequence[str | Spec],
-        shape: Shape,
-        size: ModelSize | None = None,
-        *,
-        seed: int = 0,
+        self, variant: str | Spec | Sequence[str | Spec], shape: Shape, size: ModelSize | None = None, *, seed: int = 0
     ) -> None:
         size = size or ModelSize()
         form = Form((size.vocab,), size.vocab, per_token=True)

@@ -46,8 +46,7 @@ class Recall(Stream):
         values: Annotated[int, Field(ge=2, le=4096, description="different values, the classes")] = 8,
         keys: Annotated[int | None, Field(ge=1, le=4096, description="different keys; none: as many as pairs")] = None,
         ids: Annotated[
-            Literal[1, 2],
-            Field(description="ids of a token: one for each (key, value), or one for each of the two"),
+            Literal[1, 2], Field(description="ids of a token: one for each (key, value), or one for each of the two")
         ] = 1,
         form: Annotated[
             Literal["filler", "long"],

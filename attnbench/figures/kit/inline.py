@@ -94,13 +94,7 @@ class _Renderer(RendererBase):
                 name = last.split(" ", 1)[0]
                 self.parts[-1] = f"{name}{self.parts[-1][2:-1]}{last.removeprefix(name)}"
 
-    def draw_path(
-        self,
-        gc: GraphicsContextBase,
-        path: Path,
-        transform: Transform,
-        rgbFace: Any = None,
-    ) -> None:
+    def draw_path(self, gc: GraphicsContextBase, path: Path, transform: Transform, rgbFace: Any = None) -> None:
         style = self._style(gc, rgbFace)
         box = gc.get_clip_rectangle()
         path, transform = path.transformed(transform), self._flip

@@ -152,7 +152,7 @@ def _draw(found: Sequence[Kernel], about: str) -> Figure:
         "which cancels in its row, and one of the key's. Each estimate is divided by both factors, and a key lies at "
         f"distance r from its query. Lines: medians over {DRAWS} draws of queries and features; bands: quartiles. A "
         "median below the kernel is no bias: estimates that are rarely far too large are mostly too small. Relative "
-        "error: |estimate / kernel - 1|.",
+        "error: |estimate / kernel - 1|."
     ]
     page = new_page(TITLE, [about, *_said(found)], notes, height=1.0, room=5.2 if narrow() else 3.3)
     for place, what in enumerate(("kernel", "relative error")):

@@ -115,7 +115,7 @@ def _draw(errors: Sequence[Errors], trivial: float, about: str) -> Figure:
         "Mean squared error of the attention matrix, the estimated kernel over the sums of its rows, against exact "
         f"softmax. Lines: medians of {DRAWS} draws of inputs and features; bands: quartiles. Features: rows of the "
         "projection; a trigonometric row makes two numbers, a sine and a cosine. Dotted: uniform weights, which ignore "
-        "the queries. After figure 4 of Choromanski et al. 2021, which shows the error of the output at 4096 tokens.",
+        "the queries. After figure 4 of Choromanski et al. 2021, which shows the error of the output at 4096 tokens."
     ]
     lines = [about, *_said(errors)]
     page = new_page(TITLE, lines, notes, height=1.0, room=5.2 if narrow() else 3.3)

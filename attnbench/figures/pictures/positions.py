@@ -90,7 +90,7 @@ def _draw(table: np.ndarray, shift: Shift) -> Figure:
         "Columns 2i and 2i + 1 are the sine and the cosine of position / 10000^(2i / width); Vaswani et al. 2017, "
         f"section 3.5. A shift by {shift.by} positions rotates each pair of columns by one angle, whatever the "
         "position: that is why a linear layer can look a fixed distance ahead or back. Dots: the angle that "
-        "fits the positions drawn; line: the shift times the frequency.",
+        "fits the positions drawn; line: the shift times the frequency."
     ]
     about = [
         f"{n} positions of width {width}",

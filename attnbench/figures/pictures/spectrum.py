@@ -108,7 +108,7 @@ def _draw(spectra: Sequence[Spectrum], about: str) -> Figure:
     hold = f"90 % of the sum: the first {least}" + (f" to {most}" if most > least else "") + f" of {n} singular values"
     notes = [
         "Cumulative sum of the singular values of P = softmax(QKᵀ/√D), the largest first, over the sum of all. "
-        f"Dotted: a matrix whose singular values are all equal. The table: what the first {max(1, n // QUARTER)} hold.",
+        f"Dotted: a matrix whose singular values are all equal. The table: what the first {max(1, n // QUARTER)} hold."
     ]
     layers = list(dict.fromkeys(one.head.layer for one in spectra))
     heads = list(dict.fromkeys(one.head.head for one in spectra))

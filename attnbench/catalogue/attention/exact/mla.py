@@ -59,12 +59,7 @@ class Latents(NamedTuple):
     formula="o_h = softmax([q_h; ρ(p_h)]·[U_h·c; ρ(r)]ᵀ/√(D + P))·(V_h·c),  c = norm(W·x),  r = R·x",
     cost="O(n²·d)",
     memory_exponent=1.0,
-    traits=Traits(
-        target="other",
-        decode=True,
-        stochastic=True,
-        rows_sum_to_one=False,
-    ),
+    traits=Traits(target="other", decode=True, stochastic=True, rows_sum_to_one=False),
     settings=("kv_rank=5,q_rank=3", "form=absorbed", "form=expanded,rope_dim=6,value_dim=3"),
 )
 class MLA(HeadLayer):

@@ -170,15 +170,7 @@ class Sdpa(CachedDecoding, nn.Module):
         output = self._attend(q, k, v, added, causal=False)
         return output if seen is None else output.masked_fill(~seen, 0)
 
-    def _attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: Tensor | None = None,
-        *,
-        causal: bool,
-    ) -> Tensor:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, causal: bool) -> Tensor:
         """The mask is ``(1 or B, 1 or H, 1 or N, M)``."""
         if self.sink is None:
             return self._unsunk(q, k, v, mask, causal=causal)

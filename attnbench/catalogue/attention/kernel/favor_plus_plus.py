@@ -64,8 +64,7 @@ class FavorPlusPlus(FeatureAttention):
         features: Annotated[int, Field(ge=1, description="random projections R")] = 256,
         projection: Projection = "orthogonal",
         spread: Annotated[
-            float | None,
-            Field(ge=0, description="mean of ‖q+k‖²/√D to tune for; none: from the data, 2√D if causal"),
+            float | None, Field(ge=0, description="mean of ‖q+k‖²/√D to tune for; none: from the data, 2√D if causal")
         ] = None,
         chunk: Chunk = None,
         form: Form = "auto",

@@ -32,10 +32,7 @@ from attnbench.errors import Unsupported, UsageError
         rows_sum_to_one=False,
         exact_with=("landmarks={n},pinv=exact",),
         knob=Knob("landmarks"),
-        given=(
-            ("pinv=exact", {"rows_sum_to_one": True}),
-            ("conv", {"target": "learned", "rows_sum_to_one": False}),
-        ),
+        given=(("pinv=exact", {"rows_sum_to_one": True}), ("conv", {"target": "learned", "rows_sum_to_one": False})),
     ),
     settings=("landmarks=5", "landmarks=5,pinv=exact", "landmarks=5,iterations=2,conv=3"),
 )

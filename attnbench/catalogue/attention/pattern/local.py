@@ -46,10 +46,7 @@ _WINDOW = 128
         sink=True,
         exact_with=("window={n}", "block={n}", "block=3,look_around={n}"),
         knob=Knob("window"),
-        given=(
-            ("block", {"knob": Knob("look_around", step=1)}),
-            ("form=flex", {"compiled": True, "dtypes": DTYPES}),
-        ),
+        given=(("block", {"knob": Knob("look_around", step=1)}), ("form=flex", {"compiled": True, "dtypes": DTYPES})),
     ),
     settings=("window=3", "block=5,look_around=1", "window=2,dilation=3", "block=4"),
 )

@@ -86,10 +86,7 @@ def heads_of(parts: list[Part], total: int) -> list[int]:
         shares=No("each head of queries has a variant of its own, which may not read the keys of another"),
         exact_with=("parts=softmax", "parts=local[window={n}]+softmax", "parts=1*softmax+sparse[length={n}]"),
     ),
-    settings=(
-        "parts=softmax+topk[keys=5]",
-        "parts=local[window=3]+performer[features=16,chunk=5]",
-    ),
+    settings=("parts=softmax+topk[keys=5]", "parts=local[window=3]+performer[features=16,chunk=5]"),
 )
 class PerHead(nn.Module):
     """Each group of heads in a layer has a variant of its own.

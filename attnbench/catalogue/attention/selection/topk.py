@@ -126,12 +126,7 @@ class _Attend(torch.autograd.Function):
     cost="O(n²·d)",
     memory_exponent=1.0,
     traits=Traits(
-        decode=True,
-        bias=True,
-        shares="query by query",
-        permutable=True,
-        exact_with=("keys={n}",),
-        knob=Knob("keys"),
+        decode=True, bias=True, shares="query by query", permutable=True, exact_with=("keys={n}",), knob=Knob("keys")
     ),
     settings=("keys=3,chunk=5", "keys=1"),
 )

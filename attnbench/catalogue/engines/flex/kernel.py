@@ -103,12 +103,7 @@ def everything(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
 
 
 def _attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    score_mod: Mod | None,
-    block_mask: BlockMask,
-    sink: Tensor | None,
+    q: Tensor, k: Tensor, v: Tensor, score_mod: Mod | None, block_mask: BlockMask, sink: Tensor | None
 ) -> Tensor:
     shared, asked = q.shape[1] != k.shape[1], None if sink is None else AuxRequest(lse=True)
     found: Any = flex_attention(q, k, v, score_mod, block_mask, enable_gqa=shared, return_aux=asked)

@@ -43,13 +43,7 @@ def _rows(q: Tensor, numbers: int) -> int:
 
 
 def add_keys(
-    sums: KeySums,
-    tiles: Tiles,
-    k: Tensor,
-    v: Tensor,
-    key_mask: Tensor | None,
-    rows: int,
-    spare: Tensor | None = None,
+    sums: KeySums, tiles: Tiles, k: Tensor, v: Tensor, key_mask: Tensor | None, rows: int, spare: Tensor | None = None
 ) -> None:
     """Add all keys of a group to its sums, ``rows`` at a time; ``spare`` as in :func:`weigh`."""
     for block in row_blocks(k.shape[2], rows):

@@ -16,13 +16,7 @@ from attnbench.catalogue.attention.exact.flex.windows import Pattern, Places, Wi
 from attnbench.catalogue.engines import masks
 from attnbench.catalogue.engines.decoding.kv_cache import Cache, CachedDecoding
 from attnbench.catalogue.engines.flex.blocks import BLOCK
-from attnbench.catalogue.engines.flex.kernel import (
-    DTYPES,
-    FlexKernel,
-    added_by_distance,
-    added_to_key,
-    sink_at,
-)
+from attnbench.catalogue.engines.flex.kernel import DTYPES, FlexKernel, added_by_distance, added_to_key, sink_at
 from attnbench.catalogue.engines.precision import accumulator
 from attnbench.catalogue.engines.tiling import learned
 from attnbench.contract.problem.position_bias import position_bias

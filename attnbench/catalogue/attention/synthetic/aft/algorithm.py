@@ -90,8 +90,7 @@ class AFT(nn.Module):
         *,
         mode: Annotated[Mode, Field(description="which pairs of positions have a learned bias")] = "full",
         factors: Annotated[
-            int | None,
-            Field(ge=0, description="columns of u of mode=full and local; 0 learns every entry; none: 128"),
+            int | None, Field(ge=0, description="columns of u of mode=full and local; 0 learns every entry; none: 128")
         ] = None,
         window: Annotated[
             int | None, Field(ge=0, description="tokens on each side with a bias, of mode=local; none: 31")
