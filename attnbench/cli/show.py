@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from textwrap import fill
@@ -15,7 +15,7 @@ from attnbench.cli import completion
 from attnbench.cli.options import AsJson, File, Plugins
 from attnbench.cli.screen import console
 from attnbench.cli.screen.outputs import refuse_files
-from attnbench.contract.reads import DRAWN
+from attnbench.contract.reads import DRAWN, Read
 from attnbench.contract.spec import Spec
 from attnbench.contract.traits import ABILITIES, Knob, Rounds, Traits
 
@@ -169,10 +169,7 @@ def as_data(entry: Variant) -> Facts:
         **abilities,
         "options": options_of(entry),
         "description": _description(entry),
-        "reads": [
-            {"name": one.name, "size": one.size, "range": one.range, "meaning": one.meaning, "drawn": DRAWN[one.how]}
-            for one in traits.reads
-        ],
+        "reads": _gates(traits.reads),
         "operator": None if entry.core is None else as_data(entry.core),
     }
 
@@ -292,8 +289,16 @@ def _instead_of_knob(data: dict[str, Any]) -> list[tuple[str, str]]:
     return [("" if data["knob"] or place else "knob", line) for place, line in enumerate(lines)]
 
 
+def _gates(reads: Iterable[Read]) -> list[dict[str, str]]:
+    return [
+        {"name": one.name, "size": one.size, "range": one.range, "meaning": one.meaning, "drawn": DRAWN[one.how]}
+        for one in reads
+    ]
+
+
 def _plain(instead: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: asdict(claim) if isinstance(claim, Knob | Rounds) else claim for name, claim in instead.items()}
+    plain = {name: asdict(claim) if isinstance(claim, Knob | Rounds) else claim for name, claim in instead.items()}
+    return plain | ({"reads": _gates(instead["reads"])} if "reads" in instead else {})
 
 
 def _own_form(data: dict[str, Any]) -> list[tuple[str, str]]:
