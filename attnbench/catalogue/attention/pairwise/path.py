@@ -38,6 +38,12 @@ _TRAITS = Traits(
 )
 
 
+class Reflected(Cache):
+    """A cache whose keys each later token reflects: to cut it does not take that token back."""
+
+    overwrites = ()
+
+
 class Reflections(nn.Module):
     """Softmax attention to keys that the tokens in between reflect.
 
@@ -96,22 +102,22 @@ class Reflections(nn.Module):
         return by_heads(partial(_attend, causal=self.causal, chunk=self.chunk), q, k, v, w, beta, real)
 
     @torch.no_grad()
-    def begin(self, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor) -> Cache:
+    def begin(self, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor) -> Reflected:
         keys, n = k.to(accumulator(k.dtype)), k.shape[2]
         if n:
             w, beta = (x.to(keys.dtype) for x in gates)
             parts = _carried([y.flatten(0, 1) for y in (torch.zeros_like(keys), keys, unit(w), beta)], self.chunk)
             keys = parts.to_the_end(n).view_as(keys)
-        return Cache.of(keys, v, self.capacity)
+        return Reflected(*Cache.of(keys, v, self.capacity))
 
     @torch.no_grad()
-    def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor) -> tuple[Tensor, Cache]:
+    def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor) -> tuple[Tensor, Reflected]:
         room, values, length = state
         w, beta = (x.to(room.dtype) for x in gates)
         w = unit(w)
         # A new tensor: the state that was given stays as it is.
         cache = Cache(room - beta * (room @ w.mT) * w, values, length).append(k.to(room.dtype), v)
-        return attend(q.to(room.dtype), cache.keys, cache.values), cache
+        return attend(q.to(room.dtype), cache.keys, cache.values), Reflected(*cache)
 
     @staticmethod
     def cached_bytes(shape: Shape, width: int, **_: object) -> int:
