@@ -16,6 +16,7 @@ import pytest
 from attnbench.measure.time import TimingRules
 from tests.benchmarks import (
     live_bare,
+    live_beside,
     live_busy,
     live_compare,
     live_contamination,
@@ -54,6 +55,11 @@ def test_variants_are_compared_while_the_cores_are_busy() -> None:
     assert [row.n for row in rows] == [16, 32]
     assert all(row.a.time and row.b.time for row in rows)
     assert live_busy.widest(rows) > 0
+
+
+def test_equal_environments_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_beside, "LENGTHS", (32,))
+    assert live_beside.of_compare(1, SHORT.min_time).tables == 1
 
 
 @pytest.mark.usefixtures("forks")

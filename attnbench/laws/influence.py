@@ -306,7 +306,7 @@ def heads(case: Case) -> Iterator[Measured]:
 
 @law("documents", few_shapes=True, claim="documents", gates=False)
 def documents(case: Case) -> Iterator[Measured]:
-    """Documents of one sequence get what each gets alone, and none reaches another, forward or backward."""
+    """Documents of one sequence get what each gets alone; none reaches another, either way."""
     lengths = [5, 4, 5, case.shape.N - 14]
     for way in ("document", *["padded"] * (_padded(case) and not case.traits.compiled)):
         mask = f"{way}:{'+'.join(map(str, lengths))}"

@@ -26,6 +26,7 @@ from attnbench.results.measurements import load
 TABLES = max(1, int(os.environ.get("SELFCHECK_RUNS", "200")) // 10)
 VARIANTS = ("softmax", "sdpa", "linear", "performer")
 LENGTHS = (256, 512, 1024)
+HEADS = {"heads": 2, "head_dim": 32}
 ROUNDS = 5
 FILE = Path(__file__).resolve().parents[2] / "docs/data/beside-rates.csv"
 
@@ -40,12 +41,12 @@ class Rates(NamedTuple):
     tables: int
 
 
-def of_compare(tables: int) -> Rates:
+def of_compare(tables: int, min_time: float = 1.0) -> Rates:
     """Tables of one variant at three lengths."""
     alarms, ratios, wrong = 0, 0, 0
     for place in range(tables):
         sides = [f"{VARIANTS[place % len(VARIANTS)]}@{sys.executable}"] * 2
-        question = Question(sides, LENGTHS, {"heads": 2, "head_dim": 32}, "cpu", error=False, threads=1)
+        question = Question(sides, LENGTHS, HEADS, "cpu", error=False, threads=1, min_time=min_time)
         (rows,) = question.prepare().answer().rows.values()
         found = sum(row.verdict in ("faster", "slower") for row in rows)
         alarms, ratios, wrong = alarms + found, ratios + sum(row.ratio is not None for row in rows), wrong + bool(found)

@@ -38,7 +38,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This process.*fork:DeprecationWa
 
 
 class Worker(Instant):
-    def __init__(self, settings: object) -> None:
+    def __init__(self, settings: object, python: object = None) -> None:
         told = {"process_notes": ["a warning — with a dash"], "noise_floor": 0.0}
         self.state = super().start() | told
 

@@ -45,6 +45,8 @@ SMALLER = {
 """What a command is given besides its own arguments; the last of two options wins."""
 
 ELSEWHERE_TRIED = {
+    "softmax@.venv-old": "it stands for another environment; tests/harness/test_beside.py makes one",
+    ".venv-old": "it stands for another environment; tests/harness/test_beside.py makes one",
     "merge": "it needs shards of a suite; tests/results/test_merge.py makes and merges them",
     "submit": "it needs a run whose laws held; tests/answers/test_board.py hands some in",
     "board": "it needs such runs; tests/answers/test_board.py makes boards of them",

@@ -256,6 +256,7 @@ def test_what_computes_on_no_cpu_is_not_tried_for_a_run_on_a_gpu(monkeypatch: py
 def test_all_laws_are_tried_before_a_run_but_the_slow_ones_and_those_that_ask_for_many_tokens() -> None:
     assert set(LAWS) - set(gating_laws()) == {
         *("tracing", "memory", "time", "unbiased", "rate", "gradients reach", "cache", "both directions"),
+        "documents",
     }
     assert {"formula", "causality", "decoding", "choice"} <= set(gating_laws())
     assert gating_laws()[-1] == PADDED, "nothing stays untried behind it"

@@ -178,7 +178,7 @@ def test_an_exact_variant_is_held_to_softmax_attention_with_bias_and_shared_head
 
 def test_a_mixer_has_none() -> None:
     with pytest.raises(Unsupported):
-        measured("gsa")
+        measured("lstm")
 
 
 def test_a_row_has_the_columns_where_the_cell_asks_for_them() -> None:

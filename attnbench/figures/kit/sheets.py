@@ -14,6 +14,8 @@ COLUMN = 3.3
 """Width of one column in a two-column paper, in inches."""
 _REST = 0.3
 """Inches for which no sheet of its own is made: a line of the caption."""
+_BETWEEN_LINES = 0.09
+"""Largest gap between two lines of a key, in inches: a key is cut only if no wider gap is near."""
 TALLEST = 1.2
 """Largest height of a sheet over its width, unless one panel alone is taller."""
 
@@ -26,14 +28,15 @@ def sheets(figure: Figure) -> list[Bbox]:
         return []
     drawn = _drawn(figure)
     gaps = _gaps([(box.y0, box.y1) for _, box in drawn], float(height))
-    cuts = [cut for cut in gaps if not _under_a_heading(cut, drawn, figure)]
+    cuts = {cut: gap for cut, gap in gaps.items() if not _under_a_heading(cut, drawn, figure)}
     found, top = [], float(height)
     while top > most + _REST:
         below = [cut for cut in cuts if cut < top - 0.05]
         if not below:
             break
         near = [cut for cut in below if cut >= top - most]
-        bottom = min(near) if near else max(below)
+        wide = [cut for cut in near if cuts[cut] > _BETWEEN_LINES]
+        bottom = min(wide or near) if near else max(below)
         found.append(Bbox.from_extents(0, bottom, width, top))
         top = bottom
     return [*found, *([Bbox.from_extents(0, 0, width, top)] if top > 0.05 else [])]
@@ -79,10 +82,11 @@ def _shared(piece: Artist) -> float:
     return 0.3 if isinstance(piece, Axes) and piece.xaxis.get_tick_params().get("labelbottom") is False else 0.0
 
 
-def _gaps(spans: list[tuple[float, float]], top: float) -> list[float]:
-    found, low = [], top
+def _gaps(spans: list[tuple[float, float]], top: float) -> dict[float, float]:
+    """The middle of each gap, and its height."""
+    found, low = dict[float, float](), top
     for bottom, up in sorted(spans, key=lambda span: -span[1]):
         if up < low - 0.02 and low < top:
-            found.append((up + low) / 2)
+            found[(up + low) / 2] = low - up
         low = min(low, bottom)
     return found
