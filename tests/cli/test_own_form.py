@@ -77,8 +77,8 @@ def test_the_chart_and_the_rows_of_a_comparison_have_it(folder: Path) -> None:
     assert 'width="237.6pt"' in panels  # 3.3 inches
     assert 'width="237.6pt"' in key
     assert "retnet†<" in panels  # the title says which is faster, or that neither is
-    assert ">retnet†<" in key
-    assert ">softmax<" in key
+    assert ">retnet†<" in panels + key
+    assert ">softmax<" in panels + key
     with (folder / "own.csv").open(encoding="utf-8") as lines:
         (row,) = csv.DictReader(lines)
     assert row["a_own_form"] == ""
