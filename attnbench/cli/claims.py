@@ -37,7 +37,7 @@ def claims(
     select: Annotated[
         str | None, typer.Option("-k", metavar="TEXT", help="Only claims with this text in name, claim or source.")
     ] = None,
-    run: Annotated[bool, typer.Option("--run", help="First measure what is missing: suites, or the table.")] = False,
+    run: Annotated[bool, typer.Option("--run", help="Measure missing rows first: suites, or the table.")] = False,
     limit: Annotated[float, options.Limit(help="With --run of a table: time limit for each number.")] = 10.0,
     as_json: options.AsJson = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""The index of what is shipped: all that ``show`` tells, known without torch.
+"""The index of the shipped variants, inputs and tasks: the facts that ``show`` tells, without torch.
 
 ``python -m tests.docs.index`` writes it after a change of the catalogue, and a test holds it to the code.
 """

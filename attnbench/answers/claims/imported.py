@@ -19,7 +19,7 @@ _FORMS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("imported.yaml"
 
 
 def imported(path: str, text: str) -> tuple[dict[str, Any], dict[Place, int]]:
-    """A table's plain data, whose note tells what was left out, and the line of each row.
+    """A table's plain data, whose note counts the rows left out, and the line of each row.
 
     Raises UsageError with file, line and remedy: a column that is missing, or a value that cannot be read.
     """
