@@ -65,7 +65,7 @@ def _method(records: Sequence[Record], facts: Mapping[str, Any]) -> Iterator[str
             + ("; its 95 % interval is Student's t of the medians of rounds, on the log scale." if rounds > 1 else ".")
         )
     if any(row.peak_bytes is not None for row in rows):
-        yield "Memory is the most that tensors hold at once during a call, beyond what is there before it."
+        yield "Memory is the peak of the bytes in tensors during a call, beyond those held before it."
     if any(row.rel_error is not None for row in rows):
         yield "An error is the norm of the difference from exact attention in float64, relative to its norm."
     if tasks:
