@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from attnbench.measure.statistics import median
 from attnbench.measure.stopwatch import WallClock
-
-if TYPE_CHECKING:
-    from attnbench.measure.time import Sample
+from attnbench.measure.time import Sample, counting
 
 _KEPT = 1 << 16
 """Calls with laps kept, the last ones: more than a round has samples of."""
@@ -71,12 +69,12 @@ def _seconds(start: int | torch.cuda.Event, end: int | torch.cuda.Event) -> floa
 
 
 def parts_of(laps: Laps, samples: Sequence[Sample]) -> Parts | None:
-    """Medians of the parts over calls of clean samples, the last ones that were taken; None without any."""
-    calls = sum(sample.calls for sample in samples)
+    """Medians of the parts over calls of the samples that count, the last ones that were taken; None without any."""
+    calls, count = sum(sample.calls for sample in samples), set(map(id, counting(samples, 1)))
     at, used = laps.made - calls, list[Parts]()
     for sample in samples:
         found = laps.of_calls(at, at + sample.calls)
         at += sample.calls
-        if sample.clean:
+        if id(sample) in count:
             used.extend(found)
     return Parts(median([one.first for one in used]), median([one.rest for one in used])) if used else None

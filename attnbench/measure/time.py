@@ -24,6 +24,8 @@ PATIENCE = 20
 """Most samples in a row that may be lost because the process is stopped again and again."""
 WAITED = 0.01
 """Largest share of a clean sample that threads of the process may have waited for a core."""
+WAITED_SLIGHTLY = 0.05
+"""The same of samples that count if fewer than :data:`ENOUGH` are clean; intervals then reach down by as much."""
 WAITED_FIRST = 0.1
 """The same of the first call, which wakes the threads and cannot be made again."""
 TOLD = 0.1
@@ -88,9 +90,13 @@ class Sample:
     @property
     def clean(self) -> bool:
         """True if the time is this program's own: the process was not stopped, and its threads hardly waited."""
+        return self.share_waited <= WAITED and not self.stopped
+
+    @property
+    def share_waited(self) -> float:
+        """Share of its time for which threads waited; 0 or 1 in samples of older versions, by their switches."""
         whole = self.seconds * self.calls
-        hardly = self.switches <= 1 + 50 * whole if self.waited is None else self.waited <= WAITED * whole
-        return hardly and not self.stopped
+        return float(self.switches > 1 + 50 * whole) if self.waited is None else self.waited / whole
 
     def to_json(self) -> dict[str, Any]:
         """The sample as it is stored."""
@@ -252,6 +258,15 @@ def _warm_up(watch: Stopwatch, sampler: Sampler, rules: TimingRules, first: Samp
     return max(1, math.ceil(shortest / quickest))
 
 
+def counting(samples: Sequence[Sample], enough: int = ENOUGH) -> list[Sample]:
+    """The clean samples; if they are not ``enough``, those whose threads waited slightly; none if these are not."""
+    for most in (WAITED, WAITED_SLIGHTLY):
+        found = [sample for sample in samples if sample.share_waited <= most and not sample.stopped]
+        if len(found) >= min(enough, len(samples)):
+            return found
+    return []
+
+
 def slowed(samples: Sequence[Sample]) -> list[bool]:
     """The samples that the card slowed: it throttled meanwhile, or its clock was :data:`FELL` below the highest of
     all."""
@@ -337,23 +352,25 @@ def summarise(rounds: Sequence[Sequence[Sample]], *, quick: bool = False) -> Tim
     stopped = sum(sample.stopped for samples in rounds for sample in samples)
     rounds = [[sample for sample in samples if not sample.stopped] for samples in rounds]
     every = [sample for samples in rounds for sample in samples]
-    total, contaminated = len(every), sum(not sample.clean for sample in every)
     if not every:
         raise ValueError("no sample of a process that was running")
     # Older versions kept all samples if few were clean, and their rows say so.
     old = any(sample.waited is None for sample in every)
-    enough = FEWEST if old else 1 if quick else ENOUGH
-    drop = total - contaminated >= min(enough, total)
-    if not drop and not old:
+    own = counting(every, FEWEST if old else 1 if quick else ENOUGH)
+    total, contaminated = len(every), sum(not sample.clean for sample in every)
+    if not own and not old:
         waited, whole = sum(one.waited or 0.0 for one in every), sum(one.seconds * one.calls for one in every)
         raise Disturbed(
             f"its threads waited for a core in {contaminated} of {total} samples, for {waited:.2g} s in {whole:.2g} s; "
             + CLOSE_OTHERS
         )
-    rounds = [[sample for sample in samples if sample.clean or not drop] for samples in rounds]
-    own = [sample for samples in rounds for sample in samples]
+    late = max((sample.share_waited for sample in own if not sample.clean), default=0.0)
+    kept = f"too few others: the interval reaches down by {late:.1%}" if late else "left out"
+    kept = kept if own else "kept, too few clean ones"
+    own = own or every
     by_card, free = slowed_warning(own), set(map(id, unslowed(own)))
     used = [[sample.seconds for sample in samples if id(sample) in free] for samples in rounds]
+    interval = interval_over_rounds(used)
     seconds = [one for samples in used for one in samples]
     middle, spread = median(seconds), interquartile_range(seconds)
     warnings = []
@@ -367,11 +384,10 @@ def summarise(rounds: Sequence[Sequence[Sample]], *, quick: bool = False) -> Tim
         elif spread > 0.10 * middle:
             warnings.append(f"noisy: IQR {spread / middle:.0%} of the median; raise --min-time")
         if contaminated > TOLD * total:
-            kept = "left out" if drop else "kept, too few clean ones"
             warnings.append(f"{contaminated} of {total} samples disturbed by other processes ({kept}); close them")
     return TimeSummary(
         median=middle,
-        interval=interval_over_rounds(used),
+        interval=interval and (interval[0] * (1 - late), interval[1]),
         iqr=spread,
         minimum=min(seconds),
         used=len(seconds),

@@ -81,11 +81,13 @@ def write_run(
     seed: int = 0,
     suite: str = "s",
     speeds: Sequence[float] | None = None,
+    waited: float | None = None,
     about: dict[str, Any] | None = None,
 ) -> Path:
     """Write a run with these rows, ``samples`` samples in each of ``rounds`` visits.
 
     Args:
+        waited: share of each sample for which its threads waited; None as in older versions.
         speeds: the machine has one of these shares of its full speed in each visit, by chance, and a yardstick is
             read beside each sample; None for full speed and no yardstick.
     """
@@ -93,7 +95,7 @@ def write_run(
     folder = RunFolder.create(path, environment=facts, suite_text=f"name: {suite}\n")
     chance = np.random.default_rng(seed)
     with folder.lock():
-        written = [_add(folder, row, facts, _Visits(rounds, samples, chance, speeds), suite) for row in rows]
+        written = [_add(folder, row, facts, _Visits(rounds, samples, chance, speeds, waited), suite) for row in rows]
         folder.write_csv(written)
     return path
 
@@ -106,6 +108,7 @@ class _Visits:
     samples: int
     chance: np.random.Generator
     speeds: Sequence[float] | None
+    waited: float | None
 
 
 def _add(
@@ -143,16 +146,10 @@ def _add_time(folder: RunFolder, record: Record, row: Row, how: _Visits) -> None
         drift, noise = (0.0, 0.0) if row.visits else (row.drift, row.noise)
         seconds = row.visits[round_] if row.visits else row.seconds or 0.0
         speed = seconds / share**row.felt * (1 + drift * chance.standard_normal())
-        visits.append(
-            [
-                Sample(
-                    float(speed * (1 + noise * abs(chance.standard_normal()))),
-                    1,
-                    yardstick=(2e-4 / share, 5e-5 / share) if how.speeds else None,
-                )
-                for _ in range(how.samples)
-            ]
-        )
+        yardstick = (2e-4 / share, 5e-5 / share) if how.speeds else None
+        lasted = [float(speed * (1 + noise * abs(chance.standard_normal()))) for _ in range(how.samples)]
+        waits = [None if how.waited is None else how.waited * one for one in lasted]
+        visits.append([Sample(one, 1, yardstick=yardstick, waited=w) for one, w in zip(lasted, waits, strict=True)])
         taken = [sample.to_json() for sample in visits[-1]]
         folder.append("samples.jsonl", [{"cell_id": record.cell_id, "round": round_, "samples": taken}])
     summary = summarise(visits)

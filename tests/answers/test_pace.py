@@ -64,6 +64,11 @@ def test_times_are_judged_as_measured_where_one_of_the_runs_read_no_yardstick(tm
     assert decide(now, [before], Question()).paces == ()
 
 
+def test_samples_that_waited_slightly_count_where_none_is_clean(tmp_path: Path) -> None:
+    given = {"speeds": SPEEDS, "waited": 0.03}
+    assert verdicts(*two(tmp_path, slower=1.2, **given)) == {"slower": 8, "same": 4}
+
+
 def test_several_older_runs_are_pooled_at_one_speed(tmp_path: Path) -> None:
     old, new = two(tmp_path, slower=1.2)
     older = write_run(tmp_path / "older", ROWS, seed=3, speeds=[0.5])

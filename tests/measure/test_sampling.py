@@ -330,6 +330,17 @@ def test_a_time_needs_three_clean_samples_and_is_theirs(clean: int, waited: int,
             summarise([samples])
 
 
+def test_samples_that_waited_slightly_count_if_too_few_are_clean_and_lower_the_interval() -> None:
+    clean, slight, long = (Sample(2.0, 1, waited=waited) for waited in (0.02, 0.08, 0.3))
+    found = summarise([[clean, clean, slight, long], [slight, long]])
+    assert (found.median, found.used, found.contaminated) == (2.0, 4, 4)
+    assert found.interval == (2.0 * (1 - 0.04), 2.0)
+    assert "(too few others: the interval reaches down by 4.0%)" in found.warnings[-1]
+    assert summarise([[clean] * 3 + [slight] * 9]).used == 3
+    with pytest.raises(Disturbed):
+        summarise([[clean, slight, *[long] * 9]])
+
+
 def rounds_of(*rounds: list[float]) -> list[list[Sample]]:
     return [[Sample(seconds, 1) for seconds in one] for one in rounds]
 

@@ -106,8 +106,17 @@ def _timed(run: MeasuredRun) -> Iterator[tuple[Key, Visited]]:
 
 
 def _visits(run: MeasuredRun, row: Record) -> Visited:
+    from attnbench.measure.time import Sample, counting
+
     rounds = sorted(run.samples.get(row.cell_id, {}).items())
-    counted = {round_: [one for one in taken if not _is_lost(one)] for round_, taken in rounds}
+    made = {id(one): Sample(**one) for _, taken in rounds for one in taken if "waited" in one}
+    own = set(map(id, counting(list(made.values()))))
+
+    def counts(one: Mapping[str, Any]) -> bool:
+        """Tell if it does; samples of older versions do not say whether threads waited."""
+        return id(made[id(one)]) in own if "waited" in one else not one.get("stopped")
+
+    counted = {round_: [one for one in taken if counts(one)] for round_, taken in rounds}
     return {round_: taken for round_, taken in counted.items() if taken}
 
 
@@ -160,14 +169,5 @@ def _at(run: MeasuredRun, full: Numbers, slopes: Mapping[Key, _Slope]) -> Measur
 
 
 def _sample_at(one: Mapping[str, Any], full: Sequence[float], slope: Sequence[float]) -> dict[str, Any]:
-    if _is_lost(one):
-        return dict(one)
     quicker = math.prod((whole / now) ** by for whole, now, by in zip(full, one["yardstick"], slope, strict=True))
-    return {**one, "seconds": one["seconds"] * float(quicker)}
-
-
-def _is_lost(one: Mapping[str, Any]) -> bool:
-    """True if the process stood still or waited for a core; older samples lack the latter."""
-    from attnbench.measure.time import Sample
-
-    return bool(one.get("stopped")) or ("waited" in one and not Sample(**one).clean)
+    return {**one, **{name: one[name] * float(quicker) for name in ("seconds", "waited") if name in one}}

@@ -154,8 +154,8 @@ def table(
 ) -> None:
     """Print a table on stdout under its title; columns named in ``right`` hold numbers.
 
-    Text that is too wide takes several lines, then a row does: no number and no name is cut. A long note of several
-    rows stands once below, under a number.
+    Text that is too wide takes several lines, then a row does: no number and no name is cut. A long note stands
+    once below, under a number.
     """
     from collections import Counter
 
@@ -166,8 +166,8 @@ def table(
     if title is not None:
         heading(title)
     notes = Counter(row[-1] for row in rows) if columns[-1] == "note" else Counter[str]()
-    often = [text for text, count in notes.items() if count > 1 and len(text) > _LONG_NOTE]
-    rows = [[*row[:-1], f"({often.index(row[-1]) + 1})" if row[-1] in often else row[-1]] for row in rows]
+    below = [text for text, count in notes.items() if len(text) > (_LONG_NOTE if count > 1 else 2 * _LONG_NOTE)]
+    rows = [[*row[:-1], f"({below.index(row[-1]) + 1})" if row[-1] in below else row[-1]] for row in rows]
     lines = [[_shown(cell) for cell in line] for line in (columns, *rows)]
     numbers = [name in right for name in columns]
     groups = in_lines(list(zip(*lines, strict=True)), numbers, width())
@@ -180,12 +180,12 @@ def table(
             for line in block:
                 drawn.add_row(*(Text(cell, style="dim" * (line is lines[0])) for cell in line[part]))
             _out().print(Padding(drawn, (0, 0, 0, INDENT * bool(first)), expand=False))
-    for place, text in enumerate(often, start=1):
+    for place, text in enumerate(below, start=1):
         paragraph(f"({place}) {_shown(text)}")
 
 
 _LONG_NOTE = 20
-"""A note of more characters is not repeated in each row."""
+"""A note of more characters is not repeated in each row; one of twice as many never stands in a row."""
 A_LINE_EACH = 60.0
 """Seconds between the lines of a progress without a terminal."""
 
