@@ -401,8 +401,8 @@ def test_an_answer_survives_its_way_through_json() -> None:
         request = AskModule(wanted, question)
         again = AskModule.from_json(json.loads(json.dumps(request.to_json())))
         assert again == request
-        answers[question] = request.answered(json.loads(json.dumps(again.found())))
-    known = AskModule(wanted).answered(AskModule(wanted).found())
+        answers[question] = request.answered({"found": json.loads(json.dumps(again.found()))})
+    known = AskModule(wanted).answered({"found": AskModule(wanted).found()})
     assert replace(collected(known, answers), memory=None) == replace(found("Pooled"), memory=None)
     with pytest.raises(UsageError, match="no such file"):
         AskModule(Wanted("nowhere.py:Model", "x")).found()

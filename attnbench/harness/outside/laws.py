@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 from attnbench.contract.spec import parse_spec
 from attnbench.contract.variant import VARIANTS
@@ -26,13 +26,9 @@ class HoldToLaw(Request[list[Finding]]):
     variant: str
     law: str
 
-    def found(self, tell: object = None) -> dict[str, Any]:
+    def found(self, tell: object = None) -> list[Finding]:
         """The worker's side. Raises Unsupported if no setting can be built."""
-        report = check_variant(self.variant, laws=[self.law])
-        return {"findings": [asdict(finding) for finding in report.findings]}
-
-    def answered(self, answer: dict[str, Any]) -> list[Finding]:
-        return [Finding(**finding) for finding in answer["findings"]]
+        return list(check_variant(self.variant, laws=[self.law]).findings)
 
 
 def examine(
@@ -85,15 +81,12 @@ class AskOwnErrors(Request[dict[str, OwnError]]):
     refusals: ClassVar = (Unsupported,)
     variant: str
 
-    def found(self, tell: object = None) -> dict[str, Any]:
+    def found(self, tell: object = None) -> dict[str, OwnError]:
         import torch
 
         case = _case(self.variant)
         dtypes = [one for one in ("float32", "bfloat16", "float16") if one in case.dtypes]
-        return {"errors": {one: asdict(own_error(case, getattr(torch, one))) for one in dtypes}}
-
-    def answered(self, answer: dict[str, Any]) -> dict[str, OwnError]:
-        return {dtype: OwnError(**one) for dtype, one in answer["errors"].items()}
+        return {one: own_error(case, getattr(torch, one)) for one in dtypes}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,17 +101,14 @@ class AskBits(Request[Answer]):
     dtype: str | None
     """None: float32, or what the variant takes instead."""
 
-    def found(self, tell: object = None) -> dict[str, Any]:
+    def found(self, tell: object = None) -> Answer:
         import torch
 
         case = _case(self.variant)
         if self.dtype is not None and self.dtype not in case.dtypes:
             raise Unsupported(f"{case.variant.name}: dtype: it takes {', '.join(case.dtypes)}")
         dtype = case.common_dtype if self.dtype is None else getattr(torch, self.dtype)
-        return asdict(ask(self.question, Subject.of(case, dtype, self.device)))
-
-    def answered(self, answer: dict[str, Any]) -> Answer:
-        return Answer(**{**answer, "where": tuple(answer["where"])})
+        return ask(self.question, Subject.of(case, dtype, self.device))
 
 
 def bits(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from attnbench.errors import Unsupported, UsageError
 from attnbench.harness.outside.isolation import CellFailed, Worker
@@ -23,17 +23,10 @@ class AskModule(Request[dict[str, Any]]):
     question: str = ""
     """Empty: how it can be called."""
 
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Self:
-        return cls(Wanted(**data["wanted"]), data["question"])
-
     def found(self, tell: object = None) -> dict[str, Any]:
         """The worker's side. Raises UsageError or Unsupported if the module cannot be made, called or examined."""
         subject = subject_of(self.wanted)
-        return {"found": answer(subject, self.question) if self.question else basics(subject)}
-
-    def answered(self, answer: dict[str, Any]) -> dict[str, Any]:
-        return dict(answer["found"])
+        return answer(subject, self.question) if self.question else basics(subject)
 
 
 def examine_module(
