@@ -99,10 +99,10 @@ def run(
 
     other = Interpreter.of(beside) if beside else None
     of_all = {"dtype": dtype, "launch": launch, "seed": None if seed is None else str(seed)}
-    given_to_all = {axis: one for axis, one in of_all.items() if one is not None}
-    named = {axis: f"--{axis}" for axis in given_to_all}
+    named = {axis: f"--{axis}" for axis, one in of_all.items() if one is not None}
+    overrides |= {axis: str(of_all[axis]) for axis in named}
     read = read_suite(suite)
-    refuse_early(read, device=device, overrides=overrides | given_to_all, options=named)
+    refuse_early(read, device=device, overrides=overrides, options=named)
     if device == "cpu":
         from attnbench.harness.wire.process import memory_limit as limit_for
 
@@ -126,13 +126,11 @@ def run(
         load_all(given["plugins"])
         asked = options_of(
             {**given, "device": device},
-            dtype=dtype,
-            launch=launch,
             overrides=overrides,
+            named=named,
             shard=wanted,
             on=on,
             beside=other,
-            seed=seed,
             dry=dry_run,
             repeats=context.obj,
         )
