@@ -104,7 +104,7 @@ class MadeUp:
 def _made_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "Worker", MadeUp)
     monkeypatch.setattr(machine, "available_cores", lambda: 2)
-    monkeypatch.setattr(machine, "_visible_cores", lambda: 2)
+    monkeypatch.setattr(machine, "CORES", {0, 1})
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
 
