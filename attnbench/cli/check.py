@@ -333,7 +333,7 @@ def check_module(wanted: Wanted, settings: Settings, *, label: str | None, timeo
     """Probe and print; exit code 1 if the module breaks the claims of ``label`` or its options."""
     from attnbench.contract.variant import VARIANTS
     from attnbench.harness.outside.isolation import Worker
-    from attnbench.harness.outside.module import examine_module
+    from attnbench.harness.outside.laws import examine_module
     from attnbench.laws.modules.verdict import conclusion, contradictions, lines, named_after
 
     if label is not None:

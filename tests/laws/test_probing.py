@@ -14,7 +14,7 @@ import torch
 
 from attnbench.errors import Unsupported, UsageError
 from attnbench.harness.outside.isolation import Settings, Worker
-from attnbench.harness.outside.module import AskModule, examine_module
+from attnbench.harness.outside.laws import AskModule, examine_module
 from attnbench.laws.modules import questions
 from attnbench.laws.modules.questions import QUESTIONS, Found, Growth, answer, basics, collected, probe
 from attnbench.laws.modules.subject import Subject, Wanted

@@ -38,7 +38,7 @@ _ELSEWHERE = {
     "bits": ("outside.laws", "AskBits"),
     "own errors": ("outside.laws", "AskOwnErrors"),
     "setting": ("outside.visit", "HoldSetting"),
-    "probe": ("outside.module", "AskModule"),
+    "probe": ("outside.laws", "AskModule"),
     "capture": ("outside.capture", "TakeCapture"),
     "model": ("swap.described", "DescribeModel"),
 }

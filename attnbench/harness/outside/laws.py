@@ -1,19 +1,22 @@
-"""Check laws and bits in the isolated process: a variant that ends it, hangs or eats all memory breaks a law."""
+"""Ask variants and foreign modules in the isolated process: one that ends it, hangs or eats all memory fails there."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from attnbench.contract.spec import parse_spec
 from attnbench.contract.variant import VARIANTS
-from attnbench.errors import Unsupported
+from attnbench.errors import Unsupported, UsageError
 from attnbench.harness.outside.isolation import CellFailed, Worker
 from attnbench.harness.wire.protocol import Request
 from attnbench.laws import Finding, Report, check_variant
 from attnbench.laws.bits import QUESTIONS, Answer, Subject, ask
 from attnbench.laws.laws import Case
+from attnbench.laws.modules.questions import QUESTIONS as OF_MODULES
+from attnbench.laws.modules.questions import Found, answer, basics, collected
+from attnbench.laws.modules.subject import Wanted, subject_of
 from attnbench.laws.own_error import OwnError, own_error
 
 
@@ -136,3 +139,41 @@ def bits(
         except CellFailed as failed:
             answers.append(Answer(question, dtype or "", why=failed.reason))
     return answers
+
+
+@dataclass(frozen=True, slots=True)
+class AskModule(Request[dict[str, Any]]):
+    """Ask a module one question (:data:`attnbench.laws.modules.questions.QUESTIONS`), or how it can be called."""
+
+    do = "probe"
+    refusals: ClassVar = (UsageError, Unsupported)
+    wanted: Wanted
+    question: str = ""
+    """Empty: how it can be called."""
+
+    def found(self, tell: object = None) -> dict[str, Any]:
+        """The worker's side. Raises UsageError or Unsupported if the module cannot be made, called or examined."""
+        subject = subject_of(self.wanted)
+        return answer(subject, self.question) if self.question else basics(subject)
+
+
+def examine_module(
+    worker: Worker, wanted: Wanted, timeout: float, begun: Callable[[str], None] = lambda question: None
+) -> Found:
+    """Ask everything; a question that ends the process or takes too long leaves the others their answers.
+
+    ``timeout``: seconds for one question. ``begun``: called with each question before it is asked. Raises UsageError if
+    the module cannot be made or called, Unsupported if nothing can be asked of it, and WorkerFailed.
+    """
+    try:
+        known = AskModule(wanted).ask(worker, timeout)
+    except CellFailed as failed:
+        raise Unsupported(f"{wanted.source}: {failed.reason}") from None
+    answers = {}
+    for question in OF_MODULES:
+        begun(question)
+        try:
+            answers[question] = AskModule(wanted, question).ask(worker, timeout)
+        except CellFailed as failed:
+            answers[question] = {"unasked": failed.reason}
+    return collected(known, answers)
