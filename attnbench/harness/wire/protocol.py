@@ -69,13 +69,13 @@ class Request(Generic[Answer]):
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
         """Inverse of :meth:`to_json`, after a trip through JSON text."""
-        readers = _readers(cls)
+        readers = _readers(cast(Any, cls))
         one: Self = cast(Any, cls)(**{name: readers[name](value) for name, value in data.items()})
         return one
 
     def answered(self, answer: dict[str, Any]) -> Answer:
         """Read an answer; raise AttributeError, KeyError, TypeError or ValueError if it cannot be one."""
-        return cast(Answer, _answer_of(type(self)).validate_python(answer["found"]))
+        return cast(Answer, _answer_of(cast(Any, type(self))).validate_python(answer["found"]))
 
     def ask(self, worker: Worker, timeout: float, **how: Any) -> Answer:
         """Send the request and wait for its answer; ``timeout`` is the most seconds between messages.
@@ -103,7 +103,7 @@ _READ: dict[str, Callable[[Any], Any]] = {
 
 
 @cache
-def _readers(kind: type[Request[Any]]) -> dict[str, Callable[[Any], Any]]:
+def _readers(kind: Any) -> dict[str, Callable[[Any], Any]]:
     hints = inspect.get_annotations(kind, eval_str=True)
     return {name: _READ.get(name) or TypeAdapter(hints[name]).validate_python for name in kind.__slots__}
 
