@@ -112,8 +112,10 @@ class RunFolder:
         The folder must be locked.
         """
         ends = {name: end for name in FILES if (end := self._journal(name).look().end)["lines"]}
-        if (facts := self._facts) and facts.get(ENDS) != ends:
-            self._rewrite({**facts, ENDS: ends})
+        with suppress(CorruptResults):  # doubts() reports it
+            environment = self.environment
+            if environment.get(ENDS) != ends:
+                self._rewrite({**environment, ENDS: ends})
         self._has_grown = False  # whatever is added later makes that note wrong
 
     def _rewrite(self, facts: dict[str, Any]) -> None:
@@ -180,9 +182,11 @@ class RunFolder:
 
     def _journal(self, name: str) -> Journal:
         if name not in self._journals:
-            facts = self._facts
-            opening, sealed = str(facts.get(OPENING, "")), not facts or is_sealed(facts)
-            self._journals[name] = Journal(self.path / name, opening, is_sealed=sealed)
+            journal = Journal(self.path / name)
+            with suppress(CorruptResults):
+                facts = self.environment
+                journal = Journal(self.path / name, str(facts.get(OPENING, "")), is_sealed=is_sealed(facts))
+            self._journals[name] = journal
         return self._journals[name]
 
     def add(
