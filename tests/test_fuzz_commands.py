@@ -23,7 +23,7 @@ from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Spec
 from attnbench.errors import CorruptResults, Exit
 from attnbench.harness import runner
-from attnbench.harness.outside.gate import HoldSetting, Verdict
+from attnbench.harness.outside.visit import HoldSetting, Verdict
 from attnbench.harness.plan import Options, Plan, make_plan
 from attnbench.measure.machine import id_of
 from attnbench.measure.status import Status

@@ -15,8 +15,6 @@ from attnbench.cli.signature import in_python
 if TYPE_CHECKING:
     import pandas as pd
 
-    from attnbench.answers.match.match import Prepared
-
 
 @in_python(options.MatchOptions, from_="results")
 def match(
@@ -43,12 +41,9 @@ def match(
     budget, all_ = asked_in(given, {name: name for name in given}, reads=results is not None)
     if results is not None:
         return Matched(among(rows_of(results), variants, budget, all_))
-    return _answered(prepare(variants, budget, all_), progress=progress)
-
-
-def _answered(prepared: Prepared, *, progress: bool) -> Matched:
     from attnbench.cli.screen.match import MatchScreen
 
+    prepared = prepare(variants, budget, all_)
     check_importable(entrant.spec for entrant in prepared.entrants)
     with console.progress(1, wanted=progress) as bar:
         screen = MatchScreen(prepared, bar)

@@ -11,7 +11,7 @@ import typer
 from attnbench.cli import options
 from attnbench.cli.screen import console
 from attnbench.cli.signature import command, completed
-from attnbench.errors import Exit
+from attnbench.errors import NothingMeasured
 from attnbench.results.frame.marks import error_text, name_text
 from attnbench.text import without_empty
 from attnbench.units import format_bytes, format_number, with_interval
@@ -58,8 +58,7 @@ def best(
     if found.stopped:
         raise found.stopped
     if not any(row["a_time_median_s"] or row["b_time_median_s"] for row in found.rows):
-        console.error("nothing could be measured; the reasons stand above")
-        raise typer.Exit(Exit.FAILED)
+        raise NothingMeasured("nothing could be measured; the reasons stand above")
 
 
 def prepare(shapes: Path | None, given: options.BestOptions) -> Prepared:

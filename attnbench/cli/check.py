@@ -97,22 +97,21 @@ def check(
     for option, value in ({} if given["bits"] else of_bits).items():
         if value is not None:
             raise UsageError(f"{option} belongs to --bits: attnbench check NAME --bits {option} {value}")
+    for option in (name for name, one in {"--law": law, **of_module}.items() if one is not None and given["bits"]):
+        raise UsageError(f"{option} does nothing with --bits; leave one of them out")
+    device = resolve_device(given["device"] or "cpu")
+    limit = limit_for(device, options.bytes_of(memory_limit))
+    # The process is the same as in a test that calls check_variant.
+    settings = Settings(device, cores, "as-shipped", limit, tuple(plugin or ()), dtypes=(), rates=False)
     if given["bits"]:
-        for option in (name for name, one in {"--law": law, **of_module}.items() if one is not None):
-            raise UsageError(f"{option} does nothing with --bits; leave one of them out")
-        device = resolve_device(given["device"] or "cpu")
-        limit = limit_for(device, options.bytes_of(memory_limit))
-        own = Settings(device, cores, "as-shipped", limit, tuple(plugin or ()), dtypes=(), rates=False)
-        return check_bits(variants or [], own, dtype=given["dtype"], timeout=timeout, as_json=as_json)
-    limit = limit_for("cpu", options.bytes_of(memory_limit))
+        return check_bits(variants or [], settings, dtype=given["dtype"], timeout=timeout, as_json=as_json)
     if modules:
         from attnbench.laws.modules.subject import Wanted
 
         if len(variants or []) > 1:
             raise UsageError("check looks at one FILE.py:Class at a time, without variants beside it")
         wanted = Wanted(modules[0], call, vocab, width)
-        own = Settings(threads=cores, process="as-shipped", memory_limit=limit, dtypes=(), rates=False)
-        return check_module(wanted, own, label=label, timeout=timeout, as_json=as_json)
+        return check_module(wanted, settings, label=label, timeout=timeout, as_json=as_json)
     for option, one in of_module.items():
         if one is not None:
             raise UsageError(f"{option} belongs to a module of a file: attnbench check FILE.py:Class {option} {one}")
@@ -120,8 +119,7 @@ def check(
     load_all(plugin or [])
     names = list(dict.fromkeys(variants or [name for name in VARIANTS.names() if name not in known]))
     everything = "all" in names
-    if everything:
-        names = VARIANTS.names()
+    names = VARIANTS.names() if everything else names
     if not names:
         raise UsageError(
             "check needs a variant, or 'all'; for example: attnbench check performer"
@@ -131,14 +129,6 @@ def check(
     for name in names:
         variant_named(name)
     laws = laws_named(law, time=time)
-    settings = Settings(
-        threads=cores,
-        process="as-shipped",  # the same as in a test that calls check_variant
-        memory_limit=limit,
-        plugins=tuple(plugin or ()),
-        dtypes=(),
-        rates=False,
-    )
     reports, refused = [], {}
     shows = not (as_json and sys.stdout.isatty())  # a bar between the lines of a list
     stopped: KeyboardInterrupt | None = None
@@ -333,7 +323,7 @@ def check_module(wanted: Wanted, settings: Settings, *, label: str | None, timeo
     """Probe and print; exit code 1 if the module breaks the claims of ``label`` or its options."""
     from attnbench.contract.variant import VARIANTS
     from attnbench.harness.outside.isolation import Worker
-    from attnbench.harness.outside.module import examine_module
+    from attnbench.harness.outside.laws import examine_module
     from attnbench.laws.modules.verdict import conclusion, contradictions, lines, named_after
 
     if label is not None:

@@ -13,7 +13,7 @@ from attnbench.cli import completion, options
 from attnbench.cli.screen import console
 from attnbench.cli.screen.outputs import draw, refuse_files, write_rows
 from attnbench.cli.signature import command, completed
-from attnbench.errors import Exit
+from attnbench.errors import NothingMeasured, UsageError
 from attnbench.results.frame.marks import error_text, name_text
 from attnbench.suite.axes import AXES
 from attnbench.text import without_empty
@@ -58,17 +58,13 @@ def compare(
 
     The exit code is 1 if nothing could be measured.
     """
-    from attnbench.harness.compare.distinct import refuse_equal
-
     variants = [*([baseline] if baseline else []), *(one for one in variants or [] if one != baseline)]
-    if not variants:
-        refuse_equal([], [])
     refuse_files(csv, plot=plot)
+    question = question_of(variants, given, options.typed_of(ctx)).prepare()
 
     from attnbench.harness.compare.compare import Stopped
     from attnbench.measure.statistics import FASTER_BAND
 
-    question = question_of(variants, given, options.typed_of(ctx)).prepare()
     lengths = question.lengths
     with console.progress(total=len(lengths)) as bar:
         stopped: Stopped | None = None
@@ -103,8 +99,7 @@ def compare(
     if stopped:
         raise stopped
     if not comparison.ok:
-        console.error("nothing could be measured; the reasons stand above")
-        raise typer.Exit(Exit.FAILED)
+        raise NothingMeasured("nothing could be measured; the reasons stand above")
     if plot is not None:
         draw(lambda: _figure(comparison, f"{what}; {how}"), plot, width=width)
 
@@ -112,8 +107,11 @@ def compare(
 def question_of(variants: Sequence[str], given: options.CompareOptions, typed: Collection[str]) -> Question:
     """The question of a command or of :func:`attnbench.compare`; UsageError for an unknown shape or malformed size.
 
-    A named shape decides the axes that the user has not ``typed``.
+    A named shape decides the axes that the user has not ``typed``. Raises UsageError also without a variant.
     """
+    if not variants:
+        example = "attnbench compare softmax linear --n 1024..4096"
+        raise UsageError(f"compare needs a variant, or several to be held against the first: {example}")
     from attnbench.harness.compare.question import Question
 
     given = completed(options.CompareOptions, given)

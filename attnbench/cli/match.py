@@ -12,7 +12,7 @@ from attnbench.cli import completion, options
 from attnbench.cli.screen import console
 from attnbench.cli.screen.outputs import draw, refuse_files, write_rows
 from attnbench.cli.signature import command, completed
-from attnbench.errors import Exit
+from attnbench.errors import NothingMeasured
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,8 +83,7 @@ def match(
     if plot is not None:
         draw(lambda: _figure(answer, f"{answer.about}; {how}"), plot, width=width, style=style)
     if not answer.ok:
-        console.error("nothing could be measured; the reasons stand above")
-        raise typer.Exit(Exit.FAILED)
+        raise NothingMeasured("nothing could be measured; the reasons stand above")
 
 
 def asked_in(

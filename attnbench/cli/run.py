@@ -99,10 +99,10 @@ def run(
 
     other = Interpreter.of(beside) if beside else None
     of_all = {"dtype": dtype, "launch": launch, "seed": None if seed is None else str(seed)}
-    given_to_all = {axis: one for axis, one in of_all.items() if one is not None}
-    named = {axis: f"--{axis}" for axis in given_to_all}
+    named = {axis: f"--{axis}" for axis, one in of_all.items() if one is not None}
+    overrides |= {axis: str(of_all[axis]) for axis in named}
     read = read_suite(suite)
-    refuse_early(read, device=device, overrides=overrides | given_to_all, options=named)
+    refuse_early(read, device=device, overrides=overrides, options=named)
     if device == "cpu":
         from attnbench.harness.wire.process import memory_limit as limit_for
 
@@ -126,13 +126,11 @@ def run(
         load_all(given["plugins"])
         asked = options_of(
             {**given, "device": device},
-            dtype=dtype,
-            launch=launch,
             overrides=overrides,
+            named=named,
             shard=wanted,
             on=on,
             beside=other,
-            seed=seed,
             dry=dry_run,
             repeats=context.obj,
         )
@@ -359,8 +357,14 @@ def predict(plan: Plan, *, as_json: bool) -> None:
     limit, lasting = plan.settings.memory_limit or math.inf, duration(plan)
     fits = [None if one.peak_bytes is None else one.peak_bytes <= limit for _, one in found]
     if as_json:
-        cells = [_cell(cell, one, fit) for (cell, one), fit in zip(found, fits, strict=True)]
-        console.data({**_as_data(plan, cells), **asdict(lasting)})
+        about: dict[str, Any] = {
+            "suite": plan.suite.name,
+            **{name: getattr(plan.settings, name) for name in ("device", "threads", "process")},
+            "memory_limit_bytes": plan.settings.memory_limit,
+            "shard": str(plan.options.shard) if plan.options.shard else None,
+            "cells": [_cell(cell, one, fit) for (cell, one), fit in zip(found, fits, strict=True)],
+        }
+        console.data(about | asdict(lasting))
         return
     axes = varying(plan.cells)
     rows = []
@@ -382,19 +386,6 @@ def _minutes(lasting: Duration) -> str:
     seconds = lasting.seconds or lasting.least_seconds
     said = f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
     return f"{'at least' if lasting.seconds is None else 'about'} {said}" if seconds else "an unknown time"
-
-
-def _as_data(plan: Plan, cells: list[dict[str, Any]]) -> dict[str, Any]:
-    settings = plan.settings
-    return {
-        "suite": plan.suite.name,
-        "device": settings.device,
-        "threads": settings.threads,
-        "process": settings.process,
-        "memory_limit_bytes": settings.memory_limit,
-        "shard": str(plan.options.shard) if plan.options.shard else None,
-        "cells": cells,
-    }
 
 
 def _cell(cell: Cell, predicted: Prediction, fits: bool | None) -> dict[str, Any]:

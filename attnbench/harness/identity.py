@@ -18,7 +18,7 @@ from attnbench.errors import AttnbenchError
 from attnbench.harness.plan import Plan, files_named
 from attnbench.harness.wire.process import environment_for
 from attnbench.measure.machine import variables
-from attnbench.results.manifest import FRESH
+from attnbench.results.manifest import FRESH, digest
 from attnbench.results.record import SCHEMA_VERSION
 from attnbench.suite.cell import METHOD_VERSION, Cell
 from attnbench.text import without_home
@@ -38,7 +38,7 @@ def identity(plan: Plan, machine_id: str) -> dict[str, Any]:
         "rules": asdict(plan.rules),
         FRESH: "round",
         "clean": "run delay",  # older versions counted samples of threads that waited for a core
-        "cells": _digest("".join(sorted(cell.cell_id for cell in plan.cells)).encode()),
+        "cells": digest("".join(sorted(cell.cell_id for cell in plan.cells))),
         **({"shard": str(plan.options.shard)} if plan.options.shard else {}),
         **({"unchecked": True} if plan.options.unchecked else {}),
         **({"repeats": plan.options.repeats} if plan.options.repeats else {}),
@@ -52,13 +52,13 @@ def identity(plan: Plan, machine_id: str) -> dict[str, Any]:
 
 def run_key(facts: dict[str, Any]) -> str:
     """A key that is equal for invocations with rows for one folder."""
-    return _digest(json.dumps(facts, sort_keys=True).encode())
+    return digest(json.dumps(facts, sort_keys=True))
 
 
 def read_files(cells: Sequence[Cell]) -> dict[str, str]:
     """Digests of all data that cells read, by a name without the user's home."""
     found = input_files(cells) | task_files(cells) | model_files(cells)
-    return {without_home(name): digest for name, digest in found.items()}
+    return {without_home(name): one for name, one in found.items()}
 
 
 def input_files(cells: Iterable[Cell]) -> dict[str, str]:
@@ -124,7 +124,3 @@ def _digest_of(files: Sequence[Path]) -> str:
             with path.open("rb") as file:
                 whole.update(hashlib.file_digest(file, "sha256").digest())
     return whole.hexdigest()[:16]
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:16]

@@ -32,10 +32,10 @@ class Options:
     """Changes of a run by the command line. Times in seconds, memory in bytes."""
 
     device: str = "auto"
-    dtype: str | None = None
-    launch: str | None = None
     overrides: Mapping[str, Override] = field(default_factory=dict)
     """Axis -> values, as after ``--set``."""
+    named: Mapping[str, str] = field(default_factory=dict)
+    """Axis -> the option that overrides it, of those with one of their own: ``--dtype``."""
     select: str | None = None
     """``-k``: only cells that match, as :func:`attnbench.suite.select.choose` reads it: ``performer and not n4096``."""
     shard: Shard | None = None
@@ -47,7 +47,6 @@ class Options:
     out: Path = Path("results")
     plugins: tuple[str, ...] = ()
     threads: int | None = None
-    seed: int | None = None
     cell_timeout: float = 60.0
     first_call_timeout: float = 600.0
     memory_limit: int | None = None
@@ -109,20 +108,12 @@ def make_plan(suite: Suite | str | Path, options: Options, *, sized: bool = Fals
     """
     # Each of many machines looks for itself.
     device = options.device if options.on else resolve_device(options.device, elsewhere=options.dry)
-    refuse_graph(options.launch or "auto", device)
-    own = {
-        "dtype": options.dtype,
-        "launch": options.launch,
-        "seed": None if options.seed is None else str(options.seed),
-    }
-    """Axes with an option of their own."""
-    of_their_own = {axis: value for axis, value in own.items() if value is not None}
-    overrides: dict[str, Override] = {**options.overrides, **of_their_own}
+    refuse_graph(str(options.overrides["launch"]) if "launch" in options.named else "auto", device)
     if isinstance(suite, str | Path):
         suite = read_suite(suite)
     check_names(suite)
-    if overrides:
-        suite = apply_overrides(suite, overrides, options={axis: f"--{axis}" for axis in of_their_own})
+    if options.overrides:
+        suite = apply_overrides(suite, options.overrides, options=options.named)
     if not sized and any(sweep.trained is not None for sweep in suite.sweeps):
         from attnbench.models.pretrained.sizes import (
             with_sizes,  # not for the other suites: it brings what opens models

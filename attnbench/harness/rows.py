@@ -182,12 +182,6 @@ class Rows:
         )
 
 
-def beyond_in_words(impossible: int) -> str:
-    """The warning about ``impossible`` rows faster than the machine's measured limits."""
-    rows_were = "1 row was" if impossible == 1 else f"{impossible} rows were"
-    return f"{rows_were} faster than the limits of the machine, so these are measured again"
-
-
 def rows_of(rows: Rows, cells: Sequence[Cell]) -> list[Record]:
     """The rows of these cells, which have some."""
     return [rows.records[cell.cell_id] for cell in cells]

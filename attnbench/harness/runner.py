@@ -18,7 +18,7 @@ from attnbench.harness.outside.trainings import Begun, Ended, Step, at_chosen_ra
 from attnbench.harness.outside.visit import Visitor
 from attnbench.harness.plan import Plan
 from attnbench.harness.repeat import keep
-from attnbench.harness.rows import Rows, beyond_in_words, find_folder, new_folder, now, rows_of, take_over
+from attnbench.harness.rows import Rows, find_folder, new_folder, now, rows_of, take_over
 from attnbench.harness.wire.process import Products
 from attnbench.harness.wire.protocol import MeasureLimits, Outcome, Ready, Train
 from attnbench.measure.machine import load_warning, machine_id, thread_warnings
@@ -126,25 +126,6 @@ def _visitor(plan: Plan) -> Visitor:
     return Visitor(plan.settings, plan.rules, plan.options.cell_timeout, unchecked=plan.options.unchecked)
 
 
-class _Pending:
-    """The last outcome. Its row is written while the worker builds the next cell."""
-
-    def __init__(self, folder: RunFolder, watcher: Watcher) -> None:
-        self._folder, self._watcher = folder, watcher
-        self._outcome: Outcome | None = None
-
-    def hold(self, outcome: Outcome) -> None:
-        self._outcome = outcome
-
-    def flush(self) -> None:
-        outcome, self._outcome = self._outcome, None
-        if outcome is None:
-            return
-        self._folder.add(outcome.record, outcome.samples, outcome.failure, outcome.stderr, outcome.points)
-        if outcome.record.status is not Status.INTERRUPTED:
-            self._watcher.visited(outcome.record)
-
-
 class Run:
     """The visits and trainings of a plan in one worker, which has ``state``."""
 
@@ -153,7 +134,8 @@ class Run:
         self.plan, self.folder, self.sources = rows.plan, rows.folder, dict[str, list[str]]()
         self.visitor.gate.doing = watcher.doing
         self.visitor.gate.learn(rows.records.values())
-        self.pending = _Pending(self.folder, watcher)
+        self._pending: Outcome | None = None
+        """The last outcome, whose row is written while the worker builds the next cell."""
         self.together: Sequence[Run] = [self]
         """The runs that take turns, this one included."""
 
@@ -171,6 +153,13 @@ class Run:
         for note in (*self.folder.repairs, *rows.notes, *about_cores, *self.state["process_notes"]):
             if note:
                 self.watcher.warned(note)
+
+    def _flush(self) -> None:
+        outcome, self._pending = self._pending, None
+        if outcome is not None:
+            self.folder.add(outcome.record, outcome.samples, outcome.failure, outcome.stderr, outcome.points)
+            if outcome.record.status is not Status.INTERRUPTED:
+                self.watcher.visited(outcome.record)
 
     def go(self) -> list[Record]:
         """Measure what is missing and conclude the folders; return the rows of this one."""
@@ -191,7 +180,7 @@ class Run:
             self.folder.refuse_changes()
         except BaseException:
             with suppress(StoreError):  # what stopped the run is told, not that the table failed as well
-                self.pending.flush()
+                self._flush()
             with suppress(StoreError):
                 self.folder.write_csv([record for record in rows.in_order() if record.seal])
             raise
@@ -228,7 +217,7 @@ class Run:
                 if cell.cell_id in due:
                     yield go, round_, place, (side + place + round_) % 2  # none is always the first
                     self._visit(cell, round_)
-        self.pending.flush()
+        self._flush()
 
     def _begin_round(self, round_: int) -> None:
         """Give each round a fresh process.
@@ -237,7 +226,7 @@ class Run:
         it.
         """
         if round_ and self.rows.due(round_):
-            self.pending.flush()
+            self._flush()
             self.worker.stop()
 
     def _hold_to_limits(self) -> None:
@@ -252,7 +241,8 @@ class Run:
             return
         self.state = cast(Ready, {**self.state, **found.limits})
         self.folder.correct(found.limits)
-        self.watcher.warned(beyond_in_words(impossible))
+        were = "1 row was" if impossible == 1 else f"{impossible} rows were"
+        self.watcher.warned(f"{were} faster than the limits of the machine, so these are measured again")
         self.rows.correct(found.records)
 
     def _train(self, cells: Sequence[Cell]) -> None:
@@ -271,11 +261,11 @@ class Run:
                         self.watcher.trained(cell, done, of)
                     case Ended(cell, outcome):
                         self._finish(cell, outcome, at_work.pop(cell.cell_id)[1])
-                        self.pending.flush()
+                        self._flush()
         except KeyboardInterrupt:
             for cell, started in at_work.values():
                 self._finish(cell, Outcome(Record.of(cell, Status.INTERRUPTED, "stopped by the user")), started)
-                self.pending.flush()
+                self._flush()
             raise
         with suppress(OSError):  # other checkpoints may be in it
             (self.folder.path / CHECKPOINTS).rmdir()
@@ -312,12 +302,12 @@ class Run:
         self._finish(cell, outcome, started)
 
     def _ask(self, cell: Cell, round_: int) -> Outcome:
-        return self.visitor.visit(self.worker, self.rows.request(cell, round_), self.pending.flush)
+        return self.visitor.visit(self.worker, self.rows.request(cell, round_), self._flush)
 
     def _finish(self, cell: Cell, outcome: Outcome, started_at: str) -> None:
-        self.pending.flush()
+        self._flush()
         # Without this row, which is not stored yet. Later, writing a long table would take a core from the next cell.
         self.folder.write_csv(self.rows.in_order(), at_most_every=2.0)
         self.note_sources()
         self.rows.put(cell, outcome.record, self.state, started_at)
-        self.pending.hold(outcome)
+        self._pending = outcome

@@ -65,6 +65,11 @@ class Board:
         except Exception:  # NVMLError, or an older package without the function
             return None
 
+    def millijoules(self) -> int | None:
+        """The counter of the energy that it took; None without one."""
+        told = self.ask("nvmlDeviceGetTotalEnergyConsumption")
+        return None if told is None else int(told)
+
     def throttles(self) -> int:
         """NVML's bits of why the card throttles now, without those that are no throttling."""
         told = self.ask("nvmlDeviceGetCurrentClocksEventReasons")
@@ -195,14 +200,14 @@ class Card:
     def begin(self, call: Callable[[], object], calls: int) -> None:
         """Count the energy of consecutive calls, of which ``calls`` take a millisecond or more, between two counter
         changes."""
-        changes, made, begun = [(self._millijoules(), 0, perf_counter())], 0, perf_counter()
+        changes, made, begun = [(self._board.millijoules(), 0, perf_counter())], 0, perf_counter()
         while self._energy and changes[0][0] is not None:
             start = perf_counter()
             for _ in range(calls):
                 call()
             self._wait()
             now, made = perf_counter(), made + calls
-            if (millijoules := self._millijoules()) != changes[-1][0]:
+            if (millijoules := self._board.millijoules()) != changes[-1][0]:
                 changes.append((millijoules, made, now))
             (first, before, since), (last, after, until) = changes[min(1, len(changes) - 1)], changes[-1]
             if until - since >= max(COUNTED, 10 * min(TICK, now - start)):
@@ -212,7 +217,3 @@ class Card:
             if now - begun > max(10 * COUNTED, 4 * (now - start)):
                 break
             calls *= 1 + (now - start < EVERY)
-
-    def _millijoules(self) -> int | None:
-        told = self._board.ask("nvmlDeviceGetTotalEnergyConsumption")
-        return None if told is None else int(told)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.cuda import CUDAGraph, Stream, current_stream, graph, set_stream, stream, synchronize
@@ -37,19 +37,6 @@ class Replay:
         return self.output
 
 
-class Recorder(Protocol):
-    """Makes graphs of calls: a CUDA device, or what stands in for one."""
-
-    def warm(self, call: Call) -> None:
-        """Make the call where it will be captured, to prepare everything that is done once."""
-
-    def capture(self, call: Call) -> Replay:
-        """Record the work that the call gives the device."""
-
-    def recover(self) -> None:
-        """Restore the device after a failed capture; raise RuntimeError if it is lost."""
-
-
 @cache
 def _side_stream(device: torch.device) -> Stream:
     """One stream for all cells: torch keeps memory for each stream that multiplied something."""
@@ -65,6 +52,7 @@ class CudaRecorder:
         self._pool = torch.cuda.graph_pool_handle()
 
     def warm(self, call: Call) -> None:
+        """Make the call where it will be captured, to prepare everything that is done once."""
         self._side.wait_stream(self._outer)
         with stream(self._side):
             call()
@@ -72,12 +60,14 @@ class CudaRecorder:
         synchronize(self._device)
 
     def capture(self, call: Call) -> Replay:
+        """Record the work that the call gives the device."""
         made = CUDAGraph()
         with torch.cuda.device(self._device), graph(made, pool=self._pool, stream=self._side):
             output = call()
         return Replay(made.replay, output)
 
     def recover(self) -> None:
+        """Restore the device after a failed capture; raise RuntimeError if it is lost."""
         set_stream(self._outer)  # torch leaves the side stream current where a capture cannot be ended
         index = self._outer.device_index
         with suppress(Exception):  # newer versions of torch have done it
@@ -97,7 +87,7 @@ class CudaRecorder:
         return any(one.get("segment_pool_id") == self._pool and not one["active_size"] for one in parts)
 
 
-def captured(calls: Sequence[Call], recorder: Recorder) -> list[Replay]:
+def captured(calls: Sequence[Call], recorder: CudaRecorder) -> list[Replay]:
     """The calls as graphs, each of which writes into the same tensors whenever it is replayed.
 
     Raises NotCaptured if a call cannot be captured, with the device as before; RuntimeError if it is lost.

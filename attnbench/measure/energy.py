@@ -116,10 +116,9 @@ def _board(device: str) -> tuple[Counter, ...]:
     board = Board.of(device)
 
     def read() -> float:
-        told = board.ask("nvmlDeviceGetTotalEnergyConsumption") if board else None
-        if told is None:
+        if board is None or (told := board.millijoules()) is None:
             raise OSError("the card does not tell its energy")
-        return float(told) / 1e3
+        return told / 1e3
 
     counter = Counter(read)
     return () if math.isnan(_read(counter)) else (counter,)

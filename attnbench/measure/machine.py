@@ -40,7 +40,7 @@ thread that imports torch to one of them."""
 def available_cores() -> int:
     """Cores that this process may use; a container's quota may allow fewer than there are."""
     quota = cgroup.cores()
-    return _visible_cores() if quota is None else max(1, min(_visible_cores(), int(quota)))
+    return len(CORES) if quota is None else max(1, min(len(CORES), int(quota)))
 
 
 def default_threads() -> int:
@@ -50,7 +50,7 @@ def default_threads() -> int:
 
 def thread_warnings(threads: int) -> list[str]:
     """Warnings if the number of threads is not that of the cores, or a control group withholds cores."""
-    cores, visible, asked = available_cores(), _visible_cores(), _asked_threads()
+    cores, visible, asked = available_cores(), len(CORES), _asked_threads()
     said = []
     if cores < visible:
         said.append(f"the control group allows {cgroup.cores():.3g} of {visible} cores")
@@ -64,10 +64,6 @@ def thread_warnings(threads: int) -> list[str]:
 def throttling_warning(periods: int) -> str | None:
     """Warning if the control group used up its processor time in ``periods`` periods; None for 0."""
     return f"held back {periods} times by the CPU quota of the control group; use fewer --threads" if periods else None
-
-
-def _visible_cores() -> int:
-    return len(CORES)
 
 
 def _asked_threads() -> int | None:

@@ -8,18 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from resource import RUSAGE_SELF, getrusage
 from typing import Protocol
 
-try:
-    from resource import RUSAGE_SELF, getrusage
-except ImportError:  # Windows has no getrusage: contamination is not seen there
 
-    def _involuntary_switches() -> int:
-        return 0
-else:
-
-    def _involuntary_switches() -> int:
-        return getrusage(RUSAGE_SELF).ru_nivcsw
+def _involuntary_switches() -> int:
+    return getrusage(RUSAGE_SELF).ru_nivcsw
 
 
 class ClockError(RuntimeError):

@@ -85,11 +85,16 @@ class RunFolder:
         return read_manifest(self.path / ENVIRONMENT)
 
     @property
+    def _facts(self) -> dict[str, Any]:
+        """The same; nothing if they cannot be read, which :meth:`doubts` reports."""
+        with suppress(CorruptResults):
+            return self.environment
+        return {}
+
+    @property
     def is_thinned(self) -> bool:
         """True if it has no samples and curves by intention."""
-        with suppress(CorruptResults):  # doubts() reports it
-            return THINNED in self.environment
-        return False
+        return THINNED in self._facts
 
     def describe(self, state: Mapping[str, Any]) -> None:
         """Add the measuring process's facts of itself and the machine, unless an earlier one has given all of them."""
@@ -170,15 +175,10 @@ class RunFolder:
     def append(self, name: str, rows: Sequence[dict[str, Any]]) -> list[str]:
         """Append rows to a JSON-lines file with one write and one fsync, and return their checksums."""
         if not self._has_grown:
-            self._has_grown = True
-            self._forget_ends()
+            self._has_grown, facts = True, self._facts
+            if facts.pop(ENDS, None) is not None:
+                self._rewrite(facts)
         return self._journal(name).append(rows)
-
-    def _forget_ends(self) -> None:
-        with suppress(CorruptResults):  # doubts() reports it
-            environment = self.environment
-            if environment.pop(ENDS, None) is not None:
-                self._rewrite(environment)
 
     def _journal(self, name: str) -> Journal:
         if name not in self._journals:
@@ -217,9 +217,7 @@ class RunFolder:
             CorruptResults: a line is not as it was written.
             ResultsError: the run is of a schema that this version does not read.
         """
-        environment: dict[str, Any] = {}
-        with suppress(CorruptResults):  # doubts() reports it
-            environment = self.environment
+        environment = self._facts
         if stored(self.path / OLD).is_file():
             return old_rows(self.path / OLD, environment)
         self._refuse_other_schema(environment)

@@ -30,7 +30,7 @@ class _Values:
     """Its meaning in a row of ``exclude``."""
 
     def in_words(self, name: str, value: object) -> str:
-        return f"{name.replace('_', ' ')} {value}"
+        return f"no {name}" if value == "none" else f"{name.replace('_', ' ')} {value}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,6 @@ class Words(_Values):
 
     known: tuple[str, ...]
     condition = "one word or several"
-
-    def in_words(self, name: str, value: object) -> str:
-        return f"no {name}" if value == "none" else f"{name} {value}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +76,6 @@ class Masks(_Values):
     """Masks of pairs (:mod:`attnbench.contract.problem.mask`), ``none`` with or without quotes."""
 
     condition = "one mask or several"
-
-    def in_words(self, name: str, value: object) -> str:
-        return f"no {name}" if value == "none" else f"{name} {value}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,9 +144,8 @@ def _with_axis(suite: Suite, axis: str, value: Override, option: str, *, names: 
     values = _split(axis, value)
     try:
         wanted = _read(axis, values, names=names)
-    except (ValidationError, UsageError) as error:
-        said = first_problem(error) if isinstance(error, ValidationError) else str(error)
-        raise UsageError(f"{option}: {said}") from None
+    except UsageError as error:
+        raise UsageError(f"{option}: {error}") from None
     data = copy.deepcopy(suite.data)
     sweeps = [plain for plain, sweep in zip(data["sweeps"], suite.sweeps, strict=True) if _has_axis(sweep, axis)]
     if not sweeps:
@@ -170,14 +169,16 @@ def read_axis(axis: str, text: str, called: str) -> list[Any]:
     """The values of an axis in text as after ``--set``; UsageError in which the axis is ``called`` so."""
     try:
         return _read(axis, _split(axis, text), names=True)
-    except (ValidationError, UsageError) as error:
-        said = first_problem(error) if isinstance(error, ValidationError) else str(error)
-        said = said if repr(axis) in said else f"{axis!r}: {said}"
+    except UsageError as error:
+        said = str(error) if repr(axis) in str(error) else f"{axis!r}: {error}"
         raise UsageError(said.replace(repr(axis), repr(called))) from None
 
 
 def _read(axis: str, values: Any, *, names: bool) -> list[Any]:
-    found: list[Any] = getattr(Axes.model_validate({axis: values}, context=Reading()), axis)
+    try:
+        found: list[Any] = getattr(Axes.model_validate({axis: values}, context=Reading()), axis)
+    except ValidationError as error:
+        raise UsageError(first_problem(error)) from None
     return _as_named(axis, found) if names else found
 
 
@@ -258,10 +259,7 @@ def _grids(suite: Suite, kind: str) -> Iterator[_Grid]:
 
 def _cells(suite: Suite, grid: _Grid, device: str) -> Iterator[Cell]:
     sweep, measures = grid.sweep, grid.sweep.measures
-    size = None
-    if sweep.level == "model":
-        given = sweep.sizes.model_dump() if sweep.sizes else {}
-        size = ModelSize(**given)
+    size = ModelSize(**(sweep.sizes.model_dump() if sweep.sizes else {})) if sweep.level == "model" else None
     trained = _trained(suite, grid)
     trainings = _trainings(sweep, grid.axes["learning_rate"])
     excluded = [row.tests() for row in grid.excludes]

@@ -110,28 +110,22 @@ def _names(model: type[BaseModel]) -> list[str]:
     return [info.alias or name for name, info in model.model_fields.items()]
 
 
+_PARTS: dict[str, type[BaseModel]] = {
+    "sweeps": Sweep,
+    "matrix": Matrix,
+    "model": Size,
+    "training": Rules,
+    "tuning": Tuning,
+    "profiles": Profiles,
+    "exclude": Exclude,
+    "include": Include,
+}
+
+
 def _unknown_key(place: Place) -> str:
     *inside, key = place
-    model: type[BaseModel] = Suite
-    match inside:
-        case ["sweeps", _]:
-            model = Sweep
-        case [*_, "matrix"]:
-            model = Matrix
-        case [*_, "model"]:
-            model = Size
-        case [*_, "training"]:
-            model = Rules
-        case [*_, "tuning"]:
-            model = Tuning
-        case [*_, "profiles"]:
-            model = Profiles
-        case [*_, "profiles", _]:
-            model = Axes
-        case ["exclude", _]:
-            model = Exclude
-        case ["include", _]:
-            model = Include
+    last = [part for part in inside if isinstance(part, str)][-1:]
+    model: type[BaseModel] = _PARTS.get(last[0], Axes) if last else Suite  # a type of device has axes
     if model is Sweep and key in AXES:
         return f"{key!r} does not stand here; put it under matrix"
     if model is Matrix and key in _names(Sweep):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -13,7 +14,9 @@ from attnbench.suite.cell import Cell, Level, Pass
 from attnbench.suite.describe import address
 
 _TOKEN = re.compile(r"[()]|[^\s()]+")
-_MAX_DEPTH = 50
+_SIGNS = ("and", "or", "not", "(", ")")
+_DEEPEST = 200
+"""Most signs that may nest, so that no stack runs over."""
 _EXAMPLE = "write for instance 'performer and not n4096'"
 _WHOLE = {*DTYPES, *get_args(Level), *get_args(Pass)}
 """Words that are never a part of another one: float16 does not mean bfloat16."""
@@ -32,12 +35,12 @@ def choose(expression: str, cells: Sequence[Cell]) -> list[Cell]:
 
 
 def _nothing(expression: str, addresses: Sequence[str]) -> UsageError:
-    words = [word for word in _TOKEN.findall(expression) if word.lower() not in ("and", "or", "not", "(", ")")]
+    words = [word for word in _TOKEN.findall(expression) if word.lower() not in _SIGNS]
     unknown = [word for word in words if not any(_finds(word.lower())(where.lower()) for where in addresses)]
     parts = {part for where in addresses for whole in where.split("/") for part in (whole, whole.partition(":")[0])}
     nearest = did_you_mean(unknown[0], parts, cutoff=0.75).removeprefix("; ") if unknown else ""
     what = f"no cell has {unknown[0]!r}" if unknown else "no cell matches"
-    return _Parser(expression).error(what, nearest or f"a cell is called {addresses[0]}")
+    return _error(expression, what, nearest or f"a cell is called {addresses[0]}")
 
 
 def matches(expression: str, label: str) -> bool:
@@ -51,59 +54,36 @@ def matches(expression: str, label: str) -> bool:
 
 @lru_cache(maxsize=16)
 def _compile(expression: str) -> Predicate:
-    parser = _Parser(expression)
-    chosen = parser.any_of(0)
-    if parser.tokens:
-        raise parser.error(f"'and' or 'or' is missing before {parser.tokens[-1]!r}")
-    return chosen
+    words: list[str] = []
+    parts: list[str] = []
+    for token in map(str.lower, _TOKEN.findall(expression)):
+        words += [] if token in _SIGNS else [token]
+        parts.append(token if token in _SIGNS else f"w{len(words) - 1}")
+    try:  # Python has the same grammar once each word is a name
+        if parts.count("not") + parts.count("(") > _DEEPEST:
+            raise SyntaxError
+        return _predicate(ast.parse(" ".join(parts), mode="eval").body, words)
+    except (SyntaxError, RecursionError, MemoryError):
+        raise _error(expression, "not words with and, or, not and parentheses", _EXAMPLE) from None
 
 
-class _Parser:
-    """Recursive descent; ``tokens`` are the remaining ones, the next one last."""
-
-    def __init__(self, expression: str) -> None:
-        self.expression = expression
-        self.tokens = _TOKEN.findall(expression)[::-1]
-
-    def error(self, what: str, remedy: str = _EXAMPLE) -> UsageError:
-        shown = self.expression if len(self.expression) <= 60 else self.expression[:59] + "…"
-        return UsageError(f"-k {shown!r}: {what if len(what) <= 100 else what[:99] + '…'}; {remedy}")
-
-    def takes(self, word: str) -> bool:
-        if self.tokens and self.tokens[-1].lower() == word:
-            self.tokens.pop()
-            return True
-        return False
-
-    def any_of(self, depth: int) -> Predicate:
-        parts = [self.all_of(depth)]
-        while self.takes("or"):
-            parts.append(self.all_of(depth))
-        return parts[0] if len(parts) == 1 else lambda label: any(part(label) for part in parts)
-
-    def all_of(self, depth: int) -> Predicate:
-        parts = [self.one(depth)]
-        while self.takes("and"):
-            parts.append(self.one(depth))
-        return parts[0] if len(parts) == 1 else lambda label: all(part(label) for part in parts)
-
-    def one(self, depth: int) -> Predicate:
-        if depth > _MAX_DEPTH:
-            raise self.error(f"more than {_MAX_DEPTH} levels of not and parentheses")
-        if self.takes("not"):
-            inner = self.one(depth + 1)
+def _predicate(part: ast.expr, words: Sequence[str]) -> Predicate:
+    match part:
+        case ast.Name(name):
+            return _finds(words[int(name[1:])])
+        case ast.UnaryOp(ast.Not(), operand):
+            inner = _predicate(operand, words)
             return lambda label: not inner(label)
-        if self.takes("("):
-            inner = self.any_of(depth + 1)
-            if not self.takes(")"):
-                raise self.error("')' is missing")
-            return inner
-        if not self.tokens:
-            raise self.error("a word is missing at the end")
-        word = self.tokens.pop().lower()
-        if word in ("and", "or", ")"):
-            raise self.error(f"a word is missing before {word!r}")
-        return _finds(word)
+        case ast.BoolOp(joined, values):
+            parts = [_predicate(one, words) for one in values]
+            among = all if isinstance(joined, ast.And) else any
+            return lambda label: among(one(label) for one in parts)
+    raise SyntaxError
+
+
+def _error(expression: str, what: str, remedy: str) -> UsageError:
+    shown, said = (one if len(one) <= most else one[: most - 1] + "…" for one, most in ((expression, 60), (what, 100)))
+    return UsageError(f"-k {shown!r}: {said}; {remedy}")
 
 
 def _finds(word: str) -> Predicate:

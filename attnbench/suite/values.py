@@ -7,7 +7,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import PlainValidator, ValidationInfo, WithJsonSchema
@@ -37,13 +37,14 @@ _UNTOUCHED = Spec(UNTOUCHED)
 """Stands for no variant; :mod:`attnbench.suite.expand` refuses it unless the model is trained already."""
 _COMPARISON = re.compile(r"\s*(>=|<=|==|!=|>|<)\s*([0-9]{1,18}k?)\s*")
 _OPERATORS: dict[str, Callable[[int, int], bool]] = {
-    ">=": operator.ge,
-    "<=": operator.le,
+    ">=": operator.le,
+    "<=": operator.ge,
     "==": operator.eq,
     "!=": operator.ne,
-    ">": operator.gt,
-    "<": operator.lt,
+    ">": operator.lt,
+    "<": operator.gt,
 }
+"""Comparison -> the function of the number that was written and then the value."""
 
 
 @dataclass(slots=True)
@@ -156,17 +157,29 @@ def named(kind: str, spec: Spec) -> Spec:
         raise UsageError(_with_remedy(error, remedy)) from None
 
 
-def _words(known: tuple[str, ...]) -> Check:
-    def check(value: object, info: ValidationInfo) -> list[str]:
-        words: list[str] = []
+def _each(read: Callable[[object], Any]) -> Check:
+    """Read the items of a list one by one; ``read`` raises UsageError with what follows the axis in the message."""
+
+    def check(value: object, info: ValidationInfo) -> list[Any]:
+        found = []
         for index, item in enumerate(_listed(value, info.field_name)):
-            word = "none" if item is None and "none" in known else item  # without quotes it is nothing in YAML
-            if not isinstance(word, str) or word not in known:
-                wrong(f"{info.field_name!r} cannot be {shown(item)}{pick(item, known)}", index)
-            words.append(word)
-        return words
+            try:
+                found.append(read(item))
+            except UsageError as error:
+                wrong(f"{info.field_name!r} {error}", index)
+        return found
 
     return check
+
+
+def _words(known: tuple[str, ...]) -> Check:
+    def word(item: object) -> object:
+        found = "none" if item is None and "none" in known else item  # without quotes it is nothing in YAML
+        if not isinstance(found, str) or found not in known:
+            raise UsageError(f"cannot be {shown(item)}{pick(item, known)}")
+        return found
+
+    return _each(word)
 
 
 def _masks(value: object, info: ValidationInfo) -> list[str]:
@@ -184,43 +197,33 @@ def _masks(value: object, info: ValidationInfo) -> list[str]:
     return masks
 
 
-def _layers(value: object, info: ValidationInfo) -> list[str]:
-    chosen: list[str] = []
-    for index, item in enumerate(_listed(value, info.field_name)):
-        words = str(item).split("+")
-        if item != "all" and (isinstance(item, bool) or not all(one.isdecimal() and len(one) < 5 for one in words)):
-            wrong(f"{info.field_name!r} cannot be {shown(item)}; write all, a layer such as 3, or 0+5", index)
-        chosen.append("all" if item == "all" else "+".join(map(str, sorted({int(one) for one in words}))))
-    return chosen
+def _layers(item: object) -> str:
+    words = str(item).split("+")
+    if item == "all":
+        return "all"
+    if isinstance(item, bool) or not all(one.isdecimal() and len(one) < 5 for one in words):
+        raise UsageError(f"cannot be {shown(item)}; write all, a layer such as 3, or 0+5")
+    return "+".join(map(str, sorted({int(one) for one in words})))
 
 
-def _flags(value: object, info: ValidationInfo) -> list[bool]:
-    flags: list[bool] = []
-    for index, item in enumerate(_listed(value, info.field_name)):
-        if not isinstance(item, bool):
-            wrong(f"{info.field_name!r} cannot be {shown(item)}; write true or false", index)
-        flags.append(item)
-    return flags
+def _flag(item: object) -> bool:
+    if not isinstance(item, bool):
+        raise UsageError(f"cannot be {shown(item)}; write true or false")
+    return item
 
 
-def _shares(value: object, info: ValidationInfo) -> list[float]:
-    shares: list[float] = []
-    for index, item in enumerate(_listed(value, info.field_name)):
-        if isinstance(item, bool) or not isinstance(item, int | float) or not 0 <= item < 1:
-            wrong(f"{info.field_name!r} must be at least 0 and below 1, got {shown(item)}; write 0.5, say", index)
-        shares.append(float(item))
-    return shares
+def _share(item: object) -> float:
+    if isinstance(item, bool) or not isinstance(item, int | float) or not 0 <= item < 1:
+        raise UsageError(f"must be at least 0 and below 1, got {shown(item)}; write 0.5, say")
+    return float(item)
 
 
-def _rates(value: object, info: ValidationInfo) -> list[float]:
-    rates: list[float] = []
-    for index, item in enumerate(_listed(value, info.field_name)):
-        if isinstance(item, bool) or not isinstance(item, int | float) or not 0 < item <= 1:
-            is_rate = isinstance(item, str) and isinstance(parse_scalar(item), float)
-            remedy = "write 2.0e-3: YAML takes 2e-3 for text" if is_rate else "write 0.002, say"
-            wrong(f"{info.field_name!r} must be above 0 and at most 1, got {shown(item)}; {remedy}", index)
-        rates.append(float(item))
-    return rates
+def _rate(item: object) -> float:
+    if isinstance(item, bool) or not isinstance(item, int | float) or not 0 < item <= 1:
+        is_rate = isinstance(item, str) and isinstance(parse_scalar(item), float)
+        remedy = "write 2.0e-3: YAML takes 2e-3 for text" if is_rate else "write 0.002, say"
+        raise UsageError(f"must be above 0 and at most 1, got {shown(item)}; {remedy}")
+    return float(item)
 
 
 def _number_tests(value: object, info: ValidationInfo) -> list[Test]:
@@ -230,7 +233,8 @@ def _number_tests(value: object, info: ValidationInfo) -> list[Test]:
     for index, item in enumerate(_listed(value, info.field_name)):
         comparison = _COMPARISON.fullmatch(item) if isinstance(item, str) else None
         if comparison:
-            tests.append(_comparison(_OPERATORS[comparison[1]], *parse_range(comparison[2])))
+            (number,) = parse_range(comparison[2])
+            tests.append(partial(_OPERATORS[comparison[1]], number))
         elif isinstance(item, str) and item.lstrip()[:1] in tuple("<>=!"):
             wrong(f"{info.field_name!r}: {shown(item)} is not a comparison; write for instance '>=65536'", index)
         else:
@@ -238,14 +242,6 @@ def _number_tests(value: object, info: ValidationInfo) -> list[Test]:
             reading.add(len(part), index)
             numbers.update(part)
     return tests
-
-
-def _comparison(compare: Callable[[int, int], bool], number: int) -> Test:
-    return lambda value: compare(value, number)
-
-
-def _equality(word: object) -> Test:
-    return lambda value: bool(value == word)
 
 
 def _spec_tests(kind: str) -> Check:
@@ -266,7 +262,7 @@ def _named(kind: str, spec: Spec, *, by_name: bool) -> Test:
 
 
 def _equal_to(values: Check) -> Check:
-    return lambda value, info: [_equality(one) for one in values(value, info)]
+    return lambda value, info: [partial(operator.eq, one) for one in values(value, info)]
 
 
 def _schema(item: dict[str, Any]) -> WithJsonSchema:
@@ -291,13 +287,13 @@ def _checked_by(axis: Axis) -> tuple[Check, dict[str, Any]]:
         case Masks():
             return _masks, {"type": ["string", "object", "null"]}
         case Layers():
-            return _layers, {"type": ["string", "integer"]}
+            return _each(_layers), {"type": ["string", "integer"]}
         case Share():
-            return _shares, {"type": "number", "minimum": 0, "exclusiveMaximum": 1}
+            return _each(_share), {"type": "number", "minimum": 0, "exclusiveMaximum": 1}
         case Rate():
-            return _rates, {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
+            return _each(_rate), {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
         case Flag():
-            return _flags, {"type": "boolean"}
+            return _each(_flag), {"type": "boolean"}
 
 
 def values_of(axis: Axis) -> Any:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from attnbench.harness import runner
-from attnbench.harness.outside.gate import HoldSetting, Verdict
 from attnbench.harness.outside.isolation import CellFailed
+from attnbench.harness.outside.visit import HoldSetting, Verdict
 from attnbench.harness.plan import Options, make_plan
 from attnbench.measure.machine import id_of
 from attnbench.measure.status import Status

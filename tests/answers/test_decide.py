@@ -432,7 +432,7 @@ def test_a_selection_takes_cells_by_the_words_of_run(old: Path, tmp_path: Path) 
     assert set(verdicts(decision)) == {("linear", 128), ("linear", 256)}
     with pytest.raises(UsageError, match=r"-k 'gla': no cell matches; a cell is called w/softmax/n64/operator/forward"):
         decided(old, new, Question(select="gla"))
-    with pytest.raises(UsageError, match="a word is missing"):
+    with pytest.raises(UsageError, match="not words with and"):
         decided(old, new, Question(select="linear and"))
 
 

@@ -104,7 +104,7 @@ def table(
 
         def ask(self, request: dict[str, Any], timeout: float, **_: object) -> dict[str, Any]:
             if request["do"] == "setting":
-                return {"tried": 1, "fault": None}
+                return {"found": {"tried": 1, "fault": None}}
             if request["do"] == "cell":
                 record = Record.of(Cell.from_json(request["cell"]), Status.OK, time_median_s=1e-3, quick=True)
                 return {"record": record.to_json(), "samples": None}

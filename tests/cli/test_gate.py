@@ -110,7 +110,7 @@ BAD = [
     ("gate same --against old --confirm -1", Exit.USAGE, "--confirm must be at least 0"),
     ("gate same --against old --relative-to gla", Exit.USAGE, "--relative-to 'gla': no variant of this name was timed"),
     ("gate same --against old -k gla", Exit.USAGE, "-k 'gla': no cell matches; a cell is called w/softmax/n1024"),
-    ("gate same --against old -k (", Exit.USAGE, "-k '(': a word is missing at the end"),
+    ("gate same --against old -k (", Exit.USAGE, "-k '(': not words with and, or, not and parentheses"),
     ("gate same --against old --out no/such/file", Exit.CANNOT_CREATE, "cannot write no/such/file: there is no folder"),
 ]
 

@@ -27,7 +27,7 @@ from attnbench.figures import figure_kinds
 from attnbench.harness import runner
 from attnbench.harness.compare import compare
 from attnbench.harness.outside import isolation
-from attnbench.harness.outside.gate import HoldSetting, Verdict
+from attnbench.harness.outside.visit import HoldSetting, Verdict
 from attnbench.laws import Finding
 from attnbench.results.record import HELD
 from attnbench.suite.cell import Cell
@@ -51,7 +51,7 @@ class Worker(Instant):
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         if request["do"] == "laws":
             fault = "é — the output is not that of the formula" * (request["variant"] == "twice")
-            return {"findings": [asdict(Finding(request["law"], "n = 23", not fault, 0.5, 1.0, fault))]}
+            return {"found": [asdict(Finding(request["law"], "n = 23", not fault, 0.5, 1.0, fault))]}
         if request["do"] == "pairs":
             cells = [Cell.from_json(cell) for cell in request["cells"]]
             times = [cell.shape.N * 1e-6 * (1 + i) for i, cell in enumerate(cells)]

@@ -184,7 +184,7 @@ def test_a_finished_run_is_read_and_nothing_is_measured(tmp_path: Path) -> None:
         ("performer --score 0.9 --inputs gaussian", "--inputs says nothing of models that are trained; leave it out"),
         ("performer --score 0.9 --seed 1", "--seed says nothing of models that are trained; leave it out"),
         ("performer --score 0.9 --task recal", "--task: unknown task 'recal'; did you mean 'recall'?"),
-        ("performer --score 0.9 --rates fast", "--rates 'fast': not learning rates; write for instance --rates 0.004"),
+        ("performer --score 0.9 --rates fast", "--rates must be above 0 and at most 1, got 'fast'; write 0.002, say"),
         ("performer --score 0.9 --n 64..128", "--n 64..128: match takes one length; write --n 64"),
         ("performer --score 0.9 --n 128k", "98304 trainings are within reach, at most 20000; give a smaller --most"),
         ("performer --score 0.9 --pass decode", "--pass decode: the encoder that is trained reads whole sequences;"),

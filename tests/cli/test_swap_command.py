@@ -39,7 +39,10 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["swap", "listops", "-v", "perfomer"], "unknown variant 'perfomer'; did you mean 'performer'?"),
         (["swap", "listops", "-v", "local", "--layers", "x"], "--layers 'x': 'x' is no layer"),
         (["swap", "listops", "-v", "local", "--layers", "7"], "--layers 7: the model has 3 layers, counted from 0"),
-        (["swap", "listops", "-v", "local", "--steps", "many"], "--steps 'many': not numbers of steps"),
+        (
+            ["swap", "listops", "-v", "local", "--steps", "many"],
+            "--steps: 'many' is not a number or a range; write 1024",
+        ),
         (["swap", "listops", "-v", "local", "--windows", "5"], "--windows 5: below 6 no interval"),
         (["swap", "listops", "-v", "local", "--lr", "2"], "--lr must be above 0 and at most 1, got 2"),
         (["swap", "listops", "-v", "local", "--text", "t.txt"], "the model listops reads trees of ListOps"),

@@ -23,7 +23,7 @@ from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Spec
 from attnbench.contract.variant import VARIANTS
 from attnbench.errors import Unsupported, UsageError
-from attnbench.harness.outside.gate import HoldSetting
+from attnbench.harness.outside.visit import HoldSetting
 from attnbench.laws import LAWS, check_variant
 from attnbench.suite.cell import Cell
 from tests.forked import forks

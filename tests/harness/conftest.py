@@ -30,7 +30,7 @@ class Told(Instant):
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         if request["do"] == "setting":
             self.held_to.append(request["cell"]["variant"]["name"])
-            return {"tried": 1, "fault": None}
+            return {"found": {"tried": 1, "fault": None}}
         cell, round_ = Cell.from_json(request["cell"]), request["round"]
         self.visits.append((cell.label, round_))
         answer = self.told(cell, round_)

@@ -11,7 +11,7 @@ from attnbench.errors import UsageError
 from attnbench.harness import extra_rounds as again
 from attnbench.harness import runner
 from attnbench.harness.extra_rounds import more_rounds
-from attnbench.harness.outside.gate import HoldSetting, Verdict
+from attnbench.harness.outside.visit import HoldSetting, Verdict
 from attnbench.harness.plan import Options, make_plan
 from attnbench.measure.time import Sample, TimingRules, summarise
 from attnbench.results.read import read_results

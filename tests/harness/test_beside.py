@@ -26,9 +26,9 @@ from attnbench.harness.compare.lead import lead
 from attnbench.harness.compare.length import measure_length
 from attnbench.harness.extra_rounds import more_rounds
 from attnbench.harness.outside import interpreter
-from attnbench.harness.outside.gate import HoldSetting, Verdict
 from attnbench.harness.outside.interpreter import NEEDED, Interpreter
 from attnbench.harness.outside.isolation import CellFailed, Settings, Worker, WorkerFailed
+from attnbench.harness.outside.visit import HoldSetting, Verdict
 from attnbench.harness.plan import Options, make_plan
 from attnbench.harness.runner import execute_beside
 from attnbench.harness.wire import protocol
@@ -104,7 +104,7 @@ def test_all_that_the_measuring_process_imports_is_asked_for() -> None:
         f"import sys; sys.modules.update(dict.fromkeys({others}))\n"  # so that nobody can import them
         "from attnbench.harness.inside import worker; worker._import()\n"
         "from attnbench.laws import gating_laws; gating_laws()\n"
-        "import attnbench.harness.wire.protocol, attnbench.harness.inside.pairs, attnbench.harness.outside.gate"
+        "import attnbench.harness.wire.protocol, attnbench.harness.inside.pairs, attnbench.harness.outside.visit"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120, cwd=ROOT)
     assert Interpreter.of(sys.executable).path == str(Path(sys.executable).absolute())

@@ -78,7 +78,8 @@ class MadeUp:
 
     def ask(self, request: dict[str, Any], timeout: float, **_: Any) -> dict[str, Any]:
         if request["do"] == "setting":
-            return {"tried": 1, "fault": self.faults.get(Cell.from_json(request["cell"]).variant.name)}
+            fault = self.faults.get(Cell.from_json(request["cell"]).variant.name)
+            return {"found": {"tried": 1, "fault": fault}}
         if request["do"] == "cell":
             return self.look(Cell.from_json(request["cell"]), timeout)
         return self.turns([Cell.from_json(cell) for cell in request["cells"]], timeout)
@@ -103,7 +104,7 @@ class MadeUp:
 def _made_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "Worker", MadeUp)
     monkeypatch.setattr(machine, "available_cores", lambda: 2)
-    monkeypatch.setattr(machine, "_visible_cores", lambda: 2)
+    monkeypatch.setattr(machine, "CORES", {0, 1})
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
 

@@ -13,8 +13,8 @@ import pytest
 from attnbench.cli.screen.console import laws_note
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import parse_spec
-from attnbench.harness.outside.gate import Gate, HoldSetting, Verdict
 from attnbench.harness.outside.isolation import CellFailed
+from attnbench.harness.outside.visit import Gate, HoldSetting, Verdict
 from attnbench.harness.plan import Options, make_plan
 from attnbench.harness.runner import execute
 from attnbench.laws import LAWS, check_variant, gating_laws
@@ -238,7 +238,7 @@ def test_a_process_that_was_killed_from_outside_breaks_no_law_the_second_time(mo
 def test_what_compiles_itself_for_each_shape_is_not_tried() -> None:
     cell = Cell("s", "w", parse_spec("flex"), Shape(seq_len=128))
     assert HoldSetting(cell).found(lambda *_: None) == {"tried": 0, "fault": None}
-    assert HoldSetting(cell).answered({"tried": 0, "fault": None}) == Verdict(NOT_TRIED)
+    assert HoldSetting(cell).answered({"found": {"tried": 0, "fault": None}}) == Verdict(NOT_TRIED)
 
 
 def test_what_computes_on_no_cpu_is_not_tried_for_a_run_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

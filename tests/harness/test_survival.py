@@ -25,7 +25,7 @@ import pytest
 from attnbench.cli.app import main
 from attnbench.harness import identity, runner
 from attnbench.harness.outside import isolation
-from attnbench.harness.outside.gate import HoldSetting, Verdict
+from attnbench.harness.outside.visit import HoldSetting, Verdict
 from attnbench.harness.plan import Options, make_plan
 from attnbench.measure.status import Status
 from attnbench.results.record import HELD, Record

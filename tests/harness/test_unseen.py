@@ -26,7 +26,7 @@ from attnbench.harness.inside.execute import run_cell
 from attnbench.harness.inside.fresh_inputs import hold_to, hold_to_unseen, look
 from attnbench.harness.inside.pairs import measure_pairs
 from attnbench.harness.inside.turns import SEEN, UNSEEN, Windows
-from attnbench.harness.outside.gate import HoldSetting
+from attnbench.harness.outside.visit import HoldSetting
 from attnbench.harness.wire.protocol import VisitCell
 from attnbench.laws import check_variant, first_fault, setting_of
 from attnbench.measure.status import Status
@@ -244,7 +244,7 @@ def test_what_computes_is_ok_without_a_word(pass_: Pass, level: Level) -> None:
 
 def test_who_computes_something_else_than_its_formula_is_refused_before_it_is_measured() -> None:
     request = HoldSetting(Cell("s", "w", parse_spec("cheat-other"), Shape(heads=2, seq_len=384, head_dim=32)))
-    verdict = request.answered(request.found(lambda *_: None))
+    verdict = request.answered({"found": request.found(lambda *_: None)})
     assert (verdict.status, verdict.laws) == (Status.ERROR, "formula")
 
 

@@ -14,7 +14,7 @@ import torch
 
 from attnbench.errors import Unsupported, UsageError
 from attnbench.harness.outside.isolation import Settings, Worker
-from attnbench.harness.outside.module import AskModule, examine_module
+from attnbench.harness.outside.laws import AskModule, examine_module
 from attnbench.laws.modules import questions
 from attnbench.laws.modules.questions import QUESTIONS, Found, Growth, answer, basics, collected, probe
 from attnbench.laws.modules.subject import Subject, Wanted
@@ -401,8 +401,8 @@ def test_an_answer_survives_its_way_through_json() -> None:
         request = AskModule(wanted, question)
         again = AskModule.from_json(json.loads(json.dumps(request.to_json())))
         assert again == request
-        answers[question] = request.answered(json.loads(json.dumps(again.found())))
-    known = AskModule(wanted).answered(AskModule(wanted).found())
+        answers[question] = request.answered({"found": json.loads(json.dumps(again.found()))})
+    known = AskModule(wanted).answered({"found": AskModule(wanted).found()})
     assert replace(collected(known, answers), memory=None) == replace(found("Pooled"), memory=None)
     with pytest.raises(UsageError, match="no such file"):
         AskModule(Wanted("nowhere.py:Model", "x")).found()

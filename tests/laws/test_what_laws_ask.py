@@ -16,7 +16,7 @@ from attnbench.contract.problem.reference import exact_attention
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Spec
 from attnbench.contract.variant import VARIANTS, No, Traits, Variant
-from attnbench.harness.outside.gate import HoldSetting
+from attnbench.harness.outside.visit import HoldSetting
 from attnbench.harness.wire import process
 from attnbench.laws import LAWS, check_variant
 from attnbench.laws.laws import Case, DoesNotWork, Measured

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from attnbench.contract.spec import comma_separated, parse_specs
 from attnbench.errors import UsageError
-from attnbench.harness.score.question import _rates
+from attnbench.harness.score.question import _several
 from attnbench.harness.swap.question import parse_layers, parse_steps
 from attnbench.suite.expand import apply_overrides
 from attnbench.suite.load import load_suite
@@ -56,7 +56,7 @@ def test_a_range_stands_for_these_numbers(text: str | int | list[str | int], num
 def test_what_may_be_one_number_with_a_comma_is_refused_in_every_list(
     text: str, whole: int | None, several: str | None
 ) -> None:
-    readers = [parse_range, parse_steps, parse_layers, _rates]
+    readers = [parse_range, parse_steps, parse_layers, _several]
     readers.append(lambda text: parse_specs(f"performer:features=[{text}]"))
     readers.append(lambda text: apply_overrides(load_suite("quick"), {"seq_len": text}))
     for read in readers:

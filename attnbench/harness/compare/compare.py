@@ -14,9 +14,9 @@ from attnbench.contract.inputs import doubt
 from attnbench.harness.compare.length import Length, measure_again, measure_length, without_error
 from attnbench.harness.inside.execute import hold_to_limits
 from attnbench.harness.inside.launch import host_share
-from attnbench.harness.outside.gate import Gate
 from attnbench.harness.outside.interpreter import Interpreter
 from attnbench.harness.outside.isolation import Settings, Worker, WorkerFailed
+from attnbench.harness.outside.visit import Gate
 from attnbench.harness.wire.process import Products, environment_for
 from attnbench.measure.cgroup import throttled_periods
 from attnbench.measure.crossover import Crossover, crossover

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import combinations
 from typing import Any, Self
 
 from attnbench.contract.inputs import INPUTS, look_at
@@ -15,7 +16,6 @@ from attnbench.contract.spec import parse_spec, parse_specs
 from attnbench.contract.variant import VARIANTS
 from attnbench.errors import UsageError
 from attnbench.harness.compare.compare import Contest
-from attnbench.harness.compare.distinct import refuse_equal
 from attnbench.harness.outside.interpreter import Interpreter
 from attnbench.harness.outside.isolation import Settings
 from attnbench.harness.trial import load_all
@@ -103,7 +103,7 @@ class Question:
         again = [sides[:place].count(side) for place, side in enumerate(sides)]
         pythons = [Interpreter.of(at[1:], n) if at else None for (_, at), n in zip(sides, again, strict=True)]
         labels = [f"{spec}{python or ''}" for spec, python in zip(specs, pythons, strict=True)]
-        refuse_equal(labels, [f"{spec}{where}" for spec, where in written])
+        _refuse_equal(labels, [f"{spec}{where}" for spec, where in written])
         inputs = parse_spec(str(at["inputs"]))
         at["inputs"] = INPUTS.get(inputs.name).normalise(inputs)
         look_at(at["inputs"])
@@ -143,6 +143,15 @@ class Question:
             error_draws=2,
             **{axis: at[axis] for axis in names_of("cell")},
         )
+
+
+def _refuse_equal(labels: Sequence[str], written: Sequence[str]) -> None:
+    """Raise UsageError for the same variant twice; ``labels`` leave out default options, ``written`` is the user's."""
+    for (label, one), (other_label, other) in combinations(zip(labels, written, strict=True), 2):
+        if label == other_label:
+            also = "" if label in (one, other) else f", {label}"
+            remedy = "name different ones: attnbench compare softmax linear --n 1024..4096"
+            raise UsageError(f"{one} and {other} are the same variant{also}; {remedy}")
 
 
 def _refuse_unsupported(cells: Sequence[Cell], modules: Collection[str]) -> None:

@@ -19,7 +19,7 @@ from attnbench.harness.inside.call import Call
 from attnbench.harness.inside.fresh_inputs import Look, agree, look, tensors
 from attnbench.harness.inside.turns import SEEN
 from attnbench.measure.cuda_events import CudaEvents
-from attnbench.measure.cuda_graph import CudaRecorder, NotCaptured, Recorder, Replay, captured
+from attnbench.measure.cuda_graph import CudaRecorder, NotCaptured, Replay, captured
 from attnbench.measure.device_work import device_work
 from attnbench.measure.stopwatch import Stopwatch
 from attnbench.results.record import Record
@@ -61,7 +61,7 @@ class Launch:
         return watch.time(self.run, SEEN)[0] / SEEN if self.launched == "graph" else seconds
 
     def of_part(
-        self, part: Callable[[], Any], device: str, recorder: Callable[[str], Recorder] = CudaRecorder
+        self, part: Callable[[], Any], device: str, recorder: Callable[[str], CudaRecorder] = CudaRecorder
     ) -> Callable[[], Any]:
         """A part of the call on inputs in turn, as a graph if the call is one and the part can be."""
         if self.launched != "graph":
@@ -74,7 +74,7 @@ class Launch:
 
 
 def launch(
-    cell: Cell, call: Call, *, before: Record | None = None, recorder: Callable[[str], Recorder] = CudaRecorder
+    cell: Cell, call: Call, *, before: Record | None = None, recorder: Callable[[str], CudaRecorder] = CudaRecorder
 ) -> Launch:
     """Capture the call of a cell on a GPU, unless the host is to launch it.
 
@@ -97,7 +97,7 @@ def launch(
     return Launch(call.run, "eager", note)
 
 
-def _graphs(cell: Cell, call: Call, recorder: Recorder) -> list[Replay]:
+def _graphs(cell: Cell, call: Call, recorder: CudaRecorder) -> list[Replay]:
     """A replay for each of the inputs in turn, held to the call itself.
 
     Raises NotCaptured without any, if the numbers differ, or if the call takes too long.

@@ -37,8 +37,8 @@ _ELSEWHERE = {
     "laws": ("outside.laws", "HoldToLaw"),
     "bits": ("outside.laws", "AskBits"),
     "own errors": ("outside.laws", "AskOwnErrors"),
-    "setting": ("outside.gate", "HoldSetting"),
-    "probe": ("outside.module", "AskModule"),
+    "setting": ("outside.visit", "HoldSetting"),
+    "probe": ("outside.laws", "AskModule"),
     "capture": ("outside.capture", "TakeCapture"),
     "model": ("swap.described", "DescribeModel"),
 }
@@ -135,6 +135,8 @@ class Served:
         return {"failed": f"the device was lost: {lost}", "lost": True} if lost else answer
 
     def _done(self, do: str, data: dict[str, Any], tell: Callable[..., Any]) -> dict[str, Any]:
+        from pydantic_core import to_jsonable_python
+
         from attnbench.harness.wire import protocol
 
         measure: dict[type[Any], Callable[[Any, Callable[..., Any]], dict[str, Any]]] = {
@@ -149,7 +151,8 @@ class Served:
         module, name = _ELSEWHERE[do]
         kind = getattr(import_module(f"attnbench.harness.{module}"), name)
         try:
-            return dict(kind.from_json(data).found(tell))
+            found = kind.from_json(data).found(tell)
+            return {"found": to_jsonable_python(found, inf_nan_mode="constants")}
         except kind.refusals as reason:
             known = next(one for one in kind.refusals if isinstance(reason, one))
             return {"refused": known.__name__, "why": str(reason)}

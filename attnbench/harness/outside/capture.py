@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import ClassVar
 
 from attnbench.errors import CannotCreate, StoreError, Unsupported, UsageError
 from attnbench.harness.outside.isolation import CellFailed, Settings, Worker
@@ -32,25 +31,15 @@ class TakeCapture(Request[Captured]):
     out: Path
     device: str
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        text = None if data["text"] is None else Path(data["text"])
-        return cls(data["model"], text, data["length"], Wish(**data["wish"]), Path(data["out"]), data["device"])
-
-    def found(self, tell: object = None) -> dict[str, Any]:
+    def found(self, tell: object = None) -> Captured:
         """The worker's side. Raises as :func:`open_model` and :func:`capture`."""
         try:
             subject, windows = open_model(self.model, self.length, self.text)
-            return asdict(capture(subject, windows, self.wish, self.out, self.device))
+            return capture(subject, windows, self.wish, self.out, self.device)
         except Exception as error:
             if short := out_of_memory(error):
                 raise UsageError(f"{self.model}: {short}; close other programs, or take a shorter --length") from error
             raise
-
-    def answered(self, answer: dict[str, Any]) -> Captured:
-        return Captured(
-            tuple(answer["shape"]), answer["kv_heads"], answer["bytes"], answer["about"], answer["left_out"]
-        )
 
 
 def take_capture(request: TakeCapture, threads: int) -> Captured:

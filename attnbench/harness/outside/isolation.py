@@ -323,7 +323,7 @@ class Worker:
             return CellFailed(Status.CRASH, "the measuring process closed its output", tail)
         self.stop()
         how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
-        killed = -code in (signal.SIGTERM, getattr(signal, "SIGKILL", None))
+        killed = -code in (signal.SIGTERM, signal.SIGKILL)
         if killed and oom_kills() > self._oom_kills:
             short = "the system ran out of memory and killed the measuring process"
             return CellFailed(Status.OOM, f"{short}; close other programs or lower --memory-limit", tail, killed=True)
@@ -344,10 +344,8 @@ class Worker:
         with suppress(ProcessLookupError, PermissionError):
             if sys.platform == "linux":
                 process.terminate()  # its guard ends the processes below it
-            elif hasattr(os, "killpg"):
-                os.killpg(process.pid, signal.SIGKILL)
             else:
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)
         if not _has_ended(process):  # the guard was stopped, or waits for what does not end
             end_all(process.pid)
             if not _has_ended(process):

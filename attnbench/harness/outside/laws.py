@@ -1,19 +1,22 @@
-"""Check laws and bits in the isolated process: a variant that ends it, hangs or eats all memory breaks a law."""
+"""Ask variants and foreign modules in the isolated process: one that ends it, hangs or eats all memory fails there."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from attnbench.contract.spec import parse_spec
 from attnbench.contract.variant import VARIANTS
-from attnbench.errors import Unsupported
+from attnbench.errors import Unsupported, UsageError
 from attnbench.harness.outside.isolation import CellFailed, Worker
 from attnbench.harness.wire.protocol import Request
 from attnbench.laws import Finding, Report, check_variant
 from attnbench.laws.bits import QUESTIONS, Answer, Subject, ask
 from attnbench.laws.laws import Case
+from attnbench.laws.modules.questions import QUESTIONS as OF_MODULES
+from attnbench.laws.modules.questions import Found, answer, basics, collected
+from attnbench.laws.modules.subject import Wanted, subject_of
 from attnbench.laws.own_error import OwnError, own_error
 
 
@@ -26,13 +29,9 @@ class HoldToLaw(Request[list[Finding]]):
     variant: str
     law: str
 
-    def found(self, tell: object = None) -> dict[str, Any]:
+    def found(self, tell: object = None) -> list[Finding]:
         """The worker's side. Raises Unsupported if no setting can be built."""
-        report = check_variant(self.variant, laws=[self.law])
-        return {"findings": [asdict(finding) for finding in report.findings]}
-
-    def answered(self, answer: dict[str, Any]) -> list[Finding]:
-        return [Finding(**finding) for finding in answer["findings"]]
+        return list(check_variant(self.variant, laws=[self.law]).findings)
 
 
 def examine(
@@ -85,15 +84,12 @@ class AskOwnErrors(Request[dict[str, OwnError]]):
     refusals: ClassVar = (Unsupported,)
     variant: str
 
-    def found(self, tell: object = None) -> dict[str, Any]:
+    def found(self, tell: object = None) -> dict[str, OwnError]:
         import torch
 
         case = _case(self.variant)
         dtypes = [one for one in ("float32", "bfloat16", "float16") if one in case.dtypes]
-        return {"errors": {one: asdict(own_error(case, getattr(torch, one))) for one in dtypes}}
-
-    def answered(self, answer: dict[str, Any]) -> dict[str, OwnError]:
-        return {dtype: OwnError(**one) for dtype, one in answer["errors"].items()}
+        return {one: own_error(case, getattr(torch, one)) for one in dtypes}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,17 +104,14 @@ class AskBits(Request[Answer]):
     dtype: str | None
     """None: float32, or what the variant takes instead."""
 
-    def found(self, tell: object = None) -> dict[str, Any]:
+    def found(self, tell: object = None) -> Answer:
         import torch
 
         case = _case(self.variant)
         if self.dtype is not None and self.dtype not in case.dtypes:
             raise Unsupported(f"{case.variant.name}: dtype: it takes {', '.join(case.dtypes)}")
         dtype = case.common_dtype if self.dtype is None else getattr(torch, self.dtype)
-        return asdict(ask(self.question, Subject.of(case, dtype, self.device)))
-
-    def answered(self, answer: dict[str, Any]) -> Answer:
-        return Answer(**{**answer, "where": tuple(answer["where"])})
+        return ask(self.question, Subject.of(case, dtype, self.device))
 
 
 def bits(
@@ -146,3 +139,41 @@ def bits(
         except CellFailed as failed:
             answers.append(Answer(question, dtype or "", why=failed.reason))
     return answers
+
+
+@dataclass(frozen=True, slots=True)
+class AskModule(Request[dict[str, Any]]):
+    """Ask a module one question (:data:`attnbench.laws.modules.questions.QUESTIONS`), or how it can be called."""
+
+    do = "probe"
+    refusals: ClassVar = (UsageError, Unsupported)
+    wanted: Wanted
+    question: str = ""
+    """Empty: how it can be called."""
+
+    def found(self, tell: object = None) -> dict[str, Any]:
+        """The worker's side. Raises UsageError or Unsupported if the module cannot be made, called or examined."""
+        subject = subject_of(self.wanted)
+        return answer(subject, self.question) if self.question else basics(subject)
+
+
+def examine_module(
+    worker: Worker, wanted: Wanted, timeout: float, begun: Callable[[str], None] = lambda question: None
+) -> Found:
+    """Ask everything; a question that ends the process or takes too long leaves the others their answers.
+
+    ``timeout``: seconds for one question. ``begun``: called with each question before it is asked. Raises UsageError if
+    the module cannot be made or called, Unsupported if nothing can be asked of it, and WorkerFailed.
+    """
+    try:
+        known = AskModule(wanted).ask(worker, timeout)
+    except CellFailed as failed:
+        raise Unsupported(f"{wanted.source}: {failed.reason}") from None
+    answers = {}
+    for question in OF_MODULES:
+        begun(question)
+        try:
+            answers[question] = AskModule(wanted, question).ask(worker, timeout)
+        except CellFailed as failed:
+            answers[question] = {"unasked": failed.reason}
+    return collected(known, answers)

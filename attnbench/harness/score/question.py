@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from attnbench.contract.spec import comma_separated, parse_specs
+from attnbench.contract.spec import Scalar, comma_separated, parse_scalar, parse_specs
 from attnbench.contract.task import TASKS
 from attnbench.errors import UsageError
 from attnbench.suite.messages import CommandLine
-from attnbench.suite.ranges import parse_range
 from attnbench.suite.schema import Suite
 
 _OPTIONS = {
@@ -67,12 +66,12 @@ class ScoreQuestion:
                         "variant": list(variants),
                         "task": self.task,
                         "seq_len": self.n,
-                        **({} if self.test_n is None else {"test_len": _lengths(self.test_n)}),
+                        **({} if self.test_n is None else {"test_len": _several(self.test_n)}),
                         "heads": self.heads,
                         "head_dim": self.head_dim,
                         "batch": self.batch,
                         "causal": self.causal,
-                        "learning_rate": _rates(self.rates),
+                        "learning_rate": _several(self.rates),
                         "seed": list(range(self.seeds)),
                     },
                 }
@@ -89,15 +88,5 @@ def _check_task(text: str) -> None:
         raise UsageError(f"--task: {error}") from None
 
 
-def _lengths(text: str) -> list[int]:
-    try:
-        return parse_range(text)
-    except UsageError as error:
-        raise UsageError(f"--test-n: {error}") from None
-
-
-def _rates(text: str) -> list[float]:
-    try:
-        return [float(part) for part in comma_separated(text)]
-    except ValueError:
-        raise UsageError(f"--rates {text!r}: not learning rates; write for instance --rates 0.004,0.008") from None
+def _several(text: str) -> list[Scalar]:
+    return [parse_scalar(part) for part in comma_separated(text)]

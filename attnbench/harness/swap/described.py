@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Self
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 
-from attnbench.contract.problem.shape import Shape
 from attnbench.errors import Unsupported, UsageError
 from attnbench.harness.outside.isolation import CellFailed, Worker, WorkerFailed
 from attnbench.harness.wire.protocol import Request
@@ -52,11 +51,7 @@ class DescribeModel(Request[Described]):
     device: str
     timed: bool = False
 
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Self:
-        return cls(**data)
-
-    def found(self, tell: Callable[..., None]) -> dict[str, Any]:
+    def found(self, tell: Callable[..., None]) -> Described:
         """The worker's side. Raises UsageError and Unsupported as opening a model does."""
         one = cached(self.name, self.length, self.text)
         module = one.subject.module
@@ -68,7 +63,7 @@ class DescribeModel(Request[Described]):
             window_s=0.0,
         )
         if not self.timed:
-            return asdict(found)
+            return found
         tell(0, 0, "one window")
         subject = one.subject if self.device == "cpu" else one.subject.copy()
         subject.module.to(self.device)
@@ -79,12 +74,7 @@ class DescribeModel(Request[Described]):
                 start = time.perf_counter()
                 float(subject.read(tokens).hidden.sum())  # a number on the host: a GPU has then finished
                 seconds = time.perf_counter() - start
-        return {**asdict(found), "window_s": seconds}
-
-    def answered(self, answer: dict[str, Any]) -> Described:
-        found = dict(answer)
-        layers = tuple(Layer(**{**layer, "shape": Shape(**layer["shape"])}) for layer in found.pop("layers"))
-        return Described(layers, **found)
+        return replace(found, window_s=seconds)
 
 
 def describe(worker: Worker, request: DescribeModel) -> Described:

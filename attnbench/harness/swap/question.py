@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +13,9 @@ from attnbench.harness.swap.described import Described
 from attnbench.results.swaps import EXACT, MEAN_VALUE
 from attnbench.suite.cell import UNTOUCHED
 from attnbench.suite.messages import CommandLine
+from attnbench.suite.ranges import parse_range
 from attnbench.suite.schema import Suite
 
-MOST_STEPS = 1_000_000
 _OPTIONS = {
     "seq_len": "--length",
     "batch": "--batch",
@@ -129,13 +130,9 @@ def parse_layers(text: str) -> Wanted:
     return Wanted("all" in words, min(strides, default=0), tuple(sorted(set(map(int, numbers)))))
 
 
-def parse_steps(text: str) -> tuple[int, ...]:
-    """``0,100`` -> the numbers of training steps after which a model is evaluated, in rising order. Raises UsageError:
-    not whole numbers from 0 to :data:`MOST_STEPS`."""
-    words = comma_separated(text)
-    if not all(word.isdecimal() and len(word) < 10 for word in words):
-        raise UsageError(f"--steps {text!r}: not numbers of steps; write for instance --steps 0,100")
-    steps = tuple(sorted(set(map(int, words))))
-    if steps[-1] > MOST_STEPS:
-        raise UsageError(f"--steps must be at most {MOST_STEPS}, got {steps[-1]}; change the number")
-    return steps
+def parse_steps(given: str | int | Sequence[int]) -> tuple[int, ...]:
+    """``0,100`` -> the numbers of training steps after which a model is evaluated, in rising order; or UsageError."""
+    try:
+        return tuple(sorted(set(parse_range(given))))
+    except UsageError as error:
+        raise UsageError(f"--steps: {error}") from None

@@ -50,7 +50,7 @@ class Asked:
     def of(cls, model: str, variants: Sequence[Spec], given: Mapping[str, Any]) -> Self:
         """Read the arguments of the command or the function (:class:`attnbench.cli.options.SwapOptions`). Raises
         UsageError for an impossible value."""
-        rate, steps, text = given["learning_rate"], given["steps"], given["text"]
+        rate, text = given["learning_rate"], given["text"]
         if model != NAME:
             located(model)
             if find_spec("transformers") is None:
@@ -60,8 +60,6 @@ class Asked:
         if given["windows"] < FEWEST:
             said = f"--windows {given['windows']}: below {FEWEST} no interval of the median exists"
             raise UsageError(f"{said}; take {FEWEST} or more")
-        if not isinstance(steps, str):
-            steps = ",".join(map(str, [steps] if isinstance(steps, int) else steps))
         question = Question(
             model=model,
             variants=tuple(variants),
@@ -69,7 +67,7 @@ class Asked:
             length=given["length"] or default_length(model),
             text="" if text is None else str(text),
             windows=given["windows"],
-            steps=parse_steps(steps),
+            steps=parse_steps(given["steps"]),
             **{name: given[name] for name in ("learning_rate", "batch", "train", "redraw", "seeds")},
         )
         options = Options(

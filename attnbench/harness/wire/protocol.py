@@ -6,11 +6,11 @@ foreign code, which can write anything.
 
 from __future__ import annotations
 
-import hashlib
+import inspect
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NotRequired, Self, TypedDict, TypeVar, cast
 
@@ -21,6 +21,7 @@ from attnbench.errors import AttnbenchError
 from attnbench.harness.inside.pairs import Pairs
 from attnbench.measure.status import Status
 from attnbench.measure.time import Sample, TimingRules
+from attnbench.results.manifest import digest as digits_of
 from attnbench.results.record import SCHEMA_VERSION, Record
 from attnbench.results.validation import are_points, are_samples, checked, foreign_to_cell, foreign_to_samples
 from attnbench.suite.cell import METHOD_VERSION, Cell
@@ -54,8 +55,8 @@ class Ready(TypedDict):
     """NVML's facts of the card, with its speed so far (:mod:`attnbench.measure.card`)."""
 
 
-class Request(ABC, Generic[Answer]):
-    """A request to a worker."""
+class Request(Generic[Answer]):
+    """A request to a worker; the class whose request it is has ``found``, its answer, unless the worker has it."""
 
     do: ClassVar[str]
     refusals: ClassVar[tuple[type[AttnbenchError], ...]] = ()
@@ -68,13 +69,13 @@ class Request(ABC, Generic[Answer]):
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
         """Inverse of :meth:`to_json`, after a trip through JSON text."""
-        read = {name: _READ[name](value) if name in _READ else value for name, value in data.items()}
-        one: Self = cast(Any, cls)(**read)
+        readers = _readers(cast(Any, cls))
+        one: Self = cast(Any, cls)(**{name: readers[name](value) for name, value in data.items()})
         return one
 
-    @abstractmethod
     def answered(self, answer: dict[str, Any]) -> Answer:
         """Read an answer; raise AttributeError, KeyError, TypeError or ValueError if it cannot be one."""
+        return cast(Answer, _answer_of(cast(Any, type(self))).validate_python(answer["found"]))
 
     def ask(self, worker: Worker, timeout: float, **how: Any) -> Answer:
         """Send the request and wait for its answer; ``timeout`` is the most seconds between messages.
@@ -97,10 +98,19 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "cells": lambda cells: [Cell.from_json(one) for one in cells],
     "records": lambda rows: [Record.from_json(one) for one in rows],
     "previous": lambda row: Record.from_json(row) if row else None,
-    "rules": lambda rules: TimingRules(**rules),
-    "folder": Path,
 }
-"""Fields of requests that are something else in JSON -> their reader."""
+"""Fields of requests with a JSON of their own -> their reader."""
+
+
+@cache
+def _readers(kind: Any) -> dict[str, Callable[[Any], Any]]:
+    hints = inspect.get_annotations(kind, eval_str=True)
+    return {name: _READ.get(name) or TypeAdapter(hints[name]).validate_python for name in kind.__slots__}
+
+
+@cache
+def _answer_of(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind.__orig_bases__[0].__args__[0])
 
 
 def _fields(one: Any) -> dict[str, Any]:
@@ -267,9 +277,18 @@ def row_of(cell: Cell, data: dict[str, Any]) -> Record:
     return record
 
 
+_FORM = 2
+"""Incremented when messages change in another way than by their names."""
+
+
 def digest() -> str:
     """Digits of the names in all messages, and of the versions of rows: equal for programs that understand each
     other."""
     kinds = (Ready, VisitCell, Train, TakeTurns, MeasureLimits, Pairs, TimingRules, Sample, Cell, Shape, Record)
-    said = [METHOD_VERSION, SCHEMA_VERSION, *(f"{kind.__name__}: {sorted(kind.__annotations__)}" for kind in kinds)]
-    return hashlib.sha256("\n".join(map(str, said)).encode()).hexdigest()[:16]
+    said = [
+        _FORM,
+        METHOD_VERSION,
+        SCHEMA_VERSION,
+        *(f"{kind.__name__}: {sorted(kind.__annotations__)}" for kind in kinds),
+    ]
+    return digits_of("\n".join(map(str, said)))

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
+from attnbench.contract.problem.shape import Shape
 from attnbench.contract.task import NO_LABEL
 from attnbench.errors import Unsupported, UsageError
 from attnbench.measure.reuse import Recent
 from attnbench.models.pretrained.bridge import library
+from attnbench.models.pretrained.language_model import LanguageModel
+from attnbench.models.pretrained.listops.captured import LAYERS
+from attnbench.models.pretrained.listops.small_encoder import untrained_encoder
+from attnbench.models.pretrained.loading import bare_model
 from attnbench.models.pretrained.models import open_model
 from attnbench.models.pretrained.operators import Operators, build_operators, replaced
-from attnbench.models.pretrained.own_encoder import NAME
+from attnbench.models.pretrained.own_encoder import NAME, OwnEncoder
 from attnbench.models.pretrained.subject import Layer, Subject
 from attnbench.models.pretrained.windows import Text, Windows
 from attnbench.suite.cell import UNTOUCHED, Cell
@@ -100,13 +106,53 @@ def swapped(cell: Cell) -> tuple[Swapped, Windows]:
     """
     one = opened(cell)
     windows = one.text.batch(cell.seed, 0, cell.shape.B)
-    if cell.pass_ != "forward" and not bool((windows.targets != NO_LABEL).any()):
+    predicts = bool((windows.targets != NO_LABEL).any())
+    return _with_variant(cell, one.subject.copy(), predicts=predicts), windows
+
+
+def _with_variant(cell: Cell, subject: Subject, *, predicts: bool) -> Swapped:
+    if cell.pass_ != "forward" and not predicts:
         raise Unsupported("this model predicts nothing, so that it has no loss to train; write pass: forward")
-    subject = one.subject.copy()
     if cell.variant.name == UNTOUCHED:
         subject.restore()
-        return Swapped(subject, None), windows
-    return Swapped(subject, operators_of(cell, subject)), windows
+        return Swapped(subject, None)
+    return Swapped(subject, operators_of(cell, subject))
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A trained model by its configuration alone, which can be made with fake tensors to count sizes."""
+
+    layers: int
+    make: Callable[[Shape], tuple[Subject, bool]]
+    """Gives the model for windows of this length and causality, and True if it predicts anything."""
+
+    def swapped(self, cell: Cell) -> tuple[Swapped, Windows]:
+        """As :func:`swapped`, with empty weights and windows. Raises UsageError, Unsupported."""
+        subject, predicts = self.make(cell.shape)
+        tokens, targets = (torch.zeros(cell.shape.B, cell.shape.N, dtype=torch.int64) for _ in range(2))
+        return _with_variant(cell, subject, predicts=predicts), Windows(tokens, targets)
+
+
+def described(cell: Cell) -> Described:
+    """The cell's model, with its configuration read here, where tensors are real. Raises UsageError."""
+    assert cell.pretrained is not None
+    return _described(cell.pretrained.name)
+
+
+def _described_anew(name: str) -> Described:
+    if name == NAME:
+        return Described(LAYERS, lambda shape: (OwnEncoder(shape.N, untrained_encoder(), digest=""), True))
+    layers, make = bare_model(name)
+
+    def model(shape: Shape) -> tuple[Subject, bool]:
+        subject = LanguageModel.unread(name, make(), shape.N, causal=shape.causal)
+        return subject, subject.predicts
+
+    return Described(layers, model)
+
+
+_described = Recent(_described_anew, 1)
 
 
 def operators_of(cell: Cell, subject: Subject) -> Operators:

@@ -31,8 +31,6 @@ class Match:
     """The scores that belong to timed rows."""
 
     problem: Problem
-    differs: tuple[str, ...]
-    """Columns of :data:`SAME` that differ between the two models; empty if they are one model."""
     said: str
 
     @property
@@ -79,7 +77,7 @@ def match(every: Sequence[Problem], speed: Setting, n: int) -> Match | None:
     said = f"{_how(best)} · the model that was timed"
     if differs:
         said = f"NOT ONE MODEL — timed: {_words(timed, differs)}; scored: {_words(model, differs)} · {_how(best)}"
-    return Match(best, tuple(differs), said)
+    return Match(best, said)
 
 
 def notes(frame: pd.DataFrame, found: Match, labels: Sequence[str]) -> list[str]:

@@ -18,8 +18,8 @@ from attnbench.errors import UsageError
 from attnbench.harness.identity import identity
 from attnbench.harness.many import machine
 from attnbench.harness.many.machine import Event, Machine, misfit, requirements
-from attnbench.harness.outside.gate import HoldSetting, Verdict
 from attnbench.harness.outside.isolation import CellFailed, Settings, WorkerFailed
+from attnbench.harness.outside.visit import HoldSetting, Verdict
 from attnbench.harness.plan import Options, Plan, make_plan
 from attnbench.harness.wire import process
 from attnbench.harness.wire.protocol import Outcome

@@ -51,8 +51,8 @@ def test_a_model_of_the_library_is_foreseen_from_its_configuration(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("transformers", reason="needs the extra models: make .venv/installed-models")
+    from attnbench.models.pretrained.cell import described
     from attnbench.models.pretrained.language_model import LanguageModel
-    from attnbench.models.pretrained.outline import described
     from tests.models.pretrained import families
 
     model = families.make(families.FAMILIES[family])
