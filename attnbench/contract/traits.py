@@ -257,11 +257,17 @@ RECURRENCE = Traits(
 )
 """The claims of a layer that carries a fading state through its own sequence."""
 
-CORE = replace(
+SUMMED = replace(
     RECURRENCE,
-    stochastic=False,
-    own_form_both_ways="the sum of one recurrence from either end; the papers define the causal form only",
+    own_form_both_ways="the sum of one recurrence from either end; the paper defines the causal form only",
 )
+"""Its claims if it runs from either end where it is not causal."""
+MIRRORED = replace(
+    RECURRENCE,
+    own_form_both_ways="the decay between two tokens is the same in both directions; the paper is causal",
+)
+"""Its claims if a distance weighs alike on both sides."""
+CORE = replace(SUMMED, stochastic=False)
 """The claims of the operator within such a layer, which draws nothing; the gates that it reads are its own."""
 
 

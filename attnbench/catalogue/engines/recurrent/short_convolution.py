@@ -38,6 +38,8 @@ class ShortConvolution(nn.Module):
         self.b = nn.Parameter(torch.empty(channels).uniform_(-1, 1) * width**-0.5) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
+        if not x.shape[1]:
+            return x
         weight, b = self._numbers(x)
         channels = pad(x.to(weight.dtype).mT, (self.before, 0))
         return conv1d(channels, weight[:, None], b, groups=len(weight)).mT.to(x.dtype)
