@@ -21,7 +21,7 @@ from attnbench.catalogue.engines.recurrent.erasing_core import ErasingCore, Rule
 from attnbench.catalogue.engines.recurrent.stretches import by_heads
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.reads import BETA
-from attnbench.contract.variant import CORE, SUMMED, Core, Knob, register
+from attnbench.contract.variant import CORE, SUMMED, Core, Knob, Traits, register
 
 Gathered = Annotated[int, Field(ge=1, description="steps gathered by one solve. Moves time and memory only")]
 
@@ -69,7 +69,7 @@ class DeltaRule(ErasingCore):
     formula="S_t = (I - β_t k_t k_tᵀ) S_{t-1} + β_t k_t v_tᵀ,  o_t = S_tᵀ q_t,  β = σ(w·x),  ‖k‖ = ‖q‖ = 1",
     cost="O(n·d²)",
     memory_exponent=1.0,
-    traits=replace(SUMMED, bias=False, knob=Knob("steps", step=1)),
+    traits=replace(SUMMED, bias=Traits.bias, knob=Knob("steps", step=1)),
     settings=("chunk=5", "chunk=64", "steps=2,negative=true,chunk=5", "steps=2,decay=true,chunk=5"),
     core=Core(
         make=DeltaRule,

@@ -17,7 +17,7 @@ from attnbench.catalogue.engines.recurrent.decayed_sums import Chunk, decayed_at
 from attnbench.catalogue.engines.recurrent.feature_sums import quotient
 from attnbench.catalogue.engines.recurrent.stretches import by_heads
 from attnbench.contract.problem.shape import Shape
-from attnbench.contract.variant import RECURRENCE, Knob, register
+from attnbench.contract.variant import RECURRENCE, Knob, Traits, register
 from attnbench.errors import UsageError
 
 
@@ -32,7 +32,7 @@ from attnbench.errors import UsageError
     memory_exponent=1.0,
     traits=replace(
         RECURRENCE,
-        bias=False,
+        bias=Traits.bias,
         knob=Knob("features"),
         own_form_both_ways="the gates between two tokens count alike in both directions; the paper "
         "gates causal attention only",
