@@ -59,7 +59,9 @@ from attnbench.contract.rules import Facts, broken_class, broken_fact, broken_op
 from attnbench.contract.spec import Scalar, Spec, format_scalar, parse_spec
 from attnbench.contract.traits import CORE as CORE
 from attnbench.contract.traits import EXACT as EXACT
+from attnbench.contract.traits import MIRRORED as MIRRORED
 from attnbench.contract.traits import RECURRENCE as RECURRENCE
+from attnbench.contract.traits import SUMMED as SUMMED
 from attnbench.contract.traits import Knob as Knob
 from attnbench.contract.traits import No as No
 from attnbench.contract.traits import Rounds as Rounds

@@ -202,21 +202,17 @@ class Panel:
 
 def cost(rows: pd.DataFrame) -> list[Panel]:
     """Panels of time and peak memory."""
-    words = {r["label"]: str(r["status"]) for r in records(rows, "label", "status") if r["status"] != Status.OK}
-    return _measured(rows, {"time_median_s": "time", "peak_bytes": "peak memory"}, words)
+    return _measured(rows, {"time_median_s": "time", "peak_bytes": "peak memory"}, {})
 
 
 def decoding(rows: pd.DataFrame) -> list[Panel]:
     """Panels of the time of one token and of the bytes kept for earlier tokens."""
-    words = {
-        r["label"]: "–" if r["status"] == Status.UNSUPPORTED else str(r["status"])
-        for r in records(rows, "label", "status")
-        if r["status"] != Status.OK
-    }
-    return _measured(rows, {"time_median_s": "one token", "state_bytes": "its state"}, words)
+    return _measured(rows, {"time_median_s": "one token", "state_bytes": "its state"}, {Status.UNSUPPORTED: "–"})
 
 
-def _measured(rows: pd.DataFrame, titles: Mapping[str, str], words: dict[str, str]) -> list[Panel]:
+def _measured(rows: pd.DataFrame, titles: Mapping[str, str], said: Mapping[str, str]) -> list[Panel]:
+    failed = [one for one in records(rows, "label", "status") if one["status"] != Status.OK]
+    words = {one["label"]: said.get(one["status"], str(one["status"])) for one in failed}
     panels = []
     for column, title in titles.items():
         if rows[column].notna().any():

@@ -96,14 +96,15 @@ def _names(frame: pd.DataFrame) -> dict[str, str]:
     return {label: label + OWN_FORM * bool(form) for side in sides for label, form in side}
 
 
+def _sides(frame: pd.DataFrame, *names: str) -> pd.DataFrame:
+    """The length, the label and the named columns of both sides of each pair, below each other."""
+    columns = ["", *(f"_{name}" for name in names)]
+    sides = (frame[["seq_len", *(side + column for column in columns)]] for side in "ab")
+    return pd.concat(side.set_axis(["n", "label", *names], axis=1) for side in sides)
+
+
 def _failures(frame: pd.DataFrame) -> list[str]:
-    sides = [
-        frame[["seq_len", *(f"{side}{name}" for name in ("", "_status", "_reason"))]].set_axis(
-            ["n", "label", "status", "reason"], axis=1
-        )
-        for side in "ab"
-    ]
-    failed = pd.concat(sides).query("status != 'ok'").drop_duplicates(["n", "label"])
+    failed = _sides(frame, "status", "reason").query("status != 'ok'").drop_duplicates(["n", "label"])
     return [
         f"{label}: {status} at n = {', '.join(map(str, sorted(part['n'])))}" + f" — {reason}" * bool(reason)
         for (label, status), part in failed.groupby(["label", "status"], sort=False)
@@ -112,16 +113,11 @@ def _failures(frame: pd.DataFrame) -> list[str]:
 
 
 def _launches(frame: pd.DataFrame) -> list[str]:
-    columns = ("", "_launched", "_host_share")
-    names = ["label", "launched", "share"]
-    sides = [
-        frame[["seq_len", *(f"{side}{name}" for name in columns)]].set_axis(["n", *names], axis=1) for side in "ab"
-    ]
-    rows = pd.concat(sides).drop_duplicates(["n", "label"]).astype({"share": float})
+    rows = _sides(frame, "launched", "host_share").drop_duplicates(["n", "label"]).astype({"host_share": float})
     rows = rows[rows["launched"].isin(["graph", "eager"])]
     lines = [f"{how}: {', '.join(dict.fromkeys(part['label']))}." for how, part in rows.groupby("launched", sort=False)]
-    most = rows.sort_values("share", ascending=False).drop_duplicates("label")
-    said = [by_host(*one[1:]) + f" at n = {one[0]}." for one in most[["n", *names]].to_numpy() if by_host(*one[1:])]
+    most = rows.sort_values("host_share", ascending=False).drop_duplicates("label")
+    said = [by_host(*one[1:]) + f" at n = {one[0]}." for one in most.to_numpy() if by_host(*one[1:])]
     return [*(f"Launch {line}" for line in lines), *said]
 
 
@@ -133,11 +129,8 @@ def _withheld(frame: pd.DataFrame) -> list[str]:
 
 def _of(frame: pd.DataFrame, label: str) -> pd.DataFrame:
     names = ("time_median_s", "time_ci_low_s", "time_ci_high_s")
-    sides = [
-        frame[frame[side] == label][["seq_len", *(f"{side}_{name}" for name in names)]].set_axis(["n", *names], axis=1)
-        for side in "ab"
-    ]
-    return pd.concat(sides).dropna(subset=["time_median_s"]).drop_duplicates("n").sort_values("n").astype(float)
+    rows = _sides(frame, *names).query("label == @label").drop(columns="label")
+    return rows.dropna(subset=["time_median_s"]).drop_duplicates("n").sort_values("n").astype(float)
 
 
 def _times(ax: Axes, rows: pd.DataFrame, how: Look) -> None:

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 
 from attnbench.figures.kit.page import NothingToDraw, winners
 from attnbench.figures.kit.palette import palette
-from attnbench.figures.kit.score_lines import Line, Panel, bars, draw_lines, ends_of
-from attnbench.figures.kit.style import Look, in_style
+from attnbench.figures.kit.score_lines import Line, Panel, bars, draw_lines, draw_with_bars, ends_of
+from attnbench.figures.kit.style import in_style
 from attnbench.figures.kit.ticks import length, log_axis, padded
 from attnbench.results.frame.scored import Problem, about, by_training, hidden_options, left_out, problems
 from attnbench.results.frame.settings import PANELS, restrict
@@ -64,7 +64,7 @@ def draw_lengths(frame: pd.DataFrame, *, only: Mapping[str, object] | None = Non
 
     best = winners([[(line.y[-1], line.name) for line in panel.lines] for panel in panels])
     title = f"Highest score at the longest test: {best}"
-    return draw_lines(title, about(rows, found), notes, panels, "score", scale, _draw)
+    return draw_lines(title, about(rows, found), notes, panels, "score", scale, draw_with_bars)
 
 
 def _length(one: Problem, column: str = "test_len") -> float:
@@ -85,8 +85,3 @@ def _line(name: str, points: list[tuple[float, Summary]]) -> Line:
     mean = tuple(part.over_seeds.mean for _, part in points)
     low, high = zip(*(ends_of(part) for _, part in points), strict=True)
     return Line(name, points[0][1].family, tuple(x for x, _ in points), mean, low, high)
-
-
-def _draw(ax: Axes, line: Line, look: Look) -> None:
-    ax.vlines(line.x, line.low, line.high, color=look.colour, lw=0.9, zorder=1.8)
-    ax.plot(line.x, line.y, lw=1.4, markersize=5, alpha=0.95, **look.line)

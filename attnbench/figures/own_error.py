@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from attnbench.figures.kit.page import NothingToDraw
-from attnbench.figures.kit.score_lines import Line, Panel, draw_lines
+from attnbench.figures.kit.score_lines import Line, Panel, draw_lines, draw_plain
 from attnbench.figures.kit.style import Look, in_style
 from attnbench.figures.kit.ticks import length, log_axis, padded
 from attnbench.measure.status import Status
@@ -102,6 +102,6 @@ def _scale(values: list[float], lengths: list[int], ax: Axes, panel: Panel) -> N
 
 
 def _draw(ax: Axes, line: Line, look: Look) -> None:
-    ax.plot(line.x, line.y, lw=1.4, markersize=3.4, alpha=0.95, **look.line)
+    draw_plain(ax, line, look)
     for x, y in line.single:
         ax.plot(x, y, lw=0.7, ls="--", color=look.colour, alpha=0.9)

@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from attnbench.figures.kit.page import NothingToDraw, winners
-from attnbench.figures.kit.score_lines import Line, Panel, bars, draw_lines, ends_of
-from attnbench.figures.kit.style import Look, in_style
+from attnbench.figures.kit.score_lines import Line, Panel, bars, draw_lines, draw_with_bars, ends_of
+from attnbench.figures.kit.style import in_style
 from attnbench.figures.kit.ticks import log_axis, padded, trimmed
 from attnbench.results.frame.marks import OWN_FORM
 from attnbench.results.frame.scored import Problem, about, hidden_options, left_out, problems
@@ -65,7 +65,7 @@ def draw_recall(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None
     panels = [_panel(one) for one in drawn]
     best = winners([[(max(line.y), line.name) for line in panel.lines] for panel in panels])
     title = f"Highest score, whatever the state: {best}"
-    return draw_lines(title, about(rows, drawn), notes, panels, "score", _scale, _draw)
+    return draw_lines(title, about(rows, drawn), notes, panels, "score", _scale, draw_with_bars)
 
 
 def _panel(one: Problem) -> Panel:
@@ -91,8 +91,3 @@ def _scale(ax: Axes, panel: Panel) -> None:
     bytes_ = [value for line in panel.lines for value in line.x]
     log_axis(ax, "x", padded(bytes_, share=0.07), text=lambda value: trimmed(format_bytes(value)), most=7)
     ax.set_xlabel("state for one sequence (log2 scale)")
-
-
-def _draw(ax: Axes, line: Line, look: Look) -> None:
-    ax.vlines(line.x, line.low, line.high, color=look.colour, lw=0.9, zorder=1.8)
-    ax.plot(line.x, line.y, lw=1.4, markersize=5, alpha=0.95, **look.line)

@@ -82,11 +82,8 @@ def draw_scaling(
         f"Power of n: least squares on the longest {LONGEST} lengths of each line, ± half its 95 % interval; after "
         "the slash what its paper claims; bold if the whole interval is larger, and the power by more "
         f"than {LARGER}. Bands: 95 % intervals of the median.",
-        *(
-            ["Crosses: the length at which a line stopped; their height is that of their words."]
-            if any(line.stopped for line in lines)
-            else []
-        ),
+        "Crosses: the length at which a line stopped; their height is that of their words."
+        * any(line.stopped for line in lines),
         hidden,
         *(f"Not drawn — {line}" for line in failures(shown)),
         without_room(found),

@@ -10,14 +10,12 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from attnbench.errors import UsageError
 from attnbench.figures.kit.page import (
     NothingToDraw,
     Page,
     counted,
     narrow,
     new_page,
-    only_on_a_page,
     shorten,
     text_width,
     winners,
@@ -25,7 +23,7 @@ from attnbench.figures.kit.page import (
 from attnbench.figures.kit.palette import palette
 from attnbench.figures.kit.style import SMALL_SIZE, TEXT_SIZE, in_style, mark
 from attnbench.figures.kit.ticks import linear_ticks
-from attnbench.figures.published.lra import draw_rescored, rescored_height
+from attnbench.figures.published.lra import draw_rescored, only_published, rescored_height
 from attnbench.results.frame.scored import Problem, about, family_of, hidden_options, left_out, means, problems
 from attnbench.results.frame.settings import restrict, scored
 from attnbench.results.frame.words import own_form_note, short_names
@@ -57,10 +55,7 @@ def draw_scores(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None
     identity are lines. ``overlay``: ``published`` adds the Long Range Arena's scores, as printed and as repeated by
     others. Raises UsageError for an unknown overlay or if no row has a value, and NothingToDraw without a score.
     """
-    if overlay not in (None, "published"):
-        raise UsageError(f"overlay must be published, not {overlay!r}")
-    if overlay:
-        only_on_a_page("scores with --overlay published")
+    only_published("scores", overlay)
     frame = restrict(frame, only or {})
     every = problems(frame)
     found = [one for one in every if one.parts]
@@ -228,30 +223,20 @@ def signed(value: float) -> str:
 def _notes(drawn: Sequence[Problem], family: int) -> list[str]:
     several = any(len(part.by_seed) > 1 for one in drawn for part in one.parts)
     single = any(len(part.by_seed) == 1 for one in drawn for part in one.parts)
-    notes = (
-        ["Dots: means over seeds; ticks: single seeds; bars: 95 % t-intervals over seeds, on one test set."]
-        if several
-        else []
-    )
-    if single:
-        notes.append(
-            "With one seed the bar is the interval over test examples, which knows nothing of other seeds; a mean over "
-            "tasks has none."
-        )
     lines = ["dotted: chance (the best constant answer)"] if any(one.chance is not None for one in drawn) else []
     lines += ["dashed: identity, which mixes no tokens"] if any(one.no_mixing for one in drawn) else []
     lines += ["band: softmax's interval"] if any(one.reference and one.reference.ends for one in drawn) else []
-    notes += [f"Upright: {'; '.join(lines)}."] if lines else []
-    if any(_is_hollow(part, one.floor) for one in drawn for part in one.parts):
-        notes.append(
-            "Hollow: its interval is not above identity's on the same task (without identity, not above chance)."
-        )
-    if any(one.reference for one in drawn):
-        notes.append(
-            f"Right: score minus softmax's, seed by seed, with its interval, {joint(family)}; "
-            f"better or worse only where that excludes 0{', never with one seed' * single}."
-        )
-    return [" ".join(notes)]
+    hollow = any(_is_hollow(part, one.floor) for one in drawn for part in one.parts)
+    notes = [
+        "Dots: means over seeds; ticks: single seeds; bars: 95 % t-intervals over seeds, on one test set." * several,
+        "With one seed the bar is the interval over test examples, which knows nothing of other seeds; a mean over "
+        "tasks has none." * single,
+        f"Upright: {'; '.join(lines)}." * bool(lines),
+        "Hollow: its interval is not above identity's on the same task (without identity, not above chance)." * hollow,
+        f"Right: score minus softmax's, seed by seed, with its interval, {joint(family)}; better or worse only where "
+        f"that excludes 0{', never with one seed' * single}." * any(one.reference for one in drawn),
+    ]
+    return [" ".join(filter(None, notes))]
 
 
 def _without_mean(found: Sequence[Problem], drawn: Sequence[Problem]) -> list[str]:

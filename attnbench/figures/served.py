@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from attnbench.figures.kit.page import NothingToDraw, winners
-from attnbench.figures.kit.score_lines import Line, Panel, draw_lines
-from attnbench.figures.kit.style import Look, in_style
+from attnbench.figures.kit.score_lines import Line, Panel, draw_lines, draw_plain
+from attnbench.figures.kit.style import in_style
 from attnbench.figures.kit.ticks import length, log_axis, padded, trimmed
 from attnbench.measure.status import Status
 from attnbench.results.frame.settings import PANELS, check_columns, restrict, settings, without_room
@@ -76,7 +76,7 @@ def draw_served(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None
     first = [panel for panel in panels if kinds[panel.heading] is kinds[panels[0].heading]]
     least = winners([[(line.y[-1], line.name) for line in panel.lines] for panel in first], largest=False)
     title = f"Least time, {kinds[panels[0].heading].words}: {least}"
-    return draw_lines(title, where(every, None), notes, panels, "", partial(_scale, kinds), _draw)
+    return draw_lines(title, where(every, None), notes, panels, "", partial(_scale, kinds), draw_plain)
 
 
 def _of(kind: _Kind, rows: pd.DataFrame) -> pd.DataFrame:
@@ -102,7 +102,3 @@ def _scale(kinds: Mapping[str, _Kind], ax: Axes, panel: Panel) -> None:
     log_axis(ax, "y", limits, base=base, most=5, text=lambda value: trimmed(kind.text(value)))
     log_axis(ax, "x", padded(places, share=0.04), at=places, most=len(places), text=length)
     ax.set_xlabel("n of the prompt (log2 scale)" if kind.x == "seq_len" else "tokens in one step (log2 scale)")
-
-
-def _draw(ax: Axes, line: Line, look: Look) -> None:
-    ax.plot(line.x, line.y, lw=1.4, markersize=3.4, alpha=0.95, **look.line)

@@ -198,7 +198,7 @@ def _by_step(ax: Axes, found: Sequence[Line], hows: Mapping[str, Look], rows: Se
     ax.set_xlabel("steps of training")
     ax.set_ylabel("loss, nats")
     ax.grid(axis="y")
-    _head(ax, "all layers replaced, and trained")
+    ax.set_title("all layers replaced, and trained", loc="left")
     name_ends(ax, *zip(*ends, strict=True))
 
 
@@ -220,10 +220,6 @@ def _name_damage(ax: Axes, found: Sequence[Line]) -> None:
     ax.grid(axis="y")
 
 
-def _head(ax: Axes, text: str) -> None:
-    ax.set_title(text, loc="left")
-
-
 def _by_error(ax: Axes, found: Sequence[Line], hows: Mapping[str, Look]) -> None:
     points = [(line.label, line.attention_error or 0.0, one) for line in found for one in _damages([line])]
     for label, error, damage in points:
@@ -236,7 +232,7 @@ def _by_error(ax: Axes, found: Sequence[Line], hows: Mapping[str, Look]) -> None
         put(ticks, [plain(tick) for tick in ticks])
     ax.set_xlabel("error of a layer alone")
     _name_damage(ax, found)
-    _head(ax, "all layers replaced")
+    ax.set_title("all layers replaced", loc="left")
     names, x, y = zip(*points, (ORIGINAL, 0.0, 0.0), strict=True)
     place_labels(ax, names, x, y, [0.5 * rcParams["lines.markersize"]] * len(names))
 
@@ -256,7 +252,7 @@ def _by_layer(ax: Axes, found: Sequence[Line], hows: Mapping[str, Look]) -> None
     step = max(1, -(-(last + 1) // 8))
     ax.set_xticks(range(0, last + 1, step), [str(place) for place in range(0, last + 1, step)])
     ax.set_xlabel("layer replaced alone")
-    _head(ax, "one layer replaced")
+    ax.set_title("one layer replaced", loc="left")
     name_ends(ax, *zip(*ends, strict=True))
 
 

@@ -27,14 +27,13 @@ from attnbench.figures.kit.page import (
     Page,
     narrow,
     new_page,
-    only_on_a_page,
     shorten,
     stacked,
 )
 from attnbench.figures.kit.palette import is_inline, palette
 from attnbench.figures.kit.style import SMALL_SIZE, in_style, mark
 from attnbench.figures.kit.ticks import halves, log_axis, padded, plain, trimmed
-from attnbench.figures.published.lra import draw_published
+from attnbench.figures.published.lra import draw_published, only_published
 from attnbench.results.frame.agreement import OF_TRAINED, Y_AXES, of_trained
 from attnbench.results.frame.contenders import TRIVIAL, Contenders, contenders, panels, spread
 from attnbench.results.frame.same_model import CHANCE, NO_MIXING, tasks_of_both
@@ -103,15 +102,10 @@ def draw_tradeoff(
         UsageError: an option has a value that does not exist.
         NothingToDraw: no row has a speed.
     """
-    for name, value, known in (
-        ("x", x, list(_X)),
-        ("y", y, [None, *Y_AXES]),
-        ("overlay", overlay, [None, "published"]),
-    ):
+    for name, value, known in (("x", x, list(_X)), ("y", y, [None, *Y_AXES])):
         if value not in known:
             raise UsageError(f"{name} must be {' or '.join(one for one in known if one)}, not {value!r}")
-    if overlay:
-        only_on_a_page("tradeoff with --overlay published")
+    only_published("tradeoff", overlay)
     rows = timed(restrict(frame, only or {}))
     check_length(n, set(rows["seq_len"]), "rows")
     both = tasks_of_both(frame, rows) if y is None else set()

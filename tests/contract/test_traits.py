@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from attnbench.contract.traits import ABILITIES, Knob, No, Rounds, TraitChanges, Traits
+from attnbench.contract.traits import ABILITIES, Knob, No, Rounds, Traits
 
 WRONG: dict[str, list[Any]] = {
     "target": ["exact", "Softmax", None, True],
@@ -68,11 +68,6 @@ def test_every_trait_has_a_rule_and_the_defaults_keep_it() -> None:
 )
 def test_claims_that_exclude_each_other_are_told(traits: Traits, problem: str) -> None:
     assert problem in str(traits.problem())
-
-
-def test_given_may_change_every_claim_but_itself() -> None:
-    types = {field.name: field.type for field in fields(Traits) if field.name != "given"}
-    assert {name: kind.__forward_arg__ for name, kind in TraitChanges.__annotations__.items()} == types
 
 
 def test_a_form_of_its_own_both_ways_is_given_last() -> None:

@@ -995,14 +995,14 @@ class CentredThoughCausal(Convolution):
 
     def forward(self, x: Tensor, *, key_mask: Mask = None) -> Tensor:
         half = (self.before + self.after) // 2
-        return self._convolved(nn.functional.pad(x.mT, (half, self.before + self.after - half)), x.dtype)
+        return self.inside(nn.functional.pad(x.mT, (half, self.before + self.after - half)), x.dtype)
 
 
 class PastAlone(Convolution):
     """A kernel that is laid before the token, causal or not."""
 
     def forward(self, x: Tensor, *, key_mask: Mask = None) -> Tensor:
-        return self._convolved(nn.functional.pad(x.mT, (self.before + self.after, 0)), x.dtype)
+        return self.inside(nn.functional.pad(x.mT, (self.before + self.after, 0)), x.dtype)
 
 
 class Circular(LongConvolution):
@@ -1287,7 +1287,7 @@ class OwnReflectionCounted(PaTH):
     def projected(self, x: Tensor) -> tuple[Tensor, ...]:
         q, k, v = super().projected(x)
         before = 2 if self.causal else 1
-        w, beta = self._convolved(nn.functional.pad(self.direction(x), (0, 0, before, 2 - before))), self._beta(x)
+        w, beta = self.inside(nn.functional.pad(self.direction(x), (0, 0, before, 2 - before))), self._beta(x)
         w = nn.functional.normalize(w, dim=-1)
         return q, k - beta * (k * w).sum(-1, keepdim=True) * w, v
 

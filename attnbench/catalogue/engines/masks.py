@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from attnbench.catalogue.engines.precision import hidden
+from attnbench.errors import Unsupported
 
 
 def emptied(key_mask: Tensor | None, *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -53,3 +54,9 @@ def visible_pairs(q: Tensor, k: Tensor, causal: bool, key_mask: Tensor | None) -
     if causal:
         pairs = pairs.tril()
     return pairs if key_mask is None else pairs & key_mask[:, None, None]
+
+
+def at_most(longest: int, tokens: int, what: str) -> None:
+    """Refuse more tokens than what is learned for positions has: ``what`` names it, as in ``the kernel was``."""
+    if tokens > longest:
+        raise Unsupported(f"{tokens} tokens, but {what} made for at most {longest}")

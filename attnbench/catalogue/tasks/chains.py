@@ -13,8 +13,6 @@ from attnbench.contract.problem.shape import Shape
 from attnbench.contract.task import NO_LABEL, Examples, Form, register_task
 from attnbench.errors import Unsupported, UsageError
 
-_VERSION = 1
-
 
 @register_task("chains", source="own; after the k-hop task of Sanford, Hsu & Telgarsky 2024, arXiv:2402.09268")
 class Chains(Stream):
@@ -56,7 +54,6 @@ class Chains(Stream):
             shape,
             Form(vocab=(keys + 1, keys + 1, values + 1), classes=values, per_token=True),
             settings={"hops": hops, "ring": ring, "values": values, "keys": keys},
-            version=_VERSION,
             test=test,
         )
         self._hops, self._ring, self._values, self._keys = hops, ring, values, keys

@@ -19,7 +19,6 @@ from attnbench.contract.problem.shape import Shape
 from attnbench.contract.task import NO_LABEL, Examples, Form, register_task, stream_seed
 from attnbench.errors import Unsupported
 
-_VERSION = 1
 LETTERS = 20
 MASK = LETTERS
 
@@ -57,7 +56,6 @@ class Contacts(Stream):
             shape,
             Form(vocab=(LETTERS + 1 + families,), classes=LETTERS, per_token=True),
             settings={"contacts": pairs, "families": families, "coupling": coupling},
-            version=_VERSION,
             test=test,
         )
         rules = torch.Generator().manual_seed(stream_seed(self._label, "rules"))

@@ -20,7 +20,6 @@ from attnbench.contract.problem.shape import Shape
 from attnbench.contract.task import Examples, Form, register_task
 from attnbench.errors import Unsupported
 
-_VERSION = 1
 _PIXEL = 64
 _STEP = 3
 """Pixels from the start of one dash to the start of the next."""
@@ -86,7 +85,6 @@ class Contours(Stream):
             shape,
             Form(vocab=(_LEVELS,), classes=2),
             settings={"dashes": dashes, "distractors": distractors},
-            version=_VERSION,
             test=test,
             masked_share=0.5,
         )

@@ -13,8 +13,6 @@ from attnbench.contract.problem.shape import Shape
 from attnbench.contract.task import NO_LABEL, Examples, Form, register_task
 from attnbench.errors import Unsupported
 
-_VERSION = 1
-
 
 @register_task("copy", source="own; its like is common, e.g. Graves et al. 2014, arXiv:1410.5401, section 4.1")
 class Copy(Stream):
@@ -45,7 +43,6 @@ class Copy(Stream):
             shape,
             Form(vocab=(symbols + 1,), classes=symbols, per_token=True),
             settings={"symbols": symbols, "count": length},
-            version=_VERSION,
             test=test,
         )
         self._symbols, self._count = symbols, length

@@ -18,7 +18,6 @@ from attnbench.contract.problem.shape import Shape
 from attnbench.contract.task import NO_LABEL, Examples, Form, register_task
 from attnbench.errors import Unsupported
 
-_VERSION = 1
 _PATCH = 2
 _IDS = 2 ** (_PATCH * _PATCH)
 """Different patches of black and white pixels."""
@@ -63,7 +62,6 @@ class Detection(Stream):
             shape,
             Form(vocab=(_IDS + _SIDES + 1,), classes=side, per_token=True),
             settings={"distractors": distractors, "open_frames": open_frames},
-            version=_VERSION,
             test=test,
             masked_share=0.5,
         )

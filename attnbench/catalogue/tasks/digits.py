@@ -15,10 +15,8 @@ from typing import Literal
 import numpy as np
 
 from attnbench.catalogue.tasks.stored import Images, Part, Stored, blocks, digest_of, fixed_order
-from attnbench.catalogue.tasks.streams import refuse_cross
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.task import Form, register_task
-from attnbench.errors import Unsupported
 
 DIGITS = Path(__file__).parent / "data" / "digits.csv.gz"
 
@@ -44,10 +42,7 @@ class Digits(Stored):
     """
 
     def __init__(self, shape: Shape) -> None:
-        refuse_cross("digits", shape)
-        if shape.seq_len != _PIXELS:
-            raise Unsupported(f"digits: an image has {_PIXELS} pixels; set seq_len to {_PIXELS}, not {shape.seq_len}")
-        super().__init__("digits", Form(vocab=(_LEVELS,), classes=10), masked_share=0.5)
+        super().__init__("digits", shape, Form(vocab=(_LEVELS,), classes=10), masked_share=0.5, pixels=_PIXELS)
 
     def read(self) -> dict[Literal["train", "validation", "test"], Part]:
         with gzip.open(DIGITS, "rt", encoding="ascii") as file:

@@ -13,8 +13,6 @@ from attnbench.contract.problem.shape import Shape
 from attnbench.contract.task import NO_LABEL, Examples, Form, register_task
 from attnbench.errors import Unsupported
 
-_VERSION = 1
-
 
 @register_task("duplication", source="Kitaev et al. 2020, Reformer, arXiv:2001.04451, section 5 and table 2")
 class Duplication(Stream):
@@ -40,7 +38,6 @@ class Duplication(Stream):
             shape,
             Form(vocab=(symbols + 1,), classes=symbols, per_token=True),
             settings={"symbols": symbols},
-            version=_VERSION,
             test=test,
         )
         if not shape.causal:

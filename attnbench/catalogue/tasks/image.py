@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from attnbench.catalogue.tasks.stored import Images, Part, Stored, present
-from attnbench.catalogue.tasks.streams import refuse_cross
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.task import Form, register_task
-from attnbench.errors import Unsupported, UsageError
+from attnbench.errors import UsageError
 
 _GET = (
     "get cifar-10-binary.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html, unpack it and write image:folder=PATH"
@@ -52,11 +51,8 @@ class Image(Stored):
             "data/cifar-10-batches-bin"
         ),
     ) -> None:
-        refuse_cross("image", shape)
-        if shape.seq_len != _PIXELS:
-            raise Unsupported(f"image: an image has {_PIXELS} pixels; set seq_len to {_PIXELS}, not {shape.seq_len}")
+        super().__init__("image", shape, Form(vocab=(256,), classes=10), masked_share=0.5, pixels=_PIXELS)
         self._folder = present(folder, (*_TRAIN, _TEST), _GET)
-        super().__init__("image", Form(vocab=(256,), classes=10), masked_share=0.5)
 
     def read(self) -> dict[Literal["train", "validation", "test"], Part]:
         batches = [_grey(self._folder / name) for name in _TRAIN]

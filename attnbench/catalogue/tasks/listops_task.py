@@ -20,7 +20,6 @@ from attnbench.contract.problem.shape import Shape
 from attnbench.contract.task import NO_LABEL, Examples, Form, Task, register_task
 from attnbench.errors import Unsupported, UsageError
 
-_VERSION = 1
 _MASKED_SHARE = 0.1
 _ID = {word: position for position, word in enumerate(TOKENS)}
 _FILES: dict[Literal["train", "validation", "test"], str] = {
@@ -87,7 +86,6 @@ class _Drawn(Stream):
                 "max_length": trees.max_length,
                 "labels": "brackets" if brackets else "root",
             },
-            version=_VERSION,
             test=test,
             masked_share=_MASKED_SHARE,
         )
@@ -103,7 +101,7 @@ class _Drawn(Stream):
 
 class _Released(Stored):
     def __init__(self, shape: Shape, folder: str, *, brackets: bool) -> None:
-        super().__init__("listops", _form(brackets), masked_share=_MASKED_SHARE)
+        super().__init__("listops", shape, _form(brackets), masked_share=_MASKED_SHARE)
         self._folder = present(folder, _FILES.values(), _GET)
         self._n, self._brackets = shape.seq_len, brackets
 

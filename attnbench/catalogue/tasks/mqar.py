@@ -16,8 +16,6 @@ from attnbench.contract.problem.shape import Shape
 from attnbench.contract.task import NO_LABEL, Examples, Form, register_task
 from attnbench.errors import Unsupported, UsageError
 
-_VERSION = 1
-
 
 @register_task("mqar", source="Arora et al. 2023, arXiv:2312.04927, figure 2")
 class MQAR(Stream):
@@ -58,7 +56,6 @@ class MQAR(Stream):
             shape,
             Form(vocab=(vocab + 1,), classes=vocab // 2, per_token=True),
             settings={"pairs": pairs, "vocab": vocab, "power": power},
-            version=_VERSION,
             test=test,
         )
         self._pairs, self._half, self._filler, self._power = pairs, vocab // 2, vocab, power

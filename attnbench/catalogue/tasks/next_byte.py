@@ -17,7 +17,6 @@ from pydantic import Field
 from torch import Tensor
 
 from attnbench.catalogue.tasks.stored import Part, Stored, digest_of
-from attnbench.catalogue.tasks.streams import refuse_cross
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.task import Examples, Form, register_task
 from attnbench.errors import Unsupported
@@ -52,14 +51,13 @@ class NextByte(Stored):
             str | None, Field(min_length=1, description="a text; none: the help that Python brings")
         ] = None,
     ) -> None:
-        refuse_cross("next-byte", shape)
+        super().__init__("next-byte", shape, Form(vocab=(256,), classes=256, per_token=True), masked_share=0.15)
         if not shape.causal:
             raise Unsupported("next-byte predicts the next token; set causal: true")
         self._file = None if file is None else Path(file).expanduser()
         if self._file is not None and not self._file.is_file():
             raise Unsupported(f"no {self._file} here; write next-byte:file=PATH with the path of a text, or no file")
         self._n = shape.seq_len
-        super().__init__("next-byte", Form(vocab=(256,), classes=256, per_token=True), masked_share=0.15)
 
     def read(self) -> dict[Literal["train", "validation", "test"], Part]:
         train, validation, test = (Windows(part, self._n) for part in divided(self._text()))

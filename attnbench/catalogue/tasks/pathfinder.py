@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from attnbench.catalogue.tasks.stored import Images, Part, Stored, digest_of, fixed_order, present
-from attnbench.catalogue.tasks.streams import refuse_cross
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.task import Form, register_task
-from attnbench.errors import Unsupported, UsageError
+from attnbench.errors import UsageError
 
 _GET = (
     "get lra_release.gz from https://github.com/google-research/long-range-arena, unpack it and "
@@ -54,13 +53,8 @@ class Pathfinder(Stored):
             "data/lra_release/pathfinder32/curv_contour_length_14"
         ),
     ) -> None:
-        refuse_cross("pathfinder", shape)
-        if shape.seq_len != _PIXELS:
-            raise Unsupported(
-                f"pathfinder: an image has {_PIXELS} pixels; set seq_len to {_PIXELS}, not {shape.seq_len}"
-            )
+        super().__init__("pathfinder", shape, Form(vocab=(256,), classes=2), masked_share=0.5, pixels=_PIXELS)
         self._folder = present(folder, ("imgs", "metadata"), _GET)
-        super().__init__("pathfinder", Form(vocab=(256,), classes=2), masked_share=0.5)
 
     def read(self) -> dict[Literal["train", "validation", "test"], Part]:
         listed = _listed(self._folder)

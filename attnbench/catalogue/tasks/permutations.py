@@ -14,8 +14,6 @@ from attnbench.contract.problem.shape import Shape
 from attnbench.contract.task import NO_LABEL, Examples, Form, register_task
 from attnbench.errors import Unsupported
 
-_VERSION = 1
-
 
 @register_task(
     "permutations",
@@ -56,7 +54,6 @@ class Permutations(Stream):
             shape,
             Form(vocab=(len(elements),), classes=len(elements), per_token=True),
             settings={"size": size, "moves": moves, "answers": answers},
-            version=_VERSION,
             test=test,
         )
         digits = size ** torch.arange(size).flip(0)

@@ -18,8 +18,6 @@ from attnbench.contract.problem.shape import Shape
 from attnbench.contract.task import NO_LABEL, Examples, Form, register_task
 from attnbench.errors import Unsupported, UsageError
 
-_VERSION = 1
-
 
 @register_task("recall", source="after Schlag et al. 2021, arXiv:2102.11174, section 6.1")
 class Recall(Stream):
@@ -68,7 +66,6 @@ class Recall(Stream):
             shape,
             Form(vocab=vocab, classes=values, per_token=True),
             settings={"pairs": pairs, "values": values, "keys": keys, "ids": ids, "form": form},
-            version=_VERSION,
             test=test,
         )
         self._pairs, self._values, self._keys, self._ids, self._long = pairs, values, keys, ids, not filler

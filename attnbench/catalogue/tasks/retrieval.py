@@ -19,7 +19,6 @@ from torch import Tensor
 
 from attnbench.catalogue.tasks.ragged import padded
 from attnbench.catalogue.tasks.stored import Part, Stored, present
-from attnbench.catalogue.tasks.streams import refuse_cross
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.task import Examples, Form, register_task
 from attnbench.errors import UsageError
@@ -62,10 +61,9 @@ class Retrieval(Stored):
             "data/tsv_data"
         ),
     ) -> None:
-        refuse_cross("retrieval", shape)
+        super().__init__("retrieval", shape, Form(vocab=(257,), classes=2, towers=2), masked_share=0.15)
         self._folder = present(folder, _FILES.values(), _GET)
         self._n = shape.seq_len
-        super().__init__("retrieval", Form(vocab=(257,), classes=2, towers=2), masked_share=0.15)
 
     def read(self) -> dict[Literal["train", "validation", "test"], Part]:
         return {split: _Pairs(self._folder / name, self._n) for split, name in _FILES.items()}

@@ -14,6 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from attnbench.catalogue.tasks.streams import refuse_cross
+from attnbench.contract.problem.shape import Shape
 from attnbench.contract.task import Examples, Form, Split, stream_seed
 from attnbench.errors import Unsupported
 
@@ -53,7 +55,11 @@ class Stored:
     that a step's number alone decides its examples.
     """
 
-    def __init__(self, name: str, form: Form, *, masked_share: float) -> None:
+    def __init__(self, name: str, shape: Shape, form: Form, *, masked_share: float, pixels: int | None = None) -> None:
+        """Refuse cross-attention and, if all sequences have ``pixels`` tokens, any other length."""
+        refuse_cross(name, shape)
+        if pixels is not None and shape.seq_len != pixels:
+            raise Unsupported(f"{name}: an image has {pixels} pixels; set seq_len to {pixels}, not {shape.seq_len}")
         self.form = form
         self.masked_share = masked_share
         self._name = name

@@ -34,16 +34,16 @@ class Stream:
         form: Form,
         *,
         settings: dict[str, Scalar],
-        version: int,
         test: int,
         masked_share: float = 0.15,
+        version: int = 1,
     ) -> None:
         """Take everything that the data depends on.
 
         Args:
             settings: every option that changes the drawn sequences.
-            version: version of the generator; whoever changes its draws must increment it.
             test: number of sequences to test on; half as many, at least one, are for validation.
+            version: version of the generator; whoever changes its draws must increment it.
 
         Raises:
             Unsupported: cross-attention.

@@ -15,7 +15,6 @@ from pydantic import Field
 
 from attnbench.catalogue.tasks.ragged import Ragged
 from attnbench.catalogue.tasks.stored import Part, Stored, digest_of, fixed_order, present
-from attnbench.catalogue.tasks.streams import refuse_cross
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.task import Form, register_task
 from attnbench.errors import UsageError
@@ -50,10 +49,9 @@ class Text(Stored):
             "data/aclImdb"
         ),
     ) -> None:
-        refuse_cross("text", shape)
+        super().__init__("text", shape, Form(vocab=(257,), classes=2), masked_share=0.15)
         self._folder = present(folder, _FOLDERS, _GET)
         self._n = shape.seq_len
-        super().__init__("text", Form(vocab=(257,), classes=2), masked_share=0.15)
 
     def read(self) -> dict[Literal["train", "validation", "test"], Part]:
         given, test = self._reviews("train"), self._reviews("test")

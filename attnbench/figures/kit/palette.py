@@ -90,12 +90,12 @@ DARK = Palette(
 )
 STYLES = {"light": LIGHT, "dark": DARK}
 
+_SINGLE = ("page", "ink", "faint", "line", "grid", "band", "worse", "other")
+
 
 def variables(given: Palette) -> dict[str, str]:
     """Name of a CSS variable -> colour: ``ink``, ``f3`` for the fourth family, ``s0`` for the first of the sequence."""
-    named = {
-        name: str(getattr(given, name)) for name in ("page", "ink", "faint", "line", "grid", "band", "worse", "other")
-    }
+    named = {name: str(getattr(given, name)) for name in _SINGLE}
     families = {f"f{place}": colour for place, colour in enumerate(given.families.values())}
     return named | families | {f"s{place}": colour for place, colour in enumerate(given.sequence)}
 
@@ -104,15 +104,8 @@ _STANDINS = {name: f"#fe{place:02x}01" for place, name in enumerate(variables(LI
 VARIABLES = {colour: f"var(--{name})" for name, colour in _STANDINS.items()}
 """A colour of :data:`INLINE` -> the CSS variable that it stands for."""
 INLINE = Palette(
-    page=_STANDINS["page"],
-    ink=_STANDINS["ink"],
-    faint=_STANDINS["faint"],
-    line=_STANDINS["line"],
-    grid=_STANDINS["grid"],
-    band=_STANDINS["band"],
-    worse=_STANDINS["worse"],
+    **{name: _STANDINS[name] for name in _SINGLE},
     families={name: _STANDINS[f"f{place}"] for place, name in enumerate(LIGHT.families)},
-    other=_STANDINS["other"],
     sequence=tuple(_STANDINS[f"s{place}"] for place in range(len(LIGHT.sequence))),
     diverging=LIGHT.diverging,
 )

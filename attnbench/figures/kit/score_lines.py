@@ -106,6 +106,17 @@ def draw_lines(
     return page.figure
 
 
+def draw_plain(ax: Axes, line: Line, look: Look) -> None:
+    """A line with a small marker at each value."""
+    ax.plot(line.x, line.y, lw=1.4, markersize=3.4, alpha=0.95, **look.line)
+
+
+def draw_with_bars(ax: Axes, line: Line, look: Look) -> None:
+    """A line of means with a bar at each."""
+    ax.vlines(line.x, line.low, line.high, color=look.colour, lw=0.9, zorder=1.8)
+    ax.plot(line.x, line.y, lw=1.4, markersize=5, alpha=0.95, **look.line)
+
+
 def linear_x(ax: Axes, last: float, label: str) -> None:
     """Give the axes a plain scale from 0 to a little beyond ``last``."""
     ax.set_xlim(0, 1.02 * last)

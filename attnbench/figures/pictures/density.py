@@ -30,7 +30,7 @@ from attnbench.figures.kit.page import narrow, new_page
 from attnbench.figures.kit.palette import palette
 from attnbench.figures.kit.style import DASHES, SMALL_SIZE, in_style
 from attnbench.figures.kit.ticks import linear_ticks, log_axis, padded, plain
-from attnbench.figures.pictures.picture import Picture
+from attnbench.figures.pictures.picture import Picture, two_panels
 
 TITLE = "Softmax as a density estimate"
 DRAWS = 15
@@ -155,16 +155,7 @@ def _draw(found: Sequence[Kernel], about: str) -> Figure:
         "error: |estimate / kernel - 1|."
     ]
     page = new_page(TITLE, [about, *_said(found)], notes, height=1.0, room=5.2 if narrow() else 3.3)
-    for place, what in enumerate(("kernel", "relative error")):
-        if narrow():
-            tall = (page.top - page.bottom - 1.2) / 2
-            ax = page.axes(
-                page.left + 0.6, page.bottom + 0.42 + (1 - place) * (tall + 0.6), page.right - page.left - 0.7, tall
-            )
-        else:
-            wide = (page.right - page.left - 0.66 - 0.6) / 2
-            tall = page.top - page.bottom - 0.7
-            ax = page.axes(page.left + 0.6 + place * (wide + 0.6), page.bottom + 0.42, wide, tall)
+    for place, (what, ax) in enumerate(zip(("kernel", "relative error"), two_panels(page), strict=True)):
         (_kernel_panel if place == 0 else _error_panel)(ax, found)
         ax.set_title(what + " (log scale)" * place, loc="left", pad=4)
         ax.set_xlim(-0.04 * FARTHEST, 1.02 * FARTHEST)

@@ -27,7 +27,7 @@ from attnbench.figures.kit.page import narrow, new_page
 from attnbench.figures.kit.palette import palette
 from attnbench.figures.kit.style import DASHES, MARKERS, SMALL_SIZE, in_style
 from attnbench.figures.kit.ticks import log_axis, padded, plain
-from attnbench.figures.pictures.picture import Picture
+from attnbench.figures.pictures.picture import Picture, two_panels
 
 TITLE = "Error of random features over their number"
 DRAWS = 15
@@ -119,15 +119,7 @@ def _draw(errors: Sequence[Errors], trivial: float, about: str) -> Figure:
     ]
     lines = [about, *_said(errors)]
     page = new_page(TITLE, lines, notes, height=1.0, room=5.2 if narrow() else 3.3)
-    for place, (what, ways) in enumerate(_PANELS):
-        if narrow():
-            tall = (page.top - page.bottom - 1.2) / 2
-            bottom = page.bottom + 0.42 + (1 - place) * (tall + 0.6)
-            ax = page.axes(page.left + 0.6, bottom, page.right - page.left - 0.7, tall)
-        else:
-            wide = (page.right - page.left - 0.66 - 0.6) / 2
-            tall = page.top - page.bottom - 0.7
-            ax = page.axes(page.left + 0.6 + place * (wide + 0.6), page.bottom + 0.42, wide, tall)
+    for place, ((what, ways), ax) in enumerate(zip(_PANELS, two_panels(page), strict=True)):
         log_axis(ax, "x", padded([one.features for one in errors], share=0.04), at=sorted({e.features for e in errors}),
                  most=4 if narrow() else 8)  # fmt: skip
         values = [value for one in errors if one.way in ways for value in one.quartiles]

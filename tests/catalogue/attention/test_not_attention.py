@@ -75,7 +75,7 @@ def test_a_causal_convolution_weighs_the_last_tokens(width: int) -> None:
     )
     close(module(x), expected)
     state = module.begin(x[:, :1])
-    assert state[0].shape == (2, width - 1, 6)
+    assert state.shape == (2, width - 1, 6)
 
 
 def test_a_width_must_have_a_middle() -> None:

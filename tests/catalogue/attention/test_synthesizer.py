@@ -6,7 +6,12 @@ import pytest
 import torch
 
 from attnbench.catalogue.attention.synthetic.synthesizer.algorithm import Synthesizer
-from attnbench.catalogue.attention.synthetic.synthesizer.logits import Dense, DotProduct, FactorizedRandom, Random
+from attnbench.catalogue.attention.synthetic.synthesizer.logits import (
+    DotProduct,
+    FactorizedDense,
+    FactorizedRandom,
+    Random,
+)
 from attnbench.catalogue.build import build
 from attnbench.catalogue.engines import tiling
 from attnbench.contract.problem.shape import Shape
@@ -47,7 +52,7 @@ def logits_of(source: Any, x: torch.Tensor, h: int) -> torch.Tensor:
         return q @ k.mT / D**0.5
     units = source.W2.shape[1]
     given = torch.relu(source.W1(x))[..., h * units : (h + 1) * units] @ source.W2[h] + source.b2[h]
-    if isinstance(source, Dense):
+    if not isinstance(source, FactorizedDense):
         return given[..., :N]
     a, b = given[..., : source.a], given[..., source.a :]
     tiled, repeated = a.repeat(1, 1, b.shape[-1]), b.repeat_interleave(source.a, -1)

@@ -71,7 +71,7 @@ def test_the_same_generator_draws_the_same_images_and_they_do_not_change() -> No
     batch = Contours(SHAPE, test=1).batch(0, 0, 8)
     again = Contours(SHAPE, test=1).batch(0, 0, 8)
     assert batch.tokens.equal(again.tokens)
-    assert int((batch.tokens * torch.arange(1, 1025)).sum()) == 3525287, "raise _VERSION where this changes"
+    assert int((batch.tokens * torch.arange(1, 1025)).sum()) == 3525287, "raise its version where this changes"
 
 
 def test_two_hundred_images_a_second_are_drawn() -> None:

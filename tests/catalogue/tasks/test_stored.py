@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from attnbench.catalogue.tasks.stored import Images, Stored, blocks, digest_of, fixed_order, present
+from attnbench.contract.problem.shape import Shape
 from attnbench.contract.task import Form
 from attnbench.errors import Unsupported
 
@@ -16,7 +17,7 @@ class Numbered(Stored):
     """Example i is the token i."""
 
     def __init__(self, train: int = 10) -> None:
-        super().__init__("numbered", Form((256,), 256), masked_share=0.5)
+        super().__init__("numbered", Shape(seq_len=1), Form((256,), 256), masked_share=0.5)
         self.train = train
         self.read_times = 0
 

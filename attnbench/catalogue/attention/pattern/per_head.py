@@ -156,6 +156,11 @@ class PerHead(nn.Module):
             each = [VARIANTS.get(spec.name).claims(spec, causal=bool(options["causal"])) for spec in named]
         except UsageError:  # said when it is built
             return traits
+
+        def said(trait: str) -> str:
+            parts = ((spec.name, getattr(one, trait)) for spec, one in zip(named, each, strict=True))
+            return "; ".join(f"{name}: {words}" for name, words in parts if words)
+
         targets = {one.target for one in each}
         return replace(
             traits,
@@ -165,14 +170,10 @@ class PerHead(nn.Module):
             rows_sum_to_one=all(one.rows_sum_to_one for one in each),
             permutable=all(one.permutable for one in each),
             rounds_together=any(one.rounds_together for one in each),
-            emulated="; ".join(
-                f"{spec.name}: {one.emulated}" for spec, one in zip(named, each, strict=True) if one.emulated
-            ),
+            emulated=said("emulated"),
             bias=_all_can("bias", named, each),
             documents=_all_can("documents", named, each),
-            own_form="; ".join(
-                f"{spec.name}: {one.own_form}" for spec, one in zip(named, each, strict=True) if one.own_form
-            ),
+            own_form=said("own_form"),
         )
 
     def _require(self, *, key_mask: bool = False, decode: bool = False) -> None:

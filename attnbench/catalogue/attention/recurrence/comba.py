@@ -15,10 +15,10 @@ from attnbench.catalogue.engines.recurrent.erase_and_write import BeforeDecay
 from attnbench.catalogue.engines.recurrent.erasing_core import Erasing, ErasingCore, Rule
 from attnbench.catalogue.engines.recurrent.erasing_layer import ErasingByHead
 from attnbench.catalogue.engines.recurrent.short_convolution import Width
-from attnbench.catalogue.engines.recurrent.written_out import left_to_read
+from attnbench.catalogue.engines.recurrent.written_out import erased_and_written
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.reads import BETA, CORRECTION, DECAY, FEEDBACK
-from attnbench.contract.variant import CORE, RECURRENCE, Core, Knob, register
+from attnbench.contract.variant import CORE, SUMMED, Core, Knob, register
 
 
 class _Closed(Erasing):
@@ -35,6 +35,11 @@ class _Closed(Erasing):
         b, p = (part[..., None].to(k.dtype) for part in (b, p))
         return q - p * q.shape[-1] ** -0.5 * k, k, v, b * k, beta, log_decay
 
+    @staticmethod
+    def written_out(q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, strict: bool) -> Tensor:
+        beta, log_alpha, b, p = gates
+        return erased_and_written(q - p * k, k, beta * v, b * beta * k, log_alpha, strict=strict, early=True)
+
 
 class CombaRule(_Closed, ErasingCore):
     """The gated delta rule with feedback from its state and from its output.
@@ -50,27 +55,6 @@ class CombaRule(_Closed, ErasingCore):
     Differs from the paper: the recurrence alone is here, without its layer.
     """
 
-    @staticmethod
-    def written_out(q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, strict: bool) -> Tensor:
-        """O = tril((Q - p K)Kᵀ ⊙ Γ) U / √D with (I + tril(b B KKᵀ ⊙ Γ⁻, -1)) U = B V.
-
-        Γ_ij = α_{j+1}···α_i, and Γ⁻_ij is the product up to α_{i-1}.
-        """
-        beta, log_alpha, b, p = gates
-        total = log_alpha.cumsum(-2)
-        eye = torch.eye(k.shape[-2], dtype=k.dtype, device=k.device)
-        system = eye + left_to_read(b * beta * k, k, total - log_alpha, total)
-        updates = torch.linalg.solve_triangular(system, beta * v, upper=False, unitriangular=True)
-        out: Tensor = left_to_read(q - p * k, k, total, total, own=not strict) @ updates * q.shape[-1] ** -0.5
-        return out
-
-    def __init__(self, shape: Shape, *, chunk: Chunk = 64, form: forms.Fla = "auto") -> None:
-        super().__init__(shape, chunk=chunk, form=form)
-
-    def rates(self, *gates: Tensor) -> tuple[Tensor, ...]:
-        beta, log_decay, b, p = gates
-        return beta.squeeze(-1), log_decay, b.squeeze(-1), p.squeeze(-1)
-
 
 @register(
     "comba",
@@ -81,11 +65,7 @@ class CombaRule(_Closed, ErasingCore):
     formula="S_t = (α_t - b β_t k_t k_tᵀ) S_{t-1} + β_t k_t v_tᵀ,  o_t = S_tᵀ (q_t - p k_t) / √D,  b = σ(·)",
     cost="O(n·d²)",
     memory_exponent=1.0,
-    traits=replace(
-        RECURRENCE,
-        knob=Knob("expand", step=1),
-        own_form_both_ways="the sum of one recurrence from either end; the paper defines the causal form only",
-    ),
+    traits=replace(SUMMED, knob=Knob("expand", step=1)),
     settings=("chunk=5", "expand=1,width=1,chunk=64,correction=0.02"),
     core=Core(
         make=CombaRule,
@@ -120,8 +100,6 @@ class Comba(_Closed, ErasingByHead):
     Differs from the authors' code: in flash-linear-attention q - p b k and b k get length 1 afterwards, so that b has
     no part in the erasure; linear layers start as PyTorch's.
     """
-
-    written_out = staticmethod(CombaRule.written_out)
 
     def __init__(
         self,

@@ -21,7 +21,9 @@ from attnbench.catalogue.engines.recurrent.erasing_core import ErasingCore, Rule
 from attnbench.catalogue.engines.recurrent.stretches import by_heads
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.reads import BETA
-from attnbench.contract.variant import CORE, Core, Knob, No, Traits, register
+from attnbench.contract.variant import CORE, SUMMED, Core, Knob, Traits, register
+
+Gathered = Annotated[int, Field(ge=1, description="steps gathered by one solve. Moves time and memory only")]
 
 
 class DeltaRule(ErasingCore):
@@ -48,20 +50,11 @@ class DeltaRule(ErasingCore):
         out: Tensor = (q @ k.mT).tril(-1 if strict else 0) @ updates
         return out
 
-    def __init__(
-        self,
-        shape: Shape,
-        *,
-        chunk: Annotated[int, Field(ge=1, description="steps gathered by one solve. Moves time and memory only")] = 64,
-        form: forms.Fla = "auto",
-    ) -> None:
+    def __init__(self, shape: Shape, *, chunk: Gathered = 64, form: forms.Fla = "auto") -> None:
         super().__init__(shape, chunk=chunk, form=form)
 
     def ready(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return unit(q), unit(k), v
-
-    def rates(self, *gates: Tensor) -> tuple[Tensor, ...]:
-        return (gates[0].squeeze(-1),)
 
     def rule(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> Rule:
         return Rule(q, k, v, rates[0], None)
@@ -76,15 +69,7 @@ class DeltaRule(ErasingCore):
     formula="S_t = (I - β_t k_t k_tᵀ) S_{t-1} + β_t k_t v_tᵀ,  o_t = S_tᵀ q_t,  β = σ(w·x),  ‖k‖ = ‖q‖ = 1",
     cost="O(n·d²)",
     memory_exponent=1.0,
-    traits=Traits(
-        target="other",
-        cross=No("one recurrence runs over one sequence: each token is both a query and a key"),
-        stochastic=True,
-        decode=True,
-        rows_sum_to_one=False,
-        knob=Knob("steps", step=1),
-        own_form_both_ways="the sum of one recurrence from either end; the papers define the causal form only",
-    ),
+    traits=replace(SUMMED, bias=Traits.bias, knob=Knob("steps", step=1)),
     settings=("chunk=5", "chunk=64", "steps=2,negative=true,chunk=5", "steps=2,decay=true,chunk=5"),
     core=Core(
         make=DeltaRule,
@@ -126,7 +111,7 @@ class Delta(HeadLayer):
         steps: Annotated[int, Field(ge=1, description="steps of the rule that a token makes, each with a key")] = 1,
         negative: Annotated[bool, Field(description="β = 2σ(·): a step may turn a value round")] = False,
         decay: Annotated[bool, Field(description="the state fades once before the steps of a token")] = False,
-        chunk: Annotated[int, Field(ge=1, description="steps gathered by one solve. Moves time and memory only")] = 64,
+        chunk: Gathered = 64,
         form: forms.Fla = "auto",
     ) -> None:
         super().__init__()
@@ -207,14 +192,10 @@ class Delta(HeadLayer):
 
     def begin(self, x: Tensor) -> Tensor:
         """The state ``(B, H, D, D)`` after x ``(B, n, C)``, n >= 0, float32 at least."""
-        _, k, v, beta, *log_decay = (part.to(accumulator(x.dtype)).flatten(0, 1) for part in self._parts(x))
-        state = k.new_zeros(k.shape[0], k.shape[2], v.shape[2])
-        if k.shape[1]:
-            _, state = erase_and_write(_unit(k), _unit(k), v, beta, *log_decay, chunk=self.chunk)
-        return torch.unflatten(state, 0, (x.shape[0], self.heads))
+        return self.prompted(x)[1]
 
     def prompted(self, x: Tensor, before: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The outputs for x ``(B, n, C)``, n >= 1, and the state after it; ``before`` is that in front of it."""
+        """The outputs for x ``(B, n, C)``, and the state after it; ``before`` is that in front of it."""
         q, k, v, beta, *log_decay = (part.to(accumulator(x.dtype)).flatten(0, 1) for part in self._parts(x))
         q = _unit(q).repeat_interleave(self.steps, 1) if self.steps > 1 else _unit(q)
         first = None if before is None else before.flatten(0, 1)

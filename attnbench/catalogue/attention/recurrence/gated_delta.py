@@ -14,10 +14,9 @@ from attnbench.catalogue.engines.recurrent.decayed_sums import Chunk
 from attnbench.catalogue.engines.recurrent.erasing_core import ErasingCore
 from attnbench.catalogue.engines.recurrent.erasing_layer import ErasingByHead, Groups
 from attnbench.catalogue.engines.recurrent.short_convolution import Width
-from attnbench.catalogue.engines.recurrent.written_out import erased_and_written
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.reads import BETA, DECAY
-from attnbench.contract.variant import CORE, RECURRENCE, Core, Knob, register
+from attnbench.contract.variant import CORE, SUMMED, Core, Knob, register
 
 
 class GatedDeltaRule(ErasingCore):
@@ -35,15 +34,6 @@ class GatedDeltaRule(ErasingCore):
 
     fused = "gated-delta"
 
-    @staticmethod
-    def written_out(q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, strict: bool) -> Tensor:
-        """O = tril(QKᵀ ⊙ Γ) U / √D with (I + tril(B KKᵀ ⊙ Γ, -1)) U = B V and Γ_ij = α_{j+1}···α_i."""
-        beta, log_alpha = gates
-        return erased_and_written(q, k, v, beta, log_alpha, strict=strict)
-
-    def __init__(self, shape: Shape, *, chunk: Chunk = 64, form: forms.Fla = "auto") -> None:
-        super().__init__(shape, chunk=chunk, form=form)
-
 
 @register(
     "gated-delta",
@@ -54,11 +44,7 @@ class GatedDeltaRule(ErasingCore):
     formula="S_t = α_t (I - β_t k_t k_tᵀ) S_{t-1} + β_t k_t v_tᵀ,  o_t = S_tᵀ q_t / √D,  α = exp(-A·softplus(w·x + b))",
     cost="O(n·d²)",
     memory_exponent=1.0,
-    traits=replace(
-        RECURRENCE,
-        knob=Knob("expand", step=1),
-        own_form_both_ways="the sum of one recurrence from either end; the paper defines the causal form only",
-    ),
+    traits=replace(SUMMED, knob=Knob("expand", step=1)),
     settings=("chunk=5", "expand=1,width=1,negative=true,chunk=64", "value_groups=2,chunk=5"),
     core=Core(
         make=GatedDeltaRule,
@@ -93,7 +79,6 @@ class GatedDelta(ErasingByHead):
     """
 
     fused = "gated-delta"
-    written_out = staticmethod(GatedDeltaRule.written_out)
 
     def __init__(
         self,

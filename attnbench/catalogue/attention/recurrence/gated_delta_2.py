@@ -16,10 +16,10 @@ from attnbench.catalogue.engines.recurrent.decayed_sums import HalvedChunk
 from attnbench.catalogue.engines.recurrent.erasing_core import Erasing, ErasingCore, Rule
 from attnbench.catalogue.engines.recurrent.erasing_layer import ErasingByChannel
 from attnbench.catalogue.engines.recurrent.short_convolution import Width
-from attnbench.catalogue.engines.recurrent.written_out import left_to_read
+from attnbench.catalogue.engines.recurrent.written_out import erased_and_written
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.reads import CHANNEL_DECAY, ERASE, WRITE
-from attnbench.contract.variant import CORE, RECURRENCE, Core, register
+from attnbench.contract.variant import CORE, SUMMED, Core, register
 
 
 class _Apart(Erasing):
@@ -30,6 +30,11 @@ class _Apart(Erasing):
     def rule(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> Rule:
         b, w, log_decay = rates
         return Rule(q, k, w * v, b * k, log_decay)
+
+    @staticmethod
+    def written_out(q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, strict: bool) -> Tensor:
+        b, w, log_alpha = gates
+        return erased_and_written(q, k, w * v, b * k, log_alpha, strict=strict)
 
 
 class GatedDeltaRule2(_Apart, ErasingCore):
@@ -47,19 +52,6 @@ class GatedDeltaRule2(_Apart, ErasingCore):
 
     fading = 2
 
-    @staticmethod
-    def written_out(q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, strict: bool) -> Tensor:
-        """O = tril(X(Q, K)) U / √D with (I + tril(X(b ⊙ K, K), -1)) U = w ⊙ V.
-
-        X_ij(q, k) = Σ_c q_ic k_jc α_{j+1,c}···α_ic.
-        """
-        b, w, log_alpha = gates
-        total = log_alpha.cumsum(-2)
-        system = torch.eye(k.shape[-2], dtype=k.dtype, device=k.device) + left_to_read(b * k, k, total, total)
-        updates = torch.linalg.solve_triangular(system, w * v, upper=False, unitriangular=True)
-        out: Tensor = left_to_read(q, k, total, total, own=not strict) @ updates * q.shape[-1] ** -0.5
-        return out
-
     def __init__(self, shape: Shape, *, chunk: HalvedChunk = 64, form: forms.Fla = "auto") -> None:
         super().__init__(shape, chunk=chunk, form=form)
 
@@ -76,10 +68,7 @@ class GatedDeltaRule2(_Apart, ErasingCore):
     formula="S_t = (I - k_t (b_t ⊙ k_t)ᵀ) Diag(α_t) S_{t-1} + k_t (w_t ⊙ v_t)ᵀ,  o_t = S_tᵀ q_t / √D,  b, w = σ(·)",
     cost="O(n·d²)",
     memory_exponent=1.0,
-    traits=replace(
-        RECURRENCE,
-        own_form_both_ways="the sum of one recurrence from either end; the paper defines the causal form only",
-    ),
+    traits=SUMMED,
     settings=("chunk=4", "chunk=16,negative=true"),
     core=Core(
         make=GatedDeltaRule2,
@@ -111,8 +100,6 @@ class GatedDelta2(_Apart, ErasingByChannel):
 
     Differs from the authors' code: there are as many heads of values as of keys; linear layers start as PyTorch's.
     """
-
-    written_out = staticmethod(GatedDeltaRule2.written_out)
 
     def __init__(
         self,

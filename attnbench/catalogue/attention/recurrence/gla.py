@@ -20,7 +20,7 @@ from attnbench.catalogue.engines.recurrent.fading import faded_by_channel
 from attnbench.catalogue.engines.recurrent.stretches import by_heads, by_rows, in_turn, rows_in_turn, stretches
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.reads import SLOW_DECAY
-from attnbench.contract.variant import CORE, RECURRENCE, Core, register
+from attnbench.contract.variant import MIRRORED, Core, register
 
 
 class GatedLinear(nn.Module):
@@ -77,20 +77,12 @@ class GatedLinear(nn.Module):
     formula="S_t = α_tᵀ1 ⊙ S_{t-1} + k_t v_tᵀ,  o_t = q_tᵀ S_t / √D,  α = σ(x W₁W₂ + b)^(1/τ)",
     cost="O(n·d²)",
     memory_exponent=1.0,
-    traits=replace(
-        RECURRENCE,
-        own_form_both_ways="the decay between two tokens is the same in both directions; the paper is causal",
-    ),
+    traits=MIRRORED,
     settings=("rank=3,chunk=16", "rank=3,chunk=4,temperature=1.0", "rank=3,chunk=8,temperature=2.0,tied_keys=true"),
     core=Core(
         make=GatedLinear,
         formula="S_t = α_tᵀ1 ⊙ S_{t-1} + k_t v_tᵀ,  o_t = q_tᵀ S_t / √D",
-        traits=replace(
-            CORE,
-            reads=(SLOW_DECAY,),
-            given=(),
-            own_form_both_ways="the decay between two tokens is the same in both directions; the paper is causal",
-        ),
+        traits=replace(MIRRORED, stochastic=False, reads=(SLOW_DECAY,)),
         settings=("chunk=16", "chunk=4"),
     ),
 )

@@ -20,13 +20,12 @@ from attnbench.catalogue.engines.recurrent.slots import Count, slot_attention, w
 from attnbench.catalogue.engines.recurrent.stretches import by_heads
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.reads import SLOT_DECAY
-from attnbench.contract.variant import RECURRENCE, Core, Knob, No, register
+from attnbench.contract.variant import SUMMED, Core, Knob, No, register
 
 _TRAITS = replace(
-    RECURRENCE,
+    SUMMED,
     bias=No("a logit belongs to a query and a slot, and not to a pair of tokens"),
     knob=Knob("slots"),
-    own_form_both_ways="two recurrences, one from either end, added; the paper defines the causal form only",
 )
 
 

@@ -16,10 +16,9 @@ from attnbench.catalogue.engines.recurrent.decayed_sums import HalvedChunk
 from attnbench.catalogue.engines.recurrent.erasing_core import ErasingCore
 from attnbench.catalogue.engines.recurrent.erasing_layer import ErasingByChannel, Groups
 from attnbench.catalogue.engines.recurrent.short_convolution import Width
-from attnbench.catalogue.engines.recurrent.written_out import erased_and_written
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.reads import BETA, CHANNEL_DECAY
-from attnbench.contract.variant import CORE, RECURRENCE, Core, register
+from attnbench.contract.variant import CORE, SUMMED, Core, register
 
 _LOWEST = -5.0
 """Logarithm of the strongest decay of the bounded gate."""
@@ -40,12 +39,6 @@ class KimiDeltaRule(ErasingCore):
 
     fused = "kda"
 
-    @staticmethod
-    def written_out(q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, strict: bool) -> Tensor:
-        """O = tril(X(Q, K)) U / √D, (I + tril(B X(K, K), -1)) U = B V, X_ij(q, k) = Σ_c q_ic k_jc α_{j+1,c}···α_ic."""
-        beta, log_alpha = gates
-        return erased_and_written(q, k, v, beta, log_alpha, strict=strict)
-
     def __init__(self, shape: Shape, *, chunk: HalvedChunk = 64, form: forms.Fla = "auto") -> None:
         super().__init__(shape, chunk=chunk, form=form)
 
@@ -60,10 +53,7 @@ class KimiDeltaRule(ErasingCore):
     "α = exp(-A·softplus(x W₁W₂ + b))",
     cost="O(n·d²)",
     memory_exponent=1.0,
-    traits=replace(
-        RECURRENCE,
-        own_form_both_ways="the sum of one recurrence from either end; the paper defines the causal form only",
-    ),
+    traits=SUMMED,
     settings=("chunk=4", "chunk=16,decay=bounded,negative=true", "value_groups=3,chunk=4"),
     core=Core(
         make=KimiDeltaRule,
@@ -102,7 +92,6 @@ class KimiDeltaAttention(ErasingByChannel):
     """
 
     fused = "kda"
-    written_out = staticmethod(KimiDeltaRule.written_out)
 
     def __init__(
         self,

@@ -21,15 +21,11 @@ from attnbench.catalogue.engines.recurrent.real_tokens import FromEitherEnd
 from attnbench.catalogue.engines.recurrent.stretches import by_heads
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.reads import BETA, DECAY, LEVEL_WEIGHT
-from attnbench.contract.variant import RECURRENCE, Core, Knob, No, register
+from attnbench.contract.variant import SUMMED, Core, Knob, No, register
 
 Base = Annotated[Literal["ssd", "gated-delta"], Field(description="what a token does to the states of its past")]
 Levels = Annotated[int | None, Field(ge=1, description="weights of a head; none: as many as the length needs")]
-_TRAITS = replace(
-    RECURRENCE,
-    bias=No("there are no logits: decay and level are what depends on the distance"),
-    own_form_both_ways="two recurrences, one from either end, added; the paper defines the causal form only",
-)
+_TRAITS = replace(SUMMED, bias=No("there are no logits: decay and level are what depends on the distance"))
 
 
 class Subtrees(NamedTuple):

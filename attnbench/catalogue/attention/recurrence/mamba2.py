@@ -30,7 +30,7 @@ from attnbench.catalogue.engines.recurrent.real_tokens import alone, both_ways
 from attnbench.catalogue.engines.recurrent.short_convolution import Remembered, ShortConvolution, Width
 from attnbench.catalogue.engines.recurrent.stretches import by_rows
 from attnbench.contract.problem.shape import Shape
-from attnbench.contract.variant import RECURRENCE, Knob, register
+from attnbench.contract.variant import SUMMED, Knob, register
 
 
 @register(
@@ -41,11 +41,7 @@ from attnbench.contract.variant import RECURRENCE, Knob, register
     formula="h_t = a_t h_{t-1} + B_t (Δ_t x_t)ᵀ,  y_t = C_tᵀ h_t + p x_t,  a = exp(-Δ·A),  out = W norm(y ⊙ silu(z))",
     cost="O(n·d²)",
     memory_exponent=1.0,
-    traits=replace(
-        RECURRENCE,
-        knob=Knob("state"),
-        own_form_both_ways="two recurrences, one from either end, added; the paper defines the causal form only",
-    ),
+    traits=replace(SUMMED, knob=Knob("state")),
     settings=("state=3,chunk=5", "state=4,expand=1,width=1,chunk=64", "state=3,groups=2,chunk=5"),
     core=DECAYED_SUMS,
 )
@@ -184,8 +180,7 @@ class Mamba2(nn.Module):
 
     def begin(self, u: Tensor) -> Remembered:
         tokens, steps = self._tokens(self._split(u)[1])
-        convolved = self.short(tokens) if u.shape[1] else tokens
-        _, _, key, values, log_decay = self._parts(convolved, steps)
+        _, _, key, values, log_decay = self._parts(self.short(tokens), steps)
         return Remembered(
             last_state(of_heads(key, self.heads).to(values.dtype), values, log_decay[..., None]),
             self.short.begin(tokens),

@@ -22,10 +22,11 @@ from attnbench.catalogue.engines.recurrent.real_tokens import FromEitherEnd
 from attnbench.catalogue.engines.recurrent.stretches import by_heads, rows_in_turn, stretches
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.reads import BETA, DECAY
-from attnbench.contract.variant import CORE, RECURRENCE, Core, register
+from attnbench.contract.variant import CORE, SUMMED, Core, register
 
 Steps = Annotated[int | None, Field(ge=1, description="steps of conjugate gradients; none: solve exactly")]
 
+_GIVEN = (("steps", {"cost": "O(n·s·d²)"}), *SUMMED.given)
 _LEAST = 0.25
 """Lowest entry of Λ."""
 _MOST = 128
@@ -101,21 +102,12 @@ class MesaRule(FromEitherEnd):
     formula="o_t = G_tᵀ (H_t + Λ)⁻¹ q_t,  H_t = γ_t H_{t-1} + β_t k_t k_tᵀ,  G_t = γ_t G_{t-1} + β_t k_t v_tᵀ",
     cost="O(n·d³)",
     memory_exponent=1.0,
-    traits=replace(
-        RECURRENCE,
-        own_form_both_ways="two recurrences, one from either end, added; the paper defines the causal form only",
-        given=(("steps", {"cost": "O(n·s·d²)"}),),
-    ),
+    traits=replace(SUMMED, given=_GIVEN),
     settings=("chunk=5", "chunk=5,steps=30", "chunk=64"),
     core=Core(
         make=MesaRule,
         formula="o_t = G_tᵀ (H_t + I)⁻¹ q_t,  H_t = γ_t H_{t-1} + β_t k_t k_tᵀ,  G_t = γ_t G_{t-1} + β_t k_t v_tᵀ",
-        traits=replace(
-            CORE,
-            reads=(BETA, DECAY),
-            own_form_both_ways="two recurrences, one from either end, added; the paper defines the causal form only",
-            given=(("steps", {"cost": "O(n·s·d²)"}),),
-        ),
+        traits=replace(CORE, reads=(BETA, DECAY), given=_GIVEN),
         settings=("chunk=5", "chunk=5,steps=30"),
     ),
 )

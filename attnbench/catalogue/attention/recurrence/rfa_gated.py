@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -16,7 +17,7 @@ from attnbench.catalogue.engines.recurrent.decayed_sums import Chunk, decayed_at
 from attnbench.catalogue.engines.recurrent.feature_sums import quotient
 from attnbench.catalogue.engines.recurrent.stretches import by_heads
 from attnbench.contract.problem.shape import Shape
-from attnbench.contract.variant import Knob, No, Traits, register
+from attnbench.contract.variant import RECURRENCE, Knob, Traits, register
 from attnbench.errors import UsageError
 
 
@@ -29,12 +30,9 @@ from attnbench.errors import UsageError
     formula="S_t = g_t S_{t-1} + (1-g_t) φ(k_t)v_tᵀ, z_t likewise,  o_t = φ(q_t)ᵀS_t / φ(q_t)·z_t,  g = σ(wx + b)",
     cost="O(n·R·d)",
     memory_exponent=1.0,
-    traits=Traits(
-        target="other",
-        cross=No("one recurrence runs over one sequence: each token is both a query and a key"),
-        stochastic=True,
-        decode=True,
-        rows_sum_to_one=False,
+    traits=replace(
+        RECURRENCE,
+        bias=Traits.bias,
         knob=Knob("features"),
         own_form_both_ways="the gates between two tokens count alike in both directions; the paper "
         "gates causal attention only",

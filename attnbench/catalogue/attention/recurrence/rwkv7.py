@@ -23,7 +23,7 @@ from attnbench.catalogue.engines.recurrent.stretches import by_heads, by_rows
 from attnbench.catalogue.engines.recurrent.written_out import left_to_read
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.reads import BOUNDED_DECAY, REMOVAL, SHARE
-from attnbench.contract.variant import CORE, RECURRENCE, Core, register
+from attnbench.contract.variant import CORE, SUMMED, Core, register
 
 _LOWEST = -exp(-0.5)
 """Logarithm of the strongest decay, 0.545."""
@@ -75,9 +75,7 @@ class RemovingRule(FromEitherEnd):
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor) -> Tensor:
         """The state ``(B, H, D, E)`` after n >= 0 tokens, float32 at least."""
-        if k.shape[2]:
-            return self.prompted(q, k, v, *gates)[1]
-        return k.new_zeros(*k.shape[:2], k.shape[3], v.shape[3], dtype=accumulator(k.dtype))
+        return self.prompted(q, k, v, *gates)[1]
 
     def step(self, state: Tensor, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor) -> tuple[Tensor, Tensor]:
         if q.shape[2] > 1:
@@ -99,20 +97,12 @@ class RemovingRule(FromEitherEnd):
     "w = exp(-σ(·)/√e),  a = σ(·),  ‖κ‖ = 1",
     cost="O(n·d²)",
     memory_exponent=1.0,
-    traits=replace(
-        RECURRENCE,
-        own_form_both_ways="two recurrences, one from either end, added; the paper defines the causal form only",
-    ),
+    traits=SUMMED,
     settings=("rank=3,chunk=4", "chunk=16"),
     core=Core(
         make=RemovingRule,
         formula="S_t = (Diag(w_t) - (a_t ⊙ κ_t) κ_tᵀ) S_{t-1} + k_t v_tᵀ,  o_t = S_tᵀ q_t,  ‖κ‖ = 1",
-        traits=replace(
-            CORE,
-            reads=(REMOVAL, SHARE, BOUNDED_DECAY),
-            given=(),
-            own_form_both_ways="two recurrences, one from either end, added; the paper defines the causal form only",
-        ),
+        traits=replace(CORE, reads=(REMOVAL, SHARE, BOUNDED_DECAY)),
         settings=("chunk=4", "chunk=16"),
     ),
 )
@@ -232,14 +222,14 @@ class RWKV7(nn.Module):
         return (torch.addcmul(self.bias, y, self.weight) + own) * gate
 
     def begin(self, x: Tensor) -> Remembered:
-        parts, _ = self._parts(x, pad(x, (0, 0, 1, 0))[:, :-1])
-        return Remembered(self.core.begin(*parts), pad(x, (0, 0, 1, 0))[:, -1:].clone())
+        return self.prompted(x)[1]
 
     def prompted(self, x: Tensor) -> tuple[Tensor, Remembered]:
-        """x ``(B, n, C)``, n >= 1, in one pass over the chunks."""
-        parts, gate = self._parts(x, pad(x[:, :-1], (0, 0, 1, 0)))
+        """x ``(B, n, C)``, in one pass over the chunks."""
+        shifted = pad(x, (0, 0, 1, 0))
+        parts, gate = self._parts(x, shifted[:, :-1])
         y, state = self.core.prompted(*parts)
-        return self.out(self._finish(y, parts, gate)), Remembered(state, x[:, -1:].clone())
+        return self.out(self._finish(y, parts, gate)), Remembered(state, shifted[:, -1:].clone())
 
     def step(self, state: Remembered, x: Tensor) -> tuple[Tensor, Remembered]:
         n = x.shape[1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log, pi
 from typing import Annotated, NamedTuple
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from attnbench.catalogue.engines.fourier import long_convolution
 from attnbench.catalogue.engines.masks import emptied
 from attnbench.contract.problem.shape import Shape
-from attnbench.contract.variant import Knob, No, Traits, register
+from attnbench.contract.variant import RECURRENCE, Knob, No, register
 
 _RUN = 64
 """Powers of the decays are products of one below this and one of its multiples."""
@@ -47,13 +47,9 @@ class Driven(NamedTuple):
     formula="y = K * x + p ⊙ x,  K_l = 2 Re Σ_s C_s (e^(ΔA_s) - 1)/A_s · e^(lΔA_s) in each channel",
     cost="O(n·d·log n)",
     memory_exponent=1.0,
-    traits=Traits(
-        target="other",
-        cross=No("one recurrence runs over one sequence"),
+    traits=replace(
+        RECURRENCE,
         bias=No("there are no logits: the kernel of distances comes from the state space"),
-        stochastic=True,
-        rows_sum_to_one=False,
-        decode=True,
         knob=Knob("state", step=2),
         own_form_both_ways="two kernels, one for each direction; the paper defines the causal form",
     ),

@@ -29,7 +29,7 @@ from attnbench.catalogue.engines.recurrent.decayed_sums import (
 )
 from attnbench.catalogue.engines.recurrent.stretches import by_rows
 from attnbench.contract.problem.shape import Shape
-from attnbench.contract.variant import RECURRENCE, Knob, register
+from attnbench.contract.variant import MIRRORED, Knob, register
 
 
 @register(
@@ -40,11 +40,7 @@ from attnbench.contract.variant import RECURRENCE, Knob, register
     formula="y_i = Σ_{j<=i} (C_i·B_j) a_{j+1}···a_i Δ_j x_j,  a_t = exp(-Δ_t·A),  Δ = softplus(W u + b)",
     cost="O(n·d²)",
     memory_exponent=1.0,
-    traits=replace(
-        RECURRENCE,
-        knob=Knob("state"),
-        own_form_both_ways="the decay between two tokens is the same in both directions; the paper's layer is causal",
-    ),
+    traits=replace(MIRRORED, knob=Knob("state")),
     settings=("state=3,chunk=5", "chunk=64", "state=3,groups=2,chunk=5"),
     core=DECAYED_SUMS,
 )

@@ -6,11 +6,10 @@ from typing import Annotated
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
-from torch.nn.functional import conv1d, pad
+from torch import Tensor
 
 from attnbench.catalogue.engines.masks import emptied
-from attnbench.catalogue.engines.precision import accumulator
+from attnbench.catalogue.engines.recurrent.short_convolution import ShortConvolution
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.variant import No, Traits, register
 from attnbench.errors import UsageError
@@ -34,7 +33,7 @@ from attnbench.errors import UsageError
     ),
     settings=("width=5", "width=3"),
 )
-class Convolution(nn.Module):
+class Convolution(ShortConvolution):
     """A depthwise convolution; no token looks at another's content.
 
     A reference line that is no attention, the depthwise convolution of Wu et al. 2019, "Pay Less Attention with
@@ -58,14 +57,14 @@ class Convolution(nn.Module):
         *,
         width: Annotated[int, Field(ge=1, description="tokens under the kernel, the token itself included")] = 7,
     ) -> None:
-        super().__init__()
+        super().__init__(shape.C, width, bias=True)
         if width % 2 == 0 and not shape.causal:
             raise UsageError(f"conv: option width={width} must be odd: it is centred on the token")
-        self.before, self.after = (width - 1, 0) if shape.causal else (width // 2, width // 2)
-        self.weight = nn.Parameter(torch.empty(shape.C, width).uniform_(-1, 1) * width**-0.5)
-        self.b = nn.Parameter(torch.empty(shape.C).uniform_(-1, 1) * width**-0.5)
+        if not shape.causal:
+            self.before = self.after = width // 2
 
     def dense(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        assert self.b is not None
         (x,) = emptied(key_mask, x)
         i = torch.arange(x.shape[1], device=x.device)[:, None]
         matrix = self.weight[:, (i.mT - i + self.before).clamp(0, self.before + self.after)]
@@ -74,19 +73,8 @@ class Convolution(nn.Module):
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         (x,) = emptied(key_mask, x)
-        return self._convolved(pad(x.mT, (self.before, self.after)), x.dtype)
+        return super().forward(x)
 
-    def _convolved(self, channels: Tensor, out: torch.dtype) -> Tensor:
-        """Windows of channels ``(B, C, n)`` that lie inside, as tokens ``(B, n - width + 1, C)``."""
-        dtype = accumulator(out)
-        weight, b = self.weight.to(dtype)[:, None], self.b.to(dtype)
-        return conv1d(channels.to(dtype), weight, b, groups=len(b)).mT.to(out)
-
-    def begin(self, x: Tensor) -> tuple[Tensor]:
-        """The last ``width - 1`` tokens of x ``(B, n, C)``, n >= 0, with zeros in front of the first."""
-        short = max(0, self.before - x.shape[1])
-        return (pad(x[:, max(0, x.shape[1] - self.before) :], (0, 0, short, 0)).clone(),)
-
-    def step(self, state: tuple[Tensor], x: Tensor) -> tuple[Tensor, tuple[Tensor]]:
-        window = torch.cat((state[0], x), 1)
-        return self._convolved(window.mT, x.dtype), (window[:, 1:],)
+    def step(self, last: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        window = torch.cat((last, x), 1)
+        return self.inside(window.mT, x.dtype), window[:, 1:]

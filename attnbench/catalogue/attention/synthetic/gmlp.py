@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
 from attnbench.catalogue.engines.decoding.kv_cache import Cache, attend
-from attnbench.catalogue.engines.masks import emptied, visible_pairs
+from attnbench.catalogue.engines.masks import at_most, emptied, visible_pairs
 from attnbench.catalogue.engines.precision import LayerNorm
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.variant import Knob, No, Traits, register
-from attnbench.errors import Unsupported, UsageError
+from attnbench.errors import UsageError
 
 _ROWS = 256
 """Rows of W taken at a time if causal, so that the half that no token sees is not multiplied either."""
@@ -105,7 +105,7 @@ class GMLP(nn.Module):
         """x ``(B, N, C)`` with N at most ``shape.N``; ``key_mask`` ``(B, N)``, True for a real token."""
         (x,) = emptied(key_mask, x)
         B, n, _ = x.shape
-        self._check(n)
+        at_most(self.longest, n, "W was")
         first, second = self._halves(x)
         if key_mask is not None:
             second = second.masked_fill(~key_mask[:, :, None], 0.0)
@@ -126,10 +126,6 @@ class GMLP(nn.Module):
         out: Tensor = self.V(first * gate)
         return out
 
-    def _check(self, tokens: int) -> None:
-        if self.longest < tokens:
-            raise Unsupported(f"{tokens} tokens, but W was made for at most {self.longest}")
-
     def _halves(self, x: Tensor) -> tuple[Tensor, Tensor]:
         first, second = gelu(self.U(x)).chunk(2, -1)
         return first, self.norm(second)
@@ -149,7 +145,7 @@ class GMLP(nn.Module):
         return Cache.of(self._kept(x), self._halves(x)[1][:, None], self.longest)
 
     def step(self, state: Cache, x: Tensor) -> tuple[Tensor, Cache]:
-        self._check(state.length + 1)
+        at_most(self.longest, state.length + 1, "W was")
         first, second = self._halves(x)
         state = state.append(self._kept(x), second[:, None])
         t = state.length - 1

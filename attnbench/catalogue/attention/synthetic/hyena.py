@@ -12,11 +12,10 @@ from torch.nn.functional import conv1d, linear, pad
 
 from attnbench.catalogue.engines.decoding.kv_cache import AndRecent, Cache
 from attnbench.catalogue.engines.fourier import long_convolution
-from attnbench.catalogue.engines.masks import emptied
+from attnbench.catalogue.engines.masks import at_most, emptied
 from attnbench.catalogue.engines.precision import accumulator
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.variant import No, Traits, register
-from attnbench.errors import Unsupported
 
 _SHORT = 3
 """Tokens under the short convolution."""
@@ -121,7 +120,7 @@ class Hyena(nn.Module):
         """x ``(B, N, C)`` with N at most ``shape.N``; ``key_mask`` ``(B, N)``, True for a real token."""
         (x,) = emptied(key_mask, x)
         N = x.shape[1]
-        self._check(N)
+        at_most(self.longest, N, "the kernel was")
         before = _SHORT - 1 if self.causal else _SHORT // 2
         second, u = self._gated(pad(self.inputs(x), (0, 0, before, _SHORT - 1 - before)))
         (u,) = emptied(key_mask, u)
@@ -148,10 +147,6 @@ class Hyena(nn.Module):
         made: Tensor = network(position.to(dtype))
         return (made * window.to(dtype)).mT
 
-    def _check(self, tokens: int) -> None:
-        if tokens > self.longest:
-            raise Unsupported(f"{tokens} tokens, but the kernel was made for at most {self.longest}")
-
     @torch.no_grad()
     def begin(self, x: Tensor) -> AndRecent:
         n, given = x.shape[1], pad(self.inputs(x), (0, 0, _SHORT - 1, 0))
@@ -160,7 +155,7 @@ class Hyena(nn.Module):
 
     @torch.no_grad()
     def step(self, state: AndRecent, x: Tensor) -> tuple[Tensor, AndRecent]:
-        self._check(state.cache.length + 1)
+        at_most(self.longest, state.cache.length + 1, "the kernel was")
         given = torch.cat((state.recent, self.inputs(x)), 1)
         second, u = self._gated(given)
         cache = state.cache.append(u[:, None, :, :0], u[:, None])

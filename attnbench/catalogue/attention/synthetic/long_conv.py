@@ -7,10 +7,9 @@ from torch import Tensor, nn
 
 from attnbench.catalogue.engines.decoding.kv_cache import Cache
 from attnbench.catalogue.engines.fourier import long_convolution
-from attnbench.catalogue.engines.masks import emptied
+from attnbench.catalogue.engines.masks import at_most, emptied
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.variant import No, Traits, register
-from attnbench.errors import Unsupported
 
 
 @register(
@@ -70,13 +69,9 @@ class LongConvolution(nn.Module):
         """x ``(B, N, C)`` with N at most ``shape.N``; ``key_mask`` ``(B, N)``, True for a real token."""
         (x,) = emptied(key_mask, x)
         N = x.shape[1]
-        self._check(N)
+        at_most(self.longest, N, "the kernel was")
         earlier = None if self.earlier is None else self.earlier[:, : N - 1]
         return long_convolution(x, self.later[:, :N], earlier) + self.skip * x
-
-    def _check(self, tokens: int) -> None:
-        if tokens > self.longest:
-            raise Unsupported(f"{tokens} tokens, but the kernel was made for at most {self.longest}")
 
     def begin(self, x: Tensor) -> Cache:
         """The cache after x ``(B, n, C)``, n >= 0. Its values are the tokens."""
@@ -84,7 +79,7 @@ class LongConvolution(nn.Module):
 
     @torch.no_grad()
     def step(self, state: Cache, x: Tensor) -> tuple[Tensor, Cache]:
-        self._check(state.length + 1)
+        at_most(self.longest, state.length + 1, "the kernel was")
         state = state.append(x[:, None, :, :0], x[:, None])
         kernel = self.later[:, : state.length].flip(1).double()
         mixed = torch.einsum("cn,bnc->bc", kernel, state.values[:, 0].double())[:, None]

@@ -9,10 +9,9 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
-from attnbench.catalogue.engines.masks import emptied
+from attnbench.catalogue.engines.masks import at_most, emptied
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.variant import Knob, No, Traits, register
-from attnbench.errors import Unsupported
 
 
 @register(
@@ -82,8 +81,7 @@ class MLPMixer(nn.Module):
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """x ``(B, N, C)`` with N at most ``shape.N``; ``key_mask`` ``(B, N)``, True for a real token."""
         B, n, _ = x.shape
-        if self.longest < n:
-            raise Unsupported(f"{n} tokens, but the layer was made for at most {self.longest}")
+        at_most(self.longest, n, "the layer was")
         (x,) = emptied(key_mask, x)
         # One product for the whole batch: the weights are the same for all of it.
         columns = x.transpose(0, 1).reshape(n, -1)

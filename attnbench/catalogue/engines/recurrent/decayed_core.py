@@ -15,7 +15,7 @@ from attnbench.catalogue.engines.recurrent.decayed_sums import Chunk, decayed_at
 from attnbench.catalogue.engines.recurrent.stretches import by_heads, by_rows
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.reads import DECAY
-from attnbench.contract.variant import CORE, Core
+from attnbench.contract.variant import MIRRORED, Core
 
 
 class DecayedSums(nn.Module):
@@ -66,12 +66,7 @@ class DecayedSums(nn.Module):
 DECAYED_SUMS = Core(
     make=DecayedSums,
     formula="o_i = Σ_{j<=i} (q_i·k_j) α_{j+1}···α_i v_j",
-    traits=replace(
-        CORE,
-        reads=(DECAY,),
-        given=(),
-        own_form_both_ways="the decay between two tokens is the same in both directions; the paper is causal",
-    ),
+    traits=replace(MIRRORED, stochastic=False, reads=(DECAY,)),
     settings=("chunk=5", "chunk=64"),
 )
 """The core of ``ssd`` and of ``mamba2``."""

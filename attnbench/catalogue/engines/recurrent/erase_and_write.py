@@ -37,7 +37,7 @@ def erase_and_write(
     strict: bool = False,
     state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The outputs ``(G, N, E)``, and the state ``(G, D, E)`` after the last of N >= 1 tokens.
+    """The outputs ``(G, N, E)``, and the state ``(G, D, E)`` after the last of N tokens.
 
     With u_t, minus the number that e_t reads, the state is a plain sum: b_t u_tᵀ and k_t v_tᵀ are added to the decayed
     state. In a chunk that starts from S, (I + A) U = -(C V + R S): A are the products of e_i with b_j, and C with k_j,
@@ -55,12 +55,14 @@ def erase_and_write(
         state: S in front of the first token ``(G, D, E)``; None for 0.
     """
     N, E = v.shape[1:]
+    if state is None:
+        state = k.new_zeros(k.shape[0], k.shape[2], E)
+    if not N:
+        return v, state
     if log_decay is None or log_decay.shape[-1] == 1:
         chunk = min(chunk, N)
     while chunk >= 2 * N:
         chunk //= 2
-    if state is None:
-        state = k.new_zeros(k.shape[0], k.shape[2], E)
     others = [x for x in (log_decay, along) if x is not None]
     early = isinstance(erase, BeforeDecay)
     if isinstance(erase, BeforeDecay):

@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from attnbench.catalogue.engines import fla, forms
 from attnbench.catalogue.engines.masks import emptied
 from attnbench.catalogue.engines.precision import accumulator, unit
+from attnbench.catalogue.engines.recurrent.decayed_sums import Chunk
 from attnbench.catalogue.engines.recurrent.erase_and_write import BeforeDecay, erase_and_write
 from attnbench.catalogue.engines.recurrent.real_tokens import each_way
 from attnbench.catalogue.engines.recurrent.stretches import by_heads
+from attnbench.catalogue.engines.recurrent.written_out import erased_and_written
 from attnbench.contract.problem.shape import Shape
 
 
@@ -58,6 +60,12 @@ class Erasing(nn.Module):
         """The recurrence of :meth:`ready` tokens and of their rates."""
         beta, log_decay = rates
         return Rule(q, k, v, beta, log_decay)
+
+    @staticmethod
+    def written_out(q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, strict: bool) -> Tensor:
+        """One way of ``dense``, of ``(..., n, ·)``; q and k have length 1, and decays are natural logarithms."""
+        beta, log_alpha = gates
+        return erased_and_written(q, k, beta * v, beta * k, log_alpha, strict=strict)
 
     def given(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> tuple[Tensor, ...]:
         """The kernel's arguments, from :meth:`ready` tokens and their rates: q first, a decay last."""
@@ -156,20 +164,14 @@ class ErasingCore(Erasing):
     fading = 1
     """The place of log2(α) among the gates."""
 
-    def __init__(self, shape: Shape, *, chunk: int, form: str) -> None:
+    def __init__(self, shape: Shape, *, chunk: Chunk = 64, form: forms.Fla = "auto") -> None:
         super().__init__()
         self.heads, self.causal, self.chunk, self.place = shape.H, shape.causal, chunk, " alone"
         self.takes_form(form)
 
     def rates(self, *gates: Tensor) -> tuple[Tensor, ...]:
-        """The rates of :meth:`rule` of the gates ``(B, H, N, ·)``: by default β ``(B, H, N)`` and log2(α) as it is."""
-        beta, log_decay = gates
-        return beta.squeeze(-1), log_decay
-
-    @staticmethod
-    def written_out(q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, strict: bool) -> Tensor:
-        """One way of :meth:`dense`, of ``(..., n, ·)``; q and k have length 1, and decays are natural logarithms."""
-        raise NotImplementedError
+        """The rates of :meth:`rule` of the gates: by default ``(B, H, N, 1)`` to ``(B, H, N)`` and log2(α) as it is."""
+        return tuple(gate if place == self.fading else gate.squeeze(-1) for place, gate in enumerate(gates))
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, key_mask: Tensor | None = None) -> Tensor:
         k, v, *gates = emptied(key_mask, k, v, *gates)  # type: ignore[assignment]  # a list of them from here on
@@ -188,9 +190,7 @@ class ErasingCore(Erasing):
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor) -> Tensor:
         """The state ``(B, H, D, E)``, float32 at least."""
-        if k.shape[2]:
-            return self.passed(q, k, v, *self.rates(*gates))[1]
-        return k.new_zeros(*k.shape[:2], k.shape[3], v.shape[3], dtype=accumulator(k.dtype))
+        return self.prompted(q, k, v, *gates)[1]
 
     def prompted(self, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor) -> tuple[Tensor, Tensor]:
         y, state = self.passed(q, k, v, *self.rates(*gates))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated
 
 import torch
@@ -35,8 +34,6 @@ class ErasingLayer(Erasing):
 
     out: Map
     gate: Map
-    written_out: Callable[..., Tensor]
-    """The formula of the operator within, as :class:`ErasingCore` has it."""
 
     def __init__(self, shape: Shape, *, expand: int, width: int, chunk: int, gates: int, groups: int = 1) -> None:
         super().__init__()
@@ -118,13 +115,7 @@ class ErasingLayer(Erasing):
         return self.out(y * self.opened(x))
 
     def begin(self, x: Tensor) -> Remembered:
-        tokens, gates = self._split(self.project(x))
-        dtype = accumulator(x.dtype)
-        _, D, E = self.sizes
-        state = x.new_zeros(x.shape[0], self.heads * self.groups, D, E // self.groups, dtype=dtype)
-        if x.shape[1]:
-            state = self.passed(*self._heads(self.short(tokens)), *self.rates(gates))[1]
-        return Remembered(state, self.short.begin(tokens))
+        return self.prompted(x)[1]
 
     def prompted(self, x: Tensor) -> tuple[Tensor, Remembered]:
         tokens, gates = self._split(self.project(x))

@@ -25,7 +25,7 @@ class Remembered(NamedTuple):
 
 
 class ShortConvolution(nn.Module):
-    """y_t = Σ_s w_s ⊙ x_{t-s} + b over 0 <= s < width, ``(B, N, channels)``; before the first token stand zeros.
+    """y_t = Σ_s w_s ⊙ x_{t-s} + b over 0 <= s < width, ``(B, N, channels)``; outside of the sequence stand zeros.
 
     ``weight`` ``(channels, width)`` has the token's own column last; b is there if ``bias``. Both are drawn from
     U(-1/√width, 1/√width), as PyTorch draws them for a depthwise convolution.
@@ -33,14 +33,20 @@ class ShortConvolution(nn.Module):
 
     def __init__(self, channels: int, width: int, *, bias: bool = False) -> None:
         super().__init__()
-        self.before = width - 1
+        self.before, self.after = width - 1, 0
         self.weight = nn.Parameter(torch.empty(channels, width).uniform_(-1, 1) * width**-0.5)
         self.b = nn.Parameter(torch.empty(channels).uniform_(-1, 1) * width**-0.5) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        weight, b = self._numbers(x)
-        channels = pad(x.to(weight.dtype).mT, (self.before, 0))
-        return conv1d(channels, weight[:, None], b, groups=len(weight)).mT.to(x.dtype)
+        if not x.shape[1]:
+            return x
+        return self.inside(pad(x.mT, (self.before, self.after)), x.dtype)
+
+    def inside(self, channels: Tensor, out: torch.dtype) -> Tensor:
+        """Windows of channels ``(B, channels, n)`` that lie inside, as tokens ``(B, n - width + 1, channels)``."""
+        dtype = accumulator(out)
+        weight, b = self._numbers(channels)
+        return conv1d(channels.to(dtype), weight[:, None], b, groups=len(weight)).mT.to(out)
 
     def _numbers(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         dtype = accumulator(x.dtype)

@@ -6,15 +6,18 @@ import torch
 from torch import Tensor
 
 
-def erased_and_written(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_alpha: Tensor, *, strict: bool) -> Tensor:
-    """tril(X(q, k)) U / √D with (I + tril(B X(k, k), -1)) U = B V and X_ij(q, k) = Σ_c q_ic k_jc α_{j+1,c}···α_ic.
+def erased_and_written(
+    q: Tensor, k: Tensor, v: Tensor, erase: Tensor, log_alpha: Tensor, *, strict: bool, early: bool = False
+) -> Tensor:
+    """tril(X(q, k)) U / √D with (I + tril(X(e, k), -1)) U = V and X_ij(q, k) = Σ_c q_ic k_jc α_{j+1,c}···α_ic.
 
-    q, k: ``(..., n, D)``; v: ``(..., n, E)``; beta: ``(..., n, 1)``; log_alpha: ``(..., n, 1)`` or ``(..., n, D)``.
-    ``strict`` leaves out the diagonal of X(q, k).
+    q, k, erase e: ``(..., n, D)``; v, what is written: ``(..., n, E)``; log_alpha: ``(..., n, 1)`` or ``(..., n, D)``.
+    ``strict`` leaves out the diagonal of X(q, k); ``early``, e reads the state before the decay of its own token.
     """
     total = log_alpha.cumsum(-2)
-    system = torch.eye(q.shape[-2], dtype=q.dtype, device=q.device) + left_to_read(beta * k, k, total, total)
-    updates = torch.linalg.solve_triangular(system, beta * v, upper=False, unitriangular=True)
+    eye = torch.eye(q.shape[-2], dtype=q.dtype, device=q.device)
+    system = eye + left_to_read(erase, k, total - log_alpha if early else total, total)
+    updates = torch.linalg.solve_triangular(system, v, upper=False, unitriangular=True)
     out: Tensor = left_to_read(q, k, total, total, own=not strict) @ updates * q.shape[-1] ** -0.5
     return out
 

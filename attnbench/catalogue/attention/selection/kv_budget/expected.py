@@ -24,7 +24,6 @@ from attnbench.contract.variant import No, register
         OF_ALL,
         heads_apart=False,
         v_dim=No("keys stay by the length of their whole values: no column of these is treated alone"),
-        exact_with=("prompt=5,budget={n}", "prompt=9,ratio=0.0"),
     ),
     settings=("prompt=9,budget=5", "prompt=14,ratio=0.5", "budget=4"),
 )

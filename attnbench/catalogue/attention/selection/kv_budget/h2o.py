@@ -32,7 +32,6 @@ from attnbench.contract.variant import register
     traits=replace(
         OF_ALL,
         heads_apart=False,
-        exact_with=("prompt=5,budget={n}", "prompt=9,ratio=0.0"),
         own_form="evicts keys once, at the end of the prompt; the paper does so again after each further token",
     ),
     settings=("prompt=9,budget=5", "prompt=14,ratio=0.6,recent=0,normalise=true", "budget=4"),

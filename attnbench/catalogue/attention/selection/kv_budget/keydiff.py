@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -21,7 +19,7 @@ from attnbench.contract.variant import register
     formula="t ≥ P: oₜ = softmax_{j∈S, P≤j≤t}(qₜ·kⱼ/√D) vⱼ, S the keys before P of smallest cos(kⱼ, Σᵢ kᵢ/‖kᵢ‖)",
     cost="O(n²·d)",
     memory_exponent=1.0,
-    traits=replace(OF_ALL, exact_with=("prompt=5,budget={n}", "prompt=9,ratio=0.0")),
+    traits=OF_ALL,
     settings=("prompt=9,budget=5", "prompt=14,ratio=0.5", "budget=4"),
 )
 class KeyDiff(Evicting):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from torch import Tensor
 from torch.linalg import vector_norm
 
@@ -20,7 +18,7 @@ from attnbench.contract.variant import register
     formula="t ≥ P: oₜ = softmax_{j∈S, P≤j≤t}(qₜ·kⱼ/√D) vⱼ, S the keys before P of smallest ‖kⱼ‖",
     cost="O(n²·d)",
     memory_exponent=1.0,
-    traits=replace(OF_ALL, exact_with=("prompt=5,budget={n}", "prompt=9,ratio=0.0")),
+    traits=OF_ALL,
     settings=("prompt=9,budget=5", "prompt=14,ratio=0.5", "budget=4"),
 )
 class Knorm(Evicting):

@@ -33,7 +33,13 @@ _DEFAULT = 256
 _OPEN_END = "without prompt=, a whole sequence is a prompt, and none of its tokens follows the eviction"
 NO_BIAS = No("keys are chosen by logits without a bias")
 
-OF_ALL = Traits(decode=True, bias=NO_BIAS, shares="by itself", permutable=True)
+OF_ALL = Traits(
+    decode=True,
+    bias=NO_BIAS,
+    shares="by itself",
+    permutable=True,
+    exact_with=("prompt=5,budget={n}", "prompt=9,ratio=0.0"),
+)
 """The claims of all. A sequence without a prompt is answered exactly, so that its order does not matter."""
 
 

@@ -45,7 +45,7 @@ class Pages(NamedTuple):
     formula="t ≥ P: oₜ = softmax_{j∈Sₜ}(qₜ·kⱼ/√D) vⱼ, Sₜ the pages of largest Σ_c max(q_c·min k_c, q_c·max k_c)",
     cost="O(n²·d)",
     memory_exponent=1.0,
-    traits=replace(OF_ALL, heads_apart=False, exact_with=("prompt=5,budget={n}", "prompt=9,ratio=0.0")),
+    traits=replace(OF_ALL, heads_apart=False),
     settings=("prompt=9,budget=6,page=3", "prompt=5,ratio=0.5,page=2", "budget=4,page=2"),
 )
 class Quest(AfterPrompt):

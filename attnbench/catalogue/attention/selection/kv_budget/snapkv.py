@@ -31,7 +31,7 @@ from attnbench.errors import UsageError
     formula="t ≥ P: oₜ = softmax_{j∈S, P≤j≤t}(qₜ·kⱼ/√D) vⱼ, S the last w keys and the best by Σ_{P-w≤i<P} pᵢⱼ",
     cost="O(n²·d)",
     memory_exponent=1.0,
-    traits=replace(OF_ALL, heads_apart=False, exact_with=("prompt=5,budget={n}", "prompt=9,ratio=0.0")),
+    traits=replace(OF_ALL, heads_apart=False),
     settings=("prompt=9,budget=5,window=2,pool=3", "prompt=14,ratio=0.5,window=3,pool=1", "budget=4"),
 )
 class SnapKV(Evicting):

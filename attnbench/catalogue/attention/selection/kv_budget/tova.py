@@ -21,7 +21,6 @@ from attnbench.contract.variant import register
     traits=replace(
         OF_ALL,
         heads_apart=False,
-        exact_with=("prompt=5,budget={n}", "prompt=9,ratio=0.0"),
         own_form="evicts keys once, at the end of the prompt; the paper does so again after each further token",
     ),
     settings=("prompt=9,budget=5", "prompt=14,ratio=0.5", "budget=4"),

@@ -27,10 +27,10 @@ from attnbench.catalogue.attention.synthetic.aft.sums import (
     windowed,
 )
 from attnbench.catalogue.engines.decoding.kv_cache import Cache
+from attnbench.catalogue.engines.masks import at_most
 from attnbench.catalogue.engines.precision import accumulator
 from attnbench.catalogue.engines.tiling import recomputed
 from attnbench.contract.problem.shape import Shape
-from attnbench.errors import Unsupported
 
 Learned = Mapping[str, Tensor]
 
@@ -138,8 +138,7 @@ class Full(Simple):
 
     def check(self, tokens: int) -> None:
         """Raise if there are more tokens than biases."""
-        if tokens > self.longest:
-            raise Unsupported(f"{tokens} tokens, but the biases were made for at most {self.longest}")
+        at_most(self.longest, tokens, "the biases were")
 
     def _fold(self, x: Tensor, key_mask: Tensor | None) -> Tensor:
         """``(B, N, C)`` as ``(G, N, B·C/G)``: one row of w serves the batch; with padding ``(B, G, N, C/G)``."""

@@ -19,11 +19,11 @@ from attnbench.catalogue.attention.synthetic.synthesizer.logits import (
     Source,
 )
 from attnbench.catalogue.engines.decoding.kv_cache import Cache
-from attnbench.catalogue.engines.masks import emptied, visible_pairs
+from attnbench.catalogue.engines.masks import at_most, emptied, visible_pairs
 from attnbench.catalogue.engines.tiling import budget
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.variant import Knob, No, Traits, register
-from attnbench.errors import Unsupported, UsageError
+from attnbench.errors import UsageError
 
 Mode = Literal["dense", "random", "factorized-random", "factorized-dense", "mixture"]
 Mixture = Literal["random+dense", "random+dot", "dense+dot", "random+dense+dot"]
@@ -146,7 +146,7 @@ class Synthesizer(nn.Module):
         (x,) = emptied(key_mask, x)
         B, N, _ = x.shape
         H = self.heads
-        self._check(N)
+        at_most(self.longest, N, "the weights were")
         own = self.per_example or key_mask is not None
         values = self.value(x).view(B, N, H, -1)
         # Weights that are the same for the whole batch multiply all of its values in one product.
@@ -166,10 +166,6 @@ class Synthesizer(nn.Module):
         y = y.view(H, B, N, -1).permute(1, 2, 0, 3) if own else y.view(H, N, B, -1).permute(2, 1, 0, 3)
         out: Tensor = self.out(y.reshape(x.shape))
         return out
-
-    def _check(self, tokens: int) -> None:
-        if self.longest < tokens:
-            raise Unsupported(f"{tokens} tokens, but the weights were made for at most {self.longest}")
 
     def _key_rows(self, x: Tensor) -> Tensor | None:
         return next((source.keys(x) for source in self._sources() if isinstance(source, DotProduct)), None)
@@ -202,7 +198,7 @@ class Synthesizer(nn.Module):
         return Cache.of(*self._kept(x), self.longest)
 
     def step(self, state: Cache, x: Tensor) -> tuple[Tensor, Cache]:
-        self._check(state.length + 1)
+        at_most(self.longest, state.length + 1, "the weights were")
         rows = tuple(source.rows(x, state.length) for source in self._sources())
         state = state.append(*self._kept(x))
         weights = self._logits(rows, state.length, state.keys.transpose(0, 1)).softmax(-1)

@@ -32,13 +32,13 @@ class Source(nn.Module):
 class Dense(Source):
     """``W₂ ReLU(W₁ x_i + b₁) + b₂``, from token i alone."""
 
-    def __init__(self, shape: Shape, units: int) -> None:
+    def __init__(self, shape: Shape, units: int, logits: int | None = None) -> None:
         super().__init__()
-        H, N = shape.H, shape.N
+        H, columns = shape.H, logits or shape.N
         self.heads = H
         self.W1 = nn.Linear(shape.C, H * units)
-        self.W2 = nn.Parameter(torch.randn(H, units, N) * units**-0.5)
-        self.b2 = nn.Parameter(torch.zeros(H, 1, N))
+        self.W2 = nn.Parameter(torch.randn(H, units, columns) * units**-0.5)
+        self.b2 = nn.Parameter(torch.zeros(H, 1, columns))
 
     def rows(self, x: Tensor, start: int = 0) -> Tensor:
         units: Tensor = self.W1(x).relu_()
@@ -54,16 +54,12 @@ class Dense(Source):
         return torch.einsum("bnhu,hum->bhnm", units, self.W2[..., :N]) + self.b2[..., :N]
 
 
-class FactorizedDense(Source):
+class FactorizedDense(Dense):
     """``A_i[j mod a] · B_i[j div a]``, with A_i and B_i from token i as in :class:`Dense`."""
 
     def __init__(self, shape: Shape, units: int, a: int) -> None:
-        super().__init__()
-        H, b = shape.H, -(-shape.N // a)
-        self.heads, self.a = H, a
-        self.W1 = nn.Linear(shape.C, H * units)
-        self.W2 = nn.Parameter(torch.randn(H, units, a + b) * units**-0.5)
-        self.b2 = nn.Parameter(torch.zeros(H, 1, a + b))
+        super().__init__(shape, units, a + -(-shape.N // a))
+        self.a = a
 
     def rows(self, x: Tensor, start: int = 0) -> Tensor:
         units = self.W1(x).relu_().view(x.shape[0] * x.shape[1], self.heads, -1)
