@@ -138,6 +138,11 @@ class CompareOptions(TypedDict, total=False):
         Count(min=0, help="Tokens after the prompt, at --pass generate (0: 32), or of one step, at --pass decode."),
         Default(0),
     ]
+    kept_prefix: Annotated[
+        int,
+        Count(min=0, help="Tokens of the prompt whose state is there before the call, at --pass generate."),
+        Default(0),
+    ]
     state_dtype: Annotated[
         StateDtype, typer.Option(help="Type of a recurrent state between steps, at --pass decode."), Default("auto")
     ]

@@ -58,7 +58,7 @@ def row(label: str, **columns: Any) -> dict[str, Any]:
         "head_dim": 64, "seq_len": 1024, "causal": False, "bias": "none", "padding": 0.0, "dtype": "float32",
         "architecture": "encoder", "added_tokens": 0, "query_stride": 1,
         "device": "cpu", "inputs": "gaussian", "compile": False, "mask": "none", "q_start": 0, "sink": "none",
-        "new_tokens": 0, "state_dtype": "auto", "launch": "auto", "launched": "", "launch_note": "",
+        "new_tokens": 0, "kept_prefix": 0, "state_dtype": "auto", "launch": "auto", "launched": "", "launch_note": "",
         "replaced": "all", "tuned": 0, "train": "all",
         "seed": 0, "status": "ok", "reason": "", "compiled": False, "process": "tuned", "quick": False, "warnings": "",
         "machine_id": "3f9c2a71", "torch_version": "2.13.0", "threads": 2, "method_version": 1,
