@@ -109,6 +109,11 @@ class CompareOptions(TypedDict, total=False):
     kv_heads: Annotated[
         int | None, Count(min=1, help="Heads of keys and values; default: as many as heads."), Default(None)
     ]
+    qk_heads: Annotated[
+        int | None,
+        Count(min=1, help="Heads of queries and keys of an operator that reads gates; default: as many as heads."),
+        Default(None),
+    ]
     head_dim: Annotated[HeadDim, Default(64)]
     v_dim: Annotated[int | None, Count(min=1, help="Width of values; default: that of keys."), Default(None)]
     batch: Annotated[Batch, Default(1)]

@@ -92,6 +92,8 @@ class Record:
     """H, heads."""
     kv_heads: int
     """K, heads of keys and values; H unless several heads of queries share one."""
+    qk_heads: int
+    """Q, heads of queries and keys; H unless several heads of values share one."""
     head_dim: int
     """D, width of a head."""
     v_dim: int

@@ -224,6 +224,18 @@ _TABLE = (
         words=lambda heads: f"{_heads(heads)} of keys and values" if heads else "as many heads of keys and values",
     ),
     Axis(
+        "qk_heads",
+        _SIZE,
+        "shape",
+        "Q, heads of queries and keys, which divides H, for operators that read gates; null means H",
+        "compares Q, which is H where qk_heads is null",
+        same_as="heads",
+        only="operator",
+        added=True,
+        asked=3,
+        words=lambda heads: f"{_heads(heads)} of queries and keys" if heads else "as many heads of queries and keys",
+    ),
+    Axis(
         "head_dim",
         _SIZE,
         "shape",

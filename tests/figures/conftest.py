@@ -71,6 +71,7 @@ def row(label: str, **columns: Any) -> dict[str, Any]:
     base["test_len"] = columns.get("test_len", base["seq_len"])
     base["v_dim"] = columns.get("v_dim", base["head_dim"])
     base["kv_heads"] = columns.get("kv_heads", base["heads"])
+    base["qk_heads"] = columns.get("qk_heads", base["heads"])
     if base["time_median_s"]:
         base["time_ci_low_s"] = columns.get("time_ci_low_s", base["time_median_s"] * 0.97)
         base["time_ci_high_s"] = columns.get("time_ci_high_s", base["time_median_s"] * 1.04)

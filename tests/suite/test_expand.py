@@ -283,7 +283,7 @@ def test_cells_are_called_what_they_were_before_there_were_further_axes() -> Non
     plain, *others = expand(suite_of(axes))
     data = plain.to_json()
     assert data["shape"].pop("bias") == "none"
-    assert (data["shape"].pop("kv_heads"), data["shape"].pop("v_dim")) == (None, None)
+    assert [data["shape"].pop(axis) for axis in ("kv_heads", "qk_heads", "v_dim")] == [None, None, None]
     assert [data["shape"].pop(axis) for axis in ("mask", "q_start", "sink")] == ["none", 0, "none"]
     assert data.pop("compile") is False
     assert data.pop("launch") == "auto"
@@ -396,10 +396,10 @@ def test_lengths_may_be_written_as_figures_write_them() -> None:
         (
             "zzz",
             "1",
-            "unknown axis 'zzz'; write variant, seq_len, kv_len, q_start, heads, kv_heads, head_dim, v_dim, batch, "
-            "dtype, causal, mask, bias, sink, compile, launch, padding, new_tokens, kept_prefix, state_dtype, inputs, "
-            "added_tokens, query_stride, architecture, positions, task, test_len, learning_rate, replaced, tuned, "
-            "train or seed",
+            "unknown axis 'zzz'; write variant, seq_len, kv_len, q_start, heads, kv_heads, qk_heads, head_dim, v_dim, "
+            "batch, dtype, causal, mask, bias, sink, compile, launch, padding, new_tokens, kept_prefix, state_dtype, "
+            "inputs, added_tokens, query_stride, architecture, positions, task, test_len, learning_rate, replaced, "
+            "tuned, train or seed",
         ),
         ("variant", "perfomer", "--set variant: unknown variant 'perfomer'; did you mean 'performer'?"),
         ("variant", "", "--set variant: '' is not a name; write at most 64 letters, digits, '.', '_' and '-'"),

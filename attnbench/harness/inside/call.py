@@ -349,8 +349,8 @@ def _allow_decoding(cell: Cell) -> None:
 
 def _answer(cell: Cell, inputs: Sequence[Tensor]) -> Tensor:
     like, shape = inputs[0], cell.shape
-    if cell.level == "operator" and shape.E != shape.D:
-        return like.new_empty(*like.shape[:-1], shape.E)
+    if cell.level == "operator" and (shape.E != shape.D or shape.Q < shape.H):
+        return like.new_empty(shape.B, shape.H, like.shape[2], shape.E)
     if shape.query_stride == 1 or cell.level in OF_TOKENS:
         return like
     return like.new_empty(like.shape[0], shape.outputs, like.shape[2])
