@@ -88,7 +88,7 @@ def test_the_distance_is_from_attention_of_copied_heads() -> None:
 
 
 def test_what_has_no_such_heads_says_why() -> None:
-    for name, level in (("sdpa", "operator"), ("gla", "layer"), ("fnet", "layer")):
+    for name, level in (("sdpa", "operator"), ("gla", "layer"), ("gated-softmax", "layer")):
         with pytest.raises(Unsupported, match="qk_heads: an operator that reads gates has them, at level operator"):
             build(name, SHAPE, level=level)
     with pytest.raises(UsageError, match="and qk_heads those of queries; remove one"):
