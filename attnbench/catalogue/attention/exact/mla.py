@@ -217,15 +217,18 @@ class MLA(HeadLayer):
         q, turned = self._queries(x, state.length)
         state, n = state.append(self._rows(x, state.length)), x.shape[1]
         dtype = accumulator(x.dtype)
-        later = hidden_from_last(n, state.length, x.new_empty(0, dtype=dtype)) if n > 1 else None
         if self.form == "expanded" or (self.form == "auto" and n > 2 * self.D):
             k, v = self._expanded(state.rows)
-            logits = torch.matmul(torch.cat([q, turned], -1) * self.scale, k.mT).to(dtype)
-            weights = (logits if later is None else logits + later).softmax(-1)
+            query = torch.cat([q, turned], -1)
+            if n > 1:
+                later = hidden_from_last(n, state.length, x)
+                return self.joined(fused_attention(query, k, v, causal=False, scale=self.scale, added=later)), state
+            weights = torch.matmul(query * self.scale, k.mT).to(dtype).softmax(-1)
             return self.joined(torch.matmul(weights.to(v.dtype), v)), state
         query = torch.cat([self._absorbed(q), turned], -1).flatten(1, 2)  # heads and tokens are rows of one product
         logits = torch.matmul(query * self.scale, state.rows.mT).to(dtype)
-        if later is not None:
+        if n > 1:
+            later = hidden_from_last(n, state.length, logits)
             logits = (torch.unflatten(logits, 1, (self.H, n)) + later).flatten(1, 2)
         mixed = torch.matmul(logits.softmax(-1).to(x.dtype), state.rows[..., : self.rank])
         return self.joined(self._values(torch.unflatten(mixed, 1, (self.H, n)))), state
