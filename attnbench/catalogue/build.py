@@ -96,6 +96,10 @@ def _made(entry: Variant, spec: Spec, shape: Shape) -> nn.Module:
     options = dict(spec.options)
     if shape.G == 1 and shape.kv_heads is not None:  # the parts of some variants have fewer heads
         shape = replace(shape, kv_heads=None)
+    if shape.Q < shape.H:
+        from attnbench.catalogue.engines.shared_heads import ValueGroups
+
+        return ValueGroups(_made(entry, spec, replace(shape, qk_heads=None)), shape.H // shape.Q)
     shares = "by itself" if shape.G == 1 else entry.claims(spec, causal=shape.causal).shares
     if shares == "by itself" or isinstance(shares, No):
         alone: nn.Module = entry.make(shape, **options)

@@ -109,6 +109,11 @@ class CompareOptions(TypedDict, total=False):
     kv_heads: Annotated[
         int | None, Count(min=1, help="Heads of keys and values; default: as many as heads."), Default(None)
     ]
+    qk_heads: Annotated[
+        int | None,
+        Count(min=1, help="Heads of queries and keys of an operator that reads gates; default: as many as heads."),
+        Default(None),
+    ]
     head_dim: Annotated[HeadDim, Default(64)]
     v_dim: Annotated[int | None, Count(min=1, help="Width of values; default: that of keys."), Default(None)]
     batch: Annotated[Batch, Default(1)]
@@ -136,6 +141,11 @@ class CompareOptions(TypedDict, total=False):
     new_tokens: Annotated[
         int,
         Count(min=0, help="Tokens after the prompt, at --pass generate (0: 32), or of one step, at --pass decode."),
+        Default(0),
+    ]
+    kept_prefix: Annotated[
+        int,
+        Count(min=0, help="Tokens of the prompt whose state is there before the call, at --pass generate."),
         Default(0),
     ]
     state_dtype: Annotated[

@@ -85,6 +85,8 @@ def draw_sizes(inputs: Spec, shape: Shape, seed: int) -> tuple[Tensor, Tensor, T
 def draw_qkv(inputs: Spec, shape: Shape, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """q ``(B, H, N, D)``, k and v ``(B, K, M, D)`` in float32 on the CPU; the same seed gives the same tensors.
 
+    With ``qk_heads`` q and k are those of every (H / Q)-th head.
+
     Raises:
         UsageError: unknown input or option.
         Unsupported: the input cannot give this shape (a captured file that is too short, say).
@@ -94,4 +96,6 @@ def draw_qkv(inputs: Spec, shape: Shape, seed: int) -> tuple[Tensor, Tensor, Ten
     entry = INPUTS.get(inputs.name)
     generator = torch.Generator().manual_seed(seed)
     q, k, v = entry.make(shape, generator, **entry.check(dict(inputs.options)))
+    if shape.Q < shape.H:
+        q, k = (x[:, :: shape.H // shape.Q].contiguous() for x in (q, k))
     return q, k, v

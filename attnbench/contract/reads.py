@@ -1,6 +1,6 @@
 """Numbers that an operator reads of each token beside q, k and v: the gates of a recurrence.
 
-A gate is a tensor ``(B, K, M, width)``: K heads of keys and values, each with a state of its own, and tokens along the
+A gate is a tensor ``(B, K, M, width)``: K heads of values, each with a state of its own, and tokens along the
 axis that they have in k and v. Its width is 1, that of a key (D), that of a value (E), or what an option says.
 """
 
@@ -114,7 +114,7 @@ def check_reads(name: str, reads: Sequence[Read], inputs: Sequence[Tensor], key_
         raise UsageError(f"{name} reads {wanted} after q, k and v, and got {len(inputs) - 3} tensors there; give these")
     _, k, v, *gates = inputs
     for read, gate in zip(reads, gates, strict=True):
-        size = (*k.shape[:3], read.columns(k.shape[3], v.shape[3], gate.shape[-1]))
+        size = (*v.shape[:3], read.columns(k.shape[3], v.shape[3], gate.shape[-1]))
         if tuple(gate.shape) != size:
             raise UsageError(f"{name}: {read.name} is {read.size}, here {size}, and not {tuple(gate.shape)}")
         if _unknown(gate):

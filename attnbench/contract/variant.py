@@ -184,6 +184,7 @@ class Variant(Entry, Facts):
             (shape.q_start > 0, traits.q_start, "q_start"),
             (shape.sink != "none", traits.sink, "sink"),
             (shape.G > 1, shares, "kv_heads"),
+            (shape.Q < shape.H, traits.reads or _GATELESS, "qk_heads"),
             (shape.E != shape.D, traits.v_dim, "v_dim"),
         ):
             if wanted and not trait:
@@ -221,6 +222,7 @@ ModuleClass = TypeVar("ModuleClass", bound=Callable[..., Any])
 _ALONE = No(
     "not built here: a document is a sequence of its own, which no step or later query continues; remove the mask"
 )
+_GATELESS = No("an operator that reads gates has them, at level operator; kv_heads shares keys and values")
 _TURNS = (
     "not built here: with a bias or a sink every head of queries has numbers of its own, and heads that share keys "
     "take turns in one module"

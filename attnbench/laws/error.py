@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from attnbench.catalogue.build import build
-from attnbench.catalogue.engines.decoding.drafts import NarrowState, taken
+from attnbench.catalogue.engines.decoding.drafts import NarrowState, behind, known, taken
 from attnbench.catalogue.engines.precision import accumulator
 from attnbench.contract.capabilities import Budgeted, Decoding, Patterned, Selection, chooser
 from attnbench.contract.inputs import draw_qkv
@@ -309,7 +309,11 @@ def generated(cell: Cell, operator: nn.Module, inputs: Sequence[Tensor], prompt:
     if cell.state_dtype != "auto":
         operator = NarrowState(operator, getattr(torch, cell.state_dtype))
     decoding = cast(Decoding, operator)
-    state = decoding.begin(*(x[:, :, :prompt] for x in inputs))
+    if cell.kept_prefix:
+        state = known(operator, cell.kept_prefix, *(x[:, :, :prompt] for x in inputs))
+        _, state = behind(decoding, state, *(x[:, :, cell.kept_prefix : prompt] for x in inputs))
+    else:
+        state = decoding.begin(*(x[:, :, :prompt] for x in inputs))
     rest = [x[:, :, prompt:] for x in inputs]
     if cell.pass_ == "decode":
         return taken(decoding, state, *rest)[0]

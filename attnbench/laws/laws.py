@@ -216,8 +216,8 @@ class Case:
         shape = shape or self.shape
         sizes: list[tuple[int, ...]] = [(shape.B, shape.N, shape.C)]
         if self.operator:
-            keys = (shape.B, shape.K, shape.M)
-            sizes = [(shape.B, shape.H, shape.N, shape.D), (*keys, shape.D), (*keys, shape.E)]
+            keys = (shape.B, min(shape.K, shape.Q), shape.M, shape.D)
+            sizes = [(shape.B, shape.Q, shape.N, shape.D), keys, (shape.B, shape.K, shape.M, shape.E)]
         generator = torch.Generator().manual_seed(seed)
         drawn = [torch.randn(size, dtype=F64, generator=generator) for size in sizes]
         dtype, gates = dtype or self.dtype, draw_reads(self.traits.reads, shape, seed)

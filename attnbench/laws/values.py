@@ -11,7 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from attnbench.catalogue.engines.decoding.drafts import rolled_back, taken
+from attnbench.catalogue.engines.decoding.drafts import behind, rolled_back, taken
 from attnbench.contract.capabilities import Decoding, Prompted, Selecting, chooser
 from attnbench.contract.problem.reference import exact_attention, masked_attention, of_query_heads
 from attnbench.contract.problem.shape import Shape
@@ -304,9 +304,11 @@ def decoding(case: Case) -> Iterator[Measured]:
 
 @law("several tokens", few_shapes=True, claim="decode", applies=lambda case: case.causal and not case.traits.compiled)
 def several_tokens(case: Case) -> Iterator[Measured]:
-    """Several tokens in one step give what single steps give; rejected ones leave nothing."""
+    """Several tokens in one step give what single steps give; rejected ones and earlier requests leave nothing."""
     for prompt, several, accepted in ((0, 3, 1), (9, 5, 5), (5, case.shape.N - 6, 4)):
         yield _verified(case, prompt, several, accepted)
+    for rest in (1, 8):
+        yield _shared(case, 9, rest)
 
 
 @torch.no_grad()
@@ -325,6 +327,21 @@ def _verified(case: Case, prompt: int, several: int, accepted: int) -> Measured:
     far, at = _worst_token(torch.cat(found, -2), module(*inputs)[..., prompt:, :])
     where = f"of {several} in one step" if at < accepted else f"after a rollback of {several - accepted}"
     return Measured(far, case.close, f"behind a prompt of {prompt}, a token {where} differs by {far:.2g}")
+
+
+@torch.no_grad()
+def _shared(case: Case, prefix: int, rest: int) -> Measured:
+    """A second request behind a prefix: the rest of its prompt in one step, then single steps."""
+    module, inputs = case.module(), case.draw()
+    known = cast(Decoding, module).begin(*(x[..., :prefix, :] for x in inputs))
+    for request in ([x.flip(-2) for x in inputs], inputs):
+        out, state = behind(module, known, *(x[..., prefix : prefix + rest, :] for x in request))
+        found = [out]
+        for t in range(prefix + rest, case.shape.N):
+            out, state = cast(Decoding, module).step(state, *(x[..., t : t + 1, :] for x in request))
+            found.append(out)
+    far, _ = _worst_token(torch.cat(found, -2), module(*inputs)[..., prefix:, :])
+    return Measured(far, case.close, f"behind a prefix of {prefix}, the second request differs by {far:.2g}")
 
 
 @torch.no_grad()

@@ -327,6 +327,8 @@ class Block(nn.Module):
         y: Tensor = x + self.drop(self.ffn(self.before_ffn(x)))
         return y
 
+    at_once = True
+
     def begin(self, x: Tensor) -> tuple[Tensor, Any]:
         """The outputs for the tokens x ``(B, n, C)``, n >= 0, and the state after them, of a layer that decodes."""
         z = self.before_layer(x)

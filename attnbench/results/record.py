@@ -92,6 +92,8 @@ class Record:
     """H, heads."""
     kv_heads: int
     """K, heads of keys and values; H unless several heads of queries share one."""
+    qk_heads: int
+    """Q, heads of queries and keys; H unless several heads of values share one."""
     head_dim: int
     """D, width of a head."""
     v_dim: int
@@ -121,6 +123,8 @@ class Record:
     new_tokens: int
     """Tokens generated behind the prompt, in pass ``generate``. In pass ``decode`` the last tokens of seq_len that are
     taken in one step, if several are. 0 in others."""
+    kept_prefix: int
+    """First tokens of the prompt whose state is made once, before all calls of pass ``generate``; 0: none."""
     state_dtype: str
     """In decoding: dtype of a recurrent state between two steps; ``auto``: that of the variant's sums."""
     test_len: int
@@ -191,8 +195,8 @@ class Record:
     tokens_per_s: Annotated[float | None, Column(unit="1/s", one_call=False, schema=1)] = None
     """Tokens of the batch over time_median_s. In pass ``generate`` the new ones count."""
     first_token_s: Annotated[float | None, Column(one_call=False)] = None
-    """In pass ``generate``: from the prompt to its last output and the state behind it, of which the first token is
-    chosen. The median of the calls; the mean of these over the rounds."""
+    """In pass ``generate``: from the prompt, or what follows kept_prefix, to its last output and the state behind it,
+    of which the first token is chosen. The median of the calls; the mean of these over the rounds."""
     token_s: Annotated[float | None, Column(one_call=False)] = None
     """In pass ``generate``: time of one step, the mean over the new_tokens of a call; then as first_token_s."""
 

@@ -118,9 +118,11 @@ class Axis:
     """The axis whose value ``null`` stands for, which is then the default."""
     plus: str = ""
     """An axis that is added to that value."""
-    only: Literal["", "operator", "cross", "layer", "model", "task", "score", "generate", "steps", "pretrained"] = ""
+    only: Literal[
+        "", "operator", "cross", "layer", "model", "task", "score", "prompt", "generate", "steps", "pretrained"
+    ] = ""
     """The scope in which it has a meaning: everywhere, level operator, two sequences, layers, models, models with a
-    task, scored cells, passes generate and decode, all passes of decoding, level pretrained.
+    task, scored cells, pass generate, passes generate and decode, all passes of decoding, level pretrained.
     """
     added: bool = False
     """True if older cells and rows lack it; these have the default, and a cell with the default keeps its id."""
@@ -214,6 +216,18 @@ _TABLE = (
         added=True,
         asked=3,
         words=lambda heads: f"{_heads(heads)} of keys and values" if heads else "as many heads of keys and values",
+    ),
+    Axis(
+        "qk_heads",
+        _SIZE,
+        "shape",
+        "Q, heads of queries and keys, which divides H, for operators that read gates; null means H",
+        "compares Q, which is H where qk_heads is null",
+        same_as="heads",
+        only="operator",
+        added=True,
+        asked=3,
+        words=lambda heads: f"{_heads(heads)} of queries and keys" if heads else "as many heads of queries and keys",
     ),
     Axis(
         "head_dim",
@@ -321,6 +335,18 @@ _TABLE = (
         added=True,
         asked=2,
         words=lambda count: f"{count:.0f} new token{'' if count == 1 else 's'}" if count else "no new tokens",
+    ),
+    Axis(
+        "kept_prefix",
+        Whole(0, 2**30),
+        "cell",
+        "first tokens of a prompt whose state is there before the call, as in prefix caching",
+        "first tokens of a prompt whose state is kept: a number, '>=8' or a range",
+        default=0,
+        only="prompt",
+        added=True,
+        asked=2,
+        words=lambda count: f"{count:.0f} tokens kept of the prompt" if count else "no prefix kept",
     ),
     Axis(
         "state_dtype",

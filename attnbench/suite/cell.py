@@ -123,6 +123,8 @@ class Cell:
     new_tokens: int = 0
     """Tokens that pass generate takes one after the other, behind the prompt; left at 0, they are :data:`NEW_TOKENS`.
     Tokens that pass decode takes in one step, the last of the sequence; 0 for one. 0 in other passes."""
+    kept_prefix: int = 0
+    """First tokens of the prompt of pass generate whose state is made once, before all calls."""
     state_dtype: StateDtype = "auto"
     """The dtype of a recurrent state between the steps of decoding (see
     :class:`attnbench.catalogue.engines.decoding.drafts.NarrowState`); auto: that of the variant's sums."""

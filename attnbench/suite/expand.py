@@ -193,6 +193,7 @@ _OWNERS = {
     "model": "at level model",
     "task": "with a task",
     "score": "that measure a score",
+    "prompt": "with pass: generate",
     "generate": "with pass: generate or decode",
     "steps": "with pass: decode, stepwise or generate",
     "pretrained": "at level pretrained",

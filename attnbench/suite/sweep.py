@@ -303,6 +303,8 @@ class Sweep(Strict):
                 )
             case "score":
                 return "score" in self.measure
+            case "prompt":
+                return self.pass_ == "generate"
             case "generate":
                 return self.pass_ in ("generate", "decode")
             case "steps":
@@ -316,8 +318,9 @@ class Sweep(Strict):
             wrong(f"{name!r} is the trained model's own at level pretrained; remove it", "matrix", name)
         if AXES[name].only == "score":
             wrong(f"{name!r} does nothing without measure: score; remove it", "matrix", name)
-        if AXES[name].only in ("generate", "steps"):
-            wrong(f"{name!r} does nothing without pass: generate or decode; remove it", "matrix", name)
+        if AXES[name].only in ("prompt", "generate", "steps"):
+            passes = "generate" if AXES[name].only == "prompt" else "generate or decode"
+            wrong(f"{name!r} does nothing without pass: {passes}; remove it", "matrix", name)
         if AXES[name].only == "cross" and self.level == "model":
             remedy = "remove it or write architecture: encoder-decoder"
             wrong(f"{name!r} does nothing in a model of one sequence; {remedy}", "matrix", name)

@@ -58,7 +58,7 @@ def row(label: str, **columns: Any) -> dict[str, Any]:
         "head_dim": 64, "seq_len": 1024, "causal": False, "bias": "none", "padding": 0.0, "dtype": "float32",
         "architecture": "encoder", "added_tokens": 0, "query_stride": 1,
         "device": "cpu", "inputs": "gaussian", "compile": False, "mask": "none", "q_start": 0, "sink": "none",
-        "new_tokens": 0, "state_dtype": "auto", "launch": "auto", "launched": "", "launch_note": "",
+        "new_tokens": 0, "kept_prefix": 0, "state_dtype": "auto", "launch": "auto", "launched": "", "launch_note": "",
         "replaced": "all", "tuned": 0, "train": "all",
         "seed": 0, "status": "ok", "reason": "", "compiled": False, "process": "tuned", "quick": False, "warnings": "",
         "machine_id": "3f9c2a71", "torch_version": "2.13.0", "threads": 2, "method_version": 1,
@@ -71,6 +71,7 @@ def row(label: str, **columns: Any) -> dict[str, Any]:
     base["test_len"] = columns.get("test_len", base["seq_len"])
     base["v_dim"] = columns.get("v_dim", base["head_dim"])
     base["kv_heads"] = columns.get("kv_heads", base["heads"])
+    base["qk_heads"] = columns.get("qk_heads", base["heads"])
     if base["time_median_s"]:
         base["time_ci_low_s"] = columns.get("time_ci_low_s", base["time_median_s"] * 0.97)
         base["time_ci_high_s"] = columns.get("time_ci_high_s", base["time_median_s"] * 1.04)

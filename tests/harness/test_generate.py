@@ -77,6 +77,47 @@ def test_a_row_has_the_two_times_of_a_generation(level: Level, architecture: Arc
     assert record.state_bytes_per_token == record.state_bytes / (2 * 17)
 
 
+@levels
+@pytest.mark.parametrize("variant", ["softmax", "sdpa", "linear", "retnet", "gated-delta:chunk=4"])
+def test_behind_a_kept_prefix_it_computes_the_same_for_each_request(
+    level: Level, architecture: Architecture, variant: str
+) -> None:
+    shape = replace(SHAPE, kv_heads=None)
+    asked = cell(variant, shape=shape, level=level, architecture=architecture, dtype="float64")
+    expected = call.prepare(asked).on(0)()
+    behind = call.prepare(replace(asked, kept_prefix=5))
+    others = behind.on(1)()
+    torch.testing.assert_close(behind.on(0)(), expected, rtol=1e-9, atol=1e-10)
+    assert not torch.allclose(others, expected)
+    torch.testing.assert_close(behind.on(1)(), others, rtol=0, atol=0)
+
+
+def test_a_kept_prefix_costs_nothing_and_its_state_is_part_of_the_whole() -> None:
+    none, most = (measure(cell("gla", shape=replace(SHAPE, kv_heads=None), kept_prefix=kept)) for kept in (0, 11))
+    assert (none.status, most.status) == (Status.OK, Status.OK), most.reason
+    assert (none.kept_prefix, most.kept_prefix) == (0, 11)
+    assert (most.matmul_flops or 0) < (none.matmul_flops or 0) / 2
+    assert most.state_bytes == none.state_bytes
+    assert most.first_token_s
+
+
+@pytest.mark.parametrize(("variant", "level"), [("sdpa", "operator"), ("linear", "operator"), ("mla", "layer")])
+def test_a_long_rest_makes_no_matrix_of_all_its_pairs(variant: str, level: Level) -> None:
+    shape = Shape(heads=1, seq_len=4096, head_dim=16)
+    record = measure(cell(variant, shape=shape, level=level, kept_prefix=1024, new_tokens=1))
+    assert record.status is Status.OK, record.reason
+    assert (record.peak_bytes or 0) < 3072 * 3072 * 4
+
+
+def test_the_error_and_the_held_rows_are_those_behind_the_prefix() -> None:
+    result = measure_error(cell("sdpa", dtype="float64", kept_prefix=4))
+    assert result.rel_error is not None
+    assert result.rel_error < 1e-12
+    prepared = call.prepare(cell("sdpa", kept_prefix=4))
+    assert prepared.hold is not None
+    assert prepared.hold() == ""
+
+
 def test_rows_of_other_passes_have_neither_time() -> None:
     record = measure(cell(pass_="decode", new_tokens=0))
     assert record.status is Status.OK, record.reason
@@ -220,6 +261,10 @@ def test_what_cannot_generate_says_why() -> None:
         assert "padding has no place" in measure(cell(padding=0.5, measure=measured)).reason
     assert "compiled anew" in measure(cell(compile=True)).reason
     assert "whole sequences" in measure(cell(level="model")).reason
+    for measured in (("time",), ("error",)):
+        assert "leave none of a prompt of 12" in measure(cell(kept_prefix=12, measure=measured)).reason
+        assert "take one token each" in measure(cell("local:window=3", kept_prefix=4, measure=measured)).reason
+    assert "take one token each" in measure(cell("local:window=3", kept_prefix=4, level="layer")).reason
     with pytest.raises(Unsupported, match="no q, k, v"):
         call.prepare(cell("dense", shape=replace(SHAPE, kv_heads=None)))
 
@@ -245,6 +290,11 @@ def test_new_tokens_are_an_axis_of_two_passes() -> None:
         suite("stepwise", new_tokens=2)
     with pytest.raises(UsageError, match="only sweeps with pass: generate or decode have this axis"):
         apply_overrides(suite("forward"), {"new_tokens": "7"})
+    with pytest.raises(SuiteError, match="'kept_prefix' does nothing without pass: generate; remove it"):
+        suite("decode", kept_prefix=2)
+    for pass_, kept, said in (("decode", 3, "add --pass generate"), ("generate", 8, "no rest; write fewer")):
+        with pytest.raises(UsageError, match=f"--kept-prefix {kept}: .*{said}"):
+            Question(["softmax", "linear"], 8, axes={"kept_prefix": kept}, pass_=pass_, device="cpu").prepare()  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="add --pass generate or decode"):
         Question(["softmax", "linear"], 8, axes={"new_tokens": 3}, device="cpu").prepare()
     (asked, _) = (

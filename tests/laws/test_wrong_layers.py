@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.catalogue.engines import test_rotary as rotary
+from tests.catalogue.engines import test_value_groups as groups
 from tests.figures.pictures import test_density as density
 from tests.harness.score import test_guidance as guidance
 from tests.models import test_added_tokens as added
@@ -41,6 +42,16 @@ FAULTS: list[tuple[str, list[str], Callable[[], None]]] = [
         "PromptNotCounted",
         ["attnbench.models.encoder.MultiHead"],
         lambda: rotary.test_so_does_one_whose_heads_are_shared_or_that_adds_tokens({"added_tokens": 3}),
+    ),
+    (
+        "GroupsInRound",
+        ["attnbench.catalogue.engines.shared_heads.ValueGroups"],
+        lambda: groups.test_a_head_reads_the_queries_and_keys_of_its_group("gla"),
+    ),
+    (
+        "GroupsInRound",
+        ["attnbench.catalogue.engines.shared_heads.ValueGroups"],
+        lambda: groups.test_token_by_token_it_gives_what_the_whole_sequence_gives("kda"),
     ),
     (
         "CutFromTheEnd",

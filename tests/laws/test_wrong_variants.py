@@ -278,6 +278,7 @@ FAULTS = [
     ("FadedAtTheBorder", "ssd:chunk=5", "documents", "moves the outputs of others"),
     ("LeaksBackwards", "softmax", "documents", "the gradient of v leaves document 0"),
     ("DraftsFromNothing", "ssd:chunk=5", "several tokens", "in one step differs by"),
+    ("PrefixOfOneRequest", "gla:chunk=4", "several tokens", "the second request differs by"),
     ("DraftsInAnyOrder", "softmax", "several tokens", "in one step differs by"),
     ("RejectedAndKept", "gla:chunk=4", "several tokens", "a token after a rollback of"),
     ("OverwrittenByDrafts", "local:window=7", "several tokens", "a token after a rollback of"),

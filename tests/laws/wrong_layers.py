@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize, pad
 
+from attnbench.catalogue.engines.shared_heads import ValueGroups
 from attnbench.contract.capabilities import Decoding
 from attnbench.harness.score.loop import WIDTH
 from attnbench.models.added_tokens import AddedTokens
@@ -30,6 +32,13 @@ class PromptNotCounted(MultiHead):
 
     def begin(self, x: Tensor) -> Any:
         return 0, cast(Decoding, self.operator).begin(*self._projected(x))
+
+
+class GroupsInRound(ValueGroups):
+    """Head h reads head h % Q of the queries and keys, and not h // (H / Q)."""
+
+    def _spread(self, call: Callable[..., Any], q: Tensor, k: Tensor, *others: Tensor, **named: Any) -> Any:
+        return call(*(x.repeat(1, self.groups, 1, 1) for x in (q, k)), *others, **named)
 
 
 class CutFromTheEnd(AddedTokens):

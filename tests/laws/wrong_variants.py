@@ -2304,6 +2304,14 @@ class RejectedAndKept(GatedLinear):
         return (y, after) if q.shape[2] == 1 else (y, state.copy_(after))
 
 
+class PrefixOfOneRequest(GatedLinear):
+    """A single token is added to the state that was given, which another request would take up again."""
+
+    def step(self, state: Tensor, q: Tensor, k: Tensor, v: Tensor, log2_decay: Tensor) -> tuple[Tensor, Tensor]:
+        y, after = super().step(state, q, k, v, log2_decay)
+        return (y, state.copy_(after)) if q.shape[2] == 1 else (y, after)
+
+
 class DraftsInAnyOrder(Softmax):
     """Tokens of one step all see each other."""
 

@@ -44,7 +44,7 @@ def test_compare_takes_every_axis_in_which_rows_may_differ(compare: object, axis
 
 def test_an_axis_that_follows_another_stands_for_its_value() -> None:
     following = [axis for axis in AXES.values() if axis.same_as]
-    assert [axis.name for axis in following] == ["kv_len", "kv_heads", "v_dim", "test_len"]
+    assert [axis.name for axis in following] == ["kv_len", "kv_heads", "qk_heads", "v_dim", "test_len"]
     assert all(axis.default is None and axis.same_as in AXES for axis in following)
 
 

@@ -283,12 +283,13 @@ def test_cells_are_called_what_they_were_before_there_were_further_axes() -> Non
     plain, *others = expand(suite_of(axes))
     data = plain.to_json()
     assert data["shape"].pop("bias") == "none"
-    assert (data["shape"].pop("kv_heads"), data["shape"].pop("v_dim")) == (None, None)
+    assert [data["shape"].pop(axis) for axis in ("kv_heads", "qk_heads", "v_dim")] == [None, None, None]
     assert [data["shape"].pop(axis) for axis in ("mask", "q_start", "sink")] == ["none", 0, "none"]
     assert data.pop("compile") is False
     assert data.pop("launch") == "auto"
     assert data.pop("padding") == 0.0
     assert data.pop("new_tokens") == 0
+    assert data.pop("kept_prefix") == 0
     assert data.pop("state_dtype") == "auto"
     assert data["shape"].pop("added_tokens") == 0
     assert data["shape"].pop("query_stride") == 1
@@ -395,9 +396,10 @@ def test_lengths_may_be_written_as_figures_write_them() -> None:
         (
             "zzz",
             "1",
-            "unknown axis 'zzz'; write variant, seq_len, kv_len, q_start, heads, kv_heads, head_dim, v_dim, batch, "
-            "dtype, causal, mask, bias, sink, compile, launch, padding, new_tokens, state_dtype, inputs, added_tokens, "
-            "query_stride, architecture, positions, task, test_len, learning_rate, replaced, tuned, train or seed",
+            "unknown axis 'zzz'; write variant, seq_len, kv_len, q_start, heads, kv_heads, qk_heads, head_dim, v_dim, "
+            "batch, dtype, causal, mask, bias, sink, compile, launch, padding, new_tokens, kept_prefix, state_dtype, "
+            "inputs, added_tokens, query_stride, architecture, positions, task, test_len, learning_rate, replaced, "
+            "tuned, train or seed",
         ),
         ("variant", "perfomer", "--set variant: unknown variant 'perfomer'; did you mean 'performer'?"),
         ("variant", "", "--set variant: '' is not a name; write at most 64 letters, digits, '.', '_' and '-'"),
@@ -574,6 +576,7 @@ def test_an_axis_is_set_in_the_sweeps_where_it_means_something(only: str, owners
         ("learning_rate", 0.1, "that measure a score"),
         ("test_len", 128, "that measure a score"),
         ("new_tokens", 3, "with pass: generate or decode"),
+        ("kept_prefix", 3, "with pass: generate"),
         ("state_dtype", "bfloat16", "with pass: decode, stepwise or generate"),
     ],
 )

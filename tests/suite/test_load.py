@@ -127,10 +127,10 @@ def test_a_good_suite_is_read(tmp_path: Path) -> None:
         (
             "heads: 2",
             "q: 2",
-            "11: unknown key 'q'; known keys are variant, seq_len, kv_len, q_start, heads, kv_heads, head_dim, v_dim, "
-            "batch, dtype, causal, mask, bias, sink, compile, launch, padding, new_tokens, state_dtype, inputs, "
-            "added_tokens, query_stride, architecture, positions, task, test_len, learning_rate, replaced, tuned, "
-            "train, seed, shape",
+            "11: unknown key 'q'; known keys are variant, seq_len, kv_len, q_start, heads, kv_heads, qk_heads, "
+            "head_dim, v_dim, batch, dtype, causal, mask, bias, sink, compile, launch, padding, new_tokens, "
+            "kept_prefix, state_dtype, inputs, added_tokens, query_stride, architecture, positions, task, test_len, "
+            "learning_rate, replaced, tuned, train, seed, shape",
         ),
         ("512..2048", "2048..512", "10: 'seq_len': '2048..512' runs downwards; write 512..2048"),
         ("512..2048", "lots", f"10: 'seq_len' must be whole numbers, got the text 'lots'; {FORMS}"),

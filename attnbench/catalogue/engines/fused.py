@@ -13,15 +13,23 @@ EXTRA = 8
 
 
 def fused_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, key_mask: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool,
+    scale: float,
+    key_mask: Tensor | None = None,
+    added: Tensor | None = None,
 ) -> Tensor:
-    """softmax(scale · q kᵀ) v in O(n) memory.
+    """softmax(scale · q kᵀ + ``added``) v in O(n) memory beside ``added``.
 
     Args:
         q: ``(B, H, N, D)``.
         k: ``(B, H, M, D)``, or one head ``(B, 1, M, D)`` for all heads of q, which is not repeated in memory.
         v: ``(B, H, M, E)`` or ``(B, 1, M, E)``, E <= D. At padded keys, k and v must be finite.
         key_mask: ``(B, M)`` bool, True for a real key.
+        added: ``(N, M)`` in q's dtype, if neither causal nor masked.
 
     Returns:
         ``(B, H, N, E)``. A query that sees no key gives 0.
@@ -33,7 +41,7 @@ def fused_attention(
         v = pad(v, (0, k.shape[3] - v.shape[3]))
     if k.shape[1] != H:
         k, v = (x.expand(-1, H, -1, -1) for x in (k, v))
-    out = scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)[..., :E]
+    out = scaled_dot_product_attention(q, k, v, added, is_causal=causal, scale=scale)[..., :E]
     return out if key_mask is None else out.masked_fill(~seeing(key_mask, causal), 0)
 
 

@@ -1,8 +1,10 @@
-"""Heads of queries that share a head of keys and values, for operators without such heads of their own."""
+"""Heads that share: of queries a head of keys and values, and of values a head of queries and keys."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -10,7 +12,7 @@ from torch import Tensor, nn
 
 from attnbench.catalogue.engines.decoding.kv_cache import CachedDecoding
 from attnbench.catalogue.engines.linear.module import FeatureAttention
-from attnbench.contract.capabilities import Decoding, Dense, Patterned, Selecting, Selection, chooser
+from attnbench.contract.capabilities import Decoding, Dense, Patterned, Prompted, Selecting, Selection, chooser
 
 Way = Literal["query by query", "head by head"]
 
@@ -120,3 +122,34 @@ class SharedHeads(nn.Module):
             return together.flatten(1, 2)[:, :, None], state
         steps = [operator.step(state, of_group[:, :, g], k, v, *gates) for g in range(self.groups)]
         return torch.stack([out for out, _ in steps], 2).flatten(1, 2), steps[-1][1]
+
+
+class ValueGroups(nn.Module):
+    """An operator with H heads whose queries and keys have Q: head h reads head h // (H / Q) of these.
+
+    q, k ``(B, Q, N, D)``, v ``(B, H, N, E)`` and gates ``(B, H, N, ·)`` -> ``(B, H, N, E)``. Models whose layers gate a
+    state have such heads, since a state of H heads holds more than one of Q. Each head of q and k is copied for all
+    heads of values that it serves, as code in PyTorch's operations does; the copies are a part of the time and memory.
+    """
+
+    def __init__(self, operator: nn.Module, groups: int) -> None:
+        super().__init__()
+        self.operator, self.groups = operator, groups
+        if isinstance(operator, Dense):
+            self.dense = partial(self._spread, operator.dense)
+        if isinstance(operator, Decoding):
+            self.begin, self.step = partial(self._spread, operator.begin), self._step
+            self.at_once = getattr(operator, "at_once", False)
+        if isinstance(operator, Prompted):
+            self.prompted = partial(self._spread, operator.prompted)
+
+    def forward(self, *inputs: Tensor, key_mask: Tensor | None = None) -> Tensor:
+        out: Tensor = self._spread(self.operator, *inputs, key_mask=key_mask)
+        return out
+
+    def _step(self, state: Any, *inputs: Tensor) -> Any:
+        assert isinstance(self.operator, Decoding)
+        return self._spread(partial(self.operator.step, state), *inputs)
+
+    def _spread(self, call: Callable[..., Any], q: Tensor, k: Tensor, *others: Tensor, **named: Any) -> Any:
+        return call(*(x.repeat_interleave(self.groups, 1) for x in (q, k)), *others, **named)

@@ -30,7 +30,7 @@ def exact_attention(
     Args:
         q: ``(B, H, N, D)``; any floating dtype, converted to float64.
         k: ``(B, K, M, D)``; head h of the queries reads head h // (H / K).
-        v: ``(B, K, M, D)``.
+        v: ``(B, K, M, D)``; or ``(B, H, M, D)`` with fewer heads of q and k, of which head h reads head h // (H / Q).
         causal: query i sees keys j <= i (needs N = M); or which keys each query sees.
         key_mask: ``(B, M)`` bool, True where the key may be attended to.
         bias: what to add to the logits, such as a variant's ``position_bias``.
@@ -39,7 +39,7 @@ def exact_attention(
     Returns:
         ``(B, H, N, D)`` float64. A query without any visible key gives 0.
     """
-    q, k, v = q.double(), *(of_query_heads(x.double(), q.shape[1]) for x in (k, v))
+    q, k, v = (of_query_heads(x.double(), max(q.shape[1], v.shape[1])) for x in (q, k, v))
     M, visible = k.shape[2], causal if isinstance(causal, Visible) else Visible(causal)
     rows = []
     for start in range(0, q.shape[2], block):

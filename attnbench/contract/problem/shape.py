@@ -13,7 +13,7 @@ BIASES: tuple[str, ...] = get_args(Bias)
 Sink = Literal["none", "learned"]
 SINKS: tuple[str, ...] = get_args(Sink)
 
-_SIZES = ("batch", "heads", "kv_heads", "seq_len", "head_dim", "kv_len", "v_dim", "query_stride")
+_SIZES = ("batch", "heads", "kv_heads", "qk_heads", "seq_len", "head_dim", "kv_len", "v_dim", "query_stride")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class Shape:
     q is ``(B, H, N, D)``, k ``(B, K, M, D)`` and v ``(B, K, M, E)``.
 
     Raises:
-        UsageError: a size is below 1, or ``added_tokens`` below 0, ``kv_heads`` does not divide ``heads``, the bias is
-            unknown, or it is causal or has a bias with ``kv_len != seq_len``.
+        UsageError: a size is below 1, or ``added_tokens`` below 0, ``kv_heads`` or ``qk_heads`` does not divide
+            ``heads``, or both are given, the bias is unknown, or it is causal or has a bias with ``kv_len != seq_len``.
     """
 
     batch: int = 1
@@ -58,6 +58,10 @@ class Shape:
     """``learned``: each head has a logit of its own besides those of the keys, which takes weight and gives nothing:
     :mod:`attnbench.contract.problem.sink`."""
 
+    qk_heads: int | None = None
+    """Q, heads of queries and keys of an operator that reads gates; None means Q = H. Head h of the values, the gates
+    and the output belongs to head h // (H / Q) of these."""
+
     def __post_init__(self) -> None:
         for size in _SIZES:
             value = getattr(self, size)
@@ -68,12 +72,18 @@ class Shape:
         added: object = self.added_tokens
         if isinstance(added, bool) or not isinstance(added, int) or added < 0:
             raise UsageError(f"added_tokens must be a whole number of at least 0, got {added!r}")
-        if self.heads % self.K:
-            near = max(size for size in range(1, min(self.K, self.heads) + 1) if self.heads % size == 0)
-            raise UsageError(
-                f"kv_heads must divide heads: {self.heads} heads of queries cannot share {self.K} of keys; "
-                f"set kv_heads to {near}, say"
-            )
+        for name, few, ours, theirs in (
+            ("kv_heads", self.K, "queries", "keys"),
+            ("qk_heads", self.Q, "values", "keys"),
+        ):
+            if self.heads % few:
+                near = max(size for size in range(1, min(few, self.heads) + 1) if self.heads % size == 0)
+                raise UsageError(
+                    f"{name} must divide heads: {self.heads} heads of {ours} cannot share {few} of {theirs}; "
+                    f"set {name} to {near}, say"
+                )
+        if max(self.K, self.Q) < self.heads:
+            raise UsageError("kv_heads makes heads of values few, and qk_heads those of queries; remove one")
         if self.bias not in BIASES:
             raise UsageError(f"bias must be one of {', '.join(BIASES)}, got {self.bias!r}")
         if self.sink not in SINKS:
@@ -116,6 +126,11 @@ class Shape:
     def K(self) -> int:
         """Heads of keys and values."""
         return self.heads if self.kv_heads is None else self.kv_heads
+
+    @property
+    def Q(self) -> int:
+        """Heads of queries, and of keys where they are fewer than those of values."""
+        return self.heads if self.qk_heads is None else self.qk_heads
 
     @property
     def G(self) -> int:

@@ -78,11 +78,15 @@ class Question:
             raise UsageError("--level pretrained: only a suite names a trained model; 'attnbench init' begins one")
         if at["architecture"] != "encoder" and self.level != "model":
             raise UsageError(f"--architecture {at['architecture']}: only a model has one; add --level model")
-        new, of_state = at["new_tokens"], at["state_dtype"]
+        new, kept, of_state = at["new_tokens"], at["kept_prefix"], at["state_dtype"]
         if new and self.pass_ not in ("generate", "decode"):
             raise UsageError(f"--new-tokens {new}: only a generation has some; add --pass generate or decode")
         if new > lengths[0] and self.pass_ == "decode":
             raise UsageError(f"--new-tokens {new}: more than n = {lengths[0]}; write fewer, or a larger --n")
+        if kept and self.pass_ != "generate":
+            raise UsageError(f"--kept-prefix {kept}: only a generation has a prompt; add --pass generate")
+        if kept >= lengths[0]:
+            raise UsageError(f"--kept-prefix {kept}: a prompt of n = {lengths[0]} has no rest; write fewer")
         if of_state != "auto" and self.pass_ not in STEPS:
             raise UsageError(f"--state-dtype {of_state}: only decoding keeps a state; add --pass decode")
         for axis in ("added_tokens", "query_stride", "positions"):

@@ -15,7 +15,7 @@ from torch._functorch import config
 
 from attnbench.catalogue.attention.stack import refusal
 from attnbench.catalogue.build import build
-from attnbench.catalogue.engines.decoding.drafts import NO_STATE, NarrowState, rolled_back, taken
+from attnbench.catalogue.engines.decoding.drafts import NO_STATE, NarrowState, behind, known, rolled_back, taken
 from attnbench.catalogue.engines.precision import accumulator
 from attnbench.contract.capabilities import Budgeted, Decoding, answered, chooser
 from attnbench.contract.compiled import whole
@@ -188,7 +188,7 @@ def _holding(
             if cell.level == "operator":
                 output = None if backward else made.on(number)()
                 given = [windows.at(number) for windows in inputs]
-                if cell.pass_ == "decode":  # against the state of other tokens
+                if cell.pass_ == "decode" or cell.kept_prefix:  # against the state of other tokens
                     before, step = _parts_of_decoding(cell)
                     given = [
                         torch.cat((_tokens(all_.at(0), before), _tokens(last, step)), -2)
@@ -349,8 +349,8 @@ def _allow_decoding(cell: Cell) -> None:
 
 def _answer(cell: Cell, inputs: Sequence[Tensor]) -> Tensor:
     like, shape = inputs[0], cell.shape
-    if cell.level == "operator" and shape.E != shape.D:
-        return like.new_empty(*like.shape[:-1], shape.E)
+    if cell.level == "operator" and (shape.E != shape.D or shape.Q < shape.H):
+        return like.new_empty(shape.B, shape.H, like.shape[2], shape.E)
     if shape.query_stride == 1 or cell.level in OF_TOKENS:
         return like
     return like.new_empty(like.shape[0], shape.outputs, like.shape[2])
@@ -472,8 +472,8 @@ def _backward(loss: Callable[[Sequence[Tensor]], Tensor], first: tuple[list[Tens
 
 
 def _parts_of_decoding(cell: Cell) -> tuple[slice, slice]:
-    """The tokens before a step of pass decode, and those that it takes."""
-    first = cell.shape.N - (cell.new_tokens or 1)
+    """The tokens before a call of pass decode or, with a kept prefix, generate; and those that it takes."""
+    first = cell.kept_prefix or cell.shape.N - (cell.new_tokens or 1)
     return slice(0, first), slice(first, None)
 
 
@@ -535,14 +535,21 @@ def _stepwise(module: nn.Module, inputs: Sequence[Windows]) -> _Made:
 
 
 def _generate(cell: Cell, module: nn.Module, inputs: Sequence[Windows]) -> _Made:
-    """A prompt in one call, then a step for each new token: outputs of the prompt's last token and of the new ones."""
+    """A prompt in one call, then a step for each new token: outputs of the prompt's last token and of the new ones.
+
+    With a kept prefix a step takes the rest of the prompt from its state, which is there before all calls.
+    """
     module.requires_grad_(False)
     decoding, prompt, laps = cast(Decoding, module), cell.shape.N - cell.new_tokens, Laps(cell.device)
+    with torch.inference_mode():
+        first = [_tokens(windows.at(0), slice(0, prompt)) for windows in inputs]
+        prefix = known(module, cell.kept_prefix, *first) if cell.kept_prefix else None
+        state_behind = state_bytes(decoding.begin(*first))
 
     def turn(number: int) -> tuple[list[Tensor], list[list[Tensor]]]:
         given = [windows.at(number) for windows in inputs]
         tokens = [[_tokens(x, slice(t, t + 1)) for x in given] for t in range(prompt, cell.shape.N)]
-        return [_tokens(x, slice(0, prompt)) for x in given], tokens
+        return [_tokens(x, slice(cell.kept_prefix, prompt)) for x in given], tokens
 
     def call(turns: Iterator[tuple[list[Tensor], list[list[Tensor]]]]) -> Callable[[], Tensor]:
         @torch.inference_mode()
@@ -550,7 +557,7 @@ def _generate(cell: Cell, module: nn.Module, inputs: Sequence[Windows]) -> _Made
             asked, tokens = next(turns)
             start = laps.moment()
             choose_products(of_one_row=False)
-            output, state = answered(module, *asked)
+            output, state = behind(module, prefix, *asked) if cell.kept_prefix else answered(module, *asked)
             outputs = [output[..., -1:, :].clone()]  # a view would keep all of them
             choose_products(of_one_row=True)
             middle = laps.moment()
@@ -562,9 +569,7 @@ def _generate(cell: Cell, module: nn.Module, inputs: Sequence[Windows]) -> _Made
 
         return run
 
-    with torch.inference_mode():
-        kept = state_bytes(decoding.begin(*turn(0)[0]))
-    return _Made(turn, call, kept, laps)
+    return _Made(turn, call, state_behind, laps)
 
 
 def _tokens(x: Tensor, which: slice) -> Tensor:

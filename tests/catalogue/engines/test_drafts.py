@@ -45,8 +45,9 @@ def inputs_of(variant: str, shape: Shape = SHAPE) -> list[Tensor]:
 @pytest.mark.parametrize("change", [{}, {"bias": "alibi"}, {"sink": "learned"}])
 @pytest.mark.parametrize("variant", ["softmax", "sdpa", "chunked:query_chunk=4,key_chunk=5"])
 def test_exact_variants_hide_what_the_shape_hides_from_each_of_several_tokens(
-    variant: str, change: dict[str, str], mask: str
+    variant: str, change: dict[str, str], mask: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("attnbench.catalogue.attention.exact.sdpa._ROWS", 4)
     shape = replace(SHAPE, mask=mask, **change)  # type: ignore[arg-type]  # the values are those of the fields
     module, inputs = build(variant, shape, seed=0).double(), inputs_of(variant)
     with torch.no_grad():
@@ -54,6 +55,20 @@ def test_exact_variants_hide_what_the_shape_hides_from_each_of_several_tokens(
         state = cast(Decoding, module).begin(*(x[:, :, :6] for x in inputs))
         found, _ = taken(module, state, *(x[:, :, 6:] for x in inputs))
     torch.testing.assert_close(found, expected[:, :, 6:], rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("variant", ["linear", "mla", "mla:form=absorbed"])
+def test_a_long_step_is_cut_into_parts(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attnbench.catalogue.engines.linear.module._ROWS", 4)
+    monkeypatch.setattr("attnbench.catalogue.attention.exact.mla._ROWS", 6)
+    shape = replace(SHAPE, kv_heads=None)
+    module, x = as_layer(variant, shape).double(), torch.randn(2, 21, 32, dtype=torch.float64)
+    with torch.no_grad():
+        state = cast(Decoding, module).begin(x[:, :5])
+        first, state = taken(module, state, x[:, 5:18])
+        second, _ = taken(module, state, x[:, 18:])
+        expected = module(x)[:, 5:]
+    torch.testing.assert_close(torch.cat((first, second), 1), expected, rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.parametrize("variant", ["softmax", "local:window=3", "linear", "retnet", "gated-delta:chunk=4"])

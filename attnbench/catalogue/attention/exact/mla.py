@@ -15,10 +15,14 @@ from attnbench.catalogue.engines.head_layer import HeadLayer
 from attnbench.catalogue.engines.masks import with_source
 from attnbench.catalogue.engines.precision import accumulator
 from attnbench.catalogue.engines.rotation import angles, rotate
+from attnbench.catalogue.engines.tiling import row_blocks
 from attnbench.contract.problem.reference import masked_attention
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.variant import Traits, register
 from attnbench.errors import UsageError
+
+_ROWS = 512
+"""Tokens of a step whose logits are in memory at once."""
 
 
 class Latents(NamedTuple):
@@ -74,10 +78,10 @@ class MLA(HeadLayer):
     The same output is computed in two forms. ``expanded``: keys of width D + rope_dim and values of width ``value_dim``
     are made for every head. ``absorbed``: the map of the keys goes to the query, so that all heads read the kept rows
     themselves as one shared head of width kv_rank + rope_dim, whose first kv_rank columns are also the values; it
-    multiplies more and reads less. ``auto`` takes the expanded form for whole sequences and the absorbed one for
-    decoding. Decoding in the expanded form makes keys and values of all earlier tokens again at each step, and shows
-    what absorbing saves. Either way a token costs kv_rank + rope_dim numbers of cache, where attention with H heads
-    keeps 2·H·D.
+    multiplies more and reads less. ``auto`` takes the expanded form for whole sequences and for steps of more than 2·D
+    tokens, and the absorbed one for other steps. Decoding in the expanded form makes keys and values of all earlier
+    tokens again at each step, and shows what absorbing saves. Either way a token costs kv_rank + rope_dim numbers of
+    cache, where attention with H heads keeps 2·H·D.
 
     With a ``source`` ``(B, M, C)`` latents and rotary keys are those of its tokens, each turned by its place there.
 
@@ -110,7 +114,7 @@ class MLA(HeadLayer):
         value_dim: Annotated[int | None, Field(ge=1, description="width of a head's values; none: D")] = None,
         form: Annotated[
             Literal["auto", "expanded", "absorbed"],
-            Field(description="keys of all heads, or one shared head; auto: absorbed for decoding only"),
+            Field(description="keys of all heads, or one shared head; auto: absorbed for short steps only"),
         ] = "auto",
     ) -> None:
         super().__init__()
@@ -204,18 +208,27 @@ class MLA(HeadLayer):
         return Latents.of(self._rows(x, 0), self.capacity)
 
     def step(self, state: Latents, x: Tensor) -> tuple[Tensor, Latents]:
+        if x.shape[1] > _ROWS:
+            outputs = []
+            for rows in row_blocks(x.shape[1], _ROWS):
+                output, state = self.step(state, x[:, rows])
+                outputs.append(output)
+            return torch.cat(outputs, 1), state
         q, turned = self._queries(x, state.length)
         state, n = state.append(self._rows(x, state.length)), x.shape[1]
         dtype = accumulator(x.dtype)
-        later = hidden_from_last(n, state.length, x.new_empty(0, dtype=dtype)) if n > 1 else None
-        if self.form == "expanded":
+        if self.form == "expanded" or (self.form == "auto" and n > 2 * self.D):
             k, v = self._expanded(state.rows)
-            logits = torch.matmul(torch.cat([q, turned], -1) * self.scale, k.mT).to(dtype)
-            weights = (logits if later is None else logits + later).softmax(-1)
+            query = torch.cat([q, turned], -1)
+            if n > 1:
+                later = hidden_from_last(n, state.length, x)
+                return self.joined(fused_attention(query, k, v, causal=False, scale=self.scale, added=later)), state
+            weights = torch.matmul(query * self.scale, k.mT).to(dtype).softmax(-1)
             return self.joined(torch.matmul(weights.to(v.dtype), v)), state
         query = torch.cat([self._absorbed(q), turned], -1).flatten(1, 2)  # heads and tokens are rows of one product
         logits = torch.matmul(query * self.scale, state.rows.mT).to(dtype)
-        if later is not None:
+        if n > 1:
+            later = hidden_from_last(n, state.length, logits)
             logits = (torch.unflatten(logits, 1, (self.H, n)) + later).flatten(1, 2)
         mixed = torch.matmul(logits.softmax(-1).to(x.dtype), state.rows[..., : self.rank])
         return self.joined(self._values(torch.unflatten(mixed, 1, (self.H, n)))), state

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from attnbench.catalogue.engines.decoding.kv_cache import Cache, CachedDecoding, hidden_from_last, last_row
+from attnbench.catalogue.engines.decoding.kv_cache import Cache, CachedDecoding, last_row
 from attnbench.catalogue.engines.fused import EXTRA
 from attnbench.catalogue.engines.masks import seeing
 from attnbench.catalogue.engines.tiling import row_blocks
@@ -64,8 +64,9 @@ class Sdpa(CachedDecoding, nn.Module):
     them one head after another.
 
     PyTorch has no masks of places but the whole N × M one, all of whose pairs are computed. Here documents get a call
-    each. With any other mask, and for queries that start behind the first key, 512 queries at a time get a call with
-    the keys that some of them sees, and a mask of these pairs where not all of them see all.
+    each. With any other mask, and for queries that start behind the first key, as those of a step of several tokens do,
+    512 queries at a time get a call with the keys that some of them sees, and a mask of these pairs where not all of
+    them see all. On a GPU that is not PyTorch's fastest kernel, which takes no mask.
 
     Nor does PyTorch have a sink. Here it is a first key with a value of 0, whose logit comes of 8 more columns; if
     causal, a query that is not asked for stands before the others, so that all of them see it. A decoding step with a
@@ -138,18 +139,18 @@ class Sdpa(CachedDecoding, nn.Module):
         return self._attend(q, k, v, seen, causal=False)
 
     def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Cache]:
-        if self.sink is not None:
+        rows = q.shape[2]
+        if self.sink is not None and rows <= _ROWS:
             return super().step(state, q, k, v)  # not a copy of the cache for a key more
-        state, rows = state.append(k, v), q.shape[2]
+        state = state.append(k, v)
+        if rows > 1:
+            visible = replace(self.visible or Visible(causal=True), start=state.length - rows)
+            return self._by_rows(visible, q, state.keys, state.values, None), state
         # PyTorch aligns is_causal at the first key, which would then be the only one that a lone query sees.
-        row = None if self.position_bias is None else last_row(self.position_bias, state.length, q.dtype, rows)[None]
-        first = self.first_seen(state, rows)
+        row = None if self.position_bias is None else last_row(self.position_bias, state.length, q.dtype)[None]
+        first = self.first_seen(state)
         if first:
             row = None if row is None else row[..., first:]
-        if rows > 1:
-            hidden = hidden_from_last(rows, state.length, q, self.visible, first)[None, None]
-            row = hidden if row is None else row + hidden
-        if first:
             return self._attend(q, state.keys[:, :, first:], state.values[:, :, first:], row, causal=False), state
         return self._attend(q, state.keys, state.values, row, causal=False), state
 

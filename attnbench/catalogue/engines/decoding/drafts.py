@@ -1,4 +1,7 @@
-"""Several tokens in one step, as drafts are verified, the way back to those that are accepted, and narrow states."""
+"""Several tokens in one step, as drafts are verified, the way back to those that are accepted, and narrow states.
+
+A prompt whose first part is known already is taken in the same way, by :func:`behind`, from the state of that part.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from attnbench.contract.capabilities import Decoding, Roomy, answered
 from attnbench.errors import Unsupported
 
 NO_STATE = "it keeps tokens, as wide as dtype, and no state of real numbers; remove state_dtype"
+NO_PREFIX = "its steps take one token each, and the rest of a prompt is taken at once; remove kept_prefix"
 _KEPT = ("last", "recent", "k", "v", "top", "log", "log_total", "total")
 """Fields of states that hold tokens as they came, or logarithms of what the other numbers were divided by."""
 
@@ -29,6 +33,24 @@ def taken(module: Any, state: Any, *tokens: Tensor) -> tuple[Tensor, Any]:
         output, state = module.step(state, *(x[..., t : t + 1, :] for x in tokens))
         outputs.append(output)
     return torch.cat(outputs, -2), state
+
+
+def known(module: nn.Module, count: int, *prompt: Tensor) -> Any:
+    """The state after the first ``count`` tokens of a prompt, for :func:`behind`.
+
+    Raises Unsupported: it has no more tokens, or the module, or a part of it, would take the rest token by token.
+    """
+    if count >= _count(prompt):
+        raise Unsupported(f"kept_prefix: {count} tokens leave none of a prompt of {_count(prompt)}; write fewer")
+    if not all(getattr(part, "at_once", False) for part in module.modules() if isinstance(part, Decoding)):
+        raise Unsupported(f"kept_prefix: {NO_PREFIX}")
+    assert isinstance(module, Decoding)
+    return module.begin(*(x[:, :count] if x.dim() == 2 else x[..., :count, :] for x in prompt))
+
+
+def behind(module: Any, state: Any, *tokens: Tensor) -> tuple[Tensor, Any]:
+    """Like :func:`taken`, and what comes later leaves ``state`` as it is too: it serves another request."""
+    return taken(module, _untouched(state), *tokens)
 
 
 def rolled_back(module: Any, before: Any, after: Any, *accepted: Tensor, of: int) -> Any:

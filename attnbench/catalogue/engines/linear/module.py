@@ -17,7 +17,7 @@ from attnbench.catalogue.engines.linear.causal import attend_causally
 from attnbench.catalogue.engines.linear.feature_map import FeatureMap, LogKeys, Prepared, PreparedLogKeys, Tiles
 from attnbench.catalogue.engines.linear.key_sums import KeySums
 from attnbench.catalogue.engines.masks import emptied, visible_pairs
-from attnbench.catalogue.engines.tiling import head_groups
+from attnbench.catalogue.engines.tiling import head_groups, row_blocks
 from attnbench.contract.problem.shape import Shape
 
 Chunk = Annotated[
@@ -28,6 +28,9 @@ Form = Annotated[
     Field(description="PyTorch's operations, or sums by fused kernels on a CUDA device; auto: these if they are right"),
 ]
 """The option of variants with features for :func:`attnbench.catalogue.engines.linear.fused.of_map`."""
+
+_ROWS = 64
+"""Tokens of a step of several that see one another in one product; the others come through the sums."""
 
 
 class FeatureAttention(nn.Module):
@@ -161,11 +164,16 @@ def stepped(
     """
     of_values, of_ones, top = state.of_values.mT, state.of_ones, state.top
     if of_key.shape[2] > 1:
-        near = torch.matmul(of_query, of_key.mT).tril()
-        total = torch.matmul(of_query, of_ones.mT) + near.sum(-1, keepdim=True)
-        found = (torch.matmul(of_query, of_values) + torch.matmul(near, values)) / total
-        of_values = of_values + torch.matmul(of_key.mT, values)
-        return found.to(out), KeySums(of_values.mT, of_ones + of_key.sum(2, keepdim=True), top)
+        outputs = []
+        for rows in row_blocks(of_key.shape[2], _ROWS):
+            phi, key, value = (x[:, :, rows] for x in (of_query, of_key, values))
+            near = torch.matmul(phi, key.mT).tril_()
+            total = torch.matmul(phi, of_ones.mT) + near.sum(-1, keepdim=True)
+            outputs.append((torch.matmul(phi, of_values) + torch.matmul(near, value)) / total)
+            of_values = of_values + torch.matmul(key.mT, value)
+            of_ones = of_ones + key.sum(2, keepdim=True)
+        found = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2)
+        return found.to(out), KeySums(of_values.mT, of_ones, top)
     if log_weight is not None:
         top = torch.maximum(top, log_weight)
         decay, weight = (state.top - top).exp2_(), (log_weight - top).exp2_()

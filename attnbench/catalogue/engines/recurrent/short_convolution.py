@@ -31,6 +31,8 @@ class ShortConvolution(nn.Module):
     U(-1/√width, 1/√width), as PyTorch draws them for a depthwise convolution.
     """
 
+    at_once = True
+
     def __init__(self, channels: int, width: int, *, bias: bool = False) -> None:
         super().__init__()
         self.before, self.after = width - 1, 0
