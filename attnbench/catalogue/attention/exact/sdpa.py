@@ -170,6 +170,11 @@ class Sdpa(CachedDecoding, nn.Module):
             return self._attend(q, state.keys[:, :, first:], state.values[:, :, first:], row, causal=False), state
         return self._attend(q, state.keys, state.values, row, causal=False), state
 
+    @staticmethod
+    def cached_bytes(shape: Shape, width: int, *, page: int = 0, **_: object) -> int:
+        """A token's key and value in each head, and its part of a number in the table of its pages."""
+        return shape.K * (shape.D + shape.E) * width + (-(-8 // page) if page else 0)
+
     def _with_bias(self, bias: PositionBias, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
         """PyTorch's only way: bias and all masks in one tensor of H x N x M numbers."""
         N, M = q.shape[2], k.shape[2]
