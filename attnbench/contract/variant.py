@@ -23,7 +23,8 @@ A module may have more methods. Other passes and ``attnbench check`` use them if
 - ``begin(*prompt) -> state`` and ``step(state, *token) -> (output, state)``: decoding (``Traits.decode``). Both take
   the inputs of ``forward``, q, k, v or x: ``begin`` for a prompt of any number of tokens, including none, and ``step``
   for one token. A state is a tuple of tensors, numbers and such tuples. ``step`` leaves the state that it was given
-  usable: the same step twice gives the same output, and another token may take the place of the first.
+  usable: the same step twice gives the same output, and another token may take the place of the first. Sequences of
+  unequal length share a step if their states differ in numbers of tensors alone, with the batch as their first axis.
 - ``at_once``: True if ``step`` also takes n > 1 tokens, ``(B, H, n, ·)`` or ``(B, n, C)``, and gives n outputs. Other
   modules take several one after the other (:mod:`attnbench.catalogue.engines.decoding.drafts`). A state that is a named
   tuple says in ``overwrites`` the names of its fields in which a second token takes the place of an earlier one.

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from attnbench.catalogue.build import build
 from attnbench.catalogue.engines.decoding.drafts import NarrowState, behind, known, taken
+from attnbench.catalogue.engines.decoding.unequal import ONE_LENGTH
 from attnbench.catalogue.engines.precision import accumulator
 from attnbench.contract.capabilities import Budgeted, Decoding, Patterned, Selection, chooser
 from attnbench.contract.inputs import draw_qkv
@@ -294,7 +295,7 @@ def _prompt(cell: Cell, variant: Variant) -> int:
     if cell.pass_ != "generate":
         return 0
     if cell.padding:
-        raise Unsupported("padding: a decoding step reads a state, in which padding has no place")
+        raise Unsupported(ONE_LENGTH)
     reason = variant.unsupported_reason(cell.shape, decode=True, spec=cell.variant)
     if reason:
         raise Unsupported(reason)

@@ -12,12 +12,25 @@ import torch
 from torch import Tensor, nn
 
 from attnbench.catalogue.engines.decoding.drafts import behind, rolled_back, taken
+from attnbench.catalogue.engines.decoding.unequal import joined
 from attnbench.contract.capabilities import Decoding, Prompted, Selecting, chooser
 from attnbench.contract.problem.reference import exact_attention, masked_attention, of_query_heads
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.problem.visible import Visible
 from attnbench.contract.spec import parse_spec
-from attnbench.laws.laws import SHAPE, Case, DoesNotWork, Measured, apart, gap, gradients_along, law, worst_place
+from attnbench.errors import Unsupported
+from attnbench.laws.laws import (
+    SHAPE,
+    Case,
+    DoesNotWork,
+    Measured,
+    NothingClaimed,
+    apart,
+    gap,
+    gradients_along,
+    law,
+    worst_place,
+)
 
 
 @law("formula", few_shapes=True)
@@ -327,6 +340,38 @@ def _verified(case: Case, prompt: int, several: int, accepted: int) -> Measured:
     far, at = _worst_token(torch.cat(found, -2), module(*inputs)[..., prompt:, :])
     where = f"of {several} in one step" if at < accepted else f"after a rollback of {several - accepted}"
     return Measured(far, case.close, f"behind a prompt of {prompt}, a token {where} differs by {far:.2g}")
+
+
+@law("unequal lengths", applies=lambda case: case.causal and bool(case.traits.decode) and not case.traits.compiled)
+def unequal_lengths(case: Case) -> Iterator[Measured]:
+    """Sequences of unequal lengths in one step get what each gets alone."""
+    for several in (1, 3):
+        yield _side_by_side(case, several)
+
+
+@torch.no_grad()
+def _side_by_side(case: Case, several: int) -> Measured:
+    module, inputs, worst = case.module(), case.draw(), -1.0
+    decoding, ends = cast(Decoding, module), (4, case.shape.N - 2 * several)
+    alone = [[x[row : row + 1] for x in inputs] for row in range(2)]
+    states = [decoding.begin(*(x[..., :end, :] for x in one)) for one, end in zip(alone, ends, strict=True)]
+    try:
+        state = joined(module, states)
+    except Unsupported as reason:  # a row with padding says the same
+        raise NothingClaimed(str(reason)) from None
+    for first in (0, several):
+        tokens = [
+            [x[..., end + first : end + first + several, :] for x in one] for one, end in zip(alone, ends, strict=True)
+        ]
+        together = [torch.cat(both) for both in zip(*tokens, strict=True)]
+        case.works(taken, module, state, *together)  # the next line must not see that this happened
+        out, state = taken(module, state, *together)
+        each = [taken(module, before, *token) for before, token in zip(states, tokens, strict=True)]
+        states = [after for _, after in each]
+        far = gap(out, torch.cat([expected for expected, _ in each]))
+        worst = far if not far <= worst else worst
+    what = f"{several} token{'s' * (several > 1)} behind {ends[0]} and {ends[1]} others"
+    return Measured(worst, case.rounding, f"{what} differ by {worst:.2g} from the same alone")
 
 
 @torch.no_grad()

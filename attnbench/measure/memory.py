@@ -118,9 +118,11 @@ def tensor_bytes(call: Callable[[], object], device: str = "cpu") -> tuple[int, 
 
 
 def state_bytes(state: object) -> int:
-    """Bytes of all tensors in a decoding state: a tensor, a number, or a tuple of such."""
+    """Bytes of all tensors in a decoding state: a tensor, a number, or a tuple of such, which may say it by itself."""
     if isinstance(state, torch.Tensor):
         return state.nbytes
+    if hasattr(state, "held_bytes"):
+        return int(state.held_bytes())
     return sum(state_bytes(part) for part in state) if isinstance(state, tuple | list) else 0
 
 

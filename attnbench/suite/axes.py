@@ -317,7 +317,7 @@ _TABLE = (
         "padding",
         Share(),
         "cell",
-        "share of the batch's tokens that are padding: 0, 0.5",
+        "share of the batch's tokens that are padding: 0, 0.5; decode: the sequences have these unequal lengths",
         "share of padding: 0, 0.5",
         default=0.0,
         added=True,

@@ -115,12 +115,6 @@ def test_padded_tokens_get_no_gradient() -> None:
         assert gradient[:, :, 32:].abs().amax() == 0
 
 
-def test_a_decoding_step_with_padding_is_unsupported() -> None:
-    record = measured(cell(pass_="decode"))
-    assert record.status is Status.UNSUPPORTED
-    assert record.reason.startswith("padding: a decoding step reads a state")
-
-
 def test_what_takes_no_padding_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = VARIANTS.get("softmax")
     refusing = replace(entry, traits=replace(entry.traits, key_padding=No("it reads every key")))

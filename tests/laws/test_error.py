@@ -13,6 +13,7 @@ from pydantic import Field
 from torch import Generator, Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from attnbench.catalogue.engines.decoding.unequal import ONE_LENGTH
 from attnbench.contract.inputs import INPUTS, draw_qkv, register_input
 from attnbench.contract.problem.padding import real_tokens
 from attnbench.contract.problem.position_bias import position_bias
@@ -792,7 +793,7 @@ def test_the_mass_of_a_budget_is_what_its_keys_have_of_the_exact_probability() -
 def test_a_generation_without_steps_of_the_same_meaning_is_refused() -> None:
     with pytest.raises(Unsupported) as refused:
         generated("stepwise", padding=0.5)
-    assert str(refused.value) == "padding: a decoding step reads a state, in which padding has no place"
+    assert str(refused.value) == ONE_LENGTH
     with pytest.raises(Unsupported) as refused:
         generated("exact")
     assert str(refused.value) == "decode: it has no begin and step"

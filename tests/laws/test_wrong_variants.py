@@ -54,6 +54,8 @@ FAULTS = [
     ("ScrambledHeads", "softmax", "heads", "head 1 moved head 0"),
     ("InterleavedHeads", "softmax", "shared heads", "head 1 differs by"),
     ("RatesOfTheKeys", "retnet:chunk=5", "shared heads", "head 1 differs by"),
+    ("LongestForAll", "softmax", "unequal lengths", "1 token behind 4 and 21 others differ"),
+    ("BehindTheLongest", "softmax", "unequal lengths", "1 token behind 4 and 21 others differ"),
     ("SpoiltByAnother", "softmax", "batch", "NaN in example 0 reaches the output"),
     ("SpoiltBackwards", "softmax", "batch", "NaN in example 0 reaches the gradient"),
     ("CopiedHeads", "sdpa", "memory", "times the memory where 4 heads share one of keys"),

@@ -90,7 +90,7 @@ from attnbench.catalogue.attention.synthetic.hyena import Hyena, Network
 from attnbench.catalogue.attention.synthetic.location import Location
 from attnbench.catalogue.attention.synthetic.long_conv import LongConvolution
 from attnbench.catalogue.engines.blocks.selection import BlockSelection, LastQueries, Pairs, of_last_queries
-from attnbench.catalogue.engines.decoding.kv_cache import attend
+from attnbench.catalogue.engines.decoding.kv_cache import Unequal, attend, hidden_from_last
 from attnbench.catalogue.engines.decoding.ring import Ring
 from attnbench.catalogue.engines.gathered.choice import Choice
 from attnbench.catalogue.engines.gathered.chosen import attend_to_chosen, best
@@ -426,6 +426,27 @@ class RatesOfTheKeys(RetNet):
         return torch.stack(
             [super(RatesOfTheKeys, self).forward(x, k, v, key_mask=key_mask) for x in of_group], 2
         ).flatten(1, 2)
+
+
+class LongestForAll(Softmax):
+    """Lets each sequence of a step read as many keys as the longest one has."""
+
+    def step(self, state: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Any]:
+        if not isinstance(state, Unequal):
+            return super().step(state, q, k, v)
+        state = state.append(k, v)
+        return attend(
+            q, state.cache.keys, state.cache.values, hidden_from_last(q.shape[2], state.cache.length, q)
+        ), state
+
+
+class BehindTheLongest(Softmax):
+    """Puts the token of each sequence behind the last one of the longest."""
+
+    def step(self, state: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Any]:
+        if isinstance(state, Unequal):
+            state = Unequal(state.cache, torch.full_like(state.lengths, state.cache.length))
+        return super().step(state, q, k, v)
 
 
 class SpoiltByAnother(Softmax):

@@ -161,7 +161,8 @@ def _refuse_equal(labels: Sequence[str], written: Sequence[str]) -> None:
 def _refuse_unsupported(cells: Sequence[Cell], modules: Collection[str]) -> None:
     reasons = {}
     for cell in cells:
-        padded, decodes = cell.padding > 0, cell.pass_ in STEPS
+        decodes = cell.pass_ in STEPS
+        padded = cell.padding > 0 and not decodes
         if reason := cell.entry.unsupported_reason(cell.shape, key_mask=padded, decode=decodes, spec=cell.variant):
             reasons[cell.variant.name] = f"{cell.variant.label}: unsupported: {reason}"
     if len(reasons) > max(0, len(cells) - 2) or modules & reasons.keys():

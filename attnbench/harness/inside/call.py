@@ -16,11 +16,12 @@ from torch._functorch import config
 from attnbench.catalogue.attention.stack import refusal
 from attnbench.catalogue.build import build
 from attnbench.catalogue.engines.decoding.drafts import NO_STATE, NarrowState, behind, known, rolled_back, taken
+from attnbench.catalogue.engines.decoding.unequal import ONE_LENGTH, joined
 from attnbench.catalogue.engines.precision import accumulator
 from attnbench.contract.capabilities import Budgeted, Decoding, answered, chooser
 from attnbench.contract.compiled import whole
 from attnbench.contract.inputs import draw_qkv
-from attnbench.contract.problem.padding import key_mask
+from attnbench.contract.problem.padding import key_mask, real_tokens
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.reads import draw_reads
 from attnbench.contract.spec import Spec
@@ -118,7 +119,7 @@ def prepare(
     mask = key_mask(cell.shape, cell.padding)
     if mask is not None:
         _allow_padding(cell)
-        mask = mask.to(device)
+        mask = None if cell.pass_ == "decode" else mask.to(device)  # a state has no place for padding
     if cell.pass_ in STEPS:
         _allow_decoding(cell)
     cell = replace(cell, shape=cell.whole_shape)
@@ -187,14 +188,16 @@ def _holding(
         try:
             if cell.level == "operator":
                 output = None if backward else made.on(number)()
-                given = [windows.at(number) for windows in inputs]
+                given, shape = [windows.at(number) for windows in inputs], cell.shape
                 if cell.pass_ == "decode" or cell.kept_prefix:  # against the state of other tokens
-                    before, step = _parts_of_decoding(cell)
+                    rows, before, step = chance.choice(_parts_of_decoding(cell))
                     given = [
-                        torch.cat((_tokens(all_.at(0), before), _tokens(last, step)), -2)
+                        torch.cat((_tokens(all_.at(0)[rows], before), _tokens(last[rows], step)), -2)
                         for all_, last in zip(inputs, given, strict=True)
                     ]
-                hold_rows(module, given, cell.shape, key_mask=mask, output=output, backward=backward)
+                    shape = replace(shape, batch=len(given[0]), seq_len=step.stop, kv_len=None)
+                    output = None if output is None else output[rows]
+                hold_rows(module, given, shape, key_mask=mask, output=output, backward=backward)
                 return ""
             operator, caught = chance.choice(inside), list[Any]()
             catch = operator.register_forward_pre_hook(
@@ -373,8 +376,20 @@ def _tokens_kept(cell: Cell, module: nn.Module) -> int | None:
 
 
 def _allow_padding(cell: Cell) -> None:
+    if cell.pass_ == "decode":
+        if cell.shape.B == 1:
+            raise Unsupported("padding: a single sequence has no unequal lengths; write batch: 2 or more")
+        if cell.level in OF_TOKENS:
+            raise Unsupported("padding: a model's step has one place for all sequences; write level: operator or layer")
+        shortest = min(real_tokens(cell.shape.B, cell.shape.N, cell.padding))
+        if shortest < cell.new_tokens:
+            raise Unsupported(
+                f"new_tokens: {cell.new_tokens} in one step are more than the {shortest} of the shortest sequence; "
+                "write fewer, or less padding"
+            )
+        return
     if cell.pass_ in STEPS:
-        raise Unsupported("padding: a decoding step reads a state, in which padding has no place")
+        raise Unsupported(ONE_LENGTH)
     reason = refusal(cell.variant, cell.shape, key_mask=True, level=cell.level)
     if reason:
         raise Unsupported(reason)
@@ -471,18 +486,24 @@ def _backward(loss: Callable[[Sequence[Tensor]], Tensor], first: tuple[list[Tens
     return _Made(lambda number: torch.full_like(value.detach(), (-1) ** number * (1 + number / 8)), call)
 
 
-def _parts_of_decoding(cell: Cell) -> tuple[slice, slice]:
-    """The tokens before a call of pass decode or, with a kept prefix, generate; and those that it takes."""
-    first = cell.kept_prefix or cell.shape.N - (cell.new_tokens or 1)
-    return slice(0, first), slice(first, None)
+def _parts_of_decoding(cell: Cell) -> list[tuple[slice, slice, slice]]:
+    """Sequences of one length, and their tokens before a call of pass decode or, with a kept prefix, generate, and in
+    it."""
+    B, N = cell.shape.B, cell.shape.N
+    count = N - cell.kept_prefix if cell.kept_prefix else cell.new_tokens or 1
+    each = [(slice(row, row + 1), end) for row, end in enumerate(real_tokens(B, N, cell.padding))]
+    ends = each if cell.padding else [(slice(0, B), N)]
+    return [(rows, slice(0, end - count), slice(end - count, end)) for rows, end in ends]
 
 
 def _decode(cell: Cell, module: nn.Module, inputs: Sequence[Windows], *, compiled: bool) -> _Made:
     module.requires_grad_(False)
-    decoding, (before, new) = cast(Decoding, module), _parts_of_decoding(cell)
+    decoding, parts = cast(Decoding, module), _parts_of_decoding(cell)
     several = cell.new_tokens > 1
     with torch.inference_mode():
-        state = decoding.begin(*(_tokens(windows.at(0), before) for windows in inputs))
+        states = [decoding.begin(*(_tokens(x.at(0)[rows], before) for x in inputs)) for rows, before, _ in parts]
+        state = joined(module, states) if cell.padding else states[0]
+        del states
     step = partial(taken, decoding) if several else decoding.step
     if compiled:
         step = whole(step)
@@ -496,7 +517,8 @@ def _decode(cell: Cell, module: nn.Module, inputs: Sequence[Windows], *, compile
         return run
 
     def turn(number: int) -> list[Tensor]:
-        return [_tokens(windows.at(number), new) for windows in inputs]
+        given = [[_tokens(x.at(number)[rows], new) for rows, _, new in parts] for x in inputs]
+        return [torch.cat(each) if cell.padding else each[0] for each in given]
 
     @torch.inference_mode()
     def rollback() -> Any:

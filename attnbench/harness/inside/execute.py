@@ -292,8 +292,10 @@ def _first_look(record: Record, cell: Cell, call: Call, resident: bool) -> list[
         record.moved_bytes = call.input_bytes + call.param_bytes + record.output_bytes
     if call.state_bytes is not None:
         record.state_bytes = call.state_bytes
-        tokens = cell.shape.N - (cell.new_tokens or 1) if cell.pass_ == "decode" else cell.whole_shape.N
-        record.state_bytes_per_token = call.state_bytes / (cell.shape.B * max(1, tokens))
+        tokens = sum(real_tokens(cell.shape.B, cell.whole_shape.N, cell.padding))
+        if cell.pass_ == "decode":
+            tokens -= cell.shape.B * (cell.new_tokens or 1)
+        record.state_bytes_per_token = call.state_bytes / max(cell.shape.B, tokens)
     record.tokens_kept = call.tokens_kept
     record.matmul_flops, record.exponentials = counted.matmul_flops, counted.exponentials
     record.kernel = counted.kernel

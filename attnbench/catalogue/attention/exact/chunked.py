@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from attnbench.catalogue.engines.decoding.kv_cache import Cache, CachedDecoding
+from attnbench.catalogue.engines.decoding.kv_cache import CachedDecoding, Unequal
 from attnbench.catalogue.engines.masks import added_to_logits, seeing
 from attnbench.catalogue.engines.precision import accumulator, hidden, softmax_and_log_sum
 from attnbench.catalogue.engines.tiling import budget, large_steps, learned, threads
@@ -21,6 +21,7 @@ from attnbench.contract.problem.shape import Shape
 from attnbench.contract.problem.sink import Sink, sink_of
 from attnbench.contract.problem.visible import Visible, masked
 from attnbench.contract.variant import EXACT, register
+from attnbench.errors import Unsupported
 
 
 @register(
@@ -52,7 +53,7 @@ class Chunked(CachedDecoding, nn.Module):
     256 × 2048 instead of 1024 × 4096, so that they stay in the cache.
     """
 
-    at_once = True
+    at_once = unequal = True
 
     def __init__(
         self,
@@ -78,10 +79,18 @@ class Chunked(CachedDecoding, nn.Module):
         return _Tiles(q, k, v, how).attend(keep_log_sums=False)[0]
 
     @torch.no_grad()
-    def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Cache]:
+    def step(self, state: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Any]:
         """q ``(B, H, n, D)``, k and v ``(B, K, n, ·)``; keys before one query's window are cut."""
         state, rows = state.append(k, v), q.shape[2]
         chunks, first = (self.query_chunk, self.key_chunk), 0
+        if isinstance(state, Unequal):
+            if rows > 1:
+                raise Unsupported(
+                    "padding: with unequal lengths its tiles take one token; remove new_tokens or padding"
+                )
+            how = _How(False, chunks, sink=self.sink, key_mask=state.seen(1)[:, 0, 0])
+            tiles = _Tiles(q, state.cache.keys, state.cache.values, how)
+            return tiles.attend(keep_log_sums=False)[0], state
         if rows == 1:
             first = self.first_seen(state)
         seen = rows > 1 and replace(self.visible or Visible(causal=True), start=state.length - rows)

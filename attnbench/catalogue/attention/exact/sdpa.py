@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from attnbench.catalogue.engines.decoding.kv_cache import Cache, CachedDecoding, last_row
+from attnbench.catalogue.engines.decoding.kv_cache import CachedDecoding, Unequal, last_row
+from attnbench.catalogue.engines.decoding.pages import Paged
 from attnbench.catalogue.engines.fused import EXTRA
 from attnbench.catalogue.engines.masks import seeing
 from attnbench.catalogue.engines.tiling import row_blocks
@@ -45,7 +46,7 @@ _ROWS = 512
         EXACT,
         baseline="one call of scaled_dot_product_attention, which with padding gets a boolean mask and not is_causal",
     ),
-    settings=("", "backend=math"),
+    settings=("", "backend=math", "page=4"),
 )
 class Sdpa(CachedDecoding, nn.Module):
     """PyTorch's fused softmax attention (FlashAttention and its kin).
@@ -72,6 +73,12 @@ class Sdpa(CachedDecoding, nn.Module):
     causal, a query that is not asked for stands before the others, so that all of them see it. A decoding step with a
     sink is made of plain products.
 
+    With ``page`` decoding keeps keys and values as a server does (Kwon et al. 2023, arXiv:2309.06180): in pages of so
+    many tokens out of a pool ``(P, K, page, D)``, which lie in no order, with a table of those of each sequence. A step
+    gathers them first, by one copy of keys and values: PyTorch's ``varlen_attn`` takes a ``block_table``, but only with
+    FlashAttention-3, which PyTorch does not bring. If the sequences of a batch have unequal lengths (``padding``), the
+    longest gives the size, and a boolean mask hides what lies behind the others' ends. Forward, nothing changes.
+
     Differs from PyTorch's own call: without a bias, a mask of places or a sink in nothing. As there, what padded tokens
     hold must be finite: a weight of 0 makes NaN of NaN.
 
@@ -80,7 +87,7 @@ class Sdpa(CachedDecoding, nn.Module):
             runs in its place.
     """
 
-    at_once = True
+    at_once = unequal = True
 
     def __init__(
         self,
@@ -90,11 +97,14 @@ class Sdpa(CachedDecoding, nn.Module):
             Literal["auto", "math", "flash", "efficient", "cudnn"],
             Field(description="the kernel that must run; auto: PyTorch chooses"),
         ] = "auto",
+        page: Annotated[
+            int, Field(ge=0, description="tokens in a page of the cache that decoding keeps; 0: no pages")
+        ] = 0,
     ) -> None:
         super().__init__()
         self.causal, self.capacity, self.visible = shape.causal, shape.M, masked(shape)
         self.position_bias, self.sink = position_bias(shape), sink_of(shape)
-        self.backend = backend
+        self.backend, self.page = backend, page
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         if self.visible is None:
@@ -138,11 +148,17 @@ class Sdpa(CachedDecoding, nn.Module):
             seen = seen & torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
         return self._attend(q, k, v, seen, causal=False)
 
-    def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Cache]:
+    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Any:
+        """A cache of keys and values, in pages if ``page`` says so."""
+        return Paged.of(k, v, self.capacity, self.page) if self.page else super().begin(q, k, v)
+
+    def step(self, state: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Any]:
         rows = q.shape[2]
         if self.sink is not None and rows <= _ROWS:
             return super().step(state, q, k, v)  # not a copy of the cache for a key more
         state = state.append(k, v)
+        if isinstance(state, Unequal):
+            return self._attend(q, state.cache.keys, state.cache.values, state.seen(rows), causal=False), state
         if rows > 1:
             visible = replace(self.visible or Visible(causal=True), start=state.length - rows)
             return self._by_rows(visible, q, state.keys, state.values, None), state
@@ -153,6 +169,11 @@ class Sdpa(CachedDecoding, nn.Module):
             row = None if row is None else row[..., first:]
             return self._attend(q, state.keys[:, :, first:], state.values[:, :, first:], row, causal=False), state
         return self._attend(q, state.keys, state.values, row, causal=False), state
+
+    @staticmethod
+    def cached_bytes(shape: Shape, width: int, *, page: int = 0, **_: object) -> int:
+        """A token's key and value in each head, and its part of a number in the table of its pages."""
+        return shape.K * (shape.D + shape.E) * width + (-(-8 // page) if page else 0)
 
     def _with_bias(self, bias: PositionBias, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
         """PyTorch's only way: bias and all masks in one tensor of H x N x M numbers."""

@@ -42,7 +42,7 @@ class Softmax(CachedDecoding, nn.Module):
     finite; a query that sees no key gives 0.
     """
 
-    at_once = True
+    at_once = unequal = True
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()

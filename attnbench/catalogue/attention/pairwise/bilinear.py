@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnbench.catalogue.engines.decoding.kv_cache import Cache, CachedDecoding
+from attnbench.catalogue.engines.decoding.kv_cache import CachedDecoding
 from attnbench.catalogue.engines.masks import emptied
 from attnbench.catalogue.engines.pair_scores import PRODUCT, Chunk, attend_by_score
 from attnbench.catalogue.engines.precision import accumulator
@@ -51,6 +51,7 @@ class Bilinear(CachedDecoding, nn.Module):
     Differs from the paper: every head has its own W.
     """
 
+    unequal = True
     visible: Visible
 
     def __init__(self, shape: Shape, *, chunk: Chunk = None) -> None:
@@ -73,6 +74,6 @@ class Bilinear(CachedDecoding, nn.Module):
         return q.to(dtype) @ self.W.to(dtype)
 
     @torch.no_grad()
-    def step(self, state: Cache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Cache]:
+    def step(self, state: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Any]:
         undivided = self._turned(q) * q.shape[-1] ** 0.5  # softmax attention divides by it
         return super().step(state, undivided.to(q.dtype), k, v)

@@ -83,12 +83,12 @@ class GRU(nn.Module):
 
     @torch.no_grad()
     def begin(self, x: Tensor) -> tuple[Tensor]:
-        """The state h ``(1, B, C)`` after x ``(B, n, C)``, n >= 0."""
+        """The state h ``(B, C)`` after x ``(B, n, C)``, n >= 0."""
         if x.shape[1]:
-            return (self._run(x, 0)[1],)
-        return (x.new_zeros(1, x.shape[0], x.shape[2], dtype=accumulator(x.dtype)),)
+            return (self._run(x, 0)[1][0],)
+        return (x.new_zeros(x.shape[0], x.shape[2], dtype=accumulator(x.dtype)),)
 
     @torch.no_grad()
     def step(self, state: tuple[Tensor], x: Tensor) -> tuple[Tensor, tuple[Tensor]]:
-        out, h = self._run(x, 0, state[0])
-        return out.to(x.dtype), (h,)
+        out, h = self._run(x, 0, state[0][None])
+        return out.to(x.dtype), (h[0],)

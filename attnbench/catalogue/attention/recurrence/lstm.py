@@ -77,22 +77,22 @@ class LSTM(nn.Module):
         # Gradients on a GPU need train=True; there is no dropout that it would turn on.
         weights, train = (W, U, b, torch.zeros_like(b)), torch.is_grad_enabled()
         out, h, c = torch.lstm(x.to(dtype), (h, h), weights, True, 1, 0.0, train, False, True)
-        return out, (h, c)
+        return out, (h[0], c[0])
 
     @torch.no_grad()
     def begin(self, x: Tensor) -> State:
         if x.shape[1]:
             return self._run(x, 0)[1]
-        h = x.new_zeros(1, x.shape[0], x.shape[2], dtype=accumulator(x.dtype))
+        h = x.new_zeros(x.shape[0], x.shape[2], dtype=accumulator(x.dtype))
         return h, h.clone()
 
     @torch.no_grad()
     def step(self, state: State, x: Tensor) -> tuple[Tensor, State]:
         """A step for x ``(B, 1, C)``, by two products: PyTorch's kernel prepares itself again for each sequence."""
-        (h,), (c,) = state
+        h, c = state
         W, U, b = (weight[0].to(h.dtype) for weight in (self.W, self.U, self.b))
         gates = torch.addmm(torch.addmm(b, x[:, 0].to(h.dtype), W.mT), h, U.mT)
         i, f, g, o = gates.chunk(4, -1)
         c = torch.addcmul(torch.sigmoid(f) * c, torch.sigmoid(i), torch.tanh(g))
         h = torch.sigmoid(o) * torch.tanh(c)
-        return h[:, None].to(x.dtype), (h[None], c[None])
+        return h[:, None].to(x.dtype), (h, c)

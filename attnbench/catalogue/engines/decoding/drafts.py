@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from attnbench.catalogue.engines.decoding.kv_cache import Unequal
 from attnbench.contract.capabilities import Decoding, Roomy, answered
 from attnbench.errors import Unsupported
 
@@ -71,6 +72,9 @@ def _cut(before: Any, after: Any, count: int, of: int) -> Any:
     """The state after the first tokens, in the memory of that after all; None if some part is not cut by its length."""
     if type(before) is not type(after) or hasattr(after, "overwrites"):
         return None
+    if isinstance(after, Unequal):
+        cache = _cut(before.cache, after.cache, count, of)
+        return None if cache is None else Unequal(cache, before.lengths + count)
     if isinstance(after, Roomy) and hasattr(after, "length"):
         length = _cut(before.length, after.length, count, of)
         return None if length is None else after._replace(length=length)  # type: ignore[attr-defined]  # a named tuple
@@ -79,7 +83,7 @@ def _cut(before: Any, after: Any, count: int, of: int) -> Any:
     if not isinstance(after, tuple) or len(after) != len(before):
         return after if after is before else None
     parts = [_cut(*both, count, of) for both in zip(before, after, strict=True)]
-    return None if any(part is None for part in parts) else _again(after, parts)
+    return None if any(part is None for part in parts) else again(after, parts)
 
 
 def _untouched(state: Any, *, copied: bool = False) -> Any:
@@ -89,7 +93,7 @@ def _untouched(state: Any, *, copied: bool = False) -> Any:
     if not isinstance(state, tuple):
         return state
     each, spoilt = zip(_names(state), state, strict=True), getattr(state, "overwrites", ())
-    return _again(state, [_untouched(part, copied=copied or name in spoilt) for name, part in each])
+    return again(state, [_untouched(part, copied=copied or name in spoilt) for name, part in each])
 
 
 def _names(state: tuple[Any, ...]) -> tuple[str, ...]:
@@ -97,7 +101,8 @@ def _names(state: tuple[Any, ...]) -> tuple[str, ...]:
     return names
 
 
-def _again(like: tuple[Any, ...], parts: list[Any]) -> Any:
+def again(like: tuple[Any, ...], parts: list[Any]) -> Any:
+    """Another tuple of the same type."""
     return type(like)(*parts) if hasattr(like, "_fields") else tuple(parts)
 
 
@@ -151,7 +156,7 @@ class NarrowState(nn.Module):
         if not isinstance(state, tuple) or isinstance(state, Roomy):
             return state
         each = zip(_names(state), state, strict=True)
-        return _again(state, [part if name in _KEPT else self._narrowed(part) for name, part in each])
+        return again(state, [part if name in _KEPT else self._narrowed(part) for name, part in each])
 
 
 def _stored(state: Any) -> list[Narrow]:
@@ -162,4 +167,4 @@ def _stored(state: Any) -> list[Narrow]:
 def _widened(state: Any) -> Any:
     if isinstance(state, Narrow):
         return state.numbers.to(state.dtype)
-    return _again(state, [_widened(part) for part in state]) if isinstance(state, tuple) else state
+    return again(state, [_widened(part) for part in state]) if isinstance(state, tuple) else state
