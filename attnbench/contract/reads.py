@@ -178,3 +178,6 @@ LEVEL_WEIGHT = Read("level_weight", "levels", "the weight of what is read at a l
 DIRECTION = Read("direction", "key", "the vector along which earlier keys are reflected, of any length", "normal")
 REFLECTION = Read("reflection", "one", "the share taken along that vector, 2 to reflect", "twice sigmoid", 0, 2)
 TAKEN = Read("taken", "one", "the share of its finds that a token takes off its value", "sigmoid", 0, 1)
+
+NAMES = frozenset(read.name for read in list(globals().values()) if isinstance(read, Read))
+"""The names of all gates."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,14 @@ _FACTS = ("model", "task", "text", "made_by")
 
 
 def print_layers(about: Mapping[str, Any], title: str) -> None:
-    """Print the sharpness of each captured layer's attention: the median over its heads, with their range."""
+    """Print the sharpness of each captured layer's attention, or its gates: the median over its heads, with their
+    range."""
+    if gates := about.get("gates"):
+        means = ([over_heads(layer, 3) for layer in layers] for layers in gates.values())
+        rows = [list(row) for row in zip(map(str, about["layers"]), about["kinds"], *means, strict=True)]
+        console.table(["layer", "operator", *gates], rows, right=["layer", *gates], title=title)
+        console.note("each gate: the mean over tokens of the median head, and of the heads with the least and the most")
+        return
     columns = ["layer", "sees", "logit std", "keys attended to"]
     rows = [
         [str(layer), kind, over_heads(std, 2), over_heads(keys, 1)]
@@ -31,20 +38,29 @@ def print_described(file: Path, found: Described) -> None:
     """Print the shape of a file, its source, and the line for a suite."""
     about = found.about
     S, L, H, N, D = found.q
-    K, M, E = found.v[2:]
+    K, M, _ = found.v[2:]
     for name in _FACTS:
         if isinstance(about.get(name), str):
             console.line(f"{name.replace('_', ' ')}: {about[name]}")
     if not about:
         console.line("no metadata of attnbench capture")
-    console.line(f"{S} windows, {L} layers, {H} heads of queries and {K} of keys, {N} queries, {M} keys of width {D}")
+    gates = "".join(f", {gate} of width {width}" for gate, width in found.gates.items())
+    sizes = f"{H} heads of queries and {K} of keys, {N} queries, {M} keys of width {D}"
+    console.line(f"{S} windows, {L} layers, {sizes}{gates}")
     if about.get("made_by") == "attnbench capture":
         print_layers(about, f"\n{file}")
+    print_use(file, found.q, found.v, about.get("causal"))
+
+
+def print_use(file: Path, q: Sequence[int], v: Sequence[int], causal: object) -> None:
+    """Print the line for a suite that reads a file of these shapes."""
+    _, _, H, N, D = q
+    K, M, E = v[2:]
     shared = f", kv_heads: {K}" * (K != H)
     wide = f", v_dim: {E}" * (E != D)
     lengths = f"seq_len: {N}" + f", kv_len: {M}" * (M != N)
-    causal = f", causal: {str(about['causal']).lower()}" if isinstance(about.get("causal"), bool) else ""
-    console.line(f"in a suite: inputs: file:path={file}, {lengths}, heads: {H}{shared}, head_dim: {D}{wide}{causal}")
+    said = f", causal: {str(causal).lower()}" if isinstance(causal, bool) else ""
+    console.line(f"in a suite: inputs: file:path={file}, {lengths}, heads: {H}{shared}, head_dim: {D}{wide}{said}")
 
 
 def over_heads(values: float | list[float], places: int) -> str:

@@ -40,7 +40,7 @@ class TakeCapture(Request[Captured]):
     def found(self, tell: object = None) -> dict[str, Any]:
         """The worker's side. Raises as :func:`open_model` and :func:`capture`."""
         try:
-            subject, windows = open_model(self.model, self.length, self.text)
+            subject, windows = open_model(self.model, self.length, self.text, gates=self.wish.gates)
             return asdict(capture(subject, windows, self.wish, self.out, self.device))
         except Exception as error:
             if short := out_of_memory(error):
@@ -48,9 +48,8 @@ class TakeCapture(Request[Captured]):
             raise
 
     def answered(self, answer: dict[str, Any]) -> Captured:
-        return Captured(
-            tuple(answer["shape"]), answer["kv_heads"], answer["bytes"], answer["about"], answer["left_out"]
-        )
+        sizes = tuple(answer["shape"]), tuple(answer["v_shape"])
+        return Captured(*sizes, answer["bytes"], answer["about"], answer["left_out"])
 
 
 def take_capture(request: TakeCapture, threads: int) -> Captured:

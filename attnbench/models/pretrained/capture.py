@@ -36,6 +36,8 @@ class Wish:
     dtype: str
     every: bool = False
     """All layers, whatever ``layers`` says."""
+    gates: bool = False
+    """The layers that are recurrences, with their gates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +46,26 @@ class Captured:
 
     shape: tuple[int, ...]
     """``(S, L, H, N, D)``."""
-    kv_heads: int
+    v_shape: tuple[int, ...]
+    """``(S, L, K, N, E)``."""
     bytes: int
     about: dict[str, Any]
     left_out: Sequence[str]
     """Layers that were not taken, with the reason."""
+
+    @property
+    def kv_heads(self) -> int:
+        return self.v_shape[2]
 
 
 def capture(subject: Subject, text: Text, wish: Wish, out: Path, device: str) -> Captured:
     """Run the untouched model on held-out windows and write ``q (S, L, H, N, D)`` and ``k``, ``v (S, L, K, N, D)``.
 
     They are taken after rotary embeddings and norms; the model's scale is folded into q, so that softmax(q·k/√D) is the
-    layer's attention. Keys and values that heads of queries share are written once. The metadata is JSON under one key,
-    because several would be written in a random order; it holds the spread of the file's logits by layer and head.
+    layer's attention. Keys and values that heads of queries share are written once. Of recurrences q, k and v are those
+    of their kernel, which the operator of the layer's kind also takes, and their gates are written in float32. The
+    metadata is JSON under one key, because several would be written in a random order; it holds the spread of the
+    file's logits by layer and head, or the means of the gates.
 
     Raises:
         UsageError: a layer that does not exist, heads without all that share their keys, or a file of more than 2 GiB.
@@ -72,16 +81,22 @@ def capture(subject: Subject, text: Text, wish: Wish, out: Path, device: str) ->
             f"--heads {heads}: {sharing} heads of queries share one of keys in this model; take a multiple of {sharing}"
         )
     dtype: torch.dtype = getattr(torch, wish.dtype)
-    of_all = heads + 2 * heads // sharing
-    size = wish.windows * len(chosen) * of_all * shape.N * shape.D * dtype.itemsize
+    widths = heads * shape.D + heads // sharing * (shape.D + shape.E)
+    size = wish.windows * len(chosen) * widths * shape.N * dtype.itemsize
     if size > MOST_BYTES:
         raise UsageError(f"the file would have {size} bytes; take fewer --layers, --windows, --heads or tokens")
     found = _captured(subject, text, wish, chosen, heads, device)
-    tensors = {name: tensor.to(dtype).contiguous() for name, tensor in found.items()}
+    tensors = {name: (tensor.to(dtype) if name in "qkv" else tensor).contiguous() for name, tensor in found.items()}
+    gates = {name: tensor.mean((0, 3, 4)).tolist() for name, tensor in tensors.items() if name not in "qkv"}
     spreads = [
         spread_of(tensors["q"][:, at].float(), tensors["k"][:, at].float(), causal=shape.causal)
-        for at in range(len(chosen))
+        for at in range(len(chosen) * (not gates))
     ]
+    spread = {
+        "scale": "folded",
+        "logit_std": [[round(std, 4) for std in one.logit_std] for one in spreads],
+        "attention_perplexity": [[round(keys, 2) for keys in one.perplexity] for one in spreads],
+    }
     about: dict[str, Any] = {
         "made_by": "attnbench capture",
         "format": FORMAT,
@@ -95,14 +110,12 @@ def capture(subject: Subject, text: Text, wish: Wish, out: Path, device: str) ->
         "length": text.length,
         "text": text.name,
         "text_digest": text.digest,
-        "scale": "folded",
-        "logit_std": [[round(std, 4) for std in one.logit_std] for one in spreads],
-        "attention_perplexity": [[round(keys, 2) for keys in one.perplexity] for one in spreads],
+        **({"gates": gates} if gates else spread),
         "versions": {"torch": torch.__version__, **subject.facts},
     }
     content = save(tensors, {_KEY: json.dumps(about, sort_keys=True)})
     write_output(out, content)
-    return Captured(tuple(tensors["q"].shape), heads // sharing, len(content), about, left_out)
+    return Captured(tuple(tensors["q"].shape), tuple(tensors["v"].shape), len(content), about, left_out)
 
 
 def _chosen(layers: Sequence[Layer], wish: Wish) -> tuple[tuple[int, ...], tuple[str, ...]]:
@@ -127,20 +140,21 @@ def _captured(
 ) -> dict[str, Tensor]:
     windows = text.held_out(wish.windows)
     subject.module.to(device)
-    taken: dict[str, list[list[Tensor]]] = {"q": [], "k": [], "v": []}
+    taken: list[dict[str, dict[int, Tensor]]] = []
 
-    def look(place: int, q: Tensor, k: Tensor, v: Tensor, exact: Exact) -> Tensor:
+    def look(place: int, q: Tensor, k: Tensor, v: Tensor, exact: Exact, **gates: Tensor) -> Tensor:
         if place in chosen:
-            for name, tensor in zip("qkv", (q, k, v), strict=True):
+            for name, tensor in {"q": q, "k": k, "v": v, **gates}.items():
                 of_file = tensor[0, :heads] if name == "q" else tensor[0, : heads : subject.layers[place].sharing]
-                taken[name][-1].append(of_file.float().cpu())
+                taken[-1].setdefault(name, {})[place] = of_file.float().cpu()
         return exact()
 
     for window in windows.each():
-        for name in "qkv":
-            taken[name].append([])
+        taken.append({})
         subject.read(window.tokens.to(device), look)
-    return {name: torch.stack([torch.stack(of_layers) for of_layers in of]) for name, of in taken.items()}
+    return {
+        name: torch.stack([torch.stack([of[name][place] for place in chosen]) for of in taken]) for name in taken[0]
+    }
 
 
 @dataclass(frozen=True, slots=True)
