@@ -60,7 +60,7 @@ def capture(
     request = TakeCapture(model, text, length, wish, out, resolve_device(device))
     found = take_capture(request, threads or default_threads())
     if as_json:
-        sizes = {"shape": list(found.shape), "kv_heads": found.kv_heads}
+        sizes = {"shape": list(found.shape), "kv_heads": found.v_shape[2]}
         console.data({"file": str(out), **sizes, "left_out": list(found.left_out), **found.about})
         return
     _, L, H, N, D = found.shape

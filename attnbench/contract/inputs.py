@@ -56,8 +56,7 @@ def register_input(
 
     def add(draw: Draw) -> Draw:
         summary = (draw.__doc__ or "").strip().partition("\n")[0]
-        hooks = {"look_at": look_at, "doubt": doubt, "refuse": refuse, "gates": gates}
-        INPUTS.add(Input(name=name, make=draw, summary=summary, **hooks))
+        INPUTS.add(Input(name, draw, summary=summary, look_at=look_at, doubt=doubt, refuse=refuse, gates=gates))
         return draw
 
     return add
@@ -74,11 +73,7 @@ def look_at(inputs: Spec) -> None:
 
 def doubt(inputs: Spec, shape: Shape, reads: Sequence[Read] = ()) -> str:
     """A caveat to errors on this input at this shape, such as a causal source; empty if there is none. Raises
-    UsageError: there is no such input or option, or it cannot be read.
-
-    Args:
-        reads: the gates that the variant reads.
-    """
+    UsageError: there is no such input or option, or it cannot be read. ``reads``: the gates that the variants read."""
     entry = INPUTS.get(inputs.name)
     options = entry.check(dict(inputs.options))
     said = [entry.doubt(shape, **options)] if entry.doubt else []

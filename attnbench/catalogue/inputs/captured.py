@@ -61,7 +61,9 @@ def _checks(named: Callable[..., tuple[str, Path]]) -> dict[str, Callable[..., A
     return {
         "doubt": lambda shape, **options: _doubt(*named(**options), shape),
         "refuse": lambda shape, **options: _refuse(*named(**options), shape, options.get("layer")),
-        "gates": lambda *asked, **options: _gates(*named(**options), *asked, options.get("layer")),
+        "gates": lambda reads, shape, seed, **options: _gates(
+            *named(**options), reads, shape, seed, options.get("layer")
+        ),
     }
 
 
@@ -144,34 +146,24 @@ def extent(inputs: Spec) -> Extent | None:
     return Extent(layers, heads, positions, width)
 
 
-@dataclass(frozen=True, slots=True)
-class Described:
-    """A file of captured q, k and v, in words."""
-
-    q: tuple[int, ...]
-    """``(S, L, H, N, D)``."""
-    v: tuple[int, ...]
-    """``(S, L, K, M, E)``."""
-    gates: dict[str, int]
-    """The width of each gate."""
-    about: dict[str, Any]
-    """Metadata of ``attnbench capture``; empty if there is none."""
-
-
-def describe(path: Path) -> Described:
+def describe(path: Path) -> Stored:
     """The content of a file, without reading its tensors.
 
     Raises:
         UsageError: it cannot be opened, or is not such a file.
     """
     with _stored(str(path), path) as stored:
-        return Described(stored.sizes["q"], stored.sizes["v"], stored.gates, stored.about)
+        return stored
 
 
 @dataclass(frozen=True, slots=True)
-class _Stored:
+class Stored:
+    """A file of captured q, k and v, and maybe gates."""
+
     slices: Mapping[str, Any]
+    """Its tensors, while the file is open."""
     sizes: dict[str, tuple[int, ...]]
+    """Their shapes: q ``(S, L, H, N, D)``, v ``(S, L, K, M, E)``."""
     about: dict[str, Any]
     """Metadata of ``attnbench capture``; empty if there is none."""
 
@@ -249,7 +241,7 @@ def _taken(name: str, path: Path, shape: Shape, seed: int, layer: int | None, wa
 
 
 @contextmanager
-def _stored(name: str, path: Path) -> Iterator[_Stored]:
+def _stored(name: str, path: Path) -> Iterator[Stored]:
     """Open a file: q, k and v, not read yet, and their shapes. Raises UsageError if it is not such a file."""
     try:
         if path.exists() and not (path.is_file() or path.is_dir()):  # opening a pipe would wait for a writer
@@ -259,7 +251,7 @@ def _stored(name: str, path: Path) -> Iterator[_Stored]:
             pass
         with safe_open(path, framework="pt") as stored:
             if path == LISTOPS:
-                yield _Stored(_Computed(), dict.fromkeys("qkv", _SIZES), {})
+                yield Stored(_Computed(), dict.fromkeys("qkv", _SIZES), {})
                 return
             names = stored.keys()
             halved = path in _SHIPPED.values()
@@ -270,7 +262,7 @@ def _stored(name: str, path: Path) -> Iterator[_Stored]:
             slices = {tensor: Halved(stored, tensor) if halved else stored.get_slice(tensor) for tensor in wanted}
             sizes = {tensor: tuple(part.get_shape()) for tensor, part in slices.items()}
             _check_layout(name, sizes, {part.get_dtype() for part in slices.values()})
-            yield _Stored(slices, sizes, _about(stored.metadata()))
+            yield Stored(slices, sizes, _about(stored.metadata()))
     except OSError as error:
         raise UsageError(f"{name}: {error.strerror or error}; {_EXPECTED}") from None
     except SafetensorError as error:
@@ -335,7 +327,7 @@ def _check_layout(name: str, sizes: dict[str, tuple[int, ...]], dtypes: set[str]
         raise UsageError(f"{name}: dtype {dtype} is not one of {', '.join(_DTYPES)}")
 
 
-def _pairs(name: str, stored: _Stored, shape: Shape, layer: int | None) -> list[tuple[int, int]]:
+def _pairs(name: str, stored: Stored, shape: Shape, layer: int | None) -> list[tuple[int, int]]:
     """The (sequence, layer) pairs that this shape may take.
 
     Raises:

@@ -53,10 +53,6 @@ class Captured:
     left_out: Sequence[str]
     """Layers that were not taken, with the reason."""
 
-    @property
-    def kv_heads(self) -> int:
-        return self.v_shape[2]
-
 
 def capture(subject: Subject, text: Text, wish: Wish, out: Path, device: str) -> Captured:
     """Run the untouched model on held-out windows and write ``q (S, L, H, N, D)`` and ``k``, ``v (S, L, K, N, D)``.
@@ -92,11 +88,6 @@ def capture(subject: Subject, text: Text, wish: Wish, out: Path, device: str) ->
         spread_of(tensors["q"][:, at].float(), tensors["k"][:, at].float(), causal=shape.causal)
         for at in range(len(chosen) * (not gates))
     ]
-    spread = {
-        "scale": "folded",
-        "logit_std": [[round(std, 4) for std in one.logit_std] for one in spreads],
-        "attention_perplexity": [[round(keys, 2) for keys in one.perplexity] for one in spreads],
-    }
     about: dict[str, Any] = {
         "made_by": "attnbench capture",
         "format": FORMAT,
@@ -110,7 +101,10 @@ def capture(subject: Subject, text: Text, wish: Wish, out: Path, device: str) ->
         "length": text.length,
         "text": text.name,
         "text_digest": text.digest,
-        **({"gates": gates} if gates else spread),
+        "scale": "folded",
+        "logit_std": [[round(std, 4) for std in one.logit_std] for one in spreads],
+        "attention_perplexity": [[round(keys, 2) for keys in one.perplexity] for one in spreads],
+        "gates": gates,
         "versions": {"torch": torch.__version__, **subject.facts},
     }
     content = save(tensors, {_KEY: json.dumps(about, sort_keys=True)})
@@ -129,7 +123,7 @@ def _chosen(layers: Sequence[Layer], wish: Wish) -> tuple[tuple[int, ...], tuple
     if not free:
         raise Unsupported("; ".join(left_out))
     first = layers[free[0]]
-    alike = [p for p in free if (layers[p].shape, layers[p].sharing) == (first.shape, first.sharing)]
+    alike = [place for place in free if layers[place] == first]
     left_out += [f"layer {place}: its heads are not those of layer {free[0]}" for place in free if place not in alike]
     return tuple(alike), tuple(left_out)
 
@@ -152,9 +146,8 @@ def _captured(
     for window in windows.each():
         taken.append({})
         subject.read(window.tokens.to(device), look)
-    return {
-        name: torch.stack([torch.stack([of[name][place] for place in chosen]) for of in taken]) for name in taken[0]
-    }
+    in_order = {name: [torch.stack([of[name][place] for place in chosen]) for of in taken] for name in taken[0]}
+    return {name: torch.stack(of_windows) for name, of_windows in in_order.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from inspect import Parameter, signature
+from inspect import signature
 from types import FunctionType
 from typing import Any
 
@@ -33,7 +33,7 @@ Look = Callable[[str, Tokens], object]
 """Called with the operator that the kernel is, and with its tokens as ``(B, heads, N, width)``."""
 
 
-def _delta(out: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> tuple[str, Tokens]:
+def _delta(out: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, **more: Any) -> tuple[str, Tokens]:
     """The delta rule, with log α for a head or for each channel of its keys."""
     decay = g if g.ndim == 4 else g[..., None]
     tokens = {"q": q, "k": k, "v": v, "beta": beta[..., None], "log2_decay": decay * LOG2E, "out": out}
@@ -41,29 +41,17 @@ def _delta(out: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor
 
 
 def _scan(
-    out: Tensor,
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    chunk_size: int,  # Mamba-1, whose A is a matrix, takes none
-    D: Tensor | None = None,
-    dt_bias: Tensor | float = 0.0,
-    dt_softplus: bool = False,
-    dt_limit: tuple[float, float] = (0.0, math.inf),
+    out: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, chunk_size: int, **more: Any
 ) -> tuple[str, Tokens]:
-    """The state space of Mamba-2, less what goes around it."""
-    step = dt.float() + dt_bias
-    step = (softplus(step) if dt_softplus else step).clamp(*dt_limit)[..., None]
-    out = out if D is None else out - x * D[:, None]
+    """The state space of Mamba-2, less the term D x. Mamba-1, whose A is a matrix, takes no ``chunk_size``."""
+    step = dt.float() if more.get("dt_bias") is None else dt.float() + more["dt_bias"]
+    step = softplus(step) if more.get("dt_softplus") else step
+    step = step.clamp(*more.get("dt_limit", (0.0, math.inf)))[..., None]
+    out = out if more.get("D") is None else out - x * more["D"][:, None]
     return "ssd", {"q": C, "k": B, "v": x * step, "log2_decay": A[:, None] * step * LOG2E, "out": out}
 
 
-_KERNELS = {
-    read: {name for name, one in signature(read).parameters.items() if one.default is Parameter.empty} - {"out"}
-    for read in (_delta, _scan)
-}
+_KERNELS = {read: [*signature(read).parameters][1:-1] for read in (_delta, _scan)}
 _ALSO = {"query": "q", "key": "k", "value": "v", "hidden_states": "x"}
 """Name of an argument in the transformers library -> in the libraries of kernels."""
 
@@ -80,7 +68,7 @@ class GatedModel(LanguageModel):
         with torch.no_grad(), self._watched(lambda *call: layers.append(_layer(*call))):
             self._run(probe)
         if not layers:
-            wanted = " or ".join(", ".join(sorted(names)) for names in _KERNELS.values())
+            wanted = " or ".join(", ".join(names) for names in _KERNELS.values())
             raise Unsupported(f"{name}: no layer of it calls a function that takes {wanted}; remove --gates")
         self.layers = tuple(layers)
 
@@ -106,7 +94,7 @@ class GatedModel(LanguageModel):
         try:
             for holder, name, function in functions:
                 names = {_ALSO.get(name, name) for name in signature(function).parameters}
-                for read in (read for read, wanted in _KERNELS.items() if wanted <= names):
+                for read in (read for read, wanted in _KERNELS.items() if names.issuperset(wanted)):
                     holder[name] = _shown(function, read, look)
             yield
         finally:
@@ -119,8 +107,7 @@ def _shown(kernel: Callable[..., Any], read: Callable[..., tuple[str, Tokens]], 
     def shown(*args: Any, **named: Any) -> Any:
         answer = kernel(*args, **named)
         given = {_ALSO.get(name, name): x for name, x in signature(kernel).bind(*args, **named).arguments.items()}
-        given["out"] = answer[0] if isinstance(answer, tuple) else answer
-        operator, of = read(**{name: given[name] for name in signature(read).parameters if name in given})
+        operator, of = read(answer[0] if isinstance(answer, tuple) else answer, **given)
         heads = of["v"].shape[2]  # several may share one of queries and keys
         look(
             operator,
