@@ -111,7 +111,9 @@ def check_reads(name: str, reads: Sequence[Read], inputs: Sequence[Tensor], key_
     """Raise UsageError unless the gates behind q, k and v are those that the operator reads."""
     if len(inputs) != 3 + len(reads):
         wanted = ", ".join(f"{read.name} {read.size}" for read in reads)
-        raise UsageError(f"{name} reads {wanted} after q, k and v, and got {len(inputs) - 3} tensors there; give these")
+        raise UsageError(
+            f"{name} reads {wanted} after q, k and v, and got {len(inputs) - 3} tensors there; give these by place"
+        )
     _, k, v, *gates = inputs
     for read, gate in zip(reads, gates, strict=True):
         size = (*k.shape[:3], read.columns(k.shape[3], v.shape[3], gate.shape[-1]))

@@ -58,7 +58,7 @@ def pages() -> Iterator[tuple[str, str]]:
             f"float32 and bfloat16 at its default settings. Batches are of {', '.join(map(str, BATCHES))}. Padded: by "
             f"a mask that hides nothing, or {HIDDEN} padded tokens behind. Gradients, also of one thread and of two, "
             "are those of inputs and parameters. "
-            f"Measured on {text(first['processor'])} with torch {text(first['torch'])}, {dates}; "
+            f"Measured on {text(first['processor'])} with torch {text(first['torch'])}, float32 on {dates}; "
             "`docs/data/bits.csv` has where each difference in float32 is. `--device cuda` asks a GPU, and times the "
             "deterministic form beside the fast one.",
             "## In float32",

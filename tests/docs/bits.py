@@ -19,7 +19,7 @@ from tests.docs.making import HERE, Row, here, store, stored
 FILE = HERE / "docs/data/bits.csv"
 OF_ROW = ("variant", "question", "setting", "answer", "case", "share", "why")
 COLUMNS = (*OF_ROW, "bfloat16", "torch", "processor", "date")
-"""``bfloat16`` has the answer there; all before it are of float32."""
+"""``bfloat16`` has the answer there; all others are of float32."""
 EQUAL = "equal"
 
 

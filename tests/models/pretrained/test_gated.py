@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import math
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,18 +20,19 @@ pytest.importorskip("transformers", reason="needs the extra models: make .venv/i
 import transformers
 
 from attnbench.catalogue.build import build
+from attnbench.cli.app import main
 from attnbench.contract.inputs import doubt, draw_gates, draw_qkv, draw_sizes
 from attnbench.contract.problem.reference import relative_error
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.reads import BETA, CHANNEL_DECAY, CORRECTION, DECAY, SLOT_DECAY, Read, draw_reads
 from attnbench.contract.spec import Spec
-from attnbench.errors import Unsupported, UsageError
+from attnbench.errors import Exit, Unsupported, UsageError
 from attnbench.laws.error import measure_error
 from attnbench.models.pretrained.capture import Captured, Wish, capture
 from attnbench.models.pretrained.gated_model import GatedModel
 from attnbench.models.pretrained.loading import Around, TokenText
 from attnbench.suite.cell import Cell
-from tests.models.pretrained.families import LLAMA, SMALL, TEXT, make
+from tests.models.pretrained.families import LLAMA, SMALL, TEXT, make, save
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the library's own making
 
@@ -231,6 +234,29 @@ def test_a_variant_gets_the_gates_that_it_reads_and_is_refused_if_they_are_other
 
 def draw_sizes_of(inputs: Spec, reads: tuple[Read, ...], shape: Shape, seed: int) -> object:
     return draw_sizes(inputs, shape, seed, reads)
+
+
+def test_a_command_captures_gates_and_a_suite_gets_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save(made("Qwen3-Next"), "model")
+    few = ["--text", "t.txt", "--length", str(N), "--windows", "2", "--device", "cpu", "--threads", "1"]
+    assert main(["capture", "model", "--gates", *few, "--out", "g.safetensors"]) == Exit.OK
+    told = capsys.readouterr().out
+    assert re.search(r"layer +operator +beta +log2_decay\n +0 +gated-delta +0\.\d+ \(0\.\d+ to 0\.\d+\) +-\d+\.", told)
+    sizes = f"seq_len: {N}, heads: 4, head_dim: 16, v_dim: 8, causal: true"
+    assert f"in a suite: inputs: file:path=g.safetensors, {sizes}" in told
+    assert main(["list", "inputs", "--file", "g.safetensors"]) == Exit.OK
+    assert "of width 16, beta of width 1, log2_decay of width 1" in " ".join(capsys.readouterr().out.split())
+    matrix = f"{{variant: [gated-delta, kda], inputs: 'file:path=g.safetensors', {sizes}}}"
+    Path("s.yaml").write_text(f"name: s\nsweeps:\n  - {{name: e, measure: [error], matrix: {matrix}}}\n")
+    assert main(["run", "s.yaml", "--quick", "--threads", "1", "--device", "cpu", "--out", "o"]) == Exit.OK
+    (rows,) = Path("o").rglob("results.csv")
+    with rows.open() as file:
+        found = {row["variant"]: row for row in csv.DictReader(file)}
+    assert (found["gated-delta"]["status"], found["gated-delta"]["warnings"]) == ("ok", "")
+    assert "has a log2_decay of width 1, and this variant reads (B, K, N, D)" in found["kda"]["reason"]
 
 
 def test_a_captured_input_without_gates_says_that_they_are_drawn() -> None:
