@@ -23,9 +23,8 @@ def print_layers(about: Mapping[str, Any], title: str) -> None:
     }
     cells = ([over_heads(one, places) for one in layers] for layers, places in found.values())
     rows = [list(row) for row in zip(map(str, about["layers"]), about["kinds"], *cells, strict=True)]
-    console.table(
-        ["layer", "operator" if about.get("gates") else "sees", *found], rows, right=["layer", *found], title=title
-    )
+    kind = "operator" if about.get("gates") else "sees"
+    console.table(["layer", kind, *found], rows, right=["layer", *found], title=title)
     console.note(f"{', '.join(found)}: of the median head, and of the heads with the least and the most")
 
 

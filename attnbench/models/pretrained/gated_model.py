@@ -87,9 +87,8 @@ class GatedModel(LanguageModel):
     @contextmanager
     def _watched(self, look: Look) -> Iterator[None]:
         modules = list(self.module.modules())
-        holders = [
-            vars(one) for one in (*modules, *(sys.modules[name] for name in {type(m).__module__ for m in modules}))
-        ]
+        files = (sys.modules[name] for name in {type(one).__module__ for one in modules})
+        holders = [vars(one) for one in (*modules, *files)]
         functions = [(holder, *one) for holder in holders for one in holder.items() if isinstance(one[1], FunctionType)]
         try:
             for holder, name, function in functions:
@@ -109,10 +108,8 @@ def _shown(kernel: Callable[..., Any], read: Callable[..., tuple[str, Tokens]], 
         given = {_ALSO.get(name, name): x for name, x in signature(kernel).bind(*args, **named).arguments.items()}
         operator, of = read(answer[0] if isinstance(answer, tuple) else answer, **given)
         heads = of["v"].shape[2]  # several may share one of queries and keys
-        look(
-            operator,
-            {name: x.repeat_interleave(heads // x.shape[2], 2).transpose(1, 2).float() for name, x in of.items()},
-        )
+        repeated = {name: x.repeat_interleave(heads // x.shape[2], 2) for name, x in of.items()}
+        look(operator, {name: x.transpose(1, 2).float() for name, x in repeated.items()})
         return answer
 
     return shown
