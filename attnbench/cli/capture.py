@@ -23,6 +23,9 @@ def capture(
     length: WindowLength = None,
     windows: Annotated[int, Count(min=1, max=100_000, help="Windows of text.")] = 4,
     heads: Annotated[int | None, Count(min=1, help="The first so many heads of each layer; default all.")] = None,
+    gates: Annotated[
+        bool, typer.Option("--gates", help="Take the layers that are recurrences, with their gates.")
+    ] = False,
     dtype: Annotated[
         Literal["float16", "bfloat16", "float32"], typer.Option(help="Data type in the file.")
     ] = "float16",
@@ -35,11 +38,14 @@ def capture(
 
     They are taken after rotary embeddings, with the model's scale folded into q. The file holds (S, L, H, N, D):
     windows, layers, heads, positions, width; where heads share keys and values, k and v have fewer. A suite reads it
-    as inputs: file:qkv.safetensors.
+    as inputs: file:path=qkv.safetensors.
+
+    With --gates the layers are those with a gated delta rule, Kimi's or the state space of Mamba-2, counted from 0, and
+    the file has what their kernel gets: q, k, v, log2_decay and beta, for gated-delta, kda or ssd at level operator.
     """
     refuse_files(out)
 
-    from attnbench.cli.screen.captured_tables import print_layers
+    from attnbench.cli.screen.captured_tables import print_layers, print_use
     from attnbench.harness.outside.capture import TakeCapture, take_capture
     from attnbench.harness.swap.question import parse_layers
     from attnbench.measure.machine import default_threads, resolve_device
@@ -50,11 +56,11 @@ def capture(
     if wanted is not None and wanted.each:
         raise UsageError(f"--layers {layers!r}: each means nothing here; write all, or numbers such as 0,7")
     some, every = (wanted.some, wanted.whole) if wanted is not None else ((), False)
-    wish = Wish(some, windows, heads, dtype, every)
+    wish = Wish(some, windows, heads, dtype, every, gates)
     request = TakeCapture(model, text, length, wish, out, resolve_device(device))
     found = take_capture(request, threads or default_threads())
     if as_json:
-        sizes = {"shape": list(found.shape), "kv_heads": found.kv_heads}
+        sizes = {"shape": list(found.shape), "kv_heads": found.v_shape[2]}
         console.data({"file": str(out), **sizes, "left_out": list(found.left_out), **found.about})
         return
     _, L, H, N, D = found.shape
@@ -62,6 +68,4 @@ def capture(
     for line in found.left_out:
         console.warning(line)
     console.line(f"{out}: {windows} windows, {L} layers, {H} heads of {D}, {N} tokens, {format_bytes(found.bytes)}")
-    shared = f", kv_heads: {found.kv_heads}" * (found.kv_heads != H)
-    axes = f"seq_len: {N}, heads: {H}{shared}, head_dim: {D}, causal: {str(found.about['causal']).lower()}"
-    console.line(f"in a suite: inputs: file:path={out}, {axes}")
+    print_use(out, found.shape, found.v_shape, found.about["causal"])

@@ -66,7 +66,8 @@ def _file(what: str, file: Path, as_json: bool) -> None:
         raise UsageError(f"--file says what an input holds; write: attnbench list inputs --file {file}")
     found = describe(file)
     if as_json:
-        console.data({"file": str(file), "shape": list(found.q), "kv_heads": found.v[2], **found.about})
+        sizes = {"shape": list(found.sizes["q"]), "kv_heads": found.sizes["k"][2]}
+        console.data({"file": str(file), **sizes, **found.about})
         return
     from attnbench.cli.screen.captured_tables import print_described
 

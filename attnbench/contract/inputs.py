@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from attnbench.contract.problem.shape import Shape
+from attnbench.contract.reads import Read, draw_reads
 from attnbench.contract.registry import Entry, Registry
 from attnbench.contract.spec import Spec
 
@@ -24,6 +25,9 @@ class Input(Entry):
     """Called with a shape and the options; returns differences between the shape and the input's source, or nothing."""
     refuse: Callable[..., None] | None = None
     """Called with a shape and the options; raises Unsupported if the input cannot give this shape."""
+    gates: Callable[..., list[Tensor] | None] | None = None
+    """Called with the gates to read, a shape, a seed (None: only to refuse) and the options; returns the gates of the
+    tokens that a draw takes, or None if the input has none. Raises Unsupported if it has others."""
 
 
 INPUTS: Registry[Input] = Registry(
@@ -39,6 +43,7 @@ def register_input(
     look_at: Callable[..., None] | None = None,
     doubt: Callable[..., str] | None = None,
     refuse: Callable[..., None] | None = None,
+    gates: Callable[..., list[Tensor] | None] | None = None,
 ) -> Callable[[Draw], Draw]:
     """Decorator for ``draw(shape, generator, **options) -> (q, k, v)``, float32 on the CPU.
 
@@ -46,11 +51,12 @@ def register_input(
         look_at: called with the options before anything is measured (see :class:`Input`).
         doubt: called with a shape and the options (see :class:`Input`).
         refuse: called with a shape and the options (see :class:`Input`); None where only a draw can tell.
+        gates: called with gates to read, a shape, a seed and the options (see :class:`Input`); None where it has none.
     """
 
     def add(draw: Draw) -> Draw:
         summary = (draw.__doc__ or "").strip().partition("\n")[0]
-        INPUTS.add(Input(name=name, make=draw, summary=summary, look_at=look_at, doubt=doubt, refuse=refuse))
+        INPUTS.add(Input(name, draw, summary=summary, look_at=look_at, doubt=doubt, refuse=refuse, gates=gates))
         return draw
 
     return add
@@ -65,21 +71,28 @@ def look_at(inputs: Spec) -> None:
         entry.look_at(**options)
 
 
-def doubt(inputs: Spec, shape: Shape) -> str:
+def doubt(inputs: Spec, shape: Shape, reads: Sequence[Read] = ()) -> str:
     """A caveat to errors on this input at this shape, such as a causal source; empty if there is none. Raises
-    UsageError: there is no such input or option, or it cannot be read."""
+    UsageError: there is no such input or option, or it cannot be read. ``reads``: the gates that the variants read."""
     entry = INPUTS.get(inputs.name)
-    return entry.doubt(shape, **entry.check(dict(inputs.options))) if entry.doubt else ""
+    options = entry.check(dict(inputs.options))
+    said = [entry.doubt(shape, **options)] if entry.doubt else []
+    if reads and entry.gates and entry.gates((), shape, None, **options) is None:
+        said.append(f"{inputs} has no gates: {', '.join(read.name for read in reads)} are drawn")
+    return "; ".join(filter(None, said))
 
 
-def draw_sizes(inputs: Spec, shape: Shape, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """As :func:`draw_qkv`, but with random numbers in place of a file's content, for callers that need only sizes.
-    Raises UsageError, Unsupported: as for :func:`draw_qkv`."""
+def draw_sizes(inputs: Spec, shape: Shape, seed: int, reads: Sequence[Read] = ()) -> tuple[Tensor, ...]:
+    """q, k, v and the gates, with random numbers in place of a file's content, for callers that need only sizes.
+    Raises UsageError, Unsupported: as for :func:`draw_qkv` and :func:`draw_gates`."""
     entry = INPUTS.get(inputs.name)
-    if entry.refuse is None:
-        return draw_qkv(inputs, shape, seed)
-    entry.refuse(shape, **entry.check(dict(inputs.options)))
-    return draw_qkv(Spec("gaussian"), shape, seed)
+    options = entry.check(dict(inputs.options))
+    if entry.refuse is not None:
+        entry.refuse(shape, **options)
+        if reads and entry.gates:
+            entry.gates(reads, shape, None, **options)
+        inputs = Spec("gaussian")
+    return *draw_qkv(inputs, shape, seed), *draw_gates(inputs, reads, shape, seed)
 
 
 def draw_qkv(inputs: Spec, shape: Shape, seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -99,3 +112,14 @@ def draw_qkv(inputs: Spec, shape: Shape, seed: int) -> tuple[Tensor, Tensor, Ten
     if shape.Q < shape.H:
         q, k = (x[:, :: shape.H // shape.Q].contiguous() for x in (q, k))
     return q, k, v
+
+
+def draw_gates(inputs: Spec, reads: Sequence[Read], shape: Shape, seed: int) -> list[Tensor]:
+    """The gates of the tokens of :func:`draw_qkv`, each ``(B, K, M, width)`` in float32 on the CPU.
+
+    They are the input's own if it has gates, and else drawn (:func:`~attnbench.contract.reads.draw_reads`). Raises as
+    :func:`draw_qkv`; Unsupported also if the input has gates and not those.
+    """
+    entry = INPUTS.get(inputs.name)
+    held = entry.gates(reads, shape, seed, **entry.check(dict(inputs.options))) if reads and entry.gates else None
+    return draw_reads(reads, shape, seed) if held is None else held

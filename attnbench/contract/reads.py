@@ -111,7 +111,9 @@ def check_reads(name: str, reads: Sequence[Read], inputs: Sequence[Tensor], key_
     """Raise UsageError unless the gates behind q, k and v are those that the operator reads."""
     if len(inputs) != 3 + len(reads):
         wanted = ", ".join(f"{read.name} {read.size}" for read in reads)
-        raise UsageError(f"{name} reads {wanted} after q, k and v, and got {len(inputs) - 3} tensors there; give these")
+        raise UsageError(
+            f"{name} reads {wanted} after q, k and v, and got {len(inputs) - 3} tensors there; give these by place"
+        )
     _, k, v, *gates = inputs
     for read, gate in zip(reads, gates, strict=True):
         size = (*v.shape[:3], read.columns(k.shape[3], v.shape[3], gate.shape[-1]))
@@ -178,3 +180,6 @@ LEVEL_WEIGHT = Read("level_weight", "levels", "the weight of what is read at a l
 DIRECTION = Read("direction", "key", "the vector along which earlier keys are reflected, of any length", "normal")
 REFLECTION = Read("reflection", "one", "the share taken along that vector, 2 to reflect", "twice sigmoid", 0, 2)
 TAKEN = Read("taken", "one", "the share of its finds that a token takes off its value", "sigmoid", 0, 1)
+
+NAMES = frozenset(read.name for read in list(globals().values()) if isinstance(read, Read))
+"""The names of all gates."""

@@ -160,7 +160,8 @@ def _refuse(cell: Cell, trained: Trained | None) -> Callable[[], None]:
     if trained is not None:
         trained(cell)
     else:
-        draw_sizes(cell.inputs, cell.whole_shape, cell.seed)
+        reads = cell.entry.claims(cell.variant, causal=cell.shape.causal).reads
+        draw_sizes(cell.inputs, cell.whole_shape, cell.seed, reads)
         build(cell.variant, cell.whole_shape, seed=cell.seed, level=cell.level)
     return lambda: None
 

@@ -18,14 +18,13 @@ from attnbench.catalogue.engines.decoding.drafts import NarrowState, behind, kno
 from attnbench.catalogue.engines.decoding.unequal import ONE_LENGTH
 from attnbench.catalogue.engines.precision import accumulator
 from attnbench.contract.capabilities import Budgeted, Decoding, Patterned, Selection, chooser
-from attnbench.contract.inputs import draw_qkv
+from attnbench.contract.inputs import draw_gates, draw_qkv
 from attnbench.contract.problem.padding import key_mask
 from attnbench.contract.problem.position_bias import position_bias
 from attnbench.contract.problem.reference import exact_attention, mean_of_visible, of_query_heads, relative_error
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.problem.sink import sink_of
 from attnbench.contract.problem.visible import Visible, masked
-from attnbench.contract.reads import draw_reads
 from attnbench.contract.spec import Spec
 from attnbench.contract.variant import Variant, without_core
 from attnbench.errors import AttnbenchError, BrokenContract, Unsupported
@@ -129,17 +128,19 @@ def measure_error(cell: Cell, *, adapt: Callable[[nn.Module], nn.Module] | None 
     seen: set[bytes] = set()
     for seed in range(cell.seed, cell.seed + cell.error_draws):
         problem = _problem(cell.inputs, cell.whole_shape, seed, dtype, cell.device, cell.padding, prompt)
-        if fitted is not None or not (claims.stochastic or claims.reads):
-            if problem.digest in seen:
+        drawn = draw_gates(cell.inputs, claims.reads, cell.whole_shape, seed)
+        if fitted is not None or not claims.stochastic:
+            digest = problem.digest + _digest(*drawn)
+            if digest in seen:
                 continue
-            seen.add(problem.digest)
+            seen.add(digest)
         if not problem.exact.any():
             continue
         chooses = build(spec, cell.whole_shape, seed=seed, level="operator") if fitted is None else fitted.operator
         chooses = chooses.to(device=cell.device, dtype=dtype)
         operator = chooses if adapt is None else adapt(chooses)
         q, k, v = (tensor.to(cell.device) for tensor in problem.qkv)
-        gates = [x.to(cell.device, accumulator(dtype)) for x in draw_reads(claims.reads, cell.whole_shape, seed)]
+        gates = [x.to(cell.device, accumulator(dtype)) for x in drawn]
         bounds.append(roundings(q, k, biased=cell.shape.bias != "none") * torch.finfo(dtype).eps)
         masked = {} if problem.key_mask is None else {"key_mask": problem.key_mask.to(cell.device)}
         with torch.inference_mode():

@@ -19,10 +19,9 @@ from torch.overrides import TorchFunctionMode
 from attnbench.catalogue.build import build
 from attnbench.catalogue.engines.decoding.drafts import NO_STATE
 from attnbench.catalogue.engines.precision import accumulator
-from attnbench.contract.inputs import draw_qkv
+from attnbench.contract.inputs import draw_gates, draw_qkv
 from attnbench.contract.problem.reference import exact_attention, relative_error
 from attnbench.contract.problem.shape import Shape
-from attnbench.contract.reads import draw_reads
 from attnbench.contract.variant import without_core
 from attnbench.errors import AttnbenchError, Unsupported, said
 from attnbench.laws.error import generated
@@ -79,7 +78,7 @@ def measure_own_error(cell: Cell, *, adapt: Callable[[nn.Module], nn.Module] | N
         asked = f"{shape.H} heads of {shape.N} × {shape.M} pairs"
         return OwnError(note=f"own error: {asked} are more than {most}; fewer heads or tokens have one")
     case = Case(variant, cell.variant, shape.causal)
-    gates = draw_reads(case.traits.reads, cell.shape, cell.seed)
+    gates = draw_gates(cell.inputs, case.traits.reads, cell.shape, cell.seed)
     inputs = [x[:1] for x in (*draw_qkv(cell.inputs, cell.shape, cell.seed), *gates)]
     return _found(_Asked(case, shape, getattr(torch, cell.dtype), cell.device, cell.seed, adapt), inputs)
 
@@ -102,7 +101,7 @@ def _of_steps(cell: Cell) -> OwnError:
     shape = replace(cell.whole_shape, batch=1)
     prompt = {"stepwise": 0, "decode": shape.N - (cell.new_tokens or 1)}.get(cell.pass_, cell.shape.N)
     asked = _Asked(case, shape, getattr(torch, cell.dtype), cell.device, cell.seed)
-    gates = draw_reads(case.traits.reads, cell.whole_shape, cell.seed)
+    gates = draw_gates(cell.inputs, case.traits.reads, cell.whole_shape, cell.seed)
     given = asked.given([x[:1] for x in (*draw_qkv(cell.inputs, cell.whole_shape, cell.seed), *gates)])
     there = "cpu" if cell.device == "mps" else cell.device
     with torch.inference_mode():

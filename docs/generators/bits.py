@@ -28,11 +28,23 @@ def pages() -> Iterator[tuple[str, str]]:
     said = {(row["variant"], row["question"]): row for row in rows}
     names, first = list(dict.fromkeys(row["variant"] for row in rows)), rows[0]
     dates = " and ".join(sorted({row["date"] for row in rows}))
-    counts = [
-        f"{question}: {sum(said[name, question]['answer'] == 'equal' for name in names)} of "
-        f"{sum(said[name, question]['answer'] != '' for name in names)}"
-        for question in asked
-    ]
+
+    def shown(column: str) -> list[str]:
+        answers = {question: [said[name, question][column] for name in names] for question in asked}
+        counts = [
+            f"{question}: {few.count('equal')} of {len(few) - few.count('')}" for question, few in answers.items()
+        ]
+        return [
+            f"Equal to the bit, of those that can be asked: {text('; '.join(counts))}.",
+            table(
+                ["variant", *asked],
+                [
+                    [f"[`{name}`](../catalogue/{name}.md)", *(_cell(one[place]) for one in answers.values())]
+                    for place, name in enumerate(names)
+                ],
+            ),
+        ]
+
     yield (
         "reference/bits.md",
         page(
@@ -43,22 +55,19 @@ def pages() -> Iterator[tuple[str, str]]:
             "no steps or no padding. A difference is a fact and no fault: products of other sizes add in another "
             "order. [The laws](laws.md) hold every variant to rounding.",
             f"One example has {SHAPE.H} heads of {SHAPE.D} and {SHAPE.N} tokens, causal where the variant can be, in "
-            f"float32 at its default settings. Batches are of {', '.join(map(str, BATCHES))}. Padded: with a mask that "
-            f"hides nothing, or {HIDDEN} padded tokens behind. Gradients, also of one thread and of two, are those "
-            f"of inputs and parameters. Measured on {text(first['processor'])} with torch {text(first['torch'])}, "
-            f"{dates}; `docs/data/bits.csv` has where each difference is. `--device cuda` asks a GPU, and times the "
+            f"float32 and bfloat16 at its default settings. Batches are of {', '.join(map(str, BATCHES))}. Padded: by "
+            f"a mask that hides nothing, or {HIDDEN} padded tokens behind. Gradients, also of one thread and of two, "
+            "are those of inputs and parameters. "
+            f"Measured on {text(first['processor'])} with torch {text(first['torch'])}, float32 on {dates}; "
+            "`docs/data/bits.csv` has where each difference in float32 is. `--device cuda` asks a GPU, and times the "
             "deterministic form beside the fast one.",
-            f"Equal to the bit, of those that can be asked: {text('; '.join(counts))}.",
-            table(
-                ["variant", *asked],
-                [
-                    [f"[`{name}`](../catalogue/{name}.md)", *(_cell(said[name, question]) for question in asked)]
-                    for name in names
-                ],
-            ),
+            "## In float32",
+            *shown("answer"),
+            "## In bfloat16",
+            *shown("bfloat16"),
         ),
     )
 
 
-def _cell(row: dict[str, str]) -> str:
-    return {"equal": "=", "": "–"}.get(row["answer"], row["answer"])
+def _cell(answer: str) -> str:
+    return {"equal": "=", "": "–"}.get(answer, answer)

@@ -48,6 +48,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["swap", "listops", "-v", "local", "--text", "t.txt"], "the model listops reads trees of ListOps"),
         (["swap", "listops", "-v", "local", "--plot", "f.gif"], "--plot f.gif: the name must end in .svg"),
         (["capture", "listops", "--layers", "each"], "--layers 'each': each means nothing here"),
+        (["capture", "listops", "--gates"], "the model listops has attention alone; remove --gates"),
         (["capture", "listops", "--layers", "9"], "--layers 9: the model has 3 layers, counted from 0"),
     ],
 )

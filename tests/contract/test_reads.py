@@ -259,8 +259,9 @@ def test_gates_that_do_not_fit_are_refused_with_the_remedy_at_the_first_call() -
 
     assert told(q, k, v, beta) == (
         "gated-delta reads beta (B, K, N, 1), log2_decay (B, K, N, 1) after q, k and v, and got 1 tensors there; give "
-        "these"
+        "these by place"
     )
+    assert told(q, k, v, beta=beta, log2_decay=decay).endswith("got 0 tensors there; give these by place")
     assert told(q, k, v, beta[..., 0], decay) == (
         "gated-delta: beta is (B, K, N, 1), here (2, 3, 23, 1), and not (2, 3, 23)"
     )

@@ -1,7 +1,7 @@
 """The calls of each variant that give the same numbers to the bit, as a page of the documentation shows them.
 
 ``python -m tests.docs.bits`` asks the variants that the file lacks, with names these anew, and with ``all`` every one.
-The answers are those of ``attnbench check NAME --bits --json``, with two threads.
+The answers are those of ``attnbench check NAME --bits --json``, with two threads, in float32 and in bfloat16.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from tests.docs.laws import AT_ONCE, shipped
 from tests.docs.making import HERE, Row, here, store, stored
 
 FILE = HERE / "docs/data/bits.csv"
-COLUMNS = ("variant", "question", "setting", "answer", "case", "share", "why", "torch", "processor", "date")
+OF_ROW = ("variant", "question", "setting", "answer", "case", "share", "why")
+COLUMNS = (*OF_ROW, "bfloat16", "torch", "processor", "date")
+"""``bfloat16`` has the answer there; all others are of float32."""
 EQUAL = "equal"
 
 
@@ -45,9 +47,15 @@ def rows_of(report: Mapping[str, Any]) -> list[Row]:
 
 def ask(names: Iterable[str]) -> list[Row]:
     """The answers here and now."""
+    names = list(names)
+    narrow = [{"bfloat16": row["answer"]} for row in _asked(names, "bfloat16")]
+    return [row | also | here() for row, also in zip(_asked(names, "float32"), narrow, strict=True)]
+
+
+def _asked(names: Iterable[str], dtype: str) -> list[Row]:
     command = [sys.executable, "-m", "attnbench", "check", *names, "--bits", "--json", "--threads", "2"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    return [row | here() for report in json.loads(done.stdout) for row in rows_of(report)]
+    done = subprocess.run([*command, "--dtype", dtype], stdout=subprocess.PIPE, text=True, check=True)
+    return [row for report in json.loads(done.stdout) for row in rows_of(report)]
 
 
 def write(rows: Iterable[Row]) -> None:

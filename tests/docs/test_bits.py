@@ -26,6 +26,7 @@ def test_every_row_has_an_answer_or_a_reason() -> None:
         assert bool(row["answer"]) != bool(row["why"]), row
         assert bool(row["share"]) == (row["answer"] not in ("", bits.EQUAL)), row
         assert "raises" not in row["why"], row
+        assert not row["bfloat16"] or row["answer"], row
 
 
 def test_a_row_says_what_the_report_says() -> None:
@@ -38,8 +39,9 @@ def test_the_page_shows_each_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(HERE / "docs"))
     ((path, page),) = importlib.import_module("generators.bits").pages()
     assert path == "reference/bits.md"
-    lines = {line.split("`")[1]: line for line in page.splitlines() if line.startswith("| [`")}
-    assert list(lines) == shipped()
-    answers = [row["answer"] for row in bits.read() if row["variant"] == "gla"]
-    shown = [cell.strip() for cell in lines["gla"].split("|")[2:-1]]
-    assert shown == [{"equal": "=", "": "–"}.get(one, one) for one in answers[:-1]]
+    for column, part in zip(("answer", "bfloat16"), page.split("## In ")[1:], strict=True):
+        lines = {line.split("`")[1]: line for line in part.splitlines() if line.startswith("| [`")}
+        assert list(lines) == shipped()
+        answers = [row[column] for row in bits.read() if row["variant"] == "gla"]
+        shown = [cell.strip() for cell in lines["gla"].split("|")[2:-1]]
+        assert shown == [{"equal": "=", "": "–"}.get(one, one) for one in answers[:-1]]

@@ -4,13 +4,16 @@ A file is safetensors with three tensors: ``q`` of shape ``(S, L, H, N, D)``, ``
 ``v`` of shape ``(S, L, K, M, E)``, for S sequences and L layers, in float16, bfloat16, float32 or float64. They are
 taken as they enter attention: after rotary embeddings, before the scale 1/√D. Where several heads of queries share one
 of keys and values, K is less than H and divides it. Of the metadata one thing is read: whether the model's attention
-was causal, which ``attnbench capture`` says there. Anything else in the file is ignored.
+was causal, which ``attnbench capture`` says there.
+
+A file may have gates too, each ``(S, L, K, M, width)`` under its name (``beta``, ``log2_decay``; see
+:mod:`attnbench.contract.reads`): then a variant reads these, and none are drawn. Anything else in it is ignored.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -25,6 +28,7 @@ from torch import Generator, Tensor
 from attnbench.catalogue.inputs.encoder import Encoder
 from attnbench.contract.inputs import INPUTS, register_input
 from attnbench.contract.problem.shape import Shape
+from attnbench.contract.reads import NAMES, Read
 from attnbench.contract.spec import Spec
 from attnbench.errors import Unsupported, UsageError
 
@@ -57,6 +61,9 @@ def _checks(named: Callable[..., tuple[str, Path]]) -> dict[str, Callable[..., A
     return {
         "doubt": lambda shape, **options: _doubt(*named(**options), shape),
         "refuse": lambda shape, **options: _refuse(*named(**options), shape, options.get("layer")),
+        "gates": lambda reads, shape, seed, **options: _gates(
+            *named(**options), reads, shape, seed, options.get("layer")
+        ),
     }
 
 
@@ -105,12 +112,12 @@ def file(
     ``shape.seq_len`` positions. Heads of queries that share one of keys and values in the file may also share it here,
     all of them or a whole part of them; each part then has a copy, and the row says so. It also says so where the
     file's attention was causal and the cell's is not, or the other way round. Consecutive seeds start at consecutive
-    pairs, so that a few draws see every layer.
+    pairs, so that a few draws see every layer. If the file has gates, a variant that reads gates gets them.
 
     Raises:
         UsageError: there is no such file or layer, or the file is of another kind or layout or holds NaN or infinity.
         Unsupported: the file has too few heads, positions or pairs, or heads of another width, or heads that should
-            share keys and values do not share them there.
+            share keys and values do not share them there, or gates and not those that the variant reads.
     """
     return _draw(*_named(path=path), shape, generator, layer)
 
@@ -139,32 +146,24 @@ def extent(inputs: Spec) -> Extent | None:
     return Extent(layers, heads, positions, width)
 
 
-@dataclass(frozen=True, slots=True)
-class Described:
-    """A file of captured q, k and v, in words."""
-
-    q: tuple[int, ...]
-    """``(S, L, H, N, D)``."""
-    v: tuple[int, ...]
-    """``(S, L, K, M, E)``."""
-    about: dict[str, Any]
-    """Metadata of ``attnbench capture``; empty if there is none."""
-
-
-def describe(path: Path) -> Described:
+def describe(path: Path) -> Stored:
     """The content of a file, without reading its tensors.
 
     Raises:
         UsageError: it cannot be opened, or is not such a file.
     """
     with _stored(str(path), path) as stored:
-        return Described(stored.sizes["q"], stored.sizes["v"], stored.about)
+        return stored
 
 
 @dataclass(frozen=True, slots=True)
-class _Stored:
+class Stored:
+    """A file of captured q, k and v, and maybe gates."""
+
     slices: Mapping[str, Any]
+    """Its tensors, while the file is open."""
     sizes: dict[str, tuple[int, ...]]
+    """Their shapes: q ``(S, L, H, N, D)``, v ``(S, L, K, M, E)``."""
     about: dict[str, Any]
     """Metadata of ``attnbench capture``; empty if there is none."""
 
@@ -177,6 +176,11 @@ class _Stored:
     @property
     def group(self) -> int:
         return self.sizes["q"][2] // self.sizes["k"][2]
+
+    @property
+    def gates(self) -> dict[str, int]:
+        """The width of each gate."""
+        return {name: size[4] for name, size in self.sizes.items() if name in NAMES}
 
 
 def _doubt(name: str, path: Path, shape: Shape) -> str:
@@ -195,27 +199,49 @@ def _refuse(name: str, path: Path, shape: Shape, layer: int | None) -> None:
         _pairs(name, stored, shape, layer)
 
 
+def _gates(
+    name: str, path: Path, reads: Sequence[Read], shape: Shape, seed: int | None, layer: int | None
+) -> list[Tensor] | None:
+    """The gates of a draw, as :class:`~attnbench.contract.inputs.Input` says."""
+    with _stored(name, path) as stored:
+        held = stored.gates
+    for read in reads if held else ():
+        if read.name not in held:
+            raise Unsupported(f"{name} has the gates {', '.join(held)} and no {read.name}, which this variant reads")
+        if held[read.name] != {"one": 1, "key": shape.D, "value": shape.E}.get(read.width):
+            said = f"{name} has a {read.name} of width {held[read.name]}"
+            raise Unsupported(f"{said}, and this variant reads {read.size}, {read.meaning}")
+    if not held or seed is None:
+        return [] if held else None
+    return _taken(name, path, shape, seed, layer, [read.name for read in reads])
+
+
 def _draw(
     name: str, path: Path, shape: Shape, generator: Generator, layer: int | None
 ) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = _taken(name, path, shape, generator.initial_seed(), layer, "qkv")
+    return q, k, v
+
+
+def _taken(name: str, path: Path, shape: Shape, seed: int, layer: int | None, wanted: Sequence[str]) -> list[Tensor]:
     with _stored(name, path) as stored:
         pairs = _pairs(name, stored, shape, layer)
-        start = generator.initial_seed()
-        chosen = [pairs[(start + b) % len(pairs)] for b in range(shape.B)]
+        chosen = [pairs[(seed + b) % len(pairs)] for b in range(shape.B)]
         places = slice(shape.q_start, shape.q_start + shape.N)
         of_keys = torch.arange(shape.K) * shape.G // stored.group  # which of the file's each head of keys is
-        wanted = {"q": (shape.H, places), **dict.fromkeys("kv", (int(of_keys[-1]) + 1, slice(shape.M)))}
-        q, k, v = (
-            torch.cat([part[s : s + 1, l : l + 1, :heads, tokens][0] for s, l in chosen]).float()
-            for part, (heads, tokens) in ((stored.slices[tensor], wanted[tensor]) for tensor in "qkv")
-        )
-    if not all(bool(tensor.isfinite().all()) for tensor in (q, k, v)):
+        taken = []
+        for tensor in wanted:
+            part, heads = stored.slices[tensor], shape.H if tensor == "q" else int(of_keys[-1]) + 1
+            tokens = places if tensor == "q" else slice(shape.M)
+            found = torch.cat([part[s : s + 1, l : l + 1, :heads, tokens][0] for s, l in chosen]).float()
+            taken.append(found if tensor == "q" else found[:, of_keys])
+    if not all(bool(tensor.isfinite().all()) for tensor in taken):
         raise UsageError(f"{name}: holds NaN or infinity")
-    return q, k[:, of_keys], v[:, of_keys]
+    return taken
 
 
 @contextmanager
-def _stored(name: str, path: Path) -> Iterator[_Stored]:
+def _stored(name: str, path: Path) -> Iterator[Stored]:
     """Open a file: q, k and v, not read yet, and their shapes. Raises UsageError if it is not such a file."""
     try:
         if path.exists() and not (path.is_file() or path.is_dir()):  # opening a pipe would wait for a writer
@@ -225,17 +251,18 @@ def _stored(name: str, path: Path) -> Iterator[_Stored]:
             pass
         with safe_open(path, framework="pt") as stored:
             if path == LISTOPS:
-                yield _Stored(_Computed(), dict.fromkeys("qkv", _SIZES), {})
+                yield Stored(_Computed(), dict.fromkeys("qkv", _SIZES), {})
                 return
             names = stored.keys()
             halved = path in _SHIPPED.values()
             missing = [tensor for tensor in "qkv" if not halved and tensor not in names]
             if missing:
                 raise UsageError(f"{name}: no tensor {', '.join(missing)}; {_EXPECTED}")
-            slices = {tensor: Halved(stored, tensor) if halved else stored.get_slice(tensor) for tensor in "qkv"}
+            wanted = [*"qkv", *(tensor for tensor in names if tensor in NAMES)]
+            slices = {tensor: Halved(stored, tensor) if halved else stored.get_slice(tensor) for tensor in wanted}
             sizes = {tensor: tuple(part.get_shape()) for tensor, part in slices.items()}
             _check_layout(name, sizes, {part.get_dtype() for part in slices.values()})
-            yield _Stored(slices, sizes, _about(stored.metadata()))
+            yield Stored(slices, sizes, _about(stored.metadata()))
     except OSError as error:
         raise UsageError(f"{name}: {error.strerror or error}; {_EXPECTED}") from None
     except SafetensorError as error:
@@ -293,11 +320,14 @@ def _check_layout(name: str, sizes: dict[str, tuple[int, ...]], dtypes: set[str]
     fits = len(q) == len(k) == len(v) == 5 and k[:4] == v[:4] and (*q[:2], q[4]) == (*k[:2], k[4])
     if not fits or 0 in q + k + v or q[2] % k[2]:
         raise UsageError(f"{name}: q, k and v have the shapes {q}, {k} and {v}; {_EXPECTED}")
+    for gate in NAMES & {*sizes}:
+        if len(sizes[gate]) != 5 or sizes[gate][:4] != k[:4]:
+            raise UsageError(f"{name}: {gate} has the shape {sizes[gate]}; expected {(*k[:4], 'width')}, as k and v")
     for dtype in dtypes - set(_DTYPES):
         raise UsageError(f"{name}: dtype {dtype} is not one of {', '.join(_DTYPES)}")
 
 
-def _pairs(name: str, stored: _Stored, shape: Shape, layer: int | None) -> list[tuple[int, int]]:
+def _pairs(name: str, stored: Stored, shape: Shape, layer: int | None) -> list[tuple[int, int]]:
     """The (sequence, layer) pairs that this shape may take.
 
     Raises:

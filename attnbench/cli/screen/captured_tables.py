@@ -2,49 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnbench.cli.screen import console
 
 if TYPE_CHECKING:
-    from attnbench.catalogue.inputs.captured import Described
+    from attnbench.catalogue.inputs.captured import Stored
 
 _FACTS = ("model", "task", "text", "made_by")
 
 
 def print_layers(about: Mapping[str, Any], title: str) -> None:
-    """Print the sharpness of each captured layer's attention: the median over its heads, with their range."""
-    columns = ["layer", "sees", "logit std", "keys attended to"]
-    rows = [
-        [str(layer), kind, over_heads(std, 2), over_heads(keys, 1)]
-        for layer, kind, std, keys in zip(
-            *(about[name] for name in ("layers", "kinds", "logit_std", "attention_perplexity")), strict=True
-        )
-    ]
-    console.table(columns, rows, right=["layer", "logit std", "keys attended to"], title=title)
-    console.note("logit std, keys attended to: of the median head, and of the heads with the least and the most")
+    """Print the sharpness of each captured layer's attention, or the means of its gates: the median over its heads,
+    with their range."""
+    found = {name: (layers, 3) for name, layers in about.get("gates", {}).items()} or {
+        "logit std": (about["logit_std"], 2),
+        "keys attended to": (about["attention_perplexity"], 1),
+    }
+    cells = ([over_heads(one, places) for one in layers] for layers, places in found.values())
+    rows = [list(row) for row in zip(map(str, about["layers"]), about["kinds"], *cells, strict=True)]
+    kind = "operator" if about.get("gates") else "sees"
+    console.table(["layer", kind, *found], rows, right=["layer", *found], title=title)
+    console.note(f"{', '.join(found)}: of the median head, and of the heads with the least and the most")
 
 
-def print_described(file: Path, found: Described) -> None:
+def print_described(file: Path, found: Stored) -> None:
     """Print the shape of a file, its source, and the line for a suite."""
     about = found.about
-    S, L, H, N, D = found.q
-    K, M, E = found.v[2:]
+    q, v = found.sizes["q"], found.sizes["v"]
+    (S, L, H, N, D), (K, M, _) = q, v[2:]
     for name in _FACTS:
         if isinstance(about.get(name), str):
             console.line(f"{name.replace('_', ' ')}: {about[name]}")
     if not about:
         console.line("no metadata of attnbench capture")
-    console.line(f"{S} windows, {L} layers, {H} heads of queries and {K} of keys, {N} queries, {M} keys of width {D}")
+    gates = "".join(f", {gate} of width {width}" for gate, width in found.gates.items())
+    sizes = f"{H} heads of queries and {K} of keys, {N} queries, {M} keys of width {D}"
+    console.line(f"{S} windows, {L} layers, {sizes}{gates}")
     if about.get("made_by") == "attnbench capture":
         print_layers(about, f"\n{file}")
+    print_use(file, q, v, about.get("causal"))
+
+
+def print_use(file: Path, q: Sequence[int], v: Sequence[int], causal: object) -> None:
+    """Print the line for a suite that reads a file of these shapes."""
+    _, _, H, N, D = q
+    K, M, E = v[2:]
     shared = f", kv_heads: {K}" * (K != H)
     wide = f", v_dim: {E}" * (E != D)
     lengths = f"seq_len: {N}" + f", kv_len: {M}" * (M != N)
-    causal = f", causal: {str(about['causal']).lower()}" if isinstance(about.get("causal"), bool) else ""
-    console.line(f"in a suite: inputs: file:path={file}, {lengths}, heads: {H}{shared}, head_dim: {D}{wide}{causal}")
+    said = f", causal: {str(causal).lower()}" if isinstance(causal, bool) else ""
+    console.line(f"in a suite: inputs: file:path={file}, {lengths}, heads: {H}{shared}, head_dim: {D}{wide}{said}")
 
 
 def over_heads(values: float | list[float], places: int) -> str:

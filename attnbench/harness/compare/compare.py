@@ -295,8 +295,9 @@ class Contest:
         doubts = Doubts(lengths, visits, self.settings.threads, on_cpu=on_cpu, decoding=decoding)
         about_cores = thread_warnings(self.settings.threads) if on_cpu else []
         notes = result.environment.get("process_notes", ())
-        of_inputs = doubt(first.inputs, first.shape) if "error" in first.measure else ""
-        notes = [*notes, of_inputs] if of_inputs else notes
+        if "error" in first.measure:
+            reads = {read.name: read for one in self.cells for read in one.entry.claims(one.variant).reads}
+            notes = [*notes, *filter(None, [doubt(first.inputs, first.shape, [*reads.values()])])]
         result.warnings = [*about_cores, *notes, *result.warnings, *doubts.warnings(labels)]
         for n, visit in zip(lengths, visits, strict=True):
             for i, record in visit.records.items():

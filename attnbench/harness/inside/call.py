@@ -20,10 +20,10 @@ from attnbench.catalogue.engines.decoding.unequal import ONE_LENGTH, joined
 from attnbench.catalogue.engines.precision import accumulator
 from attnbench.contract.capabilities import Budgeted, Decoding, answered, chooser
 from attnbench.contract.compiled import whole
-from attnbench.contract.inputs import draw_qkv
+from attnbench.contract.inputs import draw_gates, draw_qkv
 from attnbench.contract.problem.padding import key_mask, real_tokens
 from attnbench.contract.problem.shape import Shape
-from attnbench.contract.reads import draw_reads
+from attnbench.contract.reads import Read
 from attnbench.contract.spec import Spec
 from attnbench.contract.task import NO_LABEL, Examples, Form, make_task
 from attnbench.contract.variant import without_core
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 _KEPT_ELEMENTS = 2**22
 """Draws with at most this many elements in q (48 MiB for q, k and v) are kept for the next variant."""
-Draw = Callable[[Spec, Shape, int], Sequence[Tensor]]
+Draw = Callable[[Spec, Shape, int, Sequence[Read]], Sequence[Tensor]]
 Trained = Callable[[Cell], "tuple[nn.Module, Text]"]
 
 
@@ -83,11 +83,10 @@ class Call:
     """Goes back to the state after the first half of the tokens of one step, if it takes several."""
 
 
-def kept_draw(inputs: Spec, shape: Shape, seed: int) -> Sequence[Tensor]:
-    """Like :func:`draw_qkv`, but keep the last draw if it is small: the next cell often has the same one."""
-    if shape.B * shape.H * max(shape.N, shape.M) * shape.D > _KEPT_ELEMENTS:
-        return draw_qkv(inputs, shape, seed)
-    return _last_draw(inputs, shape, seed)
+def kept_draw(inputs: Spec, shape: Shape, seed: int, reads: Sequence[Read] = ()) -> Sequence[Tensor]:
+    """q, k, v and the gates; the last q, k and v are kept if they are small: the next cell often has the same ones."""
+    small = shape.B * shape.H * max(shape.N, shape.M) * shape.D <= _KEPT_ELEMENTS
+    return *(_last_draw if small else draw_qkv)(inputs, shape, seed), *draw_gates(inputs, reads, shape, seed)
 
 
 _last_draw = Recent(draw_qkv, 1)
@@ -243,9 +242,11 @@ def _operator(cell: Cell, draw: Draw) -> tuple[nn.Module, list[Windows]]:
         raise Unsupported("positions: attention alone gets q and k, which a layer or a model has turned or not")
     module, dtype = build(cell.variant, cell.shape, seed=cell.seed, level=cell.level), getattr(torch, cell.dtype)
     generator = torch.Generator().manual_seed(cell.seed + 2)
-    drawn = (t.to(cell.device, dtype) for t in draw(cell.inputs, cell.shape, cell.seed))
+    reads = cell.entry.claims(cell.variant, causal=cell.shape.causal).reads
+    q, k, v, *gates = draw(cell.inputs, cell.shape, cell.seed, reads)
+    drawn = (t.to(cell.device, dtype) for t in (q, k, v))
     inputs = [Windows.into(t, lambda count: torch.randn(count, generator=generator)) for t in drawn]
-    for gate in draw_reads(cell.entry.claims(cell.variant, causal=cell.shape.causal).reads, cell.shape, cell.seed):
+    for gate in gates:
         more = partial(_again, gate.flatten(), generator)
         inputs.append(Windows.into(gate.to(cell.device, accumulator(dtype)), more))
     return module, inputs

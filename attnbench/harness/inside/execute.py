@@ -169,7 +169,8 @@ def run_cell(
                 if isinstance(pace, Card) and round_ == 0:
                     record.energy_j = pace.joules
         if "error" in cell.measure:
-            add_warning(record, doubt(cell.inputs, cell.shape))
+            reads = cell.entry.claims(cell.variant, causal=cell.shape.causal).reads
+            add_warning(record, doubt(cell.inputs, cell.shape, reads))
         if cell.pretrained is not None:
             add_warning(record, _left(cell))
     except Disturbed as why:  # error and memory, which wait for no core, stand in the row all the same

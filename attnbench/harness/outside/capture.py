@@ -34,7 +34,7 @@ class TakeCapture(Request[Captured]):
     def found(self, tell: object = None) -> Captured:
         """The worker's side. Raises as :func:`open_model` and :func:`capture`."""
         try:
-            subject, windows = open_model(self.model, self.length, self.text)
+            subject, windows = open_model(self.model, self.length, self.text, gates=self.wish.gates)
             return capture(subject, windows, self.wish, self.out, self.device)
         except Exception as error:
             if short := out_of_memory(error):

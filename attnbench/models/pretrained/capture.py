@@ -36,6 +36,8 @@ class Wish:
     dtype: str
     every: bool = False
     """All layers, whatever ``layers`` says."""
+    gates: bool = False
+    """The layers that are recurrences, with their gates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,8 @@ class Captured:
 
     shape: tuple[int, ...]
     """``(S, L, H, N, D)``."""
-    kv_heads: int
+    v_shape: tuple[int, ...]
+    """``(S, L, K, N, E)``."""
     bytes: int
     about: dict[str, Any]
     left_out: Sequence[str]
@@ -55,8 +58,10 @@ def capture(subject: Subject, text: Text, wish: Wish, out: Path, device: str) ->
     """Run the untouched model on held-out windows and write ``q (S, L, H, N, D)`` and ``k``, ``v (S, L, K, N, D)``.
 
     They are taken after rotary embeddings and norms; the model's scale is folded into q, so that softmax(q·k/√D) is the
-    layer's attention. Keys and values that heads of queries share are written once. The metadata is JSON under one key,
-    because several would be written in a random order; it holds the spread of the file's logits by layer and head.
+    layer's attention. Keys and values that heads of queries share are written once. Of recurrences q, k and v are those
+    of their kernel, which the operator of the layer's kind also takes, and their gates are written in float32. The
+    metadata is JSON under one key, because several would be written in a random order; it holds the spread of the
+    file's logits by layer and head, or the means of the gates.
 
     Raises:
         UsageError: a layer that does not exist, heads without all that share their keys, or a file of more than 2 GiB.
@@ -72,15 +77,16 @@ def capture(subject: Subject, text: Text, wish: Wish, out: Path, device: str) ->
             f"--heads {heads}: {sharing} heads of queries share one of keys in this model; take a multiple of {sharing}"
         )
     dtype: torch.dtype = getattr(torch, wish.dtype)
-    of_all = heads + 2 * heads // sharing
-    size = wish.windows * len(chosen) * of_all * shape.N * shape.D * dtype.itemsize
+    widths = heads * shape.D + heads // sharing * (shape.D + shape.E)
+    size = wish.windows * len(chosen) * widths * shape.N * dtype.itemsize
     if size > MOST_BYTES:
         raise UsageError(f"the file would have {size} bytes; take fewer --layers, --windows, --heads or tokens")
     found = _captured(subject, text, wish, chosen, heads, device)
-    tensors = {name: tensor.to(dtype).contiguous() for name, tensor in found.items()}
+    tensors = {name: (tensor.to(dtype) if name in "qkv" else tensor).contiguous() for name, tensor in found.items()}
+    gates = {name: tensor.mean((0, 3, 4)).tolist() for name, tensor in tensors.items() if name not in "qkv"}
     spreads = [
         spread_of(tensors["q"][:, at].float(), tensors["k"][:, at].float(), causal=shape.causal)
-        for at in range(len(chosen))
+        for at in range(len(chosen) * (not gates))
     ]
     about: dict[str, Any] = {
         "made_by": "attnbench capture",
@@ -98,11 +104,12 @@ def capture(subject: Subject, text: Text, wish: Wish, out: Path, device: str) ->
         "scale": "folded",
         "logit_std": [[round(std, 4) for std in one.logit_std] for one in spreads],
         "attention_perplexity": [[round(keys, 2) for keys in one.perplexity] for one in spreads],
+        "gates": gates,
         "versions": {"torch": torch.__version__, **subject.facts},
     }
     content = save(tensors, {_KEY: json.dumps(about, sort_keys=True)})
     write_output(out, content)
-    return Captured(tuple(tensors["q"].shape), heads // sharing, len(content), about, left_out)
+    return Captured(tuple(tensors["q"].shape), tuple(tensors["v"].shape), len(content), about, left_out)
 
 
 def _chosen(layers: Sequence[Layer], wish: Wish) -> tuple[tuple[int, ...], tuple[str, ...]]:
@@ -116,7 +123,7 @@ def _chosen(layers: Sequence[Layer], wish: Wish) -> tuple[tuple[int, ...], tuple
     if not free:
         raise Unsupported("; ".join(left_out))
     first = layers[free[0]]
-    alike = [p for p in free if (layers[p].shape, layers[p].sharing) == (first.shape, first.sharing)]
+    alike = [place for place in free if layers[place] == first]
     left_out += [f"layer {place}: its heads are not those of layer {free[0]}" for place in free if place not in alike]
     return tuple(alike), tuple(left_out)
 
@@ -127,20 +134,20 @@ def _captured(
 ) -> dict[str, Tensor]:
     windows = text.held_out(wish.windows)
     subject.module.to(device)
-    taken: dict[str, list[list[Tensor]]] = {"q": [], "k": [], "v": []}
+    taken: list[dict[str, dict[int, Tensor]]] = []
 
-    def look(place: int, q: Tensor, k: Tensor, v: Tensor, exact: Exact) -> Tensor:
+    def look(place: int, q: Tensor, k: Tensor, v: Tensor, exact: Exact, **gates: Tensor) -> Tensor:
         if place in chosen:
-            for name, tensor in zip("qkv", (q, k, v), strict=True):
+            for name, tensor in {"q": q, "k": k, "v": v, **gates}.items():
                 of_file = tensor[0, :heads] if name == "q" else tensor[0, : heads : subject.layers[place].sharing]
-                taken[name][-1].append(of_file.float().cpu())
+                taken[-1].setdefault(name, {})[place] = of_file.float().cpu()
         return exact()
 
     for window in windows.each():
-        for name in "qkv":
-            taken[name].append([])
+        taken.append({})
         subject.read(window.tokens.to(device), look)
-    return {name: torch.stack([torch.stack(of_layers) for of_layers in of]) for name, of in taken.items()}
+    in_order = {name: [torch.stack([of[name][place] for place in chosen]) for of in taken] for name in taken[0]}
+    return {name: torch.stack(of_windows) for name, of_windows in in_order.items()}
 
 
 @dataclass(frozen=True, slots=True)

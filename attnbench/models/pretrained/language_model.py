@@ -16,7 +16,7 @@ from attnbench.models.pretrained.bridge import Call, Session, calls_of, library,
 from attnbench.models.pretrained.subject import Exact, Intercept, Layer, Reading, count_calls, digest_of_weights
 
 T = TypeVar("T")
-_SAME = 1e-3
+SAME = 1e-3
 """Relative difference of the last features by which the bridge may differ from the untouched model."""
 
 
@@ -29,6 +29,25 @@ class LanguageModel:
     """
 
     def __init__(self, name: str, model: nn.Module, length: int) -> None:
+        probe = self._begin(name, model, length)
+        config: Any = model.config
+        with torch.no_grad():
+            untouched = self._run(probe).hidden
+        self._own: str = config._attn_implementation
+        put_into(model)
+        self.calls = tuple(calls_of(model, lambda: self._run(probe)))
+        with torch.no_grad():
+            bridged = self._run(probe).hidden
+        moved = float((bridged - untouched).norm() / untouched.norm())
+        if not moved <= SAME:
+            raise Unsupported(
+                f"{name}: with softmax attention in the place of its own its features move by {moved:.2g}, so that it "
+                "computes something else"
+            )
+        self.layers = tuple(_layer(call) for call in self.calls)
+
+    def _begin(self, name: str, model: nn.Module, length: int) -> Tensor:
+        """Take the model, and give a window of tokens to try it on."""
         config: Any = model.config
         most = getattr(config, "max_position_embeddings", None)
         if isinstance(most, int) and length > most:
@@ -39,20 +58,7 @@ class LanguageModel:
         vocab = int(config.get_text_config().vocab_size)
         probe = torch.randint(vocab, (1, length), generator=torch.Generator().manual_seed(0))
         self._options = _without_cache(model)
-        with torch.no_grad():
-            untouched = self._run(probe).hidden
-        self._own: str = config._attn_implementation
-        put_into(model)
-        self.calls = tuple(calls_of(model, lambda: self._run(probe)))
-        with torch.no_grad():
-            bridged = self._run(probe).hidden
-        moved = float((bridged - untouched).norm() / untouched.norm())
-        if not moved <= _SAME:
-            raise Unsupported(
-                f"{name}: with softmax attention in the place of its own its features move by {moved:.2g}, so that it "
-                "computes something else"
-            )
-        self.layers = tuple(_layer(call) for call in self.calls)
+        return probe
 
     @classmethod
     def unread(cls, name: str, model: nn.Module, length: int, *, causal: bool) -> Self:

@@ -41,8 +41,10 @@ _HELD = ("F64", "F32", "F16", "BF16", "I64", "I32", "BOOL")
 """Types of numbers that need no scale, as safetensors calls them."""
 
 
-def open_language_model(name: str, length: int, text: Path | None) -> tuple[LanguageModel, TokenText]:
-    """The model at this place, in float32, and windows of a text for it.
+def open_language_model(
+    name: str, length: int, text: Path | None, kind: type[LanguageModel] = LanguageModel
+) -> tuple[LanguageModel, TokenText]:
+    """The model at this place, in float32, seen as of this ``kind``, and windows of a text for it.
 
     Nothing is downloaded, no code of a model is run, and weights are read from safetensors or GGUF alone. Raises
     UsageError if it cannot be loaded, or windows of this length do not fit, and Unsupported.
@@ -58,7 +60,7 @@ def open_language_model(name: str, length: int, text: Path | None) -> tuple[Lang
             raise UsageError(
                 f"its tokenizer gives token {last} and its embedding has {known}; take a matching tokenizer"
             )
-        subject = LanguageModel(name, model, length)
+        subject = kind(name, model, length)
     return subject, TokenText(title, tokens, length, _around(subject, tokenizer))
 
 

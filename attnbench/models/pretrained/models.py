@@ -12,6 +12,8 @@ import torch
 from attnbench.catalogue.tasks.listops import CLOSE, OPERATORS, TOKENS, ListOps, subtree_values
 from attnbench.contract.task import stream_seed
 from attnbench.errors import UsageError
+from attnbench.models.pretrained.gated_model import GatedModel
+from attnbench.models.pretrained.language_model import LanguageModel
 from attnbench.models.pretrained.listops.small_encoder import LONGEST
 from attnbench.models.pretrained.loading import open_language_model
 from attnbench.models.pretrained.own_encoder import NAME, OwnEncoder
@@ -21,15 +23,18 @@ from attnbench.models.pretrained.windows import Text, Windows
 _LENGTH = 512
 
 
-def open_model(name: str, length: int | None, text: Path | None) -> tuple[Subject, Text]:
+def open_model(name: str, length: int | None, text: Path | None, *, gates: bool = False) -> tuple[Subject, Text]:
     """The model of this name, and windows of ``length`` tokens for it, of a file ``text`` or the model's own.
 
     ``name`` is ``listops`` or as for :func:`~attnbench.models.pretrained.loading.open_language_model`; ``length`` is by
-    default :func:`default_length`. Raises UsageError and Unsupported.
+    default :func:`default_length`. With ``gates`` the layers are its recurrences
+    (:class:`~attnbench.models.pretrained.gated_model.GatedModel`). Raises UsageError and Unsupported.
     """
     length = length or default_length(name)
     if name != NAME:
-        return open_language_model(name, length, text)
+        return open_language_model(name, length, text, GatedModel if gates else LanguageModel)
+    if gates:
+        raise UsageError(f"the model {NAME} has attention alone; remove --gates")
     if text is not None:
         raise UsageError(f"the model {NAME} reads trees of ListOps; remove --text")
     return OwnEncoder(length), Trees(length)

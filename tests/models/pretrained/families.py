@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
 
@@ -118,3 +120,14 @@ def calls_of_a_step(model: Any, tokens: torch.Tensor) -> list[object]:
     with session(Session()) as seen:
         model(input_ids=tokens, labels=tokens).loss.backward()
     return list(seen.calls)
+
+
+def save(model: Any, folder: str) -> None:
+    """Write a model, a tokenizer of its 61 words, and a text of 3000 words ``t.txt`` beside the folder."""
+    tokenizers = pytest.importorskip("tokenizers")
+    model.save_pretrained(folder)
+    word_level = pytest.importorskip("tokenizers.models").WordLevel
+    words = tokenizers.Tokenizer(word_level({"?": 0} | {f"w{i}": i for i in range(1, 61)}, unk_token="?"))
+    words.pre_tokenizer = pytest.importorskip("tokenizers.pre_tokenizers").Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="?").save_pretrained(folder)
+    Path("t.txt").write_text(" ".join(f"w{1 + (7 * i + i * i) % 59}" for i in range(3000)))

@@ -75,6 +75,8 @@ def test_layers_heads_and_dtype_are_those_asked_for(tmp_path: Path) -> None:
     stored = load_file(file)
     assert stored["q"].shape == (1, 2, 1, 24, 8)
     assert stored["q"].dtype is torch.float16
+    capture(tiny(), Trees(24), Wish((2,), 1, 1, "float16"), file, "cpu")
+    assert torch.equal(stored["q"][:, :1], load_file(file)["q"])
     whole = capture(tiny(), Trees(24), Wish((), 1, None, "float16"), file, "cpu")
     assert whole.about["layers"] == [0, 1, 2]
 

@@ -140,7 +140,7 @@ def test_keys_that_heads_share_are_written_once_and_drawn_for_each_of_them(
     one, file = subject("Llama", made), tmp_path / "q.safetensors"
     text = TokenText("t", list(range(4, 61)) * 40, N, Around("next"))
     found = capture(one, text, Wish((1,), 1, None, "float32"), file, "cpu")
-    assert (found.shape, found.kv_heads, found.about["kv_heads_of_the_model"]) == ((1, 1, 4, N, 16), 2, 2)
+    assert (found.shape, found.v_shape[2], found.about["kv_heads_of_the_model"]) == ((1, 1, 4, N, 16), 2, 2)
     seen: list[Tensor] = []
 
     def look(place: int, q: Tensor, k: Tensor, v: Tensor, exact: Exact) -> Tensor:

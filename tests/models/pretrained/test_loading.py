@@ -74,18 +74,12 @@ def test_without_the_library_the_extra_is_named(tmp_path: Path, monkeypatch: pyt
 def test_a_model_in_a_folder_is_swapped_and_captured_by_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    transformers = pytest.importorskip("transformers", reason="needs the extra models: make .venv/installed-models")
-    tokenizers = pytest.importorskip("tokenizers")
-    word_level = pytest.importorskip("tokenizers.models").WordLevel
+    pytest.importorskip("transformers", reason="needs the extra models: make .venv/installed-models")
     from tests.models.pretrained import families
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
-    families.make(families.FAMILIES["Llama"]).save_pretrained("model")
-    words = tokenizers.Tokenizer(word_level({"?": 0} | {f"w{i}": i for i in range(1, 61)}, unk_token="?"))
-    words.pre_tokenizer = pytest.importorskip("tokenizers.pre_tokenizers").Whitespace()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="?").save_pretrained("model")
-    Path("t.txt").write_text(" ".join(f"w{1 + (7 * i + i * i) % 59}" for i in range(3000)))
+    families.save(families.make(families.FAMILIES["Llama"]), "model")
     few = ["--text", "t.txt", "--length", "16", "--windows", "6", "--device", "cpu", "--threads", "1"]
     assert main(["swap", "model", "-v", "local:window=2", "-v", "linformer", "--layers", "all,each", *few]) == Exit.OK
     out = capsys.readouterr().out

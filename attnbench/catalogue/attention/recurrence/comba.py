@@ -69,7 +69,7 @@ class CombaRule(_Closed, ErasingCore):
     settings=("chunk=5", "expand=1,width=1,chunk=64,correction=0.02"),
     core=Core(
         make=CombaRule,
-        formula="S_t = (α_t - b_t β_t k_t k_tᵀ) S_{t-1} + β_t k_t v_tᵀ,  o_t = S_tᵀ (q_t - p_t k_t) / √D",
+        formula="S_t = (α_t - b_t β_t k_t k_tᵀ) S_{t-1} + β_t k_t v_tᵀ,  o_t = S_tᵀ (q_t - p_t k_t) / √D,  ‖k‖=‖q‖=1",
         traits=replace(CORE, reads=(BETA, DECAY, FEEDBACK, CORRECTION)),
         settings=("chunk=5", "chunk=64"),
     ),

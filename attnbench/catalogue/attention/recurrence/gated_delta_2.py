@@ -72,7 +72,7 @@ class GatedDeltaRule2(_Apart, ErasingCore):
     settings=("chunk=4", "chunk=16,negative=true"),
     core=Core(
         make=GatedDeltaRule2,
-        formula="S_t = (I - k_t (b_t ⊙ k_t)ᵀ) Diag(α_t) S_{t-1} + k_t (w_t ⊙ v_t)ᵀ,  o_t = S_tᵀ q_t / √D",
+        formula="S_t = (I - k_t (b_t ⊙ k_t)ᵀ) Diag(α_t) S_{t-1} + k_t (w_t ⊙ v_t)ᵀ,  o_t = S_tᵀ q_t / √D,  ‖k‖=‖q‖=1",
         traits=replace(CORE, reads=(ERASE, WRITE, CHANNEL_DECAY)),
         settings=("chunk=4", "chunk=64"),
     ),

@@ -106,7 +106,7 @@ class MesaRule(FromEitherEnd):
     settings=("chunk=5", "chunk=5,steps=30", "chunk=64"),
     core=Core(
         make=MesaRule,
-        formula="o_t = G_tᵀ (H_t + I)⁻¹ q_t,  H_t = γ_t H_{t-1} + β_t k_t k_tᵀ,  G_t = γ_t G_{t-1} + β_t k_t v_tᵀ",
+        formula="o = Gᵀ(H + I)⁻¹q,  H_t = γ_t H_{t-1} + β_t k_t k_tᵀ,  G_t = γ_t G_{t-1} + β_t k_t v_tᵀ,  ‖k‖=‖q‖=1",
         traits=replace(CORE, reads=(BETA, DECAY), given=_GIVEN),
         settings=("chunk=5", "chunk=5,steps=30"),
     ),
