@@ -17,7 +17,9 @@ __all__ = [
     "Traits",
     "Unsupported",
     "best",
+    "board",
     "build",
+    "cite",
     "compare",
     "history",
     "load_suite",
@@ -27,11 +29,15 @@ __all__ = [
     "register",
     "report",
     "run",
+    "submit",
     "swap",
 ]
 
 if TYPE_CHECKING:
+    from attnbench.answers.board.site import board
+    from attnbench.answers.board.submission import submit
     from attnbench.api.best import best
+    from attnbench.api.cite import cite
     from attnbench.api.compare import compare
     from attnbench.api.history import history
     from attnbench.api.match import match
@@ -49,9 +55,13 @@ if TYPE_CHECKING:
 
 _HOME = {
     **dict.fromkeys(("Knob", "No", "Rounds", "Traits"), "contract.traits"),
-    **{name: f"api.{name}" for name in ("best", "compare", "history", "match", "plot", "report", "run", "swap")},
+    **{
+        name: f"api.{name}" for name in ("best", "cite", "compare", "history", "match", "plot", "report", "run", "swap")
+    },
     "Shape": "contract.problem.shape",
     "Unsupported": "errors",
+    "board": "answers.board.site",
+    "submit": "answers.board.submission",
     "build": "catalogue.build",
     **dict.fromkeys(("Core", "register"), "contract.variant"),
     "load_suite": "suite.load",

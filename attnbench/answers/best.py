@@ -70,7 +70,7 @@ def shapes_of(file: Path | None, names: str | None, lengths: Sequence[int]) -> l
 
 
 def _in_file(file: Path, lengths: Sequence[int]) -> list[Asked]:
-    reader = csv.reader(io.StringIO(csv_text(file, "shapes")), strict=True)
+    reader = csv.reader(io.StringIO(csv_text(file, "CSV file of shapes")), strict=True)
     columns, asked = list[str](), list[Asked]()
     try:
         for cells in reader:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Unpack
+from typing import Unpack
 
 from attnbench.api.arguments import check_importable
 from attnbench.api.shown import Compared
 from attnbench.cli import options
 from attnbench.cli.screen import console
 from attnbench.cli.signature import in_python
-
-if TYPE_CHECKING:
-    pass
 
 
 @in_python(options.CompareOptions)

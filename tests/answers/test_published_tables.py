@@ -311,6 +311,23 @@ def test_a_csv_of_results_is_no_table(tmp_path: Path) -> None:
     assert not is_table(str(tmp_path / "rows.csv"))
     assert is_table("lra")
     assert not is_table("results")
+    with (tmp_path / "rows.csv").open("a") as file:  # a suite of many cells
+        file.writelines(",".join(["x" * 99] * 10) + "\n" for _ in range(1100))
+    assert not is_table(str(tmp_path / "rows.csv"))
+
+
+def test_a_trace_may_have_more_than_a_megabyte(tmp_path: Path) -> None:
+    long = {**trace(), "log": "x" * 9000}
+    assert len(written(tmp_path, "\n".join([json.dumps(long)] * 120), "traces.jsonl")) == 120
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe"])
+def test_a_table_that_cannot_be_read_is_one_line_and_names_no_other_form(content: bytes | None, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    if content:
+        file.write_bytes(content)
+    with pytest.raises(AttnbenchError, match=r"give .*a file of numbers$"):
+        load(str(file))
 
 
 def test_an_unknown_name_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -220,7 +220,7 @@ def suite_of(numbers: Sequence[Number], beside: Sequence[str]) -> Suite:
 
 def is_table(text: str) -> bool:
     """True if an argument names a table, shipped or a file, and no results."""
-    own = Path(text).is_file() and text.endswith(".csv") and "cell_id" in csv_text(Path(text), "numbers")
+    own = text.endswith(".csv") and Path(text).is_file() and "cell_id" in _text_of(text)
     return not own and (text in SHIPPED or text.endswith((".yaml", ".yml", ".csv", ".json", ".jsonl")))
 
 
@@ -230,7 +230,7 @@ def load(name: str) -> Sequence[Number]:
 
     Raises UsageError if there is none or it cannot be read, and SuiteError if a line of it is wrong.
     """
-    text = csv_text(SHIPPED.get(name, Path(name)), "numbers", others=list(SHIPPED))
+    text = _text_of(name)
     if name.endswith((".csv", ".json", ".jsonl")):
         return _read(name, *imported(name, text))
     try:
@@ -238,6 +238,10 @@ def load(name: str) -> Sequence[Number]:
     except NotASuite as error:
         said = str(error).replace("a suite", "a table").replace("name: and sweeps:", "source: and rows:")
         raise Origin(name).error_on(error.line, said) from None
+
+
+def _text_of(name: str) -> str:
+    return csv_text(SHIPPED.get(name, Path(name)), "file of numbers", others=list(SHIPPED), megabytes=100)
 
 
 def _read(name: str, data: Mapping[str, Any], lines: Mapping[Place, int]) -> Sequence[Number]:
