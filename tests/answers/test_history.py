@@ -164,6 +164,10 @@ def test_without_a_run_or_a_common_cell_it_is_one_line(tmp_path: Path) -> None:
     write(tmp_path, *made(1e-3, n=128), first=2)
     with pytest.raises(UsageError, match="no two of 2 runs have a cell in common"):
         history([tmp_path], ALL)
+    with pytest.raises(ResultsError, match="mistyped: no such folder; give a folder of several runs"):
+        history([tmp_path, tmp_path / "mistyped"], ALL)
+    with pytest.raises(ResultsError, match="mistyped: no such folder"):
+        read_history([tmp_path / "mistyped"], load(folder_of(tmp_path, 1)))
 
 
 def test_the_command_prints_changes_and_json_has_every_point(
