@@ -254,7 +254,7 @@ def _over(runs: Sequence[MeasuredRun], variant: str, out: dict[str, str]) -> lis
         except UsageError as error:
             out[run.name] = str(error)
     if not kept:
-        raise UsageError(next(iter(out.values())))
+        raise UsageError(out[runs[-1].name])
     return kept
 
 
