@@ -53,11 +53,8 @@ if TYPE_CHECKING:
     from attnbench.results.read import read_results
     from attnbench.suite.load import load_suite
 
-_HOME = {
+_HOME = {  # of all others attnbench.api
     **dict.fromkeys(("Knob", "No", "Rounds", "Traits"), "contract.traits"),
-    **{
-        name: f"api.{name}" for name in ("best", "cite", "compare", "history", "match", "plot", "report", "run", "swap")
-    },
     "Shape": "contract.problem.shape",
     "Unsupported": "errors",
     "board": "answers.board.site",
@@ -75,8 +72,8 @@ def __getattr__(name: str) -> Any:
 
     if name in ("laws", "testing"):
         return import_module("attnbench.laws")  # ``testing`` is its name in the previews
-    if name not in _HOME:
+    if name not in __all__:
         raise AttributeError(f"module 'attnbench' has no attribute {name!r}")
-    value = getattr(import_module(f"attnbench.{_HOME[name]}"), name)
+    value = getattr(import_module(f"attnbench.{_HOME.get(name, f'api.{name}')}"), name)
     globals()[name] = value
     return value

@@ -9,10 +9,7 @@ from attnbench.cli.cite import cited
 
 
 def cite(run: str | Path) -> str:
-    """Write how a run was measured, and BibTeX of attnbench and all that it measured, as ``attnbench cite`` does.
-
-    Args:
-        run: the folder of a run, or of a suite for its newest run.
+    """Write how the run in a folder, or the newest of a suite's folder, was measured, and BibTeX of what it measured.
 
     Raises:
         ResultsError: there is no run.
