@@ -17,7 +17,9 @@ __all__ = [
     "Traits",
     "Unsupported",
     "best",
+    "board",
     "build",
+    "cite",
     "compare",
     "history",
     "load_suite",
@@ -27,11 +29,15 @@ __all__ = [
     "register",
     "report",
     "run",
+    "submit",
     "swap",
 ]
 
 if TYPE_CHECKING:
+    from attnbench.answers.board.site import board
+    from attnbench.answers.board.submission import submit
     from attnbench.api.best import best
+    from attnbench.api.cite import cite
     from attnbench.api.compare import compare
     from attnbench.api.history import history
     from attnbench.api.match import match
@@ -47,11 +53,12 @@ if TYPE_CHECKING:
     from attnbench.results.read import read_results
     from attnbench.suite.load import load_suite
 
-_HOME = {
+_HOME = {  # of all others attnbench.api
     **dict.fromkeys(("Knob", "No", "Rounds", "Traits"), "contract.traits"),
-    **{name: f"api.{name}" for name in ("best", "compare", "history", "match", "plot", "report", "run", "swap")},
     "Shape": "contract.problem.shape",
     "Unsupported": "errors",
+    "board": "answers.board.site",
+    "submit": "answers.board.submission",
     "build": "catalogue.build",
     **dict.fromkeys(("Core", "register"), "contract.variant"),
     "load_suite": "suite.load",
@@ -65,8 +72,8 @@ def __getattr__(name: str) -> Any:
 
     if name in ("laws", "testing"):
         return import_module("attnbench.laws")  # ``testing`` is its name in the previews
-    if name not in _HOME:
+    if name not in __all__:
         raise AttributeError(f"module 'attnbench' has no attribute {name!r}")
-    value = getattr(import_module(f"attnbench.{_HOME[name]}"), name)
+    value = getattr(import_module(f"attnbench.{_HOME.get(name, f'api.{name}')}"), name)
     globals()[name] = value
     return value

@@ -145,4 +145,4 @@ def make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise CannotCreate(f"cannot create {path}: {error.strerror}; choose another folder with --out") from error
+        raise CannotCreate(f"cannot create {path}: {error.strerror}; choose another folder") from error

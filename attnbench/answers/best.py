@@ -70,7 +70,7 @@ def shapes_of(file: Path | None, names: str | None, lengths: Sequence[int]) -> l
 
 
 def _in_file(file: Path, lengths: Sequence[int]) -> list[Asked]:
-    reader = csv.reader(io.StringIO(csv_text(file, "shapes")), strict=True)
+    reader = csv.reader(io.StringIO(csv_text(file, "CSV file of shapes")), strict=True)
     columns, asked = list[str](), list[Asked]()
     try:
         for cells in reader:
@@ -108,9 +108,8 @@ def _asked(file: Path, at: str, texts: Mapping[str, str], lengths: Sequence[int]
         if shape:
             known(shape)
         if pass_ and pass_ not in get_args(Pass):
-            raise UsageError(
-                f"unknown pass {pass_[:60]!r}{did_you_mean(pass_, get_args(Pass))}; write {any_of(get_args(Pass))}"
-            )
+            hint = did_you_mean(pass_, get_args(Pass)) or f"; write {any_of(get_args(Pass))}"
+            raise UsageError(f"unknown pass {pass_[:60]!r}{hint}")
         read = {column: read_axis(_AXES[column], text, column) for column, text in given.items()}
         for column, found in read.items():
             if column != "n" and len(found) > 1:

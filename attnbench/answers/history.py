@@ -45,16 +45,19 @@ _COLUMNS = {"memory": "peak_bytes", "error": "rel_error"}
 def read_history(paths: Sequence[Path], newest: MeasuredRun | None = None) -> tuple[list[MeasuredRun], dict[str, str]]:
     """The runs at or below these folders, oldest first, that may be compared with the newest or with this one.
 
-    And the name of each other one with the reason. Raises ResultsError if no run can be read.
+    And the name of each other one with the reason. Raises ResultsError if a folder has no run, or none can be read.
     """
     found, out = list[MeasuredRun](), dict[str, str]()
-    for folder in dict.fromkeys(run.path for path in paths for run in find_runs(path)):
+    runs = {path: find_runs(path) for path in paths}
+    for path in [path for path in paths if not runs[path]]:
+        raise no_run(path, "give a folder of several runs")
+    for folder in dict.fromkeys(run.path for ones in runs.values() for run in ones):
         try:
             found.append(load(folder))
         except ResultsError as error:
             out[folder.name] = str(error)
     if not found and newest is None:
-        raise ResultsError("; ".join(out.values())) if out else no_run(paths[0], "give a folder of several runs")
+        raise ResultsError("; ".join(out.values()))
     kept = [] if newest is None else [newest]
     found.sort(key=began)
     for run in found:
@@ -251,7 +254,7 @@ def _over(runs: Sequence[MeasuredRun], variant: str, out: dict[str, str]) -> lis
         except UsageError as error:
             out[run.name] = str(error)
     if not kept:
-        raise UsageError(next(iter(out.values())))
+        raise UsageError(out[runs[-1].name])
     return kept
 
 

@@ -18,12 +18,9 @@ def board(
 
     Runs that verify does not accept, and rows whose laws did not hold, are left out and named with the reason.
     """
-    from attnbench.answers.board.runs import read_runs
-    from attnbench.answers.board.site import INDEX, make_site, write_site
+    from attnbench.answers.board.site import board as written
 
-    taken, left = read_runs(runs)
+    index, left = written(runs, out)
     for one in left:
         console.warning(f"left out: {one.run}, {one.what}: {one.why}")
-    write_site(out, pages := make_site(taken, left))
-    console.line(f"{out / INDEX}")
-    console.note(f"pages of shapes: {len(pages) - 1}; runs: {len(taken)}")
+    console.line(f"{index}")

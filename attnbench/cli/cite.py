@@ -24,17 +24,24 @@ def cite(
 
     Sources are those of attnbench show, which has no titles. BibTeX skips the text before the entries.
     """
+    method, entries, doubts = cited(run)
+    for doubt in doubts:
+        console.warning(doubt)
+    console.paragraph(method)
+    for line in entries:
+        console.line(line)
+
+
+def cited(run: Path) -> tuple[str, list[str], list[str]]:
+    """The method, the lines of BibTeX, and what makes the run doubtful. Raises ResultsError, UsageError: no row."""
     from attnbench.results.runs import newest_run
 
     folder = newest_run(run)
     records, facts = folder.in_order(), folder.environment
     if not records:
         raise UsageError(f"{folder.path}: no row yet; measure first with: attnbench run SUITE")
-    for doubt in folder.doubts():
-        console.warning(doubt)
-    console.paragraph(" ".join(_method(records, facts)))
-    for line in _bibliography(records, str(facts.get("attnbench", ""))):
-        console.line(line)
+    entries = _bibliography(records, str(facts.get("attnbench", "")))
+    return " ".join(_method(records, facts)), list(entries), list(folder.doubts())
 
 
 def _method(records: Sequence[Record], facts: Mapping[str, Any]) -> Iterator[str]:

@@ -55,7 +55,7 @@ def claims(
     from attnbench.answers.claims.tables import SHIPPED, claims_of, is_table, load
     from attnbench.answers.claims.verdict import judge_all_rows
 
-    tables = [load(one) for one in given or () if is_table(one)]
+    tables = [load(one) for one in dict.fromkeys(given or ()) if is_table(one)]
     results = [Path(one) for one in given or () if not is_table(one)] or None
     if results and not run and (path := next((one for one in results if not one.exists()), None)):
         hint = did_you_mean(str(path), SHIPPED) or f"; there are {', '.join(SHIPPED)}"

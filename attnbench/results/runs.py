@@ -79,7 +79,7 @@ def suites_of(runs: Iterable[Path]) -> set[str]:
 
 def no_run(path: Path, remedy: str = "give the folder of one, results/SUITE/STARTED-DEVICE") -> ResultsError:
     """The error for a folder without a run."""
-    return ResultsError(f"{path}: holds no run; {remedy}")
+    return ResultsError(f"{path}: {'holds no run' if path.exists() else 'no such folder'}; {remedy}")
 
 
 def newest_run(path: Path) -> RunFolder:

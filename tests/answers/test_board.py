@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
+import attnbench
 from attnbench.answers.board.crossings import exact_labels
 from attnbench.answers.board.runs import read_runs
 from attnbench.answers.board.site import INDEX, make_site, shape_of
 from attnbench.answers.report import page
 from attnbench.cli.app import main
-from attnbench.errors import Exit, ResultsError
+from attnbench.errors import AttnbenchError, Exit, ResultsError
 from attnbench.results.audit import audit
 from attnbench.results.frame.settings import records
 from attnbench.results.manifest import read_manifest, write_manifest
@@ -314,6 +315,19 @@ def test_what_is_handed_in_verifies_shows_the_same_and_says_nothing_private(tmp_
     assert site_of(folder).keys() == site_of(run).keys()
     assert main(["submit", str(run), "--to", str(tmp_path / "runs")]) == Exit.CANNOT_CREATE
     assert "was handed in before" in capsys.readouterr().err
+
+
+def test_from_python_it_is_the_same_folder_and_the_same_site(tmp_path: Path) -> None:
+    run, few = write(tmp_path / "run"), write(tmp_path / "few", rows("unchecked"))
+    folder, left = attnbench.submit(str(run), str(tmp_path / "runs"))
+    assert (folder.parent, left) == (tmp_path / "runs", [])
+    index, left = attnbench.board([folder, str(few)], tmp_path / "site")
+    assert [one.run for one in left] == ["few"]
+    assert {file.name: file.read_text() for file in index.parent.iterdir()} == site_of(folder, few)
+    (tmp_path / "file").touch()
+    for call in (lambda: attnbench.submit(run, tmp_path / "file"), lambda: attnbench.board(run, tmp_path / "file")):
+        with pytest.raises(AttnbenchError, match=r"choose another folder$"):
+            call()
 
 
 def test_a_suite_changed_after_it_was_handed_in_is_found(tmp_path: Path) -> None:

@@ -148,10 +148,12 @@ def test_times_over_another_variant_are_of_one_run_each(tmp_path: Path) -> None:
     [
         ({"variants": ("nobody",)}, "no cell is chosen; a cell is called"),
         ({"select": "n999"}, "no cell is chosen; a cell is called"),
+        ({"relative_to": "nobody"}, "relative-to 'nobody': .* has no time of this variant"),
     ],
 )
 def test_a_choice_of_nothing_names_a_cell(tmp_path: Path, given: dict[str, Any], said: str) -> None:
-    write(tmp_path, *made(1e-3, 1e-3))
+    write(tmp_path, *made(1e-3), about=environment(cores=4))
+    write(tmp_path, *made(1e-3, 1e-3), first=2)
     with pytest.raises(UsageError, match=said):
         history([tmp_path], {**ALL, **given})
 
@@ -164,6 +166,10 @@ def test_without_a_run_or_a_common_cell_it_is_one_line(tmp_path: Path) -> None:
     write(tmp_path, *made(1e-3, n=128), first=2)
     with pytest.raises(UsageError, match="no two of 2 runs have a cell in common"):
         history([tmp_path], ALL)
+    with pytest.raises(ResultsError, match="mistyped: no such folder; give a folder of several runs"):
+        history([tmp_path, tmp_path / "mistyped"], ALL)
+    with pytest.raises(ResultsError, match="mistyped: no such folder"):
+        read_history([tmp_path / "mistyped"], load(folder_of(tmp_path, 1)))
 
 
 def test_the_command_prints_changes_and_json_has_every_point(

@@ -222,6 +222,13 @@ WRONG = [
     ("level: operator", "level: kernel", 4, "'level' cannot be 'kernel'"),
     ("rows:\n", "rows: []\nmore:\n", 8, "no numbers; write rows:"),
     ("source: Who et al. 2021", "source: [", 3, "not YAML"),
+    (
+        FORM.partition("rows:\n")[2],
+        "- {row: exact, variant: softmax, values: [null, null]}\n",
+        8,
+        "no numbers; write rows:",
+    ),
+    ("baseline: exact\nunit: ms", "unit: times faster", 8, "'times faster' than what? add baseline: with a variant"),
 ]
 
 
@@ -292,6 +299,13 @@ def test_flashinfers_traces_are_a_table(form: str, tmp_path: Path) -> None:
         ),
         ("a.csv", CUDNN.replace("0.893", "soon"), "a.csv:2: could not convert string to float: 'soon'"),
         ("a.csv", CUDNN.partition("llama")[0], "a.csv:1: no number for attnbench (it is empty)"),
+        ("a.csv", CUDNN.replace("0.893", "inf"), "a.csv:2: 'value' must be finite"),
+        (
+            "a.csv",
+            CUDNN.partition("llama")[0] + "llama,cudnn,bfloat16\n",
+            "a.csv:2: a value is missing or of another kind",
+        ),
+        ("a.json", "5", "a.json:1: a value is missing or of another kind; give a file of flashinfer-bench"),
         ("a.json", "{", "a.json:1: "),
         ("a.json", json.dumps(trace()) + "\n{oops}\n", "a.json:2: "),
         ("a.json", json.dumps(trace(definition="gemm_n128")), "1 left out: what failed"),
@@ -311,6 +325,23 @@ def test_a_csv_of_results_is_no_table(tmp_path: Path) -> None:
     assert not is_table(str(tmp_path / "rows.csv"))
     assert is_table("lra")
     assert not is_table("results")
+    with (tmp_path / "rows.csv").open("a") as file:  # a suite of many cells
+        file.writelines(",".join(["x" * 99] * 10) + "\n" for _ in range(1100))
+    assert not is_table(str(tmp_path / "rows.csv"))
+
+
+def test_a_trace_may_have_more_than_a_megabyte(tmp_path: Path) -> None:
+    long = {**trace(), "log": "x" * 9000}
+    assert len(written(tmp_path, "\n".join([json.dumps(long)] * 120), "traces.jsonl")) == 120
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe"])
+def test_a_table_that_cannot_be_read_is_one_line_and_names_no_other_form(content: bytes | None, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    if content:
+        file.write_bytes(content)
+    with pytest.raises(AttnbenchError, match=r"give .*a file of numbers$"):
+        load(str(file))
 
 
 def test_an_unknown_name_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+import attnbench
 from attnbench.cli.app import main
 from attnbench.cli.cite import _key, _work
 from attnbench.contract.variant import VARIANTS
+from attnbench.errors import AttnbenchError
 
 RUNS = Path(__file__).parents[2] / "results" / "reference"
 ENTRY = re.compile(r"^@(\w+)\{([^,\s]+),\n(.*?)\n\}$", re.MULTILINE | re.DOTALL)
@@ -48,6 +50,15 @@ def test_runs_of_every_kind_are_cited(run: str, capsys: pytest.CaptureFixture[st
     assert method.startswith("Measured on 2026-")
     assert "None" not in method
     assert ("NVIDIA H200 (140 GiB)" in method) is (run == "gpu-h200")
+
+
+def test_from_python_it_is_the_same_text(capsys: pytest.CaptureFixture[str]) -> None:
+    method, entries = cited("kernels-cpu", capsys)
+    text, _, bibtex = attnbench.cite(RUNS / "kernels-cpu").partition("\n@")
+    assert text.strip() == method
+    assert {key: fields for _, key, fields in ENTRY.findall(f"@{bibtex}")} == entries
+    with pytest.raises(AttnbenchError, match="holds no run"):
+        attnbench.cite("tests")
 
 
 @pytest.mark.parametrize("name", [one.name for one in VARIANTS if "this project" not in one.source])

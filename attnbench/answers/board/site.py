@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from attnbench.answers.board.crossings import crossings, exact_labels, sentences
-from attnbench.answers.board.runs import LeftOut
+from attnbench.answers.board.runs import LeftOut, read_runs
 from attnbench.answers.report.answer import Sentence
 from attnbench.answers.report.page import rendered, section
 from attnbench.answers.report.rows import marked
@@ -81,13 +81,29 @@ def _page(shape: str, runs: Sequence[Machine]) -> tuple[str, list[dict[str, Any]
     return rendered("report.html", shared, shape, sections=sections, **about), sections
 
 
+def board(runs: str | Path | Sequence[str | Path], out: str | Path = "board") -> tuple[Path, list[LeftOut]]:
+    """Write the site of a board, as ``attnbench board`` does; give its index, and what is left out with the reason.
+
+    Args:
+        runs: runs, or folders that hold some.
+        out: the folder for the pages.
+
+    Raises:
+        ResultsError: there is no such folder, or no run that can be shown.
+        CannotCreate: another file has the name of a page, or the pages cannot be written.
+    """
+    taken, left = read_runs([Path(one) for one in ([runs] if isinstance(runs, str | Path) else runs)])
+    write_site(Path(out), make_site(taken, left))
+    return Path(out) / INDEX, left
+
+
 def write_site(folder: Path, files: Mapping[str, str]) -> None:
     """Write the pages in place of those of an earlier board. Raises CannotCreate: another file has the name of one."""
     refuse_link(folder)
     make_folder(folder)
     old = {file.name for file in folder.glob("*.html") if _BOARD in file.read_text(errors="replace")}
     if others := [name for name in files if (folder / name).exists() and name not in old]:
-        raise CannotCreate(f"{folder / others[0]} is no page of a board; choose another folder with --out")
+        raise CannotCreate(f"{folder / others[0]} is no page of a board; choose another folder")
     for name in old | files.keys():
         if name in files:
             write_output(folder / name, files[name])

@@ -26,24 +26,28 @@ _PRIVATE = {
 """Text in JSON that says who somebody is, or lets others in -> what takes its place."""
 
 
-def submit(path: Path, to: Path) -> tuple[Path, list[LeftOut]]:
-    """Write a run into a new folder in ``to``, named by date and machine; also give the rows that no board shows.
+def submit(run: str | Path, to: str | Path = "runs") -> tuple[Path, list[LeftOut]]:
+    """Write the folder that hands a run in to a board, as ``attnbench submit`` does; give it, and rows no board shows.
+
+    Args:
+        run: the folder of a run, or of a suite for its newest.
+        to: the folder that holds the runs of a board; the new one in it is named by date and machine.
 
     Raises:
-        ResultsError: there is no run, runs of several suites, or one that :func:`take` does not take.
+        ResultsError: there is no run, runs of several suites, or one that a board does not take.
         UsageError: a board would show none of its rows.
         CannotCreate: it was handed in before, or the folder cannot be made.
     """
-    folder = newest_run(path)
+    folder = newest_run(Path(run))
     machine, out = take(folder.path, folder.path.name)
     if not len(machine.rows):
         why = "; ".join(f"{one.what}: {one.why}" for one in out)
         raise UsageError(f"{folder.path}: {why}; so no board shows it; measure it again")
     facts = folder.environment
     date = re.sub("[-:]", "", str(facts.get("started_at", "")))[:15] or folder.path.name
-    place = to / "-".join([date, re.sub("[^a-z0-9]+", "-", title_of(machine).lower()).strip("-")])
+    place = Path(to) / "-".join([date, re.sub("[^a-z0-9]+", "-", title_of(machine).lower()).strip("-")])
     if place.exists():
-        raise CannotCreate(f"{place} exists: this run was handed in before; choose another folder with --to")
+        raise CannotCreate(f"{place} exists: this run was handed in before; choose another folder")
     kept = {name: value for name, value in facts.items() if name not in (ENDS, OPENING)}
     suite = (folder.path / SUITE).read_text(encoding="utf-8")
     records = [record.to_json() for record in folder.in_order()]

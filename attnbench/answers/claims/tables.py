@@ -55,7 +55,7 @@ class Number(BaseModel):
     """With options, or a name of :data:`BACKENDS`."""
     kernel: str = ""
     """The kernel of the variant that was measured, if the catalogue has another."""
-    value: float = Field(gt=0)
+    value: float = Field(gt=0, allow_inf_nan=False)
     unit: Literal["s", "ms", "us", "steps/s", "TFLOP/s", "MB", "GB", "times faster", "times smaller"]
     """``times faster`` and ``times smaller`` are held to the baseline."""
     device: str = Field(min_length=1)
@@ -220,7 +220,7 @@ def suite_of(numbers: Sequence[Number], beside: Sequence[str]) -> Suite:
 
 def is_table(text: str) -> bool:
     """True if an argument names a table, shipped or a file, and no results."""
-    own = Path(text).is_file() and text.endswith(".csv") and "cell_id" in csv_text(Path(text), "numbers")
+    own = text.endswith(".csv") and Path(text).is_file() and "cell_id" in _text_of(text)
     return not own and (text in SHIPPED or text.endswith((".yaml", ".yml", ".csv", ".json", ".jsonl")))
 
 
@@ -230,7 +230,7 @@ def load(name: str) -> Sequence[Number]:
 
     Raises UsageError if there is none or it cannot be read, and SuiteError if a line of it is wrong.
     """
-    text = csv_text(SHIPPED.get(name, Path(name)), "numbers", others=list(SHIPPED))
+    text = _text_of(name)
     if name.endswith((".csv", ".json", ".jsonl")):
         return _read(name, *imported(name, text))
     try:
@@ -240,14 +240,21 @@ def load(name: str) -> Sequence[Number]:
         raise Origin(name).error_on(error.line, said) from None
 
 
+def _text_of(name: str) -> str:
+    return csv_text(SHIPPED.get(name, Path(name)), "file of numbers", others=list(SHIPPED), megabytes=100)
+
+
 def _read(name: str, data: Mapping[str, Any], lines: Mapping[Place, int]) -> Sequence[Number]:
     origin, rows = Origin(name, lines), data.get("rows")
-    if not isinstance(rows, list) or not rows:
-        raise origin.error(("rows",), "no numbers; write rows: with row, variant and values for each row of the table")
     shared = {**{key: one for key, one in data.items() if key != "rows"}, "table": name}
-    numbers = [one for place, row in enumerate(rows) for one in _numbers(row, shared, origin, place)]
+    listed = enumerate(rows if isinstance(rows, list) else ())
+    numbers = [one for place, row in listed for one in _numbers(row, shared, origin, place)]
+    if not numbers:
+        raise origin.error(("rows",), "no numbers; write rows: with row, variant and values for each row of the table")
     names = list(dict.fromkeys(one.row for one in numbers))
     for one in numbers:
+        if one.unit.startswith("times") and not one.baseline:
+            raise origin.error_on(one.line, f"'{one.unit}' than what? add baseline: with a variant")
         if one.baseline not in ("", *names) and not one.unit.startswith("times"):
             raise origin.error_on(one.line, f"no row is called {shown(one.baseline)}{pick(one.baseline, names)}")
     if name not in SHIPPED:

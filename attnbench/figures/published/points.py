@@ -34,8 +34,8 @@ VALUES = {
 """Column of the file -> name of its axis."""
 _COLUMNS = ("model", "family", "n", *VALUES)
 _ABOUT = ("source", "read", "title")
-_MODELS, _TEXT, _BYTES = 16, 300, 1_000_000
-"""The most models, letters of a line above the columns, and bytes of a file."""
+_MODELS, _TEXT = 16, 300
+"""The most models, and letters of a line above the columns."""
 
 
 @dataclass(frozen=True)
@@ -51,30 +51,30 @@ class Points:
 
 def read_points(path: Path) -> Points:
     """Read a file of points; UsageError with the file, the line and the remedy if it is not one."""
-    lines = csv_text(path, "points", others=["published"]).splitlines()
+    lines = csv_text(path, "CSV file of points", others=["published"]).splitlines()
     above = next((place for place, line in enumerate(lines) if not line.startswith("#")), len(lines))
     about = _about(path, lines[:above])
     table = _table(path, lines[above:], above)
     return Points(about.get("title", "Published measurements"), about["source"], about["read"], table)
 
 
-def csv_text(path: Path, what: str, *, others: Sequence[str] = ()) -> str:
-    """The text of a CSV file of points, say; UsageError if it cannot be read. ``others`` stand for files."""
-    remedy = f"give {''.join(f'{other}, or ' for other in others)}a CSV file of {what}"
+def csv_text(path: Path, what: str, *, others: Sequence[str] = (), megabytes: int = 1) -> str:
+    """The text of a ``CSV file of points``, say; UsageError if it cannot be read. ``others`` stand for files."""
+    remedy = f"give {''.join(f'{other}, or ' for other in others)}a {what}"
     if path.exists() and not path.is_file():  # reading a pipe may take for ever
-        raise UsageError(f"{path}: not a file; give a CSV file of {what}")
+        raise UsageError(f"{path}: not a file; give a {what}")
     try:
         with path.open("rb") as file:
-            content = file.read(_BYTES + 1)
-        if len(content) > _BYTES:
-            raise UsageError(f"{path}: more than 1 MB; a file of {what} has a few lines")
+            content = file.read(megabytes * 10**6 + 1)
+        if len(content) > megabytes * 10**6:
+            raise UsageError(f"{path}: more than {megabytes} MB; a {what} is smaller")
         return content.decode("utf-8-sig")
     except FileNotFoundError:
         hint = did_you_mean(str(path), others) or f"; {remedy}"
         raise UsageError(f"{path}: no such file{hint}") from None
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "not text in UTF-8"
-        raise UsageError(f"{path}: cannot be read ({why}); give a CSV file of {what}") from None
+        raise UsageError(f"{path}: cannot be read ({why}); give a {what}") from None
 
 
 def _about(path: Path, lines: Sequence[str]) -> dict[str, str]:
