@@ -161,7 +161,7 @@ def _draw_panel(
         ax.axvline(value, color=palette().faint, lw=0.8, ls=":", zorder=1)
         ax.plot([value], [0.15], mark, color=palette().faint, ms=3, clip_on=False)
     rows = [row + 0.5 for row, (_, label) in enumerate(lines) if label]
-    across = {"transform": ax.get_yaxis_transform(), "color": palette().line, "lw": 0.4, "zorder": 0}
+    across: dict[str, Any] = {"transform": ax.get_yaxis_transform(), "color": palette().line, "lw": 0.4, "zorder": 0}
     ax.plot(np.tile([0, 1, math.nan], len(rows)), np.repeat(rows, 3), **across)
     for row, (family, label) in enumerate(lines):
         if label:

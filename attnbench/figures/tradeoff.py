@@ -171,8 +171,8 @@ def draw_contenders(
     if narrow():
         rooms = [narrow_room(heading) for heading in headings]
         if max(named) > _NUMBERED:
-            order = points.sort_values(["family", "label"])["label"].unique()
-            order = sorted(order, key=lambda label: is_long(names[label]))
+            every = dict.fromkeys(points.sort_values(["family", "label"])["label"])
+            order = sorted(every, key=lambda label: is_long(names[label]))
             numbers = {label: str(turn) for turn, label in enumerate(order, start=1)}
         keys = keys_height(list(points["family"]), [names[label] for label in numbers])
     page = new_page(
@@ -186,8 +186,8 @@ def draw_contenders(
     largest, limits = float(points["memory"].max()), spread(list(found))
     for place, (part, one) in enumerate(zip(page.parts(headings, rooms), found, strict=True)):
         widest = min(1.9, 0.8 * _width(part))
-        said = [numbers.get(label) or shorten(names[label], widest, SMALL_SIZE) for label in one.points["label"]]
-        shown = one.points.assign(name=said)
+        written = [numbers.get(label) or shorten(names[label], widest, SMALL_SIZE) for label in one.points["label"]]
+        shown = one.points.assign(name=written)
         if _has_too_many(one):
             shown["name"] = shown["name"].where(shown["label"].isin(one.front["label"]), "")
         _panel(part, one, shown, x, limits[place], largest)
