@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -159,13 +160,15 @@ def _draw_panel(
     for value, mark in panel.lines:
         ax.axvline(value, color=palette().faint, lw=0.8, ls=":", zorder=1)
         ax.plot([value], [0.15], mark, color=palette().faint, ms=3, clip_on=False)
+    rows = [row + 0.5 for row, (_, label) in enumerate(lines) if label]
+    across: dict[str, Any] = {"transform": ax.get_yaxis_transform(), "color": palette().line, "lw": 0.4, "zorder": 0}
+    ax.plot(np.tile([0, 1, math.nan], len(rows)), np.repeat(rows, 3), **across)
     for row, (family, label) in enumerate(lines):
         if label:
             _draw_line(ax, row + 0.5, panel, label, palette().family(family))
 
 
 def _draw_line(ax: Axes, y: float, panel: Panel, label: str, colour: str) -> None:
-    ax.axhline(y, color=palette().line, lw=0.4, zorder=0)
     for value, mark, hollow in panel.values.get(label, []):
         low, high = ax.get_xlim()
         beyond = "<" if value < low else ">" if value > high else mark

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from attnbench.figures.kit.keys import on_all, write_entry
+from attnbench.figures.kit.keys import NAMES, on_all, write_entry
 from attnbench.figures.kit.page import (
-    NARROW_ROOM,
     NothingToDraw,
     Page,
     narrow,
+    narrow_room,
     new_page,
     only_on_a_page,
     shorten,
@@ -27,6 +27,7 @@ from attnbench.figures.kit.page import (
     text_width,
 )
 from attnbench.figures.kit.palette import palette
+from attnbench.figures.kit.sheets import COLUMN
 from attnbench.figures.kit.style import SMALL_SIZE, in_style, mark
 from attnbench.figures.kit.ticks import length, log_axis, padded, trimmed
 from attnbench.figures.published.lra import NYSTROMFORMER, OWN_ROOM, WIDE, draw_lines
@@ -38,8 +39,8 @@ from attnbench.results.frame.words import failures, own_form_note, short_names, 
 from attnbench.units import format_bytes, format_seconds
 
 NEEDS = "times at two lengths"
-_POWERS = 2.0
-"""Width of the two columns of powers, in inches."""
+_POWERS = 0.95
+"""Width of a column of powers, in inches."""
 _AXIS, _GAP = 0.42, 0.18
 _MARKS = 60
 """Most markers on a line."""
@@ -85,11 +86,13 @@ def draw_scaling(
         "Crosses: the length at which a line stopped; their height is that of their words."
         * any(line.stopped for line in lines),
         hidden,
+        *(f"Without {name}: it was not measured." for name in _unmeasured(panels)),
         *(f"Not drawn — {line}" for line in failures(shown)),
         without_room(found),
     ]
     rooms = [
-        NARROW_ROOM + _table_height(drawn) if narrow() else max(4.2, 0.5 + 0.16 * len(drawn)) for _, drawn in panels
+        narrow_room(heading) + _table_height(drawn) if narrow() else max(4.2, 0.5 + 0.16 * len(drawn))
+        for heading, drawn in panels
     ]
     headings = [heading for heading, _ in panels]
     page = new_page(
@@ -124,24 +127,43 @@ _COLUMNS = (
 )
 
 
+def _measured(drawn: Sequence[Series]) -> list[tuple[str, str, int, Callable[[float], str]]]:
+    return [one for one in _COLUMNS if any((line.rows[one[0]] > 0).any() for line in drawn)]
+
+
+def _unmeasured(panels: Sequence[tuple[str, Sequence[Series]]]) -> list[str]:
+    return [name for _, name, *_ in _COLUMNS if any(name not in {n for _, n, *_ in _measured(d)} for _, d in panels)]
+
+
 def _table_height(drawn: Sequence[Series]) -> float:
-    return 0.65 + 0.16 * len(drawn)
+    return 0.65 + 0.16 * sum(1 + _is_long(line, _names_beside(drawn)) for line in drawn)
+
+
+def _names_beside(drawn: Sequence[Series]) -> float:
+    """Width that names have beside their powers, with the pieces of their lines."""
+    if narrow():  # all the room there is
+        return COLUMN - 0.28 - _POWERS * len(_measured(drawn))
+    return min(names_room(), max(text_width(line.name, SMALL_SIZE) for line in drawn)) + NAMES
+
+
+def _is_long(line: Series, names: float) -> bool:
+    """True if the name takes a line of its own."""
+    return narrow() and text_width(line.name, SMALL_SIZE) > names - NAMES
 
 
 def _block(page: Page, drawn: Sequence[Series]) -> None:
-    names = min(names_room(), max(text_width(line.name, SMALL_SIZE) for line in drawn)) + 0.46
+    names, columns = _names_beside(drawn), _measured(drawn)
     if narrow():
         page, table = page.split(_table_height(drawn))
-        names = table.right - table.left - _POWERS + 0.1  # all the room there is
         left, right = page.left + 0.66, page.right - 0.1
     else:
-        left, right = page.left + 0.66, page.right - names - _POWERS - 0.2
+        left, right = page.left + 0.66, page.right - names - _POWERS * len(columns) - 0.3
         table = replace(page, left=right + 0.2)
-    tall = (page.top - page.bottom - _AXIS - _GAP) / 2
+    tall = (page.top - page.bottom - _AXIS + _GAP) / len(columns) - _GAP
     lengths = sorted({n for line in drawn for n in line.rows["seq_len"]} | {s.stopped[0] for s in drawn if s.stopped})
-    for place, (column, name, base, text) in enumerate(_COLUMNS):
-        ax = page.axes(left, page.bottom + _AXIS + (1 - place) * (tall + _GAP), right - left, tall)
-        ends = [column] if place else [column, "time_ci_low_s", "time_ci_high_s"]
+    for place, (column, name, base, text) in enumerate(columns):
+        ax = page.axes(left, page.top - tall - place * (tall + _GAP), right - left, tall)
+        ends = [column, "time_ci_low_s", "time_ci_high_s"] if column == "time_median_s" else [column]
         shown = [line.rows[ends].to_numpy(dtype=float) for line in drawn]
         # A band that reaches farther than three times its value would flatten all lines, and leaves the axes instead.
         values = np.concatenate([np.clip(one, one[:, :1] / 3, one[:, :1] * 3).ravel() for one in shown])
@@ -156,15 +178,10 @@ def _block(page: Page, drawn: Sequence[Series]) -> None:
         ax.grid(axis="both")
         for line in drawn:
             _line(ax, line, column)
-        if not np.isfinite(values).any():
-            ax.text(0.5, 0.5, "not measured", transform=ax.transAxes, ha="center", color=palette().faint)
-            ax.set_yticks([])
         for row, ((n, status), stopped) in enumerate(stops.items()):
             _mark_stop(ax, (right - left, tall), row, n, status, stopped)
-        if place == 0:
-            ax.tick_params(labelbottom=False)
-        else:
-            ax.set_xlabel("length n (log2 scale)")
+        ax.tick_params(labelbottom=place == len(columns) - 1)
+    ax.set_xlabel("length n (log2 scale)")
     _write_table(table, drawn, names)
 
 
@@ -205,20 +222,23 @@ def _mark_stop(ax: Axes, inches: tuple[float, float], row: int, n: int, status: 
 def _write_table(page: Page, drawn: Sequence[Series], names: float) -> None:
     ax, width = on_all(page), page.right - page.left
     faint: dict[str, Any] = {"fontsize": SMALL_SIZE, "color": palette().faint, "va": "center"}
-    columns = {"time_median_s": ("time", names + 0.95), "peak_bytes": ("memory", names + 1.9)}
+    columns = [(column, names + _POWERS * place) for place, (column, *_) in enumerate(_measured(drawn), start=1)]
     y = page.top - page.bottom - 0.06
-    ax.text(names + 1.1, y, "power of n", ha="center", **faint)
+    ax.text((names + columns[-1][1]) / 2 + 0.15, y, "power of n", ha="center", **faint)
     y -= 0.155
-    for word, at in columns.values():
-        ax.text(at, y, word, ha="right", **faint)
+    for column, at in columns:
+        ax.text(at, y, "time" if column == "time_median_s" else "memory", ha="right", **faint)
     y -= 0.1
     ax.add_line(Line2D([0, width], [y, y], color=palette().line, lw=0.8))
-    step = min(0.2, max(0.13, (y - 0.2) / max(len(drawn), 1)))
+    step = min(0.2, max(0.13, (y - 0.2) / sum(1 + _is_long(line, names) for line in drawn)))
     y += step / 2 - 0.06
     for line in drawn:
         y -= step
-        mark(write_entry(ax, y, line.name, {"lw": 1.2, **line.look.line}, right=names), line.rows.index)
-        for column, (_, at) in columns.items():
+        long = _is_long(line, names)
+        how = {"lw": 1.2, **line.look.line}
+        mark(write_entry(ax, y, line.name, how, right=width if long else names), line.rows.index)
+        y -= step * long
+        for column, at in columns:
             power, half, claim = line.power(column), line.half(column), line.claimed(column)
             text = "–" if math.isnan(power) else f"{power + 0.0:.2f}".replace("-0.00", "0.00")
             text += f" ±{half:.2f}" if half >= 0.005 else ""

@@ -33,7 +33,7 @@ NEEDS = "scores of trainings"
 _PANELS = 12
 _ROW = 0.275
 """Height of a row in inches: two lines of small letters."""
-_NARROW_ROWS = 8
+_NARROW_ROWS = 7
 """Most rows of a panel in a figure for one column."""
 _HEAD, _AXIS, _GAP = 0.34, 0.42, 0.16
 _LINE = 0.065

@@ -22,6 +22,8 @@ from attnbench.results.frame.settings import PANELS, Setting, compared, only_len
 from attnbench.results.frame.words import failures, own_form_note, short_names, where
 
 NEEDS = "errors of pass generate"
+_MARKS = 6
+"""Most marks on a line."""
 
 
 def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
@@ -88,3 +90,7 @@ def _scale(ax: Axes, panel: Panel) -> None:
     _, high = ax.get_ylim()
     ax.set_ylim(0, high)
     ax.set_yticks([tick for tick in linear_ticks(0, high) if tick <= high])
+
+
+def _draw(ax: Axes, line: Line, look: Look) -> None:
+    ax.plot(line.x, line.y, lw=1.4, markersize=3.4, alpha=0.95, markevery=-(-len(line.x) // _MARKS), **look.line)

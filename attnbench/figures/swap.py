@@ -69,7 +69,7 @@ def draw_swap(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None) 
     if not panels:
         raise NothingToDraw("neither steps nor layers to draw over; ask for --steps 0,50 or --layers each")
     hows = _hows([line for panel in panels for line in panel])
-    tall = max(_TALL, _ABOVE + _BELOW + LINE * (len(hows) + 1))
+    tall = max(_TALL - 0.15 * narrow(), _ABOVE + _BELOW + LINE * (len(hows) + 1))
     page = new_page(
         _title(panels[0], by_layer=panels[0] is alone),
         [_about(next((row for row in rows if row["tuned"]), rows[0]))],

@@ -19,13 +19,21 @@ from attnbench.errors import UsageError
 from attnbench.figures.catalogue import ENOUGH
 from attnbench.figures.catalogue import applies as too_many_to_name
 from attnbench.figures.kit.bands import Layout, arrange, draw_bands
-from attnbench.figures.kit.bubbles import draw_circles, draw_front, draw_keys, keys_height, round_sizes
+from attnbench.figures.kit.bubbles import (
+    draw_circles,
+    draw_front,
+    draw_keys,
+    draw_numbers,
+    is_long,
+    keys_height,
+    round_sizes,
+)
 from attnbench.figures.kit.labels import place_labels, write_along
 from attnbench.figures.kit.page import (
-    NARROW_ROOM,
     NothingToDraw,
     Page,
     narrow,
+    narrow_room,
     new_page,
     shorten,
     stacked,
@@ -62,6 +70,8 @@ _SCORE = (
 _TRAINED = "harms the model less", "methods that harm it less than answering mean(V)"
 MOST_NAMES = 40
 """Most points of a page's figure that all have their names: pointing at one says its name too."""
+_NUMBERED = 8
+"""Most names in a panel for one column: more are numbers there, with a list of the names below."""
 _BOTTOM = 0.42
 """Room below the axes for their scale, in inches."""
 
@@ -147,13 +157,18 @@ def draw_contenders(
     names, hidden = short_names(points)
     lengths, said = {one.n for one in found}, {one.agreed.said for one in found}
     about = where(pd.concat([one.rows for one in found]), found[0].n if len(lengths) == 1 else None)
+    headings = [_heading(one, with_n=len(lengths) > 1, with_error=len(said) > 1) for one in found]
     # More than two dozen names need a taller panel.
-    keys = keys_height(list(points["family"])) if narrow() else 0.0
     named = [24 if _has_too_many(one) else len(one.points) for one in found]
     rooms = [4.3 + 0.13 * max(0, count - 24) for count in named]
+    keys, numbers = 0.0, dict[str, str]()
     if narrow():
-        rooms = [NARROW_ROOM + 0.4 + 0.06 * count for count in named]
-    headings = [_heading(one, with_n=len(lengths) > 1, with_error=len(said) > 1) for one in found]
+        rooms = [narrow_room(heading) for heading in headings]
+        if max(named) > _NUMBERED:
+            every = dict.fromkeys(points.sort_values(["family", "label"])["label"])
+            order = sorted(every, key=lambda label: is_long(names[label]))
+            numbers = {label: str(turn) for turn, label in enumerate(order, start=1)}
+        keys = keys_height(list(points["family"]), [names[label] for label in numbers])
     page = new_page(
         _title(found[0]),
         [*about, *(said if len(said) == 1 else ())],
@@ -165,12 +180,15 @@ def draw_contenders(
     largest, limits = float(points["memory"].max()), spread(list(found))
     for place, (part, one) in enumerate(zip(page.parts(headings, rooms), found, strict=True)):
         widest = min(1.9, 0.8 * _width(part))
-        shown = one.points.assign(name=[shorten(names[label], widest, SMALL_SIZE) for label in one.points["label"]])
+        written = [numbers.get(label) or shorten(names[label], widest, SMALL_SIZE) for label in one.points["label"]]
+        shown = one.points.assign(name=written)
         if _has_too_many(one):
             shown["name"] = shown["name"].where(shown["label"].isin(one.front["label"]), "")
         _panel(part, one, shown, x, limits[place], largest)
         if place == 0:
             _keys(under if narrow() else replace(part, left=part.left + 0.96 + _width(part) + 0.14), points, largest)
+            if numbers:
+                draw_numbers(under, {number: names[label] for label, number in numbers.items()})
             if overlay:
                 draw_published(part, part.left + 0.96 + _width(part) + 1.62)
     return page.figure

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pandas as pd
@@ -55,6 +56,16 @@ def test_headings_of_many_settings_and_ticks_of_many_lengths_stand_apart(run: An
     assert headings[1:4] == [
         f"float32 · {form}" for form in ("not causal · no padding", "not causal · 50% padding", "causal · no padding")
     ]
+
+
+def test_numbers_stand_for_the_names_that_a_column_has_no_room_for(lra: pd.DataFrame) -> None:
+    (figure,) = column(lra, figures=["tradeoff"]).values()
+    panel = next(ax for ax in figure.axes if ax.axison)
+    drawn = [text.get_text() for text in panel.texts if text.get_text().isdigit()]
+    listed = [text.get_text() for ax in figure.axes if not ax.axison for text in ax.texts]
+    named = dict(pairwise(listed))
+    assert len(drawn) == len({*drawn}) > 8
+    assert {named[number].removesuffix("†").partition(":")[0] for number in drawn} <= {*lra["variant"]}
 
 
 def test_what_a_column_cannot_hold_is_refused_in_a_line(run: Any) -> None:

@@ -18,7 +18,9 @@ FIRST = {path.relative_to(path.parents[1]): path for path in reversed(FIGURES)}.
 
 def texts(svg: Path) -> list[tuple[str, str]]:
     """The size of everything written, and what it is, in the order in which it is drawn."""
-    return re.findall(r'<text style="[^"]*?([0-9.]+)px[^"]*"[^>]*>([^<]*)<', svg.read_text(encoding="utf-8"))
+    drawn = svg.read_text(encoding="utf-8")
+    sizes = dict(re.findall(r"\.(\w+)\{[^}]*?([0-9.]+)px", drawn))
+    return [(sizes[style], text) for style, text in re.findall(r'<text [^>]*?class="(\w+)"[^>]*>([^<]*)<', drawn)]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from attnbench.errors import UsageError
+from attnbench.figures import draw
 from attnbench.figures.kit.page import NothingToDraw
 from attnbench.figures.scaling import applies, draw_scaling
 from attnbench.figures.series import half_of_power, power_of_n
@@ -211,9 +212,21 @@ def test_forty_variants_still_fit_on_the_page(run: Any) -> None:
 def test_only_times_or_only_memory_is_enough(run: Any, words: Words) -> None:
     rows = timed(run, "linear", (512, 1024, 2048), 1.0)
     no_memory = [row | {"peak_bytes": None} for row in rows]
-    assert "not measured" in words(draw_scaling(run.table(no_memory)))
+    figure = draw_scaling(run.table(no_memory))
+    assert "Without peak memory: it was not measured." in words(figure)
+    assert [ax.get_ylabel() for ax in figure.axes if ax.axison] == ["median time"]
     no_time = [row | {"time_median_s": None, "time_ci_low_s": None, "time_ci_high_s": None} for row in rows]
     assert "1.00 / 1" in words(draw_scaling(run.table(no_time)))
+
+
+def test_a_name_too_long_for_the_table_of_a_column_has_a_line_of_its_own(run: Any) -> None:
+    long, other = "performer:features=64,kernel=relu", "performer:features=256,kernel=positive"
+    rows = [row for label in (long, other, "linear") for row in timed(run, label, (512, 1024, 2048), 1.0)]
+    (figure,) = draw(run.table(rows), figures=["scaling"], width="column").values()
+    places = {text.get_text(): text.get_position()[1] for ax in figure.axes for text in ax.texts}
+    powers = [text.get_position()[1] for ax in figure.axes for text in ax.texts if text.get_text().startswith("1.00")]
+    assert places[long] not in powers
+    assert places["linear"] in powers
 
 
 def test_lines_whose_names_would_be_cut_before_what_tells_them_apart_have_panels(run: Any, words: Words) -> None:

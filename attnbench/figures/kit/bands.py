@@ -11,9 +11,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator
 
-from attnbench.figures.kit.page import text_width
+from attnbench.figures.kit.page import narrow, text_width
 from attnbench.figures.kit.palette import palette
-from attnbench.figures.kit.style import SMALL_SIZE
+from attnbench.figures.kit.style import SMALL_SIZE, TEXT_SIZE
 from attnbench.figures.kit.ticks import padded, plain, power_ticks
 
 _NAMES = {
@@ -22,6 +22,7 @@ _NAMES = {
     "learned": "learned: no\nerror before\nfitting",
     "other": "another\noperator",
 }
+_NARROW_NAMES = _NAMES | {"learned": "not\nfitted"}
 _ROW = 0.3
 _FLOOR, _CEILING = 1e-6, 100.0
 """Errors beyond these limits are drawn at the edge, with their value after the name."""
@@ -63,8 +64,9 @@ def arrange(
     kinds = {kind: points[points["kind"] == kind].sort_values(["x", "label"]) for kind in dict.fromkeys(points["kind"])}
     scaled = kinds.pop("measured", points.iloc[:0])
     rows = {kind: _rows(part, place) for kind, part in kinds.items()}
+    said = _NARROW_NAMES if narrow() else _NAMES
     tall = {
-        kind: max(_ROW * (1 + max(turn)) + 0.14, 0.15 * _NAMES[kind].count("\n") + 0.2) for kind, turn in rows.items()
+        kind: max(_ROW * (1 + max(turn)) + 0.14, 0.15 * said[kind].count("\n") + 0.2) for kind, turn in rows.items()
     }
     if tall and (scaled.empty or sum(tall.values()) > 0.6 * height):
         # Without a scale the bands share all the room; with one, many bands leave it two fifths.
@@ -78,7 +80,7 @@ def arrange(
         start = high - tall[kind] if kind == "exact" else low
         step = tall[kind] / (1 + max(rows[kind]))
         placed.append(kinds[kind].assign(at=[start + step * (row + 0.5) for row in rows[kind]]))
-        ticks.append((start + tall[kind] / 2, _NAMES[kind]))
+        ticks.append((start + tall[kind] / 2, said[kind]))
         strips.append((start, start + tall[kind]))
         low, high = (low, start) if kind == "exact" else (start + tall[kind], high)
     height_of, marks = _scale([*scaled["y"], *also], low, high, log=log, down=down, within=within)
@@ -86,7 +88,7 @@ def arrange(
         beyond = [log and not _FLOOR <= value <= _CEILING for value in scaled["y"]]
         names = [f"{n} ({v:.2g})" if far else n for n, v, far in zip(scaled["name"], scaled["y"], beyond, strict=True)]
         placed.append(scaled.assign(at=[height_of(value) for value in scaled["y"]], name=names))
-        ticks += marks
+        ticks += [tick for tick in marks if not narrow() or low + 0.06 < tick[0] < high - 0.06]  # beside a band's name
     return Layout(pd.concat(placed, ignore_index=True), ticks, strips, (low, high), height_of)
 
 
@@ -141,5 +143,8 @@ def draw_bands(ax: Axes, layout: Layout, height: float, y_label: str, width: flo
     ax.tick_params(axis="y", length=0)
     low, high = layout.scale
     if (layout.points["kind"] == "measured").any():
-        ax.set_ylabel(y_label)
-        ax.yaxis.set_label_coords((-0.74 if "\n" in y_label else -0.76) / width, (low + high) / 2 / height)
+        half = max(text_width(line, TEXT_SIZE) for line in y_label.split("\n")) / 2
+        fitting = min(half, height / 2)  # the heading is above
+        ax.set_ylabel(y_label, fontsize=TEXT_SIZE * fitting / half)
+        middle = min(max((low + high) / 2, fitting), height - fitting)
+        ax.yaxis.set_label_coords((-0.74 if "\n" in y_label else -0.76) / width, middle / height)

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from attnbench.figures.kit.page import Page, narrow
+from attnbench.figures.kit.keys import on_all
+from attnbench.figures.kit.page import Page, narrow, shorten, text_width
 from attnbench.figures.kit.palette import palette
+from attnbench.figures.kit.sheets import COLUMN
 from attnbench.figures.kit.style import SMALL_SIZE, mark
 
 LARGEST = 560.0
 """Area of the largest circle, in square points: 0.37 inches across."""
 SMALLEST = 5.0
+_STEP = 0.165
+"""Inches from a line of a key to the next."""
+_HALF, _NUMBER = COLUMN / 2 - 0.14, 0.24
+"""Width of half a column, and of a number in front of its name, in inches."""
 FRONT = "Pareto front"
 
 
@@ -59,7 +66,7 @@ def draw_keys(
 ) -> None:
     """Draw the keys from ``left`` on: a colour for each family, then three circles with the memory they stand for."""
     height = top - page.bottom
-    ax = page.blank(left, page.bottom, page.right - left, height)
+    ax = on_all(replace(page, left=left, top=top))
     x, y = 0.0, height - 0.08
 
     def write(text: str, indent: float, colour: str = palette().ink) -> None:
@@ -67,7 +74,7 @@ def draw_keys(
 
     write("family", 0, palette().faint)
     for family in _shown(families):
-        y -= 0.165
+        y -= _STEP
         colour = palette().family(family)
         ax.scatter([0.07], [y], s=40, facecolor=(colour, 0.5), edgecolor=colour)
         write(family or "not known", 0.2)
@@ -92,9 +99,26 @@ def draw_keys(
         y -= max(radius, 0.06)
 
 
-def keys_height(families: Sequence[str]) -> float:
-    """Height of the keys in a figure of column width, in inches."""
-    return max(0.35 + 0.165 * len(_shown(families)), 1.3)
+def keys_height(families: Sequence[str], names: Sequence[str]) -> float:
+    """Height of the keys in a figure of column width, in inches, with numbered names below them."""
+    short = [name for name in names if not is_long(name)]
+    return max(0.35 + _STEP * len(_shown(families)), 1.3) + _STEP * (-(-len(short) // 2) + len(names) - len(short))
+
+
+def is_long(name: str) -> bool:
+    """True if half a column is too narrow for a numbered name."""
+    return text_width(name, SMALL_SIZE) > _HALF - _NUMBER - 0.05
+
+
+def draw_numbers(page: Page, names: Mapping[str, str]) -> None:
+    """Write names after their numbers at the foot of the page, in two columns; the long ones come last and have one."""
+    ax, few = on_all(page), sum(not is_long(name) for name in names.values())
+    rows = -(-few // 2)
+    for place, (number, name) in enumerate(names.items()):
+        column, row = divmod(place, rows) if place < few else (0, rows + place - few)
+        x, y = _HALF * column + _NUMBER, _STEP * (rows + len(names) - few - row - 0.5)
+        ax.text(x - 0.06, y, number, fontsize=SMALL_SIZE, va="center", ha="right", fontweight="bold")
+        ax.text(x, y, shorten(name, page.right - page.left - x, SMALL_SIZE), fontsize=SMALL_SIZE, va="center")
 
 
 def _shown(families: Sequence[str]) -> list[str]:

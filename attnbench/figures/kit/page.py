@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -91,7 +92,7 @@ class Page:
         for heading, room in zip(headings, rooms, strict=True):
             lines = _heading(heading)
             self.write(self.left, top - 0.02, "\n".join(lines), va="top", fontsize=TEXT_SIZE, fontweight="bold")
-            top -= _HEADING + _LINE * (len(lines) - 1)
+            top -= heading_height(heading)
             bottom = top - room * (1 + spare)
             pages.append(replace(self, bottom=bottom, top=top))
             top = bottom - _GAP
@@ -113,8 +114,17 @@ def stacked(rooms: Sequence[float], headings: Sequence[str]) -> float:
     """Height in inches that panels with ``rooms`` and their headings need."""
     if len(rooms) == 1:
         return rooms[0]
-    more = sum(len(_heading(heading)) - 1 for heading in headings)
-    return sum(rooms) + len(rooms) * (_HEADING + _GAP) - _GAP + _LINE * more
+    return sum(rooms) + sum(map(heading_height, headings)) + _GAP * (len(rooms) - 1)
+
+
+def heading_height(heading: str) -> float:
+    """Height in inches of a heading between panels."""
+    return _HEADING + _LINE * (len(_heading(heading)) - 1)
+
+
+def narrow_room(heading: str) -> float:
+    """Height of a panel in a figure for one column: with the title and its own heading it is no taller than a sheet."""
+    return NARROW_ROOM + 0.4 - heading_height(heading)
 
 
 def _heading(text: str) -> list[str]:
@@ -148,14 +158,14 @@ def new_page(
         return Page(figure, _INLINE / 2, _INLINE / 2, width - _INLINE / 2, room + _INLINE / 2)
     inside = width - 2 * _MARGIN
     head = [line for text in subtitle for line in wrap(text, inside, TEXT_SIZE)]
-    notes = [text for text in notes if text]
+    size = TITLE_SIZE - 2.5 * narrow()
+    whole, title = title, _fitted(title, inside, size)
+    notes = [text for text in (*notes, whole * (narrow() and title.endswith("…"))) if text]
     if narrow() and len(head) > _NARROW_HEAD:
         notes += [text for text in subtitle if text]
         head = [*head[: _NARROW_HEAD - 1], shorten(f"{head[_NARROW_HEAD - 1]} …", inside, TEXT_SIZE)]
     foot = _caption([wrap(text, inside, SMALL_SIZE) for text in notes])
     head_step, foot_step = TEXT_SIZE * 1.35 / 72, SMALL_SIZE * 1.35 / 72
-    size = TITLE_SIZE - 2.5 * narrow()
-    title = _fitted(title, inside, size)
     below_title = 0.36 + title.count("\n") * size * 1.2 / 72
     above = below_title + head_step * len(head) + 0.1
     below = 0.08 + foot_step * len(foot) + (0.06 if foot else 0)
@@ -240,12 +250,14 @@ def shorten(text: str, width: float, size: float) -> str:
 
 
 def wrap(text: str, width: float, size: float) -> list[str]:
-    """Printable lines a little narrower than ``width`` inches, broken at spaces: some viewers draw text wider."""
+    """Printable lines a little narrower than ``width`` inches: some viewers draw text wider.
+
+    They are broken at spaces, and a word that is wider than a line after its commas.
+    """
     width *= 0.96
     lines: list[str] = []
     for word in one_line(text, 4000).split(" "):
-        if lines and text_width(f"{lines[-1]} {word}", size) <= width:
-            lines[-1] += f" {word}"
-        else:
-            lines.append(word if text_width(word, size) <= width else shorten(word, width, size))
+        for turn, piece in enumerate([word] if text_width(word, size) <= width else re.split("(?<=,)", word)):
+            joined = f"{lines[-1]}{' ' * (turn == 0)}{piece}" if lines else piece
+            lines[-1:] = [joined] if text_width(joined, size) <= width else [*lines[-1:], shorten(piece, width, size)]
     return [line for line in lines if line]

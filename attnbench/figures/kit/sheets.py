@@ -13,7 +13,7 @@ from matplotlib.transforms import Bbox
 COLUMN = 3.3
 """Width of one column in a two-column paper, in inches."""
 _REST = 0.3
-"""Inches for which no sheet of its own is made: a line of the caption."""
+"""Inches that a sheet has at least: more than a line of the caption."""
 _BETWEEN_LINES = 0.09
 """Largest gap between two lines of a key, in inches: a key is cut only if no wider gap is near."""
 TALLEST = 1.2
@@ -28,9 +28,9 @@ def sheets(figure: Figure) -> list[Bbox]:
         return []
     drawn = _drawn(figure)
     gaps = _gaps([(box.y0, box.y1) for _, box in drawn], float(height))
-    cuts = {cut: gap for cut, gap in gaps.items() if not _under_a_heading(cut, drawn, figure)}
+    cuts = {cut: gap for cut, gap in gaps.items() if cut > _REST and not _under_a_heading(cut, drawn, figure)}
     found, top = [], float(height)
-    while top > most + _REST:
+    while top > most:
         below = [cut for cut in cuts if cut < top - 0.05]
         if not below:
             break
@@ -39,7 +39,7 @@ def sheets(figure: Figure) -> list[Bbox]:
         bottom = min(wide or near) if near else max(below)
         found.append(Bbox.from_extents(0, bottom, width, top))
         top = bottom
-    return [*found, *([Bbox.from_extents(0, 0, width, top)] if top > 0.05 else [])]
+    return [*found, Bbox.from_extents(0, 0, width, top)]
 
 
 def _under_a_heading(cut: float, drawn: list[tuple[Artist, Bbox]], figure: Figure) -> bool:

@@ -21,6 +21,7 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from attnbench.errors import CannotCreate, UsageError, cannot_write
+from attnbench.figures.kit.compact import compact
 from attnbench.figures.kit.palette import Palette, is_inline, palette
 from attnbench.figures.kit.sheets import only, sheets
 from attnbench.files import replace_file
@@ -214,7 +215,8 @@ def save(
         drawn = io.BytesIO()
         with styled(), only(figure, part) if part else nullcontext():
             figure.savefig(drawn, format=name, metadata=_METADATA[name], dpi=dpi or 100, bbox_inches=part)
-        write_file(path, drawn.getvalue())
+        content = drawn.getvalue()
+        write_file(path, compact(content.decode()).encode() if name == "svg" else content)
     paths = [path for path, _, _ in files]
     if any(BESIDE in text.get_text() for text in texts(figure)):
         paths.append(stem.with_name(f"{stem.name}.txt"))

@@ -47,14 +47,12 @@ def draw_matrix(ax: Axes, full: np.ndarray, colour: str, *, other: np.ndarray | 
     image[..., :3] = to_rgb(colour)
     if other is not None:
         image[other, :3] = to_rgb(negative())
-    image[..., 3] = full
-    ax.imshow(image, interpolation="none", aspect="auto")
+    image[..., 3] = full.round(2)  # few enough colours for a palette
+    ax.imshow(image, interpolation="none", aspect="auto", clip_on=False)
     ax.set_xticks([])
     ax.set_yticks([])
-    for spine in ax.spines.values():
-        spine.set_visible(True)
-        spine.set_color(palette().line)
-        spine.set_linewidth(0.6)
+    ax.spines[:].set_visible(False)
+    ax.patch.set(facecolor="none", edgecolor=palette().line, linewidth=0.6, zorder=3)
 
 
 def negative() -> str:
