@@ -207,11 +207,13 @@ def test_a_bias_is_learned_as_in_the_formula_and_decoding_adds_it(label: str) ->
 @torch.no_grad()
 def test_decoding_gives_what_forward_gives_however_many_tokens_were_expected(label: str, room: int) -> None:
     for case in cases_of(label):
-        if not (case.causal and case.traits.decode and case.traits.longer):
-            continue
+        by_room = case.spec.name == "reformer" and "buckets" not in dict(case.spec.options) and room < 30
+        if by_room or not (case.causal and case.traits.decode and case.traits.longer):
+            continue  # a reformer has as many buckets as its room has chunks, unless they are counted
         try:
             module, inputs = case.module(replace(case.shape, seq_len=room)), case.draw(replace(case.shape, seq_len=30))
-        except UsageError:  # a setting may be for more tokens
+            module.begin(*(x[..., :1, :] for x in inputs))
+        except (Unsupported, UsageError):  # a setting may be for more tokens, or for whole sequences
             continue
         expected = module(*inputs)
         for prompt in (0, 1, 13, 29):
