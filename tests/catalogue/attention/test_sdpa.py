@@ -27,6 +27,20 @@ def test_without_a_mask_is_the_bare_call_to_the_bit(dtype: torch.dtype, causal: 
     assert torch.equal(Sdpa(Shape(B, H, N, D, causal=causal))(q, k, v), bare)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("backend", ["math", "flash"])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.float16, 2e-3), (torch.bfloat16, 1.5e-2)])
+def test_hidden_keys_weigh_nothing_in_every_dtype(dtype: torch.dtype, bound: float, backend: str, causal: bool) -> None:
+    q, k, v = draw(dtype=dtype)
+    mask = some_keys()
+    variant = Sdpa(Shape(B, H, N, D, causal=causal), backend=backend)  # type: ignore[arg-type]  # a plain str
+    output = variant(q, k, v, key_mask=mask)
+    assert output.dtype == dtype
+    assert relative_error(output, exact_attention(q, k, v, causal=causal, key_mask=mask)) < bound
+    poisoned = k.masked_fill(~mask[:, None, :, None], 50.0)
+    torch.testing.assert_close(variant(q, poisoned, v, key_mask=mask), output)
+
+
 @pytest.mark.parametrize(("causal", "masked"), [(False, False), (False, True), (True, False)])  # both: all pairs
 @pytest.mark.parametrize("backward", [False, True])
 def test_memory_grows_linearly_also_with_a_key_mask(causal: bool, masked: bool, backward: bool) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from attnbench.catalogue.build import build
 from attnbench.contract.inputs import draw_qkv
+from attnbench.contract.problem.reference import exact_attention
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Spec, parse_spec
 from attnbench.errors import UsageError
@@ -24,6 +25,16 @@ SHAPE = Shape(batch=2, heads=4, seq_len=23, head_dim=4, sink="learned")
 def qkv(shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v = draw_qkv(Spec("gaussian"), shape, 3)
     return q.double(), k.double(), v.double()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("text", EXACT)
+def test_half_precision_has_half_the_digits(text: str, dtype: torch.dtype) -> None:
+    shape = replace(SHAPE, causal=True)
+    q, k, v = (x.to(dtype) for x in qkv(shape))
+    module = build(text, shape).to(dtype)
+    expected = exact_attention(q, k, v, causal=True, sink=module.sink.logit.detach())
+    torch.testing.assert_close(module(q, k, v).double(), expected, atol=3e-2, rtol=3e-2)
 
 
 def test_tiles_with_a_sink_take_no_more_memory() -> None:

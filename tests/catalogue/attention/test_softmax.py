@@ -23,6 +23,15 @@ def some_keys(M: int = N) -> Tensor:
     return mask
 
 
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.float16, 2e-3), (torch.bfloat16, 1.5e-2)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_keeps_the_dtype_and_rounds_no_more_than_it_must(dtype: torch.dtype, bound: float, causal: bool) -> None:
+    q, k, v = draw(dtype=dtype)
+    output = Softmax(Shape(B, H, N, D, causal=causal))(q, k, v, key_mask=some_keys())
+    assert output.dtype == dtype
+    assert relative_error(output, exact_attention(q, k, v, causal=causal, key_mask=some_keys())) < bound
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_hidden_key_with_the_lowest_logits_of_float16_makes_no_nan(causal: bool) -> None:
     q, k, v = (torch.full((B, H, N, D), x, dtype=torch.float16, requires_grad=True) for x in (-100.0, 100.0, 1.0))

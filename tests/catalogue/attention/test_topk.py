@@ -6,6 +6,7 @@ from torch import Tensor
 
 from attnbench.catalogue.attention.selection.topk import TopK
 from attnbench.catalogue.engines.gathered.largest import STRIDE, largest
+from attnbench.contract.problem.reference import relative_error
 from attnbench.contract.problem.shape import Shape
 from attnbench.measure.memory import peak_tensor_bytes
 from tests.catalogue.attention.small import built
@@ -64,6 +65,18 @@ def test_the_largest_are_found_wherever_they_are() -> None:
         kept, chosen = largest(row[None], 2)
         assert sorted(chosen[0].tolist()) == sorted(at[1:])
         assert sorted(kept[0].tolist()) == [8.0, 9.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_chooses_by_unrounded_logits(dtype: torch.dtype) -> None:
+    q, k, v = (x.to(dtype).requires_grad_() for x in draw(40, n=40))
+    module = TopK(Shape(B, H, 40, D), keys=3)
+    out = module(q, k, v)
+    out.sum().backward()
+    assert out.dtype == dtype
+    exact = module.dense(*(x.detach().double() for x in (q, k, v)))
+    assert relative_error(out, exact) < torch.finfo(dtype).eps
+    assert all(x.grad is not None and bool(x.grad.isfinite().all()) for x in (q, k, v))
 
 
 def test_neither_pass_holds_a_matrix_of_all_pairs() -> None:

@@ -123,6 +123,19 @@ def test_what_comes_later_changes_no_bit_of_what_came_before(spec: str, causal: 
         assert torch.equal(f(q2, k2, v2)[:, :, : t + 1], before[:, :, : t + 1])
 
 
+@pytest.mark.parametrize(
+    ("spec", "causal", "dtype"), [(*case, (torch.bfloat16, torch.float16)[i % 2]) for i, case in enumerate(CASES)]
+)
+def test_half_precision_is_rounded_once_at_the_end(spec: str, causal: bool, dtype: torch.dtype) -> None:
+    q, k, v = draw(1, 2, 40, 8, dtype, grad=True)
+    f = build(spec.replace(",projections=own", ""), Shape(1, 2, 40, 8, causal=causal))
+    low = out_and_gradients(f, q, k, v)
+    exact = out_and_gradients(f, *(x.detach().double().requires_grad_() for x in (q, k, v)))
+    for got, wanted in zip(low, exact, strict=True):
+        assert got.dtype is dtype
+        torch.testing.assert_close(got.double(), wanted, rtol=torch.finfo(dtype).eps, atol=1e-5)
+
+
 @pytest.mark.parametrize("spec", [*WINDOWS, "sparse", "sparse:pattern=fixed"])
 def test_memory_grows_at_most_linearly_forward_and_backward(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(
