@@ -53,6 +53,26 @@ def test_each_pair_that_is_seen_adds_the_logit_of_its_relation_to_one_softmax(
         torch.testing.assert_close(f(q, k, v, key_mask=mask), pair_by_pair(f, q, k, v, mask), rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("n", "window", "tokens", "most"), pairwise([1, 65, 150], [1, 5, 90, 1000], [0, 3, 70], [0, 1, 12, 300])
+)
+def test_output_and_all_gradients_are_those_of_the_dense_formula(n: int, window: int, tokens: int, most: int) -> None:
+    f = made(n, window, tokens, most)
+    wanted_by = [*draw(n), *f.parameters()]
+    q, k, v = wanted_by[:3]
+    weight = torch.randn_like(v)
+    key_mask = torch.rand(2, n) < 0.8
+    key_mask[:, 0] = True
+    for mask in (None, key_mask) if tokens else (None,):  # a row that sees nothing has no gradient in the dense formula
+        out, wanted = f(q, k, v, key_mask=mask), f.dense(q, k, v, key_mask=mask)
+        torch.testing.assert_close(out, wanted, rtol=0, atol=1e-11)
+        pairs = zip(
+            torch.autograd.grad(out, wanted_by, weight), torch.autograd.grad(wanted, wanted_by, weight), strict=True
+        )
+        for gradient, expected in pairs:
+            torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-10)
+
+
 def test_a_table_has_an_entry_for_each_distance_in_both_directions_and_one_for_the_other_input() -> None:
     f = build("etc:max_distance=12", Shape(1, 3, 100, 5))
     assert [tuple(p.shape) for p in f.parameters()] == [(2, 3, 26, 5)]

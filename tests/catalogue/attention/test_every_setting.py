@@ -233,21 +233,22 @@ def padded_training_bytes(label: str, n: int, causal: bool) -> int:
     return peak_tensor_bytes(lambda: module(*inputs, key_mask=mask).sum().backward()) or 0
 
 
-@pytest.mark.slow
+GROWING = (
+    *("chunked:query_chunk=32,key_chunk=128", "memory-compressed", "perceiver", "skyformer", "linformer:rank=16"),
+    *(f"linformer:rank=16,projection={one}" for one in ("mean-pool", "conv")),
+    *("streaming:rotary=true,window=64", "msa:block=16,blocks=2,index_dim=4,indexer=learned"),
+    "msa:block=16,blocks=2,indexer=exact",
+    *(f"msa:block=16,blocks=2,index_dim=4,index_heads=2,score=relu{more}" for more in ("", ",indexer=learned")),
+    *("indexed:indexer=learned,top_k=32,index_dim=8", "window-linear:window=16,chunk=16"),
+)
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
     "label",
     [
-        *("chunked:query_chunk=32,key_chunk=128", "memory-compressed", "perceiver", "skyformer", "linformer:rank=16"),
-        *(
-            "linformer:rank=16,projection=mean-pool",
-            "linformer:rank=16,projection=conv",
-            "streaming:rotary=true,window=64",
-        ),
-        *("msa:block=16,blocks=2,index_dim=4,indexer=learned", "msa:block=16,blocks=2,indexer=exact"),
-        *(f"msa:block=16,blocks=2,index_dim=4,index_heads=2,score=relu{more}" for more in ("", ",indexer=learned")),
-        *("indexed:indexer=learned,top_k=32,index_dim=8", "window-linear:window=16,chunk=16"),
         *("clustered:iterations=2,clusters=16,improved=8", "routing:kmeans=2"),
+        *(pytest.param(label, marks=pytest.mark.slow) for label in GROWING),
     ],
 )
 def test_the_memory_of_training_with_padding_grows_with_the_length(label: str, causal: bool) -> None:
