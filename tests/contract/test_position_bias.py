@@ -151,52 +151,12 @@ def test_a_variant_that_forms_no_pairs_refuses_a_bias_with_the_reason(bias: Bias
 # Variants
 
 
-@each_bias
-@each_form
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("text", EXACT)
-def test_exact_variants_add_it_to_their_logits(text: str, masked: bool, causal: bool, bias: Bias) -> None:
-    module = build(text, replace(SHAPE, causal=causal, bias=bias)).double()
-    inputs = [x.requires_grad_() for x in draw()]
-    key_mask = some_keys() if masked else None
-    added = by_hand(module, bias, causal)
-    logits = inputs[0] @ inputs[1].mT / math.sqrt(D) + added
-    allowed = torch.ones(N, N, dtype=torch.bool).tril(0 if causal else N).expand(B, 1, N, N)
-    if key_mask is not None:
-        allowed = allowed & key_mask[:, None, None]
-    weights = logits.exp() * allowed
-    want = weights / weights.sum(-1, keepdim=True).clamp(min=1e-300) @ inputs[2]
-    got = module(*inputs, key_mask=key_mask)
-    torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
-    exact = exact_attention(*inputs, causal=causal, key_mask=key_mask, bias=module.position_bias, block=5)  # type: ignore[arg-type]
-    torch.testing.assert_close(exact, want, rtol=0, atol=1e-12)
-    leaves = [*inputs, *module.parameters()]
-    grad = torch.randn_like(want)
-    for one, other in zip(torch.autograd.grad(got, leaves, grad), torch.autograd.grad(want, leaves, grad), strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
-    with torch.inference_mode():
-        torch.testing.assert_close(module(*inputs, key_mask=key_mask), want.detach(), rtol=0, atol=1e-12)
-
-
 def test_a_table_that_is_not_to_be_learned_is_left_alone() -> None:
     module = build("chunked:query_chunk=5,key_chunk=7", replace(SHAPE, bias="relative")).double().requires_grad_(False)
     q, k, v = (x.requires_grad_() for x in draw())
     module(q, k, v).sum().backward()
     assert q.grad is not None
     assert module.position_bias.table.grad is None  # type: ignore[union-attr]
-
-
-@each_bias
-@pytest.mark.parametrize("prompt", [0, 9])
-@pytest.mark.parametrize("text", [*EXACT, "oracle-topk:keys=3"])
-def test_decoding_adds_the_row_of_the_last_query(text: str, prompt: int, bias: Bias) -> None:
-    module = build(text, replace(SHAPE, causal=True, bias=bias)).double()
-    inputs = draw()
-    expected = module(*inputs)
-    state = module.begin(*(x[:, :, :prompt] for x in inputs))
-    for t in range(prompt, N):
-        output, state = module.step(state, *(x[:, :, t : t + 1] for x in inputs))
-        torch.testing.assert_close(output, expected[:, :, t : t + 1], rtol=0, atol=1e-12)
 
 
 @each_bias

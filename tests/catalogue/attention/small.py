@@ -2,25 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from attnbench.catalogue.build import build
 from attnbench.contract.problem.shape import Shape
+from attnbench.contract.spec import Spec
+from attnbench.measure.memory import peak_tensor_bytes
+
+Made = TypeVar("Made", bound=nn.Module)
 
 SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=4)
 CAUSAL = Shape(batch=2, heads=3, seq_len=23, head_dim=4, causal=True)
-HOLES = torch.arange(23) % 5 != torch.tensor([[1], [3]])
-"""A key mask with padding between real tokens."""
+HOLES = torch.arange(23) % 5 != torch.tensor([[0], [3]])
+"""A key mask with padding between real tokens, and at a first one."""
 both = pytest.mark.parametrize("shape", [SHAPE, CAUSAL], ids=["all", "causal"])
 
 
-def qkv(shape: Shape) -> list[Tensor]:
-    return [torch.randn(shape.B, shape.H, n, shape.D, dtype=torch.float64) for n in (shape.N, shape.M, shape.M)]
+def built(kind: type[Made], text: str | Spec, shape: Shape, /, *, seed: int = 0, **options: Any) -> Made:
+    module = build(text, shape, seed=seed, **options)
+    assert isinstance(module, kind)
+    return module
+
+
+def peak_of(call: Callable[[], object]) -> int:
+    peak = peak_tensor_bytes(call)
+    assert peak is not None
+    return peak
+
+
+def qkv(shape: Shape, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    sizes = ((shape.H, shape.N, shape.D), (shape.K, shape.M, shape.D), (shape.K, shape.M, shape.E))
+    return [torch.randn(shape.B, *size, dtype=dtype) for size in sizes]
+
+
+def draw(*sizes: int) -> Tensor:
+    return torch.randn(*sizes, dtype=torch.float64)
 
 
 def tokens(shape: Shape) -> Tensor:
-    return torch.randn(shape.B, shape.N, shape.C, dtype=torch.float64)
+    return draw(shape.B, shape.N, shape.C)
 
 
 def mask() -> Tensor:
@@ -32,5 +57,5 @@ def mask() -> Tensor:
     return real
 
 
-def close(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-11)
+def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-11) -> None:
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)

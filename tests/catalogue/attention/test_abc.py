@@ -8,8 +8,7 @@ import torch
 from attnbench.catalogue.attention.recurrence.abc import ABC
 from attnbench.contract.problem.reference import exact_attention
 from attnbench.contract.problem.shape import Shape
-
-CAUSAL = Shape(batch=2, heads=3, seq_len=23, head_dim=4, causal=True)
+from tests.catalogue.attention.small import CAUSAL
 
 
 def test_slots_that_take_one_token_each_give_softmax_attention_to_these() -> None:

@@ -5,14 +5,12 @@ import math
 import torch
 
 from attnbench.catalogue.attention.pairwise.additive import Additive
-from attnbench.catalogue.build import build
 from attnbench.contract.problem.shape import Shape
-from tests.catalogue.attention.small import CAUSAL, SHAPE, both, close, qkv
+from tests.catalogue.attention.small import SHAPE, both, built, close, qkv
 
 
 def make(shape: Shape, hidden: int | None = 5, chunk: int | None = None) -> Additive:
-    module = build("additive", shape, hidden=hidden, chunk=chunk).double()
-    assert isinstance(module, Additive)
+    module = built(Additive, "additive", shape, hidden=hidden, chunk=chunk).double()
     with torch.no_grad():
         module.b.normal_()
     return module.requires_grad_(False)
@@ -38,10 +36,3 @@ def test_a_weight_is_the_exponential_of_what_the_network_of_its_head_says(shape:
 def test_the_hidden_layer_is_as_wide_as_a_head_unless_asked() -> None:
     assert make(SHAPE, hidden=None).w.shape == (3, 4)
     assert make(SHAPE, hidden=9).W.shape == (3, 4, 9)
-
-
-def test_decoding_keeps_the_projected_keys() -> None:
-    module, (q, k, v) = make(CAUSAL), qkv(CAUSAL)
-    state = module.begin(q[:, :, :9], k[:, :, :9], v[:, :, :9])
-    assert state.keys.shape == (2, 3, 9, 5)
-    close(state.keys, k[:, :, :9] @ module.U.detach())

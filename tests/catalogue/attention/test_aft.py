@@ -2,21 +2,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 from attnbench.catalogue.attention.synthetic.aft.algorithm import AFT
-from attnbench.catalogue.attention.synthetic.aft.modes import Recent
-from attnbench.catalogue.build import build
-from attnbench.catalogue.engines import tiling
 from attnbench.contract.problem.shape import Shape
-from attnbench.errors import Unsupported, UsageError
-from attnbench.measure.memory import peak_tensor_bytes
+from tests.catalogue.attention.small import built, close, draw
 
 
 def make(options: str, shape: Shape) -> AFT:
-    module = build(f"aft:{options}".rstrip(":"), shape)
-    assert isinstance(module, AFT)
-    return module.double()
+    return built(AFT, f"aft:{options}".rstrip(":"), shape).double()
 
 
 def bare(options: str, n: int, width: int, *, causal: bool = False, heads: int = 1) -> AFT:
@@ -30,35 +23,13 @@ def bare(options: str, n: int, width: int, *, causal: bool = False, heads: int =
     return module
 
 
-def tokens(B: int, N: int, C: int) -> Tensor:
-    return torch.randn(B, N, C, dtype=torch.float64)
-
-
 def same_projections(module: AFT, other: AFT) -> None:
     for name in ("q", "k", "v", "out"):
         getattr(module, name).load_state_dict(getattr(other, name).state_dict())
 
 
-def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-11) -> None:
-    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
-
-
-@pytest.mark.parametrize("options", ["mode=local,window=3,factors=2", "mode=conv,kernel=5", "mode=simple"])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("piece", [1, 128, 1 << 18], ids=["one by one", "two by two", "at once"])
-def test_what_lies_blocks_away_counts_without_a_bias(
-    options: str, causal: bool, piece: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(tiling.TUNED, "aft.blocks", tiling.Tuned(piece))
-    module = make(options, Shape(1, 2, 150, 1, causal=causal))
-    x = tokens(1, 150, 2)
-    mask = torch.rand(1, 150) < 0.3
-    mask[:, 40:75] = False  # a whole block of padding
-    close(module(x, key_mask=mask), module.dense(x, key_mask=mask))
-
-
 def test_one_channel_is_a_softmax_of_keys_plus_biases() -> None:
-    module, x = bare("factors=0", 12, 1), tokens(1, 12, 1)
+    module, x = bare("factors=0", 12, 1), draw(1, 12, 1)
     weights = (x[0, :, 0] + module.w).softmax(-1)
     close(module(x)[0], weights @ x[0])
 
@@ -66,7 +37,7 @@ def test_one_channel_is_a_softmax_of_keys_plus_biases() -> None:
 @pytest.mark.parametrize("causal", [False, True])
 def test_conv_is_full_with_biases_in_a_band(causal: bool) -> None:
     shape = Shape(2, 1, 70, 3, causal=causal)
-    conv, x = make("mode=conv,kernel=5", shape), tokens(2, 70, 3)
+    conv, x = make("mode=conv,kernel=5", shape), draw(2, 70, 3)
     full = make("factors=0", shape)
     same_projections(full, conv)
     with torch.no_grad():
@@ -79,7 +50,7 @@ def test_conv_is_full_with_biases_in_a_band(causal: bool) -> None:
 @pytest.mark.parametrize("causal", [False, True])
 def test_local_is_full_with_zero_beyond_the_window(causal: bool) -> None:
     shape = Shape(2, 2, 70, 2, causal=causal)
-    local, x = make("mode=local,window=6,factors=3", shape), tokens(2, 70, 4)
+    local, x = make("mode=local,window=6,factors=3", shape), draw(2, 70, 4)
     full = make("factors=0", shape)
     same_projections(full, local)
     position = torch.arange(70)
@@ -90,7 +61,7 @@ def test_local_is_full_with_zero_beyond_the_window(causal: bool) -> None:
 
 
 def test_every_head_of_conv_has_biases_of_its_own() -> None:
-    module, x = make("mode=conv,kernel=3", Shape(1, 2, 9, 2)), tokens(1, 9, 4)
+    module, x = make("mode=conv,kernel=3", Shape(1, 2, 9, 2)), draw(1, 9, 4)
     with torch.no_grad():
         module.out.weight.copy_(torch.eye(4))
         before = module(x)
@@ -125,53 +96,7 @@ def test_a_later_key_that_is_very_large_leaves_earlier_rows_bit_for_bit() -> Non
 # Cost
 
 
-@pytest.mark.parametrize("options", ["mode=local,window=8,factors=4", "mode=conv", "mode=simple"])
-@pytest.mark.parametrize("causal", [False, True])
-def test_other_modes_than_full_need_memory_in_proportion_to_the_length(options: str, causal: bool) -> None:
-    def peak(n: int) -> int:
-        module = build(f"aft:{options}", Shape(1, 1, n, 8, causal=causal))
-        x = torch.randn(1, n, 8, requires_grad=True)
-        bytes_ = peak_tensor_bytes(lambda: module(x).sum().backward())
-        assert bytes_ is not None
-        return bytes_
-
-    assert peak(1024) <= 4.2 * peak(256)
-
-
-def test_decoding_keeps_the_tokens_within_reach_and_one_sum() -> None:
-    module = make("mode=local,window=5,factors=2", Shape(1, 1, 30, 2, causal=True))
-    state = module.begin(tokens(1, 20, 2))
-    for _ in range(8):
-        _, state = module.step(state, tokens(1, 1, 2))
-    assert isinstance(state, Recent)
-    assert state.k.shape == (1, 5, 2)
-    assert state.log.shape == (1, 1, 2)
-    assert make("mode=simple", Shape(1, 1, 30, 2, causal=True)).begin(tokens(1, 20, 2)).k.numel() == 0
-
-
 # Refusals
-
-
-def test_options_of_another_mode_are_refused() -> None:
-    for options, mode in (("window=3", "local"), ("kernel=3", "conv"), ("mode=simple,factors=3", "full or local")):
-        with pytest.raises(UsageError, match=f"belongs to mode={mode}"):
-            build(f"aft:{options}", Shape())
-
-
-def test_an_even_kernel_has_no_centre() -> None:
-    with pytest.raises(UsageError, match="kernel=4 must be odd"):
-        build("aft:mode=conv,kernel=4", Shape())
-    build("aft:mode=conv,kernel=4", Shape(causal=True))
-
-
-def test_biases_limit_the_length_where_they_belong_to_positions() -> None:
-    for options in ("factors=2", "mode=local,factors=2"):
-        with pytest.raises(Unsupported, match="at most 6"):
-            make(options, Shape(1, 2, 6, 2))(tokens(1, 7, 4))
-    assert make("mode=conv", Shape(1, 2, 6, 2))(tokens(1, 9, 4)).isfinite().all()
-    full = make("factors=2", Shape(1, 2, 6, 2, causal=True))
-    with pytest.raises(Unsupported, match="at most 6"):
-        full.step(full.begin(tokens(1, 6, 4)), tokens(1, 1, 4))
 
 
 @pytest.mark.parametrize("options", ["factors=64", "factors=0", "mode=conv,kernel=99"])

@@ -4,14 +4,12 @@ import pytest
 import torch
 
 from attnbench.catalogue.attention.pairwise.bilinear import Bilinear
-from attnbench.catalogue.build import build
 from attnbench.contract.problem.shape import Shape
+from tests.catalogue.attention.small import built
 
 
 def make(shape: Shape) -> Bilinear:
-    module = build("bilinear", shape).double()
-    assert isinstance(module, Bilinear)
-    return module
+    return built(Bilinear, "bilinear", shape).double()
 
 
 def test_each_head_has_a_matrix_of_its_own_that_stands_between_query_and_key() -> None:

@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 
 from attnbench.catalogue.attention.selection.xattention import XAttention
-from attnbench.catalogue.build import build
 from attnbench.catalogue.engines.blocks.module import BlockSelecting
 from attnbench.catalogue.engines.blocks.selection import heaviest
 from attnbench.contract.problem.reference import exact_attention, relative_error
 from attnbench.contract.problem.shape import Shape
-from attnbench.errors import UsageError
 from attnbench.measure.coverage import kept
+from tests.catalogue.attention.small import built
 
 B, H, N, D = 2, 2, 45, 4
 F64 = torch.float64
@@ -49,9 +48,7 @@ def draw(n: int = N, heads: int = H, d: int = D) -> list[Tensor]:
 
 
 def made(text: str, causal: bool = True, n: int = N, **options: float) -> BlockSelecting:
-    module = build(text, Shape(B, H, n, D, causal=causal), **options)
-    assert isinstance(module, BlockSelecting)
-    return module
+    return built(BlockSelecting, text, Shape(B, H, n, D, causal=causal), **options)
 
 
 @each
@@ -155,17 +152,6 @@ def test_moba_is_a_loop_over_tokens(causal: bool) -> None:
     torch.testing.assert_close(made("moba:block=4,blocks=3", causal, n)(q, k, v), out, rtol=0, atol=1e-12)
 
 
-def test_shared_keys_are_chosen_by_each_head_of_queries_alone() -> None:
-    q, k, v = torch.randn(B, 4, N, D, dtype=F64), *draw()[:2]
-    module = build("moba:block=5,blocks=2", Shape(B, 4, N, D, causal=True, kv_heads=2))
-    assert isinstance(module, BlockSelecting)
-    seen = module.select(q, k).pairs(slice(0, N))
-    assert not torch.equal(seen[:, 0], seen[:, 1])
-    repeated = [x.repeat_interleave(2, 1) for x in (k, v)]
-    alone = build("moba:block=5,blocks=2", Shape(B, 4, N, D, causal=True))
-    torch.testing.assert_close(module(q, k, v), alone(q, *repeated), rtol=0, atol=1e-12)
-
-
 def test_minference_meets_a_planted_column_and_a_planted_diagonal() -> None:
     n, module = 64, made("minference:block=4,vertical=2,first=0,slash=2,recent=1,last=8", n=64)
     q, k, _ = (x[:1, :1] * 0.01 for x in draw(n, d=D))
@@ -188,11 +174,6 @@ def test_sparge_computes_whatever_does_not_stand_for_its_tokens() -> None:
     seen = module.select(q, k).pairs(slice(0, n))[0, 0]
     assert bool(seen[40, :41].all())
     assert seen[48].nonzero()[:, 0].tolist() == [*range(16)]
-
-
-def test_a_stride_that_does_not_divide_the_block_is_refused() -> None:
-    with pytest.raises(UsageError, match="stride=3 must divide block=8"):
-        build("xattention:block=8,stride=3", Shape(1, 1, 16, 4))
 
 
 EXPECTED = {
@@ -231,8 +212,7 @@ def test_on_gaussian_inputs_error_and_kept_mass_are_those_that_were_computed_els
     text: str, scale: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     q, k, v = gaussian(scale)
-    module = build(text, Shape(1, 4, 1024, 64, causal=True))
-    assert isinstance(module, BlockSelecting)
+    module = built(BlockSelecting, text, Shape(1, 4, 1024, 64, causal=True))
     if isinstance(module, XAttention):
         monkeypatch.setattr(module, "keep", partial(added_afterwards, module.threshold))
     share = kept(module.select(q, k), q, k, causal=True)
@@ -248,8 +228,7 @@ def test_the_first_and_the_own_block_count_among_those_that_hold_the_share() -> 
     of 64 queries' tiles on the diagonal, 36), of which one may be left out where it is a tenth or less: from I = 10 on.
     """
     q, k, _ = gaussian(1e-3)
-    module = build("xattention:block=64,stride=8,threshold=0.9", Shape(1, 4, 1024, 64, causal=True))
-    assert isinstance(module, BlockSelecting)
+    module = built(BlockSelecting, "xattention:block=64,stride=8,threshold=0.9", Shape(1, 4, 1024, 64, causal=True))
     dropped = 6 * 64 * 64 / (1024 * 1025 / 2)
     assert kept(module.select(q, k), q, k, causal=True).pairs == pytest.approx(1 - dropped, abs=1e-9)
 

@@ -8,47 +8,15 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from attnbench.catalogue.attention.exact.chunked import Chunked
-from attnbench.catalogue.build import build
 from attnbench.contract.problem.reference import exact_attention, relative_error
 from attnbench.contract.problem.shape import Shape
-from attnbench.contract.variant import VARIANTS
-from attnbench.errors import UsageError
 from attnbench.measure.memory import peak_tensor_bytes
 
 B, H, N, M, D = 3, 2, 11, 13, 4
-CHUNKS = [(1, 1), (1, 5), (5, 1), (3, 7), (7, 3), (11, 13), (4, 4), (1000, 1000), (3, 1000), (1000, 3)]
 
 
 def draw(M: int = N, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
     return torch.randn(B, H, N, D, dtype=dtype), *torch.randn(2, B, H, M, D, dtype=dtype)
-
-
-def scattered_keys(M: int = N) -> Tensor:
-    """Half of the keys, a sequence whose first and last keys are hidden, and one that is hidden as a whole."""
-    mask = torch.rand(B, M) < 0.5
-    mask[1, :3] = mask[1, 8:] = mask[2] = False
-    return mask
-
-
-@pytest.mark.parametrize(("query_chunk", "key_chunk"), CHUNKS)
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize(("causal", "M"), [(False, N), (True, N), (False, M)])
-def test_output_and_gradients_equal_the_dense_formula_for_every_chunk_size(
-    causal: bool, M: int, masked: bool, query_chunk: int, key_chunk: int
-) -> None:
-    q, k, v = (x.requires_grad_() for x in draw(M))
-    key_mask = scattered_keys(M) if masked else None
-    variant = Chunked(Shape(B, H, N, D, M, causal), query_chunk=query_chunk, key_chunk=key_chunk)
-    want = exact_attention(q, k, v, causal=causal, key_mask=key_mask)
-    got = variant(q, k, v, key_mask=key_mask)
-    torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
-    with torch.inference_mode():
-        torch.testing.assert_close(variant(q, k, v, key_mask=key_mask), want, rtol=0, atol=1e-12)
-    grad = torch.randn_like(want)
-    for one, other in zip(
-        torch.autograd.grad(got, (q, k, v), grad), torch.autograd.grad(want, (q, k, v), grad), strict=True
-    ):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
 @pytest.fixture(autouse=True)
@@ -108,13 +76,6 @@ def test_a_decoding_step_holds_the_logits_of_a_chunk() -> None:
     state = module.begin(q[:, :, 1:], k[:, :, 1:], v[:, :, 1:])
     token = [x[:, :, :1] for x in (q, k, v)]
     assert (peak_tensor_bytes(lambda: module.step(state, *token)) or 0) < n * 4 / 4
-
-
-def test_chunks_of_nothing_are_refused() -> None:
-    for option in ("query_chunk", "key_chunk"):
-        with pytest.raises(UsageError, match=f"option {option}=0 must be at least 1"):
-            build(f"chunked:{option}=0", Shape())
-    assert VARIANTS.get("chunked").traits.exact
 
 
 @pytest.mark.cuda

@@ -5,9 +5,8 @@ import torch
 from torch import Tensor
 
 from attnbench.catalogue.attention.selection.clustered import Clustered
-from attnbench.catalogue.build import build
 from attnbench.contract.problem.shape import Shape
-from attnbench.measure.memory import peak_tensor_bytes
+from tests.catalogue.attention.small import built, close
 
 B, H, D = 2, 3, 6
 
@@ -17,13 +16,7 @@ def draw(N: int, M: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def clustered(options: str, N: int, M: int | None = None, seed: int = 1) -> Clustered:
-    module = build(f"clustered:{options}" if options else "clustered", Shape(B, H, N, D, M), seed=seed).double()
-    assert isinstance(module, Clustered)
-    return module
-
-
-def close(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, atol=1e-11, rtol=1e-11)
+    return built(Clustered, f"clustered:{options}".rstrip(":"), Shape(B, H, N, D, M), seed=seed).double()
 
 
 def lloyd(codes: list[list[int]], clusters: int, iterations: int) -> list[int]:
@@ -70,15 +63,3 @@ def test_members_of_a_cluster_share_the_weights_of_their_mean(options: str, M: i
                 out[b, h, i] = weights @ v[b, h]
     close(module(q, k, v), out)
     close(module.dense(q, k, v), out)
-
-
-@pytest.mark.parametrize("backward", [False, True])
-def test_memory_grows_no_faster_than_the_sequence_where_improved(backward: bool) -> None:
-    def peak(N: int) -> int:
-        module = build("clustered:iterations=2,clusters=16,improved=8", Shape(1, 1, N, 16))
-        q, k, v = (torch.randn(1, 1, N, 16, requires_grad=backward) for _ in range(3))
-        bytes_ = peak_tensor_bytes(lambda: module(q, k, v).sum().backward() if backward else module(q, k, v))
-        assert bytes_ is not None
-        return bytes_
-
-    assert peak(4096) < 4.2 * peak(1024)

@@ -8,10 +8,7 @@ from torch import Tensor
 
 from attnbench.catalogue.attention.kernel.cosformer import CosFormer
 from attnbench.contract.problem.shape import Shape
-from attnbench.errors import Unsupported, UsageError
-from tests.catalogue.attention.small import CAUSAL, SHAPE, both, close, qkv
-
-HOLES = torch.arange(23) % 5 != torch.tensor([[0], [3]])
+from tests.catalogue.attention.small import CAUSAL, HOLES, SHAPE, both, close, qkv
 
 
 def pair_by_pair(
@@ -59,20 +56,3 @@ def test_cross_attention_measures_by_the_longer_sequence(kv_len: int) -> None:
 def test_a_shorter_input_has_the_cosines_of_the_shape() -> None:
     q, k, v = (x[:, :, :9] for x in qkv(CAUSAL))
     close(CosFormer(CAUSAL)(q, k, v), pair_by_pair(q, k, v, 23, True))
-
-
-def test_positions_beyond_the_horizon_are_refused() -> None:
-    module = CosFormer(CAUSAL)
-    inputs = qkv(Shape(batch=1, heads=3, seq_len=24, head_dim=4))
-    with pytest.raises(Unsupported, match="24 tokens"):
-        module(*inputs)
-    state = module.begin(*(x[:, :, :23] for x in inputs))
-    with pytest.raises(Unsupported, match="24 tokens"):
-        module.step(state, *(x[:, :, 23:] for x in inputs))
-    with pytest.raises(UsageError, match="at least the 23 tokens"):
-        CosFormer(SHAPE, horizon=22)
-
-
-def test_the_state_has_two_rows_per_channel() -> None:
-    module, (q, k, v) = CosFormer(CAUSAL), qkv(CAUSAL)
-    assert module.begin(q, k, v).sums.shape == (2, 3, 8, 5)

@@ -6,9 +6,7 @@ import torch
 
 from attnbench.catalogue.attention.pairwise.deltaformer import DeltaFormer
 from attnbench.contract.problem.reference import exact_attention
-from attnbench.contract.problem.shape import Shape
-
-CAUSAL = Shape(batch=2, heads=3, seq_len=23, head_dim=4, causal=True)
+from tests.catalogue.attention.small import CAUSAL
 
 
 def test_a_token_that_takes_nothing_off_leaves_softmax_attention() -> None:

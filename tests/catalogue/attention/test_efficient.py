@@ -7,16 +7,7 @@ from torch import Tensor
 from attnbench.catalogue.attention.kernel import efficient
 from attnbench.catalogue.attention.kernel.efficient import Efficient
 from attnbench.contract.problem.shape import Shape
-from tests.catalogue.attention.small import mask
-
-SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=8)
-CAUSAL = Shape(batch=2, heads=3, seq_len=23, head_dim=8, causal=True)
-both = pytest.mark.parametrize("shape", [SHAPE, CAUSAL], ids=["all", "causal"])
-
-
-def qkv(shape: Shape = SHAPE, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
-    sizes = ((shape.N, shape.D), (shape.M, shape.D), (shape.M, shape.D))
-    return tuple(torch.randn(shape.B, shape.H, *size, dtype=dtype) for size in sizes)
+from tests.catalogue.attention.small import CAUSAL, SHAPE, both, mask, qkv
 
 
 def by_hand(q: Tensor, k: Tensor, v: Tensor, causal: bool, key_mask: Tensor | None = None) -> Tensor:
@@ -36,7 +27,7 @@ def by_hand(q: Tensor, k: Tensor, v: Tensor, causal: bool, key_mask: Tensor | No
 @pytest.mark.parametrize("rows", [1, 7, 23])
 def test_keys_in_several_tiles_are_the_formula(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(efficient, "_ROWS", rows)
-    q, k, v = qkv()
+    q, k, v = qkv(SHAPE)
     k[:, :, ::5] += 400  # the largest so far changes from tile to tile, far beyond what exp takes
     real = mask()
     with torch.inference_mode():
@@ -66,14 +57,3 @@ def test_keys_of_very_different_size_neither_overflow_nor_lose_early_rows(chunk:
     out = Efficient(CAUSAL, chunk=chunk)(*inputs)
     assert torch.allclose(out.double(), expected, atol=2e-2 if abs(jump) > 1e4 else 1e-4)
     assert all(grad.isfinite().all() for grad in torch.autograd.grad(out.square().sum(), inputs))
-
-
-def test_decoding_keeps_one_average_and_one_sum_for_each_channel() -> None:
-    q, k, v = qkv(CAUSAL)
-    model = Efficient(CAUSAL)
-    expected = model(q, k, v)
-    state = model.begin(q[:, :, :0], k[:, :, :0], v[:, :, :0])
-    for t in range(23):
-        out, state = model.step(state, *(x[:, :, t : t + 1] for x in (q, k, v)))
-        assert torch.allclose(out, expected[:, :, t : t + 1], atol=1e-13)
-    assert sum(part.numel() for part in state) == 6 * (8 * 8 + 8)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from attnbench.errors import Unsupported, UsageError
 from attnbench.laws import LAWS, variant_named
 from attnbench.laws.laws import Case, cases, gap, gradients_along
 from attnbench.measure.memory import peak_tensor_bytes
+from tests.catalogue.attention.small import HOLES
 
 MORE = (
     *(
@@ -71,6 +73,8 @@ MORE = (
     *("lara:landmarks=1", "lara:landmarks=40", "pooling:pool=3", "pooling:pool=41"),
     *("additive:hidden=3,chunk=1", "fox:chunk=1", "fox:chunk=23", "streaming:window=100,sinks=0"),
     *("per-head:parts=1*sparse[length=4]+local[block=5]", "per-head:parts=local[window=3]+softmax"),
+    *(f"window-linear:window={one}" for one in ("0,chunk=4", "5,features=taylor,chunk=3", "40,features=elu+1,chunk=7")),
+    *("mamba2:state=5,chunk=7,groups=2", "gated-delta:chunk=5,negative=true", "gated-delta-2:negative=true,width=2"),
 )
 """Settings beside those of the registry, which are held to the laws."""
 
@@ -80,7 +84,6 @@ LABELS = [
     if entry.make.__module__.startswith("attnbench.catalogue.attention.") and not entry.traits.compiled
 ]
 each = pytest.mark.parametrize("label", [*LABELS, *MORE])
-HOLES = torch.arange(23) % 5 != torch.tensor([[1], [3]])
 LENGTHS = (1, 3, 12, 41)
 SMALL = {
     "attnbench.catalogue.attention.synthetic.aft.modes._ROWS": 8,
@@ -93,6 +96,7 @@ SMALL = {
     "attnbench.catalogue.attention.selection.hyperattention.causal._ROWS": 2,
     "attnbench.catalogue.attention.selection.nsa._ROWS": 3,
     "attnbench.catalogue.attention.kernel.window_linear.STRETCH": 4,
+    "attnbench.catalogue.attention.low_rank.perceiver._SEGMENT": 8,
     "attnbench.catalogue.engines.gathered.index._LESSON_ROWS": 3,
     "attnbench.catalogue.engines.recurrent.stretches.STRETCH": 8,
     "attnbench.catalogue.engines.recurrent.stretches.KEPT": 2,
@@ -175,6 +179,52 @@ def test_small_pieces_give_the_formula_and_its_gradients(
                 assert gap(one, other.nan_to_num()) <= 100 * case.close, f"{case}, mask {mask is not None}"
 
 
+@each
+def test_a_bias_is_learned_as_in_the_formula_and_decoding_adds_it(label: str) -> None:
+    for case, kind in product(cases_of(label), ("alibi", "relative")):
+        shape = replace(case.shape, bias=kind)
+        if not case.traits.bias or case.oracle(case.module(shape)) is None:
+            continue
+        module, inputs = case.module(shape), case.draw(shape, grad=True)
+        wanted = [*inputs, *([] if case.traits.exact else module.parameters())]  # softmax's formula has its own table
+        for mask in (None, HOLES) if case.traits.key_padding else (None,):
+            real, found = 1.0 if mask is None else case.real(mask).to(case.dtype), []
+            for out in (module(*inputs, key_mask=mask), case.expected(module, inputs, shape, mask)):
+                direction = torch.randn(out.shape, dtype=out.dtype, generator=torch.Generator().manual_seed(5))
+                found.append([(out * real).detach(), *gradients_along(out * real, wanted, direction)])
+            for one, other in zip(*found, strict=True):
+                assert gap(one, other.nan_to_num()) <= 100 * case.close, f"{case}, {kind}, mask {mask is not None}"
+        if case.causal and case.traits.decode:
+            with torch.no_grad():
+                expected, state = module(*inputs), module.begin(*(x[..., :3, :] for x in inputs))
+                for t in range(3, shape.N):
+                    out, state = module.step(state, *(x[..., t : t + 1, :] for x in inputs))
+                    assert gap(out, expected[..., t : t + 1, :]) <= 10 * case.close, f"{case}, {kind}: token {t}"
+
+
+@pytest.mark.parametrize("room", [5, 30])
+@each
+@torch.no_grad()
+def test_decoding_gives_what_forward_gives_however_many_tokens_were_expected(label: str, room: int) -> None:
+    for case in cases_of(label):
+        by_room = case.spec.name == "reformer" and "buckets" not in dict(case.spec.options) and room < 30
+        if by_room or not (case.causal and case.traits.decode and case.traits.longer):
+            continue  # a reformer has as many buckets as its room has chunks, unless they are counted
+        try:
+            module, inputs = case.module(replace(case.shape, seq_len=room)), case.draw(replace(case.shape, seq_len=30))
+            module.begin(*(x[..., :1, :] for x in inputs))
+        except (Unsupported, UsageError):  # a setting may be for more tokens, or for whole sequences
+            continue
+        expected = module(*inputs)
+        for prompt in (0, 1, 13, 29):
+            state = module.begin(*(x[..., :prompt, :] for x in inputs))
+            for t in range(prompt, 30):
+                token = [x[..., t : t + 1, :] for x in inputs]
+                module.step(state, *token)  # takes nothing from the state
+                out, state = module.step(state, *token)
+                assert gap(out, expected[..., t : t + 1, :]) <= 10 * case.close, f"{case}: token {t} after {prompt}"
+
+
 def padded_training_bytes(label: str, n: int, causal: bool) -> int:
     entry = VARIANTS.get(parse_spec(label).name)
     module, mask = build(label, Shape(1, 1, n, 8, causal=causal)), torch.arange(n)[None] < n - 5
@@ -183,21 +233,22 @@ def padded_training_bytes(label: str, n: int, causal: bool) -> int:
     return peak_tensor_bytes(lambda: module(*inputs, key_mask=mask).sum().backward()) or 0
 
 
-@pytest.mark.slow
+GROWING = (
+    *("chunked:query_chunk=32,key_chunk=128", "memory-compressed", "perceiver", "skyformer", "linformer:rank=16"),
+    *(f"linformer:rank=16,projection={one}" for one in ("mean-pool", "conv")),
+    *("streaming:rotary=true,window=64", "msa:block=16,blocks=2,index_dim=4,indexer=learned"),
+    "msa:block=16,blocks=2,indexer=exact",
+    *(f"msa:block=16,blocks=2,index_dim=4,index_heads=2,score=relu{more}" for more in ("", ",indexer=learned")),
+    *("indexed:indexer=learned,top_k=32,index_dim=8", "window-linear:window=16,chunk=16"),
+)
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
     "label",
     [
-        *("chunked:query_chunk=32,key_chunk=128", "memory-compressed", "perceiver", "skyformer", "linformer:rank=16"),
-        *(
-            "linformer:rank=16,projection=mean-pool",
-            "linformer:rank=16,projection=conv",
-            "streaming:rotary=true,window=64",
-        ),
-        *("msa:block=16,blocks=2,index_dim=4,indexer=learned", "msa:block=16,blocks=2,indexer=exact"),
-        *(f"msa:block=16,blocks=2,index_dim=4,index_heads=2,score=relu{more}" for more in ("", ",indexer=learned")),
-        *("indexed:indexer=learned,top_k=32,index_dim=8", "window-linear:window=16,chunk=16"),
         *("clustered:iterations=2,clusters=16,improved=8", "routing:kmeans=2"),
+        *(pytest.param(label, marks=pytest.mark.slow) for label in GROWING),
     ],
 )
 def test_the_memory_of_training_with_padding_grows_with_the_length(label: str, causal: bool) -> None:

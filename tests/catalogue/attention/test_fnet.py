@@ -2,38 +2,27 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 from attnbench.catalogue.attention.synthetic.fnet import FNet
-from attnbench.catalogue.build import build
 from attnbench.contract.problem.shape import Shape
 from attnbench.measure.memory import peak_tensor_bytes
+from tests.catalogue.attention.small import built, close, draw
 
 SIZES = [(1, 1), (1, 8), (2, 3), (12, 5), (23, 8), (29, 7), (64, 16)]
 
 
 def make(N: int, C: int) -> FNet:
-    module = build("fnet", Shape(2, 1, N, C))
-    assert isinstance(module, FNet)
-    return module
-
-
-def tokens(N: int, C: int) -> Tensor:
-    return torch.randn(2, N, C, dtype=torch.float64)
-
-
-def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-11) -> None:
-    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+    return built(FNet, "fnet", Shape(2, 1, N, C))
 
 
 @pytest.mark.parametrize(("N", "C"), SIZES)
 def test_is_the_real_part_of_a_transform_over_both_axes(N: int, C: int) -> None:
-    x = tokens(N, C)
+    x = draw(2, N, C)
     close(make(N, C)(x), torch.fft.fft(torch.fft.fft(x, dim=2), dim=1).real)
 
 
 def test_padding_is_cut_out_wherever_it_stands() -> None:
-    x, module = tokens(12, 6), make(12, 6)
+    x, module = draw(2, 12, 6), make(12, 6)
     mask = torch.rand(2, 12) < 0.6
     out = module(x, key_mask=mask)
     for b in range(2):

@@ -10,12 +10,11 @@ from torch import Tensor
 from attnbench.catalogue.attention.pairwise.fox import ForgettingAttention, forgetful, forgetful_both_ways
 from attnbench.catalogue.build import build
 from attnbench.contract.problem.shape import Shape
-from tests.catalogue.attention.small import CAUSAL, HOLES, both, close, tokens
+from tests.catalogue.attention.small import HOLES, both, built, close, tokens
 
 
 def make(shape: Shape, chunk: int | None = None) -> ForgettingAttention:
-    module = build("fox", shape, chunk=chunk).double()
-    assert isinstance(module, ForgettingAttention)
+    module = built(ForgettingAttention, "fox", shape, chunk=chunk).double()
     with torch.no_grad():
         module.forget.weight.normal_()
         module.forget.bias.normal_()
@@ -92,13 +91,3 @@ def test_gates_learn_as_exactly_as_from_the_formula_however_many_tokens_there_ar
 def slope(module: ForgettingAttention, y: Tensor, direction: Tensor) -> Tensor:
     """The gradient of the bias of the gates."""
     return torch.autograd.grad((y * direction).sum(), module.forget.bias)[0].double()[0]
-
-
-def test_decoding_keeps_one_sum_for_each_token_beside_the_cache() -> None:
-    module, x = make(CAUSAL), tokens(CAUSAL)
-    state = module.begin(x[:, :9])
-    assert state.cache.keys.shape == (2, 3, 9, 4)
-    assert state.totals.shape == (2, 3, 9)
-    log_f = torch.nn.functional.logsigmoid(module.forget(x[:, :9])).detach()
-    close(state.totals, log_f.cumsum(1).mT)
-    assert module.begin(x[:, :0]).totals.shape == (2, 3, 0)

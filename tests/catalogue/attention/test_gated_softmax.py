@@ -1,27 +1,18 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import Tensor
 
 from attnbench.catalogue.attention.pairwise.gated_softmax import GatedSoftmax
-from attnbench.catalogue.build import build
-from attnbench.contract.problem.position_bias import position_bias
-from attnbench.contract.problem.reference import exact_attention
 from attnbench.contract.problem.shape import Shape
-from attnbench.contract.problem.sink import sink_of
-from attnbench.contract.problem.visible import Visible
-from tests.catalogue.attention.small import CAUSAL, SHAPE, both, close, tokens
+from tests.catalogue.attention.small import SHAPE, both, built, close, tokens
 
 each_gate = pytest.mark.parametrize("gate", ["elements", "heads"])
 
 
 def make(shape: Shape, gate: str = "elements") -> GatedSoftmax:
-    module = build("gated-softmax", shape, gate=gate).double()
-    assert isinstance(module, GatedSoftmax)
-    return module
+    return built(GatedSoftmax, "gated-softmax", shape, gate=gate).double()
 
 
 def heads_of(module: GatedSoftmax, x: Tensor) -> list[Tensor]:
@@ -43,28 +34,6 @@ def test_each_token_gates_what_its_heads_give_it(shape: Shape, gate: str) -> Non
             row = 4 * h + d if gate == "elements" else h
             rows[b, i, 4 * h + d] = y[d] * torch.sigmoid(module.gate.weight.detach()[row] @ x[b, i])
     close(module(x).detach(), rows @ module.out.weight.detach().T)
-
-
-@each_gate
-@pytest.mark.parametrize("more", [{"bias": "alibi"}, {"bias": "relative"}, {"sink": "learned"}, {"mask": "sliding:5"}])
-def test_bias_sink_and_mask_are_those_of_softmax_attention(gate: str, more: dict[str, str]) -> None:
-    shape = replace(CAUSAL, **more)  # type: ignore[arg-type]
-    module, x, added, sink = make(shape, gate), tokens(shape), position_bias(shape), sink_of(shape)
-    y = exact_attention(
-        *heads_of(module, x),
-        causal=Visible.of(shape),
-        bias=added,
-        sink=None if sink is None else sink.logit.detach(),
-    )
-    gates = torch.sigmoid(x @ module.gate.weight.detach().T).unflatten(-1, (3, -1))
-    expected = (y.transpose(1, 2) * gates).flatten(2) @ module.out.weight.detach().T
-    close(module(x).detach(), expected.detach())
-    close(module.dense(x).detach(), expected.detach())
-    state, rows = module.begin(x[:, :9]), []
-    for t in range(9, 23):
-        row, state = module.step(state, x[:, t : t + 1])
-        rows.append(row)
-    close(torch.cat(rows, 1).detach(), expected[:, 9:].detach())
 
 
 def test_a_gate_for_heads_has_a_weight_for_each_head() -> None:

@@ -63,22 +63,6 @@ def test_the_strongest_decays_neither_overflow_nor_lose_digits(causal: bool, str
         torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("stretch", [1, 8, 16])
-def test_the_state_goes_on_from_stretch_to_stretch(stretch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stretches, "STRETCH", stretch)
-    q, k, v = (x.requires_grad_() for x in qkv(29))
-    log_decay = (-0.3 * torch.rand(2, 29, 4, dtype=torch.float64)).requires_grad_()
-    inputs, grad = (q, k, v, log_decay), torch.randn(2, 29, 4, dtype=torch.float64)
-    for causal in (True, False):
-        out = gated_attention(*inputs, causal=causal, chunk=8)
-        expected = pair_by_pair(*inputs, causal)
-        close(out, expected)
-        for one, other in zip(
-            torch.autograd.grad(out, inputs, grad), torch.autograd.grad(expected, inputs, grad), strict=True
-        ):
-            close(one, other)
-
-
 def test_for_the_gradients_of_many_stretches_only_their_states_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stretches, "STRETCH", 32)
     inputs = [x.requires_grad_() for x in (*qkv(640), -torch.rand(2, 640, 4, dtype=torch.float64))]

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from attnbench.catalogue.attention.synthetic.hyena import Hyena
 from attnbench.contract.problem.shape import Shape
-from attnbench.errors import Unsupported
-
-CAUSAL = Shape(batch=2, heads=3, seq_len=23, head_dim=4, causal=True)
+from tests.catalogue.attention.small import CAUSAL
 
 
 def test_a_network_that_makes_nothing_leaves_the_skip_between_the_gates() -> None:
@@ -35,8 +32,3 @@ def test_a_channel_is_left_one_percent_after_its_share_of_the_length() -> None:
         h = torch.sin(layer(h))
     torch.testing.assert_close(kernel[1, 90] / kernel[1, 0], 0.01 * h[1, 0] / h[0, 0])  # the fastest: 0.3 of 300
     torch.testing.assert_close(kernel[0, 90] / kernel[0, 0], 0.01**0.2 * h[1, 0] / h[0, 0])  # the slowest: 1.5
-
-
-def test_a_longer_input_is_refused() -> None:
-    with pytest.raises(Unsupported, match="at most 23"):
-        Hyena(CAUSAL)(torch.randn(1, 24, 12))

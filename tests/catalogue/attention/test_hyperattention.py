@@ -10,7 +10,7 @@ from attnbench.catalogue.attention.selection.hyperattention.algorithm import Hyp
 from attnbench.catalogue.build import build
 from attnbench.contract.problem.reference import exact_attention, relative_error
 from attnbench.contract.problem.shape import Shape
-from attnbench.errors import Unsupported, UsageError
+from tests.catalogue.attention.small import built
 
 F64 = torch.float64
 
@@ -20,11 +20,9 @@ def draw(N: int, M: int | None = None, *, B: int = 2, H: int = 2, D: int = 4) ->
 
 
 def hyper(
-    options: str, N: int, M: int | None = None, *, B: int = 2, H: int = 2, D: int = 4, seed: int = 0
+    options: str, N: int, M: int | None = None, *, H: int = 2, D: int = 4, seed: int = 0, causal: bool = False
 ) -> HyperAttention:
-    module = build(f"hyperattention:{options}", Shape(B, H, N, D, kv_len=M), seed=seed)
-    assert isinstance(module, HyperAttention)
-    return module.double()
+    return built(HyperAttention, f"hyperattention:{options}", Shape(2, H, N, D, M, causal), seed=seed).double()
 
 
 def weights(module: HyperAttention, q: Tensor, k: Tensor) -> Tensor:
@@ -37,11 +35,11 @@ def weights(module: HyperAttention, q: Tensor, k: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     "options", ["block=23,samples=0", "block=50", "block=3,samples=23", "block=5,samples=90", "bits=3"]
 )
-@pytest.mark.parametrize("M", [None, 11])
-def test_one_block_or_a_sample_of_all_keys_is_softmax_attention(options: str, M: int | None) -> None:
+@pytest.mark.parametrize(("M", "causal"), [(None, False), (11, False), (None, True)])
+def test_one_block_or_a_sample_of_all_keys_is_softmax_attention(options: str, M: int | None, causal: bool) -> None:
     q, k, v = draw(23, M)
-    module = hyper(options, 23, M)
-    torch.testing.assert_close(module(q, k, v), exact_attention(q, k, v), rtol=1e-12, atol=1e-12)
+    found = hyper(options, 23, M, causal=causal)(q, k, v)
+    torch.testing.assert_close(found, exact_attention(q, k, v, causal=causal), rtol=0, atol=1e-12)
 
 
 def test_without_a_sample_a_query_sees_one_block_of_the_sorted_keys() -> None:
@@ -69,7 +67,7 @@ def test_a_sampled_key_outside_the_block_weighs_as_many_as_it_stands_for() -> No
 
 def test_numerator_and_denominator_are_right_on_average_over_the_draws() -> None:
     q, k, _ = draw(12, B=1, H=1)
-    module = hyper("block=3,samples=4,bits=2", 12, B=1, H=1)
+    module = hyper("block=3,samples=4,bits=2", 12, H=1)
     exact = (q @ k.mT * 0.5).exp()
     total, grid, rounds = torch.zeros_like(exact), 1 << 20, range(32)
     for offsets in rounds:
@@ -94,23 +92,21 @@ def test_near_buckets_are_adjacent_in_the_order() -> None:
         assert a < b or bool((signs[order == a] != signs[order == b]).any())
 
 
-def test_large_logits_are_found_that_a_sample_alone_misses() -> None:
+@pytest.mark.parametrize(("N", "causal"), [(64, False), (128, True)])
+def test_large_logits_are_found_that_a_sample_alone_misses(N: int, causal: bool) -> None:
     torch.manual_seed(1)
-    N, D = 64, 16
-    centres = 3 * torch.randn(4, D, dtype=F64).repeat_interleave(N // 4, 0)[torch.randperm(N)]
-    q, k = (centres + 0.01 * torch.randn(1, 1, N, D, dtype=F64) for _ in range(2))
-    v = torch.randn(1, 1, N, D, dtype=F64)
-    exact, shape = exact_attention(q, k, v), Shape(1, 1, N, D)
+    centres = 3 * torch.randn(4, 16, dtype=F64).repeat(N // 4, 1)
+    q, k = (centres + 0.01 * torch.randn(1, 1, N, 16, dtype=F64) for _ in range(2))
+    v = torch.randn(1, 1, N, 16, dtype=F64)
+    exact, shape = exact_attention(q, k, v, causal=causal), Shape(1, 1, N, 16, causal=causal)
 
     def error(options: str) -> float:
-        seeds = range(3)
-        return sum(
-            relative_error(build(f"hyperattention:{options}", shape, seed=s)(q, k, v), exact) for s in seeds
-        ) / len(seeds)
+        outputs = [build(f"hyperattention:{options}", shape, seed=s)(q, k, v) for s in range(3)]
+        return sum(relative_error(out, exact) for out in outputs) / 3
 
     assert error("block=16,samples=8,bits=8") < 1e-3
     assert error("block=1,samples=23") > 0.3
-    assert relative_error(build("mean-value", shape)(q, k, v), exact) > 0.8
+    assert causal or relative_error(build("mean-value", shape)(q, k, v), exact) > 0.8
 
 
 def test_against_the_mean_of_values_it_loses_at_small_and_wins_at_large_gaussian_logits() -> None:
@@ -130,18 +126,25 @@ def test_against_the_mean_of_values_it_loses_at_small_and_wins_at_large_gaussian
     assert ratios[4] < 1 < ratios[1]
 
 
-def test_error_falls_with_samples_and_with_the_block() -> None:
+@pytest.mark.parametrize(
+    ("causal", "block", "by_samples", "by_block"),
+    [(False, 4, (4, 16, 63), (2, 16, 32)), (True, 2, (2, 6, 20, 32), (2, 8, 32, 64))],
+)
+def test_error_falls_with_samples_and_with_the_block(
+    causal: bool, block: int, by_samples: tuple[int, ...], by_block: tuple[int, ...]
+) -> None:
     q, k, v = draw(64, B=1, H=4, D=8)
-    exact, shape = exact_attention(q, k, v), Shape(1, 4, 64, 8)
+    exact = exact_attention(q, k, v, causal=causal)
 
     def error(options: str) -> float:
-        outputs = [build(f"hyperattention:{options}", shape, seed=s).double()(q, k, v) for s in range(6)]
+        outputs = [hyper(options, 64, H=4, D=8, seed=s, causal=causal)(q, k, v) for s in range(6)]
         return sum(relative_error(out, exact) ** 2 for out in outputs)
 
-    by_samples = [error(f"block=4,samples={m}") for m in (4, 16, 63)]
-    assert by_samples[0] > 2 * by_samples[1] > 4 * by_samples[2]
-    by_block = [error(f"block={b},samples=8") for b in (2, 16, 32)]
-    assert by_block[0] > 1.5 * by_block[1] > 2 * by_block[2]
+    of_samples = [error(f"block={block},samples={m}") for m in by_samples]
+    assert of_samples[0] > 2 * of_samples[1] > 4 * of_samples[2]
+    of_block = [error(f"block={b},samples={4 if causal else 8}") for b in by_block]
+    assert of_block[0] > 1.5 * of_block[1] > 2 * of_block[2]
+    assert not causal or max(of_samples[3], of_block[3]) < 1e-20
 
 
 def test_seeds_decide_the_projections_and_the_sample() -> None:
@@ -152,10 +155,3 @@ def test_seeds_decide_the_projections_and_the_sample() -> None:
         other.projections.copy_(first.projections)
         assert torch.equal(first(q, k, v), other(q, k, v)) == ("samples=0" in options)
         assert not torch.equal(first(q, k, v), hyper(options, 40, seed=1)(q, k, v))
-
-
-def test_refuses_what_is_not_defined() -> None:
-    with pytest.raises(UsageError, match="bits"):
-        hyper("bits=17", 8)
-    with pytest.raises(Unsupported, match="knows nothing of a bias"):
-        build("hyperattention", Shape(1, 1, 8, 4, bias="alibi"))

@@ -8,6 +8,7 @@ from attnbench.catalogue.attention.selection.hyperattention.algorithm import Hyp
 from attnbench.catalogue.build import build
 from attnbench.contract.problem.reference import relative_error
 from attnbench.contract.problem.shape import Shape
+from tests.catalogue.attention.small import built
 
 
 def draw(N: int) -> list[Tensor]:
@@ -15,24 +16,7 @@ def draw(N: int) -> list[Tensor]:
 
 
 def hyper(options: str, room: int) -> HyperAttention:
-    module = build(f"hyperattention:{options}", Shape(2, 2, room, 4, causal=True))
-    assert isinstance(module, HyperAttention)
-    return module.double()
-
-
-@pytest.mark.parametrize("options", ["block=4,samples=5,bits=3", "block=6,samples=0,bits=2", "block=1,samples=4"])
-@pytest.mark.parametrize("room", [40, 5])
-@pytest.mark.parametrize("prompt", [0, 1, 9, 24])
-def test_decoding_gives_what_forward_gives_beyond_the_room_as_well(options: str, room: int, prompt: int) -> None:
-    module, inputs = hyper(options, room), draw(40)
-    expected = module(*inputs)
-    state = module.begin(*(x[:, :, :prompt] for x in inputs))
-    for t in range(prompt, 40):
-        token = [x[:, :, t : t + 1] for x in inputs]
-        again, _ = module.step(state, *token)
-        out, state = module.step(state, *token)
-        assert torch.equal(out, again)
-        torch.testing.assert_close(out, expected[:, :, t : t + 1], rtol=0, atol=1e-12)
+    return built(HyperAttention, f"hyperattention:{options}", Shape(2, 2, room, 4, causal=True)).double()
 
 
 def test_a_state_holds_two_whole_numbers_of_each_key_before_the_current_block() -> None:

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from attnbench.catalogue.attention.selection.indexed import IndexedAttention, Learned, Random
-from attnbench.catalogue.build import build
 from attnbench.catalogue.engines.gathered.chosen import attend_to_chosen
 from attnbench.contract.problem.reference import of_query_heads
 from attnbench.contract.problem.shape import Shape
 from attnbench.models.encoder import Encoder
 from attnbench.suite.cell import ModelSize
+from tests.catalogue.attention.small import built, close, qkv
 
 F64 = torch.float64
 HOLES = torch.arange(19) % 5 != torch.tensor([[1], [3]])
@@ -26,18 +26,7 @@ def shape_of(causal: bool, kv_heads: int = 2, n: int = 19) -> Shape:
 
 def make(shape: Shape, indexer: str, **options: Any) -> IndexedAttention:
     chosen = {"top_k": 5, "index_heads": 3, "index_dim": 6, **options}
-    module = build("indexed", shape, indexer=indexer, **chosen).double()
-    assert isinstance(module, IndexedAttention)
-    return module
-
-
-def draw(shape: Shape) -> list[Tensor]:
-    sizes = ((shape.H, shape.D), (shape.K, shape.D), (shape.K, shape.E))
-    return [torch.randn(shape.B, heads, shape.N, width, dtype=F64) for heads, width in sizes]
-
-
-def close(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-10)
+    return built(IndexedAttention, "indexed", shape, indexer=indexer, **chosen).double()
 
 
 def index(m: IndexedAttention, q: Tensor, k: Tensor, t: int, seen: list[int]) -> list[float]:
@@ -86,26 +75,18 @@ def by_hand(m: IndexedAttention, q: Tensor, k: Tensor, v: Tensor, real: Tensor |
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 def test_every_head_reads_the_keys_of_largest_index(causal: bool, indexer: str, kv_heads: int) -> None:
     shape = shape_of(causal, kv_heads)
-    module, (q, k, v) = make(shape, indexer), draw(shape)
+    module, (q, k, v) = make(shape, indexer), qkv(shape)
     expected = by_hand(module, q, k, v)
     close(module(q, k, v).detach(), expected)
     close(module.dense(q, k, v).detach(), expected)
-
-
-@both
-@each
-def test_a_padded_key_is_never_kept(causal: bool, indexer: str) -> None:
-    shape = shape_of(causal)
-    module, (q, k, v) = make(shape, indexer), draw(shape)
-    real = HOLES[:, None, :, None]
-    holes = [torch.where(real, x, torch.nan) for x in (q, k, v)]
-    out = torch.where(real, module(*holes, key_mask=HOLES), 0.0)
-    close(out.detach(), torch.where(real, by_hand(module, q, k, v, HOLES), 0.0))
+    real = HOLES[:, None, :, None]  # a padded key is never kept
+    out = module(*(torch.where(real, x, torch.nan) for x in (q, k, v)), key_mask=HOLES)
+    close(torch.where(real, out, 0.0).detach(), torch.where(real, by_hand(module, q, k, v, HOLES), 0.0))
 
 
 def test_of_keys_without_any_index_the_latest_are_kept() -> None:
     shape = shape_of(False)
-    module, (q, k, _) = make(shape, "random"), draw(shape)
+    module, (q, k, _) = make(shape, "random"), qkv(shape)
     assert module.index is not None
     with torch.no_grad():
         module.index.of_queries.zero_()
@@ -149,7 +130,7 @@ def lesson(m: IndexedAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 @both
 def test_the_index_learns_from_its_own_loss_alone(causal: bool) -> None:
     shape = shape_of(causal)
-    module, inputs = make(shape, "learned"), draw(shape)
+    module, inputs = make(shape, "learned"), qkv(shape)
     expected = torch.autograd.grad(lesson(module, *inputs), list(module.parameters()))
     for factor in (1.0, 1000.0):  # whatever the loss of the model
         out = module(*inputs)
@@ -161,7 +142,7 @@ def test_the_index_learns_from_its_own_loss_alone(causal: bool) -> None:
 
 def test_queries_and_keys_get_no_gradient_from_it() -> None:
     shape = shape_of(True)
-    learned, inputs = make(shape, "learned"), [x.requires_grad_() for x in draw(shape)]
+    learned, inputs = make(shape, "learned"), [x.requires_grad_() for x in qkv(shape)]
     chosen = learned._choose(*inputs[:2], None)
     direction = torch.randn(2, 4, 19, 3, dtype=F64)
     mine = torch.autograd.grad(learned(*inputs), inputs, direction)
@@ -183,8 +164,7 @@ def test_it_learns_in_every_layer_of_a_model_that_is_trained() -> None:
 def test_training_makes_it_keep_more() -> None:
     torch.manual_seed(0)
     shape = Shape(batch=4, heads=2, seq_len=64, head_dim=8)
-    module = build("indexed", shape, indexer="learned", top_k=16, index_heads=4, index_dim=8, seed=0)
-    assert isinstance(module, IndexedAttention)
+    module = built(IndexedAttention, "indexed", shape, indexer="learned", top_k=16, index_heads=4, index_dim=8, seed=0)
     q, k, v = (torch.randn(4, 2, 64, 8) for _ in range(3))
     q = 2 * q
     before = kept_mass(module, q, k)

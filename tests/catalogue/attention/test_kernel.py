@@ -12,24 +12,12 @@ from attnbench.contract.problem.reference import exact_attention
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import parse_spec
 from attnbench.contract.variant import VARIANTS
-from attnbench.errors import Unsupported, UsageError
 from attnbench.measure.flops import count
-from attnbench.measure.memory import peak_tensor_bytes
-from tests.catalogue.attention.small import CAUSAL, SHAPE, both, qkv
-
-HOLES = torch.arange(23) % 5 != torch.tensor([[0], [3]])
-
-FINITE = ["sim=elu+1", "sim=relu", "sim=relu2", "sim=poly", "sim=cosine", "sim=rebased", "sim=relu,key_map=elu+1"]
+from tests.catalogue.attention.small import CAUSAL, SHAPE, both, built, close, qkv
 
 
 def make(options: str, shape: Shape) -> Kernel:
-    module = build(f"kernel:{options}", shape)
-    assert isinstance(module, Kernel)
-    return module
-
-
-def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
-    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+    return built(Kernel, f"kernel:{options}", shape)
 
 
 def sim(name: str, q: Tensor, k: Tensor) -> float:
@@ -62,19 +50,6 @@ def test_a_weight_is_the_share_of_the_kernel_of_its_pair(name: str, shape: Shape
         weights = torch.tensor([sim(name, q[b, h, i], k[b, h, j]) for j in seen], dtype=torch.float64)
         total = weights.sum()
         close(out[b, h, i], weights @ v[b, h, : len(seen)] / (total if total else 1.0))
-
-
-@both
-@pytest.mark.parametrize("options", FINITE)
-@pytest.mark.parametrize("padded", [False, True])
-def test_both_orders_are_the_same_operator_with_the_same_gradients(options: str, shape: Shape, padded: bool) -> None:
-    inputs, mask = [x.requires_grad_() for x in qkv(shape)], HOLES if padded else None
-    one, other = (make(f"{options},order={order}", shape) for order in ("associated", "dense"))
-    mine, theirs = one(*inputs, key_mask=mask), other(*inputs, key_mask=mask)
-    close(mine, theirs)
-    grad = torch.randn_like(mine)
-    for a, b in zip(*(torch.autograd.grad(y, inputs, grad) for y in (mine, theirs)), strict=True):
-        close(a, b)
 
 
 def test_the_map_of_the_keys_may_be_another() -> None:
@@ -128,39 +103,3 @@ def test_by_multiplications_the_orders_cross_where_n_is_the_width_of_a_head(n: i
         assert min(flops, key=flops.__getitem__) == cheaper
     else:
         assert flops["dense"] / flops["associated"] == pytest.approx(1, rel=0.01)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("order", "growth"), [("associated", 4.2), ("dense", None)])
-def test_only_the_dense_order_takes_the_square_of_the_length(order: str, growth: float | None, causal: bool) -> None:
-    def peak(n: int) -> int:
-        module = make(f"order={order}", Shape(1, 1, n, 8, causal=causal))
-        q, k, v = (torch.randn(1, 1, n, 8, requires_grad=True) for _ in range(3))
-        found = peak_tensor_bytes(lambda: module(q, k, v).sum().backward())
-        assert found is not None
-        return found
-
-    ratio = peak(2048) / peak(512)
-    assert ratio <= growth if growth else ratio > 10
-    entry = VARIANTS.get("kernel")
-    assert entry.claims(parse_spec("kernel:order=dense")).cost == "O(n²·d)"
-    assert entry.claims(parse_spec("kernel")).cost == ""
-
-
-def test_what_has_no_finite_features_is_not_summed_first() -> None:
-    for options in ("sim=exp", "sim=gaussian", "sim=poly,degree=4"):
-        with pytest.raises(Unsupported, match="write order=dense"):
-            make(options, SHAPE)
-    for options in ("sim=cosine,key_map=relu", "sim=relu,degree=4"):
-        with pytest.raises(UsageError, match="belongs to sim="):
-            make(options, SHAPE)
-    with pytest.raises(UsageError, match="degree=3"):
-        make("sim=poly,degree=3,order=dense", SHAPE)
-
-
-def test_decoding_keeps_sums_or_all_keys() -> None:
-    q, k, v = qkv(CAUSAL)
-    (sums,) = make("sim=poly", CAUSAL).begin(q, k, v)
-    assert sums.shape == (2, 3, 21, 5)
-    state = make("sim=poly,order=dense", CAUSAL).begin(q, k, v)
-    assert state[0].shape[:3] == (2, 3, 23)

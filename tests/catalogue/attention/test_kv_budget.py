@@ -15,8 +15,8 @@ from attnbench.catalogue.attention.selection.kv_budget.prompt import AfterPrompt
 from attnbench.catalogue.build import build
 from attnbench.contract.problem.reference import exact_attention
 from attnbench.contract.problem.shape import Shape
-from attnbench.errors import UsageError
 from attnbench.measure.memory import peak_tensor_bytes, state_bytes
+from tests.catalogue.attention.small import built, close
 
 SHAPE = Shape(batch=2, heads=6, kv_heads=2, seq_len=19, head_dim=4, v_dim=3, causal=True)
 G = SHAPE.G
@@ -42,9 +42,7 @@ def qkv(shape: Shape = SHAPE, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
 def make(name: str, shape: Shape = SHAPE, **options: Any) -> AfterPrompt:
     if name == "expected-attention":  # it says so: values of another width than keys are refused
         shape = replace(shape, v_dim=None)
-    module = build(name, shape, **options).double()
-    assert isinstance(module, AfterPrompt)
-    return module
+    return built(AfterPrompt, name, shape, **options).double()
 
 
 def steps(module: Any, q: Tensor, k: Tensor, v: Tensor, prompt: int = PROMPT) -> Tensor:
@@ -132,10 +130,6 @@ def by_hand(q: Tensor, k: Tensor, v: Tensor, kept: Kept, count: int) -> Tensor:
                 weights = torch.stack([q[b, h, t] @ k[b, h // G, j] / 2 for j in read]).softmax(0)
                 out[b, h, t - PROMPT] = sum(w * v[b, h // G, j] for w, j in zip(weights, read, strict=True))
     return out
-
-
-def close(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-11)
 
 
 CASES: list[tuple[str, dict[str, Any], Kept, int]] = [
@@ -328,14 +322,6 @@ def test_how_many_are_kept_is_told_in_tokens(name: str) -> None:
 
 def test_pages_are_kept_as_a_whole() -> None:
     assert make("quest", budget=100).tokens_kept(1000) == 112
-
-
-def test_two_ways_to_say_how_many_are_refused() -> None:
-    for name in NAMES:
-        with pytest.raises(UsageError, match="remove one of them"):
-            make(name, budget=4, ratio=0.5)
-    with pytest.raises(UsageError, match="write pool=5"):
-        build("snapkv", SHAPE, pool=4)
 
 
 @pytest.mark.parametrize("make_it", [Quest, SnapKV, H2O, Tova, Knorm, KeyDiff])

@@ -9,18 +9,7 @@ from attnbench.catalogue.build import build
 from attnbench.catalogue.engines import tiling
 from attnbench.catalogue.engines.linear import all_keys
 from attnbench.contract.problem.shape import Shape
-from attnbench.errors import Unsupported, UsageError
-from attnbench.measure.memory import peak_tensor_bytes
-from tests.catalogue.attention.small import mask
-
-SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=8)
-CAUSAL = Shape(batch=2, heads=3, seq_len=23, head_dim=8, causal=True)
-both = pytest.mark.parametrize("shape", [SHAPE, CAUSAL], ids=["all", "causal"])
-
-
-def qkv(shape: Shape, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
-    sizes = ((shape.N, shape.D), (shape.M, shape.D), (shape.M, shape.D))
-    return tuple(torch.randn(shape.B, shape.H, *size, dtype=dtype) for size in sizes)
+from tests.catalogue.attention.small import SHAPE, both, mask, peak_of, qkv
 
 
 def phi(x: Tensor) -> Tensor:
@@ -67,19 +56,18 @@ def test_groups_cover_each_pair_once() -> None:
 
 
 @both
+@pytest.mark.parametrize("name", ["linear", "performer:features=64"])
 @pytest.mark.parametrize("backward", [False, True])
-def test_memory_is_linear_and_close_to_that_of_inputs_and_outputs(shape: Shape, backward: bool) -> None:
+def test_memory_is_linear_and_close_to_that_of_inputs_and_outputs(shape: Shape, name: str, backward: bool) -> None:
     def peak(N: int) -> int:
         sized = Shape(batch=1, heads=2, seq_len=N, head_dim=16, causal=shape.causal)
         inputs = [x.requires_grad_(backward) for x in qkv(sized, torch.float32)]
-        model = Linear(sized, chunk=None if shape.causal else 512)
+        model = build(name, sized, chunk=None if shape.causal else 256)
 
         def call() -> object:
             return torch.autograd.grad(model(*inputs).sum(), inputs) if backward else model(*inputs)
 
-        bytes_ = peak_tensor_bytes(call)
-        assert bytes_ is not None
-        return bytes_
+        return peak_of(call)
 
     short, long = peak(1024), peak(4096)
     assert long <= 4.2 * short
@@ -127,10 +115,3 @@ def test_rotary_positions_turn_the_numerator_by_the_distance_and_leave_the_denom
             above = above + (plain * cos + crossed * sin) * v[0, 0, j]
             below = below + float(plain)
         torch.testing.assert_close(out[0, 0, i], above / below, rtol=1e-10, atol=1e-11)
-
-
-def test_rotary_positions_need_pairs_of_channels_and_no_fused_kernel() -> None:
-    with pytest.raises(Unsupported, match="head_dim 3 must be even"):
-        Linear(Shape(head_dim=3), rotary=True)
-    with pytest.raises(UsageError, match="rotary belongs to form=torch"):
-        Linear(Shape(), rotary=True, form="triton")

@@ -7,9 +7,9 @@ from attnbench.catalogue.attention.low_rank.linformer import Linformer
 from attnbench.catalogue.build import build
 from attnbench.contract.problem.reference import exact_attention
 from attnbench.contract.problem.shape import Shape
-from attnbench.errors import Unsupported, UsageError
 from attnbench.models.encoder import Encoder
 from attnbench.suite.cell import ModelSize
+from tests.catalogue.attention.small import built
 
 
 def qkv(
@@ -23,9 +23,7 @@ def qkv(
 
 
 def linformer(M: int = 12, H: int = 3, *, N: int | None = None, **options: object) -> Linformer:
-    module = build("linformer", Shape(2, H, N or M, 5, kv_len=M), **{"rank": 4, **options})
-    assert isinstance(module, Linformer)
-    return module.double()
+    return built(Linformer, "linformer", Shape(2, H, N or M, 5, kv_len=M), **{"rank": 4, **options}).double()
 
 
 @pytest.mark.parametrize("sharing", ["unshared", "headwise", "key-value", "layerwise"])
@@ -103,30 +101,6 @@ def test_mean_pooling_of_long_runs_keeps_its_precision_in_bfloat16() -> None:
     mask = torch.ones(2, 1200, dtype=torch.bool)
     for out in (module(q, k, v), module(q, k, v, key_mask=mask)):
         torch.testing.assert_close(out.double(), exact, rtol=2**-6, atol=0)
-
-
-def test_rank_above_the_keys_is_refused_with_both_numbers() -> None:
-    with pytest.raises(Unsupported, match="rank 256 is above the 128 keys"):
-        build("linformer", Shape(seq_len=128))
-
-
-@pytest.mark.parametrize("projection", ["learned", "jl"])
-def test_more_keys_than_columns_are_refused(projection: str) -> None:
-    with pytest.raises(Unsupported, match="at most 12"):
-        linformer(projection=projection)(*qkv(M=13))
-
-
-@pytest.mark.parametrize("projection", ["mean-pool", "max-pool", "jl"])
-@pytest.mark.parametrize("sharing", ["unshared", "headwise", "layerwise"])
-def test_separate_projections_where_there_is_only_one_are_refused(projection: str, sharing: str) -> None:
-    with pytest.raises(Unsupported, match="sharing must be key-value"):
-        build(f"linformer:projection={projection},sharing={sharing}", Shape())
-
-
-@pytest.mark.parametrize("projection", ["learned", "mean-pool", "max-pool", "conv"])
-def test_delta_without_the_random_projection_is_refused(projection: str) -> None:
-    with pytest.raises(UsageError, match="delta needs projection=jl"):
-        build(f"linformer:projection={projection},delta=0.1", Shape())
 
 
 @pytest.mark.parametrize("M", [13, 15, 16])

@@ -7,7 +7,6 @@ from torch import Tensor
 from attnbench.catalogue.attention.pattern import local
 from attnbench.catalogue.build import build
 from attnbench.contract.problem.shape import Shape
-from attnbench.errors import UsageError
 from tests.catalogue.attention.patterns import draw, is_softmax_under
 from tests.pairwise import pairwise
 
@@ -50,22 +49,6 @@ def test_the_default_window_has_257_keys_or_129_causal() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ("local:window=5,block=8", "window .* or block"),
-        ("local:look_around=1", "needs block"),
-        ("local:block=8,dilation=2", "dilation belongs to a sliding window"),
-        ("local:dilation=0", "dilation"),
-        ("local:window=0", "window"),
-        ("local:block=0", "block"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(spec: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        build(spec, Shape(1, 1, 8, 4))
-
-
-@pytest.mark.parametrize(
     ("n", "window", "dilation", "causal"), pairwise([1, 5, 97], [1, 2, 30], [2, 3, 50], [False, True])
 )
 def test_a_dilated_window_takes_every_dth_token(n: int, window: int, dilation: int, causal: bool) -> None:
@@ -73,49 +56,3 @@ def test_a_dilated_window_takes_every_dth_token(n: int, window: int, dilation: i
     target = torch.arange(n)[:, None] + steps[steps <= 0 if causal else slice(None)]
     allowed = (torch.arange(n) == target[:, :, None]).any(1)
     check(f"local:window={window},dilation={dilation}", n, allowed, causal)
-
-
-DECODED = [
-    "local:window=1",
-    "local:window=3",
-    "local:window=100",
-    "local:window=2,dilation=3",
-    "local:block=1",
-    "local:block=4",
-    "local:block=4,look_around=1",
-    "local:block=3,look_around=2",
-    "local:block=50,look_around=1",
-]
-
-
-@pytest.mark.parametrize(("prompt", "room"), [(0, 1), (5, 10), (12, 30), (29, 30)])
-@pytest.mark.parametrize("spec", DECODED)
-def test_decoding_gives_what_forward_gives_however_many_tokens_were_expected(spec: str, prompt: int, room: int) -> None:
-    f = build(spec, Shape(2, 2, room, 4, causal=True))
-    q, k, v = (x.detach() for x in draw(30))
-    expected = f(q, k, v)
-    state = f.begin(q[:, :, :prompt], k[:, :, :prompt], v[:, :, :prompt])
-    for t in range(prompt, 30):
-        token = [x[:, :, t : t + 1] for x in (q, k, v)]
-        f.step(state, *token)
-        out, state = f.step(state, *token)
-        torch.testing.assert_close(out, expected[:, :, t : t + 1], rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("spec", "kept"),
-    [
-        ("local:window=5", 6),
-        ("local:window=5,dilation=3", 18),
-        ("local:block=7", 7),
-        ("local:block=7,look_around=1", 14),
-        ("local:window=100", 40),
-    ],
-)
-def test_decoding_keeps_the_window_and_no_more(spec: str, kept: int) -> None:
-    f = build(spec, Shape(1, 1, 40, 4, causal=True))
-    q, k, v = (x.detach() for x in draw(30, 1, 1))
-    state = f.begin(q, k, v)
-    for _ in range(10):
-        _, state = f.step(state, k[:, :, :1], k[:, :, :1], v[:, :, :1])
-    assert state.k.shape[2] == state.v.shape[2] == kept

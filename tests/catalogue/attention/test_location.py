@@ -5,15 +5,12 @@ import torch
 from torch import Tensor
 
 from attnbench.catalogue.attention.synthetic.location import Location
-from attnbench.catalogue.build import build
 from attnbench.contract.problem.shape import Shape
-from attnbench.errors import Unsupported
+from tests.catalogue.attention.small import built
 
 
 def make(shape: Shape) -> Location:
-    module = build("location", shape).double()
-    assert isinstance(module, Location)
-    return module
+    return built(Location, "location", shape).double()
 
 
 def inputs(*sizes: int) -> list[Tensor]:
@@ -35,12 +32,7 @@ def test_a_query_that_points_to_a_position_reads_the_value_there_whatever_stands
     torch.testing.assert_close(module(q, k, v), v[:, :, order])
 
 
-def test_a_shorter_input_has_the_first_locations_and_a_longer_one_none() -> None:
+def test_a_shorter_input_has_the_first_locations() -> None:
     module, (q, k, v) = make(Shape(1, 2, 9, 4)), inputs(5, 6, 6)
     logits = q @ module.locations[:, :6].detach().mT
     torch.testing.assert_close(module(q, k, v).detach(), logits.softmax(-1) @ v)
-    with pytest.raises(Unsupported, match="10 keys, but locations were made for at most 9"):
-        module(*inputs(5, 10, 10))
-    state = module.begin(*inputs(9, 9, 9))
-    with pytest.raises(Unsupported, match="10 keys"):
-        module.step(state, *inputs(1, 1, 1))

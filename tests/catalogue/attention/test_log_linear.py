@@ -11,13 +11,9 @@ from torch import Tensor
 from attnbench.catalogue.attention.recurrence.log_linear import LogLinear
 from attnbench.catalogue.engines.recurrent.levels import levelled_attention, tree
 from attnbench.contract.problem.shape import Shape
-from tests.catalogue.attention.small import both
+from tests.catalogue.attention.small import both, close
 
 counts = pytest.mark.parametrize("levels", [None, 1, 2, 4, 9])
-
-
-def close(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
 
 
 Base = Literal["ssd", "gated-delta"]

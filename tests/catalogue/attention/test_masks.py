@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.catalogue.attention.exact import sdpa
 from attnbench.catalogue.build import build
 from attnbench.contract.inputs import INPUTS, draw_qkv
-from attnbench.contract.problem.reference import exact_attention, mean_of_visible
+from attnbench.contract.problem.reference import mean_of_visible
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.problem.visible import Visible
 from attnbench.contract.spec import Spec, parse_spec
@@ -25,7 +24,6 @@ from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.models.encoder import as_layer
 from attnbench.suite.cell import Cell
 
-EXACT = ["softmax", "chunked:query_chunk=5,key_chunk=7", "sdpa"]
 MASKS = ["prefix:9", "document:4+9", "sliding:6"]
 SHAPE = Shape(batch=2, heads=4, seq_len=23, head_dim=4)
 
@@ -33,13 +31,6 @@ SHAPE = Shape(batch=2, heads=4, seq_len=23, head_dim=4)
 def qkv(shape: Shape, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v = draw_qkv(Spec("gaussian"), shape, 3)
     return q.to(dtype), k.to(dtype), v.to(dtype)
-
-
-def dense(q: Tensor, k: Tensor, v: Tensor, shape: Shape) -> Tensor:
-    """Softmax over the pairs that are seen, without any code of the variants."""
-    k, v = (x.repeat_interleave(shape.G, 1) for x in (k, v))
-    seen = torch.tensor([[sees(shape, shape.q_start + i, j) for j in range(shape.M)] for i in range(shape.N)])
-    return (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~seen, -torch.inf).softmax(-1) @ v
 
 
 def sees(shape: Shape, i: int, j: int) -> bool:
@@ -55,35 +46,6 @@ def sees(shape: Shape, i: int, j: int) -> bool:
         assert sizes == "4+9"
         return sum(end <= i for end in ends) == sum(end <= j for end in ends)
     return True
-
-
-@pytest.mark.parametrize("kv_heads", [4, 2])
-@pytest.mark.parametrize("start", [0, 11])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("text", EXACT)
-def test_a_hidden_pair_has_no_part(
-    text: str, mask: str, causal: bool, start: int, kv_heads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sdpa, "_ROWS", 5)
-    shape = replace(SHAPE, causal=causal, mask=mask, q_start=start, kv_heads=kv_heads)
-    q, k, v = qkv(shape)
-    expected = dense(q, k, v, shape)
-    torch.testing.assert_close(build(text, shape).double()(q, k, v), expected)
-    torch.testing.assert_close(exact_attention(q, k, v, causal=Visible.of(shape)), expected)
-
-
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("text", EXACT)
-def test_token_by_token_it_gives_what_the_whole_sequence_gives(text: str, mask: str) -> None:
-    shape = replace(SHAPE, causal=True, mask=mask, kv_heads=2)
-    q, k, v = qkv(shape)
-    module = build(text, shape).double()
-    whole = module(q, k, v)
-    state = module.begin(q[:, :, :9], k[:, :, :9], v[:, :, :9])
-    for t in range(9, shape.N):
-        out, state = module.step(state, *(x[:, :, t : t + 1] for x in (q, k, v)))
-        torch.testing.assert_close(out, whole[:, :, t : t + 1])
 
 
 LONG = Shape(batch=1, heads=1, seq_len=4096, head_dim=16)
@@ -138,11 +100,6 @@ def test_whoever_hides_no_pairs_says_why() -> None:
         if not traits.mask and VARIANTS.get(name).kind == "operator":
             with pytest.raises(Unsupported, match="mask: "):
                 build(name, replace(SHAPE, mask="sliding:4"))
-
-
-def test_one_sum_of_keys_hides_none_of_them() -> None:
-    with pytest.raises(Unsupported, match="mask: not built here: all queries read one running sum or state"):
-        build("linear", replace(SHAPE, mask="prefix:4"))
 
 
 @pytest.mark.parametrize("mask", ["none", *MASKS])

@@ -8,6 +8,7 @@ from attnbench.catalogue.attention.low_rank.memory_compressed import MemoryCompr
 from attnbench.catalogue.build import build
 from attnbench.contract.problem.reference import exact_attention
 from attnbench.contract.problem.shape import Shape
+from tests.catalogue.attention.small import built, close
 
 F64 = torch.float64
 
@@ -17,13 +18,7 @@ def qkv(N: int = 23, M: int | None = None, D: int = 5) -> list[Tensor]:
 
 
 def compressed(N: int = 23, M: int | None = None, *, causal: bool = False, **options: object) -> MemoryCompressed:
-    module = build("memory-compressed", Shape(2, 3, N, 5, kv_len=M, causal=causal), **options)
-    assert isinstance(module, MemoryCompressed)
-    return module.double()
-
-
-def close(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=1e-11, atol=1e-11)
+    return built(MemoryCompressed, "memory-compressed", Shape(2, 3, N, 5, kv_len=M, causal=causal), **options).double()
 
 
 @pytest.mark.parametrize("c", [2, 3, 7])
@@ -82,15 +77,6 @@ def test_the_mean_of_a_block_is_that_of_its_real_keys(causal: bool) -> None:
     ones = torch.where(mask[:, None, :, None], torch.ones_like(v), 7.0)
     out = compressed(compression=4, kernel="mean", causal=causal)(q, k, ones, key_mask=mask)
     close(out, (out != 0).to(F64))
-
-
-def test_decoding_keeps_complete_blocks_and_the_open_one() -> None:
-    q, k, v = qkv()
-    module = compressed(causal=True)
-    state = module.begin(q, k, v)
-    assert state.blocks.length == 7
-    assert state.blocks.k.shape[2] == 7
-    assert state.k.shape == state.v.shape == (2, 3, 2, 5)
 
 
 def test_kernels_are_drawn_so_that_sums_keep_their_size() -> None:

@@ -8,6 +8,7 @@ from attnbench.catalogue.attention.low_rank.monarch import Monarch
 from attnbench.catalogue.build import build
 from attnbench.contract.problem.reference import exact_attention, relative_error
 from attnbench.contract.problem.shape import Shape
+from tests.catalogue.attention.small import built
 
 F64 = torch.float64
 
@@ -17,9 +18,7 @@ def draw(N: int, M: int | None = None, *, B: int = 2, H: int = 2, D: int = 4) ->
 
 
 def monarch(options: str, N: int, M: int | None = None, *, D: int = 4) -> Monarch:
-    module = build(f"monarch:{options}", Shape(2, 2, N, D, kv_len=M))
-    assert isinstance(module, Monarch)
-    return module.double()
+    return built(Monarch, f"monarch:{options}", Shape(2, 2, N, D, kv_len=M)).double()
 
 
 def weights(options: str, q: Tensor, k: Tensor) -> Tensor:

@@ -5,18 +5,15 @@ import torch
 from torch import Tensor
 
 from attnbench.catalogue.attention.selection.monotonic import Monotonic
-from attnbench.catalogue.build import build
 from attnbench.contract.problem.reference import masked_attention
 from attnbench.contract.problem.shape import Shape
-from tests.catalogue.attention.small import close
+from tests.catalogue.attention.small import built, close
 
 N = 21
 
 
 def make(shape: Shape, **options: object) -> Monotonic:
-    module = build("monotonic", shape, **options).double()
-    assert isinstance(module, Monotonic)
-    return module
+    return built(Monotonic, "monotonic", shape, **options).double()
 
 
 def inputs(M: int = N) -> list[Tensor]:

@@ -7,13 +7,8 @@ import torch
 from torch import Tensor
 
 from attnbench.catalogue.attention.selection.msa import MSA, Random
-from attnbench.catalogue.build import build
 from attnbench.contract.problem.shape import Shape
-from attnbench.contract.spec import parse_spec
-from attnbench.measure.memory import state_bytes
-from attnbench.measure.status import Status
-from attnbench.results.record import Record
-from attnbench.suite.cell import Cell
+from tests.catalogue.attention.small import built, close, qkv
 
 F64 = torch.float64
 N = 19
@@ -29,20 +24,9 @@ def shape_of(causal: bool, kv_heads: int = 2) -> Shape:
 def make(shape: Shape, indexer: str, **options: Any) -> MSA:
     indexer, relu, _ = indexer.partition("-relu")
     more = {"index_heads": 2, "score": "relu"} if relu else {}
-    module = build(
-        "msa", shape, indexer=indexer, **{"block": 4, "blocks": 3, "index_dim": 6, **more, **options}
+    return built(
+        MSA, "msa", shape, indexer=indexer, **{"block": 4, "blocks": 3, "index_dim": 6, **more, **options}
     ).double()
-    assert isinstance(module, MSA)
-    return module
-
-
-def draw(shape: Shape) -> list[Tensor]:
-    sizes = ((shape.H, shape.D), (shape.K, shape.D), (shape.K, shape.E))
-    return [torch.randn(shape.B, heads, shape.N, width, dtype=F64) for heads, width in sizes]
-
-
-def close(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-10)
 
 
 def numbers(m: MSA, q: Tensor, k: Tensor, g: int, t: int, seen: list[int]) -> dict[int, float]:
@@ -107,44 +91,20 @@ def by_hand(m: MSA, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None = None)
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 def test_a_group_reads_the_blocks_of_the_largest_keys(causal: bool, indexer: str, kv_heads: int) -> None:
     shape = shape_of(causal, kv_heads)
-    module, (q, k, v) = make(shape, indexer), draw(shape)
+    module, (q, k, v) = make(shape, indexer), qkv(shape)
     expected = by_hand(module, q, k, v)
     close(module(q, k, v).detach(), expected)
     close(module.dense(q, k, v).detach(), expected)
-
-
-@both
-@each
-def test_a_padded_key_gives_its_block_nothing(causal: bool, indexer: str) -> None:
-    shape = shape_of(causal)
-    module, (q, k, v) = make(shape, indexer), draw(shape)
-    real = HOLES[:, None, :, None]
-    holes = [torch.where(real, x, torch.nan) for x in (q, k, v)]
-    out = torch.where(real, module(*holes, key_mask=HOLES), 0.0)
-    close(out.detach(), torch.where(real, by_hand(module, q, k, v, HOLES), 0.0))
+    real = HOLES[:, None, :, None]  # a padded key gives its block nothing
+    out = module(*(torch.where(real, x, torch.nan) for x in (q, k, v)), key_mask=HOLES)
+    close(torch.where(real, out, 0.0).detach(), torch.where(real, by_hand(module, q, k, v, HOLES), 0.0))
 
 
 @each
 def test_the_heads_of_a_group_share_a_choice_and_groups_do_not(indexer: str) -> None:
     shape = shape_of(True)
-    module, (q, k, _) = make(shape, indexer, blocks=2), draw(shape)
+    module, (q, k, _) = make(shape, indexer, blocks=2), qkv(shape)
     seen = module.select(q, k).pairs(slice(0, N))
     assert torch.equal(seen[:, 0], seen[:, 1])
     assert torch.equal(seen[:, 2], seen[:, 3])
     assert not torch.equal(seen[:, 0], seen[:, 2])
-
-
-@pytest.mark.parametrize(("indexer", "numbers"), [("random", 2 * 6), ("learned", 6), ("exact", 0)])
-def test_a_token_costs_its_key_its_value_and_the_keys_of_its_index(indexer: str, numbers: int) -> None:
-    text = f"msa:index_dim=6,indexer={indexer}"
-    row = Record.of(Cell("x", "s", parse_spec(text), shape_of(True), level="operator"), Status.OK)
-    assert row.kv_bytes_per_token == 4 * (2 * (4 + 3) + numbers)
-    short, long = (
-        state_bytes(
-            build(text, Shape(1, 4, n, 4, kv_heads=2, causal=True)).begin(
-                torch.randn(1, 4, n, 4), *(torch.randn(1, 2, n, 4) for _ in "kv")
-            )
-        )
-        for n in (64, 128)
-    )
-    assert long - short == 64 * 4 * (2 * (4 + 4) + numbers)

@@ -5,17 +5,14 @@ import torch
 from torch import Tensor
 
 from attnbench.catalogue.attention.reference.noise import Noise
-from attnbench.catalogue.build import build
 from attnbench.contract.problem.reference import exact_attention, relative_error
 from attnbench.contract.problem.shape import Shape
 from attnbench.errors import Unsupported
-from tests.catalogue.attention.small import CAUSAL, SHAPE
+from tests.catalogue.attention.small import CAUSAL, SHAPE, built
 
 
 def make(shape: Shape, draw: str = "rows", samples: int = 7, seed: int = 0) -> Noise:
-    module = build("noise", shape, seed=seed, draw=draw, samples=samples)
-    assert isinstance(module, Noise)
-    return module
+    return built(Noise, "noise", shape, seed=seed, draw=draw, samples=samples)
 
 
 def qkv(M: int = 23) -> list[Tensor]:

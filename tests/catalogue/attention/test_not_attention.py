@@ -13,10 +13,9 @@ from attnbench.catalogue.build import build
 from attnbench.catalogue.engines.fourier import long_convolution
 from attnbench.contract.problem.reference import exact_attention
 from attnbench.contract.problem.shape import Shape
-from attnbench.contract.variant import VARIANTS
-from attnbench.errors import Unsupported, UsageError
 from attnbench.measure.flops import count
 from attnbench.models.encoder import as_layer
+from tests.catalogue.attention.small import close
 
 LINES = ("conv", "long-conv", "s4d", "lstm", "gru", "dense")
 
@@ -27,17 +26,6 @@ def make(name: str, n: int = 23, *, causal: bool = False, **options: Any) -> Any
 
 def tokens(n: int = 23, B: int = 2) -> Tensor:
     return torch.randn(B, n, 6, dtype=torch.float64)
-
-
-def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
-    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
-
-
-@pytest.mark.parametrize("name", LINES)
-def test_they_are_mixers_with_another_target_than_softmax(name: str) -> None:
-    entry = VARIANTS.get(name)
-    assert (entry.kind, entry.traits.target, entry.traits.rows_sum_to_one) == ("mixer", "other", False)
-    assert entry.family in ("mixing", "recurrence", "reference")
 
 
 @pytest.mark.parametrize("name", LINES)
@@ -78,11 +66,6 @@ def test_a_causal_convolution_weighs_the_last_tokens(width: int) -> None:
     assert state.shape == (2, width - 1, 6)
 
 
-def test_a_width_must_have_a_middle() -> None:
-    with pytest.raises(UsageError, match="width=4 must be odd"):
-        make("conv", width=4)
-
-
 # long-conv
 
 
@@ -104,14 +87,6 @@ def test_a_loud_token_is_not_heard_before_it_comes() -> None:
     x = torch.randn(1, 512, 6)
     loud = torch.cat([x[:, :-1], 1e6 * x[:, -1:]], 1)
     torch.testing.assert_close(module(loud)[:, :-1], module(x)[:, :-1], rtol=1e-6, atol=1e-6)
-
-
-def test_a_kernel_has_a_length() -> None:
-    with pytest.raises(Unsupported, match="24 tokens, but the kernel was made for at most 23"):
-        make("long-conv")(tokens(24))
-    module = make("long-conv", causal=True)
-    with pytest.raises(Unsupported, match="24 tokens"):
-        module.step(module.begin(tokens(23)), tokens(1))
 
 
 # s4d
@@ -161,14 +136,6 @@ def test_both_directions_are_those_of_torch(name: str) -> None:
             getattr(theirs, f"bias_hh_l0{suffix}").copy_(second)
     forwards, backwards = theirs(x)[0].chunk(2, -1)
     close(module(x), forwards + backwards)
-
-
-@pytest.mark.parametrize("name", ["lstm", "gru"])
-@pytest.mark.parametrize("causal", [False, True])
-def test_padding_in_the_middle_is_passed_over(name: str, causal: bool) -> None:
-    module, x = make(name, causal=causal), tokens(B=1)
-    mask = torch.arange(23) % 4 != 1
-    close(module(x, key_mask=mask[None])[:, mask], module(x[:, mask]))
 
 
 # dense

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from attnbench.catalogue.attention.selection.nsa import NSA
-from attnbench.catalogue.build import build
 from attnbench.contract.problem.shape import Shape
-from attnbench.errors import UsageError
+from tests.catalogue.attention.small import built, close, qkv
 
 F64 = torch.float64
 BRANCHES = ("compressed", "selected", "window")
@@ -24,22 +23,12 @@ def shape_of(causal: bool, kv_heads: int = 2, n: int = 29) -> Shape:
 
 def make(shape: Shape, branch: str = "all", **options: Any) -> NSA:
     chosen = {"block": 4, "length": 4, "stride": 2, "top_n": 4, "window": 5, **options}
-    module = build("nsa", shape, branch=branch, **chosen).double()
-    assert isinstance(module, NSA)
+    module = built(NSA, "nsa", shape, branch=branch, **chosen).double()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for weight in module.parameters():
             weight += torch.randn(weight.shape, generator=generator, dtype=F64)
     return module
-
-
-def draw(shape: Shape) -> list[Tensor]:
-    sizes = ((shape.H, shape.D), (shape.K, shape.D), (shape.K, shape.E))
-    return [torch.randn(shape.B, heads, shape.N, width, dtype=F64) for heads, width in sizes]
-
-
-def close(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-10)
 
 
 def softmax_over(q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
@@ -102,10 +91,13 @@ def by_hand(m: NSA, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None = None)
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 def test_equals_three_softmaxes_query_by_query(causal: bool, branch: str, kv_heads: int) -> None:
     shape = shape_of(causal, kv_heads)
-    module, (q, k, v) = make(shape, branch), draw(shape)
+    module, (q, k, v) = make(shape, branch), qkv(shape)
     expected = by_hand(module, q, k, v)
     close(module(q, k, v).detach(), expected)
     close(module.dense(q, k, v).detach(), expected)
+    real = HOLES[:, None, :, None]  # nobody sees a pooled block with a padded token
+    out = module(*(torch.where(real, x, torch.nan) for x in (q, k, v)), key_mask=HOLES)
+    close(torch.where(real, out, 0.0).detach(), torch.where(real, by_hand(module, q, k, v, HOLES), 0.0))
 
 
 @both
@@ -122,23 +114,7 @@ def test_equals_three_softmaxes_query_by_query(causal: bool, branch: str, kv_hea
 )
 def test_for_blocks_of_any_size(causal: bool, options: dict[str, int]) -> None:
     shape = shape_of(causal)
-    module, (q, k, v) = make(shape, **options), draw(shape)
+    module, (q, k, v) = make(shape, **options), qkv(shape)
     expected = by_hand(module, q, k, v)
     close(module(q, k, v).detach(), expected)
     close(module.dense(q, k, v).detach(), expected)
-
-
-@both
-@each_branch
-def test_a_pooled_block_with_a_padded_token_is_seen_by_nobody(causal: bool, branch: str) -> None:
-    shape = shape_of(causal)
-    module, (q, k, v) = make(shape, branch), draw(shape)
-    real = HOLES[:, None, :, None]
-    out = module(*(torch.where(real, x, torch.nan) for x in (q, k, v)), key_mask=HOLES)
-    close(torch.where(real, out, 0.0).detach(), torch.where(real, by_hand(module, q, k, v, HOLES), 0.0))
-
-
-@pytest.mark.parametrize("option", ["length", "block"])
-def test_blocks_are_counted_in_strides(option: str) -> None:
-    with pytest.raises(UsageError, match=f"nsa: option {option}=6 must be a multiple of stride=4"):
-        build("nsa", Shape(seq_len=8), **{"length": 8, "block": 8, "stride": 4, option: 6})

@@ -9,7 +9,7 @@ from attnbench.catalogue.build import build
 from attnbench.catalogue.engines.low_rank.pseudo_inverse import newton
 from attnbench.contract.problem.reference import exact_attention, relative_error
 from attnbench.contract.problem.shape import Shape
-from attnbench.errors import Unsupported, UsageError
+from tests.catalogue.attention.small import built, close
 
 F64 = torch.float64
 
@@ -19,13 +19,7 @@ def qkv(N: int = 23, M: int | None = None, D: int = 5, B: int = 2, H: int = 3) -
 
 
 def nystrom(N: int = 23, M: int | None = None, D: int = 5, **options: object) -> Nystrom:
-    module = build("nystrom", Shape(2, 3, N, D, kv_len=M), **{"landmarks": 5, **options})
-    assert isinstance(module, Nystrom)
-    return module.double()
-
-
-def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
-    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+    return built(Nystrom, "nystrom", Shape(2, 3, N, D, kv_len=M), **{"landmarks": 5, **options}).double()
 
 
 def test_the_formula_with_equal_runs_is_that_of_the_paper() -> None:
@@ -96,20 +90,6 @@ def test_the_convolution_is_added_for_each_head_and_starts_as_a_moving_average()
     added = module(*inputs) - plain(*inputs)
     close(added[:, 1, 1:], inputs[2][:, 1, :-1])
     assert added[:, [0, 2]].abs().max() < 1e-12
-
-
-@pytest.mark.parametrize(
-    ("options", "what"),
-    [({"conv": 4}, "conv=4 must be odd"), ({"pinv": "exact", "iterations": 3}, "iterations needs pinv=newton")],
-)
-def test_options_that_mean_nothing_are_refused(options: dict[str, object], what: str) -> None:
-    with pytest.raises(UsageError, match=what):
-        nystrom(**options)
-
-
-def test_a_convolution_with_keys_of_another_sequence_is_refused() -> None:
-    with pytest.raises(Unsupported, match="a query has no neighbours in another sequence"):
-        nystrom(23, 17, conv=3)
 
 
 def test_with_fewer_landmarks_than_tokens_the_exact_inverse_is_worse_than_six_steps() -> None:

@@ -11,7 +11,6 @@ from torch import Tensor
 from attnbench.catalogue.build import build
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.problem.visible import Visible
-from attnbench.errors import Unsupported
 
 SOFTMAX = ["additive:hidden=3,chunk=5", "bilinear:chunk=5", "location:chunk=5"]
 KERNELS = ["kernel:sim=relu,order=dense", "kernel:sim=exp,order=dense", "kernel:sim=gaussian,order=dense"]
@@ -51,41 +50,3 @@ def test_a_query_answers_as_if_the_keys_that_it_does_not_see_were_padding(
         seen = ((torch.arange(shape.M) >= first) & (torch.arange(shape.M) < stop)).expand(shape.B, -1)
         alone = plain(q[:, :, i : i + 1], k, v, key_mask=seen if real is None else seen & real)
         torch.testing.assert_close(output[:, :, i : i + 1], alone)
-
-
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("text", SOFTMAX)
-def test_gradients_beside_a_sink_are_those_of_the_formula(text: str, mask: str) -> None:
-    shape = replace(SHAPE, mask=mask, sink="learned", q_start=5)
-    inputs, module, real = [x.requires_grad_() for x in qkv(shape)], build(text, shape).double(), padded(shape)
-    output, expected = module(*inputs, key_mask=real), module.dense(*inputs, key_mask=real)
-    torch.testing.assert_close(output, expected)
-    learned = (*inputs, *module.parameters())
-    grads = [torch.autograd.grad(y.sin().sum(), learned, allow_unused=True) for y in (output, expected)]
-    assert dict(module.named_parameters())["sink.logit"] is learned[-1]
-    assert grads[0][-1].abs().min() > 0
-    for one, other in zip(*grads, strict=True):
-        torch.testing.assert_close(one, other)
-
-
-@pytest.mark.parametrize("sink", ["none", "learned"])
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("text", SOFTMAX + KERNELS)
-def test_token_by_token_it_gives_what_the_whole_sequence_gives(text: str, mask: str, sink: str) -> None:
-    if text in KERNELS and sink == "learned":
-        with pytest.raises(Unsupported, match="sink: not built here"):
-            build(text, replace(SHAPE, sink="learned"))
-        return
-    shape = replace(SHAPE, mask=mask, sink=sink)  # type: ignore[arg-type]  # from a list
-    q, k, v = qkv(shape)
-    module = build(text, shape).double()
-    whole, start = module(q, k, v), 9
-    state = module.begin(*(x[:, :, :start] for x in (q, k, v)))
-    for t in range(start, shape.N):
-        output, state = module.step(state, *(x[:, :, t : t + 1] for x in (q, k, v)))
-        torch.testing.assert_close(output, whole[:, :, t : t + 1])
-
-
-def test_options_decide_whether_a_kernel_hides_pairs() -> None:
-    with pytest.raises(Unsupported, match="mask: not built here: all queries read one running sum"):
-        build("kernel:sim=relu", replace(SHAPE, mask="sliding:4"))

@@ -5,10 +5,8 @@ import torch
 from torch import Tensor
 
 from attnbench.catalogue.attention.pairwise.path import PaTH
-from attnbench.catalogue.build import build
 from attnbench.contract.problem.shape import Shape
-from attnbench.measure.memory import peak_tensor_bytes
-from tests.catalogue.attention.small import tokens
+from tests.catalogue.attention.small import built, close, tokens
 
 SHAPE = Shape(batch=2, heads=2, seq_len=19, head_dim=4)
 CAUSAL = Shape(batch=2, heads=2, seq_len=19, head_dim=4, causal=True)
@@ -17,16 +15,11 @@ HOLES = torch.arange(19) % 5 != torch.tensor([[1], [3]])
 
 
 def make(shape: Shape, chunk: int = 5) -> PaTH:
-    module = build("path", shape, rank=3, chunk=chunk).double()
-    assert isinstance(module, PaTH)
+    module = built(PaTH, "path", shape, rank=3, chunk=chunk).double()
     with torch.no_grad():
         module.beta.weight.normal_()
         module.kernel.normal_()
     return module
-
-
-def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
-    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
 def by_hand(module: PaTH, x: Tensor, causal: bool, real: Tensor) -> Tensor:
@@ -82,15 +75,3 @@ def test_every_prompt_leaves_the_keys_that_its_tokens_leave_one_by_one() -> None
         close(at_once.cache.keys, state.cache.keys)
         close(at_once.cache.values, state.cache.values)
         close(at_once.recent, state.recent)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_scores_exist_for_one_chunk_of_queries_at_a_time(causal: bool) -> None:
-    def peak(n: int) -> int:
-        module = build("path", Shape(1, 1, n, 8, causal=causal), rank=4)
-        x = torch.randn(1, n, 8, requires_grad=True)
-        found = peak_tensor_bytes(lambda: module(x).sum().backward())
-        assert found is not None
-        return found
-
-    assert peak(4096) < 4.3 * peak(1024)

@@ -13,6 +13,7 @@ from attnbench.contract.problem.shape import Bias, Shape
 from attnbench.contract.spec import parse_spec
 from attnbench.contract.variant import VARIANTS, No, Traits
 from attnbench.errors import Unsupported, UsageError
+from tests.catalogue.attention.small import built
 
 SHAPE = Shape(2, 4, 23, 4)
 CAUSAL = Shape(2, 4, 23, 4, causal=True)
@@ -23,9 +24,7 @@ def draw(n: int = 23, H: int = 4, D: int = 4) -> list[Tensor]:
 
 
 def made(parts: str, shape: Shape = SHAPE, seed: int = 0) -> PerHead:
-    f = build("per-head", shape, seed=seed, parts=parts).double()
-    assert isinstance(f, PerHead)
-    return f
+    return built(PerHead, "per-head", shape, seed=seed, parts=parts).double()
 
 
 def alone(spec: str, shape: Shape = SHAPE, seed: int = 0) -> nn.Module:
@@ -123,12 +122,6 @@ def test_heads_are_those_named_and_equal_shares_of_the_rest(text: str, total: in
     assert heads_of(parse_parts(text), total) == expected
 
 
-@pytest.mark.parametrize(("text", "total"), [("2*local+1*linear", 4), ("5*local", 4), ("3*local+2*linear+softmax", 4)])
-def test_parts_that_name_more_or_fewer_heads_are_refused(text: str, total: int) -> None:
-    with pytest.raises(Unsupported, match=f"heads, and there are {total}"):
-        made(text, Shape(1, total, 8, 4))
-
-
 def test_parts_have_options_in_brackets_and_numbers_with_a_plus() -> None:
     first, second = parse_parts("2*local[window=64,dilation=2] + performer[features=64,beta=1e+3]")
     assert first == (parse_spec("local:window=64,dilation=2"), 2)
@@ -161,19 +154,6 @@ def test_the_text_of_a_variant_reads_back_as_the_same_variant() -> None:
 def test_parts_that_make_no_sense_are_refused(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         made(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "shape", "message"),
-    [
-        ("softmax+longformer", CAUSAL, "longformer: causal: global tokens"),
-        ("softmax+local", Shape(2, 4, 9, 4, kv_len=12), "local: cross-attention: the window needs"),
-        ("softmax+linformer[rank=50]", SHAPE, "rank 50 is above"),
-    ],
-)
-def test_what_one_part_cannot_do_is_refused_with_its_reason(text: str, shape: Shape, message: str) -> None:
-    with pytest.raises(Unsupported, match=message):
-        made(text, shape)
 
 
 def test_key_padding_and_decoding_are_refused_where_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

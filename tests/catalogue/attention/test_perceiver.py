@@ -9,7 +9,7 @@ from attnbench.catalogue.attention.low_rank.perceiver import Perceiver
 from attnbench.catalogue.build import build
 from attnbench.contract.problem.reference import exact_attention
 from attnbench.contract.problem.shape import Shape
-from attnbench.measure.memory import peak_tensor_bytes
+from tests.catalogue.attention.small import built, close, peak_of
 
 F64 = torch.float64
 
@@ -19,13 +19,7 @@ def qkv(N: int = 23, M: int | None = None, D: int = 5) -> list[Tensor]:
 
 
 def perceiver(N: int = 23, M: int | None = None, *, causal: bool = False, latents: int = 4) -> Perceiver:
-    module = build("perceiver", Shape(2, 3, N, 5, kv_len=M, causal=causal), latents=latents)
-    assert isinstance(module, Perceiver)
-    return module.double()
-
-
-def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-11) -> None:
-    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+    return built(Perceiver, "perceiver", Shape(2, 3, N, 5, kv_len=M, causal=causal), latents=latents).double()
 
 
 def test_the_formula() -> None:
@@ -77,36 +71,13 @@ def test_large_keys_at_the_end_of_a_chunk_leave_earlier_rows_as_they_were(scale:
         close(out, module.dense(*later), 1e-9)
 
 
-def test_decoding_holds_one_average_for_each_latent_however_long_the_prompt() -> None:
-    module = perceiver(64, causal=True)
-    for n in (0, 5, 64):
-        q, k, v = qkv(64)
-        state = module.begin(q[:, :, :n], k[:, :, :n], v[:, :, :n])
-        assert [tuple(x.shape) for x in state] == [(2, 3, 4, 1), (2, 3, 4, 1), (2, 3, 4, 5), (2, 3, 4, 5)]
-
-
-def test_gradients_of_a_long_sequence_are_taken_segment_by_segment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(of_perceiver, "_SEGMENT", 64)
-    inputs, module = [x.requires_grad_() for x in qkv(200)], perceiver(200, causal=True)
-    mask = torch.rand(2, 200) < 0.7
-    for key_mask in (None, mask):
-        ours, theirs = (
-            torch.autograd.grad(f(*inputs, key_mask=key_mask).square().sum(), (*inputs, module.latents))
-            for f in (module, module.dense)
-        )
-        for mine, expected in zip(ours, theirs, strict=True):
-            close(mine, expected)
-
-
 def test_training_keeps_of_earlier_tokens_their_inputs_and_outputs_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(of_perceiver, "_SEGMENT", 128)
 
     def peak(n: int) -> int:
         module = build("perceiver", Shape(1, 1, n, 8, causal=True), latents=4)
         inputs = [torch.randn(1, 1, n, 8, requires_grad=True) for _ in range(3)]
-        bytes_ = peak_tensor_bytes(lambda: module(*inputs).sum().backward())
-        assert bytes_ is not None
-        return bytes_
+        return peak_of(lambda: module(*inputs).sum().backward())
 
     of_a_query = 8 * 4
     assert (peak(1024) - peak(512)) / 512 <= 8 * of_a_query

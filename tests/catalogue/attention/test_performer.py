@@ -6,7 +6,6 @@ from typing import Literal
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from attnbench.catalogue.attention.kernel.performer import Performer
 from attnbench.catalogue.build import build
@@ -23,6 +22,7 @@ from attnbench.catalogue.engines.linear.random_maps import (
 )
 from attnbench.contract.problem.shape import Shape
 from attnbench.measure.memory import peak_tensor_bytes
+from tests.catalogue.attention.small import built
 from tests.pairwise import pairwise
 
 Kernel = Literal["positive", "hyperbolic", "trig", "relu"]
@@ -267,20 +267,6 @@ def test_negative_denominators_of_trig_features_keep_their_sign() -> None:
 # Decoding
 
 
-def test_a_state_is_as_small_as_its_sums_and_survives_keys_of_very_different_size() -> None:
-    model = Performer(causal_shape(), features=16)
-    q, k, v = qkv(dtype=torch.float32)
-    k[:, :, 9] *= 40.0
-    expected = model(q, k, v)
-    state = model.begin(q[:, :, :5], k[:, :, :5], v[:, :, :5])
-    size = sum(part.numel() for part in tree_leaves(state) if isinstance(part, Tensor))
-    assert size == 2 * 3 * (16 * 9 + 1)
-    for t in range(5, 23):
-        out, state = model.step(state, q[:, :, t : t + 1], k[:, :, t : t + 1], v[:, :, t : t + 1])
-        assert torch.allclose(out, expected[:, :, t : t + 1], atol=1e-4)
-    assert sum(part.numel() for part in tree_leaves(state) if isinstance(part, Tensor)) == size
-
-
 # Shapes, dtypes, padding
 
 
@@ -302,41 +288,16 @@ def test_the_seed_decides_the_draw_and_redraw_changes_it() -> None:
 
 
 def test_options_choose_the_projection() -> None:
-    fixed = build("performer:features=8,norms=sqrt-d,projection=iid", SHAPE)
-    assert isinstance(fixed, Performer)
+    fixed = built(Performer, "performer:features=8,norms=sqrt-d,projection=iid", SHAPE)
     assert torch.allclose(fixed.projection.norm(dim=1), torch.tensor(8**0.5))
     assert (fixed.projection @ fixed.projection.T).triu(1).abs().max() > 0.5
-    orthogonal = build("performer:features=8", SHAPE)
-    assert isinstance(orthogonal, Performer)
+    orthogonal = built(Performer, "performer:features=8", SHAPE)
     assert (orthogonal.projection @ orthogonal.projection.T).triu(1).abs().max() < 1e-5
     fixed.redraw()
     assert torch.allclose(fixed.projection.norm(dim=1), torch.tensor(8**0.5))
 
 
 # Cost
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("backward", [False, True])
-def test_memory_is_linear_and_close_to_that_of_inputs_and_outputs(causal: bool, backward: bool) -> None:
-    def peak(N: int) -> int:
-        shape = Shape(batch=1, heads=2, seq_len=N, head_dim=16, causal=causal)
-        model = Performer(shape, features=64, chunk=None if causal else 256)
-        inputs = [x.requires_grad_(backward) for x in qkv(shape, dtype=torch.float32)]
-
-        def call() -> object:
-            return torch.autograd.grad(model(*inputs).sum(), inputs) if backward else model(*inputs)
-
-        bytes_ = peak_tensor_bytes(call)
-        assert bytes_ is not None
-        return bytes_
-
-    one_tensor = 2 * 4096 * 16 * 4
-    short, long = peak(1024), peak(4096)
-    assert long <= 4.2 * short
-    # The growth: the output, a divisor per row; backward three gradients, not the output, and causal some sums.
-    growth = (long - short) / (0.75 * one_tensor)
-    assert growth < (3.6 if backward else 1.2)
 
 
 def test_sums_for_the_backward_pass_are_kept_only_where_there_will_be_one() -> None:

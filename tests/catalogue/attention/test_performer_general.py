@@ -13,7 +13,7 @@ from attnbench.catalogue.attention.kernel.performer import Performer
 from attnbench.catalogue.build import build
 from attnbench.catalogue.engines.linear.random_maps import draw_projection
 from attnbench.contract.problem.shape import Shape
-from attnbench.errors import Unsupported
+from tests.catalogue.attention.small import built
 
 SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=8)
 SMALL = Shape(batch=1, heads=1, seq_len=2, head_dim=4)
@@ -58,8 +58,7 @@ def test_taking_off_what_all_tokens_have_in_common_takes_off_variance(kernel: st
     q, k = q + 0.8, k + (-0.8 if kernel == "trig" else 0.8)
     variances = []
     for shift in ("none", "mean"):
-        module = build("performer", Shape(1, 1, 20, 8), projection="iid", kernel=kernel, shift=shift)
-        assert isinstance(module, Performer)
+        module = built(Performer, "performer", Shape(1, 1, 20, 8), projection="iid", kernel=kernel, shift=shift)
         variance = module.double().kernel_variance(q, k)
         assert variance is not None
         variances.append(float((variance / module.kernel_mean(q, k).square()).median()))
@@ -75,32 +74,3 @@ def test_a_gamma_gives_the_features_of_favor_plus_plus() -> None:
         ours = build("performer", shape, features=16, gamma=gamma).double()
         theirs = build("favor-plus-plus", shape, features=16, spread=3.0).double()
         assert torch.allclose(ours(q, k, v), theirs(q, k, v), rtol=1e-9, atol=1e-10)
-
-
-@pytest.mark.parametrize("kv_len", [None, 31])
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_the_fast_way_is_the_dense_formula_with_its_gradients(kernel: str, kv_len: int | None) -> None:
-    shape = Shape(2, 3, 23, 8, kv_len=kv_len)
-    model = Performer(shape, features=11, kernel=kernel, gamma=1.15, shift="mean", beta=1.4, chunk=5).double()
-    q, k, v = (torch.randn(2, 3, n, 8, dtype=torch.float64) / 2 + 0.5 for n in (23, shape.M, shape.M))
-    inputs = [x.requires_grad_() for x in (q, k, v)]
-    real = torch.ones(2, shape.M, dtype=torch.bool)
-    real[0, -5:] = real[1, 3] = False
-    grad = torch.randn(2, 3, 23, 8, dtype=torch.float64)
-    outs = [way(*inputs, key_mask=real) for way in (model, model.dense)]
-    assert torch.allclose(*outs, atol=1e-10)
-    ours, theirs = (torch.autograd.grad(out, inputs, grad) for out in outs)
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-9)
-
-
-@pytest.mark.parametrize("options", [{"kernel": "relu"}, {"norms": "sqrt-d"}])
-@pytest.mark.parametrize("general", [{"gamma": 1.1}, {"shift": "mean"}])
-def test_what_would_not_keep_the_mean_is_refused(options: dict[str, object], general: dict[str, object]) -> None:
-    with pytest.raises(Unsupported, match="gamma and shift keep the mean"):
-        build("performer", SHAPE, **options, **general)  # type: ignore[arg-type]  # names and values of options
-
-
-def test_a_mean_over_all_tokens_is_refused_where_causal() -> None:
-    with pytest.raises(Unsupported, match="later ones"):
-        build("performer:shift=mean", Shape(2, 3, 23, 8, causal=True))

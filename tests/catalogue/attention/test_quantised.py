@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from attnbench.catalogue.attention.exact.quantised import Quantised, rounded
-from attnbench.catalogue.build import build
 from attnbench.contract.problem.reference import exact_attention, relative_error
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import parse_spec
@@ -21,15 +20,13 @@ from attnbench.laws.error import measure_error
 from attnbench.measure.status import Status
 from attnbench.measure.time import TimingRules
 from attnbench.suite.cell import Cell
-from tests.catalogue.attention.small import HOLES, both, close, qkv
+from tests.catalogue.attention.small import HOLES, both, built, close, qkv
 
 each_dtype = pytest.mark.parametrize("dtype", ["int8", "float8_e4m3"])
 
 
 def make(shape: Shape, **options: object) -> Quantised:
-    module = build("quantised", shape, **options).double()
-    assert isinstance(module, Quantised)
-    return module
+    return built(Quantised, "quantised", shape, **options).double()
 
 
 def as_e4m3(x: float) -> float:

@@ -5,7 +5,6 @@ import torch
 from torch import Tensor
 
 from attnbench.catalogue.attention.exact.quantised_cache import QuantisedCache
-from attnbench.catalogue.build import build
 from attnbench.contract.problem.reference import exact_attention, relative_error
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import parse_spec
@@ -14,7 +13,7 @@ from attnbench.harness.inside.call import prepare
 from attnbench.measure.status import Status
 from attnbench.results.record import Record
 from attnbench.suite.cell import Cell
-from tests.catalogue.attention.small import close
+from tests.catalogue.attention.small import built, close
 
 F64 = torch.float64
 HOLES = torch.arange(23) % 9 != torch.tensor([[1], [3]])
@@ -24,9 +23,7 @@ each = pytest.mark.parametrize(("bits", "group", "recent"), [(2, 5, 0), (3, 3, 4
 
 def make(causal: bool, bits: int, group: int, recent: int) -> QuantisedCache:
     shape = Shape(2, 2, 23, 4, causal=causal)
-    module = build("quantised-cache", shape, bits=bits, group=group, recent=recent).double()
-    assert isinstance(module, QuantisedCache)
-    return module
+    return built(QuantisedCache, "quantised-cache", shape, bits=bits, group=group, recent=recent).double()
 
 
 def draw(n: int = 23, d: int = 4) -> list[Tensor]:
@@ -77,8 +74,7 @@ def test_a_channel_that_is_large_for_all_keys_costs_nothing() -> None:
     """What all keys have in common moves the least numbers alone; by token it would take the steps from all others."""
     q, k, v = (torch.randn(1, 2, 256, 32, dtype=F64) for _ in "qkv")
     shifted = k + torch.nn.functional.one_hot(torch.tensor(5), 32) * 100.0
-    module = build("quantised-cache", Shape(1, 2, 256, 32), bits=2, recent=0)
-    assert isinstance(module, QuantisedCache)
+    module = built(QuantisedCache, "quantised-cache", Shape(1, 2, 256, 32), bits=2, recent=0)
     exact = exact_attention(q, k, v)
     alike = relative_error(module(q, shifted, v), exact) / relative_error(module(q, k, v), exact)
     assert alike == pytest.approx(1, abs=1e-6)

@@ -14,7 +14,7 @@ from attnbench.catalogue.build import build
 from attnbench.catalogue.engines.patterns.canvas import sides
 from attnbench.contract.problem.shape import Shape
 from attnbench.errors import Unsupported, UsageError
-from tests.catalogue.attention.small import close
+from tests.catalogue.attention.small import built, close
 
 F64 = torch.float64
 STA = [
@@ -102,8 +102,7 @@ def test_a_query_sees_a_whole_window_of_tiles(
     frame: tuple[int, int], tile: tuple[int, ...], size: tuple[int, ...], text: int, n: int, kv_heads: int
 ) -> None:
     options = {name: "x".join(map(str, x)) for name, x in (("frame", frame), ("tile", tile), ("window", size))}
-    module = build("sta", Shape(2, 2, n, 4, kv_heads=kv_heads, v_dim=3), text=text, **options).double()
-    assert isinstance(module, SlidingTile)
+    module = built(SlidingTile, "sta", Shape(2, 2, n, 4, kv_heads=kv_heads, v_dim=3), text=text, **options).double()
     inputs, words = draw(n, kv_heads), min(text, n)
     expected = by_hand(*inputs, with_text(n, words, window(n - words, frame, tile, size)))
     close(module(*inputs), expected)
@@ -115,8 +114,7 @@ def test_a_query_sees_a_whole_window_of_tiles(
 @pytest.mark.parametrize(("frame", "block", "text"), RADIAL)
 def test_bands_narrow_as_frames_move_apart(frame: int, block: int, text: int, n: int, kv_heads: int) -> None:
     shape = Shape(2, 2, n, 4, kv_heads=kv_heads, v_dim=3)
-    module = build("radial", shape, frame=frame, block=block, text=text).double()
-    assert isinstance(module, Radial)
+    module = built(Radial, "radial", shape, frame=frame, block=block, text=text).double()
     inputs, words = draw(n, kv_heads), min(text, n)
     expected = by_hand(*inputs, with_text(n, words, bands(n - words, frame, block)))
     close(module(*inputs), expected)
@@ -125,8 +123,7 @@ def test_bands_narrow_as_frames_move_apart(frame: int, block: int, text: int, n:
 
 def test_each_doubling_of_the_distance_adds_as_many_pairs() -> None:
     """s = 16: a band of 16/r places for r, 2·r frames of it on both sides, and below one place one frame of many."""
-    module = build("radial:frame=16,block=1", Shape(1, 1, 16 * 129, 1)).double()
-    assert isinstance(module, Radial)
+    module = built(Radial, "radial:frame=16,block=1", Shape(1, 1, 16 * 129, 1)).double()
     _, kept = module._plan(16 * 129, torch.device("cpu"))
     at = 64 * 16 + 8
     of_one = kept[kept[:, 0] == at, 1]

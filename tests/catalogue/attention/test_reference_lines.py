@@ -13,35 +13,14 @@ from attnbench.catalogue.attention.reference.oracle_topk import OracleTopK
 from attnbench.catalogue.build import build
 from attnbench.contract.problem.reference import exact_attention, relative_error
 from attnbench.contract.problem.shape import Shape
-from attnbench.contract.variant import VARIANTS
-from attnbench.errors import UsageError
 from attnbench.measure.memory import peak_tensor_bytes
-
-B, H, N, D = 3, 2, 13, 8
-
-
-def draw(M: int = N, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.randn(B, H, N, D, dtype=dtype), *torch.randn(2, B, H, M, D, dtype=dtype)
-
-
-def some_keys(M: int = N) -> Tensor:
-    """All of the first sequence, the middle of the second, nothing of the third."""
-    mask = torch.ones(B, M, dtype=torch.bool)
-    mask[1, :2] = mask[1, 9:] = mask[2] = False
-    return mask
+from tests.catalogue.attention.test_softmax import B, D, H, N, draw, some_keys
 
 
 def probabilities(q: Tensor, k: Tensor, causal: bool = False, key_mask: Tensor | None = None) -> Tensor:
     """The exact matrix P ``(B, H, N, M)``."""
     identity = torch.eye(k.shape[2], dtype=torch.float64).expand(*k.shape[:2], -1, -1)
     return exact_attention(q, k, identity, causal=causal, key_mask=key_mask)
-
-
-def test_all_four_are_reference_lines() -> None:
-    for name in ("identity", "mean-value", "oracle-lowrank", "oracle-topk"):
-        assert VARIANTS.get(name).family == "reference"
-        assert not VARIANTS.get(name).traits.exact
-    assert VARIANTS.get("identity").traits.target == "other"
 
 
 # identity
@@ -168,17 +147,6 @@ def test_lowrank_equals_the_truncated_decomposition(rank: int, M: int, masked: b
     torch.testing.assert_close(output, want, rtol=0, atol=1e-12)
 
 
-def test_lowrank_leaves_padding_out_of_its_rank() -> None:
-    q, k, v = draw()
-    real = slice(3, 10)
-    mask = torch.zeros(B, N, dtype=torch.bool)
-    mask[:, real] = True
-    padded = OracleLowRank(Shape(B, H, N, D), rank=3)(q, k, v, key_mask=mask)
-    alone = OracleLowRank(Shape(B, H, 7, D), rank=3)(*(x[:, :, real] for x in (q, k, v)))
-    torch.testing.assert_close(padded[:, :, real], alone, rtol=0, atol=1e-12)
-    assert padded[:, :, ~mask[0]].count_nonzero() == 0
-
-
 def test_lowrank_derivative_is_finite_and_right_where_singular_values_coincide() -> None:
     U, _ = torch.linalg.qr(torch.randn(6, 6, dtype=torch.float64))
     W, _ = torch.linalg.qr(torch.randn(5, 5, dtype=torch.float64))
@@ -204,12 +172,6 @@ def test_oracles_that_keep_everything_are_exact_in_every_dtype(name: str, dtype:
     real = some_keys()[:, None, :, None]
     exact = exact_attention(q, k, v, key_mask=some_keys()) * real
     assert relative_error(output * real, exact) < torch.finfo(dtype).eps
-
-
-@pytest.mark.parametrize("option", ["oracle-lowrank:rank=0", "oracle-topk:keys=0"])
-def test_oracles_refuse_to_keep_nothing(option: str) -> None:
-    with pytest.raises(UsageError, match="at least 1"):
-        build(option, Shape())
 
 
 def test_mean_value_holds_one_row_unless_rows_differ() -> None:

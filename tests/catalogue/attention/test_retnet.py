@@ -2,17 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 from attnbench.catalogue.attention.recurrence.retnet import RetNet
 from attnbench.catalogue.engines.recurrent.decayed_sums import decayed_attention, states_before
 from attnbench.contract.problem.shape import Shape
-from attnbench.errors import Unsupported
-from tests.catalogue.attention.small import CAUSAL, close
-
-
-def qkv(shape: Shape, dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    return [torch.randn(shape.B, shape.H, n, shape.D, dtype=dtype) for n in (shape.N, shape.M, shape.M)]
+from tests.catalogue.attention.small import CAUSAL, close, qkv
 
 
 @pytest.mark.parametrize("rotation", [False, True])
@@ -29,18 +23,6 @@ def test_equals_the_recurrence_of_the_paper(rotation: bool) -> None:
         state = decay * state + k[:, :, t].conj()[..., None] * v[:, :, t, None, :]
         expected = (q[:, :, t, None, :] @ state).real[:, :, 0] / 2
         close(out[:, :, t], expected)
-
-
-def test_the_state_is_as_small_as_the_head_and_fades() -> None:
-    module, (q, k, v) = RetNet(CAUSAL), qkv(CAUSAL)
-    state = module.begin(q[:, :, :20], k[:, :, :20], v[:, :, :20])
-    assert state.state.shape == (2, 3, 4, 4)
-    before = state.state.clone()
-    nothing = torch.zeros_like(k[:, :, :1])
-    _, after = module.step(state, q[:, :, :1], nothing, nothing)
-    assert torch.equal(state.state, before)
-    gamma = 1 - 2.0 ** (-5 - torch.arange(3, dtype=torch.float64))
-    close(after.state, before * gamma[:, None, None])
 
 
 def test_far_positions_are_rotated_with_full_precision() -> None:
@@ -78,13 +60,6 @@ def test_states_before_the_chunks_are_those_of_the_recurrence() -> None:
     assert (states[:, 0] == 0).all()
     for b in range(3):
         torch.testing.assert_close(states[:, b + 1], kept[:, b] * states[:, b] + added[:, b])
-
-
-def test_an_odd_head_is_not_rotated() -> None:
-    shape = Shape(heads=2, seq_len=5, head_dim=3)
-    with pytest.raises(Unsupported, match="even"):
-        RetNet(shape)
-    RetNet(shape, rotation=False)
 
 
 @pytest.mark.parametrize(

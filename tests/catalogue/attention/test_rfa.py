@@ -7,22 +7,15 @@ import torch
 from torch import Tensor
 
 from attnbench.catalogue.attention.kernel.rfa import RandomFeatureAttention
-from attnbench.catalogue.build import build
 from attnbench.catalogue.engines import tiling
 from attnbench.catalogue.engines.linear.random_maps import Projection, draw_projection
 from attnbench.contract.problem.shape import Shape
-from attnbench.errors import UsageError
-from tests.catalogue.attention.small import mask
+from tests.catalogue.attention.small import mask, qkv
 
 SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=8)
 CAUSAL = Shape(batch=2, heads=3, seq_len=23, head_dim=8, causal=True)
 both = pytest.mark.parametrize("shape", [SHAPE, CAUSAL], ids=["all", "causal"])
 kernels = pytest.mark.parametrize("kernel", ["gaussian", "arccos"])
-
-
-def qkv(shape: Shape = SHAPE, dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    sizes = ((shape.N, shape.D), (shape.M, shape.D), (shape.M, shape.D))
-    return [torch.randn(shape.B, shape.H, *size, dtype=dtype) for size in sizes]
 
 
 def make(shape: Shape, kernel: str, **options: object) -> RandomFeatureAttention:
@@ -63,7 +56,7 @@ def test_equals_the_dense_formula_for_every_chunk(shape: Shape, kernel: str, chu
 
 @kernels
 def test_only_the_directions_of_queries_and_keys_matter(kernel: str) -> None:
-    q, k, v = qkv()
+    q, k, v = qkv(SHAPE)
     model = make(SHAPE, kernel)
     lengths = torch.rand(2, 3, 23, 1, dtype=torch.float64) + 0.1
     assert torch.allclose(model(q * lengths, k / lengths, v), model(q, k, v), rtol=1e-9, atol=1e-10)
@@ -100,17 +93,12 @@ def test_gaussian_features_estimate_the_softmax_of_cosines_where_sigma_is_one() 
     assert torch.allclose(model.kernel_mean(Q, K) * math.exp(1 / 0.64), expected, rtol=1e-12)
 
 
-def test_a_temperature_that_cancels_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"temperature .* cancels"):
-        build("rfa:kernel=arccos,temperature=0.5", Shape())
-
-
 @pytest.mark.parametrize("chunk", [None, 5])
 def test_without_gradients_every_head_is_prepared_by_its_own_sigma(
     chunk: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(tiling.TUNED, "linear.features", tiling.Tuned(1, 2))  # a head at a time
-    model, inputs = make(SHAPE, "gaussian", chunk=chunk), qkv()
+    model, inputs = make(SHAPE, "gaussian", chunk=chunk), qkv(SHAPE)
     with torch.no_grad():
         model.sigma.uniform_(0.5, 2.0)
         for key_mask in (None, mask()):

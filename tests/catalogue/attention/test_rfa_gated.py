@@ -5,9 +5,7 @@ import torch
 from torch import Tensor
 
 from attnbench.catalogue.attention.recurrence.rfa_gated import GatedRandomFeatureAttention
-from attnbench.catalogue.build import build
 from attnbench.contract.problem.shape import Shape
-from attnbench.errors import UsageError
 
 SHAPE = Shape(batch=2, heads=3, seq_len=23, head_dim=8)
 CAUSAL = Shape(batch=2, heads=3, seq_len=23, head_dim=8, causal=True)
@@ -100,18 +98,3 @@ def test_long_sequences_keep_their_digits() -> None:
     x = torch.randn(1, 4096, 8, dtype=torch.float64)
     with torch.no_grad():
         assert torch.allclose(model.float()(x.float()).double(), model.double()(x), atol=1e-5)
-
-
-def test_decoding_keeps_one_sum_for_each_feature_and_channel() -> None:
-    model = make(CAUSAL, features=16)
-    x = torch.randn(2, 23, 24, dtype=torch.float64)
-    expected, state = model(x), model.begin(x[:, :0])
-    for t in range(23):
-        out, state = model.step(state, x[:, t : t + 1])
-        assert torch.allclose(out, expected[:, t : t + 1], rtol=1e-7, atol=1e-8)
-    assert state.shape == (2, 3, 32, 9)
-
-
-def test_a_temperature_that_cancels_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"temperature .* cancels"):
-        build("rfa-gated:kernel=arccos,temperature=0.5", Shape())

@@ -7,9 +7,8 @@ from torch.nn.functional import layer_norm
 
 from attnbench.catalogue.attention.selection.routing import Routing
 from attnbench.catalogue.build import build
-from attnbench.catalogue.engines import tiling
 from attnbench.contract.problem.shape import Shape
-from attnbench.measure.memory import peak_tensor_bytes
+from tests.catalogue.attention.small import built, close, peak_of
 
 B, H, D = 2, 3, 6
 
@@ -19,9 +18,7 @@ def draw(N: int, M: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def routing(options: str, N: int, M: int | None = None, seed: int = 1) -> Routing:
-    module = build(f"routing:{options}" if options else "routing", Shape(B, H, N, D, M), seed=seed).double()
-    assert isinstance(module, Routing)
-    return module
+    return built(Routing, f"routing:{options}".rstrip(":"), Shape(B, H, N, D, M), seed=seed).double()
 
 
 def definition(q: Tensor, k: Tensor, v: Tensor, centroids: Tensor, wq: int, wk: int) -> Tensor:
@@ -33,10 +30,6 @@ def definition(q: Tensor, k: Tensor, v: Tensor, centroids: Tensor, wq: int, wk: 
         for i in (q @ centroid).sort(descending=True).indices[:wq].tolist():
             outputs[i].append((k[picked] @ q[i] / D**0.5).softmax(0) @ v[picked])
     return torch.stack([sum(o, torch.zeros(D).double()) / max(1, len(o)) for o in outputs])
-
-
-def close(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, atol=1e-12, rtol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -60,8 +53,8 @@ def test_queries_attend_within_the_clusters_that_pick_them(
         [definition(*(x[b, h] for x in (q, k, v)), module.centroids[h], wq, wk) for h in range(H)] for b in range(B)
     ]
     expected = torch.stack([torch.stack(head) for head in heads])
-    close(module(q, k, v), expected)
-    close(module.dense(q, k, v), expected)
+    close(module(q, k, v), expected, 1e-12)
+    close(module.dense(q, k, v), expected, 1e-12)
 
 
 def test_the_order_of_the_centroids_does_not_matter() -> None:
@@ -70,7 +63,7 @@ def test_the_order_of_the_centroids_does_not_matter() -> None:
         module = routing(options, 24)
         before = module(q, k, v)
         module.centroids = module.centroids.flip(1)
-        close(module(q, k, v), before)
+        close(module(q, k, v), before, 1e-12)
 
 
 def test_a_token_that_no_centroid_picks_gives_zero_and_coverage_counts_the_others() -> None:
@@ -78,18 +71,17 @@ def test_a_token_that_no_centroid_picks_gives_zero_and_coverage_counts_the_other
     module = routing("clusters=8", 40)
     out = module(q, k, v)
     share = module.coverage(q, k)
-    close(share, (out != 0).any(-1).double().mean(-1))
+    close(share, (out != 0).any(-1).double().mean(-1), 1e-12)
     assert 0.2 < float(share.mean()) < 0.9
     mask = torch.rand(B, 40) < 0.5
     out, share = module(q, k, v, key_mask=mask), module.coverage(q, k, key_mask=mask)
-    close(share, ((out != 0).any(-1) & mask[:, None]).sum(-1) / mask.sum(1)[:, None].double())
+    close(share, ((out != 0).any(-1) & mask[:, None]).sum(-1) / mask.sum(1)[:, None].double(), 1e-12)
     assert torch.equal(routing("clusters=1", 40).coverage(q, k), torch.ones(B, H, dtype=torch.float64))
 
 
 def test_more_than_a_third_of_random_directions_are_picked_by_no_centroid() -> None:
     q, k, _ = torch.randn(3, 1, 1, 1024, 64, dtype=torch.float64)
-    module = build("routing", Shape(1, 1, 1024, 64)).double()
-    assert isinstance(module, Routing)
+    module = built(Routing, "routing", Shape(1, 1, 1024, 64)).double()
     assert 0.5 < float(module.coverage(q, k)) < 2 / 3
 
 
@@ -108,39 +100,12 @@ def test_kmeans_pulls_the_centroids_to_the_keys() -> None:
     assert found[2] > 0.95
 
 
-@pytest.mark.parametrize("masked", [False, True])
-def test_a_cluster_in_several_pieces_gives_the_same_output_and_gradients(
-    masked: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Six of the ten queries of a cluster at a time.
-    monkeypatch.setitem(tiling.TUNED, "routing.weights", tiling.Tuned(1))
-    q, k, v = (x.requires_grad_() for x in draw(20))
-    mask = torch.rand(B, 20) < 0.6 if masked else None
-    module = routing("clusters=2", 20)
-    close(module(q, k, v, key_mask=mask), module.dense(q, k, v, key_mask=mask))
-    assert torch.autograd.gradcheck(lambda *x: module(*x, key_mask=mask), (q, k, v), fast_mode=True)
-
-
 def test_memory_grows_no_faster_than_the_sequence_where_clusters_are_few() -> None:
     def peak(N: int) -> int:
         module, x = build("routing:clusters=2", Shape(1, 1, N, 16)), torch.randn(1, 1, N, 16)
-        bytes_ = peak_tensor_bytes(lambda: module(x, x, x))
-        assert bytes_ is not None
-        return bytes_
+        return peak_of(lambda: module(x, x, x))
 
     assert peak(8192) < 4.2 * peak(2048)
-
-
-@pytest.mark.parametrize("backward", [False, True])
-def test_memory_grows_no_faster_than_the_sequence_with_kmeans(backward: bool) -> None:
-    def peak(N: int) -> int:
-        module = build("routing:kmeans=2", Shape(1, 1, N, 16))
-        q, k, v = (torch.randn(1, 1, N, 16, requires_grad=backward) for _ in range(3))
-        bytes_ = peak_tensor_bytes(lambda: module(q, k, v).sum().backward() if backward else module(q, k, v))
-        assert bytes_ is not None
-        return bytes_
-
-    assert peak(4096) < 4.2 * peak(1024)
 
 
 def test_a_centroid_with_no_key_stays_where_it_is() -> None:
@@ -149,5 +114,5 @@ def test_a_centroid_with_no_key_stays_where_it_is() -> None:
     before = torch.stack([direction, -direction]).expand(1, 2, D).contiguous()
     keys = direction + 0.1 * torch.randn(1, 8, D, dtype=torch.float64)
     after = module._move(before, keys, None)
-    close(after[:, 0], torch.nn.functional.normalize(keys.sum(1), dim=-1))
+    close(after[:, 0], torch.nn.functional.normalize(keys.sum(1), dim=-1), 1e-12)
     assert torch.equal(after[:, 1], before[:, 1])

@@ -13,39 +13,10 @@ from attnbench.catalogue.engines.masks import seeing
 from attnbench.contract.problem.reference import exact_attention, relative_error
 from attnbench.contract.problem.shape import Bias, Shape
 from attnbench.contract.variant import VARIANTS
-from attnbench.errors import Unsupported, UsageError
+from attnbench.errors import Unsupported
 from attnbench.measure.flops import count
 from attnbench.measure.memory import peak_tensor_bytes
-
-B, H, N, D = 3, 2, 13, 8
-
-
-def draw(M: int = N, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.randn(B, H, N, D, dtype=dtype), *torch.randn(2, B, H, M, D, dtype=dtype)
-
-
-def some_keys(M: int = N) -> Tensor:
-    """All of the first sequence, the middle of the second, nothing of the third."""
-    mask = torch.ones(B, M, dtype=torch.bool)
-    mask[1, :2] = mask[1, 9:] = mask[2] = False
-    return mask
-
-
-@pytest.mark.parametrize("backend", ["auto", "math", "flash"])
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize(("causal", "M"), [(False, N), (True, N), (False, 17)])
-def test_output_and_gradients_equal_the_reference(causal: bool, M: int, masked: bool, backend: str) -> None:
-    q, k, v = (x.requires_grad_() for x in draw(M))
-    key_mask = some_keys(M) if masked else None
-    shape = Shape(B, H, N, D, M, causal)
-    variant = Sdpa(shape, backend=backend)  # type: ignore[arg-type]  # a plain str
-    got = variant(q, k, v, key_mask=key_mask)
-    want = exact_attention(q, k, v, causal=causal, key_mask=key_mask)
-    torch.testing.assert_close(got, want, rtol=0, atol=1e-14)
-    grad = torch.randn_like(want)
-    got_grads, want_grads = (torch.autograd.grad(x, (q, k, v), grad) for x in (got, want))
-    for one, other in zip(got_grads, want_grads, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+from tests.catalogue.attention.test_softmax import B, D, H, N, draw, some_keys
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -98,12 +69,6 @@ def test_other_errors_are_not_called_unsupported() -> None:
     q, k, v = draw()
     with pytest.raises(RuntimeError):
         Sdpa(Shape(B, H, N, D), backend="math")(q, k[..., :3], v)
-
-
-def test_an_unknown_backend_is_refused() -> None:
-    with pytest.raises(UsageError, match="option backend=fast must be 'auto', 'math', 'flash', 'efficient' or 'cudnn'"):
-        build("sdpa:backend=fast", Shape())
-    assert VARIANTS.get("sdpa").traits.exact
 
 
 @pytest.mark.parametrize("causal", [False, True])

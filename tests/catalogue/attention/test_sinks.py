@@ -12,9 +12,8 @@ from attnbench.catalogue.build import build
 from attnbench.contract.inputs import draw_qkv
 from attnbench.contract.problem.reference import exact_attention
 from attnbench.contract.problem.shape import Shape
-from attnbench.contract.problem.sink import sink_of
 from attnbench.contract.spec import Spec, parse_spec
-from attnbench.errors import Unsupported, UsageError
+from attnbench.errors import UsageError
 from attnbench.laws.error import measure_error
 from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.suite.cell import Cell
@@ -26,28 +25,6 @@ SHAPE = Shape(batch=2, heads=4, seq_len=23, head_dim=4, sink="learned")
 def qkv(shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v = draw_qkv(Spec("gaussian"), shape, 3)
     return q.double(), k.double(), v.double()
-
-
-def dense(q: Tensor, k: Tensor, v: Tensor, logit: Tensor, *, causal: bool) -> Tensor:
-    """Sums of exponentials, as the definition has them."""
-    weights = (q @ k.mT / q.shape[-1] ** 0.5).exp()
-    if causal:
-        weights = weights.tril()
-    return weights @ v / (weights.sum(-1, keepdim=True) + logit.double().exp()[:, None, None])
-
-
-@pytest.mark.parametrize("v_dim", [4, 7])
-@pytest.mark.parametrize("kv_heads", [4, 2, 1])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("text", EXACT)
-def test_a_sink_is_a_term_of_the_denominator(text: str, causal: bool, kv_heads: int, v_dim: int) -> None:
-    shape = replace(SHAPE, causal=causal, kv_heads=kv_heads, v_dim=v_dim)
-    (q, k, v), sink = qkv(shape), sink_of(shape)
-    assert sink is not None
-    repeated = (x.repeat_interleave(shape.G, 1) for x in (k, v))
-    expected = dense(q, *repeated, sink.logit.detach(), causal=causal)
-    torch.testing.assert_close(build(text, shape).double()(q, k, v), expected)
-    torch.testing.assert_close(exact_attention(q, k, v, causal=causal, sink=sink.logit.detach()), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -76,12 +53,6 @@ def test_an_error_is_against_attention_with_the_same_sink(text: str) -> None:
     error = measure_error(Cell("x", "s", parse_spec(text), SHAPE, dtype="float64", error_draws=1)).rel_error
     assert error is not None
     assert error < 1e-12
-
-
-@pytest.mark.parametrize("name", ["linear", "graph", "topk"])
-def test_whoever_has_none_says_why(name: str) -> None:
-    with pytest.raises(Unsupported, match="sink: "):
-        build(name, SHAPE)
 
 
 def test_another_word_is_refused() -> None:

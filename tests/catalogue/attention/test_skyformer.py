@@ -8,7 +8,7 @@ from attnbench.catalogue.attention.low_rank.skyformer import Skyformer
 from attnbench.catalogue.build import build
 from attnbench.contract.problem.reference import relative_error
 from attnbench.contract.problem.shape import Shape
-from attnbench.errors import UsageError
+from tests.catalogue.attention.small import built, close
 
 F64 = torch.float64
 
@@ -18,13 +18,7 @@ def qkv(N: int = 23, M: int | None = None, D: int = 5) -> list[Tensor]:
 
 
 def skyformer(N: int = 23, M: int | None = None, *, seed: int = 0, **options: object) -> Skyformer:
-    module = build("skyformer", Shape(2, 3, N, 5, kv_len=M), seed=seed, **{"landmarks": 7, **options})
-    assert isinstance(module, Skyformer)
-    return module.double()
-
-
-def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
-    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+    return built(Skyformer, "skyformer", Shape(2, 3, N, 5, kv_len=M), seed=seed, **{"landmarks": 7, **options}).double()
 
 
 def kernelized(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -79,11 +73,6 @@ def test_every_point_of_a_run_may_be_drawn() -> None:
     counts = torch.bincount(module.place * 5 >> 31, minlength=5)
     assert counts.min() > 700
     assert counts.sum() == 4000
-
-
-def test_iterations_of_the_exact_inverse_are_refused() -> None:
-    with pytest.raises(UsageError, match="iterations needs inverse=newton"):
-        skyformer(inverse="exact", iterations=3)
 
 
 @pytest.mark.parametrize("padded", [False, True])

@@ -5,11 +5,8 @@ import torch
 from torch import Tensor
 
 from attnbench.catalogue.attention.exact.softmax import Softmax
-from attnbench.catalogue.build import build
 from attnbench.contract.problem.reference import exact_attention, relative_error
 from attnbench.contract.problem.shape import Bias, Shape
-from attnbench.contract.variant import VARIANTS
-from attnbench.errors import UsageError
 from attnbench.measure.memory import peak_tensor_bytes
 
 B, H, N, D = 3, 2, 13, 8
@@ -24,25 +21,6 @@ def some_keys(M: int = N) -> Tensor:
     mask = torch.ones(B, M, dtype=torch.bool)
     mask[1, :2] = mask[1, 9:] = mask[2] = False
     return mask
-
-
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize(("causal", "M"), [(False, N), (True, N), (False, 17)])
-def test_equals_the_reference_with_and_without_gradients(causal: bool, M: int, masked: bool) -> None:
-    q, k, v = draw(M)
-    key_mask = some_keys(M) if masked else None
-    variant = Softmax(Shape(B, H, N, D, M, causal))
-    exact = exact_attention(q, k, v, causal=causal, key_mask=key_mask)
-    with torch.inference_mode():
-        torch.testing.assert_close(variant(q, k, v, key_mask=key_mask), exact, rtol=0, atol=1e-14)
-    leaves = [x.requires_grad_() for x in (q, k, v)]
-    exact = exact_attention(q, k, v, causal=causal, key_mask=key_mask)
-    output = variant(q, k, v, key_mask=key_mask)
-    torch.testing.assert_close(output, exact, rtol=0, atol=1e-14)
-    grad = torch.randn_like(exact)
-    got, want = (torch.autograd.grad(x, leaves, grad) for x in (output, exact))
-    for one, other in zip(got, want, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.float16, 2e-3), (torch.bfloat16, 1.5e-2)])
@@ -79,14 +57,6 @@ def test_a_bias_is_at_most_one_more_matrix_for_each_head_and_not_for_each_exampl
     with torch.no_grad():
         more = (peak_tensor_bytes(lambda: biased(q, k, v)) or 0) - (peak_tensor_bytes(lambda: plain(q, k, v)) or 0)
     assert 0 < more <= 1.05 * 2 * n * n * 4
-
-
-def test_is_exact_by_its_traits_and_has_no_options() -> None:
-    entry = VARIANTS.get("softmax")
-    assert entry.traits.exact
-    assert not entry.options
-    with pytest.raises(UsageError, match="unknown option 'chunk'"):
-        build("softmax:chunk=3", Shape())
 
 
 @pytest.mark.cuda

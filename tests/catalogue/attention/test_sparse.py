@@ -7,8 +7,7 @@ from torch import Tensor
 from attnbench.catalogue.attention.pattern.sparse import algorithm as sparse
 from attnbench.catalogue.build import build
 from attnbench.contract.problem.reference import exact_attention
-from attnbench.contract.problem.shape import Bias, Shape
-from attnbench.errors import UsageError
+from attnbench.contract.problem.shape import Shape
 from tests.catalogue.attention.patterns import draw, is_softmax_under
 from tests.pairwise import pairwise
 
@@ -69,38 +68,6 @@ def test_a_summary_longer_than_default_blocks_fills_them() -> None:
     torch.testing.assert_close(f(q, k, v), exact_attention(q, k, v, causal=True), rtol=0, atol=1e-12)
 
 
-DECODED = (CASES[0], CASES[3], CASES[4], CASES[8], CASES[10], CASES[11], *PARTS[1:4], *PARTS[7:10], *SPLIT[1:6:2])
-
-
-@pytest.mark.parametrize(("prompt", "room"), [(0, 3), (13, 30), (30, 30)])
-@pytest.mark.parametrize("options", DECODED)
-def test_decoding_gives_what_forward_gives_however_many_tokens_were_expected(
-    options: str, prompt: int, room: int
-) -> None:
-    f = build(f"sparse:{options}", Shape(2, 2, room, 4, causal=True))
-    q, k, v = (x.detach() for x in draw(30))
-    expected = f(q, k, v)
-    state = f.begin(q[:, :, :prompt], k[:, :, :prompt], v[:, :, :prompt])
-    for t in range(prompt, 30):
-        token = [x[:, :, t : t + 1] for x in (q, k, v)]
-        f.step(state, *token)
-        out, state = f.step(state, *token)
-        torch.testing.assert_close(out, expected[:, :, t : t + 1], rtol=0, atol=1e-12)
-
-
-def test_decoding_the_fixed_pattern_keeps_one_block_and_the_summaries() -> None:
-    for options, kept in (
-        ("pattern=fixed,length=10,summary=2", 10 + 4 * 2),
-        ("pattern=summary,length=10,summary=2", 8),
-    ):
-        f = build(f"sparse:{options}", Shape(1, 1, 44, 4, causal=True))
-        q, k, v = (x.detach() for x in draw(20, 1, 1))
-        state = f.begin(q, k, v)
-        for _ in range(24):
-            _, state = f.step(state, k[:, :, :1], k[:, :, :1], v[:, :, :1])
-        assert state.summaries.k.shape[2] + state.block.k.shape[2] == kept
-
-
 @pytest.mark.parametrize("pattern", ["strided", "fixed"])
 def test_split_heads_are_the_two_parts_side_by_side(pattern: str) -> None:
     q, k, v = draw(50, H=5)
@@ -111,41 +78,3 @@ def test_split_heads_are_the_two_parts_side_by_side(pattern: str) -> None:
         near, far = "local:block=6", "sparse:pattern=summary,length=6,summary=2"
     assert torch.equal(both[:, :3], build(near, shape)(q, k, v)[:, :3])
     torch.testing.assert_close(both[:, 3:], build(far, shape)(q, k, v)[:, 3:], rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ("sparse:summary=4", "belongs to pattern=fixed"),
-        ("sparse:pattern=fixed,length=4,summary=5", "summary=5 does not fit"),
-        ("sparse:pattern=stride,summary=4", "belongs to pattern=fixed"),
-        ("sparse:pattern=summary,length=4,summary=5", "summary=5 does not fit"),
-        ("sparse:pattern=stride,heads=split", "one part"),
-        ("sparse:pattern=summary,heads=split", "one part"),
-        ("sparse:length=0", "length"),
-        ("sparse:pattern=columns", "pattern"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(spec: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        build(spec, Shape(1, 1, 8, 4))
-
-
-@pytest.mark.parametrize("bias", ["alibi", "relative"])
-@pytest.mark.parametrize("pattern", ["strided,length=3", "fixed,length=3,summary=1"])
-def test_halves_of_the_heads_take_their_rows_of_the_bias(pattern: str, bias: Bias) -> None:
-    shape = Shape(1, 3, 9, 4, causal=True, bias=bias)
-    module, (q, k, v) = build(f"sparse:pattern={pattern},heads=split", shape).double(), draw(9, 1, 3)
-    torch.testing.assert_close(module(q, k, v), module.dense(q, k, v), rtol=0, atol=1e-12)
-    assert [tuple(table.shape) for table in module.parameters()] == [(3, 32)] * (bias == "relative")
-
-
-@pytest.mark.parametrize("pattern", ["strided", "stride"])
-def test_decoding_a_stride_keeps_every_key(pattern: str) -> None:
-    f = build(f"sparse:pattern={pattern},length=4", Shape(1, 1, 30, 4, causal=True))
-    q, k, v = (x.detach() for x in draw(20, 1, 1))
-    state = f.begin(q, k, v)
-    for _ in range(5):
-        _, state = f.step(state, k[:, :, :1], k[:, :, :1], v[:, :, :1])
-    assert state.length == 25
-    assert torch.equal(state.keys[:, :, :20], k)

@@ -5,19 +5,14 @@ import torch
 from torch import Tensor
 
 from attnbench.catalogue.attention.pattern.streaming import Streaming
-from attnbench.catalogue.build import build
 from attnbench.contract.problem.shape import Shape
-from attnbench.errors import Unsupported
-from attnbench.measure.memory import state_bytes
 from tests.catalogue.attention.patterns import draw, is_softmax_under
-from tests.catalogue.attention.small import close
+from tests.catalogue.attention.small import built, close
 from tests.pairwise import pairwise
 
 
 def make(shape: Shape, window: int, sinks: int, *, rotary: bool = False) -> Streaming:
-    module = build("streaming", shape, window=window, sinks=sinks, rotary=rotary).double()
-    assert isinstance(module, Streaming)
-    return module
+    return built(Streaming, "streaming", shape, window=window, sinks=sinks, rotary=rotary).double()
 
 
 def turned(x: Tensor, place: int) -> Tensor:
@@ -66,33 +61,3 @@ def test_a_token_sees_the_first_tokens_and_its_window(n: int, window: int, sinks
     allowed = (j < sinks) | ((i - j).abs() < window)
     allowed = allowed & (j <= i) if causal else allowed
     is_softmax_under(make(Shape(2, 2, n, 4, causal=causal), window, sinks), allowed, n)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("n", "window", "sinks"), [(23, 4, 3), (97, 20, 4), (150, 9, 70), (30, 5, 0), (7, 2, 9)])
-def test_places_in_the_cache_have_the_gradients_of_the_formula(causal: bool, n: int, window: int, sinks: int) -> None:
-    inputs, module = draw(n), make(Shape(2, 2, n, 4, causal=causal), window, sinks, rotary=True)
-    for mask in (None, torch.rand(2, n) < 0.6):
-        out, expected = (f(*inputs, key_mask=mask) for f in (module, module.dense))
-        close(out, expected)
-        grad = torch.randn_like(out)
-        mine, theirs = (torch.autograd.grad(y, inputs, grad) for y in (out, expected))
-        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-10)
-
-
-@pytest.mark.parametrize("rotary", [False, True])
-def test_the_cache_never_grows_beyond_its_first_tokens_and_its_window(rotary: bool) -> None:
-    q, k, v = (x.detach() for x in draw(200))
-    module = make(Shape(2, 2, 200, 4, causal=True), 7, 3, rotary=rotary)
-    expected, state, sizes = module(q, k, v), module.begin(*(x[:, :, :0] for x in (q, k, v))), set()
-    for t in range(200):
-        row, state = module.step(state, *(x[:, :, t : t + 1] for x in (q, k, v)))
-        close(row, expected[:, :, t : t + 1])
-        sizes.add(state_bytes(state))
-    assert max(sizes) <= 2 * 2 * 2 * (7 + 3) * 4 * 8 + 64  # keys and values of 10 tokens, and two lengths
-    assert state.first.keys.shape[2] + state.recent.keys.shape[2] == 10
-
-
-def test_an_odd_width_cannot_be_turned() -> None:
-    with pytest.raises(Unsupported, match="head_dim 7 must be even"):
-        build("streaming", Shape(1, 1, 9, 7, causal=True), rotary=True)

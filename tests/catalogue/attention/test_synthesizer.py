@@ -15,16 +15,15 @@ from attnbench.catalogue.attention.synthetic.synthesizer.logits import (
 from attnbench.catalogue.build import build
 from attnbench.catalogue.engines import tiling
 from attnbench.contract.problem.shape import Shape
-from attnbench.errors import Unsupported, UsageError
 from attnbench.measure.memory import peak_tensor_bytes
+from tests.catalogue.attention.small import built, draw
 
 MODES = ["dense", "random", "factorized-random", "factorized-dense", "mixture"]
 MIXTURES = ["random+dense", "random+dot", "dense+dot", "random+dense+dot"]
 
 
 def make(shape: Shape, **options: object) -> Synthesizer:
-    module = build("synthesizer", shape, **options)
-    assert isinstance(module, Synthesizer)
+    module = built(Synthesizer, "synthesizer", shape, **options)
     for name, parameter in module.named_parameters():
         if name.endswith("b2") or name == "alpha":
             torch.nn.init.normal_(parameter)
@@ -33,10 +32,6 @@ def make(shape: Shape, **options: object) -> Synthesizer:
 
 def part(module: Synthesizer, name: str) -> Any:
     return module.sources[name]
-
-
-def tokens(B: int, N: int, C: int) -> torch.Tensor:
-    return torch.randn(B, N, C, dtype=torch.float64)
 
 
 def logits_of(source: Any, x: torch.Tensor, h: int) -> torch.Tensor:
@@ -91,7 +86,7 @@ def test_equals_the_dense_formula(
 ) -> None:
     monkeypatch.setitem(tiling.TUNED, "synthesizer.weights", tiling.Tuned(tile))
     module = make(Shape(3, 2, 21, 4, causal=causal), mode=mode)
-    x = tokens(3, 19, 8)
+    x = draw(3, 19, 8)
     mask = torch.rand(3, 19) < 0.7 if padded else None
     real = torch.ones(3, 19, dtype=torch.bool) if mask is None else mask
     expected = dense_formula(module, x, mask)[real]
@@ -104,7 +99,7 @@ def test_equals_the_dense_formula(
 def test_every_mixture_equals_the_dense_formula(mixture: str, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(tiling.TUNED, "synthesizer.weights", tiling.Tuned(1))
     module = make(Shape(3, 2, 21, 4, causal=causal), mode="mixture", mixture=mixture)
-    x, mask = tokens(3, 19, 8), torch.rand(3, 19) < 0.7
+    x, mask = draw(3, 19, 8), torch.rand(3, 19) < 0.7
     expected = dense_formula(module, x, mask)[mask]
     torch.testing.assert_close(module(x, key_mask=mask)[mask], expected, rtol=1e-11, atol=1e-12)
     torch.testing.assert_close(module.dense(x, key_mask=mask)[mask], expected, rtol=1e-11, atol=1e-12)
@@ -140,33 +135,8 @@ def test_weights_of_a_row_sum_to_one(mode: str) -> None:
 def test_random_logits_start_with_variance_one(mode: str) -> None:
     module = make(Shape(1, 1, 400, 4), mode=mode)
     with torch.no_grad():
-        logits = part(module, mode).of_pairs(tokens(1, 400, 4))
+        logits = part(module, mode).of_pairs(draw(1, 400, 4))
     assert 0.8 < logits.var().item() < 1.25
-
-
-def test_options_of_another_mode_are_refused() -> None:
-    for options, message in (
-        ("factors=8", "factors belongs to the factorized modes"),
-        ("mode=random,hidden=8", "hidden belongs to dense weights"),
-        ("mode=mixture,mixture=random+dot,hidden=8", "hidden belongs to dense weights"),
-        ("mixture=random+dot", "mixture belongs to mode=mixture"),
-    ):
-        with pytest.raises(UsageError, match=message):
-            build(f"synthesizer:{options}", Shape(seq_len=4))
-
-
-def test_an_input_longer_than_the_weights_is_refused() -> None:
-    with pytest.raises(Unsupported, match="at most 6"):
-        make(Shape(1, 2, 6, 2))(tokens(1, 7, 4))
-    causal = make(Shape(1, 2, 6, 2, causal=True))
-    with pytest.raises(Unsupported, match="at most 6"):
-        causal.step(causal.begin(tokens(1, 6, 4)), tokens(1, 1, 4))
-
-
-def test_decoding_keeps_keys_only_for_dot_products() -> None:
-    shape = Shape(1, 2, 6, 3, causal=True)
-    for options, width in (({"mode": "dense"}, 0), ({"mode": "mixture", "mixture": "random+dot"}, 3)):
-        assert make(shape, **options).begin(tokens(1, 4, 6)).keys.shape == (1, 2, 4, width)
 
 
 @pytest.mark.parametrize("mode", MODES)

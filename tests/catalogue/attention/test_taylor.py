@@ -6,12 +6,11 @@ from torch import Tensor
 
 from attnbench.catalogue.attention.kernel.taylor import Taylor, TaylorFeatures
 from attnbench.contract.problem.shape import Shape
-from tests.catalogue.attention.small import close
+from tests.catalogue.attention.small import HOLES, close
 
 SHAPE = Shape(batch=2, heads=2, seq_len=23, head_dim=11)  # a block of eight channels and one of three
 CAUSAL = Shape(batch=2, heads=2, seq_len=23, head_dim=11, causal=True)
 both = pytest.mark.parametrize("shape", [SHAPE, CAUSAL], ids=["all", "causal"])
-HOLES = torch.arange(23) % 5 != torch.tensor([[0], [3]])
 
 
 def qkv(shape: Shape, scale: float = 1.0) -> list[Tensor]:
@@ -51,10 +50,3 @@ def test_products_of_features_are_the_series_and_pairs_are_counted_once(head_dim
     s = x @ y.mT / head_dim**0.5
     assert features.width == width
     close(phi_x @ phi_y.mT, 1 + s + s**2 / 2)
-
-
-def test_the_state_does_not_grow() -> None:
-    module, (q, k, v) = Taylor(CAUSAL), qkv(CAUSAL)
-    assert [x.shape for x in module.begin(q, k, v)] == [
-        x.shape for x in module.begin(q[:, :, :1], k[:, :, :1], v[:, :, :1])
-    ]

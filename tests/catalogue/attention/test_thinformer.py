@@ -8,6 +8,7 @@ from attnbench.catalogue.attention.selection.thinformer import Thinformer, _bala
 from attnbench.catalogue.build import build
 from attnbench.contract.problem.reference import exact_attention, relative_error
 from attnbench.contract.problem.shape import Shape
+from tests.catalogue.attention.small import built
 
 F64 = torch.float64
 
@@ -19,9 +20,7 @@ def draw(N: int, M: int | None = None, *, B: int = 2, H: int = 2, D: int = 4) ->
 def thin(
     options: str, N: int, M: int | None = None, *, B: int = 2, H: int = 2, D: int = 4, seed: int = 0
 ) -> Thinformer:
-    module = build(f"thinformer:{options}", Shape(B, H, N, D, kv_len=M), seed=seed)
-    assert isinstance(module, Thinformer)
-    return module.double()
+    return built(Thinformer, f"thinformer:{options}", Shape(B, H, N, D, kv_len=M), seed=seed).double()
 
 
 @pytest.mark.parametrize(("g", "N"), [(0, 3), (1, 15), (2, 63), (9, 64)])

@@ -5,13 +5,11 @@ import torch
 from torch import Tensor
 
 from attnbench.catalogue.attention.selection.topk import TopK
-from attnbench.catalogue.build import build
 from attnbench.catalogue.engines.gathered.largest import STRIDE, largest
 from attnbench.contract.problem.reference import relative_error
-from attnbench.contract.problem.shape import Bias, Shape
-from attnbench.contract.variant import VARIANTS
-from attnbench.errors import UsageError
+from attnbench.contract.problem.shape import Shape
 from attnbench.measure.memory import peak_tensor_bytes
+from tests.catalogue.attention.small import built
 
 B, H, N, D = 2, 3, 13, 4
 
@@ -40,8 +38,7 @@ def definition(q: Tensor, k: Tensor, v: Tensor, keys: int, visible: Tensor) -> T
 def test_every_query_averages_its_largest_logits(options: str, causal: bool, M: int, masked: bool) -> None:
     q, k, v = draw(M)
     key_mask = torch.rand(B, M) < torch.tensor([[0.6], [0.2]]) if masked else None
-    module = build(f"topk:{options}", Shape(B, H, N, D, M, causal))
-    assert isinstance(module, TopK)
+    module = built(TopK, f"topk:{options}", Shape(B, H, N, D, M, causal))
     visible = torch.ones(B, N, M, dtype=torch.bool).tril(0 if causal else M)
     if key_mask is not None:
         visible = visible & key_mask[:, None]
@@ -70,15 +67,6 @@ def test_the_largest_are_found_wherever_they_are() -> None:
         assert sorted(kept[0].tolist()) == [8.0, 9.0]
 
 
-def test_gradients_in_several_pieces_are_those_of_the_dense_form() -> None:
-    n = 80
-    q, k, v = (torch.randn(1, 2, n, 64, dtype=torch.float64, requires_grad=True) for _ in range(3))
-    module = TopK(Shape(1, 2, n, 64, causal=True), keys=60)  # 160 rows of which 68 are taken at a time
-    weight = torch.randn(1, 2, n, 64, dtype=torch.float64)
-    got, expected = (torch.autograd.grad((f(q, k, v) * weight).sum(), (q, k, v)) for f in (module, module.dense))
-    torch.testing.assert_close(got, expected)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_chooses_by_unrounded_logits(dtype: torch.dtype) -> None:
     q, k, v = (x.to(dtype).requires_grad_() for x in draw(40, n=40))
@@ -101,27 +89,3 @@ def test_neither_pass_holds_a_matrix_of_all_pairs() -> None:
     assert forward is not None
     assert training is not None
     assert max(forward, training) < n * n * 4
-
-
-def test_keeping_nothing_is_refused() -> None:
-    with pytest.raises(UsageError, match="at least 1"):
-        build("topk:keys=0", Shape())
-    assert VARIANTS.get("topk").traits.target == "softmax"
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("kind", ["alibi", "relative"])
-@pytest.mark.parametrize("masked", [False, True])
-def test_a_bias_takes_part_in_the_choice_and_is_learned(causal: bool, kind: Bias, masked: bool) -> None:
-    q, k, v = draw()
-    q, k = 0.3 * q, 0.3 * k  # so that the bias decides often
-    mask = torch.rand(B, N) < 0.7 if masked else None
-    f = build("topk:keys=4,chunk=5", Shape(B, H, N, D, causal=causal, bias=kind)).double()
-    assert isinstance(f, TopK)
-    weight = torch.randn_like(v)
-    inputs = [x.requires_grad_() for x in (q, k, v)] + list(f.parameters())
-    out, expected = f(q, k, v, key_mask=mask), f.dense(q, k, v, key_mask=mask)
-    torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
-    pairs = zip(torch.autograd.grad(out, inputs, weight), torch.autograd.grad(expected, inputs, weight), strict=True)
-    for gradient, wanted in pairs:
-        torch.testing.assert_close(gradient, wanted, rtol=0, atol=1e-12)

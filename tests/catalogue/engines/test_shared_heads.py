@@ -23,10 +23,10 @@ from attnbench.measure.status import Status
 from attnbench.models.encoder import MultiHead, as_layer
 from attnbench.results.record import Record
 from attnbench.suite.cell import Cell
+from tests.catalogue.attention.small import built
 
 SHARED = Shape(batch=2, heads=6, kv_heads=2, seq_len=17, head_dim=4)
 TRAITS = {name: VARIANTS.get(name).traits for name in VARIANTS.names()}
-EXACT = [name for name, traits in TRAITS.items() if traits.exact and not traits.compiled]
 
 
 def qkv(shape: Shape, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
@@ -62,25 +62,6 @@ def test_any_other_is_refused_with_one_that_is(heads: int, near: int) -> None:
         Shape(heads=6, kv_heads=heads)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("name", EXACT)
-def test_exact_attention_is_that_of_repeated_keys(name: str, causal: bool) -> None:
-    shape = replace(SHARED, causal=causal)
-    q, k, v = qkv(shape)
-    repeated = exact_attention(q, k.repeat_interleave(3, 1), v.repeat_interleave(3, 1), causal=causal)
-    torch.testing.assert_close(build(name, shape).double()(q, k, v), repeated)
-    torch.testing.assert_close(exact_attention(q, k, v, causal=causal), repeated)
-
-
-@pytest.mark.parametrize("name", ["softmax", "sdpa"])
-def test_a_bias_belongs_to_a_head_of_queries(name: str) -> None:
-    shape = replace(SHARED, bias="alibi")
-    q, k, v = qkv(shape)
-    alone = build(name, replace(shape, kv_heads=None)).double()
-    repeated = alone(q, k.repeat_interleave(3, 1), v.repeat_interleave(3, 1))
-    torch.testing.assert_close(build(name, shape).double()(q, k, v), repeated)
-
-
 def test_a_variant_with_turns_refuses_a_bias() -> None:
     with pytest.raises(Unsupported, match="kv_heads: not built here: with a bias or a sink"):
         build("local", replace(SHARED, bias="alibi"))
@@ -90,18 +71,6 @@ def test_a_variant_with_turns_refuses_a_bias() -> None:
 def test_a_mixer_has_no_keys_to_share(name: str) -> None:
     with pytest.raises(Unsupported, match="kv_heads"):
         build(name, SHARED)
-
-
-@pytest.mark.parametrize("name", ["softmax", "sdpa", "chunked", "linear", "topk", "local", "retnet", "perceiver"])
-def test_token_by_token_it_gives_what_the_whole_sequence_gives(name: str) -> None:
-    shape = replace(SHARED, causal=True)
-    q, k, v = qkv(shape)
-    module = build(name, shape).double()
-    whole = module(q, k, v)
-    state = module.begin(q[:, :, :9], k[:, :, :9], v[:, :, :9])
-    for t in range(9, shape.N):
-        out, state = module.step(state, *(x[:, :, t : t + 1] for x in (q, k, v)))
-        torch.testing.assert_close(out, whole[:, :, t : t + 1])
 
 
 @pytest.mark.parametrize(
@@ -143,8 +112,7 @@ def test_heads_that_take_turns_hold_no_more_than_heads_of_their_own(name: str) -
 
 @pytest.mark.parametrize("name", ["performer", "linformer:rank=4,sharing=unshared", "hedgehog"])
 def test_what_is_drawn_or_learned_belongs_to_a_shared_head(name: str) -> None:
-    module = build(name, SHARED)
-    assert isinstance(module, SharedHeads)
+    module = built(SharedHeads, name, SHARED)
     alone = build(name, replace(SHARED, heads=2, kv_heads=None, kv_len=None))
     assert [x.shape for x in module.parameters()] == [x.shape for x in alone.parameters()]
 
