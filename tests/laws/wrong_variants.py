@@ -1308,7 +1308,7 @@ class OwnReflectionCounted(PaTH):
     def projected(self, x: Tensor) -> tuple[Tensor, ...]:
         q, k, v = super().projected(x)
         before = 2 if self.causal else 1
-        w, beta = self.inside(nn.functional.pad(self.direction(x), (0, 0, before, 2 - before))), self._beta(x)
+        w, beta = self._convolved(nn.functional.pad(self.direction(x), (0, 0, before, 2 - before))), self._beta(x)
         w = nn.functional.normalize(w, dim=-1)
         return q, k - beta * (k * w).sum(-1, keepdim=True) * w, v
 
