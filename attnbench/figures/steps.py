@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 
 from attnbench.figures.error_lines import at_length
 from attnbench.figures.kit.page import NothingToDraw, winners
-from attnbench.figures.kit.score_lines import Line, Panel, draw_lines, draw_plain, linear_x
-from attnbench.figures.kit.style import in_style
+from attnbench.figures.kit.score_lines import Line, Panel, draw_lines, linear_x
+from attnbench.figures.kit.style import Look, in_style
 from attnbench.figures.kit.ticks import linear_ticks
 from attnbench.measure.status import Status
 from attnbench.results.frame.settings import PANELS, Setting, compared, only_length, restrict, settings, without_room
@@ -61,7 +61,7 @@ def draw_steps(frame: pd.DataFrame, *, n: int | None = None, only: Mapping[str, 
     every = pd.concat([setting.rows for setting in shown])
     means = [[(math.fsum(line.y) / len(line.y), line.name) for line in panel.lines] for panel in panels]
     title = f"Least mean error over the new tokens: {winners(means, largest=False)}"
-    return draw_lines(title, where(every, only_length(every)), notes, panels, "relative error", _scale, draw_plain)
+    return draw_lines(title, where(every, only_length(every)), notes, panels, "relative error", _scale, _draw)
 
 
 def _drawn(rows: pd.DataFrame) -> pd.DataFrame:

@@ -11,19 +11,9 @@ from attnbench.suite.cell import Cell
 
 _FIRST = (
     *("batch", "heads", "kv_heads", "qk_heads", "head_dim", "v_dim", "kv_len", "q_start", "causal", "mask", "bias"),
-    *(
-        "sink",
-        "compile",
-        "launch",
-        "padding",
-        "new_tokens",
-        "kept_prefix",
-        "state_dtype",
-        "added_tokens",
-        "query_stride",
-    ),
-    *("architecture", "dtype", "inputs", "seed", "task", "positions", "test_len", "learning_rate", "replaced"),
-    *("tuned", "train"),
+    *("sink", "compile", "launch", "padding", "new_tokens", "kept_prefix", "state_dtype", "added_tokens"),
+    *("query_stride", "architecture", "dtype", "inputs", "seed", "task", "positions", "test_len", "learning_rate"),
+    *("replaced", "tuned", "train"),
 )
 _TOLD = sorted((name for name in AXES if not AXES[name].required), key=[*_FIRST, *AXES].index)
 """The axes in the order of the columns."""
