@@ -1,4 +1,4 @@
-"""The method of a run, and BibTeX of what it measured: ``attnbench.cite``."""
+"""The method of a run, and BibTeX of its variants: ``attnbench.cite``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from attnbench.cli.cite import cited
 
 
 def cite(run: str | Path) -> str:
-    """Write how the run in a folder, or the newest of a suite's folder, was measured, and BibTeX of what it measured.
+    """Write how the run in a folder, or the newest of a suite's folder, was measured, and BibTeX of its variants.
 
     Raises:
         ResultsError: there is no run.

@@ -1,4 +1,4 @@
-"""``attnbench cite RUN``: the method of a run in one paragraph, and BibTeX of what it measured."""
+"""``attnbench cite RUN``: the method of a run in one paragraph, and BibTeX of its variants."""
 
 from __future__ import annotations
 

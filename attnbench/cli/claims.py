@@ -38,7 +38,7 @@ def claims(
         str | None, typer.Option("-k", metavar="TEXT", help="Only claims with this text in name, claim or source.")
     ] = None,
     run: Annotated[bool, typer.Option("--run", help="Measure missing rows first: suites, or the table.")] = False,
-    limit: Annotated[float, options.Limit(help="With --run of a table: time limit for each number.")] = 10.0,
+    cell_timeout: Annotated[float, options.Limit(help="With --run of a table: time limit for each number.")] = 10.0,
     as_json: options.AsJson = False,
 ) -> None:
     """Compare published claims, or the numbers of published tables, with what was measured on this machine.
@@ -61,7 +61,7 @@ def claims(
         hint = did_you_mean(str(path), SHIPPED) or f"; there are {', '.join(SHIPPED)}"
         raise UsageError(f"{path}: no results, and no published table{hint}")
     if tables and run:
-        _measure([], results, narrow=False, tables=tables, limit=limit)
+        _measure([], results, tables=[_mentioning(one, select or "") for one in tables], limit=cell_timeout)
     table = _rows(results) if tables else None
     machines = () if table is None else tuple(table[MACHINE].unique())
     known = [claim for numbers in tables for claim in claims_of(numbers, machines)] if tables else all_claims()
@@ -69,7 +69,7 @@ def claims(
     if not wanted:
         raise UsageError(f"no claim mentions {select!r}; leave out -k to see all of them")
     if run and not tables:
-        _measure(wanted, results, narrow=select is not None, tables=(), limit=limit)
+        _measure(wanted, results, narrow=select is not None)
     table = table if tables else _rows(results)
     judged = [judge_all_rows(one, table) for one in wanted]
     if as_json:
@@ -105,6 +105,13 @@ def _mentions(claim: Claim, text: str) -> bool:
     return text.casefold() in f"{claim.id} {claim.says} {claim.source}".casefold()
 
 
+def _mentioning(numbers: Sequence[Number], text: str) -> list[Number]:
+    """The numbers whose claims mention it, by the numbers' own words, and the baselines of these."""
+    words = [f"line-{one.line} {one} × {one.baseline} {one.source}, {one.place}".casefold() for one in numbers]
+    held = [one for one, said in zip(numbers, words, strict=True) if text.casefold() in said]
+    return [one for one in numbers if one in held or any(one.row == h.baseline and one.where == h.where for h in held)]
+
+
 def _rows(results: list[Path] | None) -> pd.DataFrame | None:
     from attnbench.answers.claims.runs import read_rows
 
@@ -113,7 +120,12 @@ def _rows(results: list[Path] | None) -> pd.DataFrame | None:
 
 
 def _measure(
-    wanted: list[Claim], results: list[Path] | None, *, narrow: bool, tables: Sequence[Sequence[Number]], limit: float
+    wanted: list[Claim],
+    results: list[Path] | None,
+    *,
+    narrow: bool = False,
+    tables: Sequence[Sequence[Number]] = (),
+    limit: float = 0.0,
 ) -> None:
     """Measure tables, and make the runs of claims without rows, by number of threads; if ``narrow``, their sweeps."""
     from attnbench.answers.claims.tables import suite_of

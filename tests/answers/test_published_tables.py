@@ -368,7 +368,7 @@ def test_run_measures_a_table_beside_the_exact_kernels_and_says_what_cannot_be(
 ) -> None:
     file, out = tmp_path / "small.yaml", tmp_path / "out"
     file.write_text(SMALL, encoding="utf-8")
-    assert main(["claims", str(file), str(out), "--run", "--limit", "20", "--json"]) == 0
+    assert main(["claims", str(file), str(out), "--run", "--cell-timeout", "20", "--json"]) == 0
     found = {one["says"]: (one["verdict"], one["evidence"]) for one in json.loads(capsys.readouterr().out)}
     assert found["n=32 forward: ours 2 ms, 0.5 × exact"][0] != "not tested here"
     assert "; best exact here: " in str(found)
@@ -378,6 +378,8 @@ def test_run_measures_a_table_beside_the_exact_kernels_and_says_what_cannot_be(
     assert set(rows["label"]) == {"softmax", "linear", "sdpa:backend=cudnn", "sdpa"}
     monkeypatch.setattr("attnbench.cli.screen.run.measured", lambda plan: plans.append(plan))
     plans: list[Plan] = []
-    main(["claims", "fla-readme", str(out), "--run", "--limit", "3"])
+    main(["claims", "fla-readme", str(out), "--run", "--cell-timeout", "3"])
     assert [plan.options.cell_timeout for plan in plans] == [3]
     assert {cell.shape.batch for cell in plans[0].cells} == {1, 2, 4, 8}
+    main(["claims", str(file), str(out), "--run", "-k", "n=64 forward: ours"])
+    assert {cell.label for cell in plans[1].cells} == {"softmax/n64", "linear/n64", "sdpa/n64"}

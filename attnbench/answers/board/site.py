@@ -82,7 +82,7 @@ def _page(shape: str, runs: Sequence[Machine]) -> tuple[str, list[dict[str, Any]
 
 
 def board(runs: str | Path | Sequence[str | Path], out: str | Path = "board") -> tuple[Path, list[LeftOut]]:
-    """Write the site of a board, as ``attnbench board`` does; give its index, and what is left out with the reason.
+    """Write the site of a board, as ``attnbench board`` does; give its index, and who is left out, with the reason.
 
     Args:
         runs: runs, or folders that hold some.

@@ -57,6 +57,6 @@ def visible_pairs(q: Tensor, k: Tensor, causal: bool, key_mask: Tensor | None) -
 
 
 def at_most(longest: int, tokens: int, what: str) -> None:
-    """Refuse more tokens than what is learned for positions has: ``what`` names it, as in ``the kernel was``."""
+    """Refuse more tokens than there are learned positions; ``what`` has these, as in ``the kernel was``."""
     if tokens > longest:
         raise Unsupported(f"{tokens} tokens, but {what} made for at most {longest}")

@@ -57,7 +57,7 @@ def ends_of(part: Summary) -> tuple[float, float]:
 
 
 def bars(drawn: Iterable[Problem]) -> str:
-    """The note that says what the bars are."""
+    """The note on the bars."""
     pair = any(len(part.by_seed) == 2 for one in drawn for part in one.parts)
     return (
         f"Bars: 95 % t-intervals over seeds, of one seed over test examples{', of two from one to the other' * pair}."

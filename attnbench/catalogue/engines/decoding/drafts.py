@@ -50,7 +50,7 @@ def known(module: nn.Module, count: int, *prompt: Tensor) -> Any:
 
 
 def behind(module: Any, state: Any, *tokens: Tensor) -> tuple[Tensor, Any]:
-    """Like :func:`taken`, and what comes later leaves ``state`` as it is too: it serves another request."""
+    """Like :func:`taken`, and later steps leave ``state`` as it is too: it serves another request."""
     return taken(module, _untouched(state), *tokens)
 
 

@@ -22,7 +22,7 @@ def joined(module: nn.Module, states: Sequence[Any]) -> Any:
 
     Tensors are joined along the batch. A cache becomes an
     :class:`~attnbench.catalogue.engines.decoding.kv_cache.Unequal`,
-    if the step takes one. What is no number, tensor or tuple is a constant of the module.
+    if the step takes one. A part of another type than a number, a tensor or a tuple is a constant of the module.
 
     Raises:
         Unsupported: the parts of these states differ by more than their numbers, or the step takes one length.
