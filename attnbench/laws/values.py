@@ -317,7 +317,7 @@ def decoding(case: Case) -> Iterator[Measured]:
 
 @law("several tokens", few_shapes=True, claim="decode", applies=lambda case: case.causal and not case.traits.compiled)
 def several_tokens(case: Case) -> Iterator[Measured]:
-    """Several tokens in one step give what single steps give; rejected ones and earlier requests leave nothing."""
+    """Several tokens in a step give what single steps give; rejected ones leave no trace."""
     for prompt, several, accepted in ((0, 3, 1), (9, 5, 5), (5, case.shape.N - 6, 4)):
         yield _verified(case, prompt, several, accepted)
     for rest in (1, 8):

@@ -259,7 +259,7 @@ def s4d(module: Any, state: Any) -> Step:
 
 def lstm(module: Any, state: Any) -> Step:
     W, U, b = module.W[0].mT, module.U[0].mT, module.b[0]
-    h, c = state[0][0], state[1][0]
+    h, c = state
 
     def step(x: Tensor) -> Tensor:
         i, f, g, o = torch.addmm(torch.addmm(b, x[0], W), h, U).chunk(4, -1)
@@ -271,7 +271,7 @@ def lstm(module: Any, state: Any) -> Step:
 
 def gru(module: Any, state: Any) -> Step:
     W, U, b, b_state = module.W[0].mT, module.U[0].mT, module.b[0], module.b_state[0]
-    h = state[0][0]
+    (h,) = state
 
     def step(x: Tensor) -> Tensor:
         C = x.shape[2]

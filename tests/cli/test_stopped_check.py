@@ -28,7 +28,7 @@ def stop_at(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     ("variants", "number", "said"),
     [
         (["softmax"], 3, ["0.125", "stopped: the laws after these were not tried"]),
-        (["softmax", "linear", "performer"], 100, ["softmax", "linear"]),
+        (["softmax", "linear", "performer"], 120, ["softmax", "linear"]),
     ],
 )
 def test_what_was_found_before_a_stop_is_printed(

@@ -110,7 +110,7 @@ def test_a_run_takes_the_libraries_of_the_run_that_it_is_told_and_is_then_a_run_
 @pytest.mark.parametrize(
     ("there", "how", "said"),
     [
-        (None, {}, r"--like .*: holds no run"),
+        (None, {}, r"--like .*: no such folder"),
         (state(), {}, "does not tell which libraries multiplied; leave --like out"),
         (state(described=facts(processor="Z"), **CHOSEN), {}, r"another machine \(processor Z, here AMD EPYC\)"),
         (state(described=facts(instructions="AVX2"), **CHOSEN), {}, r"\(instructions AVX2, here AVX512 avx512f\)"),

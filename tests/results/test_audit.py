@@ -213,7 +213,7 @@ def test_the_command_prints_each_finding_and_ends_with_65(runs: Runs, capsys: py
     (found,) = json.loads(capsys.readouterr().out)
     assert (found["rows"], len(found["findings"])) == (0, 1)
     assert main(["verify", str(runs.mine / "nothing")]) == 2
-    assert "holds no run" in capsys.readouterr().err
+    assert "no such folder" in capsys.readouterr().err
 
 
 def test_plot_warns_of_lines_that_are_lost_at_an_end_and_refuses_other_damage(runs: Runs) -> None:

@@ -27,7 +27,7 @@ _INTERVALS = {"time_median_s": ("time_ci_low_s", "time_ci_high_s")}
 _ALIKE = (*(name for name in SAME if name not in (RUN, "quick")), "seq_len", "kv_len", "inputs", "task", RUN)
 """Columns in which two rows agree if nothing but the variant differs."""
 AS_LENGTH = ("seq_len", "kv_len")
-AS_HEADS = ("heads", "head_dim", "kv_heads", "v_dim")
+AS_HEADS = ("heads", "head_dim", "kv_heads", "qk_heads", "v_dim")
 """Columns in which rows differ that share a model's width among more or fewer heads."""
 _NAMES = {"seq_len": "n", "head_dim": "d"}
 

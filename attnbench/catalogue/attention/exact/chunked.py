@@ -51,6 +51,9 @@ class Chunked(CachedDecoding, nn.Module):
     Differs from the paper: the backward pass is algorithm 4 of FlashAttention (q, k, v, the output and one L per query
     are kept, tiles are computed again) instead of checkpointing; heads are taken a few at a time, in tiles of
     256 × 2048 instead of 1024 × 4096, so that they stay in the cache.
+
+    Raises:
+        Unsupported: in ``step``, several tokens behind sequences of unequal length.
     """
 
     at_once = unequal = True

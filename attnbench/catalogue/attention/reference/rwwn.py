@@ -58,7 +58,7 @@ class RowWiseWeightNormalisation(CachedDecoding, nn.Module):
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         weights: Tensor = (q @ k.mT / q.shape[-1] ** 0.5).exp() * visible_pairs(q, k, self.causal, key_mask)
-        size = weights.square().sum(-1, keepdim=True).sqrt() if self.by_length else weights.sum(-1, keepdim=True)
+        size = weights.norm(dim=-1, keepdim=True) if self.by_length else weights.sum(-1, keepdim=True)
         return weights / size.masked_fill(size == 0, 1.0) @ v
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:

@@ -77,4 +77,4 @@ class Convolution(ShortConvolution):
 
     def step(self, last: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         window = torch.cat((last, x), 1)
-        return self.inside(window.mT, x.dtype), window[:, 1:]
+        return self.inside(window.mT, x.dtype), window[:, x.shape[1] :]
