@@ -140,9 +140,9 @@ def refuse_other_than_file(path: Path) -> None:
         raise CannotCreate(f"{path} is not a file; remove it")
 
 
-def make_folder(path: Path) -> None:
-    """Make ``path`` and its parents, unless it exists. Raises CannotCreate: it cannot be made."""
+def make_folder(path: Path, option: str = "--out") -> None:
+    """Make ``path``, which ``option`` gives, and its parents, unless it exists. Raises CannotCreate."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise CannotCreate(f"cannot create {path}: {error.strerror}; choose another folder") from error
+        raise CannotCreate(f"cannot create {path}: {error.strerror}; choose another folder with {option}") from error

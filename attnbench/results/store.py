@@ -76,7 +76,7 @@ class RunFolder:
                 shutil.rmtree(path, ignore_errors=True)
                 raise
         except OSError as error:
-            raise CannotCreate(f"cannot create {path}: {error.strerror}; choose another folder") from error
+            raise CannotCreate(f"cannot create {path}: {error.strerror}; choose another folder with --out") from error
         return folder
 
     @property

@@ -325,9 +325,9 @@ def test_from_python_it_is_the_same_folder_and_the_same_site(tmp_path: Path) -> 
     assert [one.run for one in left] == ["few"]
     assert {file.name: file.read_text() for file in index.parent.iterdir()} == site_of(folder, few)
     (tmp_path / "file").touch()
-    for call in (lambda: attnbench.submit(run, tmp_path / "file"), lambda: attnbench.board(run, tmp_path / "file")):
-        with pytest.raises(AttnbenchError, match=r"choose another folder$"):
-            call()
+    for option, call in (("--to", attnbench.submit), ("--out", attnbench.board)):
+        with pytest.raises(AttnbenchError, match=rf"choose another folder with {option}$"):
+            call(run, tmp_path / "file")
 
 
 def test_a_suite_changed_after_it_was_handed_in_is_found(tmp_path: Path) -> None:

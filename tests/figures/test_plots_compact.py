@@ -1,4 +1,4 @@
-"""What is written as SVG is what matplotlib drew, in less than half of its bytes."""
+"""The written SVG shows the same as that of matplotlib, in less than half of its bytes."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def write_site(folder: Path, files: Mapping[str, str]) -> None:
     make_folder(folder)
     old = {file.name for file in folder.glob("*.html") if _BOARD in file.read_text(errors="replace")}
     if others := [name for name in files if (folder / name).exists() and name not in old]:
-        raise CannotCreate(f"{folder / others[0]} is no page of a board; choose another folder")
+        raise CannotCreate(f"{folder / others[0]} is no page of a board; choose another folder with --out")
     for name in old | files.keys():
         if name in files:
             write_output(folder / name, files[name])

@@ -11,7 +11,7 @@ from typing import Any
 from attnbench.answers.board.runs import LeftOut, take
 from attnbench.answers.report.sources import title_of
 from attnbench.errors import CannotCreate, UsageError
-from attnbench.files import PACKED, replace_file
+from attnbench.files import PACKED, make_folder, replace_file
 from attnbench.results.manifest import ENDS, OPENING, RUN_ID, THINNED
 from attnbench.results.runs import newest_run
 from attnbench.results.store import RECORDS, SUITE, TABLE, RunFolder
@@ -47,7 +47,8 @@ def submit(run: str | Path, to: str | Path = "runs") -> tuple[Path, list[LeftOut
     date = re.sub("[-:]", "", str(facts.get("started_at", "")))[:15] or folder.path.name
     place = Path(to) / "-".join([date, re.sub("[^a-z0-9]+", "-", title_of(machine).lower()).strip("-")])
     if place.exists():
-        raise CannotCreate(f"{place} exists: this run was handed in before; choose another folder")
+        raise CannotCreate(f"{place} exists: this run was handed in before; choose another folder with --to")
+    make_folder(Path(to), "--to")
     kept = {name: value for name, value in facts.items() if name not in (ENDS, OPENING)}
     suite = (folder.path / SUITE).read_text(encoding="utf-8")
     records = [record.to_json() for record in folder.in_order()]

@@ -83,7 +83,7 @@ def test_equals_one_softmax_over_near_tokens_entries_and_a_sink(causal: bool, ru
     close(module(x).detach(), expected)
     close(module.dense(x).detach(), expected)
     if n == 23:
-        expected = by_hand(module, x, HOLES)  # nobody sees an entry with a padded token
+        expected = by_hand(module, x, HOLES)  # no query sees an entry with a padded token
         close(module(x.masked_fill(~HOLES[..., None], torch.nan), key_mask=HOLES).detach()[HOLES], expected[HOLES])
 
 

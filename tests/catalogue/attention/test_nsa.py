@@ -95,7 +95,7 @@ def test_equals_three_softmaxes_query_by_query(causal: bool, branch: str, kv_hea
     expected = by_hand(module, q, k, v)
     close(module(q, k, v).detach(), expected)
     close(module.dense(q, k, v).detach(), expected)
-    real = HOLES[:, None, :, None]  # nobody sees a pooled block with a padded token
+    real = HOLES[:, None, :, None]  # no query sees a pooled block with a padded token
     out = module(*(torch.where(real, x, torch.nan) for x in (q, k, v)), key_mask=HOLES)
     close(torch.where(real, out, 0.0).detach(), torch.where(real, by_hand(module, q, k, v, HOLES), 0.0))
 

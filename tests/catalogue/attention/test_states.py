@@ -1,4 +1,4 @@
-"""What a state of decoding holds, by the size of its tensors."""
+"""The content of a decoding state, by the size of its tensors."""
 
 from __future__ import annotations
 

@@ -26,6 +26,11 @@ class _Closed(Erasing):
 
     fused = "comba"
 
+    @staticmethod
+    def written_out(q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, strict: bool) -> Tensor:
+        beta, log_alpha, b, p = gates
+        return erased_and_written(q - p * k, k, beta * v, b * beta * k, log_alpha, strict=strict, early=True)
+
     def rule(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> Rule:
         beta, log_decay, b, p = (rate[..., None] if i != 1 else rate for i, rate in enumerate(rates))
         return Rule(q - p * q.shape[-1] ** -0.5 * k, k, beta * v, BeforeDecay(b * beta * k), log_decay)
@@ -34,11 +39,6 @@ class _Closed(Erasing):
         beta, log_decay, b, p = rates
         b, p = (part[..., None].to(k.dtype) for part in (b, p))
         return q - p * q.shape[-1] ** -0.5 * k, k, v, b * k, beta, log_decay
-
-    @staticmethod
-    def written_out(q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, strict: bool) -> Tensor:
-        beta, log_alpha, b, p = gates
-        return erased_and_written(q - p * k, k, beta * v, b * beta * k, log_alpha, strict=strict, early=True)
 
 
 class CombaRule(_Closed, ErasingCore):

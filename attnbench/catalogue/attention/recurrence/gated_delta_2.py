@@ -27,14 +27,14 @@ class _Apart(Erasing):
 
     fused = "gated-delta-2"
 
-    def rule(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> Rule:
-        b, w, log_decay = rates
-        return Rule(q, k, w * v, b * k, log_decay)
-
     @staticmethod
     def written_out(q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, strict: bool) -> Tensor:
         b, w, log_alpha = gates
         return erased_and_written(q, k, w * v, b * k, log_alpha, strict=strict)
+
+    def rule(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> Rule:
+        b, w, log_decay = rates
+        return Rule(q, k, w * v, b * k, log_decay)
 
 
 class GatedDeltaRule2(_Apart, ErasingCore):

@@ -169,16 +169,16 @@ class ErasingCore(Erasing):
         self.heads, self.causal, self.chunk, self.place = shape.H, shape.causal, chunk, " alone"
         self.takes_form(form)
 
-    def rates(self, *gates: Tensor) -> tuple[Tensor, ...]:
-        """The rates of :meth:`rule` of the gates: by default ``(B, H, N, 1)`` to ``(B, H, N)`` and log2(α) as it is."""
-        return tuple(gate if place == self.fading else gate.squeeze(-1) for place, gate in enumerate(gates))
-
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, key_mask: Tensor | None = None) -> Tensor:
         k, v, *gates = emptied(key_mask, k, v, *gates)  # type: ignore[assignment]  # a list of them from here on
         q, k = (x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp(min=1e-300) for x in (q, k))
         gates = [x * log(2) if place == self.fading else x for place, x in enumerate(gates)]  # type: ignore[assignment]
         parts = q, k, v, *gates
         return each_way(lambda way, *x: self.written_out(*x, strict=way == 1), parts, None, causal=self.causal)
+
+    def rates(self, *gates: Tensor) -> tuple[Tensor, ...]:
+        """The rates of :meth:`rule` of the gates: by default ``(B, H, N, 1)`` to ``(B, H, N)`` and log2(α) as it is."""
+        return tuple(gate if place == self.fading else gate.squeeze(-1) for place, gate in enumerate(gates))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, key_mask: Tensor | None = None) -> Tensor:
         k, v, *kept = emptied(key_mask, k, v, *gates)

@@ -11,7 +11,7 @@ def erased_and_written(
 ) -> Tensor:
     """tril(X(q, k)) U / √D with (I + tril(X(e, k), -1)) U = V and X_ij(q, k) = Σ_c q_ic k_jc α_{j+1,c}···α_ic.
 
-    q, k, erase e: ``(..., n, D)``; v, what is written: ``(..., n, E)``; log_alpha: ``(..., n, 1)`` or ``(..., n, D)``.
+    q, k, erase e: ``(..., n, D)``; the written v: ``(..., n, E)``; log_alpha: ``(..., n, 1)`` or ``(..., n, D)``.
     ``strict`` leaves out the diagonal of X(q, k); ``early``, e reads the state before the decay of its own token.
     """
     total = log_alpha.cumsum(-2)
