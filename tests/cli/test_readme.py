@@ -66,6 +66,7 @@ STANDS_FOR = {
     "FILE": "f.svg",
     "EXPRESSION": "softmax",
     "all": "softmax",
+    "document:300+212": "document:30+34",  # at the length that all commands get here
     "NEW": "results",
     "OLD": "good",
     "results/lra-merged": "results",
