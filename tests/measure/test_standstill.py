@@ -34,13 +34,13 @@ if sys.argv[2] == "noticed":
     notice_stops()
 timing = measure_time(work, TimingRules(min_time=0.4, max_time=0.8, warmup_time=0.02))
 summary = summarise([timing.samples])
-longest = max(sample.seconds for sample in timing.samples if not sample.stopped)
+longest = max(sample.seconds - sample.waited for sample in timing.samples if not sample.stopped)
 print("result", timing.first_call_s, sum(s.stopped for s in timing.samples), longest, summary.warnings)
 """
 
 
-STOP = 1.2
-"""Seconds: far more than any call takes, also on a busy machine."""
+STOP = 4
+"""Seconds: far more than any call takes, also if other tests have the cores (1.6 s was seen)."""
 
 
 def stopped_once(work: float, at_call: int, noticed: str = "noticed") -> list[str]:
