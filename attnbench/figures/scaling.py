@@ -96,7 +96,7 @@ def draw_scaling(
     ]
     headings = [heading for heading, _ in panels]
     page = new_page(
-        cheapest(shown, names) or "Time and peak memory against length",
+        _title(panels, found[0].rows if len(panels) > 1 else shown, names) or "Time and peak memory against length",
         where(shown),
         notes,
         width=WIDE if points else 8.0,
@@ -107,6 +107,12 @@ def draw_scaling(
         if points and place == 0:
             draw_lines(part, part.left + OWN_ROOM + 0.4, points)
     return page.figure
+
+
+def _title(panels: Sequence[tuple[str, object]], rows: pd.DataFrame, names: Mapping[str, str]) -> str:
+    """The answer of the first panel, which is named if there are others."""
+    said = cheapest(rows, names)
+    return f"{said} ({', '.join(panels[0][0].split(' · ')[:2])})" if said and len(panels) > 1 else said
 
 
 def cheapest(rows: pd.DataFrame, names: Mapping[str, str]) -> str:

@@ -51,6 +51,9 @@ class Series:
         return accused and power - self.half(column) > claim
 
     def claimed(self, column: str) -> float:
+        """The claimed power of n for all tokens together; NaN for one decoding step."""
+        if self.rows["pass"].iloc[0] == "decode":
+            return math.nan
         name = "claimed_time_exponent" if column == "time_median_s" else "claimed_memory_exponent"
         return float(self.rows[name].iloc[0])
 

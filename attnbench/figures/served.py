@@ -36,8 +36,14 @@ _KINDS = (
     _Kind("decode", "new_tokens", "time_median_s", "one step"),
     _Kind("generate", "seq_len", "token_s", "each token that follows"),
     _Kind("generate", "seq_len", "first_token_s", "to the first token"),
+    _Kind("generate", "kept_prefix", "first_token_s", "to the first token behind a kept prefix"),
     _Kind("generate", "seq_len", "state_bytes", "cache or state", format_bytes),
 )
+_AXES = {
+    "seq_len": "n of the prompt (log2 scale)",
+    "new_tokens": "tokens in one step (log2 scale)",
+    "kept_prefix": "tokens of the prompt that are not kept (log2 scale)",
+}
 
 
 def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
@@ -55,14 +61,15 @@ def draw_served(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None
     check_columns(frame)
     drawn = [(kind, _of(kind, restrict(frame, only or {}))) for kind in _KINDS]
     drawn = [(kind, rows) for kind, rows in drawn if len(rows)]
-    if not drawn:
-        raise NothingToDraw(f"needs {NEEDS}")
-    every = pd.concat([rows for _, rows in drawn])
-    names, hidden = short_names(every)
     found = [(kind, one) for kind, rows in drawn for one in settings(rows, also_same=("inputs",))]
+    found = [(kind, one) for kind, one in found if one.rows["seq_len"].nunique() > 1]
+    if not found:
+        raise NothingToDraw(f"needs {NEEDS}")
+    every = pd.concat([one.rows for _, one in found])
+    names, hidden = short_names(every)
     panels, kinds = [], dict[str, _Kind]()
     for kind, one in found[:PANELS]:
-        n = f", n = {length(int(one.rows['_n'].iloc[0]))}" if kind.x == "new_tokens" else ""
+        n = f", n = {length(int(one.rows['_n'].iloc[0]))}" if kind.x != "seq_len" else ""
         heading = ", ".join(filter(None, (kind.words + n, one.name)))
         lines = [_line(names[str(label)], kind, part) for label, part in one.rows.groupby("label", sort=False)]
         panels.append(Panel(heading, tuple(sorted(lines, key=lambda line: (line.y[-1], line.name))), ()))
@@ -80,12 +87,13 @@ def draw_served(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None
 
 
 def _of(kind: _Kind, rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows of a panel with ``seq_len`` as its axis, for steps their tokens; none if all have one place."""
+    """The rows of a panel with ``seq_len`` as its axis, whatever the axis counts; none if all have one place."""
     rows = rows[(rows["status"] == Status.OK) & (rows["pass"] == kind.pass_) & (rows[kind.y] > 0)]
-    if kind.x == "new_tokens":
-        several = rows.groupby("seq_len")["new_tokens"].nunique()
+    if kind.x != "seq_len":
+        several = rows.groupby("seq_len")[kind.x].nunique()
         rows = rows[rows["seq_len"] == several[several > 1].index.max()]
-        rows = rows.assign(_n=rows["seq_len"], seq_len=rows["new_tokens"].clip(lower=1), new_tokens=0)
+        at = rows["new_tokens"].clip(lower=1) if kind.x == "new_tokens" else rows["seq_len"] - rows["kept_prefix"]
+        rows = rows.assign(_n=rows["seq_len"], seq_len=at, kv_len=at, **{kind.x: 0})
     return rows if rows["seq_len"].nunique() > 1 else rows[:0]
 
 
@@ -101,4 +109,4 @@ def _scale(kinds: Mapping[str, _Kind], ax: Axes, panel: Panel) -> None:
     base, limits = 2 if kind.text is format_bytes else 10, padded(values, share=0.07, least=4)
     log_axis(ax, "y", limits, base=base, most=5, text=lambda value: trimmed(kind.text(value)))
     log_axis(ax, "x", padded(places, share=0.04), at=places, most=len(places), text=length)
-    ax.set_xlabel("n of the prompt (log2 scale)" if kind.x == "seq_len" else "tokens in one step (log2 scale)")
+    ax.set_xlabel(_AXES[kind.x])

@@ -42,7 +42,7 @@ def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bo
 
 def _tabled(rows: pd.DataFrame) -> list[str]:
     names = {}
-    for variant, part in rows.groupby("variant", sort=False):
+    for variant, part in rows[~rows["label"].isin(_BASELINES)].groupby("variant", sort=False):
         if part["seq_len"].nunique() > 1 and varying_numbers(options_of(part).values()):
             names[str(variant)] = len(part)
     return sorted(names, key=lambda name: (name != "linformer", -names[name]))

@@ -241,3 +241,24 @@ def test_lines_whose_names_would_be_cut_before_what_tells_them_apart_have_panels
     said = words(draw_scaling(frame)).splitlines()
     assert not any("…" in line for line in said)
     assert sum("a folder with a long name two · 50% padding" in line for line in said) == 1
+
+
+def test_a_decoding_step_is_held_to_no_power_of_all_tokens(run: Any, words: Words) -> None:
+    rows = timed(run, "linear", (512, 1024, 2048), 1.6, **{"pass": "decode"})
+    figure = draw_scaling(run.table(rows))
+    assert "1.60" in words(figure).split()
+    assert " / " not in words(figure)
+    assert not {one for one in bold_words(figure) if one.startswith("1.60")}
+
+
+def test_the_title_is_the_answer_of_the_first_of_several_panels(run: Any, words: Words) -> None:
+    first, second = run.labels[2:4]
+    rows = [row for label in run.labels[:8] for row in timed(run, label, (512, 1024), 1.0)]
+    rows += [{**row, "dtype": "bfloat16"} for row in rows]
+    for row in rows:
+        fastest, seconds = (first, 1e-5) if row["dtype"] == "float32" else (second, 1e-6)
+        if row["label"] == fastest:
+            row["time_median_s"] = seconds
+    said = words(draw_scaling(run.table(rows))).replace("\n", " ")
+    assert f"Fastest at n = 1k: {first}; " in said
+    assert "(float32)" in said

@@ -50,3 +50,24 @@ def test_one_length_and_one_number_of_tokens_are_nothing_to_draw(frame: pd.DataF
     assert not applies(one)
     with pytest.raises(NothingToDraw, match="pass generate at two lengths"):
         draw_served(one)
+
+
+def test_a_kept_prefix_has_a_panel_over_the_tokens_that_are_new(run: Any) -> None:
+    at = {"pass": "generate", "seq_len": 4096, "new_tokens": 32, "time_median_s": 1.0, "token_s": 1e-5}
+    rows = [
+        run.row("linear", **at, kept_prefix=kept, first_token_s=1e-6 * (4096 - kept), state_bytes=1000)
+        for kept in (0, 3072)
+    ]
+    figure = draw_served(run.table(rows))
+    panels = [ax for ax in figure.axes if "log2 scale" in ax.get_xlabel()]
+    assert [ax.get_xlabel() for ax in panels] == ["tokens of the prompt that are not kept (log2 scale)"]
+    (line,) = panels[0].lines
+    assert list(line.get_xdata()) == [1024, 4096]  # type: ignore[arg-type]
+    assert list(line.get_ydata()) == pytest.approx([1024e-6, 4096e-6])  # type: ignore[arg-type]
+
+
+def test_a_setting_of_one_length_has_no_panel(frame: pd.DataFrame, run: Any) -> None:
+    at = {"pass": "generate", "seq_len": 1024, "new_tokens": 32, "time_median_s": 1.0, "heads": 5}
+    other = run.table([run.row("softmax", **at, first_token_s=1e-3, token_s=1e-5, state_bytes=1000)])
+    both = draw_served(pd.concat([frame, other], ignore_index=True))
+    assert len(both.axes) == len(draw_served(frame).axes)
