@@ -21,7 +21,16 @@ from attnbench.figures.error_lines import ORACLES
 from attnbench.figures.peers import Pair, pairs
 from attnbench.results.frame.agreement import ROUNDING
 from attnbench.units import format_bytes, format_seconds
-from tests.docs import error_rate_rows, headline_rows, package_rows, recall_rows, score_rows, selection_rows, swap_rows  # noqa: F401  # they add theirs to ROWS
+from tests.docs import (  # noqa: F401  # they add theirs to ROWS
+    error_rate_rows,
+    headline_rows,
+    package_rows,
+    recall_rows,
+    score_rows,
+    selection_rows,
+    served_rows,
+    swap_rows,
+)
 from tests.docs.making import HERE, MARK, PAGES, ROWS, digits, points, rows, run, table
 
 ARENA = ("softmax", "sdpa", "identity", "local", "linformer", "linear", "performer", "reformer", "sinkhorn", "bigbird")
