@@ -33,7 +33,7 @@ GRID = "name: x\nsweeps: [{{name: w, matrix: {{variant: softmax, {}}}}}]\n"
 
 
 SECONDS = float(os.environ.get("ATTNBENCH_SECONDS", "4"))
-"""Of a processor that the whole command may take: 1 in make selfcheck, more where other programs fill the caches."""
+"""Processor time that the whole command may take: 1 in make selfcheck, more if other programs fill the caches."""
 MANY = "name: x\nsweeps:\n" + "- {name: w, matrix: {variant: a, seq_len: 1..9999+1, heads: 1..9999+1}}\n" * 400
 
 SWEEP = "- {{name: w{}, matrix: {{variant: a, seq_len: 4}}}}\n"
