@@ -1,10 +1,9 @@
-"""The times at which the parts of a call end: a prompt, and the tokens generated after it."""
+"""The moment of a call at which its first part ends: a prompt, before the tokens that are generated after it."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
 
@@ -14,13 +13,6 @@ from attnbench.measure.time import Sample, counting
 
 _KEPT = 1 << 16
 """Calls with laps kept, the last ones: more than a round has samples of."""
-
-
-class Parts(NamedTuple):
-    """Seconds of the two parts of a call."""
-
-    first: float
-    rest: float
 
 
 class Laps:
@@ -52,11 +44,11 @@ class Laps:
         self._moments.append(moments)
         self.made += 1
 
-    def of_calls(self, first: int, stop: int) -> list[Parts]:
-        """The parts of calls, by the number of calls before; those no longer kept are left out."""
+    def of_calls(self, first: int, stop: int) -> list[float]:
+        """The first part's share of each call, by the number of calls before; those no longer kept are left out."""
         oldest = self.made - len(self._moments)
         found = list(self._moments)[max(0, first - oldest) : max(0, stop - oldest)]
-        return [Parts(_seconds(start, middle), _seconds(middle, end)) for start, middle, end in found]
+        return [_seconds(start, middle) / _seconds(start, end) for start, middle, end in found]
 
 
 def _seconds(start: int | torch.cuda.Event, end: int | torch.cuda.Event) -> float:
@@ -68,13 +60,16 @@ def _seconds(start: int | torch.cuda.Event, end: int | torch.cuda.Event) -> floa
     return float(start.elapsed_time(end)) / 1e3
 
 
-def parts_of(laps: Laps, samples: Sequence[Sample]) -> Parts | None:
-    """Medians of the parts over calls of the samples that count, the last ones that were taken; None without any."""
+def first_share(laps: Laps, samples: Sequence[Sample]) -> float | None:
+    """The first part's share of a call: the median over calls of the samples that count, the last ones that were taken.
+
+    None without any. A share, since seconds of other calls than those of a row's time may contradict it.
+    """
     calls, count = sum(sample.calls for sample in samples), set(map(id, counting(samples, 1)))
-    at, used = laps.made - calls, list[Parts]()
+    at, used = laps.made - calls, list[float]()
     for sample in samples:
         found = laps.of_calls(at, at + sample.calls)
         at += sample.calls
         if id(sample) in count:
             used.extend(found)
-    return Parts(median([one.first for one in used]), median([one.rest for one in used])) if used else None
+    return median(used) if used else None

@@ -196,9 +196,10 @@ class Record:
     """Tokens of the batch over time_median_s. In pass ``generate`` the new ones count."""
     first_token_s: Annotated[float | None, Column(one_call=False)] = None
     """In pass ``generate``: from the prompt, or what follows kept_prefix, to its last output and the state behind it,
-    of which the first token is chosen. The median of the calls; the mean of these over the rounds."""
+    of which the first token is chosen. The prompt's share of a call, the mean of each round's median, of
+    time_median_s."""
     token_s: Annotated[float | None, Column(one_call=False)] = None
-    """In pass ``generate``: time of one step, the mean over the new_tokens of a call; then as first_token_s."""
+    """In pass ``generate``: time of one step: the rest of time_median_s over new_tokens."""
 
     peak_bytes: Annotated[int | None, Column(schema=1)] = None
     """Most memory that tensors held at once during one call, beyond their memory before it."""

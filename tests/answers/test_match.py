@@ -10,15 +10,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnbench.answers.match.budget import Budget, Point, budget_of, error_interval
-from attnbench.answers.match.match import one_length
+from attnbench.answers.match.budget import Budget, Point, Target, budget_of, error_interval
+from attnbench.answers.match.match import Prepared, one_length
 from attnbench.answers.match.result import Match, answers, rows_of
 from attnbench.answers.match.search import Found, Ladder, boundary, entrants_of, knob_of, ladder_of, search
 from attnbench.answers.match.search import most_tries as most_of
+from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Spec, parse_spec
 from attnbench.contract.traits import Knob
 from attnbench.errors import UsageError
+from attnbench.harness.outside.isolation import Settings, Worker
+from attnbench.harness.wire.protocol import Outcome, VisitCell
 from attnbench.measure.status import Status
+from attnbench.measure.time import TimingRules
+from attnbench.results.record import Record
+from attnbench.suite.cell import Cell
 
 Measure = Callable[[int], Point]
 cases = settings(max_examples=200, deadline=None, derandomize=True, database=None)
@@ -202,6 +208,20 @@ def test_a_setting_below_the_bound_of_memory_is_found() -> None:
     found = search(ladder(), Budget("error", 0.1), measure)
     assert found.chosen is not None
     assert found.chosen.value == 904  # 900 are needed
+
+
+@pytest.mark.parametrize(
+    ("target", "status"), [("error", "ok"), ("memory", "ok"), ("score", "ok"), ("time", "disturbed")]
+)
+def test_a_lost_time_is_a_bound_of_a_budget_of_time_alone(
+    target: Target, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = Cell("match", "match", parse_spec("performer"), Shape(seq_len=64))
+    busy = Record.of(cell, Status.DISTURBED, "its threads waited for a core")
+    monkeypatch.setattr(VisitCell, "ask", lambda *_, **__: Outcome(busy))
+    asked = Prepared(Budget(target, 0.5), [], cell, Settings(), TimingRules(), 60.0, "")
+    found = asked._look(Worker(Settings()), cell)
+    assert (str(found.status), found.reason) == (status, "its threads waited for a core")
 
 
 def test_a_variant_that_does_not_run_at_all_is_tried_once_and_gives_its_reason() -> None:

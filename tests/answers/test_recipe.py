@@ -38,13 +38,18 @@ FORKING = f"""\
 export PYTHONPATH={ROOT}
 exec {sys.executable} -c '
 import sys
+import attnbench.measure.time
 from attnbench.cli.app import main
 from tests.forked import forks
+attnbench.measure.time.WAITED = float("inf")
 with forks():
     sys.exit(main(sys.argv[1:]))
 ' "$@"
 """
-"""A process of its own as well. Those that measure for it, one for each round, are forks of it and start at once."""
+"""A process of its own as well. Those that measure for it, one for each round, are forks of it and start at once.
+
+Samples count however busy this machine is: the subject is the workflow, and a cell without a time would end it.
+"""
 
 
 def in_shell(step: str, folder: Path, tool: str = "command") -> subprocess.CompletedProcess[str]:

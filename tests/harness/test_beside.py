@@ -247,14 +247,14 @@ def test_sides_take_turns_sample_by_sample_in_both_orders() -> None:
     assert Side.log[:3] == Side.log[5:2:-1]
 
 
-def test_the_parts_of_a_generation_are_those_of_each_side() -> None:
+def test_the_share_of_a_prompt_is_that_of_each_side() -> None:
     class Generating(Side):
         def answer(self, blocks: list[list[float]]) -> dict[str, Any]:
-            return {**super().answer(blocks), "parts": [[0, self.seconds, self.seconds / 10]]}
+            return {**super().answer(blocks), "prompts": [[0, self.seconds / 10]]}
 
     sides = [Generating("a", 1.0), Generating("b", 3.0)]
     found = lead(sides, TakeTurns([cell(), cell("linear")], SHORT, 2), 60.0)  # type: ignore[arg-type]  # as above
-    assert sorted(found.parts) == [(0, 1.0, 0.1), (1, 3.0, 0.3)]
+    assert sorted(found.prompts) == [(0, 0.1), (1, 0.3)]
 
 
 @pytest.mark.parametrize("answer", [{}, {"seconds": "1", "calls": 1}, {"seconds": 0.0, "calls": 1}])

@@ -316,8 +316,19 @@ def test_float32_on_a_gpu_is_rounded_to_tf32_only_as_torch_ships_it(
 ) -> None:
     monkeypatch.setattr(process, "_products", process.Products())
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     assert process.apply(state, threads=torch.get_num_threads(), device="cuda:1") == (state, process.Products(), [])
     assert torch.backends.cudnn.allow_tf32 is rounds_to_tf32
+
+
+@pytest.mark.parametrize(("device", "made"), [("cpu", []), ("cuda", []), ("cuda:0", []), ("cuda:1", [1])])
+def test_a_gpu_other_than_the_first_becomes_the_one_on_which_events_and_kernels_are_recorded(
+    device: str, made: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    current = list[int]()
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    process.apply("as-shipped", threads=torch.get_num_threads(), device=device)
+    assert current == made
 
 
 def test_one_disturbed_turn_does_not_decide_who_multiplies_windows(monkeypatch: pytest.MonkeyPatch) -> None:

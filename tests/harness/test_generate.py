@@ -19,12 +19,14 @@ from attnbench.contract.problem.reference import exact_attention
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Spec, parse_spec
 from attnbench.errors import SuiteError, Unsupported, UsageError
+from attnbench.harness.compare.compare import _side
+from attnbench.harness.compare.length import Length
 from attnbench.harness.compare.question import Question
-from attnbench.harness.inside import call
+from attnbench.harness.inside import call, execute
 from attnbench.harness.inside.execute import run_cell
 from attnbench.harness.wire.protocol import VisitCell
 from attnbench.laws.error import measure_error
-from attnbench.measure.laps import Laps, Parts, parts_of
+from attnbench.measure.laps import Laps, first_share
 from attnbench.measure.status import Status
 from attnbench.measure.time import Sample, TimingRules
 from attnbench.models.decoder import Decoder
@@ -70,7 +72,7 @@ def test_a_row_has_the_two_times_of_a_generation(level: Level, architecture: Arc
     assert record.time_median_s is not None
     assert record.first_token_s is not None
     assert record.token_s is not None
-    assert 0 < record.first_token_s + 5 * record.token_s < record.time_median_s
+    assert record.first_token_s + 5 * record.token_s == pytest.approx(record.time_median_s)
     assert record.tokens_per_s == 2 * 5 / record.time_median_s
     layers = 2 if level == "model" else 1
     assert record.state_bytes == layers * 2 * 2 * (12 + 5) * 2 * 8 * 4  # room for all of k and v, of 2 heads
@@ -152,31 +154,40 @@ def test_the_time_of_a_prompt_is_told_from_that_of_the_steps(monkeypatch: pytest
     for _ in range(3):
         prepared.run()
     assert prepared.laps is not None
-    for part in prepared.laps.of_calls(0, 3):
-        assert 0.02 <= part.first < 0.1
-        assert 5 * 0.005 <= part.rest < 0.2
+    assert sorted(prepared.laps.of_calls(0, 3))[1] == pytest.approx(20 / (20 + 5 * 5), abs=0.2)
 
 
-def test_the_two_times_are_medians_over_the_clean_calls_of_the_last_samples() -> None:
+def test_the_share_of_the_prompt_is_the_median_over_the_clean_calls_of_the_last_samples() -> None:
     laps = Laps("cpu")
     for first in (100, 1, 9, 2, 3):  # the first one is a warm-up
-        laps.add(0, first * 10**9, 2 * first * 10**9)
+        laps.add(0, first, 128)
     samples = [Sample(1.0, 2, switches=10**6), Sample(1.0, 2)]
-    assert parts_of(laps, samples) == Parts(2.5, 2.5)
-    assert parts_of(laps, [Sample(1.0, 2, waited=1.0)] * 2) is None
-    assert parts_of(laps, [Sample(1.0, 4, stopped=True)]) is None
+    assert first_share(laps, samples) == 2.5 / 128
+    assert first_share(laps, [Sample(1.0, 2, waited=1.0)] * 2) is None
+    assert first_share(laps, [Sample(1.0, 4, stopped=True)]) is None
 
 
-def test_later_rounds_are_averaged() -> None:
-    first = measure(cell())
+@pytest.mark.parametrize("share", [0.6, None])
+def test_shares_of_rounds_are_averaged_and_the_parts_make_up_the_time_of_all_rounds(
+    share: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shares = iter([0.2, share])
+    monkeypatch.setattr(execute, "first_share", lambda laps, samples: next(shares))
     rules = TimingRules(min_time=0.001, max_time=0.01, min_samples=6, warmup_time=0.001, rounds=2)
-    first.first_token_s, first.token_s = 1.0, 2.0
-    second, _ = run_cell(VisitCell(cell(), rules, 1, [[]], first))
-    assert second.status is Status.OK, second.reason
-    assert second.first_token_s is not None
-    assert second.token_s is not None
-    assert 0.5 < second.first_token_s < 0.6
-    assert 1.0 < second.token_s < 1.1
+    record, _ = run_cell(VisitCell(cell(), rules, 0))
+    slow = [Sample(1.0, 1, waited=0.0).to_json()] * 1000  # a round at a hundred times the time of the other one
+    record, _ = run_cell(VisitCell(cell(), rules, 1, [slow], record))
+    assert record.status is Status.OK, record.reason
+    assert record.time_median_s == 1.0
+    assert record.first_token_s == pytest.approx(0.4 if share else 0.2)
+    assert record.token_s == pytest.approx((0.6 if share else 0.8) / 5)
+
+
+def test_a_side_of_a_comparison_divides_its_time_in_turns_between_its_prompt_and_its_steps() -> None:
+    found = Length({0: Record.of(cell(), Status.OK)}, prompts={0: [0.2, 0.4]})
+    side = _side(found, 0, [[9.0, 10.0], [11.0]])
+    assert (side.time, side.record.first_token_s, side.record.token_s) == (10.0, pytest.approx(3.0), pytest.approx(1.4))
+    assert side.record.time_median_s is None
 
 
 # What it is held against

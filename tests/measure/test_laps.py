@@ -1,4 +1,4 @@
-"""The two parts of a call, on clocks and events that are made up."""
+"""The first part's share of a call, on clocks and events that are made up."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from attnbench.measure import laps as module
-from attnbench.measure.laps import Laps, Parts, parts_of
+from attnbench.measure.laps import Laps, first_share
 from attnbench.measure.time import Sample
 
 SECOND = 10**9
@@ -80,7 +80,7 @@ def test_on_a_gpu_moments_are_events_and_nothing_waits_until_somebody_asks(
     assert len(event.made) == 3
     assert not any(one.reached for one in event.made)
     assert log == []
-    assert laps.of_calls(0, 1) == [Parts(0.25, 0.25)]
+    assert laps.of_calls(0, 1) == [0.5]
 
 
 def noted(*calls: tuple[float, float], device: str = "cpu") -> Laps:
@@ -92,10 +92,10 @@ def noted(*calls: tuple[float, float], device: str = "cpu") -> Laps:
     return laps
 
 
-def test_the_parts_of_a_call_are_the_seconds_up_to_its_middle_and_from_there_to_its_end() -> None:
-    laps = noted((1.5, 0.25), (2.0, 4.0))
+def test_the_first_part_is_the_share_of_a_call_up_to_its_middle() -> None:
+    laps = noted((1.5, 0.5), (2.0, 6.0))
     assert laps.made == 2
-    assert laps.of_calls(0, 2) == [Parts(first=1.5, rest=0.25), Parts(first=2.0, rest=4.0)]
+    assert laps.of_calls(0, 2) == [0.75, 0.25]
 
 
 @pytest.mark.parametrize(
@@ -106,8 +106,8 @@ def test_calls_are_found_by_their_number_as_long_as_they_are_kept(
     first: int, stop: int, found: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_KEPT", 3)
-    laps = noted(*[(float(number), 0.5) for number in range(5)])
-    assert [part.first for part in laps.of_calls(first, stop)] == found
+    laps = noted(*[(float(number), 8.0 - number) for number in range(5)])
+    assert [8 * share for share in laps.of_calls(first, stop)] == found
     assert laps.made == 5
 
 
@@ -120,23 +120,23 @@ DISTURBED = 10**6
 
 
 @pytest.mark.parametrize(
-    ("samples", "parts"),
+    ("samples", "share"),
     [
-        ([sample(1)], Parts(16.0, 160.0)),
-        ([sample(3)], Parts(8.0, 80.0)),
-        ([sample(1), sample(2)], Parts(8.0, 80.0)),
-        ([sample(1, switches=DISTURBED), sample(2)], Parts(12.0, 120.0)),
-        ([sample(2), sample(1, switches=DISTURBED)], Parts(6.0, 60.0)),
+        ([sample(1)], 16.0),
+        ([sample(3)], 8.0),
+        ([sample(1), sample(2)], 8.0),
+        ([sample(1, switches=DISTURBED), sample(2)], 12.0),
+        ([sample(2), sample(1, switches=DISTURBED)], 6.0),
         ([sample(1, switches=DISTURBED), sample(1, stopped=True)], None),
-        ([sample(1, waited=0.02), sample(2, waited=0.01)], Parts(12.0, 120.0)),
-        ([sample(1), sample(1, stopped=True), sample(1)], Parts(10.0, 100.0)),
+        ([sample(1, waited=0.02), sample(2, waited=0.01)], 12.0),
+        ([sample(1), sample(1, stopped=True), sample(1)], 10.0),
         ([sample(2, switches=DISTURBED)], None),
         ([sample(2, stopped=True)], None),
         ([], None),
     ],
 )
-def test_the_parts_of_samples_are_medians_over_the_calls_of_clean_ones(
-    samples: list[Sample], parts: Parts | None
+def test_the_share_of_samples_is_the_median_over_the_calls_of_clean_ones(
+    samples: list[Sample], share: float | None
 ) -> None:
-    laps = noted(*[(first, 10 * first) for first in (1.0, 2.0, 4.0, 8.0, 16.0)])
-    assert parts_of(laps, samples) == parts
+    laps = noted(*[(first, 32 - first) for first in (1.0, 2.0, 4.0, 8.0, 16.0)])
+    assert first_share(laps, samples) == (share and share / 32)

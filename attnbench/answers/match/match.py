@@ -130,6 +130,8 @@ class Prepared:
             if worker.traces:
                 said = f"{cell.variant.label} {worker.traces}, so the next one starts in a fresh process"
                 self.warnings.append(said)
+        if record.status is Status.DISTURBED and self.budget.target != "time":
+            record = replace(record, status=Status.OK)  # only its time is lost, and the turns measure that
         self.same = {**circumstances(record), **self.same}
         return record
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from attnbench.contract.inputs import doubt
 from attnbench.harness.compare.length import Length, measure_again, measure_length, without_error
-from attnbench.harness.inside.execute import hold_to_limits
+from attnbench.harness.inside.execute import add_parts, hold_to_limits
 from attnbench.harness.inside.launch import host_share
 from attnbench.harness.outside.interpreter import Interpreter
 from attnbench.harness.outside.isolation import Settings, Worker, WorkerFailed
@@ -447,19 +447,13 @@ def _side(
         times = [one[i] for one in visit.times if i in one]
     every, record = [second for one in times for second in one], visit.records[i]
     time = median(every) if every else None
-    if parts := visit.parts.get(i):
-        first, each = (median(list(one)) for one in zip(*parts, strict=True))
-        record = replace(record, first_token_s=first, token_s=each)
-    if time and machine and "copy_rates" in machine:
-        record = _reached(record, time, machine)
-    return Side(record, time, interval_over_rounds(times))
-
-
-def _reached(record: Record, time: float, machine: Mapping[str, Any]) -> Record:
     timed = replace(record, time_median_s=time)
-    matmul, exp = (machine[name].get(record.dtype) for name in ("matmul_rate", "exp_rate"))
-    hold_to_limits(timed, Limits(matmul, exp, machine["copy_rates"]))
-    return replace(timed, time_median_s=None)
+    if shares := visit.prompts.get(i):
+        add_parts(timed, sum(shares) / len(shares))
+    if machine and "copy_rates" in machine:
+        matmul, exp = (machine[name].get(record.dtype) for name in ("matmul_rate", "exp_rate"))
+        hold_to_limits(timed, Limits(matmul, exp, machine["copy_rates"]))
+    return Side(replace(timed, time_median_s=None), time, interval_over_rounds(times))
 
 
 def busy(visit: Length, threads: int, cores: int) -> str:

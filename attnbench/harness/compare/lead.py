@@ -58,7 +58,7 @@ def lead(workers: Sequence[Worker], request: TakeTurns, limit: float) -> Pairs:
         found.ran.extend(of[i] for i in pairs.ran)
         found.left_out.extend((of[i], status, reason) for i, status, reason in pairs.left_out)
         found.warnings.extend((of[i], warning) for i, warning in pairs.warnings)
-        found.parts.extend((of[i], first, each) for i, first, each in pairs.parts)
+        found.prompts.extend((of[i], share) for i, share in pairs.prompts)
         for row, more in zip(found.blocks, pairs.blocks, strict=False):  # none if all its cells are left out
             row.extend(more)
     return replace(found, blocks=found.blocks if found.ran else [])

@@ -36,8 +36,8 @@ class Length:
     times: list[dict[int, list[float]]] = field(default_factory=list)
     """For each process the seconds of each variant that took turns; the i-th entries of its lists are of one turn."""
     pairs: list[Pairs] = field(default_factory=list)
-    parts: dict[int, list[list[float]]] = field(default_factory=dict)
-    """For each process the seconds to a variant's first token and for each that follows, in pass ``generate``."""
+    prompts: dict[int, list[float]] = field(default_factory=dict)
+    """For each process the prompt's share of a variant's call, in pass ``generate``."""
     lost: list[tuple[int, Record]] = field(default_factory=list)
     """Failures of a variant in a later process; they cost no other measurement."""
     others: float | None = None
@@ -102,8 +102,8 @@ def measure_again(
     more = visit.found
     found.times += more.times
     found.pairs += more.pairs
-    for i, parts in more.parts.items():
-        found.parts.setdefault(i, []).extend(parts)
+    for i, shares in more.prompts.items():
+        found.prompts.setdefault(i, []).extend(shares)
     found.lost += [(i, record) for i, record in more.records.items() if record.status is not Status.OK]
     found.unchecked += [said for said in more.unchecked if said not in found.unchecked]
     found.traces = found.traces or more.traces
@@ -186,8 +186,8 @@ class _Visit:
                 said = ((alive[place], warning) for place, warning in pairs.warnings)
                 known = {i: f"{EAGER}: {record.launch_note}" for i, record in self.found.records.items()}
                 self.found.unchecked = [(i, warning) for i, warning in said if warning != known[i]]
-                for place, *parts in pairs.parts:
-                    self.found.parts.setdefault(alive[place], []).append(parts)
+                for place, share in pairs.prompts:
+                    self.found.prompts.setdefault(alive[place], []).append(share)
                 columns = zip(*pairs.blocks, strict=True)
                 self.found.times.append(
                     {alive[place]: list(one) for place, one in zip(pairs.ran, columns, strict=True)}

@@ -587,8 +587,9 @@ def _generate(cell: Cell, module: nn.Module, inputs: Sequence[Windows]) -> _Made
             for token in tokens:
                 output, state = decoding.step(state, *token)
                 outputs.append(output)
+            output = torch.cat(outputs, -2)
             laps.add(start, middle, laps.moment())
-            return torch.cat(outputs, -2)
+            return output
 
         return run
 

@@ -32,7 +32,7 @@ from attnbench.measure.card import Card
 from attnbench.measure.cgroup import throttled_periods
 from attnbench.measure.cuda_events import CudaEvents
 from attnbench.measure.flops import Counted, count
-from attnbench.measure.laps import Parts, parts_of
+from attnbench.measure.laps import first_share
 from attnbench.measure.limits import Limits
 from attnbench.measure.machine import throttling_warning
 from attnbench.measure.memory import UNSURE, peak_resident_bytes, peak_tensor_bytes, tensor_bytes
@@ -133,8 +133,7 @@ def run_cell(
                     pace = Yardstick() if on_cpu else Card.of(cell.device, energy=round_ == 0)
                 with freed_memory_returned(large):
                     timing = measure_time(timed.run, rules, stopwatch=watch, pace=pace, on_first=on_first)
-                if call.laps is not None:
-                    _add_parts(record, cell, parts_of(call.laps, timing.samples), round_)
+                prompt = first_share(call.laps, timing.samples) if call.laps is not None else None
                 if round_ == 0 and not compiles and not cell.device.startswith("cuda"):
                     record.first_call_s = timing.first_call_s
                 samples_row = {
@@ -166,6 +165,7 @@ def run_cell(
                         call = prepare(replace(cell, compile=False))
                     add_warning(record, hold_to(unseen, call.on(number), cell))
                 _add_time(record, cell, [*earlier, timing.samples], limits)
+                add_parts(record, prompt, round_)
                 if isinstance(pace, Card) and round_ == 0:
                     record.energy_j = pace.joules
         if "error" in cell.measure:
@@ -365,12 +365,14 @@ def _add_time(record: Record, cell: Cell, rounds: Sequence[Sequence[Sample]], li
     hold_to_limits(record, limits)
 
 
-def _add_parts(record: Record, cell: Cell, parts: Parts | None, round_: int) -> None:
-    if parts is None:
-        return
-    for column, now in (("first_token_s", parts.first), ("token_s", parts.rest / cell.new_tokens)):
-        before = getattr(record, column) if round_ else None
-        setattr(record, column, now if before is None else (round_ * before + now) / (round_ + 1))
+def add_parts(record: Record, prompt: float | None, rounds: int = 0) -> None:
+    """Divide the row's time between prompt and steps, by the prompt's share of a call and of ``rounds`` before it."""
+    if rounds and record.first_token_s is not None and record.token_s is not None:
+        before = record.first_token_s / (record.first_token_s + record.new_tokens * record.token_s)
+        prompt = before if prompt is None else (rounds * before + prompt) / (rounds + 1)
+    if prompt is not None and record.time_median_s is not None:
+        record.first_token_s = prompt * record.time_median_s
+        record.token_s = (1 - prompt) * record.time_median_s / record.new_tokens
 
 
 def hold_to_limits(record: Record, limits: Limits) -> None:

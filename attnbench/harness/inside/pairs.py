@@ -84,8 +84,8 @@ class Pairs:
     warnings: list[tuple[int, str]] = field(default_factory=list)
     """Position of a cell, and an impossible check of its calls."""
     slowed: str = ""
-    parts: list[tuple[int, float, float]] = field(default_factory=list)
-    """Position of a cell of pass ``generate``, and its seconds to the first token and for each that follows."""
+    prompts: list[tuple[int, float]] = field(default_factory=list)
+    """Position of a cell of pass ``generate``, and its prompt's share of a call."""
 
 
 def measure_pairs(
@@ -141,11 +141,8 @@ def measure_pairs(
             turns = take_turns(takes, rules, seed=place.randrange(2**32), fewest=fewest, pace=pace)
         del takes
     busy = others.cores()
-    parts = []
-    for position, (noted, before) in laps.items():
-        if found := noted.of_calls(before, noted.made):
-            first, rest = (median(list(one)) for one in zip(*found, strict=True))
-            parts.append((position, first, rest / cells[position].new_tokens))
+    shares = {position: noted.of_calls(before, noted.made) for position, (noted, before) in laps.items()}
+    prompts = [(position, median(found)) for position, found in shares.items() if found]
     for one in ready.values():
         one.timed = one.timed.without_graphs(one.call)
     for column, (position, one) in enumerate(ready.items()):
@@ -158,7 +155,7 @@ def measure_pairs(
             ran[position] = column
     blocks = [[block[column] for column in ran.values()] for block in turns.blocks]
     told = turns.disturbed, turns.taken, turns.stopped
-    return Pairs(list(ran), blocks, left_out, *told, busy, warnings, turns.slowed, parts)
+    return Pairs(list(ran), blocks, left_out, *told, busy, warnings, turns.slowed, prompts)
 
 
 @dataclass(slots=True)

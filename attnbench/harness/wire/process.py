@@ -82,6 +82,8 @@ def apply(
     torch.set_num_threads(threads)
     if torch.get_num_threads() != threads:  # numbers of other threads would pass for those of these
         raise UsageError(f"torch computes with {torch.get_num_threads()} threads instead of {threads}; use --threads")
+    if second := torch.device(device).index:  # events and Triton's kernels use the current GPU, whatever the tensors'
+        torch.cuda.set_device(second)
     if process == "tuned" and device.startswith("cuda"):
         # As torch ships it, they round float32 to the 11 bits of TF32, alone among all that computes in float32.
         torch.backends.cudnn.allow_tf32 = False

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from attnbench.contract.plugins import load
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Spec
 from attnbench.errors import UsageError
@@ -382,8 +383,10 @@ sweeps: [{{name: w, matrix: {{variant: [softmax, linear], seq_len: {[*range(1, 3
     ],
 )
 def test_a_machine_that_is_not_as_the_driver_is_named_and_kept_so_that_it_is_not_given_again(
-    tmp_path: Path, says: dict[str, str], said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: dict[str, str], said: str
 ) -> None:
+    for known in ("_packages", "_modules"):  # of plug-ins that other tests loaded into this process
+        monkeypatch.setattr(load, known, {})
     cluster, watcher = Cluster(Host("odd", 1, says=says), Host("a")), Listening()
     ((folder, records),) = measure(tmp_path, cluster, watcher)
     is_whole(folder, records)
