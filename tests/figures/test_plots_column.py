@@ -38,6 +38,19 @@ def test_and_so_can_maps_and_tables(performer: pd.DataFrame, linformer: pd.DataF
         assert faults(figure) == []
 
 
+@pytest.mark.parametrize(
+    ("run", "name"),
+    [("claims-cpu", "error"), ("score-cpu", "scores"), ("swap-minilm", "swap"), ("generate-cpu", "error")],
+)
+@pytest.mark.parametrize("width", ["page", "column"])
+def test_no_name_or_heading_is_cut(run: str, name: str, width: str, faults: Faults) -> None:
+    (figure,) = draw(rows_of(run), figures=[name], width=width).values()
+    assert faults(figure) == []
+    assert [text.get_text() for ax in figure.axes for text in ax.texts if "…" in text.get_text()] == []
+    headings = [text.get_text() for text in figure.texts[1:] if text.get_weight() == "bold"]
+    assert [heading for heading in headings if "…" in heading] == []
+
+
 @pytest.mark.parametrize("width", [pytest.param("page", marks=pytest.mark.slow), "column"])
 def test_headings_of_many_settings_and_ticks_of_many_lengths_stand_apart(run: Any, width: str, faults: Faults) -> None:
     rows = [
