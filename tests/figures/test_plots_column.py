@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
+from math import pi, sqrt
 from typing import Any
 
 import pandas as pd
 import pytest
+from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 
 from attnbench.errors import UsageError
@@ -79,6 +81,18 @@ def test_numbers_stand_for_the_names_that_a_column_has_no_room_for(lra: pd.DataF
     named = dict(pairwise(listed))
     assert len(drawn) == len({*drawn}) > 8
     assert {named[number].removesuffix("†").partition(":")[0] for number in drawn} <= {*lra["variant"]}
+
+
+def test_the_largest_circle_is_drawn_whole_at_the_edge_of_its_panel() -> None:
+    (figure,) = column(rows_of("lra-cpu"), figures=["tradeoff"]).values()
+    panel = next(ax for ax in figure.axes if ax.axison)
+    circles = [one for one in panel.collections if isinstance(one, PathCollection)]
+    tops = [
+        panel.transData.transform(one.get_offsets())[0][1] + sqrt(one.get_sizes()[0] / pi) * figure.dpi / 72
+        for one in circles
+    ]
+    beyond = [one for one, top in zip(circles, tops, strict=True) if top > panel.get_window_extent().y1]
+    assert [one.get_clip_on() for one in beyond] == [False]
 
 
 def test_what_a_column_cannot_hold_is_refused_in_a_line(run: Any) -> None:
