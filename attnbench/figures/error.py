@@ -12,9 +12,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from attnbench.figures.error_lines import Line, Panel, at_length, panels_of
-from attnbench.figures.kit.keys import write_entry
-from attnbench.figures.kit.page import NothingToDraw, Page, narrow, new_page, shorten, stacked, text_width, wrap
+from attnbench.figures.kit.keys import STEP, count_lines, write_entry
+from attnbench.figures.kit.page import NothingToDraw, Page, narrow, new_page, stacked, text_width, wrap
 from attnbench.figures.kit.palette import palette
+from attnbench.figures.kit.sheets import COLUMN
 from attnbench.figures.kit.style import SMALL_SIZE, TEXT_SIZE, Look, in_style, looks, mark
 from attnbench.figures.kit.ticks import log_axis, padded, plain
 from attnbench.measure.status import Status
@@ -102,10 +103,11 @@ def _left_out(ok: pd.DataFrame, panels: Sequence[Panel]) -> list[str]:
 def _draw(panels: Sequence[Panel], about: Sequence[str], notes: Sequence[str]) -> Figure:
     names = [_TRIVIAL, *(line.name for panel in panels for line in panel.lines)]
     keys = min(2.8, max(text_width(name, SMALL_SIZE) for name in names) + 0.56)
-    below = [0.17 * (len(panel.lines) + 2) + 0.2 if narrow() else 0.0 for panel in panels]
+    counts = [_key_lines(panel, COLUMN - 0.3 if narrow() else keys) for panel in panels]
+    below = [STEP * count + 0.2 if narrow() else 0.0 for count in counts]
     rooms = [
-        _axis(panel) + (1.9 + key if narrow() else max(1.7, 0.14 * len(panel.lines)))
-        for panel, key in zip(panels, below, strict=True)
+        _axis(panel) + (1.9 + key if narrow() else max(1.7, 0.14 * (count - 2)))
+        for panel, key, count in zip(panels, below, counts, strict=True)
     ]
     page = new_page(_title(panels), about, notes, room=stacked(rooms, [panel.heading for panel in panels]))
     look = looks((line.name, line.family) for panel in panels for line in panel.lines)
@@ -193,21 +195,27 @@ def _panel(ax: Axes, panel: Panel, drawn: Sequence[tuple[Line, dict[str, Any]]])
         ax.hlines(panel.beside[inputs], middle * 2**-_HALF, middle * 2**_HALF, **{**_trivial(), "color": palette().ink})
 
 
+def _key_lines(panel: Panel, width: float) -> int:
+    return len(wrap(panel.said, width, SMALL_SIZE)) + count_lines([line.name for line in panel.lines], width) + 1
+
+
 def _write_key(
     page: Page, panel: Panel, drawn: Sequence[tuple[Line, dict[str, Any]]], left: float, bottom: float, height: float
 ) -> None:
     width = page.right - left
     ax = page.blank(left, bottom, width, height)
     rows: list[tuple[float, str, dict[str, Any], Sequence[object]]] = []
-    for line, how in drawn:
-        last = int(np.nanargmax(line.x)) if np.isfinite(line.x).any() else 0
-        rows.append((line.y[last], line.name, how, line.rows))
+    for one, how in drawn:
+        last = int(np.nanargmax(one.x)) if np.isfinite(one.x).any() else 0
+        rows.append((one.y[last], one.name, how, one.rows))
     if panel.trivial:
         rows.append((max(panel.trivial.values()), _TRIVIAL, _trivial(), ()))
     rows.sort(key=lambda row: -row[0])
-    y = height - 0.08
-    ax.text(0, y, shorten(panel.said, width, SMALL_SIZE), fontsize=SMALL_SIZE, color=palette().faint, va="center")
-    step = min(0.17, (height - 0.1) / (len(rows) + 0.5))
-    for _, name, how, drawn_rows in rows:
+    y, step = height - 0.08, min(STEP, (height - 0.1) / (_key_lines(panel, width) - 0.5))
+    for line in wrap(panel.said, width, SMALL_SIZE):
+        ax.text(0, y, line, fontsize=SMALL_SIZE, color=palette().faint, va="center")
         y -= step
-        mark(write_entry(ax, y, name, how), drawn_rows)
+    for _, name, how, drawn_rows in rows:
+        written = write_entry(ax, y, name, how, step=step)
+        mark(written, drawn_rows)
+        y -= step * (len(written) - 1)

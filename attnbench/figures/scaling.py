@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from attnbench.figures.kit.keys import NAMES, on_all, write_entry
+from attnbench.figures.kit.keys import NAMES, count_lines, on_all, write_entry
 from attnbench.figures.kit.page import (
     NothingToDraw,
     Page,
@@ -142,7 +142,14 @@ def _unmeasured(panels: Sequence[tuple[str, Sequence[Series]]]) -> list[str]:
 
 
 def _table_height(drawn: Sequence[Series]) -> float:
-    return 0.65 + 0.16 * sum(1 + _is_long(line, _names_beside(drawn)) for line in drawn)
+    return 0.65 + 0.16 * _rows(drawn, _names_beside(drawn), COLUMN - 0.3)
+
+
+def _rows(drawn: Sequence[Series], names: float, width: float) -> int:
+    long = [_is_long(line, names) for line in drawn]
+    return sum(long) + sum(
+        count_lines([line.name], width if own else names) for line, own in zip(drawn, long, strict=True)
+    )
 
 
 def _names_beside(drawn: Sequence[Series]) -> float:
@@ -236,14 +243,15 @@ def _write_table(page: Page, drawn: Sequence[Series], names: float) -> None:
         ax.text(at, y, "time" if column == "time_median_s" else "memory", ha="right", **faint)
     y -= 0.1
     ax.add_line(Line2D([0, width], [y, y], color=palette().line, lw=0.8))
-    step = min(0.2, max(0.13, (y - 0.2) / sum(1 + _is_long(line, names) for line in drawn)))
+    step = min(0.2, max(0.13, (y - 0.2) / _rows(drawn, names, width)))
     y += step / 2 - 0.06
     for line in drawn:
         y -= step
         long = _is_long(line, names)
         how = {"lw": 1.2, **line.look.line}
-        mark(write_entry(ax, y, line.name, how, right=width if long else names), line.rows.index)
-        y -= step * long
+        written = write_entry(ax, y, line.name, how, right=width if long else names, step=step)
+        mark(written, line.rows.index)
+        y -= step * (len(written) - 2 + long)
         for column, at in columns:
             power, half, claim = line.power(column), line.half(column), line.claimed(column)
             text = "–" if math.isnan(power) else f"{power + 0.0:.2f}".replace("-0.00", "0.00")

@@ -19,8 +19,10 @@ from attnbench.figures.kit.page import (
     shorten,
     text_width,
     winners,
+    wrap,
 )
 from attnbench.figures.kit.palette import palette
+from attnbench.figures.kit.sheets import COLUMN
 from attnbench.figures.kit.style import SMALL_SIZE, TEXT_SIZE, in_style, mark
 from attnbench.figures.kit.ticks import linear_ticks
 from attnbench.figures.published.lra import draw_rescored, only_published, rescored_height
@@ -32,12 +34,14 @@ from attnbench.results.scores import MEAN, Difference, Summary, difference, join
 NEEDS = "scores of trainings"
 _PANELS = 12
 _ROW = 0.275
-"""Height of a row in inches: two lines of small letters."""
+"""Least height of a row in inches: two lines of small letters."""
+_HEADING = 0.15
+"""Inches of each further line of a heading."""
 _NARROW_ROWS = 7
 """Most rows of a panel in a figure for one column."""
 _HEAD, _AXIS, _GAP = 0.34, 0.42, 0.16
 _LINE = 0.065
-"""Inches from the middle of a row to the middle of a line in it."""
+"""Inches from the middle of a row to the middle of one of two lines in it."""
 _SAID = 0.98
 
 
@@ -73,7 +77,8 @@ def draw_scores(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None
     across = 1 if narrow() or len(drawn) == 1 else 2
     panels = [(one, parts) for one in drawn for parts in _in_panels(one.parts)]
     lines = [panels[at : at + across] for at in range(0, len(panels), across)]
-    rooms = [_HEAD + _AXIS + _ROW * max(len(parts) for _, parts in line) for line in lines]
+    wide = ((COLUMN if narrow() else 8.0) - 0.28 - _GAP * (across - 1)) / across
+    rooms = [max(_tall(one, parts, names, wide) for one, parts in line) for line in lines]
     below = rescored_height() + 0.3 if overlay else 0.0
     page = new_page(
         _title(drawn, names, family),
@@ -83,12 +88,11 @@ def draw_scores(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None
         room=sum(rooms) + _GAP * (len(rooms) - 1) + below,
     )
     limits, top = _limits(drawn), page.top
-    wide = (page.right - page.left - _GAP * (across - 1)) / across
     for line, room in zip(lines, rooms, strict=True):
         for place, (one, parts) in enumerate(line):
             left = page.left + place * (wide + _GAP)
-            tall = _HEAD + _AXIS + _ROW * len(parts)
-            part = replace(page, left=left, right=left + wide, bottom=top - tall, top=top)
+            bottom = top - _tall(one, parts, names, wide)
+            part = replace(page, left=left, right=left + wide, bottom=bottom, top=top)
             _panel(part, one, parts, names, (limits, family, frame))
         top -= room + _GAP
     if overlay:
@@ -132,13 +136,13 @@ def _panel(
     of_all: tuple[tuple[float, float], int, pd.DataFrame],
 ) -> None:
     limits, family, frame = of_all
-    wide, tall = page.right - page.left, _ROW * len(parts)
-    room = 0.3 * wide if narrow() else 0.34 * wide
-    named = [_name(names[part.label], room) for part in parts]
+    wide, bottom = page.right - page.left, page.bottom + _AXIS
+    named = _names(parts, names, wide)
     column = max(text_width(text, size) for lines in named for text, size in lines) + 0.03
-    heading = shorten(one.heading, 0.88 * wide, TEXT_SIZE)
-    page.write(page.left, page.top - 0.02, heading, va="top", fontsize=TEXT_SIZE, fontweight="bold")
-    left, right, bottom = page.left + column + 0.06, page.right - _SAID, page.top - _HEAD - tall
+    row, heading = _row_of(named), _heading(one, wide)
+    tall, head = row * len(parts), page.top - _HEADING * (len(heading) - 1)
+    page.write(page.left, page.top - 0.02, "\n".join(heading), va="top", fontsize=TEXT_SIZE, fontweight="bold")
+    left, right = page.left + column + 0.06, page.right - _SAID
     ax = page.axes(left, bottom, right - left, tall)
     ax.set_xlim(*limits)
     ax.set_ylim(len(parts) - 0.5, -0.5)
@@ -153,21 +157,42 @@ def _panel(
     for place, part in enumerate(parts):
         rows = _rows(frame, one, part.label)
         _row(ax, place, part, rows, is_hollow=_is_hollow(part, floor))
-        y = tall - _ROW * (place + 0.5)
-        for (text, size), up in zip(named[place], (_LINE, -_LINE) if len(named[place]) > 1 else (0,), strict=True):
-            colour = palette().faint if up < 0 else palette().ink
+        y = tall - row * (place + 0.5)
+        for turn, (text, size) in enumerate(named[place]):
+            up = _LINE * (len(named[place]) - 1 - 2 * turn)
+            colour = palette().faint if turn else palette().ink
             mark(beside.text(column, y + up, text, fontsize=size, va="center", ha="right", color=colour), rows)
         if reference is not None and part is not reference:
             _say(beside, wide, y, difference(part, reference, family))
     if reference is not None:
         less = shorten(f"minus {reference.label}", 0.5 * wide, SMALL_SIZE)
-        page.write(page.right, page.top - 0.17, less, va="top", ha="right", color=palette().faint)
+        page.write(page.right, head - 0.17, less, va="top", ha="right", color=palette().faint)
 
 
-def _name(name: str, room: float) -> list[tuple[str, float]]:
-    variant, _, options = name.partition(":")
-    lines = [(variant, SMALL_SIZE), (options, SMALL_SIZE - 1)]
-    return [(shorten(text, room - 0.05, size), size) for text, size in lines if text]
+def _names(parts: Sequence[Summary], names: Mapping[str, str], wide: float) -> list[list[tuple[str, float]]]:
+    """The lines of each name and their sizes: the variant, and below it the options."""
+    split = [names[part.label].partition(":")[::2] for part in parts]
+    longest = max(text_width(variant, SMALL_SIZE) for variant, _ in split)
+    room = min(max((0.3 if narrow() else 0.34) * wide - 0.05, longest), 0.42 * wide)
+    below = SMALL_SIZE - 1
+    return [
+        [(shorten(variant, room, SMALL_SIZE), SMALL_SIZE), *((text, below) for text in wrap(options, room, below))]
+        for variant, options in split
+    ]
+
+
+def _row_of(named: Sequence[Sequence[object]]) -> float:
+    return _ROW + 2 * _LINE * max(0, *(len(lines) - 2 for lines in named))
+
+
+def _heading(one: Problem, wide: float) -> list[str]:
+    return wrap(one.heading, 0.9 * wide, TEXT_SIZE)
+
+
+def _tall(one: Problem, parts: Sequence[Summary], names: Mapping[str, str], wide: float) -> float:
+    """Height of a panel in inches."""
+    head = _HEAD + _HEADING * (len(_heading(one, wide)) - 1)
+    return head + _AXIS + _row_of(_names(parts, names, wide)) * len(parts)
 
 
 def _lines(ax: Axes, one: Problem) -> None:

@@ -12,9 +12,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from attnbench.figures.kit.keys import write_entry
+from attnbench.figures.kit.keys import STEP, count_lines, write_entry
 from attnbench.figures.kit.page import NothingToDraw, Page, narrow, new_page, stacked, text_width
 from attnbench.figures.kit.palette import palette
+from attnbench.figures.kit.sheets import COLUMN
 from attnbench.figures.kit.style import SMALL_SIZE, Look, in_style, looks
 from attnbench.figures.kit.ticks import length, log_axis, padded
 from attnbench.figures.peers import TIMES, ratio_of
@@ -170,7 +171,8 @@ def _panels(rows: pd.DataFrame, others: pd.DataFrame) -> tuple[list[_Panel], lis
 def _draw(panels: Sequence[_Panel], names: Mapping[str, str], about: Sequence[str], notes: Sequence[str]) -> Figure:
     look = looks((one.label, one.family) for panel in panels for one in panel.shares)
     headings = [panel.heading for panel in panels]
-    rooms = [2.6 + 0.17 * len(one.shares) if narrow() else max(3.0, 0.17 * len(one.shares) + 0.5) for one in panels]
+    talls = [_key(panel, names)[1] for panel in panels]
+    rooms = [2.5 + tall if narrow() else max(3.0, tall + 0.4) for tall in talls]
     page = new_page(_title(panels[0], names), about, notes, room=stacked(rooms, headings))
     for part, panel in zip(page.parts(headings, rooms), panels, strict=True):
         _block(part, panel, names, look)
@@ -184,22 +186,29 @@ def _title(panel: _Panel, names: Mapping[str, str]) -> str:
 
 
 def _block(page: Page, panel: _Panel, names: Mapping[str, str], look: Mapping[str, Look]) -> None:
-    rows = sorted(panel.shares, key=lambda one: -float(one.part[-1]))
-    texts = [f"{names[one.label]}: {_said(one)}" for one in rows]
-    key = min(_NAMES, max(text_width(text, SMALL_SIZE) for text in texts) + 0.58)
+    key, tall = _key(panel, names)
     if narrow():
-        chart, under = page.split(0.17 * len(rows) + 0.15)
+        chart, under = page.split(tall + 0.05)
         right, left, top = chart.right - 0.1, under.left, under.top
     else:
         chart, right = page, page.right - key - 0.1
         left, top = right + 0.15, page.top
     bottom = chart.bottom + 0.42
     _chart(chart.axes(chart.left + 0.6, bottom, right - chart.left - 0.6, chart.top - bottom), panel, look)
-    tall = 0.17 * len(rows) + 0.1
-    box = page.blank(left, top - tall, page.right - left, tall)
-    for row, (one, text) in enumerate(zip(rows, texts, strict=True)):
-        y = tall - 0.1 - 0.17 * row
-        write_entry(box, y, text, {"lw": 1.2, **look[one.label].line})
+    box, y = page.blank(left, top - tall, page.right - left, tall), tall - 0.1
+    for one in sorted(panel.shares, key=lambda one: -float(one.part[-1])):
+        y -= STEP * (len(write_entry(box, y, _text(one, names), {"lw": 1.2, **look[one.label].line})) - 1)
+
+
+def _key(panel: _Panel, names: Mapping[str, str]) -> tuple[float, float]:
+    """Width and height of the names, in inches."""
+    texts = [_text(one, names) for one in panel.shares]
+    key = min(_NAMES, max(text_width(text, SMALL_SIZE) for text in texts) + 0.58)
+    return key, STEP * count_lines(texts, COLUMN - 0.3 if narrow() else key - 0.05) + 0.1
+
+
+def _text(one: Share, names: Mapping[str, str]) -> str:
+    return f"{names[one.label]}: {_said(one)}"
 
 
 def _said(one: Share) -> str:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-import numpy as np
 import pandas as pd
 from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from attnbench.figures.kit.keys import KEY, wrapped_height, write_wrapped
 from attnbench.figures.kit.labels import place_labels
-from attnbench.figures.kit.page import NothingToDraw, Page, narrow, new_page, shorten, text_width
+from attnbench.figures.kit.page import NothingToDraw, Page, narrow, new_page
 from attnbench.figures.kit.palette import palette
-from attnbench.figures.kit.style import DASHES, MARKERS, SMALL_SIZE, Look, in_style
+from attnbench.figures.kit.style import DASHES, MARKERS, Look, in_style
 from attnbench.figures.kit.ticks import decade_ticks, linear_ticks, log_axis, padded, plain
 from attnbench.results.frame.settings import records, restrict
 from attnbench.results.swaps import EXACT, MEAN_VALUE, Line, Row, lines
@@ -27,7 +28,7 @@ _LEAST_KL = 1e-6
 _LEAST_ERROR = 1e-4
 """Error of a layer below which a variant computed exact attention, as one that sees all of a short window does."""
 _TALL = 3.0
-"""Height of a panel with its heading and scale, in inches; more if it names many lines."""
+"""Height of a panel with its heading and scale, in inches; more beside a long key."""
 _LEFT, _ABOVE, _BELOW = 0.62, 0.3, 0.42
 """Room around the axes of a panel for its scale, its heading and the scale below, in inches."""
 ORIGINAL = "the model as it was"
@@ -69,22 +70,28 @@ def draw_swap(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None) 
     if not panels:
         raise NothingToDraw("neither steps nor layers to draw over; ask for --steps 0,50 or --layers each")
     hows = _hows([line for panel in panels for line in panel])
-    tall = max(_TALL - 0.15 * narrow(), _ABOVE + _BELOW + LINE * (len(hows) + 1))
-    page = new_page(
+    names = {_SAID.get(label, label): how for label, how in hows.items()}
+    if panels[0] is trained:
+        names[ORIGINAL] = Look(palette().ink, "", "-")
+    key = wrapped_height(names, {}) if narrow() else 0.0
+    tall = _TALL - 0.15 if narrow() else max(_TALL, wrapped_height(names, {}, KEY - 0.15))
+    whole = new_page(
         _title(panels[0], by_layer=panels[0] is alone),
         [_about(next((row for row in rows if row["tuned"]), rows[0]))],
         [*_notes(panels, untrained, alone), *_left_out(found, panels)],
         height=1.0,
-        room=(tall * len(panels) if narrow() else tall) + 0.1,
+        room=(tall * len(panels) if narrow() else tall) + 0.1 + key,
     )
-    margins = [0.1 if panel is untrained else room_for(_ends(panel)) for panel in panels]
-    for ax, panel in zip(_axes(page, margins), panels, strict=True):
+    page, under = whole.split(key)
+    right = page.right - (0.1 if narrow() else KEY)
+    for ax, panel in zip(_axes(replace(page, right=right), len(panels)), panels, strict=True):
         if panel is alone:
             _by_layer(ax, panel, hows)
         elif panel is untrained:
             _by_error(ax, panel, hows)
         else:
             _by_step(ax, panel, hows, rows)
+    write_wrapped(under if narrow() else replace(page, left=right + 0.15), names, {})
     return page.figure
 
 
@@ -153,45 +160,33 @@ def _hows(found: Sequence[Line]) -> dict[str, Look]:
     return {name: controls.get(name) or turns[name] for name in names}
 
 
-def _ends(panel: Sequence[Line]) -> list[str]:
-    names = dict.fromkeys(_SAID.get(line.label, line.label) for line in panel)
-    return [*names, ORIGINAL] if any(line.label == UNTOUCHED for line in panel) else list(names)
-
-
-def _axes(page: Page, margins: Sequence[float]) -> list[Axes]:
-    count = len(margins)
+def _axes(page: Page, count: int) -> list[Axes]:
     if narrow():
         tall = (page.top - page.bottom) / count
         return [
             page.axes(
                 page.left + _LEFT,
                 page.top - (place + 1) * tall + _BELOW,
-                page.right - page.left - _LEFT - margin,
+                page.right - page.left - _LEFT,
                 tall - _BELOW - _ABOVE,
             )
-            for place, margin in enumerate(margins)
+            for place in range(count)
         ]
-    wide = (page.right - page.left - sum(margins) - _LEFT * count) / count
-    found, left = [], page.left
-    for margin in margins:
-        found.append(page.axes(left + _LEFT, page.bottom + _BELOW, wide, page.top - page.bottom - _BELOW - _ABOVE))
-        left += _LEFT + wide + margin
-    return found
+    wide, tall = (page.right - page.left) / count, page.top - page.bottom - _BELOW - _ABOVE
+    return [
+        page.axes(page.left + place * wide + _LEFT, page.bottom + _BELOW, wide - _LEFT - 0.1, tall)
+        for place in range(count)
+    ]
 
 
 def _by_step(ax: Axes, found: Sequence[Line], hows: Mapping[str, Look], rows: Sequence[Row]) -> None:
     last = max(line.steps for line in found)
-    ends: list[tuple[str, str, float, float]] = []
     for label, how in hows.items():
         own = sorted((line for line in found if line.label == label), key=lambda line: line.steps)
-        losses = [line.loss for line in own if line.loss is not None]
-        ax.plot([line.steps for line in own], losses, **how.line)
-        if own:
-            ends.append((_SAID.get(label, label), how.colour, own[-1].steps, losses[-1]))
+        ax.plot([line.steps for line in own], [line.loss for line in own if line.loss is not None], **how.line)
     base = next((row["loss_base"] for row in rows if row["loss_base"] == row["loss_base"]), None)
     if base is not None:
         ax.axhline(base, color=palette().ink, lw=0.8, zorder=1)
-        ends.append((ORIGINAL, palette().ink, last, base))
     ax.set_xlim(-0.03 * last, 1.03 * last)
     ticks = linear_ticks(0, 1.03 * last)
     ax.set_xticks(ticks, [plain(tick) for tick in ticks])
@@ -199,7 +194,6 @@ def _by_step(ax: Axes, found: Sequence[Line], hows: Mapping[str, Look], rows: Se
     ax.set_ylabel("loss, nats")
     ax.grid(axis="y")
     ax.set_title("all layers replaced, and trained", loc="left")
-    name_ends(ax, *zip(*ends, strict=True))
 
 
 def _exact(line: Line) -> bool:
@@ -238,12 +232,9 @@ def _by_error(ax: Axes, found: Sequence[Line], hows: Mapping[str, Look]) -> None
 
 
 def _by_layer(ax: Axes, found: Sequence[Line], hows: Mapping[str, Look]) -> None:
-    ends: list[tuple[str, str, float, float]] = []
     for label, how in hows.items():
         own = sorted((line for line in found if line.label == label), key=lambda line: int(line.replaced))
         ax.plot([int(line.replaced) for line in own], _damages(own), **how.line)
-        if own:
-            ends.append((label, how.colour, int(own[-1].replaced), _damages(own)[-1]))
     limits = padded(_damages(found))
     log_axis(ax, "y", limits, base=10, at=decade_ticks(*limits), most=12)
     _name_damage(ax, found)
@@ -253,54 +244,3 @@ def _by_layer(ax: Axes, found: Sequence[Line], hows: Mapping[str, Look]) -> None
     ax.set_xticks(range(0, last + 1, step), [str(place) for place in range(0, last + 1, step)])
     ax.set_xlabel("layer replaced alone")
     ax.set_title("one layer replaced", loc="left")
-    name_ends(ax, *zip(*ends, strict=True))
-
-
-LINE = 0.145
-_GAP = 0.14
-_WIDEST = 1.6
-
-
-def room_for(names: Sequence[str]) -> float:
-    """Inches that the names need to the right of their axes."""
-    return _GAP + 0.16 + min(_WIDEST, max((text_width(name, SMALL_SIZE) for name in names), default=0.0))
-
-
-def name_ends(ax: Axes, names: Sequence[str], colours: Sequence[str], x: Sequence[float], y: Sequence[float]) -> None:
-    """Write each name to the right of the axes, near the end (x, y) of its line, and join the two in its colour.
-
-    Call it last, after limits and figure size are set.
-    """
-    figure = ax.get_figure(root=True)
-    assert figure is not None
-    wide, tall = ax.get_position().size * figure.get_size_inches()
-    ends = ax.transAxes.inverted().transform(ax.transData.transform(np.column_stack([x, y])))
-    order = np.argsort(ends[:, 1], kind="stable")
-    for place, height in zip(order, spread(ends[order, 1], LINE / tall), strict=True):
-        ax.annotate(
-            shorten(names[place], _WIDEST, SMALL_SIZE),
-            xy=(x[place], y[place]),
-            xytext=(1 + _GAP / wide, height),
-            textcoords="axes fraction",
-            va="center",
-            color=colours[place],
-            fontsize=SMALL_SIZE,
-            annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": colours[place], "lw": 0.6, "shrinkA": 1, "shrinkB": 3},
-        )
-
-
-def spread(wanted: np.ndarray, gap: float) -> np.ndarray:
-    """Heights at least ``gap`` apart and nearest, in squares, to the rising ``wanted``, between 0 and 1 if they fit.
-
-    The i-th height minus i·gap must not fall: falling neighbours are pooled into their mean.
-    """
-    steps = gap * np.arange(len(wanted))
-    pools: list[list[float]] = []
-    for value in wanted - steps:
-        pools.append([value])
-        while len(pools) > 1 and np.mean(pools[-2]) > np.mean(pools[-1]):
-            last = pools.pop()
-            pools[-1] += last
-    level = np.concatenate([np.full(len(pool), np.mean(pool)) for pool in pools])
-    return np.asarray(np.clip(level, 0, max(0.0, 1 - steps[-1])) + steps)

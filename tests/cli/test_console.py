@@ -80,6 +80,8 @@ def test_on_any_screen_numbers_and_names_stand_whole_and_no_line_is_too_long(
         assert len(re.findall(rf"(?:^| ){re.escape(one)}(?: |$)", said, re.MULTILINE)) == (1 if one == NAME else 2), one
     assert len(said.splitlines()) <= 35  # and not a letter a line
     assert " ".join(said.split()).count("lengthen the") == 1
+    options = {"performer:", "features=64,", "kernel=positive"}
+    assert options <= {line.strip() for line in said.splitlines()} or columns >= 40
 
 
 @pytest.mark.parametrize(("columns", "width"), [("0", 80), ("1", 20), ("40", 40), ("", 80)])

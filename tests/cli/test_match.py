@@ -246,7 +246,7 @@ def test_help_has_an_example_and_show_names_the_knob(capsys: pytest.CaptureFixtu
 
 def test_a_long_label_is_broken_between_its_options_and_never_within_a_word() -> None:
     label = "performer:kernel=trig,projection=iid"
-    assert in_parts(label, 24).split("\n") == ["performer:", "kernel=trig,", "projection=iid"]
+    assert in_parts(label, 24).split("\n") == ["performer:kernel=trig,", "projection=iid"]
     assert in_parts("performer", 24) == "performer"
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
+from math import pi, sqrt
 from typing import Any
 
 import pandas as pd
 import pytest
+from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 
 from attnbench.errors import UsageError
@@ -38,6 +40,19 @@ def test_and_so_can_maps_and_tables(performer: pd.DataFrame, linformer: pd.DataF
         assert faults(figure) == []
 
 
+@pytest.mark.parametrize(
+    ("run", "name"),
+    [("claims-cpu", "error"), ("score-cpu", "scores"), ("swap-minilm", "swap"), ("generate-cpu", "error")],
+)
+@pytest.mark.parametrize("width", ["page", "column"])
+def test_no_name_or_heading_is_cut(run: str, name: str, width: str, faults: Faults) -> None:
+    (figure,) = draw(rows_of(run), figures=[name], width=width).values()
+    assert faults(figure) == []
+    assert [text.get_text() for ax in figure.axes for text in ax.texts if "…" in text.get_text()] == []
+    headings = [text.get_text() for text in figure.texts[1:] if text.get_weight() == "bold"]
+    assert [heading for heading in headings if "…" in heading] == []
+
+
 @pytest.mark.parametrize("width", [pytest.param("page", marks=pytest.mark.slow), "column"])
 def test_headings_of_many_settings_and_ticks_of_many_lengths_stand_apart(run: Any, width: str, faults: Faults) -> None:
     rows = [
@@ -66,6 +81,18 @@ def test_numbers_stand_for_the_names_that_a_column_has_no_room_for(lra: pd.DataF
     named = dict(pairwise(listed))
     assert len(drawn) == len({*drawn}) > 8
     assert {named[number].removesuffix("†").partition(":")[0] for number in drawn} <= {*lra["variant"]}
+
+
+def test_the_largest_circle_is_drawn_whole_at_the_edge_of_its_panel() -> None:
+    (figure,) = column(rows_of("lra-cpu"), figures=["tradeoff"]).values()
+    panel = next(ax for ax in figure.axes if ax.axison)
+    circles = [one for one in panel.collections if isinstance(one, PathCollection)]
+    tops = [
+        panel.transData.transform(one.get_offsets())[0][1] + sqrt(one.get_sizes()[0] / pi) * figure.dpi / 72
+        for one in circles
+    ]
+    beyond = [one for one, top in zip(circles, tops, strict=True) if top > panel.get_window_extent().y1]
+    assert [one.get_clip_on() for one in beyond] == [False]
 
 
 def test_what_a_column_cannot_hold_is_refused_in_a_line(run: Any) -> None:

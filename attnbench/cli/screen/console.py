@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -71,9 +72,9 @@ def paragraph(text: str) -> None:
         line(part)
 
 
-def in_parts(label: str, longest: int) -> str:
-    """A label of more than ``longest`` characters with each option on a line of its own."""
-    return label if len(label) <= longest else label.replace(":", ":\n").replace(",", ",\n")
+def in_parts(text: str, longest: int) -> str:
+    """Text whose words of more than ``longest`` characters, such as labels, are broken after commas and colons."""
+    return re.sub(rf"(?=\S{{{longest + 1}}})(\S{{,{longest - 1}}}[,:])(?=\S)", r"\1\n", text)
 
 
 def heading(text: str) -> None:
@@ -178,7 +179,8 @@ def table(
             for wide, number in zip(widths, numbers[part], strict=True):
                 drawn.add_column(justify="right" if number else "left", overflow="fold", width=wide)
             for line in block:
-                drawn.add_row(*(Text(cell, style="dim" * (line is lines[0])) for cell in line[part]))
+                cells = map(in_parts, line[part], widths)
+                drawn.add_row(*(Text(cell, style="dim" * (line is lines[0])) for cell in cells))
             _out().print(Padding(drawn, (0, 0, 0, INDENT * bool(first)), expand=False))
     for place, text in enumerate(below, start=1):
         paragraph(f"({place}) {_shown(text)}")

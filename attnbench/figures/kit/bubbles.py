@@ -44,6 +44,7 @@ def draw_circles(ax: Axes, points: pd.DataFrame, largest: float) -> list[float]:
             linewidth=1.0,
             linestyle="-" if known else (0, (2, 1.5)),
             label=label,
+            clip_on=False,
             zorder=4 - size / (2 * LARGEST),  # small circles in front
         )
         mark(circle, [row], main=True)

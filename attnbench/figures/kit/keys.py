@@ -9,7 +9,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from attnbench.figures.kit.page import Page, shorten, wrap
+from attnbench.figures.kit.page import Page, shorten, text_width, wrap
 from attnbench.figures.kit.palette import palette
 from attnbench.figures.kit.sheets import COLUMN
 from attnbench.figures.kit.style import SMALL_SIZE, Look
@@ -17,6 +17,8 @@ from attnbench.figures.kit.style import SMALL_SIZE, Look
 KEY = 1.9
 NAMES = 0.46
 """Inches from the left edge of a key to its names."""
+STEP = 0.17
+"""Inches from one line of a key to the next."""
 _LINE, _GAP = 0.14, 0.05
 
 
@@ -26,12 +28,24 @@ def on_all(page: Page) -> Axes:
 
 
 def write_entry(
-    ax: Axes, y: float, name: str, how: Mapping[str, Any], *, right: float | None = None
-) -> tuple[Artist, Artist]:
-    """Draw and return a piece of a line (``how``: of ``Line2D``) and its name, cut at ``right`` or at the edge."""
-    piece = _draw_piece(ax, y, {"markersize": 4.2, **how})
-    room = (ax.get_xlim()[1] if right is None else right) - NAMES
-    return piece, ax.text(NAMES, y, shorten(name, room, SMALL_SIZE), fontsize=SMALL_SIZE, va="center")
+    ax: Axes, y: float, name: str, how: Mapping[str, Any], *, right: float | None = None, step: float = STEP
+) -> list[Artist]:
+    """Draw and return a piece of a line (``how``: of ``Line2D``) and each line of its name, which ends at ``right``."""
+    lines = name_lines(name, ax.get_xlim()[1] if right is None else right)
+    texts = [ax.text(NAMES, y - step * row, line, fontsize=SMALL_SIZE, va="center") for row, line in enumerate(lines)]
+    return [_draw_piece(ax, y, {"markersize": 4.2, **how}), *texts]
+
+
+def name_lines(name: str, width: float) -> list[str]:
+    """The lines of a name beside its piece, in a key of this width; one line even if the name is empty."""
+    room = width - NAMES
+    fits = text_width(name, SMALL_SIZE) <= room + 1e-6
+    return [shorten(name, room, SMALL_SIZE)] if fits else wrap(name, room, SMALL_SIZE)
+
+
+def count_lines(names: Iterable[str], width: float) -> int:
+    """The lines that names take in a key of this width."""
+    return sum(len(name_lines(name, width)) for name in names)
 
 
 def _draw_piece(ax: Axes, y: float, how: Mapping[str, Any]) -> Artist:
@@ -43,7 +57,7 @@ def write_wrapped(page: Page, hows: Mapping[str, Look], said: Mapping[str, str])
     ax, y = on_all(page), page.top - page.bottom - 0.1
     for name, how in hows.items():
         _draw_piece(ax, y, {"markersize": 4.5, **how.line})
-        for line in _lines(name, page.right - page.left):
+        for line in name_lines(name, page.right - page.left):
             ax.text(NAMES, y, line, fontsize=SMALL_SIZE, va="center")
             y -= _LINE
         if name in said:
@@ -52,10 +66,6 @@ def write_wrapped(page: Page, hows: Mapping[str, Look], said: Mapping[str, str])
         y -= _GAP
 
 
-def wrapped_height(names: Iterable[str], said: Mapping[str, str]) -> float:
-    """Height that :func:`write_wrapped` needs in a figure of column width, in inches."""
-    return 0.25 + sum(_GAP + _LINE * (len(_lines(name, COLUMN - 0.3)) + (name in said)) for name in names)
-
-
-def _lines(name: str, width: float) -> list[str]:
-    return wrap(name.replace(",", ", "), width - NAMES, SMALL_SIZE)
+def wrapped_height(names: Iterable[str], said: Mapping[str, str], width: float = COLUMN - 0.3) -> float:
+    """Height that :func:`write_wrapped` needs, in inches; in a figure of column width by default."""
+    return 0.25 + sum(_GAP + _LINE * (len(name_lines(name, width)) + (name in said)) for name in names)

@@ -160,7 +160,7 @@ def new_page(
     head = [line for text in subtitle for line in wrap(text, inside, TEXT_SIZE)]
     size = TITLE_SIZE - 2.5 * narrow()
     whole, title = title, _fitted(title, inside, size)
-    notes = [text for text in (*notes, whole * (narrow() and title.endswith("…"))) if text]
+    notes = [text for text in (*notes, whole * title.endswith("…")) if text]
     if narrow() and len(head) > _NARROW_HEAD:
         notes += [text for text in subtitle if text]
         head = [*head[: _NARROW_HEAD - 1], shorten(f"{head[_NARROW_HEAD - 1]} …", inside, TEXT_SIZE)]
@@ -252,12 +252,12 @@ def shorten(text: str, width: float, size: float) -> str:
 def wrap(text: str, width: float, size: float) -> list[str]:
     """Printable lines a little narrower than ``width`` inches: some viewers draw text wider.
 
-    They are broken at spaces, and a word that is wider than a line after its commas.
+    They are broken at spaces, and a word that is wider than a line after its commas and colons.
     """
     width *= 0.96
     lines: list[str] = []
     for word in one_line(text, 4000).split(" "):
-        for turn, piece in enumerate([word] if text_width(word, size) <= width else re.split("(?<=,)", word)):
+        for turn, piece in enumerate([word] if text_width(word, size) <= width else re.split("(?<=[,:])", word)):
             joined = f"{lines[-1]}{' ' * (turn == 0)}{piece}" if lines else piece
             lines[-1:] = [joined] if text_width(joined, size) <= width else [*lines[-1:], shorten(piece, width, size)]
     return [line for line in lines if line]

@@ -10,17 +10,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from attnbench.figures.kit.keys import NAMES, on_all, write_entry
+from attnbench.figures.kit.keys import NAMES, STEP, count_lines, on_all, write_entry
 from attnbench.figures.kit.page import Page, narrow, new_page, shorten, stacked, text_width
 from attnbench.figures.kit.palette import palette
+from attnbench.figures.kit.sheets import COLUMN
 from attnbench.figures.kit.style import SMALL_SIZE, Look, looks
 from attnbench.figures.kit.ticks import linear_ticks, plain
 from attnbench.results.frame.scored import Problem
 from attnbench.results.scores import Summary
 
 _AXIS = 0.46
-_STEP = 0.17
-"""Inches from one name to the next."""
 
 
 @dataclass(frozen=True)
@@ -76,11 +75,10 @@ def draw_lines(
     """Draw a panel a problem, all with one vertical scale; ``scale`` sets the horizontal one, ``draw`` draws a line."""
     look = looks((line.name, line.family) for panel in panels for line in panel.lines)
     keys = min(2.6, max(text_width(name, SMALL_SIZE) for name in look) + 0.56)
-    below = [_STEP * (len(panel.lines) + len(panel.levels)) + 0.2 if narrow() else 0.0 for panel in panels]
-    rooms = [
-        _AXIS + (2.0 + key if narrow() else max(2.0, _STEP * (len(panel.lines) + len(panel.levels)) - 0.2))
-        for panel, key in zip(panels, below, strict=True)
-    ]
+    wide = COLUMN - 0.3 if narrow() else keys - 0.02
+    tall = [STEP * (count_lines([line.name for line in one.lines], wide) + len(one.levels)) for one in panels]
+    below = [key + 0.2 if narrow() else 0.0 for key in tall]
+    rooms = [_AXIS + (2.2 + key if narrow() else max(2.0, key - 0.2)) for key in tall]
     headings = [panel.heading for panel in panels]
     page = new_page(title, about, notes, height=2.0, room=stacked(rooms, headings))
     every = [value for panel in panels for line in panel.lines for value in (*line.low, *line.high, *line.y)]
@@ -133,9 +131,8 @@ def _level(turn: int) -> dict[str, Any]:
 def _write_key(page: Page, panel: Panel, look: dict[str, Look]) -> None:
     ax, width, y = on_all(page), page.right - page.left, page.top - page.bottom - 0.06
     for line in panel.lines:
-        write_entry(ax, y, line.name, {"lw": 1.3, **look[line.name].line})
-        y -= _STEP
+        y -= STEP * (len(write_entry(ax, y, line.name, {"lw": 1.3, **look[line.name].line})) - 1)
     for turn, (name, _) in enumerate(panel.levels):
         ax.add_line(Line2D([0, 0.4], [y, y], **_level(turn)))
         ax.text(NAMES, y, shorten(name, width - NAMES, SMALL_SIZE), fontsize=SMALL_SIZE, va="center", style="italic")
-        y -= _STEP
+        y -= STEP
