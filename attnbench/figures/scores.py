@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -37,8 +38,8 @@ _ROW = 0.275
 """Least height of a row in inches: two lines of small letters."""
 _HEADING = 0.15
 """Inches of each further line of a heading."""
-_NARROW_ROWS = 7
-"""Most rows of a panel in a figure for one column."""
+_NARROW_ROOM = 7 * _ROW
+"""Most inches of the rows of a panel in a figure for one column."""
 _HEAD, _AXIS, _GAP = 0.34, 0.42, 0.16
 _LINE = 0.065
 """Inches from the middle of a row to the middle of one of two lines in it."""
@@ -75,9 +76,9 @@ def draw_scores(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None
     rest = [one.heading for one in [*found, *mean][_PANELS:]]
     notes += [f"Not drawn, for want of room: {', '.join(rest)}."] if rest else []
     across = 1 if narrow() or len(drawn) == 1 else 2
-    panels = [(one, parts) for one in drawn for parts in _in_panels(one.parts)]
-    lines = [panels[at : at + across] for at in range(0, len(panels), across)]
     wide = ((COLUMN if narrow() else 8.0) - 0.28 - _GAP * (across - 1)) / across
+    panels = [(one, parts) for one in drawn for parts in _in_panels(one.parts, names, wide)]
+    lines = [panels[at : at + across] for at in range(0, len(panels), across)]
     rooms = [max(_tall(one, parts, names, wide) for one, parts in line) for line in lines]
     below = rescored_height() + 0.3 if overlay else 0.0
     page = new_page(
@@ -100,9 +101,10 @@ def draw_scores(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None
     return page.figure
 
 
-def _in_panels(parts: Sequence[Summary]) -> list[Sequence[Summary]]:
+def _in_panels(parts: Sequence[Summary], names: Mapping[str, str], wide: float) -> list[Sequence[Summary]]:
     """The rows of each panel: in a figure for one column so many as a sheet has room for."""
-    panels = -(-len(parts) // _NARROW_ROWS) if narrow() else 1
+    room = _NARROW_ROOM if narrow() else math.inf
+    panels = max(1, math.ceil(len(parts) * _row_of(_names(parts, names, wide)) / room))
     most = -(-len(parts) // panels)
     return [parts[at : at + most] for at in range(0, len(parts), most)]
 
