@@ -404,7 +404,7 @@ def test_a_folder_for_which_there_is_no_room_is_not_left_half_made(tmp_path: Pat
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
     try:
-        with pytest.raises(StoreError, match="cannot write .*; make room"):
+        with pytest.raises(StoreError, match=r"cannot write .*; make room"):
             RunFolder.create(tmp_path / "s" / "run", environment={"run_key": "k"}, suite_text="name: s\n" * 100)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
