@@ -72,10 +72,10 @@ class CannotCreate(StoreError):
     exit_code = Exit.CANNOT_CREATE
 
 
-def cannot_write(place: object, error: OSError) -> StoreError:
+def cannot_write(place: object, error: OSError, elsewhere: str = "choose another place") -> StoreError:
     """The error for a file or folder that the system refuses, with its remedy; one code for one cause."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-    kind, remedy = (StoreError, "make room") if full else (CannotCreate, "choose another place")
+    kind, remedy = (StoreError, "make room") if full else (CannotCreate, elsewhere)
     return kind(f"cannot write {place}: {error.strerror}; {remedy}")
 
 

@@ -141,8 +141,8 @@ def refuse_other_than_file(path: Path) -> None:
 
 
 def make_folder(path: Path, option: str = "--out") -> None:
-    """Make ``path``, which ``option`` gives, and its parents, unless it exists. Raises CannotCreate."""
+    """Make ``path``, which ``option`` gives, and its parents, unless it exists. Raises as :func:`cannot_write`."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise CannotCreate(f"cannot create {path}: {error.strerror}; choose another folder with {option}") from error
+        raise cannot_write(path, error, f"choose another folder with {option}") from error

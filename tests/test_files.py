@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from filelock import FileLock
 from matplotlib.figure import Figure
 
 from attnbench.errors import CannotCreate, Exit, StoreError
 from attnbench.figures.kit.style import save
 from attnbench.figures.pictures.picture import Picture, write_numbers
-from attnbench.files import OF_A_RUN, replace_file, write_output
-from attnbench.results.store import ENVIRONMENT, FILES, OLD, SUITE, TABLE
+from attnbench.files import OF_A_RUN, make_folder, replace_file, write_output
+from attnbench.results.lock import held
+from attnbench.results.store import ENVIRONMENT, FILES, OLD, SUITE, TABLE, RunFolder
 
 
 def test_a_reader_sees_the_whole_old_text_or_the_whole_new_one(tmp_path: Path) -> None:
@@ -102,12 +104,16 @@ def test_an_output_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_has_one_code_whatever_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Path, "replace", _full)
+    for of, does in ((Path, "replace"), (Path, "mkdir"), (FileLock, "acquire")):
+        monkeypatch.setattr(of, does, _full)
     numbers = Picture(Figure(), pd.DataFrame({"n": [1]}))
     for write in (
         lambda path: write_output(path, "a report"),
         lambda path: save(Figure(), path),
         lambda path: write_numbers(numbers, path),
+        make_folder,
+        lambda path: RunFolder.create(path, environment={}, suite_text=""),
+        lambda path: held(path.parent).__enter__(),
     ):
         with pytest.raises(StoreError, match="No space left on device; make room") as refused:
             write(tmp_path / "file")
@@ -126,5 +132,5 @@ def test_a_figure_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monk
     assert [path.name for path in tmp_path.iterdir()] == ["figure.svg"]
 
 
-def _full(*what: object) -> None:
+def _full(*what: object, **how: object) -> None:
     raise OSError(28, "No space left on device")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from attnbench.errors import CannotCreate, Locked
+from attnbench.errors import Locked, cannot_write
 from attnbench.files import make_folder, refuse_other_than_file
 from attnbench.text import one_line
 
@@ -34,7 +34,7 @@ def held(folder: Path, name: str = ".", *, patience: float = 0.0) -> Iterator[No
             f"another attnbench run{_holder(writer)} writes to {folder}; wait for it or choose another --out"
         ) from None
     except OSError as error:
-        raise CannotCreate(f"cannot write in {folder}: {error.strerror}") from error
+        raise cannot_write(folder, error) from error
     try:
         with suppress(OSError):  # a full disk is reported when a row cannot be written
             since = datetime.now(UTC).isoformat(timespec="seconds")

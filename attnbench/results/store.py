@@ -14,7 +14,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from attnbench.errors import CannotCreate, CorruptResults, ResultsError, StoreError
+from attnbench.errors import CorruptResults, ResultsError, StoreError, cannot_write
 from attnbench.files import (
     read_stored,
     refuse_link,
@@ -76,7 +76,7 @@ class RunFolder:
                 shutil.rmtree(path, ignore_errors=True)
                 raise
         except OSError as error:
-            raise CannotCreate(f"cannot create {path}: {error.strerror}; choose another folder with --out") from error
+            raise cannot_write(path, error) from error
         return folder
 
     @property
@@ -122,7 +122,7 @@ class RunFolder:
         try:
             write_manifest(self.path / ENVIRONMENT, facts)
         except OSError as error:
-            raise StoreError(f"cannot write {self.path / ENVIRONMENT}: {error.strerror}; make room") from error
+            raise cannot_write(self.path / ENVIRONMENT, error) from error
 
     def doubts(self) -> list[str]:
         """Doubts about the suite and about lost or added lines, one line each; the rows can be read all the same.

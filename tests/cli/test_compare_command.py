@@ -184,6 +184,7 @@ def test_a_table_that_is_stopped_is_shown_with_the_lengths_that_are_finished(
     assert code == 130
     assert "stopped; the finished measurements follow" in said.err
     assert "withheld at n = 16: a verdict needs 3 processes" in said.out
+    assert re.search("^95 % intervals over 1 process(;|$)", said.out, re.MULTILINE)
     assert "withheld: no verdict and no ratio" in said.out
     (row,) = csv.DictReader(table.read_text().splitlines())
     assert (row["seq_len"], row["verdict"], row["processes"], row["ratio"]) == ("16", "withheld", "1", "")

@@ -239,7 +239,7 @@ def test_a_place_where_nothing_can_be_made_is_exit_code_73(tmp_path: Path, attnb
     for out in (Path("/proc/attnbench"), tmp_path / "file", tmp_path / "file" / "deeper"):
         ended = attnbench(out)
         assert ended.code == 73
-        assert f"cannot create {out}" in error_line(ended)
+        assert f"cannot write {out}" in error_line(ended)
         assert "--out" in error_line(ended)
     assert (tmp_path / "file").read_text() == "mine"
 
@@ -274,7 +274,7 @@ def test_a_folder_that_became_read_only_is_exit_code_73_and_stays_as_it_is(
     ended = attnbench(open_to_all)
     folder.chmod(0o755)
     assert ended.code == 73, ended.said
-    assert f"cannot write in {folder}: Permission denied" in error_line(ended)
+    assert f"cannot write {folder}: Permission denied" in error_line(ended)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 

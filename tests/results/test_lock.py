@@ -15,7 +15,7 @@ def test_a_folder_that_may_not_be_entered_is_one_line(tmp_path: Path) -> None:
     if root:  # who may enter any
         os.seteuid(65534)
     try:
-        with pytest.raises(CannotCreate, match=r"cannot write in .*: Permission denied"), held(tmp_path):
+        with pytest.raises(CannotCreate, match=r"cannot write .*: Permission denied"), held(tmp_path):
             pass
     finally:
         if root:

@@ -404,7 +404,7 @@ def test_a_folder_for_which_there_is_no_room_is_not_left_half_made(tmp_path: Pat
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
     try:
-        with pytest.raises(CannotCreate, match="cannot create"):
+        with pytest.raises(StoreError, match=r"cannot write .*; make room"):
             RunFolder.create(tmp_path / "s" / "run", environment={"run_key": "k"}, suite_text="name: s\n" * 100)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -413,7 +413,7 @@ def test_a_folder_for_which_there_is_no_room_is_not_left_half_made(tmp_path: Pat
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "s").write_text("a file")
-    with pytest.raises(CannotCreate, match="choose another folder with --out"):
+    with pytest.raises(CannotCreate, match="choose another place"):
         RunFolder.create(tmp_path / "s" / "run", environment={}, suite_text="")
 
 

@@ -113,16 +113,16 @@ def _ends(row: _Row) -> tuple[float, float, int] | None:
 
 
 def _ratio(bases: Sequence[_Row], row: _Row, family: int, noise: float, named: bool) -> Relative:
-    base, theirs = bases[0], _ends(row)
-    ends = [joint_ratio(ours, theirs, family) for one in bases if (ours := _ends(one)) and theirs]
-    known = len(ends) == len(bases)
+    base, every = bases[0], [*bases, row]
+    *ours, theirs = map(_ends, every)
+    known = None not in (*ours, theirs)  # as ``family`` counts them
+    ends = [joint_ratio(one, theirs, family) for one in ours if known and one and theirs]
     low, high = (min(low for low, _ in ends), min(high for _, high in ends)) if known else (None, None)
     if low and high and high > _WIDEST * low:
         low = high = None
     speed = float(base["time_median_s"] / row["time_median_s"])
     peaks = float(row["peak_bytes"]), float(base["peak_bytes"])
     memory = peaks[0] / peaks[1] if min(peaks) > 0 and math.isfinite(sum(peaks)) else None
-    every = [*bases, row]
     busy = FEW_CLEAN if any(FEW_CLEAN in one["warnings"] for one in every) else ""
     rounds = min(int(one["time_rounds"]) if one["time_rounds"] > 0 else 0 for one in every)
     return Relative(speed, low, high, memory, noise, busy, rounds, family, base["label"] * named)

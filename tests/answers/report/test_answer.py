@@ -130,6 +130,14 @@ def test_the_ratio_takes_at_least_the_far_ends_of_both_intervals(lra: pd.DataFra
     assert one.memory == mine["peak_bytes"] / base["peak_bytes"]
 
 
+def test_a_row_beside_exact_ones_of_which_one_has_no_interval_has_none_either(lra: pd.DataFrame) -> None:
+    least = {name: lra[name].mask(lra["label"] == "sdpa") for name in ("time_ci_low_s", "time_ci_high_s")}
+    longest = timed(lra.assign(**least)[lra["seq_len"] == 4096])
+    found = relative(settings(longest)[:1], bases=("softmax", "sdpa"))
+    assert found
+    assert {(one.low, one.high, one.family) for one in found.values()} == {(None, None, 0)}
+
+
 def test_a_report_of_more_rows_has_wider_intervals_and_says_how_many_share_them() -> None:
     frame = rows_of("decoding-cpu")
     few = relative(settings(timed(frame))[:1])
