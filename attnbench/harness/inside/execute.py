@@ -306,14 +306,15 @@ def _first_look(record: Record, cell: Cell, call: Call, resident: bool) -> list[
         add_warning(record, f"{REPLACED} ({counted.put}) in the place of its softmax, so this is sdpa's algorithm")
         if cell.pass_ != "forward" or cell.shape.causal:  # else a fused kernel takes as many for each pair
             record.matmul_flops = record.exponentials = None
-    storages = {one.data_ptr(): one.nbytes() for one in (x.untyped_storage() for x in tensors(counted.output))}
-    kept = held.output[1] - sum(storages.values()) if held.output else 0
-    del counted, first, held
+    storages = {one.data_ptr(): one for one in (x.untyped_storage() for x in tensors(counted.output))}
+    kept = held.output[1] - sum(one.nbytes() for one in storages.values()) if held.output else 0
+    unsure = UNSURE * all(one.resizable() for one in storages.values())  # another library's memory is not
+    del counted, first, held, storages
     return_freed_memory()
     other = Kept([call.on(1)])
     if "memory" in cell.measure:
         record.peak_bytes = peak_tensor_bytes(other, cell.device)
-        _add_kept(record, cell, kept, rise)
+        _add_kept(record, cell, kept, rise, unsure)
     else:
         other()
     looks.append(look(other.output))
@@ -324,16 +325,15 @@ def _first_look(record: Record, cell: Cell, call: Call, resident: bool) -> list[
     return looks
 
 
-def _add_kept(record: Record, cell: Cell, kept: int, rise: int | None) -> None:
-    """Count the tensor bytes ``kept`` behind the first call; warn if ``rise``, of resident memory, shows uncounted
-    memory."""
+def _add_kept(record: Record, cell: Cell, kept: int, rise: int | None, unsure: int) -> None:
+    """Count bytes ``kept`` behind the first call; warn of a ``rise`` of resident memory beyond it and ``unsure``."""
     if record.peak_bytes is None:
         return
     if kept > 0:
         record.peak_bytes += kept
         if kept > record.peak_bytes / 10:
             add_warning(record, f"keeps {format_bytes(kept)} from its first call on, which its peak includes")
-    if cell.device == "cpu" and rise is not None and rise > 1.5 * record.peak_bytes + UNSURE:
+    if cell.device == "cpu" and rise is not None and rise > 1.5 * record.peak_bytes + unsure:
         add_warning(
             record,
             f"resident memory rose by {format_bytes(rise)}, and torch knows of {format_bytes(record.peak_bytes)}: "
