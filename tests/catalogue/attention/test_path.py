@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
-from attnbench.catalogue.attention.pairwise.path import PaTH
+from attnbench.catalogue.attention.pairwise.path import PaTH, Reflections
 from attnbench.contract.problem.shape import Shape
 from tests.catalogue.attention.small import built, close, tokens
 
@@ -75,3 +80,36 @@ def test_every_prompt_leaves_the_keys_that_its_tokens_leave_one_by_one() -> None
         close(at_once.cache.keys, state.cache.keys)
         close(at_once.cache.values, state.cache.values)
         close(at_once.recent, state.recent)
+
+
+class Written(TorchDispatchMode):
+    """Adds up the numbers that operations give."""
+
+    total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.total += sum(x.numel() for x in (out if isinstance(out, tuple | list) else [out]) if torch.is_tensor(x))
+        return out
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_twice_the_tokens_write_four_times_as_many_numbers_in_training(causal: bool) -> None:
+    found = []
+    for n in (256, 512):
+        shape = replace(SHAPE, batch=1, heads=1, seq_len=n, causal=causal)
+        module, x = make(shape, chunk=4), tokens(shape)
+        with Written() as written:
+            module(x.requires_grad_()).sum().backward()
+        found.append(written.total)
+    assert found[1] / found[0] < 4.3  # with whole tensors of all chunks for each pair of two, more than 6
+
+
+def test_a_query_takes_few_steps_over_the_chunks_before_it() -> None:
+    """128 chunks: 8 runs of 8, and the work of softmax attention is two products of each pair."""
+    shape = replace(CAUSAL, batch=1, heads=1, seq_len=512)
+    q, k, v, w = (torch.randn(1, 1, 512, 4, generator=torch.Generator().manual_seed(seed)) for seed in range(4))
+    core = Reflections(shape, chunk=4)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        core(q, k, v, w, torch.ones(1, 1, 512, 1))
+    assert counter.get_total_flops() < 1.4 * (2 * 2 * 512 * 512 / 2 * 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, NamedTuple
@@ -107,7 +108,7 @@ class Reflections(nn.Module):
         if n:
             w, beta = (x.to(keys.dtype) for x in gates)
             parts = _carried([y.flatten(0, 1) for y in (torch.zeros_like(keys), keys, unit(w), beta)], self.chunk)
-            keys = parts.to_the_end(n).view_as(keys)
+            keys = parts.joined(parts.keys.shape[1])[0][:, 0, :n].view_as(keys)
         return Reflected(*Cache.of(keys, v, self.capacity))
 
     @torch.no_grad()
@@ -157,9 +158,10 @@ class PaTH(HeadLayer):
 
     Computed in chunks of ``chunk`` tokens. The matrices of a chunk multiply to I minus a product of two thin matrices,
     by one triangular solve. Queries are carried to the start of their chunk and keys to the end of theirs; between them
-    a chunk of queries goes from chunk to chunk, by one D × D product each. That is twice the work of softmax attention
-    where ``chunk`` is D, and memory is O(n): the scores of one chunk of queries at a time. Decoding keeps keys and
-    values; every step reflects all keys once more and rounds them to float32 at least.
+    a chunk of queries goes from chunk to chunk, by one D × D product each, and over longer runs of chunks by one for a
+    run: √(2n/``chunk``) products for a query, beside which softmax attention has n·D. Memory is O(n): the scores of one
+    chunk of queries at a time. Decoding keeps keys and values; every step reflects all keys once more and rounds them
+    to float32 at least.
 
     Not causal: a later key is treated as in the sequence turned round, its own matrix left out and the query's not; the
     window of the convolution is centred.
@@ -236,26 +238,35 @@ class _Carried(NamedTuple):
     scores: Tensor
     """Scores of the pairs in a chunk, ``(G, chunks, c, c)``, for keys up to the query."""
 
-    def rows(self, chunk: int) -> Tensor:
-        """Scores of the queries of one chunk and all keys up to its end, ``(G, c, (chunk + 1)·c)``."""
-        if chunk == 0:
-            return self.scores[:, 0]
-        row, rows = self.queries[:, chunk], []
-        for other in range(chunk - 1, -1, -1):
-            rows.append(row)
-            if other:
-                row = torch.bmm(row, self.across[:, other])
-        past = torch.stack(rows[::-1], 1) @ self.keys[:, :chunk].mT
-        return torch.cat((past.transpose(1, 2).flatten(2), self.scores[:, chunk]), -1)
+    def joined(self, count: int) -> tuple[Tensor, Tensor]:
+        """``keys`` and ``across`` of ``count`` chunks each, without the chunks that are left over."""
+        keys, across = (torch.unflatten(x[:, : x.shape[1] // count * count], 1, (-1, count)) for x in self[1:3])
+        parts, behind = [keys[:, :, -1]], across[:, :, -1]
+        for chunk in range(count - 2, -1, -1):
+            parts.append(keys[:, :, chunk] @ behind.mT)
+            behind = behind @ across[:, :, chunk]
+        return torch.cat(parts[::-1], 2), behind
 
-    def to_the_end(self, n: int) -> Tensor:
-        """The keys of n tokens, carried to the last of them, ``(G, n, D)``."""
-        keys, across = [self.keys[:, -1]], None
-        for chunk in range(self.keys.shape[1] - 2, -1, -1):
-            behind = self.across[:, chunk + 1]
-            across = behind if across is None else torch.bmm(across, behind)
-            keys.append(torch.bmm(self.keys[:, chunk], across.mT))
-        return torch.cat(keys[::-1], 1)[:, :n]
+    def rows(self) -> Callable[[int], list[Tensor]]:
+        """A function from a chunk to the scores of its queries and all keys up to its end, in pieces, as they stand.
+
+        A query goes from chunk to chunk to the start of its run of chunks, and from run to run before it.
+        """
+        count = max(1, round((self.keys.shape[1] / 2) ** 0.5))  # steps within runs are then about as many as over them
+        # Apart here, once: the gradient of an index would fill a tensor of all chunks for each of its uses.
+        queries, keys, across, own, far_keys, far = (x.unbind(1) for x in (*self, *self.joined(count)))
+
+        def scores(chunk: int) -> list[Tensor]:
+            row, runs, parts, step = queries[chunk], chunk // count, [own[chunk]], None
+            near = range(chunk - 1, runs * count - 1, -1)
+            passed = [(keys[i], across[i]) for i in near] + [(far_keys[i], far[i]) for i in range(runs - 1, -1, -1)]
+            for held, product in passed:
+                row = row if step is None else torch.bmm(row, step)
+                parts.append(torch.bmm(row, held.mT))
+                step = product
+            return parts[::-1]
+
+        return scores
 
 
 def _carried(inputs: list[Tensor], chunk: int) -> _Carried:
@@ -280,20 +291,18 @@ def _attend(
     count = -(-N // c)
     inputs = [pad(x, (0, 0, 0, count * c - N)) for x in (q * q.shape[-1] ** -0.5, k, w, beta)]
     values, there = (pad(x, (0, 0, 0, count * c - N)) for x in (v, real))
-    forth = _carried(inputs, c)
-    back = None if causal else _carried([x.flip(1) for x in inputs], c)
+    forth = _carried(inputs, c).rows()
+    back = None if causal else _carried([x.flip(1) for x in inputs], c).rows()
     below = hidden(q.dtype)
 
     def one(_: None, number: int) -> tuple[Tensor, None]:
-        scores, last = forth.rows(number), (number + 1) * c
-        keep = torch.ones(c, c, dtype=torch.bool, device=q.device).tril()
-        own = scores[..., last - c :].masked_fill(~keep, below)
-        parts = [scores[..., : last - c], own]
+        *earlier, own = forth(number)
+        keep, last = torch.ones(c, c, dtype=torch.bool, device=q.device).tril(), (number + 1) * c
+        parts = [*earlier, own.masked_fill(~keep, below)]
         if back is not None:
             # Rows and columns of the sequence turned round: the last columns are those of the chunk itself.
-            later = back.rows(count - 1 - number).flip(1, 2)
-            parts = [parts[0], torch.where(keep, own, later[..., :c]), later[..., c:]]
-            last = count * c
+            turned, *later = [part.flip(1, 2) for part in reversed(back(count - 1 - number))]
+            parts, last = [*earlier, torch.where(keep, own, turned), *later], count * c
         scores = torch.cat(parts, -1).masked_fill(there[:, None, :last, 0] == 0, below)
         return torch.bmm(scores.softmax(-1), values[:, :last]), None
 
