@@ -291,12 +291,12 @@ EXPECTED = {
     "linformer_package": Expected(
         "linformer",
         "projection to 256 keys, linear",
-        {"attention": "fixed number of (keys|summaries.*): 256", "reads": _ALL, "cost": _LINEAR},
+        {"attention": "fixed number of .*: 256", "reads": _ALL, "cost": _LINEAR},
     ),
     "linformer_pytorch": Expected(
         "linformer-pytorch",
         "projection to 64 keys; takes one length only",
-        {"attention": "fixed number of (keys|summaries.*): 64|could not be asked: it takes", "reads": _ALL},
+        {"attention": "fixed number of .*: 64|could not be asked: it takes", "reads": _ALL},
         ("--width", "16"),
     ),
     "nystrom_attention": Expected(
@@ -342,7 +342,7 @@ EXPECTED = {
     "native_sparse_attention": Expected(
         "native-sparse-attention-pytorch",
         "all compressed keys, chosen blocks and a window, causal: n²",
-        {"cost": _SQUARE, "future": "not seen"},
+        {"attention": _SQUARE, "cost": _SQUARE, "future": "not seen"},
     ),
     "mega": Expected("mega-pytorch", "softmax attention over averages: n²", {"attention": _SOFTMAX, "cost": _SQUARE}),
     "agent_attention": Expected(

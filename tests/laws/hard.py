@@ -371,7 +371,70 @@ class Reentrant(Attention):
         def attend(x: Tensor) -> Tensor:
             return self.weighed(x)[1]
 
-        y: Tensor = torch.utils.checkpoint.checkpoint(attend, x, use_reentrant=True) if x.requires_grad else attend(x)
+        y: Tensor = torch.utils.checkpoint.checkpoint(attend, x, use_reentrant=True)
+        return y
+
+
+class Zeros(Attention):
+    """Insists on a mask of ones and zeros, as tokenizers make it."""
+
+    def forward(self, x: Tensor, padding_mask: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return (q @ k.mT - 1e9 * (1.0 - (1 - padding_mask[:, None]))).softmax(-1) @ v
+
+
+class Picture(Attention):
+    """Attention within the rows of a square picture; one token is a picture as well."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        side = round(x.shape[1] ** 0.5)
+        return self.weighed(x.unflatten(1, (side, side)))[1].flatten(1, 2)
+
+
+class Streaming(Attention):
+    """Keeps the keys and values of all calls, as for decoding: the same tokens again change nothing."""
+
+    past: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        new = torch.cat((k, v), -1)
+        self.past = new if self.past is None else torch.cat((self.past, new.detach()), 1)
+        k, v = self.past.chunk(2, -1)
+        return (q @ k.mT).softmax(-1) @ v
+
+
+class BlindSpot(nn.Module):
+    """Each block of 32 tokens reads the sum of those before it alone, so the first one reads nothing."""
+
+    def __init__(self, dim: int = 4) -> None:
+        super().__init__()
+        self.inner = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n = x.shape[1]
+        past = self.inner(x).cumsum(1)[:, 31::32].repeat_interleave(32, 1)
+        return x + nn.functional.pad(past, (0, 0, 32, 0))[:, :n]
+
+
+class WithoutProducts(Attention):
+    """All pairs by a table of differences, of which no operation makes a matrix product."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        weights = (q[:, :, None] - k[:, None]).abs().sum(-1).neg().exp()
+        return (weights[..., None] * v[:, None]).sum(2)
+
+
+class Lazy(nn.Module):
+    """Its first call makes its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.LazyLinear(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.inner(x).cumsum(1)
         return y
 
 

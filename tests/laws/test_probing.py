@@ -143,7 +143,7 @@ def test_a_window_of_a_mask_is_told_from_a_window() -> None:
     masked, real = found("SlidingWindow:masked=true"), found("SlidingWindow")
     assert answers(masked)["attention"].endswith("once in a call; a mask then hides what is not read")
     assert contradictions(masked, "local") == ["it is said to be local, which costs O(n·w·d); it forms all n × n pairs"]
-    assert answers(real)["attention"] == "each token attends to a fixed number of keys: 7"
+    assert answers(real)["attention"] == "each token attends to a fixed number of keys or summaries: 7"
     assert contradictions(real, "local") == []
     assert masked.reads == real.reads
 
@@ -419,13 +419,15 @@ def test_a_module_that_its_calls_change_is_told_and_has_a_new_module_for_each() 
 
 
 def test_what_writes_into_its_input_and_its_old_output_repeats() -> None:
-    one = hard("WritesInput", "reads")
+    one = hard("WritesInput", "reads", "training")
+    assert one.unasked == {}
     assert one.repeats
     assert not one.stateful
     assert answers(one)["reads"].startswith("each output depends on every token (")
 
 
-@pytest.mark.parametrize("name", ["WeightsFirst", "OfThree", "Masked", "Masked:hides=false", "Reentrant"])
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("name", ["WeightsFirst", "OfThree", "Masked", "Masked:hides=false", "Zeros", "Reentrant"])
 def test_what_wants_or_gives_more_than_x_is_called_as_it_wants(name: str) -> None:
     one = hard(name, "reads", "pairs", "idle", "between")
     assert one.unasked == {}
@@ -489,3 +491,42 @@ def test_a_slow_module_is_asked_about_fewer_tokens_before_shorter_sequences(monk
     told = answers(hard("Window:window=200", "reads"))["reads"]
     assert told.startswith("each output depends on its token and at most 199 before it")
     assert told.endswith("(8 of 512 tokens were exchanged)")
+
+
+def test_one_token_that_may_be_a_sequence_is_no_evidence_of_a_layout() -> None:
+    subject = Subject(Wanted(f"{HARD}:Picture", "x"))
+    assert (subject.turned, subject.shortest) == (False, 16)
+    one = hard("Picture", "reads")
+    assert one.mixes
+    assert contradictions(one, "local") == []
+
+
+def test_what_keeps_its_tokens_is_changed_by_a_call_that_the_same_tokens_do_not_show() -> None:
+    one = hard("Streaming", "gradient", "reads")
+    assert one.stateful
+    assert one.unasked == {ASKED["gradient"]: "a call changes what the next one gives"}
+    assert contradictions(one, "softmax") == []
+
+
+def test_what_the_first_tokens_do_not_show_is_looked_for_in_longer_sequences() -> None:
+    one = hard("BlindSpot", "idle", "between")
+    assert one.idle == ()
+    assert answers(one)["between tokens"].startswith("about 4 numbers, however many tokens went before (0, ")
+
+
+def test_pairs_of_single_operations_are_pairs() -> None:
+    one = hard("WithoutProducts", "pairs")
+    assert answers(one)["attention"] == "all n × n pairs are formed, without torch's softmax over them: once in a call"
+    assert contradictions(one, "linear") == ["it is said to be linear, which costs O(n·d²); it forms all n × n pairs"]
+
+
+def test_a_few_keys_beside_products_that_grow_as_n_squared_are_not_all() -> None:
+    square = replace(hard("Switching", "pairs"), products=Growth((128, 256, 512), (1, 4, 16)))
+    assert square.pairs is not None
+    assert square.pairs.fixed == (8,)
+    assert answers(square)["attention"].startswith("no operation forms n × n pairs at once, and products grow as n²")
+
+
+def test_weights_that_the_first_call_makes_are_there_for_every_question() -> None:
+    subject = Subject(Wanted(f"{HARD}:Lazy", "x", width=4))
+    assert {name: parts["unasked"] for name in QUESTIONS if "unasked" in (parts := answer(subject, name))} == {}

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ from attnbench.errors import UsageError, did_you_mean, said
 _HOLDERS = ("logits", "last_hidden_state", "hidden_states", "output")
 _MADE = (Tensor, Mapping, tuple, list)
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-_MASKS = ("mask", "attn_mask", "attention_mask", "src_mask", "key_mask", "key_padding_mask", "src_key_padding_mask")
+_HIDES = ("attn_mask", "src_mask", "key_padding_mask", "src_key_padding_mask", "padding_mask")
+"""Those of PyTorch are True where something is hidden, most others where it is not."""
+_MASKS = ("mask", "attention_mask", "key_mask", *_HIDES)
 """Arguments of ``forward`` that hide tokens, which get a mask that hides none."""
 _SAME = ("k", "v", "key", "value", "keys", "values")
 """Arguments of ``forward`` that get x as well: it attends to itself."""
@@ -136,7 +139,8 @@ class _Completed(nn.Module):
         self.inner, self._names, self._mask = inner, names, mask
 
     def forward(self, x: Tensor) -> object:
-        masks = (None, *(partial(of, shown=shown) for of in (_of_tokens, _of_pairs) for shown in (True, False)))
+        kinds = product((torch.bool, torch.int64), (_of_tokens, _of_pairs), (True, False))
+        masks = (None, *(partial(of, shown=shown, dtype=dtype) for dtype, of, shown in kinds))
         if self._mask or not set(self._names) & set(_MASKS):
             way = self._mask[0] if self._mask else None
         elif (worth := [self._worth(one, x) for one in masks])[0] >= 0:  # None hides nothing for sure
@@ -163,17 +167,15 @@ class _Completed(nn.Module):
         return sum(int((grad.isfinite() & (grad != 0)).sum()) for grad in grads)
 
     def _given(self, way: Mask, x: Tensor) -> dict[str, Tensor | None]:
-        # PyTorch's own are True where something is hidden, those of most others where it is not.
-        hides = ("attn_mask", "src_mask", "key_padding_mask", "src_key_padding_mask")
-        return {name: x if name in _SAME else way and (way(x) ^ (name in hides)) for name in self._names}
+        return {name: x if name in _SAME else way and (way(x) ^ (name in _HIDES)) for name in self._names}
 
 
-def _of_tokens(x: Tensor, shown: bool) -> Tensor:
-    return x.new_full(x.shape[:2], shown, dtype=torch.bool)
+def _of_tokens(x: Tensor, shown: bool, dtype: torch.dtype) -> Tensor:
+    return x.new_full(x.shape[:2], shown, dtype=dtype)
 
 
-def _of_pairs(x: Tensor, shown: bool) -> Tensor:
-    return x.new_full((x.shape[1], x.shape[1]), shown, dtype=torch.bool)
+def _of_pairs(x: Tensor, shown: bool, dtype: torch.dtype) -> Tensor:
+    return x.new_full((x.shape[1], x.shape[1]), shown, dtype=dtype)
 
 
 def tensors(out: object) -> Iterator[Tensor]:

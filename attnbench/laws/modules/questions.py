@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import product
 from time import process_time
 from typing import Any
 
@@ -330,9 +331,9 @@ def _crossing(subject: Subject) -> dict[str, Any]:
         new = subject.fresh()
         new.module.requires_grad_(False)
         out, leaves = new.from_vectors(subject.draw(n))
-        _differentiable(out)
         if len(leaves) != 1 or leaves[0].numel() % n:
             raise Unsupported("no single table of embeddings makes vectors of its tokens")
+        _differentiable(out)
         leaf, width = leaves[0], leaves[0].numel() // n
         behind = out[0, half:].flatten()
         most = min(behind.numel(), half * width)
@@ -342,17 +343,17 @@ def _crossing(subject: Subject) -> dict[str, Any]:
             direction = torch.randn(behind.shape, generator=generator, dtype=torch.float64).to(behind.dtype)
             (grad,) = gradients_along(behind, [leaf], direction)
             rows.append(grad.reshape(n, width)[:half])
-            if process_time() - began > SECONDS:
+            if process_time() - began > SECONDS or not rows[-1].any():
                 break
         sizes = torch.linalg.svdvals(torch.stack(rows).flatten(1).double())
         least = max(1e-10, subject.least) * max(float(sizes[0]), 1e-300)
         rank = int((sizes > least).sum())
         if rank == len(rows) < most:  # as many as were looked for, which tells nothing of how many there are
-            if not found:
+            if not any(passed for _, passed, _ in found):
                 raise Unsupported(f"more numbers pass from {half} tokens than were looked for, which is {rank:,}")
             break
         found.append((half, rank, most))
-        if len(found) >= 3 and rank < most and rank <= 1.25 * found[-2][1]:
+        if len(found) >= 3 and rank < most and rank <= 1.25 * found[-2][1] and any(passed for _, passed, _ in found):
             break
         n *= 2
     return {"crossing": found}
@@ -378,11 +379,11 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped in 
         if "scaled_dot_product" in name and not name.endswith("backward"):
             q, k = args[0], args[1]
             self.seen["fused" if self.is_n(q.shape[-2]) and self.is_n(k.shape[-2]) else "fused, few keys"] += 1
-        elif isinstance(result, Tensor) and name in (*self._SOFTMAX, *self._PRODUCTS):
+        elif isinstance(result, Tensor):
             shape = list(result.shape)
-            square = sum(map(self.is_n, shape)) >= 2
-            if name in self._PRODUCTS:
-                self.seen["products"] += square
+            square = self._square(result)
+            if name not in self._SOFTMAX:
+                self.seen["products"] += square and (name in self._PRODUCTS or self._paired(args))
             elif square:
                 self.seen["softmax"] += 1
             elif any(map(self.is_n, shape)):
@@ -392,6 +393,14 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped in 
                 else:
                     self.weights[_storage(result)] = (f"fixed {over}", result)
         return result
+
+    def _square(self, x: Tensor) -> bool:
+        return sum(map(self.is_n, x.shape)) >= 2
+
+    def _paired(self, args: Any) -> bool:
+        """True for tokens that stand along different axes of two tensors and are no positions alone."""
+        given = [x for x in args if isinstance(x, Tensor)]
+        return len(given) > 1 and not any(map(self._square, given)) and any(x.requires_grad for x in given)
 
     def is_n(self, size: int) -> bool:
         return self.n <= size <= self.n + self.n // 8 + 1
@@ -508,13 +517,17 @@ def _costs(subject: Subject) -> dict[str, Any]:
 
 def _training(subject: Subject) -> dict[str, Any]:
     def cost(new: Subject, given: Tensor) -> tuple[int, ...]:
-        given = given.requires_grad_(given.is_floating_point())
-        out = _differentiable(new.output(given))
+        out = _differentiable(new.output(_followed(given)))
         flops = count(lambda: torch.autograd.backward(out.sum())).matmul_flops or 0
-        again, given = new.fresh(), given.detach().requires_grad_(given.is_floating_point())
+        again, given = new.fresh(), _followed(given)
         return flops, peak_tensor_bytes(lambda: torch.autograd.backward(again.output(given).sum())) or 0
 
     return _series(subject, ("trained_products", "trained_memory"), cost)
+
+
+def _followed(given: Tensor) -> Tensor:
+    """The same, which gradients reach, as a re-entrant checkpoint needs, and into which a module may write."""
+    return given.detach().clone().requires_grad_().clone() if given.is_floating_point() else given
 
 
 def _differentiable(out: Tensor) -> Tensor:
@@ -557,17 +570,20 @@ def _gradient(subject: Subject) -> dict[str, Any]:
 
 def _idle(subject: Subject) -> dict[str, Any]:
     parameters = dict(subject.module.named_parameters())
-    largest, n = dict.fromkeys(parameters, 0.0), subject.length(24)
-    for seed in range(3 if parameters else 0):
+    largest, idle = dict.fromkeys(parameters, 0.0), list(parameters)
+    for n, seed in product(map(subject.length, (24, TOKENS)), range(3)):  # the first block may have no past to read
+        if not idle:
+            break
         new = subject.fresh()
-        out = _differentiable(finite(new.output(new.draw(n, seed=seed))))
+        out = _differentiable(finite(new.output(_followed(new.draw(n, seed=seed)))))
         direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(seed)).to(out)
         for name, grad in zip(parameters, gradients_along(out, list(new.module.parameters()), direction), strict=True):
             if grad.numel():
                 largest[name] = max(largest[name], float(grad.abs().nan_to_num(math.inf).max()))
-    most = max((x for x in largest.values() if x < math.inf), default=0.0)
-    least = most * (1e-12 if subject.dtype == torch.float64 else 1e-6)
-    return {"idle": [(name, parameters[name].numel()) for name, x in largest.items() if x <= least]}
+        most = max((x for x in largest.values() if x < math.inf), default=0.0)
+        least = most * (1e-12 if subject.dtype == torch.float64 else 1e-6)
+        idle = [name for name, x in largest.items() if x <= least]
+    return {"idle": [(name, parameters[name].numel()) for name in idle]}
 
 
 QUESTIONS: dict[str, Callable[[Subject], dict[str, Any]]] = {

@@ -14,6 +14,7 @@ from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnbench.contract.plugins.load import load
@@ -71,7 +72,7 @@ class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped 
         return out
 
 
-_LIKELY = (8, 48, 50, 60, 100, 120, 180, 196, 197, 240, 360, 400, 480, 720, 784, 840, 960, 1000, 1260, 1680, 1920)
+_LIKELY = (8, 48, 50, 60, 65, 100, 120, 180, 196, 197, 240, 257, 360, 400, 480, 720, 784, 840, 960, 1260, 1680, 1920)
 """Lengths that are multiples of many numbers, or that pictures have."""
 _UNITS = (16, 32, 64, 128, 256, 512)
 _SECONDS = 5.0
@@ -128,6 +129,8 @@ class Subject:
         """The same with a new module, which no call has changed; all of its parameters take gradients."""
         new = copy(self)
         new.module = new._made()
+        if any(map(is_lazy, new.module.parameters())):
+            new.run(new.draw(new.shortest))
         for x in new.module.parameters():
             x.requires_grad_(x.is_floating_point())
         return new
@@ -157,8 +160,8 @@ class Subject:
     @torch.no_grad()
     def _repeats(self) -> tuple[bool, bool]:
         """The agreement of two calls on the same input, with the same seed and without."""
-        given, self.stateful = self.draw(self.shortest), False
-        steady = self._agree(lambda: self(given), lambda: self(given))
+        given, other, self.stateful = self.draw(self.shortest), self.draw(self.shortest, seed=1), False
+        steady = self._agree(lambda: self(given), lambda: (self(other), self(given))[1])
         self.stateful = not steady and self._agree(lambda: self.fresh()(given), lambda: self.fresh()(given))
         return steady or self.stateful, steady and self._agree(lambda: self(given), lambda: self(given, seed=None))
 
@@ -228,10 +231,10 @@ class Subject:
         for self.width in wide:
             for self.dtype in (torch.float64, torch.float32):
                 self.module = self._made()  # the remains of a call that failed must not decide
-                given = self.draw(self.shortest)
+                given = self.draw(self.shortest, batch=1 + self.turned)  # one token is a length that many take
                 try:
                     with _Rounding() as rounding, _caught(self.module, given) as read:  # type: ignore[no-untyped-call]
-                        out, self.per_token = self._output(self.run(given), 1, self.shortest)
+                        out, self.per_token = self._output(self.run(given), *given.shape[:2])
                 except UsageError:
                     raise
                 except Exception as error:  # somebody else's code

@@ -90,20 +90,26 @@ def _attention(found: Found) -> str:
         how = "a fused kernel" if pairs.fused else "a softmax"
         return f"plain softmax attention: {how} weighs all n tokens for each token, {_times(calls)} in a call{hidden}"
     if pairs.products:
-        return f"all n × n pairs are formed, without a softmax over them: {_times(pairs.products)} in a call{hidden}"
-    if pairs.fixed:
+        times = _times(pairs.products)
+        return f"all n × n pairs are formed, without torch's softmax over them: {times} in a call{hidden}"
+    large = [
+        name
+        for name in ("products", "numbers")
+        if (one := getattr(found, name)) is not None and one.square_share > _LARGE_SHARE and one.power == 2
+    ]
+    if pairs.fixed and "products" not in large:
         rows = ", ".join(map(str, pairs.fixed))
-        what = "summaries of the whole sequence" if pairs.pooled else "keys"
+        what = "summaries of the whole sequence" if pairs.pooled else "keys or summaries"
         return f"each token attends to a fixed number of {what}: {rows}"
     if reads and reads.reach and not any(one.faint for one in reads.local):
         return "a window: no pairs are formed, and no token reads far"
     if found.state is not None:
         end = f", beside {_rows(pairs.pooled)} that weigh all tokens" if pairs.pooled else ""
         return f"none: a recurrence or an average{end}"
-    if found.products is not None and found.products.square_share > _LARGE_SHARE and found.products.power == 2:
-        return "no operation forms n × n pairs at once, and products grow as n²: tiles, long windows or buckets"
-    if found.numbers is not None and found.numbers.square_share > _LARGE_SHARE and found.numbers.power == 2:
-        return "no operation forms n × n pairs at once, and the numbers that are written grow as n²: row by row, say"
+    if large:
+        ways = {"products": "tiles, long windows or buckets", "numbers": "row by row, or a mask, say"}
+        grow = f"{_COSTS[large[0]][1]} grow as n²: {ways[large[0]]}"
+        return f"no operation forms n × n pairs at once, and {'the ' * (large[0] == 'numbers')}{grow}"
     if pairs.pooled:
         if found.per_token:
             return f"summaries: {_rows(pairs.pooled)} over all n tokens, which tokens read"
