@@ -88,7 +88,7 @@ def run(
     given = completed(options.RunOptions, given)
     device = given["device"]
     there = None if on is None else _engine(on, device=device, shard=shard, dry_run=dry_run)
-    if beside and on:
+    if beside is not None and on:
         raise UsageError("--beside: two environments of one machine take turns; leave --on out")
     overrides = _axes(set_ or [])
     wanted = None if shard is None else parse_shard(shard)
@@ -97,7 +97,7 @@ def run(
     from attnbench.harness.outside.interpreter import Interpreter
     from attnbench.suite.load import read_suite, refuse_early
 
-    other = Interpreter.of(beside) if beside else None
+    other = None if beside is None else Interpreter.of(beside)
     of_all = {"dtype": dtype, "launch": launch, "seed": None if seed is None else str(seed)}
     named = {axis: f"--{axis}" for axis, one in of_all.items() if one is not None}
     overrides |= {axis: str(of_all[axis]) for axis in named}

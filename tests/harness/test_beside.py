@@ -66,7 +66,7 @@ def fake(tmp_path: Path, prints: str) -> Path:
     ("prints", "message"),
     [
         ("Segmentation fault", r"it does not run as Python \(Segmentation fault\); name another environment$"),
-        ("", r"it does not run as Python \(.*\); name another environment$"),
+        ("", r"it does not run as Python \(exit status 0\); name another environment$"),
         ('{"python": [3, 9]}', "Python 3.9 is too old, measuring needs 3.11; name another environment$"),
         ('{"python": [3, 12], "has": ["numpy"]}', "install it: .*bin/python -m pip install torch pydantic "),
     ],
@@ -84,6 +84,15 @@ def test_a_place_without_python_is_named(tmp_path: Path, text: str, monkeypatch:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=f"^{re.escape(text or '@')}: no Python there; name the folder"):
         Interpreter.of(text)
+
+
+def test_a_path_of_this_folder_is_not_looked_for_in_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    has = json.dumps({"python": [3, 12], "has": [*NEEDED]})
+    here, elsewhere = (fake(tmp_path / name, has) / "bin" for name in ("here", "elsewhere"))
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("PATH", str(elsewhere))
+    assert Interpreter.of("./python").path == str(here / "python")
+    assert Interpreter.of("python").path == str(elsewhere / "python")
 
 
 def test_an_environment_is_a_folder_or_its_python_and_a_link_stays_one(tmp_path: Path) -> None:
@@ -407,6 +416,7 @@ def test_trainings_and_other_machines_do_not_take_turns(
 ) -> None:
     with pytest.raises(UsageError, match="leave trainings out with -k"):
         make_plan("headline", beside)
-    assert main(["run", "quick", "--beside", str(tmp_path), "--out", str(tmp_path)]) == Exit.USAGE
-    assert "no Python there" in capsys.readouterr().err
+    for there in (str(tmp_path), ""):
+        assert main(["run", "quick", "--beside", there, "--out", str(tmp_path)]) == Exit.USAGE
+        assert "no Python there" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

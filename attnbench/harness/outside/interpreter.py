@@ -49,7 +49,7 @@ class Interpreter:
     def of(cls, text: str, again: int = 0) -> Interpreter:
         """The interpreter of a virtual environment's folder, or at a path; raise UsageError if there is none, it is too
         old, or it lacks packages."""
-        home = Path(text).expanduser()
+        home = (Path.cwd() if "/" in text else Path()) / Path(text).expanduser()  # PATH is for bare names, not ./python
         places = ("bin/python", "Scripts/python.exe", "python.exe") if home.is_dir() else ("",)
         path = next(filter(None, (which(home / place) for place in places)), None)
         if not text or path is None:
@@ -58,7 +58,7 @@ class Interpreter:
         try:
             look = [path, "-E", "-c", _LOOK]
             ran = subprocess.run(look, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, timeout=60, check=False)
-            said = ran.stdout.decode(errors="replace").strip().rpartition("\n")[2]
+            said = ran.stdout.decode(errors="replace").strip().rpartition("\n")[2] or f"exit status {ran.returncode}"
             found = dict(json.loads(said))
         except (OSError, ValueError, TypeError, subprocess.TimeoutExpired) as error:
             why = one_line(said if isinstance(error, ValueError | TypeError) else str(error), 100)
