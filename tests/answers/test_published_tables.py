@@ -214,6 +214,7 @@ WRONG = [
     ("heads: 4", "heads: [4]", 9, "a list in 'at' is of another length; write 2 values"),
     ("seq_len: [512, 1024], ", "", 9, "'seq_len' is missing; add it"),
     ("baseline: exact", "baseline: exakt", 9, "no row is called 'exakt'; did you mean 'exact'?"),
+    ("row: ours", "row: exact", 10, "another variant is called 'exact' too, the baseline; rename one"),
     ("baseline: exact", "basline: exact", 5, "unknown key 'basline'; did you mean 'baseline'?"),
     ("device: H200\n", "", 8, "'device' is missing; add it"),
     ("values: [2.0, 2.0]", "values: [2.0, fast]", 10, "'value'"),

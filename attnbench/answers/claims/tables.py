@@ -251,7 +251,10 @@ def _read(name: str, data: Mapping[str, Any], lines: Mapping[Place, int]) -> Seq
     numbers = [one for place, row in listed for one in _numbers(row, shared, origin, place)]
     if not numbers:
         raise origin.error(("rows",), "no numbers; write rows: with row, variant and values for each row of the table")
-    names = list(dict.fromkeys(one.row for one in numbers))
+    names: dict[str, str] = {}
+    for one in numbers:
+        if names.setdefault(one.row, one.variant) != one.variant and one.row == one.baseline:
+            raise origin.error_on(one.line, f"another variant is called {shown(one.row)} too, the baseline; rename one")
     for one in numbers:
         if one.unit.startswith("times") and not one.baseline:
             raise origin.error_on(one.line, f"'{one.unit}' than what? add baseline: with a variant")
