@@ -103,8 +103,8 @@ def draw_scores(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None
 
 def _in_panels(parts: Sequence[Summary], names: Mapping[str, str], wide: float) -> list[Sequence[Summary]]:
     """The rows of each panel: in a figure for one column so many as a sheet has room for."""
-    room = _NARROW_ROOM if narrow() else math.inf
-    panels = max(1, math.ceil(len(parts) * _row_of(_names(parts, names, wide)) / room))
+    fit = int(_NARROW_ROOM / _row_of(_names(parts, names, wide)) + 1e-9) if narrow() else len(parts)
+    panels = math.ceil(len(parts) / max(1, fit))
     most = -(-len(parts) // panels)
     return [parts[at : at + most] for at in range(0, len(parts), most)]
 

@@ -105,3 +105,11 @@ def test_what_a_column_cannot_hold_is_refused_in_a_line(run: Any) -> None:
 def test_a_page_is_as_wide_as_before_after_a_column(lra: pd.DataFrame) -> None:
     column(lra, figures=["scaling"])
     assert draw(lra, figures=["scaling"])["scaling"].get_size_inches()[0] == 8.0
+
+
+def test_a_panel_of_scores_is_no_taller_for_long_names() -> None:
+    (figure,) = column(rows_of("score-cpu"), figures=["scores"]).values()
+    panels = [ax for ax in figure.axes if ax.get_xlabel() == "score"]
+    tall = [ax.get_position().height * figure.get_size_inches()[1] for ax in panels]
+    assert len(tall) > 4
+    assert max(tall) <= 7 * 0.275 + 1e-6
