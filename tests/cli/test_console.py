@@ -36,7 +36,7 @@ WORDS = st.sampled_from(
 )
 UNHURRIED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 """A busy machine draws slowly, which says nothing of the text."""
-few = settings(max_examples=100, suppress_health_check=UNHURRIED, deadline=None)
+few = settings(max_examples=100, suppress_health_check=UNHURRIED, deadline=10_000)
 
 
 CELLS = st.lists(st.sampled_from(["bfloat16", "linformer", "a", "gaussian:logit_std=1.0", "true"]), max_size=4)

@@ -116,7 +116,7 @@ def served_cpu_types() -> str:
 
 @rows
 def served_cpu_requests() -> str:
-    """First token, further tokens and what is kept, after a prompt and behind a kept prefix."""
+    """First token, further tokens and cache or state after a prompt; the first token behind a kept prefix."""
     frame = run("served-cpu")
     asked = frame[(frame["sweep"] == "requests") & (frame["seq_len"] == 16384)].set_index("label")
     prefix = frame[frame["sweep"] == "prefix"].set_index(["label", "kept_prefix"])["first_token_s"]
@@ -131,7 +131,7 @@ def served_cpu_requests() -> str:
 
 @rows
 def served_cpu_says() -> str:
-    """What the run says in words."""
+    """The findings on drafts, on the type of a state and on pages."""
     frame = run("served-cpu")
     drafts = frame[(frame["sweep"] == "drafts") & (frame["seq_len"] == 16384)]
     steps = drafts.pivot_table("time_median_s", "label", "new_tokens")

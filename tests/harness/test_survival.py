@@ -240,7 +240,7 @@ def test_a_place_where_nothing_can_be_made_is_exit_code_73(tmp_path: Path, attnb
         ended = attnbench(out)
         assert ended.code == 73
         assert f"cannot write {out}" in error_line(ended)
-        assert "--out" in error_line(ended)
+        assert "choose another folder with --out" in error_line(ended)
     assert (tmp_path / "file").read_text() == "mine"
 
 
