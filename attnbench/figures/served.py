@@ -19,7 +19,7 @@ from attnbench.results.frame.settings import PANELS, check_columns, restrict, se
 from attnbench.results.frame.words import own_form_note, short_names, where
 from attnbench.units import format_bytes, format_seconds
 
-NEEDS = "pass generate at two lengths, or pass decode with two numbers of new_tokens"
+NEEDS = "pass generate at two lengths or with two kept_prefix, or pass decode with two numbers of new_tokens"
 
 
 class _Kind(NamedTuple):
@@ -47,7 +47,7 @@ _AXES = {
 
 
 def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
-    """Something was generated at two lengths, or took two numbers of tokens in one step."""
+    """Something was generated at two lengths or behind two prefixes, or took two numbers of tokens in one step."""
     return any(len(_of(kind, restrict(frame, only or {}))) for kind in _KINDS)
 
 
@@ -55,8 +55,9 @@ def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bo
 def draw_served(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None) -> Figure:
     """Draw times of decoding and bytes of the cache or state over the prompt, and the time of a step over its tokens.
 
-    Steps are those at the longest n with several numbers of tokens. Rows that were measured differently get separate
-    panels. Raises NothingToDraw without such rows.
+    Steps are those at the longest n with several numbers of tokens, and first tokens behind a kept prefix those at the
+    longest n with several prefixes. Rows that were measured differently get separate panels. Raises NothingToDraw
+    without such rows.
     """
     check_columns(frame)
     drawn = [(kind, _of(kind, restrict(frame, only or {}))) for kind in _KINDS]
