@@ -69,8 +69,9 @@ swap: pretrained
 swap-listops: $(VENV)/installed
 	$(BIN)/attnbench swap listops $(PUT_IN) --steps 0,100,300,1000 $(SWAP_OPTIONS) --plot results/listops.png
 
-# On all cores. At the end the slowest, and what was skipped for want of what.
-PYTEST := pytest -q -n auto --dist worksteal --durations=20
+# On all cores. A test that fails has a second try, for other programs may have had the cores: thousands of tests measure
+# something. At the end the slowest, each test that failed once, and what was skipped for want of what.
+PYTEST := pytest -q -n auto --dist worksteal --durations=20 --reruns 1 -rfExXR
 
 test: lint-check
 	$(BIN)/$(PYTEST) -m "not slow" $(TESTS)
