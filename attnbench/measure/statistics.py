@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist
@@ -17,6 +17,8 @@ FEWEST = 6
 """With fewer samples than this no pair of order statistics covers the median with 95 %."""
 FEWEST_VISITS = 3
 """With fewer visits than this to each of two programs, the spread of their medians allows no conclusion."""
+MODES = 0.3
+"""Difference of the modes in which a machine may run: two visits in one mode look exact."""
 BETWEEN_RUNS = 0.02
 """Difference of two runs of one program, unless older runs show it."""
 _KNOWN_BETWEEN = 8
@@ -43,6 +45,8 @@ _NORMAL_IQR = 2 * NormalDist().inv_cdf(0.75)
 _NORMAL_REACH = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 
 Numbers = NDArray[np.float64]
+Ends = tuple[float, float, int]
+"""Both ends of a row's 95 % interval in seconds, and its number of visits."""
 Verdict = Literal["faster", "slower", "same", "inconclusive"]
 
 
@@ -128,18 +132,44 @@ def interval_over_rounds(rounds: Sequence[Sequence[float]]) -> tuple[float, floa
     return min(low, among), max(high, among)
 
 
-def joint_ratio(a: tuple[float, float, int], b: tuple[float, float, int], family: int) -> tuple[float, float]:
+def spread_of_visits(rows: Iterable[Ends]) -> tuple[float, int]:
+    """Variance of the logarithm of a visit's time by all these rows, and its degrees of freedom.
+
+    Few visits may agree by chance, so the variance is the upper end of its 80 % interval (that of normal visits). Both
+    are 0 without a row of several visits.
+    """
+    from scipy.special import chdtri  # takes a moment; scipy.stats takes a second
+
+    several = [(visits - 1, _variance(low, high, visits)) for low, high, visits in rows if visits > 1]
+    freedom = sum(each for each, _ in several)
+    return (sum(each * own for each, own in several) / float(chdtri(freedom, 0.8)) if several else 0.0), freedom
+
+
+def _variance(low: float, high: float, visits: int) -> float:
+    """Variance of a visit's logarithm, from the interval of a row of several visits."""
+    return (math.log(high / low) / 2 / student(visits - 1)) ** 2 * visits
+
+
+def joint_ratio(a: Ends, b: Ends, family: int, shared: tuple[float, int]) -> tuple[float, float]:
     """Ends of the interval of A over B that holds together with those of ``family`` such ratios (Welch 1947).
 
-    Each side is the ends of its 95 % interval and its number of visits. The interval has at least the far ends of both:
-    those of older rows came from samples.
+    The interval has at least the far ends of both: those of older rows came from samples. Below
+    :data:`FEWEST_VISITS` visits it has :data:`MODES` at least.
+
+    Args:
+        shared: the spread of visits that the rows beside them show, as :func:`spread_of_visits` gives it. A row whose
+            own visits agree better has this one: three visits in one mode of the machine look exact.
     """
-    halves, visits = ([math.log(high / low) / 2 for low, high, _ in (a, b)], np.array([a[2], b[2]]))
-    half, middle = sum(halves), math.log(a[0] / b[0] * a[1] / b[1]) / 2
-    if min(visits) > 1 and half:
-        parts = (np.array(halves) / [student(count - 1) for count in visits]) ** 2
-        freedom = parts.sum() ** 2 / (parts**2 / (visits - 1)).sum()
-        half = max(half, student(freedom, family) * math.sqrt(parts.sum()))
+    half, middle = math.log(a[1] / a[0] * b[1] / b[0]) / 2, math.log(a[0] / b[0] * a[1] / b[1]) / 2
+    fewest = min(a[2], b[2])
+    if fewest > 1 and (half or shared[0]):
+        pairs = [(_variance(*one), one[2] - 1, one[2]) for one in (a, b)]
+        parts = [(max((own, freedom), shared), visits) for own, freedom, visits in pairs]
+        total = sum(spread / visits for (spread, _), visits in parts)
+        freedom = total**2 / sum((spread / visits) ** 2 / known for (spread, known), visits in parts)
+        half = max(half, student(freedom, family) * math.sqrt(total))
+    if fewest < FEWEST_VISITS:
+        half = max(half, math.log1p(MODES))
     low, high = (math.exp(max(-_FARTHEST, min(_FARTHEST, end))) for end in (middle - half, middle + half))
     return low, high
 

@@ -13,6 +13,7 @@ import csv
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from attnbench.measure.statistics import (
     joint_ratio,
     judged,
     ratios_over_visits,
+    spread_of_visits,
 )
 from attnbench.results.scores import Summary, comparisons, difference
 
@@ -134,17 +136,46 @@ def gate(
     return found
 
 
+Visits = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
+"""Logarithms of the times of visits to equal programs: lengths, variants, visits."""
+
+
+def normal(
+    rng: np.random.Generator, shape: tuple[int, ...], *, spread: float = 0.05, unlike: float = 0.0
+) -> np.ndarray:
+    return rng.normal(0, 1, shape) * spread * np.exp(rng.normal(0, unlike, (*shape[:-1], 1)))
+
+
+def seldom(rng: np.random.Generator, shape: tuple[int, ...], *, share: float, longer: float) -> np.ndarray:
+    """A ``share`` of the visits takes ``longer``; the others differ by half a percent."""
+    return math.log1p(longer) * (rng.random(shape) < share) + rng.normal(0, 0.005, shape)
+
+
 def report(
-    rng: np.random.Generator, spread: float, times: int, *, variants: int = 13, lengths: int = 4, rounds: int = 3
+    rng: np.random.Generator,
+    visits: Visits,
+    times: int,
+    *,
+    variants: int = 13,
+    lengths: int = 4,
+    rounds: int = 3,
+    true: float = 1.0,
 ) -> int:
-    """Reports of ``times`` that call one of equal variants faster or slower than softmax."""
-    wrong, family = 0, (variants - 1) * lengths
+    """Reports of ``times`` that call one of equal variants faster or slower than softmax.
+
+    ``true``: one of the longest length takes so many times as long, and it counts whether that one is called slower.
+    """
+    found, family = 0, (variants - 1) * lengths
     for _ in range(times):
-        visits = np.exp(rng.normal(0, spread, (lengths, variants, rounds)))
-        found = [[interval_over_rounds([[one] for one in of]) or (0.0, 0.0) for of in at] for at in visits.tolist()]
-        ratios = [joint_ratio((*at[0], rounds), (*one, rounds), family) for at in found for one in at[1:]]
-        wrong += any(judged(ends).word in ("faster", "slower") for ends in ratios)
-    return wrong
+        logs = visits(rng, (lengths, variants, rounds))
+        logs[-1, -1] += math.log(true)
+        said = []
+        for at in np.exp(logs).tolist():
+            ends = [(*(interval_over_rounds([[one] for one in of]) or (0.0, 0.0)), rounds) for of in at]
+            shared = spread_of_visits(ends)
+            said += [judged(joint_ratio(ends[0], one, family, shared)).word for one in ends[1:]]
+        found += said[-1] == "faster" if true > 1 else bool({"faster", "slower"} & set(said))
+    return found
 
 
 def scores(rng: np.random.Generator, *, tasks: int, seeds: int, times: int) -> tuple[int, int]:
@@ -254,10 +285,25 @@ def rates(times: int = FULL) -> Iterator[Rate]:
         promised = ">= 90 %" if factor == 1.2 else ""
         machine = Machine(spread)
         yield counted("gate finds one slower cell", said, promised, gate, machine, cells=16, slower=factor, confirm=5)
-    for spread in (0.02, 0.1, 0.2):
-        for rounds in (2, 3, 5):
-            said = f"13 variants, 4 lengths, {rounds} rounds, visits differ by {100 * spread:g} %"
-            yield counted("report calls equals faster or slower", said, "<= 5 %", report, spread, rounds=rounds)
+    equals, finds = "report calls equals faster or slower", "report finds one variant of another speed"
+    kinds: dict[str, Visits] = {
+        **{f"visits differ by {spread:g} %": partial(normal, spread=spread / 100) for spread in (2, 10, 20)},
+        "visits differ by 5 % in the middle, cells unlike by a factor of 2.7": partial(normal, unlike=1.0),
+        "half of the visits take 20 % longer": partial(seldom, share=0.5, longer=0.2),
+        "a fifth of the visits takes 20 % longer": partial(seldom, share=0.2, longer=0.2),
+        "a fifth of the visits takes 30 % longer": partial(seldom, share=0.2, longer=0.3),
+    }
+    for variants, lengths in ((13, 4), (3, 4), (3, 1)):
+        for said, visits in kinds.items() if variants > 3 else [*kinds.items()][-3:]:
+            for rounds in (2, 3, 5):
+                of = f"{variants} variants, {lengths} length{'s' * (lengths > 1)}, {rounds} rounds, {said}"
+                size = {"variants": variants, "lengths": lengths, "rounds": rounds}
+                yield counted(equals, of, "<= 5 %", report, visits, **size)
+    for spread, factors in ((0.01, (1.05, 1.1)), (0.05, (1.2, 1.3, 1.5))):
+        for true in factors:
+            for rounds in (2, 3, 5):
+                of = f"13 variants, 4 lengths, {rounds} rounds, visits differ by {100 * spread:g} %, x{true:g}"
+                yield counted(finds, of, "", report, partial(normal, spread=spread), rounds=rounds, true=true)
 
 
 def _counter(times: int) -> Callable[..., Rate]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from tests.benchmarks import error_rates, live_beside
 from tests.docs.making import rows, table
 
@@ -31,8 +33,16 @@ def error_rates_of_gate() -> str:
 
 @rows
 def error_rates_of_reports() -> str:
-    """Reports of equals."""
-    return shown("report")
+    """Reports: false verdicts, and power; a column for each number of rounds."""
+    found = [one for one in error_rates.read() if one.what.startswith("report")]
+    lines: dict[tuple[str, ...], dict[str, str]] = {}
+    for one in found:
+        setting, rounds = re.sub(r", \d rounds", "", one.setting), re.findall(r"\d rounds", one.setting)[0]
+        lines.setdefault((one.what, setting, one.promised.replace("<=", "≤")), {})[rounds] = f"{one.share:.1%}"
+    columns = sorted({name for line in lines.values() for name in line})
+    return table(
+        ["what", "setting", "promised", *columns], [[*key, *map(line.get, columns)] for key, line in lines.items()]
+    )
 
 
 @rows

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 from tests.benchmarks import error_rates
-from tests.benchmarks.error_rates import Machine, Rate, gate, power, row, visit
+from tests.benchmarks.error_rates import Machine, Rate, gate, normal, power, report, row, seldom, visit
 
 TIMES = 200
 
@@ -45,6 +47,19 @@ def test_several_old_runs_say_how_runs_differ_however_much_that_is(runs: float) 
 @pytest.mark.parametrize(("spread", "factor"), [(0.01, 1.05), (0.05, 1.2)])
 def test_a_true_loss_is_found_in_nine_gates_of_ten(spread: float, factor: float) -> None:
     assert is_kept(gate(rng(4), Machine(spread), TIMES, cells=16, slower=factor, limit=1.0), ">= 90 %")
+
+
+@pytest.mark.parametrize("rounds", [2, 3, 5])
+@pytest.mark.parametrize("variants", [3, 13])
+@pytest.mark.parametrize("share", [0.2, 0.5])
+def test_one_report_of_equals_in_twenty_tells_two_apart_at_most(rounds: int, variants: int, share: float) -> None:
+    visits = partial(seldom, share=share, longer=0.2)
+    assert is_kept(report(rng(7), visits, TIMES, variants=variants, rounds=rounds))
+    assert is_kept(report(rng(8), partial(normal, unlike=share), TIMES, variants=variants, rounds=rounds))
+
+
+def test_a_report_finds_what_differs() -> None:
+    assert is_kept(report(rng(9), partial(normal, spread=0.05), TIMES, rounds=5, true=1.3), ">= 90 %")
 
 
 @pytest.mark.parametrize("noise", [0.1, 0.2])

@@ -19,11 +19,13 @@ from attnbench.measure.statistics import (
     interquartile_range,
     interval_of_visit,
     interval_over_rounds,
+    joint_ratio,
     judged,
     median_interval,
     noise_floor,
     paired_ratio,
     ratios_over_visits,
+    spread_of_visits,
 )
 from attnbench.measure.time import Sample, TimingRules, measure_time, summarise
 
@@ -110,6 +112,47 @@ def test_the_interval_over_rounds_is_students_of_the_logarithms_of_the_visits_me
     logs = np.log([1.0, 1.2, 0.85])
     low, high = t.interval(0.95, 2, logs.mean(), logs.std(ddof=1) / math.sqrt(3))
     assert interval_over_rounds(visits) == pytest.approx((math.exp(low), math.exp(high)))
+
+
+def row_of(visits: list[float]) -> tuple[float, float, int]:
+    return *(interval_over_rounds([[one] for one in visits]) or (0.0, 0.0)), len(visits)
+
+
+def test_the_joint_interval_of_a_ratio_is_welchs_of_the_logarithms_of_visits() -> None:
+    from scipy.stats import t
+
+    a, b, family = [1.0, 1.1, 1.3, 1.2], [2.0, 2.1, 2.4], 48
+    parts = [float(np.var(np.log(one), ddof=1)) / len(one) for one in (a, b)]
+    freedom = sum(parts) ** 2 / sum(part**2 / (len(one) - 1) for part, one in zip(parts, (a, b), strict=True))
+    half = t.ppf(1 - 0.025 / family, freedom) * math.sqrt(sum(parts))
+    middle = float(np.log(a).mean() - np.log(b).mean())
+    found = joint_ratio(row_of(a), row_of(b), family, (0.0, 0))
+    assert found == pytest.approx((math.exp(middle - half), math.exp(middle + half)))
+
+
+def test_the_rows_of_a_length_say_together_how_visits_vary_at_most() -> None:
+    from scipy.stats import chi2
+
+    visits = [[1.0, 1.1, 1.3, 1.2], [2.0, 2.1, 2.4], [5.0, 5.0, 5.0]]
+    squares = sum(float(np.var(np.log(one)) * len(one)) for one in visits)
+    found = spread_of_visits([*map(row_of, visits), (1.0, 2.0, 1)])  # one visit tells nothing
+    assert found == (pytest.approx(squares / chi2.ppf(0.2, 7)), 7)
+    assert spread_of_visits([(1.0, 2.0, 1)]) == (0.0, 0)
+
+
+def test_visits_that_agree_by_chance_are_as_uncertain_as_those_beside_them() -> None:
+    from scipy.stats import t
+
+    alike, shared = row_of([1.0, 1.0, 1.0]), (0.01, 20)
+    half = t.ppf(1 - 0.025 / 12, 40) * math.sqrt(2 * 0.01 / 3)
+    assert joint_ratio(alike, alike, 12, shared) == pytest.approx((math.exp(-half), math.exp(half)))
+    assert joint_ratio(alike, alike, 12, (0.0, 0)) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("visits", [1, 2])
+def test_below_three_visits_a_ratio_is_uncertain_by_the_modes_of_a_machine(visits: int) -> None:
+    low, high = joint_ratio((1.0, 1.0, visits), (1.0, 1.0, 5), 1, (0.0, 0))
+    assert (low, high) == pytest.approx((1 / 1.3, 1.3))
 
 
 def test_one_visit_has_no_interval_however_many_samples_it_has() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from attnbench.answers.report.rows import BASELINE, FEW_CLEAN, Relative, times, tokens
+from attnbench.answers.report.rows import BASELINE, FEW_CLEAN, Relative, relative, times, tokens
 from attnbench.answers.report.views import View
 from attnbench.figures.kit.ticks import plain
 from attnbench.measure.status import Status
@@ -111,7 +111,9 @@ class _Speaker:
         others = exact.iloc[1:]
         if (beside := self.beside.get(best.name)) and beside.said.word not in _APART:
             others = others[others["variant"] != BASELINE]  # said with its speed
-        tied = [self._name(row) for _, row in others.iterrows() if not row["time_ci_low_s"] > best["time_ci_high_s"]]
+        noise = max((one.noise for one in self.beside.values()), default=0.0)
+        held = relative([self.view.setting], noise, [best["label"]])
+        tied = [self._name(row) for at, row in others.iterrows() if at not in held or held[at].said.word not in _APART]
         one = "the fastest exact attention" if len(exact) > 1 else "the only exact attention measured"
         what = f" is {one}: {format_seconds(best['time_median_s'])} for {self.view.what} ({configuration(best)})"
         what += _decoding(best)

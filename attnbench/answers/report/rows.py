@@ -14,7 +14,7 @@ import pandas as pd
 from attnbench.answers.report.against import Change
 from attnbench.figures.kit.palette import LIGHT
 from attnbench.figures.kit.ticks import plain
-from attnbench.measure.statistics import Said, joint_ratio, judged
+from attnbench.measure.statistics import Ends, Said, joint_ratio, judged, spread_of_visits
 from attnbench.measure.status import Status
 from attnbench.results.frame.agreement import ROUNDING
 from attnbench.results.frame.marks import error_text, name_text
@@ -88,12 +88,15 @@ def relative(settings: Sequence[Setting], noise: float = 0.0, bases: Collection[
     interval is then that of the least of the ratios to all of them.
     """
     pairs = list(_pairs(settings, bases))
-    family = sum(len(held) for _, held, row in pairs if None not in map(_ends, [*held, row]))
-    return {index: _ratio(held, row, family, noise, bool(bases)) for index, held, row in pairs}
+    family = sum(len(held) for _, held, row, _ in pairs if None not in map(_ends, [*held, row]))
+    return {index: _ratio(held, row, shared, family, noise, bool(bases)) for index, held, row, shared in pairs}
 
 
-def _pairs(settings: Sequence[Setting], bases: Collection[str]) -> Iterator[tuple[Hashable, Sequence[_Row], _Row]]:
-    """Each row with the rows that it is relative to, the first of which gives the ratio."""
+def _pairs(
+    settings: Sequence[Setting], bases: Collection[str]
+) -> Iterator[tuple[Hashable, Sequence[_Row], _Row, tuple[float, int]]]:
+    """Each row with the rows that it is relative to, the first of which gives the ratio, and the spread of visits at
+    its length."""
     for setting in settings:
         timed = setting.ok.loc[setting.ok["time_median_s"] > 0, _COMPARED]
         groups: dict[tuple[int, int], dict[Hashable, _Row]] = {}
@@ -102,21 +105,25 @@ def _pairs(settings: Sequence[Setting], bases: Collection[str]) -> Iterator[tupl
         for rows in groups.values():
             held = [one for one in rows if (rows[one]["label"] in bases if bases else rows[one]["variant"] == BASELINE)]
             held.sort(key=lambda one: rows[one]["time_median_s"] if bases else len(rows[one]["label"]))
+            shared = spread_of_visits(filter(None, map(_ends, rows.values())))
             for index in rows if held else ():
                 if index != held[0]:
-                    yield index, [rows[one] for one in held[: None if bases else 1] if one != index], rows[index]
+                    beside = [rows[one] for one in held[: None if bases else 1] if one != index]
+                    yield index, beside, rows[index], shared
 
 
-def _ends(row: _Row) -> tuple[float, float, int] | None:
+def _ends(row: _Row) -> Ends | None:
     low, high, visits = (float(row[name]) for name in ("time_ci_low_s", "time_ci_high_s", "time_rounds"))
     return (low, high, int(visits) if visits > 0 else 1) if 0 < low <= high < math.inf else None
 
 
-def _ratio(bases: Sequence[_Row], row: _Row, family: int, noise: float, named: bool) -> Relative:
+def _ratio(
+    bases: Sequence[_Row], row: _Row, shared: tuple[float, int], family: int, noise: float, named: bool
+) -> Relative:
     base, every = bases[0], [*bases, row]
     *ours, theirs = map(_ends, every)
     known = None not in (*ours, theirs)  # as ``family`` counts them
-    ends = [joint_ratio(one, theirs, family) for one in ours if known and one and theirs]
+    ends = [joint_ratio(one, theirs, family, shared) for one in ours if known and one and theirs]
     low, high = (min(low for low, _ in ends), min(high for _, high in ends)) if known else (None, None)
     if low and high and high > _WIDEST * low:
         low = high = None
