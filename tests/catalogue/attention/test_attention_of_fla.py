@@ -20,6 +20,7 @@ from torch.nn.functional import normalize
 import attnbench.catalogue.attention
 from attnbench.catalogue.build import build
 from attnbench.catalogue.engines import forms
+from attnbench.catalogue.engines.linear import fused
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.variant import VARIANTS
 from attnbench.errors import Unsupported
@@ -164,9 +165,14 @@ def rounded(formula: Callable[..., Any]) -> Callable[..., Any]:
     return kernel
 
 
+def no_triton(*_: object) -> Tensor:
+    raise ImportError("No module named 'triton'")
+
+
 @pytest.fixture
 def fla(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The package with formulas for kernels, and a processor that forms take for a GPU."""
+    """The package with formulas for kernels, and a processor that forms take for a GPU without Triton."""
+    monkeypatch.setattr(fused, "of_map", no_triton)
     for name, (function, formula) in FORMULAS.items():
         module = ModuleType(f"fla.ops.{name}")
         vars(module)[function] = rounded(formula)
