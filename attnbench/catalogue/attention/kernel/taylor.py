@@ -90,8 +90,8 @@ class Taylor(FeatureAttention):
     tradeoff": exp(s) is replaced by 1 + s + s²/2 with s = q·k/√D, which is at least 1/2, so that every row of weights
     is positive and sums to 1. It is close to softmax attention where |s| is small, and grows as s² where it is not.
     Nothing is random and nothing is learned. q ``(B, H, N, D)``, k and v ``(B, H, M, D)``; the sums of a head have
-    about D²/2 features, so that time is O(n·D³); ``form=triton`` keeps them all. ``form=fla`` is causal and forms the weights of all pairs, for
-    O(n²·D), if D is above 16, where ``form=auto`` does not take it.
+    about D²/2 features, so that time is O(n·D³); ``form=triton`` keeps them all. ``form=fla`` is causal and forms the
+    weights of all pairs, for O(n²·D), if D is above 16, where ``form=auto`` does not take it.
 
     Differs from the paper: Based projects q and k to 16 channels first and mixes in sliding-window attention; here
     the map is applied to all D channels of q and k as they are.
@@ -104,7 +104,8 @@ class Taylor(FeatureAttention):
         chunk: Chunk = None,
         form: Annotated[Literal["auto", "torch", "triton", "fla"], Field(description=forms.WHICH)] = "auto",
     ) -> None:
-        alone = shape.causal and not shape.cross and shape.D <= (128 if form == "fla" else 16) and chunk is None
+        widest = 128 if form == "fla" else 16
+        alone = shape.causal and not shape.cross and widest >= shape.D and chunk is None
         kernel = partial(fla.run, "based" if shape.D > 16 else "based-sums")
         super().__init__(shape, chunk, form, {"fla": kernel} if alone else {})
 

@@ -53,9 +53,9 @@ class Graph(nn.Module):
     token to another one. Causal: only the edges that lead back. A key that is listed twice counts once.
 
     q, k, v ``(B, H, N, D)`` -> ``(B, H, N, D)``. All heads have the same graph. The keys of each query are gathered,
-    some queries at a time, as for any graph: that the ring is regular is not made use of. ``form=flex``, for up to 16,384
-    tokens, computes all pairs and hides those without an edge. The graph is drawn for ``shape.N`` tokens; in a shorter
-    input, edges to missing tokens are left out.
+    some queries at a time, as for any graph: that the ring is regular is not made use of. ``form=flex``, for up to
+    16,384 tokens, computes all pairs and hides those without an edge. The graph is drawn for ``shape.N`` tokens; in a
+    shorter input, edges to missing tokens are left out.
 
     Differs from the paper: the graph does not come from data; self-edges; no features of edges and no embedding of
     positions.
