@@ -5,7 +5,7 @@
 #
 # Without names it takes these four steps; the name of any other suite is a step as well. Each step gets a share of the
 # minutes that are left and is interrupted when they are over: what was measured until then stays. Wheels are those of
-# WHEELS (default: .whl). OUT (default: build/on-gpu) gets a log of each step, the rows, and runs.tar.gz, which holds
+# WHEELS (default: .whl): what the machine lacks of attnbench[gpu], pytest, pytest-xdist and pytest-timeout. OUT (default: build/on-gpu) gets a log of each step, the rows, and runs.tar.gz, which holds
 # the rows and runs, with samples where they are small. TESTS names tests in place of all that need a GPU, and ONLY is
 # for suites what -k of attnbench run is. DEVICE=cpu tries all of it with tiny shapes.
 set -u
@@ -16,12 +16,16 @@ shift
 end=$(($(date +%s) + minutes * 60 - 20)) # the rest is for packing
 OUT=${OUT:-build/on-gpu}
 DEVICE=${DEVICE:-cuda}
-mkdir -p "$OUT"
-OUT=$(cd "$OUT" && pwd)
-site=$(mktemp -d)
-if ls "${WHEELS:-.whl}"/*.whl >/dev/null 2>&1; then
-    python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target "$site" "${WHEELS:-.whl}"/*.whl ||
-        echo "wheels were not installed"
+mkdir -p "$OUT" && OUT=$(cd "$OUT" && pwd) && site=$(mktemp -d) || exit
+
+wheels() {
+    python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target "$site" "$@"
+}
+
+if ls "${WHEELS:-.whl}"/*.whl >/dev/null 2>&1 && ! wheels "${WHEELS:-.whl}"/*.whl; then
+    for wheel in "${WHEELS:-.whl}"/*.whl; do # one that is not for this machine keeps no other from being installed
+        wheels "$wheel" || echo "$wheel was not installed"
+    done
 fi
 export PYTHONPATH="$site:$PWD:$PWD/plugins/peers${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 case $DEVICE in cpu) tiny="--n 64 128 --heads 2 --head-dim 16 --dtype float32 --only sdpa,linear,gla" ;; *) tiny="" ;; esac
@@ -47,9 +51,9 @@ step() {
 }
 
 {
-    nvidia-smi
+    timeout 30 nvidia-smi
     python3 -m pip list 2>/dev/null | grep -iE '^(torch|triton|fla|numpy|nvidia-(cudnn|ml)|pytest)'
-    python3 -m attnbench env
+    timeout 60 python3 -m attnbench env
 } >"$OUT/machine.txt" 2>&1
 tail -n 60 "$OUT/machine.txt" | cut -c 1-160
 
@@ -85,7 +89,6 @@ for what in "$@"; do
 done
 
 cd "$OUT" || exit
-find . -type f ! -name .lock ! -name runs.tar.gz ! \( -name samples.jsonl -size +10M \) >"$site/files"
-tar czf runs.tar.gz -T "$site/files"
-rm -rf "$site"
+rm -rf "$site" # first, since the disk may be full
+find . -type f ! -name .lock ! -name runs.tar.gz ! \( -name samples.jsonl -size +10M \) | tar czf runs.tar.gz -T -
 ls -l runs.tar.gz

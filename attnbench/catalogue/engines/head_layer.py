@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
+from attnbench.catalogue.engines import forms
 from attnbench.catalogue.engines.linear.maps import Map
 from attnbench.catalogue.engines.masks import emptied
 from attnbench.catalogue.engines.recurrent.real_tokens import alone, both_ways
@@ -21,6 +24,9 @@ class HeadLayer(nn.Module):
     def projected(self, x: Tensor) -> tuple[Tensor, ...]:
         """Queries, keys, values and the further outputs of ``qkv`` for x ``(B, n, C)``: ``(B, H, n, D)`` each."""
         B, n, C = x.shape
+        if n > 1 and forms.on_device(x):  # a kernel would copy the parts of one product
+            each = (linear(x, weight) for weight in torch.split(self.qkv.weight, C))
+            return tuple(torch.unflatten(y, 2, (self.heads, -1)).transpose(1, 2) for y in each)
         parts = self.qkv(x).view(B, n, self.qkv.out_features // C, self.heads, C // self.heads)
         return tuple(parts.permute(2, 0, 3, 1, 4).unbind())
 

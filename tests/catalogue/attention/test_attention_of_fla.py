@@ -20,6 +20,8 @@ from torch.nn.functional import normalize
 import attnbench.catalogue.attention
 from attnbench.catalogue.build import build
 from attnbench.catalogue.engines import forms
+from attnbench.catalogue.engines.fla import KERNELS
+from attnbench.catalogue.engines.linear import fused
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.variant import VARIANTS
 from attnbench.errors import Unsupported
@@ -164,9 +166,14 @@ def rounded(formula: Callable[..., Any]) -> Callable[..., Any]:
     return kernel
 
 
+def no_triton(*_: object) -> Tensor:
+    raise ImportError("No module named 'triton'")
+
+
 @pytest.fixture
 def fla(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The package with formulas for kernels, and a processor that forms take for a GPU."""
+    """The package with formulas for kernels, and a processor that forms take for a GPU without Triton."""
+    monkeypatch.setattr(fused, "of_map", no_triton)
     for name, (function, formula) in FORMULAS.items():
         module = ModuleType(f"fla.ops.{name}")
         vars(module)[function] = rounded(formula)
@@ -226,6 +233,23 @@ def test_in_bfloat16_the_kernel_is_what_auto_takes(case: str) -> None:
     assert not [why for why in forms.passed_over() if "form=fla" in why]  # a window has another kernel
     assert counted.kernel is not None
     assert "fla" in counted.kernel
+
+
+@pytest.mark.usefixtures("fla")
+@pytest.mark.parametrize("case", ["mesa", "path", "fox", "abc:slots=16"])
+def test_a_layer_hands_its_kernel_nothing_that_must_be_copied(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    row, whole = KERNELS[case.partition(":")[0]], list[bool]()
+    module = sys.modules[f"fla.ops.{row.module}"]
+    kernel = getattr(module, row.function)
+
+    def noting(*given: Tensor, **named: Any) -> Any:
+        whole.extend(x.is_contiguous() for x in given[:3])
+        return kernel(*given, **named)
+
+    monkeypatch.setattr(module, row.function, noting)
+    shape = shape_of(case)
+    build(case, shape, form="fla")(*inputs_of(case, shape))
+    assert whole == [True] * 3
 
 
 @pytest.mark.usefixtures("fla")

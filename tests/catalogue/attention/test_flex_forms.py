@@ -46,6 +46,8 @@ PATTERNS = [
     ("sparse:length=17,heads=split", False, True, "alibi", "none"),
     ("etc:window=20,global_tokens=5,max_distance=3", False, True, "none", "none"),
     ("bigbird:block=20,random_blocks=2", False, False, "relative", "none"),
+    ("graph:edges=2,ring=3", True, True, "none", "none"),
+    ("graph:edges=2,ring=3", False, False, "none", "none"),
 ]
 
 
@@ -219,6 +221,8 @@ def test_block_masks_are_kept_and_padding_is_that_of_the_call(uncompiled: Uncomp
 def test_options_without_a_kernel_are_refused_by_name_and_else_run_as_operations(uncompiled: Uncompiled) -> None:
     with pytest.raises(Unsupported, match="form=flex has no kernel for these options"):
         made("streaming:rotary=true,form=flex", causal=True, bias="none", sink="none")
+    with pytest.raises(Unsupported, match="form=flex has no kernel for these options"):
+        build("graph:form=flex", Shape(seq_len=16_385))
     module = made("streaming:rotary=true", causal=True, bias="none", sink="none")
     x = torch.randn(3, B, H, N, D)
     assert count(lambda: module(*x)).kernel == "torch"
@@ -243,6 +247,7 @@ def test_on_a_processor_the_operations_run_unless_the_kernel_is_named() -> None:
         ("longformer", False, False, "none", "none"),
         ("streaming", True, False, "none", "none"),
         ("sparse", True, False, "none", "none"),
+        ("graph", True, False, "none", "none"),
         ("bigbird", False, False, "none", "none"),
         ("moba", True, False, "none", "none"),
         ("xattention:threshold=0.5", True, False, "none", "none"),

@@ -13,7 +13,7 @@ from torch import Tensor
 import attnbench.catalogue.attention
 from attnbench.catalogue.build import build
 from attnbench.catalogue.engines import fla, forms
-from attnbench.catalogue.engines.linear import fused
+from attnbench.catalogue.engines.linear import fused, module
 from attnbench.catalogue.engines.linear.fused import Keys
 from attnbench.contract.problem.reference import relative_error
 from attnbench.contract.problem.shape import Shape
@@ -191,6 +191,7 @@ SETTINGS = [
     ("rfa:features=20,kernel=arccos", 2e-6),
     ("favor-plus-plus:features=20", 2e-6),
     ("cosformer", 2e-6),
+    ("taylor", 2e-6),
 ]
 
 
@@ -204,7 +205,11 @@ def test_a_variant_by_the_kernels_gives_what_its_operations_give(
 
 
 @pytest.mark.parametrize(
-    ("spec", "causal"), [("performer:features=20", True), ("favor-plus-plus:features=20", False), ("efficient", False)]
+    ("spec", "causal"),
+    [
+        *(("performer:features=20", True), ("favor-plus-plus:features=20", False), ("efficient", False)),
+        ("taylor", False),
+    ],
 )
 def test_stabilisers_of_keys_and_of_features_are_right(spec: str, causal: bool, device: str) -> None:
     agree(spec, 2e-6, causal, device)
@@ -224,9 +229,9 @@ def test_causal_averages_are_those_of_fading_states(monkeypatch: pytest.MonkeyPa
         return torch.cat(out, 2)
 
     monkeypatch.setattr(fla, "run", recurrent)
-    module = build("efficient:form=fla", Shape(2, 2, 40, 16, causal=True))
+    efficient = build("efficient:form=fla", Shape(2, 2, 40, 16, causal=True))
     inputs = [3 * torch.randn(2, 2, 40, 16) for _ in range(3)]
-    assert relative_error(module(*inputs), module.dense(*inputs)) < 2e-6  # type: ignore[operator]  # an Efficient
+    assert relative_error(efficient(*inputs), efficient.dense(*inputs)) < 2e-6  # type: ignore[operator]  # an Efficient
 
 
 def agree(spec: str, close: float, causal: bool, device: str) -> None:
@@ -245,11 +250,23 @@ def agree(spec: str, close: float, causal: bool, device: str) -> None:
 
 def test_auto_takes_the_kernels_after_a_trial_and_tells_it(device: str) -> None:
     forms.forget()
-    module = build("performer:features=20", Shape(1, 2, 70, 16, causal=True)).to(device)
+    performer = build("performer:features=20", Shape(1, 2, 70, 16, causal=True)).to(device)
     inputs = [torch.randn(1, 2, 70, 16).to(device).requires_grad_() for _ in range(3)]
     for _ in range(2):
-        assert count(lambda: module(*inputs)).kernel in ("triton", "triton_interpreter")
+        assert count(lambda: performer(*inputs)).kernel in ("triton", "triton_interpreter")
     assert forms.passed_over() == []
+    forms.forget()
+
+
+def test_features_that_would_take_too_much_memory_are_left_to_the_operations(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = [torch.randn(1, 2, 40, 16).to(device) for _ in range(3)]
+    for most, kernel in ((4 * 209 * 80, ("triton", "triton_interpreter")), (4 * 209 * 80 - 1, ("torch",))):
+        forms.forget()
+        monkeypatch.setattr(module, "_MOST_BYTES", most)
+        taylor = build("taylor", Shape(1, 2, 40, 16)).to(device)
+        assert count(lambda: taylor(*inputs)).kernel in kernel  # noqa: B023  # counted at once
     forms.forget()
 
 
@@ -258,9 +275,9 @@ def test_auto_takes_the_kernels_after_a_trial_and_tells_it(device: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_auto_is_the_kernels_at_the_usual_size(dtype: torch.dtype, causal: bool) -> None:
     forms.forget()
-    module = build("performer", Shape(1, 4, 1000, 128, causal=causal)).to("cuda", dtype)
+    performer = build("performer", Shape(1, 4, 1000, 128, causal=causal)).to("cuda", dtype)
     inputs = [torch.randn(1, 4, 1000, 128, dtype=dtype, device="cuda").requires_grad_() for _ in range(3)]
-    counted = count(lambda: torch.autograd.grad(module(*inputs).sum(), inputs))
+    counted = count(lambda: torch.autograd.grad(performer(*inputs).sum(), inputs))
     assert (counted.kernel, forms.passed_over()) == ("triton", [])
 
 

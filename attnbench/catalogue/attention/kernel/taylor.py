@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from attnbench.catalogue.engines import fla, forms
@@ -88,28 +90,29 @@ class Taylor(FeatureAttention):
     tradeoff": exp(s) is replaced by 1 + s + s²/2 with s = q·k/√D, which is at least 1/2, so that every row of weights
     is positive and sums to 1. It is close to softmax attention where |s| is small, and grows as s² where it is not.
     Nothing is random and nothing is learned. q ``(B, H, N, D)``, k and v ``(B, H, M, D)``; the sums of a head have
-    about D²/2 features, so that time is O(n·D³). ``form=fla`` is causal and forms the weights of all pairs, for
-    O(n²·D), if D is above 16, where ``form=auto`` does not take it.
+    about D²/2 features, so that time is O(n·D³); ``form=triton`` keeps them all. ``form=fla`` is causal and forms the
+    weights of all pairs, for O(n²·D), if D is above 16, where ``form=auto`` does not take it.
 
     Differs from the paper: Based projects q and k to 16 channels first and mixes in sliding-window attention; here
     the map is applied to all D channels of q and k as they are.
     """
 
-    def __init__(self, shape: Shape, *, chunk: Chunk = None, form: forms.Fla = "auto") -> None:
-        super().__init__(shape, chunk)
-        alone = shape.causal and not shape.cross and shape.D <= 128 and chunk is None
-        self.fused = {"fla": partial(fla.run, "based" if shape.D > 16 else "based-sums")} if alone else {}
-        forms.require("taylor", form, self.fused)
-        self.form = form
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        chunk: Chunk = None,
+        form: Annotated[Literal["auto", "torch", "triton", "fla"], Field(description=forms.WHICH)] = "auto",
+    ) -> None:
+        widest = 128 if form == "fla" else 16
+        alone = shape.causal and not shape.cross and widest >= shape.D and chunk is None
+        kernel = partial(fla.run, "based" if shape.D > 16 else "based-sums")
+        super().__init__(shape, chunk, form, {"fla": kernel} if alone else {})
 
     def pair_weights(self, q: Tensor, k: Tensor, allowed: Tensor) -> Tensor:
         s = q @ k.mT / q.shape[-1] ** 0.5
         weights: Tensor = 1 + s + s.square() / 2
         return weights
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        fast = self.fused if key_mask is None and (self.form == "fla" or self.head_dim <= 16) else {}
-        return forms.attend("taylor", self.form, partial(self.attend, key_mask=key_mask), q, k, v, fast=fast)
 
     def feature_map(self, dtype: torch.dtype) -> FeatureMap:
         return TaylorFeatures(self.head_dim)

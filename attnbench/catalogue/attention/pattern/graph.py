@@ -10,12 +10,18 @@ from torch import Tensor, nn
 
 from attnbench.catalogue.engines.decoding import kv_cache
 from attnbench.catalogue.engines.decoding.kv_cache import Cache
+from attnbench.catalogue.engines.flex.blocks import Seen, by_places
+from attnbench.catalogue.engines.flex.kernel import DTYPES
+from attnbench.catalogue.engines.flex.pattern import FlexPattern, Form
 from attnbench.catalogue.engines.gathered.chosen import attend_to_chosen
 from attnbench.catalogue.engines.masks import emptied, visible_pairs
 from attnbench.contract.problem.reference import masked_attention
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.variant import Knob, No, Traits, register
 from attnbench.errors import Unsupported
+
+_MOST = 16_384
+"""Most tokens of the kernel: with random edges nearly no block is empty, so that it computes all pairs."""
 
 
 @register(
@@ -32,6 +38,7 @@ from attnbench.errors import Unsupported
         longer=No("the graph is drawn for the tokens that it is made for"),
         stochastic=True,
         exact_with=("ring={n}",),
+        given=(("form=flex", {"compiled": True, "dtypes": DTYPES}),),
         knob=Knob("edges"),
     ),
     settings=("ring=2,edges=3",),
@@ -46,8 +53,9 @@ class Graph(nn.Module):
     token to another one. Causal: only the edges that lead back. A key that is listed twice counts once.
 
     q, k, v ``(B, H, N, D)`` -> ``(B, H, N, D)``. All heads have the same graph. The keys of each query are gathered,
-    some queries at a time, as for any graph: that the ring is regular is not made use of. The graph is drawn for
-    ``shape.N`` tokens; in a shorter input, edges to missing tokens are left out.
+    some queries at a time, as for any graph: that the ring is regular is not made use of. ``form=flex``, for up to
+    16,384 tokens, computes all pairs and hides those without an edge. The graph is drawn for ``shape.N`` tokens; in a
+    shorter input, edges to missing tokens are left out.
 
     Differs from the paper: the graph does not come from data; self-edges; no features of edges and no embedding of
     positions.
@@ -65,10 +73,12 @@ class Graph(nn.Module):
         *,
         edges: Annotated[int, Field(ge=0, description="random neighbours of each token")] = 8,
         ring: Annotated[int, Field(ge=0, description="neighbours on either side along the ring")] = 4,
+        form: Form = "auto",
     ) -> None:
         super().__init__()
         N = shape.N
         self.causal, self.longest = shape.causal, N
+        self.flex = FlexPattern(f"graph, edges={edges}, ring={ring}, causal={shape.causal}", form, fits=N <= _MOST)
         own, reach = torch.arange(N)[:, None], min(ring, N)
         near = (own + torch.arange(-reach, reach + 1)) % N
         # From floats, since shapes must be traceable, and integers drawn at random are not of one kind everywhere.
@@ -85,6 +95,17 @@ class Graph(nn.Module):
         return masked_attention(q, k, v, edges[:N, :N] & visible_pairs(q, k, self.causal, key_mask))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        return self.flex.attend(self._plain, self._seen, q, k, v, key_mask=key_mask)
+
+    def _seen(self, q: Tensor) -> Seen:
+        n = q.shape[2]
+        table = self._rows(slice(0, n))
+        edges = torch.zeros(n, n + 1, dtype=torch.bool, device=q.device)  # the last column is no token's
+        edges.scatter_(1, torch.where((table >= 0) & (table < n), table, n), 1)
+        edges = edges.tril() if self.causal else edges
+        return by_places(lambda i, j: edges[i, j], q)
+
+    def _plain(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None) -> Tensor:
         k, v = emptied(key_mask, k, v)
         table = self._rows(slice(0, q.shape[2]))
         chosen = torch.where(table < k.shape[2], table, -1).int().expand(len(q), 1, -1, -1)

@@ -143,9 +143,7 @@ class GSA(LayerFromEitherEnd):
         return self.out(y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt() * self.norm.weight)
 
     def _parts(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        q, k, v = (
-            torch.unflatten(each, 2, (self.heads, -1)).transpose(1, 2) for each in silu(self.qkv(x)).chunk(3, -1)
-        )
+        q, k, v = map(silu, self.projected(x))
         logits = torch.unflatten(self.decay(x).to(accumulator(x.dtype)), 2, (self.heads, -1))
         return q, k, v, (logsigmoid(logits) * (LOG2E / self.temperature)).transpose(1, 2)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from typing import Annotated, Literal
 
@@ -29,6 +29,8 @@ Form = Annotated[
 ]
 """The option of variants with features for :func:`attnbench.catalogue.engines.linear.fused.of_map`."""
 
+_MOST_BYTES = 1 << 32
+"""Most bytes of all queries' features, or all keys', with which ``auto`` takes the kernels: they read ready ones."""
 _ROWS = 64
 """Tokens of a step of several that see one another in one product; the others come through the sums."""
 
@@ -36,10 +38,13 @@ _ROWS = 64
 class FeatureAttention(nn.Module):
     """Σ_j φ(q_i)·φ(k_j) v_j / Σ_j φ(q_i)·φ(k_j); a subclass defines φ and the weights."""
 
-    def __init__(self, shape: Shape, chunk: int | None, form: str = "torch") -> None:
+    def __init__(
+        self, shape: Shape, chunk: int | None, form: str = "torch", unmasked: Mapping[str, Callable[..., Tensor]] = {}
+    ) -> None:
+        """``unmasked`` are forms of q, k and v alone, to prefer to ``triton``."""
         super().__init__()
-        self.causal, self.chunk, self.head_dim = shape.causal, chunk, shape.D
-        self.summed_by = forms.require("these sums", form, ("triton",) if chunk is None else ())
+        self.causal, self.chunk, self.head_dim, self.unmasked = shape.causal, chunk, shape.D, unmasked
+        self.summed_by = forms.require("these sums", form, (*unmasked, *(("triton",) if chunk is None else ())))
 
     def feature_map(self, dtype: torch.dtype) -> FeatureMap:
         raise NotImplementedError
@@ -82,17 +87,20 @@ class FeatureAttention(nn.Module):
             mask = rest[0] if masks else None
             return compute(q, k, v, mask, *rest[len(masks) :], by_triton=by_triton)
 
-        fast = {"triton": partial(run, by_triton=True)} if self.chunk is None else {}
-        name = (
-            "" if torch.compiler.is_compiling() else self._computation
-        )  # a name is for a cache of verdicts, of which a compiled call has none
+        # A name is for a cache of verdicts, of which a compiled call has none.
+        name, width = ("", 0) if torch.compiler.is_compiling() else self._computation
+        fast = {} if masks else dict(self.unmasked)
+        small = 4 * width * max(x.shape[:3].numel() for x in (q, k)) <= _MOST_BYTES
+        if self.chunk is None and (small or self.summed_by == "triton"):
+            fast["triton"] = partial(run, by_triton=True)
         return forms.attend(name, self.summed_by, run, q, k, v, *masks, *others, fast=fast)
 
     @cached_property
-    def _computation(self) -> str:
+    def _computation(self) -> tuple[str, int]:
+        """Its name and the number of its features."""
         features = self.feature_map(torch.float32)
         of = f"{features.width} of {type(features).__name__}"
-        return f"{type(self).__name__.lower()}, {of}, causal={self.causal}"
+        return f"{type(self).__name__.lower()}, {of}, causal={self.causal}", features.width
 
     def attend_as_it_is(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, *, by_triton: bool = False
