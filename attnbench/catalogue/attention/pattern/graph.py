@@ -54,8 +54,9 @@ class Graph(nn.Module):
 
     q, k, v ``(B, H, N, D)`` -> ``(B, H, N, D)``. All heads have the same graph. The keys of each query are gathered,
     some queries at a time, as for any graph: that the ring is regular is not made use of. ``form=flex``, for up to
-    16,384 tokens, computes all pairs and hides those without an edge. The graph is drawn for ``shape.N`` tokens; in a
-    shorter input, edges to missing tokens are left out.
+    16,384 tokens, skips blocks without an edge; with random edges few are, so that it computes nearly all pairs, and
+    no ``auto`` takes it. The graph is drawn for ``shape.N`` tokens; in a shorter input, edges to missing tokens are
+    left out.
 
     Differs from the paper: the graph does not come from data; self-edges; no features of edges and no embedding of
     positions.
@@ -73,7 +74,7 @@ class Graph(nn.Module):
         *,
         edges: Annotated[int, Field(ge=0, description="random neighbours of each token")] = 8,
         ring: Annotated[int, Field(ge=0, description="neighbours on either side along the ring")] = 4,
-        form: Form = "auto",
+        form: Form = "torch",
     ) -> None:
         super().__init__()
         N = shape.N
