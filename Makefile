@@ -85,7 +85,7 @@ test-all: lint-check $(VENV)/installed-all $(OLDEST)/installed
 OF_MEASURING := tests/measure tests/catalogue/engines tests/catalogue/attention tests/suite tests/results/test_store.py \
   $(addprefix tests/harness/test_,pairs.py compare.py length.py unseen.py)
 UNTRACED := $(addprefix --deselect=tests/,measure/test_standstill.py suite/test_hostile.py \
-  run/test_unseen.py::test_a_cheat_is_an_error_with_the_way_in_which_it_cheats \
+  harness/test_unseen.py::test_a_cheat_is_an_error_with_the_way_in_which_it_cheats \
   suite/test_expand.py::test_the_largest_suite_takes_a_moment)
 
 coverage: $(VENV)/installed-dev
