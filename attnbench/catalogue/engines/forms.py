@@ -102,7 +102,7 @@ def attend(
     for one, compute in fast.items():
         key = (name, one, widths, gradients, first.device)
         if key not in _verdicts:
-            if _capturing(first):
+            if first.is_cuda and torch.cuda.is_current_stream_capturing():
                 continue
             _verdicts[key] = fault = _tried(plain, compute, given, gradients)
             if fault:
@@ -143,10 +143,6 @@ def a_device() -> bool:
 def on_device(x: Tensor) -> bool:
     """Return True if fused kernels run on a tensor's device; tests replace this."""
     return x.is_cuda
-
-
-def _capturing(x: Tensor) -> bool:
-    return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _fused(plain: Callable[..., Tensor], compute: Callable[..., Tensor], given: tuple[Tensor, ...]) -> Tensor:

@@ -294,7 +294,8 @@ class TokenText:
             raise UsageError(f"--length {length}: no room beside the model's special tokens")
         ids = torch.tensor(tokens, dtype=torch.int64)
         cut = len(ids) - len(ids) // _HELD_OUT
-        self._train, self._held = (self._cut(part) for part in (ids[:cut], ids[cut:]))
+        whole = (part[: len(part) // self._inside * self._inside] for part in (ids[:cut], ids[cut:]))
+        self._train, self._held = (part.view(-1, self._inside) for part in whole)
         if not len(self._train) or not len(self._held):
             raise UsageError(
                 f"{name}: {len(ids)} tokens are too few for windows of {length}, of which the last tenth is held out"
@@ -302,9 +303,6 @@ class TokenText:
         self.most: int | None = len(self._held)
         said = f"{around} {length} ".encode()
         self.digest = hashlib.sha256(said + ids.numpy().tobytes()).hexdigest()[:16]
-
-    def _cut(self, ids: Tensor) -> Tensor:
-        return ids[: len(ids) // self._inside * self._inside].view(-1, self._inside)
 
     def held_out(self, count: int) -> Windows:
         if count > len(self._held):

@@ -89,12 +89,10 @@ def _field(arrow: Any, name: str, kind: Any, unit: str) -> Any:
 
 def _write(arrow: Any, rows: Sequence[Mapping[str, Any]], fields: Sequence[Any], folder: RunFolder, path: Path) -> None:
     about = {"attnbench.run": folder.path.name, "attnbench.environment": json.dumps(folder.environment)}
-    columns = {field.name: [_plain(row[field.name]) for row in rows] for field in fields}
+    columns = {  # a status is a word
+        field.name: [str(one) if isinstance(one := row[field.name], str) else one for row in rows] for field in fields
+    }
     table = arrow.table(columns, schema=arrow.schema(fields, metadata=about))
     buffer = arrow.BufferOutputStream()
     arrow.parquet.write_table(table, buffer)
     write_output(path, buffer.getvalue().to_pybytes())
-
-
-def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, str) else value  # a status is a word

@@ -186,15 +186,10 @@ def follows(name: str, row: Mapping[str, Any] | pd.Series[Any]) -> bool:
 
 def is_expected(name: str, value: Any) -> bool:
     """True for a value that means none, or for the only one before there was a choice."""
-    axis = AXES.get(name)
+    axis, is_off = AXES.get(name), bool(pd.isna(value)) or not value
     if axis is not None and axis.usual is not None:  # none of it is news
-        return bool(pd.isna(value)) or not value or axis.unsaid(value)
-    return is_off(value) or (axis is not None and axis.added and axis.unsaid(value))
-
-
-def is_off(value: Any) -> bool:
-    """True for a value that means none: no bias, not causal."""
-    return bool(pd.isna(value)) or not value or value == "none"
+        return is_off or axis.unsaid(value)
+    return is_off or value == "none" or (axis is not None and axis.added and axis.unsaid(value))
 
 
 def failures(rows: pd.DataFrame, *, at_n: bool = True) -> list[str]:

@@ -136,7 +136,8 @@ class Nystrom(nn.Module):
         # Columns of the inverse that belong to empty runs are zero. Its product with the values may be far larger than
         # the product with a query's weights: hence no half precision from here on.
         A = _weights(q_mean.to(accumulate), k_mean.to(accumulate), of_queries.filled, of_keys.filled)
-        values = torch.matmul(self._inverse(A), values.to(accumulate))
+        inverse = torch.linalg.pinv(A) if self.pinv == "exact" else newton(A, _start(A), self.iterations)
+        values = torch.matmul(inverse, values.to(accumulate))
         out = attend_to_few_keys(q.to(accumulate), k_mean.to(accumulate), values, columns, keep=True)
         if self.convolution is not None:
             shown = v if key_mask is None else v.masked_fill(~key_mask[:, None, :, None], 0.0)
@@ -144,9 +145,6 @@ class Nystrom(nn.Module):
             out = out + conv2d(shown, self.convolution[:, None, :, None], padding=(size // 2, 0), groups=v.shape[1])
         out = out.to(q.dtype)
         return out if some is None else out.masked_fill(~some, 0.0)
-
-    def _inverse(self, A: Tensor) -> Tensor:
-        return torch.linalg.pinv(A) if self.pinv == "exact" else newton(A, _start(A), self.iterations)
 
 
 def _start(A: Tensor) -> Tensor:

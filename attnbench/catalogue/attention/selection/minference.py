@@ -11,7 +11,6 @@ from torch import Tensor
 from attnbench.catalogue.engines.blocks.module import BlockSelecting
 from attnbench.catalogue.engines.blocks.selection import (
     Grid,
-    LastQueries,
     Pairs,
     by_distance,
     in_blocks,
@@ -184,7 +183,7 @@ class MInference(BlockSelecting):
         N = q.shape[1]
         total = -(-N // self.block)
         own, before = own_blocks(slice(0, total), self.block, total, self.block, q)
-        found = self.of_last(q, k, real)
+        found = of_last_queries(q, k, real, self.rows, causal=self.causal)
         of_columns, of_distances = found.weights.sum(1), by_distance(found, total * self.block)
         places = torch.arange(N, device=q.device)
         columns = largest(of_columns, self.vertical, allowed=of_columns > 0, forced=places < self.first)
@@ -197,9 +196,6 @@ class MInference(BlockSelecting):
         apart = i[:, None] - i + total
         blocks = whole[:, apart] | rest[:, apart - 1] | own
         return blocks & before if self.causal else blocks, columns
-
-    def of_last(self, q: Tensor, k: Tensor, real: Tensor) -> LastQueries:
-        return of_last_queries(q, k, real, self.rows, causal=self.causal)
 
     def _a_shape(self, total: int, like: Tensor) -> Tensor:
         """The blocks of first keys and of the window, ``(blocks, blocks)``."""
