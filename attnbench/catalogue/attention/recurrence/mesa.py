@@ -22,11 +22,12 @@ from attnbench.catalogue.engines.recurrent.real_tokens import FromEitherEnd
 from attnbench.catalogue.engines.recurrent.stretches import by_heads, rows_in_turn, stretches
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.reads import BETA, DECAY
+from attnbench.contract.traits import Given
 from attnbench.contract.variant import CORE, SUMMED, Core, register
 
 Steps = Annotated[int | None, Field(ge=1, description="steps of conjugate gradients; none: solve exactly")]
 
-_GIVEN = (("steps", {"cost": "O(n·s·d²)"}), *SUMMED.given)
+_GIVEN: Given = (("steps", {"cost": "O(n·s·d²)"}), *SUMMED.given)
 _LEAST = 0.25
 """Lowest entry of Λ."""
 _MOST = 128
