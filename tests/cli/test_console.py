@@ -286,7 +286,7 @@ def test_a_fused_form_that_does_not_take_what_was_measured_is_not_named(
 def test_a_further_line_of_a_row_is_left_out_if_it_is_empty(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(console._out(), "_width", 20)
+    monkeypatch.setenv("COLUMNS", "20")
     console.table(["variant", "verdict"], [["a" * 15, ""], ["b" * 15, "slower"]])
     assert [line.strip() for line in capsys.readouterr().out.splitlines()] == [
         "variant", "verdict", "a" * 15, "b" * 15, "slower"
