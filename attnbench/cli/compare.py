@@ -223,7 +223,9 @@ def _without_error(n: int, record: Record) -> str:
 
 def _how_sure(comparison: Comparison) -> str:
     """Numbers of ratios that share the 95 % of the verdicts, and of processes."""
-    over = " to ".join(dict.fromkeys(map(str, comparison.processes[:1] + comparison.processes[-1:]))) or "no"
+    if not comparison.processes:
+        return "times of one call: nothing took turns"
+    over = " to ".join(dict.fromkeys(map(str, comparison.processes[:1] + comparison.processes[-1:])))
     said = f"95 % intervals over {over} process{'es' * (over != '1')}"
     if comparison.family:
         all_ = f"all {comparison.family} together" if comparison.family > 1 else "the only one"

@@ -170,4 +170,4 @@ def _figure(answer: Match, about: str) -> Figure:
 
     from attnbench.figures.frontier import draw_frontier
 
-    return draw_frontier(pd.DataFrame(answer.to_rows()), about=about)
+    return draw_frontier(pd.DataFrame(answer.to_rows()), title=answer.headline(), about=about)

@@ -77,7 +77,8 @@ def draw_comparison(frame: pd.DataFrame, *, crossovers: Sequence[Mapping[str, An
 
 def _title(frame: pd.DataFrame, base: str, crossed: Mapping[str, Mapping[str, Any]]) -> str:
     said: dict[str, list[str]] = {}
-    for label, rows in frame[frame["a"] == base].groupby("b", sort=False):
+    judged = frame[frame["ratio"].notna() | (frame["verdict"] == "withheld")]
+    for label, rows in judged[judged["a"] == base].groupby("b", sort=False):
         verdicts = set(rows["verdict"])
         if str(label) in crossed:
             words = f"overtaken from n = {plain(round(crossed[str(label)]['seq_len']))} on by"

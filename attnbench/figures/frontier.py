@@ -34,12 +34,12 @@ _ACROSS = {
 
 
 @in_style
-def draw_frontier(frame: pd.DataFrame, *, about: str = "") -> Figure:
+def draw_frontier(frame: pd.DataFrame, *, title: str, about: str = "") -> Figure:
     """Draw each variant's settings and a line through the unbeaten ones.
 
     Up is the score if the budget is a score, else the error, with exact methods at the lower edge. Across is memory if
-    that is the budget, else time. ``frame`` has the rows of ``Match.to_rows()``; ``about`` goes under the title. Raises
-    NothingToDraw if no setting has both an error or score and a cost.
+    that is the budget, else time. ``frame`` has the rows of ``Match.to_rows()``, ``title`` is ``Match.headline()``, and
+    ``about`` goes under it. Raises NothingToDraw if no setting has both an error or score and a cost.
     """
     target, budget = str(frame["target"].iloc[0]), float(frame["budget"].iloc[0])
     column = "peak_bytes" if target == "memory" else "time_median_s"
@@ -67,7 +67,7 @@ def draw_frontier(frame: pd.DataFrame, *, about: str = "") -> Figure:
     notes += [own_form_note(name.removesuffix(DISTANCE) for name in names), *_failures(frame)]
     key = wrapped_height(names, said) if narrow() else 0.0
     whole = new_page(
-        _title(drawn, target, up, column),
+        title,
         [about] if about else [],
         notes,
         room=(NARROW_ROOM if narrow() else 3.6) + key,
@@ -83,15 +83,6 @@ def draw_frontier(frame: pd.DataFrame, *, about: str = "") -> Figure:
         _settings(ax, drawn[drawn["name"] == name].sort_values(column), column, up, hows[name])
     write_wrapped(under if narrow() else replace(page, left=right + 0.15), hows, said)
     return page.figure
-
-
-def _title(drawn: pd.DataFrame, target: str, up: str, column: str) -> str:
-    least = column if target == up else up
-    chosen = drawn[drawn["chosen"].astype(bool)].sort_values(least)
-    if chosen.empty:
-        return f"No variant meets the budget of {target}"
-    what = f"Least {_ACROSS[column][0]} for" if target == up else "Least error within"
-    return f"{what} that {target}: {chosen['name'].iloc[0]}"
 
 
 def _scale_across(ax: Axes, costs: Sequence[float], column: str) -> None:

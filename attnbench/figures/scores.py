@@ -112,14 +112,16 @@ def _in_panels(parts: Sequence[Summary], names: Mapping[str, str], wide: float) 
 def _title(drawn: Sequence[Problem], names: Mapping[str, str], family: int) -> str:
     problems = [one for one in drawn if one.task != MEAN]
     pairs = [(names[part.label], part, one.reference) for one in problems if one.reference for part in one.parts]
+    pairs = [(name, part, other) for name, part, other in pairs if part is not other]
     if not pairs:
         best = winners([[(part.over_seeds.mean, names[part.label]) for part in one.parts] for one in problems])
         return f"Highest mean score: {best}"
-    found = [(difference(part, other, family).verdict, name) for name, part, other in pairs if part is not other]
+    found = [(difference(part, other, family).verdict, name) for name, part, other in pairs]
     better, worse = ([name for verdict, name in found if verdict == wanted] for wanted in ("better", "worse"))
     if better:
         return f"Better than softmax: {counted(better, len(problems))}"
-    return f"Nothing is shown to be better than softmax; {len(set(worse))} of {len(set(names.values())) - 1} are worse"
+    worst, of = len(set(worse)), len(set(names.values())) - 1
+    return f"Nothing is shown to be better than softmax; {worst} of {of} {'is' if worst == 1 else 'are'} worse"
 
 
 def _limits(drawn: Sequence[Problem]) -> tuple[float, float]:

@@ -18,8 +18,9 @@ from attnbench.figures.kit.score_lines import Line, Panel, draw_lines, linear_x
 from attnbench.figures.kit.style import Look, in_style
 from attnbench.figures.kit.ticks import linear_ticks
 from attnbench.measure.status import Status
+from attnbench.results.frame import marks
 from attnbench.results.frame.settings import PANELS, Setting, compared, only_length, restrict, settings, without_room
-from attnbench.results.frame.words import failures, own_form_note, short_names, where
+from attnbench.results.frame.words import failures, short_names, where
 
 NEEDS = "errors of pass generate"
 _MARKS = 6
@@ -54,13 +55,14 @@ def draw_steps(frame: pd.DataFrame, *, n: int | None = None, only: Mapping[str, 
         "Names from the smallest last error up.",
         f"Left out — exact up to rounding: {', '.join(dict.fromkeys(exact))}." if len(exact) else "",
         hidden,
-        own_form_note(names),
+        *marks.notes(line.name for panel in panels for line in panel.lines),
         *(f"Not drawn — {line}" for line in failures(rows)),
         without_room(found),
     ]
     every = pd.concat([setting.rows for setting in shown])
-    means = [[(math.fsum(line.y) / len(line.y), line.name) for line in panel.lines] for panel in panels]
-    title = f"Least mean error over the new tokens: {winners(means, largest=False)}"
+    fair = [[line for line in panel.lines if not line.name.endswith(marks.NO_ERROR)] for panel in panels]
+    means = [[(math.fsum(line.y) / len(line.y), line.name) for line in lines] for lines in fair if lines]
+    title = f"Least mean error over the new tokens: {winners(means, largest=False)}" if means else "No approximation"
     return draw_lines(title, where(every, only_length(every)), notes, panels, "relative error", _scale, _draw)
 
 
@@ -74,7 +76,10 @@ def _has_steps(rows: pd.DataFrame) -> pd.Series[bool]:
 
 
 def _panel(setting: Setting, names: Mapping[str, str]) -> Panel:
-    lines = [_line(row, names[str(row["label"])]) for _, row in setting.rows.iterrows()]
+    lines = [
+        _line(row, names[str(row["label"])] + marks.NO_ERROR * (row["error_kind"] == "distance"))
+        for _, row in setting.rows.iterrows()
+    ]
     return Panel(setting.about, tuple(sorted(lines, key=lambda line: (line.y[-1], line.name))), ())
 
 

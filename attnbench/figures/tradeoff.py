@@ -141,9 +141,14 @@ def draw_tradeoff(
 def _title(one: Contenders) -> str:
     agreement = _AGREEMENT.get(one.agreed.column, "agreement with exact attention")
     names, _ = short_names(one.points)
+    if len(one.points) == 1:
+        return f"{names[one.points['label'].iloc[0]]} is the only method here"
     if (one.points["kind"] == "exact").all():
-        fastest = one.points.iloc[int((one.points["x"] * (-1 if one.fast_low else 1)).argmax())]
-        return f"{names[fastest['label']]} is the fastest of {len(one.points)} exact methods"
+        first, *others = one.points.sort_values("x", ascending=one.fast_low).to_dict("records")
+        apart = (row["x_low"] > first["x_high"] if one.fast_low else row["x_high"] < first["x_low"] for row in others)
+        tied = [names[row["label"]] for row, far in zip(others, apart, strict=True) if not far]
+        said = f"{names[first['label']]} is the fastest of {len(one.points)} exact methods"
+        return said + f", not told apart from {', '.join(tied)}" * bool(tied)
     front = [names[label] for label in one.front["label"]]
     return f"Unbeaten in speed and {agreement}: {', '.join(front)}" if front else f"Speed, memory and {agreement}"
 
@@ -283,7 +288,7 @@ def _mark_spread(ax: Axes, layout: Layout) -> None:
 
 def _notes(found: Sequence[Contenders], points: pd.DataFrame) -> list[str]:
     notes = []
-    if any((one.points["kind"] == "exact").all() for one in found):
+    if any(len(one.points) > 1 and (one.points["kind"] == "exact").all() for one in found):
         notes.append("All are exact: their heights only keep the circles apart.")
     if any(len(one.front) > 1 for one in found):
         every = [one.setting.rows for one in found]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -377,3 +378,25 @@ def test_every_try_is_a_row_and_the_chosen_one_is_marked() -> None:
     assert [row["value"] for row in rows if row["chosen"]] == [400]
     assert rows[-1]["reason"] == "not fitted"
     assert {row["seq_len"] for row in rows} == {4096}
+
+
+def test_a_setting_whose_turns_take_longer_is_not_within_the_budget() -> None:
+    budget, slow = Budget("time", 1e-3), found("a:m=8", 0.1, 0.09, 0.11)
+    assert slow.chosen is not None
+    late = replace(slow.chosen, time=2e-3)
+    a, b = replace(slow, tries=(late,), chosen=late), found("b:m=8", 0.2, 0.19, 0.21)
+    in_time = replace(b.tries[0], time=5e-4)
+    b = replace(b, tries=(in_time,), chosen=in_time)
+    as_it_stands = replace(a, knob="", note="it has no knob")
+    assert answers(Match(budget, [as_it_stands]))[0].endswith("2.00 ms, not within time 1.00 ms")
+    assert not any(line.startswith(("least memory", "smallest error")) for line in answers(Match(budget, [a, b])))
+    assert Match(budget, [a, b]).headline() == "b:m=8 fits into time 1.00 ms: 500 µs"
+    assert Match(budget, [a]).headline() == "Nothing is within time 1.00 ms"
+
+
+def test_the_headline_ranks_what_the_sentences_rank() -> None:
+    budget = Budget("memory", 2e6)
+    a, near = found("a:m=8", 0.1, 0.09, 0.11), found("b:m=8", 0.105, 0.095, 0.115)
+    assert Match(budget, [a, near]).headline() == (
+        "Smallest error within memory 1.91 MiB: cannot be told, a:m=8 and b:m=8 overlap"
+    )

@@ -281,3 +281,13 @@ def test_a_fused_form_that_does_not_take_what_was_measured_is_not_named(
 ) -> None:
     console.fused_note([measured(text, **columns)])
     assert capsys.readouterr().err == ""
+
+
+def test_a_further_line_of_a_row_is_left_out_if_it_is_empty(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    console.table(["variant", "verdict"], [["a" * 15, ""], ["b" * 15, "slower"]])
+    assert [line.strip() for line in capsys.readouterr().out.splitlines()] == [
+        "variant", "verdict", "a" * 15, "b" * 15, "slower"
+    ]  # fmt: skip

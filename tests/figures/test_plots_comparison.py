@@ -150,3 +150,12 @@ def test_the_notes_say_how_a_gpu_was_launched_and_how_much_of_a_time_is_the_host
     assert "graph: 30 % of performer's time is the host at n = 1024." in said
     assert "of sdpa's time" not in said
     assert "aunch" not in words(draw_comparison(compared({"a": power(1, 1), "b": power(2, 1)}), crossovers=[]))
+
+
+def test_the_title_says_nothing_of_a_variant_that_never_ran(words: Words) -> None:
+    seconds: dict[str, Callable[[int], float | None]] = {
+        "softmax": power(1e-9, 2), "never": lambda n: None, "linear": power(1e-6, 1)
+    }  # fmt: skip
+    said = words(draw_comparison(compared(seconds), crossovers=[])).splitlines()
+    assert "softmax is faster than linear" in said
+    assert any(line.startswith("never: oom at n = 1024, 4096, 16384") for line in said)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -13,6 +14,7 @@ from attnbench.figures.kit.page import NothingToDraw, laid_out
 from attnbench.figures.kit.palette import DARK, LIGHT, drawn_in
 
 Words = Callable[[Figure], str]
+chart = partial(draw_frontier, title="Fastest within error 0.1: a")
 
 
 def tries(variant: str, errors: dict[int, float], *, target: str = "error", budget: float = 0.1, **columns: Any) -> Any:
@@ -36,7 +38,7 @@ FALLING = {m: 2 / math.sqrt(m) for m in (8, 16, 32, 64, 512, 256)}
 
 
 def test_the_frontier_is_a_line_in_order_of_cost_and_what_it_beats_is_pale() -> None:
-    figure = draw_frontier(frame(tries("a", FALLING | {128: 0.9})))
+    figure = chart(frame(tries("a", FALLING | {128: 0.9})))
     ax = figure.axes[0]
     (line,) = [one for one in ax.lines if len(one.get_xdata()) == len(FALLING)]
     assert list(line.get_xdata()) == [1e-5 * m for m in sorted(FALLING)]
@@ -46,7 +48,7 @@ def test_the_frontier_is_a_line_in_order_of_cost_and_what_it_beats_is_pale() -> 
 
 @pytest.mark.parametrize(("target", "budget"), [("error", 0.1), ("time", 2e-3), ("memory", 2e5)])
 def test_the_budget_is_a_line_across_what_it_is_a_budget_of(target: str, budget: float) -> None:
-    ax = draw_frontier(frame(tries("a", FALLING, target=target, budget=budget))).axes[0]
+    ax = chart(frame(tries("a", FALLING, target=target, budget=budget))).axes[0]
     (line,) = [one for one in ax.lines if one.get_label() == "budget"]
     level = line.get_ydata() if target == "error" else line.get_xdata()
     assert set(level) == {budget}
@@ -58,7 +60,7 @@ def test_the_budget_is_a_line_across_what_it_is_a_budget_of(target: str, budget:
 def test_the_chosen_setting_has_a_ring_and_stands_in_the_key(words: Words) -> None:
     rows = tries("a", FALLING)
     rows[3]["chosen"] = True
-    drawn = draw_frontier(frame(rows, tries("b", {8: 0.5})))
+    drawn = chart(frame(rows, tries("b", {8: 0.5})))
     (ring,) = drawn.axes[0].collections
     assert ring.get_offsets().tolist() == [[1e-5 * 64, 0.25]]
     assert {"m=64", "budget not met"} <= {*words(drawn).splitlines()}
@@ -66,7 +68,7 @@ def test_the_chosen_setting_has_a_ring_and_stands_in_the_key(words: Words) -> No
 
 def test_exact_methods_stand_at_the_lower_edge_and_do_not_stretch_the_scale(words: Words) -> None:
     exact = tries("softmax", {8: 2e-7}, error_kind="exact", knob="", value=None, chosen=True)
-    drawn = draw_frontier(frame(tries("a", FALLING), exact))
+    drawn = chart(frame(tries("a", FALLING), exact))
     low, _ = drawn.axes[0].get_ylim()
     assert low > 1e-3
     assert "At the lower edge: equal to softmax attention up to rounding." in words(drawn)
@@ -80,7 +82,7 @@ def test_other_operators_own_forms_and_failures_are_told(words: Words) -> None:
         tries("b", {8: 0.5}, own_form="a window of its own"),
         tries("b", {16: math.nan, 32: math.nan}, status="oom", reason="needs 9 GiB"),
     )
-    said = words(draw_frontier(rows)).splitlines()
+    said = words(chart(rows)).splitlines()
     assert {"a *", "b†"} <= {*said}
     assert any("is not an error" in line for line in said)
     assert "b: oom at m = 16, 32 — needs 9 GiB" in said
@@ -88,15 +90,15 @@ def test_other_operators_own_forms_and_failures_are_told(words: Words) -> None:
 
 def test_a_variant_that_has_no_error_is_named(words: Words) -> None:
     fitted = tries("linformer", {8: math.nan}, error_kind="learned", target="time")
-    said = words(draw_frontier(frame(tries("a", FALLING, target="time"), fitted)))
+    said = words(chart(frame(tries("a", FALLING, target="time"), fitted)))
     assert "Without an error, and not drawn: linformer." in said
 
 
 def test_without_an_error_or_with_exact_methods_alone_there_is_no_chart() -> None:
     with pytest.raises(NothingToDraw, match="both an error and a peak memory"):
-        draw_frontier(frame(tries("a", {8: math.nan}, target="memory")))
+        chart(frame(tries("a", {8: math.nan}, target="memory")))
     with pytest.raises(NothingToDraw, match="every setting equals softmax attention"):
-        draw_frontier(frame(tries("softmax", {8: 1e-7})))
+        chart(frame(tries("softmax", {8: 1e-7})))
 
 
 def scores(variant: str, values: dict[int, float], **columns: Any) -> Any:
@@ -115,7 +117,7 @@ RISING = {8: 0.3, 16: 0.5, 64: 0.92, 32: 0.8}
 def test_of_scores_the_best_are_above_and_the_budget_is_a_line_across_them(words: Words) -> None:
     rows = scores("a", RISING | {48: 0.6})
     rows[2]["chosen"] = True
-    figure = draw_frontier(frame(rows))
+    figure = chart(frame(rows))
     ax = figure.axes[0]
     (line,) = [one for one in ax.lines if len(one.get_xdata()) == len(RISING)]
     assert list(line.get_ydata()) == sorted(RISING.values())
@@ -129,30 +131,30 @@ def test_of_scores_the_best_are_above_and_the_budget_is_a_line_across_them(words
     assert high > 0.97
     (ring,) = ax.collections
     assert ring.get_offsets().tolist() == [[1e-5 * 64, 0.92]]
-    assert {"Least median time for that score: a", "m=64"} <= {*words(figure).splitlines()}
+    assert {"Fastest within error 0.1: a", "m=64"} <= {*words(figure).splitlines()}
 
 
 def test_variants_without_a_score_are_named_and_without_any_there_is_no_chart(words: Words) -> None:
     failed = scores("b", {8: math.nan}, status="crash", reason="1 of 3 trainings failed")
     unscored = scores("c", {8: math.nan})
-    said = words(draw_frontier(frame(scores("a", RISING), failed, unscored))).splitlines()
+    said = words(chart(frame(scores("a", RISING), failed, unscored))).splitlines()
     assert "Without a score, and not drawn: c." in said
     assert any(line.startswith("b: crash at m = 8 — 1 of 3 trainings failed") for line in said)
     with pytest.raises(NothingToDraw, match="no setting has both a score and a median time"):
-        draw_frontier(frame(unscored))
+        chart(frame(unscored))
 
 
 def test_it_follows_the_style() -> None:
     with drawn_in("dark"):
-        assert draw_frontier(frame(tries("a", FALLING))).axes[0].lines[-1].get_color() in (*DARK.sequence, DARK.ink)
-    assert draw_frontier(frame(tries("a", FALLING))).axes[0].lines[-1].get_color() in (*LIGHT.sequence, LIGHT.ink)
+        assert chart(frame(tries("a", FALLING))).axes[0].lines[-1].get_color() in (*DARK.sequence, DARK.ink)
+    assert chart(frame(tries("a", FALLING))).axes[0].lines[-1].get_color() in (*LIGHT.sequence, LIGHT.ink)
 
 
 @pytest.mark.parametrize("width", ["page", "column"])
 def test_every_word_of_scores_can_be_read(width: str, faults: Callable[[Figure], list[str]]) -> None:
     rows = [scores(f"performer:kernel=k{k}", {m: score / (k + 1) for m, score in RISING.items()}) for k in range(4)]
     with laid_out(width):
-        assert faults(draw_frontier(frame(*rows), about="recall, n = 64, 2 layers, 2 × 32, " * 4)) == []
+        assert faults(chart(frame(*rows), about="recall, n = 64, 2 layers, 2 × 32, " * 4)) == []
 
 
 @pytest.mark.parametrize("count", [1, 4, 10])
@@ -163,4 +165,4 @@ def test_every_word_can_be_read(count: int, width: str, faults: Callable[[Figure
         for k in range(count)
     ]
     with laid_out(width):
-        assert faults(draw_frontier(frame(*rows), about="operator forward " * 10)) == []
+        assert faults(chart(frame(*rows), about="operator forward " * 10)) == []

@@ -262,3 +262,20 @@ def test_the_title_is_the_answer_of_the_first_of_several_panels(run: Any, words:
     said = words(draw_scaling(run.table(rows))).replace("\n", " ")
     assert f"Fastest at n = 1k: {first}; " in said
     assert "(float32)" in said
+
+
+@pytest.mark.parametrize(
+    ("pass_", "said"), [("forward", "least memory: linear"), ("decode", "least cache or state: local, softmax")]
+)
+def test_the_memory_of_decoding_is_what_it_keeps(run: Any, words: Words, pass_: str, said: str) -> None:
+    sizes = {"linear": (1e3, 9e6), "local": (2e3, 5e6), "softmax": (3e3, 5e6)}
+    rows = [
+        {**row, "peak_bytes": peak, "state_bytes": kept}
+        for label, (peak, kept) in sizes.items()
+        for row in timed(run, label, (512, 1024), 1.0, **{"pass": pass_})
+    ]
+    assert f"; {said}\n" in words(draw_scaling(run.table(rows)))
+
+
+def test_one_variant_alone_is_not_the_fastest(run: Any, words: Words) -> None:
+    assert "Fastest" not in words(draw_scaling(run.table(timed(run, "linear", (512, 1024, 2048), 1.0))))

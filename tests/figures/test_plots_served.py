@@ -71,3 +71,8 @@ def test_a_setting_of_one_length_has_no_panel(frame: pd.DataFrame, run: Any) -> 
     other = run.table([run.row("softmax", **at, first_token_s=1e-3, token_s=1e-5, state_bytes=1000)])
     both = draw_served(pd.concat([frame, other], ignore_index=True))
     assert len(both.axes) == len(draw_served(frame).axes)
+
+
+def test_times_that_are_short_are_not_all_the_least(frame: pd.DataFrame, words: Words) -> None:
+    prompts = frame[frame["pass"] == "generate"]
+    assert "Least time, each token that follows: linear\n" in words(draw_served(prompts))

@@ -69,3 +69,14 @@ def test_without_steps_there_is_nothing_to_draw(frame: pd.DataFrame, run: Any) -
         draw_steps(forward)
     with pytest.raises(NothingToDraw):
         draw_steps(frame, n=7)
+
+
+def test_the_distance_of_another_operator_is_marked_and_is_never_the_least_error(run: Any, words: Words) -> None:
+    rows = [
+        generated(run, "local", [0.3, 0.3, 0.3, 0.3]),
+        generated(run, "linear", [0.001, 0.001, 0.001, 0.001], error_kind="distance"),
+    ]
+    said = words(draw_steps(run.table(rows))).splitlines()
+    assert "Least mean error over the new tokens: local" in said
+    assert "linear *" in said
+    assert any("is not an error" in line for line in said)

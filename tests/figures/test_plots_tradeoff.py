@@ -379,3 +379,25 @@ def test_the_measured_row_counts_and_the_newest_of_several(run: Any) -> None:
     broken = run.failed("crash", "signal 9", "local", started_at="2026-11-21T00:00:00")
     rows = settings(timed(run.table([new, broken, old])))[0].rows
     assert rows["time_median_s"].tolist() == [0.1]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        ({"softmax": 0.060}, "softmax is the only method here"),
+        ({"performer": 0.060}, "performer is the only method here"),
+        ({"softmax": 0.060, "sdpa": 0.021, "chunked": 0.060}, "sdpa is the fastest of 3 exact methods"),
+        (
+            {"softmax": 0.060, "sdpa": 0.021, "chunked": 0.022},
+            "sdpa is the fastest of 3 exact methods, not told apart from chunked",
+        ),
+    ],
+)
+def test_the_title_of_few_or_exact_methods_is_what_their_intervals_allow(
+    run: Any, words: Words, seconds: dict[str, float], said: str
+) -> None:
+    rows = []
+    for label, time in seconds.items():
+        times = {"time_median_s": time, "time_ci_low_s": 0.9 * time, "time_ci_high_s": 1.1 * time, "peak_bytes": 1e6}
+        rows.append(run.row(label, **times, examples_per_s=1 / time, rel_error=1e-7, error_kind="exact"))
+    assert said in words(draw_tradeoff(run.table(rows))).splitlines()

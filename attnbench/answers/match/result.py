@@ -45,12 +45,20 @@ class Match:
         """A row for each setting in the order of measuring; seconds and bytes, None if not measured."""
         return rows_of(self.budget, self.found, self.same)
 
+    def headline(self) -> str:
+        """The sentences that compare settings within the budget; of a single one its own."""
+        met = [_of_one(self.budget, one) for one in self.found if one.met(self.budget)]
+        said = "; ".join(_verdicts(self)) or "; ".join(met) or f"nothing is {self.budget.inside}"
+        return said if met and said == met[0] else said[0].upper() + said[1:]
+
     def to_json(self) -> dict[str, Any]:
+        """Plain data. The times of a setting stand in its row alone: those in its pairs are of fewer turns."""
+        pairs = self.comparison.to_rows() if self.comparison else []
         return {
             "budget": {"target": self.budget.target, "limit": self.budget.limit},
             "answers": self.sentences(),
             "rows": self.to_rows(),
-            "comparison": self.comparison.to_rows() if self.comparison else [],
+            "comparison": [{name: one for name, one in row.items() if "_time_" not in name} for row in pairs],
             "warnings": self.warnings,
             "trainings": None if self.kept is None else str(self.kept),
             "environment": dict(self.environment),
@@ -110,7 +118,7 @@ def _as_it_stands(budget: Budget, one: Found) -> str:
         return start + _failure(point)
     if point.lacks(budget):
         return f"{start}no {budget.target} measured"
-    return f"{start}{amount_text(point, budget)}, {'' if one.chosen else 'not '}{budget.inside}"
+    return f"{start}{amount_text(point, budget)}, {'' if one.met(budget) else 'not '}{budget.inside}"
 
 
 def _missed(budget: Budget, one: Found) -> str:
@@ -181,7 +189,7 @@ def _unpaired(match: Match) -> Iterator[str]:
 
 
 def _verdicts(match: Match) -> Iterator[str]:
-    chosen = [one.chosen for one in match.found if one.chosen is not None]
+    chosen = [point for one in match.found if (point := one.met(match.budget))]
     if len(chosen) < 2:
         return
     inside = match.budget.inside

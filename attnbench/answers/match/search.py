@@ -169,6 +169,10 @@ class Found:
     def label(self) -> str:
         return self.chosen.label if self.chosen else self.variant
 
+    def met(self, budget: Budget) -> Point | None:
+        """The setting that was chosen, unless its turns took longer than the budget allows."""
+        return self.chosen if self.chosen and self.chosen.within(budget) else None
+
     def in_turns(self, sides: Mapping[str, Side]) -> Found:
         """The outcome with the times of the turns (label -> times), for every table, figure and file."""
 

@@ -17,6 +17,7 @@ from attnbench.results.frame.marks import by_host
 from attnbench.results.frame.scored import Problem
 from attnbench.results.frame.words import configuration, short_names
 from attnbench.results.scores import MEAN, learnt
+from attnbench.suite.cell import STEPS
 from attnbench.units import format_bytes, format_seconds
 
 CLOSE = 0.1
@@ -139,7 +140,7 @@ class _Speaker:
             return [
                 (f"No approximation comes within {within}{on}; nearest is ", False),
                 (self._name(best), True),
-                (f" with {_two(best['y'])}", False),
+                (f" with {_two(best['y'])}{_decoding(best)}", False),
                 self._speed(best),
                 (".", False),
             ]
@@ -149,7 +150,7 @@ class _Speaker:
         return [
             (f"Within {within}{on}, the fastest approximation is ", False),
             (self._name(best), True),
-            (f", {what.format(_two(best['y']))}", False),
+            (f", {what.format(_two(best['y']))}{_decoding(best)}", False),
             self._speed(best),
             (end, False),
         ]
@@ -190,7 +191,8 @@ class _Speaker:
 def _decoding(row: pd.Series[Any]) -> str:
     seconds = {"first_token_s": "to the first token", "token_s": "per token"}
     said = [f"{format_seconds(row[name])} {words}" for name, words in seconds.items() if row[name] > 0]
-    said += [f"{format_bytes(row['state_bytes'])} of cache or state"] if said and row["state_bytes"] >= 0 else []
+    kept = row["pass"] in STEPS and row["state_bytes"] >= 0
+    said += [f"{format_bytes(row['state_bytes'])} of cache or state"] if kept else []
     return f", {', '.join(said)}" if said else ""
 
 
@@ -211,7 +213,8 @@ def beside_softmax(one: Relative) -> str:
         said = f"not held against softmax: {one.said.why}"
     else:
         said = f"not told apart from softmax ({times(one.low)} to {times(one.high)} times as fast)"
-    return said + (f", with {share(one.memory)} its peak memory" if one.memory else "")
+    what = "cache or state" if one.decodes else "peak memory"
+    return said + (f", with {share(one.memory)} its {what}" if one.memory else "")
 
 
 def share(ratio: float) -> str:

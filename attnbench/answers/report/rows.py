@@ -23,6 +23,7 @@ from attnbench.results.frame.settings import RUN, Setting
 from attnbench.results.frame.words import in_words
 from attnbench.results.record import UNCHECKED
 from attnbench.suite.axes import AXES, IN_ROWS, OF_SWAPS
+from attnbench.suite.cell import STEPS
 from attnbench.text import printable
 from attnbench.units import format_bytes, format_interval, format_seconds
 
@@ -47,7 +48,7 @@ _WIDEST = 1000
 """Ends of an interval farther apart than this say nothing: few visits that differ."""
 _COMPARED = [
     *("label", "variant", "seq_len", "kv_len", "time_median_s", "time_ci_low_s", "time_ci_high_s", "time_rounds"),
-    *("peak_bytes", "warnings"),
+    *("pass", "peak_bytes", "state_bytes", "warnings"),
 ]
 _Row = Mapping[Hashable, Any]
 
@@ -63,7 +64,7 @@ class Relative:
     median has no interval, or so few visits that this one says nothing."""
     high: float | None
     memory: float | None
-    """Its peak over that of softmax; None if one was not measured, or is zero."""
+    """Its peak, or cache or state if it decodes, over that of softmax; None if one was not measured, or is zero."""
     noise: float = 0.0
     """The machine's noise floor, as a share."""
     busy: str = ""
@@ -73,6 +74,7 @@ class Relative:
     """Number of ratios whose intervals hold together."""
     base: str = ""
     """The fastest of the rows that it is relative to; empty if that is softmax by definition."""
+    decodes: bool = False
 
     @property
     def said(self) -> Said:
@@ -128,11 +130,12 @@ def _ratio(
     if low and high and high > _WIDEST * low:
         low = high = None
     speed = float(base["time_median_s"] / row["time_median_s"])
-    peaks = float(row["peak_bytes"]), float(base["peak_bytes"])
-    memory = peaks[0] / peaks[1] if min(peaks) > 0 and math.isfinite(sum(peaks)) else None
+    decodes = row["pass"] in STEPS
+    held = [float(one["state_bytes" if decodes else "peak_bytes"]) for one in (row, base)]
+    memory = held[0] / held[1] if min(held) > 0 and math.isfinite(sum(held)) else None
     busy = FEW_CLEAN if any(FEW_CLEAN in one["warnings"] for one in every) else ""
     rounds = min(int(one["time_rounds"]) if one["time_rounds"] > 0 else 0 for one in every)
-    return Relative(speed, low, high, memory, noise, busy, rounds, family, base["label"] * named)
+    return Relative(speed, low, high, memory, noise, busy, rounds, family, base["label"] * named, decodes)
 
 
 COLUMNS = {
@@ -266,12 +269,13 @@ def _cells(row: Mapping[Hashable, Any], about: str, beside: Relative | None, cha
     ratio = [beside.speed, beside.low, beside.high] if beside else [None] * 3
     changed = [change.ratio, change.low, change.high] if change else [None] * 3
     lost = _between(_known(row["loss_delta_low"]), _known(row["loss_delta_high"]), _signed)
+    held = "state" if beside and beside.decodes else "peak"
+    less = f"{times(100 * beside.memory)} % of {beside.base or BASELINE}'s" if beside and beside.memory else ""
     failed, spread = row["status"] != Status.OK, format_interval(time[0], time[1], time[2])
     texts = {
         "n": int(row["seq_len"]),
         "first_token": format_seconds(row["first_token_s"]).removeprefix("-"),
         "per_token": format_seconds(row["token_s"]).removeprefix("-"),
-        "state": format_bytes(row["state_bytes"]).removeprefix("-"),
         "features": _digits(row["hidden_error"], 2),
         "verdict": change.verdict if change else "",
         "about": about,
@@ -291,10 +295,10 @@ def _cells(row: Mapping[Hashable, Any], about: str, beside: Relative | None, cha
             "",
             (*ratio,),
         ),
-        "peak": _Cell(
-            format_bytes(row["peak_bytes"]).removeprefix("-"),
-            title=f"{times(100 * beside.memory)} % of {beside.base or BASELINE}'s" if beside and beside.memory else "",
-        ),
+        **{
+            key: _Cell(format_bytes(row[f"{key}_bytes"]).removeprefix("-"), title=less * (key == held))
+            for key in ("state", "peak")
+        },
         "error": _Cell(
             error_text(error, kind).removeprefix("-"),
             f"sd {_digits(std, 1)}" if std and error and error > ROUNDING else "",

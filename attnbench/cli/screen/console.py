@@ -178,7 +178,7 @@ def table(
             drawn = Table(box=None, pad_edge=False, show_header=False, padding=(0, gap - 1, 0, 1))
             for wide, number in zip(widths, numbers[part], strict=True):
                 drawn.add_column(justify="right" if number else "left", overflow="fold", width=wide)
-            for line in block:
+            for line in block if not first or any(block[0][part]) else ():
                 cells = map(in_parts, line[part], widths)
                 drawn.add_row(*(Text(cell, style="dim" * (line is lines[0])) for cell in cells))
             _out().print(Padding(drawn, (0, 0, 0, INDENT * bool(first)), expand=False))

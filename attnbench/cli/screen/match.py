@@ -120,7 +120,7 @@ def _row(answer: Match, one: Found) -> list[str]:
         with_interval(point.time, point.time_low, point.time_high),
         format_bytes(point.memory),
         str(len(one.tries)),
-        "met" if one.chosen else "not measured" if point.lacks(answer.budget) else "not met",
+        "met" if one.met(answer.budget) else "not measured" if point.lacks(answer.budget) else "not met",
     ]
 
 

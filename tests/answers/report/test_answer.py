@@ -177,6 +177,10 @@ def test_rows_of_a_busy_machine_get_a_marked_verdict_or_none(lra: pd.DataFrame) 
             Relative(0.9, 0.85, 0.95, 1.31),
             "0.90 times as fast as softmax (0.85 to 0.95), with 1.3 times its peak memory",
         ),
+        (
+            Relative(3.61, 3.3, 3.9, 0.158, decodes=True),
+            "3.6 times as fast as softmax (3.3 to 3.9), with 16 % of its cache or state",
+        ),
         (Relative(1.02, 0.97, 1.05, None), "not told apart from softmax (0.97 to 1.05 times as fast)"),
         (Relative(1.006, 1.004, 1.008, None), "not told apart from softmax (1.00 to 1.01 times as fast)"),
         (Relative(140.2, None, None, None), "140 times as fast as softmax (without an interval)"),
