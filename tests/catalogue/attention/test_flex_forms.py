@@ -46,8 +46,8 @@ PATTERNS = [
     ("sparse:length=17,heads=split", False, True, "alibi", "none"),
     ("etc:window=20,global_tokens=5,max_distance=3", False, True, "none", "none"),
     ("bigbird:block=20,random_blocks=2", False, False, "relative", "none"),
-    ("graph:edges=2,ring=3", True, True, "none", "none"),
-    ("graph:edges=2,ring=3", False, False, "none", "none"),
+    ("graph:edges=2,ring=3,form=flex", True, True, "none", "none"),
+    ("graph:edges=2,ring=3,form=flex", False, False, "none", "none"),
 ]
 
 
@@ -247,7 +247,7 @@ def test_on_a_processor_the_operations_run_unless_the_kernel_is_named() -> None:
         ("longformer", False, False, "none", "none"),
         ("streaming", True, False, "none", "none"),
         ("sparse", True, False, "none", "none"),
-        ("graph", True, False, "none", "none"),
+        ("graph:form=flex", True, False, "none", "none"),
         ("bigbird", False, False, "none", "none"),
         ("moba", True, False, "none", "none"),
         ("xattention:threshold=0.5", True, False, "none", "none"),
