@@ -79,8 +79,8 @@ def copy_rates(device: str, *, sizes: Sequence[int] | None = None) -> list[CopyR
     """The rates of several sizes, smallest first, since a cache is faster than memory: a copy's or, if faster, a dot
     product's, which only reads.
 
-    On CUDA there is one size, far beyond the cache, which is flushed before every sample. ``sizes`` are bytes moved,
-    twice those copied.
+    On CUDA there is one size, far beyond the cache: a limit need not flush it. ``sizes`` are bytes moved, twice those
+    copied.
     """
     sizes = sizes or ([1 << 30] if device.startswith("cuda") else [1 << power for power in range(18, 28, 3)])
     source = torch.zeros(max(sizes) // 8, device=device)

@@ -101,7 +101,8 @@ def tensor_bytes(call: Callable[[], object], device: str = "cpu") -> tuple[int, 
     """Most bytes that tensors made by ``call`` held at once, and their bytes behind it, its result included.
 
     On the CPU exact to the byte, from the profiler's allocation events (allocations inside MKL or by other Python
-    threads are not seen). On CUDA the allocator's own peak of requested bytes. None on devices without either.
+    threads are not seen). On CUDA the allocator's own peak of requested bytes, or of allocated ones if it is CUDA's.
+    None on devices without either.
     """
     gc.collect()
     if device.startswith("cuda"):
@@ -135,13 +136,15 @@ def _cuda_bytes(call: Callable[[], object], device: str) -> tuple[int, int]:
     _multiply(device)  # cuBLAS keeps memory of its own from its first product on, which is no call's
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
-    before = torch.cuda.memory_stats(device)["requested_bytes.all.current"]
+    # With cudaMallocAsync, torch knows no requested bytes and gives 0 for them.
+    kind = "requested" if torch.cuda.get_allocator_backend() == "native" else "allocated"
+    before = torch.cuda.memory_stats(device)[f"{kind}_bytes.all.current"]
     torch.cuda.reset_peak_memory_stats(device)
     result = call()
     torch.cuda.synchronize(device)
     now = torch.cuda.memory_stats(device)
     del result
-    return int(now["requested_bytes.all.peak"] - before), int(now["requested_bytes.all.current"] - before)
+    return int(now[f"{kind}_bytes.all.peak"] - before), int(now[f"{kind}_bytes.all.current"] - before)
 
 
 def peak_resident_bytes(call: Callable[[], object]) -> int | None:

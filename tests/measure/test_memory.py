@@ -130,16 +130,21 @@ def test_requested_bytes_on_cuda_are_exact() -> None:
     assert peak_tensor_bytes(call, "cuda") == 1_000_003
 
 
-def test_the_peak_on_cuda_is_what_the_call_adds_to_what_was_requested_before(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("backend", "kind"), [("native", "requested"), ("cudaMallocAsync", "allocated")])
+def test_the_peak_on_cuda_is_what_the_call_adds_to_what_was_requested_before(
+    backend: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log: list[object] = []
-    stats = {"requested_bytes.all.current": 100, "requested_bytes.all.peak": 5000}
+    stats = {"requested_bytes.all.current": 0, "requested_bytes.all.peak": 0}  # as cudaMallocAsync leaves them
+    stats |= {f"{kind}_bytes.all.current": 100, f"{kind}_bytes.all.peak": 5000}
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: backend)
     for name in ("synchronize", "empty_cache", "reset_peak_memory_stats"):
         monkeypatch.setattr(torch.cuda, name, lambda *device, name=name: log.append((name, *device)))
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: log.append(("memory_stats", device)) or dict(stats))
 
     def call() -> None:
         log.append("call")
-        stats.update({"requested_bytes.all.current": 700, "requested_bytes.all.peak": 900})
+        stats.update({f"{kind}_bytes.all.current": 700, f"{kind}_bytes.all.peak": 900})
 
     monkeypatch.setattr(memory, "_multiply", lambda device: log.append(("a product", device)))
     assert peak_tensor_bytes(call, "cuda:1") == 800

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnbench.catalogue.attention.pairwise.fox import ForgettingAttention, forgetful, forgetful_both_ways
 from attnbench.catalogue.build import build
@@ -71,6 +73,27 @@ def test_what_follows_a_strong_gate_keeps_its_digits(score: object) -> None:
     expected = total[:, :, None] - total[:, None]
     expected = expected if score is forgetful else -expected.abs()
     torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=2e-8)
+
+
+class Made(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped in torch
+    """Counts the tiles that take memory of their own."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.count += result is not args[0] and result.shape[-2:] == (40, 30)
+        return result
+
+
+@pytest.mark.parametrize(("score", "tiles"), [(forgetful, 2 + 1), (forgetful_both_ways, 3 + 4)])
+def test_a_tile_is_made_once_in_each_data_type_and_no_gradient_is_negated(score: object, tiles: int) -> None:
+    x, y, of_x, of_y = (torch.randn(2, n, d).requires_grad_() for n, d in ((40, 8), (30, 8), (40, 1), (30, 1)))
+    assert callable(score)
+    above = torch.ones(2, 40, 30)
+    with Made() as made:  # type: ignore[no-untyped-call]  # untyped in torch
+        torch.autograd.grad(score(x, y, of_x.double(), of_y.double()), (x, y, of_x, of_y), above)
+    assert made.count == tiles
 
 
 @both

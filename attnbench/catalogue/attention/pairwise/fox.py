@@ -156,9 +156,9 @@ class ForgettingAttention(CoreLayer):
 
 def forgetful(x: Tensor, y: Tensor, of_x: Tensor, of_y: Tensor) -> Tensor:
     """q_i·k_j + c_i - c_j of x ``(G, n, D)``, y ``(G, m, D)``, and c ``(G, n, 1)`` and ``(G, m, 1)`` in float64."""
-    return torch.baddbmm((of_x - of_y.mT).to(x.dtype), x, y.mT)
+    return (of_x + of_y.neg().mT).to(x.dtype).baddbmm_(x, y.mT)
 
 
 def forgetful_both_ways(x: Tensor, y: Tensor, of_x: Tensor, of_y: Tensor) -> Tensor:
     """q_i·k_j - |c_i - c_j|."""
-    return torch.baddbmm((of_x - of_y.mT).to(x.dtype).abs(), x, y.mT, beta=-1)
+    return (of_x + of_y.neg().mT).to(x.dtype).abs().baddbmm_(x, y.mT, beta=-1)
