@@ -116,7 +116,7 @@ def _list(setting: Setting, n: int | None, frame: pd.DataFrame, steps: pd.DataFr
 
 def _draw(lists: Sequence[_List], about: Sequence[str], notes: Sequence[str]) -> Figure:
     rooms = [_STEP * len(one.lines) + _HEAD for one in lists]
-    title = cheapest(pd.concat([one.rows for one in lists]), {}) or "Every variant"
+    title = cheapest([Setting(one.rows, about=one.heading) for one in lists], {}) or "Every variant"
     page = new_page(title, about, notes, width=9.6, room=stacked(rooms, [one.heading for one in lists]))
     for part, one in zip(page.parts([one.heading for one in lists], rooms), lists, strict=True):
         _draw_list(part, one)
@@ -237,7 +237,7 @@ def _dots(rows: pd.DataFrame, column: str) -> dict[str, list[tuple[float, str, b
 def _intervals(rows: pd.DataFrame, column: str) -> dict[str, tuple[float, float]]:
     if column != "time_median_s":
         return {}
-    there = rows[rows["time_ci_low_s"] > 0]
+    there = rows[(rows["status"] == Status.OK) & (rows["time_ci_low_s"] > 0)]
     return {
         r["label"]: (r["time_ci_low_s"], r["time_ci_high_s"])
         for r in records(there, "label", "time_ci_low_s", "time_ci_high_s")

@@ -34,8 +34,7 @@ from attnbench.figures.kit.ticks import length, log_axis, padded, trimmed
 from attnbench.figures.published.lra import NYSTROMFORMER, OWN_ROOM, WIDE, draw_lines
 from attnbench.figures.published.points import read_points
 from attnbench.figures.series import LARGER, LONGEST, Series, names_room, panels_of
-from attnbench.measure.status import Status
-from attnbench.results.frame.settings import PANELS, restrict, settings, timed, without_room
+from attnbench.results.frame.settings import PANELS, Setting, only_length, restrict, settings, timed, without_room
 from attnbench.results.frame.words import failures, own_form_note, short_names, where
 from attnbench.suite.cell import STEPS
 from attnbench.units import format_bytes, format_seconds
@@ -73,9 +72,11 @@ def draw_scaling(
     rows = timed(restrict(frame, only or {}))
     prefer = {"level": ("operator", "layer", "model"), "pass": ("forward", "training")}
     every = settings(rows, prefer, also_same=("inputs",))
-    found = [one for one in every if (one.ok[["time_median_s", "peak_bytes"]] > 0).any(axis=None)]
-    if not found:
+    held = [one for one in every if (one.ok[["time_median_s", "peak_bytes"]] > 0).any(axis=None)]
+    if not held:
         raise NothingToDraw("; ".join(failures(rows)) or "no row holds a time or a memory")
+    found = [one for one in held if only_length(one.rows) is None] or held
+    single = "; ".join(one.name for one in held if only_length(one.rows)) * (len(found) < len(held))
     panels = panels_of(found[:PANELS])
     lines = [line for _, drawn in panels for line in drawn]
     shown = pd.concat([one.rows for one in found[:PANELS]])
@@ -90,6 +91,7 @@ def draw_scaling(
         hidden,
         *(f"Without {name}: it was not measured." for name in _unmeasured(panels)),
         *(f"Not drawn — {line}" for line in failures(shown)),
+        f"Not drawn, at one length: {single}." * bool(single),
         without_room(found),
     ]
     rooms = [
@@ -98,7 +100,7 @@ def draw_scaling(
     ]
     headings = [heading for heading, _ in panels]
     page = new_page(
-        _title(panels, found[0].rows if len(panels) > 1 else shown, names) or "Time and peak memory against length",
+        cheapest(found, names) or "Time and peak memory against length",
         where(shown),
         notes,
         width=WIDE if points else 8.0,
@@ -111,18 +113,12 @@ def draw_scaling(
     return page.figure
 
 
-def _title(panels: Sequence[tuple[str, object]], rows: pd.DataFrame, names: Mapping[str, str]) -> str:
-    """The answer of the first panel, which is named if there are others."""
-    said = cheapest(rows, names)
-    return f"{said} ({', '.join(panels[0][0].split(' · ')[:2])})" if said and len(panels) > 1 else said
-
-
-def cheapest(rows: pd.DataFrame, names: Mapping[str, str]) -> str:
-    """``Fastest at n = 64k: linear; least memory: local``, at the longest length without references; else empty.
+def cheapest(found: Sequence[Setting], names: Mapping[str, str]) -> str:
+    """The first setting's ``Fastest at n = 64k: linear; least memory: local``, without references; else empty.
 
     The memory of decoding is its cache or state, and not the peak of one step.
     """
-    rows = rows[(rows["family"] != "reference") & (rows["status"] == Status.OK)]
+    rows = found[0].ok[found[0].ok["family"] != "reference"]
     rows, said = rows[rows["seq_len"] == rows["seq_len"].max()], []
     kept = bool(rows["pass"].isin(STEPS).all())
     memory = ("state_bytes", "least cache or state") if kept else ("peak_bytes", "least memory")
@@ -130,9 +126,9 @@ def cheapest(rows: pd.DataFrame, names: Mapping[str, str]) -> str:
         here = rows[rows[column] > 0]
         if here["label"].nunique() > 1:
             least = dict.fromkeys(here.loc[here[column] == here[column].min(), "label"])
-            found = counted([names.get(label, label) for label in least], 1)
-            said.append(f"{words.format(length(int(here['seq_len'].iloc[0])))}: {found}")
-    return "; ".join(said)
+            best = counted([names.get(label, label) for label in least], 1)
+            said.append(f"{words.format(length(int(here['seq_len'].iloc[0])))}: {best}")
+    return "; ".join(said) + f" ({', '.join(found[0].about.split(' · ')[:2])})" * bool(said and found[1:])
 
 
 _COLUMNS = (

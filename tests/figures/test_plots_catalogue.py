@@ -122,3 +122,19 @@ def test_a_variant_that_is_an_own_form_in_some_rows_only_has_all_its_marks_in_on
     layers = frame["sweep"] == "layers"
     own = frame.assign(own_form=frame["own_form"].mask(layers, "both ways, where the paper goes one way"))
     assert marks(draw_catalogue(own)) == marks(draw_catalogue(frame))
+
+
+def test_a_row_that_counts_for_nothing_has_no_interval(run: Any) -> None:
+    rows = catalogue_rows(run)
+    rows[3] |= {"status": "unsupported", "reason": "measured with an option that is gone"}
+    time = next(ax for ax in draw_catalogue(run.table(rows)).axes if ax.get_title(loc="left") == "time")
+    high = rows[3]["time_ci_high_s"]
+    assert high not in [x for line in time.lines for x in line.get_xdata()]
+
+
+def test_the_title_compares_rows_of_one_list(run: Any) -> None:
+    rows = catalogue_rows(run)
+    rows += [run.row("quick", family="kernel", level="model", sweep="m", seq_len=2048, time_median_s=1e-9)]
+    title = draw_catalogue(run.table(rows)).texts[0].get_text()
+    assert title.startswith("Fastest at n = 2k: variant-number-")
+    assert "attention layer" in title

@@ -166,3 +166,10 @@ def test_the_terminal_shows_each_measured_pair_once_for_each_length(run: Any, mo
         *("variant over package, training step", columns, ["linear / peer.linear.einsum", "1024", *ratios]),
     ]
     assert notes[1:] == ["Not measured — unsupported: peer.linear.fla (n = 1024) — no GPU"]
+
+
+def test_what_is_drawn_is_not_said_to_be_unmeasured(run: Any) -> None:
+    mine, peer = both(run)
+    frame = run.table([{**mine, "status": "unsupported", "reason": "measured with an option that is gone"}, peer])
+    assert [pair.time for pair in pairs(frame)] == [0.5]
+    assert left_out(frame) == []

@@ -279,3 +279,20 @@ def test_the_memory_of_decoding_is_what_it_keeps(run: Any, words: Words, pass_: 
 
 def test_one_variant_alone_is_not_the_fastest(run: Any, words: Words) -> None:
     assert "Fastest" not in words(draw_scaling(run.table(timed(run, "linear", (512, 1024, 2048), 1.0))))
+
+
+def test_a_setting_of_one_length_has_no_panel_and_is_named(run: Any, words: Words) -> None:
+    rows = [row for label in run.labels[:8] for row in timed(run, label, (512, 1024), 1.0)]
+    single = [{**row, "dtype": "bfloat16"} for row in rows if row["seq_len"] == 512]
+    figure = draw_scaling(run.table(rows + single))
+    assert [len(ax.lines) for ax in figure.axes if ax.get_ylabel() == "median time"] == [8]
+    assert "Not drawn, at one length: bfloat16." in words(figure)
+    alone = draw_scaling(run.table(single))
+    assert [len(ax.lines) for ax in alone.axes if ax.get_ylabel() == "median time"] == [8]
+
+
+def test_the_title_compares_no_two_settings_that_share_a_panel(run: Any, words: Words) -> None:
+    rows = timed(run, "linear", (512, 1024), 1.0) + timed(run, "sdpa", (512, 1024), 1.1)
+    rows += [{**row, "level": "layer", "time_median_s": 1e-9} for row in timed(run, "local", (512, 1024, 2048), 1.0)]
+    said = words(draw_scaling(run.table(rows))).splitlines()
+    assert any(line.startswith("Fastest at n = 1k: linear; ") and "attention operator" in line for line in said)

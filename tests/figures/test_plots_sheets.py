@@ -99,3 +99,4 @@ def test_equal_winners_share_a_place() -> None:
     assert counted("aabcdd", 2) == "a (2 of 2), d (2 of 2), b (1 of 2) and 1 more"
     assert winners([one, other]) == "a (2 of 2), b (1 of 2)"
     assert winners([one, other], largest=False) == "c (2 of 2)"
+    assert winners([[(1.2e-4, "a"), (1.3e-4, "b"), (1.2002e-4, "c")]], largest=False) == "a, c"  # seconds

@@ -185,6 +185,9 @@ def test_ticks_are_few_round_and_inside() -> None:
     assert power_ticks(900, 70000, 2) == [1024, 2048, 4096, 8192, 16384, 32768, 65536]
     assert power_ticks(1e-7, 10, 10, most=4) == [1e-6, 1e-3, 1]
     assert power_ticks(0.008, 0.7, 10) == pytest.approx([0.01, 0.02, 0.05, 0.1, 0.2, 0.5])  # two powers tell no scale
+    assert power_ticks(7, 130, 2, most=4) == [8, 32, 128]
+    mib = 2**20
+    assert power_ticks(79 * mib, 97 * mib, 2) == [80 * mib, 84 * mib, 88 * mib, 92 * mib, 96 * mib]
     for low, high, base in (
         (30, 50, 2),
         (0.6, 0.9, 10),

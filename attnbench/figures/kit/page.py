@@ -210,11 +210,10 @@ def _fitted(title: str, width: float, size: float, more: int = 1) -> str:
 
 
 def winners(panels: Sequence[Sequence[tuple[float, str]]], *, largest: bool = True) -> str:
-    """The best (value, name) of each panel, as :func:`counted`; scores within half a hundredth share a place, and so do
-    the least of other values within that share of them."""
+    """The best (value, name) of each panel, as :func:`counted`; within 0.005, or 0.5 % of the least, all are best."""
     best = [(max if largest else min)(panel)[0] for panel in panels]
     near = [
-        [name for value, name in panel if abs(value - top) <= 0.005 * (1.0 if largest else top)]
+        [name for value, name in panel if abs(value - top) <= 0.005 * (1 if largest else top)]
         for top, panel in zip(best, panels, strict=True)
     ]
     return counted([name for names in near for name in names], len(panels))

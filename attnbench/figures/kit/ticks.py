@@ -55,12 +55,13 @@ def power_ticks(low: float, high: float, base: int, most: int = 8) -> list[float
     powers = list(range(math.ceil(first - 1e-9), math.floor(last + 1e-9) + 1))
     if len(powers) >= (2 if base == 10 and most <= 3 and last - first > 1.6 else 3):
         step = -(-len(powers) // most)
-        return [float(base) ** p for p in powers if p % step == 0]
+        return [float(base) ** p for p in max([p for p in powers if p % step == 0], powers[::step], key=len)]
     if last - first > (2 if base == 2 else 0.5):
         steps = (1, 1.25, 1.5, 1.75) if base == 2 else (1, 2, 5) if last - first > 1.6 else (1, 1.5, 2, 3, 5, 7)
         ticks = [s * float(base) ** p for p in range(math.floor(first), math.ceil(last) + 1) for s in steps]
     else:
-        ticks = [float(tick) for tick in MaxNLocator(5).tick_values(low, high)]
+        unit = 2.0 ** math.floor(math.log2((high - low) / 3)) if base == 2 and low >= 1024 else 0.0  # 80 MiB is round
+        ticks = list(np.arange(low // unit, high // unit + 1) * unit if unit else MaxNLocator(5).tick_values(low, high))
     return [tick for tick in ticks if low <= tick * (1 + 1e-9) and tick <= high * (1 + 1e-9)]
 
 
