@@ -213,10 +213,10 @@ class Case:
         return least * max(1.0, self.length / SHAPE.N)
 
     @cached_property
-    @torch.no_grad()
     def inside(self) -> set[torch.dtype]:
         """Types to which a user's module rounds within, whatever it is given."""
-        with Rounding() as rounding, as_written(), suppress(Exception):
+        rounding = Rounding()
+        with rounding, as_written(), suppress(Exception), torch.no_grad():
             if self.foreign:
                 self.module()(*self.draw())
         return rounding.seen

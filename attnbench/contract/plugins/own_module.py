@@ -106,8 +106,9 @@ def register_module(text: str) -> None:
                     raise Unsupported(f"{what} {said(error)}; let it take any length") from error
             return out
 
-        def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-            return super()._apply((lambda x: fn(x).to(x.dtype)) if self.kept else fn, recurse)
+        def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+            as_made = (lambda x: fn(x).to(x.dtype)) if self.kept else fn
+            return super()._apply(as_made, recurse)  # type: ignore[no-untyped-call]  # torch leaves it so
 
         def _whole(self, x: Tensor) -> Tensor:
             try:
