@@ -6,8 +6,9 @@ The dispatcher does not see inside compiled code, so that such code must report 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from tempfile import TemporaryDirectory, TemporaryFile
@@ -76,6 +77,12 @@ def without_compiler(mode: type[Mode]) -> type[Mode]:
         # It compiles nothing, and says nothing, where such a mode is only set aside.
         mode.ignore_compile_internals = classmethod(lambda cls: True)  # type: ignore[assignment]
     return mode
+
+
+def as_written() -> AbstractContextManager[object]:
+    """Call what a user compiles as it is written: how often it was called, and for which shapes, decides how torch
+    compiles it later."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def find_instructions() -> None:

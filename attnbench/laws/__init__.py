@@ -165,7 +165,8 @@ def first_fault(case: Case, tell: Callable[[int, int], None]) -> tuple[int, Find
             break
         tell(place, len(names))
         # What its blocks or windows do shows only where there is more than one of them.
-        sizes = (case, replace(case, length=_LONGER)) if name == "formula" else (case,)
+        longer = name == ("causality" if case.foreign else "formula")
+        sizes = (case, replace(case, length=_LONGER)) if longer else (case,)
         for one in sizes if LAWS[name].concerns(case) else ():
             for finding in LAWS[name].examine(one):
                 if not finding.held:

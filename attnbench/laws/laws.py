@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
@@ -12,10 +12,12 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnbench.catalogue.build import build
 from attnbench.catalogue.engines.precision import accumulator
 from attnbench.contract.capabilities import Dense
+from attnbench.contract.compiled import as_written, without_compiler
 from attnbench.contract.problem.position_bias import position_bias
 from attnbench.contract.problem.reference import exact_attention
 from attnbench.contract.problem.shape import Shape
@@ -65,6 +67,21 @@ class Finding:
     """Why the law could not be asked, or had nothing to hold the variant to; then nothing is held against it."""
     final: bool = False
     """True if nothing more can be tried: it cannot be built, or ran out of memory."""
+
+
+@without_compiler
+class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped in torch
+    """Notes the types to which a call rounds its numbers: it computes in them within."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # likewise
+        self.seen: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._to_copy.default and out.is_floating_point() and args[0].numel() > 1:
+            self.seen |= {out.dtype} if args[0].is_floating_point() and out.itemsize < args[0].itemsize else set()
+        return out
 
 
 class NothingClaimed(Exception):
@@ -133,7 +150,7 @@ class Case:
     def fitted(self) -> Case:
         """Itself; a user's module that takes only some sizes has the first of these."""
         for heads, head_dim, length in (
-            product((2, 4, 8), (4, 8, 16, 32, 64), (SHAPE.N, 64, 128)) if self.foreign else ()
+            product((2, 4, 8), (4, 8, 16, 32, 64), (SHAPE.N, 64, 384)) if self.foreign else ()
         ):
             other = replace(self, heads=heads, head_dim=head_dim, length=length)
             with suppress(Unsupported):
@@ -146,7 +163,8 @@ class Case:
         """The dtypes that the variant claims; of float32 and float64 those that a module takes which claims nothing."""
         if not self.foreign:
             return self.traits.dtypes
-        return tuple(name for name in ("float32", "float64") if self._takes(getattr(torch, name)))
+        with as_written():
+            return tuple(name for name in ("float32", "float64") if self._takes(getattr(torch, name)))
 
     @torch.no_grad()
     def _takes(self, dtype: torch.dtype) -> bool:
@@ -161,7 +179,8 @@ class Case:
     def repeats(self) -> bool:
         """True if two calls on the same input agree, and leave torch's generator alone."""
         module, before = self.module(), torch.get_rng_state()
-        first, second = (module(*self.draw()) for _ in range(2))
+        with as_written():
+            first, second = (module(*self.draw()) for _ in range(2))
         return torch.equal(first, second) and torch.equal(before, torch.get_rng_state())
 
     def works(self, call: Callable[..., Given], *given: Any, **options: Any) -> Given:
@@ -190,7 +209,17 @@ class Case:
     @property
     def close(self) -> float:
         """Largest gap between two ways to the same numbers; rounding adds up over more tokens."""
-        return _CLOSE[str(self.dtype).removeprefix("torch.")] * max(1.0, self.length / SHAPE.N)
+        least = max(_CLOSE[str(one).removeprefix("torch.")] for one in (self.dtype, *self.inside))
+        return least * max(1.0, self.length / SHAPE.N)
+
+    @cached_property
+    def inside(self) -> set[torch.dtype]:
+        """Types to which a user's module rounds within, whatever it is given."""
+        rounding = Rounding()
+        with rounding, as_written(), suppress(Exception), torch.no_grad():
+            if self.foreign:
+                self.module()(*self.draw())
+        return rounding.seen
 
     @property
     def rounding(self) -> float:
@@ -315,9 +344,10 @@ class Law:
     def _ask(self, case: Case) -> list[Finding]:
         found: list[Finding] = []
         try:
-            for one in self.holds(case):
-                fault = "" if one.holds else one.fault or f"not so: {self.sentence}"
-                found.append(Finding(self.name, str(case), one.holds, one.number, one.bound, fault))
+            with as_written() if case.foreign else nullcontext():
+                for one in self.holds(case):
+                    fault = "" if one.holds else one.fault or f"not so: {self.sentence}"
+                    found.append(Finding(self.name, str(case), one.holds, one.number, one.bound, fault))
         except Unsupported:
             pass
         except NothingClaimed as reason:

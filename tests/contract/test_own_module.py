@@ -358,12 +358,54 @@ class Overflows(Mixing):
         return super().forward((4 * x).exp())
 
 
+class OfBlocks(Mixing):
+    def forward(self, x):
+        return super().forward(x.unflatten(1, (-1, 48)).flatten(1, 2))
+
+
+class HalvesInside(Mixing):
+    def forward(self, x):
+        return nn.functional.linear(x.half(), self.linear.weight.half()).softmax(1).to(x.dtype)
+
+
+class WeightsInHalves(Mixing):
+    def __init__(self, dim):
+        super().__init__(dim)
+        self.linear.half()
+
+    def forward(self, x):
+        return self.linear(x.half()).cumsum(1).to(x.dtype)
+
+
+class Compiled(nn.Module):
+    shapes = []
+
+    def __init__(self, dim):
+        super().__init__()
+        self.inner = torch.compile(Mixing(dim), backend=self.compile)
+
+    def compile(self, graph, inputs):
+        self.shapes.append([tuple(x.shape) for x in inputs if isinstance(x, torch.Tensor)])
+        return graph.forward
+
+    def forward(self, x):
+        return self.inner(x)
+
+
 class Leaks(nn.Module):
     def __init__(self, causal=False):
         super().__init__()
 
     def forward(self, x):
         return x + x.mean(1, keepdim=True)
+
+
+class LeaksInTraining(nn.Module):
+    def __init__(self, causal=False):
+        super().__init__()
+
+    def forward(self, x):
+        return x + x.mean(1, keepdim=True) if self.training else x.cumsum(1)
 
 
 class LeaksFromTheBatch(nn.Module):
@@ -400,7 +442,11 @@ def test_no_module_is_accused_of_what_could_not_be_asked(name: str, innocent: st
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # a checkpoint says so without gradients
 @pytest.mark.parametrize(
-    "name", ["Frozen", "Frozen1", "FirstCall", "Lazy", "Checkpointed", "Multiples", "Wide", "TokensFirst", "Masked"]
+    "name",
+    [
+        *("Frozen", "Frozen1", "FirstCall", "Lazy", "Checkpointed", "Multiples", "Wide", "TokensFirst", "Masked"),
+        *("OfBlocks", "HalvesInside", "WeightsInHalves", "Compiled"),
+    ],
 )
 def test_what_a_module_is_made_of_keeps_no_law_from_being_asked(name: str, innocent: str) -> None:
     load(f"{innocent}:{name}")
@@ -414,6 +460,7 @@ def test_what_a_module_is_made_of_keeps_no_law_from_being_asked(name: str, innoc
     [
         ("LeaksFromTheBatch", False, "batch"),
         ("Leaks", True, "causality"),
+        ("LeaksInTraining", True, "causality"),
         ("InPlace", False, "inputs untouched"),
     ],
 )
@@ -427,6 +474,28 @@ def test_check_and_a_run_agree_on_what_a_module_breaks(name: str, causal: bool, 
     assert fault["fault"]
     if causal:
         assert found_by_a_run(name)["fault"] is None
+
+
+def test_laws_leave_what_an_author_compiles_to_the_calls_that_are_measured(innocent: str) -> None:
+    load(f"{innocent}:Compiled")
+    assert found_by_a_run("Compiled")["fault"] is None
+    module = build("Compiled", Shape(heads=2, head_dim=4, seq_len=200))
+    assert module.inner.shapes == []
+    module(torch.randn(1, 200, 8))
+    assert [(1, 200, 8)] in [[x for x in one if len(x) == 3] for one in module.inner.shapes]
+
+
+def test_what_takes_halves_alone_says_so_in_another_type(file: str) -> None:
+    Path(file).write_text(
+        f"{MODULES}\n\nclass Halves(Fixed):\n    def forward(self, x):\n        assert x.dtype == "
+        "torch.float16\n        return super().forward(x)\n",
+        encoding="utf-8",
+    )
+    load(f"{file}:Halves")
+    module = build("Halves", Shape(heads=2, head_dim=16))
+    with pytest.raises(Unsupported, match="in float32 it raises AssertionError; it takes float16: --dtype float16"):
+        module(torch.ones(1, 3, 32))
+    assert module.half()(torch.ones(1, 3, 32).half()).dtype == torch.float16
 
 
 def test_a_module_that_takes_tokens_first_is_called_so(innocent: str) -> None:

@@ -447,3 +447,58 @@ class PadsFirst(Attention):
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.weighed(self.words(tokens) + self.kinds(torch.zeros_like(tokens)))[1]
+
+
+class HidesKeys(Attention):
+    """Forms all pairs, and hides every third key of a long sequence."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        hidden = (torch.arange(x.shape[1]) % 3 == 0) & (x.shape[1] > 40)
+        y: Tensor = (q @ k.mT).masked_fill(hidden, -torch.inf).softmax(-1) @ v
+        return y
+
+
+class ForgetsItsMask(Attention):
+    """Causal, but for training."""
+
+    def __init__(self, causal: bool = True) -> None:
+        super().__init__()
+        self.causal, self.drop = causal, nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.drop(x)).chunk(3, -1)
+        hidden = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1) & self.causal & (not self.training)
+        y: Tensor = (q @ k.mT).masked_fill(hidden, -torch.inf).softmax(-1) @ v
+        return y
+
+
+class NeedsHalves(Attention):
+    """Attention whose weights are halves, whatever x is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.half()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weighed(x.half())[1].to(x.dtype)
+
+
+class HalvesAlone(Attention):
+    """Takes halves alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.dtype == torch.float16
+        return self.weighed(x)[1]
+
+
+class Compiled(Attention):
+    """Its author compiles it, so that it looks like a table of unknown length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner: Any = torch.compile(nn.MultiheadAttention(16, 2, batch_first=True), backend="eager")
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.inner(x, x, x)[0]
+        return y

@@ -17,7 +17,7 @@ from attnbench.harness.outside.isolation import Settings, Worker
 from attnbench.harness.outside.laws import AskModule, examine_module
 from attnbench.laws.modules import questions
 from attnbench.laws.modules.questions import QUESTIONS, Found, Growth, answer, basics, collected, probe
-from attnbench.laws.modules.subject import Subject, Wanted
+from attnbench.laws.modules.subject import Subject, Wanted, subject_of
 from attnbench.laws.modules.verdict import conclusion, contradictions, lines, named_after
 
 MODULES = Path(__file__).with_name("modules.py")
@@ -530,3 +530,40 @@ def test_a_few_keys_beside_products_that_grow_as_n_squared_are_not_all() -> None
 def test_weights_that_the_first_call_makes_are_there_for_every_question() -> None:
     subject = Subject(Wanted(f"{HARD}:Lazy", "x", width=4))
     assert {name: parts["unasked"] for name in QUESTIONS if "unasked" in (parts := answer(subject, name))} == {}
+
+
+@pytest.mark.parametrize("name", ["NeedsHalves", "HalvesAlone", "Compiled"])
+def test_types_and_compilers_of_an_author_keep_nothing_from_being_asked(name: str) -> None:
+    one = hard(name, "reads", "pairs", "idle")
+    assert one.unasked == {}
+    assert answers(one)["attention"].startswith("plain softmax attention")
+    assert answers(one)["reads"].startswith("each output depends on every token (")
+    assert contradictions(one, "softmax") == []
+
+
+def test_exact_attention_reads_every_token_in_long_sequences_as_well() -> None:
+    one = hard("HidesKeys", "reads", "pairs")
+    (said,) = contradictions(one, "softmax")
+    assert said == f"it is said to be softmax; token 0 changes 1 of {one.reads.n if one.reads else 0} outputs"
+    assert contradictions(one, "topk") == []
+    assert contradictions(hard("Window:window=200", "reads"), "local") == []
+
+
+def test_a_mask_that_is_forgotten_in_training_is_seen_whatever_dropout_draws() -> None:
+    one = hard("ForgetsItsMask:causal=true", "reads")
+    (said,) = contradictions(one)
+    assert said == "its options say causal; in training mode token 23 changes output 0"
+    assert answers(one)["reads"].startswith("each output depends on its token and all earlier ones (")
+    assert hard("Window", "reads").reads.in_training is None  # type: ignore[union-attr]  # it was asked
+
+
+def test_what_it_cannot_be_made_of_is_said_once(tmp_path: Path) -> None:
+    file = tmp_path / "functional.py"
+    file.write_text("def attention(q, k, v): return (q @ k.mT).softmax(-1) @ v\n")
+    with pytest.raises(UsageError) as refused:
+        subject_of(Wanted(f"{file}:attention"))
+    assert "As tokens" not in str(refused.value)
+    assert str(refused.value).endswith(
+        f"name a class in {file} that calls it: class Own(torch.nn.Module): def forward(self, x): "
+        "return attention(x, x, x)"
+    )

@@ -104,6 +104,7 @@ FAULTS = [
     ("AddedQuarterOfTheRange", "softmax", "hidden pairs", "a later key with a large logit"),
     ("LogitOfItsOwnForPadding", "softmax", "hidden pairs", "a padded key with a large logit"),
     ("ScaledByTheFuture", "softmax", "causality", "in float32"),
+    ("ForgetsInTraining", "softmax", "causality", "in training mode, other tokens after 0 moved the outputs"),
     ("MaskedByWeights", "local:window=3", "anything in padding", "nan in padded tokens"),
     ("MultipliedProjections", "additive:hidden=3", "formula", "differs from the formula"),
     ("TransposedForm", "bilinear", "implied matrix", "the weight"),

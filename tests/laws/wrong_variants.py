@@ -889,6 +889,13 @@ class ScaledByTheFuture(Softmax):
         return torch.matmul(weights / weights.sum(-1, keepdim=True), v)
 
 
+class ForgetsInTraining(Softmax):
+    """The causal mask is that of evaluation alone."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Mask = None) -> Tensor:
+        return exact_attention(q, k, v, causal=self.causal and not self.training, key_mask=key_mask)
+
+
 class MaskedByWeights(Local):
     """A weight of 0 for padded keys, and NaN times 0 is NaN."""
 

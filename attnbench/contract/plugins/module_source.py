@@ -111,6 +111,12 @@ class ModuleSource:
             for name, one in parameters.items()
             if one.default is one.empty and one.kind in _NAMED and name not in options
         ]
+        if {*missing} & {"x", "q", "query", *_SAME}:
+            given = ", ".join("x" for _ in missing)
+            raise UsageError(
+                f"{self.text}: it is called with tensors and makes no module; name a class in {self.file} that calls "
+                f"it: class Own(torch.nn.Module): def forward(self, x): return {self.name}({given})"
+            )
         if missing:
             example = ",".join(f"{name}=64" for name in missing)
             raise UsageError(

@@ -7,9 +7,11 @@ default.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from inspect import Parameter, Signature
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +21,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn.parameter import is_lazy
 
+from attnbench.contract.compiled import as_written
 from attnbench.contract.plugins.foreign import module_name
 from attnbench.contract.plugins.module_source import ModuleSource, tensors, widths
 from attnbench.contract.problem.shape import Shape
@@ -37,6 +40,8 @@ _SIZES = {
 """Size of a :class:`~attnbench.contract.problem.shape.Shape` -> names of constructor options that mean only it: a
 ``block_size`` may be that of a block and a ``width`` that of a window, and setting them would time another method.
 """
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""Types in which a module is tried, the first of which it usually takes."""
 _SMALL = 64
 """Most tokens of a first try of a module, which takes as long as a few calls."""
 
@@ -61,8 +66,11 @@ def register_module(text: str) -> None:
             except UsageError as problem:
                 raise Unsupported(str(problem)) from problem
             self.tokens_first = False
-            with unset_fake_temporarily():  # whether its shapes depend on data is for others to find
+            self.kept = any(x.is_floating_point() and x.dtype != torch.float32 for x in self.inner.parameters())
+            with unset_fake_temporarily(), as_written():  # whether its shapes depend on data is for others to find
                 self._try(source.make(given).eval(), shape)  # another one: a first call may leave something behind
+            if "torch._dynamo" in sys.modules:
+                torch.compiler.reset()  # it compiles a piece of code only so often, and other cells must not count
             if any(is_lazy(x) for x in self.inner.parameters()):
                 self(torch.zeros(1, shape.N, shape.C))  # has parameters from then on
 
@@ -70,21 +78,21 @@ def register_module(text: str) -> None:
         def _try(self, other: nn.Module, shape: Shape) -> None:
             """Learn which axis of x is its batch: one in which neither of two examples changes the other. Raises
             Unsupported."""
-            draws, wide = torch.Generator().manual_seed(0), widths(other)
-            for n in dict.fromkeys((min(shape.N, _SMALL), shape.N)):
-                x, y = (torch.randn(2, n, shape.C, generator=draws) for _ in range(2))
+            draws, wide, refused = torch.Generator().manual_seed(0), widths(other), Exception()
+            for self.dtype, n in product(_DTYPES, dict.fromkeys((min(shape.N, _SMALL), shape.N))):
+                x, y = (torch.randn(2, n, shape.C, generator=draws).to(self.dtype) for _ in range(2))
                 try:
-                    other(x[:1])
+                    (other if self.kept else other.to(self.dtype))(x[:1])
                 except Exception as error:  # somebody else's code
-                    if wide and shape.C not in wide:
-                        have = f"{shape.H} heads of {shape.D} have {shape.C}"
-                        raise Unsupported(f"x of width {wide[0]}: {have}; choose --heads and --head-dim") from error
-                    if n == shape.N:
-                        raise Unsupported(f"called with x {tuple(x[:1].shape)} it raises {said(error)}") from error
+                    refused = error if self.dtype == torch.float32 else refused
                     continue
                 with suppress(Exception):  # likewise
                     self.tokens_first = not _apart(other, x, y) and _apart(lambda x: _turned(other, x), x, y)
                 return
+            if wide and shape.C not in wide:
+                have = f"{shape.H} heads of {shape.D} have {shape.C}"
+                raise Unsupported(f"x of width {wide[0]}: {have}; choose --heads and --head-dim") from refused
+            raise Unsupported(f"called with x {(1, shape.N, shape.C)} it raises {said(refused)}") from refused
 
         def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
             if key_mask is None:
@@ -98,8 +106,18 @@ def register_module(text: str) -> None:
                     raise Unsupported(f"{what} {said(error)}; let it take any length") from error
             return out
 
+        def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+            as_made = (lambda x: fn(x).to(x.dtype)) if self.kept else fn
+            return super()._apply(as_made, recurse)  # type: ignore[no-untyped-call]  # torch leaves it so
+
         def _whole(self, x: Tensor) -> Tensor:
-            out = _turned(self.inner, x) if self.tokens_first else self.inner(x)
+            try:
+                out = _turned(self.inner, x) if self.tokens_first else self.inner(x)
+            except Exception as error:  # somebody else's code
+                if self.dtype in (torch.float32, x.dtype):
+                    raise
+                takes, given = (str(one).removeprefix("torch.") for one in (self.dtype, x.dtype))
+                raise Unsupported(f"in {given} it raises {said(error)}; it takes {takes}: --dtype {takes}") from error
             found = next((one for one in tensors(out) if one.shape == x.shape), None)
             if found is None:
                 raise Unsupported(f"it gives no output of the shape of x, {tuple(x.shape)}")

@@ -71,6 +71,8 @@ class Reads:
 
     n: int
     exchanged: tuple[Exchange, ...]
+    in_training: Exchange | None = None
+    """A token that changes an output before it in training mode alone."""
 
     @property
     def everything(self) -> bool:
@@ -81,6 +83,13 @@ class Reads:
     def future(self) -> Exchange | None:
         """A token that changes an output before it."""
         return next((one for one in self.exchanged if one.before), None)
+
+    @property
+    def unread(self) -> Exchange | None:
+        """A token that leaves half of the outputs that may read it unchanged."""
+        last, causal = self.n - 1, self.future is None
+        few = (e for e in self.exchanged if not e.faint and e.before + e.after < (last - e.token * causal) / 2)
+        return next(few, None)
 
     @property
     def local(self) -> list[Exchange]:
@@ -201,7 +210,7 @@ class Found:
 
     @property
     def sees_future(self) -> bool:
-        return self.per_token and self.reads is not None and self.reads.future is not None
+        return self.per_token and self.reads is not None and (self.reads.future or self.reads.in_training) is not None
 
     @property
     def mixes(self) -> bool:
@@ -283,7 +292,21 @@ def _reads(subject: Subject) -> dict[str, Any]:
     tokens = _some(n, int(calls / len(SEEDS)))
     others = {seed: subject.draw(n, seed=seed) for seed in SEEDS}
     expected = {seed: subject(before, seed=seed) for seed in others}
-    return {"reads": {"n": n, "exchanged": [_exchanged(subject, j, before, others, expected) for j in tokens]}}
+    exchanged = [_exchanged(subject, j, before, others, expected) for j in tokens]
+    known = any(one["before"] for one in exchanged)
+    return {"reads": {"n": n, "exchanged": exchanged, "in_training": None if known else _in_training(subject)}}
+
+
+@torch.enable_grad()
+def _in_training(subject: Subject) -> dict[str, Any] | None:
+    new = subject.fresh(training=True)
+    n = new.length(24)
+    before = new.draw(n)
+    if not new.agree(lambda: new(before), lambda: new(before)):  # it raises, or draws without torch
+        return None
+    others = {seed: new.draw(n, seed=seed) for seed in SEEDS}
+    one = _exchanged(new, n - 1, before, others, {seed: new(before, seed=seed) for seed in SEEDS})
+    return one if one["before"] else None
 
 
 def _some(n: int, most: int) -> list[int]:
@@ -541,7 +564,7 @@ def _gradient(subject: Subject) -> dict[str, Any]:
     if not subject.steady:
         raise Unsupported("two calls on the same input differ, by random numbers that are not torch's")
     if subject.dtype != torch.float64:
-        raise Unsupported("it takes float32 only, whose rounding hides small changes")
+        raise Unsupported(f"it takes {str(subject.dtype)[6:]} only, whose rounding hides small changes")
     if subject.stateful:
         raise Unsupported("a call changes what the next one gives")
     best, step, n = math.inf, 1e-6, subject.length(24)

@@ -15,11 +15,12 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from attnbench.contract.compiled import as_written
 from attnbench.contract.plugins.load import load
 from attnbench.contract.plugins.module_source import ModuleSource, tensors, widths
 from attnbench.errors import Unsupported, UsageError, said
+from attnbench.laws.laws import Rounding
 
 Call = Literal["tokens", "x"]
 
@@ -54,27 +55,20 @@ def subject_of(wanted: Wanted) -> Subject:
         try:
             return Subject(replace(wanted, call="tokens"))
         except UsageError as other:
+            if str(other) == str(refused):
+                raise
             again = str(other).removeprefix(f"{wanted.source}: ")
             raise UsageError(f"{refused}. As tokens: {again}") from None
-
-
-class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped in torch
-    """Notes a rounding of float64 numbers in a call: the module computes in float32 within."""
-
-    seen = False
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten._to_copy.default and args[0].dtype == torch.float64 and args[0].numel() > 1:
-            self.seen |= out.is_floating_point() and out.dtype != torch.float64
-        return out
 
 
 _LIKELY = (8, 48, 50, 60, 65, 100, 120, 180, 196, 197, 240, 257, 360, 400, 480, 720, 784, 840, 960, 1260, 1680, 1920)
 """Lengths that are multiples of many numbers, or that pictures have."""
 _UNITS = (16, 32, 64, 128, 256, 512)
+_WAYS = (
+    *((torch.float64, False), (torch.float32, False), (torch.float32, True)),
+    *((torch.bfloat16, False), (torch.float16, False)),
+)
+"""Types of x, and if the weights then keep those that the constructor gives them; the last ones for one length only."""
 _SECONDS = 5.0
 """CPU time for lengths that nothing hints at."""
 _TYPE = re.compile("scalar type|dtype|indices|Long")
@@ -84,7 +78,7 @@ _TYPE = re.compile("scalar type|dtype|indices|Long")
 class Subject:
     """A module in float64, in eval mode, that maps tokens ``(B, n)`` or x ``(B, n, C)`` to ``(B, n, E)``.
 
-    If it takes float32 only, it stays in float32. An output ``(B, E)`` for the whole sequence counts as one of one
+    If it takes another type only, it stays in that. An output ``(B, E)`` for the whole sequence counts as one of one
     token: :attr:`per_token` is then false. A module that takes ``(n, B)`` is called so.
 
     Raises:
@@ -98,7 +92,7 @@ class Subject:
             raise UsageError(f"{self.source.file}: no such file")
         load(self.source.file)
         self.dtype, self.turned, self.shortest = torch.float64, False, 8
-        self.stateful = False
+        self.kept = self.stateful = self.training = False
         """True if a call changes what the next one gives: each call then has a new module."""
         self.module = self._made()
         self.vocab = wanted.vocab or _vocabulary(self.module.modules())
@@ -123,11 +117,13 @@ class Subject:
     def _made(self) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(0)
-            return self.source.make().eval().to(self.dtype)
+            module = self.source.make().train(self.training)
+            return module if self.kept else module.to(self.dtype)
 
-    def fresh(self) -> Subject:
+    def fresh(self, *, training: bool | None = None) -> Subject:
         """The same with a new module, which no call has changed; all of its parameters take gradients."""
         new = copy(self)
+        new.training = self.training if training is None else training
         new.module = new._made()
         if any(map(is_lazy, new.module.parameters())):
             new.run(new.draw(new.shortest))
@@ -148,7 +144,8 @@ class Subject:
         """The change of each token's output ``(B, n)``, as a share of the largest number of ``other``."""
         return (one - other).abs().amax(2).double() / other.abs().max().double().clamp(min=1e-300)
 
-    def _agree(self, *calls: Callable[[], Tensor]) -> bool:
+    def agree(self, *calls: Callable[[], Tensor]) -> bool:
+        """True if two calls give the same, or numbers that are not finite; false if one raises."""
         try:
             first, second = (call() for call in calls)
             return not (self.moved(first, second) > self.least).any()
@@ -161,9 +158,9 @@ class Subject:
     def _repeats(self) -> tuple[bool, bool]:
         """The agreement of two calls on the same input, with the same seed and without."""
         given, other, self.stateful = self.draw(self.shortest), self.draw(self.shortest, seed=1), False
-        steady = self._agree(lambda: self(given), lambda: (self(other), self(given))[1])
-        self.stateful = not steady and self._agree(lambda: self.fresh()(given), lambda: self.fresh()(given))
-        return steady or self.stateful, steady and self._agree(lambda: self(given), lambda: self(given, seed=None))
+        steady = self.agree(lambda: self(given), lambda: (self(other), self(given))[1])
+        self.stateful = not steady and self.agree(lambda: self.fresh()(given), lambda: self.fresh()(given))
+        return steady or self.stateful, steady and self.agree(lambda: self(given), lambda: self(given, seed=None))
 
     @torch.no_grad()
     def _apart(self) -> bool:
@@ -209,7 +206,7 @@ class Subject:
     def _lengths(self, problems: list[Exception]) -> Iterator[int]:
         """Lengths to try, the likely ones first; ``problems`` are the refusals up to now, in both layouts."""
         parts = [*self.module.modules(), *(vars(one).get("config") for one in self.module.modules())]
-        sizes = {x for part in parts if part for x in getattr(part, "__dict__", {}).values() if type(x) is int}
+        sizes = {x for part in parts for x in getattr(part, "__dict__", {}).values() if type(x) is int}
         sizes |= {2 * x for x in sizes} | {2**power for power in range(4, 12)}
         for n in sorted({*_LIKELY, *(x for x in sizes if 8 < x <= 2048)}):
             yield n
@@ -228,19 +225,20 @@ class Subject:
     def _works(self, wide: Sequence[int | None]) -> Exception | None:
         """Call a new module with ``shortest`` tokens, and set what is found by that; the reason if nothing works."""
         refused: Exception | None = None
+        ways = _WAYS if self.shortest == 8 else _WAYS[:2]
         for self.width in wide:
-            for self.dtype in (torch.float64, torch.float32):
+            for self.dtype, self.kept in ways:
                 self.module = self._made()  # the remains of a call that failed must not decide
                 given = self.draw(self.shortest, batch=1 + self.turned)  # one token is a length that many take
                 try:
-                    with _Rounding() as rounding, _caught(self.module, given) as read:  # type: ignore[no-untyped-call]
+                    with Rounding() as rounding, _caught(self.module, given) as read:
                         out, self.per_token = self._output(self.run(given), *given.shape[:2])
                 except UsageError:
                     raise
                 except Exception as error:  # somebody else's code
                     refused = refused or error
                     continue
-                if self.dtype == torch.float32 or (out.dtype == self.dtype and not rounding.seen):
+                if self.dtype != torch.float64 or (out.dtype == self.dtype and not rounding.seen):
                     if tables := [part for part, _ in read]:
                         self.vocab = self.wanted.vocab or _vocabulary(tables)
                         self.padding = sorted({x for part in tables if isinstance(x := part.padding_idx, int)})
@@ -287,7 +285,8 @@ class Subject:
         """The module's output for tokens or x; its draws follow from ``seed``, or from those before it if None."""
         if seed is not None:
             torch.default_generator.manual_seed(seed)
-        return self.module(given.transpose(0, 1) if self.turned else given)
+        with as_written():
+            return self.module(given.transpose(0, 1) if self.turned else given)
 
     def output(self, given: Tensor) -> Tensor:
         """``(B, n, E)``, or ``(B, 1, E)`` for an output of the whole sequence, as the module left it."""

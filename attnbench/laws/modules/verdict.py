@@ -167,9 +167,11 @@ def _several(numbers: list[int]) -> str:
 def _future(found: Found) -> str:
     if not found.per_token:
         return "no question: there is one output for the whole sequence"
-    if found.reads is None or found.reads.future is None:
+    seen = found.reads and (found.reads.future or found.reads.in_training)
+    if not found.reads or not seen:
         return "not seen"
-    return f"seen: token {found.reads.future.token} changes output {found.reads.future.first}"
+    where = "" if found.reads.future else "in training mode "
+    return f"seen: {where}token {seen.token} changes output {seen.first}"
 
 
 def _between(found: Found) -> str:
@@ -263,6 +265,9 @@ def contradictions(found: Found, label: str | None = None) -> list[str]:
         said.append(f"{costs}nothing in it grows as n²")
     if found.reads is not None and not found.mixes:
         said.append(f"{called}; no token reads another")
+    elif variant.traits.exact and found.per_token and found.reads and (one := found.reads.unread):
+        changed = one.own + one.before + one.after
+        said.append(f"{called}; token {one.token} changes {changed:,} of {found.reads.n:,} outputs")
     recurs = found.state is not None and not found.formed and not (found.pairs and found.pairs.fixed)
     if found.mixes and recurs and variant.family not in ("recurrence", "kernel", "pairwise", "mixing", "fixed pattern"):
         said.append(f"{called}; between tokens a recurrence of {found.state} numbers passes")
