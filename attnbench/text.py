@@ -30,7 +30,7 @@ _SECRETS = {
 
 
 def without_secrets(text: str) -> str:
-    """``text`` with ``~`` for the user's home folder, which may be the user's name, and without passwords and tokens."""
+    """``text`` with ``~`` for the user's home folder, which may hold a name, and without passwords and tokens."""
     home = os.path.expanduser("~")  # noqa: PTH111  # it never raises, also where there is no home
     text = re.sub(rf"{re.escape(home)}(?![\w.-])", "~", text) if len(home) > 1 else text
     for secret, instead in _SECRETS.items():
