@@ -31,6 +31,8 @@ def read_stored(path: Path) -> bytes:
     """Content of the file at ``path``, which may be compressed (:func:`stored`). Raises OSError: it cannot be read.
     Raises ValueError: it is compressed, and damaged."""
     file = stored(path)
+    if file.is_fifo() or file.is_char_device():  # it may have no end, or no writer
+        raise OSError(errno.EINVAL, "it is not a file")
     if file == path:
         return path.read_bytes()
     import lzma  # some builds of Python lack it

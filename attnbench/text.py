@@ -21,10 +21,21 @@ def printable(text: str, *, keep: str = "") -> str:
     return "".join(c if c.isprintable() or c in keep else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
-def without_home(text: str) -> str:
-    """``text`` with ``~`` for the user's home folder, to keep the user's name private."""
+_SECRETS = {
+    r"\b(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox[a-z]-|AKIA)[\w-]{12,}": "***",
+    r"(?<=://)[^/\\\s@\"]+(?=@)": "***",
+    r"(?i)((?:token|secret|password|api.?key)\s*[=:]\s*)[^\s,;\"'\\]{8,}": r"\1***",
+}
+"""Text that lets others in -> what takes its place."""
+
+
+def without_secrets(text: str) -> str:
+    """``text`` with ``~`` for the user's home folder, which may hold a name, and without passwords and tokens."""
     home = os.path.expanduser("~")  # noqa: PTH111  # it never raises, also where there is no home
-    return re.sub(rf"{re.escape(home)}(?![\w.-])", "~", text) if len(home) > 1 else text
+    text = re.sub(rf"{re.escape(home)}(?![\w.-])", "~", text) if len(home) > 1 else text
+    for secret, instead in _SECRETS.items():
+        text = re.sub(secret, instead, text)
+    return text
 
 
 def not_live(text: str) -> str:
@@ -40,5 +51,5 @@ def without_empty(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> tupl
 
 def one_line(text: str, limit: int = 200) -> str:
     """``text`` on one line, printable, at most ``limit`` characters, without the user's home: fit for a CSV cell."""
-    flat = printable(" ".join(without_home(text).split()))
+    flat = printable(" ".join(without_secrets(text).split()))
     return flat if len(flat) <= limit else flat[: limit - 1] + "…"

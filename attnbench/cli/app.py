@@ -25,7 +25,7 @@ from attnbench.cli.screen import console
 from attnbench.cli.screen.console import lasting_streams
 from attnbench.cli.usage import COMMANDS, OVERVIEW, UsageProblem, explain
 from attnbench.errors import AttnbenchError, Exit, UsageError, did_you_mean, said
-from attnbench.text import without_home
+from attnbench.text import without_secrets
 from attnbench.version import __version__
 
 
@@ -211,7 +211,7 @@ def _unforeseen(error: Exception) -> int:
     where = "no file could be written for its traceback"
     with suppress(OSError), NamedTemporaryFile("w", prefix="attnbench-", suffix=".txt", delete=False) as file:
         there = error.stderr if isinstance(error, CellFailed) else traceback.format_exception(error)
-        file.write(without_home("\n".join(there)))
+        file.write(without_secrets("\n".join(there)))
         where = f"please send {file.name}, its traceback, to who maintains attnbench, with what 'attnbench env' prints"
     console.error(f"unforeseen error: {error.reason if isinstance(error, CellFailed) else said(error)}; {where}")
     return Exit.FAILED

@@ -321,13 +321,13 @@ def _as_data(report: Report, own_errors: Mapping[str, OwnError]) -> dict[str, An
 
 def check_module(wanted: Wanted, settings: Settings, *, label: str | None, timeout: float, as_json: bool) -> None:
     """Probe and print; exit code 1 if the module breaks the claims of ``label`` or its options."""
-    from attnbench.contract.variant import VARIANTS
     from attnbench.harness.outside.isolation import Worker
     from attnbench.harness.outside.laws import examine_module
+    from attnbench.laws import variant_named
     from attnbench.laws.modules.verdict import conclusion, contradictions, lines, named_after
 
     if label is not None:
-        VARIANTS.get(label)
+        variant_named(label)
     name = wanted.name  # refused before a process is started
     with console.progress(1) as bar, Worker(settings) as worker:
         bar.update(bar.task_ids[0], description=f"{name}: how it is called")

@@ -12,7 +12,7 @@ from attnbench.cli.options import AsJson
 from attnbench.cli.screen import console
 from attnbench.errors import UsageError, said
 from attnbench.measure.machine import variables
-from attnbench.text import without_home
+from attnbench.text import without_secrets
 from attnbench.units import format_bytes
 from attnbench.version import __version__
 
@@ -94,7 +94,7 @@ def _plugins() -> dict[str, str]:
                 point.load()
             found[point.name] = package
         except UsageError as error:
-            found[point.name] = without_home(f"{package}, cannot be loaded: {error}")
+            found[point.name] = without_secrets(f"{package}, cannot be loaded: {error}")
     return found
 
 

@@ -21,7 +21,7 @@ from attnbench.measure.machine import variables
 from attnbench.results.manifest import FRESH, digest
 from attnbench.results.record import SCHEMA_VERSION
 from attnbench.suite.cell import METHOD_VERSION, Cell
-from attnbench.text import without_home
+from attnbench.text import without_secrets
 
 _MOST_FILES = 1000
 _MOST_BYTES = 2**28
@@ -58,7 +58,7 @@ def run_key(facts: dict[str, Any]) -> str:
 def read_files(cells: Sequence[Cell]) -> dict[str, str]:
     """Digests of all data that cells read, by a name without the user's home."""
     found = input_files(cells) | task_files(cells) | model_files(cells)
-    return {without_home(name): one for name, one in found.items()}
+    return {without_secrets(name): one for name, one in found.items()}
 
 
 def input_files(cells: Iterable[Cell]) -> dict[str, str]:

@@ -28,7 +28,7 @@ from attnbench.results.manifest import BESIDE, RUN_ID
 from attnbench.results.record import Record
 from attnbench.results.store import CHECKPOINTS, RunFolder
 from attnbench.suite.cell import Cell
-from attnbench.text import without_home
+from attnbench.text import without_secrets
 
 
 class Watcher:
@@ -87,7 +87,7 @@ def execute_beside(
 
 def _opened(ours: ExitStack, plan: Plan, watcher: Watcher, worker: Worker, here: Run | None = None) -> Run:
     """The run of a plan in its folder; that of the other environment, if ``here`` is the one beside it."""
-    beside, name = plan.options.beside and without_home(plan.options.beside.path), ""
+    beside, name = plan.options.beside and without_secrets(plan.options.beside.path), ""
     if here is not None:  # both multiply by the same libraries, and the newest run stays that of here
         products = Products(*(cast(Any, here.state)[one] for one in Products._fields))
         plan = replace(plan, settings=replace(plan.settings, products=products))

@@ -18,7 +18,7 @@ from typing import Any
 
 from attnbench.errors import UsageError
 from attnbench.measure import cgroup
-from attnbench.text import without_home
+from attnbench.text import without_secrets
 from attnbench.units import format_bytes
 
 NOISY = 0.02
@@ -239,7 +239,7 @@ that begin alike hold tokens and licences."""
 
 def variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Those of :data:`VARIABLES` that are set, in the order of their names."""
-    return {name: without_home(value) for name, value in sorted(environment.items()) if name in VARIABLES}
+    return {name: without_secrets(value) for name, value in sorted(environment.items()) if name in VARIABLES}
 
 
 def differing_variables(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:

@@ -74,6 +74,13 @@ def _hear(event: str, arguments: tuple[Any, ...]) -> None:
         _opened.add(Path(arguments[0]).absolute())
 
 
+def note_mapped() -> None:
+    """Note each file that is in memory now: libraries, and tensors that no Python opened."""
+    with suppress(OSError):
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+        _opened.update(Path(f"/{line.partition('/')[2]}") for line in lines)
+
+
 def used(since: float) -> set[str]:
     """Names of the plug-ins' files of this process, and of the data that it read.
 
@@ -105,8 +112,14 @@ class Watch:
         if listens:
             listen()
 
+    def notice(self) -> None:
+        """Note files that may be used no longer when the request is done."""
+        if self._listens:
+            note_mapped()
+
     def news(self) -> dict[str, list[str]]:
         """Files used since the last call. Raises Changed if one has changed."""
+        self.notice()
         names = {*self._given, *(used(self._since) if self._listens else ())} - self.seen.keys()
         held, self._held = self._held, [name for name in (*self._held, *names) if name != OURS]  # that is loaded now
         if altered := changed({name: self.seen[name] for name in held}):

@@ -134,8 +134,8 @@ class RunFolder:
         environment = self.environment
         wanted = environment.get("suite_digest")
         try:
-            whole = wanted is None or wanted == digest((self.path / SUITE).read_bytes())
-        except OSError:
+            whole = wanted is None or wanted == digest(read_stored(self.path / SUITE))
+        except (OSError, ValueError):
             whole = False
         suite = [] if whole else [f"{self.path / SUITE} is not the suite that was run; restore it"]
         ends = environment.get(ENDS)

@@ -8,8 +8,9 @@ import re
 from collections.abc import Iterable, Mapping, Reversible, Sequence
 from functools import lru_cache
 
-from attnbench.results.record import COLUMNS, SEAL, Record
+from attnbench.results.record import ADDED, COLUMNS, SEAL, Record
 from attnbench.results.renamed import named_as_today
+from attnbench.suite.axes import FOLLOWING
 from attnbench.text import printable
 
 FORMULA = r"'*[=+\-@\t\r\n＝＋－＠]"
@@ -36,12 +37,6 @@ def text_of(columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> str
     return text.getvalue()
 
 
-def cells_of(record: Record, columns: Iterable[str] = COLUMNS) -> list[str]:
-    """The text in each cell of a record's row."""
-    row = _row(record)
-    return [_cell(row[column]) for column in columns]
-
-
 def read_table(text: str) -> list[dict[str, str]]:
     """The rows of such a text under today's names, as column -> text. Raises ValueError: it is no table of rows."""
     reader = csv.DictReader(io.StringIO(text), strict=True)
@@ -56,13 +51,17 @@ def read_table(text: str) -> list[dict[str, str]]:
 
 
 def altered_lines(table: Sequence[dict[str, str]], records: Reversible[Record]) -> dict[int, str]:
-    """Line numbers of a table that match none of these records, or repeat a line, with which of the two."""
-    lines = [tuple(row.values()) for row in table]
+    """Line numbers of a table that match none of these records, or repeat a line, with which of the two.
+
+    A column that the table lacks has the value that it has in older rows.
+    """
+    lines = [_whole(row) for row in table]
     unmatched = set(lines)
     for record in reversed(records):  # a table has the last row of each cell
         if not unmatched:
             break
-        unmatched.discard(tuple(cells_of(record, table[0])))
+        row = _row(record)
+        unmatched.discard(tuple(_cell(row[column]) for column in COLUMNS))
     first = {line: number for number, line in reversed(list(enumerate(lines, start=2)))}
     return {
         number: "no row of records.jsonl gives this line" if line in unmatched else f"it repeats line {first[line]}"
@@ -88,3 +87,11 @@ def _cell(value: object) -> str:
     if isinstance(value, str):
         return _text(value)
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+_BEFORE = {name: _cell(value) for name, value in ADDED.items()}
+
+
+def _whole(row: Mapping[str, str]) -> tuple[str | None, ...]:
+    older = {axis: row.get(other) for axis, other in FOLLOWING.items()}
+    return tuple({**_BEFORE, **older, **row}.get(column) for column in COLUMNS)

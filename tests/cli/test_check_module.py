@@ -90,6 +90,7 @@ def test_json_holds_every_answer() -> None:
         ((f"{MODULES}:Pooled", "softmax", "--call", "x"), "one FILE.py:Class at a time"),
         (("softmax", "--call", "x"), "--call belongs to a module of a file"),
         ((f"{MODULES}:Pooled", "--call", "x", "--as", "perfomer"), "unknown variant 'perfomer'; did you mean"),
+        ((f"{MODULES}:Pooled", "--call", "x", "--as", "local:windw=3"), "local: unknown option 'windw'; did you mean"),
         ((f"{MODULES}:Nothing", "--call", "x"), "no class 'Nothing'"),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 
 from attnbench.cli.app import main
 from attnbench.errors import Exit
-from attnbench.text import without_home
+from attnbench.text import without_secrets
 
 
 def test_an_error_that_nobody_foresaw_is_one_line_and_its_traceback_a_file_without_a_home(
@@ -43,11 +43,15 @@ def test_an_error_that_nobody_foresaw_is_one_line_and_its_traceback_a_file_witho
         ("/home/anna/x", "/home/anna/x"),
         ("/home/ann.old", "/home/ann.old"),
         ("/home/ann-2/x:/home/ann/y", "/home/ann-2/x:~/y"),
+        ("no http://ann:open@host/x", "no http://***@host/x"),
+        ("api_key = abcdefgh, the next", "api_key = ***, the next"),
+        ("the last token: 17", "the last token: 17"),
+        ("a task-0123456789abc of hf_abcdefghijklmn", "a task-0123456789abc of ***"),
     ],
 )
-def test_a_home_is_replaced_and_no_other(text: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_homes_and_secrets_are_replaced_and_nothing_else(text: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/ann")
-    assert without_home(text) == told
+    assert without_secrets(text) == told
 
 
 def test_no_setting_for_windows_and_no_home_without_rights_says_a_word_beside_a_figure(tmp_path: Path) -> None:

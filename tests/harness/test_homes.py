@@ -24,7 +24,7 @@ class Mine(torch.nn.Module):
         self.calls += 1
         if self.calls > 1:
             print("I am in", __file__, file=sys.stderr)
-            raise ValueError("I am in " + __file__)
+            raise ValueError("I am in " + __file__ + " with PASSWORD=sesame-open at http://me:sesame@host/")
         return x
 """
 """A module that raises at its first call is unsupported; one that raises later has failed, and what it said is kept."""

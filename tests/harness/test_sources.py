@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from attnbench.contract.plugins import load as plugins
 from attnbench.errors import UsageError
@@ -24,6 +26,7 @@ from pathlib import Path
 from torch import nn
 from attnbench import register
 import beside_it
+from safetensors.torch import load_file
 WEIGHT = float(Path(__file__).with_name("weight.txt").read_text())
 
 @register("mine", family="reference", source="-", formula="-", cost="-")
@@ -33,6 +36,7 @@ class Mine(nn.Module):
 
     def forward(self, q, k, v, *, key_mask=None):
         import found_later
+        self.kept = load_file(Path(__file__).with_name("matrix.safetensors"))
         return v
 """
 
@@ -42,6 +46,8 @@ def plugin(tmp_path: Path) -> Path:
     """A plug-in with a module and data beside it, all older than any process that reads them."""
     folder = tmp_path / "theirs"
     folder.mkdir()
+    save_file({"a": torch.zeros(3)}, folder / "matrix.safetensors")
+    os.utime(folder / "matrix.safetensors", (1, 1))
     for name, text in {"mine.py": PLUGIN, "beside_it.py": "", "found_later.py": "", "weight.txt": "1.0"}.items():
         (folder / name).write_text(text)
         os.utime(folder / name, (1, 1))
@@ -149,6 +155,10 @@ def test_what_forward_imports_is_noted_and_a_change_between_rounds_ends_the_run(
     assert second != first
     assert f"{first}: measured before {later} changed, so a new run begins" in watcher.warnings
     assert run(Listening()) == second
+    tensors = plugin.with_name("matrix.safetensors")  # which no Python opens
+    save_file({"a": torch.ones(3)}, tensors)
+    assert run(watcher) != second
+    assert f"{second}: measured before {tensors} changed, so a new run begins" in watcher.warnings
 
 
 def alone(folder: Path, source: str) -> str:

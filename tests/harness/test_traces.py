@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -94,6 +95,15 @@ CASES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
         lambda: os.sched_setaffinity(0, [min(CORES)]),
         lambda: os.sched_setaffinity(0, CORES),
     ),
+    "its rank among programs": (
+        lambda: os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0)),
+        lambda: os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0)),
+    ),
+    "the timers that interrupt it": (
+        lambda: signal.setitimer(signal.ITIMER_PROF, 1000.0, 1000.0),
+        lambda: signal.setitimer(signal.ITIMER_PROF, 0.0),
+    ),
+    "how garbage is collected": (lambda: gc.callbacks.append(print), lambda: gc.callbacks.remove(print)),
     "NEW_VARIABLE in the environment": (
         lambda: os.environ.update(NEW_VARIABLE="1"),
         lambda: os.environ.pop("NEW_VARIABLE"),

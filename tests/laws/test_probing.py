@@ -89,6 +89,7 @@ def test_a_performer_that_is_a_transformer_is_told() -> None:
     (said,) = contradictions(one, "performer")
     assert said.startswith("it is said to be performer, which costs O(n·")
     assert said.endswith("it forms all n × n pairs")
+    assert contradictions(one, "performer:features=16") == [said.replace("performer", "performer:features=16")]
 
 
 def test_a_linformer_that_calls_multi_head_attention_is_told() -> None:

@@ -182,6 +182,20 @@ def test_a_line_of_the_table_that_no_row_gives_and_a_row_that_it_lacks_are_named
     assert runs.found() == [f"{TABLE}: it is lost; attnbench run writes it anew from {RECORDS}"]
 
 
+@pytest.mark.parametrize("column", ["time_median_s", "label", "heads"])
+def test_a_column_that_was_taken_out_of_the_table_is_told_and_one_that_says_nothing_is_not(
+    runs: Runs, column: str
+) -> None:
+    runs.restore()
+    rows = pd.read_csv(runs.mine / TABLE, dtype=str, keep_default_na=False)
+    rows.drop(columns=column).to_csv(runs.mine / TABLE, index=False)
+    assert runs.found()[0] == f"{TABLE}:2: no row of {RECORDS} gives this line"
+    runs.restore()
+    rows = pd.read_csv(runs.mine / TABLE, dtype=str, keep_default_na=False)
+    rows.drop(columns="energy_j").to_csv(runs.mine / TABLE, index=False)
+    assert runs.found() == []
+
+
 def test_a_file_that_is_gone_is_named(runs: Runs) -> None:
     for name in (RECORDS, SAMPLES):
         runs.restore()

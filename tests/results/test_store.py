@@ -352,6 +352,17 @@ def test_a_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for(folder: Run
         pass
 
 
+@pytest.mark.parametrize("name", [SAMPLES, "suite.yaml"])
+def test_a_pipe_in_the_place_of_a_file_is_not_read(folder: RunFolder, name: str) -> None:
+    (folder.path / name).unlink(missing_ok=True)
+    os.mkfifo(folder.path / name)
+    if name == SAMPLES:
+        with pytest.raises(StoreError, match="it is not a file"):
+            folder.samples()
+    else:
+        assert folder.doubts() == [f"{folder.path / name} is not the suite that was run; restore it"]
+
+
 def test_an_environment_that_is_a_pipe_is_not_waited_for(folder: RunFolder) -> None:
     (folder.path / "environment.json").unlink()
     os.mkfifo(folder.path / "environment.json")
@@ -706,7 +717,7 @@ def test_lines_of_a_table_that_match_no_row_are_counted(folder: RunFolder) -> No
     folder.write_csv([*rows[:1], record(n=512), record(n=1024)])
     assert folder.compare_table(history)[1] == f"{file}:3 and 1 more lines"
     file.write_text("label\nsoftmax\n")
-    assert folder.compare_table(history) == ([""], "")
+    assert folder.compare_table(history) == ([""], f"{file}:2")
     file.unlink()
     file.mkdir()
     assert folder.compare_table(history) == ([], f"{file}:1")

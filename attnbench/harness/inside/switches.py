@@ -5,7 +5,9 @@ Those for torch's precision and kernels can also be set back: :data:`SWITCHES`.
 
 from __future__ import annotations
 
+import gc
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -182,7 +184,10 @@ _SETTINGS: dict[str, Callable[[], object]] = {
     "torch's profiler": torch._C._autograd._profiler_enabled,
     "how numbers are rounded": _rounding,
     "the working directory": os.getcwd,
-    "the cores it may use": lambda: os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None,
+    "the cores it may use": lambda: os.sched_getaffinity(0),
+    "its rank among programs": lambda: (os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)),
+    "the timers that interrupt it": lambda: [signal.getitimer(kind) != (0.0, 0.0) for kind in range(3)],
+    "how garbage is collected": lambda: (gc.isenabled(), gc.get_threshold(), list(map(id, gc.callbacks))),
 }
 """Settings that silently change the next cell's numbers. One that makes it fail is left out, since a fresh process
 tries again, and so is one that shows in :mod:`attnbench.harness.inside.canary`."""

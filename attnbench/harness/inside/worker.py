@@ -82,6 +82,7 @@ def _serve(requests: TextIO, answers: TextIO, served: Served) -> None:
         if turn is not None:
             _answer(answers, {"turn": turn})
             return dict(loads(requests.readline()))
+        served.watch.notice()
         more = {**({"at": at} if at else {}), **({"first": True} if first else {})}
         _answer(answers, {"progress": {"done": done, "of": of, **more}})
         return {}

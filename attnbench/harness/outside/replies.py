@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import IO
 
 from attnbench.harness.wire.process import END_OF_REQUEST
-from attnbench.text import without_home
+from attnbench.text import without_secrets
 
 _TAIL_LINES = 40
 _SLICE = 1.0
@@ -92,4 +92,4 @@ def _read_tail(stream: IO[str], tail: deque[str], all_read: threading.Event) -> 
             if chunk == END_OF_REQUEST:
                 all_read.set()
             elif chunk.strip():
-                tail.append(without_home(chunk.rstrip())[-300:])
+                tail.append(without_secrets(chunk.rstrip())[-300:])

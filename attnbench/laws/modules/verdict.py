@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from attnbench.contract.spec import parse_spec
 from attnbench.contract.variant import VARIANTS, Variant
 from attnbench.laws.modules.questions import Found, Growth
 
@@ -250,7 +251,7 @@ def contradictions(found: Found, label: str | None = None) -> list[str]:
         said.append(f"its options say causal; {_future(found).removeprefix('seen: ')}")
     if label is None:
         return said
-    variant = VARIANTS.get(label)
+    variant = VARIANTS.get(parse_spec(label).name)
     called = f"it is said to be {label}"
     costs = f"{called}, which costs {variant.cost}; "
     if (variant.time_exponent or 2) < 2:

@@ -140,7 +140,10 @@ def bare_model(name: str) -> tuple[int, Callable[[], Any]]:
 
     def make() -> Any:
         own = copy.deepcopy(config)  # a model writes into its configuration how it attends
-        with first_weights.no_init_weights():  # some are drawn until they fit, which nobody sees of fake ones
+        with (
+            _told(name),
+            first_weights.no_init_weights(),
+        ):  # some are drawn until they fit, which nobody sees of fake ones
             model = _class_for(transformers, own, gguf=place.is_file()).from_config(own, dtype=torch.float32)
         model.tie_weights()
         return model.get_encoder() if own.is_encoder_decoder else model
@@ -150,6 +153,8 @@ def bare_model(name: str) -> tuple[int, Callable[[], Any]]:
 
 def _configured(transformers: Any, place: Path) -> tuple[str, dict[str, Any], Any]:
     folder, options = str(place), dict[str, Any]()
+    if odd := [one.name for one in _files_at(place) if not one.is_file()]:  # opening a pipe would wait for a writer
+        raise UsageError(f"{odd[0]} is not a file; take a complete copy")
     if place.is_file():
         for needed in ("gguf", "accelerate"):
             if importlib.util.find_spec(needed) is None:
@@ -260,7 +265,10 @@ def files_of(name: str) -> list[Path]:
     """All files that decide the model's numbers. Raises UsageError if there is no such model."""
     if name == NAME:
         return [WEIGHTS]
-    place = located(name)
+    return _files_at(located(name))
+
+
+def _files_at(place: Path) -> list[Path]:
     return [place] if place.is_file() else sorted(file for file in place.iterdir() if file.suffix in _READ)
 
 

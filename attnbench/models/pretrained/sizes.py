@@ -114,7 +114,7 @@ def sizes_of(name: str) -> Sizes:
     place = located(name)
     try:
         found = _of_gguf(place) if place.is_file() else _of_config(place / "config.json")
-    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError, OverflowError, struct.error):
+    except Exception:  # somebody else's file, in which anything may stand
         found = None
     if found is None:
         raise UsageError(f"{name}: its configuration does not state its heads and their width; take another model")

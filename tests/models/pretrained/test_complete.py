@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,8 @@ import pytest
 import torch
 
 from attnbench.errors import UsageError
-from attnbench.models.pretrained.loading import open_language_model
+from attnbench.models.pretrained.loading import bare_model, open_language_model
+from attnbench.models.pretrained.sizes import sizes_of
 
 transformers = pytest.importorskip("transformers", reason="needs the extra models: make .venv/installed-models")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -114,3 +117,32 @@ def test_a_file_that_is_not_what_it_should_be_is_one_line(file: str, held: bytes
     with pytest.raises(UsageError, match="cannot be loaded") as refused:
         opened(tmp_path)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json"])
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(file: str, tmp_path: Path) -> None:
+    pipe = saved(llama(), tmp_path) / file
+    pipe.unlink()
+    os.mkfifo(pipe)
+    with pytest.raises(UsageError, match=f"cannot be loaded .{file} is not a file; take a complete copy"):
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize("config", [{"num_key_value_heads": 0}, {"rope_scaling": {"type": "banana"}}])
+def test_a_model_that_cannot_be_made_without_its_weights_is_one_line(config: dict[str, Any], tmp_path: Path) -> None:
+    rewrite(saved(llama(), tmp_path), same, **config)
+    with pytest.raises(UsageError, match="cannot be loaded"):
+        bare_model(str(tmp_path))[1]()
+
+
+@pytest.mark.parametrize("held", ['{"architectures": [1], "num_attention_heads": 2, "head_dim": 8}', "[" * 100_000])
+def test_a_configuration_that_states_no_sizes_is_one_line(held: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(held)
+    with pytest.raises(UsageError, match="does not state its heads and their width"):
+        sizes_of(str(tmp_path))
+
+
+def test_a_gguf_file_that_says_that_a_word_of_it_fills_all_memory_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"GGUF" + struct.pack("<IQQQ", 3, 1, 1, 2**62))
+    with pytest.raises(UsageError, match="does not state its heads and their width"):
+        sizes_of(str(tmp_path / "m.gguf"))
