@@ -285,7 +285,9 @@ def _repairs(name: str) -> list[str]:
         return []
     order = sorted(found, key=lambda label: -found[label])
     same = no_better(name, [label for label in order if label not in CONTROLS], last)
-    shares = ", ".join(f"{found[label]:.0%} with `{label}`" for label in order if found[label] > 0 and label not in same)
+    shares = ", ".join(
+        f"{found[label]:.0%} with `{label}`" for label in order if found[label] > 0 and label not in same
+    )
     texts = [f"Share of the damage that {last} steps repair: {shares}."] if shares else []
     if none := [label for label in order if found[label] <= 0]:
         texts.append(f"{last} steps repair nothing with {_names(none)}.")
