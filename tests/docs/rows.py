@@ -251,7 +251,7 @@ def long_cpu() -> str:
         for label in sorted(apart, key=lambda label: -first["time"][label])
     ]
     says = (
-        f"The power is within 1 ± 0.05 for {within[0]} of {len(first)} variants, and for {within[1]} where the second "
+        f"The power is within 1 ± 0.05 for {within[0]} of {len(first)} variants, and for {within[1]} if the second "
         f"run takes the place of the first. The power of the memory is at most {first['memory'].max():.2f}. "
         "The others are"
     )

@@ -284,11 +284,14 @@ def _repairs(name: str) -> list[str]:
     if MEAN_VALUE not in found:
         return []
     order = sorted(found, key=lambda label: -found[label])
-    shares = ", ".join(f"{found[label]:.0%} with `{label}`" for label in order if found[label] > 0)
+    same = no_better(name, [label for label in order if label not in CONTROLS], last)
+    shares = ", ".join(
+        f"{found[label]:.0%} with `{label}`" for label in order if found[label] > 0 and label not in same
+    )
     texts = [f"Share of the damage that {last} steps repair: {shares}."] if shares else []
     if none := [label for label in order if found[label] <= 0]:
         texts.append(f"{last} steps repair nothing with {_names(none)}.")
-    if same := no_better(name, [label for label in order if label not in CONTROLS], last):
+    if same:
         texts.append(
             f"After {last} steps, no better than `{MEAN_VALUE}`, in which no attention is left to recover: "
             f"{_names(same)}."
@@ -332,7 +335,7 @@ def swap_listops() -> str:
             f"`{last.label}`",
             _above(after[0][last.label].over_original),
             *(_above(after[at][last.label].over_control) for at in steps[1:]),
-            _number(last.repaired, ".0%"),
+            f"as `{MEAN_VALUE}`" if last.as_trivial else _number(last.repaired, ".0%"),
         ]
         for last in order
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import re
 from types import ModuleType
 
 import pytest
@@ -60,6 +61,18 @@ def test_bounds_are_those_of_today(name: str) -> None:
 
 def report_laws(findings: tuple[Finding, ...]) -> set[str]:
     return {finding.law for finding in findings}
+
+
+PRINTED = re.compile(r"^(\S.*?) +held +\S+ +\S+  (.*(?:\n {40,}.*)*)", re.MULTILINE)
+
+
+def test_the_check_that_pages_print_has_the_laws_of_today() -> None:
+    """``COLUMNS=88 attnbench check performer`` prints it anew."""
+    text = (HERE / "docs/printed/check.txt").read_text(encoding="utf-8")
+    printed = {law: " ".join(said.split()) for law, said in PRINTED.findall(text)}
+    held = [row["law"] for row in laws.read() if row["variant"] == "performer" and row["number"]]
+    assert printed == {law: LAWS[law].sentence for law in held}
+    assert f"{len(held)} laws hold" in text
 
 
 def test_what_is_kept_is_the_number_nearest_to_its_bound() -> None:

@@ -391,6 +391,13 @@ class Picture(Attention):
         return self.weighed(x.unflatten(1, (side, side)))[1].flatten(1, 2)
 
 
+class Landmarks(Attention):
+    """Takes 128 tokens, and whatever has as many numbers, such as two examples of 64."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weighed(x.reshape(-1, 128, x.shape[2]))[1].reshape(x.shape)
+
+
 class Streaming(Attention):
     """Keeps the keys and values of all calls, as for decoding: the same tokens again change nothing."""
 

@@ -452,6 +452,11 @@ def test_whole_blocks_that_no_size_tells_are_found_in_either_layout() -> None:
     assert (subject.turned, subject.shortest, subject.unit, subject.apart) == (True, 56, 56, True)
 
 
+def test_two_examples_with_the_numbers_of_one_longer_sequence_are_no_layout() -> None:
+    subject = Subject(Wanted(f"{HARD}:Landmarks", "x"))
+    assert (subject.turned, subject.shortest) == (False, 128)
+
+
 def test_a_size_that_happens_to_be_the_only_length_is_no_pair() -> None:
     one = hard("AsWide", "pairs")
     assert answers(one)["attention"] == (
