@@ -21,8 +21,14 @@ def printable(text: str, *, keep: str = "") -> str:
     return "".join(c if c.isprintable() or c in keep else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
+def quantity(count: int, noun: str) -> str:
+    """``1 row``, ``2 rows``."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
 _SECRETS = {
-    r"\b(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox[a-z]-|AKIA)[\w-]{12,}": "***",
+    r"\b(?:hf_|gh[pousr]_|AKIA)[A-Za-z0-9]{12,}\b(?!\.\w)": "***",
+    r"\b(?:github_pat_|glpat-|sk-|xox[a-z]-)(?=[\w-]*\d)[\w-]{12,}": "***",
     r"(?<=://)[^/\\\s@\"]+(?=@)": "***",
     r"(?i)((?:token|secret|password|api.?key)\s*[=:]\s*)[^\s,;\"'\\]{8,}": r"\1***",
 }

@@ -29,6 +29,7 @@ from attnbench.suite.axes import IN_ROWS, exists
 from attnbench.suite.cell import Pass
 from attnbench.suite.expand import read_axis
 from attnbench.suite.named_shapes import known
+from attnbench.text import quantity
 from attnbench.units import format_number
 
 EXACT = "exact"
@@ -80,7 +81,8 @@ def _in_file(file: Path, lengths: Sequence[int]) -> list[Asked]:
             if not columns:
                 columns = _columns(at, texts)
             elif len(texts) != len(columns):
-                raise UsageError(f"{at}: {len(texts)} cells, but {len(columns)} columns; write a value or nothing")
+                here = f"{quantity(len(texts), 'cell')}, but {quantity(len(columns), 'column')}"
+                raise UsageError(f"{at}: {here}; write a value or nothing")
             else:
                 asked.append(_asked(file, at, dict(zip(columns, texts, strict=True)), lengths))
     except csv.Error as error:

@@ -13,7 +13,7 @@ from attnbench.cli.screen import console
 from attnbench.cli.signature import command, completed
 from attnbench.errors import NothingMeasured
 from attnbench.results.frame.marks import error_text, name_text
-from attnbench.text import without_empty
+from attnbench.text import quantity, without_empty
 from attnbench.units import format_bytes, format_number, with_interval
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def watching(bar: Progress, say: Callable[[str], None] = lambda text: None) -> C
 
 
 def _print(found: Best, settings: Settings) -> None:
-    threads = f"{settings.threads} thread{'s' * (settings.threads != 1)}"
+    threads = f"{quantity(settings.threads, 'thread')}"
     console.line(f"on {settings.device}, {threads}, {found.environment['process']} process")
     console.paragraph(f"verdicts: 95 % for all {found.family} ratios of the table together")
     for name, about in dict.fromkeys((one.asked.name, one.about) for one in found.choices):

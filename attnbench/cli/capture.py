@@ -11,6 +11,7 @@ from attnbench.cli.options import TEXT, AsJson, Count, Device, File, ModelName, 
 from attnbench.cli.screen import console
 from attnbench.cli.screen.outputs import refuse_files
 from attnbench.errors import UsageError
+from attnbench.text import quantity
 
 
 def capture(
@@ -67,5 +68,8 @@ def capture(
     print_layers(found.about, f"{model}, {found.about['text']}")
     for line in found.left_out:
         console.warning(line)
-    console.line(f"{out}: {windows} windows, {L} layers, {H} heads of {D}, {N} tokens, {format_bytes(found.bytes)}")
+    there = (
+        f"{quantity(windows, 'window')}, {quantity(L, 'layer')}, {quantity(H, 'head')} of {D}, {quantity(N, 'token')}"
+    )
+    console.line(f"{out}: {there}, {format_bytes(found.bytes)}")
     print_use(out, found.shape, found.v_shape, found.about["causal"])

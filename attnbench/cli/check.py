@@ -13,7 +13,7 @@ from attnbench.cli import completion, options
 from attnbench.cli.screen import console
 from attnbench.cli.signature import command, completed
 from attnbench.errors import Exit, Unsupported, UsageError
-from attnbench.text import without_empty
+from attnbench.text import quantity, without_empty
 from attnbench.units import format_seconds
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ def _one(report: Report, own_errors: Mapping[str, OwnError], *, whole: bool) -> 
         ["law", "", "worst", "bound", "what it says"],
         rows,
         right=["worst", "bound"],
-        title=f"{report.variant}, in {cases} setting{'s' * (cases != 1)}",
+        title=f"{report.variant}, in {quantity(cases, 'setting')}",
     )
     _faults([report])
     if own_errors:
@@ -305,7 +305,7 @@ def _verdict(report: Report) -> str:
 
 
 def _laws(count: int) -> str:
-    return f"{count} law{'s' * (count != 1)}"
+    return f"{quantity(count, 'law')}"
 
 
 def _as_data(report: Report, own_errors: Mapping[str, OwnError]) -> dict[str, Any]:

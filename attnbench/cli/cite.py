@@ -11,6 +11,7 @@ import typer
 
 from attnbench.cli.screen import console
 from attnbench.errors import UsageError
+from attnbench.text import quantity
 from attnbench.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def _method(records: Sequence[Record], facts: Mapping[str, Any]) -> Iterator[str
         yield "A time is that of one call after the first."
     elif "warmup_time" in rules and any(row.time_median_s is not None for row in rows):
         yield f"A time is the median of all samples, without the first call and {format_seconds(rules['warmup_time'])}"
-        yield f"of warm-up, from {rounds} round{'s' * (rounds != 1)} over the cells in a shuffled order" + (
+        yield f"of warm-up, from {quantity(rounds, 'round')} over the cells in a shuffled order" + (
             ", each in a fresh process" * (facts.get("fresh_process") == "round")
             + ("; its 95 % interval is Student's t of the medians of rounds, on the log scale." if rounds > 1 else ".")
         )

@@ -16,7 +16,7 @@ from attnbench.cli.signature import command, completed
 from attnbench.errors import NothingMeasured, UsageError
 from attnbench.results.frame.marks import error_text, name_text
 from attnbench.suite.axes import AXES
-from attnbench.text import without_empty
+from attnbench.text import quantity, without_empty
 from attnbench.units import format_bytes, format_number, format_seconds, format_share, with_interval
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def compare(
             console.note("stopped; no length was finished")
             raise
     what, threads = str(question), question.settings.threads
-    how = f"{threads} thread{'s' * (threads != 1)}, {comparison.environment['process']} process"
+    how = f"{quantity(threads, 'thread')}, {comparison.environment['process']} process"
     for warning in comparison.warnings:
         console.warning(warning)
     if as_json:

@@ -11,6 +11,7 @@ from attnbench.cli.options import File
 from attnbench.cli.screen import console
 from attnbench.cli.screen.outputs import refuse_files
 from attnbench.errors import UsageError
+from attnbench.text import quantity
 
 
 def export(
@@ -47,13 +48,13 @@ def export(
     for doubt in folder.doubts():
         console.warning(doubt)
     if parquet is not None:
-        console.note(f"{write_rows(folder, parquet)} rows: {parquet}")
+        console.note(f"{quantity(write_rows(folder, parquet), 'row')}: {parquet}")
     if samples is not None:
-        console.note(f"{write_samples(folder, samples)} samples: {samples}")
+        console.note(f"{quantity(write_samples(folder, samples), 'sample')}: {samples}")
     if format_ is not None:
         text = "\n".join(as_text(table, format_) for table in tables_of(records))
         if out is None:
             console.line(text.rstrip("\n"))
         else:
             write_output(out, text)
-            console.note(f"{len(records)} rows: {out}")
+            console.note(f"{quantity(len(records), 'row')}: {out}")

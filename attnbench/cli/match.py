@@ -13,6 +13,7 @@ from attnbench.cli.screen import console
 from attnbench.cli.screen.outputs import draw, refuse_files, write_rows
 from attnbench.cli.signature import command, completed
 from attnbench.errors import NothingMeasured
+from attnbench.text import quantity
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,9 +68,9 @@ def match(
         prepared = prepare(variants or [], budget, given)
         answer = _measure(prepared, csv)
         threads, draws = prepared.settings.threads, given["draws"]
-        how = f"{threads} thread{'s' * (threads != 1)}, {answer.environment['process']} process"
+        how = f"{quantity(threads, 'thread')}, {answer.environment['process']} process"
         trains = budget.target == "score"
-        how += ", trainings of one thread" if trains else f", {draws} draw{'s' * (draws != 1)} of each error"
+        how += ", trainings of one thread" if trains else f", {quantity(draws, 'draw')} of each error"
     for warning in answer.warnings:
         console.warning(warning)
     if as_json:
@@ -135,7 +136,7 @@ def _measure(prepared: Prepared, csv: Path | None) -> Match:
         screen = MatchScreen(prepared, bar)
         if prepared.trainings is not None:
             each, steps = prepared.trainings.of_one_setting, prepared.same["steps"]
-            said = f"at most {each * screen.most} trainings of {steps} steps"
+            said = f"at most {quantity(each * screen.most, 'training')} of {quantity(steps, 'step')}"
             console.note(f"{said}, {each} for each setting that is tried")
             prepared.trainings.watcher = screen
         try:

@@ -11,6 +11,7 @@ from attnbench.cli.options import File
 from attnbench.cli.screen import console
 from attnbench.cli.screen.outputs import refuse_files
 from attnbench.errors import CannotCreate, UsageError
+from attnbench.text import quantity
 
 FILE = "report.html"
 
@@ -71,7 +72,7 @@ def report(
     write_output(file, page)
     console.line(f"{file}")
     count = len(sources.folders)
-    console.note(f"{len(sources.frame)} rows of {count} run{'s' * (count != 1)}, {format_bytes(len(page))}")
+    console.note(f"{quantity(len(sources.frame), 'row')} of {quantity(count, 'run')}, {format_bytes(len(page))}")
     if open_:
         _open(file)
 

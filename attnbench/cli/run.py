@@ -20,7 +20,7 @@ from attnbench.errors import NothingMeasured, UsageError
 from attnbench.results.frame.marks import error_text, name_text
 from attnbench.suite.cell import Launch
 from attnbench.suite.shard import parse_shard
-from attnbench.text import without_empty
+from attnbench.text import quantity, without_empty
 from attnbench.units import format_bytes, format_count, format_interval, format_number, format_seconds, format_share
 
 if TYPE_CHECKING:
@@ -255,7 +255,7 @@ def _print_records(records: list[Record], *, rates: bool = False) -> None:
         if len(inputs) == 1 and any(record.error_kind for record in shown):
             title += f", {inputs[0]}"
         if len(shown) < len(mine):
-            title += f" ({len(mine)} rows in all)"
+            title += f" ({quantity(len(mine), 'row')} in all)"
         console.table(
             *without_empty(columns, rows),
             right=["time", "95 %", *_LAUNCH[1:], *_RATES, "peak", "state", "error", "own error", "loss", "features"],
@@ -408,4 +408,4 @@ def _cell(cell: Cell, predicted: Prediction, fits: bool | None) -> dict[str, Any
 
 
 def _cells(count: int) -> str:
-    return f"{count} cell{'s' * (count != 1)}"
+    return f"{quantity(count, 'cell')}"

@@ -13,6 +13,7 @@ from attnbench.cli.screen import console
 from attnbench.cli.signature import command, completed
 from attnbench.errors import NothingMeasured, UsageError
 from attnbench.results.frame.marks import name_text
+from attnbench.text import quantity
 
 if TYPE_CHECKING:
     from attnbench.harness.plan import Plan
@@ -86,8 +87,8 @@ def _train(plan: Plan, *, as_json: bool) -> None:
     else:
         size, shape = plan.cells[0].model, plan.cells[0].shape
         if size is not None:
-            what = f"{size.layers} layers, {shape.H} × {shape.D}, feed-forward {size.ffn}, batches of {shape.B}"
-            console.line(f"encoder: {what}, on {plan.settings.device}")
+            what = f"{quantity(size.layers, 'layer')}, {shape.H} × {shape.D}, feed-forward {size.ffn}"
+            console.line(f"encoder: {what}, batches of {shape.B}, on {plan.settings.device}")
         print_scores(records, {record.label: name_text(record.label, record.own_form) for record in records})
         console.laws_note(records)
         console.line(f"results: {folder.path / 'results.csv'}")

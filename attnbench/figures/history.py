@@ -14,6 +14,7 @@ from attnbench.figures.kit.palette import palette
 from attnbench.figures.kit.style import in_style, looks
 from attnbench.figures.kit.ticks import log_axis, padded, plain, trimmed
 from attnbench.results.measurements import day
+from attnbench.text import quantity
 from attnbench.units import format_bytes, format_seconds
 
 _MOST = 8
@@ -44,7 +45,7 @@ def draw_history(frame: pd.DataFrame, metric: str, *, unit: str = "s", about: st
     notes = ["A ring: from here on it is another value, beyond the joint 95 % interval of all cells and runs."]
     notes += [f"Without room: {len(cells) - _MOST} more cells."] if len(cells) > _MOST else []
     key = wrapped_height(hows, said) if narrow() else 0.0
-    title = f"{len(changes)} change{'s' * (len(changes) != 1)} of {metric} in {len(runs)} runs"
+    title = f"{quantity(len(changes), 'change')} of {metric} in {len(runs)} runs"
     whole = new_page(title, [about] if about else [], notes, room=(NARROW_ROOM if narrow() else 3.4) + key)
     page, under = whole.split(key)
     left, right = page.left + 0.7, page.right - (0.1 if narrow() else KEY)

@@ -19,6 +19,7 @@ from attnbench.figures.kit.ticks import halves, length, log_axis, padded
 from attnbench.measure.status import Status
 from attnbench.results.frame.settings import SAME, check_length, records, restrict, timed
 from attnbench.results.frame.words import difference, failures, own_form_note, where
+from attnbench.text import quantity
 
 NEEDS = "a variant beside a public package"
 PREFIX = "peer."
@@ -206,7 +207,8 @@ def draw_peers(frame: pd.DataFrame, *, n: int | None = None, only: Mapping[str, 
     ]
     tall = max(_ROW, (len(lengths) + 1.4) * _BAR)
     faster, slower = sum(pair.high < 1 for pair in found), sum(pair.low > 1 for pair in found)
-    title = f"Of {len(found)} comparisons the variant is faster than the package in {faster}, slower in {slower}"
+    told = f"the variant is faster than the package in {faster}, slower in {slower}"
+    title = f"Of {quantity(len(found), 'comparison')} {told}"
     page = new_page(title, about, notes, height=2.0, room=len(names) * tall + 0.75)
     left, bottom, top = page.left + _NAMES, page.bottom + 0.3, page.top - 0.4
     wide = (page.right - left - _GAP * (len(panels) - 1)) / len(panels)

@@ -28,7 +28,7 @@ from attnbench.results.manifest import BESIDE, RUN_ID
 from attnbench.results.record import Record
 from attnbench.results.store import CHECKPOINTS, RunFolder
 from attnbench.suite.cell import Cell
-from attnbench.text import without_secrets
+from attnbench.text import quantity, without_secrets
 
 
 class Watcher:
@@ -198,7 +198,7 @@ class Run:
         yield from self._visits(0, side)
         yield 1, -1, -1, side  # until each has been through its rounds
         if waited := {cell for run in self.together for cell in run.rows.disturbed()}:
-            they = "1 cell" if len(waited) == 1 else f"{len(waited)} cells"
+            they = quantity(len(waited), "cell")
             self.watcher.warned(f"{they} waited for a core in nearly all samples: measured once more, at the end")
             for run in self.together:
                 run.rows.forget(waited)

@@ -31,6 +31,7 @@ from attnbench.laws.laws import (
     law,
     worst_place,
 )
+from attnbench.text import quantity
 
 
 @law("formula", few_shapes=True)
@@ -370,7 +371,7 @@ def _side_by_side(case: Case, several: int) -> Measured:
         states = [after for _, after in each]
         far = gap(out, torch.cat([expected for expected, _ in each]))
         worst = far if not far <= worst else worst
-    what = f"{several} token{'s' * (several > 1)} behind {ends[0]} and {ends[1]} others"
+    what = f"{quantity(several, 'token')} behind {ends[0]} and {ends[1]} others"
     return Measured(worst, case.rounding, f"{what} differ by {worst:.2g} from the same alone")
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from attnbench.errors import UsageError
 from attnbench.measure import cgroup
-from attnbench.text import without_secrets
+from attnbench.text import quantity, without_secrets
 from attnbench.units import format_bytes
 
 NOISY = 0.02
@@ -55,7 +55,7 @@ def thread_warnings(threads: int) -> list[str]:
     if cores < visible:
         said.append(f"the control group allows {cgroup.cores():.3g} of {visible} cores")
     if threads > cores:
-        said.append(f"{threads} threads on {cores} core{'s' * (cores > 1)} wait for each other; use --threads {cores}")
+        said.append(f"{threads} threads on {quantity(cores, 'core')} wait for each other; use --threads {cores}")
     elif threads == asked and threads < cores:
         said.append(f"OMP_NUM_THREADS leaves {threads} of {cores} cores; --threads {cores} uses all")
     return said
@@ -63,7 +63,11 @@ def thread_warnings(threads: int) -> list[str]:
 
 def throttling_warning(periods: int) -> str | None:
     """Warning if the control group used up its processor time in ``periods`` periods; None for 0."""
-    return f"held back {periods} times by the CPU quota of the control group; use fewer --threads" if periods else None
+    return (
+        f"held back {quantity(periods, 'time')} by the CPU quota of the control group; use fewer --threads"
+        if periods
+        else None
+    )
 
 
 def _asked_threads() -> int | None:
@@ -288,7 +292,7 @@ def load_warning() -> str | None:
     busy, cores = others.cores(), available_cores()
     if busy is None or busy < 0.5:
         return None
-    there = f"{cores} core{'s' * (cores > 1)}"
+    there = f"{quantity(cores, 'core')}"
     return f"other programs use {busy:.1f} of {there} as the run begins: close them or expect wide intervals"
 
 

@@ -24,6 +24,7 @@ from attnbench.models.added_tokens import AddedTokens
 from attnbench.models.crossing import as_crossing, crossing
 from attnbench.models.fewer_queries import FewerQueries, means, remaining
 from attnbench.suite.cell import ModelSize
+from attnbench.text import quantity
 
 
 class MultiHead(nn.Module):
@@ -296,7 +297,7 @@ def in_turn(variant: str | Spec | Sequence[str | Spec], layers: int) -> list[Spe
         raise UsageError("the layers need at least one variant to take in turn")
     specs = [spec for one in several for spec in turns(one if isinstance(one, Spec) else parse_spec(one))]
     if len(specs) > layers and len(set(specs)) > 1:
-        few = f"{layers} layer{'s' * (layers != 1)}"
+        few = f"{quantity(layers, 'layer')}"
         raise Unsupported(
             f"a turn of {len(specs)} layers in a model of {few}; name fewer, or give the model more layers"
         )

@@ -13,6 +13,7 @@ from typing import Literal
 
 from attnbench.measure.statistics import student
 from attnbench.results.trainings import Choice, Setting
+from attnbench.text import quantity
 
 REFERENCE, NO_MIXING = "softmax", "identity"
 """The reference variant, and the variant that mixes no tokens."""
@@ -168,7 +169,7 @@ def comparisons(tables: Iterable[tuple[Sequence[Summary], Summary | None]]) -> i
 
 def joint(family: int) -> str:
     """``joint 95 % over 12 comparisons``, as written under a table."""
-    return f"joint 95 % over {family} comparison{'s' * (family != 1)}"
+    return f"joint 95 % over {quantity(family, 'comparison')}"
 
 
 def difference(one: Summary, reference: Summary, family: int = 1) -> Difference:

@@ -31,7 +31,7 @@ from attnbench.results.old_swaps import old_rows
 from attnbench.results.record import READABLE, SCHEMA_VERSION, Record
 from attnbench.results.table import altered_lines, csv_text, read_table
 from attnbench.results.validation import are_points, are_samples, checked, foreign_to_run, foreign_to_samples
-from attnbench.text import one_line
+from attnbench.text import one_line, quantity
 
 RECORDS, SAMPLES, FAILURES, TABLE = "records.jsonl", "samples.jsonl", "failures.jsonl", "results.csv"
 CURVES, CHECKPOINTS = "curves.jsonl", "checkpoints"
@@ -146,7 +146,7 @@ class RunFolder:
         count = abs(lost := wanted["lines"] - len(page.seals))
         if lost:
             how = "lost" if lost > 0 else "added after the run was complete"
-            yield f"{self.path / name}: {count} line{'s' * (count > 1)} {how}; restore it"
+            yield f"{self.path / name}: {quantity(count, 'line')} {how}; restore it"
         elif not page.damage and wanted != page.end and "digest" in wanted:  # schema 2 has none
             yield f"{self.path / name}: its lines are others, or in another order; restore it"
 

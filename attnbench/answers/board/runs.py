@@ -15,7 +15,7 @@ from attnbench.results.read import read_results, run_names
 from attnbench.results.record import HELD, NOT_TRIED, UNCHECKED
 from attnbench.results.runs import find_runs, no_run
 from attnbench.results.store import ENVIRONMENT, TABLE
-from attnbench.text import one_line
+from attnbench.text import one_line, quantity
 
 _WITHOUT = {
     "": "rows of an older attnbench do not say whether the laws held",
@@ -77,10 +77,10 @@ def take(folder: Path, name: str) -> tuple[Machine, list[LeftOut]]:
         labels = list(dict.fromkeys(rows["label"]))
         names = ", ".join(labels[:6]) + f" and {len(labels) - 6} more" * (len(labels) > 6)
         why = _WITHOUT.get(str(law), f"the law {law} is broken")
-        out.append(LeftOut(name, f"{len(rows)} row{'s' * (len(rows) != 1)}", one_line(f"{why}: {names}", 300)))
+        out.append(LeftOut(name, f"{quantity(len(rows), 'row')}", one_line(f"{why}: {names}", 300)))
     held = frame[frame["laws"] == HELD]
     if not (held["time_median_s"] > 0).any():
-        out += [LeftOut(name, f"{len(held)} rows", "no time among them")] if len(held) or not out else []
+        out += [LeftOut(name, quantity(len(held), "row"), "no time among them")] if len(held) or not out else []
         held = held[:0]
     return Machine(held.reset_index(drop=True), {name: found.environment}), out
 

@@ -16,7 +16,7 @@ from attnbench.answers.gate.verdict import ENOUGH_ROUNDS, MANY_ROUNDS, MEASURES,
 from attnbench.errors import any_of
 from attnbench.measure.statistics import BETWEEN_RUNS
 from attnbench.results.manifest import FRESH, versions
-from attnbench.text import not_live, printable
+from attnbench.text import not_live, printable, quantity
 from attnbench.units import format_interval
 
 COLUMNS = ("cell", "old", "new", "ratio", "interval", "verdict")
@@ -66,7 +66,7 @@ def verdict_line(decision: Decision) -> str:
     if not decision.passed:
         return f"failed: {_counted(decision.failures)}{also}"
     if decision.undecided:
-        rounds = f"{decision.rounds} round{'s' * (decision.rounds != 1)}"
+        rounds = quantity(decision.rounds or 0, "round")
         return f"not known: {rounds} cannot tell whether a time is worse{also}"
     return f"passed: nothing is worse beyond doubt{also}"
 
@@ -79,7 +79,7 @@ def _counted(findings: Sequence[Finding]) -> str:
 def _head(decision: Decision) -> list[str]:
     said, question = [], decision.question
     if decision.few_rounds:
-        rounds = f"{decision.rounds} round{'s' * (decision.rounds != 1)}"
+        rounds = quantity(decision.rounds or 0, "round")
         which = "" if decision.few == decision.times else f" of {decision.few} among {decision.times} timed cells"
         said.append(
             f"only {rounds}{which}: too few to know how the machine drifts; measure with --rounds {ENOUGH_ROUNDS}"
@@ -131,7 +131,7 @@ def _foot(decision: Decision) -> list[str]:
     same = Counter(one.measure for one in decision.findings if one.verdict == "same")
     new = sum(one.verdict == "new" for one in decision.findings)
     if new:
-        said.append(f"new: {new} cell{'s' * (new > 1)} that no older run has")
+        said.append(f"new: {quantity(new, 'cell')} that no older run has")
     if same:
         said.append(f"unchanged: {', '.join(f'{one} {same[one]}' for one in MEASURES if same[one])}")
     if decision.common is not None:

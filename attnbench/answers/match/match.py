@@ -29,6 +29,7 @@ from attnbench.suite.axes import defaults
 from attnbench.suite.cell import STEPS, Cell, ModelSize
 from attnbench.suite.expand import MAX_CELLS
 from attnbench.suite.ranges import parse_range
+from attnbench.text import quantity
 
 _LOOK = 0.1
 """Seconds of timing for one setting of the search; the settings found are timed in turns."""
@@ -211,14 +212,14 @@ def _labels(entrants: Sequence[Entrant], asked: ScoreQuestion) -> list[str]:
     settings = sum(len(one.ladder.values) if one.ladder else 1 for one in entrants)
     count = settings * asked.seeds * len(asked.rates.split(","))
     if count > MAX_CELLS:
-        raise UsageError(f"{count} trainings are within reach, at most {MAX_CELLS}; give a smaller --most")
+        raise UsageError(f"{quantity(count, 'training')} within reach, at most {MAX_CELLS}; give a smaller --most")
     specs = [setting for one in entrants for setting in one.settings()]
     return list(dict.fromkeys(VARIANTS.get(spec.name).normalise(spec).label for spec in specs))
 
 
 def _about(cell: Cell, asked: ScoreQuestion) -> str:
     shape, size = cell.shape, cell.model or ModelSize()
-    model = f"{size.layers} layer{'s' * (size.layers != 1)}, {shape.H} × {shape.D}, feed-forward {size.ffn}"
-    trained = f"{asked.steps} steps, {asked.seeds} seed{'s' * (asked.seeds != 1)}"
+    model = f"{quantity(size.layers, 'layer')}, {shape.H} × {shape.D}, feed-forward {size.ffn}"
+    trained = f"{asked.steps} steps, {quantity(asked.seeds, 'seed')}"
     causal = ", causal" * shape.causal
     return f"{cell.task}, n = {shape.N}, {model}{causal}, batches of {shape.B}, {trained}, on {cell.device}"

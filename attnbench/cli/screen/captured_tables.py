@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnbench.cli.screen import console
+from attnbench.text import quantity
 
 if TYPE_CHECKING:
     from attnbench.catalogue.inputs.captured import Stored
@@ -40,7 +41,7 @@ def print_described(file: Path, found: Stored) -> None:
         console.line("no metadata of attnbench capture")
     gates = "".join(f", {gate} of width {width}" for gate, width in found.gates.items())
     sizes = f"{H} heads of queries and {K} of keys, {N} queries, {M} keys of width {D}"
-    console.line(f"{S} windows, {L} layers, {sizes}{gates}")
+    console.line(f"{quantity(S, 'window')}, {quantity(L, 'layer')}, {sizes}{gates}")
     if about.get("made_by") == "attnbench capture":
         print_layers(about, f"\n{file}")
     print_use(file, q, v, about.get("causal"))

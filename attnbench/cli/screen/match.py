@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from attnbench.cli.screen import console
 from attnbench.harness.runner import Watcher
 from attnbench.results.frame.marks import error_text, name_text
-from attnbench.text import without_empty
+from attnbench.text import quantity, without_empty
 from attnbench.units import format_bytes, format_seconds, with_interval
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class MatchScreen(Watcher):
     def begun(self, folder: Path, *, cells: int, visits: int, resumed: int) -> None:
         self.folder = folder
         if resumed:
-            console.note(f"resuming {folder}: {resumed} trainings are there (--fresh starts anew)")
+            console.note(f"resuming {folder}: {quantity(resumed, 'training')} found (--fresh starts anew)")
 
     def visiting(self, cell: Cell) -> None:
         self._parts.setdefault(cell.cell_id, 0.0)

@@ -9,6 +9,7 @@ from attnbench.cli.screen import console
 from attnbench.results.frame.marks import score_text
 from attnbench.results.trainings import ALIKE
 from attnbench.suite.axes import AXES
+from attnbench.text import quantity
 from attnbench.units import format_seconds
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def _print_problem(
             lines.append(f"{one.label}: {one.params_ratio:.2f} times the parameters of softmax")
     facts = dict(setting)
     seeds = max((len(one.by_seed) for one in there), default=0)
-    title = f"{short_task(task)}, n = {facts['seq_len']}, {facts['steps']} steps, {seeds} seed{'s' * (seeds != 1)}"
+    title = f"{short_task(task)}, n = {facts['seq_len']}, {facts['steps']} steps, {quantity(seeds, 'seed')}"
     if facts["test_len"] != facts["seq_len"]:
         title += f", {_in_words('test_len', facts['test_len'])}"
     if len(rates) == 1:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from attnbench.cli.screen import console
-from attnbench.text import without_empty
+from attnbench.text import quantity, without_empty
 
 if TYPE_CHECKING:
     from attnbench.harness.swap.described import Described
@@ -49,7 +49,7 @@ def print_foreseen(question: Question, model: Described, found: Foreseen, *, as_
         return
     _print_heading(question.model, model.layers, question.windows, question.length)
     resumed = f", of which {found.resumed} are there" if found.resumed else ""
-    console.line(f"{found.rows} rows{resumed}")
+    console.line(f"{quantity(found.rows, 'row')}{resumed}")
     console.line(
         f"{format_count(found.windows_read)} windows to read, {format_count(found.windows_trained)} to train on, "
         f"{format_seconds(found.window_s)} a window"
@@ -59,10 +59,8 @@ def print_foreseen(question: Question, model: Described, found: Foreseen, *, as_
 
 
 def _print_heading(model: str, layers: Sequence[Layer], windows: int, length: int) -> None:
-    shape = layers[0].shape
-    console.line(
-        f"{model}: {len(layers)} layers, {shape.H} × {shape.D}, {layers[0].kind}; {windows} windows of {length} tokens"
-    )
+    shape, text = layers[0].shape, f"{quantity(windows, 'window')} of {length} tokens"
+    console.line(f"{model}: {quantity(len(layers), 'layer')}, {shape.H} × {shape.D}, {layers[0].kind}; {text}")
 
 
 def _print_together(found: Sequence[Line]) -> None:

@@ -24,6 +24,7 @@ import pandas as pd
 
 from attnbench.errors import UsageError, any_of, did_you_mean
 from attnbench.figures.kit.palette import palette
+from attnbench.text import quantity
 
 VALUES = {
     "time_ms": "time (ms)",
@@ -154,7 +155,9 @@ def _columns(at: str, names: Sequence[str]) -> list[str]:
 
 def _row(at: str, columns: Sequence[str], cells: Sequence[str]) -> dict[str, object]:
     if len(cells) != len(columns):
-        raise UsageError(f"{at}: {len(cells)} cells for {len(columns)} columns; write {','.join(columns)}")
+        raise UsageError(
+            f"{at}: {quantity(len(cells), 'cell')} for {quantity(len(columns), 'column')}; write {','.join(columns)}"
+        )
     if not any(cell for name, cell in zip(columns, cells, strict=True) if name in VALUES):
         raise UsageError(f"{at}: no value in this row; write {any_of(VALUES)}, or remove the row")
     return {name: _READ[name](f"{at}: {name}", cell) for name, cell in zip(columns, cells, strict=True)}

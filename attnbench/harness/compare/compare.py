@@ -39,6 +39,7 @@ from attnbench.results.frame.marks import by_host
 from attnbench.results.record import COLUMNS, Record, inferred
 from attnbench.suite.axes import ALIKE, AXES, IN_ROWS
 from attnbench.suite.cell import Cell
+from attnbench.text import quantity
 from attnbench.units import format_seconds
 
 LONGEST_ERROR = 2**31
@@ -495,7 +496,7 @@ class Doubts:
             said.append(f"the machine is busy ({how}); times may be wrong by a factor; {remedy}")
         stopped = sum(pairs.stopped for visit in self._visits for pairs in visit.pairs)
         if stopped:
-            said.append(f"{stopped} turns left out: the measuring process was stopped meanwhile")
+            said.append(f"{quantity(stopped, 'turn')} left out: the measuring process was stopped meanwhile")
         for variant, text in dict.fromkeys((variant, text) for (_, variant), text in self._falls.items()):
             said.append(f"{labels[variant]} took {text}: impossible; run it again on a quiet machine")
         return said

@@ -22,6 +22,7 @@ import torch
 
 from attnbench.harness.inside.switches import read_settings
 from attnbench.measure.reuse import Recent
+from attnbench.text import quantity
 from attnbench.units import format_bytes
 
 KEPT = 64 * 2**20
@@ -93,7 +94,7 @@ class Snapshot:
             changed.append(_some(functions))
         left = []
         if threads := _still_running(self.threads - before.threads):
-            left.append(f"{len(threads)} thread{'s' * (len(threads) > 1)} ({_some(_names(threads))})")
+            left.append(f"{quantity(len(threads), 'thread')} ({_some(_names(threads))})")
         elif self.busy and not before.busy:
             left.append("1 thread")
         if self.files - before.files > OPEN:

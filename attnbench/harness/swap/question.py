@@ -15,6 +15,7 @@ from attnbench.suite.cell import UNTOUCHED
 from attnbench.suite.messages import CommandLine
 from attnbench.suite.ranges import parse_range
 from attnbench.suite.schema import Suite
+from attnbench.text import quantity
 
 _OPTIONS = {
     "seq_len": "--length",
@@ -106,7 +107,7 @@ class Question:
             )
         for place in self.layers.some:
             if place >= len(layers):
-                raise UsageError(f"--layers {place}: the model has {len(layers)} layers, counted from 0")
+                raise UsageError(f"--layers {place}: the model has {quantity(len(layers), 'layer')}, counted from 0")
             if layers[place].kept:
                 raise Unsupported(f"layer {place}: {layers[place].kept}")
         if not model.free:

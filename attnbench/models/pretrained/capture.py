@@ -18,6 +18,7 @@ from attnbench.errors import Unsupported, UsageError
 from attnbench.files import write_output
 from attnbench.models.pretrained.subject import Exact, Layer, Subject
 from attnbench.models.pretrained.windows import Text
+from attnbench.text import quantity
 
 FORMAT = 2
 MOST_BYTES = 2**31
@@ -115,7 +116,7 @@ def capture(subject: Subject, text: Text, wish: Wish, out: Path, device: str) ->
 def _chosen(layers: Sequence[Layer], wish: Wish) -> tuple[tuple[int, ...], tuple[str, ...]]:
     for place in wish.layers:
         if place >= len(layers):
-            raise UsageError(f"--layers {place}: the model has {len(layers)} layers, counted from 0")
+            raise UsageError(f"--layers {place}: the model has {quantity(len(layers), 'layer')}, counted from 0")
     some = wish.layers or tuple(dict.fromkeys([0, len(layers) // 2, len(layers) - 1]))
     asked = range(len(layers)) if wish.every else some
     left_out = [f"layer {place}: {layers[place].kept}" for place in asked if layers[place].kept]

@@ -25,6 +25,7 @@ from attnbench.models.pretrained.own_encoder import NAME, OwnEncoder
 from attnbench.models.pretrained.subject import Layer, Subject
 from attnbench.models.pretrained.windows import Text, Windows
 from attnbench.suite.cell import UNTOUCHED, Cell
+from attnbench.text import quantity
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +168,7 @@ def operators_of(cell: Cell, subject: Subject) -> Operators:
     if cell.replaced != "all":
         chosen = [int(place) for place in cell.replaced.split("+")]
         if chosen[-1] >= len(layers):
-            raise UsageError(f"replaced: {chosen[-1]}: the model has {len(layers)} layers, counted from 0")
+            raise UsageError(f"replaced: {chosen[-1]}: the model has {quantity(len(layers), 'layer')}, counted from 0")
         if kept := [f"layer {place}: {layers[place].kept}" for place in chosen if layers[place].kept]:
             raise Unsupported(kept[0])
     return build_operators(cell.variant, layers, chosen, seed=cell.seed)
