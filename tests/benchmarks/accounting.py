@@ -1,6 +1,6 @@
 """A plug-in that notes in the file $ACCOUNTING when a run measures first, and how long calls took so far.
 
-A line is ``[seconds since the epoch, seconds in calls of cells, seconds in calls that measure the machine]``.
+A line is ``[seconds since the epoch, seconds in calls of cells, seconds in calls that measure the machine, process]``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ spent = {"cells": 0.0, "machine": 0.0}
 
 def note() -> None:
     with Path(os.environ["ACCOUNTING"]).open("a") as file:
-        file.write(json.dumps([time.time(), spent["cells"], spent["machine"]]) + "\n")
+        file.write(json.dumps([time.time(), spent["cells"], spent["machine"], os.getpid()]) + "\n")
 
 
 def timed(call: Callable[..., Any], on: str) -> Callable[..., Any]:
