@@ -166,7 +166,8 @@ def _print(comparison: Comparison, table: Printer) -> None:
     table(
         *without_empty(columns, _side_rows(comparison)),
         right=["n", "peak memory", "state", "error", "answering mean(V)"],
-        title="\nmemory and error against exact attention",
+        title="\nmemory"
+        + " and error against exact attention" * any(r.rel_error is not None for _, r in _each(comparison)),
     )
     own = [(n, record) for n, record in _each(comparison) if record.own_error_note or record.own_error is not None]
     if own:

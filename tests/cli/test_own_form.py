@@ -72,7 +72,8 @@ def test_a_comparison_marks_it_in_every_table(folder: Path) -> None:
 
 def test_the_chart_and_the_rows_of_a_comparison_have_it(folder: Path) -> None:
     words = ("compare", "softmax", "retnet", *SMALL)
-    attnbench(*words, "--no-error", "--plot", "own.svg", "--width", "column", "--csv", "own.csv", where=folder)
+    done = attnbench(*words, "--no-error", "--plot", "own.svg", "--width", "column", "--csv", "own.csv", where=folder)
+    assert "\nmemory\n" in done.stdout  # nothing stands there against exact attention
     panels, key = ((folder / name).read_text(encoding="utf-8") for name in ("own.svg", "own-2.svg"))
     assert 'width="237.6pt"' in panels  # 3.3 inches
     assert 'width="237.6pt"' in key

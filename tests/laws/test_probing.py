@@ -122,6 +122,10 @@ def test_softmax_is_softmax() -> None:
     assert contradictions(replace(one, products=linear), "softmax") == []
 
 
+def test_a_product_in_place_is_a_product() -> None:
+    assert found("InPlace").pairs.products == 1
+
+
 def test_a_linear_attention_is_no_softmax() -> None:
     one = found("Efficient")
     assert answers(one)["attention"] == "each token attends to a fixed number of summaries of the whole sequence: 16"

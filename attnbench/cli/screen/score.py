@@ -41,8 +41,8 @@ def print_scores(records: Sequence[Record], shown: dict[str, str] | None = None)
         _print_problem(of_problem, own, shown or {}, apart, family)
     if of_rows:
         console.line(
-            "95 %: over seeds, each for itself; with one seed over test examples\n"
-            f"minus softmax: {joint(family)}; unsure: it holds 0; withheld: fewer than two seeds"
+            "95 %: over seeds, each for itself; with one seed over test examples"
+            + f"\nminus softmax: {joint(family)}; unsure: it holds 0; withheld: fewer than two seeds" * bool(family)
         )
 
 

@@ -397,7 +397,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped in 
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        name = func._schema.name.partition("::")[2].partition(".")[0]
+        name = func._schema.name.partition("::")[2].removesuffix("_")
         self._follow(name, args, result)
         if "scaled_dot_product" in name and not name.endswith("backward"):
             q, k = args[0], args[1]
