@@ -164,15 +164,18 @@ def first_fault(case: Case, tell: Callable[[int, int], None]) -> tuple[int, Find
         if process_time() - start > _ENOUGH:
             break
         tell(place, len(names))
-        # What its blocks or windows do shows only where there is more than one of them.
-        longer = name == ("causality" if case.foreign else "formula")
-        sizes = (case, replace(case, length=_LONGER)) if longer else (case,)
-        for one in sizes if LAWS[name].concerns(case) else ():
-            for finding in LAWS[name].examine(one):
-                if not finding.held:
-                    return tried, finding
-                tried += not finding.skipped
+        for finding in _at_lengths(name, case) if LAWS[name].concerns(case) else ():
+            if not finding.held:
+                return tried, finding
+            tried += not finding.skipped
     return tried, None
+
+
+def _at_lengths(law: str, case: Case) -> Iterator[Finding]:
+    """The findings of a law, of some at two lengths: blocks and windows show only if there are several of them."""
+    yield from LAWS[law].examine(case)
+    if law == ("causality" if case.foreign else "formula"):
+        yield from LAWS[law].examine(replace(case, length=_LONGER))
 
 
 def examine(law: str, variant: Variant) -> Iterator[Finding]:
@@ -182,7 +185,7 @@ def examine(law: str, variant: Variant) -> Iterator[Finding]:
         claimed = claimed or one.claimed(case.traits)
         if one.concerns(case):
             applied = True
-            for finding in one.examine(case):
+            for finding in _at_lengths(law, case):
                 seen = seen or not finding.skipped
                 yield finding
                 if finding.final:

@@ -36,7 +36,7 @@ from attnbench.text import quantity
 
 @law("formula", few_shapes=True)
 def formula(case: Case) -> Iterator[Measured]:
-    """The output is that of the documented formula, dense, in float64."""
+    """The output is that of the documented formula, dense, in float64 and float32."""
     start = process_time()
     every = ((case.shape.N, 1.0), (9, 1.0), (case.shape.N, 3.0), (case.shape.N, 8.0))
     for length, scale in every[:1] if case.length > SHAPE.N else every:  # a formula's exponentials may overflow there

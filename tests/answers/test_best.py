@@ -167,7 +167,7 @@ def test_a_row_has_its_own_values_then_those_of_its_shape(tmp_path: Path) -> Non
         ("n,pass\n64,sideways\n", ":2: unknown pass 'sideways'; write forward"),
         ("n,pass\n64,decod\n", ":2: unknown pass 'decod'; did you mean 'decode'?"),
         ("n,causal\n64,1\n", ":2: 'causal' cannot be 1; write true or false"),
-        ("n,heads\n64\n", ":2: 1 cells, but 2 columns; write a value or nothing"),
+        ("n,heads\n64\n", ":2: 1 cell, but 2 columns; write a value or nothing"),
         ("n,dtype\n64,int8\n", ":2: 'dtype' cannot be 'int8'; write float64"),
         ('n,heads\n64,"2,4"\n', ":2: 'heads' has 2 values; write one, and a row for each of the others"),
         ("n,mask\n64,slide:3\n", ":2: 'mask': unknown mask 'slide'; did you mean 'sliding'?"),

@@ -215,7 +215,7 @@ def test_finished_trainings_are_kept_and_another_target_goes_on_from_them(
     assert main([*asked, "--score", "0.99"]) == 0
     out, err = capsys.readouterr()
     assert "performer does not reach score 0.99: best" in " ".join(out.split())
-    assert f"resuming {folder.relative_to(tmp_path)}: {len(before)} trainings are there" in " ".join(err.split())
+    assert f"resuming {folder.relative_to(tmp_path)}: {len(before)} trainings found" in " ".join(err.split())
     assert err.count("resuming") == 1  # and not once more for each setting
     after = RunFolder(folder)
     assert {row.cell_id: row.started_at for row in after.records().values()}.items() >= before.items()

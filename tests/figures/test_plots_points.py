@@ -97,7 +97,7 @@ def test_what_a_spreadsheet_writes_is_read(points: Callable[[str], Path]) -> Non
         (f"{ABOUT}model,n,time_ms\n{SLOPE}A,4096,\n", "6: no value in this row; write time_ms"),
         (f"{ABOUT}model,n,time_ms\n{SLOPE}A,4k,1\n", "6: n is '4k', not a length; write a whole number such as 1024"),
         (f"{ABOUT}model,n,time_ms\n{SLOPE},4096,1\n", "6: model is empty; name the model of this point"),
-        (f"{ABOUT}model,n,time_ms\n{SLOPE}# more\n", "6: 1 cells for 3 columns; write model,n,time_ms"),
+        (f"{ABOUT}model,n,time_ms\n{SLOPE}# more\n", "6: 1 cell for 3 columns; write model,n,time_ms"),
         (f"{ABOUT}model,n,time_ms\n{SLOPE}A,2048,5\n", "6: 'A' has a row of n = 2048 already; remove one"),
         (f"{ABOUT}model,n,time_ms\n{SLOPE}B,2048,5\n", "6: one time_ms of 'B'; a line needs two lengths, so add one"),
         (f'{ABOUT}model,n,time_ms\n{SLOPE}"B"x,2048,5\n', "6: not CSV ("),

@@ -212,7 +212,7 @@ def _labels(entrants: Sequence[Entrant], asked: ScoreQuestion) -> list[str]:
     settings = sum(len(one.ladder.values) if one.ladder else 1 for one in entrants)
     count = settings * asked.seeds * len(asked.rates.split(","))
     if count > MAX_CELLS:
-        raise UsageError(f"{quantity(count, 'training')} within reach, at most {MAX_CELLS}; give a smaller --most")
+        raise UsageError(f"{count} trainings are within reach, at most {MAX_CELLS}; give a smaller --most")
     specs = [setting for one in entrants for setting in one.settings()]
     return list(dict.fromkeys(VARIANTS.get(spec.name).normalise(spec).label for spec in specs))
 
