@@ -5,7 +5,6 @@ Each figure is the least of several, taken in turn with what it is compared with
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import subprocess
@@ -19,8 +18,8 @@ from attnbench.contract.spec import Spec
 from attnbench.harness.identity import identity, run_key
 from attnbench.harness.plan import Options, make_plan
 from attnbench.measure.status import Status
-from attnbench.results.record import COLUMNS, Record
-from attnbench.results.table import cells_of
+from attnbench.results.record import Record
+from attnbench.results.table import csv_text
 from attnbench.suite.cell import Cell
 from attnbench.suite.expand import MAX_CELLS
 from attnbench.suite.messages import Origin
@@ -152,28 +151,27 @@ def many(path: Path, settings: int) -> None:
         "performer",
         "rfa",
     )
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(COLUMNS)
-        for heads, seed in ((heads, seed) for heads in range(4, 4 + settings) for seed in range(settings)):
-            for at, name in enumerate(names):
-                for n in range(256, 256 * 21, 256):
-                    cell = Cell("many", "all", Spec(name), Shape(heads=heads, seq_len=n), seed=seed)
-                    second = n * (1 + at) * 1e-6
-                    record = Record.of(
-                        cell,
-                        Status.OK,
-                        time_median_s=second,
-                        time_ci_low_s=0.98 * second,
-                        time_ci_high_s=1.02 * second,
-                        examples_per_s=1 / second,
-                        tokens_per_s=n / second,
-                        peak_bytes=1000 * n,
-                        matmul_flops=1000 * n,
-                        error_kind="approximation",
-                        rel_error=0.01 * (1 + at),
-                        trivial_error=0.8,
-                        process="tuned",
-                        threads=1,
-                    )
-                    writer.writerow(cells_of(record))
+    records = []
+    for heads, seed in ((heads, seed) for heads in range(4, 4 + settings) for seed in range(settings)):
+        for at, name in enumerate(names):
+            for n in range(256, 256 * 21, 256):
+                cell = Cell("many", "all", Spec(name), Shape(heads=heads, seq_len=n), seed=seed)
+                second = n * (1 + at) * 1e-6
+                record = Record.of(
+                    cell,
+                    Status.OK,
+                    time_median_s=second,
+                    time_ci_low_s=0.98 * second,
+                    time_ci_high_s=1.02 * second,
+                    examples_per_s=1 / second,
+                    tokens_per_s=n / second,
+                    peak_bytes=1000 * n,
+                    matmul_flops=1000 * n,
+                    error_kind="approximation",
+                    rel_error=0.01 * (1 + at),
+                    trivial_error=0.8,
+                    process="tuned",
+                    threads=1,
+                )
+                records.append(record)
+    path.write_text(csv_text(records), encoding="utf-8")

@@ -166,8 +166,8 @@ class _Visit:
         record, seconds = visited.record, visited.record.time_median_s
         if record.status is Status.DISTURBED:  # of the time all that counts is how many turns will fit
             record = replace(record, status=Status.OK, reason="")
-            seconds = min((float(one["seconds"]) for one in visited.taken), default=None)
-        if record.status is Status.OK and not seconds:
+            seconds = min((float(one["seconds"]) for one in visited.taken), default=0.0)
+        elif record.status is Status.OK and not seconds:
             raise worker.garbage()
         self.found.seconds[i] = seconds or 0.0
         return replace(record, quick=False, **_OF_ONE_CALL)
