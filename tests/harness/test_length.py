@@ -105,6 +105,22 @@ def test_one_length_never_takes_longer_than_its_limit_whatever_fails(worker: Slo
     assert len(found.records) == 3
 
 
+class Waiting(Slow):
+    """No call of a first look has a core to itself."""
+
+    def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
+        answer = super().ask(request, timeout)
+        if request["do"] == "cell":
+            answer["record"] |= {"status": "disturbed", "reason": "its threads waited", "time_median_s": None}
+        return answer
+
+
+def test_a_first_look_without_a_clean_sample_leaves_the_time_to_the_turns() -> None:
+    found = visit(Waiting())
+    assert outcome(found) == dict.fromkeys(NAMES, "ok")
+    assert found.times
+
+
 def test_the_one_that_hangs_is_a_timeout_and_the_others_take_their_turns() -> None:
     found = visit(Slow(hangs=("softmax",)))
     assert outcome(found) == {"softmax": "timeout", "sdpa": "ok", "linear": "ok"}
