@@ -8,7 +8,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -27,7 +27,7 @@ from attnbench.harness.inside.fresh_inputs import hold_to, hold_to_unseen, look
 from attnbench.harness.inside.pairs import measure_pairs
 from attnbench.harness.inside.turns import SEEN, UNSEEN, Windows
 from attnbench.harness.outside.visit import HoldSetting
-from attnbench.harness.wire.protocol import VisitCell
+from attnbench.harness.wire.protocol import TakeTurns, VisitCell
 from attnbench.laws import check_variant, first_fault, setting_of
 from attnbench.measure.status import Status
 from attnbench.measure.stopwatch import WallClock
@@ -211,6 +211,16 @@ def test_who_could_not_be_cleared_on_a_busy_machine_is_said_to_be_unchecked() ->
     told = "too busy to tell whether it keeps results; measure it again on a quiet machine"
     assert {held(Unlucky(seed), seed, keeps=False) for seed in range(20)} == {told}
     assert held(BusyMachine(0), 0, keeps=False) is None
+
+
+def test_a_variant_alone_that_keeps_results_leaves_its_reason_and_no_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    def accuse(*_: object) -> None:
+        raise BrokenContract("it keeps results")
+
+    monkeypatch.setattr(pairs, "hold_to_unseen", accuse)
+    request = TakeTurns([Cell("s", "w", parse_spec("cheat-honest"), Shape(seq_len=8))], QUICK, 2)
+    found = request.answered(asdict(measure_pairs(request.cells, QUICK, fewest=2)))
+    assert (found.ran, found.blocks, [why for _, _, why in found.left_out]) == ([], [], ["it keeps results"])
 
 
 def test_a_row_that_could_not_be_cleared_carries_the_warning(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,7 +153,7 @@ def measure_pairs(
         else:
             warnings += [(position, warning) for warning in said]
             ran[position] = column
-    blocks = [[block[column] for column in ran.values()] for block in turns.blocks]
+    blocks = [[block[column] for column in ran.values()] for block in turns.blocks if ran]
     told = turns.disturbed, turns.taken, turns.stopped
     return Pairs(list(ran), blocks, left_out, *told, busy, warnings, turns.slowed, prompts)
 
