@@ -35,7 +35,7 @@ from attnbench.contract.task import TASKS
 from attnbench.contract.variant import VARIANTS
 from attnbench.harness import plan
 from attnbench.harness.compare import question
-from attnbench.harness.inside import fresh_inputs, traces, worker
+from attnbench.harness.inside import traces, worker
 from attnbench.harness.outside.isolation import Worker
 from attnbench.harness.swap import request
 from attnbench.measure import flops, machine
@@ -99,8 +99,6 @@ def forks(watched: bool = False) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(subprocess, "Popen", Forked)
         patch.setattr(Worker, "_set_up", _set_up)
-        # A fork copies each page that it writes to first, for longer than the shortest calls take.
-        patch.setattr(fresh_inputs, "_SLOWER", 10.0)
         if not watched:
             patch.setattr(traces, "functions", dict)
         for module in (machine, plan, question, request):

@@ -191,6 +191,29 @@ def accused(seed: int, *, keeps: bool) -> bool:
     return False
 
 
+class Paged(BusyMachine):
+    """A quiet machine on which each call on new inputs gets some pages of memory, for 30 microseconds."""
+
+    def __init__(self, call: float, new: float) -> None:
+        super().__init__(0)
+        self._call, self._new, self.fresh = call, new, False
+
+    def time(self, call: Callable[[], object], calls: int) -> tuple[float, int]:
+        self.fresh = False
+        for _ in range(calls):
+            call()
+        return calls * (self._new if self.fresh else self._call), 0
+
+    def meets(self, number: int) -> None:
+        self.fresh |= number >= SEEN
+
+
+def test_pages_of_memory_are_no_kept_results() -> None:
+    assert held(Paged(10e-6, 40e-6), 0, keeps=False) is None
+    with pytest.raises(BrokenContract, match=r"take 4\.0 times as long as others"):
+        held(Paged(1e-3, 4e-3), 0, keeps=False)
+
+
 class Unlucky(BusyMachine):
     """The other programs have the cores whenever inputs are new, and every second time otherwise."""
 
