@@ -38,7 +38,7 @@ _MOST = 16_384
         longer=No("the graph is drawn for the tokens that it is made for"),
         stochastic=True,
         exact_with=("ring={n}",),
-        given=(("form=flex", {"compiled": True, "dtypes": DTYPES}),),
+        given=(("form=flex", {"compiled": True, "dtypes": DTYPES, "cost": "O(n²·d)"}),),
         knob=Knob("edges"),
     ),
     settings=("ring=2,edges=3",),
@@ -54,9 +54,9 @@ class Graph(nn.Module):
 
     q, k, v ``(B, H, N, D)`` -> ``(B, H, N, D)``. All heads have the same graph. The keys of each query are gathered,
     some queries at a time, as for any graph: that the ring is regular is not made use of. ``form=flex``, for up to
-    16,384 tokens, skips blocks without an edge; with random edges few are, so that it computes nearly all pairs, and
-    no ``auto`` takes it. The graph is drawn for ``shape.N`` tokens; in a shorter input, edges to missing tokens are
-    left out.
+    16,384 tokens, reads a table of all pairs, a byte each, and skips blocks without an edge. With random edges few
+    blocks are without one, so that it computes nearly all pairs, and ``auto`` does not take it. The graph is drawn for
+    ``shape.N`` tokens; in a shorter input, edges to missing tokens are left out.
 
     Differs from the paper: the graph does not come from data; self-edges; no features of edges and no embedding of
     positions.
