@@ -1,6 +1,6 @@
 """A plug-in that notes in the file $ACCOUNTING when a run measures first, and how long calls took so far.
 
-A line is ``[seconds since the epoch, seconds in calls of cells, seconds in calls that measure the machine, process]``.
+A line is ``[seconds since the epoch, seconds in calls of cells, in calls that measure the machine, in laws, process]``.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-spent = {"cells": 0.0, "machine": 0.0}
+spent = {"cells": 0.0, "machine": 0.0, "laws": 0.0}
 
 
 def note() -> None:
     with Path(os.environ["ACCOUNTING"]).open("a") as file:
-        file.write(json.dumps([time.time(), spent["cells"], spent["machine"], os.getpid()]) + "\n")
+        file.write(json.dumps([time.time(), *spent.values(), os.getpid()]) + "\n")
 
 
 def timed(call: Callable[..., Any], on: str) -> Callable[..., Any]:
@@ -47,6 +47,7 @@ def noted(call: Callable[..., Any]) -> Callable[..., Any]:
 def account() -> None:
     import attnbench.harness.inside.execute as execute
     import attnbench.harness.inside.pairs as pairs
+    import attnbench.laws as laws
     import attnbench.laws.error as error
     import attnbench.measure.limits as limits
 
@@ -63,6 +64,7 @@ def account() -> None:
 
     execute.prepare, error.build = prepare, build
     execute.run_cell = noted(execute.run_cell)
+    laws.first_fault = timed(laws.first_fault, "laws")
     for module, name in (
         (pairs, "measure_noise"),
         (limits, "matmul_rate"),
