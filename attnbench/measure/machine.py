@@ -63,11 +63,8 @@ def thread_warnings(threads: int) -> list[str]:
 
 def throttling_warning(periods: int) -> str | None:
     """Warning if the control group used up its processor time in ``periods`` periods; None for 0."""
-    return (
-        f"held back {quantity(periods, 'time')} by the CPU quota of the control group; use fewer --threads"
-        if periods
-        else None
-    )
+    held = f"held back {quantity(periods, 'time')} by the CPU quota of the control group"
+    return f"{held}; use fewer --threads" if periods else None
 
 
 def _asked_threads() -> int | None:

@@ -140,10 +140,8 @@ def bare_model(name: str) -> tuple[int, Callable[[], Any]]:
 
     def make() -> Any:
         own = copy.deepcopy(config)  # a model writes into its configuration how it attends
-        with (
-            _told(name),
-            first_weights.no_init_weights(),
-        ):  # some are drawn until they fit, which nobody sees of fake ones
+        # Some first weights are drawn until they fit, which has no effect on fake ones.
+        with _told(name), first_weights.no_init_weights():
             model = _class_for(transformers, own, gguf=place.is_file()).from_config(own, dtype=torch.float32)
         model.tie_weights()
         return model.get_encoder() if own.is_encoder_decoder else model
