@@ -55,7 +55,7 @@ class Graph(nn.Module):
     q, k, v ``(B, H, N, D)`` -> ``(B, H, N, D)``. All heads have the same graph. The keys of each query are gathered,
     some queries at a time, as for any graph: that the ring is regular is not made use of. ``form=flex``, for up to
     16,384 tokens, reads a table of all pairs, a byte each, and skips blocks without an edge. With random edges few
-    blocks are without one, so that it computes nearly all pairs, and ``auto`` does not take it. The graph is drawn for
+    blocks are without one, and it computes nearly all pairs: hence the default, ``form=torch``. The graph is drawn for
     ``shape.N`` tokens; in a shorter input, edges to missing tokens are left out.
 
     Differs from the paper: the graph does not come from data; self-edges; no features of edges and no embedding of
