@@ -70,7 +70,7 @@ esac
 
 
 def unattended(tmp_path: Path, *steps: str, hangs: int = 0) -> tuple[str, list[str]]:
-    """What the script prints in a minute, and what it asked Python for."""
+    """The output of the script within a minute, and its requests to Python."""
     python, wheels, asked = tmp_path / "python3", tmp_path / "wheels", tmp_path / "asked"
     python.write_text(PYTHON)
     python.chmod(0o755)

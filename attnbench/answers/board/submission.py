@@ -18,7 +18,7 @@ from attnbench.results.store import RECORDS, SUITE, TABLE, RunFolder
 from attnbench.text import without_secrets
 
 _HOMES = r"(?<![\w.~-])(?:(?:/home|/Users|[A-Za-z]:\\+Users)[/\\]+[^/\\\s\"',;:]+|/root)(?![\w.-])"
-"""Home folders in JSON, of whomever."""
+"""Home folders of any user, in JSON."""
 
 
 def submit(run: str | Path, to: str | Path = "runs") -> tuple[Path, list[LeftOut]]:
