@@ -12,7 +12,12 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+import torch
 
+from attnbench.catalogue.engines import products
+from attnbench.catalogue.engines.products import is_onednn
+from attnbench.contract.plugins.load import load
+from attnbench.contract.variant import VARIANTS
 from attnbench.measure.time import TimingRules
 from tests.benchmarks import (
     live_bare,
@@ -45,6 +50,35 @@ def test_each_file_of_selfcheck_has_tests_and_a_form_here(file: Path) -> None:
 )
 def test_a_variant_is_compared_with_its_bare_products(name: str) -> None:
     assert live_bare.beside_its_products(name, 256, SHORT, threads=1).pairs > 0
+
+
+def test_bare_products_go_to_the_library_of_each_and_exponentials_stay_finite() -> None:
+    """Windows have a library of their own; infinities take three times as long: both made `local` beat its products."""
+    load(live_bare.PLUGIN)
+    bare = sys.modules[VARIANTS.get("bare").make.__module__]
+    libraries: list[bool] = []
+
+    def product() -> None:
+        libraries.append(is_onednn())
+
+    a, x = torch.zeros(1, 2, 2), torch.zeros(4)
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("medium")
+        in_turn = [bare._with_its_library(product)]
+        with products._DefaultLibrary():
+            in_turn.append(bare._with_its_library(product))
+        for call in in_turn:
+            call()
+    finally:
+        torch.set_float32_matmul_precision(before)
+    with bare._Recorder() as recorder:
+        torch.bmm(a, a)
+        x.exp_()
+    assert libraries == [True, False]
+    for call in recorder.calls * 6:
+        call()
+    assert all(memory.isfinite().all() for memory in recorder._memory.values())
 
 
 @pytest.mark.usefixtures("forks")

@@ -8,6 +8,7 @@ matrices of these sizes. A tighter limit than the floor for whoever writes with 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Annotated, Any
 
 import torch
@@ -17,6 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from attnbench import register
+from attnbench.catalogue.engines import products
+from attnbench.catalogue.engines.products import is_onednn
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import parse_spec
 from attnbench.contract.variant import VARIANTS, No, Traits
@@ -24,17 +27,20 @@ from attnbench.errors import Unsupported
 
 _PRODUCTS = {"mm", "bmm", "addmm", "baddbmm"}
 _EXPONENTIALS = {"exp", "exp2", "softmax", "elu_backward"}
+# Repeated in place, an exponential ends at infinity, which takes the library three times as long as a number.
+_OUT_OF_PLACE = {
+    torch.ops.aten.exp_.default: torch.ops.aten.exp.out,
+    torch.ops.aten.exp2_.default: torch.ops.aten.exp2.out,
+}
 
 
 def _with_its_library(call: Callable[[], object]) -> Callable[[], object]:
-    """The call with the precision, which decides what multiplies, that is set now."""
-    wanted = torch.get_float32_matmul_precision()
+    """The call by the library that multiplies now: the process's own choice, or the default for this product alone."""
+    library = nullcontext() if is_onednn() else products._DefaultLibrary()
 
     def run() -> None:
-        before = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision(wanted)
-        call()
-        torch.set_float32_matmul_precision(before)
+        with library:
+            call()
 
     return run
 
@@ -52,11 +58,16 @@ class _Recorder(TorchDispatchMode):
         if "scaled_dot_product" in func._schema.name:
             raise Unsupported("its products are inside a fused kernel")
         if func._schema.name.removeprefix("aten::").strip("_") in _PRODUCTS | _EXPONENTIALS:
-            written = {a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write}
             names = [a.name for a in func._schema.arguments]
+            written = {a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write}
+            if named.get("out") is not None and args[0].data_ptr() == named["out"].data_ptr():
+                written.add(names[0])  # in place
             own = [self._own(arg, name in written) for name, arg in zip(names, args, strict=False)]
             also = {name: self._own(arg, name in written) for name, arg in named.items()}
-            self.calls.append(_with_its_library(lambda: func(*own, **also)))
+            call = _OUT_OF_PLACE.get(func, func)
+            if call is not func:
+                own, also = [self._own(args[0], False)], {"out": self._own(args[0], True)}
+            self.calls.append(_with_its_library(lambda: call(*own, **also)))
             return func(*args, **named)
         with self:  # an operation that consists of others, as inference mode hands them on
             parts = func.decompose(*args, **named)
