@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ _SHOWS = {"api", "cli", "figures", "answers"}
 _MOST_BYTES = 2**28
 """A larger file is known by its size and time of last change; reading it would take longer than a second."""
 _OF_THE_SYSTEM = ("/proc/", "/sys/", "/dev/", "/etc/", "/usr/", "/lib")
-_opened: set[Path] = set()
+_opened: set[str] = set()
+"""Absolute, as text: a process opens and maps hundreds, and they are looked through after each of its answers."""
 
 Seen = Mapping[str, Sequence[str]]
 """Name of each file -> digest of its content, and its size and time of last change; both empty if it cannot be read."""
@@ -71,14 +73,14 @@ def listen() -> None:
 
 def _hear(event: str, arguments: tuple[Any, ...]) -> None:
     if event == "open" and isinstance(arguments[0], str) and not (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR):
-        _opened.add(Path(arguments[0]).absolute())
+        _opened.add(str(Path(arguments[0]).absolute()))
 
 
 def note_mapped() -> None:
     """Note each file that is in memory now: libraries, and tensors that no Python opened."""
     with suppress(OSError):
         lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-        _opened.update(Path(f"/{line.partition('/')[2]}") for line in lines)
+        _opened.update(f"/{line.partition('/')[2]}" for line in lines)
 
 
 def used(since: float) -> set[str]:
@@ -87,13 +89,18 @@ def used(since: float) -> set[str]:
     Files that were written after ``since`` (seconds since 1970) are left out: they come of the measuring itself.
     """
     names = {_name(path) for path in plugins.files()}
-    for path in _opened.copy():
-        hidden = any(part.startswith((".", "torchinductor")) for part in path.parts)
-        if not (hidden or str(path).startswith(_OF_THE_SYSTEM) or path.suffix == ".pyc" or plugins.is_versioned(path)):
-            with suppress(OSError):
-                if path.is_file() and path.stat().st_mtime < since:
-                    names.add(_name(path))
+    for path in map(Path, filter(_may_decide, _opened.copy())):
+        with suppress(OSError):
+            if path.is_file() and path.stat().st_mtime < since:
+                names.add(_name(path))
     return names
+
+
+@cache
+def _may_decide(file: str) -> bool:
+    path = Path(file)
+    hidden = any(part.startswith((".", "torchinductor")) for part in path.parts)
+    return not (hidden or file.startswith(_OF_THE_SYSTEM) or path.suffix == ".pyc" or plugins.is_versioned(path))
 
 
 def _name(path: Path) -> str:

@@ -50,6 +50,7 @@ def account() -> None:
     import attnbench.laws as laws
     import attnbench.laws.error as error
     import attnbench.measure.limits as limits
+    import attnbench.measure.yardstick as yardstick
 
     real_prepare, real_build = execute.prepare, error.build
 
@@ -65,6 +66,7 @@ def account() -> None:
     execute.prepare, error.build = prepare, build
     execute.run_cell = noted(execute.run_cell)
     laws.first_fault = timed(laws.first_fault, "laws")
+    yardstick.Yardstick.read = timed(yardstick.Yardstick.read, "machine")
     for module, name in (
         (pairs, "measure_noise"),
         (limits, "matmul_rate"),

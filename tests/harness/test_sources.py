@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 import os
 import subprocess
 import sys
@@ -81,6 +83,19 @@ def test_our_own_code_counts_but_not_what_only_shows(tmp_path: Path, monkeypatch
     assert changed(before) == []
     (tmp_path / "catalogue/attention/kernel/linear.py").write_text("x = 22\n")
     assert changed(before) == [OURS]
+
+
+def test_what_is_in_memory_is_judged_once_though_it_is_looked_at_after_each_answer(tmp_path: Path) -> None:
+    """With a plug-in, looking at hundreds of mapped files took a tenth of a quick run."""
+    weights = tmp_path / "weights.bin"
+    weights.write_bytes(b"w" * 4096)
+    with weights.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ):
+        sources.note_mapped()
+        assert any(Path(name).expanduser() == weights for name in sources.used(math.inf))
+        judged = sources._may_decide.cache_info().misses
+        sources.note_mapped()
+        sources.used(math.inf)
+    assert sources._may_decide.cache_info().misses == judged > 0
 
 
 def test_a_watch_refuses_what_changed_in_one_line_with_the_remedy(tmp_path: Path) -> None:
