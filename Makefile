@@ -4,7 +4,7 @@
 # `make coverage` holds the tests of what measures to the branches that they take, `make mutants` to faults put into it.
 # `make swap` puts variants into two trained models, which it fetches by pip; `make pretrained` only fetches them.
 # `make docs` builds the documentation as a site in build/docs, `make docs-serve` shows it at http://localhost:8000.
-# `make selfcheck` measures the measuring, for five minutes, on a machine with nothing else to do; then it tries to break
+# `make selfcheck` measures the measuring, for an hour, on a machine with nothing else to do; then it tries to break
 # what reads files, and kills runs, for twenty minutes.
 
 # Each of hundreds of processes would compile all modules anew.

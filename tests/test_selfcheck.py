@@ -1,4 +1,4 @@
-"""`make selfcheck` is run by hand, for most of an hour. Here each of its files does the same with small counts.
+"""`make selfcheck` is run by hand, for more than an hour. Here each of its files does the same with small counts.
 
 Plug-ins load, laws hold and comparisons give numbers; how large these are is asked there alone.
 """
