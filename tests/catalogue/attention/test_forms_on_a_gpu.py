@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ N = 150
 
 
 @pytest.fixture(autouse=True)
-def _first_that_runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _first_that_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Triton's search stops at the first configuration that runs: numbers are tested here, and it takes a minute.
 
     Nothing of it stays on the disk, where a later measurement would find it.
@@ -44,6 +45,7 @@ def _first_that_runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr(Autotuner, "prune_configs", choose)
     monkeypatch.setattr(Autotuner, "_bench", bench)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     forms.forget()
     yield
     forms.forget()
