@@ -34,8 +34,9 @@ Fla = Annotated[Literal["auto", "torch", "fla"], Field(description=WHICH)]
 _PACKAGES = {
     "fla": ("fla", "flash-linear-attention's kernels, and they are not installed; pip install 'attnbench[gpu]'"),
     "triton": ("triton", "triton, which comes with torch for CUDA and is not installed here"),
+    "deltaformer": ("fla.layers", "modules that fla-core has not got; pip install flash-linear-attention"),
 }
-"""Form -> its package, and the remedy if that is missing."""
+"""Form, or computation whose form needs more than others' -> the package, and the remedy if that is missing."""
 
 TOKENS, HEADS, EXAMPLES = 200, 2, 2
 """The size of a trial: more than three chunks of 64 tokens, and no whole number."""
@@ -60,14 +61,16 @@ def require(name: str, form: str, fast: Collection[str]) -> str:
     Raises:
         Unsupported: the form was named, and there is no such form, package or device; the message names the remedy.
     """
+    if form == "auto" and name in _PACKAGES:  # no row says that it lacks what no extra brings
+        return form if a_device() and _installed(_PACKAGES[name][0]) else "torch"
     if form in ("auto", "torch"):
         return form
     if form not in fast:
         raise Unsupported(
             f"{name}: form={form} has no kernel for these options and this causality; form=torch takes them"
         )
-    package, what = _PACKAGES.get(form, ("torch", ""))
-    if find_spec(package) is None:
+    package, what = _PACKAGES.get(name) or _PACKAGES.get(form, ("torch", ""))
+    if not _installed(package):
         raise Unsupported(f"form={form} needs {what}")
     if not a_device():
         raise Unsupported(f"form={form} needs a CUDA device, and there is none")
@@ -170,6 +173,12 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return ""
+
+
+def _installed(module: str) -> bool:
+    with suppress(ImportError):  # of what it lies in
+        return find_spec(module) is not None
+    return False
 
 
 def _verdict(key: Key, plain: Callable[..., Tensor], compute: Callable[..., Tensor], given: tuple[Tensor, ...]) -> str:
