@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache, partial
@@ -176,7 +177,8 @@ def _version(package: str) -> str:
 
 
 def _installed(module: str) -> bool:
-    with suppress(ImportError):  # of what it lies in
+    with warnings.catch_warnings(), suppress(ImportError):  # of what it lies in
+        warnings.simplefilter("ignore")  # flash-linear-attention names other missing packages when it is imported
         return find_spec(module) is not None
     return False
 
