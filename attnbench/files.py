@@ -82,6 +82,13 @@ def remove_unfinished(path: Path) -> None:
             left.unlink()
 
 
+def cache_folder() -> Path:
+    """The folder for what later processes need not find out again, and anybody may delete; relative without a home."""
+    chosen = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    home = os.path.expanduser("~/.cache")  # noqa: PTH111  # it never raises, also where there is no home
+    return (chosen if chosen.is_absolute() else Path(home)) / "attnbench"
+
+
 def write_output(path: Path, content: str | bytes) -> None:
     """Write the output that a user asked for at ``path``: a file by :func:`replace_file`, a pipe or terminal directly.
     Raises CannotCreate: it cannot be written, or must not be (:func:`refuse_output`)."""

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from attnbench.errors import CannotCreate, Exit, StoreError
 from attnbench.figures.kit.style import save
 from attnbench.figures.pictures.picture import Picture, write_numbers
-from attnbench.files import OF_A_RUN, make_folder, replace_file, write_output
+from attnbench.files import OF_A_RUN, cache_folder, make_folder, replace_file, write_output
 from attnbench.results.lock import held
 from attnbench.results.store import ENVIRONMENT, FILES, OLD, SUITE, TABLE, RunFolder
 
@@ -134,3 +134,10 @@ def test_a_figure_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monk
 
 def _full(*what: object, **how: object) -> None:
     raise OSError(28, "No space left on device")
+
+
+def test_what_is_kept_lies_in_the_user_s_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ann")
+    for chosen, folder in (("/fast", "/fast"), ("", "/home/ann/.cache"), ("relative", "/home/ann/.cache")):
+        monkeypatch.setenv("XDG_CACHE_HOME", chosen)
+        assert cache_folder() == Path(folder, "attnbench")

@@ -115,3 +115,27 @@ def test_without_a_place_for_rows_nothing_is_done(tmp_path: Path) -> None:
 @needs_shellcheck
 def test_the_script_has_no_fault_that_shellcheck_knows() -> None:
     shellcheck(SCRIPT)
+
+
+LOST = """#!/bin/sh
+while read -r case; do
+    case $case in *linear*) status=error ;; *) status=ok ;; esac
+    echo "{\\"status\\": \\"$status\\", \\"reason\\": \\"$$\\"}"
+done
+"""
+"""Answers with its number as the reason."""
+
+
+def test_after_an_error_another_process_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of a kernel may leave its process without the device."""
+    python = tmp_path / "python"
+    python.write_text(LOST)
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    worker = on_gpu.Worker([])
+    try:
+        one, other, failed, last = (worker.ask({"variant": name}, 20) for name in ("sdpa", "gla", "linear", "sdpa"))
+    finally:
+        worker.end()
+    assert one["reason"] == other["reason"] == failed["reason"] != last["reason"]
+    assert [row["status"] for row in (other, failed, last)] == ["ok", "error", "ok"]

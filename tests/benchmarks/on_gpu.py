@@ -77,15 +77,18 @@ class Worker:
         except BrokenPipeError:
             ready, answer = [True], ""
         if answer:
-            return {**case, **json.loads(answer)}
+            row = {**case, **json.loads(answer)}
+            if row["status"] == "error":  # the device may be lost to the process, and with it all later cases
+                self.end()
+            return row
         self.end()
         status = "crash" if ready else "timeout"
         return {**case, "status": status, "reason": f"after {time.monotonic() - start:.0f} s"}
 
     def end(self) -> None:
         if self.process is not None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
+            with suppress(BrokenPipeError), self.process:  # it may never have read what it was asked
+                os.killpg(self.process.pid, signal.SIGKILL)
             self.process = None
 
 
@@ -229,6 +232,8 @@ def measure(case: Row, given: argparse.Namespace) -> Row:
     try:
         row["graph_ms"] = timed(graph(call).replay, given.device)
     except Exception as error:
+        while error.__context__ is not None:  # to end a capture that is broken raises once more
+            error = error.__context__  # type: ignore[assignment]  # the first of them
         row["graph_note"] = f"no graph: {error}".partition("\n")[0]
     return row
 
@@ -289,15 +294,18 @@ def graph(call: Callable[[], Any]) -> Any:
     """The call as a CUDA graph, after three on a stream of its own."""
     import torch
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
+    outer, stream = torch.cuda.current_stream(), torch.cuda.Stream()
+    stream.wait_stream(outer)
     with torch.cuda.stream(stream):
         for _ in range(3):
             call()
-    torch.cuda.current_stream().wait_stream(stream)
+    outer.wait_stream(stream)
     captured = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(captured):
-        call()
+    try:
+        with torch.cuda.graph(captured):
+            call()
+    finally:
+        torch.cuda.set_stream(outer)  # a capture that fails leaves its own
     captured.replay()
     torch.cuda.synchronize()
     return captured

@@ -5,9 +5,10 @@
 #
 # Without names it takes these four steps; the name of any other suite is a step as well. Each step gets a share of the
 # minutes that are left and is interrupted when they are over: what was measured until then stays. Wheels are those of
-# WHEELS (default: .whl): what the machine lacks of attnbench[gpu], pytest, pytest-xdist and pytest-timeout. OUT (default: build/on-gpu) gets a log of each step, the rows, and runs.tar.gz, which holds
-# the rows and runs, with samples where they are small. TESTS names tests in place of all that need a GPU, and ONLY is
-# for suites what -k of attnbench run is. DEVICE=cpu tries all of it with tiny shapes.
+# WHEELS (default: .whl): what the machine lacks of attnbench[gpu], pytest, pytest-xdist and pytest-timeout. OUT
+# (default: build/on-gpu) gets a log of each step, the rows, and runs.tar.gz, which holds the rows and runs, with samples
+# where they are small. TESTS names tests in place of all that need a GPU, and ONLY is for suites what -k of attnbench
+# run is. DEVICE=cpu tries all of it with tiny shapes.
 set -u
 cd "$(dirname "$0")/../.." || exit
 minutes=${1:?minutes}

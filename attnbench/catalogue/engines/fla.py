@@ -15,13 +15,15 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from attnbench.contract.compiled import out_of_sight
 
 LN2 = log(2.0)
 NO_MASK = "flash-linear-attention's kernel takes no mask; form=torch takes one"
 """The reason why a form takes no padding."""
+WIDTHS = (16, 32, 64, 128)
+"""Widths of heads that the kernels of path and deltaformer take."""
 Kernel = Callable[..., Tensor]
 """Maps tensors ``(B, H, N, ...)``, values third, to ``(B, H, N, E)``."""
 
@@ -94,6 +96,15 @@ def _path(f: Kernel, q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor) -
     return f(q, k, v, w.float(), beta.squeeze(-1).float())
 
 
+def _deltaformer(f: Any, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, *, asks: str) -> Any:
+    # The package takes it for granted that these are contiguous, and has gradients of whole blocks only.
+    missing = -q.shape[1] % (512 if q.shape[1] > 512 else 64)
+    parts = [(pad(x, (0, 0, 0, 0, 0, missing)) if missing else x).contiguous() for x in (q, k, v, beta)]
+    u = f.apply(parts[asks == "key"], *parts[1:3], parts[3].squeeze(-1))[:, : q.shape[1]]
+    q, k, u = (x.transpose(1, 2) for x in (q, k, u))
+    return scaled_dot_product_attention(q, k, u, is_causal=True).transpose(1, 2)
+
+
 def _rebased(f: Kernel, q: Tensor, k: Tensor, v: Tensor) -> Any:
     # The scale cancels in the quotient; with it, sums of squares stay within float16.
     q = q * (q.shape[3] ** -0.5 * q.shape[1] ** -0.25)
@@ -138,6 +149,7 @@ KERNELS = {
     "rebased": Row("rebased", "parallel_rebased", _rebased),
     "based": Row("based", "parallel_based", lambda f, q, k, v: f(q, k, v)),
     "based-sums": Row("based", "fused_chunk_based", lambda f, q, k, v: f(q, k, v)),
+    "deltaformer": Row("deltaformer.parallel", "ParallelDeltaformerFunction", _deltaformer),
     "nsa": Row("nsa", "parallel_nsa", _nsa),
 }
 

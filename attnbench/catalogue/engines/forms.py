@@ -2,15 +2,21 @@
 
 ``form=auto`` takes the first fused form that is installed, takes these dtypes and widths, and gave the result of the
 operations: the first call for each of them tries it on a few tokens of its inputs. On a processor it is always the
-operations.
+operations. Later processes with the same card and packages find in the user's cache what the trials compared.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from contextlib import contextmanager, suppress
+from functools import cache, partial
+from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
@@ -18,7 +24,9 @@ from pydantic import Field
 from torch import Tensor
 
 from attnbench.contract.compiled import Booked, apart, book, does_the_same, foreseen
+from attnbench.contract.index import code
 from attnbench.errors import Unsupported, said
+from attnbench.files import cache_folder, read_stored, replace_file
 
 WHICH = "PyTorch's operations, or fused kernels on a CUDA device; auto: the first of those that gives their numbers"
 Fla = Annotated[Literal["auto", "torch", "fla"], Field(description=WHICH)]
@@ -27,8 +35,9 @@ Fla = Annotated[Literal["auto", "torch", "fla"], Field(description=WHICH)]
 _PACKAGES = {
     "fla": ("fla", "flash-linear-attention's kernels, and they are not installed; pip install 'attnbench[gpu]'"),
     "triton": ("triton", "triton, which comes with torch for CUDA and is not installed here"),
+    "deltaformer": ("fla.layers", "modules that fla-core has not got; pip install flash-linear-attention"),
 }
-"""Form -> its package, and the remedy if that is missing."""
+"""Form, or computation whose form needs more than others' -> the package, and the remedy if that is missing."""
 
 TOKENS, HEADS, EXAMPLES = 200, 2, 2
 """The size of a trial: more than three chunks of 64 tokens, and no whole number."""
@@ -53,14 +62,16 @@ def require(name: str, form: str, fast: Collection[str]) -> str:
     Raises:
         Unsupported: the form was named, and there is no such form, package or device; the message names the remedy.
     """
+    if form == "auto" and name in _PACKAGES:  # no row says that it lacks what no extra brings
+        return form if a_device() and _installed(_PACKAGES[name][0]) else "torch"
     if form in ("auto", "torch"):
         return form
     if form not in fast:
         raise Unsupported(
             f"{name}: form={form} has no kernel for these options and this causality; form=torch takes them"
         )
-    package, what = _PACKAGES.get(form, ("torch", ""))
-    if find_spec(package) is None:
+    package, what = _PACKAGES.get(name) or _PACKAGES.get(form, ("torch", ""))
+    if not _installed(package):
         raise Unsupported(f"form={form} needs {what}")
     if not a_device():
         raise Unsupported(f"form={form} needs a CUDA device, and there is none")
@@ -97,14 +108,13 @@ def attend(
         if first.dtype == torch.float64:
             raise Unsupported(f"form={form} sums in float32, and float64 inputs expect more; form=torch takes them")
         return _fused(plain, fast[form], given)
-    gradients = torch.is_grad_enabled() and any(x.requires_grad for x in given)
-    widths = tuple((x.dtype, x.shape[3:], x.shape[1] if x.ndim > 2 else 0) for x in given)
+    widths = tuple((x.dtype, x.shape[3:], x.shape[1] if x.ndim > 2 else 0, _wanted(x)) for x in given)
     for one, compute in fast.items():
-        key = (name, one, widths, gradients, first.device)
+        key = (name, one, widths, first.device)
         if key not in _verdicts:
             if first.is_cuda and torch.cuda.is_current_stream_capturing():
                 continue
-            _verdicts[key] = fault = _tried(plain, compute, given, gradients)
+            _verdicts[key] = fault = _verdict(key, plain, compute, given)
             if fault:
                 _passed_over.append(f"{name}: form={one} is not used: {fault}")
         if not _verdicts[key]:
@@ -145,6 +155,53 @@ def on_device(x: Tensor) -> bool:
     return x.is_cuda
 
 
+@cache
+def machine(device: torch.device) -> tuple[object, ...] | None:
+    """The facts beside its key that decide a verdict; None if the device's are not kept. Tests replace this."""
+    if device.type != "cuda":
+        return None
+    card, driver = torch.cuda.get_device_properties(device), ""
+    with suppress(OSError):
+        driver = Path("/proc/driver/nvidia/version").read_text()
+    packages = [_version(name) for name in ("torch", "triton", "fla-core", "flash-linear-attention")]
+    # FLA_TRIL_PRECISION, say; where a cache lies decides no number.
+    switches = [one for one in os.environ.items() if one[0].startswith(("FLA_", "TRITON_")) and "CACHE" not in one[0]]
+    return card.name, card.major, card.minor, driver, packages, sorted(switches), code()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _installed(module: str) -> bool:
+    with warnings.catch_warnings(), suppress(ImportError):  # of what it lies in
+        warnings.simplefilter("ignore")  # flash-linear-attention names other missing packages when it is imported
+        return find_spec(module) is not None
+    return False
+
+
+def _verdict(key: Key, plain: Callable[..., Tensor], compute: Callable[..., Tensor], given: tuple[Tensor, ...]) -> str:
+    """The outcome of a trial, by this process or by an earlier one with all the same that decides it."""
+    facts = machine(given[0].device)
+    text = repr((*key[:-1], torch.get_float32_matmul_precision(), facts))
+    file = cache_folder() / "forms" / f"{sha256(text.encode()).hexdigest()[:32]}.json"
+    kept = facts is not None and file.is_absolute()  # it is not if nobody knows a home
+    if kept:
+        with suppress(OSError, ValueError, TypeError):  # there is none, or it is torn, or another's
+            of, fault = json.loads(read_stored(file))
+            if of == text and isinstance(fault, str):
+                return fault
+    fault, lasts = _tried(plain, compute, given)
+    if kept and lasts:
+        with suppress(OSError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(file, json.dumps([text, fault]))
+    return fault
+
+
 def _fused(plain: Callable[..., Tensor], compute: Callable[..., Tensor], given: tuple[Tensor, ...]) -> Tensor:
     if torch.compiler.is_compiling():
         return compute(*given)
@@ -172,26 +229,29 @@ def _operations(plain: Callable[..., Tensor], given: tuple[Tensor, ...]) -> Tens
     return plain(*given)
 
 
-def _tried(
-    plain: Callable[..., Tensor], compute: Callable[..., Tensor], given: tuple[Tensor, ...], gradients: bool
-) -> str:
+def _wanted(x: Tensor) -> bool:
+    return torch.is_grad_enabled() and x.requires_grad
+
+
+def _tried(plain: Callable[..., Tensor], compute: Callable[..., Tensor], given: tuple[Tensor, ...]) -> tuple[str, bool]:
+    """The reason against a form, if any, and True if it is one of numbers; an exception may be the moment's."""
     few = _few(given)
     bound = BOUNDS[given[0].dtype]
-    wanted = [gradients and x.requires_grad for x in given]
+    wanted = [_wanted(x) for x in given]
     with apart():
         expected = _results(plain, [x.double() if x.is_floating_point() else x for x in few], wanted)
         try:
             got = _results(compute, few, wanted)
         except Exception as error:  # whatever a kernel raises, there is another form
-            return said(error).partition("\n")[0]
+            return said(error).partition("\n")[0], False
         for place, (one, other) in enumerate(zip(got, expected, strict=True)):
             if one.shape != other.shape:
-                return f"it gives {tuple(one.shape)} where {tuple(other.shape)} is wanted"
+                return f"it gives {tuple(one.shape)} where {tuple(other.shape)} is wanted", True
             off = float((one.double() - other).norm() / other.norm().clamp(min=torch.finfo(torch.float32).tiny))
             if not off <= bound * (2 if place else 1):  # NaN is not
                 what = "its output" if not place else "a gradient"
-                return f"{what} is off by {off:.1g} of its norm"
-    return ""
+                return f"{what} is off by {off:.1g} of its norm", True
+    return "", True
 
 
 def _few(given: tuple[Tensor, ...]) -> list[Tensor]:

@@ -37,6 +37,8 @@ CASES = {
     "fox": {},
     "abc:slots=16": {},
     "parallax": {},
+    "deltaformer": {},
+    "deltaformer:asks=key": {},
     "kernel:sim=rebased,order=dense": {},
     "taylor": {},
     "nsa:block=16,length=8,stride=4,top_n=3,window=10": {"heads": 16, "kv_heads": 1, "seq_len": 83},
@@ -118,6 +120,16 @@ def mesa(
     return torch.stack(rows, 1), None, None
 
 
+def deltaformer(q: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
+    """The first step alone, which takes contiguous memory and, to be right in gradients, whole blocks."""
+    assert all(x.is_contiguous() for x in (q, k, v, beta))
+    assert q.shape[1] % min(512, 64 * -(-q.shape[1] // 64)) == 0
+    logits = (pairs(q, k) * q.shape[3] ** -0.5).masked_fill(~before(q).tril(-1), -1e6)
+    taken = (logits.softmax(-1) * before(q).tril(-1)) * beta.transpose(1, 2)[..., None]
+    eye = torch.eye(q.shape[1], dtype=q.dtype)
+    return torch.linalg.solve_triangular(eye + taken, v.transpose(1, 2), upper=False).transpose(1, 2).contiguous()
+
+
 def rebased(
     q: Tensor, k: Tensor, v: Tensor, *, use_scale: bool, use_normalize: bool, return_both: bool
 ) -> tuple[Tensor, Tensor]:
@@ -152,6 +164,7 @@ FORMULAS: dict[str, tuple[str, Callable[..., Any]]] = {
     "rebased": ("parallel_rebased", rebased),
     "based": ("parallel_based", based),
     "nsa": ("parallel_nsa", nsa),
+    "deltaformer.parallel": ("ParallelDeltaformerFunction", deltaformer),
 }
 
 
@@ -176,7 +189,8 @@ def fla(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(fused, "of_map", no_triton)
     for name, (function, formula) in FORMULAS.items():
         module = ModuleType(f"fla.ops.{name}")
-        vars(module)[function] = rounded(formula)
+        vars(module)[function] = kernel = rounded(formula)
+        vars(kernel)["apply"] = kernel  # as a function with gradients of its own has it
         if name == "based":
             vars(module)["fused_chunk_based"] = rounded(formula)
         monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -236,17 +250,16 @@ def test_in_bfloat16_the_kernel_is_what_auto_takes(case: str) -> None:
 
 
 @pytest.mark.usefixtures("fla")
-@pytest.mark.parametrize("case", ["mesa", "path", "fox", "abc:slots=16"])
+@pytest.mark.parametrize("case", ["mesa", "path", "fox", "abc:slots=16", "deltaformer"])
 def test_a_layer_hands_its_kernel_nothing_that_must_be_copied(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    row, whole = KERNELS[case.partition(":")[0]], list[bool]()
-    module = sys.modules[f"fla.ops.{row.module}"]
-    kernel = getattr(module, row.function)
+    name, whole = case.partition(":")[0], list[bool]()
+    row = KERNELS[name]
 
-    def noting(*given: Tensor, **named: Any) -> Any:
+    def noting(kernel: Callable[..., Any], *given: Tensor, **named: Any) -> Any:
         whole.extend(x.is_contiguous() for x in given[:3])
-        return kernel(*given, **named)
+        return row.call(kernel, *given, **named)
 
-    monkeypatch.setattr(module, row.function, noting)
+    monkeypatch.setitem(KERNELS, name, row._replace(call=noting))
     shape = shape_of(case)
     build(case, shape, form="fla")(*inputs_of(case, shape))
     assert whole == [True] * 3
@@ -311,6 +324,8 @@ def test_squares_of_long_sequences_stay_within_float16() -> None:
         ("kernel", {}),
         ("kernel:sim=rebased", {}),  # its sums take n·D³, and the kernel forms all pairs
         ("kernel:sim=rebased,order=dense", {"mask": "sliding:4"}),
+        ("deltaformer", {"head_dim": 24}),
+        ("deltaformer:chunk=32", {}),
         ("taylor", {"causal": False}),
         ("taylor", {"head_dim": 144}),
         ("taylor:chunk=32", {}),
@@ -352,10 +367,35 @@ def test_padding_is_left_to_the_operations(case: str) -> None:
 
 
 @pytest.mark.usefixtures("fla")
-@pytest.mark.parametrize("case", ["mesa", "abc"])
+@pytest.mark.parametrize("case", ["mesa", "abc", "deltaformer"])
 def test_padded_tokens_are_cut_out_before_the_kernel(case: str) -> None:
     shape = shape_of(case)
     mask = torch.rand(shape.B, shape.N, generator=torch.Generator().manual_seed(5)) < 0.7
     (x,) = inputs_of(case, shape)
     got, expected = (build(case, shape, form=form)(x, key_mask=mask)[mask] for form in ("fla", "torch"))
     assert gap(got, expected) < 1e-4
+
+
+@pytest.mark.usefixtures("fla")
+@pytest.mark.parametrize("case", ["deltaformer", "deltaformer:asks=key"])
+@pytest.mark.parametrize("more", [{"seq_len": 530, "batch": 1}, {"causal": False}, {"seq_len": 64}])
+def test_deltaformer_s_kernel_is_given_whole_blocks_from_either_end(case: str, more: dict[str, Any]) -> None:
+    held(case, shape_of(case, **more))
+
+
+def test_what_no_extra_brings_is_asked_for_by_name_only(fla: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No row says of deltaformer that a package is missing which its users cannot get with the others."""
+    monkeypatch.setattr(forms, "find_spec", lambda name: None if name == "fla.layers" else name)
+    shape, more = shape_of("deltaformer"), r"modules that fla-core has not got; pip install flash-linear-attention"
+    with pytest.raises(Unsupported, match=f"^form=fla needs {more}$"):
+        build("deltaformer:form=fla", shape)
+    assert count(lambda: build("deltaformer", shape)(*inputs_of("deltaformer", shape))).kernel == "torch"
+    assert forms.passed_over() == []
+    build("fox:form=fla", shape)
+
+    def nowhere(name: str) -> None:  # as Python answers for a part of a package that is not there at all
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr(forms, "find_spec", nowhere)
+    with pytest.raises(Unsupported, match="pip install flash-linear-attention"):
+        build("deltaformer:form=fla", shape)

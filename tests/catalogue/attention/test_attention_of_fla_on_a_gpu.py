@@ -21,6 +21,8 @@ assert _first_that_runs  # it is used by every test of this module
 @pytest.mark.parametrize("case", CASES)
 def test_the_kernel_runs_by_default_and_rounds_about_as_much_as_the_operations(case: str) -> None:
     """In bfloat16: output and gradients beside the formula in float64, with the same weights."""
+    if case.startswith("deltaformer"):
+        pytest.importorskip("fla.layers.utils", reason="needs flash-linear-attention")
     shape = shape_of(case, seq_len=150, head_dim=64)
     modules = {form: build(case, shape, form=form).cuda().bfloat16() for form in ("torch", "fla", "auto")}
     inputs = [x.detach().cuda() for x in inputs_of(case, shape, torch.bfloat16)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from inspect import signature
 from types import ModuleType
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch.nn.functional import one_hot
 
 from attnbench.catalogue.build import build
 from attnbench.catalogue.engines import fla, forms
+from attnbench.catalogue.engines.recurrent.short_convolution import ShortConvolution
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import parse_spec
 from attnbench.contract.variant import VARIANTS
@@ -281,3 +283,47 @@ def test_auto_stands_in_no_label_id_or_options() -> None:
         assert "form" not in dict(entry.complete(parse_spec(name)).options)
         assert entry.normalise(parse_spec(f"{name}:form=auto")).label == name
         assert dict(entry.complete(parse_spec(f"{name}:form=torch")).options)["form"] == "torch"
+
+
+def copied(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The arguments, from now on, that the package would copy: it wants memory in the order ``(B, N, H, ...)``."""
+    found: list[str] = []
+
+    def noting(kernel: Callable[..., object]) -> Callable[..., object]:
+        names = list(signature(kernel).parameters)
+
+        def noted(*given: Any, **named: Any) -> object:
+            together = dict(zip(names, given, strict=False)) | named
+            found.extend(name for name, x in together.items() if isinstance(x, Tensor) and not x.is_contiguous())
+            return torch.zeros_like(together["v"]), None
+
+        return noted
+
+    for name, fake in FAKES.items():
+        row = fla.KERNELS[name]
+        monkeypatch.setattr(sys.modules[f"fla.ops.{row.module}"], row.function, noting(fake))
+    return found
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("gla", "delta", "gated-delta", "gated-delta:value_groups=2", "kda", "gated-delta-2", "comba", "rwkv7", "gsa"),
+        *("ssd", "mamba2", "mamba2:groups=2", "log-linear:state=8"),
+    ],
+)
+def test_a_layer_hands_its_kernel_nothing_of_its_heads_that_must_be_copied(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = build(text, Shape(2, 2, 11, 8, causal=True), form="fla").bfloat16()
+    found = copied(monkeypatch)
+    module(torch.randn(2, 11, 16, dtype=torch.bfloat16))
+    # In log-linear all heads share these: to copy them is less work than one more product.
+    assert found == (["q", "k"] if text.startswith("log-linear") else [])
+
+
+def test_on_a_processor_a_short_convolution_leaves_its_output_as_it_is() -> None:
+    short = ShortConvolution(6, 4)
+    x = torch.randn(2, 9, 6, dtype=torch.bfloat16)
+    assert short(x).mT.is_contiguous()

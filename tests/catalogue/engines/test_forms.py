@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from attnbench.catalogue.engines import forms
 from attnbench.contract.compiled import apart, out_of_sight
+from attnbench.contract.index import code
 from attnbench.errors import Unsupported
 from attnbench.measure import flops
 from attnbench.measure.flops import count
@@ -271,3 +274,131 @@ def test_a_named_form_is_refused_before_any_tensor_is_there(monkeypatch: pytest.
         forms.require("it", "fla", {"fla"})
     monkeypatch.setattr(forms, "a_device", lambda: True)
     forms.require("it", "fla", {"fla"})
+
+
+@pytest.fixture
+def kept(gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The place of verdicts on a card of which they are kept."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(forms, "machine", lambda device: ("a card", "a driver"))
+    return tmp_path / "attnbench" / "forms"
+
+
+def trials(compute: Compute, *inputs: Tensor, name: str = "it") -> int:
+    """The trials that a new process makes."""
+    calls = []
+
+    def seen(*given: Tensor) -> Tensor:
+        calls.append(given[0].shape[2] == forms.TOKENS)
+        return compute(*given)
+
+    forms.forget()
+    assert torch.equal(forms.attend(name, "auto", plain, *inputs, fast={"fla": seen}), plain(*inputs))
+    return sum(calls)
+
+
+def test_a_later_process_makes_no_trial_of_what_was_compared(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = given()
+    for compute, told in ((plain, []), (wrong, ["it: form=fla is not used: its output is off by 0.01 of its norm"])):
+        monkeypatch.setattr(forms, "machine", lambda device, compute=compute: ("a card", compute.__name__))
+        for count_ in (1, 0, 0):
+            assert trials(compute, q, k, v) == count_
+            assert forms.passed_over() == told  # in each process, once
+    assert len(list(kept.iterdir())) == 2
+
+
+def test_a_verdict_of_other_circumstances_is_none(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = given()
+    assert trials(plain, *inputs) == 1
+    assert trials(plain, *inputs, name="another") == 1
+    assert trials(plain, *given(dtype=torch.bfloat16)) == 1
+    assert trials(plain, *given(heads=(6, 6, 6))) == 1
+    assert trials(plain, inputs[0].clone().requires_grad_(), *inputs[1:]) == 1
+    assert trials(plain, *(x.clone().requires_grad_() for x in inputs)) == 1
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "medium")
+    assert trials(plain, *inputs) == 1
+
+
+@pytest.mark.parametrize(
+    "left", [b"", b"[", b"\xff", b"5", b'"ab"', b"[1, 2]", b'["another", ""]', b"{}", "half", None]
+)
+def test_a_file_that_is_torn_or_anothers_is_no_verdict_and_no_fault(kept: Path, left: bytes | str | None) -> None:
+    inputs = given()
+    assert trials(plain, *inputs) == 1
+    (file,) = kept.iterdir()
+    whole = file.read_bytes()
+    file.unlink()
+    if left is None:
+        file.mkdir()
+    else:
+        file.write_bytes(whole[: len(whole) // 2] if isinstance(left, str) else left)
+    assert trials(plain, *inputs) == 1
+    assert forms.passed_over() == []
+    assert left is None or file.read_bytes() == whole
+
+
+def test_where_nothing_can_be_written_each_process_makes_its_trial(
+    kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    for _ in range(2):
+        assert trials(plain, *given()) == 1
+        assert forms.passed_over() == []
+
+
+def test_what_may_pass_is_not_kept(kept: Path) -> None:
+    raised: list[BaseException] = [torch.OutOfMemoryError("no memory"), KeyboardInterrupt()]
+
+    def passing(*inputs: Tensor) -> Tensor:
+        if raised:
+            raise raised.pop(0)
+        return plain(*inputs)
+
+    assert trials(passing, *given()) == 1
+    assert forms.passed_over() == ["it: form=fla is not used: OutOfMemoryError: no memory"]
+    with pytest.raises(KeyboardInterrupt):
+        trials(passing, *given())
+    assert not kept.exists()
+    assert trials(passing, *given()) == 1
+    assert forms.passed_over() == []
+
+
+def test_two_processes_at_once_leave_one_whole_verdict(kept: Path) -> None:
+    """The second makes its whole trial during that of the first."""
+    inputs, within = given(), []
+
+    def interrupted(*given: Tensor) -> Tensor:
+        if not within:
+            within.append(True)
+            assert trials(plain, *inputs) == 1
+        return plain(*given)
+
+    forms.forget()
+    forms.attend("it", "auto", plain, *inputs, fast={"fla": interrupted})
+    assert [file.suffix for file in kept.iterdir()] == [".json"]
+    assert trials(plain, *inputs) == 0
+
+
+def test_what_decides_is_the_card_its_driver_the_packages_and_this_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert forms.machine(torch.device("cpu")) is None
+    card = SimpleNamespace(name="H200", major=9, minor=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+
+    def facts() -> tuple[object, ...] | None:
+        return forms.machine.__wrapped__(torch.device("cuda", 0))
+
+    first = facts()
+    assert {"H200", 9, 0, code()} < {one for one in first or () if isinstance(one, str | int)}
+    monkeypatch.setenv("TRITON_CACHE_DIR", "elsewhere")
+    assert facts() == first
+    for change in (
+        lambda: monkeypatch.setenv("FLA_TRIL_PRECISION", "tf32"),
+        lambda: monkeypatch.setattr(forms, "version", lambda package: "99"),
+        lambda: monkeypatch.setattr(Path, "read_text", lambda path: "NVRM version: 999"),
+        lambda: monkeypatch.setattr(card, "minor", 1),
+        lambda: monkeypatch.setattr(forms, "code", lambda: "other code"),
+    ):
+        before = facts()
+        change()
+        assert facts() != before

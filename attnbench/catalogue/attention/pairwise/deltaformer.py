@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import torch
@@ -10,6 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from attnbench.catalogue.engines import fla, forms
 from attnbench.catalogue.engines.decoding.kv_cache import Cache, attend
 from attnbench.catalogue.engines.head_layer import LayerFromEitherEnd
 from attnbench.catalogue.engines.pair_scores import PRODUCT, Chunk, attend_by_score
@@ -58,8 +60,11 @@ class LessTheFound(FromEitherEnd):
         out: Tensor = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(future, float("-inf")).softmax(-1) @ u
         return out
 
-    def __init__(self, shape: Shape, *, asks: _Asks = "query", chunk: Chunk = None) -> None:
+    def __init__(self, shape: Shape, *, asks: _Asks = "query", chunk: Chunk = None, form: forms.Fla = "auto") -> None:
         super().__init__()
+        fits = shape.D in fla.WIDTHS and shape.E == shape.D and chunk is None
+        self.fused = {"fla": partial(fla.run, "deltaformer", asks=asks)} if fits else {}
+        self.form = forms.require("deltaformer", form, self.fused)
         self.causal, self.capacity, self.chunk, self.asks = shape.causal, shape.N, chunk, asks
 
     def _ready(self, *parts: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -75,6 +80,10 @@ class LessTheFound(FromEitherEnd):
         return u.view_as(v)
 
     def one_way(self, *parts: Tensor) -> Tensor:
+        name = f"deltaformer, asks={self.asks}"
+        return forms.attend(name, self.form, self._by_blocks, *parts, fast=self.fused)
+
+    def _by_blocks(self, *parts: Tensor) -> Tensor:
         q, k, v, asking, beta = self._ready(*parts)
         u = self.remaining(k, v, asking, beta)
         y = attend_by_score(PRODUCT, q, k, u, causal=True, key_mask=None, chunk=self.chunk)
@@ -143,10 +152,10 @@ class DeltaFormer(LayerFromEitherEnd):
     are turned by their places.
     """
 
-    def __init__(self, shape: Shape, *, asks: _Asks = "query", chunk: Chunk = None) -> None:
+    def __init__(self, shape: Shape, *, asks: _Asks = "query", chunk: Chunk = None, form: forms.Fla = "auto") -> None:
         super().__init__()
         C, self.heads, self.causal = shape.C, shape.H, shape.causal
-        self.core = LessTheFound(shape, asks=asks, chunk=chunk)
+        self.core = LessTheFound(shape, asks=asks, chunk=chunk, form=form)
         self.qkv = nn.Linear(C, 3 * C, bias=False)
         self.beta = nn.Linear(C, shape.H)
         self.out = nn.Linear(C, C, bias=False)

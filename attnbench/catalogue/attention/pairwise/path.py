@@ -24,8 +24,6 @@ from attnbench.contract.variant import Core, No, Traits, register
 
 _WIDTH = 3
 """Tokens under the convolution of w, as in the authors' code."""
-_OF_FLA = (16, 32, 64, 128)
-"""Widths that flash-linear-attention's kernel takes."""
 _Chunk = Annotated[int, Field(ge=1, description="tokens gathered by one solve. Moves time and memory only")]
 _TRAITS = Traits(
     target="other",
@@ -81,7 +79,7 @@ class Reflections(nn.Module):
 
     def __init__(self, shape: Shape, *, chunk: _Chunk = 64, form: forms.Fla = "auto") -> None:
         super().__init__()
-        fits = shape.causal and shape.D in _OF_FLA and shape.E == shape.D and chunk == 64
+        fits = shape.causal and shape.D in fla.WIDTHS and shape.E == shape.D and chunk == 64
         self.fused = {"fla": partial(fla.run, "path")} if fits else {}
         self.form = forms.require("path", form, self.fused)
         self.causal, self.capacity, self.chunk = shape.causal, shape.N, chunk

@@ -163,15 +163,15 @@ class Delta(HeadLayer):
 
         If the state fades, also log2(α) ``(B, H, N·steps, 1)``, all of it at the first step of each token.
         """
-        B, N, C = x.shape
-        parts = self.qkv(x).view(B, N, 1 + 2 * self.steps, self.heads, C // self.heads).permute(0, 3, 1, 2, 4)
-        q, k, v = torch.split(parts, [1, self.steps, self.steps], 3)
-        beta = torch.sigmoid(self.beta(x)).view(B, N, self.steps, self.heads).permute(0, 3, 1, 2)
+        q, *others = self.projected(x)
+        both = others[: self.steps], others[self.steps :]
+        k, v = (y[0] if self.steps == 1 else torch.stack(y, 3).flatten(2, 3) for y in both)
+        beta = torch.sigmoid(self.beta(x)).view(*x.shape[:2], self.steps, self.heads).permute(0, 3, 1, 2)
         if self.negative:
             beta = 2 * beta
         if key_mask is not None:
             beta = beta.masked_fill(~key_mask[:, None, :, None], 0.0)
-        parts = [q.squeeze(3), k.flatten(2, 3), v.flatten(2, 3), beta.flatten(2)]
+        parts = [q, k, v, beta.flatten(2)]
         return parts if self.fading is None else [*parts, self._log_decay(self.fading(x), key_mask)]
 
     def _log_decay(self, steps: Tensor, key_mask: Tensor | None) -> Tensor:

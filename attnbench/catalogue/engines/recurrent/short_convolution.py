@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import conv1d, pad
 
+from attnbench.catalogue.engines import forms
 from attnbench.catalogue.engines.precision import accumulator
 
 Width = Annotated[int, Field(ge=1, description="tokens under the short convolution, the token itself included")]
@@ -48,7 +49,9 @@ class ShortConvolution(nn.Module):
         """Windows of channels ``(B, channels, n)`` that lie inside, as tokens ``(B, n - width + 1, channels)``."""
         dtype = accumulator(out)
         weight, b = self._numbers(channels)
-        return conv1d(channels.to(dtype), weight[:, None], b, groups=len(weight)).mT.to(out)
+        y = conv1d(channels.to(dtype), weight[:, None], b, groups=len(weight)).mT
+        # What rounds it may as well turn it round: a kernel would copy channels whose tokens lie side by side.
+        return y.to(out, memory_format=torch.contiguous_format) if forms.on_device(y) else y.to(out)
 
     def _numbers(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         dtype = accumulator(x.dtype)
