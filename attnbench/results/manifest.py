@@ -28,11 +28,7 @@ FRESH = "fresh_process"
 
 
 def read_manifest(file: Path) -> dict[str, Any]:
-    """The facts in ``file``, without the checksum.
-
-    Raises:
-        CorruptResults: it is missing, damaged, or was changed after the run.
-    """
+    """The facts in ``file``, without the checksum. Raises CorruptResults: it is missing, damaged, or was changed."""
     try:
         if not file.is_file():
             raise ValueError("there is no such file")
@@ -49,11 +45,7 @@ def read_manifest(file: Path) -> dict[str, Any]:
 
 
 def write_manifest(file: Path, facts: Mapping[str, Any]) -> None:
-    """Replace the facts.
-
-    Raises:
-        OSError: they cannot be written.
-    """
+    """Replace the facts. Raises OSError."""
     sealed = {**facts, SEAL: digest(json.dumps(facts, sort_keys=True))}
     replace_file(file, json.dumps(sealed, indent=2) + "\n")
 
