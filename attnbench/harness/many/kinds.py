@@ -71,18 +71,14 @@ class Kind:
         return ""
 
 
-def products_of(facts: Mapping[str, Any]) -> Products:
-    """The libraries that multiplied."""
-    return Products(*(facts[name] for name in PRODUCTS))
-
-
 class Kinds:
     """All kinds of machines of one command."""
 
     def __init__(self, plan: Plan, ours: ExitStack, warn: Callable[[str], None]) -> None:
         """Read the state of an earlier command of the same kind; make nothing yet.
 
-        ``ours`` closes the folders; ``warn`` gets faults of folders. Raises StoreError and its kinds, CorruptResults.
+        ``ours`` concludes and closes the folders; ``warn`` gets faults of folders. Raises StoreError and its kinds,
+        CorruptResults.
         """
         self._plan, self._ours, self._warn = plan, ours, warn
         self.base = identity(plan, "")
@@ -119,6 +115,7 @@ class Kinds:
         self._ours.enter_context(folder.lock())
         plan = replace(self._plan, settings=replace(self._plan.settings, threads=threads))
         kind = Kind(plan, name, folder, Rows(plan, folder))
+        self._ours.enter_context(kind.rows.concluded(self._warn))
         for note in (*folder.repairs, *kind.rows.notes):
             self._warn(note)
         self.all.append(kind)
@@ -131,7 +128,7 @@ class Kinds:
     def products_on(self, processor: str | None) -> Products | None:
         """The libraries of this processor in this run; None before they are known."""
         alike = (one for one in self.known().values() if one["environment"].get("processor") == processor)
-        return next(map(products_of, alike), None)
+        return next(map(Products.of, alike), None)
 
     def admit(self, name: str, process: Mapping[str, Any], state: Ready) -> Kind:
         """The kind of a machine, which joins it; a new one if none fits.
