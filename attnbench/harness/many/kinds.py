@@ -19,7 +19,7 @@ from attnbench.harness.wire.process import Products
 from attnbench.harness.wire.protocol import Ready
 from attnbench.measure.machine import MEMORY_TOLERANCE, PRODUCTS, RATES_WITHIN, memory_bytes, rates
 from attnbench.results.lock import held
-from attnbench.results.manifest import ENGINE, TOGETHER
+from attnbench.results.manifest import ENGINE, TOGETHER, of_machines
 from attnbench.results.runs import find_runs, suite_folder
 from attnbench.results.sources import OURS, changed
 from attnbench.results.store import RunFolder
@@ -49,15 +49,7 @@ class Kind:
         if known is None:
             self.machines.append(known := {})
         known |= {**state, "host": host}
-        ids = list(dict.fromkeys(one["machine_id"] for one in self.machines))
-        floors = [one["noise_floor"] for one in self.machines if one.get("noise_floor") is not None]
-        self.folder.correct(
-            {
-                "machines": self.machines,
-                "machine_id": ids[0] if len(ids) == 1 else f"{ids[0]} and {len(ids) - 1} more",
-                "noise_floor": max(floors, default=None),
-            }
-        )
+        self.folder.correct(of_machines(self.machines))
 
     def unlike(self, state: Mapping[str, Any]) -> str:
         """The difference that keeps a machine of this class out of the folder; empty without one."""
