@@ -196,11 +196,6 @@ class Rows:
         self.folder.conclude()
 
 
-def rows_of(rows: Rows, cells: Sequence[Cell]) -> list[Record]:
-    """The rows of these cells, which have some."""
-    return [rows.records[cell.cell_id] for cell in cells]
-
-
 def now() -> str:
     """The time in UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")

@@ -18,7 +18,7 @@ from attnbench.harness.outside.trainings import Begun, Ended, Step, at_chosen_ra
 from attnbench.harness.outside.visit import Visitor
 from attnbench.harness.plan import Plan
 from attnbench.harness.repeat import keep
-from attnbench.harness.rows import Rows, find_folder, new_folder, now, rows_of, take_over
+from attnbench.harness.rows import Rows, find_folder, new_folder, now, take_over
 from attnbench.harness.wire.process import Products
 from attnbench.harness.wire.protocol import MeasureLimits, Outcome, Ready, Train
 from attnbench.measure.machine import load_warning, machine_id, thread_warnings
@@ -226,7 +226,7 @@ class Run:
         timed, impossible = self.rows.beyond_limits()
         if not impossible:
             return
-        request = MeasureLimits(timed, rows_of(self.rows, timed))
+        request = MeasureLimits(timed, [self.rows.records[cell.cell_id] for cell in timed])
         try:
             found = request.ask(self.worker, (1 + impossible) * self.plan.options.cell_timeout)
         except CellFailed as failed:
