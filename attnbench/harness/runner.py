@@ -284,7 +284,8 @@ class Run:
         started = now()
         known = self.rows.known(cell) if round_ == 0 else None
         try:
-            outcome = Outcome(known) if known else self._ask(cell, round_)
+            request = self.rows.request(cell, round_)
+            outcome = Outcome(known) if known else self.visitor.visit(self.worker, request, self._flush)
         except KeyboardInterrupt:
             self.worker.stop()
             if cell.cell_id not in self.rows.records:
@@ -293,9 +294,6 @@ class Run:
         if lost := self.rows.settle(cell, round_, outcome):
             self.watcher.warned(lost)
         self._finish(cell, outcome, started)
-
-    def _ask(self, cell: Cell, round_: int) -> Outcome:
-        return self.visitor.visit(self.worker, self.rows.request(cell, round_), self._flush)
 
     def _finish(self, cell: Cell, outcome: Outcome, started_at: str) -> None:
         self._flush()
