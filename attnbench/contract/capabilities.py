@@ -14,7 +14,6 @@ class Dense(Protocol):
 
     def dense(self, *inputs: Tensor, key_mask: Tensor | None = None) -> Tensor:
         """The output of ``forward`` for the same inputs."""
-        ...
 
 
 @runtime_checkable
@@ -23,11 +22,9 @@ class Decoding(Protocol):
 
     def begin(self, *inputs: Tensor) -> Any:
         """The state after n >= 0 tokens: q ``(B, H, n, D)``, k, v ``(B, K, n, ·)``, or x ``(B, n, C)`` of a mixer."""
-        ...
 
     def step(self, state: Any, *inputs: Tensor) -> tuple[Tensor, Any]:
         """The output for the next token, with inputs of n = 1, and the state after it."""
-        ...
 
 
 @runtime_checkable
@@ -36,7 +33,6 @@ class Roomy(Protocol):
 
     def unused(self) -> tuple[Tensor, ...]:
         """Views of the places that hold nothing: no step may read them before it writes them."""
-        ...
 
 
 @runtime_checkable
@@ -45,7 +41,6 @@ class Selection(Protocol):
 
     def pairs(self, queries: slice) -> Tensor:
         """The visible keys that each of n queries attends to, ``(B, H, n, M)`` bool."""
-        ...
 
 
 @runtime_checkable
@@ -54,11 +49,9 @@ class Selecting(Protocol):
 
     def select(self, q: Tensor, k: Tensor, *, key_mask: Tensor | None = None) -> Any:
         """The choice, a :class:`Selection`, from q ``(B, H, N, D)`` and k ``(B, K, M, D)``."""
-        ...
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, selection: Any) -> Tensor:
         """The output of ``forward``, ``(B, H, N, E)``, for a choice that :meth:`select` made."""
-        ...
 
 
 def chooser(module: Any) -> Selecting | None:
@@ -72,7 +65,6 @@ class Patterned(Protocol):
 
     def pairs_by_place(self, keys: int, device: Any) -> Selection | None:
         """The pairs among ``keys`` keys; None if the output is no softmax of q·k/√D over some of them."""
-        ...
 
 
 @runtime_checkable
@@ -85,7 +77,6 @@ class RandomKernel(Protocol):
 
     def kernel(self, q: Tensor, k: Tensor) -> Tensor:
         """The estimate ``(B, H, N, M)`` from the features that were drawn."""
-        ...
 
 
 @runtime_checkable
@@ -94,7 +85,6 @@ class KernelMean(Protocol):
 
     def kernel_mean(self, q: Tensor, k: Tensor) -> Tensor:
         """``(B, H, N, M)``."""
-        ...
 
 
 @runtime_checkable
@@ -103,7 +93,6 @@ class Prompted(Protocol):
 
     def prompted(self, *inputs: Tensor) -> tuple[Tensor, Any]:
         """The outputs for a prompt of n >= 1 tokens, of the last one at least, and the state after it."""
-        ...
 
 
 @runtime_checkable
@@ -112,7 +101,6 @@ class Budgeted(Protocol):
 
     def tokens_kept(self, prompt: int) -> int:
         """Number of ``prompt`` tokens that a step reads."""
-        ...
 
     def keys_read(self, q: Tensor, k: Tensor, v: Tensor, prompt: int) -> Tensor:
         """The keys ``(B, K, N - prompt, N)`` bool that the queries after a prompt of ``prompt`` tokens read.
@@ -120,7 +108,6 @@ class Budgeted(Protocol):
         Args:
             q: ``(B, H, N, D)``, of the prompt and of what follows it; k: ``(B, K, N, D)``; v: ``(B, K, N, E)``.
         """
-        ...
 
 
 def answered(module: Any, *prompt: Tensor) -> tuple[Tensor, Any]:

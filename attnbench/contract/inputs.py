@@ -24,7 +24,7 @@ class Input(Entry):
     doubt: Callable[..., str] | None = None
     """Called with a shape and the options; returns differences between the shape and the input's source, or nothing."""
     refuse: Callable[..., None] | None = None
-    """Called with a shape and the options; raises Unsupported if the input cannot give this shape."""
+    """Called with a shape and the options; raises Unsupported if the input cannot give it. None: only a draw tells."""
     gates: Callable[..., list[Tensor] | None] | None = None
     """Called with the gates to read, a shape, a seed (None: only to refuse) and the options; returns the gates of the
     tokens that a draw takes, or None if the input has none. Raises Unsupported if it has others."""
@@ -45,14 +45,7 @@ def register_input(
     refuse: Callable[..., None] | None = None,
     gates: Callable[..., list[Tensor] | None] | None = None,
 ) -> Callable[[Draw], Draw]:
-    """Decorator for ``draw(shape, generator, **options) -> (q, k, v)``, float32 on the CPU.
-
-    Args:
-        look_at: called with the options before anything is measured (see :class:`Input`).
-        doubt: called with a shape and the options (see :class:`Input`).
-        refuse: called with a shape and the options (see :class:`Input`); None where only a draw can tell.
-        gates: called with gates to read, a shape, a seed and the options (see :class:`Input`); None where it has none.
-    """
+    """Decorator for ``draw(shape, generator, **options) -> (q, k, v)``, float32 on the CPU; see :class:`Input`."""
 
     def add(draw: Draw) -> Draw:
         summary = (draw.__doc__ or "").strip().partition("\n")[0]
@@ -98,11 +91,8 @@ def draw_sizes(inputs: Spec, shape: Shape, seed: int, reads: Sequence[Read] = ()
 def draw_qkv(inputs: Spec, shape: Shape, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """q ``(B, H, N, D)``, k and v ``(B, K, M, D)`` in float32 on the CPU; the same seed gives the same tensors.
 
-    With ``qk_heads`` q and k are those of every (H / Q)-th head.
-
-    Raises:
-        UsageError: unknown input or option.
-        Unsupported: the input cannot give this shape (a captured file that is too short, say).
+    With ``qk_heads`` q and k are those of every (H / Q)-th head. Raises UsageError for an unknown input or option, and
+    Unsupported if the input cannot give this shape: a captured file that is too short, say.
     """
     import torch
 

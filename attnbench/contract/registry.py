@@ -45,8 +45,7 @@ class Entry:
     def check(self, options: Mapping[str, Scalar]) -> dict[str, Any]:
         """Validate ``options`` and return only those given, so that defaults stay in one place.
 
-        Raises:
-            UsageError: an option is unknown, or a value has the wrong type or is out of range.
+        Raises UsageError for an unknown option, or a value of the wrong type or out of range.
         """
         given: dict[str, Any] = dict(options)
         if POSITIONAL in given:

@@ -60,29 +60,23 @@ class Task(Protocol):
     @property
     def train_examples(self) -> int | None:
         """Number of examples to train on; None where new ones are drawn without end."""
-        ...
 
     @property
     def test_examples(self) -> int:
         """Number of test examples; all of them are used."""
-        ...
 
     @property
     def digest(self) -> str:
         """Sixteen hex digits that identify the bytes it reads, or its generator's version and settings."""
-        ...
 
     def batch(self, seed: int, step: int, size: int) -> Examples:
         """The ``size`` examples that step ``step`` (from 0) of a training with this seed sees."""
-        ...
 
     def held_out(self, split: Split, size: int) -> Iterator[Examples]:
         """All examples of a split, at most ``size`` at a time; none of them is ever trained on."""
-        ...
 
     def fresh(self, seed: int, size: int) -> Iterator[Examples] | None:
         """New examples like the test's and as many, drawn from ``seed``; None where only stored ones exist."""
-        ...
 
 
 @runtime_checkable
@@ -91,7 +85,6 @@ class HasFiles(Protocol):
 
     def files(self) -> Iterable[Path]:
         """All files that it reads, in an order that depends only on their names."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -126,9 +119,7 @@ def register_task(name: str, *, source: str, licence: str = "") -> Callable[[Mak
 def make_task(spec: Spec, shape: Shape) -> Task:
     """The task at this length, causal or not.
 
-    Raises:
-        UsageError: the task or an option is unknown.
-        Unsupported: the task does not have this length, or its data is missing.
+    Raises UsageError for an unknown task or option, and Unsupported if it lacks this length or its data.
     """
     entry = TASKS.get(spec.name)
     task: Task = entry.make(shape, **entry.check(dict(spec.options)))

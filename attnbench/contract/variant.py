@@ -234,11 +234,8 @@ _TURNS = (
 class register(Facts):  # noqa: N801  # it is used as a function
     """Class decorator that puts a variant into the table. The first line of the class's docstring is its summary.
 
-    Args:
-        cost: for example ``O(n·d²)``. Its power of n is claimed for time, unless ``time_exponent`` claims a larger one.
-
-    Raises:
-        UsageError: the name is taken, or an argument or the class breaks the contract; the message names the rule.
+    The power of n in ``cost``, ``O(n·d²)`` say, is claimed for time, unless ``time_exponent`` claims a larger one.
+    Raises UsageError if the name is taken, or an argument or the class breaks the contract; the message names the rule.
     """
 
     name: str

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from attnbench.errors import CannotCreate, CorruptResults, ResultsError
+from attnbench.errors import CannotCreate, CorruptResults, ResultsError, StoreError
 from attnbench.harness.identity import run_key
 from attnbench.harness.outside.trainings import threads_of
 from attnbench.harness.plan import Plan, family
@@ -181,10 +181,19 @@ class Rows:
             if warning not in record.warnings
         )
 
-
-def rows_of(rows: Rows, cells: Sequence[Cell]) -> list[Record]:
-    """The rows of these cells, which have some."""
-    return [rows.records[cell.cell_id] for cell in cells]
+    @contextmanager
+    def concluded(self, warn: Callable[[str], None]) -> Iterator[None]:
+        """A block after which the folder is concluded; after a fault, its table holds the stored rows."""
+        try:
+            yield
+            self.doubt_tasks(warn)
+            self.folder.refuse_changes()
+        except BaseException:
+            with suppress(StoreError):  # what stopped the run is told, not that the table failed as well
+                self.folder.write_csv([record for record in self.in_order() if record.seal])
+            raise
+        self.folder.write_csv(self.in_order())
+        self.folder.conclude()
 
 
 def now() -> str:
@@ -288,7 +297,7 @@ def new_folder(plan: Plan, identity: dict[str, Any], name: str = "") -> RunFolde
         "run_key": run_key(identity),
         **identity,
         COMMAND: command_of(plan),
-        "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "started_at": now(),
         "memory_limit_bytes": plan.settings.memory_limit,
     }
     for attempt in range(100):

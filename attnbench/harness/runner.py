@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from heapq import merge
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from attnbench.errors import StoreError, UsageError
 from attnbench.files import make_folder
@@ -18,7 +18,7 @@ from attnbench.harness.outside.trainings import Begun, Ended, Step, at_chosen_ra
 from attnbench.harness.outside.visit import Visitor
 from attnbench.harness.plan import Plan
 from attnbench.harness.repeat import keep
-from attnbench.harness.rows import Rows, find_folder, new_folder, now, rows_of, take_over
+from attnbench.harness.rows import Rows, find_folder, new_folder, now, take_over
 from attnbench.harness.wire.process import Products
 from attnbench.harness.wire.protocol import MeasureLimits, Outcome, Ready, Train
 from attnbench.measure.machine import load_warning, machine_id, thread_warnings
@@ -89,8 +89,7 @@ def _opened(ours: ExitStack, plan: Plan, watcher: Watcher, worker: Worker, here:
     """The run of a plan in its folder; that of the other environment, if ``here`` is the one beside it."""
     beside, name = plan.options.beside and without_secrets(plan.options.beside.path), ""
     if here is not None:  # both multiply by the same libraries, and the newest run stays that of here
-        products = Products(*(cast(Any, here.state)[one] for one in Products._fields))
-        plan = replace(plan, settings=replace(plan.settings, products=products))
+        plan = replace(plan, settings=replace(plan.settings, products=Products.of(here.state)))
         beside, name = here.folder.environment[RUN_ID], here.folder.path.name.replace("-", f"-{BESIDE}-", 1)
     ours.enter_context(worker)
     worker.settings, worker.warn = plan.settings, watcher.warned
@@ -171,21 +170,15 @@ class Run:
 
     @contextmanager
     def _concluded(self) -> Iterator[None]:
-        rows = self.rows
-        try:
-            yield
-            rows.doubt_tasks(self.watcher.warned)
-            if "during" in (card := self.worker.state.get("card", {})):
-                self.folder.correct({"card": card})
-            self.folder.refuse_changes()
-        except BaseException:
-            with suppress(StoreError):  # what stopped the run is told, not that the table failed as well
-                self._flush()
-            with suppress(StoreError):
-                self.folder.write_csv([record for record in rows.in_order() if record.seal])
-            raise
-        self.folder.write_csv(rows.in_order())
-        self.folder.conclude()
+        with self.rows.concluded(self.watcher.warned):
+            try:
+                yield
+                if "during" in (card := self.worker.state.get("card", {})):
+                    self.folder.correct({"card": card})
+            except BaseException:
+                with suppress(StoreError):  # what stopped the run is told, not that a row failed as well
+                    self._flush()
+                raise
 
     def measure(self) -> None:
         """Visit cells round by round, in turn with other runs, hold rows to the machine's limits, then train."""
@@ -233,7 +226,7 @@ class Run:
         timed, impossible = self.rows.beyond_limits()
         if not impossible:
             return
-        request = MeasureLimits(timed, rows_of(self.rows, timed))
+        request = MeasureLimits(timed, [self.rows.records[cell.cell_id] for cell in timed])
         try:
             found = request.ask(self.worker, (1 + impossible) * self.plan.options.cell_timeout)
         except CellFailed as failed:
@@ -291,7 +284,8 @@ class Run:
         started = now()
         known = self.rows.known(cell) if round_ == 0 else None
         try:
-            outcome = Outcome(known) if known else self._ask(cell, round_)
+            request = self.rows.request(cell, round_)
+            outcome = Outcome(known) if known else self.visitor.visit(self.worker, request, self._flush)
         except KeyboardInterrupt:
             self.worker.stop()
             if cell.cell_id not in self.rows.records:
@@ -300,9 +294,6 @@ class Run:
         if lost := self.rows.settle(cell, round_, outcome):
             self.watcher.warned(lost)
         self._finish(cell, outcome, started)
-
-    def _ask(self, cell: Cell, round_: int) -> Outcome:
-        return self.visitor.visit(self.worker, self.rows.request(cell, round_), self._flush)
 
     def _finish(self, cell: Cell, outcome: Outcome, started_at: str) -> None:
         self._flush()

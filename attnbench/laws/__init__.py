@@ -91,11 +91,7 @@ def check_variant(variant: str | Variant, *, laws: Collection[str] | None = None
 
 
 def variant_named(text: str) -> Variant:
-    """A registered variant; with options in the text, these are its only setting.
-
-    Raises:
-        UsageError: an unknown variant or option.
-    """
+    """A registered variant; with options in the text, they are its only setting. Raises UsageError for unknown ones."""
     spec = parse_spec(text)
     entry = VARIANTS.get(spec.name)
     entry.check(dict(spec.options))

@@ -117,9 +117,8 @@ def measure_error(cell: Cell, *, adapt: Callable[[nn.Module], nn.Module] | None 
     fitted = _fitted(cell, dtype) if cell.fit and not claims.exact else None
     if kind == "learned":
         if fitted is None:
-            build(
-                spec, cell.whole_shape, seed=cell.seed, level="operator"
-            )  # a shape that it does not allow is reported all the same
+            # A shape that it does not allow is reported all the same.
+            build(spec, cell.whole_shape, seed=cell.seed, level="operator")
             return ErrorResult(kind)
         kind = "approximation"
     measured: list[_Draw] = []
@@ -212,12 +211,8 @@ def hold_rows(
 ) -> None:
     """Hold random rows of an operator that claims to be exact to the formula, in its own shape and dtype.
 
-    Args:
-        output: for the last queries; computed if None.
-        backward: hold also the gradients from these rows alone: of their queries, and of all keys and values.
-
-    Raises:
-        AttnbenchError: they are off by more than rounding can be.
+    ``output`` is for the last queries, and computed if None. ``backward``: also hold the gradients from these rows
+    alone, of their queries and of all keys and values. Raises AttnbenchError if they are off by more than rounding.
     """
     chance, dtype = SystemRandom(), qkv[0].dtype
     given = [x.detach().clone().requires_grad_(backward) for x in qkv] if output is None else []

@@ -58,12 +58,8 @@ class OwnError:
 def measure_own_error(cell: Cell, *, adapt: Callable[[nn.Module], nn.Module] | None = None) -> OwnError:
     """The own error of a cell's variant on the first example of its first draw, without padding.
 
-    Args:
-        adapt: turns the variant into the form to measure, for example compiled code.
-
-    Raises:
-        UsageError: an unknown variant, input or option.
-        Unsupported: the variant or the input does not allow the shape, or the variant is a mixer.
+    ``adapt`` turns the variant into the form to measure: compiled code, say. Raises UsageError for an unknown variant,
+    input or option, and Unsupported for a mixer, or a shape that the variant or the input does not allow.
     """
     variant, shape = cell.entry, replace(cell.shape, batch=1)
     if variant.kind == "mixer":

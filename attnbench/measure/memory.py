@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import resource
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -66,8 +67,6 @@ def _memory_wanted(error: BaseException) -> str | None:
 def _near_the_limit() -> bool:
     if sys.platform != "linux":
         return False
-    import resource
-
     limit, used = resource.getrlimit(resource.RLIMIT_AS)[0], address_space()
     return limit != resource.RLIM_INFINITY and used is not None and limit - used < _NEAR
 

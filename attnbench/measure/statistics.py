@@ -278,14 +278,12 @@ def ratios_over_visits(
     """Ratios of times and their joint intervals, by moderated t-tests (Smyth 2004) on logarithms.
 
     Four differences say little of the spread of one cell, all cells of a run say much: both count, by how alike cells
-    vary. Degrees of freedom are those of Welch (1947), and all cells share the 5 % (Bonferroni).
+    vary. Degrees of freedom are those of Welch (1947), and all cells share the 5 % (Bonferroni). Raises ValueError if a
+    cell has fewer than :data:`FEWEST_VISITS` visits on a side.
 
     Args:
         known: spread between runs of one program, and its degrees of freedom; None: of the older runs given here.
         looks: number of such tables that share the 5 %.
-
-    Raises:
-        ValueError: a cell has fewer than :data:`FEWEST_VISITS` visits on a side.
     """
     from scipy.special import stdtrit  # takes a moment, which only gates pay
 
@@ -384,16 +382,14 @@ def paired_ratio(
     """Ratio of A to B over processes; swapping a and b gives the reciprocal.
 
     A process favours one side for as long as it lives, and its samples may depend on each other. So each process counts
-    once, by the median of log(a_i / b_i). The interval of their mean is Student's t.
+    once, by the median of log(a_i / b_i). The interval of their mean is Student's t. Raises ValueError for unequal
+    numbers of samples, none, or a time that is not positive and finite.
 
     Args:
         a, b: seconds by process; the i-th of both were measured next to each other.
         noise: the machine's noise floor, below which no verdict is given.
         family: number of ratios in one table. The joint intervals share the 5 % among them and :data:`LOOKS`
             (Bonferroni). With 95 % each, 24 ratios of identical programs would claim a difference about once.
-
-    Raises:
-        ValueError: unequal numbers of samples, none, or a time that is not positive and finite.
     """
     middles = [median(_logs(one, other)) for one, other in zip(a, b, strict=True)]
     if not middles:

@@ -203,10 +203,8 @@ def measure_time(
     """Time ``call`` for one round of ``rules.rounds``; ``on_first`` gets the first output.
 
     ``pace`` is read before and after samples, never within one. Samples with a standstill or a wait for a core are kept
-    but do not count. Others replace them, for :data:`LONGEST_WAIT` in all.
-
-    Raises:
-        ClockError: a duration of zero, below zero or not finite, or the process is stopped again and again.
+    but do not count. Others replace them, for :data:`LONGEST_WAIT` in all. Raises ClockError for a duration of zero,
+    below zero or not finite, or if the process is stopped again and again.
     """
     watch = stopwatch or WallClock()
     sampler = Sampler(watch, call)

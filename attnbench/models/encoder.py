@@ -369,13 +369,12 @@ def _innermost(layer: nn.Module) -> nn.Module:
     return layer
 
 
-def tied(first: nn.Module, *others: nn.Module) -> tuple[nn.Module, ...]:
-    """The layers; each parameter that the variant's ``tied`` names is shared by all of them."""
+def tied(first: nn.Module, *others: nn.Module) -> None:
+    """Let all layers share each parameter that the variant's ``tied`` names."""
     source, *targets = map(_innermost, (first, *others))
     for name in getattr(source, "tied", ()):
         for target in targets:
             setattr(target, name, getattr(source, name))
-    return first, *others
 
 
 def seeds(seed: int, count: int) -> list[int]:

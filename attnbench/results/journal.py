@@ -57,11 +57,8 @@ class Journal:
     def __init__(self, path: Path, opening: str = "", *, is_sealed: bool = True) -> None:
         """A journal at ``path``, whether it exists or not.
 
-        Args:
-            opening: beginning of the chain of checksums in a run of schema 2, where a line has that of the line before
-                it in its own.
-            is_sealed: whether the run has checksums, which is a fact of the run
-                (:func:`attnbench.results.manifest.is_sealed`).
+        ``opening`` begins the chain of checksums in a run of schema 2, where a line's is also of the line before it.
+        ``is_sealed``: the run has checksums (:func:`attnbench.results.manifest.is_sealed`).
         """
         self.path, self._is_sealed = path, is_sealed
         self._opening = opening + path.name
@@ -111,15 +108,14 @@ class Journal:
     def open(self) -> Page:
         """Prepare for appending: read the present lines, cut off a torn last line, and keep this very file open."""
         page = self.read()
-        with suppress(FileNotFoundError):
-            try:
-                self._handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0))
-                if page.torn:  # that cell was never acknowledged and will run again
-                    os.ftruncate(self._handle, page.size)
-            except FileNotFoundError:
-                raise
-            except OSError as error:
-                raise StoreError(f"cannot write {self.path}: {error.strerror}; check its permissions") from error
+        try:
+            self._handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
+            if page.torn:  # that cell was never acknowledged and will run again
+                os.ftruncate(self._handle, page.size)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise StoreError(f"cannot write {self.path}: {error.strerror}; check its permissions") from error
         self._is_open, self._size = True, page.size
         return page
 

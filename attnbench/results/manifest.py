@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,7 @@ FRESH = "fresh_process"
 
 
 def read_manifest(file: Path) -> dict[str, Any]:
-    """The facts in ``file``, without the checksum.
-
-    Raises:
-        CorruptResults: it is missing, damaged, or was changed after the run.
-    """
+    """The facts in ``file``, without the checksum. Raises CorruptResults: it is missing, damaged, or was changed."""
     try:
         if not file.is_file():
             raise ValueError("there is no such file")
@@ -49,13 +45,20 @@ def read_manifest(file: Path) -> dict[str, Any]:
 
 
 def write_manifest(file: Path, facts: Mapping[str, Any]) -> None:
-    """Replace the facts.
-
-    Raises:
-        OSError: they cannot be written.
-    """
+    """Replace the facts. Raises OSError."""
     sealed = {**facts, SEAL: digest(json.dumps(facts, sort_keys=True))}
     replace_file(file, json.dumps(sealed, indent=2) + "\n")
+
+
+def of_machines(machines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The facts of a run on several machines, with the first one's id and the largest noise floor."""
+    ids = list(dict.fromkeys(str(machine.get("machine_id", "")) for machine in machines))
+    floors = [machine["noise_floor"] for machine in machines if machine.get("noise_floor") is not None]
+    return {
+        "machines": machines,
+        "machine_id": ids[0] if len(ids) == 1 else f"{ids[0]} and {len(ids) - 1} more",
+        "noise_floor": max(floors, default=None),
+    }
 
 
 def versions(environment: Mapping[str, Any]) -> str:

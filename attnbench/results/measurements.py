@@ -105,11 +105,7 @@ def load(path: Path) -> MeasuredRun:
 
 
 def refuse_copies(runs: Iterable[tuple[Path, Mapping[str, Any]]]) -> None:
-    """Refuse two folders of one run, by what ``environment.json`` says of each.
-
-    Raises:
-        UsageError: one run is a copy of another, so nothing was measured twice.
-    """
+    """Raise UsageError for two folders of one run, by their ``environment.json``: nothing was measured twice."""
     owner: dict[str, Path] = {}
     for path, facts in runs:
         run = facts.get(RUN_ID) or facts.get(OPENING)

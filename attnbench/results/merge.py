@@ -28,7 +28,7 @@ from attnbench.measure.machine import (
 )
 from attnbench.measure.status import UNFINISHED, Status
 from attnbench.results.key import key_of
-from attnbench.results.manifest import ENDS, ENGINE, FRESH, THINNED, TOGETHER, digest
+from attnbench.results.manifest import ENDS, ENGINE, FRESH, THINNED, TOGETHER, digest, of_machines
 from attnbench.results.measurements import refuse_copies
 from attnbench.results.record import SEAL, Record
 from attnbench.results.sources import said
@@ -212,8 +212,6 @@ def _in_order(records: Sequence[Record]) -> list[Record]:
 def _environment(kept: Kept, out: Path) -> dict[str, Any]:
     environments = [source.environment for source, _ in kept]
     machines = [machine for source, _ in kept for machine in source.machines]
-    ids = list(dict.fromkeys(str(machine.get("machine_id", "")) for machine in machines))
-    floors = [machine["noise_floor"] for machine in machines if machine.get("noise_floor") is not None]
     keys = "".join(sorted(str(machine.get("run_key", "")) for machine in machines))
     of_its_own = ("shard", "machines", ENGINE, TOGETHER, ENDS)
     shared = {name: value for name, value in environments[0].items() if name not in of_its_own}
@@ -223,12 +221,10 @@ def _environment(kept: Kept, out: Path) -> dict[str, Any]:
         "run_key": digest(f"merged {keys}"),
         "cells": digest("".join(sorted(cell_id for _, records in kept for cell_id in records))),
         "folder": out.name,
-        "machine_id": ids[0] if len(ids) == 1 else f"{ids[0]} and {len(ids) - 1} more",
         "started_at": min(str(one.get("started_at", "")) for one in machines),
-        "noise_floor": max(floors, default=None),
         "input_files": {name: content for one in environments for name, content in one.get("input_files", {}).items()},
         "process_notes": list(dict.fromkeys(note for one in environments for note in one.get("process_notes", ()))),
-        "machines": machines,
+        **of_machines(machines),
     }
 
 

@@ -465,12 +465,7 @@ class Record:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Record:
-        """Inverse of :meth:`to_json`.
-
-        Raises:
-            TypeError: columns are missing or unknown.
-            ValueError: the status does not exist.
-        """
+        """Inverse of :meth:`to_json`. Raises TypeError for other columns, and ValueError for an unknown status."""
         data = named_as_today(data)
         if "pass" in data:
             data["pass_"] = data.pop("pass")

@@ -127,9 +127,7 @@ class RunFolder:
     def doubts(self) -> list[str]:
         """Doubts about the suite and about lost or added lines, one line each; the rows can be read all the same.
 
-        Raises:
-            CorruptResults: ``environment.json`` cannot be read, so that nobody knows on which machine, with how many
-                threads and how the rows were measured: nothing may be concluded from them.
+        Raises CorruptResults if ``environment.json`` cannot be read: nobody then knows how the rows were measured.
         """
         environment = self.environment
         wanted = environment.get("suite_digest")
@@ -213,9 +211,7 @@ class RunFolder:
     def history(self) -> list[Record]:
         """Every row ever stored, in order: the record in line 1, in line 2, and so on.
 
-        Raises:
-            CorruptResults: a line is not as it was written.
-            ResultsError: the run is of a schema that this version does not read.
+        Raises CorruptResults if a line is not as it was written, and ResultsError for a schema of another version.
         """
         environment = self._facts
         if stored(self.path / OLD).is_file():
@@ -292,11 +288,7 @@ class RunFolder:
     ) -> list[Record]:
         """The ``records`` that have a time but lack the samples of some of its rounds.
 
-        Args:
-            stored: what :meth:`samples` gives, where it was asked before.
-
-        Raises:
-            CorruptResults: a time cannot come from its samples.
+        ``stored``: those of :meth:`samples`, if they are known. Raises CorruptResults for a time of other samples.
         """
         if self.is_thinned:
             return []
@@ -326,11 +318,7 @@ class RunFolder:
             raise StoreError(f"cannot write {self.path / TABLE}: {error.strerror}; {RECORDS} is intact") from error
 
     def refuse_changes(self) -> None:
-        """Make sure that the rows are where they were written, and that nothing else was written there.
-
-        Raises:
-            StoreError: that is not so.
-        """
+        """Raise StoreError unless the rows are where they were written, and nothing else was written there."""
         self._refuse_another_folder()
         for journal in self._journals.values():
             journal.refuse_another_file()

@@ -82,8 +82,7 @@ def check_size(suite: Suite, kind: str) -> None:
 def check_names(suite: Suite) -> None:
     """Look up every variant, input and task, which imports torch.
 
-    Raises:
-        SuiteError: the first unknown name or option in the file; UsageError if a command made the suite of its options.
+    Raises SuiteError for the first unknown name or option; UsageError if a command made the suite of its options.
     """
     problems = []
     for place, written in axes_in(suite):
@@ -122,15 +121,13 @@ def apply_overrides(
     """The suite with axes replaced in every sweep, over its matrices and profiles.
 
     Axes that apply to some sweeps only (:attr:`attnbench.suite.axes.Axis.only`) leave the others as they are. An
-    ``include`` row loses the values that the override does not name.
+    ``include`` row loses the values that the override does not name. Raises UsageError for an unknown axis, or values
+    that it does not take.
 
     Args:
         overrides: axis -> value, list, or text: ``{"seq_len": "1024..4096", "variant": "sdpa,performer:features=64"}``.
         options: axis -> the user's option, such as ``--dtype``, for messages; ``--set axis`` for other axes.
         names: False before torch is imported: names and options are then taken as they stand.
-
-    Raises:
-        UsageError: an unknown axis, or values that it does not take.
     """
     # Whether kv_len means anything depends on the architecture.
     for axis, value in sorted(overrides.items(), key=lambda one: one[0] == "kv_len"):

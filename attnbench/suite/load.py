@@ -21,9 +21,7 @@ _SUFFIXES = (".yaml", ".yml")
 def load_suite(path_or_name: str | Path) -> Suite:
     """Read and check a suite: a file, or the name of a shipped suite such as ``lra``.
 
-    Raises:
-        SuiteError: the file cannot be used (``path: fault; remedy``), or a line of it is wrong
-            (``path:line: fault; remedy``).
+    Raises SuiteError: ``path: fault; remedy`` for the file, ``path:line: fault; remedy`` for a line of it.
     """
     suite = read_suite(path_or_name)
     check_names(suite)
@@ -49,12 +47,8 @@ def refuse_early(
 ) -> None:
     """Find mistakes in overrides, apart from names, before importing torch.
 
-    Args:
-        overrides, options: as :func:`attnbench.suite.expand.apply_overrides` takes them.
-
-    Raises:
-        SuiteError: more cells than a run may have, whatever type of device ``device`` is.
-        UsageError: the overrides.
+    ``overrides`` and ``options`` are those of :func:`attnbench.suite.expand.apply_overrides`. Raises UsageError for
+    them, and SuiteError for more cells than a run may have, whatever type of device ``device`` is.
     """
     suite = apply_overrides(suite, overrides, options=options, names=False)
     kind = device.partition(":")[0]

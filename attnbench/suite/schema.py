@@ -61,9 +61,7 @@ class Suite(Strict):
     def of(cls, data: object, origin: Origin) -> Self:
         """Validate plain data, all but the names in it: :func:`attnbench.suite.expand.check_names` looks them up.
 
-        Raises:
-            SuiteError: the first mistake in the file, on one line with its place; UsageError if a command made the
-                suite of its options.
+        Raises SuiteError for the first mistake in the file, with its place; UsageError if a command made the suite.
         """
         try:
             suite = cls.model_validate(data, context=axes.Reading())

@@ -16,7 +16,7 @@ from attnbench.errors import Unsupported, UsageError
 from attnbench.harness.outside.isolation import Settings, Worker
 from attnbench.harness.outside.laws import AskModule, examine_module
 from attnbench.laws.modules import questions
-from attnbench.laws.modules.questions import QUESTIONS, Found, Growth, answer, basics, collected, probe
+from attnbench.laws.modules.questions import QUESTIONS, Found, Growth, answer, basics, collected
 from attnbench.laws.modules.subject import Subject, Wanted, subject_of
 from attnbench.laws.modules.verdict import conclusion, contradictions, lines, named_after
 
@@ -51,7 +51,8 @@ def hard(name: str, *asked: str) -> Found:
 
 @cache
 def found(name: str, call: str = "x", width: int | None = None) -> Found:
-    return probe(Subject(Wanted(f"{MODULES}:{name}", call, width=width)))  # type: ignore[arg-type]  # from the table
+    subject = Subject(Wanted(f"{MODULES}:{name}", call, width=width))  # type: ignore[arg-type]  # from the table
+    return collected(basics(subject), {question: answer(subject, question) for question in QUESTIONS})
 
 
 def answers(one: Found) -> dict[str, str]:

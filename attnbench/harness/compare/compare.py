@@ -337,7 +337,7 @@ class Contest:
         threads = self.settings.threads
         facts: dict[str, Any] = {**first.start(), "threads": threads, "variables": variables(environment_for(threads))}
         for worker in others:
-            worker.settings = replace(self.settings, products=Products(*(facts[name] for name in Products._fields)))
+            worker.settings = replace(self.settings, products=Products.of(facts))
             facts["noise_floor"] = max(facts["noise_floor"] or 0.0, worker.start()["noise_floor"] or 0.0)
             facts["process_notes"] = [*dict.fromkeys((*facts["process_notes"], *worker.state["process_notes"]))]
         result.environment = facts

@@ -452,11 +452,7 @@ def _made(
 
 def _forward(run: Callable[..., Tensor], inputs: Sequence[Windows]) -> _Made:
     def call(turns: Iterator[Sequence[Tensor]]) -> Callable[[], Tensor]:
-        @torch.inference_mode()
-        def forward() -> Tensor:
-            return run(*next(turns))
-
-        return forward
+        return torch.inference_mode()(lambda: run(*next(turns)))
 
     return _Made(lambda number: [windows.at(number) for windows in inputs], call)
 
@@ -510,12 +506,7 @@ def _decode(cell: Cell, module: nn.Module, inputs: Sequence[Windows], *, compile
         step = whole(step)
 
     def call(turns: Iterator[Sequence[Tensor]]) -> Callable[[], Tensor]:
-        @torch.inference_mode()
-        def run() -> Tensor:
-            output: Tensor = step(state, *next(turns))[0]
-            return output
-
-        return run
+        return torch.inference_mode()(lambda: step(state, *next(turns))[0])
 
     def turn(number: int) -> list[Tensor]:
         given = [[_tokens(x.at(number)[rows], new) for rows, _, new in parts] for x in inputs]

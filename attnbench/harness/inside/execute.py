@@ -172,7 +172,9 @@ def run_cell(
             reads = cell.entry.claims(cell.variant, causal=cell.shape.causal).reads
             add_warning(record, doubt(cell.inputs, cell.shape, reads))
         if cell.pretrained is not None:
-            add_warning(record, _left(cell))
+            from attnbench.models.pretrained.cell import opened  # only trained models need it
+
+            add_warning(record, opened(cell).left)
     except Disturbed as why:  # error and memory, which wait for no core, stand in the row all the same
         record.status, record.reason = Status.DISTURBED, one_line(str(why))
     except Exception as error:
@@ -223,12 +225,6 @@ def _add_trained(record: Record, cell: Cell, begins: Callable[..., None]) -> Non
         return
     for column, value in measure_loss(cell, begins).items():
         setattr(record, column, value)
-
-
-def _left(cell: Cell) -> str:
-    from attnbench.models.pretrained.cell import opened  # only trained models need it
-
-    return opened(cell).left
 
 
 def _compile(record: Record, cell: Cell) -> Call:

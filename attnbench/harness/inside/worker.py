@@ -66,8 +66,7 @@ def main() -> None:
         return
     gc.freeze()
     gc.enable()
-    libraries = Products(*(served.state[name] for name in Products._fields))
-    with window_library(served.state["process"], libraries):
+    with window_library(served.state["process"], Products.of(served.state)):
         _serve(requests, answers, served)
 
 
@@ -286,12 +285,9 @@ def _set_up(settings: dict[str, Any]) -> tuple[dict[str, Any], list[str], Watch]
         make_ready(settings["models"])
     sys.setrecursionlimit(max(2000, sys.getrecursionlimit()))  # as torch.compile does when it is first used
     gc.freeze()  # modules are no garbage, and looking through them before measuring takes a tenth of a second
-    chosen = [known[name] for name in Products._fields] if known else settings["products"]
-    libraries = Products(*chosen) if chosen else None
-    process, products, notes = apply(
-        settings["process"], threads=settings["threads"], device=device, products=libraries
-    )
-    of_rows = notes if libraries not in (None, products) else []
+    chosen = Products.of(known) if known else settings["products"] and Products(*settings["products"])
+    process, products, notes = apply(settings["process"], threads=settings["threads"], device=device, products=chosen)
+    of_rows = notes if chosen not in (None, products) else []
     notes, of_rows = [*notes, *changed], [*of_rows, *changed]
     if replaced:
         notes.append(f"a plug-in replaced {', '.join(replaced)}: numbers may silently be wrong; do not use it")

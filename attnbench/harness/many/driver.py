@@ -16,7 +16,7 @@ from time import monotonic
 from typing import Any, cast
 
 from attnbench.errors import AttnbenchError, Exit, StoreError, UsageError
-from attnbench.harness.many.kinds import Kind, Kinds, products_of
+from attnbench.harness.many.kinds import Kind, Kinds
 from attnbench.harness.many.machine import Event, requirements
 from attnbench.harness.many.ray import RayEngine
 from attnbench.harness.outside.trainings import at_chosen_rates, count_trainings, phases, threads_of
@@ -119,7 +119,9 @@ def execute_on(
         KeyboardInterrupt: passed on after finished work is written.
     """
     with ExitStack() as ours:
-        return _Driver(engine, plan, watcher or Watcher(), clock, ours).go()
+        driver = _Driver(engine, plan, watcher or Watcher(), clock, ours)
+        driver.go()
+    return [(kind.folder, kind.rows.in_order()) for kind in driver.kinds.all]
 
 
 class _Driver:
@@ -164,7 +166,7 @@ class _Driver:
     def is_at_work(self) -> bool:
         return any(member.lot for member in self.members.values())
 
-    def go(self) -> list[tuple[RunFolder, list[Record]]]:
+    def go(self) -> None:
         try:
             while self.waiting or self.is_at_work:
                 self._hire()
@@ -177,24 +179,15 @@ class _Driver:
                     elif not member.refused and member.heard and self.clock() - member.heard > _PATIENCE:
                         self._bury(member, f"no word of it for {self.clock() - member.heard:.0f} s")
                 self._refuse_to_wait_for_ever()
-            for kind in self.kinds.all:
-                kind.rows.doubt_tasks(self.watcher.warned)
-                kind.folder.refuse_changes()
-        except BaseException as stop:
-            with suppress(StoreError):  # what stopped the run is told, not that the table failed as well
-                for member in self.members.values() if isinstance(stop, KeyboardInterrupt) else ():
+        except KeyboardInterrupt:
+            with suppress(StoreError):  # the stop is told, not that a row failed as well
+                for member in self.members.values():
                     for cell_id in [one for one in member.at_work if one not in member.kind.rows.records]:
                         self._give_row(member, cell_id, Status.INTERRUPTED, "stopped by the user")
-                for kind in self.kinds.all:
-                    kind.folder.write_csv(kind.rows.in_order())
             raise
         finally:
             for number in self.members:
                 self.engine.end(number)
-        for kind in self.kinds.all:
-            kind.folder.write_csv(kind.rows.in_order())
-            kind.folder.conclude()
-        return [(kind.folder, kind.rows.in_order()) for kind in self.kinds.all]
 
     # Machines
 
@@ -260,7 +253,7 @@ class _Driver:
 
     def _admit(self, member: _Member, process: dict[str, Any], state: Ready) -> None:
         known = self.kinds.products_on(state["environment"].get("processor"))
-        if known not in (None, member.products, products_of(state)):  # rows of different libraries are not compared
+        if known not in (None, member.products, Products.of(state)):  # rows of different libraries are not compared
             member.products = known
             self._set_up(member)
             return

@@ -19,7 +19,7 @@ from attnbench.harness.wire.process import Products
 from attnbench.harness.wire.protocol import Ready
 from attnbench.measure.machine import MEMORY_TOLERANCE, PRODUCTS, RATES_WITHIN, memory_bytes, rates
 from attnbench.results.lock import held
-from attnbench.results.manifest import ENGINE, TOGETHER
+from attnbench.results.manifest import ENGINE, TOGETHER, of_machines
 from attnbench.results.runs import find_runs, suite_folder
 from attnbench.results.sources import OURS, changed
 from attnbench.results.store import RunFolder
@@ -49,15 +49,7 @@ class Kind:
         if known is None:
             self.machines.append(known := {})
         known |= {**state, "host": host}
-        ids = list(dict.fromkeys(one["machine_id"] for one in self.machines))
-        floors = [one["noise_floor"] for one in self.machines if one.get("noise_floor") is not None]
-        self.folder.correct(
-            {
-                "machines": self.machines,
-                "machine_id": ids[0] if len(ids) == 1 else f"{ids[0]} and {len(ids) - 1} more",
-                "noise_floor": max(floors, default=None),
-            }
-        )
+        self.folder.correct(of_machines(self.machines))
 
     def unlike(self, state: Mapping[str, Any]) -> str:
         """The difference that keeps a machine of this class out of the folder; empty without one."""
@@ -71,18 +63,14 @@ class Kind:
         return ""
 
 
-def products_of(facts: Mapping[str, Any]) -> Products:
-    """The libraries that multiplied."""
-    return Products(*(facts[name] for name in PRODUCTS))
-
-
 class Kinds:
     """All kinds of machines of one command."""
 
     def __init__(self, plan: Plan, ours: ExitStack, warn: Callable[[str], None]) -> None:
         """Read the state of an earlier command of the same kind; make nothing yet.
 
-        ``ours`` closes the folders; ``warn`` gets faults of folders. Raises StoreError and its kinds, CorruptResults.
+        ``ours`` concludes and closes the folders; ``warn`` gets faults of folders. Raises StoreError and its kinds,
+        CorruptResults.
         """
         self._plan, self._ours, self._warn = plan, ours, warn
         self.base = identity(plan, "")
@@ -119,6 +107,7 @@ class Kinds:
         self._ours.enter_context(folder.lock())
         plan = replace(self._plan, settings=replace(self._plan.settings, threads=threads))
         kind = Kind(plan, name, folder, Rows(plan, folder))
+        self._ours.enter_context(kind.rows.concluded(self._warn))
         for note in (*folder.repairs, *kind.rows.notes):
             self._warn(note)
         self.all.append(kind)
@@ -131,7 +120,7 @@ class Kinds:
     def products_on(self, processor: str | None) -> Products | None:
         """The libraries of this processor in this run; None before they are known."""
         alike = (one for one in self.known().values() if one["environment"].get("processor") == processor)
-        return next(map(products_of, alike), None)
+        return next(map(Products.of, alike), None)
 
     def admit(self, name: str, process: Mapping[str, Any], state: Ready) -> Kind:
         """The kind of a machine, which joins it; a new one if none fits.

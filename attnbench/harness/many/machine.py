@@ -157,15 +157,13 @@ class _Lot(Run):
 
 class _Sent(Watcher):
     def __init__(self, events: queue.SimpleQueue[Event]) -> None:
-        self._put, self._told = events.put, 0.0
+        self._put = events.put
 
     def visiting(self, cell: Cell) -> None:
         self._put(("visiting", cell.cell_id))
 
     def trained(self, cell: Cell, step: int, steps: int) -> None:
-        if time.monotonic() - self._told > 1.0:
-            self._told = time.monotonic()
-            self._put(("trained", cell.cell_id, step, steps))
+        self._put(("trained", cell.cell_id, step, steps))
 
     def visited(self, record: Record) -> None:
         self._put(("visited", record.cell_id))

@@ -50,8 +50,7 @@ class Interpreter:
         """The interpreter of a virtual environment's folder, or at a path; raise UsageError if there is none, it is too
         old, or it lacks packages."""
         home = (Path.cwd() if "/" in text else Path()) / Path(text).expanduser()  # PATH is for bare names, not ./python
-        places = ("bin/python", "Scripts/python.exe", "python.exe") if home.is_dir() else ("",)
-        path = next(filter(None, (which(home / place) for place in places)), None)
+        path = which(home / "bin/python" if home.is_dir() else home)
         if not text or path is None:
             raise UsageError(f"{text or '@'}: no Python there; name the folder of a virtual environment: softmax@.venv")
         path = str(Path(path).absolute())  # and not resolved: by the link Python finds its environment

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import sys
 from collections.abc import Iterator
@@ -65,8 +66,6 @@ def _exit_code(child: int) -> int | None:
 def _end(code: int) -> None:
     if code >= 0:
         os._exit(code)
-    import resource  # not on every system
-
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the child has written its own core file
     with suppress(OSError):  # SIGKILL can have no other handler
         signal.signal(-code, signal.SIG_DFL)

@@ -7,9 +7,11 @@ setting: ``tuned`` or ``as-shipped``.
 from __future__ import annotations
 
 import os
+import resource
 import sys
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 from attnbench.errors import UsageError
 from attnbench.measure.allocator import keep_freed_memory
@@ -31,6 +33,11 @@ class Products(NamedTuple):
     window_products: Library = "default"
     """For products whose right matrices overlap. oneDNN copies these first; see
     :mod:`attnbench.catalogue.engines.products`."""
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> Self:
+        """The libraries in the facts of a process."""
+        return cls(*(facts[name] for name in cls._fields))
 
 
 _products = Products()
@@ -190,8 +197,6 @@ def limit_memory(extra_bytes: int | None) -> int | None:
     """
     if extra_bytes is None or sys.platform != "linux":
         return None
-    import resource
-
     left, used = _address_space_left(), address_space()
     if used is None:
         return None
@@ -205,8 +210,6 @@ def allowed_address_space() -> int | None:
     """Bytes of ``ulimit -v``; None without a limit."""
     if sys.platform != "linux":
         return None
-    import resource
-
     allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
     return None if allowed == resource.RLIM_INFINITY else allowed
 

@@ -263,11 +263,6 @@ def answer(subject: Subject, question: str) -> dict[str, Any]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
-def probe(subject: Subject) -> Found:
-    """Ask everything, in this process."""
-    return collected(basics(subject), {question: answer(subject, question) for question in QUESTIONS})
-
-
 def collected(known: dict[str, Any], answers: dict[str, dict[str, Any]]) -> Found:
     """All answers as one; raise pydantic's ValidationError for others."""
     unasked = {question: one["unasked"] for question, one in answers.items() if "unasked" in one}

@@ -106,7 +106,8 @@ class Subject:
         if wanted.call == "x" and not wide:
             raise UsageError(f"{wanted.source}: nothing says how wide x is; give --width")
         self._call_somehow(wide if wanted.call == "x" else [None])
-        self.unit = next((n for n in range(1, self.shortest + 1) if self._steps_by(n)), 0)
+        steps = (n for n in range(1, self.shortest + 1) if self.shortest % n == 0)
+        self.unit = next((n for n in steps if self._takes(self.shortest + n)), 0)
         """All lengths that it takes are multiples of it; 0: it takes one length only."""
         if self.unit and self.shortest > (fewer := -(-8 // self.unit) * self.unit) and self._takes(fewer):
             self.shortest = fewer
@@ -253,9 +254,6 @@ class Subject:
         except Exception:  # whatever its table says
             return False
         return True
-
-    def _steps_by(self, n: int) -> bool:
-        return self.shortest % n == 0 and self._takes(self.shortest + n)
 
     def _longest(self) -> int:
         """The longest sequence that it takes, up to 1024 tokens or a call of two seconds: a table of positions ends."""

@@ -46,7 +46,6 @@ class Call:
     kv_heads: int
     length: int
     head_dim: int
-    value_dim: int
     pattern: Pattern | None
     """None in cross-attention."""
 
@@ -216,7 +215,7 @@ def _call(name: str, facts: dict[str, Any], pattern_of_call: Callable[[dict[str,
         raise Unsupported(
             f"{name}: its values are {facts['value_dim']} wide and its queries {facts['head_dim']}; no variant takes it"
         )
-    kept = {key: facts[key] for key in ("heads", "kv_heads", "length", "head_dim", "value_dim")}
+    kept = {key: facts[key] for key in ("heads", "kv_heads", "length", "head_dim")}
     return Call(module=name, pattern=pattern, **kept)
 
 

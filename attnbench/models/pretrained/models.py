@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -114,14 +112,3 @@ def _ends_with_room(tree: list[int], max_args: int) -> list[int]:
 
 def _windows(trees: list[list[int]]) -> Windows:
     return Windows(torch.tensor(trees), torch.tensor([subtree_values(tree) for tree in trees]))
-
-
-@contextmanager
-def threads_of_torch(count: int) -> Iterator[None]:
-    """Compute with ``count`` threads, and afterwards with as many as before."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

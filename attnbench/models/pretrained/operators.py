@@ -10,6 +10,7 @@ from attnbench.catalogue.build import build
 from attnbench.contract.spec import Spec
 from attnbench.contract.variant import VARIANTS
 from attnbench.errors import Unsupported
+from attnbench.models.encoder import tied
 from attnbench.models.pretrained.subject import Exact, Intercept, Layer
 
 Operators = Mapping[int, nn.Module]
@@ -29,14 +30,9 @@ def build_operators(
     if VARIANTS.get(variant.name).kind == "mixer":
         raise Unsupported(_A_MIXER)
     built = {place: build(variant, layers[place].shape, seed=1000 * seed + place) for place in chosen}
-    _tie(list(built.values()))
+    if built:
+        tied(*built.values())
     return built
-
-
-def _tie(modules: Sequence[nn.Module]) -> None:
-    for name in getattr(modules[0], "tied", ()) if modules else ():
-        for other in modules[1:]:
-            setattr(other, name, getattr(modules[0], name))
 
 
 def replaced(operators: Operators) -> Intercept:

@@ -63,10 +63,9 @@ def with_sizes(suite: Suite) -> Suite:
         for place, axes in _places(suite, index):
             for axis, values in axes.given().items():
                 if wrong := _differing(sizes, axis, values):
-                    said = (
-                        f"{axis!r}: the model {sweep.trained} has {_said(getattr(sizes, axis))}, not {_said(wrong[0])}"
-                    )
-                    raise suite.origin.error((*place, axis), f"{said}; remove {axis}")
+                    own, asked = (str(one).lower() for one in (getattr(sizes, axis), wrong[0]))
+                    said = f"{axis!r}: the model {sweep.trained} has {own}, not {asked}; remove {axis}"
+                    raise suite.origin.error((*place, axis), said)
                 if axis == "seq_len" and sizes.longest is not None and max(values) > sizes.longest:
                     said = f"'seq_len': the model {sweep.trained} reads at most {sizes.longest} tokens"
                     raise suite.origin.error((*place, axis), f"{said}, not {max(values)}; write a shorter length")
@@ -100,10 +99,6 @@ def _differing(sizes: Sizes, axis: str, values: list[Any]) -> list[Any]:
         return []
     wanted = getattr(sizes, axis)
     return [one for one in values if one != wanted and not (one is None and axis == "kv_heads")]
-
-
-def _said(value: object) -> str:
-    return str(value).lower()
 
 
 def sizes_of(name: str) -> Sizes:

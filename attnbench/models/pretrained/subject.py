@@ -56,28 +56,22 @@ class Subject(Protocol):
     @property
     def facts(self) -> dict[str, str]:
         """Name -> version of the libraries, apart from torch, that decide its numbers."""
-        ...
 
     def read(self, tokens: Tensor, intercept: Intercept | None = None) -> Reading:
         """Run the model on tokens ``(B, N)``. Raises Unsupported: not every layer's attention passed through
         ``intercept``, so that its numbers would be those of the untouched model."""
-        ...
 
     def answer(self, tokens: Tensor, intercept: Intercept | None = None) -> Tensor:
         """The logits alone, or the last features if the model predicts nothing, as in a prefill. Raises Unsupported."""
-        ...
 
     def restore(self) -> None:
         """Let ``module`` compute its attention by itself again, if an equivalent took its place."""
-        ...
 
     def of_attention(self) -> list[nn.Parameter]:
         """The parameters of all attention layers with their projections."""
-        ...
 
     def copy(self) -> Subject:
         """The same model with weights of its own, which training may change."""
-        ...
 
 
 def count_calls(seen: int, layers: int) -> str:

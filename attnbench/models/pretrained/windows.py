@@ -42,8 +42,6 @@ class Text(Protocol):
 
     def held_out(self, count: int) -> Windows:
         """Windows to evaluate on; none of them is ever trained on."""
-        ...
 
     def batch(self, seed: int, step: int, size: int) -> Windows:
         """The windows that step ``step`` (from 0) of a training with this seed sees."""
-        ...

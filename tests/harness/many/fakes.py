@@ -14,7 +14,7 @@ from attnbench.harness.many.machine import Event, misfit
 from attnbench.harness.many.ray import RayEngine
 from attnbench.harness.outside.trainings import at_chosen_rates, phases
 from attnbench.harness.plan import Options, Plan, in_order, make_plan
-from attnbench.harness.rows import Known, Rows, now, rows_of
+from attnbench.harness.rows import Known, Rows, now
 from attnbench.harness.runner import Watcher
 from attnbench.harness.wire.process import environment_for
 from attnbench.harness.wire.protocol import Outcome
@@ -209,7 +209,7 @@ class Cluster(RayEngine):
         if impossible:
             self._asked(host, "limits")
             yield "correct", BETTER
-            for record in rows_of(rows, timed):
+            for record in [rows.records[cell.cell_id] for cell in timed]:
                 record.peak_fraction = 0.9
                 yield "add", Outcome(record).to_json()
         for cells in (phases(rows.trainings())[0], at_chosen_rates(rows.trainings(), rows.records)):
