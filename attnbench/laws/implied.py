@@ -48,7 +48,7 @@ def implied(formula: Formula, q: Tensor, k: Tensor) -> Tensor:
     q ``(1, H, N, D)``, k ``(1, H, M, D)`` -> ``(H, N, M)``; weight (i, j) is the part of value j in output i.
     """
     _, H, M, D = k.shape
-    identity = nn.functional.pad(torch.eye(M, dtype=q.dtype), (0, -M % D))
+    identity = nn.functional.pad(torch.eye(M, dtype=q.dtype, device=q.device), (0, -M % D))
     parts = [formula(q, k, columns.expand(1, H, M, D).contiguous()) for columns in torch.split(identity, D, dim=1)]
     return torch.cat(parts, -1)[0, :, :, :M]
 

@@ -60,6 +60,11 @@ def test_a_matrix_wider_than_a_head_comes_out_whole() -> None:
     assert float((found - expected).abs().max()) < 1e-14
 
 
+def test_a_matrix_lies_on_the_device_of_the_queries() -> None:
+    q = torch.empty(1, 2, 5, 4, device="meta")
+    assert implied(lambda q, k, v: v, q, q).device == q.device
+
+
 def test_a_mixer_with_a_formula_is_drawn_from_the_formula() -> None:
     module = build("gmlp", Shape(heads=1, head_dim=8, seq_len=32))
     assert isinstance(module, Dense)
