@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
+from shutil import get_terminal_size
 from tempfile import NamedTemporaryFile
 from types import FrameType
 from typing import Annotated, Any
@@ -180,7 +181,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str] | None) -> int:
     try:
-        code = app(args=arguments, prog_name="attnbench", standalone_mode=False)
+        wide = max(console.NARROWEST, min(get_terminal_size().columns, 80) - 2)  # of itself help takes 50 or more
+        code = app(args=arguments, prog_name="attnbench", standalone_mode=False, terminal_width=wide)
         return code if isinstance(code, int) else Exit.OK
     except AttnbenchError as error:
         console.error(str(error))

@@ -210,7 +210,7 @@ def _axes(texts: Sequence[str]) -> dict[str, str]:
 def _measure(plan: Plan, worker: Worker, engine: RayEngine | None, *, as_json: bool, rates: bool) -> None:
     console.only_repeats()
     from attnbench.cli.screen.run import measured
-    from attnbench.results.manifest import versions
+    from attnbench.measure.machine import versions
     from attnbench.results.store import TABLE
 
     runs = measured(plan, worker, engine)
@@ -219,7 +219,8 @@ def _measure(plan: Plan, worker: Worker, engine: RayEngine | None, *, as_json: b
     else:
         for folder, records in runs:
             _print_records(records, rates=rates)
-            where = f" ({versions(folder.environment)})" if plan.options.beside else ""
+            named = (f"{name} {version}" for name, version in versions(folder.environment).items())
+            where = f" ({', '.join(named)})" if plan.options.beside else ""
             console.line(f"results: {folder.path / TABLE}{where}")
     if not any(record.status == "ok" for _, records in runs for record in records):
         reasons = ", ".join(str(folder.path / TABLE) for folder, _ in runs)

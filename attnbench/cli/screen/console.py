@@ -65,11 +65,15 @@ def line(text: str = "") -> None:
 
 def paragraph(text: str) -> None:
     """Print text in lines no longer than the screen, broken between words; all but the first are indented."""
+    for part in wrapped(text, width(), "  ") or [""]:
+        line(part)
+
+
+def wrapped(text: str, room: int, indent: str = "") -> list[str]:
+    """Lines of at most ``room`` characters, broken between words; all but the first begin with ``indent``."""
     from textwrap import wrap
 
-    lines = wrap(text, width(), subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-    for part in lines or [""]:
-        line(part)
+    return wrap(text, room, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def in_parts(text: str, longest: int) -> str:

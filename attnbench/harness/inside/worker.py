@@ -264,7 +264,7 @@ def _set_up(settings: dict[str, Any]) -> tuple[dict[str, Any], list[str], Watch]
     """Set the process up and measure the machine's limits; return its facts, and notes for each of its rows."""
     import torch
 
-    from attnbench.contract.plugins.load import GROUP
+    from attnbench.contract.plugins.load import GROUP, libraries
     from attnbench.harness.wire.protocol import digest
     from attnbench.measure import card
     from attnbench.measure.machine import describe, machine_class, machine_id
@@ -287,11 +287,9 @@ def _set_up(settings: dict[str, Any]) -> tuple[dict[str, Any], list[str], Watch]
     sys.setrecursionlimit(max(2000, sys.getrecursionlimit()))  # as torch.compile does when it is first used
     gc.freeze()  # modules are no garbage, and looking through them before measuring takes a tenth of a second
     chosen = [known[name] for name in Products._fields] if known else settings["products"]
-    libraries = Products(*chosen) if chosen else None
-    process, products, notes = apply(
-        settings["process"], threads=settings["threads"], device=device, products=libraries
-    )
-    of_rows = notes if libraries not in (None, products) else []
+    wanted = Products(*chosen) if chosen else None
+    process, products, notes = apply(settings["process"], threads=settings["threads"], device=device, products=wanted)
+    of_rows = notes if wanted not in (None, products) else []
     notes, of_rows = [*notes, *changed], [*of_rows, *changed]
     if replaced:
         notes.append(f"a plug-in replaced {', '.join(replaced)}: numbers may silently be wrong; do not use it")
@@ -318,6 +316,7 @@ def _set_up(settings: dict[str, Any]) -> tuple[dict[str, Any], list[str], Watch]
         **limits,
         **({"card": of_the_card} if of_the_card else {}),
         "sources": watch.seen,
+        "libraries": libraries(trained=bool(settings["models"])),
     }
     watch.news()
     return state, of_rows, watch

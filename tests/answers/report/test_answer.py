@@ -115,8 +115,20 @@ def test_times_without_a_speed_are_not_denied(lra: pd.DataFrame) -> None:
     assert said(timed_only) == ["No row of this run has a speed in examples per second; its times stand in the table."]
     nothing = timed_only.assign(time_median_s=float("nan"))
     assert said(nothing) == ["No row of this run has a time: it holds errors, or how its cells failed."]
-    losses = "No row of this run has a time: it holds the losses of a trained model, in nats."
-    assert said(nothing.assign(loss=1.5)) == [losses]
+
+
+@pytest.mark.parametrize(
+    ("run", "told"),
+    [
+        ("swap-smollm2", "Least damage with all layers replaced, without training: "),
+        ("swap-minilm", "Least damage with all layers replaced, without training: "),
+    ],
+)
+def test_a_swap_is_told_by_its_least_damage(run: str, told: str) -> None:
+    frame = rows_of(run)
+    first = said(frame)[0]
+    assert first.startswith(told)
+    print(said(frame))
 
 
 def test_a_length_that_softmax_did_not_reach_is_told_apart(lra: pd.DataFrame) -> None:
