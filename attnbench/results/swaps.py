@@ -59,6 +59,11 @@ class Line:
     attention_error: float | None
     pairs_seen: float | None
 
+    @property
+    def is_exact(self) -> bool:
+        """True if it computed exact attention here, as a variant that sees all of a short window does."""
+        return self.attention_error is not None and self.attention_error < 1e-4
+
 
 Group = tuple[str, str, str, int]
 """Sweep, label, layers, steps."""

@@ -251,7 +251,7 @@ def _scores(
 def _replaced(frame: pd.DataFrame) -> Iterator[Sentence]:
     rows = frame[(frame["level"] == "pretrained") & frame["hidden_error"].notna()]
     found = [line for line in lines(records(rows)) if line.label not in (EXACT, MEAN_VALUE, UNTOUCHED)]
-    found = [line for line in found if not line.alone]
+    found = [line for line in found if not line.alone and not line.is_exact]
     for steps in sorted({line.steps for line in found}):
         best = min((line for line in found if line.steps == steps), key=_damage)
         where = "all layers" if best.replaced == "all" else f"layers {best.replaced.replace('+', ', ')}"

@@ -52,9 +52,10 @@ def libraries(*, trained: bool = False) -> dict[str, str]:
     models; without those that every run states."""
     imported = {top for file in files() for top in _imports(file)} - {*sys.stdlib_module_names, *_STATED}
     owners = packages_distributions() if imported else {}
-    names = sorted({owner for top in imported for owner in owners.get(top, ())} | {"transformers"} * trained)
+    names = {owner for top in imported for owner in owners.get(top, ())}
+    names |= {"transformers"} if trained else set()
     found = {}
-    for name in names:
+    for name in sorted(names):
         with suppress(PackageNotFoundError):
             found[name] = version(name)
     return found
