@@ -20,7 +20,7 @@ from attnbench.errors import NothingMeasured, UsageError
 from attnbench.results.frame.marks import error_text, name_text
 from attnbench.suite.cell import Launch
 from attnbench.suite.shard import parse_shard
-from attnbench.text import quantity, without_empty
+from attnbench.text import quantity
 from attnbench.units import format_bytes, format_count, format_interval, format_number, format_seconds, format_share
 
 if TYPE_CHECKING:
@@ -258,7 +258,8 @@ def _print_records(records: list[Record], *, rates: bool = False) -> None:
         if len(shown) < len(mine):
             title += f" ({quantity(len(mine), 'row')} in all)"
         console.table(
-            *without_empty(columns, rows),
+            columns,
+            rows,
             right=["time", "95 %", *_LAUNCH[1:], *_RATES, "peak", "state", "error", "own error", "loss", "features"],
             title=title,
         )

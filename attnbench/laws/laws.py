@@ -169,7 +169,7 @@ class Case:
 
     @cached_property
     def dtypes(self) -> tuple[str, ...]:
-        """The dtypes that the variant claims and torch converts here; of a module that claims nothing, those of float32 and
+        """The dtypes that the variant claims and torch converts here; of a module that claims nothing, the float32 and
         float64 that it takes."""
         if not self.foreign:
             return tuple(filter(_is_converted, self.traits.dtypes))

@@ -94,6 +94,12 @@ def test_a_screen_without_columns_is_not_believed(
     assert re.search(r"^16384  1\.23 ms *$", capsys.readouterr().out, re.MULTILINE)
 
 
+def test_no_table_has_an_empty_column(capsys: pytest.CaptureFixture[str]) -> None:
+    console.table(["n", "time", "note"], [["1", "-", ""], ["2", "-", ""]], right=["n", "time"])
+    console.table(["n", "time"], [], right=["n", "time"])
+    assert capsys.readouterr().out.split() == ["n", "1", "2", "n", "time"]
+
+
 def test_every_table_of_a_terminal_is_made_in_one_place() -> None:
     package = Path(console.__file__).parents[2]
     makers = [path.name for path in package.rglob("*.py") if "rich.table" in path.read_text(encoding="utf-8")]

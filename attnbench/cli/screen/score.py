@@ -9,7 +9,7 @@ from attnbench.cli.screen import console
 from attnbench.results.frame.marks import score_text
 from attnbench.results.trainings import ALIKE
 from attnbench.suite.axes import AXES
-from attnbench.text import quantity, without_empty
+from attnbench.text import quantity
 from attnbench.units import format_seconds
 
 if TYPE_CHECKING:
@@ -94,7 +94,8 @@ def _print_problem(
     title += apart + (f", guided by {facts['guide']:g}" if facts.get("guide") else "")
     columns = ["variant", "score", "95 %", "minus softmax", "it is", "rate", "training"]
     console.table(
-        *without_empty(columns, rows),
+        columns,
+        rows,
         right=["score", "95 %", "minus softmax", "rate", "training"],
         title=f"\n{title}",
     )
