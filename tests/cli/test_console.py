@@ -18,6 +18,7 @@ import rich.console
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from attnbench.cli.app import main
 from attnbench.cli.screen import console
 from attnbench.cli.screen.console import in_lines
 from attnbench.contract.problem.shape import Shape
@@ -297,3 +298,18 @@ def test_a_further_line_of_a_row_is_left_out_if_it_is_empty(
     assert [line.strip() for line in capsys.readouterr().out.splitlines()] == [
         "variant", "verdict", "a" * 15, "b" * 15, "slower"
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", ["claims RUN", "list", "list suites", "show mean-value", "list inputs"])
+def test_no_command_breaks_a_word_on_a_narrow_screen(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Path(__file__).parents[2] / "results/reference/lra-cpu"
+    found = {}
+    for columns in ("400", "40"):
+        monkeypatch.setenv("COLUMNS", columns)
+        for cached in (console._out, console._err):
+            cached.cache_clear()
+        main(command.replace("RUN", str(run)).split())
+        found[columns] = " ".join(capsys.readouterr()).split()
+    assert sorted({*found["40"]}) == sorted({*found["400"]})
