@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import exp, isfinite, log
 from pathlib import Path
 from statistics import fmean
@@ -22,6 +23,7 @@ from attnbench.answers.gate.join import Pair
 from attnbench.answers.gate.pace import as_measured, at_one_speed
 from attnbench.answers.gate.verdict import Finding, Limits, Times, judge, times_of
 from attnbench.errors import ResultsError, UsageError
+from attnbench.measure.machine import differing_versions
 from attnbench.measure.statistics import spread_between
 from attnbench.measure.status import Status
 from attnbench.results.key import Key
@@ -126,9 +128,12 @@ class History:
 
     @property
     def foot(self) -> list[str]:
-        """The number of changes, and what is known of the spread between runs."""
+        """The number of changes, other versions, and what is known of the spread between runs."""
         changed = sum(bool(line.changes) for line in self.lines)
         said = [f"{changed} of {len(self.lines)} cells changed; joint 95 % over all cells and runs"]
+        for before, run in pairwise(self.runs):
+            if found := differing_versions(before.environment, run.environment):
+                said.append(f"{day(began(run))}: other versions than in the run before: {'; '.join(found)}")
         if self.between is not None:
             said.append(f"runs of one program differ by {self.between:.1%}")
         elif self.metric == "time":

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
+from shutil import get_terminal_size
 from tempfile import NamedTemporaryFile
 from types import FrameType
 from typing import Annotated, Any
@@ -29,8 +30,28 @@ from attnbench.text import without_secrets
 from attnbench.version import __version__
 
 
+class _Help(typer.Context.formatter_class):  # type: ignore[valid-type,misc]  # typer's own, or click's
+    """Help for any screen: of itself it takes 50 columns or more, and 30 of them for names."""
+
+    def __init__(self, **_: Any) -> None:
+        super().__init__(width=max(console.NARROWEST, min(get_terminal_size().columns, 80) - 2))
+
+    def write_dl(self, rows: Sequence[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
+        if self.width < 50:
+            rows = [
+                (name if len(name) < self.width else re.sub(r"(?<=\|)| ", "\n    ", name), said) for name, said in rows
+            ]
+        super().write_dl(rows, col_max if self.width >= 50 else 2, col_spacing)
+
+
+class _Context(typer.Context):
+    formatter_class = _Help
+
+
 class _Command(typer.core.TyperCommand):
     """A command that refuses to start if loading libraries would end Python without a word."""
+
+    context_class = _Context
 
     def invoke(self, ctx: Any) -> Any:
         from attnbench.harness.wire.process import allowed_address_space
@@ -86,8 +107,10 @@ def _command(name: str | None) -> Any:
 class _Group(typer.core.TyperGroup):
     """Commands, each imported once it is chosen; until then a line of help stands for it."""
 
+    context_class = _Context
+
     def __init__(self, **settings: Any) -> None:
-        known = {name: typer.core.TyperCommand(name, help=command.what) for name, command in COMMANDS.items()}
+        known = {name: typer.core.TyperCommand(name, short_help=one.what) for name, one in COMMANDS.items()}
         super().__init__(**{**settings, "commands": known})
 
     # As in a command: else a value would be converted for each of typer's own flags that is not given.

@@ -13,7 +13,7 @@ from attnbench.cli.screen import console
 from attnbench.cli.signature import command, completed
 from attnbench.errors import NothingMeasured
 from attnbench.results.frame.marks import error_text, name_text
-from attnbench.text import quantity, without_empty
+from attnbench.text import quantity
 from attnbench.units import format_bytes, format_number, with_interval
 
 if TYPE_CHECKING:
@@ -88,7 +88,8 @@ def _print(found: Best, settings: Settings) -> None:
     columns = ["shape", "n", "fastest", "time", "peak memory", "error", "a tie with", "next", "margin", "verdict"]
     table = [[one.asked.name, str(one.n), *_row(one)] for one in found.choices]
     console.table(
-        *without_empty(columns, table),
+        columns,
+        table,
         right=["n", "time", "peak memory", "error"],
         title="\nmargin: time of the next / time of the fastest",
     )

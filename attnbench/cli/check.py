@@ -13,7 +13,7 @@ from attnbench.cli import completion, options
 from attnbench.cli.screen import console
 from attnbench.cli.signature import command, completed
 from attnbench.errors import Exit, Unsupported, UsageError
-from attnbench.text import quantity, without_empty
+from attnbench.text import quantity
 from attnbench.units import format_seconds
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ def _one(report: Report, own_errors: Mapping[str, OwnError], *, whole: bool) -> 
             for dtype, x in own_errors.items()
         ]
         title = "\nrelative error against its own formula in float64"
-        console.table(*without_empty(columns, errors), right=columns[1:-1], title=title)
+        console.table(columns, errors, right=columns[1:-1], title=title)
     console.line()
     if {"time", "memory"} & {finding.law for finding in report.findings}:
         console.line(_growth(report.variant))
@@ -414,6 +414,6 @@ def _print_bits(name: str, answers: Sequence[Answer]) -> None:
         rows.append([one.question, said, where, *price])
     columns = ["question", "answer", "where, or why not", "as it is", "deterministic"]
     title = f"\n{name}, {next((one.setting for one in answers if one.equal is not None), answers[0].setting)}"
-    console.table(*without_empty(columns, rows), right=columns[3:], title=title)
+    console.table(columns, rows, right=columns[3:], title=title)
     if any(one.equal is False for one in answers):
         console.note("ulp: units in the last place of the largest number of the same row; the largest difference")

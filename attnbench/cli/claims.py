@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -164,13 +163,20 @@ _OF_NUMBERS: dict[Verdict, str] = {"holds": "reproduced", "fails": "not reproduc
 
 
 def _print(judged: Judgement) -> None:
-    margin = 16 if judged.claim.table else 12
-    width = max(console.width() - margin, 30)
-    lines = textwrap.wrap(judged.claim.says, width)
+    margin, said = 16 if judged.claim.table else 12, _said(judged).removesuffix(" here")
+    if console.width() < margin + _LEAST:
+        console.line(said)
+        margin, said = 2, ""
+    width = console.width() - margin
+    lines = console.wrapped(judged.claim.says, width)
     for below in (judged.evidence, judged.claim.note):
-        lines += [f"  {line}" for line in textwrap.wrap(below, width - 2)]
+        lines += [f"  {line}" for line in console.wrapped(below, width - 2)]
     for place, line in enumerate(lines):
-        console.line(f"{'' if place else _said(judged).removesuffix(' here'):<{margin}}{line}")
+        console.line(f"{'' if place else said:<{margin}}{line}")
+
+
+_LEAST = 30
+"""Fewest columns for a claim beside its verdict; with less room it stands below."""
 
 
 def _said(judged: Judgement) -> str:
@@ -188,7 +194,7 @@ def _print_rest(judged: list[Judgement]) -> None:
         lines.setdefault(heading, []).append(said)
     for heading, members in sorted(lines.items(), key=lambda item: not item[0].startswith("Not")):
         console.line()
-        for line in textwrap.wrap(heading, console.width(), subsequent_indent="  "):
+        for line in console.wrapped(heading, console.width(), "  "):
             console.heading(line)
         for said in members:
             console.paragraph(f"- {said}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -110,6 +109,6 @@ def _variants(entries: Iterable[Facts], as_json: bool) -> None:
         "target: softmax approximates softmax attention (= equals it), learned does so\n"
         "after fitting, other is another operator, whose difference is no error\n"
         "≤: takes no longer sequences than it was made for\n"
-        f"{fill(f'layers with an operator within, which level operator measures: {inside}', 78)}\n"
+        f"layers with an operator within, which level operator measures: {inside}\n"
         f"{len(entries)} variants; attnbench show NAME says what each one is"
     )

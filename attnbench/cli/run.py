@@ -20,7 +20,7 @@ from attnbench.errors import NothingMeasured, UsageError
 from attnbench.results.frame.marks import error_text, name_text
 from attnbench.suite.cell import Launch
 from attnbench.suite.shard import parse_shard
-from attnbench.text import quantity, without_empty
+from attnbench.text import quantity
 from attnbench.units import format_bytes, format_count, format_interval, format_number, format_seconds, format_share
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ def _axes(texts: Sequence[str]) -> dict[str, str]:
 def _measure(plan: Plan, worker: Worker, engine: RayEngine | None, *, as_json: bool, rates: bool) -> None:
     console.only_repeats()
     from attnbench.cli.screen.run import measured
-    from attnbench.results.manifest import versions
+    from attnbench.measure.machine import versions
     from attnbench.results.store import TABLE
 
     runs = measured(plan, worker, engine)
@@ -219,7 +219,8 @@ def _measure(plan: Plan, worker: Worker, engine: RayEngine | None, *, as_json: b
     else:
         for folder, records in runs:
             _print_records(records, rates=rates)
-            where = f" ({versions(folder.environment)})" if plan.options.beside else ""
+            named = (f"{name} {version}" for name, version in versions(folder.environment).items())
+            where = f" ({', '.join(named)})" if plan.options.beside else ""
             console.line(f"results: {folder.path / TABLE}{where}")
     if not any(record.status == "ok" for _, records in runs for record in records):
         reasons = ", ".join(str(folder.path / TABLE) for folder, _ in runs)
@@ -257,7 +258,8 @@ def _print_records(records: list[Record], *, rates: bool = False) -> None:
         if len(shown) < len(mine):
             title += f" ({quantity(len(mine), 'row')} in all)"
         console.table(
-            *without_empty(columns, rows),
+            columns,
+            rows,
             right=["time", "95 %", *_LAUNCH[1:], *_RATES, "peak", "state", "error", "own error", "loss", "features"],
             title=title,
         )

@@ -194,7 +194,7 @@ _MOST = 100
 
 
 def _print(data: dict[str, Any], width: int) -> None:
-    console.heading(fill(f"{data['name']}: {data['summary']}", width))
+    console.heading(prose(f"{data['name']}: {data['summary']}", width))
     if "family" in data:
         console.table(["", ""], _facts(data))
     elif "licence" in data:
@@ -206,7 +206,7 @@ def _print(data: dict[str, Any], width: int) -> None:
         console.line(prose(data["description"], min(width, _MOST)))
     if core := data.get("operator"):
         console.line()
-        console.heading(fill(f"{data['name']} at level operator: {core['summary']}", width))
+        console.heading(prose(f"{data['name']} at level operator: {core['summary']}", width))
         rows = [("formula", core["formula"])]
         for one in core["reads"]:
             rows.append((one["name"], f"{one['size']}{one['range'] and ', '}{one['range']}: {one['meaning']}"))

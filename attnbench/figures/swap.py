@@ -25,8 +25,6 @@ from attnbench.suite.cell import UNTOUCHED
 NEEDS = "losses of a trained model after several numbers of steps, or of layers replaced one by one"
 _LEAST_KL = 1e-6
 """Nats below which a divergence is rounding."""
-_LEAST_ERROR = 1e-4
-"""Error of a layer below which a variant computed exact attention, as one that sees all of a short window does."""
 _TALL = 3.0
 """Height of a panel with its heading and scale, in inches; more beside a long key."""
 _LEFT, _ABOVE, _BELOW = 0.62, 0.3, 0.42
@@ -58,8 +56,8 @@ def draw_swap(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None) 
     found = [line for line in lines(rows) if line.label != EXACT]
     together = [line for line in found if not line.alone]
     trained = [line for line in together if line.loss is not None]
-    untrained = [line for line in together if not line.steps and _damage(line) is not None and not _exact(line)]
-    alone = [line for line in found if line.alone and _damage(line) is not None and not _exact(line)]
+    untrained = [line for line in together if not line.steps and _damage(line) is not None and not line.is_exact]
+    alone = [line for line in found if line.alone and _damage(line) is not None and not line.is_exact]
     panels = []
     if len({line.steps for line in trained}) > 1:
         panels.append(trained)
@@ -140,7 +138,7 @@ def _notes(panels: Sequence[Sequence[Line]], untrained: Sequence[Line], alone: S
 
 def _left_out(found: Sequence[Line], panels: Sequence[Sequence[Line]]) -> list[str]:
     drawn = {line.label for panel in panels for line in panel}
-    names = dict.fromkeys(line.label for line in found if _exact(line) and line.label not in drawn)
+    names = dict.fromkeys(line.label for line in found if line.is_exact and line.label not in drawn)
     return [f"Exact at this length, so not drawn: {', '.join(names)}."] if names else []
 
 
@@ -194,10 +192,6 @@ def _by_step(ax: Axes, found: Sequence[Line], hows: Mapping[str, Look], rows: Se
     ax.set_ylabel("loss, nats")
     ax.grid(axis="y")
     ax.set_title("all layers replaced, and trained", loc="left")
-
-
-def _exact(line: Line) -> bool:
-    return line.attention_error is not None and line.attention_error < _LEAST_ERROR
 
 
 def _damage(line: Line) -> float | None:

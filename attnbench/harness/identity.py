@@ -7,12 +7,11 @@ import json
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from stat import S_ISREG
 from typing import Any
 
-from attnbench.contract.plugins.load import provenance
+from attnbench.contract.plugins.load import libraries, provenance
 from attnbench.contract.task import TASKS, HasFiles, make_task
 from attnbench.errors import AttnbenchError
 from attnbench.harness.plan import Plan, files_named
@@ -29,6 +28,7 @@ _MOST_BYTES = 2**28
 
 def identity(plan: Plan, machine_id: str) -> dict[str, Any]:
     """Everything that decides the numbers of a run, as ``environment.json`` shows it."""
+    found = libraries(trained=any(cell.pretrained is not None for cell in plan.cells))
     return {
         "method_version": METHOD_VERSION,
         "schema_version": SCHEMA_VERSION,
@@ -45,7 +45,7 @@ def identity(plan: Plan, machine_id: str) -> dict[str, Any]:
         **({"products": list(plan.settings.products)} if plan.settings.products else {}),
         "variables": variables(environment_for(plan.settings.threads)),
         "input_files": read_files(plan.cells),
-        **_libraries(plan.cells),
+        **({"libraries": found} if found else {}),
         "plugins": provenance(plan.options.plugins),
     }
 
@@ -102,14 +102,6 @@ def model_files(cells: Iterable[Cell]) -> dict[str, str]:
             if model.text:
                 digests[model.text] = _digest_of([Path(model.text).expanduser()])
     return digests
-
-
-def _libraries(cells: Iterable[Cell]) -> dict[str, Any]:
-    if all(cell.pretrained is None for cell in cells):
-        return {}
-    with suppress(PackageNotFoundError):
-        return {"libraries": {"transformers": version("transformers")}}
-    return {}
 
 
 def _digest_of(files: Sequence[Path]) -> str:

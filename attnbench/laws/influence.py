@@ -219,7 +219,7 @@ def _real_parts(case: Case, inputs: list[Tensor], mask: Tensor, real: Tensor) ->
 @law(
     "hidden pairs",
     few_shapes=True,
-    applies=lambda case: case.operator and "float16" in case.traits.dtypes and (case.causal or _padded(case)),
+    applies=lambda case: case.operator and "float16" in case.dtypes and (case.causal or _padded(case)),
 )
 def hidden_pairs(case: Case) -> Iterator[Measured]:
     """In float16 too, a hidden key may have any logit: its value reaches nobody."""

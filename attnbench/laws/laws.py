@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import product
 from typing import Any, TypeVar
 
@@ -92,6 +92,15 @@ class DoesNotWork(Exception):
     """Raised by a law where a call raises that it says works, or gives another shape; the message says what."""
 
 
+@cache
+def _is_converted(name: str) -> bool:
+    try:
+        torch.zeros(1, dtype=getattr(torch, name)).float()
+    except RuntimeError:  # of float16, without /proc/cpuinfo
+        return False
+    return True
+
+
 @dataclass(frozen=True)
 class Case:
     """A variant with one setting of its options, causal or not."""
@@ -160,9 +169,10 @@ class Case:
 
     @cached_property
     def dtypes(self) -> tuple[str, ...]:
-        """The dtypes that the variant claims; of float32 and float64 those that a module takes which claims nothing."""
+        """The dtypes that the variant claims and torch converts here; of a module that claims nothing, the float32 and
+        float64 that it takes."""
         if not self.foreign:
-            return self.traits.dtypes
+            return tuple(filter(_is_converted, self.traits.dtypes))
         with as_written():
             return tuple(name for name in ("float32", "float64") if self._takes(getattr(torch, name)))
 

@@ -143,6 +143,7 @@ def describe(device: str) -> dict[str, Any]:
         "instructions": instructions(),
         "python": platform.python_version(),
         "torch": torch.__version__,
+        "numpy": version("numpy"),
     }
     if device.startswith("cuda"):
         properties = torch.cuda.get_device_properties(torch.device(device))
@@ -255,6 +256,23 @@ def differing_variables(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]
         return pythons
     both = [(name, ours.get(name, "unset"), theirs.get(name, "unset")) for name in sorted(VARIABLES - set(THREADS))]
     return pythons + [f"variable {name}: {one} and {other}" for name, one, other in both if one != other]
+
+
+def versions(environment: Mapping[str, Any]) -> dict[str, str]:
+    """Library -> its version in a run; a run of any age lacks some."""
+    plugins = {name: one for name, one in environment.get("plugins", {}).items() if "." in one}  # and not a digest
+    known = {**_described(environment), "attnbench": environment.get("attnbench")}
+    ours = {name: known[name] for name in _LIBRARIES if known.get(name)}
+    return {**ours, **environment.get("libraries", {}), **plugins}
+
+
+_LIBRARIES = ("torch", "python", "numpy", "triton", "cudnn", "attnbench")
+
+
+def differing_versions(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+    """The libraries whose versions differ between two runs that may be compared: ``numpy: 2.3.5 and 2.4.6``."""
+    ours, theirs = versions(a), versions(b)
+    return [f"{name}: {one} and {theirs[name]}" for name, one in ours.items() if theirs.get(name, one) != one]
 
 
 def memory_bytes(environment: Mapping[str, Any]) -> int | None:

@@ -61,12 +61,6 @@ def of_machines(machines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def versions(environment: Mapping[str, Any]) -> str:
-    """``torch 2.13.0, python 3.11.7, attnbench 0.1.0``: those of a run's facts."""
-    known = {**environment, **environment.get("environment", {})}
-    return ", ".join(f"{name} {known.get(name)}" for name in ("torch", "python", "attnbench"))
-
-
 def is_sealed(facts: Mapping[str, Any]) -> bool:
     """True if the lines of the run have checksums: all have since schema 2."""
     return "schema_version" in facts

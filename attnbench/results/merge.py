@@ -23,6 +23,7 @@ from attnbench.measure.machine import (
     class_facts,
     differing_products,
     differing_variables,
+    differing_versions,
     memory_bytes,
     rates,
 )
@@ -105,6 +106,8 @@ def merge(paths: Iterable[Path], out: Path, *, rates_within: float = RATES_WITHI
             )
     kept, notes = _choose(sources)
     notes += [*_missing_shards(sources), *_ratios_between_machines(kept)]
+    apart = [(one.path, differing_versions(sources[0].environment, one.environment)) for one in sources[1:]]
+    notes += [f"{sources[0].path} and {path}: other versions: {'; '.join(found)}" for path, found in apart if found]
     folder = _write(out, kept)
     counts = {source.path: len(records) for source, records in kept}
     parts = [(one.path, str(one.environment.get("machine_id", "")), counts.get(one.path, 0)) for one in sources]

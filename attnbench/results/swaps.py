@@ -45,7 +45,7 @@ class Line:
     over_control: Between | None
     """Loss above the control after as many steps; None at step 0, or without control."""
     as_trivial: bool
-    """True if it is no better than averaging all values, trained as long: no attention was repaired."""
+    """True if it ends level with averaging all values, trained as long: no attention was repaired."""
     repaired: float | None
     """Share of the swap's damage that training repaired: 1 if it ends with the control, below 0 if it is farther from
     it than the untrained swap was from the original.
@@ -58,6 +58,11 @@ class Line:
     neighbours: float | None
     attention_error: float | None
     pairs_seen: float | None
+
+    @property
+    def is_exact(self) -> bool:
+        """True if it computed exact attention here, as a variant that sees all of a short window does."""
+        return self.attention_error is not None and self.attention_error < 1e-4
 
 
 Group = tuple[str, str, str, int]
@@ -86,6 +91,7 @@ def _line(group: Group, groups: Mapping[Group, list[Row]], *, alone: bool) -> Li
     over_control = _between(rows, control) if steps else None
     trivial = groups.get((sweep, MEAN_VALUE, replaced, steps), []) if label != MEAN_VALUE else []
     over_trivial = _between(rows, trivial) if steps else None
+    left = max(over_control.median, 0.0) if over_control else 0.0
     return Line(
         label=label,
         replaced=replaced,
@@ -94,12 +100,14 @@ def _line(group: Group, groups: Mapping[Group, list[Row]], *, alone: bool) -> Li
         seeds=len(rows),
         over_original=_over_original(rows),
         over_control=over_control,
-        as_trivial=over_trivial is not None and 0 <= over_trivial.high < math.inf,
+        as_trivial=over_trivial is not None and -_LEVEL * left <= over_trivial.high < math.inf,
         repaired=_repaired(over_control, _over_original(start)) if start else None,
         **{name: _middle(rows, name) for name in _MIDDLES},
     )
 
 
+_LEVEL = 0.05
+"""Share of the damage that is left by which a variant may be better than averaging and still be called level."""
 _MIDDLES = (
     *("loss", "accuracy", "top1_agreement", "kl", "hidden_error", "feature_cosine", "neighbours"),
     *("attention_error", "pairs_seen"),

@@ -136,6 +136,13 @@ def test_times_of_other_circumstances_are_not_mixed(run: pd.DataFrame) -> None:
     assert found.found[0].chosen.time == 0.01
 
 
+@pytest.mark.parametrize("fact", ["machine_id", "torch_version", "run"])
+def test_times_of_two_machines_versions_or_runs_are_not_mixed(run: pd.DataFrame, fact: str) -> None:
+    both = pd.concat([table(timed("linear", 1e-9, 1)).assign(**{fact: "b"}), run.assign(**{fact: "a"})])
+    found = {one.variant: one for one in match_run(both, [], Budget("time", 1.0)).found}
+    assert found.keys() == {"performer", "softmax", "topk"}
+
+
 def test_errors_without_times_of_the_same_level_say_which_times_there_are(run: pd.DataFrame) -> None:
     found = match_run(run, ["performer"], Budget("error", 0.02), level="layer")
     assert found.warnings == ["no times of layer forward at n = 1024; it has --level operator --pass forward"]

@@ -18,6 +18,7 @@ import rich.console
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from attnbench.cli.app import main
 from attnbench.cli.screen import console
 from attnbench.cli.screen.console import in_lines
 from attnbench.contract.problem.shape import Shape
@@ -92,6 +93,12 @@ def test_a_screen_without_columns_is_not_believed(
     assert console.width() == width
     console.table(["n", "time"], [["16384", "1.23 ms"]], right=["n", "time"])
     assert re.search(r"^16384  1\.23 ms *$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_no_table_has_an_empty_column(capsys: pytest.CaptureFixture[str]) -> None:
+    console.table(["n", "time", "note"], [["1", "-", ""], ["2", "-", ""]], right=["n", "time"])
+    console.table(["n", "time"], [], right=["n", "time"])
+    assert capsys.readouterr().out.split() == ["n", "1", "2", "n", "time"]
 
 
 def test_every_table_of_a_terminal_is_made_in_one_place() -> None:
@@ -291,3 +298,16 @@ def test_a_further_line_of_a_row_is_left_out_if_it_is_empty(
     assert [line.strip() for line in capsys.readouterr().out.splitlines()] == [
         "variant", "verdict", "a" * 15, "b" * 15, "slower"
     ]  # fmt: skip
+
+
+def test_claims_stand_within_a_narrow_screen_with_their_words_whole(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, found = Path(__file__).parents[2] / "results/reference/lra-cpu", {}
+    for columns in (400, 40):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        console._out.cache_clear()
+        assert main(["claims", str(run)]) == 0
+        found[columns] = capsys.readouterr().out
+        assert all(len(line.rstrip()) <= columns or " " not in line.strip() for line in found[columns].splitlines())
+    assert {*found[40].split()} == {*found[400].split()}

@@ -71,6 +71,21 @@ def test_the_help_of_a_command_ends_with_an_example_and_holds_no_markup(name: st
     assert not types.search(done.stdout), "what an option takes is said in words of the command line"
 
 
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_help_breaks_no_word_and_leaves_none_out_on_a_narrow_screen(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = {}
+    for columns in ("80", "40"):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert main([*filter(None, [name]), "--help"]) == 0
+        found[columns] = capsys.readouterr().out
+    assert max(map(len, found["40"].splitlines())) <= 40
+    wide, slim = (re.sub(r"(?<=[|-])\s+", "", text).split() for text in (found["80"], found["40"]))
+    assert slim == wide
+    assert name or all(one.what in " ".join(found["80"].split()) for one in COMMANDS.values())
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -241,3 +241,21 @@ def test_the_script_that_runs_is_no_part_of_a_plug_in_that_gives_it_a_second_nam
     del sys.modules["__mp_main__"]
     plugins.load(str(own))
     assert plugins.provenance([str(own)]).keys() == {own.name}
+
+
+def test_the_version_of_what_a_plug_in_imports_is_told_and_not_of_what_torch_brings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "lib" / "site-packages"
+    for name, top in (("Some-Attention", "some_attention"), ("other", "other")):
+        about = home / f"{name.replace('-', '_')}-1.1.dist-info"
+        about.mkdir(parents=True)
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.1\n")
+        (about / "top_level.txt").write_text(top)
+        (home / f"{top}.py").write_text("import json\n")
+    monkeypatch.syspath_prepend(home)
+    monkeypatch.setattr(plugins, "_modules", {})
+    (tmp_path / "near.py").write_text("def later():\n    import some_attention.inner\n")
+    (tmp_path / "named.py").write_text("import json\nimport torch, numpy as np\nimport near\nfrom other import json\n")
+    plugins.load(str(tmp_path / "named.py"))
+    assert plugins.libraries() == {"Some-Attention": "1.1", "other": "1.1"}

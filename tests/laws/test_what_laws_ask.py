@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from attnbench.catalogue.engines.masks import emptied
@@ -19,6 +20,7 @@ from attnbench.contract.variant import VARIANTS, No, Traits, Variant
 from attnbench.harness.outside.visit import HoldSetting
 from attnbench.harness.wire import process
 from attnbench.laws import LAWS, check_variant
+from attnbench.laws import laws as laws_module
 from attnbench.laws.laws import Case, DoesNotWork, Measured
 from attnbench.measure.standstill import Moment
 from attnbench.suite.cell import Cell
@@ -51,6 +53,27 @@ def variant(monkeypatch: pytest.MonkeyPatch, traits: Traits, **facts: Any) -> Va
     entry = Variant("strict", make, "", traits=traits, **{**FACTS, **facts})
     monkeypatch.setitem(VARIANTS._entries, "strict", entry)
     return entry
+
+
+class WithoutHalves(TorchDispatchMode):
+    """What torch does where /proc/cpuinfo cannot be read."""
+
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
+        kinds = {args[0].dtype, (kwargs or {}).get("dtype")} if func is torch.ops.aten._to_copy.default else set()
+        if {torch.float16, torch.float32} <= kinds:
+            raise RuntimeError("Failed to initialize cpuinfo!")
+        return func(*args, **(kwargs or {}))
+
+
+def test_no_law_asks_for_a_data_type_that_torch_does_not_convert_here() -> None:
+    laws_module._is_converted.cache_clear()
+    try:
+        with WithoutHalves():
+            report = check_variant("local", laws=["shape and type", "hidden pairs"])
+    finally:
+        laws_module._is_converted.cache_clear()
+    assert not report.faults
+    assert {finding.law for finding in report.findings} == {"shape and type"}
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from attnbench.answers.gate.decide import Question, decide, read_runs
+from attnbench.cli.app import main
 from attnbench.errors import CorruptResults, ResultsError, UsageError
 from attnbench.measure.machine import class_facts, machine_class
 from attnbench.measure.status import Status
@@ -154,6 +155,40 @@ def test_another_python_keeps_two_runs_apart_wherever_these_are_compared(tmp_pat
         decide(load(ours), [load(theirs)], Question())
     with pytest.raises(UsageError, match=said):
         merge([ours, theirs], tmp_path / "both")
+
+
+def test_versions_that_keep_no_runs_apart_are_said_wherever_these_are_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def written(day: int, python: str, numpy: str, taken: str, **more: Any) -> Path:
+        about = {**environment(python=python, numpy=numpy), "libraries": {"performer-pytorch": taken}, **more}
+        return write_run(tmp_path / "s" / f"2026030{day}T120000Z-cpu", [Row()], seed=day, about=about)
+
+    def told(*words: str) -> str:
+        assert main([*words]) == 0
+        return " ".join(capsys.readouterr().out.split())
+
+    ours = written(1, "3.11.7", "2.4.6", "1.1.4", plugins={"peers": "0.1", "mine.py": "0123456789abcdef"})
+    theirs = written(2, "3.11.9", "2.3.5", "1.1.5", plugins={"peers": "0.2", "mine.py": "fedcba9876543210"})
+    assert differing_facts(load(ours), load(theirs)) == []
+    said = "python: 3.11.9 and 3.11.7; numpy: 2.3.5 and 2.4.6; performer-pytorch: 1.1.5 and 1.1.4; peers: 0.2 and 0.1"
+    for words in (["diff", ours, theirs], ["gate", theirs, "--against", ours, "--format", "markdown"]):
+        assert f"other versions now and before: {said} " in told(*map(str, words))
+    assert "2026-03-02: other versions than in the run before: python: 3.11.7 and 3.11.9; numpy: 2.4.6 and 2.3.5" in (
+        told("history", str(tmp_path / "s"))
+    )
+    older = write_run(tmp_path / "older", [Row()], seed=3)
+    assert "other versions now and before: python: 3.11.9 and 3.11.7 0 of" in told("diff", str(older), str(theirs))
+    assert "other versions" not in told("diff", str(older), str(ours))
+
+
+def test_a_merged_run_says_which_versions_of_libraries_it_mixes(tmp_path: Path) -> None:
+    ours, theirs = (
+        write_run(tmp_path / name, [Row()], seed=place, about=environment(numpy=name))
+        for place, name in enumerate(("2.4.6", "2.3.5"))
+    )
+    found = merge([ours, theirs], tmp_path / "both").notes
+    assert found[-1] == f"{ours} and {theirs}: other versions: numpy: 2.4.6 and 2.3.5"
 
 
 def test_a_run_is_not_held_against_its_own_copy(tmp_path: Path) -> None:

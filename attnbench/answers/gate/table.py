@@ -14,8 +14,9 @@ from attnbench.answers.gate import words
 from attnbench.answers.gate.decide import Decision, is_beside
 from attnbench.answers.gate.verdict import ENOUGH_ROUNDS, MANY_ROUNDS, MEASURES, Finding, Measure
 from attnbench.errors import any_of
+from attnbench.measure.machine import differing_versions
 from attnbench.measure.statistics import BETWEEN_RUNS
-from attnbench.results.manifest import FRESH, versions
+from attnbench.results.manifest import FRESH
 from attnbench.text import not_live, printable, quantity
 from attnbench.units import format_interval
 
@@ -85,9 +86,8 @@ def _head(decision: Decision) -> list[str]:
             f"only {rounds}{which}: too few to know how the machine drifts; measure with --rounds {ENOUGH_ROUNDS}"
         )
     said.append(printable(f"{decision.new.name} against {', '.join(old.name for old in decision.olds)}"))
-    if is_beside(decision.new, decision.olds):
-        new, old = (versions(run.environment) for run in (decision.new, *decision.olds))
-        said.append(printable(f"{new} now; {old} before"))
+    apart = [differing_versions(decision.new.environment, old.environment) for old in decision.olds]
+    said += dict.fromkeys(printable(f"other versions now and before: {'; '.join(found)}") for found in apart if found)
     if decision.paces:
         now, *before = (f"{pace.share:.0%}" for pace in decision.paces)
         said.append(f"times at the machine's full speed, of which it had {now} now and {', '.join(before)} before")

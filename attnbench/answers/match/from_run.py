@@ -29,7 +29,7 @@ from attnbench.results.trainings import Choice, choose, trained
 from attnbench.suite.axes import ALIKE, AXES, OF_MODEL
 
 _CELL = [*(name for name in COLUMNS if name in ALIKE and name != "seed"), "device"]
-_ALIKE = [*_CELL, "process", "threads"]
+_ALIKE = [*_CELL, "process", "threads", "machine_id", "torch_version", RUN]
 """Columns in which times and memory that are compared must agree."""
 _SHAPE = [name for name in OF_MODEL if AXES[name].only in ("", "operator")]
 """Columns in which the error of the attention and the time of what holds it agree; a batch changes no error."""
@@ -254,7 +254,7 @@ def _alike(rows: pd.DataFrame, columns: Sequence[str] = _ALIKE) -> pd.DataFrame:
     """The rows of the circumstances with the most labels, one for each label."""
     if rows.empty:
         return rows
-    groups = rows.groupby([*columns], sort=False, dropna=False)
+    groups = rows.groupby([name for name in columns if name in rows], sort=False, dropna=False)
     most = max(groups, key=lambda group: group[1]["label"].nunique())[1]
     return most.drop_duplicates("label")
 

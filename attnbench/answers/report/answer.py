@@ -15,9 +15,11 @@ from attnbench.measure.status import Status
 from attnbench.results.frame.contenders import Contenders, contenders
 from attnbench.results.frame.marks import by_host
 from attnbench.results.frame.scored import Problem
+from attnbench.results.frame.settings import records
 from attnbench.results.frame.words import configuration, short_names
 from attnbench.results.scores import MEAN, learnt
-from attnbench.suite.cell import STEPS
+from attnbench.results.swaps import EXACT, MEAN_VALUE, Line, lines
+from attnbench.suite.cell import STEPS, UNTOUCHED
 from attnbench.units import format_bytes, format_seconds
 
 CLOSE = 0.1
@@ -52,9 +54,8 @@ def answer(
             return said
         if frame["time_median_s"].notna().any():
             return [[("No row of this run has a speed in examples per second; its times stand in the table.", False)]]
-        losses = frame["loss"].notna().any()
-        held = "the losses of a trained model, in nats" if losses else "errors, or how its cells failed"
-        return [[(f"No row of this run has a time: it holds {held}.", False)]]
+        nothing = "No row of this run has a time: it holds errors, or how its cells failed."
+        return [*_replaced(frame)] or [[(nothing, False)]]
     speaker = _Speaker(frame, views[0], beside)
     said = [*speaker.speeds(), *speaker.scores(problems)]
     return [*said, *speaker.fastest(said), *speaker.longer()]
@@ -245,6 +246,25 @@ def _scores(
         beside = f", {beside_softmax(found)}" if found else ""
         score = f" with {fastest.over_seeds.mean:.3f}{beside}."
         yield [("The fastest that learnt it: ", False), (names[fastest.label], True), (score, False)]
+
+
+def _replaced(frame: pd.DataFrame) -> Iterator[Sentence]:
+    rows = frame[(frame["level"] == "pretrained") & frame["hidden_error"].notna()]
+    found = [line for line in lines(records(rows)) if line.label not in (EXACT, MEAN_VALUE, UNTOUCHED)]
+    found = [line for line in found if not line.alone and not line.is_exact]
+    for steps in sorted({line.steps for line in found}):
+        best = min((line for line in found if line.steps == steps), key=_damage)
+        where = "all layers" if best.replaced == "all" else f"layers {best.replaced.replace('+', ', ')}"
+        when = f"after {steps} steps of training" if steps else "without training"
+        said = f" with an error of {_damage(best):.2g} in the last features."
+        if best.loss is not None and (over := best.over_original):
+            ends = f", {over.low:+.2f} to {over.high:+.2f}" * math.isfinite(over.high - over.low)
+            said = f" with a loss of {best.loss:.3f} nats ({over.median:+.2f} over the untouched model{ends})."
+        yield [(f"Least damage with {where} replaced, {when}: ", False), (best.label, True), (said, False)]
+
+
+def _damage(line: Line) -> float:
+    return line.over_original.median if line.over_original else line.hidden_error or 0.0
 
 
 def _above_floor(one: Problem) -> float:

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from attnbench.results.frame import marks
-from attnbench.text import printable
+from attnbench.text import printable, without_empty
 from attnbench.units import format_number
 
 if TYPE_CHECKING:
@@ -65,11 +65,15 @@ def line(text: str = "") -> None:
 
 def paragraph(text: str) -> None:
     """Print text in lines no longer than the screen, broken between words; all but the first are indented."""
+    for part in wrapped(text, width(), "  ") or [""]:
+        line(part)
+
+
+def wrapped(text: str, room: int, indent: str = "") -> list[str]:
+    """Lines of at most ``room`` characters, broken between words; all but the first begin with ``indent``."""
     from textwrap import wrap
 
-    lines = wrap(text, width(), subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-    for part in lines or [""]:
-        line(part)
+    return wrap(text, room, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def in_parts(text: str, longest: int) -> str:
@@ -155,8 +159,8 @@ def table(
 ) -> None:
     """Print a table on stdout under its title; columns named in ``right`` hold numbers.
 
-    Text that is too wide takes several lines, then a row does: no number and no name is cut. A long note stands
-    once below, under a number.
+    Empty columns are left out. Text that is too wide takes several lines, then a row does: no number and no name is
+    cut. A long note stands once below, under a number.
     """
     from collections import Counter
 
@@ -166,6 +170,7 @@ def table(
 
     if title is not None:
         heading(title)
+    columns, rows = without_empty(columns, rows) if rows else (columns, rows)
     notes = Counter(row[-1] for row in rows) if columns[-1] == "note" else Counter[str]()
     below = [text for text, count in notes.items() if len(text) > (_LONG_NOTE if count > 1 else 2 * _LONG_NOTE)]
     rows = [[*row[:-1], f"({below.index(row[-1]) + 1})" if row[-1] in below else row[-1]] for row in rows]

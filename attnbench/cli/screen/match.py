@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from attnbench.cli.screen import console
 from attnbench.harness.runner import Watcher
 from attnbench.results.frame.marks import error_text, name_text
-from attnbench.text import quantity, without_empty
+from attnbench.text import quantity
 from attnbench.units import format_bytes, format_seconds, with_interval
 
 if TYPE_CHECKING:
@@ -87,11 +87,11 @@ def print_match(answer: Match, how: str) -> None:
     """Print the results and their comparison; ``how`` describes the process, for the second line."""
     console.line(answer.about)
     console.line(how)
-    columns, rows = without_empty(_COLUMNS, [_row(answer, one) for one in answer.found])
+    rows = [_row(answer, one) for one in answer.found]
     console.table(
-        columns,
+        _COLUMNS,
         rows,
-        right=[name for name in columns if name not in ("variant", "knob", "budget")],
+        right=_COLUMNS[2:-1],
         title=f"\n{answer.budget}",
     )
     console.line()
@@ -137,7 +137,7 @@ def print_tries(rows: Sequence[Mapping[str, Any]]) -> None:
         ]
         for row in rows
     ]
-    console.table(*without_empty(columns, shown), right=columns[2:], title="measured before the stop")
+    console.table(columns, shown, right=columns[2:], title="measured before the stop")
 
 
 def _between(point: Point) -> str:

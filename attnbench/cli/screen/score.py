@@ -75,7 +75,7 @@ def _print_problem(
         other = None if reference in (None, one) else difference(one, reference, family)
         score = score_text(one.over_seeds.mean, learnt=learnt(one, floor))
         ends = "-" if one.ends is None else f"{one.ends[0]:.2f} to {one.ends[1]:.2f}"
-        rate = "-" if one.rate is None else f"{one.rate:g}"
+        rate = f"{one.rate:g}" if one.rate is not None and len(rates) > 1 else "-"
         verdict = {"no difference found": "unsure"}.get(other.verdict, other.verdict) if other else "-"
         rows.append(
             [shown.get(one.label, one.label), score, ends, *_between(other), verdict, rate, _seconds(one, records)]
@@ -93,11 +93,9 @@ def _print_problem(
         title += f", learning rate {next(iter(rates)):g}"
     title += apart + (f", guided by {facts['guide']:g}" if facts.get("guide") else "")
     columns = ["variant", "score", "95 %", "minus softmax", "it is", "rate", "training"]
-    wanted = {"rate": len(rates) > 1, "minus softmax": reference is not None, "it is": reference is not None}
-    used = [wanted.get(column, True) for column in columns]
     console.table(
-        [name for name, use in zip(columns, used, strict=True) if use],
-        [[cell for cell, use in zip(row, used, strict=True) if use] for row in rows],
+        columns,
+        rows,
         right=["score", "95 %", "minus softmax", "rate", "training"],
         title=f"\n{title}",
     )

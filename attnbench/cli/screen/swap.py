@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from attnbench.cli.screen import console
-from attnbench.text import quantity, without_empty
+from attnbench.text import quantity
 
 if TYPE_CHECKING:
     from attnbench.harness.swap.described import Described
@@ -149,8 +149,8 @@ def _print_notes(together: Sequence[Line], found: Sequence[Line]) -> None:
 
 
 def _table(cells: Sequence[dict[str, str]], title: str) -> None:
-    columns, rows = without_empty(list(cells[0]), [list(row.values()) for row in cells])
-    console.table(columns, rows, right=columns[1:], title=title)
+    columns = list(cells[0])
+    console.table(columns, [list(row.values()) for row in cells], right=columns[1:], title=title)
 
 
 def _number(value: float | None, how: str) -> str:

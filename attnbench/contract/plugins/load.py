@@ -5,6 +5,7 @@ The imported code is recorded as part of a run's identity (:func:`provenance`).
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib
 import importlib.util
@@ -14,7 +15,7 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from importlib.metadata import EntryPoints, entry_points
+from importlib.metadata import EntryPoints, PackageNotFoundError, entry_points, packages_distributions, version
 from pathlib import Path
 
 from attnbench.contract.plugins.foreign import home_of, module_name, told
@@ -44,6 +45,31 @@ def provenance(sources: Sequence[str]) -> dict[str, str]:
             if file.is_file():  # two in different folders may have one name
                 found[name] = found.get(name, "") + hashlib.sha256(file.read_bytes()).hexdigest()[:16]
     return dict(sorted(found.items()))
+
+
+def libraries(*, trained: bool = False) -> dict[str, str]:
+    """The version of each installed package that a plug-in's own file imports, and of the one that opens ``trained``
+    models; without those that every run states."""
+    imported = {top for file in files() for top in _imports(file)} - {*sys.stdlib_module_names, *_STATED}
+    owners = packages_distributions() if imported else {}
+    names = {owner for top in imported for owner in owners.get(top, ())}
+    names |= {"transformers"} if trained else set()
+    found = {}
+    for name in sorted(names):
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
+_STATED = ("attnbench", "torch", "numpy")
+
+
+def _imports(file: Path) -> Iterator[str]:
+    with suppress(OSError, SyntaxError, ValueError):  # a compiled one
+        for node in ast.walk(ast.parse(file.read_bytes())):
+            named = [one.name for one in node.names] if isinstance(node, ast.Import) else []
+            named += [node.module] if isinstance(node, ast.ImportFrom) and node.module and not node.level else []
+            yield from (name.partition(".")[0] for name in named)
 
 
 def files() -> set[Path]:

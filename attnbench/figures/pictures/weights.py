@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import pandas as pd
@@ -69,15 +70,25 @@ def draw_weights(
     matrices = [Weights("softmax", exact.numpy(), 0.0)]
     for text in variants:
         spec = parse_spec(text)
-        matrix = variant_matrix(spec, one, causal=causal)
-        knob = VARIANTS.get(spec.name).traits.knob
-        if knob and not knob.falling and not spec.options and relative_error(matrix, exact) < 1e-9:
-            # Its default reaches all of so few tokens: the picture would show softmax.
-            spec = Spec.of(spec.name, {knob.option: max(1, n // 8)})
-            matrix = variant_matrix(spec, one, causal=causal)
+        # A default that reaches all of so few tokens would show softmax.
+        tried = ((at, variant_matrix(at, one, causal=causal)) for at in _narrower(spec, n, causal=causal))
+        first = next(tried)
+        differing = (found for found in chain([first], tried) if relative_error(found[1], exact) > 1e-9)
+        spec, matrix = next(differing, first)
         matrices.append(Weights(_name(spec, causal), matrix.numpy(), relative_error(matrix, exact)))
     about = f"inputs {label} · {one.name} · first {n} tokens" + " · causal" * causal
     return Picture(_draw(matrices, about), _numbers(matrices))
+
+
+def _narrower(spec: Spec, n: int, *, causal: bool) -> Iterator[Spec]:
+    entry = VARIANTS.get(spec.name)
+    yield spec
+    if spec.options or entry.claims(spec, causal=causal).exact:
+        return
+    knob = entry.traits.knob
+    if knob and not knob.falling:
+        yield Spec.of(spec.name, {knob.option: max(1, n // 8)})
+    yield from (parse_spec(f"{spec.name}:{setting}") for setting in entry.settings if setting)
 
 
 def variant_matrix(spec: Spec, head: Head, *, causal: bool) -> torch.Tensor:

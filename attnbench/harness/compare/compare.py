@@ -21,7 +21,7 @@ from attnbench.harness.wire.process import Products, environment_for
 from attnbench.measure.cgroup import throttled_periods
 from attnbench.measure.crossover import Crossover, crossover
 from attnbench.measure.limits import Limits
-from attnbench.measure.machine import OtherLoad, thread_warnings, throttling_warning, variables
+from attnbench.measure.machine import OtherLoad, thread_warnings, throttling_warning, variables, versions
 from attnbench.measure.statistics import (
     LOOKS,
     SAME_BAND,
@@ -149,7 +149,7 @@ class Comparison:
     family: int = 1
     rated: bool = False
     sides: dict[str, dict[str, str | None]] = field(default_factory=dict)
-    """Label -> versions of its environment: torch, python, attnbench."""
+    """Label -> versions of its environment: torch, python, numpy, attnbench."""
 
     def ratio(self, visit: Length, i: int, j: int) -> Ratio | None:
         """Time of one variant over another's, by position; None if they never took turns."""
@@ -342,8 +342,8 @@ class Contest:
             facts["process_notes"] = [*dict.fromkeys((*facts["process_notes"], *worker.state["process_notes"]))]
         result.environment = facts
         for label, worker in zip(result.labels, workers, strict=True):
-            told = {**worker.state.get("environment", {}), **worker.state}
-            result.sides[label] = {name: told.get(name) for name in ("torch", "python", "attnbench")}
+            told = versions(worker.state)
+            result.sides[label] = {name: told.get(name) for name in ("torch", "python", "numpy", "attnbench")}
 
     def _visit_all(self, workers: Workers, visits: list[Length], on_length: OnLength, result: Comparison) -> None:
         ran_out: dict[int, Record] = {}

@@ -263,7 +263,7 @@ def _set_up(settings: dict[str, Any]) -> tuple[dict[str, Any], list[str], Watch]
     """Set the process up and measure the machine's limits; return its facts, and notes for each of its rows."""
     import torch
 
-    from attnbench.contract.plugins.load import GROUP
+    from attnbench.contract.plugins.load import GROUP, libraries
     from attnbench.harness.wire.protocol import digest
     from attnbench.measure import card
     from attnbench.measure.machine import describe, machine_class, machine_id
@@ -314,6 +314,7 @@ def _set_up(settings: dict[str, Any]) -> tuple[dict[str, Any], list[str], Watch]
         **limits,
         **({"card": of_the_card} if of_the_card else {}),
         "sources": watch.seen,
+        "libraries": libraries(trained=bool(settings["models"])),
     }
     watch.news()
     return state, of_rows, watch

@@ -51,6 +51,8 @@ class Ready(TypedDict):
     noise_floor: float | None
     sources: dict[str, list[str]]
     """Code and data used so far (:data:`attnbench.results.sources.Seen`)."""
+    libraries: dict[str, str]
+    """Versions of what plug-ins import."""
     card: NotRequired[dict[str, Any]]
     """NVML's facts of the card, with its speed so far (:mod:`attnbench.measure.card`)."""
 

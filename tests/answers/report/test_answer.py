@@ -115,8 +115,20 @@ def test_times_without_a_speed_are_not_denied(lra: pd.DataFrame) -> None:
     assert said(timed_only) == ["No row of this run has a speed in examples per second; its times stand in the table."]
     nothing = timed_only.assign(time_median_s=float("nan"))
     assert said(nothing) == ["No row of this run has a time: it holds errors, or how its cells failed."]
-    losses = "No row of this run has a time: it holds the losses of a trained model, in nats."
-    assert said(nothing.assign(loss=1.5)) == [losses]
+
+
+@pytest.mark.parametrize("run", ["swap-smollm2", "swap-minilm"])
+def test_a_swap_is_told_by_its_least_damage(run: str) -> None:
+    frame = rows_of(run)
+    (told,) = said(frame)
+    together = frame[(frame["replaced"] == "all") & (frame["sweep"] != "exact") & (frame["attention_error"] > 1e-4)]
+    column = "loss_delta" if together["loss_delta"].notna().any() else "hidden_error"
+    best = together[together["variant"] != "mean-value"].groupby("label")[column].median().sort_values()
+    number = f"({best.iloc[0]:+.2f} over" if column == "loss_delta" else f"error of {best.iloc[0]:.2g} in"
+    assert told.startswith(f"Least damage with all layers replaced, without training: {best.index[0]} with a")
+    assert number in told
+    saw_all = frame.assign(attention_error=frame["attention_error"].mask(frame["label"] == best.index[0], 1e-9))
+    assert best.index[1] in said(saw_all)[0]
 
 
 def test_a_length_that_softmax_did_not_reach_is_told_apart(lra: pd.DataFrame) -> None:

@@ -98,3 +98,11 @@ def test_a_window_that_reaches_all_tokens_is_narrowed_and_named() -> None:
     errors = picture.numbers.groupby("variant")["rel_error"].first()
     assert errors["local:window=8"] > 0.1
     assert errors["sdpa"] < 1e-9
+
+
+def test_a_default_that_reaches_all_tokens_gives_way_to_one_that_does_not_if_there_is_one() -> None:
+    numbers = draw_weights(["moba", "bigbird", "sta", "h2o"], inputs="gaussian", n=64).numbers
+    errors = numbers.groupby("variant", sort=False)["rel_error"].first()
+    assert [name.partition(":")[0] for name in errors.index] == ["softmax", "moba", "bigbird", "sta", "h2o"]
+    assert (errors.iloc[1:4] > 0.1).all()
+    assert errors["h2o"] < 1e-9  # whose form for whole sequences is softmax, whatever its options
