@@ -22,7 +22,7 @@ from attnbench.measure.status import Status
 from attnbench.results.frame.labels import pick_inputs
 from attnbench.results.frame.same_model import SAME
 from attnbench.results.frame.scored import short_tasks
-from attnbench.results.frame.settings import RUN
+from attnbench.results.frame.settings import RUN, chosen_length, records
 from attnbench.results.frame.words import in_words
 from attnbench.results.record import COLUMNS
 from attnbench.results.trainings import Choice, choose, trained
@@ -73,7 +73,8 @@ def match_run(
         what = "error" if budget.target == "error" else f"{budget.target} of {level} {pass_}"
         known = _timed_kinds(frame) or "measure it: attnbench match without --from"
         raise ResultsError(f"the run has no {what}; {known}")
-    n = _length(about, n)
+    counts = about.groupby("seq_len")["label"].nunique()
+    n = chosen_length(n, counts, "rows")
     errors, speed = errors[errors["seq_len"] == n], speed[speed["seq_len"] == n]
     warnings = []
     if budget.target == "error":
@@ -111,15 +112,6 @@ def _of_inputs(errors: pd.DataFrame, wanted: str | None) -> pd.DataFrame:
     return errors[errors["inputs"] == here]
 
 
-def _length(rows: pd.DataFrame, wanted: int | None) -> int:
-    counts = rows.groupby("seq_len")["label"].nunique()
-    if wanted is None:
-        return int(counts[counts == counts.max()].index.max())
-    if wanted not in counts:
-        raise UsageError(f"no rows at n = {wanted}; there are: {', '.join(map(str, sorted(counts.index)))}")
-    return wanted
-
-
 def _with_errors(found: _Measured, errors: pd.DataFrame) -> _Measured:
     for row in errors.drop_duplicates("label").to_dict("records"):
         one = Point.of({**row, **dict.fromkeys(_COSTS)})
@@ -155,7 +147,7 @@ def match_scores(
         UsageError: an unknown variant, or a length or task that was not trained.
         ResultsError: the run has no score.
     """
-    rows = [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
+    rows = records(frame)
     problems: dict[_Problem, list[Choice]] = {}
     for choice in choose(trained(rows, also_alike=[RUN] if RUN in frame else [])):
         problems.setdefault(choice.problem, []).append(choice)
