@@ -63,7 +63,8 @@ def budget_of(
     ((target, written),) = given.items()
     kind = f"{written!r} is not a {_KINDS[target]}"
     try:
-        limit = _limit(target, written)
+        parse = {"memory": parse_bytes, "time": parse_seconds}.get(target, float)
+        limit = parse(written) if isinstance(written, str) else written
     except ValueError as problem:
         raise UsageError(f"--{target}: {kind if target in ('error', 'score') else problem}") from None
     if not 0 < limit < (1 if target == "score" else math.inf):
@@ -77,14 +78,6 @@ _KINDS: dict[Target, str] = {
     "time": "number of seconds above 0",
     "score": "score between 0 and 1 such as 0.9",
 }
-
-
-def _limit(target: Target, written: float | str) -> float:
-    if not isinstance(written, str):
-        return written
-    return (
-        parse_bytes(written) if target == "memory" else parse_seconds(written) if target == "time" else float(written)
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -234,7 +234,9 @@ def _scores(
     start = "Best on" if any(learnt(part, one.floor) for part in one.parts) else "Nothing was seen to learn"
     for part in one.parts[:3]:
         said += [(", " if said else f"{start} {where}: ", False), (names[part.label], True)]
-        said.append((f" with {part.over_seeds.mean:.3f}{_fast(speeds.get(part.label))}", False))
+        speed = speeds.get(part.label)
+        fast = f" at {times(speed.speed)} times softmax's speed" if speed else ""
+        said.append((f" with {part.over_seeds.mean:.3f}{fast}", False))
     chance = f"; chance is {one.chance:.3f}" if not start.startswith("Best") and one.chance is not None else ""
     yield [*said, (f"{chance}.", False)]
     fair = [part for part in one.parts if part.label in seconds and part.family != "reference"]
@@ -250,10 +252,6 @@ def _scores(
 def _above_floor(one: Problem) -> float:
     best = max((part.over_seeds.mean for part in one.parts), default=-math.inf)
     return best - (one.floor or 0.0)
-
-
-def _fast(found: Relative | None) -> str:
-    return f" at {times(found.speed)} times softmax's speed" if found else ""
 
 
 def _two(value: float) -> str:
