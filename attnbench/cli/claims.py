@@ -60,13 +60,12 @@ def claims(
     if results and not run and (path := next((one for one in results if not one.exists()), None)):
         hint = did_you_mean(str(path), SHIPPED) or f"; there are {', '.join(SHIPPED)}"
         raise UsageError(f"{path}: no results, and no published table{hint}")
-    text = (select or "").casefold()
     if tables and run:
-        _measure([], results, tables=[_mentioning(one, text) for one in tables], limit=cell_timeout)
+        _measure([], results, tables=[_mentioning(one, select or "") for one in tables], limit=cell_timeout)
     table = _rows(results) if tables else None
     machines = () if table is None else tuple(table[MACHINE].unique())
     known = [claim for numbers in tables for claim in claims_of(numbers, machines)] if tables else all_claims()
-    wanted = [one for one in known if text in f"{one.id} {one.says} {one.source}".casefold()]
+    wanted = [one for one in known if _mentions(one, select or "")]
     if not wanted:
         raise UsageError(f"no claim mentions {select!r}; leave out -k to see all of them")
     if run and not tables:
@@ -102,10 +101,14 @@ _COUNTED: dict[Verdict, str] = {
 }
 
 
+def _mentions(claim: Claim, text: str) -> bool:
+    return text.casefold() in f"{claim.id} {claim.says} {claim.source}".casefold()
+
+
 def _mentioning(numbers: Sequence[Number], text: str) -> list[Number]:
     """The numbers whose claims mention it, by the numbers' own words, and the baselines of these."""
     words = [f"line-{one.line} {one} × {one.baseline} {one.source}, {one.place}".casefold() for one in numbers]
-    held = [one for one, said in zip(numbers, words, strict=True) if text in said]
+    held = [one for one, said in zip(numbers, words, strict=True) if text.casefold() in said]
     return [one for one in numbers if one in held or any(one.row == h.baseline and one.where == h.where for h in held)]
 
 
