@@ -46,17 +46,10 @@ class Budget:
         return f"at {self} or more" if self.target == "score" else f"within {self}"
 
 
-def budget_of(
-    *,
-    error: float | str | None = None,
-    memory: int | str | None = None,
-    time: float | str | None = None,
-    score: float | str | None = None,
-) -> Budget:
+def budget_of(**amounts: float | str | None) -> Budget:
     """The one budget that is given: ``error=0.1``, ``memory="64MiB"`` or bytes, ``time="10ms"`` or seconds, or a score.
     Raises UsageError: none or several are given, or one is not a positive amount."""
-    amounts: dict[Target, float | str | None] = {"error": error, "memory": memory, "time": time, "score": score}
-    given = {target: amount for target, amount in amounts.items() if amount is not None}
+    given = {target: amount for target in _KINDS if (amount := amounts.get(target)) is not None}
     if len(given) != 1:
         said = "match needs a budget" if not given else f"match takes one budget, not {' and '.join(given)}"
         raise UsageError(f"{said}; give --error 0.1, --memory 64MiB, --time 10ms or --score 0.9")

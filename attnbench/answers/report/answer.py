@@ -135,22 +135,18 @@ class _Speaker:
         inputs = found.agreed.inputs if found else ""
         on = f" on {inputs}" if inputs else ""
         within, what = _WITHIN[found.agreed.column if found else "rel_error"]
+        best = near.iloc[int(near["y"].argmin())] if close.empty else close.iloc[0]
+        error = plain(float(f"{best['y']:.2g}"))
         if close.empty:
-            best = near.iloc[int(near["y"].argmin())]
-            return [
-                (f"No approximation comes within {within}{on}; nearest is ", False),
-                (self._name(best), True),
-                (f" with {_two(best['y'])}{_decoding(best)}", False),
-                self._speed(best),
-                (".", False),
-            ]
-        best = close.iloc[0]
-        slower = len(exact) and exact["time_median_s"].iloc[0] < best["time_median_s"]
+            start, said = f"No approximation comes within {within}{on}; nearest is ", f" with {error}"
+        else:
+            start, said = f"Within {within}{on}, the fastest approximation is ", f", {what.format(error)}"
+        slower = len(close) and len(exact) and exact["time_median_s"].iloc[0] < best["time_median_s"]
         end = f", slower than {self._name(exact.iloc[0])}." if slower else "."
         return [
-            (f"Within {within}{on}, the fastest approximation is ", False),
+            (start, False),
             (self._name(best), True),
-            (f", {what.format(_two(best['y']))}{_decoding(best)}", False),
+            (said + _decoding(best), False),
             self._speed(best),
             (end, False),
         ]
@@ -252,10 +248,6 @@ def _scores(
 def _above_floor(one: Problem) -> float:
     best = max((part.over_seeds.mean for part in one.parts), default=-math.inf)
     return best - (one.floor or 0.0)
-
-
-def _two(value: float) -> str:
-    return plain(float(f"{value:.2g}"))
 
 
 def _listed(names: Sequence[str]) -> str:
