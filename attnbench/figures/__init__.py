@@ -26,8 +26,8 @@ class FigureKind(NamedTuple):
 
     Raises UsageError if no row has a value, and ResultsError if this is not a results table.
     """
-    applies: Callable[..., bool]
-    """False for rows that are drawn on request only."""
+    applies: Callable[..., bool] | None
+    """False for rows that are drawn on request only; None if all that can be drawn are."""
     needs: str
 
 
@@ -44,7 +44,7 @@ def figure_kinds() -> Mapping[str, FigureKind]:
     kinds = {}
     for figure in FIGURES:
         module = import_module(f"{__name__}.{figure}")
-        applies = getattr(module, "applies", lambda rows, whole=None: True)
+        applies = getattr(module, "applies", None)
         kinds[figure] = FigureKind(getattr(module, f"draw_{figure}"), applies, module.NEEDS)
     return MappingProxyType(kinds)
 
@@ -113,12 +113,13 @@ def draw(
                 kind = kinds[name]
                 try:
                     chosen, given = restrict(rows, only or {}), {**options, "whole": rows}
-                    if not figures and not kind.applies(chosen, rows):
-                        raise NothingToDraw
+                    if not figures and kind.applies and not kind.applies(chosen, rows):
+                        raise NothingToDraw(f"needs {kind.needs}")
                     own = {option: value for option, value in given.items() if option in known[name]}
                     drawn.append((f"{prefix}{name}", kind.draw(chosen, **own)))
                 except NothingToDraw as error:
-                    left_out.append((f"{prefix}{name}", error if figures else NothingToDraw(f"needs {kind.needs}")))
+                    reason = error if figures or kind.applies else NothingToDraw(f"needs {kind.needs}")
+                    left_out.append((f"{prefix}{name}", reason))
                 except UsageError as error:
                     left_out.append((f"{prefix}{name}", error))
     if not drawn:
