@@ -34,8 +34,8 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from attnbench.answers.board.runs import submit
     from attnbench.answers.board.site import board
-    from attnbench.answers.board.submission import submit
     from attnbench.api.best import best
     from attnbench.api.cite import cite
     from attnbench.api.compare import compare
@@ -58,7 +58,7 @@ _HOME = {  # of all others attnbench.api
     "Shape": "contract.problem.shape",
     "Unsupported": "errors",
     "board": "answers.board.site",
-    "submit": "answers.board.submission",
+    "submit": "answers.board.runs",
     "build": "catalogue.build",
     **dict.fromkeys(("Core", "register"), "contract.variant"),
     "load_suite": "suite.load",

@@ -75,7 +75,7 @@ _LATE = (
         "attnbench.results.lock",
         "matplotlib.style.core",
     ),
-    *("pyarrow.pandas_compat", "scipy.special", "attnbench.answers.report.page", "attnbench.figures.pictures.matrix"),
+    *("pyarrow.pandas_compat", "scipy.special", "attnbench.answers.report.page"),
 )
 """What commands and measuring processes import when they need it."""
 

@@ -92,13 +92,8 @@ from attnbench.figures.kit.style import in_style
 NEEDS = "a time"
 
 
-def applies(frame, only=None):
-    """True if a row has a time."""
-    return bool(frame["time_median_s"].notna().any())
-
-
 @in_style
-def draw_bars(frame, only=None, *, x="label"):
+def draw_bars(frame, *, x="label"):
     """Draw a bar for each row."""
     page = new_page("Times", [f"over {x}"], [], room=2.0)
     page.figure.add_axes([0.1, 0.2, 0.8, 0.5]).bar(frame[x], frame["time_median_s"] * 1e3)

@@ -5,8 +5,6 @@ At each shape all forms take turns, as in ``attnbench compare``. The verdicts of
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +15,7 @@ from typing import Any, get_args
 from attnbench.contract.spec import parse_spec, parse_specs
 from attnbench.contract.variant import VARIANTS
 from attnbench.errors import UsageError, any_of, did_you_mean
-from attnbench.figures.published.points import csv_text
+from attnbench.figures.published.points import check_names, csv_lines, csv_text
 from attnbench.harness.compare.compare import Comparison, Contest, OnLength, Row, Side, Stopped
 from attnbench.harness.compare.question import Question
 from attnbench.harness.trial import load_all
@@ -56,8 +54,7 @@ class Asked:
 def shapes_of(file: Path | None, names: str | None, lengths: Sequence[int]) -> list[Asked]:
     """The shapes of a CSV file and those named with commas between them; ``lengths`` are those of shapes without one.
 
-    Raises:
-        UsageError: there is none; or a name, a column or a value is wrong, with the file and the line.
+    Raises UsageError if there is none; or if a name, a column or a value is wrong, with the file and the line.
     """
     named = [one.strip() for one in names.split(",")] if names is not None else []
     try:
@@ -71,35 +68,21 @@ def shapes_of(file: Path | None, names: str | None, lengths: Sequence[int]) -> l
 
 
 def _in_file(file: Path, lengths: Sequence[int]) -> list[Asked]:
-    reader = csv.reader(io.StringIO(csv_text(file, "CSV file of shapes")), strict=True)
     columns, asked = list[str](), list[Asked]()
-    try:
-        for cells in reader:
-            at, texts = f"{file}:{reader.line_num}", [cell.strip() for cell in cells]
-            if not any(texts):
-                continue
-            if not columns:
-                columns = _columns(at, texts)
-            elif len(texts) != len(columns):
-                here = f"{quantity(len(texts), 'cell')}, but {quantity(len(columns), 'column')}"
-                raise UsageError(f"{at}: {here}; write a value or nothing")
-            else:
-                asked.append(_asked(file, at, dict(zip(columns, texts, strict=True)), lengths))
-    except csv.Error as error:
-        raise UsageError(f"{file}:{reader.line_num}: not CSV ({error}); check the quotes") from None
+    for at, texts in csv_lines(file, csv_text(file, "CSV file of shapes")):
+        if not any(texts):
+            continue
+        if not columns:
+            check_names(at, texts, COLUMNS)
+            columns = texts
+        elif len(texts) != len(columns):
+            here = f"{quantity(len(texts), 'cell')}, but {quantity(len(columns), 'column')}"
+            raise UsageError(f"{at}: {here}; write a value or nothing")
+        else:
+            asked.append(_asked(file, at, dict(zip(columns, texts, strict=True)), lengths))
     if not asked:
         raise UsageError(f"{file}:1: no shapes; write columns such as n,heads,head_dim and a row for each shape")
     return asked
-
-
-def _columns(at: str, names: Sequence[str]) -> list[str]:
-    for name in names:
-        if name not in COLUMNS:
-            hint = did_you_mean(name, COLUMNS) or f"; there are {', '.join(COLUMNS)}"
-            raise UsageError(f"{at}: unknown column {name[:60]!r}{hint}")
-        if names.count(name) > 1:
-            raise UsageError(f"{at}: column {name!r} is there twice; remove one")
-    return list(names)
 
 
 def _asked(file: Path, at: str, texts: Mapping[str, str], lengths: Sequence[int]) -> Asked:
@@ -274,11 +257,7 @@ class Prepared:
 
     @classmethod
     def of(cls, asked: Sequence[Asked], variants: Sequence[str], given: Mapping[str, Any]) -> Prepared:
-        """Look up every name and check every value, with the options in ``given``.
-
-        Raises:
-            UsageError: a variant, a shape or an option is wrong.
-        """
+        """Look up every name and check every value, with the options in ``given``; UsageError for a wrong one."""
         load_all(given["plugins"])
         forms = forms_of(variants, resolve_device(given["device"]))
         same = {name: value for name, value in given.items() if name not in ("shape", "variants", "max_error")}
@@ -299,9 +278,7 @@ class Prepared:
     def answer(self, watching: Callable[[Asked, Contest], OnLength]) -> Best:
         """Measure until the end or Ctrl-C; ``watching`` is called before each shape and watches its lengths.
 
-        Raises:
-            WorkerFailed: the worker could not be started.
-            KeyboardInterrupt: Ctrl-C before a first length was finished.
+        Raises WorkerFailed if the worker cannot be started, and KeyboardInterrupt before a first length was finished.
         """
         best = Best(self.max_error, sum(one.ratios for one in self.contests))
         for asked, contest in zip(self.asked, self.contests, strict=True):

@@ -166,8 +166,9 @@ class History:
             about = {"cell": words.name(line.row, axes), "label": line.row.label, "family": line.row.family}
             for point in line.points:
                 found = point.change
-                ends = {name: getattr(found, name, None) for name in ("ratio", "low", "high")}
-                said = {"change": words.plain(found) if found else "", **_finite(ends)}
+                numbers = ((name, getattr(found, name, None)) for name in ("ratio", "low", "high"))
+                ends = {name: one if isfinite(one or 0.0) else None for name, one in numbers}  # JSON has no infinity
+                said = {"change": words.plain(found) if found else "", **ends}
                 rows.append({**about, "run": point.run, "began": point.began, self.metric: point.value, **said})
         return rows
 
@@ -178,17 +179,10 @@ class History:
         return {**said, "runs": runs, "left_out": self.left_out, "points": self.to_rows()}
 
 
-def _finite(numbers: Mapping[str, float | None]) -> dict[str, float | None]:
-    """The numbers as JSON may have them: a ratio to nothing is None."""
-    return {name: one if one is not None and isfinite(one) else None for name, one in numbers.items()}
-
-
 def history(paths: Sequence[Path], given: Mapping[str, Any]) -> History:
     """Follow the cells through the runs, with the options of ``attnbench history``; those that lack are not given.
 
-    Raises:
-        UsageError: nothing is chosen, or no two runs have a cell in common.
-        ResultsError: no run can be read.
+    Raises UsageError if nothing is chosen or no two runs have a cell in common, ResultsError if no run can be read.
     """
     metric: Metric = given["metric"]
     runs, out = read_history(paths)
@@ -218,7 +212,8 @@ def follow(
     for place, run in enumerate(runs):
         rows = {key.but(options=row.label): (key, row) for key, row in run.rows.items() if chosen(row)}
         if metric == "time" and place >= FEWEST_RUNS:
-            between = spread_between([_seconds(part) for line in lines.values() for part in line.stretches])
+            stretches = [part for line in lines.values() for part in line.stretches]
+            between = spread_between([[list(one.seconds.values()) for one in part] for part in stretches])
         changed: dict[Key, tuple[Finding, int]] = {}
         for span in SPANS if between is not None else SPANS[:1]:
             known = [one for one in rows if one in lines and one not in changed]
@@ -234,10 +229,6 @@ def follow(
         for one, (_, row) in rows.items():
             _add(lines.setdefault(one, Line(row)), run, row, metric, *changed.get(one, (None, 1)))
     return list(lines.values()), between
-
-
-def _seconds(runs: Sequence[Visits]) -> list[list[float]]:
-    return [list(one.seconds.values()) for one in runs]
 
 
 def _timed(runs: Sequence[MeasuredRun], out: dict[str, str], *, plain: bool) -> tuple[list[MeasuredRun], str]:

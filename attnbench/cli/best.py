@@ -80,7 +80,7 @@ def watching(bar: Progress, say: Callable[[str], None] = lambda text: None) -> C
 
 
 def _print(found: Best, settings: Settings) -> None:
-    threads = f"{quantity(settings.threads, 'thread')}"
+    threads = quantity(settings.threads, "thread")
     console.line(f"on {settings.device}, {threads}, {found.environment['process']} process")
     console.paragraph(f"verdicts: 95 % for all {found.family} ratios of the table together")
     for name, about in dict.fromkeys((one.asked.name, one.about) for one in found.choices):

@@ -293,19 +293,15 @@ def _verdict(report: Report) -> str:
     from attnbench.contract.variant import VARIANTS
 
     laws = {finding.law for finding in report.findings} - report.skipped.keys()
-    left = f"; {_laws(len(report.skipped))} could not be asked" if report.skipped else ""
+    left = f"; {quantity(len(report.skipped), 'law')} could not be asked" if report.skipped else ""
     name, own = report.variant, hasattr(VARIANTS.get(report.variant).make, "source")  # which says nothing of itself
     if report.held:
         what = "keeps what any module keeps" if own else "is what it says it is"
-        return f"{name} {what}: {_laws(len(laws))} hold{'s' * (len(laws) == 1)}{left}"
+        return f"{name} {what}: {quantity(len(laws), 'law')} hold{'s' * (len(laws) == 1)}{left}"
     broken = {finding.law for finding in report.faults}
     few = "is" if len(broken) == 1 else "are"
     what = "breaks what any module keeps" if own else "is not what it says it is"
-    return f"{name} {what}: {len(broken)} of {_laws(len(laws))} {few} broken{left}"
-
-
-def _laws(count: int) -> str:
-    return f"{quantity(count, 'law')}"
+    return f"{name} {what}: {len(broken)} of {quantity(len(laws), 'law')} {few} broken{left}"
 
 
 def _as_data(report: Report, own_errors: Mapping[str, OwnError]) -> dict[str, Any]:

@@ -19,7 +19,8 @@ from attnbench.version import __version__
 
 def env(as_json: AsJson = False) -> None:
     """Print what a bug report needs: versions, processor, memory, devices, plug-ins and settings."""
-    facts = {**_versions(), **_machine(), "plugins": _plugins(), "variables": _variables()}
+    more = {name: os.environ[name] for name in ("ATTNBENCH_PLUGINS", "CUDA_VISIBLE_DEVICES") if name in os.environ}
+    facts = {**_versions(), **_machine(), "plugins": _plugins(), "variables": variables(os.environ) | more}
     if as_json:
         console.data(facts)
     else:
@@ -96,11 +97,6 @@ def _plugins() -> dict[str, str]:
         except UsageError as error:
             found[point.name] = without_secrets(f"{package}, cannot be loaded: {error}")
     return found
-
-
-def _variables() -> dict[str, str]:
-    more = {name: os.environ[name] for name in ("ATTNBENCH_PLUGINS", "CUDA_VISIBLE_DEVICES") if name in os.environ}
-    return variables(os.environ) | more
 
 
 def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:

@@ -94,7 +94,6 @@ def _confirmed(
     rounds: int,
     plugins: list[str],
 ) -> Decision:
-    """The decision after more rounds of cells that seem slower, if there are any."""
     from attnbench.answers.gate.decide import confirm, doubtful
     from attnbench.harness.runner import Watcher
 

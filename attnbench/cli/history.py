@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Unpack
+from typing import Annotated, Unpack
 
 import typer
 
@@ -11,9 +11,6 @@ from attnbench.cli import options
 from attnbench.cli.screen import console
 from attnbench.cli.screen.outputs import draw, refuse_files
 from attnbench.cli.signature import command, completed
-
-if TYPE_CHECKING:
-    from attnbench.answers.history import History
 
 
 @command(options.HistoryOptions)
@@ -47,7 +44,12 @@ def history(
     else:
         for run, why in found.left_out.items():
             console.warning(f"left out: {run}: {why}")
-        _print(found, narrowed=bool(given["variants"] or given["select"]))
+        console.paragraph(found.head)
+        if rows := found.table(every=bool(given["variants"] or given["select"])):
+            columns = ["cell", "runs", "first", "latest", "ratio", "changes"]
+            console.table(columns, rows, right=columns[1:5])
+        for said in found.foot:
+            console.paragraph(said)
     if plot is not None:
         import pandas as pd
 
@@ -55,12 +57,3 @@ def history(
 
         frame = pd.DataFrame(found.to_rows())
         draw(lambda: draw_history(frame, found.metric, unit=found.unit, about=found.how), plot, width=width)
-
-
-def _print(found: History, *, narrowed: bool) -> None:
-    console.paragraph(found.head)
-    if rows := found.table(every=narrowed):
-        columns = ["cell", "runs", "first", "latest", "ratio", "changes"]
-        console.table(columns, rows, right=columns[1:5])
-    for said in found.foot:
-        console.paragraph(said)

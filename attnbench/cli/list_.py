@@ -68,7 +68,7 @@ def _file(what: str, file: Path, as_json: bool) -> None:
         sizes = {"shape": list(found.sizes["q"]), "kv_heads": found.sizes["k"][2]}
         console.data({"file": str(file), **sizes, **found.about})
         return
-    from attnbench.cli.screen.captured_tables import print_described
+    from attnbench.cli.capture import print_described
 
     print_described(file, found)
 

@@ -54,7 +54,6 @@ WindowLength = Annotated[int | None, Count(min=4, max=2**20, help="Tokens of a w
 Heads = Annotated[int, Count(min=1, help="Heads H.")]
 HeadDim = Annotated[int, Count(min=1, help="Head width D.")]
 Causal = Annotated[bool, typer.Option("--causal", help="Query i sees no key after i.")]
-Batch = Annotated[int, Count(min=1, help="Batch B.")]
 Dtype = Annotated[Literal["float64", "float32", "bfloat16", "float16"], typer.Option(help="Data type of q, k, v.")]
 LevelOption = Annotated[
     Literal["operator", "layer", "model"], typer.Option(help="Attention alone, with projections, or a whole model.")
@@ -103,20 +102,16 @@ class CompareOptions(TypedDict, total=False):
             help="Heads, widths and causal of a published shape: llama3-8b; an option beside it wins.",
             autocompletion=completion.shapes,
         ),
-        Default(None),
     ]
     heads: Annotated[Heads, Default(8)]
-    kv_heads: Annotated[
-        int | None, Count(min=1, help="Heads of keys and values; default: as many as heads."), Default(None)
-    ]
+    kv_heads: Annotated[int | None, Count(min=1, help="Heads of keys and values; default: as many as heads.")]
     qk_heads: Annotated[
         int | None,
         Count(min=1, help="Heads of queries and keys of an operator that reads gates; default: as many as heads."),
-        Default(None),
     ]
     head_dim: Annotated[HeadDim, Default(64)]
-    v_dim: Annotated[int | None, Count(min=1, help="Width of values; default: that of keys."), Default(None)]
-    batch: Annotated[Batch, Default(1)]
+    v_dim: Annotated[int | None, Count(min=1, help="Width of values; default: that of keys.")]
+    batch: Annotated[int, Count(min=1, help="Batch B."), Default(1)]
     dtype: Annotated[Dtype, Default("float32")]
     device: Annotated[Device, Default("auto")]
     pass_: Annotated[
@@ -125,7 +120,7 @@ class CompareOptions(TypedDict, total=False):
         Default("forward"),
     ]
     level: Annotated[LevelOption, Default("operator")]
-    causal: Annotated[Causal, Default(False)]
+    causal: Causal
     mask: Annotated[
         str,
         typer.Option(
@@ -167,9 +162,8 @@ class CompareOptions(TypedDict, total=False):
         typer.Option(
             help="Places of tokens, at --level layer (none, rotary) or model; default: none there, learned here."
         ),
-        Default(None),
     ]
-    compile: Annotated[Compile, Default(False)]
+    compile: Compile
     launch: Annotated[Launch, typer.Option("--launch", help=LAUNCH), Default("auto")]
     inputs: Annotated[
         str,
@@ -179,7 +173,7 @@ class CompareOptions(TypedDict, total=False):
         Default("gaussian"),
     ]
     error: Annotated[bool, typer.Option("--error/--no-error", help="Also measure the error."), Default(True)]
-    threads: Annotated[Threads, Default(None)]
+    threads: Threads
     seed: Annotated[Seed, Default(0)]
     timeout: Annotated[float, Limit(help="Time limit for each length in each process."), Default(120.0)]
     first_call_timeout: Annotated[FirstCallTimeout, Default(600.0)]
@@ -187,8 +181,8 @@ class CompareOptions(TypedDict, total=False):
     memory_limit: Annotated[int | str | None, MEMORY_LIMIT, Default(None, str | None)]
     process: Annotated[ProcessState, Default("tuned")]
     plugins: Annotated[Sequence[str], PLUGIN, Default((), list[str] | None)]
-    unchecked: Annotated[Unchecked, Default(False)]
-    rates: Annotated[OfLimits, Default(False)]
+    unchecked: Unchecked
+    rates: OfLimits
 
 
 class BestOptions(TypedDict, total=False):
@@ -197,7 +191,6 @@ class BestOptions(TypedDict, total=False):
     shape: Annotated[
         str | None,
         typer.Option(metavar="NAME,...", help="Published shapes: llama3-8b,gpt-oss.", autocompletion=completion.shapes),
-        Default(None),
     ]
     variants: Annotated[
         Sequence[str],
@@ -227,7 +220,7 @@ class BestOptions(TypedDict, total=False):
         Default("forward"),
     ]
     device: Annotated[Device, Default("auto")]
-    threads: Annotated[Threads, Default(None)]
+    threads: Threads
     seed: Annotated[Seed, Default(0)]
     timeout: Annotated[float, Limit(help="Time limit for each length in each process."), Default(120.0)]
     first_call_timeout: Annotated[FirstCallTimeout, Default(600.0)]
@@ -235,7 +228,7 @@ class BestOptions(TypedDict, total=False):
     memory_limit: Annotated[int | str | None, MEMORY_LIMIT, Default(None, str | None)]
     process: Annotated[ProcessState, Default("tuned")]
     plugins: Annotated[Sequence[str], PLUGIN, Default((), list[str] | None)]
-    unchecked: Annotated[Unchecked, Default(False)]
+    unchecked: Unchecked
 
 
 class HistoryOptions(TypedDict, total=False):
@@ -252,7 +245,7 @@ class HistoryOptions(TypedDict, total=False):
         ),
         Default((), list[str] | None),
     ]
-    select: Annotated[Select, Default(None)]
+    select: Select
     metric: Annotated[
         Literal["time", "memory", "error"], typer.Option("--on", help="What is followed."), Default("time")
     ]
@@ -261,15 +254,12 @@ class HistoryOptions(TypedDict, total=False):
         typer.Option(
             min=1.0, max=1e6, metavar="RATIO", help="A change is larger; default: 1.05, memory 1.02, error 1.1."
         ),
-        Default(None),
     ]
     relative_to: Annotated[
-        str | None,
-        typer.Option(metavar="VARIANT", help="Divide each time by that of this variant in its run."),
-        Default(None),
+        str | None, typer.Option(metavar="VARIANT", help="Divide each time by that of this variant in its run.")
     ]
     as_measured: Annotated[
-        bool, typer.Option("--as-measured", help="Times as they are, not at the machine's full speed."), Default(False)
+        bool, typer.Option("--as-measured", help="Times as they are, not at the machine's full speed.")
     ]
 
 
@@ -310,7 +300,6 @@ class MatchOptions(TypedDict, total=False):
     error: Annotated[
         float | None,
         typer.Option(metavar="ERROR", help="Budget: relative error against exact attention, such as 0.1."),
-        Default(None),
         Use.ANY,
     ]
     memory: Annotated[
@@ -330,7 +319,6 @@ class MatchOptions(TypedDict, total=False):
         typer.Option(
             metavar="SCORE", help="Budget: score of the trained model, such as 0.9. Default sizes are those of score."
         ),
-        Default(None),
         Use.ANY,
     ]
     n: Annotated[
@@ -344,28 +332,24 @@ class MatchOptions(TypedDict, total=False):
         typer.Option(
             metavar="INPUT", help="Where q, k, v come from; default: gaussian.", autocompletion=completion.inputs
         ),
-        Default(None),
         Use.COST | Use.RUN,
     ]
     draws: Annotated[int, Count(min=1, max=1000, help="Draws for each error."), Default(5), Use.COST]
-    most: Annotated[
-        int | None, Count(min=1, max=2**20, help="Largest value of a knob; default: the length."), Default(None)
-    ]
-    heads: Annotated[int | None, Count(min=1, help="Heads H; default: 8, with --score 2."), Default(None)]
-    head_dim: Annotated[int | None, Count(min=1, help="Head width D; default: 64, with --score 32."), Default(None)]
-    batch: Annotated[int | None, Count(min=1, help="Batch B; default: 1, with --score 32."), Default(None)]
+    most: Annotated[int | None, Count(min=1, max=2**20, help="Largest value of a knob; default: the length.")]
+    heads: Annotated[int | None, Count(min=1, help="Heads H; default: 8, with --score 2.")]
+    head_dim: Annotated[int | None, Count(min=1, help="Head width D; default: 64, with --score 32.")]
+    batch: Annotated[int | None, Count(min=1, help="Batch B; default: 1, with --score 32.")]
     dtype: Annotated[Dtype, Default("float32"), Use.COST]
     device: Annotated[Device, Default("auto")]
     pass_: Annotated[
         Pass | None,
         typer.Option("--pass", help="Pass that is timed; default: forward, with --score training."),
-        Default(None),
         Use.ANY,
     ]
     level: Annotated[LevelOption, Default("operator"), Use.COST | Use.RUN]
-    causal: Annotated[Causal, Default(False)]
+    causal: Causal
     padding: Annotated[Padding, Default(0.0), Use.COST]
-    compile: Annotated[Compile, Default(False), Use.COST]
+    compile: Annotated[Compile, Use.COST]
     task: Annotated[
         str | None,
         typer.Option(
@@ -373,7 +357,6 @@ class MatchOptions(TypedDict, total=False):
             help="With --score: task to train on (attnbench list tasks); default: recall.",
             autocompletion=completion.tasks,
         ),
-        Default(None),
         Use.SCORE | Use.RUN,
     ]
     steps: Annotated[Steps, Default(400), Use.SCORE]
@@ -381,10 +364,10 @@ class MatchOptions(TypedDict, total=False):
     rates: Annotated[Rates, Default("0.004,0.008"), Use.SCORE]
     layers: Annotated[Layers, Default(2), Use.SCORE]
     ffn: Annotated[Ffn, Default(128), Use.SCORE]
-    pretrain: Annotated[Pretrain, Default(False), Use.SCORE]
+    pretrain: Annotated[Pretrain, Use.SCORE]
     out: Annotated[str | Path, OUT, Default(Path("results"), Path), Use.SCORE]
-    fresh: Annotated[Fresh, Default(False), Use.SCORE]
-    threads: Annotated[Threads, Default(None)]
+    fresh: Annotated[Fresh, Use.SCORE]
+    threads: Threads
     seed: Annotated[Seed, Default(0), Use.COST]
     timeout: Annotated[float, Limit(help="Time limit for one try; a slower one is too expensive."), Default(60.0)]
     first_call_timeout: Annotated[FirstCallTimeout, Default(600.0)]
@@ -392,17 +375,17 @@ class MatchOptions(TypedDict, total=False):
     memory_limit: Annotated[int | str | None, MEMORY_LIMIT, Default(None, str | None)]
     process: Annotated[ProcessState, Default("tuned")]
     plugins: Annotated[Sequence[str], PLUGIN, Default((), list[str] | None), Use.ANY]
-    unchecked: Annotated[Unchecked, Default(False)]
+    unchecked: Unchecked
 
 
 class RunOptions(TypedDict, total=False):
     """Options of ``attnbench run`` and :func:`attnbench.run`."""
 
     device: Annotated[Device, Default("auto")]
-    select: Annotated[Select, Default(None)]
+    select: Select
     out: Annotated[str | Path, OUT, Default(Path("results"), Path)]
     plugins: Annotated[Sequence[str], PLUGIN, Default((), list[str] | None)]
-    threads: Annotated[Threads, Default(None)]
+    threads: Threads
     cell_timeout: Annotated[float, Limit(help="Time limit for one visit of a cell."), Default(60.0)]
     first_call_timeout: Annotated[FirstCallTimeout, Default(600.0)]
     memory_limit: Annotated[int | str | None, MEMORY_LIMIT, Default(None, str | None)]
@@ -414,7 +397,6 @@ class RunOptions(TypedDict, total=False):
             metavar="SECONDS",
             help="Least seconds spent on samples of a cell; default: the suite's.",
         ),
-        Default(None),
     ]
     process: Annotated[ProcessState, Default("tuned")]
     like: Annotated[
@@ -422,13 +404,11 @@ class RunOptions(TypedDict, total=False):
         typer.Option(metavar="RUN", help="Multiply by the libraries of this run; default: of the suite's last."),
         Default(None, Path | None),
     ]
-    rounds: Annotated[
-        int | None, Count(min=1, max=20, help="Shuffled visits of each cell; default: the suite's."), Default(None)
-    ]
-    quick: Annotated[bool, typer.Option("--quick", help="One sample per cell, no interval."), Default(False)]
-    fresh: Annotated[Fresh, Default(False)]
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Measure failed cells again."), Default(False)]
-    unchecked: Annotated[Unchecked, Default(False)]
+    rounds: Annotated[int | None, Count(min=1, max=20, help="Shuffled visits of each cell; default: the suite's.")]
+    quick: Annotated[bool, typer.Option("--quick", help="One sample per cell, no interval.")]
+    fresh: Fresh
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Measure failed cells again.")]
+    unchecked: Unchecked
 
 
 class ScoreOptions(TypedDict, total=False):
@@ -445,7 +425,6 @@ class ScoreOptions(TypedDict, total=False):
         typer.Option(
             "--test-n", metavar="LENGTHS", help="Lengths to test each model at, 64,256; default: that of --n."
         ),
-        Default(None),
     ]
     steps: Annotated[Steps, Default(400)]
     batch: Annotated[int, Count(min=1, help="Sequences in a step."), Default(32)]
@@ -455,8 +434,8 @@ class ScoreOptions(TypedDict, total=False):
     heads: Annotated[Heads, Default(2)]
     head_dim: Annotated[HeadDim, Default(32)]
     ffn: Annotated[Ffn, Default(128)]
-    causal: Annotated[Causal, Default(False)]
-    pretrain: Annotated[Pretrain, Default(False)]
+    causal: Causal
+    pretrain: Pretrain
 
 
 class SwapOptions(TypedDict, total=False):
@@ -468,7 +447,7 @@ class SwapOptions(TypedDict, total=False):
         typer.Option(metavar="LAYERS", help="all together; each, or each/5, alone; 0,5: these two together."),
         Default("all"),
     ]
-    length: Annotated[WindowLength, Default(None)]
+    length: WindowLength
     windows: Annotated[int, Count(max=100_000, help="Windows to evaluate on, at least 6."), Default(16)]
     steps: Annotated[
         str | int | Sequence[int],
@@ -487,33 +466,28 @@ class SwapOptions(TypedDict, total=False):
     redraw: Annotated[int, Count(min=0, help="Draw random features again every N steps; 0: never."), Default(0)]
     seeds: Annotated[int, Count(min=1, max=100, help="Visits of each variant."), Default(1)]
     device: Annotated[Device, Default("auto")]
-    threads: Annotated[Threads, Default(None)]
+    threads: Threads
     cell_timeout: Annotated[
         float, Limit(help="Longest time for a step of training, all windows, or each law."), Default(600.0)
     ]
-    unchecked: Annotated[Unchecked, Default(False)]
+    unchecked: Unchecked
     out: Annotated[str | Path, OUT, Default(Path("results"), Path)]
     plugins: Annotated[Sequence[str], PLUGIN, Default((), list[str] | None)]
-    fresh: Annotated[Fresh, Default(False)]
+    fresh: Fresh
 
 
 class BitsOptions(TypedDict, total=False):
     """Options of ``attnbench check`` in place of the laws."""
 
     bits: Annotated[
-        bool,
-        typer.Option("--bits", help="Instead of the laws: which calls give the same numbers to the bit?"),
-        Default(False),
+        bool, typer.Option("--bits", help="Instead of the laws: which calls give the same numbers to the bit?")
     ]
     device: Annotated[
-        str | None,
-        typer.Option(metavar="DEVICE", help="cpu, cuda, cuda:1 or mps, for --bits; default: cpu."),
-        Default(None),
+        str | None, typer.Option(metavar="DEVICE", help="cpu, cuda, cuda:1 or mps, for --bits; default: cpu.")
     ]
     dtype: Annotated[
         Literal["float64", "float32", "bfloat16", "float16"] | None,
         typer.Option(help="Data type, for --bits; default: float32."),
-        Default(None),
     ]
 
 
@@ -521,14 +495,11 @@ class PlotOptions(TypedDict, total=False):
     """Options of ``attnbench plot`` and :func:`attnbench.plot`."""
 
     n: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Length; default for runs: the longest at which all are ok."),
-        Default(None),
+        int | None, typer.Option(min=1, metavar="N", help="Length; default for runs: the longest at which all are ok.")
     ]
     x: Annotated[
         Literal["examples_per_s", "tokens_per_s", "time_median_s"] | None,
         typer.Option(help="Speed axis of tradeoff; default: examples_per_s."),
-        Default(None),
     ]
     y: Annotated[
         Literal["rel_error", "max_abs_error", "cosine", "score", "loss_delta", "hidden_error"] | None,
@@ -536,26 +507,17 @@ class PlotOptions(TypedDict, total=False):
             help="Accuracy axis of tradeoff; default: score if models were timed and trained, what a trained model "
             "loses where no error was measured, else rel_error."
         ),
-        Default(None),
     ]
-    sweep: Annotated[str | None, typer.Option(metavar="SWEEP", help="Only rows of this sweep."), Default(None)]
+    sweep: Annotated[str | None, typer.Option(metavar="SWEEP", help="Only rows of this sweep.")]
     level: Annotated[
-        Literal["operator", "layer", "model", "pretrained"] | None,
-        typer.Option(help="Only rows of this level."),
-        Default(None),
+        Literal["operator", "layer", "model", "pretrained"] | None, typer.Option(help="Only rows of this level.")
     ]
-    pass_: Annotated[Pass | None, typer.Option("--pass", help="Only rows of this pass."), Default(None)]
-    dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help="Only rows of this data type."), Default(None)]
-    causal: Annotated[
-        bool | None, typer.Option("--causal/--no-causal", help="Only causal rows, or only the others."), Default(None)
-    ]
-    head_dim: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Only rows of this head width."), Default(None)
-    ]
+    pass_: Annotated[Pass | None, typer.Option("--pass", help="Only rows of this pass.")]
+    dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help="Only rows of this data type.")]
+    causal: Annotated[bool | None, typer.Option("--causal/--no-causal", help="Only causal rows, or only the others.")]
+    head_dim: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only rows of this head width.")]
     inputs: Annotated[
-        str | None,
-        typer.Option(metavar="INPUT", help="Show errors or weights on these inputs; default: listops."),
-        Default(None),
+        str | None, typer.Option(metavar="INPUT", help="Show errors or weights on these inputs; default: listops.")
     ]
     overlay: Annotated[
         str | None,
@@ -564,11 +526,8 @@ class PlotOptions(TypedDict, total=False):
             help="Add panels with published numbers to tradeoff, scores, scaling and speedup; or with the points of a "
             "CSV file to scaling.",
         ),
-        Default(None),
     ]
-    title: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Title of the figures in place of their own."), Default(None)
-    ]
+    title: Annotated[str | None, typer.Option(metavar="TEXT", help="Title of the figures in place of their own.")]
     style: Annotated[Literal["light", "dark"], typer.Option(help="Light or dark background."), Default("light")]
     width: Annotated[
         Literal["page", "column"],

@@ -53,9 +53,7 @@ def draw_picture(
     from attnbench.figures.pictures import write
     from attnbench.harness.trial import load_all
 
-    folder = out or Path("plots")
-    if out is None and folder.is_symlink():
-        raise CannotCreate(f"{folder} is a link, and figures are never written through one; remove it or give --out")
+    folder = _folder(out, Path("plots"))
     console.only_repeats()
     load_all(plugins)
     written = write(name, folder, formats, [str(one) for one in of], **options)
@@ -149,11 +147,7 @@ def plot(
     refused: list[tuple[str, UsageError | NothingToDraw]] = []
     for table in tables:
         name = str(table[0].parent) if len(table) == 1 else ", ".join(map(str, table))
-        folder = out or (table[0].parent / "plots" if len(table) == 1 else Path("plots"))
-        if out is None and folder.is_symlink():
-            raise CannotCreate(
-                f"{folder} is a link, and figures are never written through one; remove it or give --out"
-            )
+        folder = _folder(out, table[0].parent / "plots" if len(table) == 1 else Path("plots"))
         left_out: list[str] = []
         try:
             frame = read_results(table, warn=console.warning)
@@ -180,6 +174,12 @@ def plot(
         raise refused[0][1]
     for name, why in refused:
         console.note(f"{name}: {why}")
+
+
+def _folder(out: Path | None, default: Path) -> Path:
+    if out is None and default.is_symlink():
+        raise CannotCreate(f"{default} is a link, and figures are never written through one; remove it or give --out")
+    return out or default
 
 
 _FILTERS = ("sweep", "level", "pass_", "dtype", "causal", "head_dim")

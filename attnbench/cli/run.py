@@ -324,10 +324,9 @@ def print_heading(plan: Plan) -> None:
     """Print the suite, its process, and a line for each sweep."""
     settings = plan.settings
     limit = f", memory limit {format_bytes(settings.memory_limit)}" if settings.memory_limit else ""
-    shard = f", shard {plan.options.shard} of {_cells(plan.whole)}" if plan.options.shard else ""
-    console.heading(f"{plan.suite.name}: {_cells(len(plan.cells))} on {settings.device}{shard}")
-    plural = "" if settings.threads == 1 else "s"
-    threads = f"{settings.threads} thread{plural}"
+    shard = f", shard {plan.options.shard} of {quantity(plan.whole, 'cell')}" if plan.options.shard else ""
+    console.heading(f"{plan.suite.name}: {quantity(len(plan.cells), 'cell')} on {settings.device}{shard}")
+    threads = quantity(settings.threads, "thread")
     if plan.options.on is not None:  # its machines have cores and memory of their own
         threads = f"machines of {plan.options.on}: {threads if plan.options.threads else 'threads as each has cores'}"
         limit = limit if plan.options.memory_limit else ""
@@ -380,7 +379,7 @@ def predict(plan: Plan, *, as_json: bool) -> None:
     words: dict[bool | None, str] = {True: "fit", False: "will not fit"}
     ends = Counter(words.get(fit) or one.reason.partition(":")[0] for (_, one), fit in zip(found, fits, strict=True))
     counts = ", ".join(f"{count} {word}" for word, count in ends.items())
-    console.paragraph(f"{_cells(len(found))}: {counts}; nothing was run")
+    console.paragraph(f"{quantity(len(found), 'cell')}: {counts}; nothing was run")
     console.paragraph(f"the run will take {_minutes(lasting)}; {lasting.ground}")
 
 
@@ -407,7 +406,3 @@ def _cell(cell: Cell, predicted: Prediction, fits: bool | None) -> dict[str, Any
         "fits": fits,
         "reason": predicted.reason,
     }
-
-
-def _cells(count: int) -> str:
-    return f"{quantity(count, 'cell')}"

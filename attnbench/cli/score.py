@@ -18,8 +18,6 @@ from attnbench.text import quantity
 if TYPE_CHECKING:
     from attnbench.harness.plan import Plan
 
-NEEDS_ONE = "score needs a variant; for example: attnbench score performer linear softmax --task recall"
-
 
 @command(options.ScoreOptions)
 def score(
@@ -45,7 +43,7 @@ def score(
     tokens. The same command resumes a run that was stopped. The exit code is 1 if nothing could be trained.
     """
     if not variants:
-        raise UsageError(NEEDS_ONE)
+        raise UsageError("score needs a variant; for example: attnbench score performer linear softmax --task recall")
     from attnbench.contract.plugins.load import with_modules
     from attnbench.harness.plan import Options, make_plan
     from attnbench.harness.score.question import ScoreQuestion

@@ -18,6 +18,7 @@ from attnbench.cli.screen.outputs import refuse_files
 from attnbench.contract.reads import DRAWN, Read
 from attnbench.contract.spec import Spec
 from attnbench.contract.traits import ABILITIES, Knob, Rounds, Traits
+from attnbench.results.frame.marks import OWN_FORM
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -306,7 +307,7 @@ def _own_form(data: dict[str, Any]) -> list[tuple[str, str]]:
     for condition, instead in data["given"].items():
         if "own_form" in instead:
             lines.append(f"{_where(condition)}: {instead['own_form'] or 'as its source describes it'}")
-    return list(zip([f"own form{console.DAGGER}", *[""] * len(lines)], lines, strict=False))
+    return list(zip([f"own form{OWN_FORM}", *[""] * len(lines)], lines, strict=False))
 
 
 def _where(condition: str) -> str:

@@ -1,7 +1,7 @@
 """One declaration of a command's options, from which the command line and the Python function both follow.
 
-The options are a ``TypedDict``; each field is ``Annotated[type, typer.Option(...), Default(value)]``. The help of an
-option is also its text in the docstring of the function.
+The options are a ``TypedDict``; each field is ``Annotated[type, typer.Option(...), Default(value)]``. Without
+``Default`` it is None, or False for a flag. The help of an option is also its text in the docstring of the function.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def _declared(options: type) -> dict[str, _Option]:
     found = {}
     for name, hint in get_type_hints(options, include_extras=True).items():
         type_, *metadata = get_args(hint)
-        default = [one for one in metadata if isinstance(one, Default)][-1]
+        given = [one for one in metadata if isinstance(one, Default)]
+        default = given[-1] if given else Default(False if type_ is bool else None)
         option = next(one for one in metadata if not isinstance(one, Default))
         found[name] = _Option(type_, option, default)
     return found

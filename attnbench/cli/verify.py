@@ -57,7 +57,7 @@ def _print(found: Audit) -> None:
         console.note(line)
     if not found.findings and found.is_sealed:
         by, on = found.environment.get("attnbench", "unknown"), str(found.environment.get("started_at", ""))[:10]
-        rows = f"{quantity(found.rows, 'row')}"
+        rows = quantity(found.rows, "row")
         console.line(f"{found.path}: {rows} as written by attnbench {by} on {on or 'an unknown day'}")
 
 

@@ -22,11 +22,12 @@ class FigureKind(NamedTuple):
     """A kind of figure: its drawing function, and the contents that a table needs for it."""
 
     draw: Callable[..., Figure]
-    """Takes rows of ``read_results``, ``only`` (column -> value) and its own options.
+    """Takes rows of ``read_results`` and its own options; as ``whole`` also all rows of the table that these are of.
 
     Raises UsageError if no row has a value, and ResultsError if this is not a results table.
     """
-    applies: Callable[..., bool]
+    applies: Callable[..., bool] | None
+    """False for rows that are drawn on request only; None if all that can be drawn are."""
     needs: str
 
 
@@ -34,7 +35,7 @@ FIGURES = (
     *("tradeoff", "scores", "lengths", "curves", "recall", "peers", "catalogue", "scaling", "error", "own_error"),
     *("served", "steps", "map", "speedup", "share", "swap"),
 )
-"""Names of modules and their figures, the most important first; each has ``draw_NAME``, ``applies`` and ``NEEDS``."""
+"""Names of modules and their figures, the most important first. Each has ``draw_NAME`` and ``NEEDS``."""
 
 
 @functools.cache
@@ -43,7 +44,8 @@ def figure_kinds() -> Mapping[str, FigureKind]:
     kinds = {}
     for figure in FIGURES:
         module = import_module(f"{__name__}.{figure}")
-        kinds[figure] = FigureKind(getattr(module, f"draw_{figure}"), module.applies, module.NEEDS)
+        applies = getattr(module, "applies", None)
+        kinds[figure] = FigureKind(getattr(module, f"draw_{figure}"), applies, module.NEEDS)
     return MappingProxyType(kinds)
 
 
@@ -89,9 +91,9 @@ def draw(
 
     check_columns(frame)
     kinds = figure_kinds()
-    known = {name: set(inspect.signature(kind.draw).parameters) - {"frame", "only"} for name, kind in kinds.items()}
+    known = {name: [*inspect.signature(kind.draw).parameters][1:] for name, kind in kinds.items()}
     options = {name: value for name, value in options.items() if value is not None}
-    every = sorted(set().union(*known.values()))
+    every = sorted({option for options in known.values() for option in options} - {"whole"})
     for what, given, there in (("figure", figures or (), list(kinds)), ("option of a figure", options, every)):
         for name in given:
             if name not in there:
@@ -108,13 +110,17 @@ def draw(
     with drawn_in(style), laid_out(width):
         for rows, prefix in _tables(frame):
             for name in figures or kinds:
-                own = {key: value for key, value in options.items() if key in known[name]}
+                kind = kinds[name]
                 try:
-                    restrict(rows, only or {})
-                    if not figures and not kinds[name].applies(rows, only):
-                        raise NothingToDraw(f"needs {kinds[name].needs}")
-                    drawn.append((f"{prefix}{name}", kinds[name].draw(rows, only=only, **own)))
-                except (UsageError, NothingToDraw) as error:
+                    chosen, given = restrict(rows, only or {}), {**options, "whole": rows}
+                    if not figures and kind.applies and not kind.applies(chosen, rows):
+                        raise NothingToDraw(f"needs {kind.needs}")
+                    own = {option: value for option, value in given.items() if option in known[name]}
+                    drawn.append((f"{prefix}{name}", kind.draw(chosen, **own)))
+                except NothingToDraw as error:
+                    reason = error if figures or kind.applies else NothingToDraw(f"needs {kind.needs}")
+                    left_out.append((f"{prefix}{name}", reason))
+                except UsageError as error:
                     left_out.append((f"{prefix}{name}", error))
     if not drawn:
         wrong = next((error for _, error in left_out if isinstance(error, UsageError)), None)

@@ -23,12 +23,10 @@ from attnbench.results.frame.agreement import ROUNDING, alike, same_run
 from attnbench.results.frame.settings import (
     PANELS,
     Setting,
-    check_length,
+    chosen_length,
     compared,
-    fullest,
     only_length,
     records,
-    restrict,
     settings,
     timed,
     without_room,
@@ -49,15 +47,15 @@ _HEAD = 0.62
 """Inches above and below the lines, for titles and scales."""
 
 
-def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
+def applies(frame: pd.DataFrame, whole: pd.DataFrame | None = None) -> bool:
     """More labels were timed at one length than a scatter plot can name."""
-    rows = timed(restrict(frame, only or {}))
+    rows = timed(frame)
     rows = rows[rows["pass"] != "decode"]
     return not rows.empty and int(rows.groupby(["level", "pass", "seq_len"])["label"].nunique().max()) >= ENOUGH
 
 
 @in_style
-def draw_catalogue(frame: pd.DataFrame, *, n: int | None = None, only: Mapping[str, object] | None = None) -> Figure:
+def draw_catalogue(frame: pd.DataFrame, *, n: int | None = None, whole: pd.DataFrame | None = None) -> Figure:
     """Draw a line for each label, grouped by family, and panels for time, peak memory, error and decoding.
 
     Rows that were measured differently get separate lists, the layer and the forward pass first. By default ``n`` is
@@ -65,15 +63,16 @@ def draw_catalogue(frame: pd.DataFrame, *, n: int | None = None, only: Mapping[s
     if no time or memory was measured.
     """
     only_on_a_page("catalogue")
-    every = timed(restrict(frame, only or {}))
+    whole = frame if whole is None else whole
+    every = timed(frame)
     prefer = {"level": ("layer", "operator", "model"), "pass": ("forward", "training")}
     found = [one for one in settings(every[every["pass"] != "decode"], prefer) if len(one.ok)]
     if not found:
         raise NothingToDraw("; ".join(failures(every)) or "no time or memory was measured")
     steps = every[every["pass"] == "decode"]
-    lists = [_list(setting, n, frame, steps) for setting in found[:PANELS]]
+    lists = [_list(setting, n, whole, steps) for setting in found[:PANELS]]
     rows = pd.concat([one.rows for one in lists])
-    errors = compared(frame)
+    errors = compared(whole)
     notes = [
         note_on_errors([panel for one in lists for panel in one.panels], errors),
         own_form_note(rows["label"]),
@@ -104,8 +103,7 @@ class _List:
 
 def _list(setting: Setting, n: int | None, frame: pd.DataFrame, steps: pd.DataFrame) -> _List:
     counts = setting.rows.groupby("seq_len")["label"].nunique()
-    check_length(n, counts.index, "rows")
-    n = fullest(counts) if n is None else n
+    n = chosen_length(n, counts, "rows")
     rows = setting.rows[setting.rows["seq_len"] == n].drop_duplicates("label", keep="last")
     errors, steps = compared(same_run(frame, setting)), same_run(steps, setting)
     panels = cost(rows)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from attnbench.figures.kit.keys import KEY, wrapped_height, write_wrapped
-from attnbench.figures.kit.page import NARROW_ROOM, NothingToDraw, narrow, new_page, wrap
+from attnbench.figures.kit.keys import key_beside, write_wrapped
+from attnbench.figures.kit.page import NothingToDraw, wrap
 from attnbench.figures.kit.palette import palette
 from attnbench.figures.kit.style import TEXT_SIZE, Look, in_style, look
 from attnbench.figures.kit.ticks import halves, length, log_axis, padded, plain, trimmed
@@ -44,14 +43,10 @@ def draw_comparison(frame: pd.DataFrame, *, crossovers: Sequence[Mapping[str, An
     if crossed:
         notes.append("Upright strips: intervals of the lengths from which on the other one is faster.")
     said = {label: f"crosses at {plain(round(one['seq_len']))}" for label, one in crossed.items()}
-    key = wrapped_height(labels, said) if narrow() else 0.0
-    whole = new_page(
-        _title(frame, base, crossed), [about] if about else [], notes, room=(NARROW_ROOM if narrow() else 3.6) + key
-    )
-    page, under = whole.split(key)
+    page, key = key_beside((_title(frame, base, crossed), about), notes, labels, said, 3.6)
     tall = (page.top - page.bottom - 0.45 - 0.2) / 2
     over = wrap(f"time over that of {base}", tall, TEXT_SIZE)
-    left, right = page.left + 0.55 + 0.15 * len(over), page.right - (0.1 if narrow() else KEY)
+    left, right = page.left + 0.55 + 0.15 * len(over), page.right
     upper = page.axes(left, page.bottom + 0.45 + tall + 0.2, right - left, tall)
     lower = page.axes(left, page.bottom + 0.45, right - left, tall)
     lengths = sorted(frame["seq_len"].unique())
@@ -71,7 +66,7 @@ def draw_comparison(frame: pd.DataFrame, *, crossovers: Sequence[Mapping[str, An
     upper.tick_params(labelbottom=False)
     lower.set_ylabel("\n".join(over))
     lower.set_xlabel("length n (log2 scale)")
-    write_wrapped(under if narrow() else replace(page, left=right + 0.15), hows, said)
+    write_wrapped(key, hows, said)
     return page.figure
 
 

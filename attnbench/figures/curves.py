@@ -11,12 +11,12 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from attnbench.figures.kit.page import NothingToDraw, winners
+from attnbench.figures.kit.page import NothingToDraw, no_room, winners
 from attnbench.figures.kit.score_lines import Line, Panel, draw_lines, linear_x
 from attnbench.figures.kit.style import Look, in_style
 from attnbench.results.frame.labels import is_number
 from attnbench.results.frame.scored import Problem, about, by_training, hidden_options, left_out, problems
-from attnbench.results.frame.settings import PANELS, RUN, restrict, scored
+from attnbench.results.frame.settings import PANELS, RUN
 from attnbench.results.frame.words import own_form_note, short_names
 from attnbench.results.read import read_curves
 from attnbench.results.trainings import Choice
@@ -26,19 +26,12 @@ NEEDS = "curves.jsonl beside the results"
 Curves = Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]
 
 
-def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
-    """A training left its learning curve with the results."""
-    rows = restrict(frame, only or {})
-    return not scored(rows).empty and bool(read_curves(rows))
-
-
 @in_style
-def draw_curves(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None) -> Figure:
+def draw_curves(rows: pd.DataFrame) -> Figure:
     """Draw a panel a task: means over seeds, and each seed as a thin line, at the rate that validation chose.
 
     Raises NothingToDraw if no training has a curve, and CorruptResults if one was altered.
     """
-    rows = restrict(frame, only or {})
     curves = read_curves(rows)
     found = [one for one, _ in by_training(problems(rows))]
     choices = [choice for one in found for choice in one.choices if choice.rows]
@@ -48,7 +41,6 @@ def draw_curves(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None
     if not every:
         raise NothingToDraw("no training has a learning curve; read the folder of a run that scored: it keeps them")
     panels = [panel for _, panel in every[:PANELS]]
-    rest = [panel.heading for _, panel in every[PANELS:]]
     drawn = [one for one, _ in every[:PANELS]]
     notes = [
         "Scores of validation, at the rate that counts; the figure of scores shows those of the test. Thick: mean over "
@@ -56,7 +48,7 @@ def draw_curves(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None
         *left_out(rows, drawn),
         " ".join(part for part in (hidden_options(drawn), hidden) if part),
         own_form_note(names),
-        f"Not drawn, for want of room: {', '.join(rest)}." if rest else "",
+        no_room([panel.heading for _, panel in every], PANELS),
     ]
     best = winners([[(line.y[-1], line.name) for line in panel.lines] for panel in panels])
     return draw_lines(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,7 @@ from attnbench.figures.kit.style import SMALL_SIZE, TEXT_SIZE, Look, in_style, l
 from attnbench.figures.kit.ticks import log_axis, padded, plain
 from attnbench.measure.status import Status
 from attnbench.results.frame.agreement import ROUNDING
-from attnbench.results.frame.labels import most_peaked, options_of, varying_numbers
-from attnbench.results.frame.settings import PANELS, compared, only_length, restrict, settings, without_room
+from attnbench.results.frame.settings import PANELS, compared, only_length, settings, without_room
 from attnbench.results.frame.words import bare, failures, own_form_note, where
 from attnbench.units import format_number
 
@@ -32,24 +31,9 @@ _HALF = 0.18
 """Half the width of a column for inputs at the edge of the axis, in powers of two."""
 
 
-def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
-    """An error was measured at two values of an option or of the logits' standard deviation."""
-    rows = compared(restrict(frame, only or {}))
-    rows = rows[(rows["error_kind"] == "approximation") & (rows["rel_error"] >= ROUNDING)]
-    if rows.empty:
-        return False
-    std = most_peaked(rows["inputs"].unique())
-    return len(std) > 1 or any(varying_numbers(options_of(part).values()) for _, part in rows.groupby("variant"))
-
-
 @in_style
 def draw_error(
-    frame: pd.DataFrame,
-    *,
-    n: int | None = None,
-    inputs: str | None = None,
-    option: str | None = None,
-    only: Mapping[str, object] | None = None,
+    frame: pd.DataFrame, *, n: int | None = None, inputs: str | None = None, option: str | None = None
 ) -> Figure:
     """Draw error against a numeric option of each variant, and against the logits' standard deviation, in two panels.
 
@@ -61,7 +45,7 @@ def draw_error(
     ``option`` each variant's most varied number. Raises UsageError if one of these has no rows, and NothingToDraw
     without an approximation, or with its error at one setting only.
     """
-    every = compared(restrict(frame, only or {}))
+    every = compared(frame)
     found = settings(every, {"level": ("operator",)})
     shown = [(setting.about, at_length(setting.rows, n)) for setting in found[:PANELS]]
     panels = [panel for about, rows in shown for panel in panels_of(about, rows, inputs, option)]

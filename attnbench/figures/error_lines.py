@@ -22,7 +22,7 @@ from attnbench.results.frame.labels import (
     without_logit_std,
     written,
 )
-from attnbench.results.frame.settings import check_length, fullest
+from attnbench.results.frame.settings import chosen_length
 from attnbench.results.frame.words import bare
 
 ORACLES = ("oracle-lowrank", "oracle-topk")
@@ -80,9 +80,7 @@ def panels_of(heading: str, rows: pd.DataFrame, inputs: str | None, option: str 
 
 def at_length(rows: pd.DataFrame, n: int | None) -> pd.DataFrame:
     """The rows of one length, by default the longest of those with most rows; UsageError if there are none."""
-    counts = rows["seq_len"].value_counts()
-    check_length(n, counts.index, "error rows")
-    return rows[rows["seq_len"] == (fullest(counts) if n is None else n)]
+    return rows[rows["seq_len"] == chosen_length(n, rows["seq_len"].value_counts(), "error rows")]
 
 
 def _inputs(rows: pd.DataFrame, wanted: str | None) -> str:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from attnbench.figures.kit.keys import KEY, wrapped_height, write_wrapped
-from attnbench.figures.kit.page import NARROW_ROOM, NothingToDraw, narrow, new_page
+from attnbench.figures.kit.keys import key_beside, write_wrapped
+from attnbench.figures.kit.page import NothingToDraw, narrow
 from attnbench.figures.kit.palette import palette
 from attnbench.figures.kit.style import Look, in_style, look
 from attnbench.figures.kit.ticks import linear_ticks, log_axis, padded, plain, trimmed
@@ -65,15 +64,8 @@ def draw_frontier(frame: pd.DataFrame, *, title: str, about: str = "") -> Figure
         notes.append("* another operator: its distance from softmax attention is not an error.")
     notes += _not_drawn(frame, drawn, up)
     notes += [own_form_note(name.removesuffix(DISTANCE) for name in names), *_failures(frame)]
-    key = wrapped_height(names, said) if narrow() else 0.0
-    whole = new_page(
-        title,
-        [about] if about else [],
-        notes,
-        room=(NARROW_ROOM if narrow() else 3.6) + key,
-    )
-    page, under = whole.split(key)
-    left, right = page.left + 0.6, page.right - (0.1 if narrow() else KEY)
+    page, key = key_beside((title, about), notes, names, said, 3.6)
+    left, right = page.left + 0.6, page.right
     ax = page.axes(left, page.bottom + 0.45, right - left, page.top - page.bottom - 0.5)
     _scale_across(ax, [*drawn[column], *([budget] if target in ("memory", "time") else [])], column)
     (_scale_scores if up == "score" else _scale_errors)(ax, drawn, budget if target == up else None)
@@ -81,7 +73,7 @@ def draw_frontier(frame: pd.DataFrame, *, title: str, about: str = "") -> Figure
     draw(budget, color=palette().ink, linewidth=1.0, linestyle=(0, (4, 2.5)), alpha=0.7, zorder=1.5, label="budget")
     for name in names:
         _settings(ax, drawn[drawn["name"] == name].sort_values(column), column, up, hows[name])
-    write_wrapped(under if narrow() else replace(page, left=right + 0.15), hows, said)
+    write_wrapped(key, hows, said)
     return page.figure
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
-from attnbench.figures.kit.keys import KEY, wrapped_height, write_wrapped
-from attnbench.figures.kit.page import NARROW_ROOM, NothingToDraw, narrow, new_page
+from attnbench.figures.kit.keys import key_beside, write_wrapped
+from attnbench.figures.kit.page import NothingToDraw, narrow
 from attnbench.figures.kit.palette import palette
 from attnbench.figures.kit.style import in_style, looks
 from attnbench.figures.kit.ticks import log_axis, padded, plain, trimmed
@@ -44,11 +42,9 @@ def draw_history(frame: pd.DataFrame, metric: str, *, unit: str = "s", about: st
     }
     notes = ["A ring: from here on it is another value, beyond the joint 95 % interval of all cells and runs."]
     notes += [f"Without room: {len(cells) - _MOST} more cells."] if len(cells) > _MOST else []
-    key = wrapped_height(hows, said) if narrow() else 0.0
     title = f"{quantity(len(changes), 'change')} of {metric} in {len(runs)} runs"
-    whole = new_page(title, [about] if about else [], notes, room=(NARROW_ROOM if narrow() else 3.4) + key)
-    page, under = whole.split(key)
-    left, right = page.left + 0.7, page.right - (0.1 if narrow() else KEY)
+    page, key = key_beside((title, about), notes, hows, said, 3.4)
+    left, right = page.left + 0.7, page.right
     ax = page.axes(left, page.bottom + 0.45, right - left, page.top - page.bottom - 0.45)
     text = {"time": format_seconds, "memory": format_bytes}.get(metric, plain) if unit == "s" else plain
     log_axis(ax, "y", padded(shown[metric].astype(float)), base=10, text=lambda value: trimmed(text(value)))
@@ -65,5 +61,5 @@ def draw_history(frame: pd.DataFrame, metric: str, *, unit: str = "s", about: st
     ax.grid(axis="y")
     ax.set_xlabel("run, in the order of time")
     ax.set_ylabel(metric if unit == "s" else f"{metric} over that of {unit}")
-    write_wrapped(under if narrow() else replace(page, left=right + 0.15), hows, said)
+    write_wrapped(key, hows, said)
     return page.figure

@@ -8,40 +8,30 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from attnbench.figures.kit.page import NothingToDraw, winners
+from attnbench.figures.kit.page import NothingToDraw, no_room, winners
 from attnbench.figures.kit.palette import palette
 from attnbench.figures.kit.score_lines import Line, Panel, bars, draw_lines, draw_with_bars, ends_of
 from attnbench.figures.kit.style import in_style
 from attnbench.figures.kit.ticks import length, log_axis, padded
 from attnbench.results.frame.scored import Problem, about, by_training, hidden_options, left_out, problems
-from attnbench.results.frame.settings import PANELS, restrict
+from attnbench.results.frame.settings import PANELS
 from attnbench.results.frame.words import own_form_note, short_names
 from attnbench.results.scores import Summary
 
 NEEDS = "scores of one training at several test_len"
 
 
-def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
-    """Models of one training length were tested at several lengths."""
-    return bool(_series(restrict(frame, only or {})))
-
-
-def _series(rows: pd.DataFrame) -> list[tuple[Problem, list[Problem]]]:
-    found = by_training(one for one in problems(rows) if one.parts)
-    return [(training, tests) for training, tests in found if len(tests) > 1]
-
-
 @in_style
-def draw_lengths(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None) -> Figure:
+def draw_lengths(rows: pd.DataFrame) -> Figure:
     """Draw a panel for each task and training: the mean score of each variant over the length of the test.
 
     Raises NothingToDraw if no training was tested at two lengths.
     """
-    rows = restrict(frame, only or {})
-    series = _series(rows)
+    trained = by_training(one for one in problems(rows) if one.parts)
+    series = [(training, tests) for training, tests in trained if len(tests) > 1]
     if not series:
         raise NothingToDraw(f"needs {NEEDS}")
-    drawn, rest = series[:PANELS], [training.heading for training, _ in series[PANELS:]]
+    drawn = series[:PANELS]
     found = [one for _, tests in drawn for one in tests]
     parts = [(part.label, part.variant) for one in found for part in one.parts]
     names, hidden = short_names(pd.DataFrame(parts, columns=["label", "variant"]))
@@ -52,15 +42,15 @@ def draw_lengths(frame: pd.DataFrame, *, only: Mapping[str, object] | None = Non
         *left_out(rows, found),
         " ".join(part for part in (hidden_options(found), hidden) if part),
         own_form_note(names),
-        f"Not drawn, for want of room: {', '.join(rest)}." if rest else "",
+        no_room([training.heading for training, _ in series], PANELS),
     ]
-    trained = {panel.heading: _length(one, "seq_len") for panel, (one, _) in zip(panels, drawn, strict=True)}
+    trained_at = {panel.heading: _length(one, "seq_len") for panel, (one, _) in zip(panels, drawn, strict=True)}
 
     def scale(ax: Axes, panel: Panel) -> None:
         lengths = sorted({x for line in panel.lines for x in line.x})
         log_axis(ax, "x", padded(lengths, share=0.07), text=length, at=lengths)
         ax.set_xlabel("length of the test (log2 scale)")
-        ax.axvline(trained[panel.heading], color=palette().faint, lw=0.9, ls=":", zorder=1.4)
+        ax.axvline(trained_at[panel.heading], color=palette().faint, lw=0.9, ls=":", zorder=1.4)
 
     best = winners([[(line.y[-1], line.name) for line in panel.lines] for panel in panels])
     title = f"Highest score at the longest test: {best}"

@@ -22,17 +22,12 @@ from attnbench.figures.kit.style import SMALL_SIZE, in_style
 from attnbench.figures.kit.ticks import plain
 from attnbench.measure.status import Status
 from attnbench.results.frame.labels import is_number, most_peaked, options_of, varying_numbers, written
-from attnbench.results.frame.settings import PANELS, compared, only_length, restrict, settings, without_room
+from attnbench.results.frame.settings import PANELS, compared, only_length, settings, without_room
 from attnbench.results.frame.words import bare, failures, own_form_note, where
 
 NEEDS = "errors at two sizes and two logit_std"
 _LIMIT = 2.0
 """log10 of the factor at which the colour is full."""
-
-
-def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
-    """A variant has errors at two sizes and two standard deviations of the logits."""
-    return bool(_mapped(compared(restrict(frame, only or {}))))
 
 
 def _mapped(rows: pd.DataFrame) -> list[str]:
@@ -47,9 +42,7 @@ def _mapped(rows: pd.DataFrame) -> list[str]:
 
 
 @in_style
-def draw_map(
-    frame: pd.DataFrame, *, n: int | None = None, variant: str | None = None, only: Mapping[str, object] | None = None
-) -> Figure:
+def draw_map(frame: pd.DataFrame, *, n: int | None = None, variant: str | None = None) -> Figure:
     """Draw heat maps: size upwards, standard deviation of the logits to the right, panels by further options.
 
     A cell's number is the relative error; its colour compares it with mean(V) on the same inputs. Rows that were
@@ -57,7 +50,7 @@ def draw_map(
     ``variant`` the one with most. Raises UsageError if these have no rows, and NothingToDraw without errors at two
     sizes and two standard deviations.
     """
-    rows = compared(restrict(frame, only or {}))
+    rows = compared(frame)
     known = _mapped(rows)
     if variant is not None and variant not in known:
         raise UsageError(f"no map of {variant!r} in these rows; there are: {', '.join(known) or 'none'}")

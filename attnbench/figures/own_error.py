@@ -16,7 +16,7 @@ from attnbench.figures.kit.score_lines import Line, Panel, draw_lines, draw_plai
 from attnbench.figures.kit.style import Look, in_style
 from attnbench.figures.kit.ticks import length, log_axis, padded
 from attnbench.measure.status import Status
-from attnbench.results.frame.settings import PANELS, Setting, check_columns, restrict, settings, without_room
+from attnbench.results.frame.settings import PANELS, Setting, check_columns, settings, without_room
 from attnbench.results.frame.words import own_form_note, short_names, where
 from attnbench.units import format_number
 
@@ -28,21 +28,15 @@ _LEAST = 0.05
 """Fewer roundings are drawn there: 0 has no place on a scale of powers."""
 
 
-def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
-    """Something was measured against its own formula at two lengths."""
-    return _drawn(restrict(frame, only or {}))["seq_len"].nunique() > 1
-
-
 @in_style
-def draw_own_error(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None) -> Figure:
+def draw_own_error(rows: pd.DataFrame) -> Figure:
     """Draw the errors of outputs and of gradients against the own formula over n, with a panel for each data type.
 
     Thin lines show the last half of the tokens alone. Rows that were measured differently get separate panels. Raises
     NothingToDraw without own errors at two lengths.
     """
-    check_columns(frame)
-    rows = restrict(frame, only or {})
-    drawn = _drawn(rows)
+    check_columns(rows)
+    drawn = rows[(rows["status"] == Status.OK) & np.isfinite(rows["own_error"].astype(float))]
     if drawn["seq_len"].nunique() < 2:
         why = dict.fromkeys(str(note) for note in rows["own_error_note"] if note and note == note)
         raise NothingToDraw("; ".join(why) or f"needs {NEEDS}")
@@ -68,10 +62,6 @@ def draw_own_error(frame: pd.DataFrame, *, only: Mapping[str, object] | None = N
     ]
     lengths = sorted(every["seq_len"].unique())
     return draw_lines(title, where(every, None), notes, panels, "roundings", partial(_scale, values, lengths), _draw)
-
-
-def _drawn(rows: pd.DataFrame) -> pd.DataFrame:
-    return rows[(rows["status"] == Status.OK) & np.isfinite(rows["own_error"].astype(float))]
 
 
 def _rounded_to(rows: pd.DataFrame) -> pd.Series[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from attnbench.figures.kit.palette import palette
 from attnbench.figures.kit.style import SMALL_SIZE, in_style
 from attnbench.figures.kit.ticks import halves, length, log_axis, padded
 from attnbench.measure.status import Status
-from attnbench.results.frame.settings import SAME, check_length, records, restrict, timed
+from attnbench.results.frame.settings import SAME, check_length, records, timed
 from attnbench.results.frame.words import difference, failures, own_form_note, where
 from attnbench.text import quantity
 
@@ -155,12 +155,8 @@ def _pair(mine: Row, peer: Row, told: str) -> Pair:
     )
 
 
-def _number(value: Any) -> float:
-    return math.nan if value is None else float(value)
-
-
 def _over(a: Any, b: Any) -> float:
-    a, b = _number(a), _number(b)
+    a, b = (math.nan if one is None else float(one) for one in (a, b))
     return a / b if a > 0 and b > 0 else math.nan
 
 
@@ -168,27 +164,21 @@ def _log(a: Any, b: Any) -> float:
     return math.log(_over(a, b))
 
 
-def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
-    """A peer and the variant that it stands for were timed side by side."""
-    return any(math.isfinite(pair.time) for pair in pairs(restrict(frame, only or {})))
-
-
 @in_style
-def draw_peers(frame: pd.DataFrame, *, n: int | None = None, only: Mapping[str, object] | None = None) -> Figure:
+def draw_peers(frame: pd.DataFrame, *, n: int | None = None) -> Figure:
     """Draw bars of variant over peer at each length (or at ``n``): time and peak memory, a panel for each pass.
 
     Raises UsageError if no pair was measured at this length, and NothingToDraw without any pair.
     """
-    only_on_a_page("peers")
-    frame = restrict(frame, only or {})
     found = pairs(frame)
     lengths = sorted({pair.n for pair in found})
-    check_length(n, lengths, "pair")
+    check_length(n if found else None, lengths, "pair")
     lengths = lengths if n is None else [n]
     found = [pair for pair in found if pair.n in lengths and (math.isfinite(pair.time) or math.isfinite(pair.peak))]
     names = list(dict.fromkeys(pair.names for pair in found))
     if not names:
         raise NothingToDraw(f"needs {NEEDS}; measure one with: make peers")
+    only_on_a_page("peers")
     panels = [
         (f"{what}\n{PASSES[pass_]}", what, [pair for pair in found if pair.pass_ == pass_])
         for what in ("time", "peak memory")

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from attnbench.figures.kit.page import NothingToDraw, winners
+from attnbench.figures.kit.page import NothingToDraw, no_room, winners
 from attnbench.figures.kit.score_lines import Line, Panel, bars, draw_lines, draw_with_bars, ends_of
 from attnbench.figures.kit.style import in_style
 from attnbench.figures.kit.ticks import log_axis, padded, trimmed
 from attnbench.results.frame.marks import OWN_FORM
 from attnbench.results.frame.scored import Problem, about, hidden_options, left_out, problems
-from attnbench.results.frame.settings import PANELS, restrict
+from attnbench.results.frame.settings import PANELS
 from attnbench.results.frame.words import own_form_note
 from attnbench.results.scores import Summary
 from attnbench.units import format_bytes
@@ -24,30 +22,18 @@ FEWEST = 3
 NEEDS = f"scores of {FEWEST} labels whose state_bytes were measured"
 
 
-def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
-    """On one task at least three labels have a score and measured bytes of state."""
-    rows = restrict(frame, only or {})
-    return bool((rows["state_bytes"].notna() & rows["score"].notna()).any()) and any(map(_enough, problems(rows)))
-
-
 def _kept(one: Summary) -> float:
     return one.state_bytes or 0.0
 
 
-def _enough(one: Problem) -> bool:
-    return sum(_kept(part) > 0 for part in one.parts) >= FEWEST
-
-
 @in_style
-def draw_recall(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None) -> Figure:
+def draw_recall(rows: pd.DataFrame) -> Figure:
     """Draw a panel for each task: a line over the options of each variant, or a point if it has a single setting.
 
     After figure 2 of Arora et al. 2024, arXiv:2402.18668. Here the bytes were measured. Raises NothingToDraw if fewer
     than three labels have a score and bytes.
     """
-    rows = restrict(frame, only or {})
-    every = problems(rows)
-    found = [one for one in every if _enough(one)]
+    found = [one for one in problems(rows) if sum(_kept(part) > 0 for part in one.parts) >= FEWEST]
     if not found:
         raise NothingToDraw(f"needs {NEEDS}")
     drawn = found[:PANELS]
@@ -60,7 +46,7 @@ def draw_recall(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None
         hidden_options(drawn),
         own_form_note(labels),
         *left_out(rows, drawn),
-        f"Not drawn, for want of room: {', '.join(one.heading for one in found[PANELS:])}." if found[PANELS:] else "",
+        no_room([one.heading for one in found], PANELS),
     ]
     panels = [_panel(one) for one in drawn]
     best = winners([[(max(line.y), line.name) for line in panel.lines] for panel in panels])

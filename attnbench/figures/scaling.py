@@ -34,7 +34,7 @@ from attnbench.figures.kit.ticks import length, log_axis, padded, trimmed
 from attnbench.figures.published.lra import NYSTROMFORMER, OWN_ROOM, WIDE, draw_lines
 from attnbench.figures.published.points import read_points
 from attnbench.figures.series import LARGER, LONGEST, Series, names_room, panels_of
-from attnbench.results.frame.settings import PANELS, Setting, only_length, restrict, settings, timed, without_room
+from attnbench.results.frame.settings import PANELS, Setting, only_length, settings, timed, without_room
 from attnbench.results.frame.words import failures, own_form_note, short_names, where
 from attnbench.suite.cell import STEPS
 from attnbench.units import format_bytes, format_seconds
@@ -49,15 +49,13 @@ _ROW = 0.14
 """Height of a line that names stopped variants, in inches."""
 
 
-def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
+def applies(frame: pd.DataFrame, whole: pd.DataFrame | None = None) -> bool:
     """Something was timed (or failed to be) at two lengths or more."""
-    return timed(restrict(frame, only or {}))["seq_len"].nunique() > 1
+    return timed(frame)["seq_len"].nunique() > 1
 
 
 @in_style
-def draw_scaling(
-    frame: pd.DataFrame, *, only: Mapping[str, object] | None = None, overlay: str | Path | None = None
-) -> Figure:
+def draw_scaling(frame: pd.DataFrame, *, overlay: str | Path | None = None) -> Figure:
     """Draw two log-log panels with a table of fitted and claimed powers of n, and mark where each variant stopped.
 
     Rows that were measured differently get lines with other dashes, or panels if lines are many. ``overlay``:
@@ -69,7 +67,7 @@ def draw_scaling(
     if overlay:
         only_on_a_page(f"scaling with --overlay {overlay}")
         points = read_points(NYSTROMFORMER if overlay == "published" else Path(overlay))
-    rows = timed(restrict(frame, only or {}))
+    rows = timed(frame)
     prefer = {"level": ("operator", "layer", "model"), "pass": ("forward", "training")}
     every = settings(rows, prefer, also_same=("inputs",))
     held = [one for one in every if (one.ok[["time_median_s", "peak_bytes"]] > 0).any(axis=None)]

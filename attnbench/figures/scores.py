@@ -17,6 +17,7 @@ from attnbench.figures.kit.page import (
     counted,
     narrow,
     new_page,
+    no_room,
     shorten,
     text_width,
     winners,
@@ -28,7 +29,6 @@ from attnbench.figures.kit.style import SMALL_SIZE, TEXT_SIZE, in_style, mark
 from attnbench.figures.kit.ticks import linear_ticks
 from attnbench.figures.published.lra import draw_rescored, only_published, rescored_height
 from attnbench.results.frame.scored import Problem, about, family_of, hidden_options, left_out, means, problems
-from attnbench.results.frame.settings import restrict, scored
 from attnbench.results.frame.words import own_form_note, short_names
 from attnbench.results.scores import MEAN, Difference, Summary, difference, joint, learnt
 
@@ -46,13 +46,8 @@ _LINE = 0.065
 _SAID = 0.98
 
 
-def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
-    """A training has a score."""
-    return bool(scored(restrict(frame, only or {}))["score"].notna().any())
-
-
 @in_style
-def draw_scores(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None, overlay: str | None = None) -> Figure:
+def draw_scores(frame: pd.DataFrame, *, overlay: str | None = None) -> Figure:
     """Draw a panel for each task, variants from the best mean down; last the mean of labels with the same seeds on all.
 
     Each row has a dot with its 95 % interval over seeds, a tick for each seed, and the difference from softmax over the
@@ -60,12 +55,11 @@ def draw_scores(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None
     identity are lines. ``overlay``: ``published`` adds the Long Range Arena's scores, as printed and as repeated by
     others. Raises UsageError for an unknown overlay or if no row has a value, and NothingToDraw without a score.
     """
-    only_published("scores", overlay)
-    frame = restrict(frame, only or {})
     every = problems(frame)
     found = [one for one in every if one.parts]
     if not found:
         raise NothingToDraw("; ".join(left_out(frame, every)) or f"needs {NEEDS}")
+    only_published("scores", overlay)
     mean = means(found)
     drawn = [*found, *mean][:_PANELS]
     names, hidden = short_names(
@@ -73,8 +67,7 @@ def draw_scores(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None
     )
     notes = [*_notes(drawn, family := family_of(found)), *left_out(frame, every), *_without_mean(found, mean)]
     notes += [" ".join(part for part in (hidden_options(drawn), hidden) if part), own_form_note(names)]
-    rest = [one.heading for one in [*found, *mean][_PANELS:]]
-    notes += [f"Not drawn, for want of room: {', '.join(rest)}."] if rest else []
+    notes.append(no_room([one.heading for one in [*found, *mean]], _PANELS))
     across = 1 if narrow() or len(drawn) == 1 else 2
     wide = ((COLUMN if narrow() else 8.0) - 0.28 - _GAP * (across - 1)) / across
     panels = [(one, parts) for one in drawn for parts in _in_panels(one.parts, names, wide)]

@@ -15,7 +15,7 @@ from attnbench.figures.kit.score_lines import Line, Panel, draw_lines, draw_plai
 from attnbench.figures.kit.style import in_style
 from attnbench.figures.kit.ticks import length, log_axis, padded, trimmed
 from attnbench.measure.status import Status
-from attnbench.results.frame.settings import PANELS, check_columns, restrict, settings, without_room
+from attnbench.results.frame.settings import PANELS, check_columns, settings, without_room
 from attnbench.results.frame.words import own_form_note, short_names, where
 from attnbench.units import format_bytes, format_seconds
 
@@ -23,8 +23,6 @@ NEEDS = "pass generate at two lengths or with two kept_prefix, or pass decode wi
 
 
 class _Kind(NamedTuple):
-    """The rows and columns of one panel."""
-
     pass_: str
     x: str
     y: str
@@ -46,21 +44,16 @@ _AXES = {
 }
 
 
-def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
-    """Something was generated at two lengths or behind two prefixes, or took two numbers of tokens in one step."""
-    return any(len(_of(kind, restrict(frame, only or {}))) for kind in _KINDS)
-
-
 @in_style
-def draw_served(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None) -> Figure:
+def draw_served(rows: pd.DataFrame) -> Figure:
     """Draw times of decoding and bytes of the cache or state over the prompt, and the time of a step over its tokens.
 
     Steps are those at the longest n with several numbers of tokens, and first tokens behind a kept prefix those at the
     longest n with several prefixes. Rows that were measured differently get separate panels. Raises NothingToDraw
     without such rows.
     """
-    check_columns(frame)
-    drawn = [(kind, _of(kind, restrict(frame, only or {}))) for kind in _KINDS]
+    check_columns(rows)
+    drawn = [(kind, _of(kind, rows)) for kind in _KINDS]
     drawn = [(kind, rows) for kind, rows in drawn if len(rows)]
     found = [(kind, one) for kind, rows in drawn for one in settings(rows, also_same=("inputs",))]
     found = [(kind, one) for kind, one in found if one.rows["seq_len"].nunique() > 1]

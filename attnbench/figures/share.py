@@ -20,7 +20,7 @@ from attnbench.figures.kit.style import SMALL_SIZE, Look, in_style, looks
 from attnbench.figures.kit.ticks import length, log_axis, padded
 from attnbench.figures.peers import TIMES, ratio_of
 from attnbench.measure.status import Status
-from attnbench.results.frame.settings import PANELS, SAME, Setting, records, restrict, settings, timed, without_room
+from attnbench.results.frame.settings import PANELS, SAME, Setting, records, settings, timed, without_room
 from attnbench.results.frame.words import failures, own_form_note, short_names, where
 
 NEEDS = "times of a layer or model at two lengths, beside identity or the operators alone"
@@ -66,20 +66,16 @@ class _Panel:
     by: str
 
 
-def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
-    """A layer or model was timed at two lengths, and so was the rest without attention, or attention alone."""
-    return bool(_panels(timed(restrict(frame, only or {})), timed(frame))[0])
-
-
 @in_style
-def draw_share(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None) -> Figure:
+def draw_share(frame: pd.DataFrame, *, whole: pd.DataFrame | None = None) -> Figure:
     """Draw each label's share of attention in the time of the layer or model.
 
     The rest is the time of the same layer or model with ``identity``; without one, attention is the operator's time
-    times the layers. Raises NothingToDraw without a layer or model at two lengths with either.
+    times the layers, which may be any of the ``whole`` table. Raises NothingToDraw without a layer or model at two
+    lengths with either.
     """
-    rows = timed(restrict(frame, only or {}))
-    panels, found = _panels(rows, timed(frame))
+    rows = timed(frame)
+    panels, found = _panels(rows, rows if whole is None else timed(whole))
     if not panels:
         raise NothingToDraw("; ".join(failures(rows)) or f"needs {NEEDS}")
     shown = pd.concat([panel.rows for panel in panels])

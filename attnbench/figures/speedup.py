@@ -6,7 +6,7 @@ The layout is that of table 3 in Wang et al. 2020, "Linformer", arXiv:2006.04768
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from attnbench.figures.kit.ticks import halves, length, plain
 from attnbench.figures.published.lra import OWN_ROOM, WIDE, draw_ratios, only_published
 from attnbench.measure.status import Status
 from attnbench.results.frame.labels import is_number, options_of, varying_numbers, written
-from attnbench.results.frame.settings import PANELS, Setting, records, restrict, settings, timed, without_room
+from attnbench.results.frame.settings import PANELS, Setting, records, settings, timed, without_room
 from attnbench.results.frame.words import bare, failures, own_form_note, where
 
 NEEDS = "softmax or sdpa beside two sizes at two lengths"
@@ -32,12 +32,6 @@ _BASELINES = ("softmax", "sdpa")
 _LIMIT = 4.0
 """log2 of the factor at which the colour is full."""
 _KEY = 0.44
-
-
-def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
-    """One variant was timed at two sizes and two lengths, and so was exact attention."""
-    rows = timed(restrict(frame, only or {}))
-    return bool(_tabled(rows)) and bool(rows["label"].isin(_BASELINES).any())
 
 
 def _tabled(rows: pd.DataFrame) -> list[str]:
@@ -50,12 +44,7 @@ def _tabled(rows: pd.DataFrame) -> list[str]:
 
 @in_style
 def draw_speedup(
-    frame: pd.DataFrame,
-    *,
-    variant: str | None = None,
-    baseline: str | None = None,
-    only: Mapping[str, object] | None = None,
-    overlay: str | None = None,
+    frame: pd.DataFrame, *, variant: str | None = None, baseline: str | None = None, overlay: str | None = None
 ) -> Figure:
     """Draw two annotated heat maps: baseline over variant, in time and peak memory; above 1 the variant wins.
 
@@ -64,19 +53,16 @@ def draw_speedup(
     Raises UsageError for a value without such rows or an unknown overlay, and NothingToDraw if no variant has two sizes
     and lengths, or there is no baseline for it.
     """
-    only_published("speedup", overlay)
-    every = timed(restrict(frame, only or {}))
-    known = _tabled(every)
-    if variant is not None and variant not in known:
-        raise UsageError(
-            f"{variant!r} was not timed at several sizes and lengths; there are: {', '.join(known) or 'none'}"
-        )
-    there = set(every["label"])
-    if baseline is not None and baseline not in there:
-        raise UsageError(f"no rows of the baseline {baseline!r}; there are: {', '.join(sorted(there))}")
+    every = timed(frame)
+    known, there = _tabled(every), set(every["label"])
     baseline = baseline or next((name for name in _BASELINES if name in there), None)
     if not known or baseline is None:
         raise NothingToDraw(f"needs {NEEDS}")
+    only_published("speedup", overlay)
+    if variant is not None and variant not in known:
+        raise UsageError(f"{variant!r} was not timed at several sizes and lengths; there are: {', '.join(known)}")
+    if baseline not in there:
+        raise UsageError(f"no rows of the baseline {baseline!r}; there are: {', '.join(sorted(there))}")
     variant = variant or known[0]
     both = every[(every["variant"] == variant) | (every["label"] == baseline)]
     prefer = {"level": ("operator", "layer", "model"), "pass": ("forward", "training")}

@@ -19,7 +19,7 @@ from attnbench.figures.kit.style import Look, in_style
 from attnbench.figures.kit.ticks import linear_ticks
 from attnbench.measure.status import Status
 from attnbench.results.frame import marks
-from attnbench.results.frame.settings import PANELS, Setting, compared, only_length, restrict, settings, without_room
+from attnbench.results.frame.settings import PANELS, Setting, compared, only_length, settings, without_room
 from attnbench.results.frame.words import failures, short_names, where
 
 NEEDS = "errors of pass generate"
@@ -27,20 +27,15 @@ _MARKS = 6
 """Most marks on a line."""
 
 
-def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
-    """The steps of something that is not exact were compared."""
-    return not _drawn(compared(restrict(frame, only or {}))).empty
-
-
 @in_style
-def draw_steps(frame: pd.DataFrame, *, n: int | None = None, only: Mapping[str, object] | None = None) -> Figure:
+def draw_steps(frame: pd.DataFrame, *, n: int | None = None) -> Figure:
     """Draw the relative error of new tokens against their number, in a panel for each input.
 
     A note names exact methods, which are left out. Rows that were measured differently get separate panels. ``n`` is
     the prompt's length; by default the longest of those with most rows. Raises NothingToDraw without an error of steps.
     """
-    rows = compared(restrict(frame, only or {}))
-    drawn = _drawn(rows)
+    rows = compared(frame)
+    drawn = rows[_has_steps(rows) & (rows["error_kind"] != "exact")]
     if n is not None:
         drawn = drawn[drawn["seq_len"] == n]
     if drawn.empty:
@@ -64,10 +59,6 @@ def draw_steps(frame: pd.DataFrame, *, n: int | None = None, only: Mapping[str, 
     means = [[(math.fsum(line.y) / len(line.y), line.name) for line in lines] for lines in fair if lines]
     title = f"Least mean error over the new tokens: {winners(means, largest=False)}" if means else "No approximation"
     return draw_lines(title, where(every, only_length(every)), notes, panels, "relative error", _scale, _draw)
-
-
-def _drawn(rows: pd.DataFrame) -> pd.DataFrame:
-    return rows[_has_steps(rows) & (rows["error_kind"] != "exact")]
 
 
 def _has_steps(rows: pd.DataFrame) -> pd.Series[bool]:

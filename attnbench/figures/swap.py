@@ -18,7 +18,7 @@ from attnbench.figures.kit.page import NothingToDraw, Page, narrow, new_page
 from attnbench.figures.kit.palette import palette
 from attnbench.figures.kit.style import DASHES, MARKERS, Look, in_style
 from attnbench.figures.kit.ticks import decade_ticks, linear_ticks, log_axis, padded, plain
-from attnbench.results.frame.settings import records, restrict
+from attnbench.results.frame.settings import records
 from attnbench.results.swaps import EXACT, MEAN_VALUE, Line, Row, lines
 from attnbench.suite.cell import UNTOUCHED
 
@@ -33,26 +33,25 @@ ORIGINAL = "the model as it was"
 _SAID = {UNTOUCHED: "none: trained as long"}
 
 
-def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
+def applies(frame: pd.DataFrame, whole: pd.DataFrame | None = None) -> bool:
     """A trained model was measured after training, or in single layers."""
-    rows = _rows(frame, only)
+    rows = _rows(frame)
     single = {which for which in rows["replaced"] if str(which).isdecimal()}
     return bool((rows["tuned"] > 0).any()) or len(single) > 1
 
 
-def _rows(frame: pd.DataFrame, only: Mapping[str, object] | None) -> pd.DataFrame:
-    rows = restrict(frame, only or {})
-    return rows[(rows["level"] == "pretrained") & rows["hidden_error"].notna()]
+def _rows(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame[(frame["level"] == "pretrained") & frame["hidden_error"].notna()]
 
 
 @in_style
-def draw_swap(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None) -> Figure:
+def draw_swap(frame: pd.DataFrame) -> Figure:
     """Draw a line for each variant over the steps, and one over the layers that were replaced alone.
 
     Without training there is a point for each variant instead: the model's loss over the error of its layers. Raises
     NothingToDraw.
     """
-    rows = records(_rows(frame, only))
+    rows = records(_rows(frame))
     found = [line for line in lines(rows) if line.label != EXACT]
     together = [line for line in found if not line.alone]
     trained = [line for line in together if line.loss is not None]
@@ -94,7 +93,6 @@ def draw_swap(frame: pd.DataFrame, *, only: Mapping[str, object] | None = None) 
 
 
 def _title(panel: Sequence[Line], *, by_layer: bool) -> str:
-    """The finding of the first panel."""
     found = [line for line in panel if line.label not in (UNTOUCHED, MEAN_VALUE)] or panel
     if by_layer:
         worst = max(found, key=lambda line: _damage(line) or 0.0)

@@ -45,7 +45,7 @@ from attnbench.figures.published.lra import draw_published, only_published
 from attnbench.results.frame.agreement import OF_TRAINED, Y_AXES, of_trained
 from attnbench.results.frame.contenders import TRIVIAL, Contenders, contenders, panels, spread
 from attnbench.results.frame.same_model import CHANCE, NO_MIXING, tasks_of_both
-from attnbench.results.frame.settings import PANELS, check_length, compared, restrict, timed, without_room
+from attnbench.results.frame.settings import PANELS, check_length, compared, timed, without_room
 from attnbench.results.frame.words import failures, own_form_note, short_names, where
 from attnbench.suite.cell import UNTOUCHED
 from attnbench.units import format_bytes
@@ -76,12 +76,11 @@ _BOTTOM = 0.42
 """Room below the axes for their scale, in inches."""
 
 
-def applies(frame: pd.DataFrame, only: Mapping[str, object] | None = None) -> bool:
+def applies(frame: pd.DataFrame, whole: pd.DataFrame | None = None) -> bool:
     """Something was timed (or failed), errors or scores exist, and a scatter plot can name all labels."""
-    rows = timed(restrict(frame, only or {}))
-    known = not compared(frame).empty or bool(tasks_of_both(frame, rows)) or of_trained(rows) is not None
-    some = not rows.empty and known
-    return some and not too_many_to_name(frame, only)
+    whole, rows = frame if whole is None else whole, timed(frame)
+    known = not compared(whole).empty or bool(tasks_of_both(whole, rows)) or of_trained(rows) is not None
+    return not rows.empty and known and not too_many_to_name(frame)
 
 
 @in_style
@@ -91,7 +90,7 @@ def draw_tradeoff(
     n: int | None = None,
     x: str = "examples_per_s",
     y: str | None = None,
-    only: Mapping[str, object] | None = None,
+    whole: pd.DataFrame | None = None,
     inputs: str | None = None,
     overlay: str | None = None,
 ) -> Figure:
@@ -105,6 +104,7 @@ def draw_tradeoff(
         y: ``rel_error``, ``max_abs_error``, ``cosine``, ``score``, ``loss_delta`` or ``hidden_error``; up is better.
             By default ``score`` for the rows of tasks that were both timed and trained on; the loss of trained models
             if no error was measured; else ``rel_error``.
+        whole: a table with further rows, for their errors and scores.
         inputs: of the errors, by label or name; by default ``listops``, else the first.
         overlay: ``published`` adds a panel with the paper's own measurements.
 
@@ -116,11 +116,11 @@ def draw_tradeoff(
         if value not in known:
             raise UsageError(f"{name} must be {' or '.join(one for one in known if one)}, not {value!r}")
     only_published("tradeoff", overlay)
-    rows = timed(restrict(frame, only or {}))
+    whole, rows = frame if whole is None else whole, timed(frame)
     check_length(n, set(rows["seq_len"]), "rows")
-    both = tasks_of_both(frame, rows) if y is None else set()
+    both = tasks_of_both(whole, rows) if y is None else set()
     trained = rows["level"] == "pretrained"
-    own = of_trained(rows) if trained.all() or compared(frame).empty else None
+    own = of_trained(rows) if trained.all() or compared(whole).empty else None
     y = y or ("score" if both else own or "rel_error")
     rest = ""
     if both:
@@ -131,7 +131,7 @@ def draw_tradeoff(
         rest = f"Timed, without an error: {trained.sum()} rows of trained models; --y loss_delta draws them."
     trained = rows["level"] == "pretrained"
     rows = rows[trained if y in OF_TRAINED else ~trained]
-    found = [one for setting in panels(rows) if (one := contenders(frame, setting, n, x, y, inputs))]
+    found = [one for setting in panels(rows) if (one := contenders(whole, setting, n, x, y, inputs))]
     if not found:
         raise NothingToDraw("; ".join(failures(rows)) or "no row holds a time")
     rest = " ".join(part for part in (rest, without_room([one.setting for one in found])) if part)
@@ -255,7 +255,7 @@ def _panel(
 def _keys(page: Page, points: pd.DataFrame, largest: float) -> None:
     sizes = {size: trimmed(format_bytes(size)) for size in round_sizes(largest)}
     title = "peak memory\n(circle area)" if sizes else ""
-    draw_keys(page, page.left, page.top, list(points["family"]), largest, title, sizes)
+    draw_keys(page, list(points["family"]), largest, title, sizes)
 
 
 def _mark_lines(ax: Axes, layout: Layout, lines: Mapping[str, float]) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from attnbench.contract.variant import Variant
 from attnbench.errors import Unsupported
-from attnbench.figures.pictures.matrix import LEVELS
+from attnbench.figures.pictures.picture import LEVELS
 from attnbench.laws.implied import random_weights, share_of_largest, small_setting
 
 N = 32

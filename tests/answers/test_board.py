@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 import attnbench
-from attnbench.answers.board.crossings import exact_labels
 from attnbench.answers.board.runs import read_runs
-from attnbench.answers.board.site import INDEX, make_site, shape_of
+from attnbench.answers.board.site import INDEX, exact_labels, make_site, shape_of
 from attnbench.answers.report import page
 from attnbench.cli.app import main
 from attnbench.errors import AttnbenchError, Exit, ResultsError

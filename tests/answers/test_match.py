@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from attnbench.answers.match.budget import Budget, Point, Target, budget_of, error_interval
 from attnbench.answers.match.match import Prepared, one_length
-from attnbench.answers.match.result import Match, answers, rows_of
+from attnbench.answers.match.result import Match
 from attnbench.answers.match.search import Found, Ladder, boundary, entrants_of, knob_of, ladder_of, search
 from attnbench.answers.match.search import most_tries as most_of
 from attnbench.contract.problem.shape import Shape
@@ -144,7 +144,7 @@ def test_of_a_score_the_cheapest_setting_is_sought_whose_whole_interval_reaches_
     assert plain.chosen is not None
     assert wide.chosen is not None
     assert (plain.chosen.value, wide.chosen.value) == (104, 112)  # 100 and 111.1 are needed
-    (line,) = answers(Match(budget, [wide]))
+    (line,) = Match(budget, [wide]).sentences()
     assert line == "x reaches score 0.9: 0.911 (0.901 to 0.921)"
 
 
@@ -154,21 +154,21 @@ def test_of_a_score_the_cheapest_setting_is_sought_whose_whole_interval_reaches_
 def test_a_budget_met_by_the_smallest_setting_takes_one_try_and_says_so() -> None:
     found = search(ladder(), Budget("error", 0.1), lambda m: error(0.01))
     assert len(found.tries) == 1
-    (line,) = answers(Match(Budget("error", 0.1), [found]))
+    (line,) = Match(Budget("error", 0.1), [found]).sentences()
     assert line == "x reaches error 0.1: 0.01; already at the smallest features that is tried"
 
 
 def test_a_target_that_is_never_reached_names_the_best_and_where_it_was() -> None:
     found = search(ladder(n=8192), Budget("error", 0.1), lambda m: error(0.31 + 1 / m, spread=0.1))
     assert found.chosen is None
-    (line,) = answers(Match(Budget("error", 0.1), [found]))
+    (line,) = Match(Budget("error", 0.1), [found]).sentences()
     assert line == "performer does not reach error 0.1: best 0.31 (0.279 to 0.341) at features=8192"
 
 
 def test_a_score_that_is_never_reached_names_the_best_and_where_it_was() -> None:
     found = search(ladder(n=512), Budget("score", 0.9), lambda m: score(0.61 - 1 / m, spread=0.04))
     assert found.chosen is None
-    (line,) = answers(Match(Budget("score", 0.9), [found]))
+    (line,) = Match(Budget("score", 0.9), [found]).sentences()
     assert line == "performer does not reach score 0.9: best 0.608 (0.568 to 0.648) at features=512"
 
 
@@ -182,7 +182,7 @@ def test_a_score_that_is_never_reached_names_the_best_and_where_it_was() -> None
 def test_what_may_reach_a_target_is_not_said_to_miss_it(budget: Budget, point: Point, said: str) -> None:
     found = search(ladder(), budget, lambda m: point)
     assert found.chosen is None
-    (line,) = answers(Match(budget, [found]))
+    (line,) = Match(budget, [found]).sentences()
     assert line.startswith(f"performer may reach, but is not shown to reach, {said} at features=")
 
 
@@ -198,7 +198,7 @@ def test_what_runs_out_of_memory_is_a_bound_beyond_which_nothing_is_tried() -> N
     assert 992 in tried
     assert sum(m >= 1000 for m in tried) <= 1 + math.log2(64)
     assert max(tried) == 1024
-    (line,) = answers(Match(Budget("error", 0.1), [found]))
+    (line,) = Match(Budget("error", 0.1), [found]).sentences()
     assert line.startswith("performer does not reach error 0.1: best 0.318 at features=992; features=1000: oom, needs")
 
 
@@ -229,7 +229,7 @@ def test_a_variant_that_does_not_run_at_all_is_tried_once_and_gives_its_reason()
     failed = Point("x", status=Status.UNSUPPORTED, reason="causal: it sees the future")
     found = search(ladder(), Budget("memory", 1e9), lambda m: failed)
     assert len(found.tries) == 1
-    (line,) = answers(Match(Budget("memory", 1e9), [found]))
+    (line,) = Match(Budget("memory", 1e9), [found]).sentences()
     assert line.endswith("features=8: unsupported, causal: it sees the future")
 
 
@@ -244,7 +244,7 @@ def test_an_output_that_is_not_finite_is_no_bound_of_an_error() -> None:
 
 def test_where_nothing_fits_the_smallest_is_named_with_what_it_takes() -> None:
     found = search(ladder(), Budget("memory", 2**20), lambda m: Point("x", memory=2**21))
-    (line,) = answers(Match(Budget("memory", 2**20), [found]))
+    (line,) = Match(Budget("memory", 2**20), [found]).sentences()
     assert line == "performer does not fit into memory 1.00 MiB: best 2.00 MiB at features=8"
 
 
@@ -359,21 +359,22 @@ def found(label: str, error: float, low: float, high: float, kind: str = "approx
 def test_the_smaller_error_is_named_where_the_intervals_are_apart_and_no_distance_is_ranked() -> None:
     budget = Budget("memory", 2e6)
     a, b, c = found("a:m=8", 0.1, 0.09, 0.11), found("b:m=8", 0.2, 0.19, 0.21), found("c:m=8", 0.01, 0, 0, "distance")
-    assert "smallest error within memory 1.91 MiB: a:m=8, 0.1 (0.09 to 0.11)" in answers(Match(budget, [a, b, c]))
+    assert "smallest error within memory 1.91 MiB: a:m=8, 0.1 (0.09 to 0.11)" in Match(budget, [a, b, c]).sentences()
     near = found("b:m=8", 0.105, 0.095, 0.115)
-    assert any("cannot be told, a:m=8 and b:m=8 overlap" in line for line in answers(Match(budget, [a, near])))
+    assert any("cannot be told, a:m=8 and b:m=8 overlap" in line for line in Match(budget, [a, near]).sentences())
 
 
 def test_within_an_error_the_least_memory_is_named() -> None:
     small, large = found("a:m=8", 0.1, 0.1, 0.1, memory=2**20), found("b:m=8", 0.1, 0.1, 0.1, memory=2**21)
-    assert "least memory within error 0.1: a:m=8, 1.00 MiB" in answers(Match(Budget("error", 0.1), [large, small]))
+    assert "least memory within error 0.1: a:m=8, 1.00 MiB" in Match(Budget("error", 0.1), [large, small]).sentences()
 
 
 def test_every_try_is_a_row_and_the_chosen_one_is_marked() -> None:
     rungs = ladder()
     budget = Budget("error", 0.1)
     one = search(rungs, budget, lambda m: error(2 / math.sqrt(m)))
-    rows = rows_of(budget, [one, Found("linformer", "rank", (), None, "not fitted")], {"seq_len": 4096})
+    found = [one, Found("linformer", "rank", (), None, "not fitted")]
+    rows = Match(budget, found, same={"seq_len": 4096}).to_rows()
     assert len(rows) == len(one.tries) + 1
     assert [row["value"] for row in rows if row["chosen"]] == [400]
     assert rows[-1]["reason"] == "not fitted"
@@ -388,8 +389,8 @@ def test_a_setting_whose_turns_take_longer_is_not_within_the_budget() -> None:
     in_time = replace(b.tries[0], time=5e-4)
     b = replace(b, tries=(in_time,), chosen=in_time)
     as_it_stands = replace(a, knob="", note="it has no knob")
-    assert answers(Match(budget, [as_it_stands]))[0].endswith("2.00 ms, not within time 1.00 ms")
-    assert not any(line.startswith(("least memory", "smallest error")) for line in answers(Match(budget, [a, b])))
+    assert Match(budget, [as_it_stands]).sentences()[0].endswith("2.00 ms, not within time 1.00 ms")
+    assert not any(line.startswith(("least memory", "smallest error")) for line in Match(budget, [a, b]).sentences())
     assert Match(budget, [a, b]).headline() == "b:m=8 fits into time 1.00 ms: 500 µs"
     assert Match(budget, [a]).headline() == "Nothing is within time 1.00 ms"
 

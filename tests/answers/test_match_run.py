@@ -11,7 +11,6 @@ import pytest
 import attnbench.catalogue.attention  # noqa: F401  # fills the table of variants
 from attnbench.answers.match.budget import Budget
 from attnbench.answers.match.from_run import match_run
-from attnbench.answers.match.result import answers
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import parse_spec
 from attnbench.errors import ResultsError, UsageError
@@ -79,10 +78,9 @@ def test_without_names_everything_in_the_run_takes_part_and_ratios_say_that_they
 ) -> None:
     found = match_run(run, [], Budget("error", 0.02))
     assert [one.variant for one in found.found] == ["performer", "softmax", "topk"]
-    assert "performer:features=256 takes 0.128 (0.105 to 0.156) of the time of softmax; not timed in turns" in answers(
-        found
-    )
-    assert "least memory within error 0.02: performer:features=256, 250 KiB" in answers(found)
+    said = found.sentences()
+    assert "performer:features=256 takes 0.128 (0.105 to 0.156) of the time of softmax; not timed in turns" in said
+    assert "least memory within error 0.02: performer:features=256, 250 KiB" in said
 
 
 def test_other_options_must_agree_and_a_given_value_stays(run: pd.DataFrame) -> None:
@@ -99,7 +97,7 @@ def test_other_options_must_agree_and_a_given_value_stays(run: pd.DataFrame) -> 
 
 def test_what_the_run_has_not_measured_is_said(run: pd.DataFrame) -> None:
     nothing = match_run(run, ["local"], Budget("error", 0.02))
-    assert answers(nothing) == ["local: not measured: the run has no row of it"]
+    assert nothing.sentences() == ["local: not measured: the run has no row of it"]
     with pytest.raises(UsageError, match="no rows at n = 77; there are: 1024"):
         match_run(run, ["performer"], Budget("error", 0.02), n=77)
     with pytest.raises(UsageError, match="no error rows with inputs 'listops'"):
@@ -123,7 +121,7 @@ def test_a_setting_that_failed_in_the_run_is_no_answer_and_gives_its_reason() ->
         row("performer:features=128", status=Status.OOM, reason="needs another 9 GiB"),
     )
     found = match_run(frame, ["performer"], Budget("error", 0.1))
-    (line,) = answers(found)
+    (line,) = found.sentences()
     assert line == (
         "performer does not reach error 0.1: best 0.5 at features=64; features=128: oom, needs another 9 GiB"
     )
@@ -168,7 +166,7 @@ def test_an_error_is_not_joined_with_the_time_of_another_shape() -> None:
     (point,) = found.found[0].tries
     assert (point.error, point.time, point.memory) == (0.1, None, None)
     lacking = match_run(frame, ["softmax"], Budget("error", 0.3))
-    assert answers(lacking) == ["softmax: not measured: the run has no error of it at this shape"]
+    assert lacking.sentences() == ["softmax: not measured: the run has no error of it at this shape"]
     cheap = match_run(frame, ["performer"], Budget("time", 0.1))
     assert cheap.warnings == ["the errors at n = 1024 are of another shape than the time, and are left out"]
     assert "H=4" in cheap.about
@@ -189,10 +187,10 @@ def test_of_errors_at_two_shapes_those_with_the_most_settings_are_taken_with_tim
 
 def test_what_has_no_error_is_not_said_to_miss_an_error(run: pd.DataFrame) -> None:
     frame = pd.concat([run[run["variant"] != "softmax"], table(timed("softmax", 0.02, 2**22))], ignore_index=True)
-    lines = answers(match_run(frame, ["softmax"], Budget("error", 0.3)))
+    lines = match_run(frame, ["softmax"], Budget("error", 0.3)).sentences()
     assert lines == ["softmax takes part as it stands (it has no knob): no error measured"]
     without = table(timed("performer:features=64", 1e-3, 100), erred("softmax", 1e-7))
-    assert answers(match_run(without, ["performer"], Budget("error", 0.3))) == [
+    assert match_run(without, ["performer"], Budget("error", 0.3)).sentences() == [
         "performer does not reach error 0.3: no error measured"
     ]
 
@@ -209,5 +207,5 @@ def test_rows_of_a_version_that_lacked_an_option_are_found_by_their_label_and_to
     assert plain.chosen is not None
     assert (plain.chosen.value, len(plain.tries), plain.before) == (256, 4, "no beta, no gamma")
     assert (fixed.tries[0].error, fixed.before, exact.before) == (4 / 64, "no beta, no gamma", "")
-    assert answers(found)[0].endswith("; in the run: no beta, no gamma")
+    assert found.sentences()[0].endswith("; in the run: no beta, no gamma")
     assert [one.before for one in match_run(run, ["performer"], Budget("error", 0.02)).found] == [""]

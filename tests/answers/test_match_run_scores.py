@@ -11,7 +11,6 @@ import pytest
 import attnbench.catalogue.attention  # noqa: F401  # fills the table of variants
 from attnbench.answers.match.budget import Budget
 from attnbench.answers.match.from_run import match_scores
-from attnbench.answers.match.result import answers
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import parse_spec
 from attnbench.errors import ResultsError, UsageError
@@ -75,7 +74,7 @@ def test_the_cheapest_trained_setting_that_reaches_the_score_is_chosen_with_the_
     assert performer.chosen.time == pytest.approx(0.0128)
     assert [point.value for point in performer.tries] == [64, 128, 256]
     assert (softmax.chosen is not None, softmax.tries[0].time) == (True, None)
-    assert answers(found)[0].startswith("performer:features=128 reaches score 0.8: 0.851 (0.849 to 0.853)")
+    assert found.sentences()[0].startswith("performer:features=128 reaches score 0.8: 0.851 (0.849 to 0.853)")
     row = found.to_rows()[0]
     assert (row["seq_len"], row["layers"], row["steps"], row["seeds"]) == (64, 1, 100, 3)
     json.dumps(found.to_json())
@@ -84,7 +83,7 @@ def test_the_cheapest_trained_setting_that_reaches_the_score_is_chosen_with_the_
 def test_a_score_that_no_trained_setting_reaches_is_an_answer(rows: list[dict[str, Any]]) -> None:
     found = match_scores(table(rows), [], Budget("score", 0.97))
     assert [one.variant for one in found.found] == ["softmax", "performer"]
-    assert answers(found)[1] == ("performer does not reach score 0.97: best 0.951 (0.949 to 0.953) at features=256")
+    assert found.sentences()[1] == ("performer does not reach score 0.97: best 0.951 (0.949 to 0.953) at features=256")
 
 
 def test_times_of_another_model_are_not_taken(rows: list[dict[str, Any]]) -> None:

@@ -15,7 +15,7 @@ from itertools import pairwise
 from statistics import median
 
 from attnbench.catalogue.inputs.captured import MINILM, SMOLLM2, describe
-from attnbench.cli.screen.captured_tables import over_heads
+from attnbench.cli.capture import over_heads
 from attnbench.figures.kit.style import save
 from attnbench.figures.swap import draw_swap
 from attnbench.measure.statistics import median_interval

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from attnbench.cli.screen.swap import _print_alone, _print_repaired, _print_together
+from attnbench.cli.swap import _print_alone, _print_repaired, _print_together
 from attnbench.results.swaps import EXACT, MEAN_VALUE, lines
 from tests.docs import making, swap_rows
 from tests.docs.making import RUNS

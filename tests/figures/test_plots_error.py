@@ -10,7 +10,6 @@ import pytest
 from matplotlib.figure import Figure
 
 from attnbench.errors import UsageError
-from attnbench.figures import error, map, speedup
 from attnbench.figures.error import draw_error
 from attnbench.figures.kit.page import NothingToDraw
 from attnbench.figures.map import draw_map
@@ -88,7 +87,6 @@ def test_an_option_inputs_or_length_that_no_row_has_is_refused(performer: pd.Dat
 def test_errors_at_one_setting_are_nothing_to_draw_a_line_through(run: Any) -> None:
     at = {"sweep": "error", "error_kind": "approximation", "trivial_error": 0.5}
     frame = run.table([run.row("performer", rel_error=0.3, **at)])
-    assert not error.applies(frame)
     with pytest.raises(NothingToDraw, match="needs errors at two options or logit_std"):
         draw_error(frame)
     frame = run.table([run.row("performer", rel_error=math.nan, **at), run.failed("nonfinite", "NaN", "local", **at)])
@@ -172,7 +170,6 @@ def test_an_approximation_that_leaves_nothing_out_does_not_stretch_the_axis(run:
 
 
 def test_no_map_without_two_sizes_and_two_logit_stds(lra: pd.DataFrame) -> None:
-    assert not map.applies(lra)
     with pytest.raises(NothingToDraw, match="needs errors at two sizes and two logit_std"):
         draw_map(lra)
     with pytest.raises(UsageError, match="no map of 'linformer'"):
@@ -208,8 +205,6 @@ def test_where_softmax_or_the_variant_failed_the_cell_says_so(linformer: pd.Data
 
 
 def test_speed_up_options_that_no_row_has_are_refused(linformer: pd.DataFrame, lra: pd.DataFrame) -> None:
-    assert speedup.applies(linformer)
-    assert not speedup.applies(lra[lra["variant"] != "performer"])
     with pytest.raises(NothingToDraw, match="needs softmax or sdpa beside two sizes at two lengths"):
         draw_speedup(lra[lra["variant"] != "performer"])
     with pytest.raises(UsageError, match="no rows of the baseline 'sdpa'"):

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from attnbench.figures import draw
 from attnbench.figures.kit.page import NothingToDraw
-from attnbench.figures.own_error import applies, draw_own_error
+from attnbench.figures.own_error import draw_own_error
 
 Words = Callable[[Figure], str]
 BFLOAT16, FLOAT32 = 2**-8, 2**-24
@@ -52,8 +52,6 @@ def test_each_data_type_has_outputs_with_their_last_half_and_gradients(frame: pd
 
 def test_without_two_lengths_there_is_nothing_to_draw_and_a_reason(frame: pd.DataFrame) -> None:
     one = frame[frame["seq_len"] == 128]
-    assert applies(frame)
-    assert not applies(one)
     with pytest.raises(NothingToDraw, match="own errors at two lengths"):
         draw_own_error(one)
     why = frame.assign(own_error=None, own_error_note="own error: it states no formula of its own")

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from attnbench.errors import UsageError
 from attnbench.figures.kit.page import NothingToDraw
-from attnbench.figures.peers import applies, draw_peers, left_out, pairs
+from attnbench.figures.peers import draw_peers, left_out, pairs
 
 Words = Callable[[Figure], str]
 Rows = list[dict[str, Any]]
@@ -37,7 +37,6 @@ def test_a_peer_stands_beside_the_variant_of_its_name(run: Any) -> None:
 def test_only_what_was_measured_alike_is_compared(run: Any, other: dict[str, Any]) -> None:
     mine, peer = both(run)
     assert not pairs(run.table([mine, {**peer, **other}]))
-    assert not applies(run.table([mine, {**peer, **other}]))
 
 
 def test_the_interval_of_a_ratio_is_that_of_two_independent_numbers(run: Any) -> None:
@@ -130,7 +129,6 @@ def test_one_length_can_be_chosen_and_must_be_there(run: Any) -> None:
 
 
 def test_without_a_peer_there_is_nothing_to_draw_and_it_says_what_is_needed(lra: Any) -> None:
-    assert not applies(lra)
     with pytest.raises(NothingToDraw, match="make peers"):
         draw_peers(lra)
 

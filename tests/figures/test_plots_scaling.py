@@ -193,10 +193,10 @@ def test_settings_beyond_those_with_room_are_named_with_the_remedy(run: Any, wor
 
 def test_only_the_rows_asked_for_are_drawn_and_a_value_that_no_row_has_is_refused(run: Any, lra: pd.DataFrame) -> None:
     rows = timed(run, "linear", (512, 1024), 1.0) + timed(run, "linear", (512, 1024, 2048), 1.5, causal=True)
-    (line,) = draw_scaling(run.table(rows), only={"causal": True}).axes[0].lines
+    (line,) = draw(run.table(rows), figures=["scaling"], only={"causal": True})["scaling"].axes[0].lines
     assert len(line.get_xdata()) == 3
     with pytest.raises(UsageError, match="no rows with level layer; there are: model"):
-        draw_scaling(lra[lra["level"] == "model"], only={"level": "layer"})
+        draw(lra[lra["level"] == "model"], figures=["scaling"], only={"level": "layer"})
 
 
 def test_forty_variants_still_fit_on_the_page(run: Any) -> None:

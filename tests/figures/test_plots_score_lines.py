@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from attnbench.errors import CorruptResults
-from attnbench.figures import draw, figure_kinds
+from attnbench.figures import draw
 from attnbench.figures.curves import draw_curves
 from attnbench.figures.kit.page import NothingToDraw
 from attnbench.figures.recall import draw_recall
@@ -76,7 +76,6 @@ def test_curves_are_found_beside_the_results_of_each_of_several_runs(tmp_path: P
 
 def test_a_table_away_from_its_run_has_no_curves_and_says_where_they_are(tmp_path: Path) -> None:
     frame = frame_of(suite_rows(["softmax"], ["digits"]), tmp_path)
-    assert not figure_kinds()["curves"].applies(frame)
     with pytest.raises(NothingToDraw, match="read the folder of a run"):
         draw_curves(frame)
 
@@ -102,7 +101,6 @@ def test_fewer_than_three_labels_with_bytes_are_no_figure(tmp_path: Path) -> Non
     rows = [training(label, 0.5, columns={"state_bytes": BYTES[label]}) for label in ("softmax", "linear")]
     rows += [training("local:block=16", 0.4), step("sinkhorn:block=16", 0.1, 1e6)]
     frame = frame_of(rows, tmp_path)
-    assert not figure_kinds()["recall"].applies(frame)
     with pytest.raises(NothingToDraw, match="3 labels"):
         draw_recall(frame)
 
@@ -152,7 +150,6 @@ def test_figures_say_at_which_length_a_score_was_tested_and_a_curve_is_drawn_onc
     assert "tested at" not in words(curves)
     at_128 = tested[tested["test_len"] == 128]
     assert "tested at n = 128" in words(draw(at_128, figures=["scores"])["scores"])
-    assert not figure_kinds()["lengths"].applies(at_128)
     with pytest.raises(NothingToDraw, match="several test_len"):
         draw(at_128, figures=["lengths"])
 

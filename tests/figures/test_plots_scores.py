@@ -10,7 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from attnbench.errors import UsageError
-from attnbench.figures import draw, figure_kinds
+from attnbench.figures import draw
 from attnbench.figures.kit.page import NothingToDraw
 from attnbench.figures.kit.style import CAPTIONS
 from attnbench.figures.published.lra import TASKS, read_published, read_rescored
@@ -183,7 +183,6 @@ def test_trainings_are_no_times_of_other_figures(tmp_path: Path) -> None:
 
 def test_a_table_without_trainings_has_no_scores(tmp_path: Path) -> None:
     frame = frame_of([step("softmax", 0.1, 1e6)], tmp_path)
-    assert not figure_kinds()["scores"].applies(frame)
     with pytest.raises(NothingToDraw):
         draw_scores(frame)
 

@@ -11,6 +11,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from attnbench.errors import ResultsError, UsageError
+from attnbench.figures import draw
 from attnbench.figures.kit.bands import arrange
 from attnbench.figures.kit.bubbles import FRONT, LARGEST, draw_front, round_sizes
 from attnbench.figures.kit.page import NothingToDraw
@@ -163,7 +164,6 @@ def test_a_length_inputs_or_axis_that_does_not_exist_is_refused_with_those_that_
     for options, message in (
         ({"n": 5}, "no rows at n = 5; there are: 1024, 2048, 3072, 4096"),
         ({"inputs": "cats"}, "no error rows with inputs 'cats'; there are: gaussian:logit_std=2, listops"),
-        ({"only": {"level": "layer"}}, "no rows with level layer; there are: model, operator"),
         ({"x": "speed"}, "x must be examples_per_s or tokens_per_s or time_median_s, not 'speed'"),
         ({"y": "loss"}, "y must be"),
         ({"overlay": "mine"}, "overlay must be published, not 'mine'"),
@@ -333,7 +333,7 @@ def test_rows_that_differ_have_a_panel_each_and_the_one_with_few_variants_comes_
     assert [len(ax.collections) for ax in panels_of(figure)] == [6, 2]
     said = words(figure).splitlines()
     assert said.index("attention operator") < said.index("attention layer")
-    (alone,) = panels_of(draw_tradeoff(run.table(rows), only={"level": "layer"}))
+    (alone,) = panels_of(draw(run.table(rows), figures=["tradeoff"], only={"level": "layer"})["tradeoff"])
     assert len(alone.collections) == 2
 
 

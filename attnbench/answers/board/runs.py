@@ -1,21 +1,25 @@
-"""The runs of a board: those that are as they were written, and their rows whose laws held."""
+"""The runs of a board: as they were written, with the rows whose laws held; and how one is handed in."""
 
 from __future__ import annotations
 
+import json
+import lzma
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from attnbench.answers.report.sources import Machine
-from attnbench.errors import AttnbenchError, CorruptResults, ResultsError
+from attnbench.answers.report.sources import Machine, title_of
+from attnbench.errors import AttnbenchError, CannotCreate, CorruptResults, ResultsError, UsageError
+from attnbench.files import PACKED, make_folder, replace_file
 from attnbench.measure.status import Status
 from attnbench.results.audit import audit
-from attnbench.results.manifest import OPENING, RUN_ID
+from attnbench.results.manifest import ENDS, OPENING, RUN_ID, THINNED
 from attnbench.results.read import read_results, run_names
 from attnbench.results.record import HELD, NOT_TRIED, UNCHECKED
-from attnbench.results.runs import find_runs, no_run
-from attnbench.results.store import ENVIRONMENT, TABLE
-from attnbench.text import one_line, quantity
+from attnbench.results.runs import find_runs, newest_run, no_run
+from attnbench.results.store import ENVIRONMENT, RECORDS, SUITE, TABLE, RunFolder
+from attnbench.text import one_line, quantity, without_secrets
 
 _WITHOUT = {
     "": "rows of an older attnbench do not say whether the laws held",
@@ -64,8 +68,7 @@ def read_runs(paths: Iterable[Path]) -> tuple[list[Machine], list[LeftOut]]:
 def take(folder: Path, name: str) -> tuple[Machine, list[LeftOut]]:
     """The rows of a run whose laws held, if some of them have times, and the others.
 
-    Raises:
-        AttnbenchError: it is not as it was written, nothing vouches for it, or it cannot be read.
+    Raises AttnbenchError if it is not as it was written, nothing vouches for it, or it cannot be read.
     """
     found = audit(folder)
     if doubts := found.findings or (() if found.is_sealed else found.notes):
@@ -77,7 +80,7 @@ def take(folder: Path, name: str) -> tuple[Machine, list[LeftOut]]:
         labels = list(dict.fromkeys(rows["label"]))
         names = ", ".join(labels[:6]) + f" and {len(labels) - 6} more" * (len(labels) > 6)
         why = _WITHOUT.get(str(law), f"the law {law} is broken")
-        out.append(LeftOut(name, f"{quantity(len(rows), 'row')}", one_line(f"{why}: {names}", 300)))
+        out.append(LeftOut(name, quantity(len(rows), "row"), one_line(f"{why}: {names}", 300)))
     held = frame[frame["laws"] == HELD]
     if not (held["time_median_s"] > 0).any():
         out += [LeftOut(name, quantity(len(held), "row"), "no time among them")] if len(held) or not out else []
@@ -90,3 +93,52 @@ def _folders(root: Path) -> Iterator[Path]:
     yield from (run.path for run in find_runs(root))
     for depth in ("", "*/", "*/*/"):
         yield from sorted(file.parent for file in root.glob(f"{depth}{ENVIRONMENT}"))
+
+
+_HOMES = r"(?<![\w.~-])(?:(?:/home|/Users|[A-Za-z]:\\+Users)[/\\]+[^/\\\s\"',;:]+|/root)(?![\w.-])"
+"""Home folders of any user, in JSON."""
+
+
+def submit(run: str | Path, to: str | Path = "runs") -> tuple[Path, list[LeftOut]]:
+    """Write the folder that hands a run in to a board, as ``attnbench submit`` does; give it, and rows no board shows.
+
+    Args:
+        run: the folder of a run, or of a suite for its newest.
+        to: the folder that holds the runs of a board; the new one in it is named by date and machine.
+
+    Raises:
+        ResultsError: there is no run, runs of several suites, or one that a board does not take.
+        UsageError: a board would show none of its rows.
+        CannotCreate: it was handed in before, or the folder cannot be made.
+    """
+    folder = newest_run(Path(run))
+    machine, out = take(folder.path, folder.path.name)
+    if not len(machine.rows):
+        why = "; ".join(f"{one.what}: {one.why}" for one in out)
+        raise UsageError(f"{folder.path}: {why}; so no board shows it; measure it again")
+    facts = folder.environment
+    date = re.sub("[-:]", "", str(facts.get("started_at", "")))[:15] or folder.path.name
+    place = Path(to) / "-".join([date, re.sub("[^a-z0-9]+", "-", title_of(machine).lower()).strip("-")])
+    if place.exists():
+        raise CannotCreate(f"{place} exists: this run was handed in before; choose another folder with --to")
+    make_folder(Path(to), "--to")
+    kept = {name: value for name, value in facts.items() if name not in (ENDS, OPENING)}
+    suite = (folder.path / SUITE).read_text(encoding="utf-8")
+    records = [record.to_json() for record in folder.in_order()]
+    about, suite, records = _for_all([{**kept, THINNED: facts.get(ENDS, {})}, suite, records])
+    thin = RunFolder.create(place, environment=about, suite_text=suite)
+    with thin.lock():
+        thin.correct({name: facts[name] for name in (RUN_ID,) if name in facts})
+        thin.append(RECORDS, records)
+        thin.write_csv(thin.in_order())
+        thin.conclude()
+    for file in (place / RECORDS, place / TABLE):
+        replace_file(file.with_name(file.name + PACKED), lzma.compress(file.read_bytes(), preset=9))
+        file.unlink()
+    (place / ".lock").unlink(missing_ok=True)
+    return place, out
+
+
+def _for_all(data: Any) -> Any:
+    """The same data without homes of people, passwords and tokens."""
+    return json.loads(re.sub(_HOMES, "~", without_secrets(json.dumps(data, ensure_ascii=False))))

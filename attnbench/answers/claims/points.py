@@ -17,7 +17,7 @@ from attnbench.contract.spec import Scalar, Spec, parse_spec
 from attnbench.contract.variant import VARIANTS
 from attnbench.measure.status import Status
 from attnbench.results.frame.marks import by_host
-from attnbench.results.frame.settings import RUN, SAME
+from attnbench.results.frame.settings import RUN, SAME, records
 from attnbench.results.scores import Summary, difference, summary
 from attnbench.results.trainings import Setting, choose, trained
 from attnbench.suite.axes import FOLLOWING, exists
@@ -321,9 +321,8 @@ def _scores(test: Score, rows: pd.DataFrame, below: pd.DataFrame) -> Iterator[Po
 
 
 def _summaries(rows: pd.DataFrame) -> list[Summary]:
-    records = [{str(name): value for name, value in row.items()} for row in rows.to_dict("records")]
     also = [RUN] if RUN in rows else []
-    return [one for choice in choose(trained(records, also_alike=also)) if (one := summary(choice))]
+    return [one for choice in choose(trained(records(rows), also_alike=also)) if (one := summary(choice))]
 
 
 def _alike(one: Setting, other: Setting, but: Mapping[str, Value]) -> bool:

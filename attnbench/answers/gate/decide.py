@@ -141,9 +141,12 @@ def decide(new: MeasuredRun, olds: Sequence[MeasuredRun], question: Question) ->
         unit = question.relative_to or REFERENCE
         runs, measures = [over(run, unit) for run in runs], ("time",)
     new, *olds = runs
-    pairs = [pair for pair in join(new, olds) if question.select is None or _chosen(pair, question.select)]
+    chosen = question.select
+    pairs = [pair for pair in join(new, olds) if chosen is None or matches(chosen, address(pair.shown))]
     if not pairs:
-        _refuse_selection(question.select or "", new)
+        example = next(iter(new.rows.values()), None)
+        called = f"; a cell is called {address(example)}" if example else ""
+        raise UsageError(f"-k {(chosen or '')[:60]!r}: no cell matches{called}")
     pairs = [in_turn(pair) for pair in pairs] if beside else pairs
     both = [pair for pair in pairs if pair.old and pair.new]
     if not both:
@@ -220,24 +223,14 @@ def _what_keeps_apart(pairs: Sequence[Pair]) -> str:
     return f": they differ in {any_of(alone)}" if alone else "; compare runs of the same suite"
 
 
-def _chosen(pair: Pair, expression: str) -> bool:
-    return matches(expression, address(pair.shown))
-
-
-def _refuse_selection(expression: str, run: MeasuredRun) -> None:
-    example = next(iter(run.rows.values()), None)
-    called = f"; a cell is called {address(example)}" if example else ""
-    raise UsageError(f"-k {expression[:60]!r}: no cell matches{called}")
-
-
 def ordered(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """The worst first."""
-    return tuple(sorted(findings, key=_badness))
 
+    def badness(one: Finding) -> tuple[int, bool, float]:
+        size = abs(math.log(one.ratio)) if one.ratio and math.isfinite(one.ratio) else math.inf if one.ratio else 0.0
+        return VERDICTS.index(one.verdict), not one.at_risk, -size
 
-def _badness(one: Finding) -> tuple[int, bool, float]:
-    size = abs(math.log(one.ratio)) if one.ratio and math.isfinite(one.ratio) else math.inf if one.ratio else 0.0
-    return VERDICTS.index(one.verdict), not one.at_risk, -size
+    return tuple(sorted(findings, key=badness))
 
 
 def unchanged(pairs: Sequence[Pair], variant: str) -> list[Pair]:

@@ -97,15 +97,11 @@ def interval(one: Finding) -> str:
     )
 
 
-def status(row: Record | None) -> str:
-    """``ok``, ``oom``, or ``-`` for no row."""
-    return "-" if row is None else str(row.status)
-
-
 def sides(one: Finding, unit: str = "s") -> tuple[str, str]:
     """The old and the new value, as text."""
     if one.measure == "status":
-        return status(one.pair.old), status(one.pair.new)
+        old, new = ("-" if row is None else str(row.status) for row in (one.pair.old, one.pair.new))
+        return old, new
     return number(one.old, one.measure, unit), number(one.new, one.measure, unit)
 
 

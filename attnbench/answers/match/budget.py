@@ -46,24 +46,18 @@ class Budget:
         return f"at {self} or more" if self.target == "score" else f"within {self}"
 
 
-def budget_of(
-    *,
-    error: float | str | None = None,
-    memory: int | str | None = None,
-    time: float | str | None = None,
-    score: float | str | None = None,
-) -> Budget:
+def budget_of(**amounts: float | str | None) -> Budget:
     """The one budget that is given: ``error=0.1``, ``memory="64MiB"`` or bytes, ``time="10ms"`` or seconds, or a score.
     Raises UsageError: none or several are given, or one is not a positive amount."""
-    amounts: dict[Target, float | str | None] = {"error": error, "memory": memory, "time": time, "score": score}
-    given = {target: amount for target, amount in amounts.items() if amount is not None}
+    given = {target: amount for target in _KINDS if (amount := amounts.get(target)) is not None}
     if len(given) != 1:
         said = "match needs a budget" if not given else f"match takes one budget, not {' and '.join(given)}"
         raise UsageError(f"{said}; give --error 0.1, --memory 64MiB, --time 10ms or --score 0.9")
     ((target, written),) = given.items()
     kind = f"{written!r} is not a {_KINDS[target]}"
     try:
-        limit = _limit(target, written)
+        parse = {"memory": parse_bytes, "time": parse_seconds}.get(target, float)
+        limit = parse(written) if isinstance(written, str) else written
     except ValueError as problem:
         raise UsageError(f"--{target}: {kind if target in ('error', 'score') else problem}") from None
     if not 0 < limit < (1 if target == "score" else math.inf):
@@ -77,14 +71,6 @@ _KINDS: dict[Target, str] = {
     "time": "number of seconds above 0",
     "score": "score between 0 and 1 such as 0.9",
 }
-
-
-def _limit(target: Target, written: float | str) -> float:
-    if not isinstance(written, str):
-        return written
-    return (
-        parse_bytes(written) if target == "memory" else parse_seconds(written) if target == "time" else float(written)
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from attnbench.measure.status import Status
 from attnbench.results.frame.labels import pick_inputs
 from attnbench.results.frame.same_model import SAME
 from attnbench.results.frame.scored import short_tasks
-from attnbench.results.frame.settings import RUN
+from attnbench.results.frame.settings import RUN, chosen_length, records
 from attnbench.results.frame.words import in_words
 from attnbench.results.record import COLUMNS
 from attnbench.results.trainings import Choice, choose, trained
@@ -51,21 +51,13 @@ def match_run(
     level: str = "operator",
     pass_: str = "forward",
 ) -> Match:
-    """Choose among the settings that a run measured.
+    """Choose among the settings of these variants that a run measured; no variants: of all.
 
     Times and memory are those of ``level`` and ``pass_``, of the circumstances with most rows; errors are those of the
-    attention alone. Both are joined by variant and options if they are of one shape; else only the budget's own
-    measure is given.
-
-    Args:
-        frame: rows as :func:`attnbench.results.read.read_results` gives them.
-        variants: names with options; empty for everything in the run. A value of the knob that is given stays.
-        n: the length; by default the one with the most settings, and the longest of these.
-        inputs: of the errors, by label or name; by default those with the most rows.
-
-    Raises:
-        UsageError: an unknown variant, or a length or input that was not measured.
-        ResultsError: the run has nothing that the budget is about.
+    attention alone, by default of the inputs with most rows. Both are joined by variant and options if they are of one
+    shape; else only the budget's own measure is given. A value of the knob that is given stays. By default ``n`` is the
+    length with most settings, and the longest of these. Raises UsageError for an unknown variant, or a length or input
+    that was not measured, and ResultsError if the run has nothing that the budget is about.
     """
     speed, errors = _timed_rows(frame, level, pass_), frame[frame["error_kind"] != ""]
     about = errors if budget.target == "error" else speed[speed[COLUMN[budget.target]].notna()]
@@ -73,7 +65,8 @@ def match_run(
         what = "error" if budget.target == "error" else f"{budget.target} of {level} {pass_}"
         known = _timed_kinds(frame) or "measure it: attnbench match without --from"
         raise ResultsError(f"the run has no {what}; {known}")
-    n = _length(about, n)
+    counts = about.groupby("seq_len")["label"].nunique()
+    n = chosen_length(n, counts, "rows")
     errors, speed = errors[errors["seq_len"] == n], speed[speed["seq_len"] == n]
     warnings = []
     if budget.target == "error":
@@ -111,15 +104,6 @@ def _of_inputs(errors: pd.DataFrame, wanted: str | None) -> pd.DataFrame:
     return errors[errors["inputs"] == here]
 
 
-def _length(rows: pd.DataFrame, wanted: int | None) -> int:
-    counts = rows.groupby("seq_len")["label"].nunique()
-    if wanted is None:
-        return int(counts[counts == counts.max()].index.max())
-    if wanted not in counts:
-        raise UsageError(f"no rows at n = {wanted}; there are: {', '.join(map(str, sorted(counts.index)))}")
-    return wanted
-
-
 def _with_errors(found: _Measured, errors: pd.DataFrame) -> _Measured:
     for row in errors.drop_duplicates("label").to_dict("records"):
         one = Point.of({**row, **dict.fromkeys(_COSTS)})
@@ -139,23 +123,14 @@ def match_scores(
     task: str | None = None,
     pass_: str = "training",
 ) -> Match:
-    """Choose among the settings that a run trained.
+    """Choose among the settings of these variants that a run trained; no variants: of all.
 
     Scores are those at the learning rate that validation chose, over seeds. Times and memory are those of the same
-    model, of the circumstances with most rows.
-
-    Args:
-        frame: rows as :func:`attnbench.results.read.read_results` gives them.
-        variants: names with options; empty for everything that was trained. A value of the knob that is given stays.
-        n: the length; by default that of the task and length with the most settings, and the longest of these.
-        task: by label or name.
-        pass_: the pass of the times and memory.
-
-    Raises:
-        UsageError: an unknown variant, or a length or task that was not trained.
-        ResultsError: the run has no score.
+    model and of ``pass_``, of the circumstances with most rows. By default ``n`` and ``task``, a label or a name, are
+    those with most settings, at the longest length of these. Raises UsageError for an unknown variant, or a length or
+    task that was not trained, and ResultsError if the run has no score.
     """
-    rows = [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
+    rows = records(frame)
     problems: dict[_Problem, list[Choice]] = {}
     for choice in choose(trained(rows, also_alike=[RUN] if RUN in frame else [])):
         problems.setdefault(choice.problem, []).append(choice)

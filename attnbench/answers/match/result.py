@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -39,11 +39,31 @@ class Match:
         return {side.record.label: side for row in rows for side in (row.a, row.b)}
 
     def sentences(self) -> list[str]:
-        return answers(self)
+        """One sentence for each variant, then how the settings found compare."""
+        lines = [_of_one(self.budget, one) + (f"; in the run: {one.before}" * bool(one.before)) for one in self.found]
+        lines += _over_budget(self)
+        if self.comparison:
+            lines += [_ratio(a, b, rows[0]) for (a, b), rows in self.comparison.rows.items()]
+        else:
+            lines += _unpaired(self)
+        return [*lines, *_verdicts(self)]
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """A row for each setting in the order of measuring; seconds and bytes, None if not measured."""
-        return rows_of(self.budget, self.found, self.same)
+        """A row for each setting in the order of measuring; seconds and bytes, None if not measured.
+
+        A variant without a setting has a row with the reason.
+        """
+        rows = []
+        for one in self.found:
+            nothing = Point(one.variant, None, Status.UNSUPPORTED, one.note)
+            for point in one.tries or (nothing,):
+                told = point.columns()
+                last = {name: told.pop(name) for name in ("family", "own_form")}
+                asked: dict[str, Any] = {"target": self.budget.target, "budget": self.budget.limit}
+                asked |= {"variant": one.variant, "knob": one.knob, "value": point.value}
+                held = {"reached": point.within(self.budget), "chosen": point == one.chosen, "tries": len(one.tries)}
+                rows.append({**asked, **told, **held, **last, **self.same})
+        return rows
 
     def headline(self) -> str:
         """The sentences that compare settings within the budget; of a single one its own."""
@@ -65,34 +85,8 @@ class Match:
         }
 
 
-def rows_of(budget: Budget, found: Iterable[Found], same: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rows of match.csv: every measured setting; a variant without one has a row with the reason."""
-    rows = []
-    for one in found:
-        nothing = Point(one.variant, None, Status.UNSUPPORTED, one.note)
-        for point in one.tries or (nothing,):
-            told = point.columns()
-            last = {name: told.pop(name) for name in ("family", "own_form")}
-            asked = {"target": budget.target, "budget": budget.limit, "variant": one.variant, "knob": one.knob}
-            held = {"reached": point.within(budget), "chosen": point == one.chosen, "tries": len(one.tries)}
-            rows.append({**asked, "value": point.value, **told, **held, **last, **same})
-    return rows
-
-
 _COMPARABLE = ("exact", "approximation")
 """Kinds of error that may be ranked; a distance from softmax attention is no error of another operator."""
-
-
-def answers(match: Match) -> list[str]:
-    """One sentence for each variant, then how the settings found compare."""
-    lines = [_of_one(match.budget, one) + (f"; in the run: {one.before}" * bool(one.before)) for one in match.found]
-    lines += _over_budget(match)
-    if match.comparison:
-        pairs = match.comparison.rows.items()
-        lines += [_ratio(a, b, rows[0]) for (a, b), rows in pairs]
-    else:
-        lines += _unpaired(match)
-    return [*lines, *_verdicts(match)]
 
 
 def _of_one(budget: Budget, one: Found) -> str:

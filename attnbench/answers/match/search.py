@@ -86,9 +86,6 @@ def _bounds(entry: Entry, option: str) -> tuple[int, int, int]:
     return low, high, unit
 
 
-NEEDS_ONE = "match needs a variant; for example: attnbench match performer local --error 0.1"
-
-
 @dataclass(frozen=True, slots=True)
 class Entrant:
     """A variant that takes part in the match."""
@@ -138,7 +135,7 @@ def entrants_of(
             raise UsageError(f"{one.spec.label} is given twice; name each variant once")
         entrants[one.spec.label] = one
     if not entrants:
-        raise UsageError(NEEDS_ONE)
+        raise UsageError("match needs a variant; for example: attnbench match performer local --error 0.1")
     if not any(one.ladder for one in entrants.values()):
         who = ", ".join(f"{label}: {one.note}" for label, one in entrants.items())
         raise UsageError(f"there is no knob to turn ({who}); name a variant that has one: attnbench match performer")

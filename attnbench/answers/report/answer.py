@@ -136,22 +136,18 @@ class _Speaker:
         inputs = found.agreed.inputs if found else ""
         on = f" on {inputs}" if inputs else ""
         within, what = _WITHIN[found.agreed.column if found else "rel_error"]
+        best = near.iloc[int(near["y"].argmin())] if close.empty else close.iloc[0]
+        error = plain(float(f"{best['y']:.2g}"))
         if close.empty:
-            best = near.iloc[int(near["y"].argmin())]
-            return [
-                (f"No approximation comes within {within}{on}; nearest is ", False),
-                (self._name(best), True),
-                (f" with {_two(best['y'])}{_decoding(best)}", False),
-                self._speed(best),
-                (".", False),
-            ]
-        best = close.iloc[0]
-        slower = len(exact) and exact["time_median_s"].iloc[0] < best["time_median_s"]
+            start, said = f"No approximation comes within {within}{on}; nearest is ", f" with {error}"
+        else:
+            start, said = f"Within {within}{on}, the fastest approximation is ", f", {what.format(error)}"
+        slower = len(close) and len(exact) and exact["time_median_s"].iloc[0] < best["time_median_s"]
         end = f", slower than {self._name(exact.iloc[0])}." if slower else "."
         return [
-            (f"Within {within}{on}, the fastest approximation is ", False),
+            (start, False),
             (self._name(best), True),
-            (f", {what.format(_two(best['y']))}{_decoding(best)}", False),
+            (said + _decoding(best), False),
             self._speed(best),
             (end, False),
         ]
@@ -235,7 +231,9 @@ def _scores(
     start = "Best on" if any(learnt(part, one.floor) for part in one.parts) else "Nothing was seen to learn"
     for part in one.parts[:3]:
         said += [(", " if said else f"{start} {where}: ", False), (names[part.label], True)]
-        said.append((f" with {part.over_seeds.mean:.3f}{_fast(speeds.get(part.label))}", False))
+        speed = speeds.get(part.label)
+        fast = f" at {times(speed.speed)} times softmax's speed" if speed else ""
+        said.append((f" with {part.over_seeds.mean:.3f}{fast}", False))
     chance = f"; chance is {one.chance:.3f}" if not start.startswith("Best") and one.chance is not None else ""
     yield [*said, (f"{chance}.", False)]
     fair = [part for part in one.parts if part.label in seconds and part.family != "reference"]
@@ -270,14 +268,6 @@ def _damage(line: Line) -> float:
 def _above_floor(one: Problem) -> float:
     best = max((part.over_seeds.mean for part in one.parts), default=-math.inf)
     return best - (one.floor or 0.0)
-
-
-def _fast(found: Relative | None) -> str:
-    return f" at {times(found.speed)} times softmax's speed" if found else ""
-
-
-def _two(value: float) -> str:
-    return plain(float(f"{value:.2g}"))
 
 
 def _listed(names: Sequence[str]) -> str:

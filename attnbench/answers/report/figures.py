@@ -74,12 +74,9 @@ def _lengths(name: str, lengths: Sequence[int]) -> str:
 
 def draw_whole(kinds: Sequence[str], rows: pd.DataFrame, shared: Shared) -> list[Drawn]:
     """The figures of these kinds that apply to a table."""
-    known = figure_kinds()
-    return [
-        one
-        for kind in kinds
-        if known[kind].applies(rows) and (one := drawn(kind, partial(known[kind].draw, rows), shared))
-    ]
+    known = {kind: figure_kinds()[kind] for kind in kinds}
+    wanted = {kind: one.draw for kind, one in known.items() if one.applies is None or one.applies(rows)}
+    return [one for kind, draw in wanted.items() if (one := drawn(kind, partial(draw, rows), shared))]
 
 
 def drawn(

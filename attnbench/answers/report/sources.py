@@ -73,11 +73,11 @@ def read_sources(paths: Sequence[str | Path], *, warn: Callable[[str], None]) ->
 def of_frame(frame: pd.DataFrame) -> Sources:
     """The sources of rows that :func:`attnbench.read_results` has read."""
     folders = {str(name): Path(folder) for name, folder in frame.attrs.get(FOLDERS, ())}
-    return Sources(frame, {name: _written(folder) for name, folder in folders.items()}, folders)
-
-
-def _written(folder: Path) -> dict[str, Any]:
-    return RunFolder(folder).environment if (folder / ENVIRONMENT).is_file() else {}
+    written = {
+        name: RunFolder(folder).environment if (folder / ENVIRONMENT).is_file() else {}
+        for name, folder in folders.items()
+    }
+    return Sources(frame, written, folders)
 
 
 @dataclass(frozen=True)

@@ -239,9 +239,6 @@ def progress(total: int, *, wanted: bool = True) -> Iterator[Progress]:
             over.set()
 
 
-DAGGER = marks.OWN_FORM
-
-
 def mark_notes(cells: Iterable[str]) -> None:
     """Print the meaning of the marks in these cells to the cells' own stream."""
     for said in marks.notes(cells):

@@ -51,14 +51,10 @@ class JudgeOptions(TypedDict, total=False):
         float, typer.Option(parser=limit, metavar="RATIO", help="The same for the error."), Default(1.1)
     ]
     relative_to: Annotated[
-        str | None,
-        typer.Option(metavar="VARIANT", help="Divide times by the drift of this unchanged variant."),
-        Default(None),
+        str | None, typer.Option(metavar="VARIANT", help="Divide times by the drift of this unchanged variant.")
     ]
     select: Annotated[
-        str | None,
-        typer.Option("-k", metavar="EXPRESSION", help="Only these cells, as in attnbench run."),
-        Default(None),
+        str | None, typer.Option("-k", metavar="EXPRESSION", help="Only these cells, as in attnbench run.")
     ]
     other_machine: Annotated[
         Literal["refuse", "ratios"],
@@ -66,28 +62,18 @@ class JudgeOptions(TypedDict, total=False):
         Default("refuse"),
     ]
     as_measured: Annotated[
-        bool,
-        typer.Option("--as-measured", help="Judge times as they are, not at one speed of the machine."),
-        Default(False),
+        bool, typer.Option("--as-measured", help="Judge times as they are, not at one speed of the machine.")
     ]
     format_: Annotated[
         Format,
         typer.Option("--format", help="junit: XML; action: JSON of github-action-benchmark."),
         Default("table"),
     ]
-    out: Annotated[
-        Path | None,
-        File(help="Write the format to this file, and print the table."),
-        Default(None),
-    ]
+    out: Annotated[Path | None, File(help="Write the format to this file, and print the table.")]
 
 
 def question_of(above: float, on: str, given: JudgeOptions, **more: Any) -> Question:
-    """The question in the options; ``more`` are fields of it.
-
-    Raises:
-        UsageError: a measure does not exist.
-    """
+    """The question in the options; ``more`` are fields of it. UsageError if a measure does not exist."""
     from attnbench.answers.gate.decide import Question
     from attnbench.answers.gate.verdict import Limits
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -62,12 +61,10 @@ def draw_front(ax: Axes, x: np.ndarray, at: np.ndarray, low: float) -> None:
     )
 
 
-def draw_keys(
-    page: Page, left: float, top: float, families: Sequence[str], largest: float, title: str, sizes: Mapping[float, str]
-) -> None:
-    """Draw the keys from ``left`` on: a colour for each family, then three circles with the memory they stand for."""
-    height = top - page.bottom
-    ax = on_all(replace(page, left=left, top=top))
+def draw_keys(page: Page, families: Sequence[str], largest: float, title: str, sizes: Mapping[float, str]) -> None:
+    """Draw the keys: a colour for each family, then three circles with the memory they stand for."""
+    height = page.top - page.bottom
+    ax = on_all(page)
     x, y = 0.0, height - 0.08
 
     def write(text: str, indent: float, colour: str = palette().ink) -> None:
@@ -80,7 +77,7 @@ def draw_keys(
         ax.scatter([0.07], [y], s=40, facecolor=(colour, 0.5), edgecolor=colour)
         write(family or "not known", 0.2)
     if narrow():
-        x, y = (page.right - left) / 2, height - 0.08
+        x, y = (page.right - page.left) / 2, height - 0.08
     else:
         y -= 0.3
     for line in title.split("\n"):

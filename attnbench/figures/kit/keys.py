@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from attnbench.figures.kit.page import Page, shorten, text_width, wrap
+from attnbench.figures.kit.page import NARROW_ROOM, Page, narrow, new_page, shorten, text_width, wrap
 from attnbench.figures.kit.palette import palette
 from attnbench.figures.kit.sheets import COLUMN
 from attnbench.figures.kit.style import SMALL_SIZE, Look
@@ -64,6 +65,21 @@ def write_wrapped(page: Page, hows: Mapping[str, Look], said: Mapping[str, str])
             ax.text(NAMES, y, said[name], fontsize=SMALL_SIZE, va="center", color=palette().faint)
             y -= _LINE
         y -= _GAP
+
+
+def key_beside(
+    words: tuple[str, str], notes: Sequence[str], names: Iterable[str], said: Mapping[str, str], tall: float
+) -> tuple[Page, Page]:
+    """A new page's room for a drawing, and that for :func:`write_wrapped`: at its right, or below it in one column.
+
+    ``words``: title and subtitle. ``tall``: inches of the drawing on a page.
+    """
+    key = wrapped_height(names, said) if narrow() else 0.0
+    title, about = words
+    whole = new_page(title, [about] if about else [], notes, room=(NARROW_ROOM if narrow() else tall) + key)
+    page, under = whole.split(key)
+    right = page.right - (0.1 if narrow() else KEY)
+    return replace(page, right=right), under if narrow() else replace(page, left=right + 0.15)
 
 
 def wrapped_height(names: Iterable[str], said: Mapping[str, str], width: float = COLUMN - 0.3) -> float:

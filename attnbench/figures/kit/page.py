@@ -225,6 +225,11 @@ def counted(names: Iterable[str], of: int) -> str:
     return ", ".join(said[:3]) + (f" and {len(said) - 3} more" if len(said) > 3 else "")
 
 
+def no_room(headings: Sequence[str], most: int) -> str:
+    """A note on the panels beyond ``most``, which are not drawn."""
+    return f"Not drawn, for want of room: {', '.join(headings[most:])}." if headings[most:] else ""
+
+
 @functools.lru_cache(maxsize=4096)
 def text_width(text: str, size: float) -> float:
     """Width of a line in the figures' font, in inches."""

@@ -55,7 +55,8 @@ def draw(
     from attnbench.figures.kit.palette import drawn_in
 
     if name not in PICTURES:
-        raise UsageError(f"unknown picture {name!r}{did_you_mean(name, PICTURES) or f'; there are: {_known()}'}")
+        hint = did_you_mean(name, PICTURES) or f"; there are: {', '.join(PICTURES)}"
+        raise UsageError(f"unknown picture {name!r}{hint}")
     make = getattr(import_module(f"{__name__}.{name}"), f"draw_{name}")
     takes = inspect.signature(make).parameters
     if of and "variants" not in takes:
@@ -106,7 +107,3 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def _known() -> str:
-    return ", ".join(PICTURES)

@@ -64,21 +64,18 @@ class Kernel:
     """The same of the relative error."""
 
 
-def draw_density(
-    *, inputs: str = "gaussian:logit_std=0.5", n: int | None = None, head_dim: int | None = None
-) -> Picture:
+def draw_density(*, inputs: str = "gaussian:logit_std=0.5", n: int = N, head_dim: int = WIDTH) -> Picture:
     """Draw the Gaussian kernel that softmax weighs keys by, and the estimates of four kinds of random features.
 
     ``inputs`` gives the queries and the directions of the keys, drawn again for each draw of the features. Raises
     UsageError for an unknown input or an n below 2 or above :data:`MOST`, Unsupported if the input lacks this shape.
     """
-    n, width = N if n is None else n, WIDTH if head_dim is None else head_dim
     if not 2 <= n <= MOST:
         raise UsageError(f"this picture takes 2 to {MOST} queries, not {n}")
     spec = INPUTS.get(parse_spec(inputs).name).normalise(parse_spec(inputs))
-    found = kernels(spec, Shape(batch=1, heads=1, seq_len=n, head_dim=width), draws=DRAWS)
+    found = kernels(spec, Shape(batch=1, heads=1, seq_len=n, head_dim=head_dim), draws=DRAWS)
     label = INPUTS.get(spec.name).complete(spec).label
-    about = f"queries from {label} · width {width} · {FEATURES} features · {DRAWS} draws of {n} queries"
+    about = f"queries from {label} · width {head_dim} · {FEATURES} features · {DRAWS} draws of {n} queries"
     return Picture(_draw(found, about), _numbers(found))
 
 

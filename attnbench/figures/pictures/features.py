@@ -62,21 +62,18 @@ class Errors:
         return np.asarray(np.quantile(self.draws, QUARTILES))
 
 
-def draw_features(
-    *, inputs: str = "gaussian:logit_std=1", n: int | None = None, head_dim: int | None = None
-) -> Picture:
+def draw_features(*, inputs: str = "gaussian:logit_std=1", n: int = N, head_dim: int = WIDTH) -> Picture:
     """Draw the mean squared error of the Performer's estimate of softmax's matrix, in two panels.
 
     ``inputs`` gives q and k, drawn again for each draw of the features. Raises UsageError for an unknown input or an n
     below 2 or above :data:`MOST`, and Unsupported if the input lacks this shape.
     """
-    n, width = N if n is None else n, WIDTH if head_dim is None else head_dim
     if not 2 <= n <= MOST:
         raise UsageError(f"this picture takes 2 to {MOST} tokens, not {n}")
     spec = INPUTS.get(parse_spec(inputs).name).normalise(parse_spec(inputs))
-    shape = Shape(batch=1, heads=1, seq_len=n, head_dim=width)
+    shape = Shape(batch=1, heads=1, seq_len=n, head_dim=head_dim)
     errors, trivial = errors_over_features(spec, shape)
-    about = f"inputs {INPUTS.get(spec.name).complete(spec).label} · n = {n} · width {width} · {DRAWS} draws"
+    about = f"inputs {INPUTS.get(spec.name).complete(spec).label} · n = {n} · width {head_dim} · {DRAWS} draws"
     return Picture(_draw(errors, trivial, about), _numbers(errors))
 
 

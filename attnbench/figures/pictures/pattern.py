@@ -15,8 +15,7 @@ from attnbench.errors import Unsupported, UsageError
 from attnbench.figures.kit.page import NothingToDraw, Page, narrow, new_page, shorten, text_width, wrap
 from attnbench.figures.kit.palette import palette
 from attnbench.figures.kit.style import SMALL_SIZE, in_style
-from attnbench.figures.pictures.matrix import LEVELS, by_share, draw_matrix
-from attnbench.figures.pictures.picture import Picture
+from attnbench.figures.pictures.picture import LEVELS, Picture, by_share, draw_matrix
 from attnbench.laws.implied import random_weights, share_of_largest, small_setting
 from attnbench.results.frame.marks import OWN_FORM
 from attnbench.results.frame.words import own_form_note

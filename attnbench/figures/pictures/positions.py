@@ -35,20 +35,19 @@ class Shift:
     """Largest difference, over all positions and columns, between the shifted positions and the rotated ones."""
 
 
-def draw_positions(*, n: int | None = None, head_dim: int | None = None) -> Picture:
+def draw_positions(*, n: int = N, head_dim: int = WIDTH) -> Picture:
     """Draw the table of sinusoids and the rotation that a shift is.
 
     ``n`` positions, 50 by default, of an even width ``head_dim``, 128 by default. Raises UsageError if n is below 5 or
     the width is odd, or one of them is above :data:`MOST`.
     """
-    n, width = N if n is None else n, WIDTH if head_dim is None else head_dim
     if not 5 <= n <= MOST:
         raise UsageError(f"positions to draw are 5 to {MOST}, not {n}")
-    if width % 2 or not 2 <= width <= MOST:
-        raise UsageError(f"sinusoids come in pairs: --head-dim must be even and at most {MOST}, not {width}")
-    table = sinusoids(n, width).double().numpy()
+    if head_dim % 2 or not 2 <= head_dim <= MOST:
+        raise UsageError(f"sinusoids come in pairs: --head-dim must be even and at most {MOST}, not {head_dim}")
+    table = sinusoids(n, head_dim).double().numpy()
     shift = shift_of(table, n // 5)
-    return Picture(_draw(table, shift), _numbers(shift, width))
+    return Picture(_draw(table, shift), _numbers(shift, head_dim))
 
 
 def frequencies(width: int) -> np.ndarray:

@@ -42,13 +42,12 @@ class Rows:
     """The same of the norm of the rows' Jacobian."""
 
 
-def draw_saturation(*, n: int | None = None, head_dim: int | None = None) -> Picture:
+def draw_saturation(*, n: int = N, head_dim: int | None = None) -> Picture:
     """Draw entropy and Jacobian norm of softmax(c·q·k) over c, for independent normal q and k of variance 1.
 
     ``n`` keys, 512 by default; width ``head_dim`` of a head, 16, 64 and 256 by default. Raises UsageError if n is below
     2 or above :data:`MOST`.
     """
-    n = N if n is None else n
     if not 2 <= n <= MOST:
         raise UsageError(f"softmax rows have 2 to {MOST} keys here, not {n}")
     widths = WIDTHS if head_dim is None else (head_dim,)

@@ -24,8 +24,7 @@ from attnbench.figures.kit.palette import palette
 from attnbench.figures.kit.style import DASHES, SMALL_SIZE, in_style
 from attnbench.figures.kit.ticks import linear_ticks
 from attnbench.figures.pictures.heads import Head, heads_of, softmax_matrix
-from attnbench.figures.pictures.matrix import draw_matrix, positive
-from attnbench.figures.pictures.picture import Picture
+from attnbench.figures.pictures.picture import Picture, draw_matrix, positive
 
 TITLE = "How few singular values hold the attention matrix"
 N = 512
@@ -61,7 +60,7 @@ def draw_spectrum(
     inputs: str = "listops",
     layer: int | None = None,
     head: int | None = None,
-    n: int | None = None,
+    n: int = N,
     causal: bool = False,
 ) -> Picture:
     """Draw the cumulative singular values of softmax's matrix P of each head, and the part of the first quarter.
@@ -70,7 +69,6 @@ def draw_spectrum(
     default. ``layer``, ``head``: one only, from 0. Raises UsageError for an unknown one of these, or an n below 2 or
     above :data:`MOST`, and Unsupported if the input is too short.
     """
-    n = N if n is None else n
     if not 2 <= n <= MOST:
         raise UsageError(f"a spectrum has 2 to {MOST} tokens, not {n}")
     label, found = heads_of(inputs, n, causal=causal, layer=layer, head=head)

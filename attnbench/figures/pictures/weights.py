@@ -23,8 +23,7 @@ from attnbench.figures.kit.page import Page, narrow, new_page, shorten
 from attnbench.figures.kit.palette import palette
 from attnbench.figures.kit.style import SMALL_SIZE, in_style
 from attnbench.figures.pictures.heads import Head, heads_of, softmax_matrix
-from attnbench.figures.pictures.matrix import DECADES_BELOW, by_size, draw_matrix, draw_ramp, positive
-from attnbench.figures.pictures.picture import Picture
+from attnbench.figures.pictures.picture import DECADES_BELOW, Picture, by_size, draw_matrix, draw_ramp, positive
 from attnbench.laws.implied import formula_of, implied
 from attnbench.results.frame.marks import OWN_FORM
 from attnbench.results.frame.words import own_form_note

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from importlib.resources import files
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +22,7 @@ from attnbench.figures.kit.style import SMALL_SIZE, TEXT_SIZE, Look, look, looks
 from attnbench.figures.kit.ticks import length, linear_ticks, log_axis, padded, plain
 from attnbench.figures.published.points import VALUES, Points
 
+_HERE = Path(__file__).parent
 GB = 1e9
 WIDE, OWN_ROOM = 13.6, 7.72
 """Width of a page with published numbers and a run's, and the room of the run's own, in inches."""
@@ -45,8 +46,7 @@ def read_published() -> pd.DataFrame:
     ``relative_speed_4k`` is relative to the paper's Transformer; ``memory_gb_4k`` is per device, on 4×4 TPU v3 chips
     with a batch of 32. ``path_x`` is ``FAIL`` for all; ``note`` marks a printed number that looks like a slip.
     """
-    with (files("attnbench.figures.published") / "lra.csv").open(encoding="utf-8") as file:
-        return pd.read_csv(file, keep_default_na=False, na_values=[""], dtype={"path_x": str, "note": str})
+    return pd.read_csv(_HERE / "lra.csv", keep_default_na=False, na_values=[""], dtype={"path_x": str, "note": str})
 
 
 def draw_published(page: Page, left: float) -> None:
@@ -95,9 +95,8 @@ def draw_published(page: Page, left: float) -> None:
     for row, line in enumerate(wrap(_SOURCE, page.right - left + 0.45, SMALL_SIZE)):
         box.text(0, 0.4 - 0.14 * row, line, va="center", fontsize=SMALL_SIZE, color=palette().faint)
     sizes = {size * GB: f"{size:g} GB" for size in round_sizes(largest / GB)}
-    draw_keys(
-        page, right + 0.14, page.top - 0.62, list(table["family"]), largest, "memory per device\n(circle area)", sizes
-    )
+    beside = replace(page, left=right + 0.14, top=page.top - 0.62)
+    draw_keys(beside, list(table["family"]), largest, "memory per device\n(circle area)", sizes)
     drawn = layout.points
     place_labels(ax, list(drawn["name"]), list(drawn["x"]), list(drawn["at"]), radii)
 
@@ -112,8 +111,7 @@ _HEAD = 0.62
 
 def read_linformer() -> pd.DataFrame:
     """Table 3 of Wang et al. 2020, arXiv:2006.04768, as printed: factors saved by length and rank."""
-    with (files("attnbench.figures.published") / "linformer.csv").open(encoding="utf-8") as file:
-        return pd.read_csv(file)
+    return pd.read_csv(_HERE / "linformer.csv")
 
 
 def draw_ratios(page: Page, left: float, limit: float) -> None:
@@ -138,7 +136,7 @@ def draw_ratios(page: Page, left: float, limit: float) -> None:
         ax.set_ylabel("length n")
 
 
-NYSTROMFORMER = Path(__file__).with_name("nystromformer.csv")
+NYSTROMFORMER = _HERE / "nystromformer.csv"
 """Table 1 of Xiong et al. 2021, arXiv:2102.03902, as printed: megabytes and milliseconds of five models."""
 _COMPARE = "Other hardware and other code: compare slopes and where lines cross, not heights."
 _NAMES, _GAP = 1.5, 0.18
@@ -211,8 +209,7 @@ def read_rescored() -> pd.DataFrame:
     ``source`` names the paper, ``setting`` the method's size there, and ``variant`` our variant (empty without one).
     ``average`` is the mean of the five tasks.
     """
-    with (files("attnbench.figures.published") / "rescored.csv").open(encoding="utf-8") as file:
-        return pd.read_csv(file, keep_default_na=False, na_values=[])
+    return pd.read_csv(_HERE / "rescored.csv", keep_default_na=False, na_values=[])
 
 
 def tables() -> Iterator[tuple[str, pd.DataFrame]]:

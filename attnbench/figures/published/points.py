@@ -16,7 +16,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,6 +78,29 @@ def csv_text(path: Path, what: str, *, others: Sequence[str] = (), megabytes: in
         raise UsageError(f"{path}: cannot be read ({why}); give a {what}") from None
 
 
+def csv_lines(path: Path, text: str, above: int = 0) -> Iterator[tuple[str, list[str]]]:
+    """Each line of CSV: its file and number, counted from ``above`` on, and its cells; UsageError if it is none."""
+    reader = csv.reader(io.StringIO(text), strict=True)
+    try:
+        for cells in reader:
+            if cells:
+                yield f"{path}:{above + reader.line_num}", [cell.strip() for cell in cells]
+    except csv.Error as error:
+        raise UsageError(f"{path}:{above + reader.line_num}: not CSV ({error}); check the quotes") from None
+
+
+def check_names(at: str, names: Sequence[str], known: Sequence[str]) -> None:
+    """Raise UsageError if a column is not ``known``, or is there twice."""
+    for name in names:
+        if name not in known:
+            if ";" in name:
+                raise UsageError(f"{at}: the columns are parted by ';'; part them by commas")
+            hint = did_you_mean(name, known) or f"; there are: {', '.join(known)}"
+            raise UsageError(f"{at}: unknown column {name[:60]!r}{hint}")
+        if names.count(name) > 1:
+            raise UsageError(f"{at}: column {name!r} is there twice; remove one")
+
+
 def _about(path: Path, lines: Sequence[str]) -> dict[str, str]:
     about: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
@@ -97,24 +120,20 @@ def _about(path: Path, lines: Sequence[str]) -> dict[str, str]:
 
 
 def _table(path: Path, lines: Sequence[str], above: int) -> pd.DataFrame:
-    reader = csv.reader(io.StringIO("\n".join(lines)), strict=True)
     columns: list[str] = []
     rows: dict[tuple[object, object], dict[str, object]] = {}
     places: list[str] = []
-    try:
-        for cells in reader:
-            at = f"{path}:{above + reader.line_num}"
-            if cells and not columns:
-                columns = _columns(at, [cell.strip() for cell in cells])
-            elif cells:
-                row = _row(at, columns, [cell.strip() for cell in cells])
-                point = row["model"], row["n"]
-                if point in rows:
-                    raise UsageError(f"{at}: {point[0]!r} has a row of n = {point[1]} already; remove one")
-                rows[point] = row
-                places.append(at)
-    except csv.Error as error:
-        raise UsageError(f"{path}:{above + reader.line_num}: not CSV ({error}); check the quotes") from None
+    for at, cells in csv_lines(path, "\n".join(lines), above):
+        if not columns:
+            _check_columns(at, cells)
+            columns = cells
+            continue
+        row = _row(at, columns, cells)
+        point = row["model"], row["n"]
+        if point in rows:
+            raise UsageError(f"{at}: {point[0]!r} has a row of n = {point[1]} already; remove one")
+        rows[point] = row
+        places.append(at)
     if not rows:
         raise UsageError(f"{path}:{above + max(1, len(lines))}: no points; write model,n,time_ms and a row for each")
     table = pd.DataFrame(list(rows.values()))
@@ -136,21 +155,13 @@ def _check_models(table: pd.DataFrame, places: Sequence[str]) -> None:
                 raise UsageError(f"{places[part.index[part[column].notna()][0]]}: {said}")
 
 
-def _columns(at: str, names: Sequence[str]) -> list[str]:
-    for name in names:
-        if name not in _COLUMNS:
-            if ";" in name:
-                raise UsageError(f"{at}: the columns are parted by ';'; part them by commas")
-            hint = did_you_mean(name, _COLUMNS) or f"; there are: {', '.join(_COLUMNS)}"
-            raise UsageError(f"{at}: unknown column {name!r}{hint}")
-        if names.count(name) > 1:
-            raise UsageError(f"{at}: column {name} is there twice; remove one")
+def _check_columns(at: str, names: Sequence[str]) -> None:
+    check_names(at, names, _COLUMNS)
     for name in ("model", "n"):
         if name not in names:
             raise UsageError(f"{at}: no column {name}; the columns are model, n and {any_of(VALUES)}")
     if not set(names) & set(VALUES):
         raise UsageError(f"{at}: no column of values; add {any_of(VALUES)}")
-    return list(names)
 
 
 def _row(at: str, columns: Sequence[str], cells: Sequence[str]) -> dict[str, object]:

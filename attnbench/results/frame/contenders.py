@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from attnbench.results.frame.agreement import Agreement, agreement, kind_of
-from attnbench.results.frame.settings import Setting, fullest, settings
+from attnbench.results.frame.settings import Setting, chosen_length, settings
 from attnbench.results.frame.words import failures, named_as
 
 TRIVIAL = "answering mean(V)"
@@ -103,7 +103,7 @@ def contenders(
 def longest_of_most(setting: Setting, x: str) -> int | None:
     """The longest of the lengths at which most labels have a speed; None if none has."""
     measured = _with_speed(setting, x)
-    return fullest(measured.groupby("seq_len")["label"].nunique()) if len(measured) else None
+    return chosen_length(None, measured.groupby("seq_len")["label"].nunique(), "rows") if len(measured) else None
 
 
 def _with_speed(setting: Setting, x: str) -> pd.DataFrame:

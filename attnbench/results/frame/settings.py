@@ -82,9 +82,10 @@ def check_length(n: int | None, lengths: Iterable[int], what: str) -> None:
         raise UsageError(f"no {what} at n = {n}; there are: {', '.join(map(str, known)) or 'none'}")
 
 
-def fullest(counts: pd.Series[int]) -> int:
-    """The length that counts most, and the longest of these."""
-    return int(counts[counts == counts.max()].index.max())
+def chosen_length(n: int | None, counts: pd.Series[int], what: str) -> int:
+    """``n``, if it is among the counted lengths; by default the one that counts most, and the longest of these."""
+    check_length(n, counts.index, what)
+    return int(counts[counts == counts.max()].index.max()) if n is None else n
 
 
 def only_length(rows: pd.DataFrame) -> int | None:

@@ -20,8 +20,8 @@ from attnbench.contract.variant import FAMILIES, VARIANTS
 from attnbench.errors import Unsupported, UsageError
 from attnbench.figures.kit.style import BESIDE
 from attnbench.figures.pictures import draw
-from attnbench.figures.pictures.matrix import FAINTEST, by_share
 from attnbench.figures.pictures.pattern import _legend, density, draw_pattern, shipped
+from attnbench.figures.pictures.picture import FAINTEST, by_share
 from attnbench.laws.implied import formula_of, implied, mixes_channels, random_weights, reach, small_setting
 
 Sees = Callable[[int, int], bool]

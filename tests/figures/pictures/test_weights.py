@@ -15,7 +15,7 @@ from attnbench.errors import Unsupported, UsageError
 from attnbench.figures.kit.style import texts
 from attnbench.figures.pictures import draw
 from attnbench.figures.pictures.heads import heads_of, softmax_matrix
-from attnbench.figures.pictures.matrix import by_size
+from attnbench.figures.pictures.picture import by_size
 from attnbench.figures.pictures.weights import draw_weights, variant_matrix
 
 
