@@ -16,7 +16,7 @@ from attnbench.cli.signature import command, completed
 from attnbench.errors import NothingMeasured, UsageError
 from attnbench.results.frame.marks import error_text, name_text
 from attnbench.suite.axes import AXES
-from attnbench.text import quantity, without_empty
+from attnbench.text import quantity
 from attnbench.units import format_bytes, format_number, format_seconds, format_share, with_interval
 
 if TYPE_CHECKING:
@@ -156,7 +156,8 @@ def _print(comparison: Comparison, table: Printer) -> None:
     shown = [row for (a, _), rows in comparison.rows.items() if a == first for row in rows]
     columns = ["n", "variant", "time", *_PARTS, "launch", "host", "ratio", "95 % interval", "it is"]
     table(
-        *without_empty(columns, _time_rows(comparison, shown)),
+        columns,
+        _time_rows(comparison, shown),
         right=["n", "time", *_PARTS, "host", "ratio", "95 % interval"],
         title="\n" + (f"ratio: time / time of {first}" if others else "time"),
     )
@@ -164,7 +165,8 @@ def _print(comparison: Comparison, table: Printer) -> None:
     _explain(shown)
     columns = ["n", "variant", "peak memory", "state", "error", "answering mean(V)", "note"]
     table(
-        *without_empty(columns, _side_rows(comparison)),
+        columns,
+        _side_rows(comparison),
         right=["n", "peak memory", "state", "error", "answering mean(V)"],
         title="\nmemory"
         + " and error against exact attention" * any(r.rel_error is not None for _, r in _each(comparison)),
@@ -172,7 +174,8 @@ def _print(comparison: Comparison, table: Printer) -> None:
     own = [(n, record) for n, record in _each(comparison) if record.own_error_note or record.own_error is not None]
     if own:
         table(
-            *without_empty(["n", "variant", *console.OWN_ERRORS, "note"], [_own_row(n, record) for n, record in own]),
+            ["n", "variant", *console.OWN_ERRORS, "note"],
+            [_own_row(n, record) for n, record in own],
             right=["n", *console.OWN_ERRORS],
             title="\nerror against the variant's own formula",
         )

@@ -16,7 +16,7 @@ from attnbench.cli.screen.outputs import draw, refuse_files, write_rows
 from attnbench.cli.signature import command, completed
 from attnbench.errors import NothingMeasured, UsageError
 from attnbench.results.swaps import EXACT, MEAN_VALUE, Between, Line, Row, lines
-from attnbench.text import quantity, without_empty
+from attnbench.text import quantity
 from attnbench.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -220,8 +220,8 @@ def _print_notes(together: Sequence[Line], found: Sequence[Line]) -> None:
 
 
 def _table(cells: Sequence[dict[str, str]], title: str) -> None:
-    columns, rows = without_empty(list(cells[0]), [list(row.values()) for row in cells])
-    console.table(columns, rows, right=columns[1:], title=title)
+    columns = list(cells[0])
+    console.table(columns, [list(row.values()) for row in cells], right=columns[1:], title=title)
 
 
 def _number(value: float | None, how: str) -> str:
