@@ -34,6 +34,8 @@ _STARTS = 3
 """Attempts to start a process: one that was killed while it set itself up has lost nothing."""
 SOON = 2.0
 """Seconds after which a first call is reported as compiling."""
+_LONG_WAIT = 0.25
+"""Share of its limit for which a thread waits for a core in a request that may well have ended in time without that."""
 PATIENCE = 5.0
 """Seconds for a process to end when asked, when killed, and once its output is closed; much memory takes a while."""
 
@@ -83,6 +85,11 @@ class CellFailed(Exception):  # an outcome of the cell, not an error of ours
         """True if it exceeded the limit of the request, not that of first calls."""
         return self.status is Status.TIMEOUT and FIRST_CALL not in self.reason
 
+    @property
+    def starved(self) -> str:
+        """The share of its limit without a core, in words to add to the reason; empty if it is small."""
+        return f", in {self.waited:.0%} of which one of its threads waited for a core" * (self.waited > _LONG_WAIT)
+
 
 class Worker:
     """The process that measures; started at the first request, and after anything but an answer or a stop."""
@@ -131,7 +138,7 @@ class Worker:
                 self.state, self._ready = self._set_up(), True
             except CellFailed as failed:
                 if attempt + 1 == _STARTS or failed.status is Status.TIMEOUT:
-                    raise WorkerFailed(f"{self._called} did not start: {failed.reason}") from None
+                    raise WorkerFailed(f"{self._called} did not start: {failed.reason}{failed.starved}") from None
             else:
                 break
         return self.state
