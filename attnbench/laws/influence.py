@@ -30,8 +30,8 @@ def causality(case: Case) -> Iterator[Measured]:
     before, last = case.draw(), case.shape.N - 1
     inner = case.module()
     module = _with_choice(case, inner, before)
-    norms = {type(part).__name__ for part in inner.modules() if isinstance(part, _NormBase)}
-    why = f": {', '.join(sorted(norms))} takes its statistics over all tokens" * bool(norms)
+    norms = {type(part).__name__ for part in inner.modules() if isinstance(part, _NormBase | nn.GroupNorm)}
+    why = f": {', '.join(sorted(norms))} is over all tokens" * bool(norms)
     for training in (False,) if case.traits.compiled else (False, True):
         inner.train(training)
         expected = _seeded(module, before)
