@@ -61,9 +61,9 @@ def examine(
             findings += HoldToLaw(variant, law).ask(worker, timeout)
         except CellFailed as failed:
             # What ends the process once may do so in every law, and each try costs a start or the whole timeout.
-            why = failed.reason + failed.starved + "; the laws after it were not tried" * (law != laws[-1])
+            why = failed.reason + "; the laws after it were not tried" * (law != laws[-1])
             fault, skipped = ("", why) if failed.starved else (why, "")
-            findings.append(Finding(law, "every setting", bool(skipped), fault=fault, skipped=skipped))
+            findings.append(Finding(law, "every setting", failed.starved, fault=fault, skipped=skipped))
             break
         if findings and findings[-1].final:
             break

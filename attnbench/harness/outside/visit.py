@@ -226,7 +226,7 @@ class Visitor:
             status, remedy = failed.status, "; raise --cell-timeout" if failed.late else ""
             if failed.late and comes_again and failed.starved:
                 status = Status.DISTURBED
-                remedy = f"{failed.starved}; {CLOSE_OTHERS}"
+                remedy = f"; {CLOSE_OTHERS}"
             record = Record.of(cell, status, failed.reason + remedy, quick=self._rules.quick)
             return Outcome(record, None, record, failed.stderr, failed.killed)
         outcome.record = outcome.failure = with_traces(outcome.record, worker.traces)
