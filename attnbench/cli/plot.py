@@ -12,9 +12,10 @@ import typer
 from attnbench.cli import completion, options
 from attnbench.cli.screen import console
 from attnbench.cli.signature import command, completed
-from attnbench.errors import CannotCreate, UsageError, any_of, did_you_mean
+from attnbench.errors import UsageError, any_of, did_you_mean
 from attnbench.figures import FIGURES
 from attnbench.figures.pictures import PICTURES
+from attnbench.files import refuse_link
 from attnbench.units import format_interval
 
 if TYPE_CHECKING:
@@ -54,8 +55,8 @@ def draw_picture(
     from attnbench.harness.trial import load_all
 
     folder = out or Path("plots")
-    if out is None and folder.is_symlink():
-        raise CannotCreate(f"{folder} is a link, and figures are never written through one; remove it or give --out")
+    if out is None:
+        refuse_link(folder)
     console.only_repeats()
     load_all(plugins)
     written = write(name, folder, formats, [str(one) for one in of], **options)
@@ -150,10 +151,8 @@ def plot(
     for table in tables:
         name = str(table[0].parent) if len(table) == 1 else ", ".join(map(str, table))
         folder = out or (table[0].parent / "plots" if len(table) == 1 else Path("plots"))
-        if out is None and folder.is_symlink():
-            raise CannotCreate(
-                f"{folder} is a link, and figures are never written through one; remove it or give --out"
-            )
+        if out is None:
+            refuse_link(folder)
         left_out: list[str] = []
         try:
             frame = read_results(table, warn=console.warning)

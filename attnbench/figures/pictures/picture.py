@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from pandas.api.types import is_numeric_dtype
 
 from attnbench.figures.kit.page import Page, narrow
-from attnbench.figures.kit.style import write_file
+from attnbench.files import write_output
 from attnbench.results.table import no_formula
 
 
@@ -38,5 +38,5 @@ def write_numbers(picture: Picture, path: Path) -> Path:
     for name in table.columns:
         if not is_numeric_dtype(table[name]):
             table[name] = [no_formula(cell) if isinstance(cell, str) else cell for cell in table[name]]
-    write_file(path, table.to_csv(index=False, float_format="%.6g", lineterminator="\n").encode())
+    write_output(path, table.to_csv(index=False, float_format="%.6g", lineterminator="\n").encode())
     return path
