@@ -15,7 +15,7 @@ from itertools import pairwise
 from math import exp, isfinite, log
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from attnbench.answers.gate import words
 from attnbench.answers.gate.decide import over
@@ -33,7 +33,6 @@ from attnbench.results.runs import find_runs, no_run
 from attnbench.suite.select import matches
 
 Metric = Literal["time", "memory", "error"]
-METRICS: tuple[Metric, ...] = get_args(Metric)
 WINDOW = 8
 """Most runs that a run is held against."""
 FEWEST_RUNS = 4

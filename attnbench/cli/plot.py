@@ -12,9 +12,10 @@ import typer
 from attnbench.cli import completion, options
 from attnbench.cli.screen import console
 from attnbench.cli.signature import command, completed
-from attnbench.errors import CannotCreate, UsageError, any_of, did_you_mean
+from attnbench.errors import UsageError, any_of, did_you_mean
 from attnbench.figures import FIGURES
 from attnbench.figures.pictures import PICTURES
+from attnbench.files import refuse_link
 from attnbench.units import format_interval
 
 if TYPE_CHECKING:
@@ -177,8 +178,8 @@ def plot(
 
 
 def _folder(out: Path | None, default: Path) -> Path:
-    if out is None and default.is_symlink():
-        raise CannotCreate(f"{default} is a link, and figures are never written through one; remove it or give --out")
+    if out is None:
+        refuse_link(default)
     return out or default
 
 

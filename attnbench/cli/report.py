@@ -78,12 +78,7 @@ def report(
 
 
 def _place(folders: list[Path]) -> Path:
-    if len(folders) != 1:
-        return Path(FILE)
-    file = folders[0] / FILE
-    if file.is_symlink():
-        raise CannotCreate(f"{file} is a link, and a report is never written through one; remove it or give --out")
-    return file
+    return folders[0] / FILE if len(folders) == 1 else Path(FILE)
 
 
 def _open(file: Path) -> None:

@@ -12,10 +12,11 @@ from attnbench.contract.plugins.load import file_of
 from attnbench.errors import ResultsError
 from attnbench.files import replace_file, stored
 from attnbench.harness.plan import Options, Plan
+from attnbench.results.sources import SOURCES
 from attnbench.results.store import RECORDS, SUITE, RunFolder
 
-COMMAND, SOURCES = "command", "sources"
-"""Facts of a run: the command to type in its folder; and the folder with the plug-ins and their data files."""
+COMMAND = "command"
+"""Fact of a run: the command to type in its folder."""
 _MOST_BYTES = 2**26
 """A larger file is not kept, only its digest."""
 

@@ -7,18 +7,20 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from tempfile import TemporaryFile
+from time import monotonic
 
 from attnbench.contract.plugins.load import HUB, file_of, load
 from attnbench.errors import UsageError
 from attnbench.harness.outside.isolation import signal_name
-from attnbench.harness.wire.descendants import end_all, guard
+from attnbench.harness.wire.descendants import end_all, guard, seconds_waited
 from attnbench.harness.wire.process import environment_for
 from attnbench.text import one_line
 
 LIMIT = 120.0
-"""Seconds to import all plug-ins of a command and end Python; ten times as many for a kernel of the hub to be
-fetched."""
+"""Seconds to import all plug-ins of a command and end Python, without those in which it waited for a core; ten times as
+many for a kernel of the hub to be fetched."""
 _LOADED = "loaded"
 _tried = set[str]()
 
@@ -47,9 +49,7 @@ def _try(files: Sequence[str]) -> None:
             start_new_session=True,  # Ctrl-C reaches this process only, which ends the other
         )
         try:
-            code = process.wait(limit)
-        except subprocess.TimeoutExpired:
-            code = None
+            code = _ended(process, limit)
         finally:
             end_all(process.pid)
             process.wait()
@@ -64,6 +64,16 @@ def _try(files: Sequence[str]) -> None:
     if code or not told:
         how = f"by {signal_name(-code)}" if code < 0 else f"with code {code}"
         raise UsageError(f"{named}: Python ended {how} while it was imported{last and f': {last}'}")
+
+
+def _ended(process: subprocess.Popen[bytes], limit: float) -> int | None:
+    """The exit code; None if it does not end in ``limit`` seconds without those in which a thread waited for a core."""
+    began, waited = monotonic(), 0.0
+    while (left := limit + waited - (monotonic() - began)) > 0:
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(left)
+        waited = max(seconds_waited(process.pid).values(), default=0.0)
+    return None
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from attnbench.contract.capabilities import chooser
 from attnbench.laws.laws import Case, DoesNotWork, Measured, apart, gap, gradients_along, law
@@ -29,6 +30,8 @@ def causality(case: Case) -> Iterator[Measured]:
     before, last = case.draw(), case.shape.N - 1
     inner = case.module()
     module = _with_choice(case, inner, before)
+    norms = {type(part).__name__ for part in inner.modules() if isinstance(part, _NormBase | nn.GroupNorm)}
+    why = f": {', '.join(sorted(norms))} is over all tokens" * bool(norms)
     for training in (False,) if case.traits.compiled else (False, True):
         inner.train(training)
         expected = _seeded(module, before)
@@ -40,7 +43,7 @@ def causality(case: Case) -> Iterator[Measured]:
                 x[..., t + 1 :, :] = other[..., t + 1 :, :]
             moved = gap(_seeded(module, after)[..., : t + 1, :], expected[..., : t + 1, :])
             what = "in training mode, " * training + f"other tokens after {t} moved the outputs up to {t}"
-            yield Measured(moved, case.close, f"{what} by {moved:.2g}")
+            yield Measured(moved, case.close, f"{what} by {moved:.2g}{why}")
     if _values_together(case):
         return
     for factor in (3, 30):

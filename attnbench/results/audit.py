@@ -10,8 +10,9 @@ from typing import Any
 from attnbench.errors import CorruptResults, StoreError
 from attnbench.files import read_stored, stored
 from attnbench.measure.status import Status
-from attnbench.results.manifest import ENDS, is_sealed
+from attnbench.results.manifest import ENDS, digest, is_sealed
 from attnbench.results.record import Record
+from attnbench.results.sources import SOURCES
 from attnbench.results.store import CURVES, FILES, RECORDS, SAMPLES, TABLE, RunFolder
 from attnbench.results.table import altered_lines, read_table
 
@@ -47,7 +48,7 @@ def audit(path: Path) -> Audit:
     except CorruptResults as error:  # the rows are looked at all the same
         findings = [str(error)]
     broken = [line for name in FILES for line in folder.damage(name)]
-    findings = [*broken, *findings]
+    findings = [*broken, *findings, *_of_the_sources(path, environment)]
     records: dict[str, Record] = {}
     if not any(line.startswith(str(path / RECORDS)) for line in broken):
         try:
@@ -60,6 +61,16 @@ def audit(path: Path) -> Audit:
     note = _UNSEALED if not sealed else _UNENDED if environment and ENDS not in environment else ""
     notes = [f"{path}: {note}"] if note else []
     return Audit(path, len(records), list(dict.fromkeys(findings)), notes, environment, sealed)
+
+
+def _of_the_sources(path: Path, environment: Mapping[str, Any]) -> Iterator[str]:
+    """Copies of plug-ins and of their data that differ from what the run used."""
+    seen = (one[0] for one in environment.get(SOURCES, {}).values())
+    known = " ".join([*environment.get("plugins", {}).values(), *seen])
+    for file in sorted(one for one in (path / SOURCES).rglob("*") if one.is_file() and one.suffix != ".pyc"):
+        content = file.read_bytes()
+        if digest(content) not in known and digest(b"%d " % len(content) + content) not in known:
+            yield f"{file}: not as the run used it"
 
 
 def _of_the_rows(folder: RunFolder, records: Mapping[str, Record], broken: Sequence[str]) -> Iterator[str]:

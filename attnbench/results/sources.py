@@ -17,6 +17,8 @@ from attnbench.results.manifest import digest
 
 OURS = "attnbench"
 """Stands for all files of this package that may decide a number."""
+SOURCES = "sources"
+"""Fact of a run: its code and data; and the folder in it with copies of the plug-ins and of their data."""
 _PACKAGE = Path(__file__).parents[1]
 _SHOWS = {"api", "cli", "figures", "answers"}
 """Folders of this package that measure nothing."""
@@ -25,6 +27,8 @@ _MOST_BYTES = 2**28
 _OF_THE_SYSTEM = ("/proc/", "/sys/", "/dev/", "/etc/", "/usr/", "/lib")
 _opened: set[str] = set()
 """Absolute, as text: a process opens and maps hundreds, and they are looked through after each of its answers."""
+hooks = list[str]()
+"""Audit hooks that others added since :func:`listen`: no list of them can be had."""
 
 Seen = Mapping[str, Sequence[str]]
 """Name of each file -> digest of its content, and its size and time of last change; both empty if it cannot be read."""
@@ -74,6 +78,8 @@ def listen() -> None:
 def _hear(event: str, arguments: tuple[Any, ...]) -> None:
     if event == "open" and isinstance(arguments[0], str) and not (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR):
         _opened.add(str(Path(arguments[0]).absolute()))
+    elif event == "sys.addaudithook":
+        hooks.append(event)
 
 
 def note_mapped() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 import attnbench
 from attnbench.answers.board.runs import read_runs
-from attnbench.answers.board.site import INDEX, exact_labels, make_site, shape_of
+from attnbench.answers.board.site import INDEX, exact_labels, make_site, shape_of, write_site
 from attnbench.answers.report import page
 from attnbench.cli.app import main
 from attnbench.errors import AttnbenchError, Exit, ResultsError
@@ -370,3 +370,10 @@ def test_index_and_page_fit_a_telephone_and_lead_to_each_other(tmp_path: Path) -
         assert [one for one in browser.asked if not one.startswith("file:")] == []
     finally:
         browser.close()
+
+
+def test_a_folder_that_is_called_like_a_page_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "notes.html").mkdir()
+    write_site(tmp_path, {INDEX: "a page"})
+    assert (tmp_path / INDEX).read_text() == "a page"
+    assert (tmp_path / "notes.html").is_dir()

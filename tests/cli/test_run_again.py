@@ -12,6 +12,7 @@ import pytest
 from attnbench.cli.app import main
 from attnbench.harness.plan import Options, make_plan
 from attnbench.harness.repeat import arguments_of, command_of
+from attnbench.results.audit import audit
 from attnbench.results.store import RunFolder
 from attnbench.suite.shard import parse_shard
 
@@ -62,6 +63,12 @@ def test_a_run_is_repeated_from_its_folder_alone(tmp_path: Path) -> None:
         ("mine", 32, 2, "ok"),
     ]
     assert {file.name for file in (again / "sources/0").iterdir()} == {"mine.py", "scale_beside.py", "weight.txt"}
+    assert audit(again).findings == []
+    for copy in (again / "sources/0").iterdir():
+        whole = copy.read_bytes()
+        copy.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+        assert audit(again).findings == [f"{copy}: not as the run used it"]
+        copy.write_bytes(whole)
     attnbench(elsewhere, "run", "kept", "--set", "heads=2")  # which goes on with the same run
     assert list((elsewhere / "results" / "s").iterdir()) == [again]
 

@@ -177,12 +177,8 @@ def test_the_python_of_a_page_works(page: Path, folder: Callable[[Path], Path]) 
             for need, package in NEEDS.items():
                 if need in block.text:
                     pytest.importorskip(package)
-            (made / "block.py").write_text(f'if __name__ == "__main__":\n{indented(block.text)}', encoding="utf-8")
+            (made / "block.py").write_text(block.text, encoding="utf-8")
             run(made, sys.executable, "block.py")
-
-
-def indented(text: str) -> str:
-    return "".join(f"    {line}\n" if line else "\n" for line in text.splitlines())
 
 
 def test_nothing_is_kept_from_running_for_no_reason() -> None:

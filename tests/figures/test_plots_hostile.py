@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -69,9 +70,13 @@ def test_a_figure_is_not_written_through_a_link(
     frame = run.table([row for row in run.lra_rows((64, 128)) if row["variant"] in ("softmax", "local")])
     Path("mine").write_text("mine")
     Path("tradeoff.svg").symlink_to("mine")
-    with pytest.raises(CannotCreate, match=r"tradeoff\.svg is a link, and figures are never written through one"):
+    with pytest.raises(CannotCreate, match=r"tradeoff\.svg is a link, and nothing is written through one"):
         save(draw_tradeoff(frame), "tradeoff", ["svg"])
     assert Path("mine").read_text() == "mine"
+    os.mkfifo("pipe.svg")
+    with pytest.raises(CannotCreate, match=r"cannot write pipe\.svg: nobody reads from this pipe"):
+        save(draw_tradeoff(frame), "pipe", ["svg"])
+    assert Path("pipe.svg").is_fifo()
     Path("elsewhere").mkdir()
     Path("run").mkdir()
     frame.to_csv("run/results.csv", index=False)

@@ -7,11 +7,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from attnbench.harness.outside.isolation import CellFailed
+from attnbench.harness.outside.laws import examine
 from attnbench.harness.plan import Options, make_plan
 from attnbench.harness.runner import Watcher, execute
 from attnbench.measure.status import Status
@@ -277,3 +278,13 @@ def test_a_cell_that_waits_again_is_disturbed_has_no_time_and_the_same_command_m
     rows, _ = measure(again)
     assert again.visits == [("softmax/n4", round_) for round_ in range(3)]
     assert {row.status for row in rows.values()} == {Status.OK}
+
+
+def test_a_law_that_waited_for_a_core_until_its_limit_is_not_broken() -> None:
+    class Starved:
+        def ask(self, *_: Any, **__: Any) -> None:
+            raise CellFailed(Status.TIMEOUT, "no answer within 9 s", waited=0.5)
+
+    (finding,) = examine(cast(Any, Starved()), "softmax", ["batch"], timeout=9.0).findings
+    assert (finding.held, finding.fault) == (True, "")
+    assert finding.skipped == "no answer within 9 s, in 50% of which one of its threads waited for a core"

@@ -104,6 +104,12 @@ CASES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
         lambda: signal.setitimer(signal.ITIMER_PROF, 0.0),
     ),
     "how garbage is collected": (lambda: gc.callbacks.append(print), lambda: gc.callbacks.remove(print)),
+    "how its threads take turns": (lambda: sys.setswitchinterval(0.1), lambda: sys.setswitchinterval(SWITCHED)),
+    "the rights of new files": (lambda: kept.append(os.umask(0o7)), lambda: os.umask(kept.pop())),
+    "warnings that are errors": (
+        lambda: warnings.filterwarnings("error", "a message of nobody"),
+        lambda: warnings.filters.pop(0),  # type: ignore[attr-defined]  # a list, as long as it is not reset
+    ),
     "NEW_VARIABLE in the environment": (
         lambda: os.environ.update(NEW_VARIABLE="1"),
         lambda: os.environ.pop("NEW_VARIABLE"),
@@ -118,7 +124,7 @@ CASES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
         lambda: put_back(),
     ),
 }
-CORES, FOLDER = os.sched_getaffinity(0), Path.cwd()
+CORES, FOLDER, SWITCHED = os.sched_getaffinity(0), Path.cwd(), sys.getswitchinterval()
 replaced: list[tuple[Any, str, Any]] = []
 kept: list[Any] = []
 
@@ -163,6 +169,16 @@ def test_what_a_cell_changes_in_its_process_is_told_by_name(words: str) -> None:
     assert left.startswith("changed ")
     assert words in left
     assert Snapshot.take("cpu").left_since(before) == ""
+
+
+def test_an_audit_hook_of_a_cell_is_told_though_no_list_of_them_can_be_had() -> None:
+    code = (
+        "import sys; from attnbench.results import sources; from attnbench.harness.inside.traces import Snapshot\n"
+        "sources.listen(); before = Snapshot.take('cpu'); sys.addaudithook(print)\n"
+        "sys.exit(Snapshot.take('cpu').left_since(before))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr == "changed the audit hooks\n"
 
 
 def test_the_library_that_is_chosen_for_each_cell_is_no_trace_and_another_one_is(

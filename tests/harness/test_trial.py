@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,6 +14,7 @@ from attnbench.cli.app import main
 from attnbench.contract.plugins.foreign import module_name
 from attnbench.errors import Exit, UsageError
 from attnbench.harness import trial
+from attnbench.measure.scheduler import run_delays
 
 MODULE = "import torch\nclass Mine(torch.nn.Module):\n    def forward(self, x):\n        return x\n"
 
@@ -81,3 +84,22 @@ def test_every_command_asks_a_process_of_its_own_first(
     error = capsys.readouterr().err
     assert "Python ended by SIGSEGV while it was imported" in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.skipif(not run_delays(), reason="the kernel does not count the time without a core")
+def test_time_without_a_core_counts_against_no_plug_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, cores = tmp_path / "mine.py", os.sched_getaffinity(0)
+    file.write_text("import time\nwhile time.thread_time() < 2: pass\n")
+    monkeypatch.setattr(trial, "LIMIT", 6.0)
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True) for _ in range(6)]
+    try:
+        for pid in (0, *(one.pid for one in busy)):
+            os.sched_setaffinity(pid, [min(cores)])
+        start = time.monotonic()
+        trial.load_all([str(file)])
+        assert time.monotonic() - start > trial.LIMIT, "nothing was to be seen"
+    finally:
+        os.sched_setaffinity(0, cores)
+        for one in busy:
+            one.kill()
+            one.wait()

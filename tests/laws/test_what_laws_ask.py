@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -221,3 +222,21 @@ def test_growth_is_measured_with_one_thread_and_leaves_the_others(monkeypatch: p
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.InstanceNorm1d, partial(nn.GroupNorm, 1)])
+def test_a_norm_over_tokens_is_named_as_what_looks_ahead(norm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Normed(Strict):
+        def __init__(self, shape: Shape) -> None:
+            super().__init__(shape)
+            self.norm = norm(shape.H * shape.D, dtype=torch.float64)
+
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+            channels = v.transpose(2, 3)
+            v = self.norm(channels.flatten(1, 2)).view_as(channels).mT
+            return super().forward(q, k, v, key_mask=key_mask)
+
+    monkeypatch.setattr(f"{__name__}.Strict", Normed)
+    case = Case(variant(monkeypatch, Traits(causal=True)), Spec("strict"), causal=True)
+    fault = next(finding.fault for finding in LAWS["causality"].examine(case) if not finding.held)
+    assert fault.endswith(f": {getattr(norm, 'func', norm).__name__} is over all tokens")

@@ -180,7 +180,7 @@ def write_site(folder: Path, files: Mapping[str, str]) -> None:
     """Write the pages in place of those of an earlier board. Raises CannotCreate: another file has the name of one."""
     refuse_link(folder)
     make_folder(folder)
-    old = {file.name for file in folder.glob("*.html") if _BOARD in file.read_text(errors="replace")}
+    old = {one.name for one in folder.glob("*.html") if one.is_file() and _BOARD in one.read_text(errors="replace")}
     if others := [name for name in files if (folder / name).exists() and name not in old]:
         raise CannotCreate(f"{folder / others[0]} is no page of a board; choose another folder with --out")
     for name in old | files.keys():

@@ -133,7 +133,7 @@ def present(folder: str, needed: Iterable[str], get: str) -> Path:
     """
     root = Path(folder).expanduser()
     for name in needed:
-        if not (root / name).exists():
+        if not ((root / name).is_file() or (root / name).is_dir()):  # reading a pipe may take for ever
             raise Unsupported(f"no {root / name if root.is_dir() else root} here; {get}")
     return root
 

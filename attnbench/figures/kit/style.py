@@ -20,11 +20,11 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from attnbench.errors import CannotCreate, UsageError, cannot_write
+from attnbench.errors import UsageError, cannot_write
 from attnbench.figures.kit.compact import compact
 from attnbench.figures.kit.palette import Palette, is_inline, palette
 from attnbench.figures.kit.sheets import only, sheets
-from attnbench.files import replace_file
+from attnbench.files import write_output
 
 BESIDE = "in the text file beside this figure"
 """Words of a caption that lacks some notes."""
@@ -175,16 +175,6 @@ MAIN = "!"
 """End of the id of an artist with the focus."""
 
 
-def write_file(path: Path, content: bytes) -> None:
-    """Write one file; CannotCreate if a link is in its place, StoreError if it cannot be written."""
-    if path.is_symlink():
-        raise CannotCreate(f"{path} is a link, and figures are never written through one; remove it")
-    try:
-        replace_file(path, content)
-    except OSError as error:
-        raise cannot_write(path, error) from None
-
-
 def save(
     figure: Figure, path_stem: str | Path, formats: Sequence[str] = ("svg", "png"), *, dpi: float | None = None
 ) -> list[Path]:
@@ -216,9 +206,9 @@ def save(
         with styled(), only(figure, part) if part else nullcontext():
             figure.savefig(drawn, format=name, metadata=_METADATA[name], dpi=dpi or 100, bbox_inches=part)
         content = drawn.getvalue()
-        write_file(path, compact(content.decode()).encode() if name == "svg" else content)
+        write_output(path, compact(content.decode()).encode() if name == "svg" else content)
     paths = [path for path, _, _ in files]
     if any(BESIDE in text.get_text() for text in texts(figure)):
         paths.append(stem.with_name(f"{stem.name}.txt"))
-        write_file(paths[-1], "".join(f"{note}\n" for note in notes_of(figure)).encode())
+        write_output(paths[-1], "".join(f"{note}\n" for note in notes_of(figure)).encode())
     return paths

@@ -15,7 +15,8 @@ from pandas.api.types import is_numeric_dtype
 
 from attnbench.figures.kit.page import Page, narrow
 from attnbench.figures.kit.palette import palette
-from attnbench.figures.kit.style import SMALL_SIZE, write_file
+from attnbench.figures.kit.style import SMALL_SIZE
+from attnbench.files import write_output
 from attnbench.results.table import no_formula
 
 
@@ -42,7 +43,7 @@ def write_numbers(picture: Picture, path: Path) -> Path:
     for name in table.columns:
         if not is_numeric_dtype(table[name]):
             table[name] = [no_formula(cell) if isinstance(cell, str) else cell for cell in table[name]]
-    write_file(path, table.to_csv(index=False, float_format="%.6g", lineterminator="\n").encode())
+    write_output(path, table.to_csv(index=False, float_format="%.6g", lineterminator="\n").encode())
     return path
 
 

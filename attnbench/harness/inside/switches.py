@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.modules import module as hooks
 
+from attnbench.results import sources
+
 _HOOKS = [value for name, value in vars(hooks).items() if name.startswith("_global_") and hasattr(value, "values")]
 _CPU = ("CPU", "CompositeImplicitAutograd", "CompositeExplicitAutograd", "Autograd", "AutogradCPU")
 
@@ -164,6 +166,11 @@ def _rounding() -> object:
     return sys.float_info.min / 2 > 0, 1 + half, 1 + 3 * half, -1 - half, 1 - half / 2
 
 
+def _umask() -> int:
+    os.umask(before := os.umask(0o77))  # there is no other way to read it
+    return before
+
+
 _SETTINGS: dict[str, Callable[[], object]] = {
     "the number of threads": lambda: (torch.get_num_threads(), torch.get_num_interop_threads()),
     "the default dtype": torch.get_default_dtype,
@@ -187,6 +194,10 @@ _SETTINGS: dict[str, Callable[[], object]] = {
     "the cores it may use": lambda: os.sched_getaffinity(0),
     "its rank among programs": lambda: (os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)),
     "the timers that interrupt it": lambda: [signal.getitimer(kind) != (0.0, 0.0) for kind in range(3)],
+    "how its threads take turns": sys.getswitchinterval,
+    "the rights of new files": _umask,
+    "warnings that are errors": lambda: [one for one in warnings.filters if one[0] == "error"],
+    "the audit hooks": lambda: len(sources.hooks),
     "how garbage is collected": lambda: (gc.isenabled(), gc.get_threshold(), list(map(id, gc.callbacks))),
 }
 """Settings that silently change the next cell's numbers. One that makes it fail is left out, since a fresh process

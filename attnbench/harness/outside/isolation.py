@@ -34,6 +34,7 @@ _STARTS = 3
 """Attempts to start a process: one that was killed while it set itself up has lost nothing."""
 SOON = 2.0
 """Seconds after which a first call is reported as compiling."""
+_LONG_WAIT = 0.25
 PATIENCE = 5.0
 """Seconds for a process to end when asked, when killed, and once its output is closed; much memory takes a while."""
 
@@ -72,11 +73,13 @@ class CellFailed(Exception):  # an outcome of the cell, not an error of ours
         self, status: Status, reason: str, stderr: Sequence[str] = (), *, killed: bool = False, waited: float = 0.0
     ) -> None:
         super().__init__(reason)
+        self.starved = waited > _LONG_WAIT
+        """True if a thread had no core for so much of the exceeded limit that it may well have ended in time otherwise;
+        ``waited`` is the share."""
+        reason += f", in {waited:.0%} of which one of its threads waited for a core" * self.starved
         self.status, self.reason, self.stderr = status, reason, list(stderr)
         self.killed = killed
         """True if a signal ended it that can come from outside: from the system short of memory, from a scheduler."""
-        self.waited = waited
-        """The largest share of the exceeded limit for which one of its threads was ready without a core."""
 
     @property
     def late(self) -> bool:
@@ -262,13 +265,13 @@ class Worker:
             try:
                 line = self._first_line(first, told) if first else self._replies.answer(left)
             except TimeoutError:
-                waited = seconds_waited(self._process.pid)
+                waited = {} if told else seconds_waited(self._process.pid)
                 longest = max((one - before.get(thread, 0.0) for thread, one in waited.items()), default=0.0)
                 self.stop()
                 spent = f" {'for' if told or first else 'in all, at last for'} {at}" if at else ""
                 late = f"no answer within {self.settings.first_call_timeout if first else timeout:g} s{spent}"
                 late += f", which may compile; {FIRST_CALL}" * bool(first)
-                raise CellFailed(Status.TIMEOUT, late, self._replies.tail, waited=longest / timeout) from None
+                raise CellFailed(Status.TIMEOUT, late, self._replies.tail, waited=min(1.0, longest / timeout)) from None
             finally:
                 took = monotonic() - began
                 self.compiled += took * bool(first)

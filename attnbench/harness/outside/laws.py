@@ -61,8 +61,9 @@ def examine(
             findings += HoldToLaw(variant, law).ask(worker, timeout)
         except CellFailed as failed:
             # What ends the process once may do so in every law, and each try costs a start or the whole timeout.
-            given_up = "; the laws after it were not tried" * (law != laws[-1])
-            findings.append(Finding(law, "every setting", False, fault=failed.reason + given_up))
+            why = failed.reason + "; the laws after it were not tried" * (law != laws[-1])
+            fault, skipped = ("", why) if failed.starved else (why, "")
+            findings.append(Finding(law, "every setting", failed.starved, fault=fault, skipped=skipped))
             break
         if findings and findings[-1].final:
             break

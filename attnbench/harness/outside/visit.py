@@ -27,8 +27,6 @@ _ROUNDING = 1e-3
 """A smaller fault, of outputs of size 1 in float64, may be float32 arithmetic: float32 then decides about the timing,
 though ``attnbench check`` reports the lost digits."""
 _LONGEST = 110
-_LONG_WAIT = 0.25
-"""Share of its limit for which a thread waits for a core in a cell that may well have ended in time without that."""
 _FAULTS = (Status.ERROR, Status.CRASH, Status.NONFINITE)
 
 
@@ -226,9 +224,9 @@ class Visitor:
             outcome = measure()
         except CellFailed as failed:
             status, remedy = failed.status, "; raise --cell-timeout" if failed.late else ""
-            if failed.late and comes_again and failed.waited > _LONG_WAIT:
+            if failed.late and comes_again and failed.starved:
                 status = Status.DISTURBED
-                remedy = f", in {failed.waited:.0%} of which one of its threads waited for a core; {CLOSE_OTHERS}"
+                remedy = f"; {CLOSE_OTHERS}"
             record = Record.of(cell, status, failed.reason + remedy, quick=self._rules.quick)
             return Outcome(record, None, record, failed.stderr, failed.killed)
         outcome.record = outcome.failure = with_traces(outcome.record, worker.traces)

@@ -103,10 +103,12 @@ def seconds_used(guard: int) -> float:
 
 
 def seconds_waited(guard: int) -> dict[str, float]:
-    """Seconds for which each thread of the process that measures was ready without a core; empty if unknown."""
+    """Seconds for which each thread of ``guard`` and of the process that measures was ready without a core; empty if
+    unknown."""
+    delays = run_delays(guard)
     with suppress(OSError, IndexError):
-        return run_delays(Path(f"/proc/{guard}/task/{guard}/children").read_text(encoding="ascii").split()[0])
-    return {}
+        delays |= run_delays(Path(f"/proc/{guard}/task/{guard}/children").read_text(encoding="ascii").split()[0])
+    return delays
 
 
 def _below(process: int) -> list[int]:

@@ -175,6 +175,8 @@ def _loaded(transformers: Any, place: Path) -> tuple[Any, Any]:
         kind = _class_for(transformers, config, gguf=place.is_file())
         model, told = kind.from_pretrained(folder, output_loading_info=True, ignore_mismatched_sizes=True, **how)
     refuse_incomplete(model, told)
+    if place.is_file():
+        refuse_left_out(model, place)
     return tokenizer, model.get_encoder() if config.is_encoder_decoder else model
 
 
@@ -236,6 +238,16 @@ def refuse_incomplete(model: nn.Module, told: Mapping[str, Any]) -> None:
         raise UsageError(
             f"its files hold {_some(own)}, which config.json leaves out; take the config.json of these files"
         )
+
+
+def refuse_left_out(model: nn.Module, file: Path) -> None:
+    """Refuse a GGUF file with more numbers in its blocks than the model has: the library reads what it knows, and tells
+    nothing of the rest. Raises UsageError."""
+    reader: Any = import_module("gguf").GGUFReader(file)
+    held = sum(int(one.n_elements) for one in reader.tensors if re.search(r"\bblk\.\d", one.name))
+    read = sum(one.numel() for name, one in model.named_parameters() if re.search(r"\.\d+\.", name))
+    if held > read:
+        raise UsageError(f"its blocks hold {held:,} numbers, of which the model takes {read:,}; take a complete copy")
 
 
 def refuse_scaled(folder: Path, config: Any) -> None:

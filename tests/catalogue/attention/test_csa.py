@@ -100,7 +100,7 @@ def test_equals_one_softmax_over_near_tokens_chosen_entries_and_a_sink(
 def test_an_entry_is_seen_once_its_run_is_closed_and_reads_the_run_before_it() -> None:
     module, x = make(True, run=4, window=1, top_k=1), tokens().requires_grad_()
     with torch.no_grad():
-        chosen = module._choose(module._index(x, None), None)[..., 0]
+        chosen = module._choose(module._index(x, module._latent(x), None), None)[..., 0]
         out = module(x)
     for t in range(23):
         assert bool((chosen[:, t] < (t + 1) // 4).all())
@@ -109,7 +109,10 @@ def test_an_entry_is_seen_once_its_run_is_closed_and_reads_the_run_before_it() -
         with torch.no_grad():
             other = x.detach().clone()
             other[b, j] *= 2  # nothing of the choice is kept, so that what is chosen may change
-            again, moved = module._choose(module._index(other, None), None)[b, :, 0], module(other)[b]
+            again, moved = (
+                module._choose(module._index(other, module._latent(other), None), None)[b, :, 0],
+                module(other)[b],
+            )
         for t in range(23):
             r = int(chosen[b, t])
             read = {t} if r < 0 else {t, *range(max(0, 4 * r - 4), 4 * r + 4)}
@@ -126,7 +129,7 @@ def test_the_index_learns_what_the_heads_read_and_nothing_else_learns_from_it() 
 
     def surprise() -> Tensor:
         latent = module._latent(x)
-        entries, index = module._entries(module.entry.parts(x), 0), module._index(x, None)
+        entries, index = module._entries(module.entry.parts(x), 0), module._index(x, module._latent(x), None)
         return lesson(index, module._choose(index, None), module._queries(latent, 0), entries[:, None], None)
 
     assert all(g is None for g in torch.autograd.grad(surprise(), others, allow_unused=True))

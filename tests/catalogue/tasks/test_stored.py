@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -97,3 +98,9 @@ def test_a_digest_is_of_all_bytes(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"x" * (1 << 20) + b"y")
     assert digest_of(blocks(tmp_path / "a")) == digest_of([b"x" * (1 << 20), b"y"])
     assert digest_of([b"x"]) != digest_of([b"y"])
+
+
+def test_a_pipe_in_the_place_of_a_task_s_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a")
+    with pytest.raises(Unsupported, match=f"no {tmp_path / 'a'} here; get it"):
+        present(str(tmp_path), ["a"], "get it")

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import os
 import struct
+import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from attnbench.errors import UsageError
-from attnbench.models.pretrained.loading import bare_model, open_language_model
+from attnbench.models.pretrained.loading import bare_model, open_language_model, refuse_left_out
 from attnbench.models.pretrained.sizes import sizes_of
 
 transformers = pytest.importorskip("transformers", reason="needs the extra models: make .venv/installed-models")
@@ -146,3 +149,24 @@ def test_a_gguf_file_that_says_that_a_word_of_it_fills_all_memory_is_one_line(tm
     (tmp_path / "m.gguf").write_bytes(b"GGUF" + struct.pack("<IQQQ", 3, 1, 1, 2**62))
     with pytest.raises(UsageError, match="does not state its heads and their width"):
         sizes_of(str(tmp_path / "m.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("more", "left_out"),
+    [
+        ({}, False),
+        ({"rope_freqs.weight": 9}, False),
+        ({"blk.1.attn_q.weight": 4}, True),
+        ({"blk.0.attn_k.bias": 1}, True),
+    ],
+)
+def test_numbers_of_a_gguf_file_that_no_layer_takes_are_told(
+    more: dict[str, int], left_out: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = {"blk.0.attn_q.weight": 4, "blk.0.attn_q.bias": 2, "output.weight": 2, **more}
+    tensors = [SimpleNamespace(name=name, n_elements=count) for name, count in held.items()]
+    monkeypatch.setitem(sys.modules, "gguf", SimpleNamespace(GGUFReader=lambda file: SimpleNamespace(tensors=tensors)))
+    model = torch.nn.ModuleDict({"layers": torch.nn.ModuleList([torch.nn.Linear(2, 2)]), "out": torch.nn.Linear(2, 1)})
+    said = r"its blocks hold \d+ numbers, of which the model takes 6; take a complete copy"
+    with pytest.raises(UsageError, match=said) if left_out else nullcontext():
+        refuse_left_out(model, Path("m.gguf"))

@@ -195,7 +195,7 @@ class CSA(CompressedLayer):
             self._tokens(x, 0),
             self._entries(self.entry.parts(x), 0, key_mask),
         )
-        index = self._index(x, key_mask)
+        index = self._index(x, latent, key_mask)
         chosen = self._choose(index, key_mask)
         width = self.H * (self.window + chosen.shape[2]) + chosen.shape[2] * self.D
         # No more than the window's length: a tile has the logits of all near tokens that one of its queries sees.
@@ -216,23 +216,19 @@ class CSA(CompressedLayer):
     def _entries(self, parts: Tensor, first: int, real: Tensor | None = None) -> Tensor:
         return self._turned(self.entry(parts, real)[:, None], first, self.run)[:, 0]
 
-    def _index(self, x: Tensor, key_mask: Tensor | None) -> Index:
+    def _index(self, x: Tensor, latent: Tensor, key_mask: Tensor | None) -> Index:
         """The ranking of entries. Only the index's own loss trains it."""
         x = x.detach()
-        a, w = self._asks(x)
+        a, w = self._asks(x, latent.detach())
         return Index(a, self.index_entry(self._index_parts(x), key_mask), w)
 
-    def _asks(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _asks(self, x: Tensor, latent: Tensor) -> tuple[Tensor, Tensor]:
         """Queries of the index ``(B, n, I, d)`` and their weights ``(B, n, I)``.
 
         In the accumulator from the input on, as their keys are: rounding must not choose.
         """
         dtype = accumulator(x.dtype)
-        x = x.to(dtype)
-        with torch.no_grad():
-            latent = linear(x, self.q_down.weight.to(dtype))
-            latent = rms_norm(latent, latent.shape[2:], self.q_norm.weight.to(dtype), EPS)
-        a, w = (linear(y, one.weight.to(dtype)) for y, one in ((latent, self.index_q), (x, self.index_w)))
+        a, w = (linear(y, one.weight.to(dtype)) for y, one in ((latent, self.index_q), (x.to(dtype), self.index_w)))
         return torch.unflatten(a, 2, (self.index_heads, -1)), w * a.shape[2] ** -0.5
 
     def _index_parts(self, x: Tensor) -> Tensor:
@@ -285,7 +281,7 @@ class CSA(CompressedLayer):
             made = self.entry(of_entries)[:, None, -1:], self.index_entry(of_index)[:, None, -1:]
             entries = entries.append(self._turned(made[0], t + 1 - m), made[1])
         with torch.no_grad():
-            a, w = self._asks(x)
+            a, w = self._asks(x, latent)
             keys = entries.values[:, 0]
             scores = Index(a, keys, w).scores(slice(None), slice(None), entries.length)
             chosen = best(scores, self.top_k) if entries.length else scores.to(torch.int32)

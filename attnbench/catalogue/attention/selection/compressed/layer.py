@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import rms_norm
+from torch.nn.functional import linear, rms_norm
 
 from attnbench.catalogue.engines.decoding.kv_cache import Cache
 from attnbench.catalogue.engines.decoding.ring import Ring
+from attnbench.catalogue.engines.precision import accumulator
 from attnbench.catalogue.engines.rotation import angles, rotate
 from attnbench.contract.problem.shape import Shape
 from attnbench.errors import Unsupported, UsageError
@@ -76,11 +77,14 @@ class CompressedLayer(nn.Module):
         self.out = nn.Linear(C, C, bias=False)
 
     def _latent(self, x: Tensor) -> Tensor:
-        latent: Tensor = self.q_norm(self.q_down(x))
-        return latent
+        """The queries' latent ``(B, n, q_rank)``, in the accumulator: its norm and that of the queries multiply the
+        gradient at a token of zeros by 1 / EPS together, which is beyond float16."""
+        dtype = accumulator(x.dtype)
+        latent = linear(x.to(dtype), self.q_down.weight.to(dtype))
+        return rms_norm(latent, latent.shape[2:], self.q_norm.weight.to(dtype), EPS)
 
     def _queries(self, latent: Tensor, first: int) -> Tensor:
-        q = torch.unflatten(self.q_up(latent), 2, (self.H, self.D)).transpose(1, 2)
+        q = torch.unflatten(self.q_up(latent.to(self.q_up.weight.dtype)), 2, (self.H, self.D)).transpose(1, 2)
         return self._turned(rms_norm(q, (self.D,), eps=EPS), first)
 
     def _tokens(self, x: Tensor, first: int) -> Tensor:
