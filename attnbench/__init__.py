@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from attnbench.answers.board.runs import submit
+    from attnbench.answers.board.entries import submit
     from attnbench.answers.board.site import board
     from attnbench.api.best import best
     from attnbench.api.cite import cite

@@ -29,12 +29,12 @@ from rich.cells import cell_len
 
 from attnbench.cli.screen import console
 from attnbench.contract.inputs import INPUTS
-from attnbench.contract.plugins import load as plugins
+from attnbench.contract.plugins import discovery as plugins
 from attnbench.contract.plugins.foreign import module_name
 from attnbench.contract.task import TASKS
 from attnbench.contract.variant import VARIANTS
 from attnbench.harness import plan
-from attnbench.harness.compare import question
+from attnbench.harness.compare import compare_question
 from attnbench.harness.inside import traces, worker
 from attnbench.harness.outside.isolation import Worker
 from attnbench.harness.swap import request
@@ -51,7 +51,7 @@ _LATE = (
     *(
         f"attnbench.harness.{name}"
         for name in (
-            *("compare.compare", "inside.execute", "outside.laws", "wire.protocol", "wire.outcome", "runner"),
+            *("compare.compare", "inside.execute", "outside.law_requests", "wire.protocol", "wire.outcome", "runner"),
             "inside.traces",
         )
     ),
@@ -71,11 +71,11 @@ _LATE = (
     ),
     *(
         "attnbench.figures.pictures.picture",
-        "attnbench.laws.modules.verdict",
+        "attnbench.laws.modules.summary",
         "attnbench.results.lock",
         "matplotlib.style.core",
     ),
-    *("pyarrow.pandas_compat", "scipy.special", "attnbench.answers.report.page"),
+    *("pyarrow.pandas_compat", "scipy.special", "attnbench.answers.report.html_page"),
 )
 """What commands and measuring processes import when they need it."""
 
@@ -101,7 +101,7 @@ def forks(watched: bool = False) -> Iterator[None]:
         patch.setattr(Worker, "_set_up", _set_up)
         if not watched:
             patch.setattr(traces, "functions", dict)
-        for module in (machine, plan, question, request):
+        for module in (machine, plan, compare_question, request):
             patch.setattr(module, "default_threads", lambda: 1)
         yield
 
@@ -237,7 +237,7 @@ def _begin(asked: dict[str, Any]) -> None:
     for name in [*plugins._modules, *_of_plugins()]:
         sys.modules.pop(name, None)
     plugins._modules.clear()
-    if asked := sys.modules.get("attnbench.laws.modules.subject"):
+    if asked := sys.modules.get("attnbench.laws.modules.probed_module"):
         asked.subject_of.cache_clear()  # of modules that are gone now
     torch.set_num_threads(1)
     gc.freeze()  # else the first collection looks through all that pytest holds

@@ -16,7 +16,7 @@ import torch
 
 from attnbench.catalogue.engines import products
 from attnbench.catalogue.engines.products import is_onednn
-from attnbench.contract.plugins.load import load
+from attnbench.contract.plugins.discovery import load
 from attnbench.contract.variant import VARIANTS
 from attnbench.measure.time import TimingRules
 from tests.benchmarks import (

@@ -15,9 +15,9 @@ from typing import Any, get_args
 from attnbench.contract.spec import parse_spec, parse_specs
 from attnbench.contract.variant import VARIANTS
 from attnbench.errors import UsageError, any_of, did_you_mean
-from attnbench.figures.published.points import check_names, csv_lines, csv_text
-from attnbench.harness.compare.compare import Comparison, Contest, OnLength, Row, Side, Stopped
-from attnbench.harness.compare.question import Question
+from attnbench.figures.published.point_file import check_names, csv_lines, csv_text
+from attnbench.harness.compare.compare import CompareRow, Comparison, Contest, OnLength, Side, Stopped
+from attnbench.harness.compare.compare_question import CompareQuestion
 from attnbench.harness.trial import load_all
 from attnbench.measure.machine import resolve_device
 from attnbench.measure.statistics import Ratio
@@ -40,7 +40,7 @@ _ON_GPU = ("math", "flash", "efficient", "cudnn")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Workload:
     """One shape of the question, at one length or several."""
 
     name: str
@@ -51,14 +51,14 @@ class Asked:
     lengths: Sequence[int]
 
 
-def shapes_of(file: Path | None, names: str | None, lengths: Sequence[int]) -> list[Asked]:
+def shapes_of(file: Path | None, names: str | None, lengths: Sequence[int]) -> list[Workload]:
     """The shapes of a CSV file and those named with commas between them; ``lengths`` are those of shapes without one.
 
     Raises UsageError if there is none; or if a name, a column or a value is wrong, with the file and the line.
     """
     named = [one.strip() for one in names.split(",")] if names is not None else []
     try:
-        asked = [Asked(known(one), f"--shape {one}", {"shape": one}, lengths) for one in named]
+        asked = [Workload(known(one), f"--shape {one}", {"shape": one}, lengths) for one in named]
     except UsageError as error:
         raise UsageError(f"--shape: {error}") from None
     asked += [] if file is None else _in_file(file, lengths)
@@ -67,8 +67,8 @@ def shapes_of(file: Path | None, names: str | None, lengths: Sequence[int]) -> l
     return asked
 
 
-def _in_file(file: Path, lengths: Sequence[int]) -> list[Asked]:
-    columns, asked = list[str](), list[Asked]()
+def _in_file(file: Path, lengths: Sequence[int]) -> list[Workload]:
+    columns, asked = list[str](), list[Workload]()
     for at, texts in csv_lines(file, csv_text(file, "CSV file of shapes")):
         if not any(texts):
             continue
@@ -85,7 +85,7 @@ def _in_file(file: Path, lengths: Sequence[int]) -> list[Asked]:
     return asked
 
 
-def _asked(file: Path, at: str, texts: Mapping[str, str], lengths: Sequence[int]) -> Asked:
+def _asked(file: Path, at: str, texts: Mapping[str, str], lengths: Sequence[int]) -> Workload:
     given = {name: text for name, text in texts.items() if text}
     name, shape, pass_ = (given.pop(one, "") for one in ("name", "shape", "pass"))
     values: dict[str, Any] = {"shape": shape} if shape else {}
@@ -104,7 +104,7 @@ def _asked(file: Path, at: str, texts: Mapping[str, str], lengths: Sequence[int]
     own = read.pop("n", lengths)
     values |= {_AXES[column]: found[0] for column, found in read.items()}
     values |= {"pass_": pass_} if pass_ else {}
-    return Asked(name or shape or f"{file.name}:{at.rpartition(':')[2]}", at, values, own)
+    return Workload(name or shape or f"{file.name}:{at.rpartition(':')[2]}", at, values, own)
 
 
 def forms_of(variants: Sequence[str], device: str) -> list[str]:
@@ -123,10 +123,10 @@ def _exact(device: str) -> list[Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class BestChoice:
     """The answer at one shape and length."""
 
-    asked: Asked
+    asked: Workload
     about: str
     """Pass, masks, sizes and data type, in words."""
     n: int
@@ -172,7 +172,7 @@ class Best:
     max_error: float
     family: int
     """Number of ratios whose verdicts hold together."""
-    choices: list[Choice] = field(default_factory=list)
+    choices: list[BestChoice] = field(default_factory=list)
     rows: list[dict[str, Any]] = field(default_factory=list)
     """The rows of ``attnbench compare --json``, with the name of the shape."""
     records: list[Record] = field(default_factory=list)
@@ -181,13 +181,13 @@ class Best:
     stopped: KeyboardInterrupt | None = None
     """Ctrl-C, after which nothing was measured."""
 
-    def add(self, asked: Asked, about: str, found: Comparison) -> None:
+    def add(self, asked: Workload, about: str, found: Comparison) -> None:
         """Take the comparison at one shape, finished or not."""
         plain = found.to_json()
         self.environment = plain["environment"]
         self.warnings += [f"{asked.name}: {one}" for one in found.warnings]
         self.rows += [{"shape": asked.name, **row} for row in plain["rows"]]
-        at: dict[int, dict[tuple[str, str], Row]] = {}
+        at: dict[int, dict[tuple[str, str], CompareRow]] = {}
         for pair, rows in found.rows.items():
             for row in rows:
                 at.setdefault(row.n, {})[pair] = row
@@ -201,7 +201,7 @@ class Best:
         return {**about, "shapes": shapes, "rows": self.rows}
 
 
-def choose(asked: Asked, about: str, n: int, pairs: Mapping[tuple[str, str], Row], most: float) -> Choice:
+def choose(asked: Workload, about: str, n: int, pairs: Mapping[tuple[str, str], CompareRow], most: float) -> BestChoice:
     """The answer from the rows of each pair of forms, or of one with itself.
 
     The fastest is the one of least mean ratio to all others that keep the error ``most``.
@@ -211,7 +211,7 @@ def choose(asked: Asked, about: str, n: int, pairs: Mapping[tuple[str, str], Row
     out, kept = {label: why for label, why in reasons.items() if why}, [one for one in sides if not reasons[one]]
     row = next(iter(pairs.values())).a.record
     if not kept:
-        return Choice(asked, about, n, row, out)
+        return BestChoice(asked, about, n, row, out)
     logs = {pair: math.log(row.ratio.estimate) for pair, row in pairs.items() if row.ratio}
     logs |= {(b, a): -log for (a, b), log in logs.items()}
     logs |= {(one, one): 0.0 for one in kept}
@@ -224,7 +224,7 @@ def choose(asked: Asked, about: str, n: int, pairs: Mapping[tuple[str, str], Row
     busy = f" ({rows[after].busy})" * bool(rows[after].busy) if after else ""
     verdict = "withheld" if withheld else "a tie" if tied else "faster" if after else "the only one"
     margin = _oriented(rows[after].ratio, (after, first) in pairs) if after else None
-    return Choice(asked, about, n, row, out | withheld, sides[first], verdict + busy, tied, after, margin)
+    return BestChoice(asked, about, n, row, out | withheld, sides[first], verdict + busy, tied, after, margin)
 
 
 def _against(side: Side, most: float) -> str:
@@ -248,15 +248,15 @@ def _oriented(ratio: Ratio | None, straight: bool) -> Ratio | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class ReadyContests:
     """Contests that are ready to be measured, one a shape."""
 
-    asked: Sequence[Asked]
+    asked: Sequence[Workload]
     contests: Sequence[Contest]
     max_error: float
 
     @classmethod
-    def of(cls, asked: Sequence[Asked], variants: Sequence[str], given: Mapping[str, Any]) -> Prepared:
+    def of(cls, asked: Sequence[Workload], variants: Sequence[str], given: Mapping[str, Any]) -> ReadyContests:
         """Look up every name and check every value, with the options in ``given``; UsageError for a wrong one."""
         load_all(given["plugins"])
         forms = forms_of(variants, resolve_device(given["device"]))
@@ -265,7 +265,7 @@ class Prepared:
         for one in asked:
             try:
                 how = {**same, **one.values, "lengths": list(one.lengths)}
-                contests.append(Question.of(forms, how).prepare(alone=True))
+                contests.append(CompareQuestion.of(forms, how).prepare(alone=True))
             except UsageError as error:
                 raise UsageError(f"{one.place}: {error}") from None
         return cls(asked, contests, given["max_error"])
@@ -275,7 +275,7 @@ class Prepared:
         """Number of shapes and lengths."""
         return sum(len(one.lengths) for one in self.contests)
 
-    def answer(self, watching: Callable[[Asked, Contest], OnLength]) -> Best:
+    def answer(self, watching: Callable[[Workload, Contest], OnLength]) -> Best:
         """Measure until the end or Ctrl-C; ``watching`` is called before each shape and watches its lengths.
 
         Raises WorkerFailed if the worker cannot be started, and KeyboardInterrupt before a first length was finished.

@@ -17,11 +17,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from attnbench.answers.gate import words
+from attnbench.answers.gate import phrases
 from attnbench.answers.gate.decide import over
-from attnbench.answers.gate.join import Pair
+from attnbench.answers.gate.join import RowPair
 from attnbench.answers.gate.pace import as_measured, at_one_speed
-from attnbench.answers.gate.verdict import Finding, Limits, Times, judge, times_of
+from attnbench.answers.gate.verdict import Ruling, Times, Tolerance, judge, times_of
 from attnbench.errors import ResultsError, UsageError
 from attnbench.measure.machine import differing_versions
 from attnbench.measure.statistics import spread_between
@@ -75,28 +75,28 @@ def read_history(paths: Sequence[Path], newest: MeasuredRun | None = None) -> tu
 
 
 @dataclass(slots=True)
-class Point:
+class HistoryPoint:
     """One cell in one run."""
 
     run: str
     began: str
     value: float | None
     """Seconds, bytes or a relative error; None if it failed or was not measured."""
-    change: Finding | None = None
+    change: Ruling | None = None
     """The finding against the runs before, if something changed from here on."""
 
 
 @dataclass(slots=True)
-class Line:
+class CellHistory:
     """One cell over the runs."""
 
     row: Record
-    points: list[Point] = field(default_factory=list)
+    points: list[HistoryPoint] = field(default_factory=list)
     stretches: list[list[Visits]] = field(default_factory=lambda: [[]])
     """Visits in each run, a list for each time between two changes."""
 
     @property
-    def changes(self) -> list[Point]:
+    def changes(self) -> list[HistoryPoint]:
         return [point for point in self.points if point.change]
 
     @property
@@ -116,7 +116,7 @@ class History:
     runs: Sequence[MeasuredRun]
     left_out: Mapping[str, str]
     """Name of a run -> the reason."""
-    lines: Sequence[Line]
+    lines: Sequence[CellHistory]
     between: float | None
     """Spread between runs of one program, on the log scale; None if it is not known."""
 
@@ -141,33 +141,33 @@ class History:
 
     def table(self, *, every: bool = False) -> list[list[str]]:
         """The cells that changed, or all: name, runs, first and latest value, ratio, changes."""
-        axes = words.telling(line.row for line in self.lines)
+        axes = phrases.telling(line.row for line in self.lines)
         return [self._row(line, axes) for line in self.lines if line.changes or every]
 
-    def _row(self, line: Line, axes: Sequence[str]) -> list[str]:
+    def _row(self, line: CellHistory, axes: Sequence[str]) -> list[str]:
         values = line.values
         first, last = (values[0], values[-1]) if values else (None, None)
-        ends = [words.number(one, self.metric, self.unit) for one in (first, last)]
+        ends = [phrases.number(one, self.metric, self.unit) for one in (first, last)]
         said = [
-            f"{day(point.began)} {words.plain(point.change)} {words.ratio(point.change.ratio)}".removesuffix(" -")
-            + f" ({words.interval(point.change)})" * (words.interval(point.change) != "-")
+            f"{day(point.began)} {phrases.plain(point.change)} {phrases.ratio(point.change.ratio)}".removesuffix(" -")
+            + f" ({phrases.interval(point.change)})" * (phrases.interval(point.change) != "-")
             for point in line.points
             if point.change
         ]
-        ratio = words.ratio(last / first if first and last else None)
-        return [words.name(line.row, axes), str(len(values)), *ends, ratio, "; ".join(said) or "-"]
+        ratio = phrases.ratio(last / first if first and last else None)
+        return [phrases.name(line.row, axes), str(len(values)), *ends, ratio, "; ".join(said) or "-"]
 
     def to_rows(self) -> list[dict[str, Any]]:
         """A row for each cell and run."""
-        axes = words.telling(line.row for line in self.lines)
+        axes = phrases.telling(line.row for line in self.lines)
         rows = []
         for line in self.lines:
-            about = {"cell": words.name(line.row, axes), "label": line.row.label, "family": line.row.family}
+            about = {"cell": phrases.name(line.row, axes), "label": line.row.label, "family": line.row.family}
             for point in line.points:
                 found = point.change
                 numbers = ((name, getattr(found, name, None)) for name in ("ratio", "low", "high"))
                 ends = {name: one if isfinite(one or 0.0) else None for name, one in numbers}  # JSON has no infinity
-                said = {"change": words.plain(found) if found else "", **ends}
+                said = {"change": phrases.plain(found) if found else "", **ends}
                 rows.append({**about, "run": point.run, "began": point.began, self.metric: point.value, **said})
         return rows
 
@@ -191,7 +191,7 @@ def history(paths: Sequence[Path], given: Mapping[str, Any]) -> History:
         if base := given.get("relative_to"):
             unit, runs = base, _over(runs, base, out)
     above = given.get("above")
-    limits = Limits() if above is None else Limits(**{metric: above})
+    limits = Tolerance() if above is None else Tolerance(**{metric: above})
     lines, between = follow(runs, metric, limits, lambda row: _chosen(row, given))
     several = [line for line in lines if len(line.points) > 1]
     if not several:
@@ -199,21 +199,21 @@ def history(paths: Sequence[Path], given: Mapping[str, Any]) -> History:
         if len(runs) == 1:
             raise UsageError(f"no other run may be compared with {runs[0].name}, the newest; name others{without}")
         why = f"no two of {len(runs)} runs have a cell in common" if lines else "no cell is chosen"
-        raise UsageError(f"{why}; a cell is called {words.address(next(iter(runs[-1].rows.values())))}{without}")
+        raise UsageError(f"{why}; a cell is called {phrases.address(next(iter(runs[-1].rows.values())))}{without}")
     return History(metric, unit, how, runs, out, several, between)
 
 
 def follow(
-    runs: Sequence[MeasuredRun], metric: Metric, limits: Limits, chosen: Callable[[Record], bool] = lambda row: True
-) -> tuple[list[Line], float | None]:
+    runs: Sequence[MeasuredRun], metric: Metric, limits: Tolerance, chosen: Callable[[Record], bool] = lambda row: True
+) -> tuple[list[CellHistory], float | None]:
     """The chosen cells through runs with visits, oldest first, and the spread between runs of one program."""
-    lines, between = dict[Key, Line](), None
+    lines, between = dict[Key, CellHistory](), None
     for place, run in enumerate(runs):
         rows = {key.but(options=row.label): (key, row) for key, row in run.rows.items() if chosen(row)}
         if metric == "time" and place >= FEWEST_RUNS:
             stretches = [part for line in lines.values() for part in line.stretches]
             between = spread_between([[list(one.seconds.values()) for one in part] for part in stretches])
-        changed: dict[Key, tuple[Finding, int]] = {}
+        changed: dict[Key, tuple[Ruling, int]] = {}
         for span in SPANS if between is not None else SPANS[:1]:
             known = [one for one in rows if one in lines and one not in changed]
             pairs = {one: pair for one in known if (pair := _pair(lines[one], *rows[one], run, span))}
@@ -226,7 +226,7 @@ def follow(
                 for change in [found_one for found_one in found if found_one.verdict not in _UNCHANGED]:
                     changed.setdefault(one, (change, span))
         for one, (_, row) in rows.items():
-            _add(lines.setdefault(one, Line(row)), run, row, metric, *changed.get(one, (None, 1)))
+            _add(lines.setdefault(one, CellHistory(row)), run, row, metric, *changed.get(one, (None, 1)))
     return list(lines.values()), between
 
 
@@ -256,15 +256,15 @@ def _over(runs: Sequence[MeasuredRun], variant: str, out: dict[str, str]) -> lis
 def _chosen(row: Record, given: Mapping[str, Any]) -> bool:
     variants, select = given.get("variants"), given.get("select")
     named = not variants or row.variant in variants or row.label in variants
-    return named and (select is None or matches(select, words.address(row)))
+    return named and (select is None or matches(select, phrases.address(row)))
 
 
-def _pair(line: Line, key: Key, row: Record, run: MeasuredRun, span: int) -> Pair | None:
+def _pair(line: CellHistory, key: Key, row: Record, run: MeasuredRun, span: int) -> RowPair | None:
     """The last ``span`` runs, with this one, against those before them; None if there are none before."""
     visits = [*line.stretches[-1], *_visits(run, row)]
     if span > 1 and (len(visits) <= span or not _visits(run, row)):
         return None
-    return Pair(key, line.row, row, tuple(visits[:-span][-WINDOW:]), tuple(visits[-span:]))
+    return RowPair(key, line.row, row, tuple(visits[:-span][-WINDOW:]), tuple(visits[-span:]))
 
 
 def _visits(run: MeasuredRun, row: Record) -> list[Visits]:
@@ -272,19 +272,19 @@ def _visits(run: MeasuredRun, row: Record) -> list[Visits]:
     return [run.visits[row.cell_id]] if known else []
 
 
-def _freedom(lines: Iterable[Line]) -> int:
+def _freedom(lines: Iterable[CellHistory]) -> int:
     """Degrees of freedom of the spread between runs: those of one cell, since a slow run slows all of them."""
     return max(sum(max(0, len(one) - 1) for one in line.stretches) for line in lines)
 
 
-def _add(line: Line, run: MeasuredRun, row: Record, metric: Metric, change: Finding | None, span: int) -> None:
+def _add(line: CellHistory, run: MeasuredRun, row: Record, metric: Metric, change: Ruling | None, span: int) -> None:
     visits, ok = _visits(run, row), row.status is Status.OK
     if metric == "time":
         value = exp(fmean(map(log, visits[0].seconds.values()))) if visits else None
     else:
         value = getattr(row, _COLUMNS[metric]) if ok else None
     line.stretches[-1] += visits
-    line.points.append(Point(run.name, began(run), value))
+    line.points.append(HistoryPoint(run.name, began(run), value))
     line.row = row
     if change:
         timed = [point for point in line.points if point.value is not None] if span > 1 else line.points

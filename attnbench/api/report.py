@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attnbench.api.shown import Page
+from attnbench.api.shown import ReportPage
 from attnbench.cli.signature import naming_arguments
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def report(
     against: str | Path | None = None,
     check: str | Path | None = None,
     figures: bool = False,
-) -> Page:
+) -> ReportPage:
     """Make the report of one run or several, as ``attnbench report`` does: an HTML page that needs no network.
 
     Args:
@@ -44,9 +44,9 @@ def report(
     import warnings
 
     from attnbench.answers.report.against import read_against
-    from attnbench.answers.report.laws import read_laws
-    from attnbench.answers.report.page import make_page
-    from attnbench.answers.report.sources import of_frame, read_sources
+    from attnbench.answers.report.check_findings import read_laws
+    from attnbench.answers.report.html_page import make_page
+    from attnbench.answers.report.provenance import of_frame, read_sources
     from attnbench.files import write_output
 
     doubts: list[str] = []
@@ -59,7 +59,7 @@ def report(
     sources = read_sources(paths, warn=doubt) if isinstance(paths, Sequence) else of_frame(paths)
     laws = read_laws(Path(check)) if check is not None else []
     older = read_against(sources.folders, Path(against)) if against is not None else None
-    page = Page(make_page(sources, title=title, laws=laws, figures=figures, against=older, doubts=doubts))
+    page = ReportPage(make_page(sources, title=title, laws=laws, figures=figures, against=older, doubts=doubts))
     if save is not None:
         write_output(Path(save), page)
     return page

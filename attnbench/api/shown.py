@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from attnbench.results.record import Record
 
 
-class Page(str):
+class ReportPage(str):
     """An HTML page; a notebook shows it in a frame of its own, isolated from the notebook."""
 
     __slots__ = ()
@@ -47,7 +47,7 @@ class Figures(dict[str, "Figure"]):
         return "\n".join(images)
 
 
-class _Table:
+class _ShownTable:
     _SHOWN: tuple[str, ...] = ()
 
     def to_frame(self) -> pd.DataFrame:
@@ -65,7 +65,7 @@ class _Table:
         return "\n".join([table, *(f"<p>{escape(line)}</p>" for line in self._words())])
 
 
-class Compared(_Table):
+class Compared(_ShownTable):
     """The result of :func:`attnbench.compare`: a row for each pair of variants at each length, and crossovers."""
 
     _SHOWN = ("a", "b", "seq_len", "ratio", "ratio_ci_low", "ratio_ci_high", "verdict")
@@ -95,7 +95,7 @@ class Compared(_Table):
         return [*lines, *(f"warning: {text}" for text in self.comparison.warnings)]
 
 
-class Chosen(_Table):
+class Chosen(_ShownTable):
     """The result of :func:`attnbench.best`: a row for each shape and length, with the fastest form."""
 
     _SHOWN = ("shape", "seq_len", "fastest", "verdict", "time_median_s", "next", "margin", "peak_bytes", "rel_error")
@@ -120,7 +120,7 @@ class Chosen(_Table):
         return [f"warning: {text}" for text in self.best.warnings]
 
 
-class Followed(_Table):
+class Followed(_ShownTable):
     """The result of :func:`attnbench.history`: a row for each cell and run."""
 
     _SHOWN = ("cell", "run", "change", "ratio", "low", "high")
@@ -171,7 +171,7 @@ class Matched:
         return "\n".join(f"<p>{escape(line)}</p>" for line in repr(self).splitlines())
 
 
-class Replaced(_Table):
+class Replaced(_ShownTable):
     """The result of :func:`attnbench.swap`: a row for each variant, in some layers, after some steps of training."""
 
     _SHOWN = ("label", "replaced", "tuned", "status", "loss", "loss_delta", "accuracy", "kl", "attention_error")

@@ -32,12 +32,12 @@ def swap(model: str, *variants: str, progress: bool = True, **given: Unpack[opti
         raise UsageError("swap needs a variant; for example: attnbench.swap('listops', 'performer')")
     from attnbench.cli.screen.run import Screen
     from attnbench.harness.runner import execute
-    from attnbench.harness.swap.request import Asked, refuse_inexact, variants_of
+    from attnbench.harness.swap.request import SwapRequest, refuse_inexact, variants_of
 
     given = completed(options.SwapOptions, given)
     specs = variants_of(variants, given["plugins"])
     check_importable(specs, "its rows are kept, and nothing would tell them from those of another class")
-    asked = Asked.of(model, specs, given)
+    asked = SwapRequest.of(model, specs, given)
     with asked.worker() as worker, console.progress(1, wanted=progress) as bar:
         _, plan = asked.plan(worker)
         folder, records = execute(plan, Screen(plan, bar) if progress else None, worker)

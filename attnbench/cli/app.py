@@ -44,14 +44,14 @@ class _Help(typer.Context.formatter_class):  # type: ignore[valid-type,misc]  # 
         super().write_dl(rows, col_max if self.width >= 50 else 2, col_spacing)
 
 
-class _Context(typer.Context):
+class _HelpContext(typer.Context):
     formatter_class = _Help
 
 
-class _Command(typer.core.TyperCommand):
+class _GuardedCommand(typer.core.TyperCommand):
     """A command that refuses to start if loading libraries would end Python without a word."""
 
-    context_class = _Context
+    context_class = _HelpContext
 
     def invoke(self, ctx: Any) -> Any:
         from attnbench.harness.wire.process import allowed_address_space
@@ -98,7 +98,7 @@ def _command(name: str | None) -> Any:
     python_name = "list_" if name == "list" else name  # so that it does not hide the built-in one
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     epilog = f"Example: attnbench {COMMANDS[name].example}" if name else ""
-    app.command(name, cls=_Command, epilog=epilog)(
+    app.command(name, cls=_GuardedCommand, epilog=epilog)(
         getattr(import_module(f"attnbench.cli.{python_name}"), str(python_name))
     )
     return typer.main.get_command(app)
@@ -107,7 +107,7 @@ def _command(name: str | None) -> Any:
 class _Group(typer.core.TyperGroup):
     """Commands, each imported once it is chosen; until then a line of help stands for it."""
 
-    context_class = _Context
+    context_class = _HelpContext
 
     def __init__(self, **settings: Any) -> None:
         known = {name: typer.core.TyperCommand(name, short_help=one.what) for name, one in COMMANDS.items()}

@@ -19,7 +19,7 @@ from attnbench.units import format_bytes, format_number, with_interval
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from attnbench.answers.best import Asked, Best, Choice, Prepared
+    from attnbench.answers.best import Best, BestChoice, ReadyContests, Workload
     from attnbench.harness.compare.compare import Contest, OnLength
     from attnbench.harness.outside.isolation import Settings
 
@@ -61,18 +61,18 @@ def best(
         raise NothingMeasured("nothing could be measured; the reasons stand above")
 
 
-def prepare(shapes: Path | None, given: options.BestOptions) -> Prepared:
+def prepare(shapes: Path | None, given: options.BestOptions) -> ReadyContests:
     """The contests of a command or of :func:`attnbench.best`; UsageError if a shape, a form or an option is wrong."""
-    from attnbench.answers.best import Prepared, shapes_of
+    from attnbench.answers.best import ReadyContests, shapes_of
     from attnbench.suite.ranges import parse_range
 
     given = completed(options.BestOptions, given)
     how: dict[str, Any] = {**given, "memory_limit": options.bytes_of(given["memory_limit"])}
     asked = shapes_of(shapes, given["shape"], parse_range(given["lengths"]))
-    return Prepared.of(asked, given["variants"] or (), how | {"plugins": given["plugins"] or ()})
+    return ReadyContests.of(asked, given["variants"] or (), how | {"plugins": given["plugins"] or ()})
 
 
-def watching(bar: Progress, say: Callable[[str], None] = lambda text: None) -> Callable[[Asked, Contest], OnLength]:
+def watching(bar: Progress, say: Callable[[str], None] = lambda text: None) -> Callable[[Workload, Contest], OnLength]:
     """Show the measured shape and length on a bar, and give their times to ``say``."""
     from attnbench.cli.compare import watching
 
@@ -103,7 +103,7 @@ def _print(found: Best, settings: Settings) -> None:
     console.laws_note(found.records)
 
 
-def _row(one: Choice) -> list[str]:
+def _row(one: BestChoice) -> list[str]:
     if one.fastest is None:
         return ["-", "-", "-", "-", "", "", "", one.verdict]
     record, ends = one.fastest.record, one.fastest.interval or (None, None)

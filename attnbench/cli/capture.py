@@ -15,7 +15,7 @@ from attnbench.errors import UsageError
 from attnbench.text import quantity
 
 if TYPE_CHECKING:
-    from attnbench.catalogue.inputs.captured import Stored
+    from attnbench.catalogue.inputs.captured_qkv import CapturedFile
 
 
 def capture(
@@ -51,7 +51,7 @@ def capture(
     refuse_files(out)
 
     from attnbench.harness.outside.capture import TakeCapture, take_capture
-    from attnbench.harness.swap.question import parse_layers
+    from attnbench.harness.swap.swap_question import parse_layers
     from attnbench.measure.machine import default_threads, resolve_device
     from attnbench.models.pretrained.capture import Wish
     from attnbench.units import format_bytes
@@ -93,7 +93,7 @@ def _print_layers(about: Mapping[str, Any], title: str) -> None:
     console.note(f"{', '.join(found)}: of the median head, and of the heads with the least and the most")
 
 
-def print_described(file: Path, found: Stored) -> None:
+def print_described(file: Path, found: CapturedFile) -> None:
     """Print the shape of a file, its source, and the line for a suite."""
     about = found.about
     q, v = found.sizes["q"], found.sizes["v"]

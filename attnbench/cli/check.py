@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from attnbench.harness.outside.isolation import Settings, Worker
     from attnbench.laws import Finding, Report
     from attnbench.laws.bits import Answer
-    from attnbench.laws.modules.subject import Wanted
+    from attnbench.laws.modules.probed_module import Probe
     from attnbench.laws.own_error import OwnError
 
 _SHOWN_FAULTS = 3
@@ -84,7 +84,7 @@ def check(
     """
     from attnbench.contract.variant import VARIANTS
     from attnbench.harness.outside.isolation import Settings, Worker
-    from attnbench.harness.outside.laws import examine
+    from attnbench.harness.outside.law_requests import examine
     from attnbench.harness.trial import load_all
     from attnbench.harness.wire.process import memory_limit as limit_for
     from attnbench.laws import Report, laws_named, variant_named
@@ -106,11 +106,11 @@ def check(
     if given["bits"]:
         return check_bits(variants or [], settings, dtype=given["dtype"], timeout=timeout, as_json=as_json)
     if modules:
-        from attnbench.laws.modules.subject import Wanted
+        from attnbench.laws.modules.probed_module import Probe
 
         if len(variants or []) > 1:
             raise UsageError("check looks at one FILE.py:Class at a time, without variants beside it")
-        wanted = Wanted(modules[0], call, vocab, width)
+        wanted = Probe(modules[0], call, vocab, width)
         return check_module(wanted, settings, label=label, timeout=timeout, as_json=as_json)
     for option, one in of_module.items():
         if one is not None:
@@ -199,7 +199,7 @@ def _number(value: float | None) -> str:
 def _own_errors(worker: Worker, name: str, timeout: float) -> dict[str, OwnError]:
     """Errors by data type; none where that cannot be asked, which no law is broken by."""
     from attnbench.harness.outside.isolation import CellFailed
-    from attnbench.harness.outside.laws import AskOwnErrors
+    from attnbench.harness.outside.law_requests import AskOwnErrors
 
     try:
         return AskOwnErrors(name).ask(worker, timeout)
@@ -315,12 +315,12 @@ def _as_data(report: Report, own_errors: Mapping[str, OwnError]) -> dict[str, An
     return found | ({"own_error": {dtype: asdict(one) for dtype, one in own_errors.items()}} if own_errors else {})
 
 
-def check_module(wanted: Wanted, settings: Settings, *, label: str | None, timeout: float, as_json: bool) -> None:
+def check_module(wanted: Probe, settings: Settings, *, label: str | None, timeout: float, as_json: bool) -> None:
     """Probe and print; exit code 1 if the module breaks the claims of ``label`` or its options."""
     from attnbench.harness.outside.isolation import Worker
-    from attnbench.harness.outside.laws import examine_module
+    from attnbench.harness.outside.law_requests import examine_module
     from attnbench.laws import variant_named
-    from attnbench.laws.modules.verdict import conclusion, contradictions, lines, named_after
+    from attnbench.laws.modules.summary import conclusion, contradictions, lines, named_after
 
     if label is not None:
         variant_named(label)
@@ -362,10 +362,10 @@ def check_bits(
 
     Raises UsageError for an unknown variant, and Unsupported if the only one does not take the data type.
     """
-    from attnbench.contract.plugins.load import with_modules
+    from attnbench.contract.plugins.discovery import with_modules
     from attnbench.contract.variant import VARIANTS
     from attnbench.harness.outside.isolation import Worker
-    from attnbench.harness.outside.laws import bits
+    from attnbench.harness.outside.law_requests import bits
     from attnbench.harness.trial import load_all
     from attnbench.laws import variant_named
     from attnbench.laws.bits import QUESTIONS

@@ -18,9 +18,9 @@ from attnbench.errors import UsageError, did_you_mean
 if TYPE_CHECKING:
     import pandas as pd
 
+    from attnbench.answers.claims.assessment import Judgement, Verdict
     from attnbench.answers.claims.claims import Claim
-    from attnbench.answers.claims.tables import Number
-    from attnbench.answers.claims.verdict import Judgement, Verdict
+    from attnbench.answers.claims.published_tables import Number
 
 
 def claims(
@@ -49,10 +49,10 @@ def claims(
     A ratio of a table is reproduced, on any device, if it is within a tenth of the published one, or what the table
     allows, and open if only its interval is. A time or a memory is judged on the published device alone.
     """
+    from attnbench.answers.claims.assessment import judge_all_rows
     from attnbench.answers.claims.claims import claims as all_claims
-    from attnbench.answers.claims.runs import MACHINE
-    from attnbench.answers.claims.tables import SHIPPED, claims_of, is_table, load
-    from attnbench.answers.claims.verdict import judge_all_rows
+    from attnbench.answers.claims.evidence import MACHINE
+    from attnbench.answers.claims.published_tables import SHIPPED, claims_of, is_table, load
 
     tables = [load(one) for one in dict.fromkeys(given or ()) if is_table(one)]
     results = [Path(one) for one in given or () if not is_table(one)] or None
@@ -112,7 +112,7 @@ def _mentioning(numbers: Sequence[Number], text: str) -> list[Number]:
 
 
 def _rows(results: list[Path] | None) -> pd.DataFrame | None:
-    from attnbench.answers.claims.runs import read_rows
+    from attnbench.answers.claims.evidence import read_rows
 
     folders = results or [Path("results")]
     return read_rows(folders, warn=console.warning) if all(one.exists() for one in folders) else None
@@ -127,8 +127,8 @@ def _measure(
     limit: float = 0.0,
 ) -> None:
     """Measure tables, and make the runs of claims without rows, by number of threads; if ``narrow``, their sweeps."""
-    from attnbench.answers.claims.tables import suite_of
-    from attnbench.answers.claims.verdict import judge_all_rows
+    from attnbench.answers.claims.assessment import judge_all_rows
+    from attnbench.answers.claims.published_tables import suite_of
     from attnbench.cli.screen.run import measured
     from attnbench.harness.plan import Options, make_plan
     from attnbench.measure.machine import available_cores, resolve_device
@@ -201,7 +201,7 @@ def _print_rest(judged: list[Judgement]) -> None:
 
 
 def _as_data(judged: Judgement, table: pd.DataFrame | None) -> dict[str, object]:
-    from attnbench.answers.claims.verdict import needed_by, rows_by_run, rows_of
+    from attnbench.answers.claims.assessment import needed_by, rows_by_run, rows_of
 
     claim = judged.claim
     read = None if table is None else rows_of(table, needed_by(claim, table))

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.progress import Progress
 
-    from attnbench.harness.compare.compare import Comparison, OnLength, Row, Side
-    from attnbench.harness.compare.question import Question
+    from attnbench.harness.compare.compare import CompareRow, Comparison, OnLength, Side
+    from attnbench.harness.compare.compare_question import CompareQuestion
     from attnbench.measure.crossover import Crossover
     from attnbench.results.record import Record
 
@@ -104,7 +104,7 @@ def compare(
         draw(lambda: _figure(comparison, f"{what}; {how}"), plot, width=width)
 
 
-def question_of(variants: Sequence[str], given: options.CompareOptions, typed: Collection[str]) -> Question:
+def question_of(variants: Sequence[str], given: options.CompareOptions, typed: Collection[str]) -> CompareQuestion:
     """The question of a command or of :func:`attnbench.compare`; UsageError for an unknown shape or malformed size.
 
     A named shape decides the axes that the user has not ``typed``. Raises UsageError also without a variant.
@@ -112,12 +112,12 @@ def question_of(variants: Sequence[str], given: options.CompareOptions, typed: C
     if not variants:
         example = "attnbench compare softmax linear --n 1024..4096"
         raise UsageError(f"compare needs a variant, or several to be held against the first: {example}")
-    from attnbench.harness.compare.question import Question
+    from attnbench.harness.compare.compare_question import CompareQuestion
 
     given = completed(options.CompareOptions, given)
     axes = {name: one for name, one in given.items() if given["shape"] is None or name not in AXES or name in typed}
     limit = options.bytes_of(given["memory_limit"])
-    return Question.of(variants, {**axes, "memory_limit": limit})
+    return CompareQuestion.of(variants, {**axes, "memory_limit": limit})
 
 
 def watching(
@@ -196,7 +196,7 @@ def _print(comparison: Comparison, table: Printer) -> None:
     console.replaced_note(records)
 
 
-def _time_rows(comparison: Comparison, shown: Sequence[Row]) -> list[list[str]]:
+def _time_rows(comparison: Comparison, shown: Sequence[CompareRow]) -> list[list[str]]:
     lines = []
     for n in dict.fromkeys(row.n for row in shown):
         here = [row for row in shown if row.n == n]
@@ -237,7 +237,7 @@ def _how_sure(comparison: Comparison) -> str:
     return said
 
 
-def _explain(rows: Sequence[Row]) -> None:
+def _explain(rows: Sequence[CompareRow]) -> None:
     from attnbench.measure.statistics import SAID
 
     why = dict.fromkeys(f"withheld at n = {row.n}: {row.withheld}" for row in rows if row.withheld)

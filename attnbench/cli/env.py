@@ -84,8 +84,8 @@ def _card(device: str) -> dict[str, Any]:
 
 
 def _plugins() -> dict[str, str]:
+    from attnbench.contract.plugins.discovery import GROUP
     from attnbench.contract.plugins.foreign import told
-    from attnbench.contract.plugins.load import GROUP
 
     found = {}
     for point in metadata.entry_points(group=GROUP):

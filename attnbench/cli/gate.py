@@ -57,7 +57,7 @@ def gate(
     question = decisions.question_of(fail_above, on, given, missing=missing, strict=strict)
 
     from attnbench.answers.gate.decide import decide
-    from attnbench.answers.gate.table import verdict_line
+    from attnbench.answers.gate.decision_table import verdict_line
 
     now, *before = decisions.read([new, *_olds(new, against or [], against_history or [])])
     decision = decide(now, before, question)
@@ -104,7 +104,7 @@ def _confirmed(
     console.note(f"{seem} slower; {rounds} more round{'s' * (rounds > 1)} of {of}")
     with console.progress(total=len(cells) * rounds) as bar:
 
-        class Screen(Watcher):
+        class ConfirmScreen(Watcher):
             def visiting(self, cell: Cell) -> None:
                 bar.update(bar.task_ids[0], advance=1, description=cell.label)
 
@@ -112,7 +112,7 @@ def _confirmed(
                 console.warning(message)
 
         try:
-            return confirm(decision, new, olds, rounds, plugins=plugins, watcher=Screen())
+            return confirm(decision, new, olds, rounds, plugins=plugins, watcher=ConfirmScreen())
         except (UsageError, StoreError) as error:  # the verdict is known all the same
             console.warning(f"not measured again: {error}")
             return decision

@@ -59,7 +59,7 @@ def _suites(as_json: bool) -> None:
 
 
 def _file(what: str, file: Path, as_json: bool) -> None:
-    from attnbench.catalogue.inputs.captured import describe
+    from attnbench.catalogue.inputs.captured_qkv import describe
 
     if what != "inputs":
         raise UsageError(f"--file says what an input holds; write: attnbench list inputs --file {file}")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from attnbench.answers.match.budget import Budget
-    from attnbench.answers.match.match import Prepared
+    from attnbench.answers.match.match import ReadyMatch
     from attnbench.answers.match.result import Match
     from attnbench.cli.screen.match import MatchScreen
 
@@ -106,7 +106,7 @@ def asked_in(
     return budget, given
 
 
-def prepare(variants: Sequence[str], budget: Budget, given: options.MatchOptions) -> Prepared:
+def prepare(variants: Sequence[str], budget: Budget, given: options.MatchOptions) -> ReadyMatch:
     """The settings and the process that will measure or train them.
 
     Raises UsageError if a variant or an option is wrong, or nothing has a knob.
@@ -129,7 +129,7 @@ def among(frame: pd.DataFrame, variants: Sequence[str], budget: Budget, given: o
     return match_run(frame, variants, budget, n=n, inputs=inputs, level=given["level"], pass_=timed)
 
 
-def _measure(prepared: Prepared, csv: Path | None) -> Match:
+def _measure(prepared: ReadyMatch, csv: Path | None) -> Match:
     from attnbench.cli.screen.match import MatchScreen
 
     with console.progress(total=1) as bar:
@@ -147,13 +147,13 @@ def _measure(prepared: Prepared, csv: Path | None) -> Match:
             raise
 
 
-def _keep(prepared: Prepared, screen: MatchScreen, csv: Path | None) -> None:
+def _keep(prepared: ReadyMatch, screen: MatchScreen, csv: Path | None) -> None:
     from attnbench.answers.match.result import Match
-    from attnbench.answers.match.search import Found
+    from attnbench.answers.match.search import FoundSetting
     from attnbench.cli.screen.match import print_tries
 
     knobs = {one.spec.label: one.ladder.knob.option if one.ladder else "" for one in prepared.entrants}
-    found = [Found(label, knobs[label], tuple(points), None) for label, points in screen.tried.items()]
+    found = [FoundSetting(label, knobs[label], tuple(points), None) for label, points in screen.tried.items()]
     rows = Match(prepared.budget, found, same=prepared.same).to_rows()
     if csv is not None and rows:
         write_rows(rows, csv, whole=["value"])

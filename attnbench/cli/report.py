@@ -51,9 +51,9 @@ def report(
         raise UsageError("--title is empty; give some words, or leave it out")
 
     from attnbench.answers.report.against import read_against
-    from attnbench.answers.report.laws import read_laws
-    from attnbench.answers.report.page import make_page
-    from attnbench.answers.report.sources import read_sources
+    from attnbench.answers.report.check_findings import read_laws
+    from attnbench.answers.report.html_page import make_page
+    from attnbench.answers.report.provenance import read_sources
     from attnbench.files import write_output
     from attnbench.units import format_bytes
 

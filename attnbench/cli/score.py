@@ -44,9 +44,9 @@ def score(
     """
     if not variants:
         raise UsageError("score needs a variant; for example: attnbench score performer linear softmax --task recall")
-    from attnbench.contract.plugins.load import with_modules
+    from attnbench.contract.plugins.discovery import with_modules
     from attnbench.harness.plan import Options, make_plan
-    from attnbench.harness.score.question import ScoreQuestion
+    from attnbench.harness.score.score_question import ScoreQuestion
     from attnbench.harness.trial import load_all
 
     names, plugins = with_modules(variants, plugins or ())

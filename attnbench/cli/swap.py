@@ -15,14 +15,14 @@ from attnbench.cli.screen import console
 from attnbench.cli.screen.outputs import draw, refuse_files, write_rows
 from attnbench.cli.signature import command, completed
 from attnbench.errors import NothingMeasured, UsageError
-from attnbench.results.swaps import EXACT, MEAN_VALUE, Between, Line, Row, lines
+from attnbench.results.swaps import EXACT, MEAN_VALUE, Between, Row, SwapLine, lines
 from attnbench.text import quantity
 from attnbench.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
-    from attnbench.harness.swap.described import Described
-    from attnbench.harness.swap.question import Question
+    from attnbench.harness.swap.described import ModelFacts
     from attnbench.harness.swap.request import Foreseen
+    from attnbench.harness.swap.swap_question import SwapQuestion
     from attnbench.models.pretrained.subject import Layer
 
 
@@ -62,11 +62,11 @@ def swap(
         raise UsageError("swap needs --variant; for example: attnbench swap listops --variant performer")
     refuse_files(csv, plot=plot)
 
-    from attnbench.harness.swap.request import Asked, refuse_inexact, variants_of
+    from attnbench.harness.swap.request import SwapRequest, refuse_inexact, variants_of
 
     specs = variants_of(variant, given["plugins"])
     console.only_repeats()
-    asked = Asked.of(model, specs, given)
+    asked = SwapRequest.of(model, specs, given)
 
     from attnbench.cli.screen.run import measured
 
@@ -118,7 +118,7 @@ def _print(rows: Sequence[Row], layers: Sequence[Layer]) -> None:
         console.line(warning)
 
 
-def _print_foreseen(question: Question, model: Described, found: Foreseen, *, as_json: bool) -> None:
+def _print_foreseen(question: SwapQuestion, model: ModelFacts, found: Foreseen, *, as_json: bool) -> None:
     if as_json:
         console.data({**asdict(found), "seconds": found.seconds})
         return
@@ -138,7 +138,7 @@ def _print_heading(model: str, layers: Sequence[Layer], windows: int, length: in
     console.line(f"{model}: {quantity(len(layers), 'layer')}, {shape.H} × {shape.D}, {layers[0].kind}; {text}")
 
 
-def _print_together(found: Sequence[Line]) -> None:
+def _print_together(found: Sequence[SwapLine]) -> None:
     untrained = {line.label: line.loss or 0.0 for line in reversed(found)}
     ordered = sorted(found, key=lambda line: (untrained[line.label], line.label, line.steps))
     trained = any(line.steps for line in found)
@@ -163,7 +163,7 @@ def _print_together(found: Sequence[Line]) -> None:
     _table(cells, f"\nreplaced: layers {', '.join(some)}" if some else "\nall replaced together")
 
 
-def _print_repaired(found: Sequence[Line]) -> None:
+def _print_repaired(found: Sequence[SwapLine]) -> None:
     cells = [
         {
             "variant": line.label,
@@ -177,7 +177,7 @@ def _print_repaired(found: Sequence[Line]) -> None:
         _table(cells, "\nafter training, above the model that was left whole and trained as long")
 
 
-def _print_alone(found: Sequence[Line]) -> None:
+def _print_alone(found: Sequence[SwapLine]) -> None:
     if not found:
         return
     places = sorted({int(line.replaced) for line in found})
@@ -205,7 +205,7 @@ def _print_missing(rows: Sequence[Row]) -> None:
         console.paragraph(line)
 
 
-def _print_notes(together: Sequence[Line], found: Sequence[Line]) -> None:
+def _print_notes(together: Sequence[SwapLine], found: Sequence[SwapLine]) -> None:
     few = {line.label: line.pairs_seen for line in together if line.pairs_seen is not None and line.pairs_seen < 0.995}
     if few:
         console.note("pairs with a weight: " + ", ".join(f"{label} {share:.0%}" for label, share in few.items()))

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from attnbench.contract.plugins.load import installed
+from attnbench.contract.plugins.discovery import installed
 
 _PACKAGE = Path(__file__).parents[1]
 FILE = _PACKAGE / "catalogue" / "index.json"

@@ -84,10 +84,10 @@ def draw_catalogue(frame: pd.DataFrame, *, n: int | None = None, whole: pd.DataF
 
 
 @dataclass(frozen=True)
-class _List:
+class _VariantList:
     heading: str
     rows: pd.DataFrame
-    panels: Sequence[Panel]
+    panels: Sequence[ColumnPanel]
 
     @property
     def lines(self) -> list[tuple[str, str]]:
@@ -101,7 +101,7 @@ class _List:
         ]
 
 
-def _list(setting: Setting, n: int | None, frame: pd.DataFrame, steps: pd.DataFrame) -> _List:
+def _list(setting: Setting, n: int | None, frame: pd.DataFrame, steps: pd.DataFrame) -> _VariantList:
     counts = setting.rows.groupby("seq_len")["label"].nunique()
     n = chosen_length(n, counts, "rows")
     rows = setting.rows[setting.rows["seq_len"] == n].drop_duplicates("label", keep="last")
@@ -109,10 +109,10 @@ def _list(setting: Setting, n: int | None, frame: pd.DataFrame, steps: pd.DataFr
     panels = cost(rows)
     panels += error(named_as(alike(errors, setting).rows, rows["label"])) if len(errors) else []
     panels += decoding(named_as(alike(steps, setting).rows, rows["label"])) if len(steps) else []
-    return _List(setting.about, rows, panels)
+    return _VariantList(setting.about, rows, panels)
 
 
-def _draw(lists: Sequence[_List], about: Sequence[str], notes: Sequence[str]) -> Figure:
+def _draw(lists: Sequence[_VariantList], about: Sequence[str], notes: Sequence[str]) -> Figure:
     rooms = [_STEP * len(one.lines) + _HEAD for one in lists]
     title = cheapest([Setting(one.rows, about=one.heading) for one in lists], {}) or "Every variant"
     page = new_page(title, about, notes, width=9.6, room=stacked(rooms, [one.heading for one in lists]))
@@ -121,7 +121,7 @@ def _draw(lists: Sequence[_List], about: Sequence[str], notes: Sequence[str]) ->
     return page.figure
 
 
-def _draw_list(page: Page, one: _List) -> None:
+def _draw_list(page: Page, one: _VariantList) -> None:
     lines = one.lines
     tall = _STEP * len(lines)
     bottom = page.top - 0.42 - tall
@@ -141,7 +141,7 @@ def _draw_list(page: Page, one: _List) -> None:
 
 
 def _draw_panel(
-    page: Page, place: tuple[float, float, float, float], panel: Panel, lines: Sequence[tuple[str, str]]
+    page: Page, place: tuple[float, float, float, float], panel: ColumnPanel, lines: Sequence[tuple[str, str]]
 ) -> None:
     ax = page.axes(*place)
     # The distance of another operator may be anything, so it does not stretch the scale of the errors.
@@ -166,7 +166,7 @@ def _draw_panel(
             _draw_line(ax, row + 0.5, panel, label, palette().family(family))
 
 
-def _draw_line(ax: Axes, y: float, panel: Panel, label: str, colour: str) -> None:
+def _draw_line(ax: Axes, y: float, panel: ColumnPanel, label: str, colour: str) -> None:
     for value, mark, hollow in panel.values.get(label, []):
         low, high = ax.get_xlim()
         beyond = "<" if value < low else ">" if value > high else mark
@@ -186,7 +186,7 @@ MARKS = ("o", "s", "^", "D")
 
 
 @dataclass(frozen=True)
-class Panel:
+class ColumnPanel:
     """The values of one column for each label."""
 
     title: str
@@ -201,17 +201,17 @@ class Panel:
     """Values marked for comparison, each with the marker of its inputs."""
 
 
-def cost(rows: pd.DataFrame) -> list[Panel]:
+def cost(rows: pd.DataFrame) -> list[ColumnPanel]:
     """Panels of time and peak memory."""
     return _measured(rows, {"time_median_s": "time", "peak_bytes": "peak memory"}, {})
 
 
-def decoding(rows: pd.DataFrame) -> list[Panel]:
+def decoding(rows: pd.DataFrame) -> list[ColumnPanel]:
     """Panels of the time of one token and of the bytes kept for earlier tokens."""
     return _measured(rows, {"time_median_s": "one token", "state_bytes": "its state"}, {Status.UNSUPPORTED: "–"})
 
 
-def _measured(rows: pd.DataFrame, titles: Mapping[str, str], said: Mapping[str, str]) -> list[Panel]:
+def _measured(rows: pd.DataFrame, titles: Mapping[str, str], said: Mapping[str, str]) -> list[ColumnPanel]:
     failed = [one for one in records(rows, "label", "status") if one["status"] != Status.OK]
     words = {one["label"]: said.get(one["status"], str(one["status"])) for one in failed}
     panels = []
@@ -219,7 +219,7 @@ def _measured(rows: pd.DataFrame, titles: Mapping[str, str], said: Mapping[str, 
         if rows[column].notna().any():
             base = 2 if column.endswith("bytes") else 10
             text = partial(_written, column)
-            panels.append(Panel(title, _dots(rows, column), text, base, _intervals(rows, column), words))
+            panels.append(ColumnPanel(title, _dots(rows, column), text, base, _intervals(rows, column), words))
     return panels
 
 
@@ -242,7 +242,7 @@ def _intervals(rows: pd.DataFrame, column: str) -> dict[str, tuple[float, float]
     }
 
 
-def error(rows: pd.DataFrame) -> list[Panel]:
+def error(rows: pd.DataFrame) -> list[ColumnPanel]:
     """The panel of the relative error, with a marker for each of the inputs."""
     if rows.empty:
         return []
@@ -264,10 +264,10 @@ def error(rows: pd.DataFrame) -> list[Panel]:
     for row in records(rows, "label", "status"):
         if row["label"] not in values and row["label"] not in words and row["status"] != Status.OK:
             words[row["label"]] = str(row["status"])
-    return [Panel("relative error", values, plain, 10, {}, words, lines)]
+    return [ColumnPanel("relative error", values, plain, 10, {}, words, lines)]
 
 
-def note_on_errors(panels: Sequence[Panel], rows: pd.DataFrame) -> str:
+def note_on_errors(panels: Sequence[ColumnPanel], rows: pd.DataFrame) -> str:
     """The meaning of the error markers; empty without errors."""
     if not any(panel.title == "relative error" for panel in panels):
         return ""

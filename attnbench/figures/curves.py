@@ -12,14 +12,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from attnbench.figures.kit.page import NothingToDraw, no_room, winners
-from attnbench.figures.kit.score_lines import Line, Panel, draw_lines, linear_x
+from attnbench.figures.kit.score_lines import ScoreLine, ScorePanel, draw_lines, linear_x
 from attnbench.figures.kit.style import Look, in_style
-from attnbench.results.frame.labels import is_number
+from attnbench.results.frame.label_options import is_number
 from attnbench.results.frame.scored import Problem, about, by_training, hidden_options, left_out, problems
 from attnbench.results.frame.settings import PANELS, RUN
 from attnbench.results.frame.words import own_form_note, short_names
 from attnbench.results.read import read_curves
-from attnbench.results.trainings import Choice
+from attnbench.results.trainings import CountedTrainings
 
 NEEDS = "curves.jsonl beside the results"
 
@@ -62,14 +62,14 @@ def draw_curves(rows: pd.DataFrame) -> Figure:
     )
 
 
-def _panel(one: Problem, curves: Curves, names: Mapping[str, str]) -> Panel:
+def _panel(one: Problem, curves: Curves, names: Mapping[str, str]) -> ScorePanel:
     run = str(one.setting.get(RUN) or "")
     lines = [line for choice in one.choices if (line := _line(choice, run, curves, names))]
     lines.sort(key=lambda line: (-line.y[-1], line.name))
-    return Panel(one.heading, tuple(lines), () if one.chance is None else (("chance", one.chance),))
+    return ScorePanel(one.heading, tuple(lines), () if one.chance is None else (("chance", one.chance),))
 
 
-def _line(choice: Choice, run: str, curves: Curves, names: Mapping[str, str]) -> Line | None:
+def _line(choice: CountedTrainings, run: str, curves: Curves, names: Mapping[str, str]) -> ScoreLine | None:
     single = []
     for training in choice.rows:
         points = [point for point in curves.get((run, training.cell_id), ()) if is_number(point.get("val_score"))]
@@ -84,10 +84,10 @@ def _line(choice: Choice, run: str, curves: Curves, names: Mapping[str, str]) ->
     mean = tuple(math.fsum(table[step] for table in tables) / len(tables) for step in common)
     first = choice.rows[0]
     behind = tuple(single) if len(single) > 1 else ()
-    return Line(names[first.label], first.family, tuple(common), mean, mean, mean, behind)
+    return ScoreLine(names[first.label], first.family, tuple(common), mean, mean, mean, behind)
 
 
-def _draw(ax: Axes, line: Line, look: Look) -> None:
+def _draw(ax: Axes, line: ScoreLine, look: Look) -> None:
     for x, y in line.single:
         ax.plot(x, y, color=look.colour, lw=0.7, alpha=0.35, zorder=1.8)
     ax.plot(np.asarray(line.x), np.asarray(line.y), lw=1.4, markersize=4.2, alpha=0.95, **look.line)

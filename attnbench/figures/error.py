@@ -11,8 +11,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from attnbench.figures.error_lines import Line, Panel, at_length, panels_of
-from attnbench.figures.kit.keys import STEP, count_lines, write_entry
+from attnbench.figures.error_lines import Curve, Panel, at_length, panels_of
+from attnbench.figures.kit.legend import STEP, count_lines, write_entry
 from attnbench.figures.kit.page import NothingToDraw, Page, narrow, new_page, stacked, text_width, wrap
 from attnbench.figures.kit.palette import palette
 from attnbench.figures.kit.sheets import COLUMN
@@ -127,7 +127,7 @@ def _axis(panel: Panel) -> float:
     return 0.31 + 0.15 * len(_axis_label(panel))
 
 
-def _how(line: Line, look: Look) -> dict[str, Any]:
+def _how(line: Curve, look: Look) -> dict[str, Any]:
     """Level lines, which do not depend on the horizontal axis, have no markers."""
     return look.line if np.isfinite(line.x).any() else {**look.line, "marker": ""}
 
@@ -136,7 +136,7 @@ def _trivial() -> dict[str, Any]:
     return {"color": palette().ink, "lw": 1.6, "ls": ":", "zorder": 3}
 
 
-def _panel(ax: Axes, panel: Panel, drawn: Sequence[tuple[Line, dict[str, Any]]]) -> None:
+def _panel(ax: Axes, panel: Panel, drawn: Sequence[tuple[Curve, dict[str, Any]]]) -> None:
     x = sorted({value for line in panel.lines for value in line.x if math.isfinite(value)})
     y = [value for line in panel.lines for value in (*line.y, *(error for error, _ in line.beside.values()))]
     apart = max(0.3 * math.log2(x[-1] / x[0]), 3 * _HALF) if panel.beside else 0.0
@@ -184,7 +184,7 @@ def _key_lines(panel: Panel, width: float) -> int:
 
 
 def _write_key(
-    page: Page, panel: Panel, drawn: Sequence[tuple[Line, dict[str, Any]]], left: float, bottom: float, height: float
+    page: Page, panel: Panel, drawn: Sequence[tuple[Curve, dict[str, Any]]], left: float, bottom: float, height: float
 ) -> None:
     width = page.right - left
     ax = page.blank(left, bottom, width, height)

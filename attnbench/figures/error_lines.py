@@ -13,7 +13,7 @@ import pandas as pd
 from attnbench.errors import UsageError
 from attnbench.measure.status import Status
 from attnbench.results.frame.agreement import ROUNDING
-from attnbench.results.frame.labels import (
+from attnbench.results.frame.label_options import (
     is_number,
     logit_std,
     options_of,
@@ -29,7 +29,7 @@ ORACLES = ("oracle-lowrank", "oracle-topk")
 
 
 @dataclass
-class Line:
+class Curve:
     """Errors of one method at the values on a panel's horizontal axis."""
 
     name: str
@@ -49,7 +49,7 @@ class Panel:
     """The contents of one pair of axes."""
 
     heading: str
-    lines: list[Line]
+    lines: list[Curve]
     x_label: str
     said: str
     trivial: dict[float, float]
@@ -94,9 +94,9 @@ def _inputs(rows: pd.DataFrame, wanted: str | None) -> str:
 
 def over_option(
     rows: pd.DataFrame, options: Mapping[str, Mapping[str, Any]], wanted: str | None
-) -> tuple[list[Line], str]:
+) -> tuple[list[Curve], str]:
     """One line for each variant and setting of its other options, and the axis label with the options' names."""
-    lines: dict[str, Line] = {}
+    lines: dict[str, Curve] = {}
     names: dict[str, list[str]] = {}
     known: set[str] = set()
     for variant, part in rows.groupby("variant", sort=False):
@@ -116,7 +116,7 @@ def over_option(
             if name is not None and not is_number(value):
                 continue
             title = str(label) if name is None else f"{bare(str(variant), label)} {rest}".rstrip()
-            line = lines.setdefault(title, Line(title, str(family), str(variant)))
+            line = lines.setdefault(title, Curve(title, str(family), str(variant)))
             line.x.append(float(value))  # type: ignore[arg-type]  # is_number was asked
             line.y.append(error)
             line.std.append(std)
@@ -142,7 +142,7 @@ def differing(options: Sequence[Mapping[str, Any]]) -> list[str]:
     return [name for name in names if len({repr(one.get(name)) for one in options}) > 1]
 
 
-def over_logit_std(rows: pd.DataFrame, options: Mapping[str, Mapping[str, Any]]) -> list[Line]:
+def over_logit_std(rows: pd.DataFrame, options: Mapping[str, Mapping[str, Any]]) -> list[Curve]:
     """One line for each variant: its label without options, else the middle one of the labels with most values."""
     rows = rows.assign(_std=rows["inputs"].map({label: logit_std(label) for label in rows["inputs"].unique()}))
     rows = rows[rows["_std"].notna() & (rows["_std"] > 0)]
@@ -158,11 +158,11 @@ def over_logit_std(rows: pd.DataFrame, options: Mapping[str, Mapping[str, Any]])
         if counts.max() > 1:
             own = part[part["label"] == label]
             x, y, std = (list(own[column]) for column in ("_std", "rel_error", "rel_error_std"))
-            lines.append(Line(label, str(own["family"].iloc[0]), str(variant), x, y, std, [*own.index]))
+            lines.append(Curve(label, str(own["family"].iloc[0]), str(variant), x, y, std, [*own.index]))
     return lines
 
 
-def _beside(lines: Sequence[Line], rows: pd.DataFrame, ok: pd.DataFrame) -> dict[str, float]:
+def _beside(lines: Sequence[Curve], rows: pd.DataFrame, ok: pd.DataFrame) -> dict[str, float]:
     known: dict[str, float] = {}
     for line in lines:
         own = rows.loc[rows["label"] == line.name, ["inputs", "rel_error", "rel_error_std"]]

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from attnbench.figures.kit.keys import key_beside, write_wrapped
+from attnbench.figures.kit.legend import key_beside, write_wrapped
 from attnbench.figures.kit.page import NothingToDraw, narrow
 from attnbench.figures.kit.palette import palette
 from attnbench.figures.kit.style import Look, in_style, look

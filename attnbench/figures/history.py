@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
-from attnbench.figures.kit.keys import key_beside, write_wrapped
+from attnbench.figures.kit.legend import key_beside, write_wrapped
 from attnbench.figures.kit.page import NothingToDraw, narrow
 from attnbench.figures.kit.palette import palette
 from attnbench.figures.kit.style import in_style, looks

@@ -10,13 +10,13 @@ from matplotlib.figure import Figure
 
 from attnbench.figures.kit.page import NothingToDraw, no_room, winners
 from attnbench.figures.kit.palette import palette
-from attnbench.figures.kit.score_lines import Line, Panel, bars, draw_lines, draw_with_bars, ends_of
+from attnbench.figures.kit.score_lines import ScoreLine, ScorePanel, bars, draw_lines, draw_with_bars, ends_of
 from attnbench.figures.kit.style import in_style
 from attnbench.figures.kit.ticks import length, log_axis, padded
 from attnbench.results.frame.scored import Problem, about, by_training, hidden_options, left_out, problems
 from attnbench.results.frame.settings import PANELS
 from attnbench.results.frame.words import own_form_note, short_names
-from attnbench.results.scores import Summary
+from attnbench.results.intervals import Summary
 
 NEEDS = "scores of one training at several test_len"
 
@@ -46,7 +46,7 @@ def draw_lengths(rows: pd.DataFrame) -> Figure:
     ]
     trained_at = {panel.heading: _length(one, "seq_len") for panel, (one, _) in zip(panels, drawn, strict=True)}
 
-    def scale(ax: Axes, panel: Panel) -> None:
+    def scale(ax: Axes, panel: ScorePanel) -> None:
         lengths = sorted({x for line in panel.lines for x in line.x})
         log_axis(ax, "x", padded(lengths, share=0.07), text=length, at=lengths)
         ax.set_xlabel("length of the test (log2 scale)")
@@ -61,17 +61,17 @@ def _length(one: Problem, column: str = "test_len") -> float:
     return float(str(one.setting[column]))
 
 
-def _panel(training: Problem, tests: list[Problem], names: Mapping[str, str]) -> Panel:
+def _panel(training: Problem, tests: list[Problem], names: Mapping[str, str]) -> ScorePanel:
     found: dict[str, list[tuple[float, Summary]]] = {}
     for one in tests:
         for part in one.parts:
             found.setdefault(part.label, []).append((_length(one), part))
     lines = [_line(names[label], points) for label, points in found.items()]
     lines.sort(key=lambda line: (-line.x[-1], -line.y[-1], line.name))
-    return Panel(training.heading, tuple(lines), () if tests[0].chance is None else (("chance", tests[0].chance),))
+    return ScorePanel(training.heading, tuple(lines), () if tests[0].chance is None else (("chance", tests[0].chance),))
 
 
-def _line(name: str, points: list[tuple[float, Summary]]) -> Line:
+def _line(name: str, points: list[tuple[float, Summary]]) -> ScoreLine:
     mean = tuple(part.over_seeds.mean for _, part in points)
     low, high = zip(*(ends_of(part) for _, part in points), strict=True)
-    return Line(name, points[0][1].family, tuple(x for x, _ in points), mean, low, high)
+    return ScoreLine(name, points[0][1].family, tuple(x for x, _ in points), mean, low, high)

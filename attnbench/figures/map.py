@@ -21,7 +21,7 @@ from attnbench.figures.kit.page import NothingToDraw, narrow, new_page, shorten
 from attnbench.figures.kit.style import SMALL_SIZE, in_style
 from attnbench.figures.kit.ticks import plain
 from attnbench.measure.status import Status
-from attnbench.results.frame.labels import is_number, most_peaked, options_of, varying_numbers, written
+from attnbench.results.frame.label_options import is_number, most_peaked, options_of, varying_numbers, written
 from attnbench.results.frame.settings import PANELS, compared, only_length, settings, without_room
 from attnbench.results.frame.words import bare, failures, own_form_note, where
 

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from attnbench.figures.kit.page import NothingToDraw
-from attnbench.figures.kit.score_lines import Line, Panel, draw_lines, draw_plain
+from attnbench.figures.kit.score_lines import ScoreLine, ScorePanel, draw_lines, draw_plain
 from attnbench.figures.kit.style import Look, in_style
 from attnbench.figures.kit.ticks import length, log_axis, padded
 from attnbench.measure.status import Status
@@ -69,7 +69,7 @@ def _rounded_to(rows: pd.DataFrame) -> pd.Series[Any]:
     return rows["state_dtype"].where(rows["state_dtype"].isin(list(_ROUNDING)), rows["dtype"])
 
 
-def _panel(setting: Setting, names: Mapping[str, str], column: str) -> Panel:
+def _panel(setting: Setting, names: Mapping[str, str], column: str) -> ScorePanel:
     lines, one = [], _ROUNDING[str(_rounded_to(setting.rows).iloc[0])]
     for label, part in setting.rows.groupby("label", sort=False):
         part = part[np.isfinite(part[column].astype(float))].sort_values("seq_len")
@@ -80,18 +80,18 @@ def _panel(setting: Setting, names: Mapping[str, str], column: str) -> Panel:
             for name, unit, least in (("seq_len", 1, 1), (column, one, _LEAST), ("own_error_late", one, _LEAST))
         )
         behind = ((x, late),) if column == "own_error" else ()
-        lines.append(Line(names[str(label)], str(part["family"].iloc[0]), x, y, y, y, behind))
+        lines.append(ScoreLine(names[str(label)], str(part["family"].iloc[0]), x, y, y, y, behind))
     heading = ", ".join(filter(None, (setting.name or setting.rows["dtype"].iloc[0], _COLUMNS[column])))
-    return Panel(heading, tuple(sorted(lines, key=lambda line: (line.y[-1], line.name))), ())
+    return ScorePanel(heading, tuple(sorted(lines, key=lambda line: (line.y[-1], line.name))), ())
 
 
-def _scale(values: list[float], lengths: list[int], ax: Axes, panel: Panel) -> None:
+def _scale(values: list[float], lengths: list[int], ax: Axes, panel: ScorePanel) -> None:
     log_axis(ax, "y", padded(values, share=0.07, least=4), base=2 if max(values) < 1000 * min(values) else 10, most=6)
     log_axis(ax, "x", padded(lengths, share=0.04), at=lengths, most=len(lengths), text=length)
     ax.set_xlabel("n (log2 scale)")
 
 
-def _draw(ax: Axes, line: Line, look: Look) -> None:
+def _draw(ax: Axes, line: ScoreLine, look: Look) -> None:
     draw_plain(ax, line, look)
     for x, y in line.single:
         ax.plot(x, y, lw=0.7, ls="--", color=look.colour, alpha=0.9)

@@ -42,7 +42,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class PeerPair:
     """A variant's numbers over a peer's at one length and pass; NaN if one of them has no number."""
 
     variant: str
@@ -65,7 +65,7 @@ class Pair:
         return ", ".join(part for part in (self.variant, self.told) if part), self.peer
 
 
-def pairs(frame: pd.DataFrame) -> list[Pair]:
+def pairs(frame: pd.DataFrame) -> list[PeerPair]:
     """Each row of a variant ``peer.NAME`` or ``peer.NAME.PACKAGE``, paired with NAME's in the same circumstances."""
     sides = _alike(frame)
     return [_pair(mine, peer, told) for (mine, peer), told in zip(sides, _told(sides), strict=True)]
@@ -137,9 +137,9 @@ def ratio_of(over: Row, under: Row) -> tuple[float, float, float]:
 TIMES = ("time_median_s", "time_ci_low_s", "time_ci_high_s")
 
 
-def _pair(mine: Row, peer: Row, told: str) -> Pair:
+def _pair(mine: Row, peer: Row, told: str) -> PeerPair:
     time, low, high = ratio_of(mine, peer)
-    return Pair(
+    return PeerPair(
         variant=str(mine["label"]),
         peer=str(peer["label"]),
         told=told,
@@ -220,7 +220,7 @@ def draw_peers(frame: pd.DataFrame, *, n: int | None = None) -> Figure:
 
 
 def _draw(
-    ax: Axes, part: Sequence[Pair], what: str, names: Sequence[tuple[str, str]], lengths: Sequence[int]
+    ax: Axes, part: Sequence[PeerPair], what: str, names: Sequence[tuple[str, str]], lengths: Sequence[int]
 ) -> list[float]:
     values = []
     for pair in part:

@@ -7,14 +7,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from attnbench.figures.kit.page import NothingToDraw, no_room, winners
-from attnbench.figures.kit.score_lines import Line, Panel, bars, draw_lines, draw_with_bars, ends_of
+from attnbench.figures.kit.score_lines import ScoreLine, ScorePanel, bars, draw_lines, draw_with_bars, ends_of
 from attnbench.figures.kit.style import in_style
 from attnbench.figures.kit.ticks import log_axis, padded, trimmed
 from attnbench.results.frame.marks import OWN_FORM
 from attnbench.results.frame.scored import Problem, about, hidden_options, left_out, problems
 from attnbench.results.frame.settings import PANELS
 from attnbench.results.frame.words import own_form_note
-from attnbench.results.scores import Summary
+from attnbench.results.intervals import Summary
 from attnbench.units import format_bytes
 
 FEWEST = 3
@@ -54,7 +54,7 @@ def draw_recall(rows: pd.DataFrame) -> Figure:
     return draw_lines(title, about(rows, drawn), notes, panels, "score", _scale, draw_with_bars)
 
 
-def _panel(one: Problem) -> Panel:
+def _panel(one: Problem) -> ScorePanel:
     variants: dict[str, list[Summary]] = {}
     for part in one.parts:
         if _kept(part) > 0:
@@ -62,18 +62,18 @@ def _panel(one: Problem) -> Panel:
     lines = sorted((_line(name, parts) for name, parts in variants.items()), key=lambda line: (-max(line.y), line.name))
     levels = [("chance", one.chance)] if one.chance is not None else []
     levels += [("identity", one.no_mixing.over_seeds.mean)] if one.no_mixing else []
-    return Panel(one.heading, tuple(lines), tuple(levels))
+    return ScorePanel(one.heading, tuple(lines), tuple(levels))
 
 
-def _line(name: str, parts: list[Summary]) -> Line:
+def _line(name: str, parts: list[Summary]) -> ScoreLine:
     parts = sorted(parts, key=lambda part: (_kept(part), part.label))
     mean = tuple(part.over_seeds.mean for part in parts)
     ends = [ends_of(part) for part in parts]
     low, high = zip(*ends, strict=True)
-    return Line(name, parts[0].family, tuple(map(_kept, parts)), mean, low, high)
+    return ScoreLine(name, parts[0].family, tuple(map(_kept, parts)), mean, low, high)
 
 
-def _scale(ax: Axes, panel: Panel) -> None:
+def _scale(ax: Axes, panel: ScorePanel) -> None:
     bytes_ = [value for line in panel.lines for value in line.x]
     log_axis(ax, "x", padded(bytes_, share=0.07), text=lambda value: trimmed(format_bytes(value)), most=7)
     ax.set_xlabel("state for one sequence (log2 scale)")

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from attnbench.figures.kit.keys import NAMES, count_lines, on_all, write_entry
+from attnbench.figures.kit.legend import NAMES, count_lines, on_all, write_entry
 from attnbench.figures.kit.page import (
     NothingToDraw,
     Page,
@@ -32,7 +32,7 @@ from attnbench.figures.kit.sheets import COLUMN
 from attnbench.figures.kit.style import SMALL_SIZE, in_style, mark
 from attnbench.figures.kit.ticks import length, log_axis, padded, trimmed
 from attnbench.figures.published.lra import NYSTROMFORMER, OWN_ROOM, WIDE, draw_lines
-from attnbench.figures.published.points import read_points
+from attnbench.figures.published.point_file import read_points
 from attnbench.figures.series import LARGER, LONGEST, Series, names_room, panels_of
 from attnbench.results.frame.settings import PANELS, Setting, only_length, settings, timed, without_room
 from attnbench.results.frame.words import failures, own_form_note, short_names, where
@@ -60,7 +60,7 @@ def draw_scaling(frame: pd.DataFrame, *, overlay: str | Path | None = None) -> F
 
     Rows that were measured differently get lines with other dashes, or panels if lines are many. ``overlay``:
     ``published`` adds the Nyströmformer paper's measurements, a path those of :mod:`a file of points
-    <attnbench.figures.published.points>`. Raises UsageError if no row has a value or the file is no such file, and
+    <attnbench.figures.published.point_file>`. Raises UsageError if no row has a value or the file is no such file, and
     NothingToDraw without a time or memory.
     """
     points = None

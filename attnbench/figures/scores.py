@@ -30,7 +30,7 @@ from attnbench.figures.kit.ticks import linear_ticks
 from attnbench.figures.published.lra import draw_rescored, only_published, rescored_height
 from attnbench.results.frame.scored import Problem, about, family_of, hidden_options, left_out, means, problems
 from attnbench.results.frame.words import own_form_note, short_names
-from attnbench.results.scores import MEAN, Difference, Summary, difference, joint, learnt
+from attnbench.results.intervals import MEAN, Difference, Summary, difference, joint, learnt
 
 NEEDS = "scores of trainings"
 _PANELS = 12

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from attnbench.figures.kit.page import NothingToDraw, winners
-from attnbench.figures.kit.score_lines import Line, Panel, draw_lines, draw_plain
+from attnbench.figures.kit.score_lines import ScoreLine, ScorePanel, draw_lines, draw_plain
 from attnbench.figures.kit.style import in_style
 from attnbench.figures.kit.ticks import length, log_axis, padded, trimmed
 from attnbench.measure.status import Status
@@ -22,7 +22,7 @@ from attnbench.units import format_bytes, format_seconds
 NEEDS = "pass generate at two lengths or with two kept_prefix, or pass decode with two numbers of new_tokens"
 
 
-class _Kind(NamedTuple):
+class _PanelAxes(NamedTuple):
     pass_: str
     x: str
     y: str
@@ -31,11 +31,11 @@ class _Kind(NamedTuple):
 
 
 _KINDS = (
-    _Kind("decode", "new_tokens", "time_median_s", "one step"),
-    _Kind("generate", "seq_len", "token_s", "each token that follows"),
-    _Kind("generate", "seq_len", "first_token_s", "to the first token"),
-    _Kind("generate", "kept_prefix", "first_token_s", "to the first token behind a kept prefix"),
-    _Kind("generate", "seq_len", "state_bytes", "cache or state", format_bytes),
+    _PanelAxes("decode", "new_tokens", "time_median_s", "one step"),
+    _PanelAxes("generate", "seq_len", "token_s", "each token that follows"),
+    _PanelAxes("generate", "seq_len", "first_token_s", "to the first token"),
+    _PanelAxes("generate", "kept_prefix", "first_token_s", "to the first token behind a kept prefix"),
+    _PanelAxes("generate", "seq_len", "state_bytes", "cache or state", format_bytes),
 )
 _AXES = {
     "seq_len": "n of the prompt (log2 scale)",
@@ -61,12 +61,12 @@ def draw_served(rows: pd.DataFrame) -> Figure:
         raise NothingToDraw(f"needs {NEEDS}")
     every = pd.concat([one.rows for _, one in found])
     names, hidden = short_names(every)
-    panels, kinds = [], dict[str, _Kind]()
+    panels, kinds = [], dict[str, _PanelAxes]()
     for kind, one in found[:PANELS]:
         n = f", n = {length(int(one.rows['_n'].iloc[0]))}" if kind.x != "seq_len" else ""
         heading = ", ".join(filter(None, (kind.words + n, one.name)))
         lines = [_line(names[str(label)], kind, part) for label, part in one.rows.groupby("label", sort=False)]
-        panels.append(Panel(heading, tuple(sorted(lines, key=lambda line: (line.y[-1], line.name))), ()))
+        panels.append(ScorePanel(heading, tuple(sorted(lines, key=lambda line: (line.y[-1], line.name))), ()))
         kinds[heading] = kind
     notes = [
         "Medians. Names from the smallest number at the right up.",
@@ -80,7 +80,7 @@ def draw_served(rows: pd.DataFrame) -> Figure:
     return draw_lines(title, where(every, None), notes, panels, "", partial(_scale, kinds), draw_plain)
 
 
-def _of(kind: _Kind, rows: pd.DataFrame) -> pd.DataFrame:
+def _of(kind: _PanelAxes, rows: pd.DataFrame) -> pd.DataFrame:
     """The rows of a panel with ``seq_len`` as its axis, whatever the axis counts; none if all have one place."""
     rows = rows[(rows["status"] == Status.OK) & (rows["pass"] == kind.pass_) & (rows[kind.y] > 0)]
     if kind.x != "seq_len":
@@ -91,13 +91,13 @@ def _of(kind: _Kind, rows: pd.DataFrame) -> pd.DataFrame:
     return rows if rows["seq_len"].nunique() > 1 else rows[:0]
 
 
-def _line(name: str, kind: _Kind, part: pd.DataFrame) -> Line:
+def _line(name: str, kind: _PanelAxes, part: pd.DataFrame) -> ScoreLine:
     part = part.sort_values("seq_len")
     x, y = tuple(map(float, part["seq_len"])), tuple(map(float, part[kind.y]))
-    return Line(name, str(part["family"].iloc[0]), x, y, y, y)
+    return ScoreLine(name, str(part["family"].iloc[0]), x, y, y, y)
 
 
-def _scale(kinds: Mapping[str, _Kind], ax: Axes, panel: Panel) -> None:
+def _scale(kinds: Mapping[str, _PanelAxes], ax: Axes, panel: ScorePanel) -> None:
     kind, values = kinds[panel.heading], [y for line in panel.lines for y in line.y]
     places = sorted({x for line in panel.lines for x in line.x})
     base, limits = 2 if kind.text is format_bytes else 10, padded(values, share=0.07, least=4)

@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from attnbench.figures.kit.keys import STEP, count_lines, write_entry
+from attnbench.figures.kit.legend import STEP, count_lines, write_entry
 from attnbench.figures.kit.page import NothingToDraw, Page, narrow, new_page, stacked, text_width
 from attnbench.figures.kit.palette import palette
 from attnbench.figures.kit.sheets import COLUMN
@@ -30,7 +30,7 @@ _NAMES = 2.95
 
 
 @dataclass(frozen=True)
-class Share:
+class TimeShare:
     """Attention's part of one label's time."""
 
     label: str
@@ -59,10 +59,10 @@ class Share:
 
 
 @dataclass(frozen=True)
-class _Panel:
+class _Shares:
     heading: str
     rows: pd.DataFrame
-    shares: list[Share]
+    shares: list[TimeShare]
     by: str
 
 
@@ -91,7 +91,7 @@ def draw_share(frame: pd.DataFrame, *, whole: pd.DataFrame | None = None) -> Fig
     return _draw(panels, names, where(shown), notes)
 
 
-def shares_of(rows: pd.DataFrame, others: pd.DataFrame) -> tuple[list[Share], str]:
+def shares_of(rows: pd.DataFrame, others: pd.DataFrame) -> tuple[list[TimeShare], str]:
     """The known parts of each label of a layer or model (``rows``; operators are in ``others``), and the method."""
     ok = rows[(rows["status"] == Status.OK) & (rows["time_median_s"] > 0)]
     if ok.empty or ok["level"].iloc[0] == "operator":
@@ -131,7 +131,7 @@ _OF_MODELS = ("layers", "ffn", "positions", "task", "protocol", "steps", "pretra
 """Columns without a value for operators."""
 
 
-def _lines(wholes: pd.DataFrame, beside: Callable[[str], pd.DataFrame | None], *, remain: bool) -> list[Share]:
+def _lines(wholes: pd.DataFrame, beside: Callable[[str], pd.DataFrame | None], *, remain: bool) -> list[TimeShare]:
     found = []
     for label, part in wholes.groupby("label", sort=False):
         other = beside(str(label))
@@ -149,22 +149,22 @@ def _lines(wholes: pd.DataFrame, beside: Callable[[str], pd.DataFrame | None], *
         else:
             layers = whole["layers"].fillna(1.0).to_numpy(dtype=float)
             ends = (layers * ratio, layers * low, layers * high)
-        found.append(Share(str(label), str(part["family"].iloc[0]), tuple(int(n) for n in lengths), *ends))
+        found.append(TimeShare(str(label), str(part["family"].iloc[0]), tuple(int(n) for n in lengths), *ends))
     return found
 
 
-def _panels(rows: pd.DataFrame, others: pd.DataFrame) -> tuple[list[_Panel], list[Setting]]:
+def _panels(rows: pd.DataFrame, others: pd.DataFrame) -> tuple[list[_Shares], list[Setting]]:
     prefer = {"level": ("model", "layer"), "pass": ("training", "forward")}
     kept, panels = [], []
     for setting in settings(rows[rows["level"] != "operator"], prefer, also_same=("inputs", "layers", "ffn")):
         shares, by = shares_of(setting.rows, others)
         if shares:
             kept.append(setting)
-            panels.append(_Panel(setting.about, setting.rows, shares, by))
+            panels.append(_Shares(setting.about, setting.rows, shares, by))
     return panels[:PANELS], kept
 
 
-def _draw(panels: Sequence[_Panel], names: Mapping[str, str], about: Sequence[str], notes: Sequence[str]) -> Figure:
+def _draw(panels: Sequence[_Shares], names: Mapping[str, str], about: Sequence[str], notes: Sequence[str]) -> Figure:
     look = looks((one.label, one.family) for panel in panels for one in panel.shares)
     headings = [panel.heading for panel in panels]
     talls = [_key(panel, names)[1] for panel in panels]
@@ -175,13 +175,13 @@ def _draw(panels: Sequence[_Panel], names: Mapping[str, str], about: Sequence[st
     return page.figure
 
 
-def _title(panel: _Panel, names: Mapping[str, str]) -> str:
+def _title(panel: _Shares, names: Mapping[str, str]) -> str:
     above = [names[one.label] for one in panel.shares if math.isfinite(one.half())]
     longest = length(max(one.n[-1] for one in panel.shares))
     return f"Attention is over half of the time at n = {longest} with {', '.join(above) or 'no variant'}"
 
 
-def _block(page: Page, panel: _Panel, names: Mapping[str, str], look: Mapping[str, Look]) -> None:
+def _block(page: Page, panel: _Shares, names: Mapping[str, str], look: Mapping[str, Look]) -> None:
     key, tall = _key(panel, names)
     if narrow():
         chart, under = page.split(tall + 0.05)
@@ -196,25 +196,25 @@ def _block(page: Page, panel: _Panel, names: Mapping[str, str], look: Mapping[st
         y -= STEP * (len(write_entry(box, y, _text(one, names), {"lw": 1.2, **look[one.label].line})) - 1)
 
 
-def _key(panel: _Panel, names: Mapping[str, str]) -> tuple[float, float]:
+def _key(panel: _Shares, names: Mapping[str, str]) -> tuple[float, float]:
     """Width and height of the names, in inches."""
     texts = [_text(one, names) for one in panel.shares]
     key = min(_NAMES, max(text_width(text, SMALL_SIZE) for text in texts) + 0.58)
     return key, STEP * count_lines(texts, COLUMN - 0.3 if narrow() else key - 0.05) + 0.1
 
 
-def _text(one: Share, names: Mapping[str, str]) -> str:
+def _text(one: TimeShare, names: Mapping[str, str]) -> str:
     return f"{names[one.label]}: {_said(one)}"
 
 
-def _said(one: Share) -> str:
+def _said(one: TimeShare) -> str:
     half = one.half()
     if half == 0.0:
         return f"over half from {length(one.n[0])}"
     return f"under half to {length(one.n[-1])}" if math.isinf(half) else f"half at {half:.0f}"
 
 
-def _chart(ax: Axes, panel: _Panel, look: Mapping[str, Look]) -> None:
+def _chart(ax: Axes, panel: _Shares, look: Mapping[str, Look]) -> None:
     lengths = sorted({n for one in panel.shares for n in one.n})
     least = min(float(one.part.min()) for one in panel.shares)
     most = max(float(one.part.max()) for one in panel.shares)

@@ -22,7 +22,7 @@ from attnbench.figures.kit.style import in_style
 from attnbench.figures.kit.ticks import halves, length, plain
 from attnbench.figures.published.lra import OWN_ROOM, WIDE, draw_ratios, only_published
 from attnbench.measure.status import Status
-from attnbench.results.frame.labels import is_number, options_of, varying_numbers, written
+from attnbench.results.frame.label_options import is_number, options_of, varying_numbers, written
 from attnbench.results.frame.settings import PANELS, Setting, records, settings, timed, without_room
 from attnbench.results.frame.words import bare, failures, own_form_note, where
 
@@ -84,7 +84,7 @@ def draw_speedup(
     return _draw(tables, _title(tables, name, baseline), where(rows), notes, baseline, overlay=bool(overlay))
 
 
-def _title(tables: Sequence[_Table], name: str, baseline: str) -> str:
+def _title(tables: Sequence[_Ratios], name: str, baseline: str) -> str:
     base = [{row["seq_len"]: row for row in records(table.base)} for table in tables]
     cells = [
         (row, known.get(row["seq_len"]))
@@ -100,7 +100,7 @@ def _title(tables: Sequence[_Table], name: str, baseline: str) -> str:
 
 
 @dataclass(frozen=True)
-class _Table:
+class _Ratios:
     heading: str
     mine: pd.DataFrame
     base: pd.DataFrame
@@ -108,7 +108,7 @@ class _Table:
     kind: str
 
 
-def _table(setting: Setting, variant: str, baseline: str) -> _Table | None:
+def _table(setting: Setting, variant: str, baseline: str) -> _Ratios | None:
     rows = setting.rows
     options = options_of(rows[rows["variant"] == variant])
     size = next(iter(varying_numbers(options.values())), None)
@@ -124,11 +124,11 @@ def _table(setting: Setting, variant: str, baseline: str) -> _Table | None:
         ", ".join(f"{name}={written(options[label].get(name, 'default'))}" for name in split) for label in mine["label"]
     ]
     kind = max(dict.fromkeys(kinds), key=kinds.count)
-    return _Table(setting.about, mine[[one == kind for one in kinds]], base, size, kind)
+    return _Ratios(setting.about, mine[[one == kind for one in kinds]], base, size, kind)
 
 
 def _draw(
-    tables: Sequence[_Table], title: str, about: Sequence[str], notes: Sequence[str], baseline: str, *, overlay: bool
+    tables: Sequence[_Ratios], title: str, about: Sequence[str], notes: Sequence[str], baseline: str, *, overlay: bool
 ) -> Figure:
     rooms = [0.95 + 0.2 * table.mine["seq_len"].nunique() for table in tables]
     if narrow():
@@ -149,7 +149,7 @@ def _draw(
     return page.figure
 
 
-def _panels(page: Page, table: _Table, baseline: str) -> None:
+def _panels(page: Page, table: _Ratios, baseline: str) -> None:
     cells = records(table.mine)
     base = {row["seq_len"]: row for row in records(table.base)}
     lengths, sizes = sorted(table.mine["seq_len"].unique()), sorted(table.mine["_size"].unique())

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from attnbench.figures.error_lines import at_length
 from attnbench.figures.kit.page import NothingToDraw, winners
-from attnbench.figures.kit.score_lines import Line, Panel, draw_lines, linear_x
+from attnbench.figures.kit.score_lines import ScoreLine, ScorePanel, draw_lines, linear_x
 from attnbench.figures.kit.style import Look, in_style
 from attnbench.figures.kit.ticks import linear_ticks
 from attnbench.measure.status import Status
@@ -66,27 +66,27 @@ def _has_steps(rows: pd.DataFrame) -> pd.Series[bool]:
     return (rows["status"] == Status.OK) & steps.notna() & (steps != "")
 
 
-def _panel(setting: Setting, names: Mapping[str, str]) -> Panel:
+def _panel(setting: Setting, names: Mapping[str, str]) -> ScorePanel:
     lines = [
         _line(row, names[str(row["label"])] + marks.NO_ERROR * (row["error_kind"] == "distance"))
         for _, row in setting.rows.iterrows()
     ]
-    return Panel(setting.about, tuple(sorted(lines, key=lambda line: (line.y[-1], line.name))), ())
+    return ScorePanel(setting.about, tuple(sorted(lines, key=lambda line: (line.y[-1], line.name))), ())
 
 
-def _line(row: pd.Series, name: str) -> Line:
+def _line(row: pd.Series, name: str) -> ScoreLine:
     errors = tuple(float(one) for one in json.loads(row["rel_error_steps"]))
     ends = np.linspace(0, float(row["new_tokens"]), len(errors) + 1)
     middle = tuple(float(x) for x in (ends[1:] + ends[:-1] + 1) / 2)
-    return Line(name, str(row["family"]), middle, errors, errors, errors)
+    return ScoreLine(name, str(row["family"]), middle, errors, errors, errors)
 
 
-def _scale(ax: Axes, panel: Panel) -> None:
+def _scale(ax: Axes, panel: ScorePanel) -> None:
     linear_x(ax, max(line.x[-1] for line in panel.lines) + 0.5, "new token")
     _, high = ax.get_ylim()
     ax.set_ylim(0, high)
     ax.set_yticks([tick for tick in linear_ticks(0, high) if tick <= high])
 
 
-def _draw(ax: Axes, line: Line, look: Look) -> None:
+def _draw(ax: Axes, line: ScoreLine, look: Look) -> None:
     ax.plot(line.x, line.y, lw=1.4, markersize=3.4, alpha=0.95, markevery=-(-len(line.x) // _MARKS), **look.line)

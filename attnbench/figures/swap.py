@@ -12,14 +12,14 @@ from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from attnbench.figures.kit.keys import KEY, wrapped_height, write_wrapped
 from attnbench.figures.kit.labels import place_labels
+from attnbench.figures.kit.legend import KEY, wrapped_height, write_wrapped
 from attnbench.figures.kit.page import NothingToDraw, Page, narrow, new_page
 from attnbench.figures.kit.palette import palette
 from attnbench.figures.kit.style import DASHES, MARKERS, Look, in_style
 from attnbench.figures.kit.ticks import decade_ticks, linear_ticks, log_axis, padded, plain
 from attnbench.results.frame.settings import records
-from attnbench.results.swaps import EXACT, MEAN_VALUE, Line, Row, lines
+from attnbench.results.swaps import EXACT, MEAN_VALUE, Row, SwapLine, lines
 from attnbench.suite.cell import UNTOUCHED
 
 NEEDS = "losses of a trained model after several numbers of steps, or of layers replaced one by one"
@@ -92,7 +92,7 @@ def draw_swap(frame: pd.DataFrame) -> Figure:
     return page.figure
 
 
-def _title(panel: Sequence[Line], *, by_layer: bool) -> str:
+def _title(panel: Sequence[SwapLine], *, by_layer: bool) -> str:
     found = [line for line in panel if line.label not in (UNTOUCHED, MEAN_VALUE)] or panel
     if by_layer:
         worst = max(found, key=lambda line: _damage(line) or 0.0)
@@ -117,7 +117,7 @@ def name_of(model: str) -> str:
     return parts[-1]
 
 
-def _notes(panels: Sequence[Sequence[Line]], untrained: Sequence[Line], alone: Sequence[Line]) -> list[str]:
+def _notes(panels: Sequence[Sequence[SwapLine]], untrained: Sequence[SwapLine], alone: Sequence[SwapLine]) -> list[str]:
     notes = []
     if any(panel is untrained for panel in panels):
         notes.append(
@@ -134,13 +134,13 @@ def _notes(panels: Sequence[Sequence[Line]], untrained: Sequence[Line], alone: S
     return notes
 
 
-def _left_out(found: Sequence[Line], panels: Sequence[Sequence[Line]]) -> list[str]:
+def _left_out(found: Sequence[SwapLine], panels: Sequence[Sequence[SwapLine]]) -> list[str]:
     drawn = {line.label for panel in panels for line in panel}
     names = dict.fromkeys(line.label for line in found if line.is_exact and line.label not in drawn)
     return [f"Exact at this length, so not drawn: {', '.join(names)}."] if names else []
 
 
-def _hows(found: Sequence[Line]) -> dict[str, Look]:
+def _hows(found: Sequence[SwapLine]) -> dict[str, Look]:
     now = palette()
     colours = (*now.sequence[:6], now.families["mixing"], now.families["memory"], now.other)
     controls = {
@@ -175,7 +175,7 @@ def _axes(page: Page, count: int) -> list[Axes]:
     ]
 
 
-def _by_step(ax: Axes, found: Sequence[Line], hows: Mapping[str, Look], rows: Sequence[Row]) -> None:
+def _by_step(ax: Axes, found: Sequence[SwapLine], hows: Mapping[str, Look], rows: Sequence[Row]) -> None:
     last = max(line.steps for line in found)
     for label, how in hows.items():
         own = sorted((line for line in found if line.label == label), key=lambda line: line.steps)
@@ -192,21 +192,21 @@ def _by_step(ax: Axes, found: Sequence[Line], hows: Mapping[str, Look], rows: Se
     ax.set_title("all layers replaced, and trained", loc="left")
 
 
-def _damage(line: Line) -> float | None:
+def _damage(line: SwapLine) -> float | None:
     """KL from the untouched model; the error of the last features of a model that predicts nothing."""
     return line.hidden_error if line.kl is None else line.kl
 
 
-def _damages(found: Sequence[Line]) -> list[float]:
+def _damages(found: Sequence[SwapLine]) -> list[float]:
     return [max(damage, _LEAST_KL) for line in found if (damage := _damage(line)) is not None]
 
 
-def _name_damage(ax: Axes, found: Sequence[Line]) -> None:
+def _name_damage(ax: Axes, found: Sequence[SwapLine]) -> None:
     ax.set_ylabel("error of the last features" if found[0].kl is None else "KL from the original, nats")
     ax.grid(axis="y")
 
 
-def _by_error(ax: Axes, found: Sequence[Line], hows: Mapping[str, Look]) -> None:
+def _by_error(ax: Axes, found: Sequence[SwapLine], hows: Mapping[str, Look]) -> None:
     points = [(line.label, line.attention_error or 0.0, one) for line in found for one in _damages([line])]
     for label, error, damage in points:
         ax.plot([error], [damage], **hows[label].line)
@@ -223,7 +223,7 @@ def _by_error(ax: Axes, found: Sequence[Line], hows: Mapping[str, Look]) -> None
     place_labels(ax, names, x, y, [0.5 * rcParams["lines.markersize"]] * len(names))
 
 
-def _by_layer(ax: Axes, found: Sequence[Line], hows: Mapping[str, Look]) -> None:
+def _by_layer(ax: Axes, found: Sequence[SwapLine], hows: Mapping[str, Look]) -> None:
     for label, how in hows.items():
         own = sorted((line for line in found if line.label == label), key=lambda line: int(line.replaced))
         ax.plot([int(line.replaced) for line in own], _damages(own), **how.line)

@@ -18,7 +18,6 @@ from matplotlib.figure import Figure
 from attnbench.errors import UsageError
 from attnbench.figures.catalogue import ENOUGH
 from attnbench.figures.catalogue import applies as too_many_to_name
-from attnbench.figures.kit.bands import Layout, arrange, draw_bands
 from attnbench.figures.kit.bubbles import (
     draw_circles,
     draw_front,
@@ -28,6 +27,7 @@ from attnbench.figures.kit.bubbles import (
     keys_height,
     round_sizes,
 )
+from attnbench.figures.kit.heights import BandLayout, arrange, draw_bands
 from attnbench.figures.kit.labels import place_labels, write_along
 from attnbench.figures.kit.page import (
     NothingToDraw,
@@ -258,7 +258,7 @@ def _keys(page: Page, points: pd.DataFrame, largest: float) -> None:
     draw_keys(page, list(points["family"]), largest, title, sizes)
 
 
-def _mark_lines(ax: Axes, layout: Layout, lines: Mapping[str, float]) -> None:
+def _mark_lines(ax: Axes, layout: BandLayout, lines: Mapping[str, float]) -> None:
     """Draw errors without a speed: the oracles, and mean(V), which a useful method beats; or chance and no mixing."""
     if not (layout.points["kind"] == "measured").any():
         return
@@ -275,7 +275,7 @@ def _mark_lines(ax: Axes, layout: Layout, lines: Mapping[str, float]) -> None:
         write_along(ax, words, layout.height_of(value))
 
 
-def _mark_spread(ax: Axes, layout: Layout) -> None:
+def _mark_spread(ax: Axes, layout: BandLayout) -> None:
     columns = layout.points[["family", "kind", "x", "at", "x_low", "x_high", "y", "y_std", "y_low", "y_high", "row"]]
     for family, kind, x, at, low, high, y, std, least, most, row in columns.itertuples(index=False):
         how: dict[str, Any] = {"color": palette().family(family), "lw": 0.9, "zorder": 2.5}

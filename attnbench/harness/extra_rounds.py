@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from attnbench.errors import UsageError
-from attnbench.harness.identity import identity
 from attnbench.harness.outside.isolation import Worker
 from attnbench.harness.plan import Options, Plan, make_plan
+from attnbench.harness.run_identity import identity
 from attnbench.harness.runner import Watcher, go_on
 from attnbench.harness.trial import load_all
 from attnbench.harness.wire.protocol import Ready

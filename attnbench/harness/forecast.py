@@ -109,7 +109,7 @@ def _follow(cell: Cell) -> Prediction:
         cell = replace(cell, device="cpu", compile=False, launch="auto" if on_gpu else cell.launch)
         layers, more, trained = 1, 0, None
         if cell.level == "pretrained":
-            from attnbench.models.pretrained.cell import described  # only trained models need it
+            from attnbench.models.pretrained.pretrained_cell import described  # only trained models need it
 
             model = described(cell)
             layers, trained = model.layers, model.swapped

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from attnbench.contract.plugins.discovery import file_of
 from attnbench.contract.plugins.foreign import home_of
-from attnbench.contract.plugins.load import file_of
 from attnbench.errors import ResultsError
 from attnbench.files import replace_file, stored
 from attnbench.harness.plan import Options, Plan

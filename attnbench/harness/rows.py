@@ -11,15 +11,15 @@ from datetime import UTC, datetime
 from typing import Any
 
 from attnbench.errors import CannotCreate, CorruptResults, ResultsError, StoreError
-from attnbench.harness.identity import run_key
-from attnbench.harness.outside.trainings import threads_of
+from attnbench.harness.outside.trainers import threads_of
 from attnbench.harness.plan import Plan, family
 from attnbench.harness.repeat import COMMAND, command_of, keep
+from attnbench.harness.run_identity import run_key
 from attnbench.harness.wire.protocol import Outcome, Ready, VisitCell
 from attnbench.measure.status import STOPPING, UNFINISHED, Status
+from attnbench.results.intervals import NO_MIXING, REFERENCE, Summary, summary
 from attnbench.results.record import FIRST_CALL, Record, has_lost_round, inferred, with_lost_round, without_lost_rounds
 from attnbench.results.runs import find_runs, has_rows, suite_folder
-from attnbench.results.scores import NO_MIXING, REFERENCE, Summary, summary
 from attnbench.results.sources import changed, said
 from attnbench.results.store import ENVIRONMENT, RECORDS, RunFolder
 from attnbench.results.trainings import choose, trained

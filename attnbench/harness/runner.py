@@ -11,14 +11,14 @@ from typing import cast
 
 from attnbench.errors import StoreError, UsageError
 from attnbench.files import make_folder
-from attnbench.harness.identity import identity
 from attnbench.harness.libraries import products_before
 from attnbench.harness.outside.isolation import CellFailed, Worker
-from attnbench.harness.outside.trainings import Begun, Ended, Step, at_chosen_rates, count_trainings, phases, run_all
+from attnbench.harness.outside.trainers import Begun, Ended, Step, at_chosen_rates, count_trainings, phases, run_all
 from attnbench.harness.outside.visit import Visitor
 from attnbench.harness.plan import Plan
 from attnbench.harness.repeat import keep
 from attnbench.harness.rows import Rows, find_folder, new_folder, now, take_over
+from attnbench.harness.run_identity import identity
 from attnbench.harness.wire.process import Products
 from attnbench.harness.wire.protocol import MeasureLimits, Outcome, Ready, Train
 from attnbench.measure.machine import load_warning, machine_id, thread_warnings

@@ -11,7 +11,7 @@ from contextlib import suppress
 from tempfile import TemporaryFile
 from time import monotonic
 
-from attnbench.contract.plugins.load import HUB, file_of, load
+from attnbench.contract.plugins.discovery import HUB, file_of, load
 from attnbench.errors import UsageError
 from attnbench.harness.outside.isolation import signal_name
 from attnbench.harness.wire.descendants import end_all, guard, seconds_waited

@@ -58,7 +58,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class BitsSubject:
     """A case on a device and in a dtype."""
 
     case: Case
@@ -67,7 +67,7 @@ class Subject:
     shape: Shape = field(default=SHAPE)
 
     @classmethod
-    def of(cls, case: Case, dtype: torch.dtype, device: str = "cpu") -> Subject:
+    def of(cls, case: Case, dtype: torch.dtype, device: str = "cpu") -> BitsSubject:
         """The case with the sizes of :data:`SHAPE`; a user's module that takes only some has the case's own."""
         shape = SHAPE
         if case.foreign:
@@ -89,7 +89,7 @@ class Subject:
 
 Pair = tuple[str, Tensor, Tensor]
 """Words for a call, and two tensors of one shape that mean the same numbers."""
-Asked = Callable[[Subject], Iterator[Pair]]
+Asked = Callable[[BitsSubject], Iterator[Pair]]
 QUESTIONS: dict[str, Asked] = {}
 """Question -> its pairs, in the order shown."""
 
@@ -98,7 +98,7 @@ def _question(name: str) -> Callable[[Asked], Asked]:
     return lambda asked: QUESTIONS.setdefault(name, asked)
 
 
-def ask(question: str, subject: Subject) -> Answer:
+def ask(question: str, subject: BitsSubject) -> Answer:
     """The answer to one of :data:`QUESTIONS`; what the call raises is the reason why it could not be asked."""
     found = Answer(question, str(subject))
     try:
@@ -152,13 +152,13 @@ def _tokens(inputs: Sequence[Tensor], tokens: slice) -> list[Tensor]:
 
 @_question("the same call twice")
 @torch.no_grad()
-def _twice(subject: Subject) -> Iterator[Pair]:
+def _twice(subject: BitsSubject) -> Iterator[Pair]:
     module, inputs = subject.module(), subject.draw(2)
     yield "the output", module(*inputs), module(*inputs)
 
 
 @torch.no_grad()
-def _in_batches(subject: Subject, *, last: bool) -> Iterator[Pair]:
+def _in_batches(subject: BitsSubject, *, last: bool) -> Iterator[Pair]:
     module, own, others = subject.module(), subject.draw(), subject.draw(BATCHES[-1] - 1, seed=1)
     alone = module(*own)
     for size in BATCHES:
@@ -174,7 +174,7 @@ QUESTIONS["last in a batch"] = partial(_in_batches, last=True)
 
 @_question("its first half alone")
 @torch.no_grad()
-def _first_half(subject: Subject) -> Iterator[Pair]:
+def _first_half(subject: BitsSubject) -> Iterator[Pair]:
     if not subject.case.causal:
         raise Unsupported("not causal: its first tokens see the others")
     module, inputs, half = subject.module(), subject.draw(), slice(0, subject.shape.N // 2)
@@ -182,7 +182,7 @@ def _first_half(subject: Subject) -> Iterator[Pair]:
 
 
 @torch.no_grad()
-def _decoded(subject: Subject, *, prompted: bool) -> Iterator[Pair]:
+def _decoded(subject: BitsSubject, *, prompted: bool) -> Iterator[Pair]:
     if not (subject.case.causal and subject.case.traits.decode):
         raise Unsupported(f"decode: {subject.case.traits.decode or 'it claims no steps'}")
     module, inputs, outputs = subject.module(), subject.draw(), list[Tensor]()
@@ -200,7 +200,7 @@ QUESTIONS["token by token"] = partial(_decoded, prompted=False)
 
 @_question("padded")
 @torch.no_grad()
-def _padded(subject: Subject) -> Iterator[Pair]:
+def _padded(subject: BitsSubject) -> Iterator[Pair]:
     if not subject.case.traits.key_padding:
         raise Unsupported(f"key padding: {subject.case.traits.key_padding}")
     module, inputs = subject.module(), subject.draw()
@@ -213,7 +213,7 @@ def _padded(subject: Subject) -> Iterator[Pair]:
     yield f"with {subject.shape.N - real.stop} padded tokens behind", found, module(*_tokens(inputs, real))
 
 
-def _training(subject: Subject) -> Callable[[], list[tuple[str, Tensor]]]:
+def _training(subject: BitsSubject) -> Callable[[], list[tuple[str, Tensor]]]:
     """A forward and backward pass: the output and the gradients of inputs and parameters, with their names."""
     module, leaves = subject.module(), [x.requires_grad_() for x in subject.draw(2)]
     names = "qkv" if len(leaves) == 3 else "x" if len(leaves) == 1 else list(map(str, range(len(leaves))))
@@ -237,13 +237,13 @@ def _pairs(one: Sequence[tuple[str, Tensor]], other: Sequence[tuple[str, Tensor]
 
 
 @_question("gradients twice")
-def _gradients_twice(subject: Subject) -> Iterator[Pair]:
+def _gradients_twice(subject: BitsSubject) -> Iterator[Pair]:
     call = _training(subject)
     yield from _pairs(call(), call())
 
 
 @_question("one thread or two")
-def _threads(subject: Subject) -> Iterator[Pair]:
+def _threads(subject: BitsSubject) -> Iterator[Pair]:
     if subject.device != "cpu":
         raise Unsupported("threads are the CPU's")
     call, before, found = _training(subject), torch.get_num_threads(), []
@@ -260,7 +260,7 @@ DETERMINISTIC = "deterministic form"
 
 
 @_question(DETERMINISTIC)
-def _deterministically(subject: Subject) -> Iterator[Pair]:
+def _deterministically(subject: BitsSubject) -> Iterator[Pair]:
     if not subject.device.startswith("cuda"):
         raise Unsupported("asked on CUDA alone, where torch has such forms")
     call = _training(subject)
@@ -282,7 +282,7 @@ def _deterministic() -> Iterator[None]:
         torch.use_deterministic_algorithms(before)
 
 
-def _prices(subject: Subject) -> tuple[float, float]:
+def _prices(subject: BitsSubject) -> tuple[float, float]:
     """Median seconds of a forward and backward pass, as it is and in the deterministic form."""
     call, watch, rules = _training(subject), CudaEvents(subject.device), TimingRules.lasting(0.2, 3)
 

@@ -24,7 +24,7 @@ from attnbench.contract.problem.reference import exact_attention, relative_error
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.variant import without_core
 from attnbench.errors import AttnbenchError, Unsupported, said
-from attnbench.laws.error import generated
+from attnbench.laws.exact_error import generated
 from attnbench.laws.laws import Case, gradients_along
 from attnbench.measure.memory import out_of_memory
 from attnbench.suite.cell import Cell
@@ -76,7 +76,7 @@ def measure_own_error(cell: Cell, *, adapt: Callable[[nn.Module], nn.Module] | N
     case = Case(variant, cell.variant, shape.causal)
     gates = draw_gates(cell.inputs, case.traits.reads, cell.shape, cell.seed)
     inputs = [x[:1] for x in (*draw_qkv(cell.inputs, cell.shape, cell.seed), *gates)]
-    return _found(_Asked(case, shape, getattr(torch, cell.dtype), cell.device, cell.seed, adapt), inputs)
+    return _found(_FormulaQuestion(case, shape, getattr(torch, cell.dtype), cell.device, cell.seed, adapt), inputs)
 
 
 def own_error(case: Case, dtype: torch.dtype) -> OwnError:
@@ -85,7 +85,7 @@ def own_error(case: Case, dtype: torch.dtype) -> OwnError:
     Raises Unsupported if its mathematics does not allow that.
     """
     shape = replace(_SHOWN, causal=case.causal)
-    return _found(_Asked(case, shape, dtype), case.draw(shape), distance=case.operator)
+    return _found(_FormulaQuestion(case, shape, dtype), case.draw(shape), distance=case.operator)
 
 
 def _of_steps(cell: Cell) -> OwnError:
@@ -96,7 +96,7 @@ def _of_steps(cell: Cell) -> OwnError:
         raise Unsupported(reason or f"state_dtype: {NO_STATE}")
     shape = replace(cell.whole_shape, batch=1)
     prompt = {"stepwise": 0, "decode": shape.N - (cell.new_tokens or 1)}.get(cell.pass_, cell.shape.N)
-    asked = _Asked(case, shape, getattr(torch, cell.dtype), cell.device, cell.seed)
+    asked = _FormulaQuestion(case, shape, getattr(torch, cell.dtype), cell.device, cell.seed)
     gates = draw_gates(cell.inputs, case.traits.reads, cell.whole_shape, cell.seed)
     given = asked.given([x[:1] for x in (*draw_qkv(cell.inputs, cell.whole_shape, cell.seed), *gates)])
     there = "cpu" if cell.device == "mps" else cell.device
@@ -109,11 +109,11 @@ def _of_steps(cell: Cell) -> OwnError:
     return OwnError(relative_error(found, exact), relative_error(found[:, :, late], exact[:, :, late]))
 
 
-class _TooLong(Exception):  # an answer, not an error
+class _SlowFormula(Exception):  # an answer, not an error
     """The formula takes longer than a column is worth."""
 
 
-class _Patience(TorchFunctionMode):
+class _Deadline(TorchFunctionMode):
     """Looks at the clock where Python calls torch, and not where C++ calls back: to raise there ends the process."""
 
     def __init__(self) -> None:
@@ -122,12 +122,12 @@ class _Patience(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if process_time() > self.end and not isinstance(func, OpOverload):
-            raise _TooLong
+            raise _SlowFormula
         return func(*args, **(kwargs or {}))
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _FormulaQuestion:
     case: Case
     shape: Shape
     dtype: torch.dtype
@@ -144,7 +144,7 @@ class _Asked:
         return [x.to(self.device, dtype) for x, dtype in zip(inputs, dtypes, strict=False)]
 
 
-def _found(asked: _Asked, inputs: Sequence[Tensor], *, distance: bool = False) -> OwnError:
+def _found(asked: _FormulaQuestion, inputs: Sequence[Tensor], *, distance: bool = False) -> OwnError:
     there = "cpu" if asked.device == "mps" else asked.device  # MPS has no float64
     given = asked.given(inputs)
     wide = [x.to(there).double().requires_grad_() for x in given]
@@ -158,13 +158,13 @@ def _found(asked: _Asked, inputs: Sequence[Tensor], *, distance: bool = False) -
     generator = torch.Generator().manual_seed(asked.seed)
     direction = torch.randn(output.shape, generator=generator).to(asked.dtype)
     try:
-        with torch.enable_grad(), _Patience():
+        with torch.enable_grad(), _Deadline():
             exact = asked.case.expected(exactly, wide, asked.shape)
             if exact is None:
                 return OwnError(note="own error: it states no formula of its own")
         with torch.enable_grad():
             wanted = gradients_along(exact, wide, direction.to(there, torch.float64))
-    except _TooLong:
+    except _SlowFormula:
         return OwnError(note=f"own error: its formula takes more than {SECONDS:g} s; fewer tokens have one")
     except Exception as error:  # more memory than there is, say
         return OwnError(note=f"own error: its formula raises {_words(error)}")

@@ -57,12 +57,12 @@ def oom_kills(root: Path = _ROOT) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class _ControlGroup:
     path: Path
     version: int
 
 
-def _groups(controller: str, root: Path) -> Iterator[_Group]:
+def _groups(controller: str, root: Path) -> Iterator[_ControlGroup]:
     for version, top, within, controllers in _trees(root):
         if version == 1 and controller not in controllers:
             continue
@@ -71,7 +71,7 @@ def _groups(controller: str, root: Path) -> Iterator[_Group]:
             continue
         below = own.relative_to(within) if own.is_relative_to(within) else PurePosixPath()
         for part in (below, *below.parents):
-            yield _Group(top / part, version)
+            yield _ControlGroup(top / part, version)
 
 
 def _trees(root: Path) -> Iterator[tuple[int, Path, PurePosixPath, list[str]]]:
@@ -94,7 +94,7 @@ def _own_group(version: int, controller: str, root: Path) -> PurePosixPath | Non
     return None
 
 
-def _share(group: _Group) -> float | None:
+def _share(group: _ControlGroup) -> float | None:
     with suppress(ValueError):
         if group.version == 2:
             quota, period = map(float, _read(group.path / "cpu.max").split())

@@ -21,7 +21,7 @@ LOGITS = 2**22
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class Coverage:
     """Both as shares; 1 if a choice leaves nothing out."""
 
     mass: float
@@ -37,7 +37,7 @@ def kept(
     causal: bool | Visible = False,
     key_mask: Tensor | None = None,
     queries: Tensor | None = None,
-) -> Kept:
+) -> Coverage:
     """A selection's shares of the softmax weights of q ``(B, H, N, D)`` and k ``(B, K, M, D)``, in float64.
 
     Args:
@@ -64,4 +64,4 @@ def kept(
         rows += H * int(visible.any(-1).sum())
         pairs += int(chosen.sum())
         every += H * int(visible.sum())
-    return Kept(mass / max(1, rows), pairs / max(1, every))
+    return Coverage(mass / max(1, rows), pairs / max(1, every))

@@ -16,7 +16,7 @@ _CALLS, _SECONDS = 5, 0.5
 """Most calls that are looked at, and most seconds."""
 
 
-class Kernel(NamedTuple):
+class DeviceKernel(NamedTuple):
     """A kernel, copy or fill that the device ran. Times in nanoseconds."""
 
     start: int
@@ -31,13 +31,13 @@ class Work(NamedTuple):
     kernels: float
 
 
-def kernels_of(call: Callable[[], object]) -> list[Kernel]:
+def kernels_of(call: Callable[[], object]) -> list[DeviceKernel]:
     """All that the device does in one call, in any order."""
     # torch's own way where graphs are replayed: CUPTI does not survive to be torn down between two profiles.
     os.environ.setdefault("TEARDOWN_CUPTI", "0")
     seen: list[Any] = profiled(call, profile(use_device="cuda", use_kineto=True, use_cpu=False))
     return [
-        Kernel(one.start_ns(), one.name(), one.duration_ns())
+        DeviceKernel(one.start_ns(), one.name(), one.duration_ns())
         for one in seen
         if one.device_type() == DeviceType.CUDA and not one.is_user_annotation()
     ]
@@ -48,7 +48,7 @@ def device_work(
     flush: Callable[[], object],
     seconds: float,
     *,
-    look: Callable[[Callable[[], object]], list[Kernel]] = kernels_of,
+    look: Callable[[Callable[[], object]], list[DeviceKernel]] = kernels_of,
 ) -> Work | None:
     """The device's work in a call, with the cache flushed before it as in the timing; None if unknown.
 
@@ -61,7 +61,7 @@ def device_work(
             flush()
             call()
 
-    seen: list[Kernel] = []
+    seen: list[DeviceKernel] = []
     with suppress(RuntimeError):  # a driver that lets nobody count
         seen = look(several)
     if not seen:

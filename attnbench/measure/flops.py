@@ -128,7 +128,7 @@ def _operation(func: OpOverload[..., Any]) -> _Operation:
 
 
 @without_compiler
-class _Counter(TorchDispatchMode):
+class _FlopCounter(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.matmul_flops = self.exponentials = 0
@@ -223,7 +223,7 @@ def count(call: Callable[[], Any], compiled: Callable[[], Any] | None = None) ->
     """
     ran = None if compiled is None else _kernels(compiled)
     plain = nullcontext() if compiled is None else operations()
-    with books() as booked, _Touched() as touched, _Counter() as counter, plain:
+    with books() as booked, _Touched() as touched, _FlopCounter() as counter, plain:
         output = call()
     told = counter.kernels
     # The compiler makes ordinary loops of the math back end, so that nothing else would tell of it.
@@ -273,11 +273,11 @@ class Prediction:
     steps: int = field(default=0, compare=False)
 
 
-class _TooLong(Exception):  # an answer, not an error
+class _ManySteps(Exception):  # an answer, not an error
     """The call has too many steps to follow in planning."""
 
 
-class _Patience(TorchFunctionMode):
+class _StepLimit(TorchFunctionMode):
     """Counts where Python calls torch, and gives up there.
 
     Not where C++ calls back: at the dispatcher, as einsum does, or for the device of a fake tensor, which arrives here
@@ -291,7 +291,7 @@ class _Patience(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not isinstance(func, OpOverload):
             if self.steps >= self.most:
-                raise _TooLong
+                raise _ManySteps
             self.steps += 1
         if func is scaled_dot_product_attention and (args[0] if args else kwargs["query"]).is_meta:
             return _attention_on_cpu(*args, **(kwargs or {}))
@@ -447,11 +447,11 @@ def predict(
     try:
         without_numbers: Any = FakeTensorMode() if device == "cpu" else torch.device(device)
         with without_numbers:
-            with _Patience(), books():
+            with _StepLimit(), books():
                 call = make_call()
             gc.collect()
-            live, patience = _LiveBytes(meta=device == "meta"), _Patience(STEPS if most is None else most)
-            with books() as booked, live, _Counter() as counter, ExitStack() as watched, patience:
+            live, patience = _LiveBytes(meta=device == "meta"), _StepLimit(STEPS if most is None else most)
+            with books() as booked, live, _FlopCounter() as counter, ExitStack() as watched, patience:
                 cuts = _Cuts(layer, live, lambda: _sum(counter.matmul_flops, (one.matmul_flops for one in booked)))
                 if more:
                     watched.enter_context(register_module_forward_pre_hook(cuts.before))
@@ -463,7 +463,7 @@ def predict(
             return Prediction(flops, peak, f"without what {fused} holds inside" * bool(fused), steps=patience.steps)
     except (DataDependentOutputException, DynamicOutputShapeException):
         return Prediction(None, None, "unknown: depends on the data")
-    except _TooLong:
+    except _ManySteps:
         return Prediction(None, None, too_long=True, steps=patience.steps)
 
 

@@ -123,7 +123,7 @@ class Timing:
     """``width`` (narrow enough), ``budget`` (max_time or max_samples), ``quick``, ``busy`` (too few clean samples)."""
 
 
-class Kept:
+class OutputKeeper:
     """Makes the next of several calls each time it is called, and keeps its output."""
 
     def __init__(self, calls: Sequence[Callable[[], Any]]) -> None:
@@ -209,7 +209,7 @@ def measure_time(
     watch = stopwatch or WallClock()
     sampler = Sampler(watch, call)
     with garbage_collection_off():
-        kept = Kept([call])
+        kept = OutputKeeper([call])
         first = sampler.take(1, kept)
         on_first(kept.output)
         del kept

@@ -26,7 +26,7 @@ GONE = "the folder is gone, and the rows in it; run the same command again"
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class JournalContent:
     """The content of a journal."""
 
     rows: list[dict[str, Any]]
@@ -66,14 +66,14 @@ class Journal:
         self._is_open = False
         self._size = 0
 
-    def read(self) -> Page:
+    def read(self) -> JournalContent:
         """All whole lines, after checking each of them."""
         page = self.look()
         for number, what in page.damage.items():
             raise CorruptResults(f"{self.path}:{number}: {what}; {_REMEDY}")
         return page
 
-    def look(self) -> Page:
+    def look(self) -> JournalContent:
         """All whole lines that can be read, and which are not as they were written."""
         data = b""
         try:
@@ -82,7 +82,7 @@ class Journal:
         except OSError as error:
             raise StoreError(f"cannot read {self.path}: {error.strerror}; check its permissions") from error
         except ValueError as error:
-            return Page([], [], 0, damage={1: str(error)})
+            return JournalContent([], [], 0, damage={1: str(error)})
         whole, newline, torn = data.rpartition(b"\n")
         lines = whole.split(b"\n") if newline else []
         before, rows, seals, damage = self._opening, list[dict[str, Any]](), list[str](), dict[int, str]()
@@ -103,9 +103,9 @@ class Journal:
             except (ValueError, RecursionError) as error:
                 damage[number] = _CHANGED if self._is_sealed else f"damaged line: {one_line(str(error))}"
         place = f"{self.path}:{len(lines) + 1}" if torn else ""
-        return Page(rows, seals, len(whole) + len(newline), place, damage)
+        return JournalContent(rows, seals, len(whole) + len(newline), place, damage)
 
-    def open(self) -> Page:
+    def open(self) -> JournalContent:
         """Prepare for appending: read the present lines, cut off a torn last line, and keep this very file open."""
         page = self.read()
         try:

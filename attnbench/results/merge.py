@@ -47,7 +47,7 @@ _OF_A_MACHINE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class MergedRun:
     """A run that is to be merged."""
 
     folder: RunFolder
@@ -77,7 +77,7 @@ class Merged:
     notes: Sequence[str]
 
 
-Kept = list[tuple[Source, dict[str, Record]]]
+Kept = list[tuple[MergedRun, dict[str, Record]]]
 """Each run with those of its rows that stay, by cell id."""
 
 
@@ -114,7 +114,7 @@ def merge(paths: Iterable[Path], out: Path, *, rates_within: float = RATES_WITHI
     return Merged(folder, parts, notes)
 
 
-def _read(path: Path) -> Source:
+def _read(path: Path) -> MergedRun:
     if not stored(path / RECORDS).is_file():
         raise ResultsError(f"{path}: no {RECORDS} here; give the folder of a run, results/SUITE/STARTED-DEVICE")
     folder = RunFolder(path)
@@ -129,13 +129,13 @@ def _read(path: Path) -> Source:
         raise CorruptResults(doubts[0])
     if not records:
         raise ResultsError(f"{path}: no row yet; leave it out")
-    return Source(folder, environment, (path / SUITE).read_text(encoding="utf-8"), records)
+    return MergedRun(folder, environment, (path / SUITE).read_text(encoding="utf-8"), records)
 
 
-def _choose(sources: Sequence[Source]) -> tuple[Kept, list[str]]:
+def _choose(sources: Sequence[MergedRun]) -> tuple[Kept, list[str]]:
     """Each cell's row: that of more rounds if one machine measured it twice. Raises UsageError: two machines measured
     the same cell."""
-    best: dict[str, tuple[Source, Record]] = {}
+    best: dict[str, tuple[MergedRun, Record]] = {}
     twice = 0
     for source in sources:
         for cell_id, record in source.records.items():
@@ -162,7 +162,7 @@ def _worth(record: Record) -> tuple[object, ...]:
     return ended, record.status is Status.OK, record.time_rounds or 0, record.time_samples or 0, record.started_at
 
 
-def _missing_shards(sources: Sequence[Source]) -> list[str]:
+def _missing_shards(sources: Sequence[MergedRun]) -> list[str]:
     given = {machine["shard"] for source in sources for machine in source.machines if "shard" in machine}
     splits = {shard.partition("/")[2] for shard in given}
     if len(splits) != 1:

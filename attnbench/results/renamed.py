@@ -12,7 +12,7 @@ from attnbench.errors import UsageError
 from attnbench.measure.status import Status
 
 
-class Rule(NamedTuple):
+class FormerRule(NamedTuple):
     """The rule that a variant's name stood for until its default became another one."""
 
     options: Mapping[str, str | bool] = {}
@@ -26,9 +26,9 @@ class Rule(NamedTuple):
 
 
 _RULES = {
-    "msa": Rule({"score": "relu"}, ("block",)),
-    "performer": Rule(gone="eps"),
-    "sparge": Rule(
+    "msa": FormerRule({"score": "relu"}, ("block",)),
+    "performer": FormerRule(gone="eps"),
+    "sparge": FormerRule(
         {"rule": "holding", "smooth_k": False},
         own_form="keeps own blocks and the block that passes the share; the authors' code keeps neither",
     ),
@@ -52,7 +52,7 @@ def named_as_today(row: Mapping[str, Any]) -> dict[str, Any]:
         row["positions"] = "trained-sinusoid"
     with suppress(ValueError, TypeError, KeyError, AttributeError, UsageError):  # it is no row: others refuse it
         options, label = json.loads(row["options"]), dict(parse_spec(row["label"]).options)
-        rule = _RULES.get(row["variant"], Rule())
+        rule = _RULES.get(row["variant"], FormerRule())
         if rule.gone in label:
             reason = f"measured with {rule.gone}={label[rule.gone]}, an option that {row['variant']} no longer has"
             return row | {"status": Status.UNSUPPORTED.value, "reason": reason}

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from attnbench.contract.plugins import load as plugins
+from attnbench.contract.plugins import discovery as plugins
 from attnbench.errors import Exit, UsageError
 from attnbench.results.manifest import digest
 

@@ -30,7 +30,7 @@ class Between:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class SwapLine:
     """One variant in some layers after some steps, as the median over seeds."""
 
     label: str
@@ -69,7 +69,7 @@ Group = tuple[str, str, str, int]
 """Sweep, label, layers, steps."""
 
 
-def lines(rows: Sequence[Row]) -> list[Line]:
+def lines(rows: Sequence[Row]) -> list[SwapLine]:
     """A line for each label, layers and steps of a sweep with a row that is ok, in the order of the rows."""
     groups: dict[Group, list[Row]] = {}
     for row in rows:
@@ -81,7 +81,7 @@ def lines(rows: Sequence[Row]) -> list[Line]:
     return [_line(group, groups, alone=group[0] in several and group[2].isdecimal()) for group in groups]
 
 
-def _line(group: Group, groups: Mapping[Group, list[Row]], *, alone: bool) -> Line:
+def _line(group: Group, groups: Mapping[Group, list[Row]], *, alone: bool) -> SwapLine:
     sweep, label, replaced, steps = group
     rows = groups[group]
     # Folders of older versions name all layers where none is replaced.
@@ -92,7 +92,7 @@ def _line(group: Group, groups: Mapping[Group, list[Row]], *, alone: bool) -> Li
     trivial = groups.get((sweep, MEAN_VALUE, replaced, steps), []) if label != MEAN_VALUE else []
     over_trivial = _between(rows, trivial) if steps else None
     left = max(over_control.median, 0.0) if over_control else 0.0
-    return Line(
+    return SwapLine(
         label=label,
         replaced=replaced,
         alone=alone,

@@ -117,7 +117,7 @@ def _rates_apart(found: list[Trained]) -> list[Trained]:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class CountedTrainings:
     """The trainings of one label on one problem that count."""
 
     label: str
@@ -130,7 +130,7 @@ class Choice:
     """Notes on the rates: which are unstable, and at which a training failed."""
 
 
-def choose(found: Iterable[Trained]) -> list[Choice]:
+def choose(found: Iterable[Trained]) -> list[CountedTrainings]:
     """For each label and problem the learning rate with the best mean validation score.
 
     The mean is over the seeds that every rate was tried with: later seeds, for the best rate alone, do not count. A
@@ -143,7 +143,7 @@ def choose(found: Iterable[Trained]) -> list[Choice]:
     return [_choice(rows) for rows in groups.values()]
 
 
-def _choice(rows: list[Trained]) -> Choice:
+def _choice(rows: list[Trained]) -> CountedTrainings:
     label, problem = rows[0].label, rows[0].problem
     rates: dict[float | None, list[Trained]] = {}
     for one in sorted(rows, key=lambda one: (one.learning_rate or 0.0, one.seed)):
@@ -151,7 +151,7 @@ def _choice(rows: list[Trained]) -> Choice:
     notes = tuple(note for rate, tried in rates.items() for note in _notes(rate, tried))
     if len(rates) == 1:
         ((rate, tried),) = rates.items()
-        return Choice(label, problem, rate, tuple(tried), notes)
+        return CountedTrainings(label, problem, rate, tuple(tried), notes)
     seeds = set.intersection(*({one.seed for one in tried} for tried in rates.values()))
 
     def rank(rate: float | None) -> tuple[int, float]:
@@ -161,8 +161,8 @@ def _choice(rows: list[Trained]) -> Choice:
     best = max(rates, key=rank)
     if rank(best)[0] == 0 and any(one.ok for one in rows):
         why = "no seed has a validation score" if seeds else "no seed was trained at every rate"
-        return Choice(label, problem, None, (), (*notes, f"no rate chosen: {why}"))
-    return Choice(label, problem, best, tuple(rates[best]), notes)
+        return CountedTrainings(label, problem, None, (), (*notes, f"no rate chosen: {why}"))
+    return CountedTrainings(label, problem, best, tuple(rates[best]), notes)
 
 
 def _notes(rate: float | None, tried: Sequence[Trained]) -> list[str]:

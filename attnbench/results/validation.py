@@ -65,7 +65,7 @@ _Amount = Annotated[float, Field(ge=0, le=_LARGEST)]
 _Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
-class _Sample(BaseModel, strict=True, extra="forbid"):
+class _StoredSample(BaseModel, strict=True, extra="forbid"):
     seconds: _Amount
     calls: Annotated[float, Field(gt=0, le=_LARGEST)]
     switches: _Amount = 0
@@ -76,7 +76,7 @@ class _Sample(BaseModel, strict=True, extra="forbid"):
     yardstick: Annotated[list[_Amount], Field(min_length=2, max_length=2)] = []
 
 
-class _Point(BaseModel, strict=True, extra="forbid"):
+class _StoredPoint(BaseModel, strict=True, extra="forbid"):
     step: int
     train_loss: _Number
     val_score: _Number
@@ -85,7 +85,7 @@ class _Point(BaseModel, strict=True, extra="forbid"):
     cpu_s: _Number
 
 
-_SAMPLES, _POINTS = TypeAdapter(list[_Sample]), TypeAdapter(list[_Point])
+_SAMPLES, _POINTS = TypeAdapter(list[_StoredSample]), TypeAdapter(list[_StoredPoint])
 
 
 def are_samples(value: object) -> bool:

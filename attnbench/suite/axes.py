@@ -23,7 +23,7 @@ TRAINED = ("all", "attention", "variant")
 
 
 class _Values:
-    """The values of an axis; :mod:`attnbench.suite.values` checks each kind."""
+    """The values of an axis; :mod:`attnbench.suite.axis_values` checks each kind."""
 
     __slots__ = ()
     condition: ClassVar[str]

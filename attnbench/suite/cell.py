@@ -112,7 +112,7 @@ class Cell:
     error_draws: int = 5
     fit: int = 0
     """Steps by which a variant's parameters are fitted to the exact output before its error (see
-    :mod:`attnbench.laws.error`)."""
+    :mod:`attnbench.laws.exact_error`)."""
     compile: bool = False
     """True if ``torch.compile`` compiles all of it (see :mod:`attnbench.contract.compiled`)."""
     launch: Launch = "auto"

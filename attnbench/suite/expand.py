@@ -18,12 +18,12 @@ from attnbench.contract.spec import Scalar, Spec, comma_separated, parse_scalar
 from attnbench.contract.variant import VARIANTS
 from attnbench.errors import UsageError
 from attnbench.suite.axes import AXES, Specs, filled, names_of, shortened
+from attnbench.suite.axis_values import DEVICES, SuiteReading, named, specs_of
 from attnbench.suite.cell import UNTOUCHED, Cell, ModelSize, Pretrained, Training
 from attnbench.suite.messages import Place, pick, shown
 from attnbench.suite.named_shapes import spelled_out
 from attnbench.suite.schema import Exclude, Suite, first_problem
 from attnbench.suite.sweep import Axes, Rules, Strict, Sweep
-from attnbench.suite.values import DEVICES, Reading, named, specs_of
 
 MAX_CELLS = 20_000
 """At half a second a cell, three hours."""
@@ -38,7 +38,7 @@ Override = str | Scalar | list[Any]
 
 
 @dataclass(slots=True)
-class _Grid:
+class _SweepGrid:
     index: int
     sweep: Sweep
     axes: dict[str, list[Any]]
@@ -173,7 +173,7 @@ def read_axis(axis: str, text: str, called: str) -> list[Any]:
 
 def _read(axis: str, values: Any, *, names: bool) -> list[Any]:
     try:
-        found: list[Any] = getattr(Axes.model_validate({axis: values}, context=Reading()), axis)
+        found: list[Any] = getattr(Axes.model_validate({axis: values}, context=SuiteReading()), axis)
     except ValidationError as error:
         raise UsageError(first_problem(error)) from None
     return _as_named(axis, found) if names else found
@@ -234,7 +234,7 @@ def _split_specs(text: str) -> list[str]:
     return specs or [text]
 
 
-def _grids(suite: Suite, kind: str) -> Iterator[_Grid]:
+def _grids(suite: Suite, kind: str) -> Iterator[_SweepGrid]:
     included = [(row.sweep, row.given()) for row in suite.include]
     for index, sweep in enumerate(suite.sweeps):
         axes = {
@@ -249,13 +249,13 @@ def _grids(suite: Suite, kind: str) -> Iterator[_Grid]:
             for row in suite.exclude
             if (not row.sweep or sweep.name in row.sweep) and (not row.device or any(test(kind) for test in row.device))
         ]
-        yield _Grid(index, sweep, axes, excludes)
+        yield _SweepGrid(index, sweep, axes, excludes)
         for only, values in included:
             if not only or sweep.name in only:
-                yield _Grid(index, sweep, {**axes, **values}, [])
+                yield _SweepGrid(index, sweep, {**axes, **values}, [])
 
 
-def _cells(suite: Suite, grid: _Grid, device: str) -> Iterator[Cell]:
+def _cells(suite: Suite, grid: _SweepGrid, device: str) -> Iterator[Cell]:
     sweep, measures = grid.sweep, grid.sweep.measures
     size = ModelSize(**(sweep.sizes.model_dump() if sweep.sizes else {})) if sweep.level == "model" else None
     trained = _trained(suite, grid)
@@ -301,7 +301,7 @@ def _cells(suite: Suite, grid: _Grid, device: str) -> Iterator[Cell]:
         )
 
 
-def _hold_to_cores(suite: Suite, grid: _Grid, variants: list[Spec]) -> None:
+def _hold_to_cores(suite: Suite, grid: _SweepGrid, variants: list[Spec]) -> None:
     """Raise SuiteError for an option of a layer whose core, which level operator measures, does not have it."""
     for spec in variants:
         try:
@@ -310,7 +310,7 @@ def _hold_to_cores(suite: Suite, grid: _Grid, variants: list[Spec]) -> None:
             raise suite.origin.error(("sweeps", grid.index, "matrix", "variant"), str(error)) from None
 
 
-def _trained(suite: Suite, grid: _Grid) -> Pretrained | None:
+def _trained(suite: Suite, grid: _SweepGrid) -> Pretrained | None:
     sweep = grid.sweep
     if sweep.trained is not None:
         windows, last = sweep.windows if "loss" in sweep.measure else 0, max(grid.axes["tuned"])

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from attnbench.errors import SuiteError, did_you_mean
+from attnbench.suite.axis_values import DEVICES
 from attnbench.suite.document import NotASuite, read_document
 from attnbench.suite.expand import apply_overrides, check_names, check_size
 from attnbench.suite.messages import Origin
 from attnbench.suite.schema import Suite
 from attnbench.suite.shipped import shipped_folder, shipped_suites
-from attnbench.suite.values import DEVICES
 from attnbench.text import one_line
 
 MAX_BYTES = 2**18

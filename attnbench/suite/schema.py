@@ -7,7 +7,7 @@ from typing import Any, Self
 from pydantic import BaseModel, Field, PrivateAttr, ValidationError, create_model, model_validator
 
 from attnbench.errors import did_you_mean
-from attnbench.suite import values as axes
+from attnbench.suite import axis_values as axes
 from attnbench.suite.axes import AXES
 from attnbench.suite.document import write_document
 from attnbench.suite.messages import Origin, Place, explain, pick, shown, wrong
@@ -64,7 +64,7 @@ class Suite(Strict):
         Raises SuiteError for the first mistake in the file, with its place; UsageError if a command made the suite.
         """
         try:
-            suite = cls.model_validate(data, context=axes.Reading())
+            suite = cls.model_validate(data, context=axes.SuiteReading())
         except ValidationError as error:
             raise origin.error(*_first_problem(error, origin)) from None
         suite._origin = origin

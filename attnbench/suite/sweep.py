@@ -24,7 +24,7 @@ from pydantic_core import CoreSchema
 from pydantic_core.core_schema import no_info_wrap_validator_function
 
 from attnbench.errors import UsageError
-from attnbench.suite import values as axes
+from attnbench.suite import axis_values as axes
 from attnbench.suite.axes import AXES, exists
 from attnbench.suite.cell import STEPS, Level, Measure, Pass, Positions
 from attnbench.suite.messages import shown, wrong

@@ -7,8 +7,8 @@ from functools import cache
 
 import pandas as pd
 
+from attnbench.answers.claims.assessment import Judgement, judge_all_rows, needed_by, rows_by_run, rows_of
 from attnbench.answers.claims.claims import claims
-from attnbench.answers.claims.verdict import Judgement, judge_all_rows, needed_by, rows_by_run, rows_of
 from attnbench.results.frame.settings import RUN
 from generators.markdown import code, page, source, table, text
 from generators.reference_rows import RUNS, all_rows

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 import attnbench
-from attnbench.answers.best import Choice, Prepared, choose, forms_of, shapes_of
+from attnbench.answers.best import BestChoice, ReadyContests, choose, forms_of, shapes_of
 from attnbench.cli.app import main
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import parse_spec
 from attnbench.errors import Exit, UsageError
 from attnbench.harness.compare import compare as compare_module
-from attnbench.harness.compare.compare import Comparison, Contest, Row, Side
+from attnbench.harness.compare.compare import CompareRow, Comparison, Contest, Side
 from attnbench.measure.statistics import Ratio, Said, judged
 from attnbench.measure.status import Status
 from attnbench.results.record import Record
@@ -38,16 +38,16 @@ def rows(*sides: Side, spread: float = 1.02, said: Mapping[tuple[str, str], Said
     for a, b in combinations(sides, 2):
         pair = a.record.label, b.record.label
         if a.time is None or b.time is None:
-            found[pair] = Row(64, a, b, None)
+            found[pair] = CompareRow(64, a, b, None)
             continue
         ratio = a.time / b.time
         ends = ratio / spread, ratio * spread
         whole = Ratio(ratio, *ends, 30, (ends[0] / 1.01, ends[1] * 1.01), 0.0, 3)
-        found[pair] = Row(64, a, b, whole, (said or {}).get(pair, judged(whole.joint)), processes=3)
+        found[pair] = CompareRow(64, a, b, whole, (said or {}).get(pair, judged(whole.joint)), processes=3)
     return found
 
 
-def chosen(found: Any, most: float = 0.02) -> Choice:
+def chosen(found: Any, most: float = 0.02) -> BestChoice:
     (asked,) = shapes_of(None, "llama3-8b", [64])
     return choose(asked, "", 64, found, most)
 
@@ -110,7 +110,7 @@ def test_a_verdict_that_compare_withholds_is_withheld_and_one_of_a_busy_machine_
 def test_the_verdicts_of_all_shapes_hold_together(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {"device": "cpu", "plugins": (), "max_error": 0.02, "shape": None, "variants": ()}
     asked = shapes_of(None, "llama3-8b,gpt-oss", [64, 128])
-    prepared = Prepared.of(asked, ["softmax", "sdpa", "chunked"], given)
+    prepared = ReadyContests.of(asked, ["softmax", "sdpa", "chunked"], given)
     assert prepared.count == 4
     seen: list[int | None] = []
 
@@ -145,7 +145,7 @@ def test_a_row_has_its_own_values_then_those_of_its_shape(tmp_path: Path) -> Non
     assert (second.name, list(second.lengths), second.values) == ("mine", [512], {"causal": True})
     assert third.place.endswith("shapes.csv:5")
     given = {"device": "cpu", "plugins": (), "max_error": 0.02, "pass_": "forward", "dtype": "bfloat16"}
-    found = Prepared.of([first, second, third], ["sdpa"], given)
+    found = ReadyContests.of([first, second, third], ["sdpa"], given)
     cells = [contest.cells[0] for contest in found.contests]
     assert [
         (cell.shape.H, cell.shape.K, cell.shape.B, cell.shape.causal, cell.pass_, cell.dtype) for cell in cells

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import attnbench
-from attnbench.answers.board.runs import read_runs
+from attnbench.answers.board.entries import read_runs
 from attnbench.answers.board.site import INDEX, exact_labels, make_site, shape_of, write_site
-from attnbench.answers.report import page
+from attnbench.answers.report import html_page
 from attnbench.cli.app import main
 from attnbench.errors import AttnbenchError, Exit, ResultsError
 from attnbench.results.audit import audit
@@ -37,7 +37,7 @@ NEAR = "local:block=16"
 def quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """No figures, which take seconds and have tests of their own."""
     if "telephone" not in request.node.name:
-        monkeypatch.setattr(page, "draw_views", lambda rows, views, shared: ([], ("", 0)))
+        monkeypatch.setattr(html_page, "draw_views", lambda rows, views, shared: ([], ("", 0)))
 
 
 def rows(law: str = "held", crossing: float = 180, lengths: Sequence[int] = LENGTHS, **columns: Any) -> list[Row]:

@@ -10,9 +10,17 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from attnbench.answers.claims.assessment import (
+    Needed,
+    judge,
+    judge_all_rows,
+    missing_of,
+    needed_by,
+    rows_by_run,
+    rows_of,
+)
 from attnbench.answers.claims.claims import Claim, claims
-from attnbench.answers.claims.runs import read_rows
-from attnbench.answers.claims.verdict import Needed, judge, judge_all_rows, missing_of, needed_by, rows_by_run, rows_of
+from attnbench.answers.claims.evidence import read_rows
 from attnbench.cli.app import main
 from attnbench.files import read_stored
 from attnbench.measure.status import Status

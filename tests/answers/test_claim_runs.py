@@ -9,8 +9,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from attnbench.answers.claims.runs import read_rows
-from attnbench.answers.claims.verdict import judge
+from attnbench.answers.claims.assessment import judge
+from attnbench.answers.claims.evidence import read_rows
 from attnbench.errors import ResultsError
 from attnbench.results.read import read_results
 from attnbench.results.record import Record

@@ -12,9 +12,9 @@ import pandas as pd
 import pytest
 from pydantic import ValidationError
 
+from attnbench.answers.claims.assessment import Judgement, judge
+from attnbench.answers.claims.claim_points import Point
 from attnbench.answers.claims.claims import Claim, claims
-from attnbench.answers.claims.points import Point
-from attnbench.answers.claims.verdict import Judgement, judge
 from attnbench.cli.app import main
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import parse_spec

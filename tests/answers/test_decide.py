@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnbench.answers.gate.decide import Decision, Question, decide, read_runs
-from attnbench.answers.gate.table import table_of
-from attnbench.answers.gate.verdict import Finding, Limits
-from attnbench.answers.gate.words import address
+from attnbench.answers.gate.decide import Decision, GateQuestion, decide, read_runs
+from attnbench.answers.gate.decision_table import table_of
+from attnbench.answers.gate.phrases import address
+from attnbench.answers.gate.verdict import Ruling, Tolerance
 from attnbench.errors import Exit, ResultsError, UsageError
-from attnbench.harness.identity import identity
 from attnbench.harness.plan import Options, make_plan
+from attnbench.harness.run_identity import identity
 from attnbench.measure.status import UNFINISHED, Status
 from attnbench.results.manifest import FRESH
 from attnbench.results.measurements import load
@@ -30,10 +30,10 @@ from tests.answers.fixture_runs import Row, environment, write_run
 ROWS = [Row(variant, n) for variant in ("softmax", "linear", "performer:features=16") for n in (64, 128, 256)]
 
 
-PLAIN = Question()
+PLAIN = GateQuestion()
 
 
-def decided(old: Path, new: Path, question: Question = PLAIN, *more: Path) -> Decision:
+def decided(old: Path, new: Path, question: GateQuestion = PLAIN, *more: Path) -> Decision:
     first, *others = map(load, [new, old, *more])  # copies too, which commands refuse
     return decide(first, others, question)
 
@@ -43,7 +43,7 @@ def verdicts(decision: Decision, measure: str = "time") -> dict[tuple[str, int],
     return {(one.pair.shown.label, one.pair.shown.seq_len): one.verdict for one in rows}
 
 
-def only(decision: Decision, measure: str) -> Finding:
+def only(decision: Decision, measure: str) -> Ruling:
     (found,) = [one for one in decision.findings if one.measure == measure]
     return found
 
@@ -71,7 +71,7 @@ def test_the_order_of_samples_in_a_run_changes_nothing(old: Path, tmp_path: Path
         permuted.add(record)
     decision = decided(old, permuted.path)
     assert decision.counts() == {"same": 3 * len(ROWS)}
-    pooled = decided(old, shutil.copytree(old, tmp_path / "copy"), Question(), permuted.path)
+    pooled = decided(old, shutil.copytree(old, tmp_path / "copy"), GateQuestion(), permuted.path)
     assert pooled.counts() == {"same": 3 * len(ROWS)}
     assert pooled.rounds == 5
 
@@ -129,7 +129,7 @@ def test_a_verdict_on_a_time_that_is_the_hosts_says_so(tmp_path: Path) -> None:
 def test_the_limit_decides_and_not_the_middle(old: Path, tmp_path: Path) -> None:
     """A time 6 % longer with an interval from 4 to 8 % is no failure at 5 %, and one at 3 %."""
     new = write_run(tmp_path / "new", [replace(row, seconds=1.06e-3, noise=0.02, drift=0.01) for row in ROWS], seed=1)
-    at_5 = decided(old, new, Question(limits=Limits(time=1.05)))
+    at_5 = decided(old, new, GateQuestion(limits=Tolerance(time=1.05)))
     assert "unsure" in at_5.counts()
     for one in at_5.findings:
         if one.verdict == "unsure":
@@ -137,9 +137,9 @@ def test_the_limit_decides_and_not_the_middle(old: Path, tmp_path: Path) -> None
             assert one.at_risk
             assert one.more_rounds is not None
             assert one.more_rounds >= 1
-    at_1 = decided(old, new, Question(limits=Limits(time=1.0)))
+    at_1 = decided(old, new, GateQuestion(limits=Tolerance(time=1.0)))
     assert set(verdicts(at_1).values()) == {"slower"}
-    assert not decided(old, new, Question(limits=Limits(time=1.05), strict=True)).passed
+    assert not decided(old, new, GateQuestion(limits=Tolerance(time=1.05), strict=True)).passed
 
 
 def around(middle: float, spread: float) -> tuple[float, ...]:
@@ -150,9 +150,9 @@ def around(middle: float, spread: float) -> tuple[float, ...]:
 def test_what_may_be_faster_and_cannot_be_slower_is_no_risk(tmp_path: Path) -> None:
     old = write_run(tmp_path / "old", [Row(visits=around(1.0, 0.01))])
     new = write_run(tmp_path / "new", [Row(visits=around(0.95, 0.01))])
-    one = only(decided(old, new, Question(strict=True)), "time")
+    one = only(decided(old, new, GateQuestion(strict=True)), "time")
     assert (one.verdict, one.at_risk) == ("unsure", False)
-    assert decided(old, new, Question(strict=True)).passed
+    assert decided(old, new, GateQuestion(strict=True)).passed
 
 
 def test_more_rounds_than_are_worth_it_are_not_counted(tmp_path: Path) -> None:
@@ -182,16 +182,16 @@ def test_one_round_fails_no_gate_and_what_looks_slower_is_told(tmp_path: Path) -
     start, _, rest = said.partition("1.5")
     assert start == "not known: 1 round cannot tell whether a time is worse; 9 unsure; 2 cells look slower (up to "
     assert rest.endswith(" times), not beyond doubt: measure with more --rounds, or give --strict")
-    assert decided(old, new, Question(strict=True)).exit_code == Exit.FAILED
+    assert decided(old, new, GateQuestion(strict=True)).exit_code == Exit.FAILED
 
 
 def test_intervals_of_many_cells_hold_together_and_are_wider(tmp_path: Path) -> None:
     """The interval of one cell among forty is wider than alone, for the same spread of visits."""
     old = [Row(n=n, visits=around(1.0, 0.02)) for n in range(1, 41)]
     new = [Row(n=n, visits=around(1.0, 0.02)) for n in range(1, 41)]
-    many = decided(write_run(tmp_path / "old", old), write_run(tmp_path / "new", new), Question(measures=("time",)))
+    many = decided(write_run(tmp_path / "old", old), write_run(tmp_path / "new", new), GateQuestion(measures=("time",)))
     few = decided(
-        write_run(tmp_path / "old4", old[:4]), write_run(tmp_path / "new4", new[:4]), Question(measures=("time",))
+        write_run(tmp_path / "old4", old[:4]), write_run(tmp_path / "new4", new[:4]), GateQuestion(measures=("time",))
     )
     assert (many.known, few.known) == (40, 4)
     assert many.findings[0].high > few.findings[0].high * 1.01  # type: ignore[operator]
@@ -208,7 +208,7 @@ def test_how_runs_differ_is_learnt_from_several_old_runs_and_else_unknown(tmp_pa
         )
 
     new, old, older = (run(name, seed) for seed, name in enumerate(("new", "old", "older")))
-    alone, both = decided(old, new), decided(old, new, Question(), older)
+    alone, both = decided(old, new), decided(old, new, GateQuestion(), older)
     assert alone.between is None
     assert "too few older runs: how runs differ is unknown, intervals 2% wider at each end" in table_of(alone).foot
     assert both.between == pytest.approx(0.02, rel=0.35)
@@ -274,7 +274,7 @@ def test_a_score_is_another_one_only_where_the_intervals_have_nothing_in_common(
         return write_run(tmp_path / name, [Row(seconds=None, peak=None, columns=columns)])
 
     old, new = run("old", 0.5, 0.45, 0.55), run("new", *now)
-    assert only(decided(old, new, Question(measures=("score",))), "score").verdict == verdict
+    assert only(decided(old, new, GateQuestion(measures=("score",))), "score").verdict == verdict
     assert [one.measure for one in decided(old, new).findings] == ["status"]
 
 
@@ -288,7 +288,7 @@ def test_what_ran_before_and_fails_now_is_broken_and_the_other_way_round_fixed(t
     assert (broken.passed, fixed.passed) == (False, True)
     assert broken.findings[0].note == f"{status}: what happened"
     assert decided(bad, shutil.copytree(bad, tmp_path / "copy")).passed
-    assert decided(fine, bad, Question(measures=("time",))).passed
+    assert decided(fine, bad, GateQuestion(measures=("time",))).passed
 
 
 def test_a_cell_that_was_interrupted_is_neither_broken_nor_fixed(tmp_path: Path) -> None:
@@ -313,8 +313,8 @@ def test_a_time_that_a_busy_machine_withheld_is_open_and_the_rest_of_its_row_is_
         assert time.note == f"withheld: the machine was busy {when}; the same command measures it anew"
         assert any(time.note in line for line in table_of(found).foot)
         assert found.fails(time) is False
-        assert decided(old, new, Question(measures=("time",))).passed
-        assert not decided(old, new, Question(measures=("time",), strict=True)).passed
+        assert decided(old, new, GateQuestion(measures=("time",))).passed
+        assert not decided(old, new, GateQuestion(measures=("time",), strict=True)).passed
 
 
 @pytest.mark.parametrize(("missing", "passed", "told"), [("warn", True, 1), ("fail", False, 1), ("ignore", True, 0)])
@@ -323,7 +323,7 @@ def test_a_cell_that_is_gone_is_told_and_fails_if_that_is_wanted(
 ) -> None:
     old = write_run(tmp_path / "old", [Row(), Row(n=128)])
     new = write_run(tmp_path / "new", [Row(), Row(n=256)])
-    decision = decided(old, new, Question(missing=missing))
+    decision = decided(old, new, GateQuestion(missing=missing))
     assert decision.passed is passed
     assert decision.counts().get("missing", 0) == told
     assert verdicts(decision, "status")[("softmax", 256)] == "new"
@@ -352,7 +352,7 @@ def test_several_old_runs_count_as_one_with_the_rounds_of_all(tmp_path: Path) ->
     usual = write_run(tmp_path / "usual", [Row(), Row(n=128)], rounds=6, seed=1)
     new = write_run(tmp_path / "new", [Row(), Row(n=128)], rounds=9, seed=2)
     assert only(decided(lucky, new), "time").verdict == "slower"
-    decision = decided(lucky, new, Question(), usual)
+    decision = decided(lucky, new, GateQuestion(), usual)
     assert verdicts(decision) == {("softmax", 64): "unsure", ("softmax", 128): "same"}
     found = next(one for one in decision.findings if one.measure == "time" and one.pair.shown.seq_len == 64)
     assert found.pair.rounds == 9
@@ -364,19 +364,19 @@ def test_what_ratios_are_divided_by_is_not_surer_than_its_own_times(tmp_path: Pa
     old = write_run(tmp_path / "old", [Row(visits=around(1.0, 0.1)), Row("linear", visits=around(1.0, 0.001))])
     new = write_run(tmp_path / "new", [Row(visits=around(1.0, 0.1)), Row("linear", visits=around(1.2, 0.001))])
     assert verdicts(decided(old, new))[("linear", 64)] == "slower"
-    assert verdicts(decided(old, new, Question(relative_to="softmax")))[("linear", 64)] == "unsure"
+    assert verdicts(decided(old, new, GateQuestion(relative_to="softmax")))[("linear", 64)] == "unsure"
 
 
 def test_relative_to_a_variant_takes_away_what_the_whole_machine_lost(old: Path, tmp_path: Path) -> None:
     slow = [replace(row, seconds=1e-3 * (1.3 if row.variant == "linear" else 1.1)) for row in ROWS]
     new = write_run(tmp_path / "new", slow, seed=1)
     assert decided(old, new).counts()["slower"] == len(ROWS)
-    decision = decided(old, new, Question(relative_to="softmax"))
+    decision = decided(old, new, GateQuestion(relative_to="softmax"))
     assert decision.counts()["slower"] == 3
     assert decision.drift == pytest.approx(1.1, rel=0.02)
     assert decision.common == pytest.approx(1.1, rel=0.02)  # it is never hidden
     with pytest.raises(UsageError, match=r"--relative-to 'sofmax': no variant .* did you mean 'softmax'"):
-        decided(old, new, Question(relative_to="sofmax"))
+        decided(old, new, GateQuestion(relative_to="sofmax"))
 
 
 def test_on_another_machine_only_ratios_to_a_variant_are_judged(old: Path, tmp_path: Path) -> None:
@@ -386,15 +386,15 @@ def test_on_another_machine_only_ratios_to_a_variant_are_judged(old: Path, tmp_p
         UsageError, match="differ in processor: Other and Some Processor; threads: 2 and 1: measure both"
     ):
         decided(old, new)
-    decision = decided(old, new, Question(other_machine="ratios"))
+    decision = decided(old, new, GateQuestion(other_machine="ratios"))
     assert decision.counts() == {"same": 6}
     assert decision.unit == "softmax"
     slow = [replace(row, seconds=6e-3 if row.variant == "linear" else 3e-3) for row in ROWS]
-    slower = decided(old, write_run(tmp_path / "slow", slow, about=there), Question(other_machine="ratios"))
+    slower = decided(old, write_run(tmp_path / "slow", slow, about=there), GateQuestion(other_machine="ratios"))
     assert {one.pair.shown.variant for one in slower.failures} == {"linear"}
     assert [one.ratio for one in slower.failures] == pytest.approx([2, 2, 2], rel=0.05)
     with pytest.raises(UsageError, match=r"--relative-to 'gla': .* has no time of this variant"):
-        decided(old, new, Question(other_machine="ratios", relative_to="gla"))
+        decided(old, new, GateQuestion(other_machine="ratios", relative_to="gla"))
 
 
 def test_another_choice_of_library_is_told_with_its_own_remedy(old: Path, tmp_path: Path) -> None:
@@ -412,7 +412,7 @@ def test_numbers_of_two_methods_are_never_compared(old: Path, tmp_path: Path) ->
     new = write_run(tmp_path / "new", ROWS, about=environment(method=4))
     for other_machine in ("refuse", "ratios"):
         with pytest.raises(UsageError, match="differ in method_version: 4 and 5: numbers of two methods"):
-            decided(old, new, Question(other_machine=other_machine))  # type: ignore[arg-type]
+            decided(old, new, GateQuestion(other_machine=other_machine))  # type: ignore[arg-type]
 
 
 def test_one_run_twice_and_runs_of_other_things_are_refused(old: Path, tmp_path: Path) -> None:
@@ -428,12 +428,12 @@ def test_one_run_twice_and_runs_of_other_things_are_refused(old: Path, tmp_path:
 
 def test_a_selection_takes_cells_by_the_words_of_run(old: Path, tmp_path: Path) -> None:
     new = write_run(tmp_path / "new", ROWS, seed=1)
-    decision = decided(old, new, Question(select="linear and not n64"))
+    decision = decided(old, new, GateQuestion(select="linear and not n64"))
     assert set(verdicts(decision)) == {("linear", 128), ("linear", 256)}
     with pytest.raises(UsageError, match=r"-k 'gla': no cell matches; a cell is called w/softmax/n64/operator/forward"):
-        decided(old, new, Question(select="gla"))
+        decided(old, new, GateQuestion(select="gla"))
     with pytest.raises(UsageError, match="not words with and"):
-        decided(old, new, Question(select="linear and"))
+        decided(old, new, GateQuestion(select="linear and"))
 
 
 @pytest.mark.parametrize(
@@ -472,7 +472,7 @@ def test_the_worst_comes_first(tmp_path: Path) -> None:
 
 def test_a_run_loaded_by_itself_can_be_decided_on_as_well(old: Path) -> None:
     """From Python nothing keeps a run from being held against itself."""
-    assert decide(load(old), [load(old)], Question()).counts() == {"same": 3 * len(ROWS)}
+    assert decide(load(old), [load(old)], GateQuestion()).counts() == {"same": 3 * len(ROWS)}
 
 
 def test_a_run_that_may_have_measured_all_rounds_in_one_process_is_named(old: Path, tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from attnbench.answers.gate.decide import Decision, Question, decide
-from attnbench.answers.gate.table import (
+from attnbench.answers.gate.decide import Decision, GateQuestion, decide
+from attnbench.answers.gate.decision_table import (
     MOST_CHARACTERS,
     judged,
     table_of,
@@ -39,7 +39,7 @@ def decision(tmp_path: Path) -> Decision:
         Row("linear"),
     ]
     runs = write_run(tmp_path / "new", new, seed=1), write_run(tmp_path / "old", old)
-    return decide(load(runs[0]), [load(runs[1])], Question(strict=False))
+    return decide(load(runs[0]), [load(runs[1])], GateQuestion(strict=False))
 
 
 def test_json_holds_every_finding_with_its_key_and_numbers(decision: Decision) -> None:
@@ -58,14 +58,14 @@ def test_json_holds_every_finding_with_its_key_and_numbers(decision: Decision) -
 @pytest.mark.parametrize(
     ("question", "gate", "code", "times"),
     [
-        (Question(), "failed", 1, "as measured"),
-        (Question(closes=False), "failed", 0, "as measured"),
-        (Question(select="linear"), "passed", 0, "as measured"),
-        (Question(relative_to="linear"), "failed", 1, "as measured, ratios over 0.999, the median ratio of linear"),
+        (GateQuestion(), "failed", 1, "as measured"),
+        (GateQuestion(closes=False), "failed", 0, "as measured"),
+        (GateQuestion(select="linear"), "passed", 0, "as measured"),
+        (GateQuestion(relative_to="linear"), "failed", 1, "as measured, ratios over 0.999, the median ratio of linear"),
     ],
 )
 def test_programs_get_the_line_that_answers_how_it_was_judged_and_the_exit(
-    question: Question, gate: str, code: int, times: str, decision: Decision
+    question: GateQuestion, gate: str, code: int, times: str, decision: Decision
 ) -> None:
     found = decide(decision.new, decision.olds, question)
     data = to_json(found)
@@ -93,17 +93,17 @@ def test_how_times_were_judged_is_told_also_at_one_speed_and_of_another_machine(
         return write_run(tmp_path / name, [Row(), Row("linear")], speeds=(1, 0.6), seed=seed, about=about)
 
     new, old = load(run("new", 1)), load(run("old", 0))
-    assert judged(decide(new, [old], Question()))["time"].endswith("; times at one speed of the machine")
-    assert judged(decide(new, [old], Question(as_measured=True)))["time"].endswith("; times as measured")
+    assert judged(decide(new, [old], GateQuestion()))["time"].endswith("; times at one speed of the machine")
+    assert judged(decide(new, [old], GateQuestion(as_measured=True)))["time"].endswith("; times as measured")
     other = load(run("other", 0, "Other"))
-    assert judged(decide(new, [other], Question(other_machine="ratios"))) == {
+    assert judged(decide(new, [other], GateQuestion(other_machine="ratios"))) == {
         "time": "slower if the whole joint interval of its ratio is above 1.05; times each over the time of softmax"
     }
 
 
 def test_a_ratio_to_nothing_is_null_and_not_infinite(tmp_path: Path) -> None:
     old, new = write_run(tmp_path / "old", [Row(peak=0)]), write_run(tmp_path / "new", [Row(peak=8)])
-    found = decide(load(new), [load(old)], Question(measures=("memory",)))
+    found = decide(load(new), [load(old)], GateQuestion(measures=("memory",)))
     assert to_json(found)["cells"][0]["ratio"] is None
     json.dumps(to_json(found), allow_nan=False)
     assert "∞" in to_text(found)
@@ -145,7 +145,7 @@ def test_markdown_leaves_foreign_text_without_any_meaning(decision: Decision) ->
 def test_markdown_of_thousands_of_cells_fits_a_comment_and_says_how_many_are_cut(tmp_path: Path) -> None:
     old = write_run(tmp_path / "old", [Row(n=n, seconds=None, peak=100) for n in range(1, 1501)])
     new = write_run(tmp_path / "new", [Row(n=n, seconds=None, peak=200) for n in range(1, 1501)])
-    text = to_markdown(decide(load(new), [load(old)], Question()))
+    text = to_markdown(decide(load(new), [load(old)], GateQuestion()))
     assert len(text) <= MOST_CHARACTERS
     shown = sum(line.startswith("| softmax") for line in text.splitlines())
     assert f"… and {1500 - shown} more lines" in text
@@ -165,7 +165,7 @@ def test_the_table_leaves_out_what_is_unchanged_and_counts_it(decision: Decision
 
 def test_too_few_rounds_stand_in_the_first_line_of_every_form_for_people(tmp_path: Path) -> None:
     old, new = write_run(tmp_path / "old", [Row()], rounds=2), write_run(tmp_path / "new", [Row()], seed=1)
-    found = decide(load(new), [load(old)], Question())
+    found = decide(load(new), [load(old)], GateQuestion())
     for text in (to_text(found), to_markdown(found)):
         assert text.splitlines()[0].startswith("only 2 rounds: too few")
 
@@ -174,7 +174,7 @@ def test_cells_that_are_new_are_counted_and_a_few_with_few_rounds_are_told(tmp_p
     old = write_run(tmp_path / "old", [Row(), Row(n=128)])
     lost = Row(visits=(1e-3, 1e-3))
     new = write_run(tmp_path / "new", [lost, Row(n=128), Row(n=256), Row(n=512)])
-    table = table_of(decide(load(new), [load(old)], Question()))
+    table = table_of(decide(load(new), [load(old)], GateQuestion()))
     assert table.head[0].startswith("only 2 rounds of 1 among 2 timed cells: too few")
     assert "new: 2 cells that no older run has" in table.foot
     assert table.rows == ()
@@ -200,7 +200,7 @@ def test_what_is_unsure_has_a_line_only_where_it_seems_worse_and_is_counted_othe
         return write_run(tmp_path / name, rows)
 
     old, new = run("old", 1.0, 1.0, 1.0), run("new", 1.2, 1.0, 0.9)
-    found = decide(load(new), [load(old)], Question(measures=("time",)))
+    found = decide(load(new), [load(old)], GateQuestion(measures=("time",)))
     table = table_of(found)
     assert [row[0] for row in table.rows] == ["softmax n=64"]
     assert table.foot[0].startswith("unsure: 3; to settle half of them takes ")
@@ -208,9 +208,9 @@ def test_what_is_unsure_has_a_line_only_where_it_seems_worse_and_is_counted_othe
     assert f"nothing is slower than x{highs[2]:.2f}, half of the times not than x{highs[1]:.2f}" in table.foot
     assert table.verdict.startswith("passed: nothing is worse beyond doubt; 3 unsure; 1 cell looks slower (up to 1.20 ")
     slower = run("slower", 3.0, 1.0, 0.9)
-    besides = table_of(decide(load(slower), [load(old)], Question(measures=("time",))))
+    besides = table_of(decide(load(slower), [load(old)], GateQuestion(measures=("time",))))
     assert any(line.startswith("nothing else is slower than ") for line in besides.foot)
-    strict = table_of(decide(load(new), [load(old)], Question(measures=("time",), strict=True)))
+    strict = table_of(decide(load(new), [load(old)], GateQuestion(measures=("time",), strict=True)))
     assert [row[0] for row in strict.rows] == ["softmax n=64", "softmax n=256", "softmax n=128"]
     assert strict.verdict == "failed: 3 unsure"
 
@@ -221,9 +221,9 @@ def test_an_action_gets_the_runs_own_numbers_whatever_it_is_held_against(tmp_pat
     olds = [
         load(write_run(tmp_path / f"old{seed}", [Row(), Row(n=128)], speeds=(1, 0.5), seed=seed)) for seed in (1, 2)
     ]
-    own = {one["name"]: one["value"] for one in to_action(decide(new, [olds[0]], Question(measures=("time",))))}
+    own = {one["name"]: one["value"] for one in to_action(decide(new, [olds[0]], GateQuestion(measures=("time",))))}
     assert own == {f"softmax n={row.seq_len} time": row.time_median_s for row in new.rows.values()}
-    again = to_action(decide(new, [olds[1]], Question(measures=("time",))))
+    again = to_action(decide(new, [olds[1]], GateQuestion(measures=("time",))))
     assert own == {one["name"]: one["value"] for one in again}
 
 
@@ -231,7 +231,7 @@ def test_foreign_text_calls_nobody_and_links_nowhere_in_markdown(tmp_path: Path)
     bad = "@everyone see http://evil.example, HTTPS://evil.example or www.evil.example"
     old, new = (write_run(tmp_path / name, [Row(), Row(n=128)]) for name in ("old", "new"))
     write_run(tmp_path / "broken", [Row(status=Status.ERROR, reason=bad), Row(n=128)])
-    text = to_markdown(decide(load(tmp_path / "broken"), [load(old)], Question()))
+    text = to_markdown(decide(load(tmp_path / "broken"), [load(old)], GateQuestion()))
     assert "everyone" in text
     tables = as_text(tables_of([replace(load(new).rows[key], label=bad) for key in load(new).rows])[0], "markdown")
     assert "everyone" in tables
@@ -242,9 +242,9 @@ def test_foreign_text_calls_nobody_and_links_nowhere_in_markdown(tmp_path: Path)
 def test_axes_are_named_only_where_it_takes_them_to_tell_cells_apart(tmp_path: Path) -> None:
     rows = [Row(), Row(causal=True), Row(pass_="training")]
     old, new = write_run(tmp_path / "old", rows), write_run(tmp_path / "new", rows)
-    names = {one["name"] for one in to_action(decide(load(new), [load(old)], Question(measures=("time",))))}
+    names = {one["name"] for one in to_action(decide(load(new), [load(old)], GateQuestion(measures=("time",))))}
     assert names == {"softmax n=64 forward time", "softmax n=64 forward causal time", "softmax n=64 training time"}
     both = [Row(level="layer", causal=True), Row(n=128)]  # another level, but also another length
     runs = write_run(tmp_path / "c", both), write_run(tmp_path / "d", both)
-    found = decide(load(runs[0]), [load(runs[1])], Question(measures=("time",)))
+    found = decide(load(runs[0]), [load(runs[1])], GateQuestion(measures=("time",)))
     assert {one["name"] for one in to_action(found)} == {"softmax n=64 time", "softmax n=128 time"}

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from attnbench.answers.gate.decide import Question, read_runs
-from attnbench.answers.gate.verdict import Limits
+from attnbench.answers.gate.decide import GateQuestion, read_runs
+from attnbench.answers.gate.verdict import Tolerance
 from tests.answers.fixture_runs import Row, write_run
 from tests.benchmarks import gate_alarms
 from tests.benchmarks.gate_alarms import share, slowed
@@ -24,17 +24,17 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 def test_nothing_is_called_slower_and_everything_is_that_was_made_much_slower(runs: list[Path]) -> None:
     read = read_runs(runs)
-    none = share(read, Question(), "time", "slower")
-    all_ = share(read, Question(), "time", "slower", lambda run: slowed(run, 1.5))
+    none = share(read, GateQuestion(), "time", "slower")
+    all_ = share(read, GateQuestion(), "time", "slower", lambda run: slowed(run, 1.5))
     assert (none.of, all_.of) == (240, 240)
     assert none.found <= 2
     assert (all_.found, all_.pairs) == (240, 6)
-    broken = share(read, Question(), "status", "broken", gate_alarms.crashed)
+    broken = share(read, GateQuestion(), "status", "broken", gate_alarms.crashed)
     assert (broken.found, broken.of) == (240, 240)
 
 
 def test_a_loss_is_found_beside_the_variant_that_did_not_change_which_is_not_counted(runs: list[Path]) -> None:
-    read, question = read_runs(runs), Question(relative_to="softmax")
+    read, question = read_runs(runs), GateQuestion(relative_to="softmax")
     found = share(read, question, "time", "slower", lambda run: slowed(run, 1.5, but="softmax"))
     assert (found.found, found.of) == (192, 192)
     shared = share(read, question, "time", "slower", lambda run: slowed(run, 1.5))  # softmax as well: a slow machine
@@ -71,7 +71,7 @@ def test_every_figure_is_printed_and_finds_grow_with_the_factor(
 def test_a_run_that_is_slower_as_a_whole_closes_a_gate_and_few_rounds_are_told(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [Row("softmax", n) for n in range(1, 6)], rounds=3)
     write_run(tmp_path / "b", [Row("softmax", n, seconds=1.2e-3) for n in range(1, 6)], seed=1, rounds=3)
-    text = "\n".join(gate_alarms.report(read_runs([tmp_path / "a", tmp_path / "b"]), Limits(), None))
+    text = "\n".join(gate_alarms.report(read_runs([tmp_path / "a", tmp_path / "b"]), Tolerance(), None))
     assert text.startswith("**With fewer than 5 rounds these figures are not those of the gate.**")
     assert re.search(r"the runs differ by up to (19|20)\.\d%", text)
     assert "| no slower (false alarms) | 50.0% (5 of 10) | 100.0% |" in text

@@ -8,9 +8,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from attnbench.answers.gate.decide import Question, decide
-from attnbench.answers.gate.table import to_json, to_junit
-from attnbench.answers.gate.verdict import VERDICTS, Limits
+from attnbench.answers.gate.decide import GateQuestion, decide
+from attnbench.answers.gate.decision_table import to_json, to_junit
+from attnbench.answers.gate.verdict import VERDICTS, Tolerance
 from attnbench.cli.app import main
 from attnbench.errors import Exit
 from attnbench.results.measurements import load
@@ -40,14 +40,14 @@ def test_the_page_names_every_verdict_and_the_limits_as_they_are() -> None:
     for verdict in VERDICTS:
         words = {"worse": "more memory", "better": "more memory, less memory"}.get(verdict, verdict)
         assert f"| {words}" in section, verdict
-    limits = Limits()
+    limits = Tolerance()
     assert all(f"{limit:g}" in section for limit in (limits.time, limits.memory, limits.error))
-    assert Question().missing == "warn"
+    assert GateQuestion().missing == "warn"
 
 
 def test_the_page_names_every_key_of_the_json_and_every_kind_of_property(tmp_path: Path) -> None:
     old, new = (load(write_run(tmp_path / name, [Row()], seed=len(name))) for name in ("old", "newer"))
-    found = decide(new, [old], Question())
+    found = decide(new, [old], GateQuestion())
     section = (HERE / "docs/gate.md").read_text(encoding="utf-8").partition("## In continuous integration")[2]
     assert all(f"`{key}`" in section for key in to_json(found))
     kinds = {str(one.get("name")).partition(".")[0] for one in ElementTree.fromstring(to_junit(found)).iter("property")}

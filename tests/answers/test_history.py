@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import attnbench
-from attnbench.answers.gate.verdict import Limits
-from attnbench.answers.history import Line, follow, history, read_history
+from attnbench.answers.gate.verdict import Tolerance
+from attnbench.answers.history import CellHistory, follow, history, read_history
 from attnbench.cli.app import main
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import parse_spec
@@ -52,7 +52,7 @@ def made(*seconds: float, memory: int = 4096, n: int = 64) -> list[list[Row]]:
     return [[Row("softmax", n, one, peak=memory), Row("sdpa", n, 1e-3)] for one in seconds]
 
 
-def changes(line: Line) -> list[tuple[str, str]]:
+def changes(line: CellHistory) -> list[tuple[str, str]]:
     return [(point.run[6:8], point.change.verdict) for point in line.changes if point.change]
 
 
@@ -245,6 +245,6 @@ def test_of_runs_of_one_program_few_histories_have_a_change(spread: tuple[float,
     rng = np.random.default_rng(7)
     alarms = 0
     for _ in range(20):
-        lines, _between = follow(drawn(rng, 12, 4, spread), "time", Limits(time=1.0))
+        lines, _between = follow(drawn(rng, 12, 4, spread), "time", Tolerance(time=1.0))
         alarms += any(line.changes for line in lines)
     assert alarms <= 3  # of 20 with 5 % each, more than 3 come by chance in 1.6 % of all tests

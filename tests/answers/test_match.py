@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnbench.answers.match.budget import Budget, Point, Target, budget_of, error_interval
-from attnbench.answers.match.match import Prepared, one_length
+from attnbench.answers.match.budget import Budget, MeasuredSetting, Target, budget_of, error_interval
+from attnbench.answers.match.match import ReadyMatch, one_length
 from attnbench.answers.match.result import Match
-from attnbench.answers.match.search import Found, Ladder, boundary, entrants_of, knob_of, ladder_of, search
+from attnbench.answers.match.search import FoundSetting, Ladder, boundary, entrants_of, knob_of, ladder_of, search
 from attnbench.answers.match.search import most_tries as most_of
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Spec, parse_spec
@@ -27,7 +27,7 @@ from attnbench.measure.time import TimingRules
 from attnbench.results.record import Record
 from attnbench.suite.cell import Cell
 
-Measure = Callable[[int], Point]
+Measure = Callable[[int], MeasuredSetting]
 cases = settings(max_examples=200, deadline=None, derandomize=True, database=None)
 
 
@@ -38,8 +38,8 @@ def ladder(text: str = "performer", n: int = 4096, most: int | None = None) -> L
     return ladder_of(spec, knob, n, most=most)
 
 
-def error(value: float, spread: float = 0.0) -> Point:
-    return Point(
+def error(value: float, spread: float = 0.0) -> MeasuredSetting:
+    return MeasuredSetting(
         "x", error=value, error_low=value * (1 - spread), error_high=value * (1 + spread), error_kind="approximation"
     )
 
@@ -70,7 +70,7 @@ def test_keys_that_hold_a_known_share_of_the_weight_give_the_setting_at_which_th
 
 @pytest.mark.parametrize(("limit", "largest"), [(64, 64), (64.5, 64), (71, 64), (72, 72), (1e9, 4096)])
 def test_of_a_budget_of_memory_as_much_as_fits_is_used(limit: float, largest: int) -> None:
-    found = search(ladder(), Budget("memory", limit), lambda m: Point("x", memory=m))
+    found = search(ladder(), Budget("memory", limit), lambda m: MeasuredSetting("x", memory=m))
     assert found.chosen is not None
     assert found.chosen.value == largest
     assert found.at_end == (largest == 4096)
@@ -80,7 +80,7 @@ def test_the_knob_of_a_compression_is_turned_down_and_its_cost_doubles_from_try_
     rungs = ladder("memory-compressed", 64)
     tried: list[int] = []
 
-    def measure(compression: int) -> Point:
+    def measure(compression: int) -> MeasuredSetting:
         tried.append(compression)
         return error(0.01 * compression)
 
@@ -133,8 +133,8 @@ def test_an_interval_that_straddles_the_target_takes_the_next_larger_setting() -
     assert (plain.chosen.value, wide.chosen.value) == (80, 88)
 
 
-def score(value: float, spread: float = 0.0) -> Point:
-    return Point("x", score=value, score_low=value - spread, score_high=value + spread)
+def score(value: float, spread: float = 0.0) -> MeasuredSetting:
+    return MeasuredSetting("x", score=value, score_low=value - spread, score_high=value + spread)
 
 
 def test_of_a_score_the_cheapest_setting_is_sought_whose_whole_interval_reaches_it() -> None:
@@ -179,7 +179,7 @@ def test_a_score_that_is_never_reached_names_the_best_and_where_it_was() -> None
         (Budget("score", 0.9), score(0.95, spread=0.1), "score 0.9: best 0.95 (0.85 to 1.05)"),
     ],
 )
-def test_what_may_reach_a_target_is_not_said_to_miss_it(budget: Budget, point: Point, said: str) -> None:
+def test_what_may_reach_a_target_is_not_said_to_miss_it(budget: Budget, point: MeasuredSetting, said: str) -> None:
     found = search(ladder(), budget, lambda m: point)
     assert found.chosen is None
     (line,) = Match(budget, [found]).sentences()
@@ -189,9 +189,13 @@ def test_what_may_reach_a_target_is_not_said_to_miss_it(budget: Budget, point: P
 def test_what_runs_out_of_memory_is_a_bound_beyond_which_nothing_is_tried() -> None:
     tried: list[int] = []
 
-    def measure(m: int) -> Point:
+    def measure(m: int) -> MeasuredSetting:
         tried.append(m)
-        return Point("x", status=Status.OOM, reason="needs another 9 GiB") if m >= 1000 else error(10 / math.sqrt(m))
+        return (
+            MeasuredSetting("x", status=Status.OOM, reason="needs another 9 GiB")
+            if m >= 1000
+            else error(10 / math.sqrt(m))
+        )
 
     found = search(ladder(), Budget("error", 0.1), measure)
     assert found.chosen is None
@@ -203,8 +207,8 @@ def test_what_runs_out_of_memory_is_a_bound_beyond_which_nothing_is_tried() -> N
 
 
 def test_a_setting_below_the_bound_of_memory_is_found() -> None:
-    def measure(m: int) -> Point:
-        return Point("x", status=Status.OOM) if m >= 1000 else error(3 / math.sqrt(m))
+    def measure(m: int) -> MeasuredSetting:
+        return MeasuredSetting("x", status=Status.OOM) if m >= 1000 else error(3 / math.sqrt(m))
 
     found = search(ladder(), Budget("error", 0.1), measure)
     assert found.chosen is not None
@@ -220,13 +224,13 @@ def test_a_lost_time_is_a_bound_of_a_budget_of_time_alone(
     cell = Cell("match", "match", parse_spec("performer"), Shape(seq_len=64))
     busy = Record.of(cell, Status.DISTURBED, "its threads waited for a core")
     monkeypatch.setattr(VisitCell, "ask", lambda *_, **__: Outcome(busy))
-    asked = Prepared(Budget(target, 0.5), [], cell, Settings(), TimingRules(), 60.0, "")
+    asked = ReadyMatch(Budget(target, 0.5), [], cell, Settings(), TimingRules(), 60.0, "")
     found = asked._look(Worker(Settings()), cell)
     assert (str(found.status), found.reason) == (status, "its threads waited for a core")
 
 
 def test_a_variant_that_does_not_run_at_all_is_tried_once_and_gives_its_reason() -> None:
-    failed = Point("x", status=Status.UNSUPPORTED, reason="causal: it sees the future")
+    failed = MeasuredSetting("x", status=Status.UNSUPPORTED, reason="causal: it sees the future")
     found = search(ladder(), Budget("memory", 1e9), lambda m: failed)
     assert len(found.tries) == 1
     (line,) = Match(Budget("memory", 1e9), [found]).sentences()
@@ -234,8 +238,8 @@ def test_a_variant_that_does_not_run_at_all_is_tried_once_and_gives_its_reason()
 
 
 def test_an_output_that_is_not_finite_is_no_bound_of_an_error() -> None:
-    def measure(m: int) -> Point:
-        return Point("x", status=Status.NONFINITE) if m < 100 else error(0.05)
+    def measure(m: int) -> MeasuredSetting:
+        return MeasuredSetting("x", status=Status.NONFINITE) if m < 100 else error(0.05)
 
     found = search(ladder(), Budget("error", 0.1), measure)
     assert found.chosen is not None
@@ -243,7 +247,7 @@ def test_an_output_that_is_not_finite_is_no_bound_of_an_error() -> None:
 
 
 def test_where_nothing_fits_the_smallest_is_named_with_what_it_takes() -> None:
-    found = search(ladder(), Budget("memory", 2**20), lambda m: Point("x", memory=2**21))
+    found = search(ladder(), Budget("memory", 2**20), lambda m: MeasuredSetting("x", memory=2**21))
     (line,) = Match(Budget("memory", 2**20), [found]).sentences()
     assert line == "performer does not fit into memory 1.00 MiB: best 2.00 MiB at features=8"
 
@@ -351,9 +355,11 @@ def test_the_interval_of_an_error_is_students_of_its_draws() -> None:
 # Answers
 
 
-def found(label: str, error: float, low: float, high: float, kind: str = "approximation", memory: float = 1e6) -> Found:
-    point = Point(label, 8, error=error, error_low=low, error_high=high, error_kind=kind, memory=memory)
-    return Found(label.partition(":")[0], "m", (point,), point)
+def found(
+    label: str, error: float, low: float, high: float, kind: str = "approximation", memory: float = 1e6
+) -> FoundSetting:
+    point = MeasuredSetting(label, 8, error=error, error_low=low, error_high=high, error_kind=kind, memory=memory)
+    return FoundSetting(label.partition(":")[0], "m", (point,), point)
 
 
 def test_the_smaller_error_is_named_where_the_intervals_are_apart_and_no_distance_is_ranked() -> None:
@@ -373,7 +379,7 @@ def test_every_try_is_a_row_and_the_chosen_one_is_marked() -> None:
     rungs = ladder()
     budget = Budget("error", 0.1)
     one = search(rungs, budget, lambda m: error(2 / math.sqrt(m)))
-    found = [one, Found("linformer", "rank", (), None, "not fitted")]
+    found = [one, FoundSetting("linformer", "rank", (), None, "not fitted")]
     rows = Match(budget, found, same={"seq_len": 4096}).to_rows()
     assert len(rows) == len(one.tries) + 1
     assert [row["value"] for row in rows if row["chosen"]] == [400]

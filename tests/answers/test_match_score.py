@@ -11,10 +11,10 @@ import pytest
 
 import attnbench.catalogue.attention  # noqa: F401  # fills the table of variants
 from attnbench.answers.match import match as matching
-from attnbench.answers.match import trainings
+from attnbench.answers.match import training_folder
 from attnbench.answers.match.budget import Budget
-from attnbench.answers.match.match import Prepared, prepare_scores
-from attnbench.answers.match.result import Match, answers
+from attnbench.answers.match.match import ReadyMatch, prepare_scores
+from attnbench.answers.match.result import Match
 from attnbench.cli.app import main
 from attnbench.cli.options import MatchOptions
 from attnbench.cli.signature import completed
@@ -92,8 +92,8 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Match]:
         monkeypatch.setattr(matching, "Worker", Idle)
         monkeypatch.setattr(matching.Contest, "answer", lambda *_, **__: None)
         monkeypatch.setattr(VisitCell, "ask", look)
-        monkeypatch.setattr(trainings, "execute", trained.execute)
-        monkeypatch.setattr(trainings, "go_on", trained.go_on)
+        monkeypatch.setattr(training_folder, "execute", trained.execute)
+        monkeypatch.setattr(training_folder, "go_on", trained.go_on)
         ready = prepared(variants, score, **{"rates": "0.004", **how})
         assert ready.trainings is not None
         return ready.answer()
@@ -114,13 +114,13 @@ def test_the_cheapest_setting_is_chosen_whose_interval_over_seeds_reaches_the_sc
     assert one.chosen.score_low == pytest.approx(1 - 4 / 56 - 4.303 * SPREAD / 3**0.5, abs=1e-4)
     assert (one.chosen.time, one.chosen.memory) == (56.0, 56_000)
     assert [sorted(cell.seed for cell in cells) for cells in trained.asked] == [[0, 1, 2]] * 6
-    assert answers(found) == ["performer:features=56 reaches score 0.9: 0.929 (0.904 to 0.953)"]
+    assert found.sentences() == ["performer:features=56 reaches score 0.9: 0.929 (0.904 to 0.953)"]
     assert found.kept == trained.path
 
 
 def test_a_row_says_what_was_trained_and_a_score_that_is_not_reached_is_an_answer(answer: Callable[..., Match]) -> None:
     found = answer(Trained(lambda cell: 0.61), ["performer"], 0.9, task="recall:pairs=4", n=32, layers=1)
-    assert answers(found) == ["performer does not reach score 0.9: best 0.61 (0.585 to 0.635) at features=8"]
+    assert found.sentences() == ["performer does not reach score 0.9: best 0.61 (0.585 to 0.635) at features=8"]
     row = found.to_rows()[-1]
     told = ("target", "score", "reached", "seq_len", "layers", "steps", "seeds", "level", "pass")
     assert [row[name] for name in told] == ["score", pytest.approx(0.61), False, 32, 1, 400, 3, "model", "training"]
@@ -132,7 +132,7 @@ def test_variants_without_a_knob_are_trained_as_they_stand_and_the_least_memory_
     answer: Callable[..., Match],
 ) -> None:
     found = answer(Trained(lambda cell: 0.95), ["performer", "softmax", "identity"], 0.9)
-    lines = answers(found)
+    lines = found.sentences()
     assert "softmax takes part as it stands (it has no knob): 0.95 (0.925 to 0.975), at score 0.9 or more" in lines
     assert "least memory at score 0.9 or more: performer:features=8, 7.81 KiB" in lines
 
@@ -155,7 +155,7 @@ def test_a_target_that_guessing_reaches_is_doubted(answer: Callable[..., Match])
     assert said not in answer(Trained(lambda cell: 0.5), ["performer"], 0.3).warnings
 
 
-def prepared(variants: list[str], score: float = 0.9, **how: Any) -> Prepared:
+def prepared(variants: list[str], score: float = 0.9, **how: Any) -> ReadyMatch:
     given = completed(MatchOptions, {"device": "cpu", "threads": 1, **how})  # type: ignore[typeddict-item]  # by name
     return prepare_scores(variants, Budget("score", score), given)
 

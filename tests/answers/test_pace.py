@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from attnbench.answers.gate.decide import Question, decide, read_runs
-from attnbench.answers.gate.table import to_text
+from attnbench.answers.gate.decide import GateQuestion, decide, read_runs
+from attnbench.answers.gate.decision_table import to_text
 from attnbench.results.validation import are_samples
 from tests.answers.fixture_runs import Row, environment, write_run
 
@@ -26,7 +26,7 @@ def two(tmp_path: Path, *, slower: float = 1.0, **how: Any) -> tuple[Path, Path]
 
 def verdicts(old: Path, new: Path, **question: Any) -> dict[str, int]:
     before, now = read_runs([old, new])
-    return dict(decide(now, [before], Question(measures=("time",), **question)).counts())
+    return dict(decide(now, [before], GateQuestion(measures=("time",), **question)).counts())
 
 
 def test_a_machine_of_changing_speed_makes_no_time_unsure(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_a_machine_that_is_slow_all_the_time_makes_times_unsure_and_is_no_regres
     new = write_run(tmp_path / "new", ROWS, seed=2, speeds=[0.7])
     assert verdicts(old, new) == {"unsure": 12}  # nothing shows how much of the slow-down each cell feels
     before, now = read_runs([old, new])
-    decision = decide(now, [before], Question())
+    decision = decide(now, [before], GateQuestion())
     assert [pace.share for pace in decision.paces] == [pytest.approx(0.7, rel=1e-3), 1.0]
     assert "times at the machine's full speed, of which it had 70% now and 100% before" in to_text(decision)
 
@@ -61,7 +61,7 @@ def test_times_are_judged_as_measured_where_one_of_the_runs_read_no_yardstick(tm
     new = write_run(tmp_path / "new", ROWS, seed=2, speeds=[0.7])
     assert verdicts(old, new) == {"slower": 12}
     before, now = read_runs([old, new])
-    assert decide(now, [before], Question()).paces == ()
+    assert decide(now, [before], GateQuestion()).paces == ()
 
 
 def test_samples_that_waited_slightly_count_where_none_is_clean(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_several_older_runs_are_pooled_at_one_speed(tmp_path: Path) -> None:
     old, new = two(tmp_path, slower=1.2)
     older = write_run(tmp_path / "older", ROWS, seed=3, speeds=[0.5])
     now, *before = read_runs([new, old, older])
-    decision = decide(now, before, Question(measures=("time",)))
+    decision = decide(now, before, GateQuestion(measures=("time",)))
     assert decision.counts() == {"slower": 8, "same": 4}
     assert decision.rounds == 5
 
@@ -84,7 +84,7 @@ def test_a_program_that_feels_half_of_a_slow_down_is_known_by_its_visits(tmp_pat
     old = write_run(tmp_path / "old", rows, seed=1, speeds=SPEEDS)
     new = write_run(tmp_path / "new", rows, seed=2, speeds=(0.8, 0.6))
     before, now = read_runs([old, new])
-    found = [one for one in decide(now, [before], Question(measures=("time",))).findings if one.ratio]
+    found = [one for one in decide(now, [before], GateQuestion(measures=("time",))).findings if one.ratio]
     assert len(found) == 12
     assert all(one.ratio == pytest.approx(1, abs=0.04) for one in found)
     assert {one.verdict for one in found} <= {"same", "unsure"}

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from attnbench.answers.claims import tables
-from attnbench.answers.claims.tables import SHIPPED, Number, claims_of, is_table, load
-from attnbench.answers.claims.verdict import Judgement, judge_all_rows
+from attnbench.answers.claims import published_tables
+from attnbench.answers.claims.assessment import Judgement, judge_all_rows
+from attnbench.answers.claims.published_tables import SHIPPED, Number, claims_of, is_table, load
 from attnbench.cli.app import main
 from attnbench.errors import AttnbenchError
 from attnbench.figures.published.lra import NYSTROMFORMER, read_linformer, read_published
-from attnbench.figures.published.points import read_points
+from attnbench.figures.published.point_file import read_points
 from attnbench.harness.plan import Plan
 from attnbench.measure.status import Status
 from attnbench.results.read import read_results
@@ -60,7 +60,7 @@ def rows_of(exact: tuple[float, float], ours: tuple[float, float]) -> list[Recor
 
 def test_the_shipped_tables_are_as_printed() -> None:
     assert len(SHIPPED) >= 10
-    size = sum(file.stat().st_size for file in Path(tables.__file__).with_name("tables").iterdir())
+    size = sum(file.stat().st_size for file in Path(published_tables.__file__).with_name("tables").iterdir())
     assert size < 40_000
     lra = of("lra")
     for row in read_published().dropna(subset="steps_per_s_1k").to_dict("records"):

@@ -48,7 +48,7 @@ def account() -> None:
     import attnbench.harness.inside.execute as execute
     import attnbench.harness.inside.pairs as pairs
     import attnbench.laws as laws
-    import attnbench.laws.error as error
+    import attnbench.laws.exact_error as error
     import attnbench.measure.limits as limits
     import attnbench.measure.yardstick as yardstick
 

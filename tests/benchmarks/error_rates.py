@@ -28,7 +28,7 @@ from attnbench.measure.statistics import (
     ratios_over_visits,
     spread_of_visits,
 )
-from attnbench.results.scores import Summary, comparisons, difference
+from attnbench.results.intervals import Summary, comparisons, difference
 
 FILE = Path(__file__).resolve().parents[2] / "docs/data/error-rates.csv"
 FULL = 1000

@@ -18,8 +18,8 @@ from functools import partial
 from itertools import permutations
 from pathlib import Path
 
-from attnbench.answers.gate.decide import Decision, Question, decide, read_runs
-from attnbench.answers.gate.verdict import ENOUGH_ROUNDS, Finding, Limits
+from attnbench.answers.gate.decide import Decision, GateQuestion, decide, read_runs
+from attnbench.answers.gate.verdict import ENOUGH_ROUNDS, Ruling, Tolerance
 from attnbench.measure.status import Status
 from attnbench.results.measurements import MeasuredRun
 from attnbench.results.record import Record
@@ -88,7 +88,7 @@ def is_of(row: Record, variant: str) -> bool:
 
 def share(
     runs: Sequence[MeasuredRun],
-    question: Question,
+    question: GateQuestion,
     measure: str,
     verdict: str,
     change: Change = lambda run: run,
@@ -112,7 +112,7 @@ def counted(decision: Decision, measure: str, verdict: str) -> tuple[int, int]:
     return sum(one.verdict == verdict for one in asked), len(asked)
 
 
-def _could(one: Finding, decision: Decision, verdict: str) -> bool:
+def _could(one: Ruling, decision: Decision, verdict: str) -> bool:
     """Whether both sides were measured. What times are divided by is not judged; what had failed cannot break."""
     old, new, reference = one.pair.old, one.pair.new, decision.question.relative_to
     if old is None or new is None or (one.measure == "time" and reference is not None and is_of(new, reference)):
@@ -121,14 +121,14 @@ def _could(one: Finding, decision: Decision, verdict: str) -> bool:
 
 
 def report(
-    runs: Sequence[MeasuredRun], limits: Limits, relative_to: str | None, *, as_measured: bool = False
+    runs: Sequence[MeasuredRun], limits: Tolerance, relative_to: str | None, *, as_measured: bool = False
 ) -> list[str]:
     """The lines to print: what was compared, a table, and what else was called worse.
 
     Args:
         relative_to: the variant of the second pair of columns; None for none.
     """
-    question = Question(limits=limits, as_measured=as_measured)
+    question = GateQuestion(limits=limits, as_measured=as_measured)
     ways = [question, *([replace(question, relative_to=relative_to)] if relative_to else [])]
     plain = [decide(new, [old], question) for old, new in permutations(runs, 2)]
     rounds = sorted({one.rounds or 0 for one in plain})
@@ -160,12 +160,12 @@ def report(
     return lines
 
 
-def _headed(head: Sequence[str], way: Question) -> list[str]:
+def _headed(head: Sequence[str], way: GateQuestion) -> list[str]:
     return [f"{column}, `--relative-to {way.relative_to}`" if way.relative_to else column for column in head]
 
 
 def _others(
-    runs: Sequence[MeasuredRun], question: Question, asked: Sequence[tuple[str, str, str]]
+    runs: Sequence[MeasuredRun], question: GateQuestion, asked: Sequence[tuple[str, str, str]]
 ) -> list[tuple[Share, str]]:
     """Shares of the measures that these runs have."""
     found = []
@@ -177,7 +177,7 @@ def _others(
     return found
 
 
-def _alarms(one: Share, pairs: int, way: Question) -> str:
+def _alarms(one: Share, pairs: int, way: GateQuestion) -> str:
     how = f" with `--relative-to {way.relative_to}`" if way.relative_to else ""
     bound = f"were they independent, {one.most:.2%} could not be excluded"
     return f"- False alarms{how}: {one} of comparisons ({bound}); {one.pairs} of {pairs} gates would close."
@@ -205,7 +205,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if len(given.runs) < 2:
         parser.error("give two runs or more")
     for line in report(
-        read_runs(given.runs), Limits(time=given.fail_above), given.relative_to or None, as_measured=given.as_measured
+        read_runs(given.runs),
+        Tolerance(time=given.fail_above),
+        given.relative_to or None,
+        as_measured=given.as_measured,
     ):
         print(line)
 

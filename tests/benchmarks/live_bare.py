@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from attnbench.contract.plugins.load import load
+from attnbench.contract.plugins.discovery import load
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import parse_spec
 from attnbench.harness.compare.compare import Contest

@@ -18,8 +18,8 @@ from typing import NamedTuple
 import pytest
 
 from attnbench.answers.gate import decide
-from attnbench.answers.gate.verdict import Limits
-from attnbench.harness.compare.question import Question
+from attnbench.answers.gate.verdict import Tolerance
+from attnbench.harness.compare.compare_question import CompareQuestion
 from attnbench.harness.outside.interpreter import Interpreter
 from attnbench.harness.plan import Options, make_plan
 from attnbench.harness.runner import execute_beside
@@ -48,7 +48,7 @@ def of_compare(tables: int, min_time: float = 1.0) -> Rates:
     alarms, ratios, wrong = 0, 0, 0
     for place in range(tables):
         sides = [f"{VARIANTS[place % len(VARIANTS)]}@{sys.executable}"] * 2
-        question = Question(sides, LENGTHS, HEADS, "cpu", error=False, threads=1, min_time=min_time)
+        question = CompareQuestion(sides, LENGTHS, HEADS, "cpu", error=False, threads=1, min_time=min_time)
         (rows,) = question.prepare().answer().rows.values()
         found = sum(row.verdict in ("faster", "slower") for row in rows)
         alarms, ratios, wrong = alarms + found, ratios + sum(row.ratio is not None for row in rows), wrong + bool(found)
@@ -62,7 +62,7 @@ def of_gate(tables: int, rounds: int = ROUNDS) -> Rates:
         with tempfile.TemporaryDirectory() as out:
             options = Options("cpu", threads=1, rounds=rounds, out=Path(out), beside=Interpreter.of(sys.executable))
             here, there = (load(folder.path) for folder, _ in execute_beside(make_plan("quick", options)))
-            question = decide.Question(("time",), limits=Limits(time=1.0))
+            question = decide.GateQuestion(("time",), limits=Tolerance(time=1.0))
             found = decide.decide(here, [there], question)
         called = sum(one.verdict in ("faster", "slower") for one in found.findings)
         alarms, ratios, wrong = alarms + called, ratios + found.known, wrong + (not found.passed)

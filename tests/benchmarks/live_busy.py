@@ -15,7 +15,7 @@ import pytest
 
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Spec
-from attnbench.harness.compare.compare import Comparison, Contest, Row
+from attnbench.harness.compare.compare import CompareRow, Comparison, Contest
 from attnbench.harness.outside.isolation import Settings
 from attnbench.measure.time import TimingRules
 from attnbench.suite.cell import Cell
@@ -54,7 +54,7 @@ def measured(a: str, b: str, threads: int, lengths: Sequence[int] = LENGTHS, rul
     return found
 
 
-def widest(rows: list[Row]) -> float:
+def widest(rows: list[CompareRow]) -> float:
     """The logarithm of the widest interval's upper end over its lower one."""
     ends = [(row.ratio.low, row.ratio.high) for row in rows if row.ratio]
     return max((math.log(high / low) for low, high in ends if low and high), default=0.0)

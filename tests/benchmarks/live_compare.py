@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from attnbench.contract.plugins.load import load
+from attnbench.contract.plugins.discovery import load
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import parse_spec
 from attnbench.harness.compare.compare import Contest

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Spec
-from attnbench.harness.identity import identity, run_key
 from attnbench.harness.plan import Options, make_plan
+from attnbench.harness.run_identity import identity, run_key
 from attnbench.measure.status import Status
 from attnbench.results.record import Record
 from attnbench.results.table import csv_text

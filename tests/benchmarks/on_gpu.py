@@ -168,7 +168,7 @@ def work(given: argparse.Namespace) -> None:
     """Measure what standard input asks for, one line each; what libraries print goes to standard error."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    from attnbench.contract.plugins.load import load
+    from attnbench.contract.plugins.discovery import load
     from attnbench.errors import AttnbenchError
 
     try:

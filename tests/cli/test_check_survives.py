@@ -168,7 +168,7 @@ def _children(pid: int) -> list[str]:
 @pytest.mark.usefixtures("forks")
 def test_in_a_test_of_ones_own_a_variant_that_ends_python_is_a_fault(plugin: Path) -> None:
     code = (
-        f"from attnbench.contract.plugins.load import load; load({os.fspath(plugin)!r})\n"
+        f"from attnbench.contract.plugins.discovery import load; load({os.fspath(plugin)!r})\n"
         "from attnbench.laws import check_variant\n"
         "report = check_variant('ends', laws=['formula', 'batch'])\n"
         "print(report.held, {finding.fault for finding in report.faults})"

@@ -15,15 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from attnbench.answers.match.budget import Point
-from attnbench.answers.match.match import Prepared
+from attnbench.answers.match.budget import MeasuredSetting
+from attnbench.answers.match.match import ReadyMatch
 from attnbench.cli.app import main
 from attnbench.cli.match import match as match_command
 from attnbench.cli.score import score
 from attnbench.cli.screen.console import in_parts
 from attnbench.errors import Exit, UsageError
 from attnbench.harness.plan import Options, make_plan
-from attnbench.harness.score.question import ScoreQuestion
+from attnbench.harness.score.score_question import ScoreQuestion
 from tests.forked import forks
 
 ROOT = Path(__file__).parents[2]
@@ -122,12 +122,14 @@ def test_where_nothing_can_be_measured_the_code_is_1() -> None:
 def test_ctrl_c_keeps_what_was_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def answer(self: Prepared, on_search: Callable[[str], None], on_try: Callable[[str, Point], None]) -> None:
+    def answer(
+        self: ReadyMatch, on_search: Callable[[str], None], on_try: Callable[[str, MeasuredSetting], None]
+    ) -> None:
         on_search("topk")
-        on_try("topk", Point("topk:keys=8", 8, error=0.5, error_low=0.4, error_high=0.6))
+        on_try("topk", MeasuredSetting("topk:keys=8", 8, error=0.5, error_low=0.4, error_high=0.6))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Prepared, "answer", answer)
+    monkeypatch.setattr(ReadyMatch, "answer", answer)
     file = tmp_path / "match.csv"
     assert main(["match", "topk", "--error", "0.1", "--csv", str(file), "--device", "cpu"]) == Exit.INTERRUPTED
     assert capsys.readouterr().err == f"stopped; {file} has what was measured\n"
@@ -205,13 +207,13 @@ def test_a_question_that_makes_no_sense_is_one_line_with_a_remedy(
 def test_for_a_score_sizes_are_those_of_the_command_score_unless_they_are_given(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[Prepared] = []
+    asked: list[ReadyMatch] = []
 
-    def answer(self: Prepared, *_: object) -> None:
+    def answer(self: ReadyMatch, *_: object) -> None:
         asked.append(self)
         raise UsageError("enough")
 
-    monkeypatch.setattr(Prepared, "answer", answer)
+    monkeypatch.setattr(ReadyMatch, "answer", answer)
     main(["match", "performer", "--score", "0.9", "--device", "cpu"])
     larger = ["--n", "128", "--heads", "4", "--task", "copy", "--pass", "forward"]
     main(["match", "performer", "--score", "0.9", "--device", "cpu", *larger])

@@ -8,7 +8,7 @@ import pytest
 
 from attnbench.cli.app import _Interrupted, main
 from attnbench.errors import Exit
-from attnbench.harness.outside.laws import HoldToLaw
+from attnbench.harness.outside.law_requests import HoldToLaw
 from attnbench.laws import Finding
 
 

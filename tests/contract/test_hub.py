@@ -13,8 +13,8 @@ from torch import Tensor
 
 import attnbench.catalogue.attention
 from attnbench.catalogue.build import build
-from attnbench.contract.plugins import load as plugins
-from attnbench.contract.plugins.load import load, provenance
+from attnbench.contract.plugins import discovery as plugins
+from attnbench.contract.plugins.discovery import load, provenance
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.variant import VARIANTS
 from attnbench.errors import Unsupported, UsageError

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from attnbench.catalogue.build import build
 from attnbench.cli.check import _verdict
 from attnbench.contract.plugins import own_module
-from attnbench.contract.plugins.load import load, provenance, with_modules
+from attnbench.contract.plugins.discovery import load, provenance, with_modules
 from attnbench.contract.plugins.module_source import ModuleSource
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Spec

@@ -11,8 +11,8 @@ from types import ModuleType
 
 import pytest
 
-from attnbench.contract.plugins import load as plugins
-from attnbench.contract.plugins.load import load
+from attnbench.contract.plugins import discovery as plugins
+from attnbench.contract.plugins.discovery import load
 from attnbench.errors import UsageError
 from tests.bare import in_bare_process
 from tests.forked import forks

@@ -20,7 +20,7 @@ from attnbench.contract.spec import Spec, parse_spec
 from attnbench.contract.variant import VARIANTS, Variant
 from attnbench.errors import SuiteError, Unsupported, UsageError
 from attnbench.harness.inside.call import prepare
-from attnbench.laws.error import measure_error
+from attnbench.laws.exact_error import measure_error
 from attnbench.suite.cell import Cell, Pass
 from attnbench.suite.expand import expand
 from attnbench.suite.messages import Origin

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attnbench.results.frame.scored import Problem, problems
-from attnbench.results.scores import learnt
+from attnbench.results.intervals import learnt
 from attnbench.units import format_bytes, format_seconds
 from tests.docs.making import digits, points, rows, run, table
 

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from attnbench.figures.error_lines import ORACLES
-from attnbench.figures.peers import Pair, pairs
+from attnbench.figures.peers import PeerPair, pairs
 from attnbench.results.frame.agreement import ROUNDING
 from attnbench.units import format_bytes, format_seconds
 from tests.docs import (  # noqa: F401  # they add theirs to ROWS
@@ -277,7 +277,7 @@ def long_cpu_million() -> str:
     return table(["1,048,576 tokens, one head of 64", "time", "peak memory", "of which output"], lines)
 
 
-def at(name: str, n: int) -> dict[tuple[tuple[str, str], str], Pair]:
+def at(name: str, n: int) -> dict[tuple[tuple[str, str], str], PeerPair]:
     """Pairs of variant and package at one length, by their names and the pass."""
     return {(pair.names, pair.pass_): pair for pair in pairs(run(name)) if pair.n == n}
 

@@ -9,7 +9,7 @@ import pandas as pd
 
 import attnbench
 from attnbench.results.frame.scored import Problem, family_of, problems
-from attnbench.results.scores import Summary, difference, learnt
+from attnbench.results.intervals import Summary, difference, learnt
 from tests.docs.making import digits, points, rows, run, table
 
 PUBLISHED = Path(attnbench.__file__).parent / "figures" / "published" / "lra.csv"

@@ -14,14 +14,14 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
 
-from attnbench.catalogue.inputs.captured import MINILM, SMOLLM2, describe
+from attnbench.catalogue.inputs.captured_qkv import MINILM, SMOLLM2, describe
 from attnbench.cli.capture import over_heads
 from attnbench.figures.kit.style import save
 from attnbench.figures.swap import draw_swap
 from attnbench.measure.statistics import median_interval
 from attnbench.results.read import read_results
 from attnbench.results.store import RunFolder
-from attnbench.results.swaps import EXACT, MEAN_VALUE, Between, Line, Row, lines
+from attnbench.results.swaps import EXACT, MEAN_VALUE, Between, Row, SwapLine, lines
 from attnbench.suite.cell import UNTOUCHED
 from tests.docs.making import HERE, RUNS, points, rows, table
 
@@ -47,15 +47,15 @@ def stored(name: str) -> list[Row]:
     return [row.to_json() for row in RunFolder(FOLDERS.get(name, RUNS / name)).records().values()]
 
 
-def together(name: str, steps: int = 0) -> list[Line]:
+def together(name: str, steps: int = 0) -> list[SwapLine]:
     """What replaced all layers, the least damage first."""
     found = [one for one in lines(stored(name)) if one.replaced == "all" and one.steps == steps]
     return sorted((one for one in found if one.label not in (EXACT, UNTOUCHED)), key=_damage)
 
 
-def alone(name: str) -> dict[str, dict[int, Line]]:
+def alone(name: str) -> dict[str, dict[int, SwapLine]]:
     """Label -> layer -> what replaced this layer alone."""
-    found: dict[str, dict[int, Line]] = {}
+    found: dict[str, dict[int, SwapLine]] = {}
     for one in lines(stored(name)):
         if one.alone:
             found.setdefault(one.label, {})[int(one.replaced)] = one
@@ -63,12 +63,12 @@ def alone(name: str) -> dict[str, dict[int, Line]]:
     return {label: of for label, of in found.items() if len(of) == most}
 
 
-def _damage(line: Line) -> float:
+def _damage(line: SwapLine) -> float:
     """KL from the untouched model's answers; of a model that predicts nothing, the error of its last features."""
     return (line.hidden_error if line.kl is None else line.kl) or 0.0
 
 
-def stays(line: Line) -> float:
+def stays(line: SwapLine) -> float:
     """Share of the answers, or else of the nearest neighbours, that are the untouched model's."""
     return (line.neighbours if line.top1_agreement is None else line.top1_agreement) or 0.0
 
@@ -258,7 +258,7 @@ def _says(name: str) -> str:
     return points(*texts, *(_of_depth(single, what) if single else ()))
 
 
-def _of_depth(single: dict[str, dict[int, Line]], what: str) -> list[str]:
+def _of_depth(single: dict[str, dict[int, SwapLine]], what: str) -> list[str]:
     median_layer = [label for label, of in single.items() if median(map(stays, of.values())) >= SURVIVES]
     every_layer = [label for label, of in single.items() if min(map(stays, of.values())) >= SURVIVES]
     layers = sorted({layer for of in single.values() for layer in of})
@@ -343,7 +343,7 @@ def swap_listops() -> str:
     return shown + "\n" + points(*_after_long_training(order, steps[-1]), *_repairs(name))
 
 
-def _after_long_training(order: Sequence[Line], steps: int) -> list[str]:
+def _after_long_training(order: Sequence[SwapLine], steps: int) -> list[str]:
     """Which variants end with the control, and which stay apart from it; a variant is apart by its whole interval."""
     found = [(one.label, one.over_control) for one in order if one.label not in CONTROLS and one.over_control]
     level = [label for label, over in found if over.low <= 0]

@@ -10,9 +10,9 @@ from types import ModuleType
 
 import pytest
 
+from attnbench.answers.claims.assessment import judge_all_rows
 from attnbench.answers.claims.claims import claims
-from attnbench.answers.claims.runs import read_rows
-from attnbench.answers.claims.verdict import judge_all_rows
+from attnbench.answers.claims.evidence import read_rows
 from attnbench.cli.app import main
 from attnbench.cli.usage import COMMANDS
 from attnbench.contract.inputs import INPUTS

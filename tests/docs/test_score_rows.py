@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from attnbench.results.scores import learnt
+from attnbench.results.intervals import learnt
 from tests.docs import score_rows
 from tests.docs.making import run
 

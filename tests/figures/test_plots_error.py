@@ -14,7 +14,7 @@ from attnbench.figures.error import draw_error
 from attnbench.figures.kit.page import NothingToDraw
 from attnbench.figures.map import draw_map
 from attnbench.figures.speedup import draw_speedup
-from attnbench.results.frame.labels import logit_std
+from attnbench.results.frame.label_options import logit_std
 
 Words = Callable[[Figure], str]
 

@@ -10,7 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from attnbench.figures.error import draw_error
-from attnbench.figures.kit.inline import Shared
+from attnbench.figures.kit.inline import SharedStyles
 from attnbench.figures.kit.palette import LIGHT, VARIABLES, drawn_inline, variables
 from attnbench.figures.kit.style import CAPTIONS
 from attnbench.figures.scaling import draw_scaling
@@ -38,10 +38,10 @@ class Elements(HTMLParser):
         self.texts.append(data)
 
 
-def inline(name: str, frame: pd.DataFrame, shared: Shared | None = None) -> tuple[Elements, Figure]:
+def inline(name: str, frame: pd.DataFrame, shared: SharedStyles | None = None) -> tuple[Elements, Figure]:
     with drawn_inline():
         figure = DRAW[name](frame)
-        return Elements((shared or Shared()).svg(figure, HOSTILE)), figure
+        return Elements((shared or SharedStyles()).svg(figure, HOSTILE)), figure
 
 
 def marked(found: Elements) -> list[int]:
@@ -79,7 +79,7 @@ def test_a_line_names_the_rows_of_its_points(name: str, run: str) -> None:
 
 
 def test_colours_are_those_of_the_page_and_styles_are_shared(lra: pd.DataFrame) -> None:
-    shared = Shared()
+    shared = SharedStyles()
     found, _ = inline("tradeoff", lra, shared)
     once = shared.css
     inline("tradeoff", lra, shared)

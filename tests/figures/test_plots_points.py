@@ -14,7 +14,7 @@ from attnbench.cli.app import main
 from attnbench.errors import UsageError
 from attnbench.figures import draw
 from attnbench.figures.kit.palette import LIGHT
-from attnbench.figures.published.points import read_points
+from attnbench.figures.published.point_file import read_points
 
 RUN = Path(__file__).parents[2] / "results" / "reference" / "lra-cpu"
 ABOUT = "# source: Nobody 2099, figure 9\n# read: by eye, within 10 %\n"

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from attnbench.errors import UsageError
 from attnbench.figures import draw
 from attnbench.figures.published.lra import NYSTROMFORMER, read_linformer
-from attnbench.figures.published.points import read_points
+from attnbench.figures.published.point_file import read_points
 from attnbench.figures.scaling import draw_scaling
 from attnbench.figures.speedup import draw_speedup
 

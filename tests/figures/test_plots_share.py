@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from attnbench.figures import draw
 from attnbench.figures.kit.page import NothingToDraw
-from attnbench.figures.share import Share, draw_share, shares_of
+from attnbench.figures.share import TimeShare, draw_share, shares_of
 from attnbench.results.frame.settings import settings, timed
 
 Words = Callable[[Figure], str]
@@ -38,7 +38,7 @@ def layers(run: Any) -> pd.DataFrame:
     )
 
 
-def found(frame: pd.DataFrame) -> dict[str, Share]:
+def found(frame: pd.DataFrame) -> dict[str, TimeShare]:
     every = timed(frame)
     (setting,) = settings(every[every["level"] != "operator"])
     return {one.label: one for one in shares_of(setting.rows, every)[0]}
@@ -77,7 +77,7 @@ def test_without_identity_the_operators_alone_are_the_part_once_for_each_layer(r
 )
 def test_the_half_lies_between_the_lengths_where_it_is_crossed_for_good(part: list[float], half: float) -> None:
     ends = np.asarray(part)
-    assert Share("x", "exact", LENGTHS, ends, ends, ends).half() == pytest.approx(half)
+    assert TimeShare("x", "exact", LENGTHS, ends, ends, ends).half() == pytest.approx(half)
 
 
 def test_the_figure_names_the_length_from_which_attention_is_more_than_half(run: Any, words: Words) -> None:

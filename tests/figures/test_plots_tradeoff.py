@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 
 from attnbench.errors import ResultsError, UsageError
 from attnbench.figures import draw
-from attnbench.figures.kit.bands import arrange
 from attnbench.figures.kit.bubbles import FRONT, LARGEST, draw_front, round_sizes
+from attnbench.figures.kit.heights import arrange
 from attnbench.figures.kit.page import NothingToDraw
 from attnbench.figures.kit.palette import LIGHT
 from attnbench.figures.published.lra import read_published

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import pytest
 
 import attnbench
-from attnbench.answers.gate.decide import Question, decide
-from attnbench.answers.gate.table import to_text
+from attnbench.answers.gate.decide import GateQuestion, decide
+from attnbench.answers.gate.decision_table import to_text
 from attnbench.cli.app import main
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Spec
@@ -363,7 +363,7 @@ def test_cells_alternate_between_the_environments_and_the_gate_decides_by_their_
     assert {row.torch_version for row in rows} == {"2.13"}
     new, old = load(here.path), load(there.path)
     assert here.path.name > there.path.name  # the newest run is that of here
-    found = decide(new, [old], Question(("time",)))
+    found = decide(new, [old], GateQuestion(("time",)))
     assert dict(found.counts()) == {"slower": 4}  # though the machine became 80 times as slow meanwhile
     assert all(one.ratio == pytest.approx(1.2, rel=0.01) for one in found.findings)
     said = to_text(found)
@@ -396,7 +396,7 @@ def test_after_ctrl_c_the_same_command_goes_on_in_turn(
     assert len(list(runs[0][0].path.parent.iterdir())) == 2
     assert len(Turning.log) == len(set(Turning.log)) == 48
     here, there = (load(folder.path) for folder, _ in runs)
-    assert dict(decide(here, [there], Question(("time",))).counts()) == {"slower": 4}
+    assert dict(decide(here, [there], GateQuestion(("time",))).counts()) == {"slower": 4}
 
 
 def test_a_run_whose_partner_is_gone_is_not_continued_alone(suite: Path, beside: Options) -> None:
@@ -406,9 +406,9 @@ def test_a_run_whose_partner_is_gone_is_not_continued_alone(suite: Path, beside:
         execute_beside(make_plan(suite, beside))
     (new, _), (other, _) = execute_beside(make_plan(suite, replace(beside, fresh=True)))
     assert new.path != here.path
-    assert decide(load(new.path), [load(other.path)], Question(("time",))).known == 4
+    assert decide(load(new.path), [load(other.path)], GateQuestion(("time",))).known == 4
     with pytest.raises(UsageError, match="differ in torch"):
-        decide(load(here.path), [load(other.path)], Question(("time",)))
+        decide(load(here.path), [load(other.path)], GateQuestion(("time",)))
 
 
 def test_trainings_and_other_machines_do_not_take_turns(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from attnbench.answers.report.sources import environment_of
+from attnbench.answers.report.provenance import environment_of
 from attnbench.cli import env
 from attnbench.cli import run as run_command
 from attnbench.cli.screen import console
@@ -167,7 +167,9 @@ def test_times_of_turns_are_held_to_the_rates_of_the_machine() -> None:
     assert console.reached(side.record) == ["200", "20", "20%"]
     assert side.record.time_median_s is None
     assert console.reached(compare._side(visit, 0, None).record) == ["-", "-", "-"]
-    comparison = compare.Comparison(["sdpa"], {("sdpa", "sdpa"): [compare.Row(64, side, side, None)]}, rated=True)
+    comparison = compare.Comparison(
+        ["sdpa"], {("sdpa", "sdpa"): [compare.CompareRow(64, side, side, None)]}, rated=True
+    )
     (row,) = comparison.to_rows()
     assert (row["a_flops_per_s"], row["a_bytes_per_s"], row["a_peak_fraction"]) == (2e14, 2e10, 0.2)
     comparison.rated = False

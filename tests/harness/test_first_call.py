@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from attnbench.contract.plugins.load import load
+from attnbench.contract.plugins.discovery import load
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Spec, parse_spec
 from attnbench.errors import UsageError

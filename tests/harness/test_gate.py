@@ -114,7 +114,7 @@ Measure = Callable[..., dict[tuple[str, int], Record]]
 @pytest.fixture
 def measure(tmp_path: Path, mine: str) -> Measure:
     def measured(variants: str, *, axes: dict[str, str] | None = None, **options: Any) -> dict[tuple[str, int], Record]:
-        from attnbench.contract.plugins.load import load
+        from attnbench.contract.plugins.discovery import load
 
         load(mine)
         base = {"device": "cpu", "out": tmp_path / "out", "threads": 1, "rounds": 1, "quick": True}

@@ -20,12 +20,12 @@ from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Spec, parse_spec
 from attnbench.errors import SuiteError, Unsupported, UsageError
 from attnbench.harness.compare.compare import _side
+from attnbench.harness.compare.compare_question import CompareQuestion
 from attnbench.harness.compare.length import Length
-from attnbench.harness.compare.question import Question
 from attnbench.harness.inside import call, execute
 from attnbench.harness.inside.execute import run_cell
 from attnbench.harness.wire.protocol import VisitCell
-from attnbench.laws.error import measure_error
+from attnbench.laws.exact_error import measure_error
 from attnbench.measure.laps import Laps, first_share
 from attnbench.measure.status import Status
 from attnbench.measure.time import Sample, TimingRules
@@ -305,11 +305,13 @@ def test_new_tokens_are_an_axis_of_two_passes() -> None:
         suite("decode", kept_prefix=2)
     for pass_, kept, said in (("decode", 3, "add --pass generate"), ("generate", 8, "no rest; write fewer")):
         with pytest.raises(UsageError, match=f"--kept-prefix {kept}: .*{said}"):
-            Question(["softmax", "linear"], 8, axes={"kept_prefix": kept}, pass_=pass_, device="cpu").prepare()  # type: ignore[arg-type]
+            CompareQuestion(["softmax", "linear"], 8, axes={"kept_prefix": kept}, pass_=pass_, device="cpu").prepare()  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="add --pass generate or decode"):
-        Question(["softmax", "linear"], 8, axes={"new_tokens": 3}, device="cpu").prepare()
+        CompareQuestion(["softmax", "linear"], 8, axes={"new_tokens": 3}, device="cpu").prepare()
     (asked, _) = (
-        Question(["softmax", "linear"], 8, axes={"new_tokens": 3}, pass_="generate", device="cpu").prepare().cells
+        CompareQuestion(["softmax", "linear"], 8, axes={"new_tokens": 3}, pass_="generate", device="cpu")
+        .prepare()
+        .cells
     )
     assert asked.new_tokens == 3
 

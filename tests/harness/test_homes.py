@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from attnbench.contract.plugins.load import provenance
+from attnbench.contract.plugins.discovery import provenance
 from attnbench.errors import Exit
 from attnbench.measure.machine import variables
 from attnbench.text import one_line

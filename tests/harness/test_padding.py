@@ -15,7 +15,7 @@ from attnbench.errors import UsageError
 from attnbench.harness.inside.call import prepare
 from attnbench.harness.inside.execute import run_cell
 from attnbench.harness.wire.protocol import VisitCell
-from attnbench.laws.error import measure_error
+from attnbench.laws.exact_error import measure_error
 from attnbench.measure.status import Status
 from attnbench.measure.time import TimingRules
 from attnbench.results.record import Record
@@ -69,11 +69,11 @@ def test_the_error_with_padding_is_that_of_the_shorter_input(variant: str, causa
     def first_half(*_: Any) -> Any:
         return [x[:, :, :32] for x in torch.randn(3, 1, 2, 64, 8, generator=torch.Generator().manual_seed(0))]
 
-    from attnbench.laws import error
+    from attnbench.laws import exact_error
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(error, "draw_qkv", lambda inputs, shape, seed: first_half() if shape is short else _whole())
-        patch.setattr(error, "_KEPT_ELEMENTS", 0)  # nothing is kept: the draws are not those of the input's name
+        patch.setattr(exact_error, "draw_qkv", lambda inputs, shape, seed: first_half() if shape is short else _whole())
+        patch.setattr(exact_error, "_KEPT_ELEMENTS", 0)  # nothing is kept: the draws are not those of the input's name
         padded = measure_error(cell(variant, shape=long, error_draws=1))
         alone = measure_error(cell(variant, shape=short, error_draws=1, padding=0.0))
     assert padded.rel_error == pytest.approx(alone.rel_error, rel=1e-9)

@@ -12,8 +12,8 @@ import pandas as pd
 import pytest
 
 from attnbench import run
-from attnbench.contract.plugins import load as plugins
-from attnbench.contract.plugins.load import load
+from attnbench.contract.plugins import discovery as plugins
+from attnbench.contract.plugins.discovery import load
 from attnbench.harness.outside import isolation
 from attnbench.harness.plan import Options, make_plan
 from attnbench.harness.runner import execute

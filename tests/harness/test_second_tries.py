@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from attnbench.harness.outside.isolation import CellFailed
-from attnbench.harness.outside.laws import examine
+from attnbench.harness.outside.law_requests import examine
 from attnbench.harness.plan import Options, make_plan
 from attnbench.harness.runner import Watcher, execute
 from attnbench.measure.status import Status

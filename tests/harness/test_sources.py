@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from attnbench.contract.plugins import load as plugins
+from attnbench.contract.plugins import discovery as plugins
 from attnbench.errors import UsageError
 from attnbench.harness.outside.isolation import Settings, Worker
 from attnbench.harness.plan import Options, make_plan
@@ -178,7 +178,7 @@ def test_what_forward_imports_is_noted_and_a_change_between_rounds_ends_the_run(
 
 def alone(folder: Path, source: str) -> str:
     """What loading a plug-in in a process of its own, in another folder, says."""
-    code = f"from attnbench.contract.plugins.load import load; load({source!r}); print('loaded')"
+    code = f"from attnbench.contract.plugins.discovery import load; load({source!r}); print('loaded')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=folder, check=False)
     return done.stdout or done.stderr.splitlines()[-1]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from attnbench.contract.plugins.load import load
+from attnbench.contract.plugins.discovery import load
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Spec
 from attnbench.harness.outside.isolation import Settings, Worker

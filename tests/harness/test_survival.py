@@ -23,7 +23,7 @@ import pandas as pd
 import pytest
 
 from attnbench.cli.app import main
-from attnbench.harness import identity, runner
+from attnbench.harness import run_identity, runner
 from attnbench.harness.outside import isolation
 from attnbench.harness.outside.visit import HoldSetting, Verdict
 from attnbench.harness.plan import Options, make_plan
@@ -511,7 +511,7 @@ def test_a_changed_suite_machine_or_method_starts_a_new_run_and_the_same_goes_on
         changed.setattr(runner, "machine_id", lambda device: "another")
         seen.add(folder())
     with monkeypatch.context() as changed:
-        changed.setattr(identity, "METHOD_VERSION", identity.METHOD_VERSION + 1)
+        changed.setattr(run_identity, "METHOD_VERSION", run_identity.METHOD_VERSION + 1)
         seen.add(folder())
     plugin = tmp_path / "mine.py"
     for text in ("a = 1\n", "a = 2\n"):  # a method of one's own has no version but its text

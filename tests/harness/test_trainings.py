@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from attnbench.harness.outside.isolation import Settings, Worker
-from attnbench.harness.outside.trainings import at_chosen_rates, phases, run_all
+from attnbench.harness.outside.trainers import at_chosen_rates, phases, run_all
 from attnbench.harness.plan import Options, make_plan
 from attnbench.harness.runner import Watcher, execute
 from attnbench.measure.status import Status

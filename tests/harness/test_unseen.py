@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from attnbench.catalogue.attention.exact.softmax import Softmax
-from attnbench.contract.plugins.load import load
+from attnbench.contract.plugins.discovery import load
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import parse_spec
 from attnbench.contract.variant import VARIANTS
@@ -25,7 +25,7 @@ from attnbench.harness.inside.call import Call, prepare
 from attnbench.harness.inside.execute import run_cell
 from attnbench.harness.inside.fresh_inputs import hold_to, hold_to_unseen, look
 from attnbench.harness.inside.pairs import measure_pairs
-from attnbench.harness.inside.turns import SEEN, UNSEEN, Windows
+from attnbench.harness.inside.turns import SEEN, UNSEEN, MemoryWindows
 from attnbench.harness.outside.visit import HoldSetting
 from attnbench.harness.wire.protocol import TakeTurns, VisitCell
 from attnbench.laws import check_variant, first_fault, setting_of
@@ -325,8 +325,10 @@ def test_a_cheat_that_a_user_runs_is_a_row_with_its_reason(tmp_path: Path) -> No
     assert not rows["cheat-pointer"]["time_median_s"]
 
 
-def windows(x: torch.Tensor, tokens: int = -2) -> Windows:
-    return Windows.into(x, lambda count: torch.randn(count, generator=torch.Generator().manual_seed(1)), tokens=tokens)
+def windows(x: torch.Tensor, tokens: int = -2) -> MemoryWindows:
+    return MemoryWindows.into(
+        x, lambda count: torch.randn(count, generator=torch.Generator().manual_seed(1)), tokens=tokens
+    )
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 64, 1000])

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from attnbench.contract.plugins.load import load
+from attnbench.contract.plugins.discovery import load
 from attnbench.harness.inside import worker
 from attnbench.harness.plan import Options, make_plan
 from attnbench.harness.runner import execute

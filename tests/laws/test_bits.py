@@ -13,21 +13,21 @@ from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Spec
 from attnbench.contract.variant import VARIANTS
 from attnbench.laws import bits
-from attnbench.laws.bits import QUESTIONS, Answer, Subject, ask
+from attnbench.laws.bits import QUESTIONS, Answer, BitsSubject, ask
 from attnbench.laws.laws import Case
 
 FEW = Shape(1, 2, 32, 8)
 
 
-def subject(name: str, dtype: torch.dtype = torch.float32) -> Subject:
+def subject(name: str, dtype: torch.dtype = torch.float32) -> BitsSubject:
     entry = VARIANTS.get(name)
-    one = Subject.of(Case(entry, Spec(name), bool(entry.traits.causal)), dtype)
+    one = BitsSubject.of(Case(entry, Spec(name), bool(entry.traits.causal)), dtype)
     return replace(one, shape=replace(FEW, causal=one.case.causal))
 
 
 @pytest.fixture
-def in_place_of_linear(monkeypatch: pytest.MonkeyPatch) -> Callable[[type[nn.Module]], Subject]:
-    def put(make: type[nn.Module]) -> Subject:
+def in_place_of_linear(monkeypatch: pytest.MonkeyPatch) -> Callable[[type[nn.Module]], BitsSubject]:
+    def put(make: type[nn.Module]) -> BitsSubject:
         monkeypatch.setitem(VARIANTS._filled(), "linear", replace(VARIANTS.get("linear"), make=make))
         return subject("linear")
 
@@ -107,7 +107,7 @@ class Wrong(nn.Module):
     ],
 )
 def test_a_difference_of_a_few_units_is_found_in_the_question_about_it(
-    fault: str, question: str, case: str, in_place_of_linear: Callable[[type[nn.Module]], Subject]
+    fault: str, question: str, case: str, in_place_of_linear: Callable[[type[nn.Module]], BitsSubject]
 ) -> None:
     assert ask(question, in_place_of_linear(Wrong)).equal, "without the fault"
     found = ask(question, in_place_of_linear(type("Wrong", (Wrong,), {"fault": fault})))
@@ -118,7 +118,7 @@ def test_a_difference_of_a_few_units_is_found_in_the_question_about_it(
 
 
 def test_a_call_that_raises_is_a_reason_and_no_end(
-    in_place_of_linear: Callable[[type[nn.Module]], Subject],
+    in_place_of_linear: Callable[[type[nn.Module]], BitsSubject],
 ) -> None:
     class Raises(Wrong):
         def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:

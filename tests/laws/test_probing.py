@@ -14,11 +14,11 @@ import torch
 
 from attnbench.errors import Unsupported, UsageError
 from attnbench.harness.outside.isolation import Settings, Worker
-from attnbench.harness.outside.laws import AskModule, examine_module
+from attnbench.harness.outside.law_requests import AskModule, examine_module
 from attnbench.laws.modules import questions
-from attnbench.laws.modules.questions import QUESTIONS, Found, Growth, answer, basics, collected
-from attnbench.laws.modules.subject import Subject, Wanted, subject_of
-from attnbench.laws.modules.verdict import conclusion, contradictions, lines, named_after
+from attnbench.laws.modules.probed_module import Probe, ProbedModule, subject_of
+from attnbench.laws.modules.questions import QUESTIONS, CostGrowth, ModuleAnswers, answer, basics, collected
+from attnbench.laws.modules.summary import conclusion, contradictions, lines, named_after
 
 MODULES = Path(__file__).with_name("modules.py")
 HARD = Path(__file__).with_name("hard.py")
@@ -43,19 +43,19 @@ def short() -> Iterator[None]:
         yield
 
 
-def hard(name: str, *asked: str) -> Found:
+def hard(name: str, *asked: str) -> ModuleAnswers:
     """Answers to some questions alone."""
-    subject = Subject(Wanted(f"{HARD}:{name}", "x"))
+    subject = ProbedModule(Probe(f"{HARD}:{name}", "x"))
     return collected(basics(subject), {ASKED[one]: answer(subject, ASKED[one]) for one in asked})
 
 
 @cache
-def found(name: str, call: str = "x", width: int | None = None) -> Found:
-    subject = Subject(Wanted(f"{MODULES}:{name}", call, width=width))  # type: ignore[arg-type]  # from the table
+def found(name: str, call: str = "x", width: int | None = None) -> ModuleAnswers:
+    subject = ProbedModule(Probe(f"{MODULES}:{name}", call, width=width))  # type: ignore[arg-type]  # from the table
     return collected(basics(subject), {question: answer(subject, question) for question in QUESTIONS})
 
 
-def answers(one: Found) -> dict[str, str]:
+def answers(one: ModuleAnswers) -> dict[str, str]:
     return {line.question: line.answer for line in lines(one)}
 
 
@@ -119,7 +119,7 @@ def test_softmax_is_softmax() -> None:
     assert one.products.power == 2
     assert contradictions(one, "softmax") == []
     assert contradictions(one, "linear") != []
-    linear = Growth((128, 256, 512), (10**6, 2 * 10**6, 4 * 10**6))  # as beside a large vocabulary
+    linear = CostGrowth((128, 256, 512), (10**6, 2 * 10**6, 4 * 10**6))  # as beside a large vocabulary
     assert contradictions(replace(one, products=linear), "softmax") == []
 
 
@@ -224,7 +224,7 @@ def test_parameters_without_effect_are_named() -> None:
 
 
 def test_what_takes_float32_only_is_looked_at_in_float32() -> None:
-    subject = Subject(Wanted(f"{MODULES}:Single", "x"))
+    subject = ProbedModule(Probe(f"{MODULES}:Single", "x"))
     assert subject.dtype == torch.float32
     assert not found("Single").mixes
 
@@ -250,12 +250,12 @@ def test_what_takes_float32_only_is_looked_at_in_float32() -> None:
 )
 def test_what_cannot_be_asked_is_one_line(source: str, call: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        Subject(Wanted(source, call))  # type: ignore[arg-type]  # from the table
+        ProbedModule(Probe(source, call))  # type: ignore[arg-type]  # from the table
 
 
 def test_an_output_that_is_no_sequence_is_unsupported() -> None:
     with pytest.raises(Unsupported, match=r"expected \(batch, tokens, width\)"):
-        Subject(Wanted(f"{MODULES}:Scalar", "x"))
+        ProbedModule(Probe(f"{MODULES}:Scalar", "x"))
 
 
 @pytest.mark.parametrize(
@@ -263,16 +263,16 @@ def test_an_output_that_is_no_sequence_is_unsupported() -> None:
     [((10, 20, 40), 1, 0.0), ((1, 4, 16), 2, 1.0), ((7, 9, 13), 1, 0.0), ((3, 10, 36), 2, 8 / 9)],
 )
 def test_a_cost_is_split_into_its_powers(values: tuple[int, int, int], power: int, share: float) -> None:
-    growth = Growth((1, 2, 4), values)
+    growth = CostGrowth((1, 2, 4), values)
     assert growth.power == power
     assert growth.square_share == pytest.approx(share)
 
 
 def test_a_cost_whose_square_part_shrinks_is_not_n_squared() -> None:
     lengths = (512, 1024, 2048, 4096, 8192)
-    assert Growth(lengths, tuple(n * min(n, 1500) for n in lengths)).power == 1  # what each token takes levels off
-    assert Growth(lengths, tuple(n * 41 + n * n // 40 for n in lengths)).power == 2
-    assert 1 < Growth(lengths, tuple(n * (n.bit_length() - 1) for n in lengths)).power < 1.3  # n·log n
+    assert CostGrowth(lengths, tuple(n * min(n, 1500) for n in lengths)).power == 1  # what each token takes levels off
+    assert CostGrowth(lengths, tuple(n * 41 + n * n // 40 for n in lengths)).power == 2
+    assert 1 < CostGrowth(lengths, tuple(n * (n.bit_length() - 1) for n in lengths)).power < 1.3  # n·log n
 
 
 def test_growth_is_looked_for_to_where_it_shows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,7 +337,7 @@ def test_a_module_that_a_call_changes_for_good_is_made_anew_for_each_length() ->
 
 
 def test_lengths_that_a_module_insists_on_are_found() -> None:
-    blocks = Subject(Wanted(f"{HARD}:InBlocks", "x"))
+    blocks = ProbedModule(Probe(f"{HARD}:InBlocks", "x"))
     assert (blocks.shortest, blocks.unit) == (48, 48)
     one = hard("OneLength", *ASKED)
     assert "growth needs three lengths" in one.unasked["what it costs"]
@@ -347,7 +347,7 @@ def test_lengths_that_a_module_insists_on_are_found() -> None:
 
 
 def test_n_before_the_batch_is_found_out_and_examples_that_mix_are_said() -> None:
-    subject = Subject(Wanted(f"{MODULES}:SequenceFirst", "x"))
+    subject = ProbedModule(Probe(f"{MODULES}:SequenceFirst", "x"))
     assert subject.turned
     reads = collected(basics(subject), {ASKED["reads"]: answer(subject, ASKED["reads"])}).reads
     assert reads is not None
@@ -357,7 +357,7 @@ def test_n_before_the_batch_is_found_out_and_examples_that_mix_are_said() -> Non
 
 
 def test_a_token_that_stands_for_none_is_not_asked_with() -> None:
-    subject = Subject(Wanted(f"{HARD}:Padded", "tokens"))
+    subject = ProbedModule(Probe(f"{HARD}:Padded", "tokens"))
     assert not (subject.draw(1000) == 1).any()
     assert not collected(basics(subject), {ASKED["reads"]: answer(subject, ASKED["reads"])}).mixes
 
@@ -383,7 +383,7 @@ def test_a_question_that_cannot_be_asked_says_why_and_leaves_the_others_theirs()
     assert set(one.unasked) == {ASKED["between"], ASKED["training"], ASKED["gradient"], ASKED["idle"]}
     assert answers(one)["training"] == "could not be asked: no gradient reaches x or a parameter"
     assert one.reads is not None
-    subject = Subject(Wanted(f"{MODULES}:Guessing", "x"))
+    subject = ProbedModule(Probe(f"{MODULES}:Guessing", "x"))
     assert answer(subject, ASKED["reads"]) == {
         "unasked": "two calls on the same input differ, by random numbers that are not torch's"
     }
@@ -394,14 +394,14 @@ def test_a_question_that_ends_the_process_leaves_the_others_their_answers() -> N
     settings = Settings(process="as-shipped", dtypes=(), rates=False)
     begun: list[str] = []
     with Worker(settings) as worker:
-        one = examine_module(worker, Wanted(f"{HARD}:Dies", "x"), 100.0, begun.append)
+        one = examine_module(worker, Probe(f"{HARD}:Dies", "x"), 100.0, begun.append)
     assert begun == list(QUESTIONS)
     assert one.memory is not None
     assert "exit" in one.unasked[ASKED["idle"]]
 
 
 def test_an_answer_survives_its_way_through_json() -> None:
-    wanted = Wanted(f"{MODULES}:Pooled", "x")
+    wanted = Probe(f"{MODULES}:Pooled", "x")
     answers = {}
     for question in QUESTIONS:
         request = AskModule(wanted, question)
@@ -411,7 +411,7 @@ def test_an_answer_survives_its_way_through_json() -> None:
     known = AskModule(wanted).answered({"found": AskModule(wanted).found()})
     assert replace(collected(known, answers), memory=None) == replace(found("Pooled"), memory=None)
     with pytest.raises(UsageError, match="no such file"):
-        AskModule(Wanted("nowhere.py:Model", "x")).found()
+        AskModule(Probe("nowhere.py:Model", "x")).found()
 
 
 def test_a_module_that_its_calls_change_is_told_and_has_a_new_module_for_each() -> None:
@@ -420,7 +420,7 @@ def test_a_module_that_its_calls_change_is_told_and_has_a_new_module_for_each() 
     assert answers(one)["reads"].startswith("each output depends on every token (")
     assert one.idle == ()
     assert one.unasked == {ASKED["gradient"]: "a call changes what the next one gives"}
-    alone = Subject(Wanted(f"{MODULES}:Dropping:alone=true", "x"))
+    alone = ProbedModule(Probe(f"{MODULES}:Dropping:alone=true", "x"))
     assert not alone.stateful
 
 
@@ -453,12 +453,12 @@ def test_numbers_that_are_not_finite_are_said_and_accuse_nobody() -> None:
 
 
 def test_whole_blocks_that_no_size_tells_are_found_in_either_layout() -> None:
-    subject = Subject(Wanted(f"{HARD}:ManyBlocks", "x"))
+    subject = ProbedModule(Probe(f"{HARD}:ManyBlocks", "x"))
     assert (subject.turned, subject.shortest, subject.unit, subject.apart) == (True, 56, 56, True)
 
 
 def test_two_examples_with_the_numbers_of_one_longer_sequence_are_no_layout() -> None:
-    subject = Subject(Wanted(f"{HARD}:Landmarks", "x"))
+    subject = ProbedModule(Probe(f"{HARD}:Landmarks", "x"))
     assert (subject.turned, subject.shortest) == (False, 128)
 
 
@@ -471,27 +471,27 @@ def test_a_size_that_happens_to_be_the_only_length_is_no_pair() -> None:
 
 
 def test_a_table_of_kinds_is_no_vocabulary() -> None:
-    subject = Subject(Wanted(f"{HARD}:PadsFirst", "tokens"))
+    subject = ProbedModule(Probe(f"{HARD}:PadsFirst", "tokens"))
     assert (subject.vocab, subject.padding) == (40, [1])
     assert answers(hard_tokens("PadsFirst", "reads"))["reads"].startswith("each output depends on every token (")
 
 
-def hard_tokens(name: str, *asked: str) -> Found:
-    subject = Subject(Wanted(f"{HARD}:{name}", "tokens"))
+def hard_tokens(name: str, *asked: str) -> ModuleAnswers:
+    subject = ProbedModule(Probe(f"{HARD}:{name}", "tokens"))
     return collected(basics(subject), {ASKED[one]: answer(subject, ASKED[one]) for one in asked})
 
 
 def test_a_peak_that_another_part_of_the_call_takes_over_is_no_square() -> None:
     lengths = (256, 512, 1024)
-    assert Growth(lengths, (700, 700, 1400)).power is None
-    assert Growth((*lengths, 2048), (700, 700, 1400, 2800)).power == 1
-    assert Growth((*lengths, 2048), (10, 20, 40, 200)).power is None
-    assert Growth((*lengths, 2048), (20, 70, 300, 1200)).power == 2
-    assert Growth((*lengths, 2048), (1, 8, 64, 512)).power == 3
+    assert CostGrowth(lengths, (700, 700, 1400)).power is None
+    assert CostGrowth((*lengths, 2048), (700, 700, 1400, 2800)).power == 1
+    assert CostGrowth((*lengths, 2048), (10, 20, 40, 200)).power is None
+    assert CostGrowth((*lengths, 2048), (20, 70, 300, 1200)).power == 2
+    assert CostGrowth((*lengths, 2048), (1, 8, 64, 512)).power == 3
     one = hard("Peak", "costs")
     assert one.memory is not None
     assert one.memory.power == 1
-    last = replace(one, memory=Growth(lengths, (700, 700, 1400)))
+    last = replace(one, memory=CostGrowth(lengths, (700, 700, 1400)))
     assert conclusion(last).startswith("how its cost grows is not fully known: memory: faster from one length to the")
 
 
@@ -505,7 +505,7 @@ def test_a_slow_module_is_asked_about_fewer_tokens_before_shorter_sequences(monk
 
 
 def test_one_token_that_may_be_a_sequence_is_no_evidence_of_a_layout() -> None:
-    subject = Subject(Wanted(f"{HARD}:Picture", "x"))
+    subject = ProbedModule(Probe(f"{HARD}:Picture", "x"))
     assert (subject.turned, subject.shortest) == (False, 16)
     one = hard("Picture", "reads")
     assert one.mixes
@@ -532,14 +532,14 @@ def test_pairs_of_single_operations_are_pairs() -> None:
 
 
 def test_a_few_keys_beside_products_that_grow_as_n_squared_are_not_all() -> None:
-    square = replace(hard("Switching", "pairs"), products=Growth((128, 256, 512), (1, 4, 16)))
+    square = replace(hard("Switching", "pairs"), products=CostGrowth((128, 256, 512), (1, 4, 16)))
     assert square.pairs is not None
     assert square.pairs.fixed == (8,)
     assert answers(square)["attention"].startswith("no operation forms n × n pairs at once, and products grow as n²")
 
 
 def test_weights_that_the_first_call_makes_are_there_for_every_question() -> None:
-    subject = Subject(Wanted(f"{HARD}:Lazy", "x", width=4))
+    subject = ProbedModule(Probe(f"{HARD}:Lazy", "x", width=4))
     assert {name: parts["unasked"] for name in QUESTIONS if "unasked" in (parts := answer(subject, name))} == {}
 
 
@@ -572,7 +572,7 @@ def test_what_it_cannot_be_made_of_is_said_once(tmp_path: Path) -> None:
     file = tmp_path / "functional.py"
     file.write_text("def attention(q, k, v): return (q @ k.mT).softmax(-1) @ v\n")
     with pytest.raises(UsageError) as refused:
-        subject_of(Wanted(f"{file}:attention"))
+        subject_of(Probe(f"{file}:attention"))
     assert "As tokens" not in str(refused.value)
     assert str(refused.value).endswith(
         f"name a class in {file} that calls it: class Own(torch.nn.Module): def forward(self, x): "

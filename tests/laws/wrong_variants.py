@@ -80,27 +80,27 @@ from attnbench.catalogue.attention.selection.moba import MoBA
 from attnbench.catalogue.attention.selection.monotonic import Monotonic
 from attnbench.catalogue.attention.selection.msa import MSA
 from attnbench.catalogue.attention.selection.nsa import NSA
-from attnbench.catalogue.attention.selection.sinkhorn.algorithm import Sinkhorn
+from attnbench.catalogue.attention.selection.sinkhorn.sinkhorn import Sinkhorn
 from attnbench.catalogue.attention.selection.sparge import Sparge
 from attnbench.catalogue.attention.selection.topk import TopK
 from attnbench.catalogue.attention.selection.xattention import XAttention
-from attnbench.catalogue.attention.synthetic.aft.algorithm import AFT
+from attnbench.catalogue.attention.synthetic.aft.aft import AFT
 from attnbench.catalogue.attention.synthetic.conv import Convolution
 from attnbench.catalogue.attention.synthetic.hyena import Hyena, Network
 from attnbench.catalogue.attention.synthetic.location import Location
 from attnbench.catalogue.attention.synthetic.long_conv import LongConvolution
-from attnbench.catalogue.engines.blocks.selection import BlockSelection, LastQueries, Pairs, of_last_queries
+from attnbench.catalogue.engines.blocks.selection import BlockPairs, BlockSelection, LastQueries, of_last_queries
 from attnbench.catalogue.engines.decoding.kv_cache import Unequal, attend, hidden_from_last
 from attnbench.catalogue.engines.decoding.ring import Ring
 from attnbench.catalogue.engines.gathered.choice import Choice
 from attnbench.catalogue.engines.gathered.chosen import attend_to_chosen, best
-from attnbench.catalogue.engines.gathered.index import Index
+from attnbench.catalogue.engines.gathered.key_index import Index
 from attnbench.catalogue.engines.linear.random_maps import ExponentialFeatures
 from attnbench.catalogue.engines.masks import emptied
-from attnbench.catalogue.engines.pair_scores import Score, attend_by_score
+from attnbench.catalogue.engines.pair_scores import PairScore, attend_by_score
 from attnbench.catalogue.engines.recurrent.decayed_core import DecayedSums
 from attnbench.catalogue.engines.recurrent.erase_and_write import BeforeDecay, erase_and_write
-from attnbench.catalogue.engines.recurrent.erasing_core import Rule
+from attnbench.catalogue.engines.recurrent.erasing_core import TokenArguments
 from attnbench.catalogue.engines.recurrent.erasing_layer import ErasingLayer
 from attnbench.catalogue.engines.recurrent.levels import carried
 from attnbench.catalogue.engines.rotation import angles, rotate
@@ -1304,7 +1304,7 @@ class GatesAddedUpInFloat32(ForgettingAttention):
         q, k, v, log_f = self._parts(*emptied(key_mask, x))
         (log_f,) = emptied(key_mask, log_f)
         log_f = log_f[..., 0]
-        score = Score(forgetful if self.causal else forgetful_both_ways, totals=log_f.cumsum(-1))
+        score = PairScore(forgetful if self.causal else forgetful_both_ways, totals=log_f.cumsum(-1))
         q, chunk = q * q.shape[-1] ** -0.5, self.core.chunk
         return self.joined(attend_by_score(score, q, k, v, causal=self.causal, key_mask=key_mask, chunk=chunk))
 
@@ -1629,7 +1629,7 @@ class KeysInTurn(GatedDelta):
 class ErasedBeforeDecay(GatedDelta2):
     """What is erased is read before the decay."""
 
-    def rule(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> Rule:
+    def rule(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> TokenArguments:
         rule = super().rule(q, k, v, *rates)
         assert isinstance(rule.erase, Tensor)
         return rule._replace(erase=BeforeDecay(rule.erase))
@@ -1638,7 +1638,7 @@ class ErasedBeforeDecay(GatedDelta2):
 class ReadOfTheFaded(Comba):
     """What is erased is read after the decay, as in gated DeltaNet."""
 
-    def rule(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> Rule:
+    def rule(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> TokenArguments:
         rule = super().rule(q, k, v, *rates)
         return rule._replace(erase=rule.erase[0])
 
@@ -1646,7 +1646,7 @@ class ReadOfTheFaded(Comba):
 class UnitLengthAfterwards(Comba):
     """What is erased along gets length 1 after it was multiplied by b, which then has no effect."""
 
-    def rule(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> Rule:
+    def rule(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> TokenArguments:
         rule = super().rule(q, k, v, *rates)
         return rule._replace(erase=BeforeDecay(rule.k * rates[0][..., None]))
 
@@ -1654,7 +1654,7 @@ class UnitLengthAfterwards(Comba):
 class UncorrectedQueries(Comba):
     """Queries without their correction."""
 
-    def rule(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> Rule:
+    def rule(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> TokenArguments:
         rule = super().rule(q, k, v, *rates)
         return rule._replace(q=nn.functional.normalize(nn.functional.silu(q), dim=-1) * q.shape[-1] ** -0.5)
 
@@ -2036,7 +2036,7 @@ class AllThatTie(MoBA):
 class MeanOverPadding(MoBA):
     """Means divide by the length of a block, whatever of it is real."""
 
-    def choose(self, q: Tensor, k: Tensor, real: Tensor) -> tuple[Pairs, ...]:
+    def choose(self, q: Tensor, k: Tensor, real: Tensor) -> tuple[BlockPairs, ...]:
         return super().choose(q, k, torch.ones_like(real))
 
 
@@ -2057,7 +2057,7 @@ class MaskedBlocks(MoBA):
 class InterleavedKeys(MoBA):
     """Head h of the queries chooses by head h mod K of the keys."""
 
-    def choose(self, q: Tensor, k: Tensor, real: Tensor) -> tuple[Pairs, ...]:
+    def choose(self, q: Tensor, k: Tensor, real: Tensor) -> tuple[BlockPairs, ...]:
         return super().choose(q, k.repeat(1, q.shape[1] // k.shape[1], 1, 1), real)
 
 
@@ -2130,7 +2130,7 @@ class UnlikeBlocksByTheirMean(Sparge):
 class SharpenedMasses(OracleBlocks):
     """An oracle of other probabilities: the logits are four times as large."""
 
-    def choose(self, q: Tensor, k: Tensor, real: Tensor) -> tuple[Pairs, ...]:
+    def choose(self, q: Tensor, k: Tensor, real: Tensor) -> tuple[BlockPairs, ...]:
         return super().choose(4 * q, k, real)
 
 
@@ -2372,7 +2372,7 @@ class GateWithoutGradient(GatedDeltaRule2):
 class FeedbackOfTheFaded(CombaRule):
     """What is taken out is read after the decay."""
 
-    def rule(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> Rule:
+    def rule(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> TokenArguments:
         rule = super().rule(q, k, v, *rates)
         return rule._replace(erase=rule.erase[0])
 

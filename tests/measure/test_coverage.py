@@ -12,7 +12,7 @@ from torch import Tensor
 from attnbench.contract.problem.mask import mask_of
 from attnbench.contract.problem.visible import Visible
 from attnbench.measure import coverage as module
-from attnbench.measure.coverage import Kept, kept
+from attnbench.measure.coverage import Coverage, kept
 
 B, H, K, N, M, D = 2, 4, 2, 7, 9, 4
 WHOLE = slice(0, N)
@@ -35,7 +35,7 @@ def drawn() -> tuple[Tensor, Tensor, Chosen]:
     return q, k, Chosen(torch.rand(B, H, N, M) < 0.5)
 
 
-def counted(q: Tensor, k: Tensor, chosen: Tensor, sees: Tensor) -> Kept:
+def counted(q: Tensor, k: Tensor, chosen: Tensor, sees: Tensor) -> Coverage:
     """The same shares, pair by pair; ``sees`` is ``(B, N, M)``."""
     masses: list[float] = []
     pairs, every = 0, 0
@@ -46,10 +46,10 @@ def counted(q: Tensor, k: Tensor, chosen: Tensor, sees: Tensor) -> Kept:
         pairs, every = pairs + len(taken), every + len(seen)
         if seen:
             masses.append(sum(weights[m] for m in taken) / sum(weights.values()))
-    return Kept(sum(masses) / len(masses), pairs / every)
+    return Coverage(sum(masses) / len(masses), pairs / every)
 
 
-def close(found: Kept, expected: Kept) -> None:
+def close(found: Coverage, expected: Coverage) -> None:
     assert (found.mass, found.pairs) == (pytest.approx(expected.mass, rel=1e-12), pytest.approx(expected.pairs))
     assert 0.2 < found.pairs < 0.8  # or nothing is told apart
 
@@ -104,7 +104,7 @@ def test_what_leaves_nothing_out_keeps_all_and_what_takes_nothing_keeps_nothing(
     q, k, _ = drawn()
     for everything, share in ((torch.ones, 1.0), (torch.zeros, 0.0)):
         found = kept(Chosen(everything(B, H, N, M, dtype=torch.bool)), q, k, causal=True)
-        assert found == Kept(pytest.approx(share), share)
+        assert found == Coverage(pytest.approx(share), share)
 
 
 def test_without_a_word_every_query_sees_every_key() -> None:
@@ -114,12 +114,12 @@ def test_without_a_word_every_query_sees_every_key() -> None:
 
 def test_a_single_query_that_takes_the_only_key_takes_all() -> None:
     one = torch.ones(1, 1, 1, D)
-    assert kept(Chosen(torch.ones(1, 1, 1, 1, dtype=torch.bool)), one, one) == Kept(1.0, 1.0)
+    assert kept(Chosen(torch.ones(1, 1, 1, 1, dtype=torch.bool)), one, one) == Coverage(1.0, 1.0)
 
 
 def test_where_no_query_sees_a_key_nothing_is_kept() -> None:
     q, k, chosen = drawn()
-    assert kept(chosen, q, k, key_mask=torch.zeros(B, M, dtype=torch.bool)) == Kept(0.0, 0.0)
+    assert kept(chosen, q, k, key_mask=torch.zeros(B, M, dtype=torch.bool)) == Coverage(0.0, 0.0)
 
 
 def test_a_choice_may_be_the_same_for_every_head_and_sequence() -> None:

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from attnbench.measure.device_work import Kernel, device_work
+from attnbench.measure.device_work import DeviceKernel, device_work
 
 
-def seen(kernels: list[Kernel]) -> Callable[[Callable[[], object]], list[Kernel]]:
-    def look(call: Callable[[], object]) -> list[Kernel]:
+def seen(kernels: list[DeviceKernel]) -> Callable[[Callable[[], object]], list[DeviceKernel]]:
+    def look(call: Callable[[], object]) -> list[DeviceKernel]:
         call()
         return kernels
 
@@ -20,8 +20,8 @@ def seen(kernels: list[Kernel]) -> Callable[[Callable[[], object]], list[Kernel]
 
 def test_the_work_of_a_call_is_that_of_its_kernels_without_the_flush_before_it() -> None:
     log = list[str]()
-    kernels = [Kernel(10, "fill", 900), Kernel(20, "product", 30), Kernel(30, "fill", 5)]
-    kernels += [Kernel(40, "fill", 901), Kernel(50, "product", 32), Kernel(60, "fill", 7)]
+    kernels = [DeviceKernel(10, "fill", 900), DeviceKernel(20, "product", 30), DeviceKernel(30, "fill", 5)]
+    kernels += [DeviceKernel(40, "fill", 901), DeviceKernel(50, "product", 32), DeviceKernel(60, "fill", 7)]
     work = device_work(lambda: log.append("call"), lambda: log.append("flush"), 0.2, look=seen(kernels[::-1]))
     assert log == ["flush", "call"] * 2
     assert work is not None
@@ -37,14 +37,14 @@ def test_a_long_call_is_looked_at_once_and_a_short_one_five_times(seconds: float
 
 
 def test_a_call_that_returns_its_input_has_the_device_do_nothing() -> None:
-    work = device_work(lambda: None, lambda: None, 1.0, look=seen([Kernel(0, "fill", 900)]))
+    work = device_work(lambda: None, lambda: None, 1.0, look=seen([DeviceKernel(0, "fill", 900)]))
     assert work == (0, 0)
 
 
 def test_nothing_is_said_where_the_driver_lets_nobody_look() -> None:
     assert device_work(lambda: None, lambda: None, 1.0, look=seen([])) is None
 
-    def refused(call: Callable[[], object]) -> list[Kernel]:
+    def refused(call: Callable[[], object]) -> list[DeviceKernel]:
         raise RuntimeError("CUPTI_ERROR_INSUFFICIENT_PRIVILEGES")
 
     assert device_work(lambda: None, lambda: None, 1.0, look=refused) is None

@@ -24,8 +24,8 @@ from attnbench.contract.variant import VARIANTS, No, Traits, register
 from attnbench.errors import Unsupported
 from attnbench.harness.inside.execute import run_cell
 from attnbench.harness.wire.protocol import VisitCell
-from attnbench.laws import error
-from attnbench.laws.error import ErrorResult, fit, learnt, measure_error
+from attnbench.laws import exact_error
+from attnbench.laws.exact_error import ErrorResult, fit, learnt, measure_error
 from attnbench.measure.status import Status
 from attnbench.measure.time import TimingRules
 from attnbench.suite.cell import Cell
@@ -92,7 +92,7 @@ class Cut(Gain):
 @pytest.fixture(autouse=True)
 def _table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     Noted.seeds.clear(), Noted.met.clear()
-    monkeypatch.setattr(error._kept_problem, "_results", OrderedDict())  # what other tests drew
+    monkeypatch.setattr(exact_error._kept_problem, "_results", OrderedDict())  # what other tests drew
     monkeypatch.setattr(VARIANTS, "_entries", dict(VARIANTS._filled()))
     monkeypatch.setattr(INPUTS, "_entries", dict(INPUTS._filled()))
     learned = Traits(target="learned", causal=No("the future is in it"))
@@ -217,7 +217,7 @@ def test_the_loss_is_the_squared_relative_error_in_float32(monkeypatch: pytest.M
     def note(operator: nn.Module, loss: Callable[[int], Tensor], steps: int) -> None:
         losses.extend(loss(step).detach() for step in range(steps))
 
-    monkeypatch.setattr(error, "fit", note)
+    monkeypatch.setattr(exact_error, "fit", note)
     for padding in (0.0, 0.4):
         measure_error(replace(cell("gain", fit=3), padding=padding, dtype="float64"))
     assert [float(one) for one in losses] == pytest.approx([0.25] * 6)
@@ -244,7 +244,7 @@ def test_what_is_fitted_meets_inputs_that_are_rounded_and_padded_as_those_of_the
 def test_large_lessons_are_few_and_none_of_them_is_measured(
     monkeypatch: pytest.MonkeyPatch, room: int, lessons: int
 ) -> None:
-    monkeypatch.setattr(error, "_LESSON_ELEMENTS", room)
+    monkeypatch.setattr(exact_error, "_LESSON_ELEMENTS", room)
     assert measure_error(replace(cell("noted", fit=20), seed=3)).doubt == ""
     *taken, one, other = [q for q, _ in Noted.met]
     first = {q.numpy().tobytes() for q in taken}

@@ -278,7 +278,7 @@ def test_the_pairs_of_a_fused_kernel_have_exponentials_and_products_of_both_widt
     kernel, backward = "_scaled_dot_product_flash_attention_for_cpu", (out, q, k, v, out, sums, 0.0)
 
     def counted(name: str, *given: object, **named: object) -> tuple[int, int]:
-        counter = flops._Counter()
+        counter = flops._FlopCounter()
         counter._look_inside(getattr(torch.ops.aten, name).default, given, named)
         return counter.exponentials, counter.matmul_flops
 

@@ -20,7 +20,7 @@ from attnbench.measure.time import (
     PATIENCE,
     REST,
     Disturbed,
-    Kept,
+    OutputKeeper,
     Sample,
     Sampler,
     TimeSummary,
@@ -113,7 +113,7 @@ def test_a_sample_is_clean_if_threads_waited_for_a_hundredth_of_it_and_in_older_
 
 
 def test_the_next_of_several_calls_is_made_each_time_and_what_the_last_returned_is_kept() -> None:
-    kept = Kept([lambda: "one", lambda: "two"])
+    kept = OutputKeeper([lambda: "one", lambda: "two"])
     assert kept.output is None
     for said in ("one", "two"):
         kept()

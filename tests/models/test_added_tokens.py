@@ -13,7 +13,7 @@ from attnbench.catalogue.build import build
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.variant import VARIANTS, Variant
 from attnbench.errors import SuiteError, Unsupported, UsageError
-from attnbench.harness.compare.question import Question
+from attnbench.harness.compare.compare_question import CompareQuestion
 from attnbench.models.added_tokens import AddedTokens
 from attnbench.models.decoder import Decoder
 from attnbench.models.encoder import Encoder, MultiHead, as_layer
@@ -112,7 +112,7 @@ def test_attention_alone_has_no_place_for_them() -> None:
     with pytest.raises(Unsupported, match="tokens are added by a layer"):
         build("longformer", SHAPE)
     with pytest.raises(UsageError, match="--added-tokens 2: that is a matter of layers; add --level layer or model"):
-        Question(["softmax", "linear"], 8, axes={"added_tokens": 2}, device="cpu").prepare()
+        CompareQuestion(["softmax", "linear"], 8, axes={"added_tokens": 2}, device="cpu").prepare()
     sweep = {"name": "w", "matrix": {"variant": "softmax", "seq_len": 8, "added_tokens": 2}}
     said = "'added_tokens' does nothing at level operator; remove it or write level: layer"
     with pytest.raises(SuiteError, match=said):

@@ -15,7 +15,7 @@ from attnbench.contract.spec import Spec
 from attnbench.contract.task import Form
 from attnbench.contract.variant import VARIANTS, Variant
 from attnbench.errors import Unsupported, UsageError
-from attnbench.harness.compare.question import Question
+from attnbench.harness.compare.compare_question import CompareQuestion
 from attnbench.harness.inside.execute import run_cell
 from attnbench.harness.score.score import Filling
 from attnbench.harness.wire.protocol import VisitCell
@@ -147,7 +147,7 @@ def test_it_is_refused_where_outputs_would_be_missing() -> None:
     with pytest.raises(Unsupported, match="by kv_len and seq_len"):
         build("softmax", SHAPE)
     with pytest.raises(UsageError, match="--query-stride 2: that is a matter of layers"):
-        Question(["softmax", "linear"], 8, axes={"query_stride": 2}, device="cpu").prepare()
+        CompareQuestion(["softmax", "linear"], 8, axes={"query_stride": 2}, device="cpu").prepare()
 
 
 def test_a_layer_and_a_model_are_measured_with_their_shorter_outputs() -> None:

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from attnbench.answers.gate.words import address as address_of_row
+from attnbench.answers.gate.phrases import address as address_of_row
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Spec
 from attnbench.errors import SuiteError, UsageError
-from attnbench.harness.compare.question import Question
+from attnbench.harness.compare.compare_question import CompareQuestion
 from attnbench.harness.inside.execute import run_cell
 from attnbench.harness.wire.protocol import VisitCell
 from attnbench.measure.status import Status
@@ -100,7 +100,7 @@ def test_attention_alone_has_none() -> None:
     with pytest.raises(SuiteError, match="'positions' does nothing at level operator; remove it or write level: layer"):
         suite("operator", positions="rotary")
     with pytest.raises(UsageError, match="--positions rotary: that is a matter of layers; add --level layer or model"):
-        Question(["softmax", "linear"], 8, axes={"positions": "rotary"}, device="cpu").prepare()
+        CompareQuestion(["softmax", "linear"], 8, axes={"positions": "rotary"}, device="cpu").prepare()
     record = measure(positions="rotary")
     assert (record.status, record.reason.partition(":")[0]) == (Status.UNSUPPORTED, "positions")
 
@@ -126,7 +126,7 @@ def test_compare_asks_for_them() -> None:
         ("model", "learned", ""),
         ("layer", "none", ""),
     ):
-        contest = Question(
+        contest = CompareQuestion(
             ["softmax", "linear"],
             8,
             axes={"positions": kind},

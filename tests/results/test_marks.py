@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnbench.answers.report.page import make_page
-from attnbench.answers.report.sources import of_frame
+from attnbench.answers.report.html_page import make_page
+from attnbench.answers.report.provenance import of_frame
 from attnbench.results.export.tables import as_text, tables_of
 from attnbench.results.frame import marks
 from attnbench.results.read import read_results

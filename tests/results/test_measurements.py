@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from attnbench.answers.gate.decide import Question, decide, read_runs
+from attnbench.answers.gate.decide import GateQuestion, decide, read_runs
 from attnbench.cli.app import main
 from attnbench.errors import CorruptResults, ResultsError, UsageError
 from attnbench.measure.machine import class_facts, machine_class
@@ -140,7 +140,7 @@ def test_variables_that_change_arithmetic_keep_two_runs_apart_wherever_these_are
     assert differing_facts(load(plain), load(limited)) == [said]
     assert differing_facts(load(plain), load(older)) == differing_facts(load(older), load(limited)) == []
     with pytest.raises(UsageError, match=f"differ in {said}: measure the new run again with these variables"):
-        decide(load(plain), [load(limited)], Question())
+        decide(load(plain), [load(limited)], GateQuestion())
     with pytest.raises(UsageError, match=said):
         merge([plain, limited], tmp_path / "both")
 
@@ -152,7 +152,7 @@ def test_another_python_keeps_two_runs_apart_wherever_these_are_compared(tmp_pat
     assert differing_facts(load(ours), load(theirs)) == [said]
     assert load(ours).machine_class == load(theirs).machine_class
     with pytest.raises(UsageError, match=f"differ in {said}: measure both with one version of Python"):
-        decide(load(ours), [load(theirs)], Question())
+        decide(load(ours), [load(theirs)], GateQuestion())
     with pytest.raises(UsageError, match=said):
         merge([ours, theirs], tmp_path / "both")
 

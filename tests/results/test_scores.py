@@ -14,9 +14,18 @@ import pytest
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import parse_spec
 from attnbench.measure.status import Status
+from attnbench.results.intervals import (
+    Summary,
+    comparisons,
+    difference,
+    floor_of,
+    interval,
+    learnt,
+    over_tasks,
+    summary,
+)
 from attnbench.results.key import key_of
 from attnbench.results.record import Record
-from attnbench.results.scores import Summary, comparisons, difference, floor_of, interval, learnt, over_tasks, summary
 from attnbench.results.trainings import choose, trained
 from attnbench.suite.cell import Cell, ModelSize, Training
 from tests.benchmarks import error_rates

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from attnbench.errors import SuiteError, UsageError
-from attnbench.harness.compare.question import Question
+from attnbench.harness.compare.compare_question import CompareQuestion
 from attnbench.suite.cell import Cell
 from attnbench.suite.describe import address
 from attnbench.suite.expand import apply_overrides, expand
@@ -75,6 +75,8 @@ def test_kv_len_can_be_set_together_with_the_architecture_in_any_order() -> None
 
 def test_compare_refuses_an_architecture_without_a_model() -> None:
     with pytest.raises(UsageError, match="--architecture decoder: only a model has one; add --level model"):
-        Question(["softmax", "linear"], 8, axes={"architecture": "decoder"}, device="cpu").prepare()
-    asked = Question(["softmax", "linear"], 8, axes={"architecture": "decoder"}, device="cpu", level="model").prepare()
+        CompareQuestion(["softmax", "linear"], 8, axes={"architecture": "decoder"}, device="cpu").prepare()
+    asked = CompareQuestion(
+        ["softmax", "linear"], 8, axes={"architecture": "decoder"}, device="cpu", level="model"
+    ).prepare()
     assert {(cell.architecture, cell.shape.causal) for cell in asked.cells} == {("decoder", True)}

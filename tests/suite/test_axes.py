@@ -71,13 +71,13 @@ from attnbench.answers.match.budget import circumstances
 from attnbench.results.key import key_of
 from attnbench.answers.match.from_run import _SHAPE
 from attnbench.results.export import tables as export_tables
-from attnbench.answers.gate.words import address as address_of_row, name, telling
+from attnbench.answers.gate.phrases import address as address_of_row, name, telling
 from attnbench.results.frame.words import in_words
 from attnbench.results.frame.settings import SAME
 from attnbench.results.record import Record
-from attnbench.answers.report.rows import _ABOUT
+from attnbench.answers.report.table_rows import _ABOUT
 from attnbench.harness.compare.compare import _ASKED
-from attnbench.harness.compare.question import Question
+from attnbench.harness.compare.compare_question import CompareQuestion
 from attnbench.measure.status import Status
 from attnbench.suite.describe import address, varying
 from attnbench.suite.expand import apply_overrides, expand
@@ -108,7 +108,7 @@ assert all("shift" in definitions[name]["properties"] for name in ("Axes", "Matr
 assert completion.axes("shi") == ["shift="]
 assert in_words("shift", 3) == "shift 3"
 assert "shift" in SAME and "shift" in SAME_MODEL and "shift" in _ASKED
-(_, asked) = Question(["softmax", "linear"], 8, axes={"shift": 2}, device="cpu").prepare().cells
+(_, asked) = CompareQuestion(["softmax", "linear"], 8, axes={"shift": 2}, device="cpu").prepare().cells
 assert asked.shift == 2
 """
 

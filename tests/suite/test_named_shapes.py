@@ -11,7 +11,7 @@ from attnbench.cli.app import main
 from attnbench.cli.compare import question_of
 from attnbench.contract.problem.shape import Shape
 from attnbench.errors import SuiteError, UsageError
-from attnbench.harness.compare.question import Question
+from attnbench.harness.compare.compare_question import CompareQuestion
 from attnbench.suite.expand import apply_overrides, expand
 from attnbench.suite.load import load_suite
 from attnbench.suite.messages import Origin
@@ -55,7 +55,7 @@ def test_an_unknown_name_is_one_line_with_the_nearest() -> None:
         question(shape="moby")
 
 
-def question(**given: Any) -> Question:
+def question(**given: Any) -> CompareQuestion:
     return question_of(["sdpa", "softmax"], given, given.keys())
 
 
@@ -72,11 +72,11 @@ def test_an_option_beside_a_shape_wins_also_if_it_is_the_default(
 ) -> None:
     asked: list[Any] = []
 
-    def prepare(self: Question) -> None:
+    def prepare(self: CompareQuestion) -> None:
         asked.append(self.axes["heads"])
         raise UsageError("enough")
 
-    monkeypatch.setattr(Question, "prepare", prepare)
+    monkeypatch.setattr(CompareQuestion, "prepare", prepare)
     assert main(["compare", "sdpa", "softmax", "--n", "64", "--shape", "llama3-8b", *beside]) == 2
     assert asked == [heads]
 

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from attnbench.contract.spec import comma_separated, parse_specs
 from attnbench.errors import UsageError
-from attnbench.harness.score.question import _several
-from attnbench.harness.swap.question import parse_layers, parse_steps
+from attnbench.harness.score.score_question import _several
+from attnbench.harness.swap.swap_question import parse_layers, parse_steps
 from attnbench.suite.expand import apply_overrides
 from attnbench.suite.load import load_suite
 from attnbench.suite.ranges import parse_range

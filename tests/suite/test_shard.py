@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Spec
 from attnbench.errors import UsageError
-from attnbench.harness.outside.trainings import phases
+from attnbench.harness.outside.trainers import phases
 from attnbench.measure.status import Status
 from attnbench.results.record import Record
 from attnbench.results.trainings import trained

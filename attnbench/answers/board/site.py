@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from attnbench.answers.board.runs import LeftOut, read_runs
+from attnbench.answers.board.entries import LeftOut, read_runs
 from attnbench.answers.report.answer import CLOSE, Sentence
-from attnbench.answers.report.page import rendered, section
-from attnbench.answers.report.rows import Relative, marked
-from attnbench.answers.report.sources import Machine, title_of
+from attnbench.answers.report.html_page import rendered, section
+from attnbench.answers.report.provenance import MachineClass, title_of
+from attnbench.answers.report.table_rows import Relation, marked
 from attnbench.answers.report.views import View
 from attnbench.errors import CannotCreate
-from attnbench.figures.kit.inline import Shared
+from attnbench.figures.kit.inline import SharedStyles
 from attnbench.files import make_folder, refuse_link, write_output
 from attnbench.measure.crossover import crossover
 from attnbench.measure.statistics import Ratio
@@ -47,7 +47,7 @@ def exact_labels(rows: pd.DataFrame) -> set[str]:
     return {*exact["label"]} - {*rows.loc[rows["error_kind"] == "approximation", "label"]}
 
 
-class Crossing(NamedTuple):
+class BreakEven(NamedTuple):
     """The shortest measured length from which on a variant is faster than the best exact kernel, and this in words.
 
     The length is infinite if the variant is not faster at the longest. ``best`` is the kernel there. ``close``: exact,
@@ -62,7 +62,7 @@ class Crossing(NamedTuple):
     best: str
 
 
-def crossings(view: View, beside: Mapping[Hashable, Relative], exact: Collection[str]) -> list[Crossing]:
+def crossings(view: View, beside: Mapping[Hashable, Relation], exact: Collection[str]) -> list[BreakEven]:
     """The sub-quadratic variants of a view with a ratio to ``exact`` ones, the first to cross and fastest first."""
     rows = view.setting.ok[view.setting.ok.index.isin(beside)]
     rows = rows[(rows["claimed_time_exponent"] < 2) & (rows["family"] != "reference") & ~rows["label"].isin(exact)]
@@ -82,18 +82,18 @@ def crossings(view: View, beside: Mapping[Hashable, Relative], exact: Collection
         text = kind if kind in ("exact", "learned") else error_text(error, "distance" * (kind == "other"))
         close = kind == "exact" or (kind == "measured" and error <= CLOSE)
         best, speed = beside[part.index[min(since, len(ratios) - 1)]].base, beside[part.index[-1]].speed
-        found.append((n, said == "no verdict", -speed, Crossing(n, said, str(label), text, close, best)))
+        found.append((n, said == "no verdict", -speed, BreakEven(n, said, str(label), text, close, best)))
     return [one for *_, one in sorted(found)]
 
 
-def _ratio(one: Relative) -> Ratio | None:
+def _ratio(one: Relation) -> Ratio | None:
     """Time of the best exact kernel over that of the row; None without a verdict."""
     if one.low is None or one.high is None or one.rounds < _ROUNDS or one.said.word == "withheld":
         return None
     return Ratio(one.speed, one.low, one.high, 0, (one.low, one.high), one.noise, one.rounds)
 
 
-def sentences(view: View, found: Sequence[Crossing]) -> Iterator[Sentence]:
+def sentences(view: View, found: Sequence[BreakEven]) -> Iterator[Sentence]:
     """The headlines: the earliest crossover of all, and of the close approximations."""
     end = f"n = {max(view.at)}" + f" ({view.setting.name})" * bool(view.setting.name)
     close = [one for one in found if one.close]
@@ -119,9 +119,9 @@ def shape_of(row: Mapping[str, Any]) -> str:
     return ", ".join([f"Batch {row['batch']}", f"{in_words('heads', row['heads'])} × {row['head_dim']}", *said])
 
 
-def make_site(runs: Sequence[Machine], out: Sequence[LeftOut]) -> dict[str, str]:
+def make_site(runs: Sequence[MachineClass], out: Sequence[LeftOut]) -> dict[str, str]:
     """The board's files, name -> text; the same runs give the same text."""
-    parts: dict[str, list[Machine]] = {}
+    parts: dict[str, list[MachineClass]] = {}
     for run in sorted(runs, key=lambda one: (title_of(one), *one.environments)):
         rows = run.rows.loc[timed(run.rows).index]
         errors = run.rows.drop(rows.index)
@@ -140,11 +140,11 @@ def make_site(runs: Sequence[Machine], out: Sequence[LeftOut]) -> dict[str, str]
         shown.append((not crossed, name, shape, sections))
     index = {"shapes": sorted(shown, key=itemgetter(0)), "out": out, "home": INDEX}
     title = "Exact, linear and sparse attention, shape by shape"
-    return {INDEX: rendered("board.html", Shared(), title, **index), **pages}
+    return {INDEX: rendered("board.html", SharedStyles(), title, **index), **pages}
 
 
-def _page(shape: str, runs: Sequence[Machine]) -> tuple[str, list[dict[str, Any]]]:
-    shared, sections = Shared(), []
+def _page(shape: str, runs: Sequence[MachineClass]) -> tuple[str, list[dict[str, Any]]]:
+    shared, sections = SharedStyles(), []
     for number, run in enumerate(runs, start=1):
         exact = exact_labels(marked(run.rows))
         content = section(number, run, shared, bases=exact)

@@ -13,16 +13,16 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 Value = str | int | float | bool | None
 
 
-class _Strict(BaseModel):
+class _StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class _Rows(_Strict):
+class _RowTest(_StrictModel):
     where: Mapping[str, Value] = Field(default_factory=dict)
     """Column -> the value that rows must have."""
 
 
-class Ratio(_Rows):
+class RatioTest(_RowTest):
     """A column of one variant over the same column of another, wherever both were measured alike."""
 
     kind: Literal["ratio"]
@@ -40,7 +40,7 @@ class Ratio(_Rows):
     """The largest difference from ``about``, as a share of it or of the ratio."""
 
     @model_validator(mode="after")
-    def _one_limit(self) -> Ratio:
+    def _one_limit(self) -> RatioTest:
         if [self.above, self.below, self.about].count(None) != 2:
             raise ValueError("a ratio has one limit: above, below or about")
         if self.bottom is None and self.bottom_where:
@@ -51,7 +51,7 @@ class Ratio(_Rows):
         return self
 
 
-class Growth(_Rows):
+class GrowthTest(_RowTest):
     """The power with which a column grows with n, between the longest length and one at most a quarter of it."""
 
     kind: Literal["growth"]
@@ -63,13 +63,13 @@ class Growth(_Rows):
     at_least: float | None = None
 
     @model_validator(mode="after")
-    def _one_limit(self) -> Growth:
+    def _one_limit(self) -> GrowthTest:
         if (self.at_most is None) == (self.at_least is None):
             raise ValueError("a growth has one limit: at_most or at_least")
         return self
 
 
-class Crossover(_Rows):
+class CrossoverTest(_RowTest):
     """The length from which on one variant takes less of a column than another."""
 
     kind: Literal["crossover"]
@@ -80,7 +80,7 @@ class Crossover(_Rows):
     highest: int
 
 
-class Score(_Rows):
+class ScoreTest(_RowTest):
     """The difference of two scores on a task, paired by seed."""
 
     kind: Literal["score"]
@@ -98,7 +98,7 @@ class Score(_Rows):
         return [self.task] if isinstance(self.task, str) else self.task
 
 
-class Ability(_Strict):
+class Ability(_StrictModel):
     """An ability of a variant by its traits, which ``attnbench check`` tests. It needs no row."""
 
     kind: Literal["ability"]
@@ -106,10 +106,10 @@ class Ability(_Strict):
     trait: Literal["causal", "cross", "key_padding", "decode", "bias", "permutable", "longer"]
 
 
-Test = Annotated[Ratio | Growth | Crossover | Score | Ability, Field(discriminator="kind")]
+Test = Annotated[RatioTest | GrowthTest | CrossoverTest | ScoreTest | Ability, Field(discriminator="kind")]
 
 
-class Run(NamedTuple):
+class ClaimRun(NamedTuple):
     """One run that measures rows of claims."""
 
     suite: str
@@ -123,7 +123,7 @@ class Run(NamedTuple):
         return f"attnbench run {self.suite}{select}" + (f" --threads {self.threads}" if self.threads else "")
 
 
-class Claim(_Strict):
+class Claim(_StrictModel):
     """One published sentence, in our words."""
 
     id: str = Field(pattern=r"^[a-z0-9-]+$")
@@ -158,14 +158,14 @@ class Claim(_Strict):
         return "; ".join(run.command for run in self.runs)
 
     @property
-    def runs(self) -> tuple[Run, ...]:
+    def runs(self) -> tuple[ClaimRun, ...]:
         if self.suite is None:
             return ()
-        if not isinstance(self.test, Ratio) or "threads" not in self.test.where:
-            return (Run(self.suite),)
+        if not isinstance(self.test, RatioTest) or "threads" not in self.test.where:
+            return (ClaimRun(self.suite),)
         where = self.test.where
         counts = dict.fromkeys(int(at["threads"] or 0) for at in (where, {**where, **self.test.bottom_where}))
-        return tuple(Run(self.suite, str(where["sweep"]), count) for count in counts)
+        return tuple(ClaimRun(self.suite, str(where["sweep"]), count) for count in counts)
 
     @property
     def sweeps(self) -> tuple[str, ...]:

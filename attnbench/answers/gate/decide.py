@@ -10,10 +10,10 @@ from pathlib import Path
 from statistics import geometric_mean, median
 from typing import TYPE_CHECKING, Literal
 
-from attnbench.answers.gate.join import Pair, in_turn, join, ratios_of_times
-from attnbench.answers.gate.pace import Pace, as_measured, at_one_speed
-from attnbench.answers.gate.verdict import ENOUGH_ROUNDS, VERDICTS, Finding, Limits, Measure, Verdict, judge, times_of
-from attnbench.answers.gate.words import address
+from attnbench.answers.gate.join import RowPair, in_turn, join, ratios_of_times
+from attnbench.answers.gate.pace import RunPace, as_measured, at_one_speed
+from attnbench.answers.gate.phrases import address
+from attnbench.answers.gate.verdict import ENOUGH_ROUNDS, VERDICTS, Measure, Ruling, Tolerance, Verdict, judge, times_of
 from attnbench.errors import Exit, ResultsError, UsageError, any_of, did_you_mean
 from attnbench.measure.machine import PRODUCTS
 from attnbench.measure.statistics import FEWEST_VISITS
@@ -32,11 +32,11 @@ REFERENCE = "softmax"
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class GateQuestion:
     """Options of a comparison of runs."""
 
     measures: tuple[Measure, ...] = ("time", "memory", "error", "status")
-    limits: Limits = Limits()
+    limits: Tolerance = Tolerance()
     relative_to: str | None = None
     """An unchanged variant: ratios of times are divided by the median of its own."""
     select: str | None = None
@@ -55,10 +55,10 @@ class Question:
 class Decision:
     """The findings, the worst first, and facts about all of them together."""
 
-    question: Question
+    question: GateQuestion
     new: MeasuredRun
     olds: tuple[MeasuredRun, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[Ruling, ...]
     drift: float | None
     """The drift that time ratios were divided by; None if they were not."""
     common: float | None
@@ -71,7 +71,7 @@ class Decision:
     """Number of timed cells with fewer than five visits."""
     unit: str = "s"
     """Unit of times: seconds, or the variant that they were divided by."""
-    paces: tuple[Pace, ...] = ()
+    paces: tuple[RunPace, ...] = ()
     """Speed of the machine in the new run and in each older one; empty if times are judged as measured."""
     known: int = 0
     """Number of ratios of times with an interval; these hold together."""
@@ -79,7 +79,7 @@ class Decision:
     """Spread between runs of one program, on the log scale; None if the older runs do not show it."""
 
     @property
-    def failures(self) -> list[Finding]:
+    def failures(self) -> list[Ruling]:
         return [one for one in self.findings if self.fails(one)]
 
     @property
@@ -95,7 +95,7 @@ class Decision:
     def exit_code(self) -> Exit:
         return Exit.FAILED if self.question.closes and not self.passed else Exit.OK
 
-    def counts(self, findings: Sequence[Finding] | None = None) -> dict[Verdict, int]:
+    def counts(self, findings: Sequence[Ruling] | None = None) -> dict[Verdict, int]:
         found = Counter(one.verdict for one in (self.findings if findings is None else findings))
         return {verdict: found[verdict] for verdict in VERDICTS if found[verdict]}
 
@@ -103,12 +103,12 @@ class Decision:
     def few_rounds(self) -> bool:
         return self.few > 0
 
-    def seems_worse(self, one: Finding) -> bool:
+    def seems_worse(self, one: Ruling) -> bool:
         """True if it is not known to be worse than the limit, but its ratio is."""
         limits = self.question.limits
         return one.at_risk and (one.ratio or 0.0) > (limits.error if one.measure == "error" else limits.time)
 
-    def fails(self, one: Finding) -> bool:
+    def fails(self, one: Ruling) -> bool:
         if one.verdict == "missing":
             return self.question.missing == "fail"
         return one.is_worse or (self.question.strict and one.at_risk)
@@ -127,13 +127,13 @@ def read_runs(paths: Sequence[Path]) -> list[MeasuredRun]:
     return runs
 
 
-def decide(new: MeasuredRun, olds: Sequence[MeasuredRun], question: Question) -> Decision:
+def decide(new: MeasuredRun, olds: Sequence[MeasuredRun], question: GateQuestion) -> Decision:
     """Compare ``new`` with all of ``olds`` together. Raises UsageError: the runs may not be compared, nothing is
     selected, or the reference variant is missing. Raises ResultsError: they have no row in common."""
     measures, unit = question.measures, "s"
     beside = is_beside(new, olds)
     elsewhere = not beside and _other_machines(new, olds, question)
-    runs, paces = [new, *olds], list[Pace]()
+    runs, paces = [new, *olds], list[RunPace]()
     if "time" in measures:
         paced = None if question.as_measured or beside else at_one_speed(runs, alike=not elsewhere)
         runs, paces = paced or ([as_measured(run) for run in runs], paces)
@@ -181,7 +181,7 @@ def is_beside(new: MeasuredRun, olds: Sequence[MeasuredRun]) -> bool:
     return len(olds) == 1 and bool((run_id & beside) - {None})
 
 
-def _other_machines(new: MeasuredRun, olds: Sequence[MeasuredRun], question: Question) -> bool:
+def _other_machines(new: MeasuredRun, olds: Sequence[MeasuredRun], question: GateQuestion) -> bool:
     elsewhere = False
     for old in olds:
         facts = differing_facts(new, old)
@@ -211,7 +211,7 @@ def _remedy(facts: Sequence[str], old: MeasuredRun) -> str:
     return "measure both on one machine"
 
 
-def _what_keeps_apart(pairs: Sequence[Pair]) -> str:
+def _what_keeps_apart(pairs: Sequence[RowPair]) -> str:
     """The columns that keep all cells from having a counterpart, or else the remedy."""
     new = [pair.key for pair in pairs if pair.old is None]
     old = [pair.key for pair in pairs if pair.new is None]
@@ -223,17 +223,17 @@ def _what_keeps_apart(pairs: Sequence[Pair]) -> str:
     return f": they differ in {any_of(alone)}" if alone else "; compare runs of the same suite"
 
 
-def ordered(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+def ordered(findings: Iterable[Ruling]) -> tuple[Ruling, ...]:
     """The worst first."""
 
-    def badness(one: Finding) -> tuple[int, bool, float]:
+    def badness(one: Ruling) -> tuple[int, bool, float]:
         size = abs(math.log(one.ratio)) if one.ratio and math.isfinite(one.ratio) else math.inf if one.ratio else 0.0
         return VERDICTS.index(one.verdict), not one.at_risk, -size
 
     return tuple(sorted(findings, key=badness))
 
 
-def unchanged(pairs: Sequence[Pair], variant: str) -> list[Pair]:
+def unchanged(pairs: Sequence[RowPair], variant: str) -> list[RowPair]:
     """The pairs of ``variant``, by name or label, that have two times. Raises UsageError: there is none; the message
     lists variants that have some."""
     timed = [pair for pair in pairs if pair.times]
@@ -319,7 +319,7 @@ def confirm(
     return replace(second, findings=ordered(findings))
 
 
-def _of_both(first: Finding | None, one: Finding, second: Decision) -> Finding:
+def _of_both(first: Ruling | None, one: Ruling, second: Decision) -> Ruling:
     """A time that seemed slower is so only if its new rounds alone say so too."""
     if one.measure != "time" or first is None or not one.old or not (first.is_worse or second.seems_worse(first)):
         return one

@@ -14,7 +14,7 @@ from attnbench.results.record import Record
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class RowPair:
     """A measurement and its two rows; None for a missing row."""
 
     key: Key
@@ -63,7 +63,7 @@ class Pair:
         return row
 
 
-def join(new: MeasuredRun, olds: Sequence[MeasuredRun]) -> list[Pair]:
+def join(new: MeasuredRun, olds: Sequence[MeasuredRun]) -> list[RowPair]:
     """A pair for every key: first those of the new run in its order, then those that only older runs have.
 
     Rows with the same label are a pair if no row has the same options, which may be new or have another default since.
@@ -74,11 +74,11 @@ def join(new: MeasuredRun, olds: Sequence[MeasuredRun]) -> list[Pair]:
     for key, row in new.rows.items():
         known = key if key in before else by_label.pop(_by_label(key, row), None)
         old = before.pop(known) if known else None
-        pairs.append(Pair(key, old, row, _visits(olds, known), _visits([new], key)))
-    return [*pairs, *(Pair(key, row, None) for key, row in before.items())]
+        pairs.append(RowPair(key, old, row, _visits(olds, known), _visits([new], key)))
+    return [*pairs, *(RowPair(key, row, None) for key, row in before.items())]
 
 
-def in_turn(pair: Pair) -> Pair:
+def in_turn(pair: RowPair) -> RowPair:
     """The pair of runs that took turns: each new visit is put beside the same old time, by its round's own ratio."""
     if not (pair.old_visits and pair.new_visits):
         return pair
@@ -107,6 +107,6 @@ def _pooled(runs: Sequence[MeasuredRun]) -> dict[Key, Record]:
     return found
 
 
-def ratios_of_times(pairs: Sequence[Pair]) -> list[float]:
+def ratios_of_times(pairs: Sequence[RowPair]) -> list[float]:
     """New time over old time of each pair that has both."""
     return [times[1] / times[0] for pair in pairs if (times := pair.times)]

@@ -38,7 +38,7 @@ Visited = Mapping[int, Sequence[Mapping[str, Any]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class RunPace:
     """The speed of a machine in a run."""
 
     full: tuple[float, float]
@@ -47,7 +47,7 @@ class Pace:
     """Share of its full speed: its median over the readings."""
 
 
-def at_one_speed(runs: Sequence[MeasuredRun], *, alike: bool) -> tuple[list[MeasuredRun], list[Pace]] | None:
+def at_one_speed(runs: Sequence[MeasuredRun], *, alike: bool) -> tuple[list[MeasuredRun], list[RunPace]] | None:
     """The runs with their visits at the machine's full speed, and the speed in each run.
 
     None if a run has times without readings: times are then compared as they are. If all runs are of one kind of
@@ -82,9 +82,9 @@ def _visits_of(taken: Visited, slower: Numbers | None = None, doubt: Numbers | N
     return Visits(seconds, np.zeros(2) if slower is None else slower, np.zeros((2, 2)) if doubt is None else doubt)
 
 
-def _pace(full: Numbers, readings: Numbers) -> Pace:
+def _pace(full: Numbers, readings: Numbers) -> RunPace:
     ratios = full / np.median(readings, axis=0)
-    return Pace((float(full[0]), float(full[1])), math.sqrt(ratios[0] * ratios[1]))
+    return RunPace((float(full[0]), float(full[1])), math.sqrt(ratios[0] * ratios[1]))
 
 
 def _readings(run: MeasuredRun) -> Numbers:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, Literal, get_args
 
-from attnbench.answers.gate.join import Pair, ratios_of_times
+from attnbench.answers.gate.join import RowPair, ratios_of_times
 from attnbench.measure.statistics import BETWEEN_RUNS, FEWEST_VISITS, OverVisits, Visited, ratios_over_visits
 from attnbench.measure.status import Status
 from attnbench.results.frame.marks import by_host
@@ -47,7 +47,7 @@ _REACH = 3.5
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class Tolerance:
     """New over old: how much more is too much, as a ratio of at least 1."""
 
     time: float = 1.05
@@ -56,10 +56,10 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Ruling:
     """The verdict on one measure of one cell."""
 
-    pair: Pair
+    pair: RowPair
     measure: Measure
     verdict: Verdict
     old: float | None = None
@@ -95,8 +95,8 @@ class Times:
 
 
 def times_of(
-    pairs: Sequence[Pair],
-    reference: Sequence[Pair] = (),
+    pairs: Sequence[RowPair],
+    reference: Sequence[RowPair] = (),
     *,
     between: tuple[float, int] | None = None,
     looks: float = 1,
@@ -116,7 +116,7 @@ def times_of(
     return Times(ratios if by else {}, found.between, median(ratios_of_times(reference)), doubt)
 
 
-def _visited(pair: Pair) -> Visited:
+def _visited(pair: RowPair) -> Visited:
     apart = _slower(pair.new_visits) - _slower(pair.old_visits)
     news, olds = ([list(one.seconds.values()) for one in of] for of in (pair.new_visits, pair.old_visits))
     return Visited(
@@ -128,34 +128,34 @@ def _slower(of: Sequence[Visits]) -> Any:
     return sum(one.slower for one in of) / len(of)
 
 
-def judge(pair: Pair, measures: Sequence[Measure], limits: Limits, times: Times) -> list[Finding]:
+def judge(pair: RowPair, measures: Sequence[Measure], limits: Tolerance, times: Times) -> list[Ruling]:
     """A finding for each measure that both rows have, a single one if a side is missing; ``times`` are of all pairs."""
     old, new = pair.old, pair.new
     if old is None or new is None:
         verdict: Verdict = "missing" if new is None else "new"
-        return [Finding(pair, "status", verdict)]
+        return [Ruling(pair, "status", verdict)]
     found = [_of_status(pair, old, new)] if "status" in measures else []
     if {old.status, new.status} <= _RAN:
         if "time" in measures and pair.times:
             found.append(_of_time(pair, *pair.times, limits.time, times))
         elif "time" in measures and pair.withheld:
-            found.append(Finding(pair, "time", "unsure", note=pair.withheld, at_risk=bool(pair.disturbed)))
+            found.append(Ruling(pair, "time", "unsure", note=pair.withheld, at_risk=bool(pair.disturbed)))
         judged = [_JUDGES[measure](pair, old, new, limits) for measure in _JUDGES if measure in measures]
         found += [one for one in judged if one is not None]
     said = _changed_options(old, new)
     return [replace(one, note="; ".join(filter(None, [one.note, said]))) if said else one for one in found]
 
 
-def _of_status(pair: Pair, old: Record, new: Record) -> Finding:
+def _of_status(pair: RowPair, old: Record, new: Record) -> Ruling:
     if old.status in _RAN and new.status not in _RAN:
-        return Finding(pair, "status", "broken", note=f"{new.status}: {new.reason}")
+        return Ruling(pair, "status", "broken", note=f"{new.status}: {new.reason}")
     if old.status not in _RAN and new.status in _RAN:
-        return Finding(pair, "status", "fixed", note=f"before: {old.status}: {old.reason}")
-    return Finding(pair, "status", "same", note="" if old.status is new.status else f"{old.status}, now {new.status}")
+        return Ruling(pair, "status", "fixed", note=f"before: {old.status}: {old.reason}")
+    return Ruling(pair, "status", "same", note="" if old.status is new.status else f"{old.status}, now {new.status}")
 
 
-def _of_time(pair: Pair, before: float, now: float, limit: float, times: Times) -> Finding:
-    bare = Finding(pair, "time", "unsure", before, now, now / before / times.drift)
+def _of_time(pair: RowPair, before: float, now: float, limit: float, times: Times) -> Ruling:
+    bare = Ruling(pair, "time", "unsure", before, now, now / before / times.drift)
     if pair.key not in times.ratios:
         return replace(bare, note=f"no interval: it takes {FEWEST_VISITS} rounds of each run", at_risk=True)
     ratio, low, high = times.ratios[pair.key]
@@ -171,19 +171,19 @@ def _of_time(pair: Pair, before: float, now: float, limit: float, times: Times) 
     return replace(found, more_rounds=_more_rounds(found, limit, pair.rounds, fixed))
 
 
-def _of_memory(pair: Pair, old: Record, new: Record, limits: Limits) -> Finding | None:
+def _of_memory(pair: RowPair, old: Record, new: Record, limits: Tolerance) -> Ruling | None:
     before, now = old.peak_bytes, new.peak_bytes
     if before is None or now is None:
         return None
     ratio = _over(now, before)
-    return _with_interval(Finding(pair, "memory", "same", before, now, ratio), ratio, ratio, limits.memory)
+    return _with_interval(Ruling(pair, "memory", "same", before, now, ratio), ratio, ratio, limits.memory)
 
 
-def _of_error(pair: Pair, old: Record, new: Record, limits: Limits) -> Finding | None:
+def _of_error(pair: RowPair, old: Record, new: Record, limits: Tolerance) -> Ruling | None:
     before, now = old.rel_error, new.rel_error
     if before is None or now is None or "learned" in (old.error_kind, new.error_kind):
         return None
-    bare = Finding(pair, "error", "same", before, now, _over(now, before))
+    bare = Ruling(pair, "error", "same", before, now, _over(now, before))
     if max(before, now) <= _ROUNDING.get(new.dtype, 0.0) or abs(now - before) <= _EQUAL * before:
         return bare
     here, there = _spread(new), _spread(old)
@@ -192,7 +192,7 @@ def _of_error(pair: Pair, old: Record, new: Record, limits: Limits) -> Finding |
     return replace(found, note="its draws differ too much; raise error_draws") if found.verdict == "unsure" else found
 
 
-def _of_score(pair: Pair, old: Record, new: Record, limits: Limits) -> Finding | None:
+def _of_score(pair: RowPair, old: Record, new: Record, limits: Tolerance) -> Ruling | None:
     """Better or worse only if the two intervals over test examples do not overlap."""
     ends = old.score_low, old.score_high, new.score_low, new.score_high
     if old.score is None or new.score is None or None in ends:
@@ -200,10 +200,10 @@ def _of_score(pair: Pair, old: Record, new: Record, limits: Limits) -> Finding |
     old_low, old_high, new_low, new_high = (float(end or 0.0) for end in ends)
     verdict: Verdict = "worse" if new_high < old_low else "better" if new_low > old_high else "same"
     ratio, low, high = _over(new.score, old.score), _over(new_low, old_high), _over(new_high, old_low)
-    return Finding(pair, "score", verdict, old.score, new.score, ratio, low, high)
+    return Ruling(pair, "score", verdict, old.score, new.score, ratio, low, high)
 
 
-_JUDGES: dict[Measure, Callable[[Pair, Record, Record, Limits], Finding | None]] = {
+_JUDGES: dict[Measure, Callable[[RowPair, Record, Record, Tolerance], Ruling | None]] = {
     "memory": _of_memory,
     "error": _of_error,
     "score": _of_score,
@@ -211,8 +211,8 @@ _JUDGES: dict[Measure, Callable[[Pair, Record, Record, Limits], Finding | None]]
 
 
 def _with_interval(
-    bare: Finding, low: float, high: float, limit: float, above: Verdict = "worse", below: Verdict = "better"
-) -> Finding:
+    bare: Ruling, low: float, high: float, limit: float, above: Verdict = "worse", below: Verdict = "better"
+) -> Ruling:
     verdict: Verdict = "unsure"
     if low > limit:
         verdict = above
@@ -231,7 +231,7 @@ def _spread(record: Record) -> float:
     return _REACH * (record.rel_error_std or 0.0) / math.sqrt(record.error_draws or 1)
 
 
-def _more_rounds(found: Finding, limit: float, rounds: int, fixed: float) -> int:
+def _more_rounds(found: Ruling, limit: float, rounds: int, fixed: float) -> int:
     """Number of further rounds that would probably decide: the interval's width falls with their root.
 
     ``fixed`` is half the width that no number of rounds removes, on the log scale.

@@ -16,7 +16,7 @@ from attnbench.units import format_bytes, format_number, format_seconds, parse_b
 
 Target = Literal["error", "memory", "time", "score"]
 COLUMN = {"time": "time_median_s", "time_low": "time_ci_low_s", "time_high": "time_ci_high_s", "memory": "peak_bytes"}
-"""Field of :class:`Point` -> its column, if the name differs."""
+"""Field of :class:`MeasuredSetting` -> its column, if the name differs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ _KINDS: dict[Target, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class MeasuredSetting:
     """One setting of one variant as measured, in seconds and bytes; None if not measured."""
 
     label: str
@@ -101,7 +101,7 @@ class Point:
     own_form: str = ""
 
     @classmethod
-    def of(cls, row: Mapping[Any, Any], value: int | None = None) -> Point:
+    def of(cls, row: Mapping[Any, Any], value: int | None = None) -> MeasuredSetting:
         """The setting of a row of ``results.csv``, without its score (see :mod:`attnbench.results.trainings`)."""
         told: dict[str, Any] = {name: _number(row[column]) for name, column in COLUMN.items()}
         told |= {name: row[name] for name in ("label", "reason", "error_kind", "family", "own_form")}

@@ -10,22 +10,22 @@ from typing import Any
 import pandas as pd
 
 from attnbench.answers.gate.verdict import options_before
-from attnbench.answers.match.budget import COLUMN, Budget, Point
+from attnbench.answers.match.budget import COLUMN, Budget, MeasuredSetting
 from attnbench.answers.match.result import Match
-from attnbench.answers.match.search import Found, knob_of, turned
-from attnbench.answers.match.trainings import scored
+from attnbench.answers.match.search import FoundSetting, knob_of, turned
+from attnbench.answers.match.training_folder import scored
 from attnbench.contract.spec import Scalar, Spec, parse_spec
 from attnbench.contract.traits import Knob
 from attnbench.contract.variant import VARIANTS
 from attnbench.errors import ResultsError, UsageError
 from attnbench.measure.status import Status
-from attnbench.results.frame.labels import pick_inputs
+from attnbench.results.frame.label_options import pick_inputs
 from attnbench.results.frame.same_model import SAME
 from attnbench.results.frame.scored import short_tasks
 from attnbench.results.frame.settings import RUN, chosen_length, records
 from attnbench.results.frame.words import in_words
 from attnbench.results.record import COLUMNS
-from attnbench.results.trainings import Choice, choose, trained
+from attnbench.results.trainings import CountedTrainings, choose, trained
 from attnbench.suite.axes import ALIKE, AXES, OF_MODEL
 
 _CELL = [*(name for name in COLUMNS if name in ALIKE and name != "seed"), "device"]
@@ -35,7 +35,7 @@ _SHAPE = [name for name in OF_MODEL if AXES[name].only in ("", "operator")]
 """Columns in which the error of the attention and the time of what holds it agree; a batch changes no error."""
 
 _Key = tuple[str, tuple[tuple[str, Scalar], ...]]
-_Measured = dict[_Key, Point]
+_Measured = dict[_Key, MeasuredSetting]
 _Problem = tuple[str, tuple[tuple[str, object], ...]]
 """A task, and how the models were trained on it, by column."""
 _COSTS = ("time_median_s", "time_ci_low_s", "time_ci_high_s", "peak_bytes")
@@ -106,7 +106,7 @@ def _of_inputs(errors: pd.DataFrame, wanted: str | None) -> pd.DataFrame:
 
 def _with_errors(found: _Measured, errors: pd.DataFrame) -> _Measured:
     for row in errors.drop_duplicates("label").to_dict("records"):
-        one = Point.of({**row, **dict.fromkeys(_COSTS)})
+        one = MeasuredSetting.of({**row, **dict.fromkeys(_COSTS)})
         known = found.get(_key_of(row), one)
         found[_key_of(row)] = replace(
             known, error=one.error, error_low=one.error_low, error_high=one.error_high, error_kind=one.error_kind
@@ -131,7 +131,7 @@ def match_scores(
     task that was not trained, and ResultsError if the run has no score.
     """
     rows = records(frame)
-    problems: dict[_Problem, list[Choice]] = {}
+    problems: dict[_Problem, list[CountedTrainings]] = {}
     for choice in choose(trained(rows, also_alike=[RUN] if RUN in frame else [])):
         problems.setdefault(choice.problem, []).append(choice)
     if not problems:
@@ -144,7 +144,7 @@ def match_scores(
     times, points = _timed_points(speed), _Measured()
     for choice in choices:
         row = known[choice.label]
-        bare = Point(choice.label, own_form=row["own_form"], family=row["family"])
+        bare = MeasuredSetting(choice.label, own_form=row["own_form"], family=row["family"])
         base = replace(times.get(_key_of(row), bare), status=Status.OK, reason="")
         points[_key_of(row)] = scored(base, choice)
     found = _hold(budget, variants, points)
@@ -162,8 +162,8 @@ def match_scores(
 
 
 def _wanted(
-    problems: Mapping[_Problem, list[Choice]], n: int | None, task: str | None
-) -> tuple[_Problem, list[Choice]]:
+    problems: Mapping[_Problem, list[CountedTrainings]], n: int | None, task: str | None
+) -> tuple[_Problem, list[CountedTrainings]]:
     left = dict(problems)
     if task is not None:
         left = {one: choices for one, choices in left.items() if task in (one[0], parse_spec(one[0]).name)}
@@ -236,14 +236,14 @@ def _alike(rows: pd.DataFrame, columns: Sequence[str] = _ALIKE) -> pd.DataFrame:
 
 def _timed_points(rows: pd.DataFrame) -> _Measured:
     found = [{**row, "rel_error": None, "error_kind": None} for row in rows.to_dict("records")]
-    return {_key_of(row): Point.of(row) for row in found}
+    return {_key_of(row): MeasuredSetting.of(row) for row in found}
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value.item() if hasattr(value, "item") else value for name, value in values.items()}
 
 
-def _hold(budget: Budget, variants: Sequence[str], points: _Measured, level: str = "") -> list[Found]:
+def _hold(budget: Budget, variants: Sequence[str], points: _Measured, level: str = "") -> list[FoundSetting]:
     """The outcome of each variant, or of every measured one if none is named. Raises UsageError: an unknown variant or
     option."""
     return [_choose(budget, *group, points) for group in _groups(variants, points, level)]
@@ -281,13 +281,13 @@ def _without(spec: Spec, knob: Knob) -> Spec:
     return Spec.of(spec.name, {option: value for option, value in spec.options if option != knob.option})
 
 
-def _choose(budget: Budget, label: str, rest: Spec, knob: Knob | None, note: str, points: _Measured) -> Found:
+def _choose(budget: Budget, label: str, rest: Spec, knob: Knob | None, note: str, points: _Measured) -> FoundSetting:
     mine, before = _rows_of(label, rest, knob, points)
     if not mine:
-        return Found(label, knob.option if knob else "", (), None, "the run has no row of it")
+        return FoundSetting(label, knob.option if knob else "", (), None, "the run has no row of it")
     if knob is None:
         return _as_it_stands(budget, label, mine, note, before)
-    by_value: dict[int, Point] = {}
+    by_value: dict[int, MeasuredSetting] = {}
     for (_, options), point in mine.items():
         value = dict(options).get(knob.option)
         if isinstance(value, int) and not isinstance(value, bool):
@@ -297,12 +297,12 @@ def _choose(budget: Budget, label: str, rest: Spec, knob: Knob | None, note: str
     rising = [by_value[value] for value in sorted(by_value, reverse=knob.falling)]
     within = [point for point in rising if point.within(budget)]
     chosen = within[-1 if budget.bounds_cost else 0] if within else None
-    return Found(label, knob.option, tuple(rising), chosen, before=before)
+    return FoundSetting(label, knob.option, tuple(rising), chosen, before=before)
 
 
-def _as_it_stands(budget: Budget, label: str, mine: _Measured, note: str, before: str) -> Found:
+def _as_it_stands(budget: Budget, label: str, mine: _Measured, note: str, before: str) -> FoundSetting:
     point = next(iter(mine.values()))
-    return Found(label, "", (point,), point if point.within(budget) else None, note, before)
+    return FoundSetting(label, "", (point,), point if point.within(budget) else None, note, before)
 
 
 def _rows_of(label: str, rest: Spec, knob: Knob | None, points: _Measured) -> tuple[_Measured, str]:

@@ -7,19 +7,19 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from attnbench.answers.match.budget import Budget, Point, circumstances
+from attnbench.answers.match.budget import Budget, MeasuredSetting, circumstances
 from attnbench.answers.match.result import Match
-from attnbench.answers.match.search import Entrant, Found, entrants_of, most_tries, search
-from attnbench.answers.match.trainings import Trainings
+from attnbench.answers.match.search import Entrant, FoundSetting, entrants_of, most_tries, search
+from attnbench.answers.match.training_folder import Trainings
 from attnbench.contract.spec import Spec
 from attnbench.contract.variant import VARIANTS
 from attnbench.errors import UsageError
 from attnbench.harness.compare.compare import LONGEST_ERROR, Comparison, Contest
+from attnbench.harness.compare.compare_question import CompareQuestion
 from attnbench.harness.compare.length import without_error
-from attnbench.harness.compare.question import Question
 from attnbench.harness.outside.isolation import CellFailed, Settings, Worker
 from attnbench.harness.plan import Options, make_plan
-from attnbench.harness.score.question import ScoreQuestion
+from attnbench.harness.score.score_question import ScoreQuestion
 from attnbench.harness.trial import load_all
 from attnbench.harness.wire.protocol import VisitCell
 from attnbench.measure.status import Status
@@ -44,11 +44,11 @@ def one_length(written: str | int | Sequence[int]) -> int:
     return lengths[0]
 
 
-OnTry = Callable[[str, Point], None]
+OnTry = Callable[[str, MeasuredSetting], None]
 
 
 @dataclass(slots=True)
-class Prepared:
+class ReadyMatch:
     """A checked question, ready to be answered."""
 
     budget: Budget
@@ -96,14 +96,14 @@ class Prepared:
             match.kept = self.trainings.folder
         return match
 
-    def _search(self, worker: Worker, entrant: Entrant, on_try: OnTry) -> Found:
+    def _search(self, worker: Worker, entrant: Entrant, on_try: OnTry) -> FoundSetting:
         label, ladder = entrant.spec.label, entrant.ladder
         knob = ladder.knob.option if ladder else ""
         if entrant.hopeless:
-            return Found(label, knob, (), None, entrant.hopeless)
+            return FoundSetting(label, knob, (), None, entrant.hopeless)
 
-        def measure(spec: Spec, value: int | None = None) -> Point:
-            point = Point.of(self._look(worker, replace(self.cell, variant=spec)).to_json(), value)
+        def measure(spec: Spec, value: int | None = None) -> MeasuredSetting:
+            point = MeasuredSetting.of(self._look(worker, replace(self.cell, variant=spec)).to_json(), value)
             if self.trainings is not None and point.status is Status.OK:
                 point = self.trainings.score(worker, spec, point)
             on_try(label, point)
@@ -111,7 +111,7 @@ class Prepared:
 
         if ladder is None:
             point = measure(entrant.spec)
-            return Found(label, "", (point,), point if point.within(self.budget) else None, entrant.note)
+            return FoundSetting(label, "", (point,), point if point.within(self.budget) else None, entrant.note)
         return search(ladder, self.budget, lambda value: measure(ladder.at(value), value))
 
     def _look(self, worker: Worker, cell: Cell) -> Record:
@@ -136,7 +136,7 @@ class Prepared:
         self.same = {**circumstances(record), **self.same}
         return record
 
-    def _turns(self, found: Sequence[Found]) -> Comparison | None:
+    def _turns(self, found: Sequence[FoundSetting]) -> Comparison | None:
         cells: dict[str, Cell] = {}
         for entrant, one in zip(self.entrants, found, strict=True):
             if one.chosen is not None:
@@ -150,7 +150,7 @@ class Prepared:
         return Contest(list(cells.values()), [n], self.settings, self.rules, limit, self.unchecked).answer()
 
 
-def prepare_costs(variants: Sequence[str], budget: Budget, given: Mapping[str, Any]) -> Prepared:
+def prepare_costs(variants: Sequence[str], budget: Budget, given: Mapping[str, Any]) -> ReadyMatch:
     """Settings to be measured at one error, memory or time.
 
     ``given`` are the options of :func:`attnbench.match`, with the memory limit in bytes. Loads the plug-ins. Raises
@@ -158,7 +158,7 @@ def prepare_costs(variants: Sequence[str], budget: Budget, given: Mapping[str, A
     """
     n = one_length(4096 if given["n"] is None else given["n"])
     how = {**given, "error": True, "rates": False, "pass_": given["pass_"] or "forward"}
-    asked = replace(Question.of(variants, how), lengths=n)
+    asked = replace(CompareQuestion.of(variants, how), lengths=n)
     at = defaults() | dict(asked.axes)
     logits = at["batch"] * at["heads"] * n**2
     if budget.target == "error" and asked.level != "operator":
@@ -171,10 +171,10 @@ def prepare_costs(variants: Sequence[str], budget: Budget, given: Mapping[str, A
     cell = replace(contest.cells[0], suite="match", sweep="match", error_draws=given["draws"])
     cell = without_error(cell) if logits > LONGEST_ERROR else cell
     about = f"n = {n}, {contest}"
-    return Prepared(budget, entrants, cell, contest.settings, contest.rules, asked.timeout, about, asked.unchecked)
+    return ReadyMatch(budget, entrants, cell, contest.settings, contest.rules, asked.timeout, about, asked.unchecked)
 
 
-def prepare_scores(variants: Sequence[str], budget: Budget, given: Mapping[str, Any]) -> Prepared:
+def prepare_scores(variants: Sequence[str], budget: Budget, given: Mapping[str, Any]) -> ReadyMatch:
     """Settings to be trained at one score, as :func:`prepare_costs`; each is one model of the command score."""
     pass_ = given["pass_"] or "training"
     if pass_ in STEPS:
@@ -194,7 +194,7 @@ def prepare_scores(variants: Sequence[str], budget: Budget, given: Mapping[str, 
     plan = replace(plan, settings=replace(plan.settings, rates=False))
     first, trainings = plan.cells[0], Trainings(plan)
     measured: dict[str, Any] = {"training": None, "measure": ("time", "memory"), "pass_": pass_, "seed": 0}
-    return Prepared(
+    return ReadyMatch(
         budget,
         entrants,
         replace(first, suite="match", sweep="match", **measured),

@@ -8,9 +8,9 @@ from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
-from attnbench.answers.match.budget import Budget, Point
-from attnbench.answers.match.search import Found
-from attnbench.harness.compare.compare import Comparison, Row, Side
+from attnbench.answers.match.budget import Budget, MeasuredSetting
+from attnbench.answers.match.search import FoundSetting
+from attnbench.harness.compare.compare import CompareRow, Comparison, Side
 from attnbench.measure.status import Status
 from attnbench.results.frame import marks
 from attnbench.units import format_bytes, format_number, format_seconds
@@ -21,7 +21,7 @@ class Match:
     """The outcome of each variant, and the comparison of the settings found."""
 
     budget: Budget
-    found: list[Found]
+    found: list[FoundSetting]
     about: str = ""
     same: Mapping[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Match:
         """
         rows = []
         for one in self.found:
-            nothing = Point(one.variant, None, Status.UNSUPPORTED, one.note)
+            nothing = MeasuredSetting(one.variant, None, Status.UNSUPPORTED, one.note)
             for point in one.tries or (nothing,):
                 told = point.columns()
                 last = {name: told.pop(name) for name in ("family", "own_form")}
@@ -89,7 +89,7 @@ _COMPARABLE = ("exact", "approximation")
 """Kinds of error that may be ranked; a distance from softmax attention is no error of another operator."""
 
 
-def _of_one(budget: Budget, one: Found) -> str:
+def _of_one(budget: Budget, one: FoundSetting) -> str:
     if not one.tries:
         return f"{one.variant}: not measured: {one.note}"
     if not one.knob:
@@ -105,7 +105,7 @@ def _of_one(budget: Budget, one: Found) -> str:
     return f"{chosen.label} reaches {budget}: {amount_text(chosen, budget)}{end}"
 
 
-def _as_it_stands(budget: Budget, one: Found) -> str:
+def _as_it_stands(budget: Budget, one: FoundSetting) -> str:
     (point,) = one.tries
     start = f"{point.label} takes part as it stands ({one.note}): "
     if point.status is not Status.OK:
@@ -115,7 +115,7 @@ def _as_it_stands(budget: Budget, one: Found) -> str:
     return f"{start}{amount_text(point, budget)}, {'' if one.met(budget) else 'not '}{budget.inside}"
 
 
-def _missed(budget: Budget, one: Found) -> str:
+def _missed(budget: Budget, one: FoundSetting) -> str:
     best = one.best(budget)
     verb = "does not fit into" if budget.bounds_cost else "does not reach"
     amount = None if best is None or budget.bounds_cost else best.amount(budget)
@@ -131,11 +131,11 @@ def _missed(budget: Budget, one: Found) -> str:
     return f"{start}: best {amount_text(best, budget)} at {one.knob}={best.value}{also}"
 
 
-def _failure(point: Point) -> str:
+def _failure(point: MeasuredSetting) -> str:
     return f"{point.status}" + (f", {point.reason}" if point.reason else "")
 
 
-def amount_text(point: Point, budget: Budget) -> str:
+def amount_text(point: MeasuredSetting, budget: Budget) -> str:
     """The amount that the budget is about: ``0.095 (0.092 to 0.099)``, ``64.0 MiB``."""
     if budget.target == "error":
         return error_text(point)
@@ -144,7 +144,7 @@ def amount_text(point: Point, budget: Budget) -> str:
     return budget.text(point.amount(budget)) + between
 
 
-def error_text(point: Point) -> str:
+def error_text(point: MeasuredSetting) -> str:
     """``0.095 (0.092 to 0.099)``; marked if the number is no error."""
     known = point.spread if point.error is not None and point.error_kind != marks.LEARNED else None
     return marks.error_text(point.error, point.error_kind, 3) + (
@@ -160,7 +160,7 @@ def _over_budget(match: Match) -> Iterator[str]:
             yield f"in turns {label} takes {format_seconds(side.time)}, above the budget"
 
 
-def _ratio(a: str, b: str, row: Row) -> str:
+def _ratio(a: str, b: str, row: CompareRow) -> str:
     if row.ratio is None:
         why = next((side.record.reason for side in (row.a, row.b) if side.record.status is not Status.OK), "")
         return f"{a} and {b} were not timed in turns: {row.verdict}" + f": {why}" * bool(why)
@@ -209,7 +209,7 @@ def _beats_all(match: Match, label: str) -> bool:
     return found
 
 
-def _least_error(chosen: Sequence[Point], budget: Budget) -> Iterator[str]:
+def _least_error(chosen: Sequence[MeasuredSetting], budget: Budget) -> Iterator[str]:
     ranked = sorted(
         (point for point in chosen if point.error is not None and point.error_kind in _COMPARABLE),
         key=lambda point: point.error or 0.0,

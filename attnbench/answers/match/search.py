@@ -6,14 +6,14 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from attnbench.answers.match.budget import Budget, Point
+from attnbench.answers.match.budget import Budget, MeasuredSetting
 from attnbench.contract.registry import Entry
 from attnbench.contract.spec import Spec, parse_specs
 from attnbench.contract.traits import Knob
 from attnbench.contract.variant import VARIANTS
 from attnbench.errors import UsageError
 from attnbench.harness.compare.compare import Side
-from attnbench.laws.error import error_kind
+from attnbench.laws.exact_error import error_kind
 from attnbench.measure.status import Status
 
 MOST_COUNTED = 256
@@ -145,15 +145,15 @@ def entrants_of(
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundSetting:
     """The outcome for one variant."""
 
     variant: str
     """The variant as given, without a value of its knob."""
     knob: str
     """Empty for a variant without one."""
-    tries: tuple[Point, ...]
-    chosen: Point | None
+    tries: tuple[MeasuredSetting, ...]
+    chosen: MeasuredSetting | None
     """The cheapest setting that meets a budget of error or score, or the most expensive that fits memory or time."""
     note: str = ""
     """The reason for having no knob, or for not being measured at all."""
@@ -166,14 +166,14 @@ class Found:
     def label(self) -> str:
         return self.chosen.label if self.chosen else self.variant
 
-    def met(self, budget: Budget) -> Point | None:
+    def met(self, budget: Budget) -> MeasuredSetting | None:
         """The setting that was chosen, unless its turns took longer than the budget allows."""
         return self.chosen if self.chosen and self.chosen.within(budget) else None
 
-    def in_turns(self, sides: Mapping[str, Side]) -> Found:
+    def in_turns(self, sides: Mapping[str, Side]) -> FoundSetting:
         """The outcome with the times of the turns (label -> times), for every table, figure and file."""
 
-        def told(point: Point) -> Point:
+        def told(point: MeasuredSetting) -> MeasuredSetting:
             side = sides.get(point.label)
             if side is None or side.time is None:
                 return point
@@ -183,13 +183,13 @@ class Found:
         chosen = None if self.chosen is None else told(self.chosen)
         return replace(self, tries=tuple(map(told, self.tries)), chosen=chosen)
 
-    def best(self, budget: Budget) -> Point | None:
+    def best(self, budget: Budget) -> MeasuredSetting | None:
         sign = -1 if budget.target == "score" else 1
         measured = [(sign * amount, point) for point in self.tries if (amount := point.amount(budget)) is not None]
         return min(measured, key=lambda pair: pair[0])[1] if measured else None
 
 
-def search(ladder: Ladder, budget: Budget, measure: Callable[[int], Point]) -> Found:
+def search(ladder: Ladder, budget: Budget, measure: Callable[[int], MeasuredSetting]) -> FoundSetting:
     """Find the cheapest setting that meets a budget of error or score, or the most expensive that fits.
 
     It doubles from the cheapest setting, then bisects between the last two; in all at most 2·log₂ of the number of
@@ -199,7 +199,7 @@ def search(ladder: Ladder, budget: Budget, measure: Callable[[int], Point]) -> F
     A setting that runs out of memory or time, or fails in another way, is a bound: nothing more expensive is tried. A
     setting with an output that is not finite has no error, and more expensive ones are tried.
     """
-    tries: dict[int, Point] = {}
+    tries: dict[int, MeasuredSetting] = {}
 
     def must_rise(place: int) -> bool:
         point = tries[place] = replace(measure(ladder.values[place]), value=ladder.values[place])
@@ -212,7 +212,7 @@ def search(ladder: Ladder, budget: Budget, measure: Callable[[int], Point]) -> F
     point = tries.get(place)
     chosen = point if point is not None and point.within(budget) else None
     at_end = place == (len(ladder.values) - 1 if budget.bounds_cost else 0)
-    return Found(ladder.spec.label, ladder.knob.option, tuple(tries.values()), chosen, at_end=at_end)
+    return FoundSetting(ladder.spec.label, ladder.knob.option, tuple(tries.values()), chosen, at_end=at_end)
 
 
 def boundary(size: int, climb: Sequence[int], below: Callable[[int], bool]) -> int:

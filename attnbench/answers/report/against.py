@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from attnbench.answers.gate import words
-from attnbench.answers.gate.decide import Decision, Question, decide, read_runs
-from attnbench.answers.gate.table import table_of
-from attnbench.answers.gate.verdict import MEASURES, Finding
+from attnbench.answers.gate import phrases
+from attnbench.answers.gate.decide import Decision, GateQuestion, decide, read_runs
+from attnbench.answers.gate.decision_table import table_of
+from attnbench.answers.gate.verdict import MEASURES, Ruling
 from attnbench.errors import UsageError
 from attnbench.results.measurements import differing_facts
 from attnbench.text import one_line
@@ -37,7 +37,7 @@ class Against:
     changes: Mapping[str, Change]
     said: tuple[str, ...]
     listed: tuple[tuple[str, ...], ...]
-    """The worst, with the columns of :data:`~attnbench.answers.gate.table.COLUMNS`."""
+    """The worst, with the columns of :data:`~attnbench.answers.gate.decision_table.COLUMNS`."""
     more: int
 
 
@@ -56,16 +56,16 @@ def read_against(folders: Mapping[str, Path], old: Path) -> Against:
         alike = now.method_version == before.method_version
         remedy = "attnbench diff --other-machine ratios compares them over softmax" if alike else "measure both again"
         raise UsageError(f"{said}: their times have no common axis; {remedy}")
-    return _told(decide(now, [before], Question(measures=MEASURES)))
+    return _told(decide(now, [before], GateQuestion(measures=MEASURES)))
 
 
 def _told(decision: Decision) -> Against:
-    by_cell: dict[str, list[Finding]] = {}
+    by_cell: dict[str, list[Ruling]] = {}
     for one in decision.findings:
         if one.pair.new is not None:
             by_cell.setdefault(one.pair.new.cell_id, []).append(one)
     shown = table_of(decision)
-    counts = Counter(words.plain(one) for one in decision.findings)
+    counts = Counter(phrases.plain(one) for one in decision.findings)
     verdicts = f"verdicts: {', '.join(f'{count} {said}' for said, count in counts.items())}"
     return Against(
         one_line(decision.olds[0].name, 80),
@@ -76,10 +76,10 @@ def _told(decision: Decision) -> Against:
     )
 
 
-def _change(found: list[Finding]) -> Change:
+def _change(found: list[Ruling]) -> Change:
     time = next((one for one in found if one.measure == "time"), None)
     others = [one for one in found if one is not time and one.verdict != "same"]
-    said = [words.plain(one) for one in ([time] if time else []) + others] or ["same"]
+    said = [phrases.plain(one) for one in ([time] if time else []) + others] or ["same"]
     return Change(
         time.ratio if time else None, time.low if time else None, time.high if time else None, ", ".join(said)
     )

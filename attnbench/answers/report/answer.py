@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from attnbench.answers.report.rows import BASELINE, FEW_CLEAN, Relative, relative, times, tokens
+from attnbench.answers.report.table_rows import BASELINE, FEW_CLEAN, Relation, relative, times, tokens
 from attnbench.answers.report.views import View
 from attnbench.figures.kit.ticks import plain
 from attnbench.measure.status import Status
@@ -17,8 +17,8 @@ from attnbench.results.frame.marks import by_host
 from attnbench.results.frame.scored import Problem
 from attnbench.results.frame.settings import records
 from attnbench.results.frame.words import configuration, short_names
-from attnbench.results.scores import MEAN, learnt
-from attnbench.results.swaps import EXACT, MEAN_VALUE, Line, lines
+from attnbench.results.intervals import MEAN, learnt
+from attnbench.results.swaps import EXACT, MEAN_VALUE, SwapLine, lines
 from attnbench.suite.cell import STEPS, UNTOUCHED
 from attnbench.units import format_bytes, format_seconds
 
@@ -42,7 +42,7 @@ Sentence = Sequence[Part]
 
 
 def answer(
-    frame: pd.DataFrame, views: Sequence[View], problems: Sequence[Problem], beside: Mapping[Hashable, Relative]
+    frame: pd.DataFrame, views: Sequence[View], problems: Sequence[Problem], beside: Mapping[Hashable, Relation]
 ) -> list[Sentence]:
     """A few sentences on the first view at the longest length with softmax, and on the scores (their mean last).
 
@@ -62,7 +62,7 @@ def answer(
 
 
 class _Speaker:
-    def __init__(self, frame: pd.DataFrame, view: View, beside: Mapping[Hashable, Relative]) -> None:
+    def __init__(self, frame: pd.DataFrame, view: View, beside: Mapping[Hashable, Relation]) -> None:
         self.frame, self.view, self.beside = frame, view, beside
         timed = view.setting.ok[view.setting.ok["time_median_s"] > 0]
         with_base = {*timed.loc[timed["variant"] == BASELINE, "seq_len"]} & view.at.keys()
@@ -198,7 +198,7 @@ def _ok(found: Contenders) -> pd.DataFrame:
     return rows[(rows["status"] == "ok") & (rows["time_median_s"] > 0)]
 
 
-def beside_softmax(one: Relative) -> str:
+def beside_softmax(one: Relation) -> str:
     """``3.6 times as fast as softmax (3.3 to 3.9), with 16 % of its peak memory``."""
     if one.low is None or one.high is None:
         why = f": too few rounds, {one.rounds}; --rounds {ENOUGH} gives one" if 0 < one.rounds < ENOUGH else ""
@@ -220,7 +220,7 @@ def share(ratio: float) -> str:
 
 
 def _scores(
-    problems: Sequence[Problem], speeds: Mapping[str, Relative | None], seconds: Mapping[Hashable, float]
+    problems: Sequence[Problem], speeds: Mapping[str, Relation | None], seconds: Mapping[Hashable, float]
 ) -> Iterator[Sentence]:
     if not problems:
         return
@@ -261,7 +261,7 @@ def _replaced(frame: pd.DataFrame) -> Iterator[Sentence]:
         yield [(f"Least damage with {where} replaced, {when}: ", False), (best.label, True), (said, False)]
 
 
-def _damage(line: Line) -> float:
+def _damage(line: SwapLine) -> float:
     return line.over_original.median if line.over_original else line.hidden_error or 0.0
 
 

@@ -9,11 +9,11 @@ from functools import partial
 import pandas as pd
 from matplotlib.figure import Figure
 
-from attnbench.answers.report.rows import tokens
+from attnbench.answers.report.table_rows import tokens
 from attnbench.answers.report.views import View
 from attnbench.errors import UsageError
 from attnbench.figures import figure_kinds
-from attnbench.figures.kit.inline import Shared
+from attnbench.figures.kit.inline import SharedStyles
 from attnbench.figures.kit.page import NothingToDraw, laid_out
 from attnbench.figures.kit.palette import drawn_inline
 from attnbench.figures.kit.style import CAPTIONS, Caption
@@ -42,7 +42,7 @@ class Drawn:
         return _TOLD.get(self.kind, "")
 
 
-def draw_views(rows: pd.DataFrame, views: Sequence[View], shared: Shared) -> tuple[list[Drawn], tuple[str, int]]:
+def draw_views(rows: pd.DataFrame, views: Sequence[View], shared: SharedStyles) -> tuple[list[Drawn], tuple[str, int]]:
     """Speed against error of each view, at several lengths as far as there is room, and time over length; then the
     others in words, and the longest of their lengths."""
     kinds = figure_kinds()
@@ -72,7 +72,7 @@ def _lengths(name: str, lengths: Sequence[int]) -> str:
     return f"{name} at n = {', '.join(map(tokens, lengths[:MOST]))}{more}"
 
 
-def draw_whole(kinds: Sequence[str], rows: pd.DataFrame, shared: Shared) -> list[Drawn]:
+def draw_whole(kinds: Sequence[str], rows: pd.DataFrame, shared: SharedStyles) -> list[Drawn]:
     """The figures of these kinds that apply to a table."""
     known = {kind: figure_kinds()[kind] for kind in kinds}
     wanted = {kind: one.draw for kind, one in known.items() if one.applies is None or one.applies(rows)}
@@ -80,7 +80,7 @@ def draw_whole(kinds: Sequence[str], rows: pd.DataFrame, shared: Shared) -> list
 
 
 def drawn(
-    kind: str, draw: Callable[[], Figure], shared: Shared, about: tuple[int, int, str] = (0, 0, "")
+    kind: str, draw: Callable[[], Figure], shared: SharedStyles, about: tuple[int, int, str] = (0, 0, "")
 ) -> Drawn | None:
     """A figure of a report; None if it has nothing to show. ``about``: view, length and name of the view."""
     try:
@@ -92,7 +92,7 @@ def drawn(
         return None
 
 
-def _narrow(draw: Callable[[], Figure], shared: Shared, title: str) -> str:
+def _narrow(draw: Callable[[], Figure], shared: SharedStyles, title: str) -> str:
     try:
         with laid_out("column"):
             return shared.svg(draw(), title)

@@ -14,7 +14,7 @@ from attnbench.results.frame.same_model import tasks_of_both
 from attnbench.results.frame.scored import Problem, means, problems
 from attnbench.results.frame.settings import Setting, timed
 from attnbench.results.frame.words import LEVELS, in_words
-from attnbench.results.scores import difference
+from attnbench.results.intervals import difference
 
 
 @dataclass(frozen=True)

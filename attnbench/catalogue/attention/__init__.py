@@ -108,7 +108,7 @@ from attnbench.catalogue.attention.synthetic.long_conv import LongConvolution as
 from attnbench.catalogue.attention.synthetic.hyena import Hyena as Hyena
 from attnbench.catalogue.attention.synthetic.xca import XCA as XCA
 from attnbench.catalogue.attention.synthetic.pooling import Pooling as Pooling
-from attnbench.contract.plugins.load import load_installed
+from attnbench.contract.plugins.discovery import load_installed
 from attnbench.catalogue.attention.stack import Stack as Stack
 
 load_installed()

@@ -28,7 +28,7 @@ Kernel = Callable[..., Tensor]
 """Maps tensors ``(B, H, N, ...)``, values third, to ``(B, H, N, E)``."""
 
 
-class Row(NamedTuple):
+class Op(NamedTuple):
     """A kernel and its call."""
 
     module: str
@@ -128,29 +128,29 @@ def _power_of_two(least: int) -> int:
 
 
 KERNELS = {
-    "gla": Row("gla", "chunk_gla", lambda f, q, k, v, g: f(q, k.to(q.dtype), v, g * LN2)),  # its scale is 1/√D
-    "simple-gla": Row("simple_gla", "chunk_simple_gla", _simple, "simple-gla by channel"),
-    "simple-gla by channel": Row("gla", "chunk_gla", _simple_by_channel),
-    "linear": Row("linear_attn", "chunk_linear_attn", lambda f, q, k, v: f(q, k, v, scale=1.0, normalize=True)),
-    "delta": Row("delta_rule", "chunk_delta_rule", lambda f, q, k, v, beta: f(q, k, v, beta.to(q.dtype), scale=1.0)),
-    "gated-delta": Row("gated_delta_rule", "chunk_gated_delta_rule", _gated_delta, "kda"),
-    "kda": Row("kda", "chunk_kda", _kda),
-    "gated-delta-2": Row("gdn2", "chunk_gdn2", _gdn2),
-    "comba": Row("comba", "chunk_comba", _comba, "comba by channel"),
-    "comba by channel": Row("rwkv7", "chunk_rwkv7", _comba_by_channel),
-    "rwkv7": Row("rwkv7", "chunk_rwkv7", _rwkv7),
-    "gsa": Row("gsa", "chunk_gsa", lambda f, q, k, v, w, g: f(q, k, v, w.to(q.dtype), g * LN2, scale=1.0)),
-    "log-linear": Row("log_linear_attn", "chunk_log_linear_attn", _log_linear),
-    "mesa": Row("mesa_net", "chunk_mesa_net", _mesa),
-    "path": Row("path_attn", "parallel_path_attn", _path),
-    "fox": Row("forgetting_attn", "parallel_forgetting_attn", lambda f, q, k, v, log_f: f(q, k, v, log_f.float())),
-    "abc": Row("abc", "chunk_abc", lambda f, q, k, v, s: f(q, k, v, s)),
-    "parallax": Row("parallax", "parallel_parallax", lambda f, q, k, v, r: f(q, r.to(q.dtype), k, v)),
-    "rebased": Row("rebased", "parallel_rebased", _rebased),
-    "based": Row("based", "parallel_based", lambda f, q, k, v: f(q, k, v)),
-    "based-sums": Row("based", "fused_chunk_based", lambda f, q, k, v: f(q, k, v)),
-    "deltaformer": Row("deltaformer.parallel", "ParallelDeltaformerFunction", _deltaformer),
-    "nsa": Row("nsa", "parallel_nsa", _nsa),
+    "gla": Op("gla", "chunk_gla", lambda f, q, k, v, g: f(q, k.to(q.dtype), v, g * LN2)),  # its scale is 1/√D
+    "simple-gla": Op("simple_gla", "chunk_simple_gla", _simple, "simple-gla by channel"),
+    "simple-gla by channel": Op("gla", "chunk_gla", _simple_by_channel),
+    "linear": Op("linear_attn", "chunk_linear_attn", lambda f, q, k, v: f(q, k, v, scale=1.0, normalize=True)),
+    "delta": Op("delta_rule", "chunk_delta_rule", lambda f, q, k, v, beta: f(q, k, v, beta.to(q.dtype), scale=1.0)),
+    "gated-delta": Op("gated_delta_rule", "chunk_gated_delta_rule", _gated_delta, "kda"),
+    "kda": Op("kda", "chunk_kda", _kda),
+    "gated-delta-2": Op("gdn2", "chunk_gdn2", _gdn2),
+    "comba": Op("comba", "chunk_comba", _comba, "comba by channel"),
+    "comba by channel": Op("rwkv7", "chunk_rwkv7", _comba_by_channel),
+    "rwkv7": Op("rwkv7", "chunk_rwkv7", _rwkv7),
+    "gsa": Op("gsa", "chunk_gsa", lambda f, q, k, v, w, g: f(q, k, v, w.to(q.dtype), g * LN2, scale=1.0)),
+    "log-linear": Op("log_linear_attn", "chunk_log_linear_attn", _log_linear),
+    "mesa": Op("mesa_net", "chunk_mesa_net", _mesa),
+    "path": Op("path_attn", "parallel_path_attn", _path),
+    "fox": Op("forgetting_attn", "parallel_forgetting_attn", lambda f, q, k, v, log_f: f(q, k, v, log_f.float())),
+    "abc": Op("abc", "chunk_abc", lambda f, q, k, v, s: f(q, k, v, s)),
+    "parallax": Op("parallax", "parallel_parallax", lambda f, q, k, v, r: f(q, r.to(q.dtype), k, v)),
+    "rebased": Op("rebased", "parallel_rebased", _rebased),
+    "based": Op("based", "parallel_based", lambda f, q, k, v: f(q, k, v)),
+    "based-sums": Op("based", "fused_chunk_based", lambda f, q, k, v: f(q, k, v)),
+    "deltaformer": Op("deltaformer.parallel", "ParallelDeltaformerFunction", _deltaformer),
+    "nsa": Op("nsa", "parallel_nsa", _nsa),
 }
 
 
@@ -184,7 +184,7 @@ def refused() -> bool:
     return hopper and since and not mended
 
 
-class _Measured(torch.autograd.Function):
+class _GradientScale(torch.autograd.Function):
     """Identity whose gradient is multiplied or divided by the size of the output's gradient."""
 
     @staticmethod
@@ -204,7 +204,7 @@ class _Measured(torch.autograd.Function):
 def _of_any_size(*given: Tensor) -> tuple[list[Tensor], Callable[[Tensor], Tensor]]:
     """Inputs and a function of the output that scale gradients to size 1, for a kernel that adds a constant to them."""
     size: list[Tensor] = []
-    measured = _Measured.apply
+    measured = _GradientScale.apply
     inputs = [measured(x, size, False) for x in given]  # type: ignore[no-untyped-call]  # untyped in torch
     return inputs, lambda out: measured(out, size, True)  # type: ignore[no-untyped-call]  # untyped in torch
 

@@ -22,7 +22,7 @@ from attnbench.contract.problem.sink import Sink
 from attnbench.contract.problem.visible import Visible
 
 
-class Score(NamedTuple):
+class PairScore(NamedTuple):
     """The score of a query and a key."""
 
     of: Callable[..., Tensor]
@@ -51,12 +51,12 @@ def _product(q: Tensor, k: Tensor) -> Tensor:
     return torch.bmm(q, k.mT)
 
 
-PRODUCT = Score(_product)
+PRODUCT = PairScore(_product)
 """q_i·k_j."""
 
 
 def attend_by_score(
-    score: Score,
+    score: PairScore,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -90,7 +90,7 @@ def attend_by_score(
     visible = causal if isinstance(causal, Visible) else Visible(causal)
     sizes = _sizes(N, k.shape[2], score.width, budget("pair_scores.hidden", q.device), chunk)
     logits = None if sink is None else sink.logit.to(dtype).expand(B, H).reshape(-1, 1, 1)
-    out: Tensor = _Attend.apply(_Tiling(score.of, sides, visible, padding, *sizes), logits, *flat)  # type: ignore[no-untyped-call]  # untyped in torch
+    out: Tensor = _PairSoftmax.apply(_Tiling(score.of, sides, visible, padding, *sizes), logits, *flat)  # type: ignore[no-untyped-call]  # untyped in torch
     out = out.view(B, H, N, -1).to(v.dtype)
     return out if key_mask is None else out.masked_fill(~visible.seeing(key_mask, N), 0)
 
@@ -147,7 +147,7 @@ class _Tiling:
         return tile if added is None else tile.add_(added)
 
 
-class _Attend(torch.autograd.Function):
+class _PairSoftmax(torch.autograd.Function):
     """v ``(G, M, E)``, and the score's x ``(G, N, ·)``, y ``(G, M, ·)``, perhaps totals, weights ``(G, ·)``.
 
     The sink is ``(G, 1, 1)`` or None.

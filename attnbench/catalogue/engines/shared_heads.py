@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from attnbench.catalogue.engines.decoding.kv_cache import CachedDecoding
-from attnbench.catalogue.engines.linear.module import FeatureAttention
+from attnbench.catalogue.engines.linear.feature_attention import FeatureAttention
 from attnbench.contract.capabilities import Decoding, Dense, Patterned, Prompted, Selecting, Selection, chooser
 
 Way = Literal["query by query", "head by head"]

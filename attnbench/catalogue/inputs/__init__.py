@@ -2,4 +2,4 @@
 
 from attnbench.catalogue.inputs import gaussian as gaussian
 from attnbench.catalogue.inputs import structured as structured
-from attnbench.catalogue.inputs import captured as captured
+from attnbench.catalogue.inputs import captured_qkv as captured_qkv

@@ -8,7 +8,7 @@ from attnbench.catalogue.tasks import copy as copy
 from attnbench.catalogue.tasks import duplication as duplication
 from attnbench.catalogue.tasks import listops_task as listops_task
 from attnbench.catalogue.tasks import digits as digits
-from attnbench.catalogue.tasks import text as text
+from attnbench.catalogue.tasks import reviews as reviews
 from attnbench.catalogue.tasks import image as image
 from attnbench.catalogue.tasks import retrieval as retrieval
 from attnbench.catalogue.tasks import pathfinder as pathfinder

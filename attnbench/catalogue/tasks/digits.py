@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from attnbench.catalogue.tasks.stored import Images, Part, Stored, blocks, digest_of, fixed_order
+from attnbench.catalogue.tasks.stored import Images, SplitExamples, Stored, blocks, digest_of, fixed_order
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.task import Form, register_task
 
@@ -44,7 +44,7 @@ class Digits(Stored):
     def __init__(self, shape: Shape) -> None:
         super().__init__("digits", shape, Form(vocab=(_LEVELS,), classes=10), masked_share=0.5, pixels=_PIXELS)
 
-    def read(self) -> dict[Literal["train", "validation", "test"], Part]:
+    def read(self) -> dict[Literal["train", "validation", "test"], SplitExamples]:
         with gzip.open(DIGITS, "rt", encoding="ascii") as file:
             table = np.loadtxt(file, delimiter=",", dtype=np.uint8)
         every = Images(table[:, :_PIXELS], table[:, _PIXELS])

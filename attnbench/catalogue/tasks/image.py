@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from attnbench.catalogue.tasks.stored import Images, Part, Stored, present
+from attnbench.catalogue.tasks.stored import Images, SplitExamples, Stored, present
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.task import Form, register_task
 from attnbench.errors import UsageError
@@ -54,7 +54,7 @@ class Image(Stored):
         super().__init__("image", shape, Form(vocab=(256,), classes=10), masked_share=0.5, pixels=_PIXELS)
         self._folder = present(folder, (*_TRAIN, _TEST), _GET)
 
-    def read(self) -> dict[Literal["train", "validation", "test"], Part]:
+    def read(self) -> dict[Literal["train", "validation", "test"], SplitExamples]:
         batches = [_grey(self._folder / name) for name in _TRAIN]
         given = Images(np.concatenate([grey for grey, _ in batches]), np.concatenate([labels for _, labels in batches]))
         last = np.arange(len(given)) >= len(given) * 9 // 10

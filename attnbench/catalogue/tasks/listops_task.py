@@ -14,7 +14,7 @@ from torch import Generator, Tensor
 
 from attnbench.catalogue.tasks.listops import TOKENS, ListOps, evaluate, subtree_values
 from attnbench.catalogue.tasks.ragged import Ragged
-from attnbench.catalogue.tasks.stored import Part, Stored, present
+from attnbench.catalogue.tasks.stored import SplitExamples, Stored, present
 from attnbench.catalogue.tasks.streams import Stream, refuse_cross
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.task import NO_LABEL, Examples, Form, Task, register_task
@@ -68,14 +68,14 @@ def listops(
         trees = ListOps(min_length=min_length, max_length=max_length)
     except ValueError:
         raise UsageError(f"listops: no tree has {min_length} to {max_length} tokens; widen the lengths") from None
-    return _Drawn(shape, trees, brackets=labels == "brackets", test=test)
+    return _ListOpsStream(shape, trees, brackets=labels == "brackets", test=test)
 
 
 def _form(brackets: bool) -> Form:
     return Form(vocab=(len(TOKENS),), classes=10, per_token=brackets)
 
 
-class _Drawn(Stream):
+class _ListOpsStream(Stream):
     def __init__(self, shape: Shape, trees: ListOps, *, brackets: bool, test: int) -> None:
         super().__init__(
             "listops",
@@ -105,13 +105,13 @@ class _Released(Stored):
         self._folder = present(folder, _FILES.values(), _GET)
         self._n, self._brackets = shape.seq_len, brackets
 
-    def read(self) -> dict[Literal["train", "validation", "test"], Part]:
+    def read(self) -> dict[Literal["train", "validation", "test"], SplitExamples]:
         return {split: self._part(self._folder / name) for split, name in _FILES.items()}
 
     def files(self) -> list[Path]:
         return [self._folder / name for name in _FILES.values()]
 
-    def _part(self, file: Path) -> Part:
+    def _part(self, file: Path) -> SplitExamples:
         sequences, labels = zip(*_lines(file, self._n), strict=True)
         part = Ragged(sequences, labels, self._n, first_id=0)
         return _AtBrackets(part) if self._brackets else part

@@ -16,7 +16,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from attnbench.catalogue.tasks.stored import Part, Stored, digest_of
+from attnbench.catalogue.tasks.stored import SplitExamples, Stored, digest_of
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.task import Examples, Form, register_task
 from attnbench.errors import Unsupported
@@ -59,8 +59,8 @@ class NextByte(Stored):
             raise Unsupported(f"no {self._file} here; write next-byte:file=PATH with the path of a text, or no file")
         self._n = shape.seq_len
 
-    def read(self) -> dict[Literal["train", "validation", "test"], Part]:
-        train, validation, test = (Windows(part, self._n) for part in divided(self._text()))
+    def read(self) -> dict[Literal["train", "validation", "test"], SplitExamples]:
+        train, validation, test = (ByteWindows(part, self._n) for part in divided(self._text()))
         for part in (train, validation, test):
             if not len(part):
                 raise Unsupported(f"next-byte: the text is too short for windows of {self._n} bytes; lower seq_len")
@@ -77,7 +77,7 @@ class NextByte(Stored):
         return help_of_python().encode() if self._file is None else self._file.read_bytes()
 
 
-class Windows:
+class ByteWindows:
     """A text in windows of n bytes, each with the byte after each; the rest at the end is dropped."""
 
     def __init__(self, text: bytes, n: int) -> None:

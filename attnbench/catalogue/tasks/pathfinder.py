@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from attnbench.catalogue.tasks.stored import Images, Part, Stored, digest_of, fixed_order, present
+from attnbench.catalogue.tasks.stored import Images, SplitExamples, Stored, digest_of, fixed_order, present
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.task import Form, register_task
 from attnbench.errors import UsageError
@@ -56,7 +56,7 @@ class Pathfinder(Stored):
         super().__init__("pathfinder", shape, Form(vocab=(256,), classes=2), masked_share=0.5, pixels=_PIXELS)
         self._folder = present(folder, ("imgs", "metadata"), _GET)
 
-    def read(self) -> dict[Literal["train", "validation", "test"], Part]:
+    def read(self) -> dict[Literal["train", "validation", "test"], SplitExamples]:
         listed = _listed(self._folder)
         pixels = np.empty((len(listed), _PIXELS), dtype=np.uint8)
         kept = [place for place, image in enumerate(listed) if _decode(image.file, pixels[place])]

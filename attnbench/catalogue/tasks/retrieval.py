@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor
 
 from attnbench.catalogue.tasks.ragged import padded
-from attnbench.catalogue.tasks.stored import Part, Stored, present
+from attnbench.catalogue.tasks.stored import SplitExamples, Stored, present
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.task import Examples, Form, register_task
 from attnbench.errors import UsageError
@@ -65,14 +65,14 @@ class Retrieval(Stored):
         self._folder = present(folder, _FILES.values(), _GET)
         self._n = shape.seq_len
 
-    def read(self) -> dict[Literal["train", "validation", "test"], Part]:
-        return {split: _Pairs(self._folder / name, self._n) for split, name in _FILES.items()}
+    def read(self) -> dict[Literal["train", "validation", "test"], SplitExamples]:
+        return {split: _DocumentPairs(self._folder / name, self._n) for split, name in _FILES.items()}
 
     def files(self) -> list[Path]:
         return [self._folder / name for name in _FILES.values()]
 
 
-class _Pairs:
+class _DocumentPairs:
     """The lines of one file. ``csv`` cannot read them: running text has fields that are longer than it allows."""
 
     def __init__(self, file: Path, n: int) -> None:

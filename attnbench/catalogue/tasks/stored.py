@@ -20,7 +20,7 @@ from attnbench.contract.task import Examples, Form, Split, stream_seed
 from attnbench.errors import Unsupported
 
 
-class Part(Protocol):
+class SplitExamples(Protocol):
     """The examples of one split."""
 
     def __len__(self) -> int: ...
@@ -64,7 +64,7 @@ class Stored:
         self.masked_share = masked_share
         self._name = name
 
-    def read(self) -> dict[Literal["train", "validation", "test"], Part]:
+    def read(self) -> dict[Literal["train", "validation", "test"], SplitExamples]:
         """Read all examples. Raises UsageError if a file is damaged."""
         raise NotImplementedError
 
@@ -77,7 +77,7 @@ class Stored:
         return digest_of(chain.from_iterable(map(blocks, self.files())))
 
     @cached_property
-    def _parts(self) -> dict[Literal["train", "validation", "test"], Part]:
+    def _parts(self) -> dict[Literal["train", "validation", "test"], SplitExamples]:
         return self.read()
 
     @cached_property

@@ -16,7 +16,7 @@ from attnbench.errors import UsageError, any_of, did_you_mean
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from attnbench.answers.gate.decide import Decision, Question
+    from attnbench.answers.gate.decide import Decision, GateQuestion
     from attnbench.answers.gate.verdict import Measure
     from attnbench.results.measurements import MeasuredRun
 
@@ -72,14 +72,14 @@ class JudgeOptions(TypedDict, total=False):
     out: Annotated[Path | None, File(help="Write the format to this file, and print the table.")]
 
 
-def question_of(above: float, on: str, given: JudgeOptions, **more: Any) -> Question:
+def question_of(above: float, on: str, given: JudgeOptions, **more: Any) -> GateQuestion:
     """The question in the options; ``more`` are fields of it. UsageError if a measure does not exist."""
-    from attnbench.answers.gate.decide import Question
-    from attnbench.answers.gate.verdict import Limits
+    from attnbench.answers.gate.decide import GateQuestion
+    from attnbench.answers.gate.verdict import Tolerance
 
-    limits = Limits(above, given["memory_above"], given["error_above"])
+    limits = Tolerance(above, given["memory_above"], given["error_above"])
     how: dict[str, Any] = {name: given[name] for name in ("relative_to", "select", "other_machine", "as_measured")}
-    return Question(measures_of(on), limits, **how, **more)
+    return GateQuestion(measures_of(on), limits, **how, **more)
 
 
 def measures_of(text: str) -> tuple[Measure, ...]:
@@ -115,9 +115,9 @@ def show(decision: Decision, format_: Format, out: Path | None) -> None:
     if out is not None or format_ == "table":
         _print(decision)
     elif format_ in ("json", "action"):
-        from attnbench.answers.gate import table
+        from attnbench.answers.gate import decision_table
 
-        console.data(table.to_json(decision) if format_ == "json" else table.to_action(decision))
+        console.data(decision_table.to_json(decision) if format_ == "json" else decision_table.to_action(decision))
     else:
         console.line(text_of(decision, format_).rstrip("\n"))
 
@@ -126,19 +126,19 @@ def text_of(decision: Decision, format_: Format) -> str:
     """A decision as the text of a file."""
     import json
 
-    from attnbench.answers.gate import table
+    from attnbench.answers.gate import decision_table
 
     if format_ == "json":
-        return json.dumps(table.to_json(decision), indent=2, allow_nan=False) + "\n"
+        return json.dumps(decision_table.to_json(decision), indent=2, allow_nan=False) + "\n"
     if format_ == "action":
-        return json.dumps(table.to_action(decision), indent=2, allow_nan=False) + "\n"
+        return json.dumps(decision_table.to_action(decision), indent=2, allow_nan=False) + "\n"
     if format_ == "junit":
-        return table.to_junit(decision)
-    return table.to_markdown(decision) if format_ == "markdown" else table.to_text(decision)
+        return decision_table.to_junit(decision)
+    return decision_table.to_markdown(decision) if format_ == "markdown" else decision_table.to_text(decision)
 
 
 def _print(decision: Decision) -> None:
-    from attnbench.answers.gate.table import COLUMNS, NUMBERS, table_of
+    from attnbench.answers.gate.decision_table import COLUMNS, NUMBERS, table_of
 
     shown = table_of(decision)
     for line in shown.head:

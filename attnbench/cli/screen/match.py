@@ -15,10 +15,10 @@ from attnbench.units import format_bytes, format_seconds, with_interval
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from attnbench.answers.match.budget import Point
-    from attnbench.answers.match.match import Prepared
+    from attnbench.answers.match.budget import MeasuredSetting
+    from attnbench.answers.match.match import ReadyMatch
     from attnbench.answers.match.result import Match
-    from attnbench.answers.match.search import Found
+    from attnbench.answers.match.search import FoundSetting
     from attnbench.results.record import Record
     from attnbench.suite.cell import Cell
 
@@ -28,8 +28,8 @@ class MatchScreen(Watcher):
 
     folder: Path | None = None
 
-    def __init__(self, prepared: Prepared, bar: Progress) -> None:
-        self.tried: dict[str, list[Point]] = {}
+    def __init__(self, prepared: ReadyMatch, bar: Progress) -> None:
+        self.tried: dict[str, list[MeasuredSetting]] = {}
         self._bar = bar
         self._most = [prepared.most_tries(one) for one in prepared.entrants]
         self._each = prepared.trainings.of_one_setting if prepared.trainings else 1
@@ -46,7 +46,7 @@ class MatchScreen(Watcher):
         self._searched += 1
         self._show(label or "in turns", total=self._done + ahead + 1)
 
-    def found(self, label: str, point: Point) -> None:
+    def found(self, label: str, point: MeasuredSetting) -> None:
         self.tried.setdefault(label, []).append(point)
         self._parts.clear()
         self._show(f"{point.label}, {len(self.tried[label])} tried")
@@ -105,7 +105,7 @@ def print_match(answer: Match, how: str) -> None:
     )
 
 
-def _row(answer: Match, one: Found) -> list[str]:
+def _row(answer: Match, one: FoundSetting) -> list[str]:
     point = one.chosen or one.best(answer.budget) or (one.tries[-1] if one.tries else None)
     label = console.in_parts(one.variant, 24)
     if point is None:
@@ -140,7 +140,7 @@ def print_tries(rows: Sequence[Mapping[str, Any]]) -> None:
     console.table(columns, shown, right=columns[2:], title="measured before the stop")
 
 
-def _between(point: Point) -> str:
+def _between(point: MeasuredSetting) -> str:
     if point.score_low is not None and point.score_high is not None:
         return f"{point.score_low:.2g} to {point.score_high:.2g}"
     return f"{point.spread[0]:.2g} to {point.spread[1]:.2g}" if point.spread else "-"

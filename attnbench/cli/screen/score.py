@@ -13,9 +13,9 @@ from attnbench.text import quantity
 from attnbench.units import format_seconds
 
 if TYPE_CHECKING:
+    from attnbench.results.intervals import Difference, Summary
     from attnbench.results.record import Record
-    from attnbench.results.scores import Difference, Summary
-    from attnbench.results.trainings import Choice
+    from attnbench.results.trainings import CountedTrainings
 
 _UNTITLED = tuple(name for name in ALIKE if name not in ("seq_len", "test_len", "steps", "guide"))
 """Columns that distinguish models, and stand in a title only if they do."""
@@ -23,7 +23,7 @@ _UNTITLED = tuple(name for name in ALIKE if name not in ("seq_len", "test_len", 
 
 def print_scores(records: Sequence[Record], shown: dict[str, str] | None = None) -> None:
     """Print the scores of the trainings among these rows; ``shown`` maps labels to other names."""
-    from attnbench.results.scores import REFERENCE, comparisons, joint, summary
+    from attnbench.results.intervals import REFERENCE, comparisons, joint, summary
     from attnbench.results.trainings import choose, trained
 
     of_rows = [record for record in records if record.steps is not None]
@@ -60,10 +60,10 @@ def short_task(label: str) -> str:
 
 
 def _print_problem(
-    choices: Sequence[Choice], records: Sequence[Record], shown: dict[str, str], apart: str, family: int
+    choices: Sequence[CountedTrainings], records: Sequence[Record], shown: dict[str, str], apart: str, family: int
 ) -> None:
     """Print one table; ``apart`` ends its title, and ``family`` is the number of differences tested together."""
-    from attnbench.results.scores import REFERENCE, difference, floor_of, learnt, summary
+    from attnbench.results.intervals import REFERENCE, difference, floor_of, learnt, summary
 
     task, setting = choices[0].problem
     found = {choice.label: summary(choice) for choice in choices}

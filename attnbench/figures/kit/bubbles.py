@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from attnbench.figures.kit.keys import on_all
+from attnbench.figures.kit.legend import on_all
 from attnbench.figures.kit.page import Page, narrow, shorten, text_width
 from attnbench.figures.kit.palette import palette
 from attnbench.figures.kit.sheets import COLUMN

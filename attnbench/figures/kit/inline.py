@@ -26,7 +26,7 @@ _COMMANDS = {Path.MOVETO: "M", Path.LINETO: "L", Path.CURVE3: "Q", Path.CURVE4: 
 _WEIGHTS = {"normal": 400, "bold": 700}
 
 
-class Shared:
+class SharedStyles:
     """Styles and shapes that the figures of one page share."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Shared:
 
 
 class _Renderer(RendererBase):
-    def __init__(self, width: float, height: float, shared: Shared) -> None:
+    def __init__(self, width: float, height: float, shared: SharedStyles) -> None:
         super().__init__()
         self.size, self.shared = (width, height), shared
         self.parts: list[str] = []

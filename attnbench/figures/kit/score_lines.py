@@ -10,20 +10,20 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from attnbench.figures.kit.keys import NAMES, STEP, count_lines, on_all, write_entry
+from attnbench.figures.kit.legend import NAMES, STEP, count_lines, on_all, write_entry
 from attnbench.figures.kit.page import Page, narrow, new_page, shorten, stacked, text_width
 from attnbench.figures.kit.palette import palette
 from attnbench.figures.kit.sheets import COLUMN
 from attnbench.figures.kit.style import SMALL_SIZE, Look, looks
 from attnbench.figures.kit.ticks import linear_ticks, plain
 from attnbench.results.frame.scored import Problem
-from attnbench.results.scores import Summary
+from attnbench.results.intervals import Summary
 
 _AXIS = 0.46
 
 
 @dataclass(frozen=True)
-class Line:
+class ScoreLine:
     """One line: its name in the key, and the mean at each place."""
 
     name: str
@@ -38,11 +38,11 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Panel:
+class ScorePanel:
     """The lines of one problem."""
 
     heading: str
-    lines: tuple[Line, ...]
+    lines: tuple[ScoreLine, ...]
     levels: tuple[tuple[str, float], ...]
     """Name and height of the level lines: chance is dotted, identity dashed."""
 
@@ -67,10 +67,10 @@ def draw_lines(
     title: str,
     about: Sequence[str],
     notes: Sequence[str],
-    panels: Sequence[Panel],
+    panels: Sequence[ScorePanel],
     y_label: str,
-    scale: Callable[[Axes, Panel], None],
-    draw: Callable[[Axes, Line, Look], None],
+    scale: Callable[[Axes, ScorePanel], None],
+    draw: Callable[[Axes, ScoreLine, Look], None],
 ) -> Figure:
     """Draw a panel a problem, all with one vertical scale; ``scale`` sets the horizontal one, ``draw`` draws a line."""
     look = looks((line.name, line.family) for panel in panels for line in panel.lines)
@@ -104,12 +104,12 @@ def draw_lines(
     return page.figure
 
 
-def draw_plain(ax: Axes, line: Line, look: Look) -> None:
+def draw_plain(ax: Axes, line: ScoreLine, look: Look) -> None:
     """A line with a small marker at each value."""
     ax.plot(line.x, line.y, lw=1.4, markersize=3.4, alpha=0.95, **look.line)
 
 
-def draw_with_bars(ax: Axes, line: Line, look: Look) -> None:
+def draw_with_bars(ax: Axes, line: ScoreLine, look: Look) -> None:
     """A line of means with a bar at each."""
     ax.vlines(line.x, line.low, line.high, color=look.colour, lw=0.9, zorder=1.8)
     ax.plot(line.x, line.y, lw=1.4, markersize=5, alpha=0.95, **look.line)
@@ -128,7 +128,7 @@ def _level(turn: int) -> dict[str, Any]:
     return {"color": colour, "lw": 1.1, "ls": "--" if turn else ":", "zorder": 1.4}
 
 
-def _write_key(page: Page, panel: Panel, look: dict[str, Look]) -> None:
+def _write_key(page: Page, panel: ScorePanel, look: dict[str, Look]) -> None:
     ax, width, y = on_all(page), page.right - page.left, page.top - page.bottom - 0.06
     for line in panel.lines:
         y -= STEP * (len(write_entry(ax, y, line.name, {"lw": 1.3, **look[line.name].line})) - 1)

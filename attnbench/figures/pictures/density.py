@@ -52,7 +52,7 @@ _LEAST = 1e-3
 
 
 @dataclass(frozen=True)
-class Kernel:
+class Estimate:
     """The kernel as features estimate it, over the distance: quartiles over queries and draws."""
 
     way: str
@@ -79,7 +79,7 @@ def draw_density(*, inputs: str = "gaussian:logit_std=0.5", n: int = N, head_dim
     return Picture(_draw(found, about), _numbers(found))
 
 
-def kernels(inputs: Spec, shape: Shape, *, features: int = FEATURES, draws: int = DRAWS) -> list[Kernel]:
+def kernels(inputs: Spec, shape: Shape, *, features: int = FEATURES, draws: int = DRAWS) -> list[Estimate]:
     """The estimated kernel of each way."""
     distances = torch.linspace(0.0, FARTHEST, _STEPS + 1, dtype=torch.float64)
     truth = true_kernel(distances.numpy())
@@ -98,7 +98,7 @@ def kernels(inputs: Spec, shape: Shape, *, features: int = FEATURES, draws: int 
     for way, values in found.items():
         every = np.concatenate(values)
         errors = np.abs(every / truth - 1)
-        made.append(Kernel(way, distances.numpy(), *(np.quantile(x, quarters, axis=0) for x in (every, errors))))
+        made.append(Estimate(way, distances.numpy(), *(np.quantile(x, quarters, axis=0) for x in (every, errors))))
     return made
 
 
@@ -124,7 +124,7 @@ def true_kernel(distances: np.ndarray) -> np.ndarray:
     return np.asarray(np.exp(-np.square(distances) / 2))
 
 
-def _numbers(found: Sequence[Kernel]) -> pd.DataFrame:
+def _numbers(found: Sequence[Estimate]) -> pd.DataFrame:
     names = ("low", "median", "high")
     return pd.DataFrame(
         [
@@ -143,7 +143,7 @@ def _numbers(found: Sequence[Kernel]) -> pd.DataFrame:
 
 
 @in_style
-def _draw(found: Sequence[Kernel], about: str) -> Figure:
+def _draw(found: Sequence[Estimate], about: str) -> Figure:
     notes = [
         "exp(q·k/√d) is a Gaussian kernel of the distance r = ‖q - k‖/d^¼, times a factor of the query's length, "
         "which cancels in its row, and one of the key's. Each estimate is divided by both factors, and a key lies at "
@@ -163,7 +163,7 @@ def _draw(found: Sequence[Kernel], about: str) -> Figure:
     return page.figure
 
 
-def _said(found: Sequence[Kernel]) -> list[str]:
+def _said(found: Sequence[Estimate]) -> list[str]:
     lines = []
     for distance in (0.5, 3.0):
         errors = {one.way: float(np.interp(distance, one.distances, one.errors[1])) for one in found}
@@ -173,7 +173,7 @@ def _said(found: Sequence[Kernel]) -> list[str]:
     return lines
 
 
-def _kernel_panel(ax: Axes, found: Sequence[Kernel]) -> None:
+def _kernel_panel(ax: Axes, found: Sequence[Estimate]) -> None:
     low = min(float(one.estimates[0].min()) for one in found)
     high = max(float(one.estimates[2].max()) for one in found)
     limits = max(min(low, 0.0), -0.5) - 0.04, min(max(high, 1.0), 2.0) + 0.04
@@ -185,14 +185,14 @@ def _kernel_panel(ax: Axes, found: Sequence[Kernel]) -> None:
     ax.legend(keys, [*(one.way for one in found), "the kernel"], loc="upper right", fontsize=SMALL_SIZE, frameon=False)
 
 
-def _error_panel(ax: Axes, found: Sequence[Kernel]) -> None:
+def _error_panel(ax: Axes, found: Sequence[Estimate]) -> None:
     values = [max(float(value), _LEAST) for one in found for value in one.errors[1:].flatten()]
     log_axis(ax, "y", padded([*values, 1.0], share=0.05), base=10, most=6)
     _lines(ax, found, "errors")
     ax.axhline(1.0, color=palette().faint, lw=0.8)
 
 
-def _lines(ax: Axes, found: Sequence[Kernel], what: str) -> list[Line2D]:
+def _lines(ax: Axes, found: Sequence[Estimate], what: str) -> list[Line2D]:
     keys = []
     for turn, one in enumerate(found):
         colour, dashes = palette().sequence[turn], DASHES[turn]

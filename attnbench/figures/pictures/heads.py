@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attnbench.catalogue.inputs.captured import extent
+from attnbench.catalogue.inputs.captured_qkv import extent
 from attnbench.contract.inputs import INPUTS, draw_qkv
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Spec, parse_spec

@@ -37,7 +37,7 @@ _OTHER_WAY = {False: "only causal", True: "no causal form"}
 
 
 @dataclass(frozen=True)
-class Pattern:
+class VariantPattern:
     """One variant's matrices."""
 
     spec: Spec
@@ -80,7 +80,7 @@ def shipped() -> list[Spec]:
     return [small_setting(entry.name) for entry in sorted(entries, key=lambda entry: FAMILIES.index(entry.family))]
 
 
-def _pattern(spec: Spec, n: int, forms: Sequence[bool], *, must: bool) -> Pattern:
+def _pattern(spec: Spec, n: int, forms: Sequence[bool], *, must: bool) -> VariantPattern:
     entry = VARIANTS.get(spec.name)
     shares: dict[bool, np.ndarray] = {}
     refusal = None
@@ -92,10 +92,10 @@ def _pattern(spec: Spec, n: int, forms: Sequence[bool], *, must: bool) -> Patter
     if must and not shares and refusal is not None:
         raise Unsupported(f"{spec.label}: {refusal}") from None
     own = all(entry.claims(spec, causal=causal).own_form for causal in shares)
-    return Pattern(spec, entry.family, own, shares)
+    return VariantPattern(spec, entry.family, own, shares)
 
 
-def _numbers(drawn: Sequence[Pattern]) -> pd.DataFrame:
+def _numbers(drawn: Sequence[VariantPattern]) -> pd.DataFrame:
     parts = []
     for one in drawn:
         for causal, share in one.shares.items():
@@ -111,7 +111,7 @@ def density(share: np.ndarray) -> float:
 
 
 @in_style
-def _draw(drawn: Sequence[Pattern], forms: Sequence[bool], n: int, missing: Sequence[str]) -> Figure:
+def _draw(drawn: Sequence[VariantPattern], forms: Sequence[bool], n: int, missing: Sequence[str]) -> Figure:
     inside = 3.0 if narrow() else 7.7
     side = next((side for most, side in _SIDES if len(drawn) <= most), _SMALL)
     side = min(side, (inside - _BETWEEN) / len(forms) - 0.02)
@@ -180,7 +180,7 @@ def _write_legend(page: Page, families: Sequence[str], y: float) -> None:
         x += text_width(family, SMALL_SIZE) + 0.32
 
 
-def _draw_one(at: Page, one: Pattern, forms: Sequence[bool], side: float, wide: float, head: float) -> None:
+def _draw_one(at: Page, one: VariantPattern, forms: Sequence[bool], side: float, wide: float, head: float) -> None:
     at.write(at.left, at.top - 0.02, shorten(one.name, wide + 0.1, SMALL_SIZE), va="top")
     for place, line in enumerate(one.setting(wide + 0.1)):
         y = at.top - 0.17 - _LINE * place

@@ -31,7 +31,7 @@ _SCALES = tuple(2.0 ** (step / 2) for step in range(-16, 7))
 
 
 @dataclass(frozen=True)
-class Rows:
+class SoftmaxRows:
     """Softmax rows at one scale: their quartiles."""
 
     head_dim: int
@@ -55,13 +55,13 @@ def draw_saturation(*, n: int = N, head_dim: int | None = None) -> Picture:
     return Picture(_draw(found, widths, n), _numbers(found))
 
 
-def rows_over_scale(n: int, head_dim: int) -> list[Rows]:
+def rows_over_scale(n: int, head_dim: int) -> list[SoftmaxRows]:
     """Softmax rows at every scale, the factor 1/√d among them."""
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(size, head_dim, generator=generator, dtype=torch.float64) for size in (_QUERIES, n))
     logits = q @ k.T
     scales = sorted({*_SCALES, head_dim**-0.5})
-    return [Rows(head_dim, scale, *quartiles_of((scale * logits).softmax(-1))) for scale in scales]
+    return [SoftmaxRows(head_dim, scale, *quartiles_of((scale * logits).softmax(-1))) for scale in scales]
 
 
 def quartiles_of(weights: Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -77,7 +77,7 @@ def jacobian_norm(weights: Tensor) -> Tensor:
     return (squares - 2 * cubes + squares.square()).clamp(min=0).sqrt()
 
 
-def _numbers(found: Sequence[Rows]) -> pd.DataFrame:
+def _numbers(found: Sequence[SoftmaxRows]) -> pd.DataFrame:
     quartiles = ("low", "median", "high")
     return pd.DataFrame(
         [
@@ -94,7 +94,7 @@ def _numbers(found: Sequence[Rows]) -> pd.DataFrame:
 
 
 @in_style
-def _draw(found: Sequence[Rows], widths: Sequence[int], n: int) -> Figure:
+def _draw(found: Sequence[SoftmaxRows], widths: Sequence[int], n: int) -> Figure:
     notes = [
         f"softmax(c·q·k) over {n} keys, q and k independent normal numbers of variance 1, so that q·k has the "
         "standard deviation √d. Lines: medians of 256 rows; bands: quartiles. Entropy over log n: 1 is uniform, 0 is "
@@ -123,7 +123,7 @@ def _draw(found: Sequence[Rows], widths: Sequence[int], n: int) -> Figure:
     return page.figure
 
 
-def _said(found: Sequence[Rows], width: int) -> str:
+def _said(found: Sequence[SoftmaxRows], width: int) -> str:
     own = {one.scale: one for one in found if one.head_dim == width}
     scaled, bare = own[width**-0.5], own[1.0]
     return (
@@ -132,7 +132,7 @@ def _said(found: Sequence[Rows], width: int) -> str:
     )
 
 
-def _panel(ax: Axes, found: Sequence[Rows], widths: Sequence[int], what: str) -> None:
+def _panel(ax: Axes, found: Sequence[SoftmaxRows], widths: Sequence[int], what: str) -> None:
     values = np.concatenate([getattr(one, what) for one in found])
     log_axis(ax, "x", padded(_SCALES, share=0.03), text=halves, most=4 if narrow() else 7)
     if what == "gradient":

@@ -12,15 +12,15 @@ import pandas as pd
 from matplotlib.lines import Line2D
 
 from attnbench.errors import UsageError
-from attnbench.figures.kit.bands import arrange, draw_bands
 from attnbench.figures.kit.bubbles import draw_circles, draw_keys, round_sizes
 from attnbench.figures.kit.heat import Heat, draw_heat
+from attnbench.figures.kit.heights import arrange, draw_bands
 from attnbench.figures.kit.labels import place_labels
 from attnbench.figures.kit.page import Page, only_on_a_page, shorten, wrap
 from attnbench.figures.kit.palette import palette
 from attnbench.figures.kit.style import SMALL_SIZE, TEXT_SIZE, Look, look, looks
 from attnbench.figures.kit.ticks import length, linear_ticks, log_axis, padded, plain
-from attnbench.figures.published.points import VALUES, Points
+from attnbench.figures.published.point_file import VALUES, Points
 
 _HERE = Path(__file__).parent
 GB = 1e9

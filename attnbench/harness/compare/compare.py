@@ -83,7 +83,7 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CompareRow:
     """One pair at one length."""
 
     n: int
@@ -139,7 +139,7 @@ class Comparison:
     """All lengths of all pairs, and the crossover length of each pair. One variant alone is a pair with itself."""
 
     labels: list[str]
-    rows: dict[tuple[str, str], list[Row]] = field(default_factory=dict)
+    rows: dict[tuple[str, str], list[CompareRow]] = field(default_factory=dict)
     crossovers: dict[tuple[str, str], Crossover] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
     without_error: list[int] = field(default_factory=list)
@@ -324,7 +324,7 @@ class Contest:
                     against = doubts.at(place, (i, j)) or contradicted(ratio, a.time, b.time)
                     verdict = judged(ratio.joint, ratio.noise, busy=doubts.busy[place], doubt=against)
                 disturbed, stopped = (sum(getattr(p, name) for p in visit.pairs) for name in ("disturbed", "stopped"))
-                rows.append(Row(n, a, b, ratio, verdict, disturbed, stopped, len(of_a)))
+                rows.append(CompareRow(n, a, b, ratio, verdict, disturbed, stopped, len(of_a)))
             if i != j:
                 claims = [row.shown for row in rows]
                 found = crossover(lengths, claims, names=(labels[i], labels[j]))

@@ -12,7 +12,7 @@ from attnbench.harness.inside.launch import EAGER
 from attnbench.harness.inside.pairs import Pairs
 from attnbench.harness.outside.isolation import CellFailed, Worker
 from attnbench.harness.wire.protocol import Answer, TakeTurns, VisitCell
-from attnbench.laws.error import error_kind
+from attnbench.laws.exact_error import error_kind
 from attnbench.measure.status import Status
 from attnbench.measure.time import TimingRules
 from attnbench.results.record import FIELDS, FIRST_CALL, Record

@@ -28,9 +28,9 @@ from attnbench.contract.spec import Spec
 from attnbench.contract.task import NO_LABEL, Examples, Form, make_task
 from attnbench.contract.variant import without_core
 from attnbench.errors import AttnbenchError, Unsupported, UsageError
-from attnbench.harness.inside.turns import SEEN, UNSEEN, Windows
+from attnbench.harness.inside.turns import SEEN, UNSEEN, MemoryWindows
 from attnbench.harness.wire.process import choose_products
-from attnbench.laws.error import hold_rows
+from attnbench.laws.exact_error import hold_rows
 from attnbench.measure.laps import Laps
 from attnbench.measure.memory import out_of_memory, state_bytes
 from attnbench.measure.reuse import Recent
@@ -155,7 +155,7 @@ def prepare(
 
 
 def _choosing(
-    cell: Cell, module: nn.Module, inputs: Sequence[Windows], mask: Tensor | None
+    cell: Cell, module: nn.Module, inputs: Sequence[MemoryWindows], mask: Tensor | None
 ) -> Callable[[], Any] | None:
     choosing = chooser(module)
     if cell.level != "operator" or cell.pass_ in STEPS or choosing is None:
@@ -170,7 +170,7 @@ def _choosing(
 
 
 def _holding(
-    cell: Cell, module: nn.Module, inputs: Sequence[Windows], mask: Tensor | None, made: _Made
+    cell: Cell, module: nn.Module, inputs: Sequence[MemoryWindows], mask: Tensor | None, made: _Made
 ) -> Callable[[], str] | None:
     if cell.variant.name == UNTOUCHED or cell.shape.query_stride > 1 or cell.architecture != "encoder":
         return None
@@ -235,7 +235,7 @@ def held_to_formula(call: Call, *, unchecked: bool) -> str:
         return str(off)
 
 
-def _operator(cell: Cell, draw: Draw) -> tuple[nn.Module, list[Windows]]:
+def _operator(cell: Cell, draw: Draw) -> tuple[nn.Module, list[MemoryWindows]]:
     if cell.entry.kind == "mixer":
         raise Unsupported(without_core())
     if cell.positions is not None:
@@ -245,10 +245,10 @@ def _operator(cell: Cell, draw: Draw) -> tuple[nn.Module, list[Windows]]:
     reads = cell.entry.claims(cell.variant, causal=cell.shape.causal).reads
     q, k, v, *gates = draw(cell.inputs, cell.shape, cell.seed, reads)
     drawn = (t.to(cell.device, dtype) for t in (q, k, v))
-    inputs = [Windows.into(t, lambda count: torch.randn(count, generator=generator)) for t in drawn]
+    inputs = [MemoryWindows.into(t, lambda count: torch.randn(count, generator=generator)) for t in drawn]
     for gate in gates:
         more = partial(_again, gate.flatten(), generator)
-        inputs.append(Windows.into(gate.to(cell.device, accumulator(dtype)), more))
+        inputs.append(MemoryWindows.into(gate.to(cell.device, accumulator(dtype)), more))
     return module, inputs
 
 
@@ -256,7 +256,7 @@ def _again(numbers: Tensor, generator: torch.Generator, count: int) -> Tensor:
     return numbers[torch.randint(len(numbers), (count,), generator=generator)]
 
 
-def _layer(cell: Cell) -> tuple[nn.Module, list[Windows]]:
+def _layer(cell: Cell) -> tuple[nn.Module, list[MemoryWindows]]:
     if cell.positions in ("learned", "trained-sinusoid", "sinusoid"):
         raise Unsupported(
             f"positions: a model adds {cell.positions} ones to its tokens, and a layer reads what it gets"
@@ -265,12 +265,12 @@ def _layer(cell: Cell) -> tuple[nn.Module, list[Windows]]:
     generator = torch.Generator().manual_seed(cell.seed)
     shape = (cell.shape.B, cell.shape.N, cell.shape.C)
     x = torch.randn(shape, generator=generator).to(cell.device, getattr(torch, cell.dtype))
-    return module, [Windows.into(x, lambda count: torch.randn(count, generator=generator))]
+    return module, [MemoryWindows.into(x, lambda count: torch.randn(count, generator=generator))]
 
 
 def _model(
     cell: Cell, examples: Callable[[Cell], tuple[Form, Examples]]
-) -> tuple[nn.Module, list[Windows], Tensor | None]:
+) -> tuple[nn.Module, list[MemoryWindows], Tensor | None]:
     size = cell.model or ModelSize()
     if cell.architecture != "encoder":
         return _writing(cell, size)
@@ -284,10 +284,10 @@ def _model(
         words, labels = shown.tokens, shown.labels
     module = Encoder(cell.variant, cell.shape, size, form=form, seed=cell.seed)
     more = lambda count: torch.randint(min(form.vocab), (count,), generator=generator)  # noqa: E731  # as in the others
-    return module, [Windows.into(words.to(cell.device), more, tokens=-1 if len(form.vocab) == 1 else -2)], labels
+    return module, [MemoryWindows.into(words.to(cell.device), more, tokens=-1 if len(form.vocab) == 1 else -2)], labels
 
 
-def _writing(cell: Cell, size: ModelSize) -> tuple[nn.Module, list[Windows], Tensor]:
+def _writing(cell: Cell, size: ModelSize) -> tuple[nn.Module, list[MemoryWindows], Tensor]:
     if cell.task is not None:
         raise Unsupported("a task is answered by an encoder; remove the task, or write architecture: encoder")
     generator = torch.Generator().manual_seed(cell.seed)
@@ -302,16 +302,16 @@ def _writing(cell: Cell, size: ModelSize) -> tuple[nn.Module, list[Windows], Ten
         make = EncoderDecoder
         given.append(torch.unflatten(more(cell.shape.B * cell.shape.M), 0, (cell.shape.B, -1)))
     module = make(cell.variant, cell.shape, size, seed=cell.seed)
-    return module, [Windows.into(one.to(cell.device), more, tokens=-1) for one in given], words[:, 1:]
+    return module, [MemoryWindows.into(one.to(cell.device), more, tokens=-1) for one in given], words[:, 1:]
 
 
-def _pretrained(cell: Cell, trained: Trained | None) -> tuple[nn.Module, list[Windows], Tensor]:
+def _pretrained(cell: Cell, trained: Trained | None) -> tuple[nn.Module, list[MemoryWindows], Tensor]:
     if cell.pretrained is None:
         raise UsageError("level pretrained needs the name of a model; write model: listops in a suite")
     if cell.compile:
         raise Unsupported("compile: the variant is put into a trained model call by call, which is not one graph")
     if trained is None:
-        from attnbench.models.pretrained.cell import swapped  # only trained models need it
+        from attnbench.models.pretrained.pretrained_cell import swapped  # only trained models need it
 
         trained = swapped
     module, text = trained(cell)
@@ -321,7 +321,7 @@ def _pretrained(cell: Cell, trained: Trained | None) -> tuple[nn.Module, list[Wi
         """Random tokens of the text: in order, a later window would repeat an earlier one."""
         return whole[torch.randint(len(whole), (count,), generator=generator)]
 
-    return module, [Windows.into(text.tokens.to(cell.device), more, tokens=-1)], text.targets
+    return module, [MemoryWindows.into(text.tokens.to(cell.device), more, tokens=-1)], text.targets
 
 
 def _allow_cost(cell: Cell) -> None:
@@ -422,7 +422,7 @@ class _Made:
 def _made(
     cell: Cell,
     module: nn.Module,
-    inputs: Sequence[Windows],
+    inputs: Sequence[MemoryWindows],
     mask: Tensor | None,
     labels: Tensor | None,
     *,
@@ -450,7 +450,7 @@ def _made(
     return _training(loss, turn) if cell.pass_ == "training" else _backward(loss, turn(0))
 
 
-def _forward(run: Callable[..., Tensor], inputs: Sequence[Windows]) -> _Made:
+def _forward(run: Callable[..., Tensor], inputs: Sequence[MemoryWindows]) -> _Made:
     def call(turns: Iterator[Sequence[Tensor]]) -> Callable[[], Tensor]:
         return torch.inference_mode()(lambda: run(*next(turns)))
 
@@ -493,7 +493,7 @@ def _parts_of_decoding(cell: Cell) -> list[tuple[slice, slice, slice]]:
     return [(rows, slice(0, end - count), slice(end - count, end)) for rows, end in ends]
 
 
-def _decode(cell: Cell, module: nn.Module, inputs: Sequence[Windows], *, compiled: bool) -> _Made:
+def _decode(cell: Cell, module: nn.Module, inputs: Sequence[MemoryWindows], *, compiled: bool) -> _Made:
     module.requires_grad_(False)
     decoding, parts = cast(Decoding, module), _parts_of_decoding(cell)
     several = cell.new_tokens > 1
@@ -524,7 +524,7 @@ def _decode(cell: Cell, module: nn.Module, inputs: Sequence[Windows], *, compile
     return _Made(turn, call, state_bytes(state), rollback=rollback if several else None)
 
 
-def _stepwise(module: nn.Module, inputs: Sequence[Windows]) -> _Made:
+def _stepwise(module: nn.Module, inputs: Sequence[MemoryWindows]) -> _Made:
     module.requires_grad_(False)
     decoding = cast(Decoding, module)
 
@@ -548,7 +548,7 @@ def _stepwise(module: nn.Module, inputs: Sequence[Windows]) -> _Made:
     return _Made(lambda number: [windows.at(number) for windows in inputs], call)
 
 
-def _generate(cell: Cell, module: nn.Module, inputs: Sequence[Windows]) -> _Made:
+def _generate(cell: Cell, module: nn.Module, inputs: Sequence[MemoryWindows]) -> _Made:
     """A prompt in one call, then a step for each new token: outputs of the prompt's last token and of the new ones.
 
     With a kept prefix a step takes the rest of the prompt from its state, which is there before all calls.

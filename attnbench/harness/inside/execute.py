@@ -25,7 +25,7 @@ from attnbench.harness.inside.call import Call, always_compiled, held_to_formula
 from attnbench.harness.inside.fresh_inputs import Look, hold_to, hold_to_earlier, hold_to_unseen, look, tensors
 from attnbench.harness.inside.launch import host_share, launch, note_work
 from attnbench.harness.wire.outcome import Nonfinite, failed
-from attnbench.laws.error import beyond_rounding, measure_error
+from attnbench.laws.exact_error import beyond_rounding, measure_error
 from attnbench.laws.own_error import measure_own_error
 from attnbench.measure.allocator import freed_memory_returned, return_freed_memory
 from attnbench.measure.card import Card
@@ -40,7 +40,7 @@ from attnbench.measure.standstill import Moment, Standstill
 from attnbench.measure.statistics import median
 from attnbench.measure.status import Status
 from attnbench.measure.stopwatch import Stopwatch, WallClock
-from attnbench.measure.time import Disturbed, Kept, Sample, measure_time, summarise
+from attnbench.measure.time import Disturbed, OutputKeeper, Sample, measure_time, summarise
 from attnbench.measure.yardstick import Pace, Yardstick
 from attnbench.results.record import REPLACED, Record
 from attnbench.suite.cell import Cell
@@ -172,7 +172,7 @@ def run_cell(
             reads = cell.entry.claims(cell.variant, causal=cell.shape.causal).reads
             add_warning(record, doubt(cell.inputs, cell.shape, reads))
         if cell.pretrained is not None:
-            from attnbench.models.pretrained.cell import opened  # only trained models need it
+            from attnbench.models.pretrained.pretrained_cell import opened  # only trained models need it
 
             add_warning(record, opened(cell).left)
     except Disturbed as why:  # error and memory, which wait for no core, stand in the row all the same
@@ -217,7 +217,7 @@ def _add_own_error(record: Record, cell: Cell) -> None:
 
 def _add_trained(record: Record, cell: Cell, begins: Callable[..., None]) -> None:
     from attnbench.harness.swap.loss import measure_loss  # only trained models need it
-    from attnbench.models.pretrained.cell import opened
+    from attnbench.models.pretrained.pretrained_cell import opened
 
     one = opened(cell)
     record.model_digest, record.text, record.text_digest = one.subject.digest, one.text.name, one.text.digest
@@ -262,8 +262,8 @@ def _first_look(record: Record, cell: Cell, call: Call, resident: bool) -> list[
 
     Returns a look at the output for each of the inputs in turn.
     """
-    first = Kept([lambda: count(call.uncompiled(), call.on(0)) if call.uncompiled else count(call.on(0))])
-    held = Kept([partial(tensor_bytes, first, cell.device)])
+    first = OutputKeeper([lambda: count(call.uncompiled(), call.on(0)) if call.uncompiled else count(call.on(0))])
+    held = OutputKeeper([partial(tensor_bytes, first, cell.device)])
     rise: int | None = None
     start = Moment.now()
     if "memory" in cell.measure and not call.uncompiled:  # which has had its first call
@@ -307,7 +307,7 @@ def _first_look(record: Record, cell: Cell, call: Call, resident: bool) -> list[
     unsure = UNSURE * all(one.resizable() for one in storages.values())  # another library's memory is not
     del counted, first, held, storages
     return_freed_memory()
-    other = Kept([call.on(1)])
+    other = OutputKeeper([call.on(1)])
     if "memory" in cell.measure:
         record.peak_bytes = peak_tensor_bytes(other, cell.device)
         _add_kept(record, cell, kept, rise, unsure)

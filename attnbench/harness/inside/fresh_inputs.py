@@ -19,7 +19,7 @@ from attnbench.errors import BrokenContract
 from attnbench.harness.inside.call import Call
 from attnbench.harness.inside.turns import SEEN, UNSEEN
 from attnbench.measure.stopwatch import Stopwatch
-from attnbench.measure.time import Kept, garbage_collection_off
+from attnbench.measure.time import OutputKeeper, garbage_collection_off
 from attnbench.suite.cell import Cell
 
 _LOOKED_AT = 1024
@@ -123,7 +123,7 @@ def hold_to_unseen(
                 if known:
                     seen.append(watch.time(call.run, group)[0] / group)
                 else:
-                    kept = Kept([call.on(number) for number in numbers])
+                    kept = OutputKeeper([call.on(number) for number in numbers])
                     unseen.append(watch.time(kept, group)[0] / group)
                     found = look(kept.output)
                     del kept  # there may be no memory for one more

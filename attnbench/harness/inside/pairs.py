@@ -109,7 +109,7 @@ def measure_pairs(
     """
     place, held = random.Random(f"{cells[0].seed} {cells[0].shape.N} {process}"), list[torch.Tensor]()
     watch = stopwatch(cells[0].device)
-    ready: dict[int, _Ready] = {}
+    ready: dict[int, _ReadyCell] = {}
     ran: dict[int, int] = {}
     """Position of each cell that has times, and its column in the blocks."""
     left_out, warnings, slow = list[tuple[int, str, str]](), list[tuple[int, str]](), False
@@ -124,7 +124,7 @@ def measure_pairs(
                 slow = True
                 begins(f"the first calls of {cell.variant.label}", first=True)
             held.append(torch.empty(64 * place.randrange(*_HELD), dtype=torch.uint8, device=cell.device))
-            ready[position] = _Ready.of(cell, watch, rules, unchecked=unchecked)
+            ready[position] = _ReadyCell.of(cell, watch, rules, unchecked=unchecked)
         except Exception as error:
             leave_out(position, error)
     ready = dict(sorted(ready.items()))
@@ -159,7 +159,7 @@ def measure_pairs(
 
 
 @dataclass(slots=True)
-class _Ready:
+class _ReadyCell:
     cell: Cell
     call: Call
     looks: list[Look]
@@ -169,7 +169,7 @@ class _Ready:
     """The fault of its rows, or the reason why they were not held to the formula."""
 
     @classmethod
-    def of(cls, cell: Cell, watch: Stopwatch, rules: TimingRules, *, unchecked: bool) -> _Ready:
+    def of(cls, cell: Cell, watch: Stopwatch, rules: TimingRules, *, unchecked: bool) -> _ReadyCell:
         call = prepare(cell)
         looks = [look(call.on(number)()) for number in range(SEEN)]
         off = held_to_formula(call, unchecked=unchecked)
@@ -190,7 +190,7 @@ class _Ready:
         return list(filter(None, said))
 
 
-def _led(watch: Stopwatch, ready: Sequence[_Ready], hear: Callable[[dict[str, Any]], dict[str, Any]]) -> Turns:
+def _led(watch: Stopwatch, ready: Sequence[_ReadyCell], hear: Callable[[dict[str, Any]], dict[str, Any]]) -> Turns:
     """Take the samples that another process asks for, which gives the blocks at the end."""
     takes = [one.sampler(watch) for one in ready]
     with garbage_collection_off():

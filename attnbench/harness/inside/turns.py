@@ -23,7 +23,7 @@ _SHARE = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Windows:
+class MemoryWindows:
     """Windows of one shape into ``memory``, which is a little longer."""
 
     memory: Tensor
@@ -35,7 +35,7 @@ class Windows:
     """Places between the two windows that take turns."""
 
     @classmethod
-    def into(cls, x: Tensor, more: Callable[[int], Tensor], *, tokens: int = -2) -> Windows:
+    def into(cls, x: Tensor, more: Callable[[int], Tensor], *, tokens: int = -2) -> MemoryWindows:
         """Windows with ``x`` as the first, in its own order of memory; ``tokens`` is its dimension of tokens.
 
         ``more`` gives as many further numbers as it is asked for, for the end.

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 
 _ELSEWHERE = {
-    "laws": ("outside.laws", "HoldToLaw"),
-    "bits": ("outside.laws", "AskBits"),
-    "own errors": ("outside.laws", "AskOwnErrors"),
+    "laws": ("outside.law_requests", "HoldToLaw"),
+    "bits": ("outside.law_requests", "AskBits"),
+    "own errors": ("outside.law_requests", "AskOwnErrors"),
     "setting": ("outside.visit", "HoldSetting"),
-    "probe": ("outside.laws", "AskModule"),
+    "probe": ("outside.law_requests", "AskModule"),
     "capture": ("outside.capture", "TakeCapture"),
     "model": ("swap.described", "DescribeModel"),
 }
@@ -263,7 +263,7 @@ def _set_up(settings: dict[str, Any]) -> tuple[dict[str, Any], list[str], Watch]
     """Set the process up and measure the machine's limits; return its facts, and notes for each of its rows."""
     import torch
 
-    from attnbench.contract.plugins.load import GROUP, libraries
+    from attnbench.contract.plugins.discovery import GROUP, libraries
     from attnbench.harness.wire.protocol import digest
     from attnbench.measure import card
     from attnbench.measure.machine import describe, machine_class, machine_id
@@ -280,7 +280,7 @@ def _set_up(settings: dict[str, Any]) -> tuple[dict[str, Any], list[str], Watch]
     torch.hub.tqdm.monitor_interval = 0  # type: ignore[attr-defined]  # where torch keeps the class, or a stand-in
     replaced, changed = _load_plugins(settings["plugins"], undo=settings["process"] == "tuned")
     if settings["models"]:
-        from attnbench.models.pretrained.cell import make_ready
+        from attnbench.models.pretrained.pretrained_cell import make_ready
 
         make_ready(settings["models"])
     sys.setrecursionlimit(max(2000, sys.getrecursionlimit()))  # as torch.compile does when it is first used
@@ -327,7 +327,7 @@ def _load_plugins(names: Sequence[str], *, undo: bool) -> tuple[list[str], list[
         return [], []
     import torch
 
-    from attnbench.contract.plugins.load import load
+    from attnbench.contract.plugins.discovery import load
     from attnbench.harness.inside.canary import Canary
     from attnbench.harness.inside.switches import read_switches, set_back
     from attnbench.harness.inside.traces import Snapshot

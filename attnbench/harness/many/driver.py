@@ -16,10 +16,10 @@ from time import monotonic
 from typing import Any, cast
 
 from attnbench.errors import AttnbenchError, Exit, StoreError, UsageError
+from attnbench.harness.many.actor import Event, requirements
 from attnbench.harness.many.kinds import Kind, Kinds
-from attnbench.harness.many.machine import Event, requirements
 from attnbench.harness.many.ray import RayEngine
-from attnbench.harness.outside.trainings import at_chosen_rates, count_trainings, phases, threads_of
+from attnbench.harness.outside.trainers import at_chosen_rates, count_trainings, phases, threads_of
 from attnbench.harness.plan import Plan
 from attnbench.harness.rows import now
 from attnbench.harness.runner import Watcher
@@ -54,7 +54,7 @@ class NoMachine(AttnbenchError):
 
 
 @dataclass(eq=False, slots=True)
-class _Group:
+class _CellGroup:
     """Cells that differ by the variant alone. Once one has a row, the others go where it was measured."""
 
     cells: list[Cell]
@@ -89,7 +89,7 @@ class _Member:
     """Digest of its host; empty until it takes part."""
     kind: Kind = field(init=False)
     state: Ready = field(init=False)
-    lot: list[_Group] = field(default_factory=list)
+    lot: list[_CellGroup] = field(default_factory=list)
     cells: dict[str, Cell] = field(default_factory=dict)
     """The cells of its lot, by id."""
     at_work: dict[str, str] = field(default_factory=dict)
@@ -140,7 +140,7 @@ class _Driver:
         """Times of the run's begin, and of the last work."""
         self.places, self.counted_at = 0, self.begun_at - _TICK
         """The number of machines, and when it was asked for."""
-        found = [_Group(cells, sum(map(weight, cells))) for cells in groups(plan.cells)]
+        found = [_CellGroup(cells, sum(map(weight, cells))) for cells in groups(plan.cells)]
         # Short sequences come first, since their failures stand for longer ones.
         found.sort(key=lambda group: max(cell.shape.N for cell in group.cells))
         rows = {id_: (kind, row) for kind in self.kinds.all for id_, row in kind.rows.records.items()}

@@ -12,9 +12,9 @@ from typing import Any
 
 from attnbench.errors import CorruptResults
 from attnbench.files import make_folder
-from attnbench.harness.identity import identity, run_key
 from attnbench.harness.plan import Plan
 from attnbench.harness.rows import Rows, new_folder, stamp
+from attnbench.harness.run_identity import identity, run_key
 from attnbench.harness.wire.process import Products
 from attnbench.harness.wire.protocol import Ready
 from attnbench.measure.machine import MEMORY_TOLERANCE, PRODUCTS, RATES_WITHIN, memory_bytes, rates

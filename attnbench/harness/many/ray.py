@@ -22,7 +22,7 @@ from attnbench.errors import UsageError, did_you_mean, said
 from attnbench.text import one_line
 
 if TYPE_CHECKING:
-    from attnbench.harness.many.machine import Event
+    from attnbench.harness.many.actor import Event
 
 _DEVICES = ("auto", "cpu", "cuda")
 _RESOURCE = "machine"
@@ -145,7 +145,7 @@ class RayEngine:
 
     def start(self) -> int:
         """Own one more machine and return its number at once; its calls wait until one is free."""
-        from attnbench.harness.many.machine import Machine  # here, since --on is parsed before torch is imported
+        from attnbench.harness.many.actor import Machine  # here, since --on is parsed before torch is imported
 
         machine = next(self._numbers)
         cores = min((one.get("CPU", 0.0) // one[_RESOURCE] for one in self._usable()), default=0.0)
@@ -156,7 +156,7 @@ class RayEngine:
         return machine
 
     def ask(self, machine: int, method: str, *arguments: Any) -> None:
-        """Let a machine run a method of :class:`~attnbench.harness.many.machine.Machine` and return at once."""
+        """Let a machine run a method of :class:`~attnbench.harness.many.actor.Machine` and return at once."""
         self._at_work[self._actors[machine].work.remote(method, *arguments)] = machine
 
     def wait(self, seconds: float) -> Sequence[tuple[int, Event | str]]:

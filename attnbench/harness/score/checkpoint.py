@@ -21,7 +21,7 @@ FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class TrainingState:
     """Tensors by name, and the rest as plain data."""
 
     tensors: Mapping[str, Tensor]
@@ -41,7 +41,7 @@ class Checkpoint:
         self.trouble = ""
         """Why it could not be written or read, for the row."""
 
-    def save(self, state: State) -> None:
+    def save(self, state: TrainingState) -> None:
         """Write the file. A full disk costs the checkpoint, not the training."""
         about = json.dumps({"owner": self._owner, **state.about}).encode()
         content = about + b"\n" + save({n: t.contiguous() for n, t in state.tensors.items()})
@@ -51,7 +51,7 @@ class Checkpoint:
         except OSError as error:
             self.trouble = f"no checkpoint could be written: {error.strerror}"
 
-    def load(self) -> State | None:
+    def load(self) -> TrainingState | None:
         """The saved state; None without a file that fits."""
         if not self.path.is_file():
             return None
@@ -62,7 +62,7 @@ class Checkpoint:
                 raise ValueError("not as it was written")
             line, _, tensors = content.partition(b"\n")
             about = json.loads(line)
-            return State(load(tensors), about) if about.pop("owner") == self._owner else None
+            return TrainingState(load(tensors), about) if about.pop("owner") == self._owner else None
         except (OSError, SafetensorError, ValueError):
             self.trouble = "its checkpoint was damaged, so it began anew"
             return None

@@ -17,7 +17,7 @@ from torch.optim import AdamW
 from attnbench.contract.task import Examples, Task, stream_seed
 from attnbench.errors import Diverged
 from attnbench.harness.score.accuracy import answer, logits_of
-from attnbench.harness.score.checkpoint import Checkpoint, State
+from attnbench.harness.score.checkpoint import Checkpoint, TrainingState
 from attnbench.measure.energy import Meter
 from attnbench.models.encoder import MultiHead, cross_entropy
 from attnbench.suite.cell import Cell
@@ -34,7 +34,7 @@ _LAST = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class Evaluation:
     """One evaluation on the validation examples."""
 
     step: int
@@ -53,7 +53,7 @@ class Course:
 
     step: int = 0
     train_s: float = 0.0
-    points: list[Point] = field(default_factory=list)
+    points: list[Evaluation] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     """Losses of the steps since the last evaluation."""
     last_losses: list[float] = field(default_factory=list)
@@ -196,10 +196,10 @@ def share_of_rate(step: int, steps: int, warm_up: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - rising) / max(1, steps - rising))))
 
 
-def _evaluated(model: nn.Module, task: Task, batch: int, course: Course, rate: float, device: str) -> Point:
+def _evaluated(model: nn.Module, task: Task, batch: int, course: Course, rate: float, device: str) -> Evaluation:
     model.eval()
     found = answer(model, task.held_out("validation", batch), device)
-    return Point(
+    return Evaluation(
         step=course.step,
         train_loss=sum(course.losses) / max(1, len(course.losses)),
         val_score=found.accuracy,
@@ -225,17 +225,17 @@ def _random_numbers(seed: int, device: str) -> Iterator[None]:
         yield
 
 
-def _state(course: Course, model: nn.Module, optimizer: AdamW, device: str, extra: dict[str, Any]) -> State:
+def _state(course: Course, model: nn.Module, optimizer: AdamW, device: str, extra: dict[str, Any]) -> TrainingState:
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     for place, moments in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{place}.{name}": tensor for name, tensor in moments.items()}
     tensors["random.cpu"] = torch.get_rng_state()
     if device.startswith("cuda"):
         tensors["random.cuda"] = torch.cuda.get_rng_state(torch.device(device))
-    return State(tensors, {"course": asdict(course), "extra": extra})
+    return TrainingState(tensors, {"course": asdict(course), "extra": extra})
 
 
-def _restored(state: State, model: nn.Module, optimizer: AdamW, device: str) -> Course:
+def _restored(state: TrainingState, model: nn.Module, optimizer: AdamW, device: str) -> Course:
     parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "random": {}}
     for name, tensor in state.tensors.items():
         part, _, rest = name.partition(".")
@@ -250,7 +250,7 @@ def _restored(state: State, model: nn.Module, optimizer: AdamW, device: str) -> 
     if device.startswith("cuda"):
         torch.cuda.set_rng_state(parts["random"]["cuda"], torch.device(device))
     course = Course(**state.about["course"])
-    course.points = [Point(**point) for point in state.about["course"]["points"]]
+    course.points = [Evaluation(**point) for point in state.about["course"]["points"]]
     return course
 
 
@@ -259,7 +259,7 @@ WIDTH = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class OperatorCall:
     """The inputs of one operator in a forward pass."""
 
     operator: nn.Module
@@ -271,12 +271,12 @@ class Call:
 
 
 @contextmanager
-def calls_of(model: nn.Module) -> Iterator[list[Call]]:
+def calls_of(model: nn.Module) -> Iterator[list[OperatorCall]]:
     """Collect the inputs of each operator inside the model, in order."""
-    found: list[Call] = []
+    found: list[OperatorCall] = []
 
     def keep(operator: nn.Module, inputs: tuple[Tensor, ...], more: dict[str, Tensor | None]) -> None:
-        found.append(Call(operator, inputs[0], inputs[1], more.get("key_mask")))
+        found.append(OperatorCall(operator, inputs[0], inputs[1], more.get("key_mask")))
 
     operators = [layer.operator for layer in model.modules() if isinstance(layer, MultiHead)]
     hooks = [operator.register_forward_pre_hook(keep, with_kwargs=True) for operator in operators]
@@ -287,7 +287,7 @@ def calls_of(model: nn.Module) -> Iterator[list[Call]]:
             hook.remove()
 
 
-def implied_weights(call: Call) -> Tensor:
+def implied_weights(call: OperatorCall) -> Tensor:
     """The weights of every pair ``(B, H, N, M)``, of any operator: its output for the columns of I as values.
 
     As many columns at a time as a head is wide: M/D calls. Gradients pass through them.
@@ -328,7 +328,7 @@ def guided_loss(weights: Tensor, key_mask: Tensor | None = None, *, width: float
     return rows.masked_fill(~real, 0.0).sum() / real.sum().clamp(min=1)
 
 
-def guidance(calls: list[Call]) -> Tensor:
+def guidance(calls: list[OperatorCall]) -> Tensor:
     """The mean of the loss over the operators of a model; raise ValueError without any."""
     if not calls:
         raise ValueError("no operator attended to anything that could be guided")

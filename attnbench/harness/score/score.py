@@ -26,7 +26,7 @@ from attnbench.errors import BrokenContract, Unsupported, UsageError
 from attnbench.harness.score.accuracy import Answers, answer, chance
 from attnbench.harness.score.checkpoint import Checkpoint
 from attnbench.harness.score.loop import TELL, Caller, Course, Lesson, Loss, train
-from attnbench.laws.error import measure_error
+from attnbench.laws.exact_error import measure_error
 from attnbench.measure.energy import Meter, energy_counters
 from attnbench.measure.memory import state_bytes
 from attnbench.models.encoder import Encoder, cross_entropy

@@ -13,7 +13,7 @@ from attnbench.errors import Unsupported, UsageError
 from attnbench.harness.outside.isolation import CellFailed, Worker, WorkerFailed
 from attnbench.harness.wire.protocol import Request
 from attnbench.measure.status import Status
-from attnbench.models.pretrained.cell import cached
+from attnbench.models.pretrained.pretrained_cell import cached
 from attnbench.models.pretrained.subject import Layer
 
 _PATIENCE = 600.0
@@ -21,7 +21,7 @@ _PATIENCE = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class ModelFacts:
     """Facts of a model and its text."""
 
     layers: tuple[Layer, ...]
@@ -40,7 +40,7 @@ class Described:
 
 
 @dataclass(frozen=True, slots=True)
-class DescribeModel(Request[Described]):
+class DescribeModel(Request[ModelFacts]):
     """Open a model, and read one window if ``timed``."""
 
     do = "model"
@@ -51,11 +51,11 @@ class DescribeModel(Request[Described]):
     device: str
     timed: bool = False
 
-    def found(self, tell: Callable[..., None]) -> Described:
+    def found(self, tell: Callable[..., None]) -> ModelFacts:
         """The worker's side. Raises UsageError and Unsupported as opening a model does."""
         one = cached(self.name, self.length, self.text)
         module = one.subject.module
-        found = Described(
+        found = ModelFacts(
             layers=one.subject.layers,
             most=one.text.most,
             weights=sum(parameter.numel() for parameter in module.parameters()),
@@ -77,7 +77,7 @@ class DescribeModel(Request[Described]):
         return replace(found, window_s=seconds)
 
 
-def describe(worker: Worker, request: DescribeModel) -> Described:
+def describe(worker: Worker, request: DescribeModel) -> ModelFacts:
     """Ask a worker about a model. Raises UsageError, Unsupported and WorkerFailed."""
     try:
         return request.ask(worker, _PATIENCE, told=lambda progress: None)

@@ -14,14 +14,14 @@ from torch import Tensor
 
 from attnbench.contract.spec import Spec
 from attnbench.errors import Unsupported
-from attnbench.harness.swap.tune import Pupil, Tuning
+from attnbench.harness.swap.tune import Pupil, PupilTraining
 from attnbench.laws.implied import implied
 from attnbench.measure.reuse import Recent
 from attnbench.measure.statistics import median, median_interval
 from attnbench.models.pretrained.baseline import Baseline, baseline_of
-from attnbench.models.pretrained.cell import opened, operators_of
 from attnbench.models.pretrained.evaluate import evaluate, layer_errors
 from attnbench.models.pretrained.operators import Operators
+from attnbench.models.pretrained.pretrained_cell import opened, operators_of
 from attnbench.models.pretrained.subject import Exact, Subject
 from attnbench.suite.cell import Cell, Pretrained
 
@@ -33,8 +33,8 @@ def measure_loss(cell: Cell, tell: Callable[[str], None] = lambda part: None) ->
     """Compare the model with the cell's variant to the untouched one; return the columns of its row.
 
     ``tell`` gets the part that begins. Raises UsageError and Unsupported as
-    :func:`~attnbench.models.pretrained.cell.opened`, for the variant, and if softmax attention in the place of the
-    model's own changes it; Diverged for NaN or infinity, also of a training.
+    :func:`~attnbench.models.pretrained.pretrained_cell.opened`, for the variant, and if softmax attention in the place
+    of the model's own changes it; Diverged for NaN or infinity, also of a training.
     """
     untouched = _untouched(cell)
     baseline = _baseline(untouched)
@@ -146,10 +146,10 @@ def _operators(cell: Cell, subject: Subject) -> Operators:
     return operators
 
 
-def _begun(cell: Cell) -> Tuning:
+def _begun(cell: Cell) -> PupilTraining:
     pupil, one = _pupil(cell), opened(cell)
     kept = [module for module in (pupil.model.module, pupil.original.module) if module is not one.weights]
-    return Tuning(pupil, one.text, cell, kept)
+    return PupilTraining(pupil, one.text, cell, kept)
 
 
 _tuning = Recent(_begun, 1)

@@ -11,12 +11,12 @@ from typing import Any, Self
 from attnbench.contract.spec import Spec, parse_specs
 from attnbench.contract.variant import VARIANTS
 from attnbench.errors import BrokenContract, UsageError
-from attnbench.harness.identity import identity
 from attnbench.harness.outside.isolation import Settings, Worker
 from attnbench.harness.plan import Options, Plan, make_plan
 from attnbench.harness.rows import rows_alike
-from attnbench.harness.swap.described import Described, DescribeModel, describe
-from attnbench.harness.swap.question import Question, parse_layers, parse_steps
+from attnbench.harness.run_identity import identity
+from attnbench.harness.swap.described import DescribeModel, ModelFacts, describe
+from attnbench.harness.swap.swap_question import SwapQuestion, parse_layers, parse_steps
 from attnbench.harness.trial import load_all
 from attnbench.harness.wire.process import memory_limit
 from attnbench.measure.machine import default_threads, resolve_device
@@ -40,10 +40,10 @@ def variants_of(texts: Sequence[str], plugins: Sequence[str]) -> tuple[Spec, ...
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SwapRequest:
     """A question, and how it is answered."""
 
-    question: Question
+    question: SwapQuestion
     options: Options
 
     @classmethod
@@ -60,7 +60,7 @@ class Asked:
         if given["windows"] < FEWEST:
             said = f"--windows {given['windows']}: below {FEWEST} no interval of the median exists"
             raise UsageError(f"{said}; take {FEWEST} or more")
-        question = Question(
+        question = SwapQuestion(
             model=model,
             variants=tuple(variants),
             layers=parse_layers(given["layers"]),
@@ -83,7 +83,7 @@ class Asked:
         )
         return cls(question, options)
 
-    def plan(self, worker: Worker, *, timed: bool = False) -> tuple[Described, Plan]:
+    def plan(self, worker: Worker, *, timed: bool = False) -> tuple[ModelFacts, Plan]:
         """The model, which reads a window if ``timed``, and its run ahead. Raises UsageError and Unsupported if the
         question does not fit the model."""
         asked = self.question
@@ -91,7 +91,7 @@ class Asked:
         model = describe(worker, request)
         return model, make_plan(asked.suite(model), self.options, sized=True)
 
-    def foresee(self) -> tuple[Described, Foreseen]:
+    def foresee(self) -> tuple[ModelFacts, Foreseen]:
         """Count the remaining work, and time one window. Nothing is written. Raises UsageError and Unsupported."""
         with self.worker() as worker:
             model, plan = self.plan(worker, timed=True)
@@ -147,7 +147,7 @@ class Foreseen:
         return self.window_s * (self.windows_read + _STEP * self.windows_trained)
 
 
-def _foreseen(question: Question, model: Described, cells: Sequence[Cell], missing: Sequence[Cell]) -> Foreseen:
+def _foreseen(question: SwapQuestion, model: ModelFacts, cells: Sequence[Cell], missing: Sequence[Cell]) -> Foreseen:
     trainings: dict[tuple[Spec, int, str], int] = {}
     for cell in missing:
         training = cell.variant, cell.seed, cell.replaced

@@ -45,7 +45,7 @@ class Pupil:
         return list({id(one): one for one in (*model, *own)}.values())
 
 
-class Tuning(nn.Module):
+class PupilTraining(nn.Module):
     """A pupil in training, which goes on from one number of steps to the next.
 
     AdamW without decay; the rate rises linearly and falls along a cosine over all steps; gradients are clipped to norm

@@ -1,5 +1,5 @@
 """Questions to an unregistered module as it is: ``attnbench check FILE.py:Class`` asks them.
 
-:mod:`~attnbench.laws.modules.subject` makes and calls it, :mod:`~attnbench.laws.modules.questions` measures, and
-:mod:`~attnbench.laws.modules.verdict` puts the findings into words.
+:mod:`~attnbench.laws.modules.probed_module` makes and calls it, :mod:`~attnbench.laws.modules.questions` measures, and
+:mod:`~attnbench.laws.modules.summary` puts the findings into words.
 """

@@ -1,6 +1,7 @@
 """Measurements of a module: tokens that it reads, numbers that pass, its computations, and idle parameters.
 
-Each question has a new module (:meth:`~attnbench.laws.modules.subject.Subject.fresh`), since a call may change it.
+Each question has a new module (:meth:`~attnbench.laws.modules.probed_module.ProbedModule.fresh`), since a call may
+change it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from attnbench.contract.compiled import without_compiler
 from attnbench.errors import Unsupported, said
 from attnbench.laws.growth import one_thread
 from attnbench.laws.laws import gradients_along
-from attnbench.laws.modules.subject import Subject, finite
+from attnbench.laws.modules.probed_module import ProbedModule, finite
 from attnbench.measure.flops import count
 from attnbench.measure.memory import peak_tensor_bytes
 
@@ -113,7 +114,7 @@ class Reads:
 
 
 @dataclass(frozen=True, slots=True)
-class Pairs:
+class PairWork:
     """The computations over all pairs of n tokens in one call."""
 
     softmax: int = 0
@@ -133,7 +134,7 @@ class Pairs:
 
 
 @dataclass(frozen=True, slots=True)
-class Growth:
+class CostGrowth:
     """A cost at three or more lengths, each twice the one before, as a + b·n + c·n² of the last three."""
 
     lengths: tuple[int, ...]
@@ -172,7 +173,7 @@ class Growth:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ModuleAnswers:
     """Answers to all questions; None if one does not apply or could not be asked."""
 
     per_token: bool
@@ -190,16 +191,16 @@ class Found:
     reads: Reads | None = None
     crossing: tuple[tuple[int, int, int], ...] | None = None
     """Tokens before a cut, numbers of them that reach the outputs behind it, and how many could."""
-    pairs: Pairs | None = None
-    products: Growth | None = None
+    pairs: PairWork | None = None
+    products: CostGrowth | None = None
     """FLOPs of matrix products."""
-    numbers: Growth | None = None
+    numbers: CostGrowth | None = None
     """Numbers that operations write."""
-    memory: Growth | None = None
+    memory: CostGrowth | None = None
     """Peak bytes of a forward pass."""
-    trained_products: Growth | None = None
+    trained_products: CostGrowth | None = None
     """FLOPs of matrix products in the backward pass."""
-    trained_memory: Growth | None = None
+    trained_memory: CostGrowth | None = None
     """Peak bytes of a forward and a backward pass."""
     gradient: float | None = None
     """Gap of the gradient to the change of the output, relative to that."""
@@ -236,7 +237,7 @@ class Found:
         return max(rank for _, rank, _ in self.crossing) if last < could and last <= 1.25 * before else None
 
 
-def basics(subject: Subject) -> dict[str, Any]:
+def basics(subject: ProbedModule) -> dict[str, Any]:
     """The facts of a subject as soon as it can be called."""
     options = subject.source.options
     return {
@@ -250,8 +251,9 @@ def basics(subject: Subject) -> dict[str, Any]:
     }
 
 
-def answer(subject: Subject, question: str) -> dict[str, Any]:
-    """Ask one of :data:`QUESTIONS`: parts of :class:`Found`, ``unasked`` among them if it could not be asked."""
+def answer(subject: ProbedModule, question: str) -> dict[str, Any]:
+    """Ask one of :data:`QUESTIONS`: parts of :class:`ModuleAnswers`, ``unasked`` among them if it could not be
+    asked."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # it fuses whole layers, which show nothing of their work
     try:
@@ -263,15 +265,15 @@ def answer(subject: Subject, question: str) -> dict[str, Any]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
-def collected(known: dict[str, Any], answers: dict[str, dict[str, Any]]) -> Found:
+def collected(known: dict[str, Any], answers: dict[str, dict[str, Any]]) -> ModuleAnswers:
     """All answers as one; raise pydantic's ValidationError for others."""
     unasked = {question: one["unasked"] for question, one in answers.items() if "unasked" in one}
     parts = {name: x for one in answers.values() for name, x in one.items() if name != "unasked"}
-    return TypeAdapter(Found).validate_python({**known, **parts, "unasked": unasked})
+    return TypeAdapter(ModuleAnswers).validate_python({**known, **parts, "unasked": unasked})
 
 
 @torch.no_grad()
-def _reads(subject: Subject) -> dict[str, Any]:
+def _reads(subject: ProbedModule) -> dict[str, Any]:
     if not subject.steady:
         raise Unsupported("two calls on the same input differ, by random numbers that are not torch's")
     n, few = subject.length(TOKENS), subject.length(24)
@@ -293,7 +295,7 @@ def _reads(subject: Subject) -> dict[str, Any]:
 
 
 @torch.enable_grad()
-def _in_training(subject: Subject) -> dict[str, Any] | None:
+def _in_training(subject: ProbedModule) -> dict[str, Any] | None:
     new = subject.fresh(training=True)
     n = new.length(24)
     before = new.draw(n)
@@ -311,7 +313,7 @@ def _some(n: int, most: int) -> list[int]:
 
 
 def _exchanged(
-    subject: Subject, j: int, before: Tensor, others: dict[int, Tensor], expected: dict[int, Tensor]
+    subject: ProbedModule, j: int, before: Tensor, others: dict[int, Tensor], expected: dict[int, Tensor]
 ) -> dict[str, Any]:
     moved = torch.zeros(expected[1].shape[1], dtype=torch.float64)
     for seed, other in others.items():
@@ -334,11 +336,11 @@ def _exchanged(
     }
 
 
-def _another(subject: Subject, token: Tensor) -> Tensor:
+def _another(subject: ProbedModule, token: Tensor) -> Tensor:
     return subject.real(token + 1) if subject.wanted.call == "tokens" else token + 1
 
 
-def _crossing(subject: Subject) -> dict[str, Any]:
+def _crossing(subject: ProbedModule) -> dict[str, Any]:
     """Independent numbers of the tokens before a cut that reach the outputs behind it: the rank of a Jacobian."""
     if not subject.per_token:
         return {}
@@ -378,7 +380,7 @@ def _crossing(subject: Subject) -> dict[str, Any]:
 
 
 @without_compiler
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped in torch
+class _PairCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped in torch
     _SOFTMAX = ("_softmax", "_safe_softmax", "softmax")
     _PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "matmul", "_cdist_forward", "_euclidean_dist")
     _COPIES = ("_to_copy", "clone", "native_dropout", "convolution", "constant_pad_nd")
@@ -462,7 +464,7 @@ class _Numbers(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped i
         return result
 
 
-def _pairs(subject: Subject) -> dict[str, Any]:
+def _pairs(subject: ProbedModule) -> dict[str, Any]:
     found = []
     unit = max(1, subject.unit)
     lengths = [n * unit for n in PRIMES if subject.shortest <= n * unit <= subject.longest and (unit > 1 or n > 17)]
@@ -470,7 +472,7 @@ def _pairs(subject: Subject) -> dict[str, Any]:
     if len(lengths) < 2:  # no other length tells apart what only happens to be as large
         _refuse_coincidence(subject, lengths[0])
     for n in lengths:
-        watch, new = _Watch(n), subject.fresh()
+        watch, new = _PairCounter(n), subject.fresh()
         with torch.enable_grad(), watch:
             new.run(new.draw(n))
         found.append(watch.seen)
@@ -480,16 +482,16 @@ def _pairs(subject: Subject) -> dict[str, Any]:
     return {"pairs": {**{kind: both[kind] for kind in kinds}, "fixed": fixed}}
 
 
-def _refuse_coincidence(subject: Subject, n: int) -> None:
+def _refuse_coincidence(subject: ProbedModule, n: int) -> None:
     layers = (one for one in subject.module.modules() if not isinstance(one, nn.Embedding))
     sizes = (x.shape[0] for one in layers for x in one.parameters(recurse=False) if x.ndim == 2)
     widths = (size // part for size in sizes for part in (1, 2, 3, 4, 8, 12))
-    if any(map(_Watch(n).is_n, widths)):
+    if any(map(_PairCounter(n).is_n, widths)):
         raise Unsupported(f"it takes {n} tokens only, and one of its layers or heads is as wide")
 
 
 def _series(
-    subject: Subject, names: tuple[str, ...], cost: Callable[[Subject, Tensor], tuple[int, ...]]
+    subject: ProbedModule, names: tuple[str, ...], cost: Callable[[ProbedModule, Tensor], tuple[int, ...]]
 ) -> dict[str, Any]:
     """Costs by name, the last of them bytes, at longer and longer sequences while time and memory allow the next."""
     three, n = "growth needs three lengths, each twice the one before", subject.shortest
@@ -510,7 +512,7 @@ def _series(
         lengths.append(n)
         bytes_now, bytes_before = values[-1][-1], values[-2][-1] if len(values) > 1 else values[-1][-1]
         if len(values) >= 3:
-            powers = [Growth(tuple(lengths), x).power for x in zip(*values, strict=True)]
+            powers = [CostGrowth(tuple(lengths), x).power for x in zip(*values, strict=True)]
             settled = None not in powers and (len(values) > 3 or set(powers) == {1})
             spent = (process_time() - began) * (3 if settled else 0.75)
             if spent > SECONDS or bytes_now**2 / max(1, bytes_before) > MOST_BYTES * (1 if settled else 4):
@@ -522,9 +524,9 @@ def _series(
     return {name: {"lengths": lengths, "values": list(x)} for name, x in series.items() if x[-1]}
 
 
-def _costs(subject: Subject) -> dict[str, Any]:
+def _costs(subject: ProbedModule) -> dict[str, Any]:
     @torch.no_grad()
-    def cost(new: Subject, given: Tensor) -> tuple[int, ...]:
+    def cost(new: ProbedModule, given: Tensor) -> tuple[int, ...]:
         with _Numbers() as numbers:
             flops = count(lambda: new.output(given)).matmul_flops or 0
         again = new.fresh()
@@ -533,8 +535,8 @@ def _costs(subject: Subject) -> dict[str, Any]:
     return _series(subject, ("products", "numbers", "memory"), cost)
 
 
-def _training(subject: Subject) -> dict[str, Any]:
-    def cost(new: Subject, given: Tensor) -> tuple[int, ...]:
+def _training(subject: ProbedModule) -> dict[str, Any]:
+    def cost(new: ProbedModule, given: Tensor) -> tuple[int, ...]:
         out = _differentiable(new.output(_followed(given)))
         flops = count(lambda: torch.autograd.backward(out.sum())).matmul_flops or 0
         again, given = new.fresh(), _followed(given)
@@ -554,7 +556,7 @@ def _differentiable(out: Tensor) -> Tensor:
     return out
 
 
-def _gradient(subject: Subject) -> dict[str, Any]:
+def _gradient(subject: ProbedModule) -> dict[str, Any]:
     """The gradient along random directions against central differences of the output."""
     if not subject.steady:
         raise Unsupported("two calls on the same input differ, by random numbers that are not torch's")
@@ -586,7 +588,7 @@ def _gradient(subject: Subject) -> dict[str, Any]:
     return {"gradient": best}
 
 
-def _idle(subject: Subject) -> dict[str, Any]:
+def _idle(subject: ProbedModule) -> dict[str, Any]:
     parameters = dict(subject.module.named_parameters())
     largest, idle = dict.fromkeys(parameters, 0.0), list(parameters)
     for n, seed in product(map(subject.length, (24, TOKENS)), range(3)):  # the first block may have no past to read
@@ -604,7 +606,7 @@ def _idle(subject: Subject) -> dict[str, Any]:
     return {"idle": [(name, parameters[name].numel()) for name in idle]}
 
 
-QUESTIONS: dict[str, Callable[[Subject], dict[str, Any]]] = {
+QUESTIONS: dict[str, Callable[[ProbedModule], dict[str, Any]]] = {
     "who reads whom": _reads,
     "how much passes between tokens": _crossing,
     "what it computes": _pairs,
@@ -613,4 +615,4 @@ QUESTIONS: dict[str, Callable[[Subject], dict[str, Any]]] = {
     "whether its gradient is that of its output": _gradient,
     "what does nothing": _idle,
 }
-"""Questions to a subject -> functions for parts of :class:`Found`."""
+"""Questions to a subject -> functions for parts of :class:`ModuleAnswers`."""

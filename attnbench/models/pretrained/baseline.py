@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attnbench.contract.task import NO_LABEL
-from attnbench.models.pretrained.subject import Reading, Subject
+from attnbench.models.pretrained.subject import ModelOutput, Subject
 from attnbench.models.pretrained.windows import Windows
 
 _MOST_KEPT = 2**26
@@ -74,7 +74,7 @@ def baseline_of(subject: Subject, windows: Windows, device: str) -> Baseline:
     return Baseline(windows, tuple(originals), step)
 
 
-def answered(reading: Reading, window: Windows) -> Answered | None:
+def answered(reading: ModelOutput, window: Windows) -> Answered | None:
     """The answers in one window ``(1, N)``; None if the model has none."""
     if reading.logits is None:
         return None

@@ -38,7 +38,7 @@ _CROSS = ("encoder_attn", "cross_attn", "crossattention", "encdecattention")
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class LibraryCall:
     """One call of attention as the library makes it: the facts that do not change from window to window."""
 
     module: str
@@ -46,7 +46,7 @@ class Call:
     kv_heads: int
     length: int
     head_dim: int
-    pattern: Pattern | None
+    pattern: MaskPattern | None
     """None in cross-attention."""
 
 
@@ -57,7 +57,7 @@ class Session:
     at: Callable[[int, Any, Tensor, Tensor, Tensor, Exact], Tensor] | None = None
     """Called with the number of the call, the module, scaled q, repeated k and v, and the exact answer."""
     calls: list[tuple[Any, dict[str, Any]]] = field(default_factory=list)
-    patterns: dict[int, Pattern] = field(default_factory=dict)
+    patterns: dict[int, MaskPattern] = field(default_factory=dict)
     """Identity of a mask -> its pattern; one mask serves many layers."""
 
 
@@ -174,7 +174,7 @@ def _of_self_attention(module: Any, mask: Tensor | None, q: Tensor, others: dict
     return torch.ones(n, n, dtype=torch.bool, device=q.device).tril()[None, None]
 
 
-def calls_of(model: nn.Module, run: Callable[[], object], *, causal: bool | None = None) -> list[Call]:
+def calls_of(model: nn.Module, run: Callable[[], object], *, causal: bool | None = None) -> list[LibraryCall]:
     """The calls of attention in one forward pass, in their order.
 
     Args:
@@ -194,21 +194,21 @@ def calls_of(model: nn.Module, run: Callable[[], object], *, causal: bool | None
     return [_call(names.get(id(module), type(module).__name__), facts, look) for module, facts in seen.calls]
 
 
-def _seen(of: Session, facts: dict[str, Any]) -> Pattern:
+def _seen(of: Session, facts: dict[str, Any]) -> MaskPattern:
     mask = facts["mask"]
     if mask is None:
-        return Pattern(causal=False)
+        return MaskPattern(causal=False)
     if id(mask) not in of.patterns:
         of.patterns[id(mask)] = pattern_of(mask)
     return of.patterns[id(mask)]
 
 
-def _said(causal: bool, facts: dict[str, Any]) -> Pattern:
+def _said(causal: bool, facts: dict[str, Any]) -> MaskPattern:
     window = facts["window"]
-    return Pattern(causal, window if window is not None and window < facts["length"] else None)
+    return MaskPattern(causal, window if window is not None and window < facts["length"] else None)
 
 
-def _call(name: str, facts: dict[str, Any], pattern_of_call: Callable[[dict[str, Any]], Pattern]) -> Call:
+def _call(name: str, facts: dict[str, Any], pattern_of_call: Callable[[dict[str, Any]], MaskPattern]) -> LibraryCall:
     cross = facts["keys"] != facts["length"] or any(part in name.lower() for part in _CROSS)
     pattern = None if cross else pattern_of_call(facts)
     if facts["head_dim"] != facts["value_dim"]:
@@ -216,11 +216,11 @@ def _call(name: str, facts: dict[str, Any], pattern_of_call: Callable[[dict[str,
             f"{name}: its values are {facts['value_dim']} wide and its queries {facts['head_dim']}; no variant takes it"
         )
     kept = {key: facts[key] for key in ("heads", "kv_heads", "length", "head_dim")}
-    return Call(module=name, pattern=pattern, **kept)
+    return LibraryCall(module=name, pattern=pattern, **kept)
 
 
 @dataclass(frozen=True, slots=True)
-class Pattern:
+class MaskPattern:
     """A mask in words."""
 
     causal: bool
@@ -242,7 +242,7 @@ class Pattern:
         return seen
 
 
-def pattern_of(mask: Tensor) -> Pattern:
+def pattern_of(mask: Tensor) -> MaskPattern:
     """The pattern of a mask of windows without padding, bool ``(B, 1, N, N)``, True where a key may be seen.
 
     Raises Unsupported if it differs between sequences, or is neither full, causal nor a window.
@@ -253,7 +253,7 @@ def pattern_of(mask: Tensor) -> Pattern:
         raise Unsupported("its mask is neither full, causal nor a window, the same for all sequences")
     causal = not bool(seen.triu(1).any())
     last = int(seen[-1].sum())
-    pattern = Pattern(causal, None if last == n else last)
+    pattern = MaskPattern(causal, None if last == n else last)
     if not torch.equal(pattern.rebuilt(n, seen.device), seen):
         raise Unsupported("its mask is neither full, causal nor a window: padding or packed sequences are not read")
     return pattern

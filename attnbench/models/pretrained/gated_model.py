@@ -25,7 +25,7 @@ from attnbench.contract.problem.reference import relative_error
 from attnbench.contract.problem.shape import Shape
 from attnbench.errors import Unsupported
 from attnbench.models.pretrained.language_model import SAME, LanguageModel
-from attnbench.models.pretrained.subject import Layer, Reading
+from attnbench.models.pretrained.subject import Layer, ModelOutput
 
 Tokens = dict[str, Tensor]
 """q, k, v, the gates in the order in which an operator reads them, and ``out``, all ``(B, N, heads, width)``."""
@@ -72,7 +72,7 @@ class GatedModel(LanguageModel):
             raise Unsupported(f"{name}: no layer of it calls a function that takes {wanted}; remove --gates")
         self.layers = tuple(layers)
 
-    def read(self, tokens: Tensor, intercept: Callable[..., Tensor] | None = None) -> Reading:
+    def read(self, tokens: Tensor, intercept: Callable[..., Tensor] | None = None) -> ModelOutput:
         """Run the model; ``intercept`` also gets the gates by name, and its answer replaces nothing."""
         places = iter(range(len(self.layers)))
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from attnbench.contract.problem.shape import Shape
 from attnbench.errors import Unsupported, UsageError
-from attnbench.models.pretrained.bridge import Call, Session, calls_of, library, put_into, session
-from attnbench.models.pretrained.subject import Exact, Intercept, Layer, Reading, count_calls, digest_of_weights
+from attnbench.models.pretrained.bridge import LibraryCall, Session, calls_of, library, put_into, session
+from attnbench.models.pretrained.subject import Exact, Intercept, Layer, ModelOutput, count_calls, digest_of_weights
 
 T = TypeVar("T")
 SAME = 1e-3
@@ -87,7 +87,7 @@ class LanguageModel:
         model: Any = self.module
         return model.get_output_embeddings() is not None
 
-    def read(self, tokens: Tensor, intercept: Intercept | None = None) -> Reading:
+    def read(self, tokens: Tensor, intercept: Intercept | None = None) -> ModelOutput:
         return self._intercepted(intercept, lambda: self._run(tokens))
 
     def answer(self, tokens: Tensor, intercept: Intercept | None = None) -> Tensor:
@@ -113,9 +113,9 @@ class LanguageModel:
             raise Unsupported(f"{self.name}: {short}")
         return found
 
-    def _run(self, tokens: Tensor) -> Reading:
+    def _run(self, tokens: Tensor) -> ModelOutput:
         out = self.module(input_ids=tokens, output_hidden_states=True, return_dict=True, **self._options)
-        return Reading(out.hidden_states[-1], getattr(out, "logits", None))
+        return ModelOutput(out.hidden_states[-1], getattr(out, "logits", None))
 
     def _answers(self, tokens: Tensor) -> Tensor:
         out = self.module(input_ids=tokens, return_dict=True, **self._options)
@@ -139,7 +139,7 @@ def _without_cache(model: nn.Module) -> dict[str, bool]:
     return {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
 
 
-def _layer(call: Call) -> Layer:
+def _layer(call: LibraryCall) -> Layer:
     if call.pattern is None:
         shape = Shape(1, call.heads, call.length, call.head_dim)
         return Layer(shape, "cross", "it attends to another sequence")

@@ -10,11 +10,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from attnbench.catalogue.inputs.encoder import Encoder, ExactAttention
+from attnbench.catalogue.inputs.listops_encoder import ExactAttention, ListOpsEncoder
 from attnbench.contract.problem.shape import Shape
 from attnbench.errors import Unsupported, UsageError
 from attnbench.models.pretrained.listops.small_encoder import LONGEST, trained_encoder
-from attnbench.models.pretrained.subject import Intercept, Layer, Reading, count_calls, digest_of_weights
+from attnbench.models.pretrained.subject import Intercept, Layer, ModelOutput, count_calls, digest_of_weights
 
 NAME = "listops"
 
@@ -26,7 +26,7 @@ class OwnEncoder:
 
     name = NAME
 
-    def __init__(self, length: int, module: Encoder | None = None, *, digest: str | None = None) -> None:
+    def __init__(self, length: int, module: ListOpsEncoder | None = None, *, digest: str | None = None) -> None:
         if not 4 <= length <= LONGEST:
             raise UsageError(f"--length {length}: the model {NAME} reads trees of 4 to {LONGEST} tokens")
         self.module: nn.Module = trained_encoder() if module is None else module
@@ -34,8 +34,8 @@ class OwnEncoder:
         self.layers = tuple(Layer(Shape(1, block.heads, length, self._encoder.head_dim)) for block in self._blocks)
 
     @property
-    def _encoder(self) -> Encoder:
-        assert isinstance(self.module, Encoder)
+    def _encoder(self) -> ListOpsEncoder:
+        assert isinstance(self.module, ListOpsEncoder)
         return self.module
 
     @property
@@ -46,7 +46,7 @@ class OwnEncoder:
     def facts(self) -> dict[str, str]:
         return {}
 
-    def read(self, tokens: Tensor, intercept: Intercept | None = None) -> Reading:
+    def read(self, tokens: Tensor, intercept: Intercept | None = None) -> ModelOutput:
         if intercept is None:
             hidden = self._encoder.read(tokens)
         else:
@@ -54,7 +54,7 @@ class OwnEncoder:
                 hidden = self._encoder.read(tokens)
             if short := count_calls(len(seen), len(self.layers)):
                 raise Unsupported(f"{self.name}: {short}")
-        return Reading(hidden, self._encoder.classify(hidden))
+        return ModelOutput(hidden, self._encoder.classify(hidden))
 
     def answer(self, tokens: Tensor, intercept: Intercept | None = None) -> Tensor:
         logits = self.read(tokens, intercept).logits

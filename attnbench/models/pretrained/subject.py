@@ -34,7 +34,7 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ModelOutput:
     """A model's result for some tokens."""
 
     hidden: Tensor
@@ -57,7 +57,7 @@ class Subject(Protocol):
     def facts(self) -> dict[str, str]:
         """Name -> version of the libraries, apart from torch, that decide its numbers."""
 
-    def read(self, tokens: Tensor, intercept: Intercept | None = None) -> Reading:
+    def read(self, tokens: Tensor, intercept: Intercept | None = None) -> ModelOutput:
         """Run the model on tokens ``(B, N)``. Raises Unsupported: not every layer's attention passed through
         ``intercept``, so that its numbers would be those of the untouched model."""
 

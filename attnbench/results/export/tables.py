@@ -9,8 +9,8 @@ from typing import Literal
 
 from attnbench.measure.status import Status
 from attnbench.results.frame import marks
+from attnbench.results.intervals import floor_of, learnt, summary
 from attnbench.results.record import COLUMNS, UNCHECKED, Record
-from attnbench.results.scores import floor_of, learnt, summary
 from attnbench.results.trainings import choose, trained
 from attnbench.suite.axes import FOLLOWING, IN_ROWS, OF_SWAPS
 from attnbench.text import not_live, without_empty
@@ -51,7 +51,7 @@ def tables_of(records: Sequence[Record]) -> list[Table]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
+class _TableLine:
     """One line of a table: a row, or the trainings at the chosen rate, one of which is ``row``."""
 
     row: Record
@@ -61,7 +61,7 @@ class _Line:
 
 
 def _of_sweep(name: str, every: Sequence[Record]) -> Table:
-    lines = [*(_Line(one, note=_note(one)) for one in every if not _is_training(one)), *_trainings(every)]
+    lines = [*(_TableLine(one, note=_note(one)) for one in every if not _is_training(one)), *_trainings(every)]
     records = [line.row for line in lines]
     axes = [axis for axis in _AXES if len({getattr(record, axis) for record in records}) > 1]
     same = {
@@ -92,7 +92,7 @@ def _is_training(record: Record) -> bool:
     return record.steps is not None
 
 
-def _trainings(records: Sequence[Record]) -> Iterator[_Line]:
+def _trainings(records: Sequence[Record]) -> Iterator[_TableLine]:
     rows = {record.cell_id: record for record in records}
     choices = choose(trained(record for record in records if _is_training(record)))
     floors: dict[object, float | None] = {}
@@ -103,13 +103,13 @@ def _trainings(records: Sequence[Record]) -> Iterator[_Line]:
     for choice in choices:
         one = summary(choice)
         if one is None:
-            yield from (_Line(rows[row.cell_id], note=_note(rows[row.cell_id])) for row in choice.rows[:1])
+            yield from (_TableLine(rows[row.cell_id], note=_note(rows[row.cell_id])) for row in choice.rows[:1])
             continue
         first = next(row for row in choice.rows if row.ok)
         ends = "-" if one.ends is None else f"{one.ends[0]:.3f} to {one.ends[1]:.3f}"
         score = marks.score_text(one.over_seeds.mean, learnt=learnt(one, floors[choice.problem]))
         failed = f"{one.failed} of {len(choice.rows)} trainings failed" if one.failed else ""
-        yield _Line(rows[first.cell_id], (score, ends, str(len(one.by_seed))), failed)
+        yield _TableLine(rows[first.cell_id], (score, ends, str(len(one.by_seed))), failed)
 
 
 def _numbers(record: Record) -> list[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pandas as pd
 
 from attnbench.measure.status import Status
-from attnbench.results.frame.labels import pick_inputs
+from attnbench.results.frame.label_options import pick_inputs
 from attnbench.results.frame.same_model import match, notes
 from attnbench.results.frame.scored import Problem, problems
 from attnbench.results.frame.settings import RUN, Setting, compared, settings

@@ -10,7 +10,7 @@ import pandas as pd
 from attnbench.results.frame.scored import Problem, hidden_options, left_out, means, problems, seeds_of
 from attnbench.results.frame.settings import RUN, Setting, scored
 from attnbench.results.frame.words import in_words
-from attnbench.results.scores import MEAN, learnt
+from attnbench.results.intervals import MEAN, learnt
 from attnbench.suite.axes import AXES, OF_MODEL
 
 SAME = tuple(
@@ -27,7 +27,7 @@ CHANCE, NO_MIXING = "chance", "identity trained on the same task"
 
 
 @dataclass(frozen=True)
-class Match:
+class TimedScores:
     """The scores that belong to timed rows."""
 
     problem: Problem
@@ -62,7 +62,7 @@ def tasks_of_both(frame: pd.DataFrame, rows: pd.DataFrame) -> set[str]:
     return (set(rows["task"].dropna()) & set(trainings.loc[trainings["score"].notna(), "task"])) - {""}
 
 
-def match(every: Sequence[Problem], speed: Setting, n: int) -> Match | None:
+def match(every: Sequence[Problem], speed: Setting, n: int) -> TimedScores | None:
     """The scores of the model most like the one timed at length ``n``, among its run's problems ``every``; or None."""
     found = [one for one in every if one.parts]
     if not found:
@@ -77,10 +77,10 @@ def match(every: Sequence[Problem], speed: Setting, n: int) -> Match | None:
     said = f"{_how(best)} · the model that was timed"
     if differs:
         said = f"NOT ONE MODEL — timed: {_words(timed, differs)}; scored: {_words(model, differs)} · {_how(best)}"
-    return Match(best, said)
+    return TimedScores(best, said)
 
 
-def notes(frame: pd.DataFrame, found: Match, labels: Sequence[str]) -> list[str]:
+def notes(frame: pd.DataFrame, found: TimedScores, labels: Sequence[str]) -> list[str]:
     """Notes on labels that were scored but not timed (``labels`` were), and the reasons of missing scores."""
     unseen = sorted(one.label for one in found.problem.parts if one.label not in labels)
     lines = [f"Scored, not timed alike: {', '.join(unseen)}."] if unseen else []

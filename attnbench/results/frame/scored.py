@@ -11,8 +11,8 @@ from attnbench.measure.status import Status
 from attnbench.results.frame.settings import RUN, records, scored
 from attnbench.results.frame.words import difference as told_apart
 from attnbench.results.frame.words import failures, follows, in_words, is_expected, where
-from attnbench.results.scores import MEAN, NO_MIXING, REFERENCE, Summary, comparisons, floor_of, over_tasks, summary
-from attnbench.results.trainings import SAME_MODEL, Choice, Setting, choose, trained
+from attnbench.results.intervals import MEAN, NO_MIXING, REFERENCE, Summary, comparisons, floor_of, over_tasks, summary
+from attnbench.results.trainings import SAME_MODEL, CountedTrainings, Setting, choose, trained
 from attnbench.suite.axes import OF_MODEL
 
 _MOST = 12
@@ -26,7 +26,7 @@ class Problem:
     task: str
     setting: Mapping[str, object]
     parts: tuple[Summary, ...]
-    choices: tuple[Choice, ...] = ()
+    choices: tuple[CountedTrainings, ...] = ()
     name: str = ""
     short: str = ""
 
@@ -59,7 +59,7 @@ def problems(frame: pd.DataFrame) -> list[Problem]:
     """The problems of a table, with tasks in the order of its rows; within a task, those with most labels first."""
     rows = scored(frame)
     also = [RUN] if RUN in rows else []
-    found: dict[tuple[str, Setting], list[Choice]] = {}
+    found: dict[tuple[str, Setting], list[CountedTrainings]] = {}
     for choice in choose(trained(records(rows), also_alike=also)):
         found.setdefault(choice.problem, []).append(choice)
     made = [_problem(task, dict(setting), choices) for (task, setting), choices in found.items()]
@@ -68,7 +68,7 @@ def problems(frame: pd.DataFrame) -> list[Problem]:
     return [one for one in _named(made) if one.parts or one.choices]
 
 
-def _problem(task: str, setting: Mapping[str, object], choices: Sequence[Choice]) -> Problem:
+def _problem(task: str, setting: Mapping[str, object], choices: Sequence[CountedTrainings]) -> Problem:
     parts = [part for one in choices if (part := summary(one))]
     return Problem(task, setting, _best_first(parts), tuple(choices))
 

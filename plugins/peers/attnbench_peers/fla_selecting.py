@@ -19,7 +19,7 @@ from attnbench.catalogue.attention.recurrence.rwkv7 import RWKV7
 from attnbench.catalogue.attention.selection.indexed import IndexedAttention
 from attnbench.catalogue.attention.selection.moba import MoBA
 from attnbench.catalogue.attention.selection.nsa import NSA
-from attnbench.catalogue.engines.gathered.index import Index
+from attnbench.catalogue.engines.gathered.key_index import Index
 from attnbench_peers.fla_layers import INSTALL, LN2, _recurrence, _turned
 from attnbench_peers.fla_naive import _claims
 from attnbench_peers.needs import a_gpu, first, function, half_precision

@@ -8,9 +8,9 @@ from typing import Any
 
 import pandas as pd
 
-from attnbench.answers.report.page import make_page
-from attnbench.answers.report.rows import COLUMNS
-from attnbench.answers.report.sources import of_frame
+from attnbench.answers.report.html_page import make_page
+from attnbench.answers.report.provenance import of_frame
+from attnbench.answers.report.table_rows import COLUMNS
 from tests import committed
 
 REFERENCE = committed.REFERENCE

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from attnbench.answers.gate.decide import Question, decide
+from attnbench.answers.gate.decide import GateQuestion, decide
 from attnbench.answers.report.against import read_against
-from attnbench.answers.report.page import make_page
-from attnbench.answers.report.rows import times
-from attnbench.answers.report.sources import read_sources
+from attnbench.answers.report.html_page import make_page
+from attnbench.answers.report.provenance import read_sources
+from attnbench.answers.report.table_rows import times
 from attnbench.errors import ResultsError, UsageError
 from attnbench.measure.status import Status
 from attnbench.results.measurements import load
@@ -34,7 +34,7 @@ def test_each_row_has_its_ratio_with_an_interval_and_the_verdict_of_diff(old: Pa
     new = copy_with(old, tmp_path / "new", "linear", 1.5)
     found = report(new, old)
     rows = {(row["label"], int(row["n"])): row for row in found.rows}
-    for one in decide(load(new), [load(old)], Question(measures=("time",))).findings:
+    for one in decide(load(new), [load(old)], GateQuestion(measures=("time",))).findings:
         row = rows[one.pair.shown.label, one.pair.shown.seq_len]
         assert row["verdict"] == one.verdict == ("slower" if row["label"] == "linear" else "same")
         assert row["change"] == f"{times(one.ratio)}×"

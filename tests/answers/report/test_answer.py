@@ -7,9 +7,9 @@ import pytest
 
 from attnbench.answers.report.answer import answer, beside_softmax, share
 from attnbench.answers.report.figures import MOST
-from attnbench.answers.report.page import make_page
-from attnbench.answers.report.rows import FEW_CLEAN, Relative, marked, relative
-from attnbench.answers.report.sources import of_frame
+from attnbench.answers.report.html_page import make_page
+from attnbench.answers.report.provenance import of_frame
+from attnbench.answers.report.table_rows import FEW_CLEAN, Relation, marked, relative
 from attnbench.answers.report.views import found_in, views
 from attnbench.results.frame import agreement, contenders
 from attnbench.results.frame.settings import settings, timed
@@ -184,25 +184,25 @@ def test_rows_of_a_busy_machine_get_a_marked_verdict_or_none(lra: pd.DataFrame) 
 @pytest.mark.parametrize(
     ("one", "words"),
     [
-        (Relative(3.61, 3.3, 3.9, 0.158), "3.6 times as fast as softmax (3.3 to 3.9), with 16 % of its peak memory"),
+        (Relation(3.61, 3.3, 3.9, 0.158), "3.6 times as fast as softmax (3.3 to 3.9), with 16 % of its peak memory"),
         (
-            Relative(0.9, 0.85, 0.95, 1.31),
+            Relation(0.9, 0.85, 0.95, 1.31),
             "0.90 times as fast as softmax (0.85 to 0.95), with 1.3 times its peak memory",
         ),
         (
-            Relative(3.61, 3.3, 3.9, 0.158, decodes=True),
+            Relation(3.61, 3.3, 3.9, 0.158, decodes=True),
             "3.6 times as fast as softmax (3.3 to 3.9), with 16 % of its cache or state",
         ),
-        (Relative(1.02, 0.97, 1.05, None), "not told apart from softmax (0.97 to 1.05 times as fast)"),
-        (Relative(1.006, 1.004, 1.008, None), "not told apart from softmax (1.00 to 1.01 times as fast)"),
-        (Relative(140.2, None, None, None), "140 times as fast as softmax (without an interval)"),
+        (Relation(1.02, 0.97, 1.05, None), "not told apart from softmax (0.97 to 1.05 times as fast)"),
+        (Relation(1.006, 1.004, 1.008, None), "not told apart from softmax (1.00 to 1.01 times as fast)"),
+        (Relation(140.2, None, None, None), "140 times as fast as softmax (without an interval)"),
         (
-            Relative(1.4, None, None, None, rounds=2),
+            Relation(1.4, None, None, None, rounds=2),
             "1.4 times as fast as softmax (without an interval: too few rounds, 2; --rounds 5 gives one)",
         ),
     ],
 )
-def test_a_verdict_needs_the_whole_interval(one: Relative, words: str) -> None:
+def test_a_verdict_needs_the_whole_interval(one: Relation, words: str) -> None:
     assert beside_softmax(one) == words
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from attnbench.answers.report.laws import read_laws, unchecked
+from attnbench.answers.report.check_findings import read_laws, unchecked
 from attnbench.errors import UsageError
 from tests.answers.report.reading import Read, page_of, rows_of
 

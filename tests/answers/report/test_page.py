@@ -8,8 +8,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from attnbench.answers.report.page import make_page
-from attnbench.answers.report.sources import by_machine, read_sources, title_of
+from attnbench.answers.report.html_page import make_page
+from attnbench.answers.report.provenance import by_machine, read_sources, title_of
 from attnbench.figures.kit.palette import DARK, LIGHT, variables
 from attnbench.files import read_stored
 from attnbench.results.frame.marks import error_text

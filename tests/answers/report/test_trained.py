@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from attnbench.answers.report.answer import answer
-from attnbench.answers.report.rows import marked
+from attnbench.answers.report.table_rows import marked
 from attnbench.answers.report.views import views
 from attnbench.results.read import read_results
 from tests.answers.report.reading import Read, page_of

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from attnbench.answers.report.page import make_page
-from attnbench.answers.report.sources import read_sources
+from attnbench.answers.report.html_page import make_page
+from attnbench.answers.report.provenance import read_sources
 from tests.answers.fixture_runs import Row, environment, write_run
 from tests.answers.report.reading import Read
 

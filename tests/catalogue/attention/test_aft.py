@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attnbench.catalogue.attention.synthetic.aft.algorithm import AFT
+from attnbench.catalogue.attention.synthetic.aft.aft import AFT
 from attnbench.contract.problem.shape import Shape
 from tests.catalogue.attention.small import built, close, draw
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from attnbench.catalogue.attention.pattern.bigbird import BigBird, random_blocks
 from attnbench.catalogue.engines import tiling
-from attnbench.catalogue.engines.patterns import attend, bands, keys
+from attnbench.catalogue.engines.patterns import bands, keys, pattern_softmax
 from attnbench.contract.problem.shape import Shape
 from tests.catalogue.attention.patterns import draw, is_softmax_under
 from tests.catalogue.attention.small import built
@@ -96,7 +96,7 @@ def test_many_heads_in_one_step_give_what_one_at_a_time_gives(n: int, monkeypatc
     f, inputs = made(n, 4, 2), draw(n)
     weight = torch.randn_like(inputs[0])
     expected = [f(*inputs), *torch.autograd.grad((f(*inputs) * weight).sum(), inputs)]
-    for module in (attend, bands, keys, tiling):
+    for module in (pattern_softmax, bands, keys, tiling):
         monkeypatch.setattr(module, "large_steps", lambda q: True)
     output = f(*inputs)
     for got, wanted in zip([output, *torch.autograd.grad((output * weight).sum(), inputs)], expected, strict=True):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attnbench.catalogue.attention.selection.xattention import XAttention
-from attnbench.catalogue.engines.blocks.module import BlockSelecting
+from attnbench.catalogue.engines.blocks.selecting import BlockSelecting
 from attnbench.catalogue.engines.blocks.selection import heaviest
 from attnbench.contract.problem.reference import exact_attention, relative_error
 from attnbench.contract.problem.shape import Shape

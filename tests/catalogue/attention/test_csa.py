@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attnbench.catalogue.attention.selection.compressed.csa import CSA, Overlapping
-from attnbench.catalogue.engines.gathered.index import lesson
+from attnbench.catalogue.engines.gathered.key_index import lesson
 from attnbench.contract.problem.shape import Shape
 from tests.catalogue.attention.small import built, close
 from tests.catalogue.attention.test_hca import HOLES, both, normed, tokens, turned

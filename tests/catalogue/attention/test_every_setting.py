@@ -93,11 +93,11 @@ SMALL = {
     "attnbench.catalogue.attention.pairwise.deltaformer._ROWS": 4,
     "attnbench.catalogue.attention.kernel.efficient._ROWS": 7,
     "attnbench.catalogue.attention.synthetic.gmlp._ROWS": 8,
-    "attnbench.catalogue.attention.selection.hyperattention.causal._ROWS": 2,
+    "attnbench.catalogue.attention.selection.hyperattention.causal_blocks._ROWS": 2,
     "attnbench.catalogue.attention.selection.nsa._ROWS": 3,
     "attnbench.catalogue.attention.kernel.window_linear.STRETCH": 4,
     "attnbench.catalogue.attention.low_rank.perceiver._SEGMENT": 8,
-    "attnbench.catalogue.engines.gathered.index._LESSON_ROWS": 3,
+    "attnbench.catalogue.engines.gathered.key_index._LESSON_ROWS": 3,
     "attnbench.catalogue.engines.recurrent.stretches.STRETCH": 8,
     "attnbench.catalogue.engines.recurrent.stretches.KEPT": 2,
 }

@@ -13,7 +13,7 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from attnbench.catalogue.attention.exact import sdpa
 from attnbench.catalogue.build import build
-from attnbench.catalogue.engines.flex.kernel import FlexKernel, Mod
+from attnbench.catalogue.engines.flex.flex_attention import FlexKernel, Mod
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import parse_spec
 from attnbench.contract.variant import VARIANTS

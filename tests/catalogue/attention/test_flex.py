@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-from attnbench.catalogue.attention.exact.flex.algorithm import Flex
-from attnbench.catalogue.attention.exact.flex.windows import Places
+from attnbench.catalogue.attention.exact.flex.flex import Flex
+from attnbench.catalogue.attention.exact.flex.window_mask import Places
 from attnbench.catalogue.build import build
-from attnbench.catalogue.engines.flex.kernel import FlexKernel
+from attnbench.catalogue.engines.flex.flex_attention import FlexKernel
 from attnbench.contract.problem.reference import exact_attention, relative_error
 from attnbench.contract.problem.shape import Bias, Shape
 from attnbench.contract.problem.visible import Visible

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from attnbench.catalogue.build import build
 from attnbench.catalogue.engines import forms
-from attnbench.catalogue.engines.flex import kernel
+from attnbench.catalogue.engines.flex import flex_attention
 from attnbench.contract.capabilities import chooser
 from attnbench.contract.compiled import out_of_sight
 from attnbench.contract.problem.reference import relative_error
@@ -80,7 +80,7 @@ class Uncompiled:
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, blocks: Callable[[], Any], **given: Any) -> Tensor:
         self.masks.append(blocks())
         return out_of_sight(
-            lambda: kernel._attend(q, k, v, given["score_mod"], self.masks[-1], given["sink"]),
+            lambda: flex_attention._attend(q, k, v, given["score_mod"], self.masks[-1], given["sink"]),
             like=v,
             kernel="flex",
             matmul_flops=0,
@@ -91,7 +91,7 @@ class Uncompiled:
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[Uncompiled]:
     """A processor that forms take for a GPU, on which the kernel is not compiled."""
     made = Uncompiled()
-    monkeypatch.setattr(kernel.FlexKernel, "__call__", lambda self, *given, **more: made(*given, **more))
+    monkeypatch.setattr(flex_attention.FlexKernel, "__call__", lambda self, *given, **more: made(*given, **more))
     monkeypatch.setattr(of_torch, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
     monkeypatch.setattr(of_torch, "_validate_device", lambda *x: None)  # refuses gradients on a processor
     monkeypatch.setattr(forms, "on_device", lambda x: True)

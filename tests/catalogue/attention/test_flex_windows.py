@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.catalogue.attention.exact.flex.algorithm import Flex
-from attnbench.catalogue.attention.exact.flex.windows import Windows
+from attnbench.catalogue.attention.exact.flex.flex import Flex
+from attnbench.catalogue.attention.exact.flex.window_mask import WindowPattern
 from attnbench.catalogue.build import build
 from attnbench.contract.problem.reference import relative_error
 from attnbench.contract.problem.shape import Shape
@@ -33,7 +33,7 @@ def some_keys() -> Tensor:
     return mask
 
 
-def seen_pairs(windows: Windows, n: int) -> Tensor:
+def seen_pairs(windows: WindowPattern, n: int) -> Tensor:
     """``(n, n)``, from the definition."""
     i, j = torch.arange(n)[:, None], torch.arange(n)
     seen = ((i - j).abs() <= windows.window) | (i < windows.global_tokens) | (j < windows.global_tokens)
@@ -44,7 +44,7 @@ def seen_pairs(windows: Windows, n: int) -> Tensor:
 def test_blocks_hold_every_pair_that_is_seen_and_full_ones_hide_none(
     window: int, tokens: int, causal: bool, n: int
 ) -> None:
-    windows = Windows(window, tokens, causal)
+    windows = WindowPattern(window, tokens, causal)
     seen = seen_pairs(windows, n)
     i, j = torch.arange(n)[:, None], torch.arange(n)
     assert torch.equal(windows.sees(n, n, i.device)(i, j), seen)
@@ -70,7 +70,7 @@ def test_blocks_hold_every_pair_that_is_seen_and_full_ones_hide_none(
 
 @pytest.mark.parametrize("kind", pairwise(*KINDS), ids=str)
 def test_queries_whose_keys_are_all_padded_are_known(kind: tuple[int, int, bool]) -> None:
-    windows = Windows(*kind)
+    windows = WindowPattern(*kind)
     mask = some_keys()
     expected = (seen_pairs(windows, N) & mask[:, None]).any(-1)
     assert torch.equal(windows.seeing(mask, N)[:, 0, :, 0], expected)

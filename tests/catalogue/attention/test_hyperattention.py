@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.catalogue.attention.selection.hyperattention.algorithm import HyperAttention
+from attnbench.catalogue.attention.selection.hyperattention.hyperattention import HyperAttention
 from attnbench.catalogue.build import build
 from attnbench.contract.problem.reference import exact_attention, relative_error
 from attnbench.contract.problem.shape import Shape

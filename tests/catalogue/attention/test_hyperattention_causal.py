@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from attnbench.catalogue.attention.selection.hyperattention.causal import rectangles, spans
+from attnbench.catalogue.attention.selection.hyperattention.causal_blocks import rectangles, spans
 from attnbench.catalogue.engines import tiling
 from attnbench.measure.flops import count
 from attnbench.measure.memory import peak_tensor_bytes

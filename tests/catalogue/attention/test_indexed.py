@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.catalogue.attention.selection.indexed import IndexedAttention, Learned, Random
+from attnbench.catalogue.attention.selection.indexed import IndexedAttention, LearnedIndex, RandomIndex
 from attnbench.catalogue.engines.gathered.chosen import attend_to_chosen
 from attnbench.contract.problem.reference import of_query_heads
 from attnbench.contract.problem.shape import Shape
@@ -37,7 +37,7 @@ def index(m: IndexedAttention, q: Tensor, k: Tensor, t: int, seen: list[int]) ->
         return rows.sum(0).tolist()
     scores = []
     for s in seen:
-        if isinstance(m.index, Random):
+        if isinstance(m.index, RandomIndex):
             keys = m.index.of_keys.view(-1, len(k), 4)
             b = sum(keys[:, g] @ k[g, s] for g in range(len(k)))
             parts = [
@@ -112,7 +112,7 @@ def kept_mass(module: IndexedAttention, q: Tensor, k: Tensor) -> float:
 @torch.enable_grad()
 def lesson(m: IndexedAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The mean over queries of the divergence of softmax(index) from the heads' mean weights, over the keys kept."""
-    assert isinstance(m.index, Learned)
+    assert isinstance(m.index, LearnedIndex)
     chosen, total = m._choose(q, k, None), torch.zeros((), dtype=F64)
     for b in range(2):
         for t in range(19):

@@ -18,7 +18,7 @@ from attnbench.contract.spec import Spec, parse_spec
 from attnbench.contract.variant import VARIANTS
 from attnbench.errors import Unsupported
 from attnbench.harness.inside.call import prepare
-from attnbench.laws.error import measure_error
+from attnbench.laws.exact_error import measure_error
 from attnbench.measure.flops import count
 from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.models.encoder import as_layer

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.catalogue.attention.selection.msa import MSA, Random
+from attnbench.catalogue.attention.selection.msa import MSA, RandomRanking
 from attnbench.contract.problem.shape import Shape
 from tests.catalogue.attention.small import built, close, qkv
 
@@ -47,13 +47,13 @@ def numbers(m: MSA, q: Tensor, k: Tensor, g: int, t: int, seen: list[int]) -> di
     found = {}
     for s in seen:
         if m.index.plain:
-            if isinstance(m.index, Random):
+            if isinstance(m.index, RandomRanking):
                 a, b = (m.index.projection @ x for x in (sum(q[h, t] for h in heads), k[g, s]))
             else:
                 a = (m.index.of_queries.weight @ q[:, t].flatten()).view(len(k), 6)[g]
                 b = m.index.of_keys.weight @ k[:, s].flatten()
             found[s] = float((turned(a, t) * turned(b, s).conj()).real.sum())
-        elif isinstance(m.index, Random):
+        elif isinstance(m.index, RandomRanking):
             P, I = m.index.projection, m.index.heads
             asked = [sum(P @ q[h, t] for h in heads if (h - g * G) % I == i) for i in range(I)]
             found[s] = sum(max(0.0, float(a @ (P @ k[g, s]))) for a in asked)

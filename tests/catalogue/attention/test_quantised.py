@@ -16,7 +16,7 @@ from attnbench.errors import Unsupported
 from attnbench.harness.inside.call import prepare
 from attnbench.harness.inside.execute import run_cell
 from attnbench.harness.wire.protocol import VisitCell
-from attnbench.laws.error import measure_error
+from attnbench.laws.exact_error import measure_error
 from attnbench.measure.status import Status
 from attnbench.measure.time import TimingRules
 from attnbench.suite.cell import Cell

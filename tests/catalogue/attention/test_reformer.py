@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.catalogue.attention.selection.reformer.algorithm import Reformer
+from attnbench.catalogue.attention.selection.reformer.reformer import Reformer
 from attnbench.catalogue.build import build
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.variant import VARIANTS

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from attnbench.catalogue.attention.selection.indexed import IndexedAttention
 from attnbench.catalogue.attention.selection.kv_budget.quest import Quest
 from attnbench.catalogue.build import build
-from attnbench.catalogue.engines.gathered.index import Index
+from attnbench.catalogue.engines.gathered.key_index import Index
 from attnbench.contract.capabilities import Patterned, Selection, chooser
 from attnbench.contract.problem.reference import exact_attention, relative_error
 from attnbench.contract.problem.shape import Shape

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.catalogue.attention.selection.sinkhorn import blocks
-from attnbench.catalogue.attention.selection.sinkhorn.algorithm import Sinkhorn
-from attnbench.catalogue.attention.selection.sinkhorn.blocks import Balance
+from attnbench.catalogue.attention.selection.sinkhorn import mixing
+from attnbench.catalogue.attention.selection.sinkhorn.mixing import Balance
+from attnbench.catalogue.attention.selection.sinkhorn.sinkhorn import Sinkhorn
 from attnbench.catalogue.build import build
 from attnbench.catalogue.engines import tiling
 from attnbench.catalogue.engines.precision import hidden
@@ -126,7 +126,7 @@ def test_blocks_in_several_pieces_and_weights_kept_or_not_give_the_same_output_a
     kept: int, causal: bool, masked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(tiling.TUNED, "sinkhorn.weights", tiling.Tuned(1 << 6, 1))  # two blocks at a time
-    monkeypatch.setattr(blocks, "_KEPT", kept)  # of no block, of 22 of 30, of all
+    monkeypatch.setattr(mixing, "_KEPT", kept)  # of no block, of 22 of 30, of all
     q, k, v = (x.requires_grad_() for x in draw(20, scale=1.0))
     mask = torch.arange(20) < torch.tensor([[13], [20]]) if masked else None
     module = sinkhorn("block=4,iterations=3", 20, causal=causal)

@@ -14,7 +14,7 @@ from attnbench.contract.problem.reference import exact_attention
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Spec, parse_spec
 from attnbench.errors import UsageError
-from attnbench.laws.error import measure_error
+from attnbench.laws.exact_error import measure_error
 from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.suite.cell import Cell
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.catalogue.attention.pattern.sparse import algorithm as sparse
+from attnbench.catalogue.attention.pattern.sparse import sparse as sparse
 from attnbench.catalogue.build import build
 from attnbench.contract.problem.reference import exact_attention
 from attnbench.contract.problem.shape import Shape

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 import torch
 
-from attnbench.catalogue.attention.synthetic.synthesizer.algorithm import Synthesizer
 from attnbench.catalogue.attention.synthetic.synthesizer.logits import (
     DotProduct,
     FactorizedDense,
     FactorizedRandom,
-    Random,
+    RandomLogits,
 )
+from attnbench.catalogue.attention.synthetic.synthesizer.synthesizer import Synthesizer
 from attnbench.catalogue.build import build
 from attnbench.catalogue.engines import tiling
 from attnbench.contract.problem.shape import Shape
@@ -37,7 +37,7 @@ def part(module: Synthesizer, name: str) -> Any:
 def logits_of(source: Any, x: torch.Tensor, h: int) -> torch.Tensor:
     """The logits of one head, ``(B, N, N)`` or ``(N, N)``, number by number where they are no product."""
     N = x.shape[1]
-    if isinstance(source, Random):
+    if isinstance(source, RandomLogits):
         return source.R[h, :N, :N]
     if isinstance(source, FactorizedRandom):
         return source.R1[h, :N] @ source.R2[h, :N].T

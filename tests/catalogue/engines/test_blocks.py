@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from attnbench.catalogue.engines import tiling
-from attnbench.catalogue.engines.blocks.attend import attend
-from attnbench.catalogue.engines.blocks.selection import BlockSelection, Pairs, heaviest, largest
+from attnbench.catalogue.engines.blocks.block_softmax import attend
+from attnbench.catalogue.engines.blocks.selection import BlockPairs, BlockSelection, heaviest, largest
 from attnbench.contract.problem.reference import masked_attention, of_query_heads
 from attnbench.measure.flops import count
 from attnbench.measure.memory import peak_tensor_bytes
@@ -24,12 +24,12 @@ def draw(kv_heads: int = H, v_dim: int = D, n: int = N) -> list[Tensor]:
     return [torch.randn(size, dtype=torch.float64, requires_grad=True) for size in sizes]
 
 
-def some_pairs(rows: int, columns: int, share: float = 0.4, n: int = N) -> Pairs:
+def some_pairs(rows: int, columns: int, share: float = 0.4, n: int = N) -> BlockPairs:
     """Blocks at random: ragged, some rows without any."""
     kept = torch.rand(B * H, -(-n // rows), -(-n // columns)) < share
     head, at, keys = kept.nonzero(as_tuple=True)
     order = torch.randperm(len(head))
-    return Pairs(rows, columns, (head * kept.shape[1] + at)[order], keys[order])
+    return BlockPairs(rows, columns, (head * kept.shape[1] + at)[order], keys[order])
 
 
 def by_hand(selection: BlockSelection) -> Tensor:
@@ -91,13 +91,13 @@ def test_several_lists_share_one_softmax() -> None:
     for number, J in zip(blocks.queries.tolist(), blocks.keys.tolist(), strict=True):
         kept[number, 4 * J : 4 * J + 4] = True
     queries, keys = (~kept[:, :N] & (torch.rand(B * H * 6, N) < 0.3)).nonzero(as_tuple=True)
-    agrees(BlockSelection((B, H, N), True, (blocks, Pairs(4, 1, queries, keys))), draw())
+    agrees(BlockSelection((B, H, N), True, (blocks, BlockPairs(4, 1, queries, keys))), draw())
 
 
 def test_an_empty_selection_gives_zero_and_no_gradient() -> None:
     none = torch.zeros(0, dtype=torch.long)
     inputs = draw()
-    out = attend(*inputs, BlockSelection((B, H, N), True, (Pairs(4, 4, none, none),)))
+    out = attend(*inputs, BlockSelection((B, H, N), True, (BlockPairs(4, 4, none, none),)))
     assert torch.equal(out, torch.zeros_like(out))
     for grad in torch.autograd.grad(out.sum(), inputs):
         assert torch.equal(grad, torch.zeros_like(grad))
@@ -118,7 +118,7 @@ def test_products_are_those_of_the_kept_pairs_of_blocks_and_no_others(rows: int,
     for share in (0.1, 0.4, 1.0):
         kept = torch.rand(1, n // rows, n // columns) < share
         _, at, keys = kept.nonzero(as_tuple=True)
-        selection = BlockSelection((1, 1, n), False, (Pairs(rows, columns, at, keys),))
+        selection = BlockSelection((1, 1, n), False, (BlockPairs(rows, columns, at, keys),))
         one = 2 * rows * columns * 32
         assert count(lambda s=selection: attend(q, k, v, s)).matmul_flops == 2 * one * len(keys)  # type: ignore[misc]
         out = attend(q, k, v, selection)
@@ -131,7 +131,7 @@ def test_single_queries_share_products_at_little_waste() -> None:
     at = torch.arange(n).repeat_interleave(4)
     keys = torch.rand(n, blocks).argsort(1)[:, :4].flatten()
     q, k, v = (torch.randn(1, 1, n, 32) for _ in range(3))
-    counted = count(lambda: attend(q, k, v, BlockSelection((1, 1, n), False, (Pairs(1, 64, at, keys),))))
+    counted = count(lambda: attend(q, k, v, BlockSelection((1, 1, n), False, (BlockPairs(1, 64, at, keys),))))
     needed = 2 * 2 * n * 4 * 64 * 32
     assert needed <= counted.matmul_flops <= 1.3 * needed
 
@@ -141,7 +141,7 @@ def test_memory_is_linear_in_the_kept_blocks() -> None:
     for n in (1024, 4096):
         at = torch.arange(n).repeat_interleave(2)
         selection = BlockSelection(
-            (1, 1, n), True, (Pairs(1, 64, at, torch.arange(n).repeat_interleave(2) // 64 // 2),)
+            (1, 1, n), True, (BlockPairs(1, 64, at, torch.arange(n).repeat_interleave(2) // 64 // 2),)
         )
         inputs = [torch.randn(1, 1, n, 8, requires_grad=True) for _ in range(3)]
         peak = peak_tensor_bytes(lambda i=inputs, s=selection: attend(*i, s).sum().backward())  # type: ignore[misc]

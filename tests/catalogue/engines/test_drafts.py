@@ -19,7 +19,7 @@ from attnbench.contract.reads import draw_reads
 from attnbench.contract.spec import Spec, parse_spec
 from attnbench.contract.variant import VARIANTS
 from attnbench.errors import Unsupported, UsageError
-from attnbench.harness.compare.question import Question
+from attnbench.harness.compare.compare_question import CompareQuestion
 from attnbench.harness.inside.call import prepare
 from attnbench.harness.inside.execute import run_cell
 from attnbench.harness.wire.protocol import VisitCell
@@ -59,7 +59,7 @@ def test_exact_variants_hide_what_the_shape_hides_from_each_of_several_tokens(
 
 @pytest.mark.parametrize("variant", ["linear", "mla", "mla:form=absorbed"])
 def test_a_long_step_is_cut_into_parts(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attnbench.catalogue.engines.linear.module._ROWS", 4)
+    monkeypatch.setattr("attnbench.catalogue.engines.linear.feature_attention._ROWS", 4)
     monkeypatch.setattr("attnbench.catalogue.attention.exact.mla._ROWS", 6)
     shape = replace(SHAPE, kv_heads=None)
     module, x = as_layer(variant, shape).double(), torch.randn(2, 21, 32, dtype=torch.float64)
@@ -182,7 +182,7 @@ def test_what_cannot_be_is_one_line_with_the_remedy(asked: Cell, said: str) -> N
 )
 def test_a_question_that_cannot_be_is_refused(axes: dict[str, Any], pass_: Pass, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        Question(["gla", "linear"], 8, axes=axes, pass_=pass_, device="cpu").prepare()
+        CompareQuestion(["gla", "linear"], 8, axes=axes, pass_=pass_, device="cpu").prepare()
 
 
 def test_numbers_beyond_a_type_are_refused_with_others() -> None:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from attnbench.catalogue.engines import tiling
-from attnbench.catalogue.engines.pair_scores import PRODUCT, Score, attend_by_score
+from attnbench.catalogue.engines.pair_scores import PRODUCT, PairScore, attend_by_score
 from attnbench.contract.problem.reference import exact_attention
 
 B, H, N, D = 2, 3, 23, 4
@@ -55,7 +55,7 @@ def test_weights_of_a_score_get_gradients_from_all_tiles_and_examples(
     def score(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
         return (x * w[:, None]) @ y.mT
 
-    out = attend_by_score(Score(score, (temperature,)), q, k, v, causal=True, key_mask=None)
+    out = attend_by_score(PairScore(score, (temperature,)), q, k, v, causal=True, key_mask=None)
     expected = exact_attention(q * temperature[:, None] * D**0.5, k, v, causal=True)
     close(out, expected)
     grad = torch.randn_like(out)

@@ -13,8 +13,8 @@ from torch import Tensor
 import attnbench.catalogue.attention
 from attnbench.catalogue.build import build
 from attnbench.catalogue.engines import fla, forms
-from attnbench.catalogue.engines.linear import fused, module
-from attnbench.catalogue.engines.linear.fused import Keys
+from attnbench.catalogue.engines.linear import feature_attention, fused
+from attnbench.catalogue.engines.linear.fused import CountedKeys
 from attnbench.contract.problem.reference import relative_error
 from attnbench.contract.problem.shape import Shape
 from attnbench.errors import Unsupported
@@ -37,7 +37,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     return "cpu"
 
 
-def dense(phi_q: Tensor, phi_k: Tensor, v: Tensor, keys: Keys) -> Tensor:
+def dense(phi_q: Tensor, phi_k: Tensor, v: Tensor, keys: CountedKeys) -> Tensor:
     """The quotient of sums over all pairs; levels relative to the largest of each row."""
     weights = phi_q @ phi_k.mT
     seen = torch.ones_like(weights, dtype=torch.bool)
@@ -66,7 +66,7 @@ def drawn(N: int, M: int, F: int, E: int, device: str, B: int = 1) -> list[Tenso
     return [x.to(device) for x in inputs]
 
 
-def errors(inputs: list[Tensor], keys: Keys) -> list[float]:
+def errors(inputs: list[Tensor], keys: CountedKeys) -> list[float]:
     """Output and gradients against the dense formula in float64."""
     grad = torch.randn(*inputs[0].shape[:3], inputs[2].shape[3]).to(inputs[2])
     got = everything(lambda *x: fused.sums(*x, keys), inputs, grad)
@@ -92,13 +92,13 @@ def errors(inputs: list[Tensor], keys: Keys) -> list[float]:
 def test_outputs_and_gradients_equal_the_dense_formula(
     N: int, M: int, F: int, E: int, causal: bool, device: str
 ) -> None:
-    assert max(errors(drawn(N, M, F, E, device), Keys(causal))) < 5e-6
+    assert max(errors(drawn(N, M, F, E, device), CountedKeys(causal))) < 5e-6
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_one_token_gives_its_value(causal: bool, device: str) -> None:
     phi_q, phi_k, v = drawn(1, 1, 5, 3, device)
-    assert relative_error(fused.sums(phi_q, phi_k, v, Keys(causal)), v) < 2e-6
+    assert relative_error(fused.sums(phi_q, phi_k, v, CountedKeys(causal)), v) < 2e-6
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -110,7 +110,7 @@ def test_padded_keys_are_left_out_in_every_segment(
     mask = torch.rand(2, 100) < 0.7
     mask[0, :3], mask[1] = False, False
     level = torch.randn(2, 2, 100) * 10 if levels else None
-    keys = Keys(causal, mask.to(device), None if level is None else level.to(device))
+    keys = CountedKeys(causal, mask.to(device), None if level is None else level.to(device))
     inputs = drawn(100, 100, 20, 24, device, B=2)
     inputs[1][~keys.mask[:, None].expand(-1, 2, -1)] = float("nan")  # type: ignore[index]  # there is a mask
     inputs[2][~keys.mask[:, None].expand(-1, 2, -1)] = float("nan")  # type: ignore[index]  # there is a mask
@@ -124,9 +124,9 @@ def test_padded_keys_are_left_out_in_every_segment(
 def test_a_later_level_however_high_changes_no_earlier_output(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "FEATURE_PROGRAMS", 6)
     inputs, levels = drawn(100, 100, 20, 24, device), torch.randn(1, 2, 100).to(device)
-    before = fused.sums(*inputs, Keys(True, None, levels))
+    before = fused.sums(*inputs, CountedKeys(True, None, levels))
     levels[..., 70:] += 1000
-    after = fused.sums(*inputs, Keys(True, None, levels))
+    after = fused.sums(*inputs, CountedKeys(True, None, levels))
     assert torch.equal(before[:, :, :70], after[:, :, :70])
     assert after.isfinite().all()
 
@@ -135,8 +135,8 @@ def test_a_later_level_however_high_changes_no_earlier_output(device: str, monke
 def test_a_denominator_of_zero_gives_zero_only_if_asked_for(device: str) -> None:
     phi_q, phi_k, v = drawn(3, 3, 5, 3, device)
     phi_q[:, :, 1] = 0.0
-    assert fused.sums(phi_q, phi_k, v, Keys(True))[:, :, 1].isnan().all()
-    assert (fused.sums(phi_q, phi_k, v, Keys(True, lenient=True))[:, :, 1] == 0).all()
+    assert fused.sums(phi_q, phi_k, v, CountedKeys(True))[:, :, 1].isnan().all()
+    assert (fused.sums(phi_q, phi_k, v, CountedKeys(True, lenient=True))[:, :, 1] == 0).all()
 
 
 # What it costs
@@ -157,7 +157,7 @@ def test_flops_are_those_that_the_kernels_take(causal: bool, device: str, monkey
     monkeypatch.setattr(InterpreterBuilder, "create_dot", counted_dot)
     monkeypatch.setattr(fused, "FEATURE_PROGRAMS", 8)  # two segments, in two parts
     q, k, v = (x.requires_grad_() for x in drawn(64, 64, 64, 256, device))
-    counted = count(lambda: torch.autograd.grad(fused.sums(q, k, v, Keys(causal)).sum(), (q, k, v)))
+    counted = count(lambda: torch.autograd.grad(fused.sums(q, k, v, CountedKeys(causal)).sum(), (q, k, v)))
     assert (counted.kernel, counted.matmul_flops) == ("triton_interpreter", taken[0])
 
 
@@ -168,7 +168,7 @@ def test_memory_grows_with_inputs_and_gradients_only(causal: bool) -> None:
             q, k = (torch.empty(1, 2, N, 256).requires_grad_() for _ in range(2))
             v = torch.empty(1, 2, N, 64, dtype=torch.bfloat16).requires_grad_()
             grad = torch.empty_like(v)
-            return lambda: torch.autograd.grad(fused.sums(q, k, v, Keys(causal)), (q, k, v), grad)
+            return lambda: torch.autograd.grad(fused.sums(q, k, v, CountedKeys(causal)), (q, k, v), grad)
 
         predicted = predict(make).peak_bytes
         assert predicted is not None
@@ -264,7 +264,7 @@ def test_features_that_would_take_too_much_memory_are_left_to_the_operations(
     inputs = [torch.randn(1, 2, 40, 16).to(device) for _ in range(3)]
     for most, kernel in ((4 * 209 * 80, ("triton", "triton_interpreter")), (4 * 209 * 80 - 1, ("torch",))):
         forms.forget()
-        monkeypatch.setattr(module, "_MOST_BYTES", most)
+        monkeypatch.setattr(feature_attention, "_MOST_BYTES", most)
         taylor = build("taylor", Shape(1, 2, 40, 16)).to(device)
         assert count(lambda: taylor(*inputs)).kernel in kernel  # noqa: B023  # counted at once
     forms.forget()
@@ -290,7 +290,7 @@ def test_a_segment_of_many_chunks_gives_what_the_formula_gives(
     monkeypatch.setattr(fused, "FEATURE_PROGRAMS", 1)
     inputs = drawn(1000, 1000, 256, 128, "cuda")
     inputs[2] = inputs[2].to(dtype)
-    keys = Keys(True, None, torch.randn(1, 2, 1000).cuda() * 3 if levels else None)
+    keys = CountedKeys(True, None, torch.randn(1, 2, 1000).cuda() * 3 if levels else None)
     assert max(errors(inputs, keys)) < (1e-4 if dtype == torch.float32 else 0.03)
 
 
@@ -300,7 +300,7 @@ def test_memory_grows_with_the_tokens_and_not_with_their_pairs() -> None:
         phi = torch.rand(1, 1, N, 256, device="cuda")
         q, k, v = (x.requires_grad_() for x in (phi, phi.clone(), torch.randn(1, 1, N, 128, device="cuda").bfloat16()))
         torch.cuda.reset_peak_memory_stats()
-        fused.sums(q, k, v, Keys(True)).sum().backward()
+        fused.sums(q, k, v, CountedKeys(True)).sum().backward()
         return torch.cuda.max_memory_allocated()
 
     peak(2**14)

@@ -17,7 +17,7 @@ from attnbench.contract.spec import Spec, parse_spec
 from attnbench.contract.variant import VARIANTS
 from attnbench.errors import Unsupported, UsageError
 from attnbench.harness.inside.call import prepare
-from attnbench.laws.error import measure_error
+from attnbench.laws.exact_error import measure_error
 from attnbench.measure.memory import peak_tensor_bytes, state_bytes
 from attnbench.measure.status import Status
 from attnbench.models.encoder import MultiHead, as_layer

@@ -10,8 +10,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from attnbench.catalogue.inputs.captured import LISTOPS, MINILM, SMOLLM2, Halved, describe
-from attnbench.catalogue.inputs.encoder import Encoder
+from attnbench.catalogue.inputs.captured_qkv import LISTOPS, MINILM, SMOLLM2, Halved, describe
+from attnbench.catalogue.inputs.listops_encoder import ListOpsEncoder
 from attnbench.contract.inputs import doubt, draw_qkv
 from attnbench.contract.problem.reference import exact_attention, mean_of_visible, of_query_heads, relative_error
 from attnbench.contract.problem.shape import Shape
@@ -284,7 +284,7 @@ def test_what_the_shipped_encoder_attends_to_is_computed_once_and_rounded_as_whe
     with safe_open(LISTOPS, framework="pt") as content:
         tokens = torch.tensor([json.loads(content.metadata()["attnbench"])["tokens"]])
         weights = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118  # not a dict
-    model = Encoder(vocab=16, classes=10, layers=4, heads=2, head_dim=64)
+    model = ListOpsEncoder(vocab=16, classes=10, layers=4, heads=2, head_dim=64)
     model.load_state_dict(weights, strict=False)
     shape, captured = Shape(1, 2, 2048, 64), model.capture(tokens)  # in float32, as the files of older versions were
     for layer in range(4):

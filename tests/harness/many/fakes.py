@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from attnbench.harness.many.actor import Event, misfit
 from attnbench.harness.many.driver import execute_on
-from attnbench.harness.many.machine import Event, misfit
 from attnbench.harness.many.ray import RayEngine
-from attnbench.harness.outside.trainings import at_chosen_rates, phases
+from attnbench.harness.outside.trainers import at_chosen_rates, phases
 from attnbench.harness.plan import Options, Plan, in_order, make_plan
 from attnbench.harness.rows import Known, Rows, now
 from attnbench.harness.runner import Watcher

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from attnbench.contract.plugins import load
+from attnbench.contract.plugins import discovery
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Spec
 from attnbench.errors import UsageError
@@ -386,7 +386,7 @@ def test_a_machine_that_is_not_as_the_driver_is_named_and_kept_so_that_it_is_not
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: dict[str, str], said: str
 ) -> None:
     for known in ("_packages", "_modules"):  # of plug-ins that other tests loaded into this process
-        monkeypatch.setattr(load, known, {})
+        monkeypatch.setattr(discovery, known, {})
     cluster, watcher = Cluster(Host("odd", 1, says=says), Host("a")), Listening()
     ((folder, records),) = measure(tmp_path, cluster, watcher)
     is_whole(folder, records)

@@ -15,7 +15,7 @@ import attnbench.catalogue.inputs  # noqa: F401  # registers file:
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Spec
 from attnbench.errors import Unsupported, UsageError
-from attnbench.laws.error import measure_error
+from attnbench.laws.exact_error import measure_error
 from attnbench.models.pretrained import capture as capturing
 from attnbench.models.pretrained.capture import Wish, capture
 from attnbench.models.pretrained.models import Trees

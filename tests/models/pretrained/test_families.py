@@ -19,15 +19,15 @@ from attnbench.contract.spec import Spec, parse_spec
 from attnbench.errors import Unsupported, UsageError
 from attnbench.harness.swap import described
 from attnbench.harness.swap.tune import Pupil
-from attnbench.models.pretrained import cell as cells
+from attnbench.models.pretrained import pretrained_cell as cells
 from attnbench.models.pretrained.baseline import baseline_of
 from attnbench.models.pretrained.bridge import Session, calls_of, put_into, session
 from attnbench.models.pretrained.capture import Wish, capture
-from attnbench.models.pretrained.cell import Opened
 from attnbench.models.pretrained.evaluate import layer_errors
 from attnbench.models.pretrained.language_model import LanguageModel
 from attnbench.models.pretrained.loading import Around, TokenText
 from attnbench.models.pretrained.operators import build_operators, replaced
+from attnbench.models.pretrained.pretrained_cell import Opened
 from attnbench.models.pretrained.subject import Exact
 from tests.models.pretrained import families, properties
 from tests.models.pretrained.test_swap import ask, by_key

@@ -11,10 +11,10 @@ from attnbench.cli import options
 from attnbench.cli.signature import completed
 from attnbench.errors import UsageError
 from attnbench.harness.swap.loss import measure_loss
-from attnbench.harness.swap.request import Asked, Foreseen, variants_of
+from attnbench.harness.swap.request import Foreseen, SwapRequest, variants_of
 from attnbench.models.pretrained import models
 from attnbench.models.pretrained.own_encoder import OwnEncoder
-from attnbench.models.pretrained.subject import Intercept, Reading
+from attnbench.models.pretrained.subject import Intercept, ModelOutput
 from tests.models.pretrained.models import tiny
 from tests.models.pretrained.test_swap import QUICK, ask, forget
 
@@ -26,7 +26,7 @@ class Counted(OwnEncoder):
 
     read_so_far = 0
 
-    def read(self, tokens: Tensor, intercept: Intercept | None = None) -> Reading:
+    def read(self, tokens: Tensor, intercept: Intercept | None = None) -> ModelOutput:
         type(self).read_so_far += 0 if torch.is_grad_enabled() else len(tokens)
         return super().read(tokens, intercept)
 
@@ -37,9 +37,9 @@ def _tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "OwnEncoder", tiny)
 
 
-def asked(out: Path, *more: str, **changed: Any) -> Asked:
+def asked(out: Path, *more: str, **changed: Any) -> SwapRequest:
     given = {**QUICK, "layers": "all,each", "batch": 3, "out": out, **changed}
-    return Asked.of("listops", variants_of(["local:window=8", *more], ()), completed(options.SwapOptions, given))
+    return SwapRequest.of("listops", variants_of(["local:window=8", *more], ()), completed(options.SwapOptions, given))
 
 
 def seen(out: Path, *more: str, **changed: Any) -> Foreseen:

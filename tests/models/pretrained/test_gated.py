@@ -27,7 +27,7 @@ from attnbench.contract.problem.shape import Shape
 from attnbench.contract.reads import BETA, CHANNEL_DECAY, CORRECTION, DECAY, SLOT_DECAY, Read, draw_reads
 from attnbench.contract.spec import Spec
 from attnbench.errors import Exit, Unsupported, UsageError
-from attnbench.laws.error import measure_error
+from attnbench.laws.exact_error import measure_error
 from attnbench.models.pretrained.capture import Captured, Wish, capture
 from attnbench.models.pretrained.gated_model import GatedModel
 from attnbench.models.pretrained.loading import Around, TokenText

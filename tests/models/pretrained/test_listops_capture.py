@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from attnbench.catalogue.inputs.encoder import Encoder
+from attnbench.catalogue.inputs.listops_encoder import ListOpsEncoder
 from attnbench.catalogue.tasks.listops import ListOps, evaluate
 from attnbench.models.pretrained.listops import captured as capture
 from attnbench.models.pretrained.listops.captured import Stage, accuracy, logit_statistics, make, train
@@ -41,7 +41,7 @@ def test_the_same_seed_makes_the_same_file_to_the_byte(tmp_path: Path) -> None:
 def test_the_file_holds_every_weight_and_says_how_it_was_made(tmp_path: Path) -> None:
     make(tmp_path / "x.safetensors", TINY, seed=0, length=20, test_trees=2)
     with safe_open(tmp_path / "x.safetensors", framework="pt") as stored:
-        model = Encoder(vocab=16, classes=10, layers=2, heads=3, head_dim=8)
+        model = ListOpsEncoder(vocab=16, classes=10, layers=2, heads=3, head_dim=8)
         weights = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118  # not a dict
         about = json.loads(stored.metadata()["attnbench"])
     missing = model.load_state_dict(weights, strict=False).missing_keys
@@ -69,7 +69,7 @@ def test_training_learns_a_single_level() -> None:
 
 
 def test_accuracy_is_that_of_the_answers_given() -> None:
-    class Always(Encoder):
+    class Always(ListOpsEncoder):
         def forward(self, tokens: torch.Tensor, key_mask: torch.Tensor | None = None) -> torch.Tensor:
             return torch.nn.functional.one_hot(torch.full_like(tokens, 9), 10).float()
 

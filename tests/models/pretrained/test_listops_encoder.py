@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import torch
 
-from attnbench.catalogue.inputs.encoder import Encoder
+from attnbench.catalogue.inputs.listops_encoder import ListOpsEncoder
 from attnbench.contract.problem.reference import exact_attention
 
 
-def encoder(layers: int = 2) -> Encoder:
-    return Encoder(vocab=16, classes=10, layers=layers, heads=2, head_dim=8).eval()
+def encoder(layers: int = 2) -> ListOpsEncoder:
+    return ListOpsEncoder(vocab=16, classes=10, layers=layers, heads=2, head_dim=8).eval()
 
 
 def test_logits_stand_at_every_position() -> None:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from attnbench.errors import Unsupported
-from attnbench.models.pretrained.bridge import Pattern, pattern_of
+from attnbench.models.pretrained.bridge import MaskPattern, pattern_of
 
 FULL = torch.ones(8, 8, dtype=torch.bool)
 
@@ -17,14 +17,14 @@ def batch(seen: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("seen", "pattern", "kind"),
     [
-        (FULL, Pattern(False), "full"),
-        (FULL.tril(), Pattern(True), "causal"),
-        (FULL.tril().triu(-2), Pattern(True, 3), "window of 3"),
-        (FULL.tril(2).triu(-2), Pattern(False, 3), "window of 3"),
-        (torch.eye(8, dtype=torch.bool), Pattern(True, 1), "window of 1"),
+        (FULL, MaskPattern(False), "full"),
+        (FULL.tril(), MaskPattern(True), "causal"),
+        (FULL.tril().triu(-2), MaskPattern(True, 3), "window of 3"),
+        (FULL.tril(2).triu(-2), MaskPattern(False, 3), "window of 3"),
+        (torch.eye(8, dtype=torch.bool), MaskPattern(True, 1), "window of 1"),
     ],
 )
-def test_a_mask_is_named_by_what_it_shows(seen: Tensor, pattern: Pattern, kind: str) -> None:
+def test_a_mask_is_named_by_what_it_shows(seen: Tensor, pattern: MaskPattern, kind: str) -> None:
     assert pattern_of(batch(seen)) == pattern
     assert pattern.kind == kind
     assert torch.equal(pattern.rebuilt(8, seen.device), seen)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import attnbench.catalogue.attention  # noqa: F401  # for the variants
-from attnbench.catalogue.inputs.encoder import ExactAttention
+from attnbench.catalogue.inputs.listops_encoder import ExactAttention
 from attnbench.cli.app import main
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Spec, parse_spec
@@ -23,10 +23,10 @@ from attnbench.harness.inside.execute import run_cell
 from attnbench.harness.swap.loss import measure_loss
 from attnbench.harness.wire.protocol import VisitCell
 from attnbench.measure.time import TimingRules
-from attnbench.models.pretrained.cell import Opened, cached, opened, swapped
 from attnbench.models.pretrained.listops.small_encoder import trained_encoder
 from attnbench.models.pretrained.models import Trees
 from attnbench.models.pretrained.own_encoder import OwnEncoder
+from attnbench.models.pretrained.pretrained_cell import Opened, cached, opened, swapped
 from attnbench.models.pretrained.sizes import Sizes, sizes_of
 from attnbench.results.validation import checked
 from attnbench.suite.cell import UNTOUCHED, Cell, Pretrained
@@ -89,7 +89,7 @@ def test_a_layer_that_is_not_there_or_has_to_stay_is_refused(
     subject = OwnEncoder(N)
     first, second, *rest = subject.layers
     subject.layers = (first, replace(second, kept="it sees a window"), *rest)
-    monkeypatch.setattr("attnbench.models.pretrained.cell.cached", lambda *_: Opened(subject, Trees(N), ()))
+    monkeypatch.setattr("attnbench.models.pretrained.pretrained_cell.cached", lambda *_: Opened(subject, Trees(N), ()))
     with pytest.raises(error, match=said):
         measure_loss(cell("softmax", replaced=replaced))
 
@@ -165,7 +165,7 @@ def test_layers_that_stay_as_they_are_stand_in_the_row(monkeypatch: pytest.Monke
     subject.layers = (kept, *subject.layers[1:3], kept)
     said = "layers left as they are: 0, 3: it sees a window of 4 tokens, which a variant would not"
     assert Opened(OwnEncoder(N), text, ()).left == ""
-    monkeypatch.setattr("attnbench.models.pretrained.cell.cached", lambda *_: Opened(subject, text, ()))
+    monkeypatch.setattr("attnbench.models.pretrained.pretrained_cell.cached", lambda *_: Opened(subject, text, ()))
     monkeypatch.setattr(OwnEncoder, "copy", lambda self: self)
     record, _ = run_cell(VisitCell(cell("mean-value"), QUICK))
     assert record.status == "ok", record.reason

@@ -13,7 +13,7 @@ from torch import Tensor
 pytest.importorskip("transformers", reason="needs the extra models: make .venv/installed-models")
 
 from attnbench.contract.spec import parse_spec
-from attnbench.harness.swap.question import Question
+from attnbench.harness.swap.swap_question import SwapQuestion
 from attnbench.models.pretrained import bridge, evaluate, language_model, models, operators, own_encoder
 from attnbench.models.pretrained.baseline import baseline_of
 from attnbench.models.pretrained.bridge import Session, put_into
@@ -162,7 +162,7 @@ def one_seed(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_control(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Question, "trains", False)
+    patch.setattr(SwapQuestion, "trains", False)
 
 
 def drawn_at_random(patch: pytest.MonkeyPatch) -> None:

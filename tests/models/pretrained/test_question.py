@@ -8,34 +8,34 @@ import attnbench.catalogue.attention  # noqa: F401  # for the variants
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Spec
 from attnbench.errors import Unsupported, UsageError
-from attnbench.harness.swap.described import Described
-from attnbench.harness.swap.question import Question, Wanted, parse_layers, parse_steps
+from attnbench.harness.swap.described import ModelFacts
+from attnbench.harness.swap.swap_question import LayerChoice, SwapQuestion, parse_layers, parse_steps
 from attnbench.models.pretrained.subject import Layer
 from attnbench.suite.cell import Pretrained
 from attnbench.suite.expand import expand
 
 SHAPE = Shape(1, 2, 16, 8)
 LAYERS = (Layer(SHAPE), Layer(SHAPE, "window of 4", "it has a window"), Layer(SHAPE))
-MODEL = Described(LAYERS, None, 1000, 100, 0.0)
-QUESTION = Question("m", (Spec("performer"),), Wanted(whole=True), 16, "", 6, (0, 5), 1e-3, 2, "all", 0, 1)
+MODEL = ModelFacts(LAYERS, None, 1000, 100, 0.0)
+QUESTION = SwapQuestion("m", (Spec("performer"),), LayerChoice(whole=True), 16, "", 6, (0, 5), 1e-3, 2, "all", 0, 1)
 
 
-def question(**changed: object) -> Question:
+def question(**changed: object) -> SwapQuestion:
     return replace(QUESTION, **changed)
 
 
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        ("all", Wanted(whole=True)),
-        ("each, all", Wanted(whole=True, each=True)),
-        ("5,0,5", Wanted(some=(0, 5))),
-        ("each,3", Wanted(each=True, some=(3,))),
-        ("each/5,all", Wanted(whole=True, each=5)),
-        ("each/1,each", Wanted(each=1)),
+        ("all", LayerChoice(whole=True)),
+        ("each, all", LayerChoice(whole=True, each=True)),
+        ("5,0,5", LayerChoice(some=(0, 5))),
+        ("each,3", LayerChoice(each=True, some=(3,))),
+        ("each/5,all", LayerChoice(whole=True, each=5)),
+        ("each/1,each", LayerChoice(each=1)),
     ],
 )
-def test_layers_are_read_as_they_are_written(text: str, wanted: Wanted) -> None:
+def test_layers_are_read_as_they_are_written(text: str, wanted: LayerChoice) -> None:
     assert parse_layers(text) == wanted
 
 
@@ -86,7 +86,7 @@ def test_a_cell_has_the_sizes_of_the_model_and_the_batch_of_its_training() -> No
 
 
 def test_a_layer_that_has_to_stay_is_left_in_place() -> None:
-    each = [one for one in expand(question(layers=Wanted(each=True)).suite(MODEL)) if one.sweep == "each"]
+    each = [one for one in expand(question(layers=LayerChoice(each=True)).suite(MODEL)) if one.sweep == "each"]
     assert [(one.variant.name, one.replaced, one.tuned) for one in each] == [
         (label, place, 0) for label in ("mean-value", "performer") for place in ("0", "2")
     ]
@@ -94,7 +94,7 @@ def test_a_layer_that_has_to_stay_is_left_in_place() -> None:
 
 def test_every_second_layer_alone_is_every_second_of_those_that_can_be_replaced() -> None:
     model = replace(MODEL, layers=(Layer(SHAPE), *LAYERS, Layer(SHAPE)))  # of 0 to 4 the third stays
-    found = expand(question(layers=Wanted(each=2)).suite(model))
+    found = expand(question(layers=LayerChoice(each=2)).suite(model))
     assert [one.replaced for one in found if one.variant.name == "performer"] == ["0", "3"]
 
 
@@ -110,7 +110,7 @@ def test_every_seed_has_its_control_and_no_cell_comes_twice() -> None:
 
 
 def test_one_layer_that_was_asked_for_is_another_cell_than_that_of_each() -> None:
-    found = expand(question(layers=Wanted(each=True, some=(2,))).suite(MODEL))
+    found = expand(question(layers=LayerChoice(each=True, some=(2,))).suite(MODEL))
     assert {(one.sweep, one.replaced) for one in found if one.variant.name == "performer"} == {
         *(("each", "0"), ("each", "2"), ("together", "2"))
     }
@@ -120,8 +120,8 @@ def test_what_cannot_be_answered_is_refused_before_anything_is_trained() -> None
     with pytest.raises(UsageError, match="held out has 7"):
         question(windows=8).suite(replace(MODEL, most=7))
     with pytest.raises(UsageError, match="the model has 3 layers"):
-        question(layers=Wanted(some=(3,))).suite(MODEL)
+        question(layers=LayerChoice(some=(3,))).suite(MODEL)
     with pytest.raises(Unsupported, match="layer 1: it has a window"):
-        question(layers=Wanted(some=(1,))).suite(MODEL)
+        question(layers=LayerChoice(some=(1,))).suite(MODEL)
     with pytest.raises(Unsupported, match="it has a window"):
         question().suite(replace(MODEL, layers=LAYERS[1:2]))

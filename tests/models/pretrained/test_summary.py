@@ -12,7 +12,7 @@ from attnbench.contract.spec import Spec, parse_spec
 from attnbench.measure.statistics import median_interval
 from attnbench.measure.status import Status
 from attnbench.results.record import Record
-from attnbench.results.swaps import Line, lines
+from attnbench.results.swaps import SwapLine, lines
 from attnbench.suite.cell import Cell, Pretrained
 
 CELL = Cell(
@@ -44,7 +44,7 @@ def row(label: str, steps: int, above: float, *, seed: int = 0, slope: float = 0
     return Record.of(cell, Status.OK, **columns).to_json() | more
 
 
-def line(found: list[Line], label: str, steps: int) -> Line:
+def line(found: list[SwapLine], label: str, steps: int) -> SwapLine:
     (one,) = [one for one in found if (one.label, one.steps) == (label, steps)]
     return one
 

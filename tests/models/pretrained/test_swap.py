@@ -15,10 +15,10 @@ from attnbench.cli.signature import completed
 from attnbench.errors import BrokenContract
 from attnbench.harness.runner import Watcher, execute
 from attnbench.harness.swap import loss
-from attnbench.harness.swap.request import Asked, refuse_inexact, variants_of
+from attnbench.harness.swap.request import SwapRequest, refuse_inexact, variants_of
 from attnbench.measure.status import Status
-from attnbench.models.pretrained import cell as cells
 from attnbench.models.pretrained import models
+from attnbench.models.pretrained import pretrained_cell as cells
 from attnbench.models.pretrained.own_encoder import OwnEncoder
 from attnbench.results.record import Record
 from attnbench.results.swaps import lines
@@ -53,7 +53,7 @@ class Seen(Watcher):
 
 def ask(out: Path, *variants: str, seen: Watcher | None = None, **changed: Any) -> list[Record]:
     given = completed(options.SwapOptions, {**QUICK, "out": out, **changed})
-    one = Asked.of("listops", variants_of(variants, ()), given)
+    one = SwapRequest.of("listops", variants_of(variants, ()), given)
     with one.worker() as worker:
         records = execute(one.plan(worker)[1], seen, worker)[1]
     refuse_inexact(records)

@@ -8,7 +8,7 @@ import torch
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import parse_spec
 from attnbench.errors import Diverged, Unsupported
-from attnbench.harness.swap.tune import Pupil, Tuning
+from attnbench.harness.swap.tune import Pupil, PupilTraining
 from attnbench.models.pretrained.baseline import baseline_of
 from attnbench.models.pretrained.evaluate import layer_errors
 from attnbench.models.pretrained.models import Trees
@@ -34,11 +34,11 @@ def tuning(
     batch: int = 2,
     redraw: int = 0,
     **more: Any,
-) -> Tuning:
+) -> PupilTraining:
     rules = Pretrained("listops", "", 6, last, rate, redraw)
     shape = Shape(batch=batch, heads=2, seq_len=24, head_dim=8)
     cell = Cell("s", "s", parse_spec("sdpa"), shape, "pretrained", pretrained=rules, **more)
-    return Tuning(one, text or Trees(24), cell, [])
+    return PupilTraining(one, text or Trees(24), cell, [])
 
 
 def weights(subject: OwnEncoder) -> dict[str, torch.Tensor]:

@@ -16,7 +16,7 @@ from attnbench.harness.forecast import estimate
 from attnbench.harness.inside.call import prepare
 from attnbench.measure.flops import count
 from attnbench.measure.memory import peak_tensor_bytes
-from attnbench.models.pretrained.cell import Swapped, operators_of
+from attnbench.models.pretrained.pretrained_cell import Swapped, operators_of
 from attnbench.suite.cell import UNTOUCHED, Cell, Pretrained
 
 N = 32
@@ -51,8 +51,8 @@ def test_a_model_of_the_library_is_foreseen_from_its_configuration(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("transformers", reason="needs the extra models: make .venv/installed-models")
-    from attnbench.models.pretrained.cell import described
     from attnbench.models.pretrained.language_model import LanguageModel
+    from attnbench.models.pretrained.pretrained_cell import described
     from tests.models.pretrained import families
 
     model = families.make(families.FAMILIES[family])
@@ -68,7 +68,7 @@ def test_a_model_of_the_library_is_foreseen_from_its_configuration(
     assert [(one.shape, one.sharing, bool(one.kept)) for one in unread.layers] == [
         (one.shape, one.sharing, bool(one.kept)) for one in subject.layers
     ]
-    monkeypatch.setattr("attnbench.models.pretrained.cell.open_model", None)
+    monkeypatch.setattr("attnbench.models.pretrained.pretrained_cell.open_model", None)
     ((_, found),) = estimate([asked], 1)
     swapped = Swapped(subject, operators_of(asked, subject))
     with torch.inference_mode():

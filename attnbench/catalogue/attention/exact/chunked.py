@@ -73,13 +73,13 @@ class Chunked(CachedDecoding, nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         chunks = (self.query_chunk, self.key_chunk)
-        how = _How(self.visible or self.causal, chunks, self.position_bias, self.sink, key_mask)
+        how = _ChunkedCall(self.visible or self.causal, chunks, self.position_bias, self.sink, key_mask)
         weights = list(self.parameters())
         if learned(q, k, v, *weights):
             # Function.apply has no annotations in torch.
-            attended: Tensor = _Attend.apply(how, q, k, v, *weights)  # type: ignore[no-untyped-call]
+            attended: Tensor = _ChunkedSoftmax.apply(how, q, k, v, *weights)  # type: ignore[no-untyped-call]
             return attended
-        return _Tiles(q, k, v, how).attend(keep_log_sums=False)[0]
+        return _LogitTiles(q, k, v, how).attend(keep_log_sums=False)[0]
 
     @torch.no_grad()
     def step(self, state: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Any]:
@@ -91,18 +91,18 @@ class Chunked(CachedDecoding, nn.Module):
                 raise Unsupported(
                     "padding: with unequal lengths its tiles take one token; remove new_tokens or padding"
                 )
-            how = _How(False, chunks, sink=self.sink, key_mask=state.seen(1)[:, 0, 0])
-            tiles = _Tiles(q, state.cache.keys, state.cache.values, how)
+            how = _ChunkedCall(False, chunks, sink=self.sink, key_mask=state.seen(1)[:, 0, 0])
+            tiles = _LogitTiles(q, state.cache.keys, state.cache.values, how)
             return tiles.attend(keep_log_sums=False)[0], state
         if rows == 1:
             first = self.first_seen(state)
         seen = rows > 1 and replace(self.visible or Visible(causal=True), start=state.length - rows)
-        how = _How(seen, chunks, self.position_bias, self.sink, place=state.length - 1 - first)
-        tiles = _Tiles(q, state.keys[:, :, first:], state.values[:, :, first:], how)
+        how = _ChunkedCall(seen, chunks, self.position_bias, self.sink, place=state.length - 1 - first)
+        tiles = _LogitTiles(q, state.keys[:, :, first:], state.values[:, :, first:], how)
         return tiles.attend(keep_log_sums=False)[0], state
 
 
-class _How(NamedTuple):
+class _ChunkedCall(NamedTuple):
     visible: Visible | bool
     """Causality; or the keys that each query sees."""
     chunks: tuple[int, int]
@@ -113,10 +113,10 @@ class _How(NamedTuple):
     """Place of the first query among the keys, unless ``visible`` gives it."""
 
 
-class _Attend(torch.autograd.Function):
+class _ChunkedSoftmax(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, how: _How, q: Tensor, k: Tensor, v: Tensor, *weights: Tensor) -> Tensor:
-        output, log_sums = _Tiles(q, k, v, how).attend(keep_log_sums=True)
+    def forward(ctx: Any, how: _ChunkedCall, q: Tensor, k: Tensor, v: Tensor, *weights: Tensor) -> Tensor:
+        output, log_sums = _LogitTiles(q, k, v, how).attend(keep_log_sums=True)
         ctx.save_for_backward(q, k, v, output, log_sums)
         ctx.how = how
         return output
@@ -125,16 +125,16 @@ class _Attend(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, output, log_sums = ctx.saved_tensors
-        return None, *_Tiles(q, k, v, ctx.how).gradients(grad, output, log_sums)
+        return None, *_LogitTiles(q, k, v, ctx.how).gradients(grad, output, log_sums)
 
 
-class _Tiles:
+class _LogitTiles:
     """The logits of one call, cut up, by heads of keys: Q ``(B·K, G, N, D)``, K ``(B·K, M, D)``, V ``(B·K, M, E)``.
 
     Rows of a tile are those of n queries in G heads, ``(h, G·n, ·)`` for h heads of keys.
     """
 
-    def __init__(self, q: Tensor, k: Tensor, v: Tensor, how: _How) -> None:
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, how: _ChunkedCall) -> None:
         self.q, self.k, self.v = q, k, v
         self.shared, self.G = k.shape[1], q.shape[1] // k.shape[1]
         self.Q, self.K, self.V = self.grouped(q), _flat(k), _flat(v)

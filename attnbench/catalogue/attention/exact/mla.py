@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from attnbench.catalogue.engines.decoding.kv_cache import hidden_from_last
-from attnbench.catalogue.engines.fused import fused_attention
+from attnbench.catalogue.engines.fused_softmax import fused_attention
 from attnbench.catalogue.engines.head_layer import HeadLayer
 from attnbench.catalogue.engines.masks import with_source
 from attnbench.catalogue.engines.precision import accumulator

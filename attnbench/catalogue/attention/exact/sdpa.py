@@ -14,7 +14,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from attnbench.catalogue.engines.decoding.kv_cache import CachedDecoding, Unequal, last_row
 from attnbench.catalogue.engines.decoding.pages import Paged
-from attnbench.catalogue.engines.fused import EXTRA
+from attnbench.catalogue.engines.fused_softmax import EXTRA
 from attnbench.catalogue.engines.masks import seeing
 from attnbench.catalogue.engines.tiling import row_blocks
 from attnbench.contract.problem.position_bias import PositionBias, position_bias

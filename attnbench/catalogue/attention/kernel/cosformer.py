@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from attnbench.catalogue.engines import forms
 from attnbench.catalogue.engines.linear import fused
-from attnbench.catalogue.engines.linear.module import Form
+from attnbench.catalogue.engines.linear.feature_attention import Form
 from attnbench.catalogue.engines.masks import emptied, visible_pairs
 from attnbench.catalogue.engines.precision import accumulator
 from attnbench.catalogue.engines.recurrent.feature_sums import quotient, with_ones
@@ -105,7 +105,7 @@ class CosFormer(nn.Module):
 
     def _triton(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         phi_q, phi_k = (_features(x.to(accumulator(x.dtype)), *self._turns(0, x.shape[2], x)) for x in (q, k))
-        return fused.sums(phi_q, phi_k, v, fused.Keys(self.causal, lenient=True))
+        return fused.sums(phi_q, phi_k, v, fused.CountedKeys(self.causal, lenient=True))
 
     def begin(self, q: Tensor, k: Tensor, v: Tensor) -> CosineSums:
         n, dtype = k.shape[2], accumulator(k.dtype)

@@ -159,7 +159,7 @@ class Efficient(nn.Module):
 def _by_triton(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Not causal: both softmaxes make features with weights that sum to 1 in each row."""
     phi_q, phi_k = (x.to(accumulator(x.dtype)).softmax(axis) for x, axis in ((q, -1), (k, 2)))
-    return fused.sums(phi_q, phi_k, v, fused.Keys(causal=False))
+    return fused.sums(phi_q, phi_k, v, fused.CountedKeys(causal=False))
 
 
 def _by_fla(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from attnbench.catalogue.engines.linear.feature_attention import Chunk, FeatureAttention, Form
 from attnbench.catalogue.engines.linear.feature_map import FeatureMap
 from attnbench.catalogue.engines.linear.key_sums import KeySums
-from attnbench.catalogue.engines.linear.module import Chunk, FeatureAttention, Form
 from attnbench.catalogue.engines.masks import emptied
 from attnbench.catalogue.engines.precision import LOG2E
 from attnbench.catalogue.engines.tiling import fill

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from attnbench.catalogue.engines import fla, forms
 from attnbench.catalogue.engines.linear import fused
+from attnbench.catalogue.engines.linear.feature_attention import Chunk, FeatureAttention, stepped
 from attnbench.catalogue.engines.linear.feature_map import FeatureMap
 from attnbench.catalogue.engines.linear.maps import elu_plus_one
-from attnbench.catalogue.engines.linear.module import Chunk, FeatureAttention, stepped
 from attnbench.catalogue.engines.masks import emptied, visible_pairs
 from attnbench.catalogue.engines.precision import accumulator
 from attnbench.catalogue.engines.recurrent.feature_sums import feature_sums, quotient, with_ones

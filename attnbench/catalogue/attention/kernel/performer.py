@@ -10,10 +10,10 @@ from pydantic import Field
 from torch import Tensor
 
 from attnbench.catalogue.engines.linear import expectations
+from attnbench.catalogue.engines.linear.feature_attention import Chunk, FeatureAttention, Form
 from attnbench.catalogue.engines.linear.feature_map import FeatureMap
 from attnbench.catalogue.engines.linear.general_form import GeneralForm, Shift
 from attnbench.catalogue.engines.linear.key_sums import KeySums
-from attnbench.catalogue.engines.linear.module import Chunk, FeatureAttention, Form
 from attnbench.catalogue.engines.linear.random_maps import (
     HyperbolicFeatures,
     Norms,

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from attnbench.catalogue.engines.linear import expectations
+from attnbench.catalogue.engines.linear.feature_attention import Chunk, FeatureAttention, Form
 from attnbench.catalogue.engines.linear.feature_map import FeatureMap
-from attnbench.catalogue.engines.linear.module import Chunk, FeatureAttention, Form
 from attnbench.catalogue.engines.linear.random_maps import (
     CosineSineFeatures,
     Features,

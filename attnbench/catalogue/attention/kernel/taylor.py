@@ -11,8 +11,8 @@ from pydantic import Field
 from torch import Tensor
 
 from attnbench.catalogue.engines import fla, forms
+from attnbench.catalogue.engines.linear.feature_attention import Chunk, FeatureAttention
 from attnbench.catalogue.engines.linear.feature_map import ColumnTiles, FeatureMap, Tiles
-from attnbench.catalogue.engines.linear.module import Chunk, FeatureAttention
 from attnbench.catalogue.engines.tiling import Group
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.variant import No, Traits, register

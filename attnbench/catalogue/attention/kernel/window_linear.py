@@ -23,7 +23,7 @@ from attnbench.contract.variant import Knob, No, Traits, register
 _MAPS: dict[str, Map] = {"hedgehog": spiky, "taylor": exponential_series, "elu+1": elu_plus_one}
 
 
-class Recent(NamedTuple):
+class WindowState(NamedTuple):
     """The state of decoding: the sums of keys beyond the window, and the window's tokens."""
 
     sums: Tensor
@@ -123,7 +123,7 @@ class WindowLinear(nn.Module):
         if self.learned:
             gamma = self.log_gamma.to(dtype)[None, :, None].expand(q.shape[0], -1, 1)
             given = (*given, *self._projected(q, k), gamma)
-        layout = _Layout(self.map, self.causal, self.window, 0 if self.causal else self.window, self.chunk)
+        layout = _WindowChunks(self.map, self.causal, self.window, 0 if self.causal else self.window, self.chunk)
         return quotient(by_heads(partial(_attend, layout=layout), *given)).to(out)
 
     def _projected(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -132,16 +132,16 @@ class WindowLinear(nn.Module):
         return q @ self.W_q.to(q.dtype).mT, k @ self.W_k.to(k.dtype).mT
 
     @torch.no_grad()
-    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Recent:
+    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> WindowState:
         dtype, old = accumulator(k.dtype), max(0, k.shape[2] - self.window)
         sums = self._added(*(x[:, :, :old].to(dtype) for x in (k, v)))
-        return Recent(sums, k[:, :, old:].clone(), v[:, :, old:].clone())
+        return WindowState(sums, k[:, :, old:].clone(), v[:, :, old:].clone())
 
     def _added(self, k: Tensor, v: Tensor) -> Tensor:
         return self.map(self._projected(k, k)[1]).mT @ with_ones(v)
 
     @torch.no_grad()
-    def step(self, state: Recent, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Recent]:
+    def step(self, state: WindowState, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, WindowState]:
         sums, k, v = state.sums, torch.cat([state.k, k], 2), torch.cat([state.v, v], 2)
         query, keys, values = (x.to(sums.dtype) for x in (q, k, v))
         logits = (query * q.shape[-1] ** -0.5) @ keys.mT
@@ -151,10 +151,10 @@ class WindowLinear(nn.Module):
         if k.shape[2] > self.window:
             sums = sums + self._added(keys[:, :, :1], values[:, :, :1])
             k, v = k[:, :, 1:], v[:, :, 1:]
-        return out.to(q.dtype), Recent(sums, k, v)
+        return out.to(q.dtype), WindowState(sums, k, v)
 
 
-class _Layout(NamedTuple):
+class _WindowChunks(NamedTuple):
     """A cut of a sequence: queries in chunks, each with its own keys and those in reach on either side."""
 
     map: Map
@@ -164,7 +164,7 @@ class _Layout(NamedTuple):
     chunk: int
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, *learned: Tensor, layout: _Layout) -> Tensor:
+def _attend(q: Tensor, k: Tensor, v: Tensor, *learned: Tensor, layout: _WindowChunks) -> Tensor:
     """Numerators and denominators ``(G, N, E)``, up to a factor of each row, for inputs ``(G, N, D)``, v ``(G, N, E)``.
 
     ``learned``: the features' inputs, if not q and k, and log γ ``(G, 1)``; nothing for exp(l) itself.
@@ -182,7 +182,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, *learned: Tensor, layout: _Layout) 
 
 
 def _parts(
-    layout: _Layout, of_queries: tuple[Tensor, ...], of_keys: tuple[Tensor, ...]
+    layout: _WindowChunks, of_queries: tuple[Tensor, ...], of_keys: tuple[Tensor, ...]
 ) -> Iterator[tuple[Tensor, ...]]:
     """Stretches of the sequence: queries ``(G, chunks, c, ·)``, and keys with those in reach on either side."""
     N, c = of_queries[0].shape[1], layout.chunk
@@ -194,7 +194,7 @@ def _parts(
         yield (*own, *(x[:, start : stop + layout.before + layout.after] for x in padded))
 
 
-def _after(state: Tensor | None, u: Tensor, v: Tensor, *, layout: _Layout) -> tuple[Tensor, Tensor]:
+def _after(state: Tensor | None, u: Tensor, v: Tensor, *, layout: _WindowChunks) -> tuple[Tensor, Tensor]:
     """For each chunk, the sum of all keys behind its reach, ``(G, chunks, R, E)``, and the sum of all of these."""
     reach = layout.before + layout.after
     phi, values = (torch.unflatten(x[:, reach:], 1, (-1, layout.chunk)) for x in (layout.map(u), v))
@@ -211,7 +211,7 @@ def _read(
     v: Tensor,
     later: Tensor | None,
     *,
-    layout: _Layout,
+    layout: _WindowChunks,
     gamma: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     c, before, after = layout.chunk, layout.before, layout.after

@@ -117,16 +117,16 @@ class Linformer(nn.Module):
         self.F: nn.Parameter | None = None
         self.G: Tensor | None
         self.register_buffer("G", None)
-        self.projection: Projection = Pooling(rank, largest=projection == "max-pool")
+        self.projection: Projection = PoolingProjection(rank, largest=projection == "max-pool")
         if projection == "jl":
-            self.projection = random = Random(rank, shape.M, 1e-6 if delta is None else delta)
+            self.projection = random = RandomProjection(rank, shape.M, 1e-6 if delta is None else delta)
             self.G = random.draw()
         elif projection in ("learned", "conv"):
-            learned: Learned | Convolution = Learned(rank, shape.M)
+            learned: LearnedProjection | ConvolutionProjection = LearnedProjection(rank, shape.M)
             if projection == "conv":
                 if shape.E != shape.D:
                     raise Unsupported(_ONE_WIDTH)
-                learned = Convolution(rank, shape.M, shape.D)
+                learned = ConvolutionProjection(rank, shape.M, shape.D)
             heads = (shape.H,) if sharing == "unshared" else ()
             self.projection, self.E = learned, nn.Parameter(learned.draw(*heads))
             if sharing in ("unshared", "headwise"):
@@ -172,7 +172,7 @@ class Projection(Protocol):
         ...
 
 
-class Learned(Projection):
+class LearnedProjection(Projection):
     """A matrix ``(R, M)`` or ``(H, R, M)``, from N(0, 1/R)."""
 
     def __init__(self, rank: int, tokens: int) -> None:
@@ -197,7 +197,7 @@ class Learned(Projection):
         return torch.einsum("hrm,bhmd->bhrd" if E.ndim == 3 else "rm,bhmd->bhrd", E, x)
 
 
-class Random(Learned):
+class RandomProjection(LearnedProjection):
     """Theorem 2: E = δ·G and F = exp(-δ)·G, with one G from N(0, 1/R)."""
 
     def __init__(self, rank: int, tokens: int, delta: float) -> None:
@@ -209,7 +209,7 @@ class Random(Learned):
         return self.scales[0] * keys, self.scales[1] * values, None
 
 
-class Convolution(Projection):
+class ConvolutionProjection(Projection):
     """A kernel ``(c, D, D)`` or ``(H, c, D, D)`` over all channels, with stride c = ceil(M / R)."""
 
     def __init__(self, rank: int, tokens: int, channels: int) -> None:
@@ -232,7 +232,7 @@ class Convolution(Projection):
         return strided_convolution(k, drawn[0]), strided_convolution(v, drawn[-1]), filled
 
 
-class Pooling(Projection):
+class PoolingProjection(Projection):
     """Averages, or elementwise maxima, of runs of real keys; nothing is drawn."""
 
     def __init__(self, rank: int, *, largest: bool) -> None:

@@ -14,8 +14,8 @@ from attnbench.catalogue.engines.decoding import kv_cache
 from attnbench.catalogue.engines.decoding.kv_cache import Cache
 from attnbench.catalogue.engines.low_rank.segments import any_real, attend_to_filled, strided_convolution
 from attnbench.catalogue.engines.masks import emptied
-from attnbench.catalogue.engines.patterns.attend import attend
 from attnbench.catalogue.engines.patterns.keys import Window
+from attnbench.catalogue.engines.patterns.pattern_softmax import attend
 from attnbench.catalogue.engines.patterns.tiles import Blocks, Tile, batches, minus_infinity
 from attnbench.catalogue.engines.precision import accumulator
 from attnbench.catalogue.engines.tiling import tile_scores
@@ -24,7 +24,7 @@ from attnbench.contract.problem.shape import Shape
 from attnbench.contract.variant import Knob, No, Traits, register
 
 
-class Compressed(NamedTuple):
+class CompressedBlocks(NamedTuple):
     """State of decoding: the complete blocks, and the tokens since the last of them, fewer than c."""
 
     blocks: Cache
@@ -167,15 +167,15 @@ class MemoryCompressed(nn.Module):
             masks = ((first, minus_infinity(hidden, q)),) if stop > first else ()
             yield Tile(Blocks(start, size), (Window(Blocks(0, stop), masks),))
 
-    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Compressed:
+    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> CompressedBlocks:
         whole = k.shape[2] - k.shape[2] % self.compression
         keys, values = self._compress(k[:, :, :whole], self.of_keys), self._compress(v[:, :, :whole], self.of_values)
-        return Compressed(Cache.of(keys, values, self.capacity), k[:, :, whole:], v[:, :, whole:])
+        return CompressedBlocks(Cache.of(keys, values, self.capacity), k[:, :, whole:], v[:, :, whole:])
 
-    def step(self, state: Compressed, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Compressed]:
+    def step(self, state: CompressedBlocks, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, CompressedBlocks]:
         blocks, open_k, open_v = state.blocks, torch.cat([state.k, k], 2), torch.cat([state.v, v], 2)
         if open_k.shape[2] == self.compression:
             blocks = blocks.append(self._compress(open_k, self.of_keys), self._compress(open_v, self.of_values))
             open_k, open_v = open_k[:, :, :0], open_v[:, :, :0]
         out = kv_cache.attend(q, blocks.keys, blocks.values) if blocks.length else v
-        return out, Compressed(blocks, open_k, open_v)
+        return out, CompressedBlocks(blocks, open_k, open_v)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from attnbench.catalogue.engines.decoding.kv_cache import Cache, CachedDecoding, weighed
 from attnbench.catalogue.engines.masks import emptied
-from attnbench.catalogue.engines.pair_scores import Chunk, Score, attend_by_score
+from attnbench.catalogue.engines.pair_scores import Chunk, PairScore, attend_by_score
 from attnbench.catalogue.engines.precision import accumulator
 from attnbench.contract.problem.reference import softmax_of
 from attnbench.contract.problem.shape import Shape
@@ -82,7 +82,7 @@ class Additive(CachedDecoding, nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         k, v = emptied(key_mask, k, v)
-        x, y, hidden = self._of_queries(q), self._of_keys(k), Score(score, (self.w,), width=self.w.shape[1])
+        x, y, hidden = self._of_queries(q), self._of_keys(k), PairScore(score, (self.w,), width=self.w.shape[1])
         how: dict[str, Any] = {"causal": self.visible, "key_mask": key_mask, "sink": self.sink}
         return attend_by_score(hidden, x, y, v, chunk=self.chunk, **how)
 

@@ -14,7 +14,7 @@ from attnbench.catalogue.engines import fla, forms
 from attnbench.catalogue.engines.decoding.kv_cache import Cache, attend
 from attnbench.catalogue.engines.head_layer import CoreLayer
 from attnbench.catalogue.engines.masks import emptied, visible_pairs
-from attnbench.catalogue.engines.pair_scores import Chunk, Score, attend_by_score
+from attnbench.catalogue.engines.pair_scores import Chunk, PairScore, attend_by_score
 from attnbench.catalogue.engines.precision import accumulator
 from attnbench.contract.problem.reference import masked_attention
 from attnbench.contract.problem.shape import Shape
@@ -32,7 +32,7 @@ _TRAITS = Traits(
 )
 
 
-class Remembered(NamedTuple):
+class FoxState(NamedTuple):
     """The state of decoding."""
 
     cache: Cache
@@ -68,21 +68,21 @@ class ForgetfulSoftmax(nn.Module):
 
     def _by_tiles(self, q: Tensor, k: Tensor, v: Tensor, log_f: Tensor, *, key_mask: Tensor | None) -> Tensor:
         total = log_f.double().cumsum(-1)  # with dtype=, torch would add the gradients up in float32
-        score = Score(forgetful if self.causal else forgetful_both_ways, totals=total)
+        score = PairScore(forgetful if self.causal else forgetful_both_ways, totals=total)
         q = q.to(log_f.dtype) * q.shape[-1] ** -0.5
         return attend_by_score(score, q, k, v, causal=self.causal, key_mask=key_mask, chunk=self.chunk)
 
     @torch.no_grad()
-    def begin(self, q: Tensor, k: Tensor, v: Tensor, log_forget: Tensor) -> Remembered:
-        return Remembered(Cache.of(k, v, self.capacity), log_forget[..., 0].cumsum(-1, dtype=torch.float64))
+    def begin(self, q: Tensor, k: Tensor, v: Tensor, log_forget: Tensor) -> FoxState:
+        return FoxState(Cache.of(k, v, self.capacity), log_forget[..., 0].cumsum(-1, dtype=torch.float64))
 
     @torch.no_grad()
-    def step(self, state: Remembered, q: Tensor, k: Tensor, v: Tensor, log_forget: Tensor) -> tuple[Tensor, Remembered]:
+    def step(self, state: FoxState, q: Tensor, k: Tensor, v: Tensor, log_forget: Tensor) -> tuple[Tensor, FoxState]:
         cache = state.cache.append(k, v)
         last = state.totals[..., -1:].sum(-1, keepdim=True)  # 0 before the first token
         totals = torch.cat((state.totals, last + log_forget[..., 0]), -1)
         added = (totals[..., -1:] - totals)[:, :, None].to(log_forget.dtype)
-        return attend(q, cache.keys, cache.values, added), Remembered(cache, totals)
+        return attend(q, cache.keys, cache.values, added), FoxState(cache, totals)
 
     @staticmethod
     def cached_bytes(shape: Shape, width: int, **_: object) -> int:

@@ -9,13 +9,13 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from attnbench.catalogue.engines.blocks.selection import BlockSelection, Pairs
-from attnbench.catalogue.engines.flex.blocks import Seen
-from attnbench.catalogue.engines.flex.kernel import DTYPES
-from attnbench.catalogue.engines.flex.pattern import FlexPattern, Form
-from attnbench.catalogue.engines.patterns.attend import attend
+from attnbench.catalogue.engines.blocks.selection import BlockPairs, BlockSelection
+from attnbench.catalogue.engines.flex.block_mask import Seen
+from attnbench.catalogue.engines.flex.flex_attention import DTYPES
+from attnbench.catalogue.engines.flex.pair_pattern import FlexPattern, Form
 from attnbench.catalogue.engines.patterns.bands import blocks_per_tile, full_rows
-from attnbench.catalogue.engines.patterns.keys import Gathered, Shared
+from attnbench.catalogue.engines.patterns.keys import Gathered, SharedKeys
+from attnbench.catalogue.engines.patterns.pattern_softmax import attend
 from attnbench.catalogue.engines.patterns.tiles import Blocks, Keys, Tile, batches
 from attnbench.contract.problem.position_bias import position_bias
 from attnbench.contract.problem.reference import masked_attention
@@ -126,7 +126,7 @@ class BigBird(nn.Module):
         n, size = q.shape[2], self.block
         total = -(-n // size)
         head, row, column = seen_blocks(self.draws[:total, : q.shape[1]]).nonzero(as_tuple=True)
-        pairs = Pairs(size, size, head * total + row, column)
+        pairs = BlockPairs(size, size, head * total + row, column)
         return BlockSelection((1, q.shape[1], n), False, (pairs,)).seen()
 
     def _plain(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None) -> Tensor:
@@ -165,7 +165,7 @@ class BigBird(nn.Module):
             return
         last = (total - 1) * size
         # A short last block cannot be gathered together with whole ones.
-        short: tuple[Keys, ...] = (Shared(Blocks(last, n - last)),) if n % size else ()
+        short: tuple[Keys, ...] = (SharedKeys(Blocks(last, n - last)),) if n % size else ()
         if short:
             yield from full_rows(q, Blocks(0, size))
             yield from full_rows(q, Blocks(last, n - last))

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from attnbench.catalogue.engines.decoding import kv_cache
 from attnbench.catalogue.engines.decoding.kv_cache import Cache
-from attnbench.catalogue.engines.flex.blocks import Seen, by_places
-from attnbench.catalogue.engines.flex.kernel import DTYPES
-from attnbench.catalogue.engines.flex.pattern import FlexPattern, Form
+from attnbench.catalogue.engines.flex.block_mask import Seen, by_places
+from attnbench.catalogue.engines.flex.flex_attention import DTYPES
+from attnbench.catalogue.engines.flex.pair_pattern import FlexPattern, Form
 from attnbench.catalogue.engines.gathered.chosen import attend_to_chosen
 from attnbench.catalogue.engines.masks import emptied, visible_pairs
 from attnbench.contract.problem.reference import masked_attention

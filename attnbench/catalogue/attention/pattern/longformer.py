@@ -9,11 +9,11 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from attnbench.catalogue.engines.flex.blocks import by_places
-from attnbench.catalogue.engines.flex.kernel import DTYPES
-from attnbench.catalogue.engines.flex.pattern import FlexPattern, Form
-from attnbench.catalogue.engines.patterns.attend import attend
+from attnbench.catalogue.engines.flex.block_mask import by_places
+from attnbench.catalogue.engines.flex.flex_attention import DTYPES
+from attnbench.catalogue.engines.flex.pair_pattern import FlexPattern, Form
 from attnbench.catalogue.engines.patterns.bands import around_global
+from attnbench.catalogue.engines.patterns.pattern_softmax import attend
 from attnbench.contract.problem.position_bias import position_bias
 from attnbench.contract.problem.reference import masked_attention
 from attnbench.contract.problem.shape import Shape

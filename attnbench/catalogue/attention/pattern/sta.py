@@ -9,8 +9,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from attnbench.catalogue.engines.flex.kernel import DTYPES
-from attnbench.catalogue.engines.flex.pattern import FlexPattern, Form
+from attnbench.catalogue.engines.flex.flex_attention import DTYPES
+from attnbench.catalogue.engines.flex.pair_pattern import FlexPattern, Form
 from attnbench.catalogue.engines.patterns.canvas import (
     Layout,
     attend_on_canvas,

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from attnbench.catalogue.engines.decoding import kv_cache
 from attnbench.catalogue.engines.decoding.kv_cache import Cache
 from attnbench.catalogue.engines.decoding.ring import Ring
-from attnbench.catalogue.engines.flex.blocks import by_places
-from attnbench.catalogue.engines.flex.kernel import DTYPES
-from attnbench.catalogue.engines.flex.pattern import FlexPattern, Form
+from attnbench.catalogue.engines.flex.block_mask import by_places
+from attnbench.catalogue.engines.flex.flex_attention import DTYPES
+from attnbench.catalogue.engines.flex.pair_pattern import FlexPattern, Form
 from attnbench.catalogue.engines.masks import emptied
-from attnbench.catalogue.engines.patterns.attend import attend
 from attnbench.catalogue.engines.patterns.bands import with_first
+from attnbench.catalogue.engines.patterns.pattern_softmax import attend
 from attnbench.catalogue.engines.patterns.rule import Rule
 from attnbench.catalogue.engines.patterns.tiles import Tile
 from attnbench.catalogue.engines.precision import accumulator

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from attnbench.catalogue.engines import forms
 from attnbench.catalogue.engines.recurrent.decayed_sums import Chunk
 from attnbench.catalogue.engines.recurrent.erase_and_write import BeforeDecay
-from attnbench.catalogue.engines.recurrent.erasing_core import Erasing, ErasingCore, Rule
+from attnbench.catalogue.engines.recurrent.erasing_core import Erasing, ErasingCore, TokenArguments
 from attnbench.catalogue.engines.recurrent.erasing_layer import ErasingByHead
 from attnbench.catalogue.engines.recurrent.short_convolution import Width
 from attnbench.catalogue.engines.recurrent.written_out import erased_and_written
@@ -31,9 +31,9 @@ class _Closed(Erasing):
         beta, log_alpha, b, p = gates
         return erased_and_written(q - p * k, k, beta * v, b * beta * k, log_alpha, strict=strict, early=True)
 
-    def rule(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> Rule:
+    def rule(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> TokenArguments:
         beta, log_decay, b, p = (rate[..., None] if i != 1 else rate for i, rate in enumerate(rates))
-        return Rule(q - p * q.shape[-1] ** -0.5 * k, k, beta * v, BeforeDecay(b * beta * k), log_decay)
+        return TokenArguments(q - p * q.shape[-1] ** -0.5 * k, k, beta * v, BeforeDecay(b * beta * k), log_decay)
 
     def given(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> tuple[Tensor, ...]:
         beta, log_decay, b, p = rates

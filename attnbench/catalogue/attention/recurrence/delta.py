@@ -17,7 +17,7 @@ from attnbench.catalogue.engines.masks import emptied
 from attnbench.catalogue.engines.precision import LOG2E, accumulator, unit
 from attnbench.catalogue.engines.recurrent.decayed_sums import drawn_step_sizes
 from attnbench.catalogue.engines.recurrent.erase_and_write import erase_and_write
-from attnbench.catalogue.engines.recurrent.erasing_core import ErasingCore, Rule
+from attnbench.catalogue.engines.recurrent.erasing_core import ErasingCore, TokenArguments
 from attnbench.catalogue.engines.recurrent.stretches import by_heads
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.reads import BETA
@@ -56,8 +56,8 @@ class DeltaRule(ErasingCore):
     def ready(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return unit(q), unit(k), v
 
-    def rule(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> Rule:
-        return Rule(q, k, v, rates[0], None)
+    def rule(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> TokenArguments:
+        return TokenArguments(q, k, v, rates[0], None)
 
 
 @register(

@@ -13,7 +13,7 @@ from torch.nn.functional import softplus
 from attnbench.catalogue.engines import forms
 from attnbench.catalogue.engines.precision import LOG2E, accumulator
 from attnbench.catalogue.engines.recurrent.decayed_sums import HalvedChunk
-from attnbench.catalogue.engines.recurrent.erasing_core import Erasing, ErasingCore, Rule
+from attnbench.catalogue.engines.recurrent.erasing_core import Erasing, ErasingCore, TokenArguments
 from attnbench.catalogue.engines.recurrent.erasing_layer import ErasingByChannel
 from attnbench.catalogue.engines.recurrent.short_convolution import Width
 from attnbench.catalogue.engines.recurrent.written_out import erased_and_written
@@ -32,9 +32,9 @@ class _Apart(Erasing):
         b, w, log_alpha = gates
         return erased_and_written(q, k, w * v, b * k, log_alpha, strict=strict)
 
-    def rule(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> Rule:
+    def rule(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> TokenArguments:
         b, w, log_decay = rates
-        return Rule(q, k, w * v, b * k, log_decay)
+        return TokenArguments(q, k, w * v, b * k, log_decay)
 
 
 class GatedDeltaRule2(_Apart, ErasingCore):

@@ -23,7 +23,7 @@ from attnbench.errors import Unsupported
 
 
 @dataclass(frozen=True, slots=True)
-class Fixed:
+class RetentionConstants:
     """Constants of decoding: no part of the state, but made with it, so that a step need not make them again."""
 
     gamma: Tensor
@@ -38,7 +38,7 @@ class Retained(NamedTuple):
     state: Tensor
     """Σ γ^(t-j) (R_j k_j) v_jᵀ, ``(B, H, D, E)``, float32 at least."""
     length: int
-    fixed: Fixed
+    fixed: RetentionConstants
 
 
 Decay = Literal["retnet", "lightning", "lightning-linear"]
@@ -174,7 +174,7 @@ class RetNet(nn.Module):
         k, v = (of_query_heads(x, q.shape[1]) for x in (k, v))
         rates = log2_gamma(k, self.decay)[..., None]
         fading = rates * (n - 1 - position[:, None]).to(dtype)
-        return Retained((k * fading.exp2()).mT @ v.to(dtype), n, Fixed(rates.exp2(), frequencies(k)[None]))
+        return Retained((k * fading.exp2()).mT @ v.to(dtype), n, RetentionConstants(rates.exp2(), frequencies(k)[None]))
 
     def step(self, state: Retained, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Retained]:
         dtype, H, n = state.state.dtype, q.shape[1], q.shape[2]

@@ -20,7 +20,7 @@ _RUN = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Fixed:
+class DiagonalConstants:
     """Constants of decoding: no part of the state, but made with it, so that a step need not make them again."""
 
     kept: Tensor
@@ -36,7 +36,7 @@ class Driven(NamedTuple):
 
     h: Tensor
     """``(B, C, S)``, complex128."""
-    fixed: Fixed
+    fixed: DiagonalConstants
 
 
 @register(
@@ -146,7 +146,7 @@ class S4D(nn.Module):
             if n:
                 powers = torch.exp(exponent[..., None] * torch.arange(n - 1, -1, -1, device=x.device))
                 h = torch.exp(n * exponent) * h + torch.einsum("csn,bnc->bcs", powers, part.to(powers.dtype)) * added
-        return Driven(h, Fixed(exponent.exp(), added, 2 * reads[0]))
+        return Driven(h, DiagonalConstants(exponent.exp(), added, 2 * reads[0]))
 
     @torch.no_grad()
     def step(self, state: Driven, x: Tensor) -> tuple[Tensor, Driven]:

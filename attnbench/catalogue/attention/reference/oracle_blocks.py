@@ -8,10 +8,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from attnbench.catalogue.engines.blocks.module import BlockSelecting
-from attnbench.catalogue.engines.blocks.selection import Pairs, in_blocks, largest, listed, own_blocks, products
-from attnbench.catalogue.engines.flex.kernel import DTYPES
-from attnbench.catalogue.engines.flex.pattern import FlexPattern, Form
+from attnbench.catalogue.engines.blocks.selecting import BlockSelecting
+from attnbench.catalogue.engines.blocks.selection import BlockPairs, in_blocks, largest, listed, own_blocks, products
+from attnbench.catalogue.engines.flex.flex_attention import DTYPES
+from attnbench.catalogue.engines.flex.pair_pattern import FlexPattern, Form
 from attnbench.catalogue.engines.masks import visible_pairs
 from attnbench.catalogue.engines.precision import hidden
 from attnbench.contract.problem.reference import of_query_heads
@@ -80,7 +80,7 @@ class OracleBlocks(BlockSelecting):
                 allowed[b, h, i, J * self.block : (J + 1) * self.block] = True
         return self.over(allowed, (q, k, v), key_mask)
 
-    def choose(self, q: Tensor, k: Tensor, real: Tensor) -> tuple[Pairs, ...]:
+    def choose(self, q: Tensor, k: Tensor, real: Tensor) -> tuple[BlockPairs, ...]:
         N, D = q.shape[2:]
         total, at = -(-N // self.block), torch.arange(N, device=q.device)
 

@@ -9,11 +9,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from attnbench.catalogue.engines.blocks.module import BlockSelecting
+from attnbench.catalogue.engines.blocks.selecting import BlockSelecting
 from attnbench.catalogue.engines.blocks.selection import (
+    BlockPairs,
     Grid,
     LastQueries,
-    Pairs,
     by_distance,
     heaviest,
     in_blocks,
@@ -22,8 +22,8 @@ from attnbench.catalogue.engines.blocks.selection import (
     of_last_queries,
     own_blocks,
 )
-from attnbench.catalogue.engines.flex.kernel import DTYPES
-from attnbench.catalogue.engines.flex.pattern import FlexPattern, Form
+from attnbench.catalogue.engines.flex.flex_attention import DTYPES
+from attnbench.catalogue.engines.flex.pair_pattern import FlexPattern, Form
 from attnbench.contract.problem.reference import of_query_heads
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.problem.sink import sink_of
@@ -146,7 +146,7 @@ class FlexPrefill(BlockSelecting):
         near = {*of_diagonals, *(o + 1 for o in of_diagonals)}
         return always | {(I, J) for I, J in past if J in of_columns or I - J in near}
 
-    def choose(self, q: Tensor, k: Tensor, real: Tensor) -> tuple[Pairs, ...]:
+    def choose(self, q: Tensor, k: Tensor, real: Tensor) -> tuple[BlockPairs, ...]:
         H, groups = q.shape[1], q.shape[1] // k.shape[1]
         kept = torch.stack([self._of_head(q[:, h], k[:, h // groups], real) for h in range(H)], 1)
         return (Grid(self.block, self.block, kept),)

@@ -12,7 +12,7 @@ from torch.nn.functional import layer_norm, linear
 from attnbench.catalogue.engines.decoding.kv_cache import Cache
 from attnbench.catalogue.engines.gathered.choice import Choice
 from attnbench.catalogue.engines.gathered.chosen import answer_from_chosen, attend_to_chosen, best
-from attnbench.catalogue.engines.gathered.index import Index, Ranked, lesson, probabilities, taught
+from attnbench.catalogue.engines.gathered.key_index import Index, Ranked, lesson, probabilities, taught
 from attnbench.catalogue.engines.masks import emptied, visible_pairs
 from attnbench.catalogue.engines.precision import accumulator
 from attnbench.catalogue.engines.tiling import budget, tiles
@@ -21,7 +21,7 @@ from attnbench.contract.problem.shape import Shape
 from attnbench.contract.variant import Knob, No, Traits, register
 
 
-class Random(nn.Module):
+class RandomIndex(nn.Module):
     """An index that learns nothing: queries and keys, all heads joined, through one random projection.
 
     A product of projections estimates logits (Johnson and Lindenstrauss 1984), summed over the heads of attention that
@@ -48,7 +48,7 @@ class Random(nn.Module):
         return Index(torch.unflatten(a, 2, (self.heads, -1)), linear(y, self.of_keys.to(y.dtype)), None)
 
 
-class Learned(nn.Module):
+class LearnedIndex(nn.Module):
     """The lightning indexer: learned projections to I queries and one key, which is normalised, and I weights."""
 
     def __init__(self, shape: Shape, heads: int, width: int) -> None:
@@ -158,11 +158,11 @@ class IndexedAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.causal, self.capacity, self.top_k, self.indexer = shape.causal, shape.M, top_k, indexer
-        self.index: Random | Learned | None = None
+        self.index: RandomIndex | LearnedIndex | None = None
         if indexer == "random":
-            self.index = Random(shape, index_heads, index_dim)
+            self.index = RandomIndex(shape, index_heads, index_dim)
         elif indexer == "learned":
-            self.index = Learned(shape, index_heads, index_dim)
+            self.index = LearnedIndex(shape, index_heads, index_dim)
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         q, k, v = emptied(key_mask, q, k, v)
@@ -191,7 +191,7 @@ class IndexedAttention(nn.Module):
         q, k, v = emptied(key_mask, q, k, v)
         chosen = self._choose(q, k, key_mask)
         out = attend_to_chosen(q, k, v, chosen[:, None])
-        if not isinstance(self.index, Learned) or not torch.is_grad_enabled():
+        if not isinstance(self.index, LearnedIndex) or not torch.is_grad_enabled():
             return out
         index: Index = self.index(q.detach(), k.detach())
         return taught(out, lesson(index, chosen, q, k, key_mask))

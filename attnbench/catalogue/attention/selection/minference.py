@@ -8,18 +8,18 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from attnbench.catalogue.engines.blocks.module import BlockSelecting
+from attnbench.catalogue.engines.blocks.selecting import BlockSelecting
 from attnbench.catalogue.engines.blocks.selection import (
+    BlockPairs,
     Grid,
-    Pairs,
     by_distance,
     in_blocks,
     largest,
     of_last_queries,
     own_blocks,
 )
-from attnbench.catalogue.engines.flex.kernel import DTYPES
-from attnbench.catalogue.engines.flex.pattern import FlexPattern, Form
+from attnbench.catalogue.engines.flex.flex_attention import DTYPES
+from attnbench.catalogue.engines.flex.pair_pattern import FlexPattern, Form
 from attnbench.contract.problem.reference import of_query_heads
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.problem.sink import sink_of
@@ -151,7 +151,7 @@ class MInference(BlockSelecting):
         every = list(range(-N, N))
         return kept[: self.vertical], every if self.slash >= len(real) else some[: self.slash]
 
-    def choose(self, q: Tensor, k: Tensor, real: Tensor) -> tuple[Pairs, ...]:
+    def choose(self, q: Tensor, k: Tensor, real: Tensor) -> tuple[BlockPairs, ...]:
         B, H, N, _ = q.shape
         total = -(-N // self.block)
         if self.pattern == "a-shape":
@@ -163,10 +163,10 @@ class MInference(BlockSelecting):
         columns = torch.stack([one for _, one in found], 1)
         return self._blocks(kept), self._beside(kept, columns)
 
-    def _blocks(self, kept: Tensor) -> Pairs:
+    def _blocks(self, kept: Tensor) -> BlockPairs:
         return Grid(self.block, self.block, kept)
 
-    def _beside(self, kept: Tensor, columns: Tensor) -> Pairs:
+    def _beside(self, kept: Tensor, columns: Tensor) -> BlockPairs:
         """Single keys of the columns ``(B, H, N)`` bool that are in no kept block of a block of queries."""
         total = kept.shape[2]
         head, keys = columns.flatten(0, 1).nonzero(as_tuple=True)
@@ -176,7 +176,7 @@ class MInference(BlockSelecting):
             at = torch.arange(1, total + 1, device=keys.device) * self.block
             wanted &= keys[:, None] < at
         line, block = wanted.nonzero(as_tuple=True)
-        return Pairs(self.block, 1, head[line] * total + block, keys[line])
+        return BlockPairs(self.block, 1, head[line] * total + block, keys[line])
 
     def _of_head(self, q: Tensor, k: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
         """The blocks that diagonals meet ``(B, blocks, blocks)``, and columns ``(B, N)``, of one head."""

@@ -8,11 +8,19 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from attnbench.catalogue.engines.blocks.module import BlockSelecting
-from attnbench.catalogue.engines.blocks.selection import Pairs, in_blocks, largest, listed, means, own_blocks, products
+from attnbench.catalogue.engines.blocks.selecting import BlockSelecting
+from attnbench.catalogue.engines.blocks.selection import (
+    BlockPairs,
+    in_blocks,
+    largest,
+    listed,
+    means,
+    own_blocks,
+    products,
+)
 from attnbench.catalogue.engines.decoding.kv_cache import Cache, attend
-from attnbench.catalogue.engines.flex.kernel import DTYPES
-from attnbench.catalogue.engines.flex.pattern import FlexPattern, Form
+from attnbench.catalogue.engines.flex.flex_attention import DTYPES
+from attnbench.catalogue.engines.flex.pair_pattern import FlexPattern, Form
 from attnbench.catalogue.engines.precision import accumulator
 from attnbench.contract.problem.reference import of_query_heads
 from attnbench.contract.problem.shape import Shape
@@ -20,7 +28,7 @@ from attnbench.contract.problem.sink import sink_of
 from attnbench.contract.variant import Knob, No, Traits, register
 
 
-class Blocks(NamedTuple):
+class BlockMeans(NamedTuple):
     """The state of decoding."""
 
     cache: Cache
@@ -99,7 +107,7 @@ class MoBA(BlockSelecting):
                         allowed[b, h, i, J * self.block : (J + 1) * self.block] = True
         return self.over(allowed, (q, k, v), key_mask)
 
-    def choose(self, q: Tensor, k: Tensor, real: Tensor) -> tuple[Pairs, ...]:
+    def choose(self, q: Tensor, k: Tensor, real: Tensor) -> tuple[BlockPairs, ...]:
         N = q.shape[2]
         mean, some = means(k, real, self.block), in_blocks(real, self.block).any(-1)[:, None, None]
         total = mean.shape[2]
@@ -116,20 +124,20 @@ class MoBA(BlockSelecting):
         return largest(gates, self.blocks, allowed=allowed, forced=own)
 
     @torch.no_grad()
-    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Blocks:
-        return Blocks(Cache.of(k, v, self.capacity), self._complete(k))
+    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> BlockMeans:
+        return BlockMeans(Cache.of(k, v, self.capacity), self._complete(k))
 
     def _complete(self, k: Tensor) -> Tensor:
         whole = k[:, :, : k.shape[2] // self.block * self.block].to(accumulator(k.dtype))
         return torch.unflatten(whole, 2, (-1, self.block)).mean(3)
 
     @torch.no_grad()
-    def step(self, state: Blocks, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Blocks]:
+    def step(self, state: BlockMeans, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, BlockMeans]:
         cache, mean = state.cache.append(k, v), state.means
         before, chosen = mean.shape[2], min(self.blocks - 1, mean.shape[2])
         if cache.length % self.block == 0:
             mean = torch.cat((mean, self._complete(cache.keys[:, :, -self.block :])), 2)
-        after = Blocks(cache, mean)
+        after = BlockMeans(cache, mean)
         if chosen == before:  # all of them
             return attend(q, cache.keys, cache.values, sink=self.sink), after
         gates = products(q.to(mean.dtype), mean[:, :, :before])[:, :, 0]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from attnbench.catalogue.engines.decoding.kv_cache import Cache
 from attnbench.catalogue.engines.masks import emptied, visible_pairs
-from attnbench.catalogue.engines.pair_scores import Chunk, Score, attend_by_score
+from attnbench.catalogue.engines.pair_scores import Chunk, PairScore, attend_by_score
 from attnbench.catalogue.engines.precision import accumulator
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.variant import No, Traits, register
@@ -109,7 +109,7 @@ class Monotonic(nn.Module):
         centres = self._centres(q, steps[:N, None] - 1, ends)
         positions = (steps[:M, None] - 1).to(centres.dtype).expand(*v.shape[:2], -1, -1)
         x, y = self._beside(q, centres, q.shape[-1] ** -0.5), self._beside(k, positions, 1.0)
-        window = Score(partial(score, narrowness=self.narrowness), width=2)
+        window = PairScore(partial(score, narrowness=self.narrowness), width=2)
         return attend_by_score(window, x, y, v, causal=self.causal, key_mask=key_mask, chunk=self.chunk)
 
     def _centres(self, q: Tensor, own: Tensor, ends: Tensor) -> Tensor:

@@ -9,13 +9,13 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm, linear, pad, rms_norm
 
-from attnbench.catalogue.engines.blocks.module import BlockSelecting
-from attnbench.catalogue.engines.blocks.selection import BlockSelection, Pairs
+from attnbench.catalogue.engines.blocks.selecting import BlockSelecting
+from attnbench.catalogue.engines.blocks.selection import BlockPairs, BlockSelection
 from attnbench.catalogue.engines.decoding.kv_cache import Cache
-from attnbench.catalogue.engines.flex.kernel import DTYPES
-from attnbench.catalogue.engines.flex.pattern import FlexPattern, Form
+from attnbench.catalogue.engines.flex.flex_attention import DTYPES
+from attnbench.catalogue.engines.flex.pair_pattern import FlexPattern, Form
 from attnbench.catalogue.engines.gathered.chosen import answer_from_chosen, best
-from attnbench.catalogue.engines.gathered.index import Index, Ranked, lesson, probabilities, taught
+from attnbench.catalogue.engines.gathered.key_index import Index, Ranked, lesson, probabilities, taught
 from attnbench.catalogue.engines.masks import emptied, visible_pairs
 from attnbench.catalogue.engines.precision import accumulator
 from attnbench.catalogue.engines.rotation import angles, rotate
@@ -55,7 +55,7 @@ def _at_its_place(x: Tensor, first: int, norm: nn.RMSNorm | None = None) -> Tens
 _EPS = 1e-6
 
 
-class Random(nn.Module):
+class RandomRanking(nn.Module):
     """A ranking that learns nothing: queries and keys through one random projection.
 
     A product of projections estimates a logit (Johnson and Lindenstrauss 1984); an index head stands for every I-th
@@ -80,7 +80,7 @@ class Random(nn.Module):
         )
 
 
-class Learned(nn.Module):
+class LearnedRanking(nn.Module):
     """Learned projections to I queries for each head of keys and to one key, which are normed; else also to weights."""
 
     def __init__(self, shape: Shape, heads: int, width: int, *, plain: bool) -> None:
@@ -219,11 +219,11 @@ class MSA(BlockSelecting):
             raise Unsupported(f"index queries and keys are turned in pairs of channels: index_dim {index_dim} is odd")
         self.sink = None
         self.causal, self.capacity, self.block, self.blocks = shape.causal, shape.M, block, blocks
-        self.index: Random | Learned | None = None
+        self.index: RandomRanking | LearnedRanking | None = None
         if indexer == "random":
-            self.index = Random(shape, index_heads, index_dim, plain=plain)
+            self.index = RandomRanking(shape, index_heads, index_dim, plain=plain)
         elif indexer == "learned":
-            self.index = Learned(shape, index_heads, index_dim, plain=plain)
+            self.index = LearnedRanking(shape, index_heads, index_dim, plain=plain)
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """N × N matrices of scores; of each row the blocks whose largest score ranks below ``blocks``."""
@@ -248,7 +248,7 @@ class MSA(BlockSelecting):
         taken = (order < self.blocks) & (largest > -torch.inf)
         kept = taken[..., i // self.block] & seen
         out = self.over(of_query_heads(kept, H), (q, k, v), key_mask)
-        if not isinstance(self.index, Learned):
+        if not isinstance(self.index, LearnedRanking):
             return out
         kept = kept.expand(B, K, N, N)
         share = logits.masked_fill(~of_query_heads(kept, H), -torch.inf).softmax(-1).nan_to_num(0)
@@ -258,7 +258,7 @@ class MSA(BlockSelecting):
         return taught(out, (each_row * real).sum() / real.sum())
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        if not isinstance(self.index, Learned) or not torch.is_grad_enabled():
+        if not isinstance(self.index, LearnedRanking) or not torch.is_grad_enabled():
             return super().forward(q, k, v, key_mask=key_mask)
         q, k, v = emptied(key_mask, q, k, v)
         (B, H, N), dtype = q.shape[:3], accumulator(q.dtype)
@@ -274,7 +274,7 @@ class MSA(BlockSelecting):
             losses.append(lesson(index, self._keys(chosen[:, g], real), x[:, heads], y[:, g : g + 1], key_mask))
         return taught(out, torch.stack(losses).sum())
 
-    def choose(self, q: Tensor, k: Tensor, real: Tensor) -> tuple[Pairs, ...]:
+    def choose(self, q: Tensor, k: Tensor, real: Tensor) -> tuple[BlockPairs, ...]:
         return self._pairs(self._chosen(q, k, real), q.shape[1])
 
     def _chosen(self, q: Tensor, k: Tensor, real: Tensor) -> Tensor:
@@ -307,12 +307,12 @@ class MSA(BlockSelecting):
         forced = torch.arange(largest.shape[3], device=own.device) == own[:, None]
         return best(largest.masked_fill(forced, torch.inf), self.blocks)
 
-    def _pairs(self, chosen: Tensor, H: int) -> tuple[Pairs, ...]:
+    def _pairs(self, chosen: Tensor, H: int) -> tuple[BlockPairs, ...]:
         every = of_query_heads(chosen, H)
         T, keys = every.shape[3], every.flatten()
         kept = keys >= 0
         queries = torch.arange(len(keys) // T, device=keys.device).repeat_interleave(T)
-        return (Pairs(1, self.block, queries[kept], keys[kept].long()),)
+        return (BlockPairs(1, self.block, queries[kept], keys[kept].long()),)
 
     def _keys(self, chosen: Tensor, real: Tensor) -> Tensor:
         N = chosen.shape[1]

@@ -13,14 +13,14 @@ from torch.nn.functional import pad
 from attnbench.catalogue.engines import fla, forms
 from attnbench.catalogue.engines.decoding import kv_cache
 from attnbench.catalogue.engines.decoding.kv_cache import Cache
-from attnbench.catalogue.engines.flex.blocks import by_places
-from attnbench.catalogue.engines.flex.kernel import DTYPES
-from attnbench.catalogue.engines.flex.pattern import FlexPattern
+from attnbench.catalogue.engines.flex.block_mask import by_places
+from attnbench.catalogue.engines.flex.flex_attention import DTYPES
+from attnbench.catalogue.engines.flex.pair_pattern import FlexPattern
 from attnbench.catalogue.engines.gathered.choice import Choice
 from attnbench.catalogue.engines.gathered.chosen import answer_from_chosen, best
 from attnbench.catalogue.engines.masks import emptied, visible_pairs
-from attnbench.catalogue.engines.patterns.attend import attend
 from attnbench.catalogue.engines.patterns.bands import band
+from attnbench.catalogue.engines.patterns.pattern_softmax import attend
 from attnbench.catalogue.engines.precision import accumulator, hidden
 from attnbench.catalogue.engines.tiling import budget, recomputed, row_blocks
 from attnbench.contract.problem.reference import masked_attention, of_query_heads

@@ -8,10 +8,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from attnbench.catalogue.engines.blocks.module import BlockSelecting
+from attnbench.catalogue.engines.blocks.selecting import BlockSelecting
 from attnbench.catalogue.engines.blocks.selection import (
+    BlockPairs,
     Grid,
-    Pairs,
     heaviest,
     in_blocks,
     means,
@@ -19,8 +19,8 @@ from attnbench.catalogue.engines.blocks.selection import (
     products,
     within,
 )
-from attnbench.catalogue.engines.flex.kernel import DTYPES
-from attnbench.catalogue.engines.flex.pattern import FlexPattern, Form
+from attnbench.catalogue.engines.flex.flex_attention import DTYPES
+from attnbench.catalogue.engines.flex.pair_pattern import FlexPattern, Form
 from attnbench.contract.problem.reference import of_query_heads
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.problem.sink import sink_of
@@ -160,7 +160,7 @@ class Sparge(BlockSelecting):
         units = tokens / tokens.norm(dim=1, keepdim=True)
         return float((units @ units.mT).mean().clamp(min=0)) >= self.similarity
 
-    def choose(self, q: Tensor, k: Tensor, real: Tensor) -> tuple[Pairs, ...]:
+    def choose(self, q: Tensor, k: Tensor, real: Tensor) -> tuple[BlockPairs, ...]:
         _, H, N, D = q.shape
         rows, total = -(-N // self.queries), -(-N // self.keys)
         own, before = own_blocks(slice(0, rows), self.queries, total, self.keys, q)

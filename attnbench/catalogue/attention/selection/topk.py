@@ -20,7 +20,7 @@ from attnbench.contract.problem.shape import Shape
 from attnbench.contract.variant import Knob, Traits, register
 
 
-class _Tile(NamedTuple):
+class _QueryTile(NamedTuple):
     heads: slice
     a: int
     b: int
@@ -42,7 +42,7 @@ class _Tile(NamedTuple):
         return logits
 
 
-class _Attend(torch.autograd.Function):
+class _TopKSoftmax(torch.autograd.Function):
     """q ``(G, N, D)``, k ``(G, M, D)``, v ``(G, M, E)``, G = B·H; mask ``(G, M)``. Keeps N·keys indices and weights.
 
     bias is ``(H, N + M - 1)``; its entry j - i + N - 1 is added to the logit of query i and key j.
@@ -67,7 +67,7 @@ class _Attend(torch.autograd.Function):
         weights = torch.empty((G, N, keys) if keep else 0, dtype=dtype, device=q.device)
         out, table = q.new_empty(G, N, E), v.reshape(G * M, E).to(dtype)
         for heads, a, b in tiles(G, N, M, budget("topk.logits", q.device), rows):
-            logits = _Tile(heads, a, b).logits(q, k, bias, mask, causal)
+            logits = _QueryTile(heads, a, b).logits(q, k, bias, mask, causal)
             kept, chosen = largest(logits.flatten(0, 1), min(keys, logits.shape[2]))
             # If nothing is seen, every logit is -inf and every weight 0.
             part = kept.sub_(kept.amax(-1, keepdim=True).clamp(min=torch.finfo(dtype).min)).exp_()
@@ -184,7 +184,7 @@ class TopK(CachedDecoding, nn.Module):
         if self.position_bias is not None:
             distances = torch.arange(1 - q.shape[2], k.shape[2], device=q.device)
             bias = self.position_bias.along(distances, accumulator(q.dtype))
-        out: Tensor = _Attend.apply(*flat, bias, mask, keys, self.causal, self.chunk)  # type: ignore[no-untyped-call] # torch
+        out: Tensor = _TopKSoftmax.apply(*flat, bias, mask, keys, self.causal, self.chunk)  # type: ignore[no-untyped-call] # torch
         return out.view(*q.shape[:3], -1)
 
     @property
@@ -198,7 +198,7 @@ class TopK(CachedDecoding, nn.Module):
         x, y = (one.reshape(B * H, *one.shape[2:]) for one in (q, k))
         mask = None if key_mask is None else key_mask.repeat_interleave(H, 0)
         chosen = torch.full((B * H, N, min(self.keys, M)), -1, dtype=torch.int32, device=q.device)
-        for tile in map(_Tile._make, tiles(B * H, N, M, budget("topk.logits", q.device), self.chunk)):
+        for tile in map(_QueryTile._make, tiles(B * H, N, M, budget("topk.logits", q.device), self.chunk)):
             logits = tile.logits(x, y, None, mask, self.causal)
             _, found = largest(logits.flatten(0, 1), min(self.keys, logits.shape[2]))
             chosen[tile.heads, tile.a : tile.b, : found.shape[1]] = found.view(*logits.shape[:2], -1).int()

@@ -8,10 +8,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from attnbench.catalogue.engines.blocks.module import BlockSelecting
-from attnbench.catalogue.engines.blocks.selection import Pairs, heaviest, in_blocks, listed, own_blocks, products
-from attnbench.catalogue.engines.flex.kernel import DTYPES
-from attnbench.catalogue.engines.flex.pattern import FlexPattern, Form
+from attnbench.catalogue.engines.blocks.selecting import BlockSelecting
+from attnbench.catalogue.engines.blocks.selection import BlockPairs, heaviest, in_blocks, listed, own_blocks, products
+from attnbench.catalogue.engines.flex.flex_attention import DTYPES
+from attnbench.catalogue.engines.flex.pair_pattern import FlexPattern, Form
 from attnbench.contract.problem.reference import of_query_heads
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.problem.sink import sink_of
@@ -110,7 +110,7 @@ class XAttention(BlockSelecting):
                 allowed[b, h, rows, columns] = True
         return self.over(allowed, (q, k, v), key_mask)
 
-    def choose(self, q: Tensor, k: Tensor, real: Tensor) -> tuple[Pairs, ...]:
+    def choose(self, q: Tensor, k: Tensor, real: Tensor) -> tuple[BlockPairs, ...]:
         B, H, N, D = q.shape
         S, side, total = self.stride, self.block // self.stride, -(-N // self.block)
         x, y = (in_blocks(in_blocks(one, self.block, 2).flatten(2, 3), S, 2) for one in (q * (D**-0.5 / S), k))

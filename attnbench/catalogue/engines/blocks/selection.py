@@ -12,13 +12,13 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 from torch.nn.functional import pad
 
-from attnbench.catalogue.engines.flex.blocks import BLOCK, Seen
+from attnbench.catalogue.engines.flex.block_mask import BLOCK, Seen
 from attnbench.catalogue.engines.forms import on_device
 from attnbench.catalogue.engines.tiling import budget
 
 
 @dataclass(frozen=True)
-class Pairs:
+class BlockPairs:
     """Pairs of a block of queries and a block of keys, each at most once, in any order."""
 
     rows: int
@@ -29,7 +29,7 @@ class Pairs:
     """``(P,)``, numbers of blocks of keys within that head of that example."""
 
 
-class Grid(Pairs):
+class Grid(BlockPairs):
     """A dense form of the pairs, listed only on demand: on a GPU, the host waits for a list's length."""
 
     def __init__(self, rows: int, columns: int, kept: Tensor) -> None:
@@ -63,7 +63,7 @@ class BlockSelection:
     size: tuple[int, int, int]
     causal: bool
     """A query sees no later key, whatever its blocks hold."""
-    parts: tuple[Pairs, ...]
+    parts: tuple[BlockPairs, ...]
     real: Tensor | None = None
     """``(B, N)`` bool: the keys that are no padding; None: all."""
 
@@ -98,7 +98,7 @@ class BlockSelection:
             head, at = part.queries // total, part.queries % total
             b, h = head // heads, head % heads
             kept = (b < B) & (h < H) & (at < fewer) & (part.keys * part.columns < N)
-            parts.append(Pairs(part.rows, part.columns, ((b * H + h) * fewer + at)[kept], part.keys[kept]))
+            parts.append(BlockPairs(part.rows, part.columns, ((b * H + h) * fewer + at)[kept], part.keys[kept]))
         return BlockSelection((B, H, N), self.causal, tuple(parts), None if self.real is None else self.real[:B, :N])
 
     def repeated(self, B: int, H: int) -> BlockSelection:
@@ -108,7 +108,7 @@ class BlockSelection:
         for part in self.parts:
             heads = torch.arange(B * H, device=device)[:, None] * -(-self.size[2] // part.rows)
             queries, keys = (heads + part.queries).flatten(), part.keys.repeat(B * H)
-            parts.append(Pairs(part.rows, part.columns, queries, keys))
+            parts.append(BlockPairs(part.rows, part.columns, queries, keys))
         real = None if self.real is None else self.real.expand(B, -1)
         return BlockSelection((B, H, self.size[2]), self.causal, tuple(parts), real)
 
@@ -145,7 +145,7 @@ class BlockSelection:
         return Seen(full, some, sees, N)
 
 
-def _kept(part: Pairs, size: tuple[int, int, int]) -> Tensor:
+def _kept(part: BlockPairs, size: tuple[int, int, int]) -> Tensor:
     if isinstance(part, Grid):
         return part.kept
     (B, H, N), keys = size, part.keys
@@ -163,7 +163,7 @@ def _overlaps(size: int, N: int, device: torch.device) -> Tensor:
     return here.clamp(min=0).float()
 
 
-def listed(sizes: tuple[int, int], total: int, width: int, choose: Callable[[slice], Tensor], q: Tensor) -> Pairs:
+def listed(sizes: tuple[int, int], total: int, width: int, choose: Callable[[slice], Tensor], q: Tensor) -> BlockPairs:
     """The pairs that ``choose`` keeps, asked for some blocks of queries at a time.
 
     Args:
@@ -183,7 +183,7 @@ def listed(sizes: tuple[int, int], total: int, width: int, choose: Callable[[sli
         head, at, keys = choose(blocks).flatten(0, 1).nonzero(as_tuple=True)
         found.append((head * total + at + blocks.start, keys))
     queries, keys = (torch.cat(parts) for parts in zip(*found, strict=True))
-    return Pairs(*sizes, queries, keys)
+    return BlockPairs(*sizes, queries, keys)
 
 
 def largest(scores: Tensor, count: int, *, allowed: Tensor, forced: Tensor) -> Tensor:

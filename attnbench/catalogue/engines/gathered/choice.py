@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from attnbench.catalogue.engines.blocks.selection import BlockSelection, Grid
-from attnbench.catalogue.engines.flex.blocks import Seen
-from attnbench.catalogue.engines.flex.pattern import FlexPattern
+from attnbench.catalogue.engines.flex.block_mask import Seen
+from attnbench.catalogue.engines.flex.pair_pattern import FlexPattern
 from attnbench.catalogue.engines.gathered.chosen import attend_to_chosen
 from attnbench.catalogue.engines.masks import emptied
 

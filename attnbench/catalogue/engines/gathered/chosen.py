@@ -72,11 +72,11 @@ def attend_to_chosen(
     blocks = (torch.unflatten(x, 2, (-1, size)) for x in whole)
     keys, values = (torch.unflatten(x, 1, (S, -1)).permute(0, 1, 3, 4, 2, 5) for x in blocks)
     real = torch.ones(1, M, dtype=torch.bool, device=k.device) if key_mask is None else key_mask
-    how = _How(pad(real, (0, more)), S, causal)
+    how = _ChosenCall(pad(real, (0, more)), S, causal)
     flat = (x.flatten(0, 1).contiguous() for x in (keys, values, chosen))
     # Which queries meet a block is known from numbers alone, which neither a plan nor a compiler has.
     numbers = q.device.type == "cpu" and not foreseen(q) and not torch.compiler.is_compiling()
-    way = _AttendBlocks if numbers and size >= _LARGE else _Attend
+    way = _AttendBlocks if numbers and size >= _LARGE else _ChosenSoftmax
     out: Tensor = way.apply(how, rows, *flat)  # type: ignore[no-untyped-call]  # untyped in torch
     return torch.unflatten(out, 0, (B, S)).permute(0, 1, 3, 4, 2, 5).flatten(1, 3).to(v.dtype)
 
@@ -101,13 +101,13 @@ def _tokens(chosen: Tensor, size: int) -> Tensor:
     return torch.where(chosen[..., None] < 0, -1, chosen.long()[..., None] * size + inside).flatten(-2)
 
 
-class _How(NamedTuple):
+class _ChosenCall(NamedTuple):
     real: Tensor
     shares: int
     causal: bool
 
 
-class _Tile(NamedTuple):
+class _ChosenTile(NamedTuple):
     """Some queries of one example and some heads that share their choices: Z = B·S such units in all."""
 
     z: int
@@ -128,7 +128,7 @@ class _Tile(NamedTuple):
         total[self.z].index_add_(0, self.blocks.flatten(), of_blocks)
 
 
-def _tiles(how: _How, q: Tensor, k: Tensor, v: Tensor, chosen: Tensor) -> Iterator[_Tile]:
+def _tiles(how: _ChosenCall, q: Tensor, k: Tensor, v: Tensor, chosen: Tensor) -> Iterator[_ChosenTile]:
     Z, N, size = q.shape[0], q.shape[1], k.shape[2]
     width = size * k.shape[3] * max(k.shape[4], v.shape[4])
     most = max(1, budget("gathered.listed", q.device) // (chosen.shape[2] * width))
@@ -141,14 +141,14 @@ def _tiles(how: _How, q: Tensor, k: Tensor, v: Tensor, chosen: Tensor) -> Iterat
             seen = (tokens >= 0) & real[tokens.clamp(min=0)]
             if how.causal:
                 seen &= tokens <= torch.arange(rows.start, rows.stop, device=q.device)[:, None]
-            yield _Tile(z, rows, blocks.clamp(min=0), seen)
+            yield _ChosenTile(z, rows, blocks.clamp(min=0), seen)
 
 
-class _Attend(torch.autograd.Function):
+class _ChosenSoftmax(torch.autograd.Function):
     """q ``(Z, N, heads, G, D)``, k and v ``(Z, blocks, size, heads, ·)``, chosen ``(Z, N, n)``, all that is saved."""
 
     @staticmethod
-    def forward(ctx: Any, how: _How, q: Tensor, k: Tensor, v: Tensor, chosen: Tensor) -> Tensor:
+    def forward(ctx: Any, how: _ChosenCall, q: Tensor, k: Tensor, v: Tensor, chosen: Tensor) -> Tensor:
         out = q.new_empty(*q.shape[:4], v.shape[4])
         for tile in _tiles(how, q, k, v, chosen):
             weights = tile.weights(q, tile.gathered(k))
@@ -186,7 +186,7 @@ class _Meeting(NamedTuple):
         return logits if self.hidden is None else logits.masked_fill_(self.hidden[..., None, None, :], -torch.inf)
 
 
-def _meetings(how: _How, q: Tensor, k: Tensor, chosen: Tensor) -> Iterator[_Meeting]:
+def _meetings(how: _ChosenCall, q: Tensor, k: Tensor, chosen: Tensor) -> Iterator[_Meeting]:
     Z, blocks, size = k.shape[:3]
     most = max(1, budget("gathered.listed", q.device) // (size * q.shape[2] * q.shape[3]))
     real = torch.unflatten(how.real, 1, (blocks, size))
@@ -204,10 +204,10 @@ def _meetings(how: _How, q: Tensor, k: Tensor, chosen: Tensor) -> Iterator[_Meet
 
 
 class _AttendBlocks(torch.autograd.Function):
-    """As :class:`_Attend`: the softmax of a query goes on from one of its blocks to the next."""
+    """As :class:`_ChosenSoftmax`: the softmax of a query goes on from one of its blocks to the next."""
 
     @staticmethod
-    def forward(ctx: Any, how: _How, q: Tensor, k: Tensor, v: Tensor, chosen: Tensor) -> Tensor:
+    def forward(ctx: Any, how: _ChosenCall, q: Tensor, k: Tensor, v: Tensor, chosen: Tensor) -> Tensor:
         out, total = q.new_zeros(*q.shape[:4], v.shape[4]), q.new_zeros(q.shape[:4])
         most = torch.full_like(total, torch.finfo(q.dtype).min)
         for one in _meetings(how, q, k, chosen):

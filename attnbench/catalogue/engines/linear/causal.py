@@ -30,7 +30,7 @@ from attnbench.catalogue.engines.tiling import Group, head_groups, large_steps, 
 BLOCK = 512
 
 
-class Call(NamedTuple):
+class CausalCall(NamedTuple):
     """The facts that all blocks of a call share."""
 
     q: Tensor
@@ -68,7 +68,7 @@ class Gradients(NamedTuple):
 
 
 # One function per block, so that nothing of a block outlives it.
-def attend_block(call: Call, tiles: Tiles, block: slice, room: Tensor, sums: KeySums, out: Tensor) -> KeySums:
+def attend_block(call: CausalCall, tiles: Tiles, block: slice, room: Tensor, sums: KeySums, out: Tensor) -> KeySums:
     """Fill in the output of the block; returns the sums after it."""
     q, k, v, key_mask, _, chunk, divisors = call
     _, phi_q = tiles.queries(q, block)
@@ -88,7 +88,7 @@ def attend_block(call: Call, tiles: Tiles, block: slice, room: Tensor, sums: Key
 
 
 def differentiate_block(
-    call: Call, tiles: Tiles, block: slice, room: Tensor, sums: KeySums, d_sums: KeySums, gradients: Gradients
+    call: CausalCall, tiles: Tiles, block: slice, room: Tensor, sums: KeySums, d_sums: KeySums, gradients: Gradients
 ) -> KeySums:
     """Fill in the block's gradients; returns the gradients of the sums before it."""
     q, k, v, key_mask, features, chunk, divisors = call
@@ -245,7 +245,7 @@ def attend_causally(
     return out
 
 
-def _attend_group(call: Call, group: Group, out: Tensor, *, differentiable: bool) -> list[Tensor]:
+def _attend_group(call: CausalCall, group: Group, out: Tensor, *, differentiable: bool) -> list[Tensor]:
     """Fill in the group's share of the output; if ``differentiable``, return three sums before each block."""
     kept: list[Tensor] = []
     tiles = Tiles(call.features, group, call.rows, call.q, count=2)
@@ -258,7 +258,7 @@ def _attend_group(call: Call, group: Group, out: Tensor, *, differentiable: bool
     return kept
 
 
-def _differentiate_group(call: Call, group: Group, kept: list[Tensor], gradients: Gradients) -> None:
+def _differentiate_group(call: CausalCall, group: Group, kept: list[Tensor], gradients: Gradients) -> None:
     """Fill in the group's share of the gradients; consumes the list of :func:`_attend_group` from its end."""
     tiles = Tiles(call.features, group, call.rows, call.q, count=4)
     # Gradients, but for top; last block first.
@@ -284,7 +284,7 @@ class _AttendCausally(torch.autograd.Function):
     ) -> Tensor:
         out = q.new_empty(*q.shape[:3], v.shape[-1])
         divisors = q.new_empty(*q.shape[:3], 1, dtype=accumulator(q.dtype))
-        call = Call(q, k, v, key_mask, features, chunk, divisors)
+        call = CausalCall(q, k, v, key_mask, features, chunk, divisors)
         kept: list[Tensor] = []
         groups = head_groups(q, call.rows * features.width)
         for group in groups:
@@ -299,7 +299,7 @@ class _AttendCausally(torch.autograd.Function):
         q, k, v, key_mask, divisors, *kept = ctx.saved_tensors
         own = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
         gradients = Gradients(grad, *own)
-        call = Call(q, k, v, key_mask, ctx.features, ctx.chunk, divisors)
+        call = CausalCall(q, k, v, key_mask, ctx.features, ctx.chunk, divisors)
         for group in reversed(ctx.groups):
             _differentiate_group(call, group, kept, gradients)
         return *gradients[1:], None, None, None, None

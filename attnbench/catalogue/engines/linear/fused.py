@@ -85,7 +85,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, key_mask: Tensor | 
     if not (q.is_cuda or _interpreted() or foreseen(q)):
         raise Unsupported(f"form=triton runs on a CUDA device, not on {q.device.type}")
     key_mask, first = _first_keys(key_mask, causal, q.shape[2])
-    out: Tensor = _Attend.apply(q, k, v, key_mask, first, causal)  # type: ignore[no-untyped-call]  # untyped in torch
+    out: Tensor = _FusedLinear.apply(q, k, v, key_mask, first, causal)  # type: ignore[no-untyped-call]  # untyped in torch
     return out
 
 
@@ -98,7 +98,7 @@ def _first_keys(key_mask: Tensor | None, causal: bool, queries: int) -> tuple[Te
     return key_mask.contiguous().view(torch.uint8), start.masked_fill(~some, queries).int()
 
 
-class _Attend(torch.autograd.Function):
+class _FusedLinear(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, first: Tensor | None, causal: bool
@@ -274,7 +274,7 @@ FEATURE_PROGRAMS, STATE_BYTES = 256, 1 << 29
 """Programs that share the tokens, two per multiprocessor, and the largest memory of all states."""
 
 
-class Keys(NamedTuple):
+class CountedKeys(NamedTuple):
     """The keys that count, and their levels."""
 
     causal: bool
@@ -286,7 +286,7 @@ class Keys(NamedTuple):
     """A denominator of 0 gives 0; else only a query without a key does, and others give NaN."""
 
 
-def sums(phi_q: Tensor, phi_k: Tensor, v: Tensor, keys: Keys) -> Tensor:
+def sums(phi_q: Tensor, phi_k: Tensor, v: Tensor, keys: CountedKeys) -> Tensor:
     """φ(q)ᵀ Σ φ(k)vᵀ / φ(q)ᵀ Σ φ(k) of ready features, over all keys or over those up to the query's own.
 
     Sums and normaliser are float32. Products are in TF32 if v has half precision, else three products in TF32 make one
@@ -297,7 +297,7 @@ def sums(phi_q: Tensor, phi_k: Tensor, v: Tensor, keys: Keys) -> Tensor:
     return out
 
 
-def of_map(features: FeatureMap, q: Tensor, k: Tensor, v: Tensor, keys: Keys) -> Tensor:
+def of_map(features: FeatureMap, q: Tensor, k: Tensor, v: Tensor, keys: CountedKeys) -> Tensor:
     """:func:`sums` of the features of q ``(B, H, N, D)`` and k ``(B, H, M, D)``, ``(B, H, N, E)`` in q's dtype.
 
     The backward pass computes the features again instead of keeping them.
@@ -308,7 +308,7 @@ def of_map(features: FeatureMap, q: Tensor, k: Tensor, v: Tensor, keys: Keys) ->
 
 class _OfFeatures(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, phi_q: Tensor, phi_k: Tensor, v: Tensor, keys: Keys) -> Tensor:
+    def forward(ctx: Any, phi_q: Tensor, phi_k: Tensor, v: Tensor, keys: CountedKeys) -> Tensor:
         out, inverses = _FeatureKernels(phi_q, phi_k, v, keys).outputs()
         ctx.save_for_backward(phi_q, phi_k, v, out, inverses)
         ctx.keys = keys
@@ -323,7 +323,7 @@ class _OfFeatures(torch.autograd.Function):
 
 class _OfMap(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, features: FeatureMap, keys: Keys) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, features: FeatureMap, keys: CountedKeys) -> Tensor:
         with _rounded_like(v):
             (_, phi_q), (_, phi_k), keys = _featured(features, q, k, keys)
         out, inverses = _FeatureKernels(phi_q, phi_k, v, keys).outputs()
@@ -361,7 +361,7 @@ Featured = tuple[Tensor, Tensor]
 """The input of a feature map, ``(BH, N, D)``, and its features, ``(B, H, N, F)``."""
 
 
-def _featured(features: FeatureMap, q: Tensor, k: Tensor, keys: Keys) -> tuple[Featured, Featured, Keys]:
+def _featured(features: FeatureMap, q: Tensor, k: Tensor, keys: CountedKeys) -> tuple[Featured, Featured, CountedKeys]:
     padded = None if keys.mask is None else ~keys.mask[:, None, :, None]
     if padded is not None:
         k = k.masked_fill(padded, 0.0)
@@ -380,7 +380,7 @@ def _featured(features: FeatureMap, q: Tensor, k: Tensor, keys: Keys) -> tuple[F
 
 
 class _FeatureKernels:
-    def __init__(self, phi_q: Tensor, phi_k: Tensor, v: Tensor, keys: Keys) -> None:
+    def __init__(self, phi_q: Tensor, phi_k: Tensor, v: Tensor, keys: CountedKeys) -> None:
         self.q, self.k, self.v = map(_in_rows, (phi_q, phi_k, v))
         self.causal, self.lenient = keys.causal, keys.lenient
         (B, self.heads, M, self.F), self.E = phi_k.shape, v.shape[3]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from attnbench.catalogue.engines.patterns.keys import Beside, Shared, Window
+from attnbench.catalogue.engines.patterns.keys import Beside, SharedKeys, Window
 from attnbench.catalogue.engines.patterns.tiles import Blocks, Keys, Mask, Tile, batches, minus_infinity
 from attnbench.catalogue.engines.products import copies
 from attnbench.catalogue.engines.tiling import budget, large_steps, learned, short_examples, threads, tile_scores
@@ -49,7 +49,7 @@ def full_rows(q: Tensor, rows: Blocks) -> Iterator[Tile]:
     # As many as the limit on scores allows: all keys are read again for every tile.
     most = max(ROWS, (tile_scores(q) if large_steps(q) else budget("patterns.full_rows", q.device)) // n)
     if rows.count > 1 and rows.count * rows.size <= most:
-        yield Tile(rows, (Shared(Blocks(0, n)),))
+        yield Tile(rows, (SharedKeys(Blocks(0, n)),))
         return
     for start in range(rows.start, rows.start + rows.count * rows.step, rows.step):
         for first, size in batches(start, start + rows.size, most):
@@ -132,7 +132,7 @@ def with_first(q: Tensor, g: int, window: int, *, causal: bool) -> Iterator[Tile
 
 def _behind(q: Tensor, g: int, reach: tuple[int, int], tokens: range) -> Iterator[Tile]:
     """A band over tokens behind the first ``g``; all of its rows see these as well."""
-    seen_by_all: tuple[Keys, ...] = (Shared(Blocks(0, g)),) if g else ()
+    seen_by_all: tuple[Keys, ...] = (SharedKeys(Blocks(0, g)),) if g else ()
     copied = bool(g) and not large_steps(q)
     # The band covers only the tokens after the first ones, so that these are never counted twice.
     also = (lambda rows: seen_by_all) if g else None
@@ -144,7 +144,7 @@ def _behind(q: Tensor, g: int, reach: tuple[int, int], tokens: range) -> Iterato
 def _beside(tile: Tile) -> Tile:
     (window, shared) = tile.keys
     assert isinstance(window, Window)
-    assert isinstance(shared, Shared)
+    assert isinstance(shared, SharedKeys)
     return replace(tile, keys=(Beside(window.blocks, shared.blocks, window.masks),))
 
 

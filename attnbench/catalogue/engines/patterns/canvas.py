@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from attnbench.catalogue.engines.blocks.attend import attend_in_form
-from attnbench.catalogue.engines.blocks.selection import BlockSelection, Pairs
-from attnbench.catalogue.engines.flex.pattern import FlexPattern
+from attnbench.catalogue.engines.blocks.block_softmax import attend_in_form
+from attnbench.catalogue.engines.blocks.selection import BlockPairs, BlockSelection
+from attnbench.catalogue.engines.flex.pair_pattern import FlexPattern
 from attnbench.contract.problem.sink import Sink
 from attnbench.errors import UsageError
 
@@ -47,7 +47,7 @@ class Layout(NamedTuple):
         """The pairs of places that count in each head, from the kept pairs of blocks ``(P, 2)``."""
         real = torch.zeros(1, self.blocks * self.block, dtype=torch.bool, device=kept.device)
         real[:, self.places] = True
-        pairs, full = Pairs(self.block, self.block, *kept.T), len(self.places) == real.shape[1]
+        pairs, full = BlockPairs(self.block, self.block, *kept.T), len(self.places) == real.shape[1]
         return BlockSelection((1, 1, real.shape[1]), False, (pairs,), None if full else real)
 
 

@@ -71,7 +71,7 @@ def _add(b: Blocks, sums: Tensor, into: Tensor, heads: Heads) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class SharedKeys:
     """Every query of the tile sees the keys of every one of these blocks."""
 
     blocks: Blocks

@@ -21,7 +21,7 @@ from attnbench.catalogue.engines.recurrent.written_out import erased_and_written
 from attnbench.contract.problem.shape import Shape
 
 
-class Rule(NamedTuple):
+class TokenArguments(NamedTuple):
     """The arguments of :func:`erase_and_write` that come from tokens."""
 
     q: Tensor
@@ -56,10 +56,10 @@ class Erasing(nn.Module):
         """The q, k and v of :meth:`rule`, of tokens ``(..., N, ·)``."""
         return unit(q) * q.shape[-1] ** -0.5, unit(k), v
 
-    def rule(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> Rule:
+    def rule(self, q: Tensor, k: Tensor, v: Tensor, *rates: Tensor) -> TokenArguments:
         """The recurrence of :meth:`ready` tokens and of their rates."""
         beta, log_decay = rates
-        return Rule(q, k, v, beta, log_decay)
+        return TokenArguments(q, k, v, beta, log_decay)
 
     @staticmethod
     def written_out(q: Tensor, k: Tensor, v: Tensor, *gates: Tensor, strict: bool) -> Tensor:

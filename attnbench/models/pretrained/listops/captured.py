@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from attnbench.catalogue.inputs.encoder import Encoder
+from attnbench.catalogue.inputs.listops_encoder import ListOpsEncoder
 from attnbench.catalogue.tasks.listops import NO_ANSWER, TOKENS, ListOps
 
 logger = logging.getLogger(__name__)
@@ -49,14 +49,14 @@ CURRICULUM = (
 """Stages from short trees to long ones; in all far less than the Long Range Arena's 5,000 steps of 32 long trees."""
 
 
-def train(curriculum: Sequence[Stage], seed: int, head_dim: int | None = None) -> Encoder:
+def train(curriculum: Sequence[Stage], seed: int, head_dim: int | None = None) -> ListOpsEncoder:
     """Train an encoder on the value at every closing bracket, with ``head_dim`` or :data:`HEAD_DIM` as width of a head.
 
     That is a stronger signal than the Long Range Arena's one answer per sequence. The answer to the whole tree is read
     at its last bracket, not at a token of its own.
     """
     torch.manual_seed(seed)
-    model = Encoder(vocab=len(TOKENS), classes=10, layers=LAYERS, heads=HEADS, head_dim=head_dim or HEAD_DIM)
+    model = ListOpsEncoder(vocab=len(TOKENS), classes=10, layers=LAYERS, heads=HEADS, head_dim=head_dim or HEAD_DIM)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
     total = sum(stage.steps for stage in curriculum)
     rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min((step + 1) / WARM_UP_STEPS, 1 - step / total))
@@ -94,7 +94,7 @@ class Accuracy:
 
 
 @torch.no_grad()
-def accuracy(model: Encoder, trees: ListOps, count: int, seed: int) -> Accuracy:
+def accuracy(model: ListOpsEncoder, trees: ListOps, count: int, seed: int) -> Accuracy:
     """Accuracy on ``count`` trees drawn from ``seed``."""
     batches = trees.batches(1, seed)
     right, values, roots = [], [], []

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from attnbench.catalogue.inputs.encoder import Encoder
+from attnbench.catalogue.inputs.listops_encoder import ListOpsEncoder
 from attnbench.catalogue.tasks.listops import TOKENS, ListOps
 from attnbench.models.pretrained.listops.captured import HEADS, LAYERS, LEARNING_RATE, Stage, accuracy, train
 
@@ -34,12 +34,12 @@ CURRICULUM = (
 LONGEST = CURRICULUM[-1].trees.max_length
 
 
-def untrained_encoder() -> Encoder:
+def untrained_encoder() -> ListOpsEncoder:
     """An encoder of the shipped one's sizes."""
-    return Encoder(vocab=len(TOKENS), classes=10, layers=LAYERS, heads=HEADS, head_dim=HEAD_DIM)
+    return ListOpsEncoder(vocab=len(TOKENS), classes=10, layers=LAYERS, heads=HEADS, head_dim=HEAD_DIM)
 
 
-def trained_encoder() -> Encoder:
+def trained_encoder() -> ListOpsEncoder:
     """The shipped encoder, in float32, ready to answer."""
     with torch.random.fork_rng(devices=[]):  # the first weights are drawn, and then replaced
         model = untrained_encoder()

@@ -1,3 +1,3 @@
 """PyTorch's compiler of attention kernels."""
 
-from attnbench.catalogue.attention.exact.flex.algorithm import Flex as Flex
+from attnbench.catalogue.attention.exact.flex.flex import Flex as Flex

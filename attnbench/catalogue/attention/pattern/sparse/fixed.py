@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attnbench.catalogue.engines.decoding.kv_cache import Cache
 from attnbench.catalogue.engines.patterns.bands import ROWS, blocks_per_tile, triangle
-from attnbench.catalogue.engines.patterns.keys import Shared, Window
+from attnbench.catalogue.engines.patterns.keys import SharedKeys, Window
 from attnbench.catalogue.engines.patterns.tiles import Blocks, Keys, Tile, batches, minus_infinity
 
 
@@ -74,7 +74,7 @@ class Fixed:
         block = torch.arange(count, device=q.device)[:, None, None]
         other = torch.arange((count - 1) * self.summary, device=q.device) // self.summary
         masks = ((t * self.summary, minus_infinity(other >= block, q)),) if count > 1 else ()
-        return (Shared(Blocks(self.ordinary, self.summary, t + count - 1, self.length), masks),)
+        return (SharedKeys(Blocks(self.ordinary, self.summary, t + count - 1, self.length), masks),)
 
     def begin(self, k: Tensor, v: Tensor, tokens: int) -> Summaries:
         """Decoding keeps one block and the summaries of those before it."""
@@ -100,7 +100,7 @@ class Fixed:
         return keys, values, Summaries(summaries, block, t + 1)
 
 
-class Summary(Fixed):
+class SummaryTokens(Fixed):
     """A² alone; a token without any sees itself."""
 
     def sees(self, i: Tensor, j: Tensor) -> Tensor:

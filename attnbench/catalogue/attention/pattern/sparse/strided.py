@@ -54,7 +54,7 @@ class Strided:
             if not causal and n % length:
                 beyond = torch.arange(residue, residue + rows.size, device=q.device)[None, :, None] >= n % length
                 masks += ((width - 1, minus_infinity(beyond, q)),)
-            return (_Column(length, residue, width, masks),)
+            return (_ColumnKeys(length, residue, width, masks),)
 
         # A column is one small product per residue; with few rows in it, reading its keys would dominate.
         return band(q, (length, 0 if causal else length), step=length, also=column, least=16)
@@ -102,7 +102,7 @@ class Stride(Strided):
 
 
 @dataclass(frozen=True, slots=True)
-class _Column:
+class _ColumnKeys:
     """Row r of each query block sees row residue + r of the first ``width`` blocks of ``length`` keys."""
 
     length: int

@@ -13,15 +13,15 @@ from torch.nn.functional import linear, pad, rms_norm
 from attnbench.catalogue.attention.selection.compressed.layer import (
     EPS,
     ROWS,
-    Compressed,
     CompressedLayer,
+    CompressedState,
     normed,
     turned_by_formula,
 )
 from attnbench.catalogue.engines.decoding.kv_cache import Cache
 from attnbench.catalogue.engines.decoding.ring import Ring
 from attnbench.catalogue.engines.gathered.chosen import best
-from attnbench.catalogue.engines.gathered.index import Index, lesson, taught
+from attnbench.catalogue.engines.gathered.key_index import Index, lesson, taught
 from attnbench.catalogue.engines.masks import emptied
 from attnbench.catalogue.engines.precision import accumulator, hidden
 from attnbench.catalogue.engines.tiling import budget, recomputed, row_blocks, tiles
@@ -259,7 +259,7 @@ class CSA(CompressedLayer):
             chosen[examples, a:b, : found.shape[2]] = found
         return chosen
 
-    def begin(self, x: Tensor) -> Compressed:
+    def begin(self, x: Tensor) -> CompressedState:
         tokens, m = self._tokens(x, 0)[:, None], self.run
         parts = self._parts(x)
         pending = parts.new_zeros(x.shape[0], 2 * m, parts.shape[2])
@@ -268,9 +268,9 @@ class CSA(CompressedLayer):
         of_entries, of_index = self._split(parts)
         entries, keys = self._entries(of_entries, 0)[:, None].to(x.dtype), self.index_entry(of_index)[:, None]
         window = Ring.of(tokens, tokens[..., :0], self.window, self.room)
-        return Compressed(window, pending, Cache.of(entries, keys, self.room // m), m)
+        return CompressedState(window, pending, Cache.of(entries, keys, self.room // m), m)
 
-    def step(self, state: Compressed, x: Tensor) -> tuple[Tensor, Compressed]:
+    def step(self, state: CompressedState, x: Tensor) -> tuple[Tensor, CompressedState]:
         t, m, pending, entries = state.window.length, self.run, state.pending, state.entries
         token, latent = self._tokens(x, t)[:, None], self._latent(x)
         window = state.window.append(token, token[..., :0])
@@ -287,7 +287,7 @@ class CSA(CompressedLayer):
             chosen = best(scores, self.top_k) if entries.length else scores.to(torch.int32)
         seen = torch.ones(1, 1, window.keys.shape[2], dtype=torch.bool, device=x.device)
         y = _attended(self._queries(latent, t), window.keys[:, 0], entries.keys[:, 0], chosen, self.sink, seen)
-        return self._joined(y, t), Compressed(window, pending, entries, m)
+        return self._joined(y, t), CompressedState(window, pending, entries, m)
 
     def _parts(self, x: Tensor) -> Tensor:
         return torch.cat([self.entry.parts(x), self._index_parts(x)], -1)

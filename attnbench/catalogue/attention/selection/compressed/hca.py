@@ -13,8 +13,8 @@ from torch.nn.functional import rms_norm
 from attnbench.catalogue.attention.selection.compressed.layer import (
     EPS,
     ROWS,
-    Compressed,
     CompressedLayer,
+    CompressedState,
     normed,
     turned_by_formula,
 )
@@ -160,16 +160,16 @@ class HCA(CompressedLayer):
         made = rms_norm(made, (self.D,), self.entry_norm.weight.to(dtype), EPS)
         return self._turned(made[:, None], first, self.run)[:, 0]
 
-    def begin(self, x: Tensor) -> Compressed:
+    def begin(self, x: Tensor) -> CompressedState:
         tokens, parts = self._tokens(x, 0)[:, None], self.entry(x)
         entries = self._entries(parts, 0)[:, None].to(x.dtype)
         open_ = x.shape[1] % self.run
         pending = parts.new_zeros(x.shape[0], self.run, 2 * self.D)
         pending[:, :open_] = parts[:, x.shape[1] - open_ :]
         window = Ring.of(tokens, tokens[..., :0], self.window, self.room)
-        return Compressed(window, pending, Cache.of(entries, entries[..., :0], self.room // self.run), self.run)
+        return CompressedState(window, pending, Cache.of(entries, entries[..., :0], self.room // self.run), self.run)
 
-    def step(self, state: Compressed, x: Tensor) -> tuple[Tensor, Compressed]:
+    def step(self, state: CompressedState, x: Tensor) -> tuple[Tensor, CompressedState]:
         t = state.window.length
         token, entries = self._tokens(x, t)[:, None], state.entries
         window = state.window.append(token, token[..., :0])
@@ -180,7 +180,7 @@ class HCA(CompressedLayer):
         keys = torch.cat([window.keys, entries.keys], 2)[:, 0]
         seen = torch.ones(1, 1, keys.shape[1], dtype=torch.bool, device=x.device)
         y = _attended(self._queries(self._latent(x), t), keys, self.sink, seen)
-        return self._joined(y, t), Compressed(window, state.pending, entries, self.run)
+        return self._joined(y, t), CompressedState(window, state.pending, entries, self.run)
 
     @staticmethod
     def cached_bytes(shape: Shape, width: int, *, run: int, **_: object) -> int:

@@ -20,7 +20,7 @@ ROWS = 64
 EPS = 1e-6
 
 
-class Compressed(NamedTuple):
+class CompressedState(NamedTuple):
     """The state of decoding."""
 
     window: Ring

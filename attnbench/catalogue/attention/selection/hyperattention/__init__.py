@@ -1,3 +1,3 @@
 """HyperAttention: exact attention inside blocks of hash-sorted tokens, the rest from a sample of keys."""
 
-from attnbench.catalogue.attention.selection.hyperattention.algorithm import HyperAttention as HyperAttention
+from attnbench.catalogue.attention.selection.hyperattention.hyperattention import HyperAttention as HyperAttention

@@ -19,7 +19,7 @@ APART = 1e25
 
 
 @dataclass(frozen=True)
-class Plan:
+class RoundPlan:
     """The pairs of a round: i sees j if 0 <= place_i - place_j <= 2·reach."""
 
     tokens: int
@@ -101,11 +101,11 @@ class Plan:
         logits[:, :, self.skip :].diagonal(dim1=1, dim2=2).fill_(-APART if r else SELF)
 
 
-class Attend(torch.autograd.Function):
+class HashedSoftmax(torch.autograd.Function):
     """All rounds, tile by tile; the backward pass computes the weights again, scaled by the saved log-sum-exp."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, v: Tensor, plan: Plan) -> Tensor:
+    def forward(ctx: Any, q: Tensor, v: Tensor, plan: RoundPlan) -> Tensor:
         dtype = accumulator(q.dtype)
         norm = torch.linalg.vector_norm(q, dim=-1, dtype=dtype)
         inverse = torch.where(norm > 0, 1 / norm, 0)
@@ -134,7 +134,7 @@ class Attend(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         q, v, inverse, lse, result = ctx.saved_tensors
-        plan: Plan = ctx.plan
+        plan: RoundPlan = ctx.plan
         dot = torch.linalg.vecdot(grad.to(lse.dtype), result.to(lse.dtype))
         dq = q.new_zeros((plan.tokens + 1, q.shape[1]), dtype=lse.dtype)
         dv = q.new_zeros((plan.tokens + 1, v.shape[1]), dtype=lse.dtype)
@@ -169,7 +169,7 @@ class Attend(torch.autograd.Function):
         return dq[: plan.tokens].to(q.dtype), dv[: plan.tokens].to(v.dtype), None
 
 
-def _tile(q: Tensor, v: Tensor, inverse: Tensor, plan: Plan, r: int, a: int, b: int) -> tuple[Tensor, ...]:
+def _tile(q: Tensor, v: Tensor, inverse: Tensor, plan: RoundPlan, r: int, a: int, b: int) -> tuple[Tensor, ...]:
     slots = plan.order[r, a * plan.chunk : (b + plan.back) * plan.chunk]
     source = plan.sources(slots)
     x = q.index_select(0, source).to(inverse.dtype)

@@ -1,3 +1,3 @@
 """Attention Free Transformer: each channel weighs the values by its own keys and a learned bias of positions."""
 
-from attnbench.catalogue.attention.synthetic.aft.algorithm import AFT as AFT
+from attnbench.catalogue.attention.synthetic.aft.aft import AFT as AFT

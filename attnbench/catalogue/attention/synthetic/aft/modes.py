@@ -35,7 +35,7 @@ from attnbench.contract.problem.shape import Shape
 Learned = Mapping[str, Tensor]
 
 
-class Recent(NamedTuple):
+class BoundedState(NamedTuple):
     """State of decoding with a bias of bounded reach: one sum over the tokens beyond it, and those within it."""
 
     log: Tensor
@@ -67,18 +67,18 @@ class Simple:
         """The weighted means ``(B, n, C)`` of the values; ``(B, 1, C)`` if all queries share them."""
         return (running(k, v) if self.causal else read(k, v)).mean
 
-    def begin(self, k: Tensor, v: Tensor) -> Cache | Recent:
+    def begin(self, k: Tensor, v: Tensor) -> Cache | BoundedState:
         """The state after these tokens; those out of reach are kept as one sum."""
         old = max(0, k.shape[1] - self.back)
         far = Sums(k.new_full((k.shape[0], 1, k.shape[2]), EMPTY), v.new_zeros(v.shape[0], 1, v.shape[2]))
         if old:
             far = read(k[:, :old], v[:, :old])
-        return Recent(*far, k[:, old:].clone(), v[:, old:].clone(), k.shape[1])
+        return BoundedState(*far, k[:, old:].clone(), v[:, old:].clone(), k.shape[1])
 
-    def step(self, state: Any, k: Tensor, v: Tensor, learned: Learned) -> tuple[Tensor, Cache | Recent]:
+    def step(self, state: Any, k: Tensor, v: Tensor, learned: Learned) -> tuple[Tensor, Cache | BoundedState]:
         """The mean ``(B, 1, C)`` for the next token, and the state after it."""
         far = join(Sums(state.log, state.mean), Sums(k, v))
-        return far.mean, Recent(*far, state.k, state.v, state.length + 1)
+        return far.mean, BoundedState(*far, state.k, state.v, state.length + 1)
 
 
 class Full(Simple):
@@ -156,10 +156,10 @@ class Full(Simple):
         real = key_mask[:, inside] & (inside == keys)
         return self.bias(learned, rows, keys).masked_fill(~real[:, None, :, None], -torch.inf)
 
-    def begin(self, k: Tensor, v: Tensor) -> Cache | Recent:
+    def begin(self, k: Tensor, v: Tensor) -> Cache | BoundedState:
         return Cache.of(k[:, None], v[:, None], self.longest)
 
-    def step(self, state: Any, k: Tensor, v: Tensor, learned: Learned) -> tuple[Tensor, Cache | Recent]:
+    def step(self, state: Any, k: Tensor, v: Tensor, learned: Learned) -> tuple[Tensor, Cache | BoundedState]:
         self.check(state.length + 1)
         rows = torch.full((1, 1), state.length, device=k.device)
         state = state.append(k[:, None], v[:, None])
@@ -167,7 +167,7 @@ class Full(Simple):
         return read(state.keys[:, 0], state.values[:, 0], w[0]).mean, state
 
 
-class Local(Full):
+class LocalMode(Full):
     """Pairs within ``window`` tokens have a bias: O(n·w·d)."""
 
     alike = False
@@ -191,7 +191,7 @@ class Local(Full):
     def folded(self, k: Tensor, v: Tensor, bias: Bias, key_mask: Tensor | None, learned: Learned) -> Tensor:
         return windowed(k, v, max(self.back, self.ahead), bias, alike=self.alike, causal=self.causal).mean
 
-    def step(self, state: Any, k: Tensor, v: Tensor, learned: Learned) -> tuple[Tensor, Cache | Recent]:
+    def step(self, state: Any, k: Tensor, v: Tensor, learned: Learned) -> tuple[Tensor, Cache | BoundedState]:
         self.check(state.length + 1)
         rows, far = torch.full((1, 1), state.length, device=k.device), Sums(state.log, state.mean)
         k, v = torch.cat((state.k, k), 1), torch.cat((state.v, v), 1)
@@ -201,10 +201,10 @@ class Local(Full):
         mean = join(far, Sums(*(y.transpose(1, 2).flatten(2) for y in near))).mean
         if k.shape[1] > self.back:
             far, k, v = join(far, Sums(k[:, :1], v[:, :1])), k[:, 1:], v[:, 1:]
-        return mean, Recent(*far, k, v, state.length + 1)
+        return mean, BoundedState(*far, k, v, state.length + 1)
 
 
-class Conv(Local):
+class Conv(LocalMode):
     """Pairs within reach of a kernel have a bias for their head and distance: O(n·kernel·d)."""
 
     alike = True

@@ -1,3 +1,3 @@
 """Synthesizer: attention weights without queries and keys."""
 
-from attnbench.catalogue.attention.synthetic.synthesizer.algorithm import Synthesizer as Synthesizer
+from attnbench.catalogue.attention.synthetic.synthesizer.synthesizer import Synthesizer as Synthesizer

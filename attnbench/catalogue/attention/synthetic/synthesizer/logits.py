@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from attnbench.contract.problem.shape import Shape
 
 
-class Source(nn.Module):
+class LogitSource(nn.Module):
     """Logits ``(H, B or 1, rows, keys)``."""
 
     per_example = True
@@ -29,7 +29,7 @@ class Source(nn.Module):
         raise NotImplementedError
 
 
-class Dense(Source):
+class DenseLogits(LogitSource):
     """``W₂ ReLU(W₁ x_i + b₁) + b₂``, from token i alone."""
 
     def __init__(self, shape: Shape, units: int, logits: int | None = None) -> None:
@@ -54,8 +54,8 @@ class Dense(Source):
         return torch.einsum("bnhu,hum->bhnm", units, self.W2[..., :N]) + self.b2[..., :N]
 
 
-class FactorizedDense(Dense):
-    """``A_i[j mod a] · B_i[j div a]``, with A_i and B_i from token i as in :class:`Dense`."""
+class FactorizedDense(DenseLogits):
+    """``A_i[j mod a] · B_i[j div a]``, with A_i and B_i from token i as in :class:`DenseLogits`."""
 
     def __init__(self, shape: Shape, units: int, a: int) -> None:
         super().__init__(shape, units, a + -(-shape.N // a))
@@ -77,7 +77,7 @@ class FactorizedDense(Dense):
         return both[..., j % self.a] * both[..., self.a + torch.div(j, self.a, rounding_mode="floor")]
 
 
-class Random(Source):
+class RandomLogits(LogitSource):
     """Row i of a learned matrix, the same for every input."""
 
     per_example = False
@@ -97,7 +97,7 @@ class Random(Source):
         return self.R[:, :N, :N].expand(B, -1, N, N)
 
 
-class FactorizedRandom(Source):
+class FactorizedRandom(LogitSource):
     """Row i of ``R₁ R₂ᵀ``."""
 
     per_example = False
@@ -117,7 +117,7 @@ class FactorizedRandom(Source):
         return torch.einsum("hnf,hmf->hnm", self.R1[:, :N], self.R2[:, :N]).expand(B, -1, N, N)
 
 
-class DotProduct(Source):
+class DotProduct(LogitSource):
     """``q_i · k_j / √D``, as in softmax attention."""
 
     def __init__(self, shape: Shape) -> None:
