@@ -58,7 +58,7 @@ _HOME = {  # of all others attnbench.api
     "Shape": "contract.problem.shape",
     "Unsupported": "errors",
     "board": "answers.board.site",
-    "submit": "answers.board.runs",
+    "submit": "answers.board.entries",
     "build": "catalogue.build",
     **dict.fromkeys(("Core", "register"), "contract.variant"),
     "load_suite": "suite.load",

@@ -28,7 +28,7 @@ _MOST_BYTES = 2**28
 
 def identity(plan: Plan, machine_id: str) -> dict[str, Any]:
     """Everything that decides the numbers of a run, as ``environment.json`` shows it."""
-    found = libraries(trained=any(cell.pretrained is not None for cell in plan.cells))
+    found = libraries(plan.options.plugins, trained=any(cell.pretrained is not None for cell in plan.cells))
     return {
         "method_version": METHOD_VERSION,
         "schema_version": SCHEMA_VERSION,

@@ -38,8 +38,8 @@ _continued = 0
 
 
 def notice_stops() -> None:
-    """Count the continuations of this process from now on; only in the main thread."""
-    if threading.current_thread() is threading.main_thread():
+    """Count the continuations of this process from now on; only in the main thread, and not on Windows."""
+    if hasattr(signal, "SIGCONT") and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGCONT, _count)
         signal.siginterrupt(signal.SIGCONT, False)  # a read inside a library must not fail for it
 

@@ -258,4 +258,4 @@ def test_the_version_of_what_a_plug_in_imports_is_told_and_not_of_what_torch_bri
     (tmp_path / "near.py").write_text("def later():\n    import some_attention.inner\n")
     (tmp_path / "named.py").write_text("import json\nimport torch, numpy as np\nimport near\nfrom other import json\n")
     plugins.load(str(tmp_path / "named.py"))
-    assert plugins.libraries() == {"Some-Attention": "1.1", "other": "1.1"}
+    assert plugins.libraries([str(tmp_path / "named.py")]) == {"Some-Attention": "1.1", "other": "1.1"}

@@ -1277,8 +1277,8 @@ class OtherHalves(CSA):
 class TaughtByItsLesson(CSA):
     """The loss of the index reaches what the index is made of."""
 
-    def _index(self, x: Tensor, key_mask: Mask) -> Index:
-        a, w = self._asks(x)
+    def _index(self, x: Tensor, latent: Tensor, key_mask: Mask) -> Index:
+        a, w = self._asks(x, latent)
         return Index(a, self.index_entry(self._index_parts(x), key_mask), w)
 
 

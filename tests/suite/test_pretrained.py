@@ -132,7 +132,7 @@ def test_the_schema_takes_a_name_or_sizes() -> None:
 
 def test_planning_and_estimating_read_no_weights(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cells = cells_of(file, PLAIN)
-    for needed in ("models.pretrained.cell.open_model", "models.pretrained.listops.small_encoder.load_file"):
+    for needed in ("models.pretrained.pretrained_cell.open_model", "models.pretrained.listops.small_encoder.load_file"):
         monkeypatch.setattr(f"attnbench.{needed}", None)
     found = [one for _, one in estimate(cells, 1)]
     assert {one.reason for one in found} == {"without what flash_cpu holds inside"}

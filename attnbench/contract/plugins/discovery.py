@@ -47,10 +47,11 @@ def provenance(sources: Sequence[str]) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def libraries(*, trained: bool = False) -> dict[str, str]:
-    """The version of each installed package that a plug-in's own file imports, and of the one that opens ``trained``
+def libraries(sources: Sequence[str], *, trained: bool = False) -> dict[str, str]:
+    """The version of each installed package that the plug-ins' own files import, and of the one that opens ``trained``
     models; without those that every run states."""
-    imported = {top for file in files() for top in _imports(file)} - {*sys.stdlib_module_names, *_STATED}
+    own = {*(Path(file_of(source)) for source in sources), *_modules.values()}
+    imported = {top for file in own for top in _imports(file)} - {*sys.stdlib_module_names, *_STATED}
     owners = packages_distributions() if imported else {}
     names = {owner for top in imported for owner in owners.get(top, ())}
     names |= {"transformers"} if trained else set()

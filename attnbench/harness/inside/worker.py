@@ -314,7 +314,7 @@ def _set_up(settings: dict[str, Any]) -> tuple[dict[str, Any], list[str], Watch]
         **limits,
         **({"card": of_the_card} if of_the_card else {}),
         "sources": watch.seen,
-        "libraries": libraries(trained=bool(settings["models"])),
+        "libraries": libraries(settings["plugins"], trained=bool(settings["models"])),
     }
     watch.news()
     return state, of_rows, watch
