@@ -50,8 +50,12 @@ def provenance(sources: Sequence[str]) -> dict[str, str]:
 def libraries(sources: Sequence[str], *, trained: bool = False) -> dict[str, str]:
     """The version of each installed package that the plug-ins' own files import, and of the one that opens ``trained``
     models; without those that every run states."""
-    own = {*(Path(file_of(source)) for source in sources), *_modules.values()}
-    imported = {top for file in own for top in _imports(file)} - {*sys.stdlib_module_names, *_STATED}
+    own, imported = [Path(file_of(source)) for source in sources], set[str]()
+    for file in own:  # which grows by the neighbours that they import
+        for top in _imports(file):
+            imported.add(top)
+            own += [one for one in [file.with_name(f"{top}.py")] if one.is_file() and one not in own]
+    imported -= {*sys.stdlib_module_names, *_STATED}
     owners = packages_distributions() if imported else {}
     names = {owner for top in imported for owner in owners.get(top, ())}
     names |= {"transformers"} if trained else set()
