@@ -259,3 +259,12 @@ def test_the_version_of_what_a_plug_in_imports_is_told_and_not_of_what_torch_bri
     (tmp_path / "named.py").write_text("import json\nimport torch, numpy as np\nimport near\nfrom other import json\n")
     plugins.load(str(tmp_path / "named.py"))
     assert plugins.libraries([str(tmp_path / "named.py")]) == {"Some-Attention": "1.1", "other": "1.1"}
+
+
+def test_what_other_plug_ins_of_the_process_import_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that measures and the one that asks would otherwise state different versions for one run."""
+    (tmp_path / "other.py").write_text("import pydantic\n")
+    monkeypatch.setattr(plugins, "_modules", {"other": tmp_path / "other.py"})
+    assert plugins.libraries([]) == {}
