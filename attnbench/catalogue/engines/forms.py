@@ -177,7 +177,7 @@ def _version(package: str) -> str:
 
 
 def _installed(module: str) -> bool:
-    with warnings.catch_warnings(), suppress(ImportError):  # of what it lies in
+    with warnings.catch_warnings(), suppress(ImportError):  # the package around it is missing
         warnings.simplefilter("ignore")  # flash-linear-attention names other missing packages when it is imported
         return find_spec(module) is not None
     return False
@@ -186,9 +186,9 @@ def _installed(module: str) -> bool:
 def _verdict(key: Key, plain: Callable[..., Tensor], compute: Callable[..., Tensor], given: tuple[Tensor, ...]) -> str:
     """The outcome of a trial, by this process or by an earlier one with all the same that decides it."""
     facts = machine(given[0].device)
-    text = repr((*key[:-1], torch.get_float32_matmul_precision(), facts))
+    text = repr((*key[:-1], torch._C._get_fp32_precision_getter("cuda", "matmul"), facts))
     file = cache_folder() / "forms" / f"{sha256(text.encode()).hexdigest()[:32]}.json"
-    kept = facts is not None and file.is_absolute()  # it is not if nobody knows a home
+    kept = facts is not None and file.is_absolute()  # relative without a home folder
     if kept:
         with suppress(OSError, ValueError, TypeError):  # there is none, or it is torn, or another's
             of, fault = json.loads(read_stored(file))

@@ -307,7 +307,8 @@ def test_a_later_process_makes_no_trial_of_what_was_compared(kept: Path, monkeyp
     assert len(list(kept.iterdir())) == 2
 
 
-def test_a_verdict_of_other_circumstances_is_none(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("kept")
+def test_a_verdict_of_other_circumstances_is_none() -> None:
     inputs = given()
     assert trials(plain, *inputs) == 1
     assert trials(plain, *inputs, name="another") == 1
@@ -315,8 +316,12 @@ def test_a_verdict_of_other_circumstances_is_none(kept: Path, monkeypatch: pytes
     assert trials(plain, *given(heads=(6, 6, 6))) == 1
     assert trials(plain, inputs[0].clone().requires_grad_(), *inputs[1:]) == 1
     assert trials(plain, *(x.clone().requires_grad_() for x in inputs)) == 1
-    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "medium")
-    assert trials(plain, *inputs) == 1
+    before = torch._C._get_fp32_precision_getter("cuda", "matmul")
+    try:
+        torch._C._set_fp32_precision_setter("cuda", "matmul", "tf32")  # beside older switches, which then raise
+        assert trials(plain, *inputs) == 1
+    finally:
+        torch._C._set_fp32_precision_setter("cuda", "matmul", before)
 
 
 @pytest.mark.parametrize(
