@@ -251,13 +251,17 @@ def _replaced(frame: pd.DataFrame) -> Iterator[Sentence]:
     found = [line for line in lines(records(rows)) if line.label not in (EXACT, MEAN_VALUE, UNTOUCHED)]
     found = [line for line in found if not line.alone and not line.is_exact]
     for steps in sorted({line.steps for line in found}):
-        best = min((line for line in found if line.steps == steps), key=_damage)
+        there = [line for line in found if line.steps == steps]
+        best = min(there, key=_damage)
         where = "all layers" if best.replaced == "all" else f"layers {best.replaced.replace('+', ', ')}"
         when = f"after {steps} steps of training" if steps else "without training"
         said = f" with an error of {_damage(best):.2g} in the last features."
         if best.loss is not None and (over := best.over_original):
             ends = f", {over.low:+.2f} to {over.high:+.2f}" * math.isfinite(over.high - over.low)
-            said = f" with a loss of {best.loss:.3f} nats ({over.median:+.2f} over the untouched model{ends})."
+            others = [(line.label, line.over_original) for line in there if line is not best]
+            tied = [label for label, other in others if other and other.low <= over.high]
+            end = f"; {_listed(tied)} cannot be told apart from it." if tied else "."
+            said = f" with a loss of {best.loss:.3f} nats ({over.median:+.2f} over the untouched model{ends}){end}"
         yield [(f"Least damage with {where} replaced, {when}: ", False), (best.label, True), (said, False)]
 
 

@@ -131,6 +131,12 @@ def test_a_swap_is_told_by_its_least_damage(run: str) -> None:
     assert best.index[1] in said(saw_all)[0]
 
 
+def test_a_swap_whose_interval_meets_the_best_one_s_is_named_beside_it() -> None:
+    untrained, *_ = said(rows_of("swap-listops"))
+    assert ": topk:keys=16 with a loss of 1.613 nats (+0.03 over the untouched model, -0.01 to +0.07); " in untrained
+    assert untrained.endswith("; local:window=64 cannot be told apart from it.")
+
+
 def test_a_length_that_softmax_did_not_reach_is_told_apart(lra: pd.DataFrame) -> None:
     at = (lra["label"] == "softmax") & (lra["seq_len"] == 4096) & (lra["level"] == "model")
     numbers = [name for name in lra if name.startswith(("time_", "peak_", "examples_", "tokens_"))]
