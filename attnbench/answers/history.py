@@ -127,7 +127,7 @@ class History:
 
     @property
     def foot(self) -> list[str]:
-        """The number of changes, other versions, and what is known of the spread between runs."""
+        """The number of changes, other versions, and the spread between runs."""
         changed = sum(bool(line.changes) for line in self.lines)
         said = [f"{changed} of {len(self.lines)} cells changed; joint 95 % over all cells and runs"]
         for before, run in pairwise(self.runs):

@@ -216,7 +216,7 @@ def _print_notes(together: Sequence[SwapLine], found: Sequence[SwapLine]) -> Non
         "exact: softmax attention put in the same way; mean-value: attends to nothing"
     )
     if any(line.label == "none" for line in found):
-        console.note("none: nothing is replaced; what it gains by training is no recovery from a swap")
+        console.note("none: nothing is replaced; its gain by training is no recovery from a swap")
 
 
 def _table(cells: Sequence[dict[str, str]], title: str) -> None:

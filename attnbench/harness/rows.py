@@ -189,7 +189,7 @@ class Rows:
             self.doubt_tasks(warn)
             self.folder.refuse_changes()
         except BaseException:
-            with suppress(StoreError):  # what stopped the run is told, not that the table failed as well
+            with suppress(StoreError):  # the fault that ended the run is told, not this one
                 self.folder.write_csv([record for record in self.in_order() if record.seal])
             raise
         self.folder.write_csv(self.in_order())

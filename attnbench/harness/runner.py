@@ -176,7 +176,7 @@ class Run:
                 if "during" in (card := self.worker.state.get("card", {})):
                     self.folder.correct({"card": card})
             except BaseException:
-                with suppress(StoreError):  # what stopped the run is told, not that a row failed as well
+                with suppress(StoreError):  # the fault that ended the run is told, not this one
                     self._flush()
                 raise
 

@@ -127,7 +127,7 @@ class RunFolder:
     def doubts(self) -> list[str]:
         """Doubts about the suite and about lost or added lines, one line each; the rows can be read all the same.
 
-        Raises CorruptResults if ``environment.json`` cannot be read: nobody then knows how the rows were measured.
+        Raises CorruptResults if ``environment.json`` cannot be read: the method of the rows is then unknown.
         """
         environment = self.environment
         wanted = environment.get("suite_digest")

@@ -87,7 +87,7 @@ class Worker:
 
     def end(self) -> None:
         if self.process is not None:
-            with suppress(BrokenPipeError), self.process:  # it may never have read what it was asked
+            with suppress(BrokenPipeError), self.process:  # the process may have ended before it read its request
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process = None
 

@@ -180,7 +180,7 @@ class _Driver:
                         self._bury(member, f"no word of it for {self.clock() - member.heard:.0f} s")
                 self._refuse_to_wait_for_ever()
         except KeyboardInterrupt:
-            with suppress(StoreError):  # the stop is told, not that a row failed as well
+            with suppress(StoreError):  # the interrupt is told, not this fault
                 for member in self.members.values():
                     for cell_id in [one for one in member.at_work if one not in member.kind.rows.records]:
                         self._give_row(member, cell_id, Status.INTERRUPTED, "stopped by the user")

@@ -241,8 +241,8 @@ def refuse_incomplete(model: nn.Module, told: Mapping[str, Any]) -> None:
 
 
 def refuse_left_out(model: nn.Module, file: Path) -> None:
-    """Refuse a GGUF file with more numbers in its blocks than the model has: the library reads what it knows, and tells
-    nothing of the rest. Raises UsageError."""
+    """Refuse a GGUF file with more numbers in its blocks than the model has: the library drops others silently.
+    Raises UsageError."""
     reader: Any = import_module("gguf").GGUFReader(file)
     held = sum(int(one.n_elements) for one in reader.tensors if re.search(r"\bblk\.\d", one.name))
     read = sum(one.numel() for name, one in model.named_parameters() if re.search(r"\.\d+\.", name))
