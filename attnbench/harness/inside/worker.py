@@ -273,6 +273,8 @@ def _set_up(settings: dict[str, Any]) -> tuple[dict[str, Any], list[str], Watch]
     known, device = settings["known"], settings["device"]
     # Before anything is on the card: whatever is there now is of others.
     of_the_card, told = (known.get("card", {}), None) if known else (card.facts(device), card.warning(device))
+    # Before the process listens: these files are read here, but not all of them decide a number.
+    imported = libraries(settings["plugins"], trained=bool(settings["models"]))
     watch = Watch(
         known.get("sources", {}), settings["files"], listens=bool(settings["plugins"] or entry_points(group=GROUP))
     )
@@ -314,7 +316,7 @@ def _set_up(settings: dict[str, Any]) -> tuple[dict[str, Any], list[str], Watch]
         **limits,
         **({"card": of_the_card} if of_the_card else {}),
         "sources": watch.seen,
-        "libraries": libraries(settings["plugins"], trained=bool(settings["models"])),
+        "libraries": imported,
     }
     watch.news()
     return state, of_rows, watch
