@@ -155,6 +155,9 @@ def test_another_python_keeps_two_runs_apart_wherever_these_are_compared(tmp_pat
         decide(load(ours), [load(theirs)], GateQuestion())
     with pytest.raises(UsageError, match=said):
         merge([ours, theirs], tmp_path / "both")
+    older = write_run(tmp_path / "c", [Row()], about=environment(python="3.12.1", torch="2.9.1"))
+    with pytest.raises(UsageError, match="measure both with one version of torch and Python, or give"):
+        decide(load(ours), [load(older)], GateQuestion())
 
 
 def test_versions_that_keep_no_runs_apart_are_said_wherever_these_are_compared(

@@ -206,8 +206,9 @@ def _remedy(facts: Sequence[str], old: MeasuredRun) -> str:
         return f"measure the new run again with --threads {old.environment.get('threads')}"
     if all(fact.startswith("variable ") for fact in facts):
         return "measure the new run again with these variables as they were"
-    if all(fact.startswith("python:") for fact in facts):
-        return "measure both with one version of Python"
+    names = [fact.partition(":")[0].replace("python", "Python") for fact in facts]
+    if {*names} <= {"Python", "torch"}:
+        return f"measure both with one version of {' and '.join(names)}"
     return "measure both on one machine"
 
 
