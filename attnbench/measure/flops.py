@@ -28,7 +28,6 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_iter
-from torch.utils.flop_counter import flop_registry
 
 from attnbench.catalogue.engines.forms import operations
 from attnbench.contract.compiled import Booked, books, without_compiler
@@ -116,6 +115,8 @@ def _attention(name: str) -> str | None:
 
 @cache
 def _operation(func: OpOverload[..., Any]) -> _Operation:
+    from torch.utils.flop_counter import flop_registry
+
     schema = func._schema
     name = schema.name.removeprefix("aten::")
     makes_tensors = any("Tensor" in str(one.type) for one in schema.returns)  # what asks for a size may call itself
@@ -130,6 +131,8 @@ def _operation(func: OpOverload[..., Any]) -> _Operation:
 @without_compiler
 class _FlopCounter(TorchDispatchMode):
     def __init__(self) -> None:
+        import torch.utils.flop_counter  # noqa: F401  # it imports Triton, which a start need not wait for
+
         super().__init__()
         self.matmul_flops = self.exponentials = 0
         self.kernels = collections.Counter[str]()
