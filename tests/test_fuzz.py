@@ -20,9 +20,9 @@ from attnbench.contract.variant import VARIANTS
 from attnbench.errors import AttnbenchError, CorruptResults, UsageError
 from attnbench.measure.status import Status
 from attnbench.results.journal import Journal
-from attnbench.results.manifest import digest
+from attnbench.results.manifest import SEAL, digest
 from attnbench.results.read import read_results
-from attnbench.results.record import COLUMNS, SEAL, Record
+from attnbench.results.record import COLUMNS, Record
 from attnbench.results.store import ENVIRONMENT, RECORDS, SAMPLES, RunFolder
 from attnbench.suite.cell import Cell
 from attnbench.suite.ranges import parse_range

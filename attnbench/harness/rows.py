@@ -16,9 +16,9 @@ from attnbench.harness.plan import Plan, family
 from attnbench.harness.repeat import COMMAND, command_of, keep
 from attnbench.harness.run_identity import run_key
 from attnbench.harness.wire.protocol import Outcome, Ready, VisitCell
-from attnbench.measure.status import STOPPING, UNFINISHED, Status
+from attnbench.measure.status import FIRST_CALL, STOPPING, UNFINISHED, Status
 from attnbench.results.intervals import NO_MIXING, REFERENCE, Summary, summary
-from attnbench.results.record import FIRST_CALL, Record, has_lost_round, inferred, with_lost_round, without_lost_rounds
+from attnbench.results.record import Record, has_lost_round, inferred, with_lost_round, without_lost_rounds
 from attnbench.results.runs import find_runs, has_rows, suite_folder
 from attnbench.results.sources import changed, said
 from attnbench.results.store import ENVIRONMENT, RECORDS, RunFolder

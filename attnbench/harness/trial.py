@@ -49,6 +49,8 @@ def _try(files: Sequence[str]) -> None:
             start_new_session=True,  # Ctrl-C reaches this process only, which ends the other
         )
         try:
+            import torch  # noqa: F401  # meanwhile: whatever follows needs it
+
             code = _ended(process, limit)
         finally:
             end_all(process.pid)

@@ -29,6 +29,9 @@ STOPPING = (Status.OOM, Status.TIMEOUT)
 UNFINISHED = (Status.INTERRUPTED, Status.DISTURBED)
 """Outcomes that say nothing about the cell: the same command measures it again."""
 
+FIRST_CALL = "raise --first-call-timeout"
+"""Words in the reason of a row whose first call took too long. Longer lengths of the same cell may be faster."""
+
 _MEANING = {
     Status.OK: "measured",
     Status.UNSUPPORTED: "the variant's mathematics does not allow it; the reason says why",

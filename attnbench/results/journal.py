@@ -16,8 +16,7 @@ from typing import Any
 
 from attnbench.errors import CorruptResults, StoreError
 from attnbench.files import read_stored
-from attnbench.results.manifest import digest
-from attnbench.results.record import SEAL
+from attnbench.results.manifest import SEAL, digest
 from attnbench.text import one_line
 
 _REMEDY = "restore it or start with --fresh"

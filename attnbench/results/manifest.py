@@ -10,9 +10,10 @@ from typing import Any
 
 from attnbench.errors import CorruptResults
 from attnbench.files import replace_file
-from attnbench.results.record import SEAL
 from attnbench.text import one_line
 
+SEAL = "seal"
+"""Key of the checksum of a line or of the facts."""
 OPENING, ENDS, RUN_ID = "opening", "ends", "run_id"
 """Facts: beginning of the chains of checksums in a run of schema 2, lines and digest of each file when the run was
 complete, and digits of no other run."""

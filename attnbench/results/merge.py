@@ -29,9 +29,9 @@ from attnbench.measure.machine import (
 )
 from attnbench.measure.status import UNFINISHED, Status
 from attnbench.results.key import key_of
-from attnbench.results.manifest import ENDS, ENGINE, FRESH, THINNED, TOGETHER, digest, of_machines
+from attnbench.results.manifest import ENDS, ENGINE, FRESH, SEAL, THINNED, TOGETHER, digest, of_machines
 from attnbench.results.measurements import refuse_copies
-from attnbench.results.record import SEAL, Record
+from attnbench.results.record import Record
 from attnbench.results.sources import said
 from attnbench.results.store import CURVES, FAILURES, RECORDS, SAMPLES, SUITE, RunFolder
 from attnbench.text import one_line

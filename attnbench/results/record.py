@@ -9,6 +9,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 from attnbench.measure.status import Status
+from attnbench.results.manifest import SEAL
 from attnbench.results.renamed import named_as_today
 from attnbench.suite.axes import AXES, FOLLOWING, before, filled
 from attnbench.suite.cell import METHOD_VERSION, OF_TOKENS, UNTOUCHED, Cell
@@ -22,7 +23,6 @@ SCHEMA_VERSION = 3
 of the lines before it; in 3 it is of the line alone, and a complete run has a digest of each file."""
 READABLE = (1, 2, 3)
 """Schema versions that this version can read."""
-SEAL = "seal"
 HELD, UNCHECKED, NOT_TRIED = "held", "unchecked", "not tried"
 """Values of the column ``laws`` beside the name of a law."""
 
@@ -517,10 +517,6 @@ def _of_training(cell: Cell) -> dict[str, Any]:
 def inferred(cell: Cell, n: int, status: Status, *, quick: bool = False) -> Record:
     """The record of a cell that is not tried, because it ended with ``status`` at the shorter length ``n``."""
     return Record.of(cell, status, f"inferred: {status} at n={n} already, so not run", quick=quick)
-
-
-FIRST_CALL = "raise --first-call-timeout"
-"""Words in the reason of a row whose first call took too long. Longer lengths of the same cell may be faster."""
 
 
 REPLACED = "torch.compile put PyTorch's attention"

@@ -8,7 +8,8 @@ import re
 from collections.abc import Iterable, Mapping, Reversible, Sequence
 from functools import lru_cache
 
-from attnbench.results.record import ADDED, COLUMNS, SEAL, Record
+from attnbench.results.manifest import SEAL
+from attnbench.results.record import ADDED, COLUMNS, Record
 from attnbench.results.renamed import named_as_today
 from attnbench.suite.axes import FOLLOWING
 from attnbench.text import printable

@@ -8,9 +8,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from attnbench.harness.inside.pairs import Pairs, Turns, take_turns
+from attnbench.harness.inside.pairs import Turns, take_turns
 from attnbench.harness.outside.isolation import Worker
-from attnbench.harness.wire.protocol import Answer, TakeTurns
+from attnbench.harness.wire.protocol import Answer, Pairs, TakeTurns
 from attnbench.measure.machine import OtherLoad
 from attnbench.measure.time import Sample
 from attnbench.results.validation import are_samples

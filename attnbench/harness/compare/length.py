@@ -9,13 +9,12 @@ from typing import Any
 
 from attnbench.harness.compare.lead import lead
 from attnbench.harness.inside.launch import EAGER
-from attnbench.harness.inside.pairs import Pairs
 from attnbench.harness.outside.isolation import CellFailed, Worker
-from attnbench.harness.wire.protocol import Answer, TakeTurns, VisitCell
+from attnbench.harness.wire.protocol import Answer, Pairs, TakeTurns, VisitCell
 from attnbench.laws.exact_error import error_kind
-from attnbench.measure.status import Status
+from attnbench.measure.status import FIRST_CALL, Status
 from attnbench.measure.time import TimingRules
-from attnbench.results.record import FIELDS, FIRST_CALL, Record
+from attnbench.results.record import FIELDS, Record
 from attnbench.suite.cell import Cell
 
 TURNS = 4

@@ -6,14 +6,13 @@ import math
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
 from time import sleep
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from pydantic import ConfigDict, Field
 
 from attnbench.harness.inside.call import Call, always_compiled, held_to_formula, may_compile, prepare
 from attnbench.harness.inside.execute import stopwatch
@@ -21,6 +20,7 @@ from attnbench.harness.inside.fresh_inputs import Look, hold_to, hold_to_unseen,
 from attnbench.harness.inside.launch import EAGER, Launch, launch
 from attnbench.harness.inside.turns import SEEN
 from attnbench.harness.wire.outcome import status_of
+from attnbench.harness.wire.protocol import Pairs
 from attnbench.measure.card import Card
 from attnbench.measure.machine import NOISY, OtherLoad
 from attnbench.measure.statistics import FEWEST, expected_half_width, median, noise_floor
@@ -60,32 +60,6 @@ class Turns(NamedTuple):
     """Blocks in which this process stood still: no times, and counted in none of the above."""
     slowed: str = ""
     """The card's effect on slowed blocks; those count as disturbed, unless they are most."""
-
-
-_Count = Annotated[int, Field(ge=0)]
-
-
-@dataclass(frozen=True, slots=True)
-class Pairs:
-    """Times of several cells, as the worker's answer."""
-
-    __pydantic_config__: ClassVar = ConfigDict(strict=True, extra="forbid")
-    ran: list[int]
-    """Positions of the cells with times."""
-    blocks: list[list[Annotated[float, Field(gt=0, allow_inf_nan=False)]]]
-    """Like those of :class:`Turns`, in the order of ``ran``."""
-    left_out: list[tuple[int, str, str]]
-    """Position, status and reason of each cell that could not be built with the others, or did not always compute."""
-    disturbed: _Count
-    taken: _Count
-    stopped: _Count
-    others: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None
-    """Cores that other programs kept busy meanwhile; None if the kernel does not say."""
-    warnings: list[tuple[int, str]] = field(default_factory=list)
-    """Position of a cell, and an impossible check of its calls."""
-    slowed: str = ""
-    prompts: list[tuple[int, float]] = field(default_factory=list)
-    """Position of a cell of pass ``generate``, and its prompt's share of a call."""
 
 
 def measure_pairs(

@@ -21,8 +21,7 @@ from attnbench.harness.wire.descendants import end_all, end_left_behind, seconds
 from attnbench.harness.wire.process import Process, Products, environment_for
 from attnbench.measure.cgroup import oom_kills
 from attnbench.measure.machine import CORES
-from attnbench.measure.status import Status
-from attnbench.results.record import FIRST_CALL
+from attnbench.measure.status import FIRST_CALL, Status
 from attnbench.results.sources import Changed
 from attnbench.text import one_line
 

@@ -9,16 +9,15 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NotRequired, Self, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, NotRequired, Self, TypedDict, TypeVar, cast
 
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter
 
 from attnbench.contract.problem.shape import Shape
 from attnbench.errors import AttnbenchError
-from attnbench.harness.inside.pairs import Pairs
 from attnbench.measure.status import Status
 from attnbench.measure.time import Sample, TimingRules
 from attnbench.results.manifest import digest as digits_of
@@ -219,6 +218,33 @@ class Train(Request[Outcome]):
         if not are_points(answer["points"]):
             raise ValueError("no learning curve")
         return Outcome(row_of(self.cell, answer["record"]), points=answer["points"])
+
+
+_Count = Annotated[int, Field(ge=0)]
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Times of several cells, as the worker's answer."""
+
+    __pydantic_config__: ClassVar = ConfigDict(strict=True, extra="forbid")
+    ran: list[int]
+    """Positions of the cells with times."""
+    blocks: list[list[Annotated[float, Field(gt=0, allow_inf_nan=False)]]]
+    """Seconds per call: one list for each block, in the order of ``ran``."""
+    left_out: list[tuple[int, str, str]]
+    """Position, status and reason of each cell that could not be built with the others, or did not always compute."""
+    disturbed: _Count
+    """Blocks in which another process took the core, of all ``taken``; while ``stopped``, this process stood still."""
+    taken: _Count
+    stopped: _Count
+    others: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None
+    """Cores that other programs kept busy meanwhile; None if the kernel does not say."""
+    warnings: list[tuple[int, str]] = field(default_factory=list)
+    """Position of a cell, and an impossible check of its calls."""
+    slowed: str = ""
+    prompts: list[tuple[int, float]] = field(default_factory=list)
+    """Position of a cell of pass ``generate``, and its prompt's share of a call."""
 
 
 @dataclass(frozen=True, slots=True)

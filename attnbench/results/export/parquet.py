@@ -10,7 +10,8 @@ from typing import Any
 
 from attnbench.errors import UsageError
 from attnbench.files import write_output
-from attnbench.results.record import COLUMNS, FIELDS, SEAL
+from attnbench.results.manifest import SEAL
+from attnbench.results.record import COLUMNS, FIELDS
 from attnbench.results.store import RunFolder
 
 _SAMPLE_UNITS = {"seconds": "seconds", "seq_len": "tokens"}
