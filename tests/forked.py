@@ -56,10 +56,7 @@ _LATE = (
         )
     ),
     *(
-        "attnbench.catalogue.attention",
-        "attnbench.catalogue.inputs",
         "attnbench.figures",
-        "attnbench.catalogue.tasks",
         "attnbench.harness.score.score",
     ),
     *("attnbench.api.run", "attnbench.answers.match.match", "attnbench.laws", "pandas", "rich.progress", "rich.table"),
@@ -117,6 +114,8 @@ def load() -> tuple[list[str], str]:
         warnings.simplefilter("ignore")
         for name in _LATE:
             import_module(name)
+        for table in (VARIANTS, INPUTS, TASKS):
+            table.names()
         flops.predict(lambda: lambda: torch.ones(1) + 1)  # loads what torch traces with
         cell_len("—")  # loads how wide each character is
         Image.preinit()  # what figures are saved with

@@ -117,11 +117,11 @@ NEW = {
 ADDED = [
     (
         "catalogue/attention/__init__.py",
-        "from attnbench.catalogue.attention.reference.noise import",
-        "from attnbench.catalogue.attention.reference.gated_mean import GatedMean as GatedMean\n",
+        '    ("pattern", "local ',
+        '    ("reference", "gated-mean"),\n',
     ),
-    ("catalogue/inputs/__init__.py", "from attnbench", "from attnbench.catalogue.inputs import tied as tied\n"),
-    ("catalogue/tasks/__init__.py", "from attnbench", "from attnbench.catalogue.tasks import parity as parity\n"),
+    ("catalogue/inputs/__init__.py", '    "gaussian"', '    "tied": "tied",\n'),
+    ("catalogue/tasks/__init__.py", '    "recall"', '    "parity": "parity",\n'),
     (
         "results/record.py",
         "    select_s: ",

@@ -15,8 +15,6 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-import attnbench.catalogue.attention
-import attnbench.catalogue.inputs
 import attnbench.figures
 from attnbench.cli.app import main
 from attnbench.contract.problem.shape import Shape

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -92,10 +91,10 @@ E_ = TypeVar("E_", bound=Entry)
 
 
 class Registry(Generic[E_]):
-    """Names in the order they were registered, which is the order shown to users.
+    """Shipped names, then those of plug-ins as they were registered: the order shown to users.
 
-    The first look-up or addition imports ``home``, so that the entries that attnbench ships are always there and a
-    plug-in cannot take a shipped name. A name that does not exist is known from the index, without that import.
+    ``SHIPPED`` of the package ``home`` has the names that attnbench ships, each with the module that registers it. A
+    look-up imports that module alone; only a loop over all of them imports all. A plug-in cannot take a shipped name.
     """
 
     def __init__(
@@ -104,7 +103,7 @@ class Registry(Generic[E_]):
         """Start an empty table.
 
         Args:
-            home: the package that registers the shipped entries when it is imported.
+            home: the package whose modules register the shipped entries.
             elsewhere: prefix of the names in a plug-in -> the command that installs it.
             own: advice for an unknown name that resembles no other.
         """
@@ -115,36 +114,45 @@ class Registry(Generic[E_]):
         self._entries: dict[str, E_] = {}
         self.compounds: dict[str, E_] = {}
 
+    def _shipped(self) -> Mapping[str, str]:
+        return {} if self.home is None else import_module(self.home).SHIPPED
+
     def _filled(self) -> dict[str, E_]:
-        if self.home is not None:
-            import_module(self.home)  # while it registers its own entries, Python returns the half-imported package
-        return self._entries
+        for name in self._shipped():
+            self._import(name)
+        names = [*self._shipped(), *self._entries]
+        return {name: self._entries[name] for name in names if name in self._entries}
+
+    def _import(self, name: str) -> None:
+        if name not in self._entries and name in self._shipped():
+            import_module(f"{self.home}.{self._shipped()[name]}")
 
     def add(self, entry: E_) -> None:
         """Add an entry; raise UsageError if the name is taken."""
-        entries = self._filled()
-        if entry.name in entries or entry.name in self.compounds:
+        ours = self.home is not None and entry.make.__module__.startswith(f"{self.home}.")
+        if entry.name in ({*self._entries, *self.compounds} if ours else self):
             raise UsageError(f"{self.kind} {entry.name!r} is registered already; choose another name")
-        entries[entry.name] = entry
+        self._entries[entry.name] = entry
 
     def add_compound(self, entry: E_) -> None:
         """Add an entry that is made of others: whoever names it finds it, and no list of names has it."""
         self.compounds[entry.name] = entry
 
     def indexed(self) -> Mapping[str, Mapping[str, Any]]:
-        """Name -> facts from the index, until the entries themselves are imported; then, or without one, empty."""
-        return {} if self.home is None or self.home in sys.modules else index.shipped().get(self.kind, {})
+        """Name -> facts from the index, until entries themselves are imported; then, or without one, empty."""
+        return {} if self._entries or self.home is None else index.shipped().get(self.kind, {})
 
     def get(self, name: str) -> E_:
         """The entry of that name; raise UsageError with the nearest name if there is none."""
         if name not in self._entries:
             self.refuse_unknown(name)
-        return self._filled().get(name) or self.compounds[name]
+        self._import(name)
+        return self._entries.get(name) or self.compounds[name]
 
     def refuse_unknown(self, name: str) -> None:
-        """Raise UsageError with the nearest name if there is no such entry; the index spares the import."""
+        """Raise UsageError with the nearest name if there is no such entry; nothing is imported for it."""
         if name not in self:
-            entries = [one for one, facts in self.indexed().items() if "hidden" not in facts] or self._entries
+            entries = [*self._shipped(), *self._entries]
             there = [how for start, how in self._elsewhere.items() if name.startswith(start)]
             installed = any(known.startswith(tuple(self._elsewhere)) for known in entries)
             hint = f"; install it with: {there[0]}" if there and not installed else did_you_mean(name, entries)
@@ -157,5 +165,4 @@ class Registry(Generic[E_]):
         return iter(list(self._filled().values()))
 
     def __contains__(self, name: str) -> bool:
-        known = self.indexed() or self._filled()
-        return name in known or name in self.compounds
+        return name in self._shipped() or name in self._entries or name in self.compounds

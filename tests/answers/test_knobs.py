@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-import attnbench.catalogue.attention
-import attnbench.catalogue.inputs  # noqa: F401  # these fill their tables
 from attnbench.answers.match.search import MOST_COUNTED, knob_of, ladder_of
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.rules import broken_option

@@ -8,7 +8,6 @@ from typing import Any
 import pandas as pd
 import pytest
 
-import attnbench.catalogue.attention  # noqa: F401  # fills the table of variants
 from attnbench.answers.match.budget import Budget
 from attnbench.answers.match.from_run import match_run
 from attnbench.contract.problem.shape import Shape

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-import attnbench.catalogue.attention  # noqa: F401  # fills the table of variants
 from attnbench.answers.match import match as matching
 from attnbench.answers.match import training_folder
 from attnbench.answers.match.budget import Budget

@@ -5,16 +5,16 @@ from __future__ import annotations
 import inspect
 from dataclasses import replace
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 import torch
 
-import attnbench.catalogue.attention
 from attnbench.catalogue.build import build
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Spec, parse_scalar, parse_spec
-from attnbench.contract.variant import VARIANTS, No, Variant
+from attnbench.contract.variant import HOME, VARIANTS, No, Variant
 from attnbench.errors import Unsupported
 from attnbench.laws import LAWS, check_variant
 from attnbench.laws.laws import SHAPE, Case, cases, gap
@@ -172,8 +172,8 @@ def _possible(case: Case) -> bool:
 # What a variant says about itself
 
 
-def test_every_file_with_a_variant_is_imported_by_the_package() -> None:
-    home = Path(attnbench.catalogue.attention.__path__[0])
+def test_every_file_with_a_variant_is_named_by_the_package() -> None:
+    home = Path(import_module(HOME).__path__[0])
     files = [path for path in home.rglob("*.py") if "\n@register(" in path.read_text(encoding="utf-8")]
     written = {".".join(path.relative_to(home.parents[2]).with_suffix("").parts) for path in files}
     assert written == {entry.make.__module__ for entry in PACKAGE}

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import attnbench.catalogue.attention
 from attnbench.catalogue.build import build
 from attnbench.contract.problem.position_bias import Alibi, PositionBias, Relative, position_bias
 from attnbench.contract.problem.reference import exact_attention, relative_error
@@ -16,8 +15,6 @@ from attnbench.contract.variant import VARIANTS, No
 from attnbench.errors import Unsupported, UsageError
 from attnbench.measure.flops import count, predict
 from attnbench.measure.memory import peak_tensor_bytes
-
-assert attnbench.catalogue.attention
 
 B, H, N, D = 3, 3, 23, 4
 F64 = torch.float64

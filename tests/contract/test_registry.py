@@ -1,6 +1,11 @@
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -10,10 +15,12 @@ from torch import nn
 
 from attnbench.catalogue.build import build
 from attnbench.contract import variant as variant_module
+from attnbench.contract.inputs import INPUTS
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.registry import Entry, Registry
 from attnbench.contract.spec import Spec, parse_spec
-from attnbench.contract.variant import FAMILIES, No, Traits, Variant, register
+from attnbench.contract.task import TASKS
+from attnbench.contract.variant import FAMILIES, VARIANTS, No, Traits, Variant, register
 from attnbench.errors import Unsupported, UsageError
 
 
@@ -143,6 +150,55 @@ def test_an_unknown_name_is_told_with_the_nearest_one(name: str, hint: str) -> N
 def test_an_option_without_its_value_is_not_taken_for_a_value() -> None:
     with pytest.raises(UsageError, match="option 'kernel' has no value; write performer:kernel=VALUE"):
         ENTRY.normalise(parse_spec("performer:kernel"))
+
+
+def test_a_look_up_imports_one_variant_and_no_plug_in_takes_the_name_of_another(tmp_path: Path) -> None:
+    """All 104 took each process of a run a tenth of a second."""
+    code = """
+import sys
+from torch import nn
+from attnbench import register
+from attnbench.contract.variant import VARIANTS
+from attnbench.errors import UsageError
+
+VARIANTS.get("linear")
+assert "attnbench.catalogue.attention.kernel.linear" in sys.modules
+assert "attnbench.catalogue.attention.recurrence.gla" not in sys.modules
+try:
+    @register("gla", family="reference", source="-", formula="-", cost="-")
+    class Taker(nn.Module):
+        def __init__(self, shape):
+            super().__init__()
+
+        def forward(self, q, k, v, *, key_mask=None):
+            return v
+except UsageError as error:
+    print(error)
+assert "attnbench.catalogue.attention.recurrence.gla" not in sys.modules
+print(*VARIANTS.names()[:3])
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "ATTNBENCH_PLUGINS": ""}
+    )
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == [
+        "variant 'gla' is registered already; choose another name",
+        "softmax chunked sdpa",
+    ]
+
+
+@pytest.mark.parametrize("table", [VARIANTS, INPUTS, TASKS], ids=lambda table: table.kind)
+def test_each_shipped_name_is_registered_by_the_module_that_the_table_names(table: Registry[Any]) -> None:
+    shipped = import_module(str(table.home)).SHIPPED
+    for name, module in shipped.items():
+        assert table.get(name).make.__module__.startswith(f"{table.home}.{module}"), name
+    own = [
+        entry.name
+        for entry in [*table, *table.compounds.values()]
+        if entry.make.__module__.startswith(f"{table.home}.")
+    ]
+    assert own == list(shipped)
 
 
 def test_a_registry_may_grow_while_it_is_gone_through() -> None:

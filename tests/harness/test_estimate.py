@@ -7,9 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-import attnbench.catalogue.attention
-import attnbench.catalogue.inputs
-import attnbench.catalogue.tasks  # noqa: F401  # these fill their tables
 from attnbench.cli.run import _minutes
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Spec, parse_spec

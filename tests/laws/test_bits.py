@@ -28,7 +28,7 @@ def subject(name: str, dtype: torch.dtype = torch.float32) -> BitsSubject:
 @pytest.fixture
 def in_place_of_linear(monkeypatch: pytest.MonkeyPatch) -> Callable[[type[nn.Module]], BitsSubject]:
     def put(make: type[nn.Module]) -> BitsSubject:
-        monkeypatch.setitem(VARIANTS._filled(), "linear", replace(VARIANTS.get("linear"), make=make))
+        monkeypatch.setitem(VARIANTS._entries, "linear", replace(VARIANTS.get("linear"), make=make))
         return subject("linear")
 
     return put

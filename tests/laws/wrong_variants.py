@@ -65,16 +65,14 @@ from attnbench.catalogue.attention.selection.compressed.csa import CSA, Overlapp
 from attnbench.catalogue.attention.selection.compressed.hca import HCA
 from attnbench.catalogue.attention.selection.flexprefill import FlexPrefill
 from attnbench.catalogue.attention.selection.indexed import IndexedAttention
-from attnbench.catalogue.attention.selection.kv_budget import (
-    H2O,
-    ExpectedAttention,
-    KeyDiff,
-    Knorm,
-    Quest,
-    SnapKV,
-    Tova,
-)
+from attnbench.catalogue.attention.selection.kv_budget.expected_attention import ExpectedAttention
+from attnbench.catalogue.attention.selection.kv_budget.h2o import H2O
+from attnbench.catalogue.attention.selection.kv_budget.keydiff import KeyDiff
+from attnbench.catalogue.attention.selection.kv_budget.knorm import Knorm
 from attnbench.catalogue.attention.selection.kv_budget.prompt import received
+from attnbench.catalogue.attention.selection.kv_budget.quest import Quest
+from attnbench.catalogue.attention.selection.kv_budget.snapkv import SnapKV
+from attnbench.catalogue.attention.selection.kv_budget.tova import Tova
 from attnbench.catalogue.attention.selection.minference import MInference
 from attnbench.catalogue.attention.selection.moba import MoBA
 from attnbench.catalogue.attention.selection.monotonic import Monotonic

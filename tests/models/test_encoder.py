@@ -5,8 +5,6 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import attnbench.catalogue.attention.low_rank.linformer
-import attnbench.catalogue.attention.synthetic.synthesizer.synthesizer  # noqa: F401
 from attnbench.catalogue.build import build
 from attnbench.contract.problem.reference import exact_attention
 from attnbench.contract.problem.shape import Shape

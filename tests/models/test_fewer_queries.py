@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import attnbench.catalogue.attention  # noqa: F401  # all variants
 from attnbench.catalogue.build import build
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Spec

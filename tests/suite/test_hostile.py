@@ -15,8 +15,6 @@ from typing import Any
 import pytest
 import torch
 
-import attnbench.catalogue.attention
-import attnbench.catalogue.inputs
 import attnbench.harness.plan  # imported here, so that the first test is not the one that waits for it
 from attnbench.cli.app import main
 from attnbench.contract.inputs import draw_qkv

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
-import attnbench.catalogue.attention  # noqa: F401  # for the variants
 from attnbench.errors import SuiteError
 from attnbench.harness.forecast import estimate
 from attnbench.harness.plan import Options, make_plan

@@ -1,114 +1,32 @@
-"""All variants, in the order shown to users; imported when the table of variants is first used."""
+"""All variants, in the order shown to users, with the module of each; it is imported when the name is looked up."""
 
 from __future__ import annotations
 
-from attnbench.catalogue.attention.exact.softmax import Softmax as Softmax
-from attnbench.catalogue.attention.exact.chunked import Chunked as Chunked
-from attnbench.catalogue.attention.exact.sdpa import Sdpa as Sdpa
-from attnbench.catalogue.attention.exact.flex import Flex as Flex
-from attnbench.catalogue.attention.exact.mla import MLA as MLA
-from attnbench.catalogue.attention.exact.quantised import Quantised as Quantised
-from attnbench.catalogue.attention.exact.quantised_cache import QuantisedCache as QuantisedCache
-from attnbench.catalogue.attention.reference.identity import Identity as Identity
-from attnbench.catalogue.attention.reference.mean_value import MeanValue as MeanValue
-from attnbench.catalogue.attention.reference.dense import DenseLayer as DenseLayer
-from attnbench.catalogue.attention.reference.oracle_lowrank import OracleLowRank as OracleLowRank
-from attnbench.catalogue.attention.reference.oracle_topk import OracleTopK as OracleTopK
-from attnbench.catalogue.attention.reference.oracle_blocks import OracleBlocks as OracleBlocks
-from attnbench.catalogue.attention.reference.noise import Noise as Noise
-from attnbench.catalogue.attention.reference.rwwn import RowWiseWeightNormalisation as RowWiseWeightNormalisation
-from attnbench.catalogue.attention.pattern.local import Local as Local
-from attnbench.catalogue.attention.pattern.streaming import Streaming as Streaming
-from attnbench.catalogue.attention.pattern.sparse import Sparse as Sparse
-from attnbench.catalogue.attention.pattern.longformer import Longformer as Longformer
-from attnbench.catalogue.attention.pattern.etc import Etc as Etc
-from attnbench.catalogue.attention.pattern.bigbird import BigBird as BigBird
-from attnbench.catalogue.attention.pattern.sta import SlidingTile as SlidingTile
-from attnbench.catalogue.attention.pattern.radial import Radial as Radial
-from attnbench.catalogue.attention.pattern.graph import Graph as Graph
-from attnbench.catalogue.attention.pattern.per_head import PerHead as PerHead
-from attnbench.catalogue.attention.selection.reformer import Reformer as Reformer
-from attnbench.catalogue.attention.selection.routing import Routing as Routing
-from attnbench.catalogue.attention.selection.clustered import Clustered as Clustered
-from attnbench.catalogue.attention.selection.sinkhorn import Sinkhorn as Sinkhorn
-from attnbench.catalogue.attention.selection.topk import TopK as TopK
-from attnbench.catalogue.attention.selection.indexed import IndexedAttention as IndexedAttention
-from attnbench.catalogue.attention.selection.nsa import NSA as NSA
-from attnbench.catalogue.attention.selection.kv_budget import Quest as Quest
-from attnbench.catalogue.attention.selection.kv_budget import SnapKV as SnapKV
-from attnbench.catalogue.attention.selection.kv_budget import H2O as H2O
-from attnbench.catalogue.attention.selection.kv_budget import Tova as Tova
-from attnbench.catalogue.attention.selection.kv_budget import Knorm as Knorm
-from attnbench.catalogue.attention.selection.kv_budget import KeyDiff as KeyDiff
-from attnbench.catalogue.attention.selection.kv_budget import ExpectedAttention as ExpectedAttention
-from attnbench.catalogue.attention.selection.moba import MoBA as MoBA
-from attnbench.catalogue.attention.selection.msa import MSA as MSA
-from attnbench.catalogue.attention.selection.xattention import XAttention as XAttention
-from attnbench.catalogue.attention.selection.flexprefill import FlexPrefill as FlexPrefill
-from attnbench.catalogue.attention.selection.minference import MInference as MInference
-from attnbench.catalogue.attention.selection.sparge import Sparge as Sparge
-from attnbench.catalogue.attention.selection.monotonic import Monotonic as Monotonic
-from attnbench.catalogue.attention.selection.hyperattention import HyperAttention as HyperAttention
-from attnbench.catalogue.attention.low_rank.linformer import Linformer as Linformer
-from attnbench.catalogue.attention.low_rank.nystrom import Nystrom as Nystrom
-from attnbench.catalogue.attention.low_rank.skyformer import Skyformer as Skyformer
-from attnbench.catalogue.attention.selection.thinformer import Thinformer as Thinformer
-from attnbench.catalogue.attention.low_rank.monarch import Monarch as Monarch
-from attnbench.catalogue.attention.kernel.linear import Linear as Linear
-from attnbench.catalogue.attention.kernel.efficient import Efficient as Efficient
-from attnbench.catalogue.attention.kernel.performer import Performer as Performer
-from attnbench.catalogue.attention.kernel.favor_plus_plus import FavorPlusPlus as FavorPlusPlus
-from attnbench.catalogue.attention.kernel.rfa import RandomFeatureAttention as RandomFeatureAttention
-from attnbench.catalogue.attention.kernel.cosformer import CosFormer as CosFormer
-from attnbench.catalogue.attention.kernel.taylor import Taylor as Taylor
-from attnbench.catalogue.attention.kernel.hedgehog import Hedgehog as Hedgehog
-from attnbench.catalogue.attention.kernel.lara import LARA as LARA
-from attnbench.catalogue.attention.kernel.kernel import Kernel as Kernel
-from attnbench.catalogue.attention.pairwise.additive import Additive as Additive
-from attnbench.catalogue.attention.pairwise.bilinear import Bilinear as Bilinear
-from attnbench.catalogue.attention.pairwise.differential import Differential as Differential
-from attnbench.catalogue.attention.pairwise.gated_softmax import GatedSoftmax as GatedSoftmax
-from attnbench.catalogue.attention.pairwise.fox import ForgettingAttention as ForgettingAttention
-from attnbench.catalogue.attention.pairwise.path import PaTH as PaTH
-from attnbench.catalogue.attention.pairwise.deltaformer import DeltaFormer as DeltaFormer
-from attnbench.catalogue.attention.pairwise.parallax import Parallax as Parallax
-from attnbench.catalogue.attention.kernel.window_linear import WindowLinear as WindowLinear
-from attnbench.catalogue.attention.recurrence.retnet import RetNet as RetNet
-from attnbench.catalogue.attention.recurrence.gla import GLA as GLA
-from attnbench.catalogue.attention.recurrence.abc import ABC as ABC
-from attnbench.catalogue.attention.recurrence.gsa import GSA as GSA
-from attnbench.catalogue.attention.recurrence.ssd import SSD as SSD
-from attnbench.catalogue.attention.recurrence.log_linear import LogLinear as LogLinear
-from attnbench.catalogue.attention.recurrence.mamba2 import Mamba2 as Mamba2
-from attnbench.catalogue.attention.recurrence.mesa import Mesa as Mesa
-from attnbench.catalogue.attention.recurrence.delta import Delta as Delta
-from attnbench.catalogue.attention.recurrence.gated_delta import GatedDelta as GatedDelta
-from attnbench.catalogue.attention.recurrence.gated_delta_2 import GatedDelta2 as GatedDelta2
-from attnbench.catalogue.attention.recurrence.comba import Comba as Comba
-from attnbench.catalogue.attention.recurrence.kda import KimiDeltaAttention as KimiDeltaAttention
-from attnbench.catalogue.attention.recurrence.rwkv7 import RWKV7 as RWKV7
-from attnbench.catalogue.attention.recurrence.rfa_gated import (
-    GatedRandomFeatureAttention as GatedRandomFeatureAttention,
-)
-from attnbench.catalogue.attention.recurrence.s4d import S4D as S4D
-from attnbench.catalogue.attention.recurrence.lstm import LSTM as LSTM
-from attnbench.catalogue.attention.recurrence.gru import GRU as GRU
-from attnbench.catalogue.attention.selection.compressed import CSA as CSA
-from attnbench.catalogue.attention.selection.compressed import HCA as HCA
-from attnbench.catalogue.attention.low_rank.memory_compressed import MemoryCompressed as MemoryCompressed
-from attnbench.catalogue.attention.low_rank.perceiver import Perceiver as Perceiver
-from attnbench.catalogue.attention.synthetic.synthesizer import Synthesizer as Synthesizer
-from attnbench.catalogue.attention.synthetic.location import Location as Location
-from attnbench.catalogue.attention.synthetic.aft import AFT as AFT
-from attnbench.catalogue.attention.synthetic.fnet import FNet as FNet
-from attnbench.catalogue.attention.synthetic.gmlp import GMLP as GMLP
-from attnbench.catalogue.attention.synthetic.mlp_mixer import MLPMixer as MLPMixer
-from attnbench.catalogue.attention.synthetic.conv import Convolution as Convolution
-from attnbench.catalogue.attention.synthetic.long_conv import LongConvolution as LongConvolution
-from attnbench.catalogue.attention.synthetic.hyena import Hyena as Hyena
-from attnbench.catalogue.attention.synthetic.xca import XCA as XCA
-from attnbench.catalogue.attention.synthetic.pooling import Pooling as Pooling
 from attnbench.contract.plugins.discovery import load_installed
-from attnbench.catalogue.attention.stack import Stack as Stack
+
+_ORDER = (
+    ("exact", "softmax chunked sdpa flex mla quantised quantised-cache"),
+    ("reference", "identity mean-value dense oracle-lowrank oracle-topk oracle-blocks noise rwwn"),
+    ("pattern", "local streaming sparse longformer etc bigbird sta radial graph per-head"),
+    ("selection", "reformer routing clustered sinkhorn topk indexed nsa"),
+    ("selection.kv_budget", "expected-attention h2o keydiff knorm quest snapkv tova"),
+    ("selection", "moba msa xattention flexprefill minference sparge monotonic hyperattention"),
+    ("low_rank", "linformer nystrom skyformer"),
+    ("selection", "thinformer"),
+    ("low_rank", "monarch"),
+    ("kernel", "linear efficient performer favor-plus-plus rfa cosformer taylor hedgehog lara kernel"),
+    ("pairwise", "additive bilinear differential gated-softmax fox path deltaformer parallax"),
+    ("kernel", "window-linear"),
+    ("recurrence", "retnet gla abc gsa ssd log-linear mamba2 mesa delta gated-delta gated-delta-2 comba kda rwkv7"),
+    ("recurrence", "rfa-gated s4d lstm gru"),
+    ("selection.compressed", "csa hca"),
+    ("low_rank", "memory-compressed perceiver"),
+    ("synthetic", "synthesizer location aft fnet gmlp mlp-mixer conv long-conv hyena xca pooling"),
+)
+SHIPPED = {
+    **{name: f"{folder}.{name.replace('-', '_')}" for folder, names in _ORDER for name in names.split()},
+    "stack": "stack",
+}
+"""Name of a variant -> its module here."""
 
 load_installed()

@@ -1,5 +1,8 @@
-"""Sources of q, k and v, in the order shown to users; imported at the first look-up in the table of inputs."""
+"""Sources of q, k and v, in the order shown to users, with the module of each."""
 
-from attnbench.catalogue.inputs import gaussian as gaussian
-from attnbench.catalogue.inputs import structured as structured
-from attnbench.catalogue.inputs import captured_qkv as captured_qkv
+SHIPPED = {
+    "gaussian": "gaussian",
+    **dict.fromkeys(("peaked", "clustered", "sink", "low-rank", "banded"), "structured"),
+    **dict.fromkeys(("listops", "smollm2", "minilm", "file"), "captured_qkv"),
+}
+"""Name of an input -> its module here."""

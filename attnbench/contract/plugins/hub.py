@@ -50,7 +50,7 @@ def register_kernel(text: str) -> tuple[str, str]:
     if attend is None:
         has = ", ".join(one for one in dir(module) if not one.startswith("_")) or "nothing"
         raise UsageError(f"it has no {_FUNCTION}, and this is all that is called here; it has {has}")
-    if name not in VARIANTS.names():
+    if name not in VARIANTS:
         _register(name, repository, attend)
     return repository, _build(kernels, module)
 

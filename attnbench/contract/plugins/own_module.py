@@ -50,7 +50,7 @@ def register_module(text: str) -> None:
     """Register the class of ``FILE.py:Class:option=value``, whose file is loaded; a second call does nothing. Raises
     UsageError: the file has no such class, or its name is that of another variant."""
     source = ModuleSource(text)
-    known = VARIANTS.get(source.name) if source.name in VARIANTS.names() else None
+    known = VARIANTS.get(source.name) if source.name in VARIANTS else None
     if known is not None and getattr(known.make, "source", None) == source:
         return
     asked = source.parameters()

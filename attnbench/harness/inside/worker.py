@@ -253,8 +253,6 @@ def _answer(stream: TextIO, message: dict[str, Any]) -> None:
 
 
 def _import() -> None:
-    import attnbench.catalogue.attention
-    import attnbench.catalogue.inputs
     import attnbench.harness.inside.execute
     import attnbench.harness.inside.traces  # noqa: F401  # all of them for later use
 

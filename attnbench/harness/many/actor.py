@@ -90,9 +90,6 @@ class Machine:
         os.environ.pop("OMP_NUM_THREADS", None)  # Ray sets it to the number of cores that it reserves
         for source in plan.settings.plugins:
             load(source)
-        import attnbench.catalogue.attention
-        import attnbench.catalogue.inputs  # noqa: F401  # their tables are filled by import
-
         if (levels := os.nice(0) - os.getpriority(os.PRIO_PROCESS, os.getppid())) > 0:
             raise UsageError(
                 f"the engine runs its processes {levels} levels nicer, so anything else there goes first; set "

@@ -11,12 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import attnbench.catalogue.attention
 from attnbench.contract.variant import VARIANTS, Variant
 from attnbench.errors import Unsupported, UsageError
 from attnbench.laws.laws import SHAPE, Case, cases, gap
 
-assert attnbench.catalogue.attention  # fills the table
 VARIANTS_OF_TORCH = [entry for entry in VARIANTS if not entry.traits.compiled]
 
 

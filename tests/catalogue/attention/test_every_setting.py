@@ -9,7 +9,6 @@ from itertools import product
 import pytest
 import torch
 
-import attnbench.catalogue.attention  # noqa: F401  # registers them
 from attnbench.catalogue.build import build
 from attnbench.catalogue.engines import tiling
 from attnbench.contract.problem.shape import Shape

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import attnbench.catalogue.attention  # noqa: F401  # registers the variants
 from attnbench.catalogue.engines.precision import unit
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.variant import VARIANTS, Variant

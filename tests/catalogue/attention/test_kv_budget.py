@@ -10,8 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.catalogue.attention.selection.kv_budget import H2O, KeyDiff, Knorm, Quest, SnapKV, Tova
+from attnbench.catalogue.attention.selection.kv_budget.h2o import H2O
+from attnbench.catalogue.attention.selection.kv_budget.keydiff import KeyDiff
+from attnbench.catalogue.attention.selection.kv_budget.knorm import Knorm
 from attnbench.catalogue.attention.selection.kv_budget.prompt import AfterPrompt
+from attnbench.catalogue.attention.selection.kv_budget.quest import Quest
+from attnbench.catalogue.attention.selection.kv_budget.snapkv import SnapKV
+from attnbench.catalogue.attention.selection.kv_budget.tova import Tova
 from attnbench.catalogue.build import build
 from attnbench.contract.problem.reference import exact_attention
 from attnbench.contract.problem.shape import Shape

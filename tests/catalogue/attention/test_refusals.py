@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-import attnbench.catalogue.attention  # noqa: F401  # registers them
 from attnbench.catalogue.build import build
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.variant import VARIANTS

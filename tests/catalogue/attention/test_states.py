@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-import attnbench.catalogue.attention  # noqa: F401  # registers them
 from attnbench.catalogue.build import build
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import parse_spec

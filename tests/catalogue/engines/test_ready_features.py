@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import attnbench.catalogue.attention
 from attnbench.catalogue.build import build
 from attnbench.catalogue.engines import fla, forms
 from attnbench.catalogue.engines.linear import feature_attention, fused
@@ -20,7 +19,6 @@ from attnbench.contract.problem.shape import Shape
 from attnbench.errors import Unsupported
 from attnbench.measure.flops import count, predict
 
-assert attnbench.catalogue.attention  # fills the table
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim:DeprecationWarning")
 
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import attnbench.catalogue.attention  # noqa: F401  # all variants
 from attnbench.catalogue.engines.rotation import Rotary
 from attnbench.contract.capabilities import answered
 from attnbench.contract.problem.shape import Shape

@@ -128,7 +128,6 @@ SCRIPT = """
 import json, sys
 import torch
 torch.set_num_threads(1)
-import attnbench.catalogue.attention
 from attnbench.models.encoder import Encoder
 from attnbench.harness.score import loop
 from attnbench.harness.score.score import score

@@ -11,7 +11,6 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-import attnbench.catalogue.inputs  # noqa: F401  # registers file:
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Spec
 from attnbench.errors import Unsupported, UsageError

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import attnbench.catalogue.attention  # noqa: F401  # for the variants
 from attnbench.catalogue.inputs.listops_encoder import ExactAttention
 from attnbench.cli.app import main
 from attnbench.contract.problem.shape import Shape

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-import attnbench.catalogue.attention  # noqa: F401  # for the variants
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Spec
 from attnbench.errors import Unsupported, UsageError

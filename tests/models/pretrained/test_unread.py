@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import attnbench.catalogue.attention  # noqa: F401  # for the variants
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Spec, parse_spec
 from attnbench.harness.forecast import estimate
