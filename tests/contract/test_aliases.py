@@ -8,6 +8,7 @@ import pytest
 
 import attnbench
 from attnbench.catalogue.attention.kernel.performer import Performer
+from attnbench.catalogue.attention.selection.kv_budget import H2O
 from attnbench.catalogue.engines import masks
 from attnbench.contract.variant import VARIANTS
 
@@ -19,7 +20,9 @@ from attnbench.contract.variant import VARIANTS
         ("attnbench.variant", "build", attnbench.build),
         ("attnbench.shape", "Shape", attnbench.Shape),
         ("attnbench.traits", "No", attnbench.No),
+        ("attnbench.attention", "Performer", Performer),
         ("attnbench.attention.performer", "Performer", Performer),
+        ("attnbench.attention.kv_budget", "H2O", H2O),
         ("attnbench.engines.masks", "emptied", masks.emptied),
         ("attnbench.testing", "check_variant", importlib.import_module("attnbench.laws").check_variant),
     ],

@@ -9,7 +9,7 @@ from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 _PACKAGE = Path(__file__).parents[2]
 _MOVED = {
@@ -36,9 +36,13 @@ class Aliases(MetaPathFinder, Loader):
         first, *rest = module.__name__.split(".")[1:]
         families = (_PACKAGE / "catalogue/attention").glob(f"*/{rest[0]}*") if first == "attention" and rest else ()
         family = [file.parent.name for file in families if file.name in (rest[0], f"{rest[0]}.py")][:1]
+        from attnbench.contract.variant import HOME, VARIANTS  # they bring pydantic, which a start need not wait for
+
         home = import_module(".".join(["attnbench", _MOVED[first], *family, *rest]))
         warnings.warn(f"{module.__name__} is {home.__name__} now, and goes after version 0.1", DeprecationWarning, 2)
-        public = sys.modules["attnbench"]  # build was in variant
+        public: object = sys.modules["attnbench"]  # build was in variant
+        if home.__name__ == HOME:  # which had all classes
+            public = SimpleNamespace(**{one.make.__name__: one.make for one in VARIANTS})
         vars(module)["__getattr__"] = lambda name: getattr(home if hasattr(home, name) else public, name)
 
 
