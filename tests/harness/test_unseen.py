@@ -377,3 +377,10 @@ def test_what_one_looks_at_are_the_same_few_numbers_of_each_tensor() -> None:
     assert len(seen) == 2 * 1024
     assert set(seen[1024:].tolist()) <= {0.0, 1.0, 2.0}
     assert not torch.equal(seen, look((x + 1, None, y)))
+
+
+def test_a_look_needs_neither_a_copy_of_the_output_nor_the_modules_of_a_compiler() -> None:
+    x = torch.randn(7, 30, 11)
+    assert torch.equal(look(x.transpose(0, 2)), look(x.transpose(0, 2).contiguous()))
+    fresh = "import sys, torch, attnbench.harness.inside.fresh_inputs as f; f.look(torch.ones(4, 6).t())"
+    subprocess.run([sys.executable, "-c", f"{fresh}; assert 'sympy' not in sys.modules"], check=True)

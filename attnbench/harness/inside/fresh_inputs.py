@@ -12,6 +12,7 @@ from functools import lru_cache
 from random import Random
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -66,8 +67,10 @@ def look(output: Any) -> Look:
 def _places(shape: torch.Size, device: torch.device, *, flat: bool) -> tuple[Tensor, ...]:
     count = shape.numel()
     generator = torch.Generator().manual_seed(0)
-    places = torch.randint(max(1, count), (_LOOKED_AT if count else 0,), generator=generator).to(device)
-    return (places,) if flat else torch.unravel_index(places, shape)
+    places = torch.randint(max(1, count), (_LOOKED_AT if count else 0,), generator=generator)
+    # torch's unravel_index imports the modules of a compiler, which takes a fifth of a second in each process.
+    parts = (places,) if flat else map(torch.from_numpy, np.unravel_index(places.numpy(), shape))
+    return tuple(one.to(device) for one in parts)
 
 
 def hold_to_earlier(call: Call, timed: Look, number: int, earlier: Sequence[Look], cell: Cell) -> str | None:
