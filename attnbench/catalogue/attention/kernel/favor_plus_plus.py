@@ -76,44 +76,6 @@ class FavorPlusPlus(FeatureAttention):
         self.register_buffer("projection", draw_projection(features, shape.D, projection))
 
     def pair_weights(self, q: Tensor, k: Tensor, allowed: Tensor) -> Tensor:
-        return self._kernel(q, k, allowed)
-
-    def feature_map(self, dtype: torch.dtype) -> FeatureMap:
-        omega = self.projection.to(accumulator(dtype)).t()
-        rows = (omega, omega.square().sum(0, keepdim=True), torch.ones_like(omega[:1]))
-        return (ExponentialFeatures if self.causal else LogExponentials)(torch.cat(rows))
-
-    def prepare(self, x: Tensor, *parameters: Tensor) -> Tensor:
-        """√(1 - 4A)·x, A and -‖x‖²/2, joined to ``(B, H, N, D + 2)``, in which the exponent is linear."""
-        x = x.to(accumulator(x.dtype))
-        factor, constant = parameters or _parameters(x.new_full((), self.spread or 0.0), x.shape[-1])
-        half_square = expectations.squares(x) * (-0.5 * x.shape[-1] ** -0.5)
-        return torch.cat([factor * x, constant.expand_as(half_square), half_square], -1)
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        parameters = () if self.spread is not None else _parameters(_mean_spread(q, k, key_mask), q.shape[-1])
-        return self.attend_prepared(q, k, v, key_mask, parameters)
-
-    def kernel(self, q: Tensor, k: Tensor) -> Tensor:
-        """f(q)·f(k) / R."""
-        return self._kernel(q, k, torch.ones(q.shape[0], 1, q.shape[2], k.shape[2], dtype=torch.bool, device=q.device))
-
-    def kernel_variance(self, q: Tensor, k: Tensor) -> Tensor | None:
-        """The variance of f(q)·f(k) / R; None for orthogonal ω, which have no closed form.
-
-        E f(x)²f(y)² = (1 - 4A)^D (1 - 8A)^(-D/2) exp(2(1 - 4A)/(1 - 8A)·‖z‖² - ‖x‖² - ‖y‖²).
-        """
-        if not self.independent:
-            return None
-        D, scale = q.shape[-1], float(q.shape[-1] ** -0.25)
-        x, y = q * scale, k * scale
-        square, lengths = expectations.squared_sums(x, y), expectations.squares(x) + expectations.squares(y).mT
-        spread = square.mean((2, 3), keepdim=True) if self.spread is None else torch.full_like(square, self.spread)
-        t = inverse_rho(spread, D)  # 1 - 8A, and 1 - 4A = (1 + t) / 2
-        second = (D * ((1 + t) / 2).log() - D / 2 * t.log() + (1 + t) / t * square - lengths).exp()
-        return (second - (2 * x @ y.mT).exp()) / self.projection.shape[-2]
-
-    def _kernel(self, q: Tensor, k: Tensor, allowed: Tensor) -> Tensor:
         D, scale, omega = q.shape[-1], float(q.shape[-1] ** -0.25), self.projection.to(q.dtype)
         x, y = q * scale, k * scale
         S = torch.as_tensor(self.spread or 0.0, dtype=q.dtype, device=q.device)
@@ -134,6 +96,42 @@ class FavorPlusPlus(FeatureAttention):
             for z in (x, y)
         )
         return f_q @ f_k.mT / omega.shape[-2]
+
+    def feature_map(self, dtype: torch.dtype) -> FeatureMap:
+        omega = self.projection.to(accumulator(dtype)).t()
+        rows = (omega, omega.square().sum(0, keepdim=True), torch.ones_like(omega[:1]))
+        return (ExponentialFeatures if self.causal else LogExponentials)(torch.cat(rows))
+
+    def prepare(self, x: Tensor, *parameters: Tensor) -> Tensor:
+        """√(1 - 4A)·x, A and -‖x‖²/2, joined to ``(B, H, N, D + 2)``, in which the exponent is linear."""
+        x = x.to(accumulator(x.dtype))
+        factor, constant = parameters or _parameters(x.new_full((), self.spread or 0.0), x.shape[-1])
+        half_square = expectations.squares(x) * (-0.5 * x.shape[-1] ** -0.5)
+        return torch.cat([factor * x, constant.expand_as(half_square), half_square], -1)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        parameters = () if self.spread is not None else _parameters(_mean_spread(q, k, key_mask), q.shape[-1])
+        return self.attend_prepared(q, k, v, key_mask, parameters)
+
+    def kernel(self, q: Tensor, k: Tensor) -> Tensor:
+        """f(q)·f(k) / R."""
+        every = torch.ones(q.shape[0], 1, q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
+        return self.pair_weights(q, k, every)
+
+    def kernel_variance(self, q: Tensor, k: Tensor) -> Tensor | None:
+        """The variance of f(q)·f(k) / R; None for orthogonal ω, which have no closed form.
+
+        E f(x)²f(y)² = (1 - 4A)^D (1 - 8A)^(-D/2) exp(2(1 - 4A)/(1 - 8A)·‖z‖² - ‖x‖² - ‖y‖²).
+        """
+        if not self.independent:
+            return None
+        D, scale = q.shape[-1], float(q.shape[-1] ** -0.25)
+        x, y = q * scale, k * scale
+        square, lengths = expectations.squared_sums(x, y), expectations.squares(x) + expectations.squares(y).mT
+        spread = square.mean((2, 3), keepdim=True) if self.spread is None else torch.full_like(square, self.spread)
+        t = inverse_rho(spread, D)  # 1 - 8A, and 1 - 4A = (1 + t) / 2
+        second = (D * ((1 + t) / 2).log() - D / 2 * t.log() + (1 + t) / t * square - lengths).exp()
+        return (second - (2 * x @ y.mT).exp()) / self.projection.shape[-2]
 
 
 def inverse_rho(spread: Tensor, head_dim: int) -> Tensor:

@@ -135,8 +135,25 @@ class Performer(FeatureAttention):
         self.projection: Tensor
         self.register_buffer("projection", draw_projection(features, shape.D, *self.drawn))
 
-    def pair_weights(self, q: Tensor, k: Tensor, allowed: Tensor) -> Tensor:
-        return self._kernel(q, k, allowed)
+    def pair_weights(self, q: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
+        omega, gamma, D = self.projection.to(q.dtype), 1.0 if self.general is None else self.general.gamma, q.shape[-1]
+        growth = (1 - gamma**2) / 4 * omega.square().sum(-1)[..., None, :] + D / 2 * log(gamma)
+        x, y = self.scaled(q, k)
+        sides, logs = self.shifted(x, y, allowed)
+        phi = []
+        for x, own in zip(sides, logs, strict=True):
+            u, half = gamma * (x @ omega.mT), expectations.squares(x) / 2
+            rest = own + growth + (half if self.kernel_name == "trig" else -half)
+            match self.kernel_name:
+                case "positive":
+                    phi.append((u + rest).exp())
+                case "hyperbolic":
+                    phi.append(torch.cat([(u + rest).exp(), (rest - u).exp()], -1) * 0.5**0.5)
+                case "trig":
+                    phi.append(torch.cat([u.cos() * rest.exp(), u.sin() * rest.exp()], -1))
+                case "relu":
+                    phi.append(u.clamp(min=0) + ReluFeatures.floor)
+        return phi[0] @ phi[1].mT / omega.shape[-2]
 
     def redraw(self) -> None:
         """Draw a new ω from the global CPU generator, in place."""
@@ -187,27 +204,7 @@ class Performer(FeatureAttention):
 
     def kernel(self, q: Tensor, k: Tensor) -> Tensor:
         """φ(q)·φ(k) / R, without any subtraction from exponents."""
-        return self._kernel(q, k, None)
-
-    def _kernel(self, q: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
-        omega, gamma, D = self.projection.to(q.dtype), 1.0 if self.general is None else self.general.gamma, q.shape[-1]
-        growth = (1 - gamma**2) / 4 * omega.square().sum(-1)[..., None, :] + D / 2 * log(gamma)
-        x, y = self.scaled(q, k)
-        sides, logs = self.shifted(x, y, allowed)
-        phi = []
-        for x, own in zip(sides, logs, strict=True):
-            u, half = gamma * (x @ omega.mT), expectations.squares(x) / 2
-            rest = own + growth + (half if self.kernel_name == "trig" else -half)
-            match self.kernel_name:
-                case "positive":
-                    phi.append((u + rest).exp())
-                case "hyperbolic":
-                    phi.append(torch.cat([(u + rest).exp(), (rest - u).exp()], -1) * 0.5**0.5)
-                case "trig":
-                    phi.append(torch.cat([u.cos() * rest.exp(), u.sin() * rest.exp()], -1))
-                case "relu":
-                    phi.append(u.clamp(min=0) + ReluFeatures.floor)
-        return phi[0] @ phi[1].mT / omega.shape[-2]
+        return self.pair_weights(q, k, None)
 
     def shifted(
         self, x: Tensor, y: Tensor, allowed: Tensor | None
