@@ -156,15 +156,12 @@ class MInference(BlockSelecting):
         total = -(-N // self.block)
         if self.pattern == "a-shape":
             kept = self._a_shape(total, q).expand(B, H, -1, -1)
-            return (self._blocks(kept),)
+            return (Grid(self.block, self.block, kept),)
         groups = H // k.shape[1]
         found = [self._of_head(q[:, h], k[:, h // groups], real) for h in range(H)]
         kept = torch.stack([blocks for blocks, _ in found], 1)
         columns = torch.stack([one for _, one in found], 1)
-        return self._blocks(kept), self._beside(kept, columns)
-
-    def _blocks(self, kept: Tensor) -> BlockPairs:
-        return Grid(self.block, self.block, kept)
+        return Grid(self.block, self.block, kept), self._beside(kept, columns)
 
     def _beside(self, kept: Tensor, columns: Tensor) -> BlockPairs:
         """Single keys of the columns ``(B, H, N)`` bool that are in no kept block of a block of queries."""

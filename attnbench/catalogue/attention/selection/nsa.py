@@ -332,9 +332,8 @@ class NSA(nn.Module):
         for shift in range(1, shifts):
             units = units + pad(weights, (shift, shifts - 1 - shift))
         each = self.block // self.stride
-        if units.shape[3] > blocks * each:
-            units = units[..., : blocks * each]
-        scores = torch.unflatten(pad(units, (0, blocks * each - units.shape[3])), 3, (blocks, each)).sum(4)
+        whole = pad(units, (0, blocks * each - units.shape[3]))  # or cut: a pooled block may be longer than all tokens
+        scores = torch.unflatten(whole, 3, (blocks, each)).sum(4)
         own = torch.arange(rows.start, rows.stop, device=weights.device)[:, None] // self.block
         number = torch.arange(blocks, device=weights.device)
         forced = (number == 0) | (number == own) | (number == own - 1)

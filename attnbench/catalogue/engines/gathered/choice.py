@@ -72,5 +72,4 @@ class Choice:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         k, v = emptied(self.real, k, v)
-        own, causal = self.size, self.causal
-        return attend_to_chosen(q, k, v, self.chosen, size=own, causal=causal, key_mask=self.real)
+        return attend_to_chosen(q, k, v, self.chosen, size=self.size, causal=self.causal, key_mask=self.real)

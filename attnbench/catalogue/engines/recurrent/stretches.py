@@ -28,23 +28,21 @@ def by_heads(compute: Compute, *inputs: Tensor, again: bool | None = None) -> Te
             to read than to compute; it must take STRETCH tokens at a time.
         inputs: ``(B, H, ...)``, the first of them ``(B, H, N, D)`` and the third ``(B, H, N, E)``.
     """
+    first, _, values, *_ = inputs
     if again is None:
-        again = inputs[0].numel() > budget("recurrent.kept", inputs[0].device)
-    groups = _groups(inputs[0].shape[2] if again else STRETCH, *inputs)
+        again = first.numel() > budget("recurrent.kept", first.device)
+    tokens = first.shape[2] if again else min(STRETCH, first.shape[2])
+    # So few heads that this many tokens of about ten tensors fit the cache.
+    groups = head_groups(first, 2 * tokens * max(first.shape[3], values.shape[3]))
     if not again and torch.is_grad_enabled():
         batch, heads = groups[0]
         pairs = (batch.stop - batch.start) * (heads.stop - heads.start)
         parts = zip(*(torch.split(cut(x, (slice(None), slice(None))), pairs) for x in inputs), strict=True)
         kept = torch.cat([compute(*part) for part in parts])
-        return kept.view(*inputs[0].shape[:3], -1).to(inputs[0].dtype)
+        return kept.view(*first.shape[:3], -1).to(first.dtype)
     run = _ByHeads.apply
     out: Tensor = run(compute, groups, *inputs)  # type: ignore[no-untyped-call]  # untyped in torch
     return out
-
-
-def _groups(tokens: int, first: Tensor, _: Tensor, values: Tensor, *others: Tensor) -> list[Group]:
-    """Groups of heads small enough that ``tokens`` tokens of about ten tensors fit the cache."""
-    return head_groups(first, 2 * min(tokens, first.shape[2]) * max(first.shape[3], values.shape[3]))
 
 
 class _ByHeads(torch.autograd.Function):

@@ -65,7 +65,9 @@ class Evicting(AfterPrompt):
         """
         prompt = k.shape[2]
         kept = self.tokens_kept(prompt)
-        q, k, v = self._emptied(q, k, v, real)
+        if real is not None:
+            k, v = emptied(real, k, v)
+            (q,) = emptied(real[:, prompt - q.shape[2] :], q)
         scores = self.weighed(self.scores(q, k, real).to(accumulator(k.dtype)), v)
         last = min(self.always(kept), kept)
         if last:
@@ -75,14 +77,6 @@ class Evicting(AfterPrompt):
         ranked = scores.sort(dim=-1, descending=True, stable=True).indices
         stays: Tensor = ranked[..., :kept].sort(-1).values
         return stays.expand(-1, k.shape[1], -1)
-
-    @staticmethod
-    def _emptied(q: Tensor, k: Tensor, v: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        if real is None:
-            return q, k, v
-        k, v = emptied(real, k, v)
-        (q,) = emptied(real[:, real.shape[1] - q.shape[2] :], q)
-        return q, k, v
 
     def continued(self, q: Tensor, k: Tensor, v: Tensor, prompt: int, key_mask: Tensor | None) -> Tensor:
         kept, start = self.tokens_kept(prompt), prompt

@@ -31,11 +31,10 @@ Prompt = Annotated[
 
 _DEFAULT = 256
 _OPEN_END = "without prompt=, a whole sequence is a prompt, and none of its tokens follows the eviction"
-NO_BIAS = No("keys are chosen by logits without a bias")
 
 OF_ALL = Traits(
     decode=True,
-    bias=NO_BIAS,
+    bias=No("keys are chosen by logits without a bias"),
     shares="by itself",
     permutable=True,
     exact_with=("prompt=5,budget={n}", "prompt=9,ratio=0.0"),
