@@ -56,7 +56,7 @@ dtype, D = getattr(torch, sys.argv[1]), int(sys.argv[2])
 if sys.argv[3:]:  # ready features
     q, k = (torch.empty(2, 8, 256, int(sys.argv[3])).requires_grad_() for _ in range(2))
     v, mask = torch.empty(2, 8, 256, D, dtype=dtype).requires_grad_(), torch.ones(2, 256, dtype=torch.bool)
-    fused.sums(q, k, v, fused.Keys(True, mask, torch.empty(2, 8, 256), lenient=True)).sum().backward()
+    fused.sums(q, k, v, fused.CountedKeys(True, mask, torch.empty(2, 8, 256), lenient=True)).sum().backward()
     assert len(compiled) == 6, compiled
     sys.exit()
 for causal in (False, True):
