@@ -63,3 +63,14 @@ def test_a_row_whose_logits_all_lie_far_below_zero_keeps_its_weights() -> None:
     out = make(shape, "elu+1", window=3).float()(q, k, v)
     expected = exact_attention(q, k, v, causal=True)
     torch.testing.assert_close(out[:, :, :4].double(), expected[:, :, :4], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("dtype", "far"), [(torch.float32, -84.0), (torch.float64, -300.0)])
+def test_weights_that_are_all_tiny_keep_their_shares(dtype: torch.dtype, far: float) -> None:
+    """A key weighs e^-84, say, in the window, and six times as much outside of it."""
+    shape = Shape(1, 1, 9, 4, causal=True)
+    q, k, v = (torch.full((1, 1, 9, 4), number, dtype=dtype) for number in (far, 0.5, 0.0))
+    v += torch.randn(1, 1, 9, 4, dtype=dtype)
+    module = make(shape, "elu+1", window=3)
+    expected = module.dense(*(x.double() for x in (q, k, v)))
+    torch.testing.assert_close(module.to(dtype)(q, k, v).double(), expected, rtol=1e-5, atol=1e-5)

@@ -246,5 +246,7 @@ def _joined(logits: Tensor, values: Tensor, far: Tensor, gamma: Tensor | None) -
     rest = far[..., -1:].detach().clamp(min=0.0)
     level = torch.maximum(top.detach(), rest.log())
     level = level.masked_fill(level == -torch.inf, 0.0)
-    share = torch.where(rest > 0, (-level).clamp(max=80.0).exp(), 0.0)
+    # Beside a rest, both are then relative to at least e^-80: the rest's factor is finite, and that of the window too.
+    level = torch.where(rest > 0, level.clamp(min=-80.0), level)
+    share = torch.where(rest > 0, (-level).exp(), 0.0)
     return (logits - level).exp() @ values + far * share
