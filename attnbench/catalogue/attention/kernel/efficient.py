@@ -70,14 +70,14 @@ class Efficient(nn.Module):
     of an earlier one is taken relative to log Σ exp at the border between them, so that no exponent is positive,
     whatever the keys are. Decoding keeps D averages and D sums. Padded keys get a logit of -∞.
 
-    ``form=triton``, not causal, sums by fused kernels; ``form=fla``, causal, by flash-linear-attention's for decays of
-    each channel: averages fade by the growth of a channel's total. Without padding only.
+    ``form=triton``, not causal, sums by fused kernels; ``form=fla``, causal and without padding, by
+    flash-linear-attention's for decays of each channel: averages fade by the growth of a channel's total.
 
     Differs from the authors' code: heads as everywhere here, no convolutions, no residual; the causal form is this
     project's.
 
     Raises:
-        Unsupported: a fused form with padding, or without its package or a CUDA device.
+        Unsupported: a fused form without its package or a CUDA device, or ``form=fla`` with padding.
     """
 
     def __init__(
