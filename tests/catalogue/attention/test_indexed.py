@@ -174,6 +174,3 @@ def test_training_makes_it_keep_more() -> None:
         module(q, k, v).sum().backward()
         optimiser.step()
     assert kept_mass(module, q, k) > before + 0.05
-
-
-# What it costs

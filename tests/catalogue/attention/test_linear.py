@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 from attnbench.catalogue.attention.kernel.linear import Linear
 from attnbench.catalogue.build import build
@@ -12,27 +11,13 @@ from attnbench.contract.problem.shape import Shape
 from tests.catalogue.attention.small import SHAPE, both, mask, peak_of, qkv
 
 
-def phi(x: Tensor) -> Tensor:
-    return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
-
-
-def dense(q: Tensor, k: Tensor, v: Tensor, causal: bool, key_mask: Tensor | None = None) -> Tensor:
-    weights = phi(q) @ phi(k).mT
-    if causal:
-        weights = weights.tril()
-    if key_mask is not None:
-        weights = weights * key_mask[:, None, None]
-    total = weights.sum(-1, keepdim=True)
-    return weights @ v / total.masked_fill(total == 0, 1.0)
-
-
 @both
 @pytest.mark.parametrize("chunk", [1, 2, 7, 8, 22, 23, 24, None])
 def test_equals_the_dense_formula_for_every_chunk(shape: Shape, chunk: int | None) -> None:
     model = Linear(shape, chunk=chunk)
     q, k, v = qkv(shape)
     for key_mask in (None, mask()):
-        expected = dense(q, k, v, shape.causal, key_mask)
+        expected = model.dense(q, k, v, key_mask=key_mask)
         assert torch.allclose(model(q, k, v, key_mask=key_mask), expected, atol=1e-13)
 
 

@@ -51,42 +51,6 @@ def mask(shape: Shape = SHAPE) -> Tensor:
     return real
 
 
-def dense_weights(model: Performer, q: Tensor, k: Tensor, allowed: Tensor, kernel: Kernel) -> tuple[Tensor, Tensor]:
-    """Numerators of the weights ``(B, H, N, M)`` by the formulas, and their row sums, in float64."""
-    scale = q.shape[-1] ** -0.25
-    omega = model.projection.double()
-    x, y = q * scale, k * scale
-    u, w = x @ omega.T, y @ omega.T
-    half = y.square().sum(-1, keepdim=True) / 2
-    if kernel in ("positive", "hyperbolic"):
-        if kernel == "hyperbolic":
-            u, w = torch.cat([u, -u], -1), torch.cat([w, -w], -1)
-        phi_q = (u - u.amax(-1, keepdim=True)).exp()
-        exponents = w - half
-        # The largest exponent among the keys a query sees.
-        largest = exponents.amax(-1)[:, :, None].masked_fill(~allowed, -1e30).amax(-1)
-        phi_k = (exponents[:, :, None] - largest[..., None, None]).clamp(max=0).exp()
-        weights = torch.einsum("bhnr,bhnmr->bhnm", phi_q, phi_k)
-    elif kernel == "trig":
-        phi_q, phi_k = torch.cat([u.cos(), u.sin()], -1), half.exp() * torch.cat([w.cos(), w.sin()], -1)
-        weights = phi_q @ phi_k.mT
-    else:
-        weights = (u.relu() + 1e-3) @ (w.relu() + 1e-3).mT
-    weights = weights * allowed
-    return weights, weights.sum(-1, keepdim=True)
-
-
-def dense(model: Performer, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel, key_mask: Tensor | None = None) -> Tensor:
-    allowed = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool)
-    if model.causal:
-        allowed = allowed.tril()
-    allowed = allowed.expand(q.shape[0], 1, -1, -1)
-    if key_mask is not None:
-        allowed = allowed & key_mask[:, None, None]
-    weights, total = dense_weights(model, q, k, allowed, kernel)
-    return (weights / total.masked_fill(~allowed.any(-1, keepdim=True), 1.0)) @ v
-
-
 def causal_shape(shape: Shape = SHAPE) -> Shape:
     return Shape(shape.B, shape.H, shape.N, shape.D, causal=True)
 
@@ -100,7 +64,7 @@ def test_equals_the_dense_formula_for_every_chunk(
     model = Performer(causal_shape() if causal else SHAPE, features=11, kernel=kernel, chunk=chunk)
     q, k, v = qkv()
     key_mask = mask() if padded else None
-    expected = dense(model, q, k, v, kernel, key_mask)
+    expected = model.dense(q, k, v, key_mask=key_mask)
     size = expected.abs().amax(-1, keepdim=True).clamp(min=1.0)  # trig denominators may come near 0
     assert ((model(q, k, v, key_mask=key_mask) - expected) / size).abs().max() < 1e-10
 
@@ -249,25 +213,17 @@ def test_a_row_that_sees_only_tiny_keys_does_not_underflow(chunk: int) -> None:
     model = Performer(causal_shape(), features=32, chunk=chunk)
     q, k, v = qkv(scale=0.5)
     k[:, :, :3] *= 40.0  # exponents some hundred below those of the keys that follow
-    expected = dense(model, q, k, v, "positive")
     out = model(q.float(), k.float(), v.float())
-    assert torch.allclose(out.double(), expected, atol=1e-3)
+    assert torch.allclose(out.double(), model(q, k, v), atol=1e-3)
     assert torch.allclose(out[:, :, 0], v[:, :, 0].float(), atol=1e-6)
 
 
 def test_negative_denominators_of_trig_features_keep_their_sign() -> None:
     model = Performer(SHAPE, features=2, kernel="trig")
     q, k, v = qkv(scale=2.0)
-    _, total = dense_weights(model, q, k, torch.ones(23, 23, dtype=torch.bool), "trig")
-    negative = total[..., 0] < -0.1
+    negative = model.kernel(q, k).sum(-1) < -0.1
     assert negative.sum() > 5
-    assert torch.allclose(model(q, k, v)[negative], dense(model, q, k, v, "trig")[negative], rtol=1e-8)
-
-
-# Decoding
-
-
-# Shapes, dtypes, padding
+    assert torch.allclose(model(q, k, v)[negative], model.dense(q, k, v)[negative], rtol=1e-8)
 
 
 # Draws

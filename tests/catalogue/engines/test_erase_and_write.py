@@ -178,9 +178,6 @@ def test_gradients_are_finite_and_right_where_decays_are_strong(decay: str, stre
         close(one, other)
 
 
-# Limits
-
-
 # Memory
 
 

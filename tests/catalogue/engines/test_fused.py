@@ -49,15 +49,6 @@ def some_keys(M: int, device: str) -> Tensor:
     return mask.to(device)
 
 
-def dense(q: Tensor, k: Tensor, v: Tensor, causal: bool, key_mask: Tensor | None = None) -> Tensor:
-    phi_q, phi_k = (torch.where(x > 0, x + 1, x.clamp(max=0).exp()) for x in (q, k))
-    weights = phi_q @ phi_k.mT
-    weights = weights.tril() if causal else weights
-    weights = weights if key_mask is None else weights * key_mask[:, None, None]
-    total = weights.sum(-1, keepdim=True)
-    return weights @ v / total.masked_fill(total == 0, 1.0)
-
-
 def everything(attend: Any, inputs: list[Tensor], grad: Tensor) -> tuple[Tensor, ...]:
     """Output and gradients."""
     inputs = [x.detach().requires_grad_() for x in inputs]
@@ -73,9 +64,10 @@ def errors(
     measure: Any = gap,
 ) -> list[float]:
     """Errors of output and gradients against the dense formula in float64."""
+    formula = Linear(Shape(causal=causal)).dense
     grad = torch.randn(inputs[0].shape).to(inputs[0])
     got = everything(lambda q, k, v: attend(q, k, v, causal=causal, key_mask=key_mask), inputs, grad)
-    want = everything(lambda q, k, v: dense(q, k, v, causal, key_mask), [x.double() for x in inputs], grad)
+    want = everything(lambda q, k, v: formula(q, k, v, key_mask=key_mask), [x.double() for x in inputs], grad)
     for one, x in zip(got, (inputs[0], *inputs), strict=True):
         assert (one.shape, one.dtype) == (x.shape, x.dtype)
     return [measure(one, other) for one, other in zip(got, want, strict=True)]
