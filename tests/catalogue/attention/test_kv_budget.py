@@ -10,13 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.catalogue.attention.selection.kv_budget.h2o import H2O
-from attnbench.catalogue.attention.selection.kv_budget.keydiff import KeyDiff
-from attnbench.catalogue.attention.selection.kv_budget.knorm import Knorm
 from attnbench.catalogue.attention.selection.kv_budget.prompt import AfterPrompt
 from attnbench.catalogue.attention.selection.kv_budget.quest import Quest
-from attnbench.catalogue.attention.selection.kv_budget.snapkv import SnapKV
-from attnbench.catalogue.attention.selection.kv_budget.tova import Tova
 from attnbench.catalogue.build import build
 from attnbench.contract.problem.reference import exact_attention
 from attnbench.contract.problem.shape import Shape
@@ -327,10 +322,3 @@ def test_how_many_are_kept_is_told_in_tokens(name: str) -> None:
 
 def test_pages_are_kept_as_a_whole() -> None:
     assert make("quest", budget=100).tokens_kept(1000) == 112
-
-
-@pytest.mark.parametrize("make_it", [Quest, SnapKV, H2O, Tova, Knorm, KeyDiff])
-def test_a_prompt_alone_is_answered_exactly(make_it: Any) -> None:
-    q, k, v = qkv()
-    close(make_it(SHAPE, budget=2)(q, k, v), exact_attention(q, k, v, causal=True))
-    close(make_it(replace(SHAPE, causal=False), budget=2, prompt=5)(q, k, v), exact_attention(q, k, v))

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,10 +11,11 @@ from attnbench.catalogue.engines.low_rank.thin import FEW, attend_from_few_queri
 from attnbench.measure.memory import peak_tensor_bytes
 
 F64 = torch.float64
-FORMS = [attend_to_few_keys, attend_from_few_queries]
+Form = Callable[..., Tensor]
+FORMS: list[Form] = [attend_to_few_keys, attend_from_few_queries]
 
 
-def qkv(form: object, many: int, few: int = 5, layout: str = "heads outside") -> list[Tensor]:
+def qkv(form: Form, many: int, few: int = 5, layout: str = "heads outside") -> list[Tensor]:
     """q, k and v of two examples with three heads; values are wider than keys."""
     lengths = (many, few, few) if form is attend_to_few_keys else (few, many, many)
     return [heads(length, D, layout) for length, D in zip(lengths, (4, 4, 6), strict=True)]
@@ -40,8 +43,7 @@ def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("layout", ["heads outside", "heads inside"])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("many", [11, 12, 31])
-def test_it_is_softmax_attention_with_its_gradients_however_it_is_cut(form: object, many: int, layout: str) -> None:
-    assert callable(form)
+def test_it_is_softmax_attention_with_its_gradients_however_it_is_cut(form: Form, many: int, layout: str) -> None:
     inputs = [x.requires_grad_() for x in qkv(form, many, layout=layout)]
     out, expected = form(*inputs), plain(*inputs)
     torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
@@ -65,8 +67,7 @@ def test_weights_that_are_kept_give_the_same_gradients(layout: str) -> None:
 
 @pytest.mark.usefixtures("pieces")
 @pytest.mark.parametrize("form", FORMS)
-def test_a_gradient_that_is_one_number_for_all_is_taken_as_it_comes(form: object) -> None:
-    assert callable(form)
+def test_a_gradient_that_is_one_number_for_all_is_taken_as_it_comes(form: Form) -> None:
     inputs = [x.requires_grad_() for x in qkv(form, 31)]
     for found, right in zip(
         torch.autograd.grad(form(*inputs).sum(), inputs),
@@ -77,8 +78,7 @@ def test_a_gradient_that_is_one_number_for_all_is_taken_as_it_comes(form: object
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_masked_keys_take_no_part(form: object) -> None:
-    assert callable(form)
+def test_masked_keys_take_no_part(form: Form) -> None:
     q, k, v = qkv(form, 31)
     mask = torch.rand(2, 1, 1, k.shape[2]) < 0.5
     mask[..., 0] = True
@@ -87,24 +87,21 @@ def test_masked_keys_take_no_part(form: object) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("few", [1, FEW, FEW + 1])
-def test_more_than_a_few_is_right_as_well(form: object, few: int) -> None:
-    assert callable(form)
+def test_more_than_a_few_is_right_as_well(form: Form, few: int) -> None:
     inputs = qkv(form, 31, few)
     torch.testing.assert_close(form(*inputs), plain(*inputs), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.usefixtures("pieces")
 @pytest.mark.parametrize("form", FORMS)
-def test_large_logits_overflow_in_no_piece(form: object) -> None:
-    assert callable(form)
+def test_large_logits_overflow_in_no_piece(form: Form) -> None:
     q, k, v = qkv(form, 31)
     out = form(1000 * q, k, v)
     torch.testing.assert_close(out, plain(1000 * q, k, v), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_it_holds_a_piece_of_the_weights_beside_the_output(form: object) -> None:
-    assert callable(form)
+def test_it_holds_a_piece_of_the_weights_beside_the_output(form: Form) -> None:
     q, k, v = (
         torch.randn(1, 2, length, 16) for length in ((65536, 64, 64) if form is FORMS[0] else (64, 65536, 65536))
     )
@@ -116,8 +113,7 @@ def test_it_holds_a_piece_of_the_weights_beside_the_output(form: object) -> None
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_it_compiles_as_one_graph_with_heads_inside(form: object) -> None:
-    assert callable(form)
+def test_it_compiles_as_one_graph_with_heads_inside(form: Form) -> None:
     inputs = [x.requires_grad_() for x in qkv(form, 12, layout="heads inside")]
     out = torch.compile(form, backend="eager", fullgraph=True)(*inputs)
     torch.testing.assert_close(out, plain(*inputs), rtol=1e-12, atol=1e-12)
