@@ -92,7 +92,7 @@ class _AttendAll(torch.autograd.Function):
             d_of_values = torch.zeros_like(of_values)
             for block in row_blocks(q.shape[2], ctx.rows):
                 x, phi = tiles.queries(q, block)
-                above = tiles.numerator_grad(grad, divisors, block)
+                above = tiles.cut(grad, block) / tiles.cut(divisors, block)
                 d_phi = tiles.product(above, of_values, 1)
                 # Numerator times its gradient, from numbers at hand: the output need not be kept.
                 below = torch.linalg.vecdot(phi, d_phi)[..., None].div_(tiles.cut(divisors, block)).neg_()

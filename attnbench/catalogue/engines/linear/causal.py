@@ -97,7 +97,7 @@ def differentiate_block(
     chunks = Chunks(log_weight, sums.top, max(1, x_q.shape[1] // chunk), room)
     of_chunks, phi_q, phi_k = chunks.split(values), chunks.split(phi_q), chunks.split(phi_k)
     of_values, of_ones, _ = chunks.sums_before(sums, of_chunks, phi_k, by_feature=False)
-    above = chunks.split(tiles.numerator_grad(gradients.out, divisors, block))
+    above = chunks.split(tiles.cut(gradients.out, block) / tiles.cut(divisors, block))
     # Numerators times their gradients, from numbers at hand: the output need not be kept.
     scores = chunks.weigh_(torch.bmm(phi_q, phi_k.mT))
     d_scores = torch.bmm(above, of_chunks.mT)
@@ -253,7 +253,7 @@ def _attend_group(call: CausalCall, group: Group, out: Tensor, *, differentiable
     room = call.room(sums)
     for block in call.blocks():
         if differentiable:
-            kept += sums.clone()
+            kept += [each.clone() for each in sums]
         sums = attend_block(call, tiles, block, room, sums, out)
     return kept
 

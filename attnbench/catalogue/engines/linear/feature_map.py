@@ -148,9 +148,6 @@ class Tiles:
         else:
             fill(target, torch.div, numerator.view_as(target), divisor)
 
-    def numerator_grad(self, grad: Tensor, divisors: Tensor, block: slice) -> Tensor:
-        return self.cut(grad, block) / self.cut(divisors, block)
-
 
 class ColumnTiles(Tiles):
     """Tiles written feature by feature for all tokens: faster for products of two channels, for instance."""

@@ -59,9 +59,6 @@ class KeySums(NamedTuple):
         """Views of one group of ``(B, H, ...)``, with its pairs in one dimension."""
         return KeySums(*(each[group].flatten(0, 1) for each in self))
 
-    def clone(self) -> KeySums:
-        return KeySums(*(each.clone() for each in self))
-
     def add_(self, values: Tensor, phi: Tensor, log_weight: Tensor | None, spare: Tensor | None = None) -> None:
         """Add a tile of keys; ``spare`` as in :func:`weigh`."""
         weight = None
