@@ -8,6 +8,8 @@ from torch import Tensor
 
 from attnbench.catalogue.attention.selection.msa import MSA, RandomRanking
 from attnbench.contract.problem.shape import Shape
+from attnbench.contract.spec import parse_spec
+from attnbench.contract.variant import VARIANTS
 from tests.catalogue.attention.small import built, close, qkv
 
 F64 = torch.float64
@@ -108,3 +110,8 @@ def test_the_heads_of_a_group_share_a_choice_and_groups_do_not(indexer: str) -> 
     assert torch.equal(seen[:, 0], seen[:, 1])
     assert torch.equal(seen[:, 2], seen[:, 3])
     assert not torch.equal(seen[:, 0], seen[:, 2])
+
+
+def test_an_exact_ranking_says_so_whatever_the_score() -> None:
+    exact, both = (VARIANTS.get("msa").claims(parse_spec(f"msa:indexer=exact{more}")) for more in ("", ",score=relu"))
+    assert exact.own_form == both.own_form != VARIANTS.get("msa").claims(parse_spec("msa:score=relu")).own_form

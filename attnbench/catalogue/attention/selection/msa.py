@@ -128,14 +128,6 @@ class LearnedRanking(nn.Module):
         given=(
             ("form=flex", {"compiled": True, "dtypes": DTYPES}),
             (
-                "indexer=exact",
-                {
-                    "stochastic": False,
-                    "own_form": "ranks keys by their probabilities, which costs all of attention; the paper trains an "
-                    "indexer",
-                },
-            ),
-            (
                 "indexer=learned",
                 {
                     "target": "learned",
@@ -146,6 +138,14 @@ class LearnedRanking(nn.Module):
             (
                 "score=relu",
                 {"own_form": "ranks by weights times relu(a·b), DeepSeek's index; the paper by the product alone"},
+            ),
+            (
+                "indexer=exact",
+                {
+                    "stochastic": False,
+                    "own_form": "ranks keys by their probabilities, which costs all of attention; the paper trains an "
+                    "indexer",
+                },
             ),
         ),
     ),
