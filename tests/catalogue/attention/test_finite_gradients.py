@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from attnbench.catalogue.build import build
 from attnbench.catalogue.engines.precision import unit
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.variant import VARIANTS, Variant
@@ -67,17 +65,6 @@ def test_padding_on_the_left_leaves_gradients_finite(entry: Variant) -> None:
 @each
 def test_a_token_of_zeros_leaves_gradients_finite(entry: Variant) -> None:
     assert broken(entry, SHAPE, None) == []
-
-
-@pytest.mark.parametrize("text", ["indexed:indexer=learned", "msa:indexer=learned,block=4", "csa:run=4"])
-def test_an_index_learns_nothing_from_padding_alone(text: str) -> None:
-    module: Any = build(text, Shape(1, 2, 16, 4))
-    size = (1, 16, 8) if VARIANTS.get(text.partition(":")[0]).kind == "mixer" else (1, 2, 16, 4)
-    inputs, mask = [torch.randn(size)] * (1 if len(size) == 3 else 3), torch.zeros(1, 16, dtype=torch.bool)
-    for attend in (module, module.dense):
-        module.zero_grad()
-        attend(*inputs, key_mask=mask).sum().backward()
-        assert all(bool(x.grad.isfinite().all()) for x in module.parameters() if x.grad is not None)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])

@@ -184,7 +184,7 @@ class IndexedAttention(nn.Module):
         guess = scores.masked_fill(~kept, torch.finfo(scores.dtype).min)[:, 0].log_softmax(-1)
         each_row = -(weights * guess).sum(-1)
         real = torch.ones_like(each_row) if key_mask is None else key_mask.to(each_row.dtype)
-        loss = (each_row * real).sum() / real.sum().clamp(min=1)
+        loss = (each_row * real).sum() / real.sum()
         return taught(out, loss)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:

@@ -255,7 +255,7 @@ class MSA(BlockSelecting):
         guess = scores.masked_fill(~kept, torch.finfo(scores.dtype).min).log_softmax(-1)
         each_row = -(torch.unflatten(share, 1, (K, -1)).mean(2) * guess).sum(-1)
         real = torch.ones(B, 1, N, device=q.device) if key_mask is None else key_mask[:, None]
-        return taught(out, (each_row * real).sum() / real.sum().clamp(min=1))
+        return taught(out, (each_row * real).sum() / real.sum())
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         if not isinstance(self.index, LearnedRanking) or not torch.is_grad_enabled():

@@ -83,7 +83,7 @@ def lesson(index: Index, chosen: Tensor, q: Tensor, k: Tensor, key_mask: Tensor 
     for *rows, real in zip(*cut, masks, strict=True):
         each = partial(_surprise, k, index.b, plain=index.plain)
         total = total + recomputed(each, *rows, real)
-    count = B * q.shape[2] if key_mask is None else key_mask.sum().clamp(min=1)
+    count = B * q.shape[2] if key_mask is None else key_mask.sum()
     return total / count
 
 

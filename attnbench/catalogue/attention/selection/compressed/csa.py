@@ -184,7 +184,7 @@ class CSA(CompressedLayer):
             of_entries = of_entries + logits[..., N:].detach().softmax(-1).nan_to_num(0) / self.H
         out: Tensor = self.out(torch.cat(heads, -1))
         surprise = -(of_entries * scores.masked_fill(~kept, torch.finfo(x.dtype).min).log_softmax(-1)).sum(-1)
-        return taught(out, (surprise * real).sum() / real.sum().clamp(min=1)) if runs else out
+        return taught(out, (surprise * real).sum() / real.sum()) if runs else out
 
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         (x,) = emptied(key_mask, x)
