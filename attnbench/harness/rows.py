@@ -73,19 +73,21 @@ class Rows:
         return [self.records[cell.cell_id] for cell in self.plan.cells if cell.cell_id in self.records]
 
     def due(self, round_: int, cells: Iterable[Cell] | None = None) -> list[Cell]:
-        """Cells of the plan, or of ``cells``, for this round, unless an earlier one failed."""
+        """Cells of the plan, or of ``cells``, for this round, unless an earlier one failed.
+
+        A cell that waited for a core until its time limit has no round yet: only its first round measures all else.
+        """
         due = []
         for cell in self.plan.cells if cells is None else cells:
             record = self.records.get(cell.cell_id)
             if cell.training is not None or not self.plan.visits(cell):
                 continue
-            if round_ == 0:
-                if record is None:
-                    due.append(cell)
-            elif "time" in cell.measure and (
-                record is None
-                or (record.status in _TIMED and (record.time_rounds or 0) <= round_ and not has_lost_round(record))
-            ):
+            if record is None:
+                wanted = round_ == 0 or "time" in cell.measure
+            else:
+                wanted = 0 < (record.time_rounds or 0) <= round_
+                wanted = wanted and record.status in _TIMED and not has_lost_round(record)
+            if wanted:
                 due.append(cell)
         return due
 
@@ -99,11 +101,6 @@ class Rows:
         """Cells of the plan without a time because they waited for a core."""
         among = ((cell, self.records.get(cell.cell_id)) for cell in self.plan.cells)
         return [cell for cell, record in among if record is not None and record.status is Status.DISTURBED]
-
-    def is_over(self, cell: Cell, round_: int) -> bool:
-        """True if an earlier round has not measured the cell, so that this one skips it."""
-        previous = self.records.get(cell.cell_id)
-        return round_ > 0 and (previous is None or previous.status not in _TIMED)
 
     def known(self, cell: Cell) -> Record | None:
         """The row of an untried cell, if a shorter length of the same thing ran out of memory or time."""

@@ -60,17 +60,17 @@ def timeout(cell: Cell) -> CellFailed:
 
 
 @pytest.mark.parametrize(
-    ("waited", "rounds", "status"), [(0.2, 1, Status.TIMEOUT), (0.5, 1, Status.OK), (0.5, 3, Status.DISTURBED)]
+    ("waited", "times", "status", "rounds"),
+    [(0.2, 1, Status.TIMEOUT, [0]), (0.5, 1, Status.OK, [0, 0, 1, 2]), (0.5, 2, Status.DISTURBED, [0, 0])],
 )
-def test_a_cell_that_waited_for_a_core_until_its_limit_comes_again_and_is_no_timeout(
-    instant: Any, measure: Any, waited: float, rounds: int, status: Status
+def test_a_cell_that_waited_for_a_core_until_its_limit_comes_again_from_its_first_round_and_is_no_timeout(
+    instant: Any, measure: Any, waited: float, times: int, status: Status, rounds: list[int]
 ) -> None:
-    def late(cell: Cell, at: int) -> CellFailed | None:
-        here = cell.label == "softmax/n4" and at < rounds
-        return CellFailed(Status.TIMEOUT, "no answer within 60 s", waited=waited) if here else None
-
-    row = measure(instant(late))[0]["softmax/n4"]
+    starved = lambda cell: CellFailed(Status.TIMEOUT, "no answer within 60 s", waited=waited)  # noqa: E731  # as above
+    worker = instant(once(starved, "softmax/n4", round_=0, times=times))
+    row = measure(worker)[0]["softmax/n4"]
     assert row.status is status
+    assert [round_ for label, round_ in worker.visits if label == "softmax/n4"] == rounds, "others measure time alone"
     kept = "no answer within 60 s, in 50% of which one of its threads waited for a core; close other programs"
     reasons = {Status.TIMEOUT: "no answer within 60 s; raise --cell-timeout", Status.OK: "", Status.DISTURBED: kept}
     assert row.reason.startswith(reasons[status])
@@ -243,7 +243,7 @@ def test_a_measuring_process_that_somebody_kills_once_costs_no_row(tmp_path: Pat
 
 def waiting(cell: Cell) -> Record:
     reason = "its threads waited for a core in 6 of 6 samples, for 9 s in 5 s"
-    return Record.of(cell, Status.DISTURBED, reason, peak_bytes=64)
+    return Record.of(cell, Status.DISTURBED, reason, peak_bytes=64, time_rounds=1)
 
 
 def test_a_cell_that_waited_for_a_core_is_measured_anew_at_the_end_of_the_run(instant: Any, measure: Any) -> None:

@@ -203,8 +203,7 @@ class Cluster(RayEngine):
             if round_ and due:
                 yield from self._instead(self._asked(host, "fresh"))
             for cell in in_order(due, f"{plan.suite.name}{round_}"):
-                if not rows.is_over(cell, round_):
-                    yield from self._visit(host, rows, cell, round_)
+                yield from self._visit(host, rows, cell, round_)
         timed, impossible = rows.beyond_limits()
         if impossible:
             self._asked(host, "limits")
