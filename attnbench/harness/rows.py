@@ -58,12 +58,13 @@ class Rows:
             kept = _AS_BEFORE if plan.options.joins else (Status.OK,)
             ok = (record for record in self.records.values() if record.status in kept)
             self.records = {record.cell_id: without_lost_rounds(record) for record in ok}
+        again = {k for k, r in self.records.items() if r.status in UNFINISHED}
         for first, limit in ((False, plan.options.cell_timeout), (True, plan.options.first_call_timeout)):
             timeouts = {k: r.reason for k, r in self.records.items() if r.status is Status.TIMEOUT}
             late = {k: why for k, why in timeouts.items() if (FIRST_CALL in why) is first}
             if any(float(one) < limit for why in late.values() for one in _LATE.findall(why)):
-                self.forget(cell for cell in plan.cells if cell.cell_id in late)
-        self.records = {k: r for k, r in self.records.items() if r.status not in UNFINISHED}
+                again |= late.keys()
+        self.forget(cell for cell in plan.cells if cell.cell_id in again and plan.visits(cell))
         for cell in plan.cells:
             if cell.cell_id in self.records:
                 self._note_failure(cell, self.records[cell.cell_id])
@@ -98,8 +99,8 @@ class Rows:
             self.samples.pop(cell.cell_id, None)
 
     def disturbed(self) -> list[Cell]:
-        """Cells of the plan without a time because they waited for a core."""
-        among = ((cell, self.records.get(cell.cell_id)) for cell in self.plan.cells)
+        """Visited cells of the plan without a time because they waited for a core."""
+        among = ((cell, self.records.get(cell.cell_id)) for cell in self.plan.cells if self.plan.visits(cell))
         return [cell for cell, record in among if record is not None and record.status is Status.DISTURBED]
 
     def known(self, cell: Cell) -> Record | None:
