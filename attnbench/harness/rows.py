@@ -52,8 +52,8 @@ class Rows:
         if known is None:
             known = stored_rows(plan, folder, self.notes.append), folder.samples()
         self.records, self.samples = known
-        self._stopped: dict[tuple[object, ...], tuple[int, Status]] = {}
-        """The shortest length that ran out of memory or time, and of which, by family."""
+        self._stopped: dict[tuple[object, ...], list[tuple[int, int, Status]]] = {}
+        """Queries and keys that ran out of memory or time, and of which, by family."""
         if plan.options.retry_failed:
             kept = _AS_BEFORE if plan.options.joins else (Status.OK,)
             ok = (record for record in self.records.values() if record.status in kept)
@@ -104,9 +104,10 @@ class Rows:
         return [cell for cell, record in among if record is not None and record.status is Status.DISTURBED]
 
     def known(self, cell: Cell) -> Record | None:
-        """The row of an untried cell, if a shorter length of the same thing ran out of memory or time."""
-        n, status = self._stopped.get(family(cell), (cell.shape.N, Status.OK))
-        return inferred(cell, n, status, quick=self.plan.rules.quick) if n < cell.shape.N else None
+        """The row of an untried cell, if the same thing of fewer queries and no more keys ran out of memory or time."""
+        N, M, quick = cell.shape.N, cell.shape.M, self.plan.rules.quick
+        shorter = [(n, status) for n, m, status in self._stopped.get(family(cell), ()) if n < N and m <= M]
+        return inferred(cell, *min(shorter), quick=quick) if shorter else None
 
     def request(self, cell: Cell, round_: int) -> VisitCell:
         """The request of this round to the worker."""
@@ -139,9 +140,7 @@ class Rows:
 
     def _note_failure(self, cell: Cell, record: Record) -> None:
         if record.status in STOPPING and FIRST_CALL not in record.reason:
-            known = self._stopped.get(family(cell))
-            if known is None or known[0] > cell.shape.N:
-                self._stopped[family(cell)] = (cell.shape.N, record.status)
+            self._stopped.setdefault(family(cell), []).append((cell.shape.N, cell.shape.M, record.status))
 
     def trainings(self, cells: Iterable[Cell] | None = None) -> list[Cell]:
         """Trained cells of the plan, or of ``cells``, lowest seed first."""

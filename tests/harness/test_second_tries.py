@@ -139,6 +139,22 @@ def test_after_two_kills_a_cell_is_a_crash_and_after_two_shortages_it_stands_for
     assert rows["softmax/n4"].reason == "inferred: oom at n=2 already, so not run"
 
 
+def test_a_shortage_of_memory_for_many_keys_does_not_stand_for_more_queries_of_fewer_keys(
+    instant: Any, small_suite: Path, tmp_path: Path
+) -> None:
+    matrix = "{variant: softmax, seq_len: [2, 4], kv_len: [8, 64]}"
+    small_suite.write_text(f"name: s\nsweeps: [{{name: w, matrix: {matrix}}}]\n")
+    plan = make_plan(small_suite, Options("cpu", out=tmp_path / "out", threads=1))
+    _, records = execute(plan, worker=instant(lambda cell, at: oom(cell) if cell.shape.M == 64 else None))
+    found = {(one.seq_len, one.kv_len): (one.status, one.reason.partition(":")[0]) for one in records}
+    assert found == {
+        (2, 8): (Status.OK, ""),
+        (4, 8): (Status.OK, ""),
+        (2, 64): (Status.OOM, "no memory (twice, the second time in a fresh process)"),
+        (4, 64): (Status.OOM, "inferred"),
+    }
+
+
 def broken(cell: Cell) -> CellFailed:
     return CellFailed(Status.ERROR, "OSError: too many open files")
 
