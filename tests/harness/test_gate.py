@@ -152,7 +152,7 @@ def test_what_lets_nan_in_padding_through_is_measured_and_a_note_says_so(
     laws_note([row, replace(row, variant="sdpa", laws=HELD)])
     assert "user-sdpa would let NaN in padded tokens through" in capsys.readouterr().err
     gate = Gate(1.0)
-    gate.learn([row])
+    gate.learn([row, replace(row, status=Status.OOM, reason="no memory")])  # which says nothing of other cells
     assert gate.verdict(None, Cell("s", "w", parse_spec("user-sdpa"), Shape(seq_len=8))) == Verdict(PADDED)  # type: ignore[arg-type]
     faults = [one.fault for one in check_variant("user-sdpa", laws=[PADDED]).faults]
     assert any(one.endswith(PADDED_REMEDY) for one in faults), faults
