@@ -515,6 +515,8 @@ def test_an_unknown_noise_floor_and_turns_of_a_stopped_process_are_warnings(monk
         {"stopped": -1},
         {"others": math.nan},
         {"others": "some"},
+        {"prompts": [[2, 0.5]]},
+        {"prompts": [[0, 1.5]]},
         {"surprise": 1},
     ],
 )

@@ -215,14 +215,14 @@ class Worker:
             raise CellFailed(status, one_line(answer["failed"]), self._replies.tail)
         if answer.keys() == {"turn"}:
             return cast("dict[str, Any]", answer["turn"])
-        cast("dict[str, Any]", self.state).setdefault("sources", {}).update(answer.pop("sources", {}))
-        if "card" in answer:
-            from attnbench.measure.card import after  # brings numpy, which a start on a CPU need not wait for
+        try:
+            cast("dict[str, Any]", self.state).setdefault("sources", {}).update(answer.pop("sources", {}))
+            if "card" in answer:
+                from attnbench.measure.card import after  # brings numpy, which a start on a CPU need not wait for
 
-            try:
                 self.state["card"] = after(self.state.get("card", {}), answer.pop("card"))
-            except (AttributeError, TypeError, ValueError):
-                raise self.garbage() from None
+        except (AttributeError, TypeError, ValueError):
+            raise self.garbage() from None
         assert self._process is not None
         left = end_left_behind(self._process.pid)
         traces = [str(answer.pop("traces", "")), f"left {left} process{'es' * (left > 1)} behind" if left else ""]
@@ -306,7 +306,8 @@ class Worker:
             answer = json.loads(line)
         except (ValueError, RecursionError):
             answer = None
-        if not isinstance(answer, dict):
+        words = ("failed", "changed")
+        if not isinstance(answer, dict) or not all(isinstance(answer.get(one, ""), str) for one in words):
             raise self.garbage()
         return answer
 
