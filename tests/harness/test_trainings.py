@@ -19,9 +19,11 @@ from attnbench.harness.outside.isolation import Settings, Worker
 from attnbench.harness.outside.trainers import at_chosen_rates, phases, run_all
 from attnbench.harness.plan import Options, make_plan
 from attnbench.harness.runner import Watcher, execute
+from attnbench.harness.wire.process import LEAST_MEMORY
 from attnbench.measure.status import Status
 from attnbench.results.record import HELD, UNCHECKED, Record
 from attnbench.results.store import RunFolder
+from attnbench.suite.cell import Cell
 from attnbench.suite.messages import Origin
 from attnbench.suite.schema import Suite
 
@@ -288,16 +290,26 @@ def test_a_run_that_lost_some_tests_of_a_training_takes_them_alone(tmp_path: Pat
     assert watcher.numbers == (2, 1, 1)
 
 
-@pytest.mark.parametrize(("threads", "count", "alone"), [(2, 2, False), (2, 1, True), (1, 2, True)])
-def test_a_training_is_alone_where_no_other_runs_beside_it(threads: int, count: int, alone: bool) -> None:
-    seen: list[bool] = []
+@pytest.mark.parametrize(
+    ("threads", "memory", "count", "each"),
+    [
+        (2, 2**30, 2, (False, 2**29)),
+        (2, 2**30, 1, (True, 2**29)),
+        (1, 2**30, 2, (True, 2**30)),
+        (2, LEAST_MEMORY, 2, (True, LEAST_MEMORY)),
+    ],
+)
+def test_a_training_is_alone_where_no_other_runs_beside_it_or_would_leave_torch_too_little_memory(
+    threads: int, memory: int, count: int, each: tuple[bool, int]
+) -> None:
+    seen: list[tuple[bool, int | None]] = []
     cells = make_plan(suite(), Options(device="cpu")).cells[:count]
-    list(
-        run_all(
-            cells, Settings(threads=threads), {}, lambda cell, worker, *_: seen.append(worker.settings.alone), print
-        )
-    )
-    assert seen == [alone] * count
+
+    def attempt(cell: Cell, worker: Worker, *_: object) -> None:
+        seen.append((worker.settings.alone, worker.settings.memory_limit))
+
+    list(run_all(cells, Settings(threads=threads, memory_limit=memory), {}, attempt, print))
+    assert seen == [each] * count
 
 
 def test_energy_stands_in_the_row_of_a_training_that_was_alone_and_in_no_other(tmp_path: Path) -> None:
