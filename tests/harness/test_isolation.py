@@ -20,6 +20,7 @@ from attnbench.harness.wire import descendants
 from attnbench.measure.status import Status
 from attnbench.results.record import Record
 from attnbench.suite.cell import Cell
+from tests.instant import Listening
 
 ANSWER = 'import sys\nfor line in sys.stdin: print("{}", flush=True)\n'
 
@@ -450,14 +451,9 @@ def test_what_a_visit_does_is_told_part_by_part(tmp_path: Path) -> None:
         "name: s\nsweeps: [{name: w, measure: [error, time], "
         "matrix: {variant: softmax, seq_len: 16, heads: 1, head_dim: 8}}]\n"
     )
-    parts: list[str] = []
-
-    class Listening(Watcher):
-        def doing(self, cell: Cell, part: str) -> None:
-            parts.append(part)
-
-    execute(make_plan(suite, Options("cpu", out=tmp_path / "out", threads=1, quick=True)), Listening())
-    laws = [part for part in parts if part.startswith("law ")]
+    watcher = Listening()
+    execute(make_plan(suite, Options("cpu", out=tmp_path / "out", threads=1, quick=True)), watcher)
+    laws = [part for part in watcher.parts if part.startswith("law ")]
     assert laws[0] == f"law 1 of {len(laws)}"
     visit = ["its error", "its first calls", "its timed calls", "the checks of its timed calls"]
-    assert parts == laws + visit
+    assert watcher.parts == laws + visit

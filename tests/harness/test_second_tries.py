@@ -14,18 +14,11 @@ import pytest
 from attnbench.harness.outside.isolation import CellFailed
 from attnbench.harness.outside.law_requests import examine
 from attnbench.harness.plan import Options, make_plan
-from attnbench.harness.runner import Watcher, execute
+from attnbench.harness.runner import execute
 from attnbench.measure.status import Status
 from attnbench.results.record import Record
 from attnbench.suite.cell import Cell
-
-
-class Listening(Watcher):
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-
-    def warned(self, message: str) -> None:
-        self.warnings.append(message)
+from tests.instant import Listening
 
 
 @pytest.fixture

@@ -264,24 +264,6 @@ BETTER = {"matmul_rate": {"float32": 9e11}, "exp_rate": {"float32": 2e9}, "copy_
 """The limits of a machine that was measured once more."""
 
 
-class Listening(Watcher):
-    """Keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-        self.numbers: tuple[int, ...] = ()
-        self.rows: list[Record] = []
-
-    def begun(self, folder: Path, *, cells: int, visits: int, resumed: int) -> None:
-        self.numbers = cells, visits, resumed
-
-    def visited(self, record: Record) -> None:
-        self.rows.append(record)
-
-    def warned(self, message: str) -> None:
-        self.warnings.append(message)
-
-
 def measure(
     folder: Path, cluster: Cluster, watcher: Watcher | None = None, suite: str = SUITE, **options: Any
 ) -> list[tuple[RunFolder, list[Record]]]:

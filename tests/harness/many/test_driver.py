@@ -27,7 +27,8 @@ from attnbench.results.store import ENVIRONMENT, RECORDS, SAMPLES, RunFolder
 from attnbench.suite.cell import Cell
 from attnbench.suite.shard import comparison_group
 from tests.answers.machines import facts, files, measuring
-from tests.harness.many.fakes import BETTER, Asked, Cluster, Host, Listening, crashed, measure, visited
+from tests.harness.many.fakes import BETTER, Asked, Cluster, Host, crashed, measure, visited
+from tests.instant import Listening
 
 INTEL = {"environment": (_described := facts(1, processor="Intel")), "machine_id": id_of(_described)}
 ALL = {(name, n) for name in ("softmax", "linear") for n in (2, 4, 8, 16)}
