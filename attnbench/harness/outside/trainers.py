@@ -1,4 +1,4 @@
-"""Trainings in processes of one thread each, as many at once as the run has threads.
+"""Trainings in processes of one thread each, as many at once as the run has threads and memory.
 
 Sums of one thread do not depend on the number of cores: the same machine and torch give the same weights, bit for bit.
 Their libraries are torch's default, since probes disagree. A GPU runs one training at a time.
