@@ -8,6 +8,7 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -190,6 +191,27 @@ def test_a_death_at_a_request_is_told_and_the_next_request_has_a_new_process(
             worker.ask({}, 5.0 if at_the_request == HIDDEN_DEATH else 1.0)
         assert (failed.value.status, str(failed.value)) == (status, reason)
         assert worker.ask({}, 10.0) == {}
+
+
+@pytest.mark.parametrize("told", [None, lambda progress: None])
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("waited", [0.2, 0.6])
+def test_a_late_process_that_waited_for_a_core_says_so_by_its_waits_since_the_limit_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Any, first: bool, waited: float
+) -> None:
+    message = json.dumps({"progress": {"done": 0, "of": 0, "at": "its error", "first": first}})
+    life = 'import sys, time\nsys.stdin.readline()\nprint("{}", flush=True)\nsys.stdin.readline()\n'
+    stand_in(tmp_path, monkeypatch, f"{life}print({message!r}, flush=True)\ntime.sleep(60)\n")
+    before = [0.0, 0.0, *([3.0] if told or first else [])]  # as it is set up, at the request, at the message
+    waits = iter([*before, before[-1] + waited])
+    monkeypatch.setattr(isolation, "seconds_waited", lambda pid: {"a thread": next(waits)})
+    monkeypatch.setattr(replies, "_SLICE", 0.2)
+    with Worker(Settings(first_call_timeout=1.0)) as worker:
+        worker.start()
+        with pytest.raises(CellFailed) as failed:
+            worker.ask({}, 60.0 if first else 1.0, told=told)
+    words = ", in 60% of which one of its threads waited for a core"
+    assert (failed.value.starved, failed.value.reason.endswith(words)) == (waited > 0.5,) * 2
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
