@@ -235,6 +235,21 @@ def test_a_process_that_was_killed_from_outside_breaks_no_law_the_second_time(mo
     assert len(asked) == 2
 
 
+def test_a_law_that_waited_for_a_core_until_its_limit_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = iter([CellFailed(Status.TIMEOUT, "no answer within 9 s", waited=0.5), None])
+
+    def ask(*_: object, **__: object) -> Verdict:
+        if failed := next(late):
+            raise failed
+        return Verdict(HELD)
+
+    monkeypatch.setattr(HoldSetting, "ask", ask)
+    gate, cell = Gate(1.0), Cell("s", "w", parse_spec("softmax"), Shape(seq_len=8))
+    first = gate.verdict(Instant(), cell)  # type: ignore[arg-type]
+    assert (first.status, first.laws) == (Status.DISTURBED, gating_laws()[0])
+    assert gate.verdict(Instant(), cell) == Verdict(HELD)  # type: ignore[arg-type]
+
+
 def test_what_compiles_itself_for_each_shape_is_not_tried() -> None:
     cell = Cell("s", "w", parse_spec("flex"), Shape(seq_len=128))
     assert HoldSetting(cell).found(lambda *_: None) == {"tried": 0, "fault": None}

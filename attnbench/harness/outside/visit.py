@@ -110,6 +110,8 @@ class Gate:
             if used and found.status in (Status.ERROR, Status.CRASH):  # it may be the fault of cells before it
                 worker.stop()
                 found = self._found(worker, cell)
+            if found.status is Status.DISTURBED:  # the next cell may have its core
+                return found
             self._known[setting] = found
         return self._known[setting]
 
@@ -132,10 +134,9 @@ class Gate:
         except CellFailed as failed:
             from attnbench.laws import gating_laws
 
-            law = gating_laws()[at]
-            return Verdict(
-                law, failed.status, _in_words(f"the law {law!r} could not be asked: {failed.reason}"), failed.stderr
-            )
+            law, status = gating_laws()[at], Status.DISTURBED if failed.starved else failed.status
+            words = _in_words(f"the law {law!r} could not be asked: {failed.reason}")
+            return Verdict(law, status, words, failed.stderr)
 
 
 def _of_core(name: str, level: str) -> bool:
