@@ -54,7 +54,7 @@ def more_rounds(
     visited = max(row.time_rounds or 0 for row in folder.records().values() if row.cell_id in cells)
     plan = replace(plan, only=frozenset(cells), mirror=visited, rules=_stretched(plan.rules, visited + rounds))
     with Worker(plan.settings) as worker:
-        worker.state = _known(environment)
+        worker.state = cast("Ready", {name: environment[name] for name in Ready.__annotations__ if name in environment})
         here = machine_id("cpu") if plan.settings.device == "cpu" else worker.start()["machine_id"]
         _refuse_others(path, environment, identity(plan, here))
         go_on(plan, folder, worker, watcher)
@@ -87,13 +87,6 @@ def _stretched(rules: TimingRules, rounds: int) -> TimingRules:
     )
 
 
-def _known(environment: Mapping[str, Any]) -> Ready:
-    return cast("Ready", {name: environment[name] for name in Ready.__annotations__ if name in environment})
-
-
 def _refuse_others(path: Path, environment: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-    differ = [name for name in _SAME if environment.get(name) != facts[name]]
-    if differ:
-        raise UsageError(
-            f"{path}: cannot go on here, with other {', '.join(differ)}; measure it again, without --confirm"
-        )
+    if differ := ", ".join(name for name in _SAME if environment.get(name) != facts[name]):
+        raise UsageError(f"{path}: cannot go on here, with other {differ}; measure it again, without --confirm")

@@ -39,7 +39,7 @@ def command_of(plan: Plan) -> str:
     return shlex.join(words)
 
 
-def time_limits_of(environment: Mapping[str, Any]) -> dict[str, float]:
+def time_limits_of(environment: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of :class:`Options` for time limits, as far as the command of a run sets them."""
     words = shlex.split(str(environment.get(COMMAND, "")))
     options = ((name, f"--{name.replace('_', '-')}") for name in _TIME_LIMITS)
